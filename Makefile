@@ -54,7 +54,7 @@ LDFLAGS_ := -fopenmp -pthread -Wl,-z,relro,-z,now $(LDFLAGS) $(if $(SANITIZE),-f
 # ---- sources: a file in its folder is in the build ----------------------------------------------
 LIB_SRC     := $(wildcard common/*/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
 SERVER_SRC  := $(wildcard infer-server/*/*.c)
-TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c $(addsuffix /*.c,trainer/run trainer/rollout trainer/learn)))
+TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c $(addsuffix /*.c,trainer/run trainer/rollout trainer/learn trainer/serve)))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 BENCH_SRC   := $(wildcard tools/bench/*.c)
@@ -194,7 +194,7 @@ bench: $(BINARIES)
 UNIT_DIR    ?= $(PREFIX)/lib/systemd/system
 SHARE       := $(PREFIX)/share
 COMMANDS    := $(notdir $(BINARIES))
-PAGES       := $(COMMANDS) $(addprefix cw-trainer-,train sft eval merge)
+PAGES       := $(COMMANDS) $(addprefix cw-trainer-,train serve sft eval merge)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g'
 
 # A page of the manual is what --help says.

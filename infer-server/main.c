@@ -14,7 +14,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define OWN_FILES 128 // descriptors beside those of connections
@@ -48,6 +47,10 @@ static const struct option_spec table[] = {
              "name in /v1/models (default: the folder's)"),
     OPT_TEXT("draft", server.engine.draft_folder, NULL, "DIR",
              "folder of a smaller model of the same tokenizer, which drafts"),
+    OPT_TEXT(
+        "tandem-model", server.engine.frozen_folder, NULL, "DIR",
+        "folder of a model of the same tokenizer that is never trained, and writes rollouts "
+        "together with the other where a request asks for that (\"tandem\"); may be --model's"),
     OPT_TEXT("speculative", speculative, "off", "METHOD:K",
              "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
              "draft_model[:5] with commas between them"),
@@ -170,23 +173,16 @@ static void make_absolute(char path[PATH_MAX])
     if (n > 0 && n < PATH_MAX) memcpy(path, whole, (size_t)n + 1);
 }
 
-// Every connection is a descriptor; the soft limit is often 1024. Each socket may have as many as
-// were asked for, or what the hard limit has room for beside the server's own files.
-static void limit_connections(const struct config *c, int64_t *max_connections)
+// Each socket may have as many as were asked for, or what there is room for beside the server's own
+// files.
+static void fit_connections(const struct config *c, int64_t *max_connections)
 {
-    struct rlimit limit;
-    const int sockets = c->listen ? 2 : 1;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_max == RLIM_INFINITY) return;
-    int64_t room = ((int64_t)limit.rlim_max - OWN_FILES) / sockets;
-    if (room >= *max_connections) return;
-    if (room < 1) room = 1;
-    log_warn("--max-connections %lld: this process may open %lld files (ulimit -Hn, LimitNOFILE=), "
-             "so that each socket takes %lld connections",
-             (long long)*max_connections, (long long)limit.rlim_max, (long long)room);
-    *max_connections = room;
+    const long long asked = *max_connections;
+    int64_t files;
+    if (limit_connections(c->listen ? 2 : 1, OWN_FILES, max_connections, &files))
+        log_warn("--max-connections %lld: this process may open %lld files (ulimit -Hn, "
+                 "LimitNOFILE=), so that each socket takes %lld connections",
+                 asked, (long long)files, (long long)*max_connections);
 }
 
 // The names of --allowed-hosts and the host of --listen. `names` is cut into pieces, which the list
@@ -229,7 +225,7 @@ static enum status serve(void *context)
     o.engine.dtype = c->dtype - 1;
     o.unix_fd = o.tcp_fd = -1;
     if (!o.http.max_buffered) o.http.max_buffered = 32 * o.http.max_body;
-    limit_connections(c, &o.http.max_connections);
+    fit_connections(c, &o.http.max_connections);
     default_path(c->socket, "server.sock", socket_path);
     default_path(c->bridge, "bridge.json", bridge_path);
     make_absolute(socket_path);

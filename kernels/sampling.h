@@ -11,9 +11,10 @@
 
 // What a position's random words are for. Token t has word t % 4 of block t / 4.
 enum sampling_use {
-    SAMPLING_GUMBEL,     // the token's Gumbel noise
-    SAMPLING_ACCEPTANCE, // block 0: whether the row's draft is accepted
-    SAMPLING_GUMBEL_MORE // further bits of the noise, where it is among the 256 largest
+    SAMPLING_GUMBEL,      // the token's Gumbel noise
+    SAMPLING_ACCEPTANCE,  // block 0: whether the row's draft is accepted
+    SAMPLING_GUMBEL_MORE, // further bits of the noise, where it is among the 256 largest
+    SAMPLING_AUTHOR       // block 0: which of two models samples (infer-server/engine/tandem.h)
 };
 
 RNG_INLINE void sampling_key(const struct sample_params *p, uint32_t ret[2])

@@ -3,6 +3,7 @@
 #include "kernels/device.h"
 #include "trainer/eval.h"
 #include "trainer/merge.h"
+#include "trainer/serve.h"
 #include "trainer/sft.h"
 #include "trainer/train.h"
 
@@ -15,6 +16,7 @@ static const struct {
     const char *help;
 } commands[] = {
     {"train", train_main, "GRPO on the model a server is serving, on its own copy of the weights"},
+    {"serve", serve_main, "the Tinker API on the model a server is serving"},
     {"sft", sft_main, "supervised training of a model folder, without a server"},
     {"eval", eval_main, "accuracy of the model a server is serving"},
     {"merge", merge_main, "a LoRA adapter and its base as one model folder"},

@@ -48,7 +48,8 @@ static enum status sft_step(struct sft *s, int64_t step, double *ret_loss, long 
     for (int i = 0; i < n; i++) {
         const struct example *e = &s->data->examples[data_order_at(&s->order, step * n + i)];
         s->examples[i] = e;
-        s->completions[i] = (struct pack_completion){e->completion_ids.ids, e->completion_ids.n};
+        s->completions[i] =
+            (struct pack_completion){.ids = e->completion_ids.ids, .n = e->completion_ids.n};
         s->groups[i] =
             (struct pack_group){e->prompt_ids.ids, e->prompt_ids.n, &s->completions[i], 1};
         for (int t = 0; t < e->completion_ids.n; t++) ce.n_tokens += !e->learnt || e->learnt[t];

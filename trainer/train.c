@@ -118,7 +118,9 @@ static enum status train_loop(struct run *run)
     enum status st;
     CHECK(before_the_steps(run));
     while (run->step < run->total_steps && !stop_requested() && !run_out_of_patience(run)) {
-        CHECK(train_step(run));
+        st = train_step(run);
+        if (st == ST_CANCELLED && stop_requested()) break; // while it waited for environments
+        if (st != ST_OK) goto out;
         CHECK(save_if_due(run));
     }
     CHECK(run_save(run, false));
@@ -127,6 +129,15 @@ static enum status train_loop(struct run *run)
 out:
     if (st != ST_OK) run_save_remains(run, st);
     return st;
+}
+
+static void say_idle_tandem(const struct option_set *set, const struct train_config *c)
+{
+    static const char *const names[] = {"tandem-selector", "tandem-p", "tandem-chunk",
+                                        "tandem-shared", "tandem-frozen-weight"};
+    if (c->sampling.tandem.on || c->resume) return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (options_given(set, names[i])) log_warn("--%s has no effect without --tandem", names[i]);
 }
 
 static enum status check(void *context, struct option_set *set)
@@ -140,6 +151,7 @@ static enum status check(void *context, struct option_set *set)
     log_open("cw-trainer", c->log_level);
     const char *idle = train_config_idle_cost(c);
     if (idle) log_warn("--%s has no effect without --cost", idle);
+    say_idle_tandem(set, c);
     if (!c->async && options_given(set, "max-staleness"))
         log_warn("--max-staleness has no effect without --async");
     if (c->resume && options_given(set, "start-from"))
@@ -157,10 +169,11 @@ static enum status train(void *context)
     stop_catch_signals();
     CHECK(run_open(run));
     curriculum_next(run->curriculum, 0, &first);
-    log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
-             run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
-             run->config->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data,
-             run->data->n);
+    if (!c->atropos)
+        log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
+                 run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
+                 run->config->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data,
+                 run->data->n);
     st = train_loop(run);
 out:
     run_close(run);

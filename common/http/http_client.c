@@ -24,6 +24,7 @@ struct http_client {
     struct curl_slist *headers;
     struct curl_slist *tcp_headers; // those with the key; NULL: there is none
     struct http_transfer *requests; // all that are not finished
+    _Atomic bool woken;
 };
 
 struct http_transfer {
@@ -364,8 +365,15 @@ static int slice_ms(const struct http_client *c, int64_t until)
 void http_poll(struct http_client *c, int ms)
 {
     const int64_t until = clock_deadline_ns(ms);
-    while (!drive(c) && clock_now_ns() < until)
+    while (!drive(c) && clock_now_ns() < until && !c->woken)
         curl_multi_poll(c->multi, NULL, 0, slice_ms(c, until), NULL);
+    c->woken = false;
+}
+
+void http_client_wake(struct http_client *c)
+{
+    c->woken = true;
+    curl_multi_wakeup(c->multi);
 }
 
 bool http_ended(const struct http_transfer *r)

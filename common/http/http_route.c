@@ -12,13 +12,16 @@ const char *http_header_of(const struct http_request *q, const char *name)
     return MHD_lookup_connection_value(q->connection, MHD_HEADER_KIND, name);
 }
 
+// "Authorization: Bearer KEY", or "X-API-Key: KEY".
 static bool key_is_right(const struct http_request *q)
 {
     const char *key = q->listener->http->options.api_key;
     const char *given = http_header_of(q, "Authorization");
-    if (!given || strncasecmp(given, "Bearer ", 7) != 0) return false;
-    given += 7;
-    return strlen(given) == strlen(key) && CRYPTO_memcmp(given, key, strlen(key)) == 0;
+    if (given && strncasecmp(given, "Bearer ", 7) == 0)
+        given += 7;
+    else
+        given = http_header_of(q, "X-API-Key");
+    return given && strlen(given) == strlen(key) && CRYPTO_memcmp(given, key, strlen(key)) == 0;
 }
 
 // Refuses what this client may not ask for: then the request has its answer. The Unix socket's

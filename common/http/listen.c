@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -197,4 +198,18 @@ out:
     if (fd >= 0) close(fd);
     if (found) freeaddrinfo(found);
     return st;
+}
+
+bool limit_connections(int sockets, int own_files, int64_t *max_connections, int64_t *ret_files)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_max == RLIM_INFINITY) return false;
+    int64_t room = ((int64_t)limit.rlim_max - own_files) / sockets;
+    if (room >= *max_connections) return false;
+    *max_connections = room > 1 ? room : 1;
+    *ret_files = (int64_t)limit.rlim_max;
+    return true;
 }

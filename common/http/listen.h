@@ -5,6 +5,7 @@
 #define COMMON_HTTP_LISTEN_H
 
 #include "common/base/status.h"
+#include <stdint.h>
 
 struct unix_listener {
     char path[108]; // of struct sockaddr_un
@@ -21,5 +22,10 @@ void unix_listener_close(struct unix_listener *l);
 // the host without brackets; ret_port is the real one where 0 was asked for.
 enum status tcp_listen(const char *address, bool may_be_public, char ret_host[256], int *ret_fd,
                        int *ret_port);
+
+// Every connection is a descriptor, and the soft limit of these is often 1024: takes the hard one.
+// True where that has no room for max_connections of each socket beside the process's own files:
+// they are then what it has room for, and ret_files that limit.
+bool limit_connections(int sockets, int own_files, int64_t *max_connections, int64_t *ret_files);
 
 #endif

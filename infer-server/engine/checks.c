@@ -1,6 +1,6 @@
 /* checks.c: see engine_thread.h. No state. A draft of other tokens is not wrong, verification sees
- * to that; it only never saves a step, and says nothing: so a draft model's folder is held against
- * the policy's. */
+ * to that; it only never saves a step, and says nothing. What another tokenizer's model writes with
+ * the policy would be nonsense. So folders of further models are held against the policy's. */
 #include "infer-server/engine/engine_thread.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
@@ -72,46 +72,54 @@ static bool ends_differ(const struct model_config *a, const struct model_config 
     return a->n_eos > 0 && b->n_eos > 0;
 }
 
-static enum status check_sizes(const char *folder, const struct model_config *draft,
+static enum status check_sizes(const struct further_model *m, const struct model_config *config,
                                const char *policy_folder, const struct model_config *policy)
 {
-    const char *bare = !has_tokenizer(folder)          ? folder
+    const char *bare = !has_tokenizer(m->folder)       ? m->folder
                        : !has_tokenizer(policy_folder) ? policy_folder
                                                        : NULL;
-    if (draft->vocab_size > policy->vocab_size)
+    const int vocab = config->vocab_size;
+    if (vocab > policy->vocab_size)
         return status_fail(ST_MISMATCH,
-                           "--draft %s: its vocabulary of %d tokens is larger than the %d of %s; a "
-                           "draft model must be of the same tokenizer",
-                           folder, draft->vocab_size, policy->vocab_size, policy_folder);
+                           "%s %s: its vocabulary of %d tokens is larger than the %d of %s; a %s "
+                           "must be of the same tokenizer",
+                           m->option, m->folder, vocab, policy->vocab_size, policy_folder, m->what);
+    if (vocab != policy->vocab_size && m->reads_all)
+        return status_fail(ST_MISMATCH,
+                           "%s %s: its vocabulary of %d tokens is smaller than the %d of %s; a %s "
+                           "must know every token that the policy may write",
+                           m->option, m->folder, vocab, policy->vocab_size, policy_folder, m->what);
     if (!bare) return ST_OK;
-    if (draft->vocab_size != policy->vocab_size)
+    if (vocab != policy->vocab_size)
         return status_fail(ST_MISMATCH,
-                           "--draft %s: its vocabulary of %d tokens is not the %d of %s, and %s "
-                           "has no tokenizer.json to compare them by; a draft model must be of the "
+                           "%s %s: its vocabulary of %d tokens is not the %d of %s, and %s "
+                           "has no tokenizer.json to compare them by; a %s must be of the "
                            "same tokenizer: if it is, copy tokenizer.json there",
-                           folder, draft->vocab_size, policy->vocab_size, policy_folder, bare);
-    if (ends_differ(draft, policy))
+                           m->option, m->folder, vocab, policy->vocab_size, policy_folder, bare,
+                           m->what);
+    if (ends_differ(config, policy))
         return status_fail(ST_MISMATCH,
-                           "--draft %s: it ends texts with token %d, %s with %d, and %s has no "
-                           "tokenizer.json to compare them by; a draft model must be of the same "
+                           "%s %s: it ends texts with token %d, %s with %d, and %s has no "
+                           "tokenizer.json to compare them by; a %s must be of the same "
                            "tokenizer: if it is, copy tokenizer.json there",
-                           folder, draft->eos_ids[0], policy_folder, policy->eos_ids[0], bare);
-    log_info("%s has no tokenizer.json: draft model and policy are compared by the size of the "
+                           m->option, m->folder, config->eos_ids[0], policy_folder,
+                           policy->eos_ids[0], bare, m->what);
+    log_info("%s has no tokenizer.json: %s and policy are compared by the size of the "
              "vocabulary (%d) and end tokens alone",
-             bare, draft->vocab_size);
+             bare, m->what, vocab);
     return ST_OK;
 }
 
-enum status checks_draft_folder(const char *folder, const char *policy_folder,
-                                const struct model_config *policy, struct model_config **ret)
+enum status checks_further_model(const struct further_model *m, const char *policy_folder,
+                                 const struct model_config *policy, struct model_config **ret)
 {
-    struct model_config *draft = NULL;
-    enum status st = status_context(model_config_load(folder, &draft), "--draft");
-    if (st == ST_OK) st = check_sizes(folder, draft, policy_folder, policy);
+    struct model_config *config = NULL;
+    enum status st = status_context(model_config_load(m->folder, &config), "%s", m->option);
+    if (st == ST_OK) st = check_sizes(m, config, policy_folder, policy);
     if (st == ST_OK)
-        *ret = draft;
+        *ret = config;
     else
-        model_config_free(draft);
+        model_config_free(config);
     return st;
 }
 
@@ -177,11 +185,37 @@ static enum status check_sampling(const struct model_config *config, const struc
     return st;
 }
 
+static enum status check_tandem(const struct engine_options *o, const struct sampling *s)
+{
+    const struct tandem_choice *t = &s->tandem;
+    if (!t->on) return ST_OK;
+    if (!o->frozen_folder)
+        return status_fail(ST_INVALID,
+                           "tandem: the server was started without a model that writes with the "
+                           "policy; start it with --tandem-model DIR");
+    if (!(t->p >= 0 && t->p <= 1))
+        return status_fail(ST_INVALID, "tandem: p is %g; it must be 0 to 1", t->p);
+    if (t->chunk < 1)
+        return status_fail(ST_INVALID, "tandem: chunk is %d; it must be at least 1", t->chunk);
+    if ((t->selector == TANDEM_SENTENCE || t->selector == TANDEM_WORD) && !o->token_ends)
+        return status_fail(ST_INVALID,
+                           "tandem: the selector %s goes by text, and %s has no tokenizer.json",
+                           tandem_selector_names[t->selector], o->model_folder);
+    if (s->prompt_logprobs)
+        return status_fail(ST_INVALID, "tandem: prompt_logprobs are not given with it: ask for "
+                                       "them in a request of their own");
+    if (speculative_most(s->speculative) > 0)
+        return status_fail(ST_INVALID, "tandem: nothing is drafted with it; leave \"speculative\" "
+                                       "out");
+    return ST_OK;
+}
+
 enum status checks_request(const struct engine_options *options, const struct model_config *config,
                            const struct request *r)
 {
     enum status st = check_ids(config, "prompt token", r->prompt, r->n_prompt);
     if (st == ST_OK) st = check_sampling(config, &r->sampling);
+    if (st == ST_OK) st = check_tandem(options, &r->sampling);
     if (st == ST_OK) st = check_choice(options, r->sampling.speculative, "speculative");
     return st;
 }

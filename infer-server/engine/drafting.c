@@ -85,6 +85,7 @@ out:
 static struct speculative_choice choice_of(const struct drafting *d, const struct sample *sample)
 {
     const struct speculative_choice own = sample->request->sampling.speculative;
+    if (sample_is_tandem(sample)) return (struct speculative_choice){.chosen = true};
     return own.chosen ? own : d->choice;
 }
 
@@ -136,7 +137,8 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler)
     int64_t attended;
     int n_seqs, n = 0, n_sampling = 0;
     d->report = (struct step_report){.warm = true};
-    if (!count_decoding(d, scheduler, &n_seqs, &attended)) return ST_OK;
+    const bool next = scheduler_choose_runner(scheduler) == RUNNER_POLICY;
+    if (!count_decoding(d, scheduler, &n_seqs, &attended) || !next) return ST_OK;
     for (int i = 0; i < scheduler_running(scheduler); i++) {
         struct sample *sample = scheduler_at(scheduler, i);
         if (!sample_is_decoding(sample) || speculative_most(choice_of(d, sample)) == 0) continue;

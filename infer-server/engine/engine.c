@@ -31,6 +31,27 @@ static void choose_rope(struct engine *e)
     e->config->rope_context = context;
     if (draft)
         draft->rope_context = context < draft->max_positions ? context : draft->max_positions;
+    if (e->frozen_config) e->frozen_config->rope_context = context;
+}
+
+static enum status load_configs(struct engine *e)
+{
+    const struct engine_options *o = &e->options;
+    const struct further_model draft = {"--draft", "draft model", o->draft_folder, false};
+    const struct further_model frozen = {"--tandem-model", "frozen model", o->frozen_folder, true};
+    enum status st;
+    CHECK(model_config_load(o->model_folder, &e->config));
+    if (o->draft_folder)
+        CHECK(checks_further_model(&draft, o->model_folder, e->config, &e->draft_config));
+    if (o->frozen_folder) {
+        CHECK(checks_further_model(&frozen, o->model_folder, e->config, &e->frozen_config));
+        // What both write ends where the policy's texts end.
+        memcpy(e->frozen_config->eos_ids, e->config->eos_ids, sizeof e->config->eos_ids);
+        e->frozen_config->n_eos = e->config->n_eos;
+    }
+    choose_rope(e);
+out:
+    return st;
 }
 
 static void engine_release(struct engine *e)
@@ -39,6 +60,7 @@ static void engine_release(struct engine *e)
     pthread_mutex_destroy(&e->lock);
     model_config_free(e->config);
     model_config_free(e->draft_config);
+    model_config_free(e->frozen_config);
     free(e);
 }
 
@@ -74,11 +96,7 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     pthread_condattr_destroy(&monotonic);
     pthread_mutex_init(&e->lock, NULL);
     CHECK(checks_options(&e->options));
-    CHECK(model_config_load(options->model_folder, &e->config));
-    if (options->draft_folder)
-        CHECK(checks_draft_folder(options->draft_folder, options->model_folder, e->config,
-                                  &e->draft_config));
-    choose_rope(e);
+    CHECK(load_configs(e));
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);
@@ -193,7 +211,7 @@ enum status engine_submit(struct engine *e, struct request *r)
     *e->inbox_end = r;
     e->inbox_end = &r->next;
     e->n_inside += r->sampling.n;
-    engine_count_adapter(e, &r->sampling.adapter, r->sampling.n);
+    engine_count_adapter(e, &r->sampling.adapter, r->sampling.n, 0);
     wake(e);
 out:
     pthread_mutex_unlock(&e->lock);

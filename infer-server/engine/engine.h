@@ -20,13 +20,16 @@ enum kv_policy { KV_KEEP, KV_RECOMPUTE, KV_DRAIN };
 extern const char *const kv_policy_names[];
 
 struct engine_options {
-    const char *model_folder; // borrowed for the engine's life
-    const char *draft_folder; // of a draft model; NULL: none
-    const char *device;       // "auto", "cpu", "cuda:N"
-    int dtype;                // enum dtype or -1: the device's default
-    int64_t max_batch;        // sequences decoded at once
-    int64_t max_context;      // 0: the model's, bounded by what memory allows
-    int64_t kv_bytes;         // 0: kv_percent of what is free after the weights
+    const char *model_folder;  // borrowed for the engine's life
+    const char *draft_folder;  // of a draft model; NULL: none
+    const char *frozen_folder; // of a model that writes with the policy (tandem.h); NULL: none
+    const uint8_t *token_ends; // (n_token_ends) token_ends_of() each; borrowed; NULL: not known
+    int n_token_ends;          // the model's vocabulary may have more, which are of no text
+    const char *device;        // "auto", "cpu", "cuda:N"
+    int dtype;                 // enum dtype or -1: the device's default
+    int64_t max_batch;         // sequences decoded at once
+    int64_t max_context;       // 0: the model's, bounded by what memory allows
+    int64_t kv_bytes;          // 0: kv_percent of what is free after the weights
     double kv_percent;
     int64_t block_size;      // tokens a KV block, 16
     int64_t prefill_chunk;   // most prompt tokens in one step

@@ -6,6 +6,7 @@
 
 #include "bridge/control_facts.h"
 #include "infer-server/engine/histogram.h"
+#include "infer-server/engine/tandem.h"
 #include "infer-server/speculative/speculative.h"
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,7 +29,8 @@ struct adapter_info {
     char folder[512];              // PEFT's, that it was loaded from; "": it was made new
     int rank;                      // the largest of its matrices
     int64_t n_parameters;
-    int samples; // that are computed with it now
+    int samples, running;      // that are waiting for it or computed with it; the latter alone
+    uint64_t generated_tokens; // of those that have ended
 };
 #define ADAPTERS_MOST 64
 
@@ -54,6 +56,7 @@ struct sampling {
     bool prompt_logprobs; // of the prompt's tokens, each given those before it
     int prompt_top;       // with these, so many most likely tokens (<= TOP_LOGPROBS_MOST)
     struct speculative_choice speculative;
+    struct tandem_choice tandem; // then nothing is drafted
     // stop strings are the server's business: it detokenises, and cancels the sample
 };
 
@@ -75,6 +78,7 @@ struct token_record {
     uint64_t weight_version; // that sampled it
     uint8_t drafted;         // on the first token of a step that verified drafts: how many
     uint8_t accepted_at;     // where it is an accepted draft: its place among them, from 1
+    bool frozen;             // the frozen model sampled it, whose log-probabilities these are
 };
 struct prompt_token { // of a prompt's token, given those before it; the first has none
     float logprob;
@@ -131,7 +135,7 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     uint64_t weight_version;
     int running, waiting;
     int kv_blocks_total, kv_blocks_used, kv_block_tokens;
-    int64_t kv_bytes_per_block, weight_bytes, draft_weight_bytes;
+    int64_t kv_bytes_per_block, weight_bytes, draft_weight_bytes, frozen_weight_bytes;
     uint64_t requests_done[5]; // by finish_reason
     uint64_t prompt_tokens, generated_tokens, steps, preemptions, updates, restores;
     uint64_t cache_queries, cache_hits; // prompt tokens looked up in the prefix cache, and found

@@ -34,6 +34,7 @@ void engine_publish(struct engine *e)
     pthread_mutex_lock(&e->lock);
     e->stats = e->live;
     for (const struct request *r = e->inbox; r; r = r->next) e->stats.waiting += r->sampling.n;
+    engine_count_running(e);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -50,7 +51,8 @@ static void on_event(void *context, const struct engine_event *event)
     if (event->finish != FINISH_NONE) {
         pthread_mutex_lock(&e->lock);
         e->n_inside--;
-        engine_count_adapter(e, &event->request->sampling.adapter, -1);
+        engine_count_adapter(e, &event->request->sampling.adapter, -1,
+                             event->telemetry ? event->telemetry->generated_tokens : 0);
         pthread_mutex_unlock(&e->lock);
     }
     e->on_event(e->context, event);
@@ -238,6 +240,18 @@ static void log_rope(const struct model_config *config, const char *folder)
     if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
 }
 
+// Of a model beside the policy: its part of the pool's bytes is in the line before.
+static void log_further(const struct engine *e, const char *what, const char *folder,
+                        const struct weights *w)
+{
+    const struct engine_stats *s = &e->live;
+    const int64_t kv_bytes =
+        kv_memory_block_bytes(w->config, w->dt, s->kv_block_tokens) * s->kv_blocks_total;
+    log_info("engine: %s %s: %.1f MB of weights, %.1f of the KV blocks' MB", what, folder,
+             (double)w->bytes / 1e6, (double)kv_bytes / 1e6);
+    log_rope(w->config, folder);
+}
+
 static enum status load(struct engine *e)
 {
     enum status st = ST_OK;
@@ -245,15 +259,19 @@ static enum status load(struct engine *e)
     const struct engine_options *o = &e->options;
     const int64_t start_ns = clock_now_ns();
     const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
-                                                          {e->draft_config, o->draft_folder}};
+                                                          {e->draft_config, o->draft_folder},
+                                                          {e->frozen_config, o->frozen_folder}};
     CHECK(weights_owner_new(e->dev, sources, (enum dtype)o->dtype, o->bridge_path, &owner));
-    const struct weights *policy = weights_owner_weights(owner, WEIGHTS_POLICY);
-    const struct weights *draft = weights_owner_weights(owner, WEIGHTS_DRAFT);
-    e->live.weight_bytes = (int64_t)policy->bytes;
+    const struct weights *weights[RUNNERS];
+    for (int i = 0; i < RUNNERS; i++)
+        weights[i] = weights_owner_weights(owner, (enum weights_role)i);
+    const struct weights *draft = weights[RUNNER_DRAFT], *frozen = weights[RUNNER_FROZEN];
+    e->live.weight_bytes = (int64_t)weights[RUNNER_POLICY]->bytes;
     e->live.draft_weight_bytes = draft ? (int64_t)draft->bytes : 0;
+    e->live.frozen_weight_bytes = frozen ? (int64_t)frozen->bytes : 0;
     if (o->max_adapters)
         CHECK(weights_owner_hold_adapters(owner, (int)o->max_adapters, (int)o->max_lora_rank));
-    CHECK(executor_new(e->dev, policy, draft, o, on_event, e, &e->live, &e->executor));
+    CHECK(executor_new(e->dev, weights, o, on_event, e, &e->live, &e->executor));
     executor_use_adapters(e->executor, weights_owner_adapters(owner));
     e->live.weight_version = control_version(weights_owner_control(owner));
     scheduler_update(e->executor->scheduler, e->live.weight_version, false);
@@ -270,11 +288,10 @@ static enum status load(struct engine *e)
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
     log_rope(e->config, o->model_folder);
-    if (draft) {
-        log_info("engine: draft model %s: %.1f MB of weights", o->draft_folder,
-                 (double)draft->bytes / 1e6);
-        log_rope(e->draft_config, o->draft_folder);
-    }
+    if (draft) log_further(e, "draft model", o->draft_folder, draft);
+    if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);
+    if (frozen && speculative_most(o->speculative) > 0)
+        log_info("engine: requests with \"tandem\" draft nothing");
     return ST_OK;
 out:
     executor_free(e->executor);

@@ -28,7 +28,7 @@ struct engine {
     struct engine_options options; // with defaults filled in
     engine_event_fn on_event;
     void *context;
-    struct model_config *config, *draft_config; // draft_config: NULL without a draft model
+    struct model_config *config, *draft_config, *frozen_config; // NULL where there is none
     pthread_t thread;
 
     pthread_mutex_t lock;
@@ -77,19 +77,25 @@ void engine_reload_weights(struct engine *e, const struct command *c);
 void engine_change_adapters(struct engine *e, const struct command *c);
 void engine_free_retired(struct engine *e); // unloaded adapters that no sample needs any more
 enum status engine_check_adapter(struct engine *e, const struct adapter_ref *ref);
-void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples);
+void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples, int tokens);
+void engine_count_running(struct engine *e);                // with each, now
 void engine_take_version(struct engine *e, bool recompute); // of weights that changed
 
 // checks.c: what an engine is started with and asked for, before anything is done about it. Any
 // thread. Fills in the defaults. ST_INVALID names the option.
 enum status checks_options(struct engine_options *options);
-// Reads the draft's config (the caller's to free). A draft is a token id, which must mean the same
-// to both models. Where both folders have a tokenizer the tokens themselves are compared, by who
-// loads them (server.c), and the draft's vocabulary may be the smaller: larger models pad theirs
+// Reads the config of a model beside the policy (the caller's to free). Token ids must mean the
+// same to both. Where both folders have a tokenizer the tokens themselves are compared, by who
+// loads them (server.c), and a draft's vocabulary may be the smaller: larger models pad theirs
 // further. Where one has none, sizes must be equal and the end tokens, if both name some, must
 // share one; that no more could be compared is logged. ST_MISMATCH says what differs.
-enum status checks_draft_folder(const char *folder, const char *policy_folder,
-                                const struct model_config *policy, struct model_config **ret);
+struct further_model {
+    const char *option, *what; // "--draft", "draft model"
+    const char *folder;
+    bool reads_all; // what the policy writes, so that its vocabulary must not be the smaller
+};
+enum status checks_further_model(const struct further_model *m, const char *policy_folder,
+                                 const struct model_config *policy, struct model_config **ret);
 // ST_INVALID names the field: what a model and an engine like these can never do.
 enum status checks_request(const struct engine_options *options, const struct model_config *config,
                            const struct request *r);

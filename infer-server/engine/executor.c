@@ -17,6 +17,8 @@
 #include <string.h>
 
 #define DEFAULT_MAX_CONTEXT 32768
+#define MISSED_APART        7   // tokens of a sample that go in as rows of their own
+#define ROWS_APART          256 // of a step, beside its decoding samples', at most
 
 // ---- life --------------------------------------------------------------------------------------
 
@@ -42,6 +44,27 @@ static enum status add_draft_model(struct executor *x, const struct weights *wei
     return draft_model_new(*runner, &limits, &x->draft_model);
 }
 
+// Of a step by the policy: its decoding samples', and drafts or what a tandem has missed.
+static int rows_of(const struct engine_options *options, bool tandem)
+{
+    const int drafts = drafting_rows(options), most = 2 * (int)options->max_batch;
+    const int missed = !tandem ? 0 : most < ROWS_APART ? most : ROWS_APART;
+    return (int)options->max_batch + (drafts > missed ? drafts : missed);
+}
+
+static enum status add_frozen_model(struct executor *x, const struct weights *weights, int context)
+{
+    const struct runner_limits own = x->runners[RUNNER_POLICY]->limits;
+    if (context > weights->config->max_positions)
+        return status_fail(ST_INVALID,
+                           "--tandem-model: it has a context of %d tokens, and %d are served; "
+                           "give --max-context %d or less",
+                           weights->config->max_positions, context, weights->config->max_positions);
+    enum status st =
+        runner_new(x->runners[RUNNER_POLICY]->dev, weights, &own, &x->runners[RUNNER_FROZEN]);
+    return status_context(st, "the frozen model");
+}
+
 // The pools take what memory is left: a block of each runner's for every block there is.
 static enum status allocate_kv(struct executor *x, const struct engine_options *options,
                                int context)
@@ -58,20 +81,21 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
     enum status st = kv_memory_plan(policy->dev, &request, &n_blocks, &x->max_context);
     if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks);
     if (st == ST_OK && x->draft_model) st = draft_model_allocate_kv(x->draft_model, n_blocks);
+    if (st == ST_OK && x->runners[RUNNER_FROZEN])
+        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks);
     if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
     return st;
 }
 
-enum status executor_new(struct device *dev, const struct weights *weights,
-                         const struct weights *draft, const struct engine_options *options,
-                         engine_event_fn on_event, void *context, struct engine_stats *stats,
-                         struct executor **ret)
+enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
+                         const struct engine_options *options, engine_event_fn on_event,
+                         void *context, struct engine_stats *stats, struct executor **ret)
 {
     enum status st = ST_OK;
-    const struct model_config *config = weights->config;
+    const struct model_config *config = weights[RUNNER_POLICY]->config;
     const int max_batch = options->max_batch, chunk = options->prefill_chunk;
     const int requested = executor_requested_context(config, options->max_context);
-    const int max_rows = max_batch + drafting_rows(options);
+    const int max_rows = rows_of(options, weights[RUNNER_FROZEN] != NULL);
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
     if (requested > config->max_positions)
@@ -81,12 +105,15 @@ enum status executor_new(struct device *dev, const struct weights *weights,
                                       .max_rows = max_rows,
                                       .max_context = requested,
                                       .block_size = options->block_size};
-    CHECK(runner_new(dev, weights, &own, &x->runners[RUNNER_POLICY]));
+    CHECK(runner_new(dev, weights[RUNNER_POLICY], &own, &x->runners[RUNNER_POLICY]));
     CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY]->model, &x->prompt_logprobs));
-    if (draft) {
-        CHECK(add_draft_model(x, draft, options, requested));
+    if (weights[RUNNER_DRAFT]) {
+        CHECK(add_draft_model(x, weights[RUNNER_DRAFT], options, requested));
         x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
     }
+    if (weights[RUNNER_FROZEN]) CHECK(add_frozen_model(x, weights[RUNNER_FROZEN], requested));
+    x->token_ends = options->token_ends;
+    x->n_token_ends = options->token_ends ? options->n_token_ends : 0;
     x->stats = stats;
     x->on_event = on_event;
     x->context = context;
@@ -175,13 +202,15 @@ void executor_use_adapters(struct executor *x, const struct adapters *adapters)
 
 /* The drafts of a decoding sample go in as sequences of one row each, with the sample's block
  * table. A verifying step is thus a decode batch of more rows: it takes the same kernels and
- * captured graphs. */
-static enum status feed_item(struct runner *r, const struct step_item *item)
+ * captured graphs. So do, `apart`, the few tokens that a tandem's model has missed. */
+static enum status feed_item(struct runner *r, const struct step_item *item, bool apart)
 {
     const struct sample *sample = item->sample;
-    const int known = item->n - item->n_drafts;
-    batch_use_adapter(r->batch, sample->request->sampling.adapter.index - 1);
-    enum status st = sample_feed(sample, r, item->first, known);
+    const int known = item->n - item->n_drafts, each = apart ? 1 : known;
+    enum status st = ST_OK;
+    batch_use_adapter(r->batch, sample->request->sampling.adapter.index - 1); // the policy's
+    for (int k = 0; k < known && st == ST_OK; k += each)
+        st = sample_feed(sample, r, item->first + k, each);
     for (int k = 0; k < item->n_drafts && st == ST_OK; k++)
         st = runner_feed(r, &sample->draft.tokens[k], 1, item->first + known + k, sample->blocks.at,
                          sample->blocks.n);
@@ -189,8 +218,8 @@ static enum status feed_item(struct runner *r, const struct step_item *item)
 }
 
 // A token behind the sample's last, and one behind each of its drafts.
-static enum status want_sample(struct executor *x, struct sample *sample, int first_row,
-                               int n_drafts)
+static enum status want_sample(struct executor *x, struct runner *r, struct sample *sample,
+                               int first_row, int n_drafts)
 {
     const struct sampling *sampling = &sample->request->sampling;
     struct sample_text *text = &sample->text;
@@ -207,31 +236,60 @@ static enum status want_sample(struct executor *x, struct sample *sample, int fi
                            .ahead = sample->draft.tokens,
                            .n_ahead = k},
             .n_top = sampling->logprobs > 0 ? sampling->logprobs : 0};
-        st = runner_want(x->runners[RUNNER_POLICY], first_row + k, &row);
+        st = runner_want(r, first_row + k, &row);
+    }
+    return st;
+}
+
+static bool goes_apart(const struct runner *r, const struct step *step)
+{
+    bool apart = r->rows_apart && step->n_tokens <= r->limits.max_rows;
+    for (int i = 0; i < step->n_items && apart; i++) {
+        const struct step_item *item = &step->items[i];
+        const int missed = item->n - item->n_drafts - 1;
+        apart = missed == 0 || (missed <= MISSED_APART && sample_is_tandem(item->sample));
+    }
+    return apart;
+}
+
+// In a decode batch every row is sampled: these in vain.
+static enum status want_missed(struct executor *x, struct runner *r, const struct step *step)
+{
+    enum status st = ST_OK;
+    for (int i = 0, row = 0; i < step->n_items; row = x->item_end[i++]) {
+        const struct sample *sample = step->items[i].sample;
+        const struct sampler_row ignored = {.sampling = &sample->request->sampling,
+                                            .stream = sample->text.stream,
+                                            .draft = SAMPLER_NO_DRAFT};
+        const int missed = step->items[i].n - step->items[i].n_drafts - 1;
+        for (int k = 0; k < missed && st == ST_OK; k++) st = runner_want(r, row + k, &ignored);
     }
     return st;
 }
 
 static enum status build_batch(struct executor *x, const struct step *step)
 {
-    struct runner *policy = x->runners[RUNNER_POLICY];
+    struct runner *r = x->runners[step->runner];
+    const bool apart = goes_apart(r, step);
     enum status st = ST_OK;
-    runner_clear(policy);
+    runner_clear(r);
     for (int i = 0; i < step->n_items; i++) {
-        CHECK(feed_item(policy, &step->items[i]));
-        x->item_end[i] = batch_tokens(policy->batch);
+        CHECK(feed_item(r, &step->items[i], apart));
+        x->item_end[i] = batch_tokens(r->batch);
     }
     for (int i = 0; i < step->n_sampled; i++) {
         const int item = step->sampled[i].item, n_drafts = step->items[item].n_drafts;
-        CHECK(want_sample(x, step->sampled[i].sample, x->item_end[item] - 1 - n_drafts, n_drafts));
+        CHECK(
+            want_sample(x, r, step->sampled[i].sample, x->item_end[item] - 1 - n_drafts, n_drafts));
     }
+    if (apart) CHECK(want_missed(x, r, step));
 out:
     return st;
 }
 
 // What is kept of what a row and the drafts behind it gave: up to and with the first that differs
 // from its draft, or that ends the sample. Drafts behind an end do not count.
-static struct verified verify(const struct runner *policy, const struct sample *sample,
+static struct verified verify(const struct runner *r, const struct sample *sample,
                               const struct sample_result *results, int n_drafts)
 {
     const struct sampling *sampling = &sample->request->sampling;
@@ -241,7 +299,7 @@ static struct verified verify(const struct runner *policy, const struct sample *
         agrees = v.n < n_drafts && token == sample->draft.tokens[v.n];
         v.n_accepted += agrees;
         v.n++;
-        if (sampler_is_stop(policy->sampler, sampling, token))
+        if (sampler_is_stop(r->sampler, sampling, token))
             v.finish = FINISH_STOP;
         else if (sample->text.n_generated + v.n == sampling->max_tokens)
             v.finish = FINISH_LENGTH;
@@ -250,21 +308,31 @@ static struct verified verify(const struct runner *policy, const struct sample *
     return v;
 }
 
-// The sample gets the tokens of its rows; it is gone where they end it. Returns how many.
-static int take_tokens(struct executor *x, struct sample *sample, int row, int n_drafts,
-                       uint64_t version, int64_t now_ns)
+// Its last token, of those that the policy and the frozen model write together, is new.
+static void choose_author(const struct executor *x, struct sample *sample)
 {
-    const struct runner *policy = x->runners[RUNNER_POLICY];
-    const struct sample_result *results = policy->results + row;
-    const struct verified v = verify(policy, sample, results, n_drafts);
+    const struct sample_text *text = &sample->text;
+    const int32_t last = text->generated[text->n_generated - 1];
+    tandem_choose(&sample->request->sampling.tandem, text->stream, text->n_generated,
+                  last < x->n_token_ends ? x->token_ends[last] : 0, &sample->author);
+}
+
+// The sample gets the tokens of its rows; it is gone where they end it. Returns how many.
+static int take_tokens(struct executor *x, const struct runner *r, struct sample *sample, int row,
+                       int n_drafts, uint64_t version, int64_t now_ns)
+{
+    const struct sample_result *results = r->results + row;
+    const struct verified v = verify(r, sample, results, n_drafts);
     const int before = sample->text.n_generated;
+    const bool frozen = sample->author.frozen;
     scheduler_accept(x->scheduler, sample, v.n_accepted);
     drafting_verified(x->drafting, sample, &v, results[0].token);
     for (int i = 0; i < v.n; i++) {
         sample_append(sample, results[i].token);
         drafting_learn(x->drafting, sample);
     }
-    sample_check(sample, policy->limits.block_size);
+    choose_author(x, sample);
+    sample_check(sample, r->limits.block_size);
     for (int i = 0; i < v.n; i++) {
         const struct token_record record = {.token = results[i].token,
                                             .logprob = results[i].logprob,
@@ -272,8 +340,9 @@ static int take_tokens(struct executor *x, struct sample *sample, int row, int n
                                             .retained_mass = results[i].retained_mass,
                                             .weight_version = version,
                                             .drafted = i == 0 ? (uint8_t)v.n_counted : 0,
-                                            .accepted_at = i < v.n_accepted ? (uint8_t)(i + 1) : 0};
-        deliver_token(x, sample, before + i + 1, &record, policy->top[row + i],
+                                            .accepted_at = i < v.n_accepted ? (uint8_t)(i + 1) : 0,
+                                            .frozen = frozen};
+        deliver_token(x, sample, before + i + 1, &record, r->top[row + i],
                       i + 1 < v.n ? FINISH_NONE : v.finish, now_ns);
     }
     return v.n;
@@ -289,7 +358,8 @@ static int take_step(struct executor *x, const struct step *step, uint64_t versi
         if (sample->request->sampling.max_tokens == 0) {
             deliver_prompt(x, sample, version, now_ns);
         } else {
-            n_tokens += take_tokens(x, sample, row, n_drafts, version, now_ns);
+            n_tokens +=
+                take_tokens(x, x->runners[step->runner], sample, row, n_drafts, version, now_ns);
         }
         row += n_drafts + 1;
     }
@@ -308,26 +378,27 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
                           bool *ret_stepped)
 {
     enum status st = ST_OK;
-    struct runner *policy = x->runners[RUNNER_POLICY];
     const int64_t start_ns = clock_now_ns();
     CHECK(drafting_propose(x->drafting, x->scheduler));
     const int64_t drafted_ns = clock_now_ns();
     const struct step *step = schedule(x->scheduler, admit);
     *ret_stepped = step->n_items > 0;
     if (step->n_items == 0) return ST_OK;
+    struct runner *r = x->runners[step->runner];
+    const bool by_policy = step->runner == RUNNER_POLICY;
     delivery_started(step, start_ns);
     CHECK(build_batch(x, step));
-    CHECK(runner_step(policy));
+    CHECK(runner_step(r));
     for (int i = 0; i < step->n_copies; i++)
-        kv_memory_copy_block(&policy->kv, step->copies[i].from, step->copies[i].to);
-    CHECK(drafting_follow(x->drafting, step));
-    CHECK(runner_sample(policy));
-    CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
+        kv_memory_copy_block(&r->kv, step->copies[i].from, step->copies[i].to);
+    if (by_policy) CHECK(drafting_follow(x->drafting, step));
+    CHECK(runner_sample(r));
+    if (by_policy) CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
     const int n_prompt = prompt_tokens(step);
     const int n_generated = take_step(x, step, version, now_ns);
     histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
-    drafting_step_over(x->drafting, (double)(now_ns - drafted_ns) / 1e6, policy->warm);
+    if (by_policy) drafting_step_over(x->drafting, (double)(now_ns - drafted_ns) / 1e6, r->warm);
     x->stats->steps++;
     x->stats->busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
 out:

@@ -11,7 +11,7 @@
 
 struct executor {    // read by the engine's own files, written by executor.c
     int max_context; // the longest sequence: as requested, or what memory has room for
-    struct runner *runners[RUNNERS]; // the draft's NULL where there is none
+    struct runner *runners[RUNNERS]; // NULL where there is no such model, but for the policy's
     struct block_manager *manager;
     struct scheduler *scheduler;
     struct draft_model *draft_model; // NULL: none
@@ -21,16 +21,18 @@ struct executor {    // read by the engine's own files, written by executor.c
     void *context;
     int64_t block_bytes;        // of the KV cache, in all runners' pools
     struct engine_stats *stats; // the engine's: tokens and ends are counted there
-    int *item_end;              // (max_batch) of a step: the row behind each item's last
+    const uint8_t *token_ends;  // (n_token_ends) the options'
+    int n_token_ends;
+    int *item_end; // (max_batch) of a step: the row behind each item's last
 };
 
 // Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
 // kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones;
-// and the speculative ones. draft: the draft model's weights, or NULL.
-enum status executor_new(struct device *dev, const struct weights *weights,
-                         const struct weights *draft, const struct engine_options *options,
-                         engine_event_fn on_event, void *context, struct engine_stats *stats,
-                         struct executor **ret);
+// the speculative ones and token_ends. weights: each runner's; NULL: there is none, but for the
+// policy's.
+enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
+                         const struct engine_options *options, engine_event_fn on_event,
+                         void *context, struct engine_stats *stats, struct executor **ret);
 void executor_free(struct executor *x); // no samples in it
 
 // The longest sequence that is asked for: the one that was named (--max-context), or 0 and then

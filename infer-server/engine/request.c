@@ -66,13 +66,16 @@ enum status request_prepare(struct request *r, int block_size, uint64_t cache_sa
     r->full_blocks = r->n_prompt / block_size;
     const size_t n_own = n_blocks - (size_t)r->full_blocks;
     if (!r->hashes) r->hashes = malloc(((size_t)r->full_blocks + 1) * sizeof *r->hashes);
-    if (r->hashes) r->hashes[0] = (struct block_hash){.part = {cache_salt, r->sampling.adapter.id}};
+    // Blocks that two models computed serve those alone that two models write.
+    const uint64_t writers = r->sampling.adapter.id << 1 | r->sampling.tandem.on;
+    if (r->hashes) r->hashes[0] = (struct block_hash){.part = {cache_salt, writers}};
     if (!r->hashes ||
         !block_hash_chain(r->hashes, r->prompt, block_size, r->full_blocks, r->hashes + 1))
         return status_fail(ST_NO_MEMORY, "no memory for the hashes of %d tokens", r->n_prompt);
     for (int i = 0; i < r->sampling.n; i++) {
         struct sample *s = &r->samples[i];
         s->blocks.n_hashed = r->full_blocks;
+        tandem_choose(&r->sampling.tandem, s->text.stream, 0, 0, &s->author);
         struct sample_text *text = &s->text;
         struct sample_blocks *b = &s->blocks;
         if (!text->generated)
@@ -170,7 +173,7 @@ void sample_append(struct sample *s, int32_t token)
 
 void sample_check(const struct sample *s, int block_size)
 {
-    assert(s->blocks.n_cached * block_size <= sample_computed(s));
+    assert(s->blocks.n_cached * block_size <= sample_computed_by_all(s));
     assert(sample_computed(s) <= sample_known(s));
     assert(sample_computed(s) <= s->blocks.n * block_size);
 }

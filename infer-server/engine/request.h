@@ -13,6 +13,10 @@
  *    |---------- blocks.n blocks ------------------------------|
  *
  *    cached <= computed <= known; decoding: computed + 1 == known      (sample_check)
+ *
+ * Where two models write a sample together (tandem.h), kv[RUNNER_FROZEN] is the frozen model's.
+ * Neither runs where the other writes: each computes what it has missed when its turn comes
+ * (sample_runner), in one chunk. What is cached, both have computed.
  */
 #ifndef INFER_SERVER_REQUEST_H
 #define INFER_SERVER_REQUEST_H
@@ -56,6 +60,7 @@ struct sample {
     struct sample_blocks blocks;
     struct sample_kv kv[RUNNERS];
     struct sample_queue queue;
+    struct tandem_author author;                  // of the next token; written by executor.c
     struct draft draft;                           // of the tokens after the last; drafting.c's
     int64_t queued_ns, started_ns, last_token_ns; // 0: not yet; these and telemetry: delivery.c's
     struct sample_telemetry telemetry;
@@ -100,11 +105,33 @@ static inline int sample_known(const struct sample *s) // tokens
 {
     return s->request->n_prompt + s->text.n_generated;
 }
-static inline int sample_computed(const struct sample *s) // of these, by the policy
+static inline bool sample_is_tandem(const struct sample *s)
 {
-    return s->kv[RUNNER_POLICY].computed;
+    return s->request->sampling.tandem.on;
 }
-// All its tokens are computed but the last, which it sampled.
+static inline enum runner_role sample_author(const struct sample *s) // that samples its next token
+{
+    return s->author.frozen ? RUNNER_FROZEN : RUNNER_POLICY;
+}
+// Whose turn it is to compute: the author's. A prompt the other one computes first, so that
+// siblings find it whole in the prefix cache.
+static inline enum runner_role sample_runner(const struct sample *s)
+{
+    const enum runner_role other = s->author.frozen ? RUNNER_POLICY : RUNNER_FROZEN;
+    const bool first = sample_is_tandem(s) && s->text.n_generated == 0 &&
+                       s->kv[other].computed < s->request->n_prompt;
+    return first ? other : sample_author(s);
+}
+static inline int sample_computed(const struct sample *s) // of these, by whose turn it is
+{
+    return s->kv[sample_runner(s)].computed;
+}
+static inline int sample_computed_by_all(const struct sample *s) // by all that write it
+{
+    const int policy = s->kv[RUNNER_POLICY].computed, frozen = s->kv[RUNNER_FROZEN].computed;
+    return sample_is_tandem(s) && frozen < policy ? frozen : policy;
+}
+// All its tokens are computed but the last, which was sampled.
 static inline bool sample_is_decoding(const struct sample *s)
 {
     return sample_computed(s) + 1 == sample_known(s) && s->text.n_generated > 0;

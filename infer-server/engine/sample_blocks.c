@@ -34,7 +34,9 @@ void sample_blocks_share(struct block_manager *m, struct sample *sample, const i
     block_manager_share(m, blocks, n);
     memmove(b->at, blocks, (size_t)n * sizeof *b->at);
     b->n = n;
-    sample->kv[RUNNER_POLICY].computed = n * block_manager_block_size(m);
+    const int computed = n * block_manager_block_size(m);
+    sample->kv[RUNNER_POLICY].computed = computed;
+    if (sample_is_tandem(sample)) sample->kv[RUNNER_FROZEN].computed = computed;
     note_peak(b);
 }
 
@@ -78,7 +80,8 @@ void sample_blocks_cache(struct block_manager *m, struct sample *sample, uint64_
     const struct sample_kv *kv = &sample->kv[RUNNER_POLICY];
     const int block_size = block_manager_block_size(m);
     if (kv->version == 0 || kv->version != version) return;
-    for (const int n = kv->computed / block_size; b->n_cached < n; b->n_cached++) {
+    for (const int n = sample_computed_by_all(sample) / block_size; b->n_cached < n;
+         b->n_cached++) {
         if (b->n_cached == b->n_hashed && !hash_next_block(sample, block_size)) return; // later
         const struct block_key key = key_of(sample, b->n_cached, version);
         block_manager_cache(m, b->at[b->n_cached], &key);

@@ -1,7 +1,11 @@
 /* scheduler.c: owns the list of running samples and the queue of waiting ones, both oldest first.
  * The engine's thread.
  *
- * schedule() makes a step in four passes:
+ * A step is of one runner, so that it reads the weights of one model. Where samples are written by
+ * two (tandem.h), it is the one for which the sample waits that has the fewest tokens: samples with
+ * the same authors at the same places, once they have come to the same place, go on in step.
+ * Neither runner is passed over for more than PASSED_OVER_MOST steps. schedule() makes the step of
+ * the samples whose turn it is, in four passes:
  *  1. admit: samples leave the queue in order of arrival while there are places and blocks for all
  *     tokens they have so far. One block a running sample is kept back, so that an admission never
  *     makes the same step preempt. The first that does not fit stops the pass (no overtaking).
@@ -27,6 +31,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PASSED_OVER_MOST 16
+
 struct sample_list {
     struct sample **at; // oldest first
     int n, cap;
@@ -37,6 +43,7 @@ struct scheduler {
     struct block_manager *manager;
     struct sample_list running, waiting;
     uint64_t next_order, version;
+    int passed_over; // steps in a row in which others waited for the other runner
     struct scheduler_counts counts;
     struct step step;
 };
@@ -202,8 +209,10 @@ static void let_siblings_wait(const struct scheduler *s, struct sample *sample)
 {
     struct request *r = sample->request;
     const int prompt = r->full_blocks * block_manager_block_size(s->manager);
-    const bool fills = sample_computed(sample) < prompt;
-    if (r->prefilling || !(fills || sample->text.n_generated == 0)) return;
+    const bool fills = sample_computed_by_all(sample) < prompt,
+               begins = sample->text.n_generated == 0;
+    const bool gains = sample_is_tandem(sample) ? fills && begins : fills || begins;
+    if (r->prefilling || !gains) return;
     for (int i = 0; i < r->sampling.n; i++)
         if (r->samples[i].queue.state == SAMPLE_WAITING) r->prefilling = sample;
 }
@@ -260,8 +269,8 @@ static void admit_waiting(struct scheduler *s, enum scheduler_admit admit)
 
 static void add_item(struct step *step, struct sample *sample, int n, int n_drafts)
 {
-    int *computed = &sample->kv[RUNNER_POLICY].computed;
-    if (*computed + n == sample_known(sample))
+    int *computed = &sample->kv[step->runner].computed;
+    if (*computed + n == sample_known(sample) && step->runner == sample_author(sample))
         step->sampled[step->n_sampled++] =
             (struct step_sample){.sample = sample, .item = step->n_items};
     step->items[step->n_items++] = (struct step_item){
@@ -270,10 +279,10 @@ static void add_item(struct step *step, struct sample *sample, int n, int n_draf
     *computed += n;
 }
 
-// A block for its next token, taken from the youngest if need be; false where that is itself.
+// A block for its last token, taken from the youngest if need be; false where that is itself.
 static bool make_room(struct scheduler *s, struct sample *sample)
 {
-    while (!sample_blocks_grow(s->manager, sample, sample_computed(sample) + 1)) {
+    while (!sample_blocks_grow(s->manager, sample, sample_known(sample))) {
         struct sample *youngest = s->running.at[s->running.n - 1];
         preempt(s, youngest);
         s->counts.preemptions++;
@@ -325,10 +334,11 @@ static void start_siblings(struct scheduler *s, int item)
 {
     const struct sample *from = s->step.items[item].sample;
     struct request *r = from->request;
-    if (r->prefilling != from || sample_computed(from) < r->n_prompt) return;
+    if (r->prefilling != from || sample_computed_by_all(from) < r->n_prompt) return;
     // One that came back computes tokens of its own behind the prompt: the item's last row is not
-    // the prompt's, and its siblings are admitted by the next plan.
-    bool room = sample_computed(from) == r->n_prompt;
+    // the prompt's, and its siblings are admitted by the next plan. So are those of a tandem, whose
+    // first tokens have several authors.
+    bool room = sample_computed(from) == r->n_prompt && !sample_is_tandem(from);
     for (int k = 0; k < r->sampling.n && room; k++) {
         struct sample *sample = &r->samples[k];
         if (sample->queue.state == SAMPLE_WAITING && sample->text.n_generated == 0)
@@ -337,23 +347,68 @@ static void start_siblings(struct scheduler *s, int item)
     r->prefilling = NULL;
 }
 
+// The sample that waits for this runner and has the fewest tokens, the oldest of these; or NULL.
+static const struct sample *furthest_behind(const struct scheduler *s, enum runner_role runner)
+{
+    const struct sample *behind = NULL;
+    for (int i = 0; i < s->running.n; i++) {
+        const struct sample *sample = s->running.at[i];
+        const bool fewer = !behind || sample->text.n_generated < behind->text.n_generated;
+        if (sample_runner(sample) == runner && fewer) behind = sample;
+    }
+    return behind;
+}
+
+static enum runner_role other_runner(const struct scheduler *s)
+{
+    return s->step.runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
+}
+
+enum runner_role scheduler_choose_runner(struct scheduler *s)
+{
+    const struct sample *own = furthest_behind(s, s->step.runner);
+    const struct sample *others = furthest_behind(s, other_runner(s));
+    const bool behind = others && (!own || others->text.n_generated < own->text.n_generated);
+    s->passed_over = others ? s->passed_over + 1 : 0;
+    if (behind || s->passed_over > PASSED_OVER_MOST) {
+        s->step.runner = other_runner(s);
+        s->passed_over = 0;
+    }
+    return s->step.runner;
+}
+
+static void plan_items(struct scheduler *s)
+{
+    struct step *step = &s->step;
+    int room = s->limits.prefill_chunk;
+    for (int i = 0; i < s->running.n; i++) { // decode
+        struct sample *sample = s->running.at[i];
+        if (sample_runner(sample) != step->runner || sample->text.n_generated == 0) continue;
+        if (make_room(s, sample) && sample_is_decoding(sample))
+            add_item(step, sample, 1, room_for_drafts(s, sample));
+    }
+    for (int i = 0; i < s->running.n && room > 0; i++) { // prefill; the above are all computed
+        struct sample *sample = s->running.at[i];
+        if (sample_runner(sample) != step->runner) continue;
+        const int left = sample_known(sample) - sample_computed(sample);
+        // What a tandem's model has missed goes with its last token, which has a place as decoding.
+        const int place = sample_is_tandem(sample) && sample->text.n_generated > 0 && left > 0;
+        const int n = left < room + place ? left : room + place;
+        if (n > 0) add_item(step, sample, n, 0);
+        room -= n - place;
+    }
+}
+
 const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
 {
     struct step *step = &s->step;
     step->n_items = step->n_sampled = step->n_copies = step->n_tokens = 0;
     admit_waiting(s, admit);
-    for (int i = 0; i < s->running.n; i++) { // decode
-        struct sample *sample = s->running.at[i];
-        if (sample_is_decoding(sample) && make_room(s, sample))
-            add_item(step, sample, 1, room_for_drafts(s, sample));
-    }
-    int room = s->limits.prefill_chunk;
-    for (int i = 0; i < s->running.n && room > 0; i++) { // prefill; the above are all computed
-        struct sample *sample = s->running.at[i];
-        const int left = sample_known(sample) - sample_computed(sample);
-        const int n = left < room ? left : room;
-        if (n > 0) add_item(step, sample, n, 0);
-        room -= n;
+    plan_items(s);
+    // Those that were admitted wait for the other, or the one that waited was preempted.
+    if (step->n_items == 0 && s->running.n > 0) {
+        step->runner = other_runner(s);
+        plan_items(s);
     }
     for (int i = 0; i < step->n_items; i++) start_siblings(s, i);
     for (int i = 0; i < step->n_items; i++) {

@@ -1,6 +1,7 @@
-/* scheduler.h: which tokens of which samples the next step computes. Continuous batching: a step
- * holds one token of every decoding sequence, the drafts that follow it (sample.draft.n_verify, as
- * far as there are blocks for them), and, beside them, up to prefill_chunk tokens of prompts.
+/* scheduler.h: which tokens of which samples the next step computes, and by which model. Continuous
+ * batching: a step holds one token of every decoding sequence, the drafts that follow it
+ * (sample.draft.n_verify, as far as there are blocks for them), and, beside them, up to
+ * prefill_chunk tokens of prompts and of what a tandem's model has missed.
  *
  * Samples begin with what they find in the prefix cache (sample_blocks.h), and leave there what
  * they computed. Pure logic over samples and the block manager; it never sees the device. The
@@ -27,6 +28,7 @@ struct step_copy { // copy-on-write: block `to` becomes a copy of `from` once th
     int32_t from, to;
 };
 struct step {
+    enum runner_role runner; // that computes it: the policy, or the frozen model
     int n_items, n_sampled, n_copies, n_tokens;
     struct step_item *items;     // oldest sample first, decoding ones before prompts
     struct step_sample *sampled; // at most max_batch
@@ -55,6 +57,9 @@ void scheduler_free(struct scheduler *s);
 // Queues all samples of a prepared request (request_prepare), behind those already queued. False
 // for want of memory.
 bool scheduler_add(struct scheduler *s, struct request *r);
+
+// Chooses whose step is next, ahead of schedule(); without, it is the same one's again.
+enum runner_role scheduler_choose_runner(struct scheduler *s);
 
 // Takes blocks for a decoding sample's drafts, ahead of schedule(): n_verify becomes what they have
 // room for.

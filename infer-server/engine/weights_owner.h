@@ -1,6 +1,7 @@
 /* weights_owner.h: the server's side of the one copy of the weights: the shared arenas (the
- * policy's, and a draft model's where there is one), what fills them, the control page through
- * which a trainer writes them, and the bridge file that leads there. All arenas are of one version.
+ * policy's, and a draft model's and a frozen model's where there are such), what fills them, the
+ * control page through which a trainer writes them, and the bridge file that leads there. All
+ * arenas are of one version; the frozen model's is never written again.
  *
  * The engine's thread, but for weights_owner_control(), whose control_facts() any thread may call.
  */
@@ -14,7 +15,8 @@
 
 struct weights_owner;
 
-enum weights_role { WEIGHTS_POLICY, WEIGHTS_DRAFT, WEIGHTS_ROLES };
+// In the order of enum runner_role.
+enum weights_role { WEIGHTS_POLICY, WEIGHTS_DRAFT, WEIGHTS_FROZEN, WEIGHTS_ROLES };
 struct weights_source {
     const struct model_config *config; // NULL: there is no such role
     const char *folder;                // NULL: random weights, for benchmarks
@@ -50,9 +52,10 @@ struct control *weights_owner_control(const struct weights_owner *o);
 // Torn weights: where the writer's last snapshot is of an adapter, that adapter from it. Else the
 // model's: the snapshot if there is one that loads, else the folder of the
 // last reload, else the model folder; for the draft "draft" inside the snapshot, else its folder.
-// Next even version. On failure they stay torn.
+// Where no snapshot can be used, adapters become as they were loaded or made, since one may be what
+// is torn. Next even version. On failure they stay torn.
 struct weights_restored {
-    char from[512];  // the policy's folder
+    char from[512];  // the folder, in words where there are several
     char fault[512]; // why the snapshot, or its draft, was not used; "": it was, or there is none
 };
 enum status weights_owner_restore(struct weights_owner *o, struct weights_restored *ret);

@@ -2,6 +2,7 @@
  * it wants, as OpenAI and vLLM name it. Any thread. */
 #include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -66,6 +67,36 @@ static enum status read_speculative(const json_t *object, struct speculative_cho
     if (st != ST_OK || !text) return st;
     st = speculative_parse(text, ret);
     return st == ST_OK ? st : status_context(st, "request: \"speculative\"");
+}
+
+// The frozen model's part in what is sampled.
+static enum status read_tandem(const struct api_request *r, const json_t *object,
+                               const struct api_model *model, struct tandem_choice *ret)
+{
+    static const char within[] = "request: \"tandem\"";
+    const json_t *tandem = json_object_get(object, "tandem");
+    struct tandem_choice t = {.on = true, .p = 0.5, .chunk = TANDEM_CHUNK_TOKENS};
+    const char *selector = NULL;
+    int64_t seed = 0;
+    enum status st = ST_OK;
+    if (!tandem || json_is_null(tandem)) return ST_OK;
+    if (r->kind != API_ROLLOUTS)
+        return status_fail(ST_UNSUPPORTED, "request: \"tandem\" is for /v1/rollouts only");
+    if (!json_is_object(tandem))
+        return status_fail(ST_INVALID, "request: \"tandem\" must be an object");
+    CHECK(request_fields_check(tandem, PLACE_TANDEM, model->unknown));
+    CHECK(json_get_string(within, tandem, "selector", &selector));
+    CHECK(json_get_double(within, tandem, "p", 0, 1, &t.p));
+    CHECK(json_get_int32(within, tandem, "chunk", 1, INT_MAX / 4, &t.chunk));
+    CHECK(json_get_int(within, tandem, "seed", INT64_MIN, INT64_MAX, &seed));
+    if (selector)
+        CHECK(status_context(name_parse(tandem_selector_names, selector, &t.selector),
+                             "%s: \"selector\"", within));
+    t.shared = json_has(tandem, "seed");
+    t.seed = (uint64_t)seed;
+    *ret = t;
+out:
+    return st;
 }
 
 static enum status read_echo(struct api_request *r, const json_t *object)
@@ -150,6 +181,7 @@ enum status api_read_sampling(struct api_request *r, const json_t *object,
     CHECK(read_stop(object, &r->stop));
     CHECK(read_stop_ids(object, model, s));
     CHECK(read_speculative(object, &s->speculative));
+    CHECK(read_tandem(r, object, model, &s->tandem));
     CHECK(read_adjustments(r, object, model));
     CHECK(read_echo(r, object));
     if (!(top_p > 0))

@@ -79,13 +79,17 @@ static const struct field fields[] = {
     {"top_p", SAMPLED, READ},
     {"top_k", SAMPLED, READ},
     {"min_p", SAMPLED, READ},
-    {"seed", SAMPLED | PLACE_GROUP, READ},
+    {"seed", SAMPLED | PLACE_GROUP | PLACE_TANDEM, READ},
     {"stop", SAMPLED, READ},
     {"stop_token_ids", SAMPLED, READ},
     {"include_stop_str_in_output", SAMPLED, READ},
     {"ignore_eos", SAMPLED, READ},
     {"skip_special_tokens", SAMPLED, READ},
     {"speculative", SAMPLED, READ},
+    {"tandem", PLACE_SAMPLING, READ}, // of rollouts only
+    {"selector", PLACE_TANDEM, READ},
+    {"p", PLACE_TANDEM, READ},
+    {"chunk", PLACE_TANDEM, READ},
     {"frequency_penalty", SAMPLED, READ},
     {"presence_penalty", SAMPLED, READ},
     {"repetition_penalty", SAMPLED, READ},
@@ -209,7 +213,8 @@ static const char *place_name(enum field_place place)
                                         "\"stream_options\"",
                                         "/tokenize",
                                         "/detokenize",
-                                        "a \"prompt\" object"}; // by the number of its bit
+                                        "a \"prompt\" object",
+                                        "\"tandem\""}; // by the number of its bit
     return names[__builtin_ctz(place)];
 }
 

@@ -21,6 +21,7 @@ enum field_place {
     PLACE_TOKENIZE = 1 << 8,
     PLACE_DETOKENIZE = 1 << 9,
     PLACE_PROMPT = 1 << 10, // an object as "prompt" of /generate
+    PLACE_TANDEM = 1 << 11,
 };
 
 // What is done about a field that the table does not have.

@@ -36,6 +36,8 @@ static void put_tokens(struct json_out *o, const struct response *a,
         if (a->model->tokenizer)
             JSON_OUT_LIST(o, "text_offset", i, 0, s->n, json_out_int(o, NULL, s->text_at[i]));
     }
+    if (a->request->sampling.tandem.on)
+        JSON_OUT_LIST(o, "model_mask", i, 0, s->n, json_out_int(o, NULL, !t[i].frozen));
     JSON_OUT_LIST(o, "weight_versions", i, 0, s->n, json_out_uint(o, NULL, t[i].weight_version));
 }
 

@@ -79,25 +79,43 @@ static bool has_tokenizer(const char *folder)
     return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
 }
 
-// A draft is a token id: it must mean the same to both models.
-static enum status check_draft_tokenizer(const struct server *s)
+// What passes between two models is a token id: it must mean the same to both.
+static enum status check_tokenizer(const struct server *s, const char *option, const char *what,
+                                   const char *folder)
 {
-    const char *folder = s->options->engine.draft_folder;
-    struct tokenizer *draft = NULL;
+    struct tokenizer *other = NULL;
     enum status st = ST_OK;
     if (!folder || !has_tokenizer(folder)) return ST_OK;
-    CHECK(tokenizer_load(folder, &draft));
-    for (int id = 0; id < tokenizer_vocab_size(draft) && st == ST_OK; id++) {
-        const char *theirs = tokenizer_token(draft, id), *ours = tokenizer_token(s->tokenizer, id);
+    CHECK(tokenizer_load(folder, &other));
+    for (int id = 0; id < tokenizer_vocab_size(other) && st == ST_OK; id++) {
+        const char *theirs = tokenizer_token(other, id), *ours = tokenizer_token(s->tokenizer, id);
         if (theirs && (!ours || strcmp(theirs, ours) != 0))
-            st = status_fail(ST_MISMATCH,
-                             "--draft %s: token %d is \"%s\" there and \"%s\" in %s; a draft model "
-                             "must be of the same tokenizer",
-                             folder, id, theirs, ours ? ours : "(none)",
-                             s->options->engine.model_folder);
+            st =
+                status_fail(ST_MISMATCH,
+                            "%s %s: token %d is \"%s\" there and \"%s\" in %s; a %s must be of the "
+                            "same tokenizer",
+                            option, folder, id, theirs, ours ? ours : "(none)",
+                            s->options->engine.model_folder, what);
     }
 out:
-    tokenizer_free(draft);
+    tokenizer_free(other);
+    return st;
+}
+
+// What each token's text ends, for the selectors of a tandem.
+static enum status read_token_ends(struct server *s)
+{
+    const int n = tokenizer_vocab_size(s->tokenizer);
+    struct bytes text = BYTES_INIT;
+    s->token_ends = malloc((size_t)n);
+    if (!s->token_ends) return status_fail(ST_NO_MEMORY, "no memory for %d tokens", n);
+    for (int id = 0; id < n; id++) {
+        bytes_clear(&text);
+        tokenizer_decode_inside(s->tokenizer, id, &text);
+        s->token_ends[id] = token_ends_of(bytes_text(&text), text.len);
+    }
+    enum status st = bytes_status(&text);
+    bytes_release(&text);
     return st;
 }
 
@@ -132,7 +150,10 @@ static enum status read_tokenizer(struct server *s, const char *folder)
         return ST_OK;
     }
     st = tokenizer_load(folder, &s->tokenizer);
-    if (st == ST_OK) st = check_draft_tokenizer(s);
+    const struct engine_options *o = &s->options->engine;
+    if (st == ST_OK) st = check_tokenizer(s, "--draft", "draft model", o->draft_folder);
+    if (st == ST_OK) st = check_tokenizer(s, "--tandem-model", "frozen model", o->frozen_folder);
+    if (st == ST_OK && o->frozen_folder) st = read_token_ends(s);
     if (st != ST_OK) return st;
     const struct chat_template_choice *choice = &s->options->chat_template;
     st = chat_template_find(folder, choice, &s->chat);
@@ -311,6 +332,7 @@ static void stop(struct server *s)
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
     chat_template_free(s->chat);
+    free(s->token_ends);
     tokenizer_free(s->tokenizer);
 }
 
@@ -326,7 +348,10 @@ enum status server_run(const struct server_options *options)
     uv_loop_init(&s->loop);
     CHECK(read_model(s));
     CHECK(inbox_init(&s->host.inbox, &s->loop));
-    CHECK(engine_new(&options->engine, generation_on_event, &s->host, &s->engine));
+    struct engine_options engine = options->engine;
+    engine.token_ends = s->token_ends;
+    engine.n_token_ends = s->token_ends ? tokenizer_vocab_size(s->tokenizer) : 0;
+    CHECK(engine_new(&engine, generation_on_event, &s->host, &s->engine));
     s->host.engine = s->engine;
     struct engine_info info;
     engine_info(s->engine, &info);

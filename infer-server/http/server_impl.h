@@ -14,6 +14,7 @@ struct server {
     struct metrics metrics;
     struct unknown_fields unknown;
     struct tokenizer *tokenizer;
+    uint8_t *token_ends; // (its vocabulary) tandem.h; NULL without a frozen model
     struct chat_template *chat;
     struct api_model model;
     char why_no_chat[512];

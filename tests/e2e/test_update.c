@@ -113,7 +113,7 @@ static void scene_open(struct scene *s, bool draft)
     struct pack_completion completions[SAMPLES];
     struct pack_group groups[GROUPS];
     for (int i = 0; i < SAMPLES; i++)
-        completions[i] = (struct pack_completion){s->samples[i].ids, TOKENS};
+        completions[i] = (struct pack_completion){.ids = s->samples[i].ids, .n = TOKENS};
     for (int g = 0; g < GROUPS; g++)
         groups[g] = (struct pack_group){prompt_ids[g], 3, completions + PER_GROUP * g, PER_GROUP};
     assert_ok(learner_evaluate(s->learner, groups, GROUPS, agree, s));

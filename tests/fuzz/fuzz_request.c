@@ -42,6 +42,8 @@ static void check(const struct api_request *r, const struct api_model *model)
             if (p->ids[k] < 0 || p->ids[k] >= model->vocab_size) abort();
         samples += p->n;
     }
+    const struct tandem_choice *t = &s->tandem;
+    if (t->on && (!(t->p >= 0 && t->p <= 1) || t->chunk < 1 || t->selector > TANDEM_WORD)) abort();
     if (r->n_prompts < 1 || samples != r->n_samples || s->max_tokens < 0) abort();
     if (!(s->temperature >= 0) || !(s->top_p > 0 && s->top_p <= 1) ||
         !(s->min_p >= 0 && s->min_p <= 1))

@@ -34,6 +34,7 @@ void random_step_make(const struct step_shape *shape, struct random_step *ret)
     }
     for (int i = 0; i < n; i++) {
         draw(&rng, shape->vocab, completion, ret->ids[i]);
-        ret->completions[i] = (struct pack_completion){ret->ids[i], shape->completions[i]};
+        ret->completions[i] =
+            (struct pack_completion){.ids = ret->ids[i], .n = shape->completions[i]};
     }
 }

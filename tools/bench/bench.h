@@ -15,8 +15,10 @@ struct bench_options {
     const char *model, *config, *tokenizer, *device;
     int dtype;              // dtype_option_names
     int recompute, moments; // recompute_names, moments_kind_names
-    int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness;
-    const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative
+    int sync;               // sync_way_names
+    int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
+    const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative, tandem
+    const char *tandem_model;
     int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
     int64_t requests, shortest, longest; // of serve
     double temperature;
@@ -76,5 +78,6 @@ enum status
 bench_step(const struct bench_options *o); // opens its own: others need the device after it
 enum status bench_serve(const struct bench_options *o); // likewise
 enum status bench_speculative(struct bench *b);
+enum status bench_tandem(struct bench *b);
 
 #endif

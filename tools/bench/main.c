@@ -18,13 +18,17 @@
  *                socket (serve.c). Limit: what decoding must read and prompts must multiply.
  *   speculative  rollouts of groups with each method of speculative decoding beside those without,
  *                at several batch sizes (speculative.c).
+ *   tandem       rollouts of groups that a frozen model of the same size writes too, beside those
+ *                without, at several batch sizes (speculative.c).
  *
  * Times are medians of --steps after --warmup, limits the best of their repetitions; random weights
  * unless --model is given.
  */
 #include "common/base/program.h"
+#include "common/model/adapter_config.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/learner.h"
+#include "trainer/run/config.h"
 #include <string.h>
 
 #define OPTIONS_OF struct bench_options
@@ -56,20 +60,29 @@ static const struct option_spec table[] = {
     OPT_CHOICE("optim-moments", moments, "f32", moments_kind_names, "train, step: as cw-trainer"),
     OPT_INT("max-staleness", max_staleness, "-1", "UPDATES", -1, 64,
             "step: cw-trainer --async --max-staleness; -1: without"),
+    OPT_CHOICE("sync", sync, "shared", sync_way_names,
+               "step: as cw-trainer; checkpoint: its own server is started anew for each step"),
+    OPT_INT("lora-r", lora_r, "0", "R", 0, ADAPTER_MAX_RANK,
+            "step: train an adapter of this rank, of all that adapters can change; 0: the model"),
     OPT_HEADING("Serving"),
     OPT_INT("requests", requests, "0", "N", 0, 100000,
             "of a round (0: 8, 256 on CUDA); --batch is how many are in flight at a time (0: all)"),
     OPT_INT("shortest", shortest, "32", "N", 1, 1 << 20,
             "least random tokens in a request's prompt, and in its completion"),
     OPT_INT("longest", longest, "32", "N", 1, 1 << 20, "most of either"),
-    OPT_HEADING("Speculative decoding"),
+    OPT_HEADING("Speculative decoding, tandem"),
     OPT_TEXT("draft", draft, NULL, "DIR", "a draft model's folder, with its weights"),
     OPT_TEXT("draft-config", draft_config, NULL, "FILE",
              "a draft model's config.json; random weights"),
     OPT_TEXT("methods", methods, NULL, "LIST",
              "as --speculative of the server, separated by commas, joined by + where one is "
              "several at once, with fixed- before one that drafts its K always; off is always "
-             "measured. Default: ngram:5,suffix:8, and draft_model:5 where there is a draft model"),
+             "measured. Default: ngram:5,suffix:8, and draft_model:5 where there is a draft model. "
+             "tandem: selectors as SELECTOR[:P], with shared- before one where all samples of a "
+             "round have the same authors"),
+    OPT_TEXT("tandem-model", tandem_model, NULL, "DIR",
+             "tandem: folder of the frozen model's weights, of the model's own shape; default: "
+             "random"),
     OPT_TEXT("batches", batches, "1,2,4,8,16,32,64", "LIST", "samples in flight"),
     OPT_INT("group", group, "8", "N", 1, 4096, "samples of a prompt, at most the batch"),
     OPT_INT("waves", waves, "1", "N", 1, 100000, "how often a round fills the batch"),
@@ -100,7 +113,8 @@ static const struct mode {
              {"sync", NULL, bench_sync},
              {"step", NULL, bench_step},
              {"serve", NULL, bench_serve},
-             {"speculative", bench_speculative, NULL}};
+             {"speculative", bench_speculative, NULL},
+             {"tandem", bench_tandem, NULL}};
 
 struct choice {
     struct bench_options o;
@@ -116,7 +130,7 @@ static enum status find_mode(void *context, struct option_set *set)
         if (strcmp(c->what, modes[i].name) == 0) c->mode = &modes[i];
     if (c->mode) return ST_OK;
     return status_fail(ST_INVALID, "say what to measure: decode, prefill, train, sync, step, "
-                                   "serve or speculative (--help lists the options)");
+                                   "serve, speculative or tandem (--help lists the options)");
 }
 
 static enum status run(void *context)
@@ -135,7 +149,7 @@ int main(int argc, char **argv)
     struct choice c = {0};
     const struct program program = {
         .name = "cw-bench",
-        .usage = "decode|prefill|train|sync|step|serve|speculative [options]",
+        .usage = "decode|prefill|train|sync|step|serve|speculative|tandem [options]",
         .options = table,
         .config = &c.o,
         .word = &c.what,

@@ -1,5 +1,6 @@
 /* speculative.c: the speculative benchmark: what each method of speculative decoding gains over
- * none, by batch size. One thread.
+ * none, by batch size; and the tandem benchmark: what rollouts that a frozen model writes too cost,
+ * by selector. One thread.
  *
  * Each method has an executor of its own (the engine without its thread and bridge: every
  * difference between methods is in there), all on one copy of the weights, and keeps it over a
@@ -19,6 +20,7 @@
  * Deterministic drafts give the tokens that "off" gives; a draft model's samples are others, of the
  * same distribution, so the ratio is of tokens a second. */
 #include "common/base/clock.h"
+#include "common/base/names.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/kv_memory.h"
@@ -34,11 +36,13 @@
 #define BLOCK       16  // tokens
 #define CHUNK       512 // prompt tokens of a step
 #define FIXED       "fixed-"
+#define SHARED      "shared-"
 
 struct arm { // a method under measurement
     char name[NAME_BYTES];
     struct speculative_choice choice;
     bool fixed;
+    struct tandem_choice tandem;
     struct executor *executor;
     struct engine_stats stats, before;      // the executor's, at its first measured round
     double steps, times, drafted, accepted; // in the measured rounds at this batch size
@@ -52,6 +56,8 @@ struct comparison {
     struct model_config *draft_config;
     struct weights *draft; // NULL: none
     void *draft_arena;
+    struct weights *frozen; // of the tandem benchmark; NULL: it is the other one
+    void *frozen_arena;
     struct dataset *prompts; // NULL: random ones
     int32_t *prompt;         // (prompt_tokens) a random one
     int longest_prompt, tokens;
@@ -64,16 +70,27 @@ struct comparison {
 
 // ---- what is asked for -------------------------------------------------------------------------
 
-static enum status add_arm(struct comparison *c, const char *text, size_t n)
+// SELECTOR[:P], with shared- before it where all samples of a round have the same authors.
+static enum status read_selector(struct arm *arm)
+{
+    char name[NAME_BYTES];
+    struct tandem_choice *t = &arm->tandem;
+    *t = (struct tandem_choice){.p = 0.5, .chunk = TANDEM_CHUNK_TOKENS};
+    t->shared = strncmp(arm->name, SHARED, strlen(SHARED)) == 0;
+    strcpy(name, arm->name + (t->shared ? strlen(SHARED) : 0));
+    char *p = strchr(name, ':'), *end = "";
+    if (strcmp(name, "off") == 0) return ST_OK;
+    if (p) t->p = strtod(p + 1, &end);
+    if (p) *p = 0;
+    if (*end || !(t->p >= 0 && t->p <= 1))
+        return status_fail(ST_INVALID, "--methods: %s: P is a number from 0 to 1", arm->name);
+    t->on = true;
+    return status_context(name_parse(tandem_selector_names, name, &t->selector), "--methods");
+}
+
+static enum status read_choice(struct comparison *c, struct arm *arm)
 {
     char choice[NAME_BYTES];
-    if (c->n_arms == MAX_ARMS)
-        return status_fail(ST_INVALID, "--methods: at most %d are taken", MAX_ARMS - 1);
-    if (n >= NAME_BYTES)
-        return status_fail(ST_INVALID, "--methods: \"%.*s\" is no method", (int)n, text);
-    struct arm *arm = &c->arms[c->n_arms];
-    *arm = (struct arm){0};
-    memcpy(arm->name, text, n);
     arm->fixed = strncmp(arm->name, FIXED, strlen(FIXED)) == 0;
     strcpy(choice, arm->name + (arm->fixed ? strlen(FIXED) : 0));
     for (char *at = choice; *at; at++)
@@ -85,8 +102,22 @@ static enum status add_arm(struct comparison *c, const char *text, size_t n)
                            "--methods: %s needs a draft model; give one with --draft or "
                            "--draft-config",
                            arm->name);
+    return ST_OK;
+}
+
+static enum status add_arm(struct comparison *c, const char *text, size_t n)
+{
+    if (c->n_arms == MAX_ARMS)
+        return status_fail(ST_INVALID, "--methods: at most %d are taken", MAX_ARMS - 1);
+    if (n >= NAME_BYTES)
+        return status_fail(ST_INVALID, "--methods: \"%.*s\" is no method", (int)n, text);
+    struct arm *arm = &c->arms[c->n_arms];
+    *arm = (struct arm){0};
+    memcpy(arm->name, text, n);
+    const enum status st = c->frozen ? read_selector(arm) : read_choice(c, arm);
+    if (st != ST_OK) return st;
     // "off" is there already; a second one shows how far equal things come out apart.
-    if (c->n_arms == 1 && speculative_most(arm->choice) == 0 && !c->names_off) {
+    if (c->n_arms == 1 && speculative_most(arm->choice) == 0 && !arm->tandem.on && !c->names_off) {
         c->names_off = true;
         return ST_OK;
     }
@@ -98,7 +129,10 @@ static enum status read_methods(struct comparison *c)
 {
     const char *at = c->b->o.methods;
     enum status st = add_arm(c, "off", 3);
-    if (!at) at = c->draft ? "ngram:5,suffix:8,draft_model:5" : "ngram:5,suffix:8";
+    if (!at)
+        at = c->frozen  ? "bernoulli,chunk,alternating,shared-bernoulli,shared-chunk"
+             : c->draft ? "ngram:5,suffix:8,draft_model:5"
+                        : "ngram:5,suffix:8";
     while (st == ST_OK) {
         const size_t n = strcspn(at, ",");
         st = add_arm(c, at, n);
@@ -178,10 +212,12 @@ static void on_event(void *context, const struct engine_event *event)
     c->requests_done++;
 }
 
-static enum status new_request(struct comparison *c, int n, int64_t number, struct request **ret)
+static enum status new_request(struct comparison *c, const struct arm *arm, int n, int64_t number,
+                               struct request **ret)
 {
     const struct bench_options *o = &c->b->o;
-    const struct sampling sampling = {.n = n,
+    const struct sampling sampling = {.tandem = arm->tandem,
+                                      .n = n,
                                       .max_tokens = c->tokens,
                                       .temperature = (float)o->temperature,
                                       .top_p = 1,
@@ -218,9 +254,10 @@ static enum status run_round(struct comparison *c, struct arm *arm, int batch, i
     bool stepped = true;
     const struct engine_stats before = arm->stats;
     c->requests_done = 0;
+    arm->tandem.seed = (uint64_t)round;
     for (int i = 0; i < n_groups; i++) {
         struct request *r;
-        CHECK(new_request(c, group, (int64_t)round * n_groups + i, &r));
+        CHECK(new_request(c, arm, group, (int64_t)round * n_groups + i, &r));
         executor_add(arm->executor, r);
     }
     const int64_t start_ns = clock_now_ns();
@@ -250,22 +287,24 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
     const int positions = b->config->max_positions;
     const int context = wanted > positions || roomy < positions ? roomy : positions;
     const int64_t n_blocks = (int64_t)batch * ((context + BLOCK - 1) / BLOCK);
-    int64_t block_bytes = kv_memory_block_bytes(b->config, b->dt, BLOCK);
     for (int i = 0; i < c->n_arms; i++) {
         struct arm *arm = &c->arms[(i + repeat) % c->n_arms];
         // Only a method that uses it pays for a draft model.
         const struct weights *draft = arm->choice.k[SPECULATIVE_DRAFT_MODEL] ? c->draft : NULL;
-        const int64_t draft_bytes =
-            draft ? kv_memory_block_bytes(c->draft_config, b->dt, BLOCK) : 0;
+        const struct weights *frozen = arm->tandem.on ? c->frozen : NULL;
+        const struct weights *const weights[RUNNERS] = {b->weights, draft, frozen};
+        int64_t bytes = 0;
+        for (int k = 0; k < RUNNERS; k++)
+            if (weights[k]) bytes += kv_memory_block_bytes(weights[k]->config, b->dt, BLOCK);
         const struct engine_options options = {.max_batch = batch,
                                                .max_context = context,
-                                               .kv_bytes = n_blocks * (block_bytes + draft_bytes),
+                                               .kv_bytes = n_blocks * bytes,
                                                .block_size = BLOCK,
                                                .prefill_chunk = CHUNK,
                                                .speculative = arm->choice,
                                                .speculative_fixed = arm->fixed};
-        enum status st = executor_new(b->dev, b->weights, draft, &options, on_event, c, &arm->stats,
-                                      &arm->executor);
+        enum status st =
+            executor_new(b->dev, weights, &options, on_event, c, &arm->stats, &arm->executor);
         if (st != ST_OK) return st;
         scheduler_update(arm->executor->scheduler, 2, false);
     }
@@ -353,14 +392,18 @@ out:
     return st;
 }
 
-enum status bench_speculative(struct bench *b)
+static enum status compare(struct bench *b, const char *name)
 {
     struct comparison c = {.b = b, .tokens = b->o.tokens ? (int)b->o.tokens : 128};
     const size_t rounds = (size_t)(b->o.repeats * b->o.rounds);
     double *figures = NULL; // (arms + 2, rounds): the arms' rates, and two lists to sort
     enum status st = ST_OK;
     CHECK(read_batches(&c));
-    CHECK(load_draft(&c));
+    if (strcmp(name, "tandem") == 0)
+        CHECK(bench_load_weights(b->dev, b->config, b->dt, b->o.tandem_model,
+                                 (uint64_t)b->o.seed + 1, &c.frozen, &c.frozen_arena));
+    else
+        CHECK(load_draft(&c));
     CHECK(read_methods(&c));
     CHECK(load_prompts(&c));
     figures = malloc((size_t)(c.n_arms + 2) * rounds * sizeof *figures);
@@ -368,18 +411,17 @@ enum status bench_speculative(struct bench *b)
     if (!figures || !c.results) FAIL(ST_NO_MEMORY, "no memory for %zu rounds", rounds);
     for (int i = 0; i < c.n_arms; i++) c.arms[i].tokens_per_s = figures + (size_t)(i + 2) * rounds;
     if (!b->o.json)
-        printf(
-            "%s, %.1f M parameters, %s: speculative, %d tokens at most behind %s of %d, groups of "
-            "%d, temperature %g, %d rounds\n"
-            "batch  %-24s %10s %7s  %-12s %9s %7s %12s\n",
-            device_name(b->dev), (double)b->weights->n_parameters / 1e6, dtype_name(b->dt),
-            c.tokens, c.prompts ? "prompts" : "random prompts", c.longest_prompt, (int)b->o.group,
-            b->o.temperature, (int)rounds, "method", "tokens/s", "to off", "quartiles", "accepted",
-            "length", "drafts/step");
+        printf("%s, %.1f M parameters, %s: %s, %d tokens at most behind %s of %d, groups of "
+               "%d, temperature %g, %d rounds\n"
+               "batch  %-24s %10s %7s  %-12s %9s %7s %12s\n",
+               device_name(b->dev), (double)b->weights->n_parameters / 1e6, dtype_name(b->dt), name,
+               c.tokens, c.prompts ? "prompts" : "random prompts", c.longest_prompt,
+               (int)b->o.group, b->o.temperature, (int)rounds, "method", "tokens/s", "to off",
+               "quartiles", "accepted", "length", "drafts/step");
     for (int i = 0; i < c.n_batches; i++)
         CHECK(compare_at(&c, c.batches[i], figures, figures + rounds));
     if (b->o.json)
-        bench_print(b, "speculative",
+        bench_print(b, name,
                     json_pack("{s:i, s:i, s:I, s:f, s:I, s:O}", "tokens", c.tokens, "prompt_tokens",
                               c.longest_prompt, "group", (json_int_t)b->o.group, "temperature",
                               b->o.temperature, "rounds", (json_int_t)b->o.rounds, "results",
@@ -393,5 +435,17 @@ out:
     device_release(b->dev, c.draft_arena);
     weights_free(c.draft);
     model_config_free(c.draft_config);
+    device_release(b->dev, c.frozen_arena);
+    weights_free(c.frozen);
     return st;
+}
+
+enum status bench_speculative(struct bench *b)
+{
+    return compare(b, "speculative");
+}
+
+enum status bench_tandem(struct bench *b)
+{
+    return compare(b, "tandem");
 }

@@ -28,7 +28,7 @@ static enum status sequences_new(const struct bench *b, struct sequences *s)
         s->ids[i] = (int32_t)rng_below(&r, (uint32_t)b->config->vocab_size);
     for (int i = 0; i < s->n; i++) {
         const int32_t *ids = s->ids + (size_t)i * (size_t)length;
-        s->completions[i] = (struct pack_completion){ids + 1, length - 1};
+        s->completions[i] = (struct pack_completion){.ids = ids + 1, .n = length - 1};
         s->groups[i] = (struct pack_group){ids, 1, &s->completions[i], 1};
     }
     return ST_OK;
@@ -52,7 +52,6 @@ static enum status open_learner(struct bench *b, struct learner **ret)
                                           .recompute = (enum recompute)b->o.recompute,
                                           .temperature = 1,
                                           .token_budget = tokens,
-                                          .logits_chunk = tokens < 1024 ? tokens : 1024,
                                           .max_seqs = 2 * (tokens / (int)b->o.sequence),
                                           .max_context = (int)b->o.sequence + 1};
     enum status st = learner_new(b->dev, b->config, b->weights, false, &config, ret);

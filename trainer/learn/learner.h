@@ -17,7 +17,7 @@ struct learner_config {
     const struct adapter *adapter; // bound: is trained instead of the policy; NULL: none
     float temperature;             // log-probabilities are of logits / temperature
     int token_budget;              // rows of a micro-batch, at most
-    int logits_chunk;              // rows whose logits exist at one time
+    int logits_chunk;              // rows whose logits exist at one time; 0: by the device
     int max_seqs;                  // prompts and completions of a step
     int max_context;               // longest prompt with its completion
     enum recompute recompute;      // of activations, in the draft model's learner too
@@ -78,10 +78,14 @@ struct learner_rows {
 typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
                                 float *ret_dlogprobs);
 
-// Clears the gradients, then for every micro-batch: forward, log-probabilities, loss(), backward.
+// Adds to the gradients, for every micro-batch: forward, log-probabilities, loss(), backward.
+enum status learner_add_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
+                                  learner_loss_fn loss, void *context);
+void learner_clear_gradients(struct learner *l);
+// Clears them first.
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
                               learner_loss_fn loss, void *context);
-// The same, and the draft's gradients: of loss_weight times the mean over all targets of
+// As that, and the draft's gradients: of loss_weight times the mean over all targets of
 // KL(policy || draft), both at the learner's temperature, with the policy as the teacher of this
 // very forward pass. A micro-batch with a token that the draft has no row for (padding of a larger
 // vocabulary) is left out of the draft's mean.

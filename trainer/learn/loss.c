@@ -15,6 +15,11 @@
  * policy before the first update, by the trainer, over the one that sampled the token, by the
  * sampler: rounding, and updates made while
  * the token was in flight. It is a constant of the step. Their product is the whole quotient.
+ *
+ * Tokens that a frozen model wrote among the policy's (tandem) take part with a weight of their
+ * own, in the sum and in what it is divided by. The sampler's log-probability of such a token is
+ * not the policy's: it has no part in tis, nor the token in a sequence's ratio or in what is
+ * counted of ratios.
  */
 #include "trainer/learn/loss.h"
 
@@ -44,13 +49,14 @@ double range_share(const struct range_stats *r, double count)
     return r->n > 0 ? count / (double)r->n : 0;
 }
 
-// Share of one token of a sequence of n in the mean over the step.
-static double token_weight(const struct loss_config *config, const struct loss_batch *batch, int n)
+// Share of one token of a sequence of n, frozen ones by their weight, in the mean over the step.
+static double token_weight(const struct loss_config *config, const struct loss_batch *batch,
+                           double n)
 {
     double seqs = batch->step_seqs > 0 ? batch->step_seqs : 1;
     switch (config->type) {
     case LOSS_GRPO:
-        return 1.0 / (n * seqs);
+        return n > 0 ? 1.0 / (n * seqs) : 0;
     case LOSS_DR_GRPO:
         return 1.0 / (seqs * config->max_completion_length);
     case LOSS_BNPO:
@@ -58,7 +64,7 @@ static double token_weight(const struct loss_config *config, const struct loss_b
     case LOSS_CISPO:
         break;
     }
-    return 1.0 / (double)(batch->step_tokens > 0 ? batch->step_tokens : 1);
+    return 1.0 / (batch->step_tokens > 0 ? batch->step_tokens : 1);
 }
 
 // ---- the importance ratio -----------------------------------------------------------------------
@@ -151,13 +157,25 @@ static void count_tis(struct tis c, struct loss_stats *stats)
 
 // ---- a sequence ---------------------------------------------------------------------------------
 
-struct sequence { // one sequence's part of the batch
-    int n;
+struct sequence {                                // one sequence's part of the batch
+    int n, n_policy;                             // tokens; those that the policy wrote
     const float *logprobs, *old, *sampler, *ref; // sampler, ref: NULL where off
+    const uint8_t *by_policy;                    // NULL: all are
+    double frozen_weight, weight;                // of a token that is not; of all its tokens
     double advantage;
-    double log_ratio; // mean over its tokens
-    struct tis tis;   // where it is the whole sequence's
+    const float *token_advantages; // NULL: that one
+    double log_ratio;              // mean over the policy's tokens
+    struct tis tis;                // where it is the whole sequence's
 };
+
+static bool is_policys(const struct sequence *s, int t)
+{
+    return !s->by_policy || s->by_policy[t];
+}
+static double weight_of(const struct sequence *s, int t)
+{
+    return is_policys(s, t) ? 1 : s->frozen_weight;
+}
 
 static struct sequence sequence_of(const struct loss_config *config, const struct loss_batch *batch,
                                    int seq)
@@ -170,13 +188,19 @@ static struct sequence sequence_of(const struct loss_config *config, const struc
         .old = batch->old_logprobs + first,
         .sampler = config->tis == TIS_OFF ? NULL : batch->sampler_logprobs + first,
         .ref = config->beta != 0 ? batch->ref_logprobs + first : NULL,
+        .by_policy = batch->by_policy ? batch->by_policy + first : NULL,
+        .frozen_weight = config->frozen_weight,
         .advantage = batch->advantages[seq],
+        .token_advantages = batch->token_advantages ? batch->token_advantages + first : NULL,
     };
     for (int t = 0; t < s.n; t++) {
+        s.weight += weight_of(&s, t);
+        if (!is_policys(&s, t)) continue;
+        s.n_policy++;
         s.log_ratio += (double)s.logprobs[t] - s.old[t];
         if (s.sampler) log_weight += (double)s.old[t] - s.sampler[t];
     }
-    s.log_ratio /= s.n;
+    if (s.n_policy > 0) s.log_ratio /= s.n_policy;
     s.tis = tis_weight(config, log_weight);
     return s;
 }
@@ -196,9 +220,10 @@ static struct term term_of(const struct loss_config *config, const struct sequen
     term.ratio = exp(config->sequence_level ? s->log_ratio : logprob - s->old[t]);
     if (tis_is_of_sequence(config))
         term.tis = s->tis;
-    else if (s->sampler)
+    else if (s->sampler && is_policys(s, t))
         term.tis = tis_weight(config, (double)s->old[t] - s->sampler[t]);
-    term.surrogate = surrogate(config, term.ratio, logprob, s->advantage);
+    term.surrogate = surrogate(config, term.ratio, logprob,
+                               s->token_advantages ? s->token_advantages[t] : s->advantage);
     term.loss = -term.tis.weight * term.surrogate.value;
     term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
     term.by_logprob = -term.tis.weight * term.surrogate.by_logprob;
@@ -212,34 +237,47 @@ static struct term term_of(const struct loss_config *config, const struct sequen
     return term;
 }
 
+static void count_term(const struct loss_config *config, const struct sequence *s,
+                       const struct term *term, bool first, struct loss_stats *stats)
+{
+    if (s->sampler && !tis_is_of_sequence(config)) count_tis(term->tis, stats);
+    if (config->sequence_level && !first) return; // one ratio for all of them
+    range_add(&stats->ratio, term->ratio);
+    stats->clip_low += term->surrogate.low;
+    stats->clip_high += term->surrogate.high;
+    stats->clip_delta += term->surrogate.delta;
+}
+
 static void loss_sequence(const struct loss_config *config, const struct loss_batch *batch, int seq,
                           struct loss_stats *stats, float *ret_dlogprobs)
 {
     struct sequence s = sequence_of(config, batch, seq);
-    double weight = token_weight(config, batch, s.n), shared = 0, low = 0, high = 0;
+    double share = token_weight(config, batch, s.weight), shared = 0, low = 0, high = 0;
     float *dlogprobs = ret_dlogprobs + batch->first[seq];
+    int n_counted = 0;
 
-    // Every token of a sequence moves its ratio by 1 / n.
-    if (config->sequence_level)
-        for (int t = 0; t < s.n; t++) shared += term_of(config, &s, t).by_log_ratio / s.n;
+    // Every token of the policy in a sequence moves its ratio by 1 / n.
+    if (config->sequence_level && s.n_policy > 0)
+        for (int t = 0; t < s.n; t++)
+            shared += weight_of(&s, t) * term_of(config, &s, t).by_log_ratio / s.n_policy;
     for (int t = 0; t < s.n; t++) {
-        struct term term = term_of(config, &s, t);
-        double through_ratio = config->sequence_level ? shared : term.by_log_ratio;
-        dlogprobs[t] = (float)(weight * (term.by_logprob + through_ratio));
-        stats->loss += weight * term.loss;
+        const struct term term = term_of(config, &s, t);
+        const double weight = weight_of(&s, t);
+        double through_ratio = weight * term.by_log_ratio;
+        if (config->sequence_level) through_ratio = is_policys(&s, t) ? shared : 0;
+        dlogprobs[t] = (float)(share * (weight * term.by_logprob + through_ratio));
+        stats->loss += share * weight * term.loss;
         stats->kl += term.kl;
+        if (!is_policys(&s, t)) continue;
         low += term.surrogate.low;
         high += term.surrogate.high;
-        if (s.sampler && !tis_is_of_sequence(config)) count_tis(term.tis, stats);
-        if (config->sequence_level && t > 0) continue; // one ratio for all of them
-        range_add(&stats->ratio, term.ratio);
-        stats->clip_low += term.surrogate.low;
-        stats->clip_high += term.surrogate.high;
-        stats->clip_delta += term.surrogate.delta;
+        count_term(config, &s, &term, n_counted++ == 0, stats);
     }
     if (tis_is_of_sequence(config)) count_tis(s.tis, stats);
-    range_add(&stats->seq_clip_low, low / s.n);
-    range_add(&stats->seq_clip_high, high / s.n);
+    if (s.n_policy > 0) {
+        range_add(&stats->seq_clip_low, low / s.n_policy);
+        range_add(&stats->seq_clip_high, high / s.n_policy);
+    }
     stats->tokens += s.n;
 }
 

@@ -9,6 +9,7 @@
 #define TRAINER_LOSS_H
 
 #include "common/base/status.h"
+#include <stdint.h>
 
 enum loss_type { LOSS_GRPO, LOSS_BNPO, LOSS_DAPO, LOSS_DR_GRPO, LOSS_CISPO };
 // With d = logprob of the reference - logprob: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
@@ -37,6 +38,7 @@ struct loss_config {
     int max_completion_length; // LOSS_DR_GRPO's constant
     enum tis_mode tis;
     double tis_min, tis_max; // 0: none
+    double frozen_weight;    // of a token that loss_batch.by_policy says is not the policy's
 };
 
 // The sequences of one micro-batch, flat: sequence s owns entries first[s] .. first[s+1]-1.
@@ -50,7 +52,11 @@ struct loss_batch {
     const float *advantages;       // (n_seqs)
     // of the whole optimizer step that this micro-batch is a part of
     int step_seqs;
-    long step_tokens;
+    double step_tokens; // a frozen model's count frozen_weight each
+    // 1: the policy wrote the token; 0: a frozen model did, whose log-probability stands in
+    // sampler_logprobs then, which is not looked at. NULL: the policy wrote all.
+    const uint8_t *by_policy;
+    const float *token_advantages; // one a token, in place of `advantages`; NULL: none
 };
 
 struct range_stats { // sum / n is the mean; min and max are 0 where n is
@@ -60,7 +66,7 @@ struct range_stats { // sum / n is the mean; min and max are 0 where n is
 struct loss_stats { // sums, so that micro-batches add up; divide by tokens or seqs for means
     double loss;    // already normalised over the step
     double kl;      // sum over tokens, as estimated, without the ratio
-    // One entry a token; a sequence with sequence_level.
+    // One entry a token of the policy; a sequence with sequence_level.
     struct range_stats ratio;
     double clip_low, clip_high, clip_delta; // how many ratios were cut at that bound
     // The clipped share of each sequence that has tokens.

@@ -105,6 +105,18 @@ static void list_parts(int64_t n, int64_t n_low, enum moments_kind kind,
     memcpy(ret, parts, sizeof parts);
 }
 
+enum status optimizer_reset(struct optimizer *o)
+{
+    struct device_part parts[N_PARTS];
+    list_parts(o->n, o->n_low, o->moments.kind, parts);
+    for (int i = 0; i < N_PARTS; i++)
+        if (parts[i].bytes)
+            device_fill(o->dev, *device_part_pointer(o, &parts[i]), 0, parts[i].bytes);
+    o->steps = 0;
+    o->prepared = false;
+    return device_sync(o->dev);
+}
+
 static enum status alloc_state(struct optimizer *o)
 {
     struct device_part parts[N_PARTS];
@@ -113,10 +125,7 @@ static enum status alloc_state(struct optimizer *o)
     list_parts(o->n, o->n_low, o->moments.kind, parts);
     CHECK(status_context(device_alloc_parts(o->dev, o, parts, N_PARTS),
                          "gradients and AdamW's state of %" PRId64 " elements", o->n));
-    for (int i = 0; i < N_PARTS; i++)
-        if (parts[i].bytes)
-            device_fill(o->dev, *device_part_pointer(o, &parts[i]), 0, parts[i].bytes);
-    st = device_sync(o->dev);
+    st = optimizer_reset(o);
 out:
     return st;
 }
@@ -267,6 +276,12 @@ enum status optimizer_apply(struct optimizer *o, double lr)
 int64_t optimizer_steps(const struct optimizer *o)
 {
     return o->steps;
+}
+
+void optimizer_configure(struct optimizer *o, const struct optimizer_config *config)
+{
+    o->config = *config;
+    o->config.moments = o->moments.kind;
 }
 
 void optimizer_memory(const struct param_ranges *trained, enum moments_kind moments,

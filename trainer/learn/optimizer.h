@@ -36,6 +36,9 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm);
 // and even (bridge_publish syncs). Counts the step.
 enum status optimizer_apply(struct optimizer *o, double lr);
 int64_t optimizer_steps(const struct optimizer *o);
+// Of the steps from here on; the moments' kind stays what it is.
+void optimizer_configure(struct optimizer *o, const struct optimizer_config *config);
+enum status optimizer_reset(struct optimizer *o); // as it was when it was new: no step, no state
 
 struct optimizer_memory {
     size_t residual, moments, grads; // grads: with their norm and its factor

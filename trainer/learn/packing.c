@@ -15,6 +15,24 @@ static int rows_of(const struct pack_completion *c)
     return c->n > 1 ? c->n - 1 : 0;
 }
 
+// How many of each token's own row are asked for.
+static int targets_each(const struct pack_completion *c)
+{
+    return c->targets ? c->targets_each : 1;
+}
+
+static int targets_of(const struct pack_completion *c)
+{
+    return c->n * targets_each(c);
+}
+
+// What it takes of the budget: its rows, but for what has more targets than rows.
+static int64_t cost_of(const struct pack_completion *c)
+{
+    const int64_t targets = (int64_t)c->n * targets_each(c);
+    return targets > 1 ? targets - 1 : 0;
+}
+
 static enum status grow(void **array, int n, size_t size)
 {
     void *larger = array_room(*array, (size_t)n, size);
@@ -38,6 +56,7 @@ static enum status open_part(struct micro_batch *mb, int group, int first, int n
     if (st != ST_OK) return st;
     mb->parts[mb->n_parts++] = (struct pack_part){.group = group, .first = first};
     mb->n_tokens += n_prompt;
+    mb->cost += n_prompt;
     return ST_OK;
 }
 
@@ -49,6 +68,7 @@ static enum status add_completion(struct micro_batch *mb, const struct pack_comp
     mb->sample[mb->n_seqs++] = sample;
     mb->parts[mb->n_parts - 1].n++;
     mb->n_tokens += rows_of(c);
+    mb->cost += cost_of(c);
     return ST_OK;
 }
 
@@ -63,7 +83,8 @@ static enum status finish(struct packing *p, const struct pack_group *groups)
         for (int i = 0; i < mb->n_parts; i++)
             for (int c = 0; c < mb->parts[i].n; c++) {
                 mb->first[seq++] = target;
-                target += groups[mb->parts[i].group].completions[mb->parts[i].first + c].n;
+                target +=
+                    targets_of(&groups[mb->parts[i].group].completions[mb->parts[i].first + c]);
             }
         mb->first[seq] = target;
         int seqs = mb->n_seqs + mb->n_parts;
@@ -87,15 +108,17 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
         const struct pack_group *group = &groups[g];
         bool in_part = false;
         for (int c = 0; c < group->n; c++, sample++) {
-            int rows = rows_of(&group->completions[c]), alone = group->n_prompt + rows;
+            const int64_t cost = cost_of(&group->completions[c]), alone = group->n_prompt + cost;
             if (alone > token_budget) {
-                st = status_fail(ST_INVALID,
-                                 "a prompt of %d tokens with a completion of %d is over the token "
-                                 "budget of %d; raise --token-budget",
-                                 group->n_prompt, group->completions[c].n, token_budget);
+                st = status_fail(
+                    ST_INVALID,
+                    "a prompt of %d tokens with a completion of %d%s is over the token "
+                    "budget of %d; raise --token-budget",
+                    group->n_prompt, group->completions[c].n,
+                    group->completions[c].targets ? " and its targets" : "", token_budget);
                 goto out;
             }
-            if (!mb || mb->n_tokens + (in_part ? rows : alone) > token_budget) {
+            if (!mb || mb->cost + (in_part ? cost : alone) > token_budget) {
                 CHECK(open_batch(p, &mb));
                 in_part = false;
             }
@@ -145,6 +168,26 @@ void packing_samples(const struct micro_batch *mb, const struct pack_group *grou
     }
 }
 
+// Adds a completion behind its prompt, and asks for the rows that its targets are predicted by.
+static enum status want_rows(struct batch *batch, const struct pack_completion *c, int prompt,
+                             int prompt_last)
+{
+    enum status st = ST_OK;
+    int row = prompt_last;
+    for (int t = 0; t < c->n; t++) {
+        for (int i = 0; i < targets_each(c); i++) CHECK(batch_want_row(batch, row));
+        if (t > 0 || c->n == 1) {
+            row++;
+            continue;
+        }
+        int seq;
+        CHECK(batch_add_packed(batch, c->ids, c->n - 1, prompt, &seq));
+        row = batch_first_row(batch, seq);
+    }
+out:
+    return st;
+}
+
 enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups,
                          struct batch *batch, int32_t *ret_targets)
 {
@@ -157,16 +200,12 @@ enum status packing_fill(const struct micro_batch *mb, const struct pack_group *
         int prompt_last = batch_first_row(batch, prompt) + group->n_prompt - 1;
         for (int c = 0; c < part->n; c++) {
             const struct pack_completion *completion = &group->completions[part->first + c];
-            if (completion->n == 0) continue;
-            CHECK(batch_want_row(batch, prompt_last));
-            if (completion->n > 1) {
-                int seq;
-                CHECK(batch_add_packed(batch, completion->ids, completion->n - 1, prompt, &seq));
-                int row = batch_first_row(batch, seq);
-                for (int t = 1; t < completion->n; t++) CHECK(batch_want_row(batch, row + t - 1));
-            }
-            memcpy(ret_targets, completion->ids, (size_t)completion->n * sizeof *ret_targets);
-            ret_targets += completion->n;
+            const int n = targets_of(completion);
+            if (n == 0) continue;
+            CHECK(want_rows(batch, completion, prompt, prompt_last));
+            memcpy(ret_targets, completion->targets ? completion->targets : completion->ids,
+                   (size_t)n * sizeof *ret_targets);
+            ret_targets += n;
         }
     }
 out:

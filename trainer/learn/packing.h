@@ -3,7 +3,8 @@
  * One thread.
  *
  * A completion of n tokens has n targets but only n - 1 rows: its first token is predicted by the
- * prompt's last row, and its last token predicts nothing that counts. */
+ * prompt's last row, and its last token predicts nothing that counts. What is predicted may be
+ * given instead, several targets for each token: its row's logits then count for all of them. */
 #ifndef TRAINER_PACKING_H
 #define TRAINER_PACKING_H
 
@@ -12,6 +13,9 @@
 struct pack_completion {
     const int32_t *ids; // (n) borrowed
     int n;              // may be 0: nothing to learn from it
+    // (n, targets_each) borrowed: instead of the n ids; NULL: these
+    const int32_t *targets;
+    int targets_each;
 };
 struct pack_group {
     const int32_t *prompt; // (n_prompt) borrowed; n_prompt >= 1
@@ -30,6 +34,7 @@ struct micro_batch {
     int *sample;  // (n_seqs) number of each over all groups, in their order
     int *first;   // (n_seqs + 1) where its targets start
     int n_tokens; // rows
+    int64_t cost; // of the budget: rows, or what has more targets than rows
 };
 struct packing {
     int n;

@@ -24,10 +24,11 @@ struct update { // what the loss function works on
     const struct update_config *config;
     const struct rollout *rollout;
     const float *advantages;
-    float *old_logprobs; // of all samples, by the trainer, before the first update
-    long *first;         // (n_samples + 1) where each sample's begin
-    int n_samples;       // that the means over sequences divide by
-    long n_tokens;
+    float *old_logprobs;     // of all samples, by the trainer, before the first update
+    long *first;             // (n_samples + 1) where each sample's begin
+    int n_samples;           // that the means over sequences divide by
+    long n_tokens, n_policy; // that count; of all, those that the policy wrote
+    double weight;           // of those that count
     uint64_t version;
     bool first_iteration;
     struct loss_stats loss;
@@ -42,20 +43,23 @@ static bool counts(const struct update *u, const struct completion *s)
     return !(u->config->mask_truncated && s->truncated);
 }
 
+// The sampler's numbers of tokens that a frozen model wrote are not the policy's.
 static void compare_with_daemon(struct update *u, int sample, const float *logprobs)
 {
     const struct completion *s = &u->rollout->completions[sample];
-    for (int t = 0; t < s->n; t++) {
+    for (int t = 0; s->logprobs && t < s->n; t++) {
+        if (!completion_is_policys(s, t)) continue;
         double delta = (double)logprobs[t] - s->logprobs[t];
         if (logprobs[t] != s->logprobs[t]) {
             double before = (double)u->far.trainer - u->far.server;
             if (u->differing++ == 0 || fabs(delta) > fabs(before))
-                u->far =
-                    (struct difference){sample, t, s->logprobs[t], logprobs[t], s->versions[t]};
+                u->far = (struct difference){sample, t, s->logprobs[t], logprobs[t],
+                                             s->versions ? s->versions[t] : 0};
         }
         u->delta_sum += fabs(delta);
         u->k3 += expm1(delta) - delta;
-        if (s->versions[t] == u->version) u->delta_max = fmax(u->delta_max, fabs(delta));
+        if (!s->versions || s->versions[t] == u->version)
+            u->delta_max = fmax(u->delta_max, fabs(delta));
     }
 }
 
@@ -83,7 +87,9 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
             .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
             .advantages = &u->advantages[mb->sample[s]],
             .step_seqs = u->n_samples,
-            .step_tokens = u->n_tokens,
+            .step_tokens = u->weight,
+            .by_policy = sample->by_policy,
+            .token_advantages = sample->advantages,
         };
         memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
         loss_compute(&u->config->loss, &batch, &u->loss, ret_dlogprobs + first);
@@ -102,7 +108,8 @@ static enum status make_groups(const struct rollout *r, struct pack_group **ret_
         return status_fail(ST_NO_MEMORY, "no memory for %d samples", n);
     }
     for (int i = 0; i < n; i++)
-        completions[i] = (struct pack_completion){r->completions[i].ids, r->completions[i].n};
+        completions[i] =
+            (struct pack_completion){.ids = r->completions[i].ids, .n = r->completions[i].n};
     for (int g = 0; g < r->n_groups; g++)
         groups[g] = (struct pack_group){
             .prompt = r->examples[g]->prompt_ids.ids,
@@ -163,14 +170,16 @@ static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 static void fill_stats(const struct update *u, struct update_stats *stats)
 {
     double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
+    double compared = u->n_policy > 0 ? (double)u->n_policy : 1;
     stats->loss = u->first_loss;
     stats->kl = u->first_kl;
     stats->entropy = u->entropy / all;
     stats->all = u->loss;
-    stats->mismatch_mean = u->delta_sum / all;
+    stats->mismatch_mean = u->delta_sum / compared;
     stats->mismatch_max = u->delta_max;
-    stats->mismatch_k3 = u->k3 / all;
+    stats->mismatch_k3 = u->k3 / compared;
     stats->tokens = u->n_tokens;
+    stats->frozen_tokens = u->rollout->n_tokens - u->n_policy;
 }
 
 static enum status check_exact(const struct update *u)
@@ -200,6 +209,19 @@ static enum status place_old_logprobs(struct update *u)
     return ST_OK;
 }
 
+static void count_tokens(struct update *u)
+{
+    for (int i = 0; i < u->n_samples; i++) {
+        const struct completion *s = &u->rollout->completions[i];
+        int n_policy = 0;
+        for (int t = 0; t < s->n; t++) n_policy += completion_is_policys(s, t);
+        u->n_policy += n_policy;
+        if (!counts(u, s)) continue;
+        u->n_tokens += s->n;
+        u->weight += n_policy + u->config->loss.frozen_weight * (s->n - n_policy);
+    }
+}
+
 enum status update_policy(struct learner *l, struct bridge *bridge,
                           const struct update_config *config, const struct rollout *rollout,
                           const float *advantages, double lr, pthread_mutex_t *publish_lock,
@@ -212,8 +234,7 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
     enum status st;
     u.n_samples = rollout->n_groups * rollout->n_per_group;
     u.version = control_version(bridge_control(bridge));
-    for (int i = 0; i < u.n_samples; i++)
-        if (counts(&u, &rollout->completions[i])) u.n_tokens += rollout->completions[i].n;
+    count_tokens(&u);
     CHECK(place_old_logprobs(&u));
     CHECK(make_groups(rollout, &groups, &completions));
     for (int i = 0; i < config->num_iterations; i++) {

@@ -24,9 +24,11 @@ struct update_stats {
     struct loss_stats all;    // sums over all iterations: ratios, clipping, importance weights
     double grad_norm;         // of the last iteration that was applied, before clipping
     // The server's log-probabilities against the trainer's of the same weights (first iteration).
-    // The largest counts tokens of the current weight version only.
+    // The largest counts tokens of the current weight version only, and those whose version nobody
+    // tells; all three the policy's alone.
     double mismatch_mean, mismatch_max, mismatch_k3;
     long tokens;                  // that count for the loss
+    long frozen_tokens;           // of all in the rollout, those that a frozen model wrote
     int applied, skipped;         // iterations; skipped: the gradient was not finite
     struct draft_stats draft;     // of the first iteration, which is the draft's only one
     double draft_grad_norm;       // before clipping

@@ -17,9 +17,11 @@ void completion_release(struct completion *s)
     free(s->ids);
     free(s->logprobs);
     free(s->versions);
+    free(s->by_policy);
     free(s->text);
     free(s->accepted);
     free(s->text_offset);
+    free(s->advantages);
     json_decref(s->telemetry);
     *s = (struct completion){0};
 }
@@ -96,6 +98,29 @@ static enum status read_count(const char *where, const json_t *list, const char 
     return ST_OK;
 }
 
+// Without it a tandem's sample would be learned from as if the policy had written all of it.
+static enum status read_mask(const char *where, const struct completion_bounds *bounds,
+                             const json_t *line, struct completion *s)
+{
+    enum status st;
+    const json_t *mask = NULL;
+    json_int_t one;
+    if (bounds->tandem != json_has(line, "model_mask"))
+        return status_fail(ST_MISMATCH, "%s: field \"model_mask\" %s", where,
+                           bounds->tandem ? "is missing: which tokens of a tandem are the policy's?"
+                                          : "of a tandem, where none was asked for");
+    if (!bounds->tandem) return ST_OK;
+    CHECK(read_list(where, line, "model_mask", s->n, &mask));
+    s->by_policy = malloc(s->n ? (size_t)s->n : 1);
+    if (!s->by_policy) FAIL(ST_NO_MEMORY, "%s: no memory", where);
+    for (int t = 0; t < s->n; t++) {
+        CHECK(read_count(where, mask, "model_mask", t, 1, &one));
+        s->by_policy[t] = (uint8_t)one;
+    }
+out:
+    return st;
+}
+
 // For people only, nothing is computed from them; a server may leave them out.
 static enum status read_accepted(const char *where, const json_t *line, struct completion *s)
 {
@@ -152,6 +177,7 @@ enum status completion_read(const char *where, const json_t *line,
              where, finish);
     s.truncated = strcmp(finish, "length") == 0;
     CHECK(read_tokens(where, bounds, line, &s));
+    CHECK(read_mask(where, bounds, line, &s));
     CHECK(read_accepted(where, line, &s));
     s.text = text_of(json_object_get(line, "text"));
     if (!s.text) FAIL(ST_NO_MEMORY, "%s: no memory", where);

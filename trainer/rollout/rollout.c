@@ -78,6 +78,8 @@ void rollout_free(struct rollout *r)
     if (!r) return;
     for (int i = 0; r->completions && i < r->n_groups * r->n_per_group; i++)
         completion_release(&r->completions[i]);
+    for (int g = 0; r->owned && g < r->n_groups; g++) example_release(&r->owned[g]);
+    free(r->owned);
     free(r->completions);
     free(r->examples);
     free(r);
@@ -88,7 +90,7 @@ uint64_t rollout_oldest(const struct rollout *r, int group)
     const struct completion *completions = &r->completions[group * r->n_per_group];
     uint64_t oldest = UINT64_MAX;
     for (int i = 0; i < r->n_per_group; i++)
-        for (int t = 0; t < completions[i].n; t++)
+        for (int t = 0; completions[i].versions && t < completions[i].n; t++)
             if (completions[i].versions[t] < oldest) oldest = completions[i].versions[t];
     return oldest;
 }
@@ -165,6 +167,18 @@ static json_t *completions_body(struct part *p)
     return body;
 }
 
+// NULL: there is none, or no memory.
+static json_t *request_tandem(const struct sampling_options *s)
+{
+    const struct tandem_options *t = &s->tandem;
+    if (!t->on) return NULL;
+    json_t *tandem = json_pack("{s:s, s:f, s:I}", "selector", tandem_selector_names[t->selector],
+                               "p", t->p, "chunk", (json_int_t)t->chunk);
+    if (t->shared)
+        json_object_set_new(tandem, "seed", json_integer((json_int_t)(s->seed & INT64_MAX)));
+    return tandem;
+}
+
 // Of the groups that have no completions; how many samples that are is the part's n_wanted.
 static json_t *rollouts_body(struct part *p)
 {
@@ -178,13 +192,13 @@ static json_t *rollouts_body(struct part *p)
         failed = json_array_append_new(groups, request_group(p, g));
         p->n_wanted += r->n_per_group;
     }
-    json_t *body =
-        failed ? NULL
-               : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*}}", "groups", groups,
-                           "lora", p->pull->source->adapter, "sampling", "temperature",
-                           s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
-                           (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
-                           "ignore_eos", s->ignore_eos, "stop", s->stop);
+    json_t *body = failed ? NULL
+                          : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*}}",
+                                      "groups", groups, "lora", p->pull->source->adapter,
+                                      "sampling", "temperature", s->temperature, "top_p", s->top_p,
+                                      "min_p", s->min_p, "top_k", (json_int_t)s->top_k,
+                                      "max_tokens", (json_int_t)s->max_tokens, "ignore_eos",
+                                      s->ignore_eos, "stop", s->stop, "tandem", request_tandem(s));
     json_decref(groups);
     return body;
 }
@@ -198,6 +212,7 @@ static struct completion_bounds bounds_of(const struct part *p)
     return (struct completion_bounds){
         .vocab_size = p->pull->source->vocab_size,
         .max_tokens = (int)p->pull->sampling->max_tokens,
+        .tandem = p->pull->sampling->tandem.on,
         .oldest = s->worker ? s->worker->version : p->pull->oldest,
         .newest = s->worker ? s->worker->version : control_version(s->control),
     };

@@ -209,6 +209,13 @@ static enum status write_policy(struct trainer_files *files, const char *folder)
                               policy->source_folder, write_trainer_files, files);
 }
 
+enum status checkpoint_write_folder(const char *folder, const struct checkpoint *c,
+                                    struct device *dev, const struct checkpoint_model *policy)
+{
+    struct trainer_files files = {c, dev, policy, NULL};
+    return write_policy(&files, folder);
+}
+
 enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
                              const struct checkpoint_model *policy,
                              const struct checkpoint_model *draft, int keep, char **ret_folder)

@@ -41,6 +41,9 @@ struct checkpoint_model { // one model of a checkpoint
 enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
                              const struct checkpoint_model *policy,
                              const struct checkpoint_model *draft, int keep, char **ret_folder);
+// One checkpoint of a policy alone, of any name, with no links to it.
+enum status checkpoint_write_folder(const char *folder, const struct checkpoint *c,
+                                    struct device *dev, const struct checkpoint_model *policy);
 // The folder that `latest` points to, or `best`; NULL where there is none yet. The caller's to
 // free. ST_NOT_FOUND where `latest` points to one that was removed; `best` then counts as none.
 enum status checkpoint_latest(const char *run_folder, char **ret_folder);

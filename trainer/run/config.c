@@ -17,6 +17,9 @@ const struct option_spec train_options[] = {
     OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("data", data, NULL, "FILE", "training prompts, JSONL"),
     MAX_SAMPLES_OPTION,
+    OPT_TEXT("atropos", atropos, NULL, "http://HOST:PORT",
+             "Atropos' API server: in place of --data, groups that its environments have sampled "
+             "and scored (docs/atropos.md)"),
     OPT_TEXT("run-dir", run_dir, NULL, "DIR", "run folder (default: runs/DATE-TIME)"),
     OPT_FLAG("resume", resume, NULL,
              "go on from the run folder's last checkpoint, if it has one, with the options in its "
@@ -96,6 +99,25 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("min-p", sampling.min_p, "0", "P", 0, 1, "least share of the likeliest; 0: off"),
     OPT_TEXT("stop", sampling.stop, NULL, "TEXT", "text that ends a sample"),
     OPT_FLAG("ignore-eos", sampling.ignore_eos, NULL, "sample on past the end token"),
+
+    OPT_HEADING("Tandem"),
+    OPT_FLAG("tandem", sampling.tandem.on, NULL,
+             "the server's frozen model (cw-infer-server --tandem-model) writes each sample "
+             "together with the policy"),
+    OPT_CHOICE(
+        "tandem-selector", sampling.tandem.selector, "bernoulli", tandem_selector_names,
+        "what an author is drawn for: each token, --tandem-chunk tokens, a sentence, a word; "
+        "alternating: nothing is drawn, the policy's tokens are spread evenly"),
+    OPT_DOUBLE("tandem-p", sampling.tandem.p, "0.5", "P", 0, 1,
+               "probability that the policy writes"),
+    OPT_INT("tandem-chunk", sampling.tandem.chunk, "16", "TOKENS", 1, 1e6,
+            "of --tandem-selector "
+            "chunk"),
+    OPT_FLAG("tandem-shared", sampling.tandem.shared, "true",
+             "all samples of a step have the same authors at the same places, which costs less; "
+             "else each draws its own"),
+    OPT_DOUBLE("tandem-frozen-weight", loss.frozen_weight, "0.2", "W", 0, 1e6,
+               "of the frozen model's tokens in the loss, the policy's have 1"),
 
     OPT_HEADING("Curriculum"),
     OPT_CHOICE("curriculum", curriculum.mode, "off", curriculum_mode_names,
@@ -287,6 +309,7 @@ static enum status resolve_sync(const struct train_config *c, struct train_resol
                      {"async", ret->async},
                      {"lora-r", c->lora.r > 0},
                      {"train-draft", c->train_draft},
+                     {"tandem", c->sampling.tandem.on},
                      {"exact", c->exact}},
       of_checkpoint[] = {{"model", c->model},
                          {"restart-interval", c->restart_interval > 1},
@@ -316,6 +339,36 @@ static enum status resolve_sync(const struct train_config *c, struct train_resol
     if (c->server_url && strncmp(c->server_url, "http://", strlen("http://")) != 0)
         return status_fail(ST_INVALID, "--server-url %s: take http://HOST:PORT", c->server_url);
     ret->max_staleness = (c->restart_interval - 1) * c->num_iterations;
+    return ST_OK;
+}
+
+static enum status check_atropos(const struct train_config *c, const struct train_resolved *r)
+{
+    const struct {
+        const char *option;
+        bool given;
+        const char *why;
+    } refused[] = {
+        {"data", c->data, "prompts are the environments'"},
+        {"sync", c->sync != SYNC_SHARED, "environments ask the server that shares its weights"},
+        {"async", r->async, "environments run ahead by themselves"},
+        {"workers", c->workers && *c->workers, "environments choose the servers that they ask"},
+        {"curriculum", c->curriculum.mode != CURRICULUM_OFF, "prompts are the environments'"},
+        {"cost", c->cost, "nobody tells what a sequence cost"},
+        {"lora-r", c->lora.r > 0, "environments ask for the model, and not for an adapter of it"},
+        {"tandem", c->sampling.tandem.on, "environments ask for one model's tokens"},
+        {"exact", c->exact, "nobody tells which weights sampled a token"},
+        {"eval-strategy", c->eval_by_epoch, "there are no epochs; take steps"},
+    };
+    if (!c->atropos) return ST_OK;
+    if (strncmp(c->atropos, "http://", strlen("http://")) != 0)
+        return status_fail(ST_INVALID, "--atropos %s: take http://HOST:PORT", c->atropos);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (refused[i].given)
+            return status_fail(ST_INVALID, "--%s with --atropos: %s", refused[i].option,
+                               refused[i].why);
+    if (c->max_steps < 0)
+        return status_fail(ST_INVALID, "--atropos needs --max-steps, since there are no epochs");
     return ST_OK;
 }
 
@@ -398,7 +451,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                    ? config->learning.adamw.max_grad_norm
                                    : config->draft_max_grad_norm,
     };
-    if (!config->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
+    if (!config->data && !config->atropos)
+        FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&config->prompts));
     if (!config->eval_data && (config->early_stop_patience || config->load_best_model_at_end))
         FAIL(ST_INVALID, "--%s needs --eval-data, the held-out prompts that say what is better",
@@ -422,8 +476,10 @@ enum status train_config_resolve(const struct train_config *config, struct train
     CHECK(resolve_staleness(config, &r));
     CHECK(resolve_sync(config, &r));
     CHECK(check_exact(config, r.max_staleness));
+    CHECK(check_atropos(config, &r));
     CHECK(check_workers(config, &r));
     CHECK(resolve_loss(config, &r.loss));
+    if (config->atropos) r.loss.frozen_weight = 0; // of what an environment wrote between turns
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;
     *ret = r;

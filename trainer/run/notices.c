@@ -65,6 +65,15 @@ void notice_dropout(const struct train_config *c)
         c->lora.dropout, c->exact ? ", and --exact does not compare them" : "");
 }
 
+void notice_tandem(const struct train_config *c, const char *frozen_folder)
+{
+    const struct tandem_options *t = &c->sampling.tandem;
+    log_info("--tandem: %s writes with the policy: selector %s, p %g%s; its tokens weigh %g in the "
+             "loss",
+             frozen_folder, tandem_selector_names[t->selector], t->p,
+             t->shared ? ", all samples of a step alike" : "", c->loss.frozen_weight);
+}
+
 void notice_async(const struct train_config *c, const struct train_resolved *r)
 {
     if (!r->async) return;

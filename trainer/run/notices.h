@@ -18,6 +18,8 @@ void notice_left_out(const struct dataset *data, int left_out); // the last alon
 enum status notice_roles(const struct bridge_file *file, const struct bridge_role **ret_policy);
 // --lora-dropout: updates are not of the distribution that was sampled.
 void notice_dropout(const struct train_config *config);
+// --tandem: what writes with the policy.
+void notice_tandem(const struct train_config *config, const char *frozen_folder);
 // --async: samples come from older weights than those that learn.
 void notice_async(const struct train_config *config, const struct train_resolved *resolved);
 

@@ -25,7 +25,7 @@ double run_accuracy(const struct run *run, const struct scores *s)
 {
     double mean;
     int term = reward_accuracy_term(run->reward);
-    if (term < 0) return -1;
+    if (term < 0 || !s->terms) return -1; // of scores that are an environment's there are no terms
     mean_std(s->terms + (size_t)term * (size_t)s->n, s->n, &mean, NULL);
     return mean;
 }
@@ -173,6 +173,13 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
 }
 
+static void put_tandem(json_t *metrics, const struct rollout *r, const struct update_stats *u)
+{
+    const double frozen = r->n_tokens > 0 ? (double)u->frozen_tokens / (double)r->n_tokens : NAN;
+    metrics_put(metrics, "tandem/primary_token_fraction", 1 - frozen);
+    metrics_put(metrics, "tandem/frozen_token_fraction", frozen);
+}
+
 json_t *run_metrics(const struct run *run, const struct rollout_step *s,
                     const struct update_stats *update, double lr, double wait_s, double train_s)
 {
@@ -190,6 +197,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     put_update(metrics, run, update, lr);
     if (run->draft)
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
+    if (run->config->sampling.tandem.on) put_tandem(metrics, rollout, update);
     run_put_staleness(run, s, wait_s, metrics);
     run_put_workers(run, metrics);
     run_put_sync(run, update, metrics);
@@ -217,6 +225,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     char best[64];
     trained.n_servers = 1; // the workers' weights are those of the step before
     sampling.temperature = 0;
+    sampling.tandem.on = false; // the policy alone is evaluated
     rollout_queue_pause(run->queue);
     enum status st = ST_OK;
     if (run->config->sync == SYNC_CHECKPOINT) st = run_sync(run, run->step, true);
@@ -289,6 +298,16 @@ static bool put_accepted(json_t *object, const struct completion *s)
     return ok;
 }
 
+// Which tokens of a tandem are the policy's.
+static bool put_mask(json_t *object, const struct completion *s)
+{
+    json_t *mask = json_array();
+    bool ok = true;
+    for (int t = 0; ok && t < s->n; t++)
+        ok = json_array_append_new(mask, json_integer(s->by_policy[t])) == 0;
+    return json_object_set_new(object, "model_mask", mask) == 0 && ok;
+}
+
 // Rows of one prompt follow each other, so it stands on the first of them only.
 static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
                             int i)
@@ -302,10 +321,12 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
         (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
         "truncated", sample->truncated, "telemetry", sample->telemetry);
     bool ok = line != NULL;
-    if (ok && number == 0) ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
+    if (ok && number == 0 && e->prompt_json)
+        ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
     if (ok && number == 0 && e->prompt_text)
         ok = json_object_set(line, "prompt_text", e->prompt_text) == 0;
     if (ok && sample->accepted) ok = put_accepted(line, sample);
+    if (ok && sample->by_policy) ok = put_mask(line, sample);
     if (ok) return line;
     json_decref(line);
     return NULL;

@@ -6,6 +6,7 @@
 #include "trainer/learn/memory.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/notices.h"
+#include "trainer/run/role.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -13,45 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define INFO_MS 10000
-
-// Server and trainer must rotate alike, however long the trainer's own sequences are.
-static enum status take_rope(const struct bridge *bridge, const struct bridge_role *role,
-                             struct model_config *model)
-{
-    char words[128];
-    model->rope_context = role->rope_context;
-    if (!rope_describe(model, words, sizeof words)) return ST_OK;
-    if (role->rope_context == 0)
-        return status_fail(ST_MISMATCH,
-                           "%s: role %s has no \"rope_context\", by which the server chose the "
-                           "factors of longrope; server and trainer must be of one version",
-                           bridge_file_of(bridge)->path, role->role);
-    log_info("%s: %s, as the server chose", role->model, words);
-    return ST_OK;
-}
-
-// The model of one role of the bridge, bound to its arena.
-static enum status open_role(struct bridge *bridge, const struct bridge_role *role,
-                             struct model_config **ret_model, struct weights **ret_weights)
-{
-    enum status st;
-    char hash[65];
-    CHECK(model_config_load(role->model, ret_model));
-    CHECK(take_rope(bridge, role, *ret_model));
-    CHECK(weights_plan(*ret_model, role->dt, ret_weights));
-    weights_layout_hash(*ret_weights, hash);
-    if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: the server's layout of the weights differs from what %s gives here; "
-                         "server and trainer must be of one version, and the folder unchanged",
-                         bridge_file_of(bridge)->path, role->model);
-        goto out;
-    }
-    weights_bind(*ret_weights, bridge_base(bridge, role->role));
-out:
-    return st;
-}
+#define INFO_MS    10000
+#define RESTORE_MS 300000 // for a server to load a checkpoint again
 
 static enum status open_draft(struct run *run)
 {
@@ -64,7 +28,7 @@ static enum status open_draft(struct run *run)
                            "cw-infer-server --draft DIR --speculative draft_model:5",
                            file->path);
     run->draft_folder = role->model;
-    enum status st = open_role(run->bridge, role, &run->draft_model, &run->draft);
+    enum status st = role_open(run->bridge, role, &run->draft_model, &run->draft);
     if (st == ST_OK && run->draft_model->vocab_size > run->model->vocab_size)
         st = status_fail(ST_MISMATCH,
                          "--train-draft: the draft model %s has a vocabulary of %d tokens, the "
@@ -72,6 +36,21 @@ static enum status open_draft(struct run *run)
                          run->draft_folder, run->draft_model->vocab_size, run->model_folder,
                          run->model->vocab_size);
     return st;
+}
+
+// Which model writes with the policy is the server's; it must have one.
+static enum status check_tandem(const struct run *run)
+{
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_role *role = bridge_file_role(file, "frozen");
+    if (!run->config->sampling.tandem.on) return ST_OK;
+    if (!role)
+        return status_fail(ST_NOT_FOUND,
+                           "--tandem: the server of %s has no frozen model; start it with one: "
+                           "cw-infer-server --tandem-model DIR",
+                           file->path);
+    notice_tandem(run->config, role->model);
+    return ST_OK;
 }
 
 static enum status open_shared(struct run *run)
@@ -83,7 +62,8 @@ static enum status open_shared(struct run *run)
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
     run->model_folder = role->model;
-    CHECK(open_role(run->bridge, role, &run->model, &run->policy));
+    CHECK(check_tandem(run));
+    CHECK(role_open(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
     run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
                                     run->config->rollout_timeout);
@@ -141,6 +121,30 @@ enum status run_check_context(const struct run *run)
     return st;
 }
 
+int64_t run_longest(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    const int64_t positions = run->model->max_positions, budget = c->learning.token_budget;
+    if (!c->atropos) return run->data->max_prompt + c->sampling.max_tokens;
+    return positions < budget ? positions : budget;
+}
+
+static enum status load_data(struct run *run, const struct prompt_options *options)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    int left_out;
+    CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, options, &run->data,
+                       &left_out));
+    notice_data(run->data, left_out);
+    if (run->data->asks)
+        log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
+                 c->data, options->question_template);
+    st = scoring_check(run->reward, run->data);
+out:
+    return st;
+}
+
 static enum status open_data(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -148,13 +152,7 @@ static enum status open_data(struct run *run)
     int left_out;
     struct prompt_options options = c->prompts;
     options.question_template = reward_prompt_template(run->reward);
-    CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
-                       &left_out));
-    notice_data(run->data, left_out);
-    if (run->data->asks)
-        log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
-                 c->data, options.question_template);
-    CHECK(scoring_check(run->reward, run->data));
+    CHECK(c->atropos ? run_atropos_data(run) : load_data(run, &options));
     struct curriculum_options order = c->curriculum;
     order.seed = (uint64_t)c->seed;
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
@@ -165,6 +163,7 @@ static enum status open_data(struct run *run)
         notice_left_out(run->eval_data, left_out);
         CHECK(scoring_check(run->reward, run->eval_data));
     }
+    if (c->atropos && !c->eval_data) return ST_OK; // nothing is asked for here
     CHECK(check_context(run, run->model, "model"));
     if (run_serves(run)) CHECK(run_check_context(run));
     if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
@@ -193,11 +192,15 @@ static enum status open_learner(struct run *run)
     struct learner_config options;
     int64_t samples = c->curriculum.prompts_per_step * curriculum_max_rollouts(&c->curriculum);
     struct learning_shape shape = {
-        .longest = run->data->max_prompt + c->sampling.max_tokens,
+        .longest = run_longest(run),
         .tokens = c->curriculum.prompts_per_step * run->data->max_prompt +
                   samples * c->sampling.max_tokens,
         .seqs = samples + c->curriculum.prompts_per_step,
     };
+    if (c->atropos) { // each sequence may have a prompt of its own
+        shape.tokens = samples * shape.longest;
+        shape.seqs = 2 * samples;
+    }
     if (samples > 1 << 20)
         return status_fail(ST_INVALID,
                            "--prompts-per-step times --num-generations (with a curriculum: "
@@ -223,6 +226,29 @@ out:
     return st;
 }
 
+// A trainer that died in an update leaves weights that the server restores once it notices.
+enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context)
+{
+    const int64_t deadline = clock_deadline_ns(RESTORE_MS);
+    enum status st;
+    for (bool first = true; (st = attempt(context)) == restoring; first = false) {
+        if (clock_ms_until(deadline) == 0) break;
+        if (first) log_info("waiting up to %d s: %s", RESTORE_MS / 1000, status_message());
+        clock_sleep_ms(20);
+    }
+    return st;
+}
+
+static enum status take_lease(void *bridge)
+{
+    return bridge_become_writer(bridge);
+}
+
+enum status run_become_writer(struct run *run)
+{
+    return run_retry(ST_TORN, take_lease, run->bridge);
+}
+
 enum status run_open(struct run *run)
 {
     enum status st;
@@ -240,8 +266,7 @@ enum status run_open(struct run *run)
     notice_filtering(run->config);
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
-    CHECK(
-        bridge_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
+    CHECK(run_become_writer(run)); // a second trainer is told so, not that memory is short
     CHECK(run_folder_open(run, &latest));
     control_set_run(bridge_control(run->bridge), run->folder);
     CHECK(open_learner(run));
@@ -252,6 +277,7 @@ enum status run_open(struct run *run)
     CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
                      &run->log));
     run_plan_steps(run);
+    CHECK(run_open_atropos(run));
     CHECK(run_open_rollouts(run));
 out:
     free(latest);

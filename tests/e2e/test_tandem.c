@@ -1,0 +1,318 @@
+/* test_tandem.c: a server with a frozen model beside the one that is trained, and cw-trainer train
+ * --tandem on it: with p 1 it is the plain run to the bit; with less both write, each token's
+ * log-probability is its author's, and a run that is killed goes on to the same bits, though the
+ * KV cache is so small that samples are preempted. What cannot be is refused by name. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/training.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS "6"
+
+static struct scene scene;
+static const char *frozen; // another model of the tokenizer's
+
+static void serve(const char *const options[])
+{
+    daemon_kill(&scene.daemon);
+    daemon_start(&scene.daemon, scene.model, options);
+}
+
+// ---- rollouts ----------------------------------------------------------------------------------
+
+// The response's lines, in the order of their samples; each json_decref.
+static int roll_out(const char *sampling, json_t *ret[8])
+{
+    struct wire_answer answer;
+    struct bytes body = BYTES_INIT;
+    int n = 0;
+    bytes_printf(&body,
+                 "{\"groups\":[{\"prompt\":\"12+34=\",\"n\":4}],\"sampling\":{\"max_tokens\":24,"
+                 "\"seed\":5,\"ignore_eos\":true%s}}",
+                 sampling);
+    daemon_request(scene.daemon.socket, "POST", "/v1/rollouts", "", bytes_text(&body), &answer);
+    assert_int_equal(answer.status, 200);
+    const char *end, *line = bytes_text(&answer.body);
+    memset(ret, 0, 8 * sizeof *ret);
+    for (; (end = strchr(line, '\n')); line = end + 1, n++) {
+        json_t *one;
+        assert_ok(json_parse("/v1/rollouts", line, (size_t)(end - line), &one));
+        ret[json_integer_value(json_object_get(one, "sample"))] = one;
+    }
+    bytes_release(&body);
+    wire_answer_release(&answer);
+    return n;
+}
+
+static void assert_same_key(const json_t *a, const json_t *b, const char *key)
+{
+    const json_t *x = json_object_get(a, key);
+    assert_non_null(x);
+    assert_true(json_equal(x, json_object_get(b, key)));
+}
+
+// How many of a line's tokens are the policy's.
+static int sum_mask(const json_t *line)
+{
+    const json_t *mask = json_object_get(line, "model_mask"), *one;
+    size_t i;
+    int sum = 0;
+    assert_int_equal(json_array_size(mask), json_array_size(json_object_get(line, "token_ids")));
+    json_array_foreach (mask, i, one) sum += (int)json_integer_value(one);
+    return sum;
+}
+
+// One model's own numbers of a line's tokens: those of the prompt that ends with them. With
+// "tandem", p 0, it is the frozen model's rollout; here the policy's.
+static void lines_name_their_authors(void **state)
+{
+    (void)state;
+    json_t *plain[8], *one[8], *half[8], *same[8];
+    serve(OPTIONS("--tandem-model", frozen));
+    assert_int_equal(roll_out("", plain), 4);
+    assert_int_equal(roll_out(",\"tandem\":{\"p\":1}", one), 4);
+    assert_int_equal(roll_out(",\"tandem\":{}", half), 4);
+    assert_int_equal(roll_out(",\"tandem\":{\"selector\":\"bernoulli\",\"p\":0.5}", same), 4);
+    int policy = 0;
+    for (int i = 0; i < 4; i++) {
+        assert_null(json_object_get(plain[i], "model_mask"));
+        assert_same_key(plain[i], one[i], "token_ids");
+        assert_same_key(plain[i], one[i], "logprobs");
+        assert_same_key(half[i], same[i], "token_ids");
+        assert_same_key(half[i], same[i], "logprobs");
+        assert_same_key(half[i], same[i], "model_mask");
+        assert_int_equal(sum_mask(one[i]), 24);
+        policy += sum_mask(half[i]);
+    }
+    assert_in_range(policy, 20, 76); // of 96
+    for (int i = 0; i < 4; i++) {
+        json_decref(plain[i]);
+        json_decref(one[i]);
+        json_decref(half[i]);
+        json_decref(same[i]);
+    }
+}
+
+static void assert_bad_request(const char *path, const char *body, const char *part)
+{
+    json_t *answer = daemon_post(scene.daemon.socket, path, 400, body);
+    const char *message = NULL;
+    assert_ok(json_get_string("answer", json_object_get(answer, "error"), "message", &message));
+    assert_contains(message, part);
+    json_decref(answer);
+}
+
+static void bad_fields_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sampling, *part;
+    } bad[] = {
+        {"\"tandem\":7", "\"tandem\" must be an object"},
+        {"\"tandem\":{\"p\":1.5}", "\"p\""},
+        {"\"tandem\":{\"p\":\"half\"}", "\"p\""},
+        {"\"tandem\":{\"selector\":\"dice\"}", "\"selector\""},
+        {"\"tandem\":{\"selector\":1}", "\"selector\""},
+        {"\"tandem\":{\"chunk\":0}", "\"chunk\""},
+        {"\"tandem\":{\"seed\":0.5}", "\"seed\""},
+        {"\"tandem\":{\"probability\":1}", "\"probability\" is no field of \"tandem\""},
+        {"\"tandem\":{},\"prompt_logprobs\":0", "prompt_logprobs"},
+        {"\"tandem\":{},\"speculative\":\"ngram:3\"", "speculative"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct bytes body = BYTES_INIT;
+        bytes_printf(&body, "{\"groups\":[{\"prompt\":\"1+2=\"}],\"sampling\":{%s}}",
+                     bad[i].sampling);
+        assert_bad_request("/v1/rollouts", bytes_text(&body), bad[i].part);
+        bytes_release(&body);
+    }
+    assert_bad_request("/v1/completions", "{\"prompt\":\"1\",\"tandem\":{}}", "\"tandem\"");
+    assert_bad_request("/inference/v1/generate",
+                       "{\"token_ids\":[1],\"sampling_params\":{\"tandem\":{}}}", "/v1/rollouts");
+}
+
+static void the_bridge_lists_it(void **state)
+{
+    (void)state;
+    const char *argv[] = {test_binary("cw-ipc-check"), scene.daemon.bridge, NULL};
+    daemon_holds(&scene.daemon, "policy", scene.model);
+    daemon_holds(&scene.daemon, "frozen", frozen);
+    assert_int_equal(test_command(test_path(scene.folder, "check.log"), LIMIT_MS, argv), 0);
+}
+
+// ---- training ----------------------------------------------------------------------------------
+
+static void with_p_1_it_is_the_plain_run(void **state)
+{
+    (void)state;
+    serve(OPTIONS("--tandem-model", scene.model)); // the model that is trained, as it was
+    assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", STEPS)), 0);
+    assert_int_equal(train_alone(&scene, "p-1",
+                                 OPTIONS("--max-steps", STEPS, "--tandem", "--tandem-p", "1",
+                                         "--eval-data", scene.data)),
+                     0);
+    assert_said(&scene, "writes with the policy: selector bernoulli, p 1");
+    test_same_file(latest(&scene, "plain"), latest(&scene, "p-1"), "model.safetensors");
+    test_same_file(latest(&scene, "plain"), latest(&scene, "p-1"), "trainer/optimizer.safetensors");
+    json_t *plain = last_metrics(&scene, "plain"), *m = last_metrics(&scene, "p-1");
+    assert_null(json_object_get(plain, "tandem/primary_token_fraction"));
+    assert_true(metric(m, "tandem/primary_token_fraction") == 1);
+    assert_true(metric(m, "tandem/frozen_token_fraction") == 0);
+    assert_true(metric(m, "loss") == metric(plain, "loss"));
+    json_decref(plain);
+    json_decref(m);
+    daemon_holds(&scene.daemon, "frozen", scene.model); // trained on, it stays
+}
+
+// Tokens of a step's rollouts, and those that they mark as the policy's.
+static void count_logged(const char *run, const char *file, int *ret_tokens, int *ret_policy)
+{
+    char *text = test_read(test_path(test_path(scene.folder, run), file));
+    *ret_tokens = *ret_policy = 0;
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        json_t *sample, *one;
+        size_t i;
+        assert_ok(json_parse(file, line, (size_t)(end - line), &sample));
+        json_array_foreach (json_object_get(sample, "model_mask"), i, one) {
+            ++*ret_tokens;
+            *ret_policy += json_integer_value(one) == 1;
+        }
+        assert_int_equal(json_array_size(json_object_get(sample, "model_mask")),
+                         json_integer_value(json_object_get(sample, "tokens")));
+        json_decref(sample);
+    }
+    free(text);
+}
+
+static void assert_fractions(const char *run)
+{
+    int tokens, policy;
+    json_t *m = last_metrics(&scene, run);
+    count_logged(run, "rollouts/step-6.jsonl", &tokens, &policy);
+    assert_true(policy > 0 && policy < tokens);
+    assert_true(fabs(metric(m, "tandem/primary_token_fraction") - (double)policy / tokens) < 1e-9);
+    assert_true(fabs(metric(m, "tandem/frozen_token_fraction") - 1 + (double)policy / tokens) <
+                1e-9);
+    // Over the policy's tokens, where sampler and trainer agree to the bit; the frozen model's
+    // numbers would be far off.
+    assert_true(metric(m, "sampler_mismatch/max") == 0);
+    assert_true(metric(m, "sampler_mismatch/mean") == 0);
+    assert_true(metric(m, "importance_ratio/mean") == 1);
+    json_decref(m);
+}
+
+#define TANDEM                                                                                     \
+    "--max-steps", STEPS, "--tandem", "--tandem-selector", "chunk", "--tandem-chunk", "3",         \
+        "--exact", "--log-completions", "--max-completion-length", "24", "--num-generations", "6", \
+        "--save-steps", "2"
+
+// A kill in the middle; and a server that has no room for all samples of a step.
+static void killed_and_preempted_it_comes_to_the_same_bits(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    serve(OPTIONS("--exact", "--tandem-model", frozen));
+    assert_int_equal(train(&scene, "whole", OPTIONS(TANDEM)), 0);
+    assert_fractions("whole");
+    serve(OPTIONS("--exact", "--tandem-model", frozen, "--max-context", "40", "--kv-memory", "64K",
+                  "--block-size", "4", "--prefill-chunk", "5"));
+    start_trainer(&scene, &child, "killed", OPTIONS(TANDEM));
+    wait_for_steps(&scene, "killed", 3, &child);
+    kill(child.pid, SIGKILL);
+    test_wait(&child, LIMIT_MS);
+    assert_int_equal(train(&scene, "killed", OPTIONS(TANDEM, "--resume")), 0);
+    assert_fractions("killed");
+    test_same_file(latest(&scene, "whole"), latest(&scene, "killed"), "model.safetensors");
+    struct wire_answer answer;
+    daemon_request(scene.daemon.socket, "GET", "/metrics", "", NULL, &answer);
+    const char *preempted = strstr(bytes_text(&answer.body), "\nvllm:num_preemptions_total");
+    assert_non_null(preempted);
+    assert_true(atof(strchr(preempted, '}') + 1) > 0);
+    wire_answer_release(&answer);
+}
+
+// An adapter of the policy's is none of the frozen model's.
+static void adapters_are_the_policy_s(void **state)
+{
+    (void)state;
+    serve(OPTIONS("--tandem-model", frozen, "--max-adapters", "1"));
+    assert_int_equal(train(&scene, "lora",
+                           OPTIONS("--max-steps", STEPS, "--tandem", "--lora-r", "4",
+                                   "--log-completions", "--no-tandem-shared")),
+                     0);
+    assert_fractions("lora");
+    daemon_holds(&scene.daemon, "policy", scene.model);
+    daemon_holds(&scene.daemon, "frozen", frozen);
+}
+
+// ---- what is refused ---------------------------------------------------------------------------
+
+static void without_a_frozen_model_it_is_refused(void **state)
+{
+    (void)state;
+    serve(NULL);
+    assert_bad_request("/v1/rollouts",
+                       "{\"groups\":[{\"prompt\":\"1+2=\"}],\"sampling\":{\"tandem\":{}}}",
+                       "--tandem-model");
+    assert_int_equal(train_alone(&scene, "no", OPTIONS("--tandem", "--max-steps", "1")), 1);
+    assert_said(&scene, "cw-infer-server --tandem-model DIR");
+    assert_int_equal(train_alone(&scene, "idle", OPTIONS("--tandem-p", "1", "--max-steps", "1")),
+                     0);
+    assert_said(&scene, "--tandem-p has no effect without --tandem");
+}
+
+static void assert_start_refused(const char *folder, const char *part)
+{
+    struct daemon d = {0};
+    daemon_spawn(&d, scene.model, OPTIONS("--tandem-model", folder));
+    assert_int_equal(test_wait(&d.child, LIMIT_MS), 1);
+    char *log = test_read(d.log);
+    assert_contains(log, part);
+    free(log);
+}
+
+static void other_models_are_refused(void **state)
+{
+    (void)state;
+    const char *demo = test_path(test_root(), "tools/demo-model"), *brief = test_folder();
+    const struct tiny_model shape = {
+        .hidden = 32, .layers = 1, .vocab = 300, .max_positions = 64, .eos_id = -1, .seed = 9};
+    assert_ok(tiny_model_write_as(brief, &shape));
+    assert_start_refused(demo, "a frozen model must be of the same tokenizer");
+    assert_start_refused(brief, "it has a context of 64 tokens");
+}
+
+static int open_scene(void **state)
+{
+    (void)state;
+    scene_open(&scene);
+    frozen = daemon_model(test_folder(), true, 12);
+    return 0;
+}
+
+static int end_scene(void **state)
+{
+    (void)state;
+    scene_close(&scene);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lines_name_their_authors),
+        cmocka_unit_test(bad_fields_are_named),
+        cmocka_unit_test(the_bridge_lists_it),
+        cmocka_unit_test(with_p_1_it_is_the_plain_run),
+        cmocka_unit_test(killed_and_preempted_it_comes_to_the_same_bits),
+        cmocka_unit_test(adapters_are_the_policy_s),
+        cmocka_unit_test(without_a_frozen_model_it_is_refused),
+        cmocka_unit_test(other_models_are_refused),
+    };
+    return cmocka_run_group_tests_name("tandem", tests, open_scene, end_scene);
+}

@@ -1,0 +1,230 @@
+/* tinker_client.c: cw-trainer serve as a child process, and a client of it. */
+#include "tests/support/tinker_client.h"
+#include "common/base/clock.h"
+#include "trainer/serve/protobuf.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define START_MS  60000
+#define ANSWER_MS 60000
+
+void tinker_server_start(struct tinker_server *s, const struct daemon *d, const char *runs,
+                         const char *const more[])
+{
+    const char *argv[24] = {test_binary("cw-trainer"),
+                            "serve",
+                            "--bridge",
+                            d->bridge,
+                            "--listen",
+                            "127.0.0.1:0",
+                            "--run-dir"};
+    int n = 7;
+    const char *folder = test_folder();
+    s->runs = runs ? runs : test_path(folder, "runs");
+    s->log = test_path(folder, "serve.log");
+    argv[n++] = s->runs;
+    for (; more && *more; more++) argv[n++] = *more;
+    test_spawn(&s->child, s->log, argv);
+    test_wait_for_file(s->log, START_MS, &s->child);
+    for (const int64_t deadline = clock_deadline_ns(START_MS);; clock_sleep_ms(10)) {
+        char *log = test_read(s->log), *port = strstr(log, ", port ");
+        s->port = port ? atoi(port + 7) : 0;
+        if (s->port == 0 && (clock_now_ns() > deadline || !test_running(&s->child)))
+            fail_msg("cw-trainer serve did not start:\n%s", log);
+        free(log);
+        if (s->port) return;
+    }
+}
+
+int tinker_server_stop(struct tinker_server *s)
+{
+    test_kill(&s->child, SIGTERM);
+    return test_wait(&s->child, START_MS);
+}
+
+void tinker_server_kill(struct tinker_server *s)
+{
+    test_end(&s->child);
+}
+
+void tinker_request(const struct tinker_server *s, const char *method, const char *path,
+                    const char *type, const struct bytes *body, struct wire_answer *ret)
+{
+    struct bytes text = BYTES_INIT;
+    int fd = wire_open_tcp(s->port);
+    if (fd < 0) fail_msg("port %d: refused", s->port);
+    bytes_printf(&text, "%s %s HTTP/1.0\r\nHost: localhost\r\n", method, path);
+    if (type) bytes_printf(&text, "Content-Type: %s\r\nContent-Length: %zu\r\n", type, body->len);
+    bytes_puts(&text, "\r\n");
+    if (type) bytes_append(&text, bytes_text(body), body->len);
+    wire_send(fd, text.data, text.len);
+    bytes_release(&text);
+    bool ended = wire_read(fd, ANSWER_MS, ret);
+    close(fd);
+    if (!ended) fail_msg("%s %s: no answer within %d ms", method, path, ANSWER_MS);
+}
+
+static json_t *check(struct wire_answer *a, const char *path, int status)
+{
+    if (a->status != status || !a->json)
+        fail_msg("%s: status %d, not %d: %s", path, a->status, status, bytes_text(&a->body));
+    json_t *json = json_incref(a->json);
+    wire_answer_release(a);
+    return json;
+}
+
+json_t *tinker_post(const struct tinker_server *s, const char *path, int status, const char *format,
+                    ...)
+{
+    char whole[128];
+    struct bytes body = BYTES_INIT;
+    struct wire_answer a;
+    va_list arguments;
+    va_start(arguments, format);
+    bytes_vprintf(&body, format, arguments);
+    va_end(arguments);
+    snprintf(whole, sizeof whole, "/api/v1/%s", path);
+    tinker_request(s, "POST", whole, "application/json", &body, &a);
+    bytes_release(&body);
+    return check(&a, whole, status);
+}
+
+json_t *tinker_get(const struct tinker_server *s, const char *path, int status)
+{
+    char whole[512];
+    struct wire_answer a;
+    snprintf(whole, sizeof whole, "/api/v1/%s", path);
+    tinker_request(s, "GET", whole, NULL, NULL, &a);
+    return check(&a, whole, status);
+}
+
+static void retrieve(const struct tinker_server *s, json_t *future, struct wire_answer *ret)
+{
+    struct bytes body = BYTES_INIT;
+    const char *id = json_string_value(json_object_get(future, "request_id"));
+    assert_non_null(id);
+    bytes_printf(&body, "{\"request_id\":\"%s\"}", id);
+    tinker_request(s, "POST", "/api/v1/retrieve_future", "application/json", &body, ret);
+    bytes_release(&body);
+    json_decref(future);
+}
+
+json_t *tinker_retrieve(const struct tinker_server *s, json_t *future)
+{
+    struct wire_answer a;
+    retrieve(s, future, &a);
+    return check(&a, "retrieve_future", 200);
+}
+
+void tinker_retrieve_bytes(const struct tinker_server *s, json_t *future, struct bytes *ret)
+{
+    struct wire_answer a;
+    retrieve(s, future, &a);
+    if (a.status != 200 || !strstr(bytes_text(&a.head), "application/x-protobuf"))
+        fail_msg("retrieve_future: status %d: %s", a.status, bytes_text(&a.body));
+    *ret = a.body;
+    a.body = (struct bytes)BYTES_INIT;
+    wire_answer_release(&a);
+}
+
+void tinker_model(const struct tinker_server *s, char ret_session[128], char ret_model[128])
+{
+    json_t *session = tinker_post(s, "create_session", 200, "{\"tags\":[],\"sdk_version\":\"0\"}");
+    snprintf(ret_session, 128, "%s", json_string_value(json_object_get(session, "session_id")));
+    json_decref(session);
+    json_t *model = tinker_retrieve(
+        s, tinker_post(s, "create_model", 200,
+                       "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"any/model\","
+                       "\"lora_config\":{\"rank\":0}}",
+                       ret_session));
+    const char *id = json_string_value(json_object_get(model, "model_id"));
+    if (!id) fail_msg("create_model: %s", json_dumps(model, 0));
+    snprintf(ret_model, 128, "%s", id);
+    json_decref(model);
+}
+
+// ---- protobuf -----------------------------------------------------------------------------------
+
+static void put_tensor(struct bytes *to, const char *name, int dtype, const void *data, size_t size,
+                       int n)
+{
+    struct bytes tensor = BYTES_INIT, entry = BYTES_INIT;
+    proto_put_bytes(&tensor, 1, data, size * (size_t)n);
+    proto_put_varint(&tensor, 3, (uint64_t)dtype);
+    proto_put_varint(&tensor, 4, (uint64_t)n);
+    proto_put_text(&entry, 1, name);
+    proto_put_message(&entry, 2, &tensor);
+    proto_put_message(to, 2, &entry);
+}
+
+json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_id, const char *loss,
+                     bool forward_only, const struct tinker_datum *data, int n)
+{
+    struct bytes message = BYTES_INIT;
+    struct wire_answer a;
+    proto_put_text(&message, 1, model);
+    proto_put_varint(&message, 2, (uint64_t)seq_id);
+    proto_put_text(&message, 4, loss);
+    proto_put_varint(&message, 6, forward_only);
+    for (int i = 0; i < n; i++) {
+        const struct tinker_datum *d = &data[i];
+        struct bytes datum = BYTES_INIT, text = BYTES_INIT, chunk = BYTES_INIT;
+        proto_put_bytes(&text, 1, d->tokens, (size_t)d->n * sizeof(int32_t));
+        proto_put_message(&chunk, 1, &text);
+        proto_put_message(&datum, 1, &chunk);
+        put_tensor(&datum, "target_tokens", 2, d->targets, sizeof(int64_t), d->n);
+        for (int k = 0; k < 4 && d->names[k]; k++)
+            put_tensor(&datum, d->names[k], 1, d->inputs[k], sizeof(float), d->n);
+        proto_put_message(&message, 3, &datum);
+    }
+    tinker_request(s, "POST", "/api/v1/forward_backward", "application/x-protobuf", &message, &a);
+    bytes_release(&message);
+    return check(&a, "forward_backward", 200);
+}
+
+// The field's bytes within a message.
+static struct proto_span field_of(struct proto_span message, uint32_t number)
+{
+    struct proto_field field;
+    bool more = true;
+    while (more) {
+        assert_ok(proto_next(&message, &more, &field));
+        if (more && field.number == number && field.type == PROTO_BYTES) return field.span;
+    }
+    fail_msg("the answer has no field %u", number);
+    return message;
+}
+
+double tinker_logprobs(const struct tinker_server *s, json_t *future, int n, float *ret)
+{
+    struct bytes answer = BYTES_INIT;
+    double loss;
+    tinker_retrieve_bytes(s, future, &answer);
+    const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
+    const struct proto_span record = field_of(message, 2), metric = field_of(message, 3);
+    const struct proto_span data = field_of(field_of(field_of(record, 2), 2), 1);
+    assert_int_equal(data.len, (size_t)n * sizeof *ret);
+    memcpy(ret, data.data, data.len);
+    assert_true(metric.len > sizeof loss);
+    memcpy(&loss, metric.data + metric.len - sizeof loss, sizeof loss);
+    bytes_release(&answer);
+    return loss;
+}
+
+double tinker_step(const struct tinker_server *s, const char *model, int seq_id, double lr)
+{
+    json_t *answer = tinker_retrieve(
+        s, tinker_post(s, "optim_step", 200,
+                       "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{\"learning_rate\":%g,"
+                       "\"beta1\":0.9,\"beta2\":0.95,\"eps\":1e-8}}",
+                       model, seq_id, lr));
+    const json_t *norm = json_object_get(json_object_get(answer, "metrics"), "grad_norm:mean");
+    if (!norm) fail_msg("optim_step: %s", json_dumps(answer, 0));
+    const double value = json_number_value(norm);
+    json_decref(answer);
+    return value;
+}

@@ -1,0 +1,51 @@
+/* tinker_client.h: a cw-trainer serve of this build, and a client of the Tinker API without Python.
+ * Failures fail the running test. One thread. */
+#ifndef TESTS_SUPPORT_TINKER_CLIENT_H
+#define TESTS_SUPPORT_TINKER_CLIENT_H
+
+#include "tests/support/daemon.h"
+
+struct tinker_server {
+    struct test_child child;
+    const char *runs, *log; // paths
+    int port;
+};
+// On that daemon's bridge, with `runs` (NULL: a new folder) as its --run-dir; waits until it
+// serves.
+void tinker_server_start(struct tinker_server *s, const struct daemon *d, const char *runs,
+                         const char *const more[]);
+int tinker_server_stop(struct tinker_server *s);  // SIGTERM; its exit status
+void tinker_server_kill(struct tinker_server *s); // for teardowns
+
+// One request; `type` NULL: no body.
+void tinker_request(const struct tinker_server *s, const char *method, const char *path,
+                    const char *type, const struct bytes *body, struct wire_answer *ret);
+// POST of JSON text to /api/v1/PATH; the answer (json_decref), whose status must be this.
+json_t *tinker_post(const struct tinker_server *s, const char *path, int status, const char *format,
+                    ...) __attribute__((format(printf, 4, 5)));
+json_t *tinker_get(const struct tinker_server *s, const char *path, int status);
+// The answer of a future, taken: waits for it. With an "error" where it failed.
+json_t *tinker_retrieve(const struct tinker_server *s, json_t *future);
+// The same of one whose answer is protobuf.
+void tinker_retrieve_bytes(const struct tinker_server *s, json_t *future, struct bytes *ret);
+
+// A session and a model of rank 0 in it; ret: its id.
+void tinker_model(const struct tinker_server *s, char ret_session[128], char ret_model[128]);
+
+// A datum: n tokens and what each is to predict, with inputs by name (n floats each).
+struct tinker_datum {
+    int n;
+    const int32_t *tokens;
+    const int64_t *targets;
+    const char *names[4]; // NULL-ended
+    const float *inputs[4];
+};
+// forward_backward; its future.
+json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_id, const char *loss,
+                     bool forward_only, const struct tinker_datum *data, int n);
+// The log-probabilities of all datums (n tokens in all) and the loss, of such a future, taken.
+double tinker_logprobs(const struct tinker_server *s, json_t *future, int n, float *ret);
+// optim_step, waited for; the gradient's norm.
+double tinker_step(const struct tinker_server *s, const char *model, int seq_id, double lr);
+
+#endif

@@ -1,0 +1,132 @@
+/* test_token_loss.c: the losses that a client weighs token by token, against a table of torch's
+ * values (tests/golden/losses/token_losses.txt), and what the table of losses refuses. */
+#include "tests/support/support.h"
+#include "trainer/learn/token_loss.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TOKENS 10
+
+static void read_doubles(char **words, int n, double *ret)
+{
+    for (int i = 0; i < n; i++) {
+        char *word = strtok_r(NULL, " \n", words);
+        assert_non_null(word);
+        ret[i] = strtod(word, NULL);
+    }
+}
+
+struct columns {
+    float logprobs[TOKENS], sampler[TOKENS], advantages[TOKENS], weights[TOKENS], mask[TOKENS];
+};
+
+static void read_column(FILE *file, const char *name, float ret[TOKENS])
+{
+    char line[1024], *words;
+    double values[TOKENS];
+    assert_non_null(fgets(line, sizeof line, file));
+    assert_string_equal(strtok_r(line, " \n", &words), name);
+    read_doubles(&words, TOKENS, values);
+    for (int i = 0; i < TOKENS; i++) ret[i] = (float)values[i];
+}
+
+static void check_line(char *line, const struct columns *c)
+{
+    char *words;
+    const char *name = strtok_r(line, " \n", &words);
+    const float *const inputs[TOKEN_INPUTS] = {[INPUT_WEIGHTS] = c->weights,
+                                               [INPUT_LOGPROBS] = c->sampler,
+                                               [INPUT_ADVANTAGES] = c->advantages,
+                                               [INPUT_RATIO_MASK] = c->mask};
+    struct token_loss_config config;
+    double settings[TOKEN_SETTINGS], loss, gradient[TOKENS];
+    float dlogprobs[TOKENS];
+    assert_ok(token_loss_find(name, &config));
+    read_doubles(&words, TOKEN_SETTINGS, settings);
+    read_doubles(&words, 1, &loss);
+    read_doubles(&words, TOKENS, gradient);
+    for (int i = 0; i < TOKEN_SETTINGS; i++)
+        if (token_loss_has_setting(&config, (enum token_setting)i))
+            config.settings[i] = settings[i];
+    const double got = token_loss_compute(&config, TOKENS, c->logprobs, inputs, dlogprobs);
+    assert_true(fabs(got - loss) < 1e-12 * (1 + fabs(loss)));
+    for (int i = 0; i < TOKENS; i++)
+        assert_true(fabs(dlogprobs[i] - gradient[i]) <= 1e-7 * fabs(gradient[i])); // of a float
+}
+
+static void test_torch_table(void **state)
+{
+    (void)state;
+    struct columns c;
+    char line[2048];
+    int n = 0;
+    FILE *file = fopen(test_path(test_root(), "tests/golden/losses/token_losses.txt"), "r");
+    assert_non_null(file);
+    read_column(file, "logprobs", c.logprobs);
+    read_column(file, "sampler", c.sampler);
+    read_column(file, "advantages", c.advantages);
+    read_column(file, "weights", c.weights);
+    read_column(file, "mask", c.mask);
+    for (; fgets(line, sizeof line, file); n++) check_line(line, &c);
+    fclose(file);
+    assert_int_equal(n, 11);
+}
+
+// The defaults are those of the first line of each loss in the table.
+static void test_defaults(void **state)
+{
+    (void)state;
+    struct token_loss_config config;
+    assert_ok(token_loss_find("ppo", &config));
+    assert_true(config.settings[SETTING_CLIP_LOW] == 0.8);
+    assert_true(config.settings[SETTING_CLIP_HIGH] == 1.2);
+    assert_ok(token_loss_find("cispo", &config));
+    assert_true(config.settings[SETTING_CLIP_LOW] == 0);
+    assert_true(config.settings[SETTING_CLIP_HIGH] == 4);
+    assert_false(token_loss_has_setting(&config, SETTING_BETA));
+    assert_ok(token_loss_find("dro", &config));
+    assert_true(config.settings[SETTING_BETA] == 0.05);
+}
+
+// Bounds that a client gives for each token count instead of the settings.
+static void test_bounds_of_tokens(void **state)
+{
+    (void)state;
+    const float logprobs[2] = {0, 0}, sampler[2] = {-1, -1}, advantages[2] = {1, 1},
+                high[2] = {1.5f, 10};
+    const float *const inputs[TOKEN_INPUTS] = {
+        [INPUT_LOGPROBS] = sampler, [INPUT_ADVANTAGES] = advantages, [INPUT_CLIP_HIGH] = high};
+    struct token_loss_config config;
+    float dlogprobs[2];
+    assert_ok(token_loss_find("ppo", &config));
+    assert_true(token_loss_takes(&config, INPUT_CLIP_HIGH));
+    assert_false(token_loss_needs(&config, INPUT_CLIP_HIGH));
+    const double loss = token_loss_compute(&config, 2, logprobs, inputs, dlogprobs);
+    assert_true(fabs(loss + 1.5 + exp(1)) < 1e-12);
+    assert_true(dlogprobs[0] == 0); // clipped
+    assert_true(fabs(dlogprobs[1] + exp(1)) < 1e-6);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct token_loss_config config;
+    assert_status(token_loss_find("stable_reinforce", &config), ST_UNSUPPORTED);
+    assert_message("loss_fn=importance_sampling");
+    assert_status(token_loss_find("reinforce", &config), ST_INVALID);
+    assert_message("cross_entropy, importance_sampling, ppo, cispo, dro and gspo");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_torch_table),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_bounds_of_tokens),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,201 @@
+/* serve.c: `cw-trainer serve`: the Tinker API on the model a server is serving. The main thread
+ * owns the device: it does what clients ask for, one request after the other. Beside it run the
+ * API's loop, the thread that samples (serve/tinker.h) and the bridge's heartbeat. */
+#include "trainer/serve.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "common/base/program.h"
+#include "common/http/api_key.h"
+#include "common/http/http_client.h"
+#include "common/http/listen.h"
+#include "trainer/run/options_shared.h"
+#include "trainer/run/stop.h"
+#include "trainer/serve/tinker.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TURN_MS   100   // between two looks at signals and the server
+#define GONE_MS   30000 // clients get to read that the server is gone
+#define OWN_FILES 64    // descriptors beside those of connections
+#define HEALTH_MS 10000
+
+struct config {
+    struct policy_options policy;
+    struct tinker_options tinker;
+    struct learning_options learning;
+    const char *config, *bridge, *listen, *api_key_file, *run_dir;
+    enum log_level log_level;
+};
+
+#define OPTIONS_OF struct config
+
+static const struct option_spec table[] = {
+    OPT_TEXT("bridge", bridge, NULL, "PATH",
+             "bridge file of the server (default: as for cw-trainer train)"),
+    OPT_TEXT("listen", listen, "127.0.0.1:8011", "HOST:PORT",
+             "where clients come; off loopback only with --api-key-file"),
+    OPT_TEXT("api-key-file", api_key_file, NULL, "FILE",
+             "its first line, which begins with tml-, is the key that clients must send"),
+    OPT_TEXT("run-dir", run_dir, "runs/tinker", "DIR",
+             "training runs and their checkpoints, which tinker:// paths name"),
+    OPT_TEXT("model-names", tinker.model_names, NULL, "NAME,...",
+             "by which clients may ask for the served model (beside its folder and that one's last "
+             "part)"),
+    OPT_CHOICE("snapshots", tinker.inflight, "live", OPTION_WORDS("live", "inflight"),
+               "live: a snapshot is answered for as long as the live weights are it; inflight: "
+               "newer weights answer for older ones"),
+    OPT_FLAG("exact", policy.exact, NULL,
+             "each datum is a micro-batch of its own, so that gradients have the same bits however "
+             "datums are cut into requests; slower"),
+    OPT_TEXT("freeze", learning.freeze, NULL, "PATTERN,...",
+             "tensors that are not trained: globs of their names, the last that matches decides; "
+             "!PATTERN excepts"),
+    OPT_HEADING("Machine"),
+    MEMORY_OPTIONS,
+    OPT_INT("max-connections", tinker.http.max_connections, "900", "N", 1, 65536,
+            "open connections"),
+    OPT_SIZE("max-body", tinker.http.max_body, "64M", 1024, 1 << 30, "largest request body"),
+    OPT_SIZE("max-buffered", tinker.http.max_buffered, "1G", 1024, 1e15,
+             "all request bodies in memory together, more get 429"),
+    OPT_DOUBLE("quiesce-timeout", policy.quiesce_timeout, "60", "SECONDS", 0.1, 1e6,
+               "longest wait for the server's step boundary"),
+    OPT_DOUBLE("rollout-timeout", tinker.sample_timeout, "1800", "SECONDS", 1, 1e6,
+               "longest time for one request's samples"),
+    LOG_LEVEL_OPTION,
+    OPT_CONFIG,
+    OPT_END,
+};
+
+struct serve {
+    struct config config;
+    struct policy *policy;
+    struct tinker *tinker;
+    char runs[PATH_ROOM];
+    char *key;
+    int64_t gone_ns; // the server was found gone; 0: it lives
+    char gone_why[1024];
+};
+
+// The longest sequence that the server samples.
+static enum status read_max_context(const char *socket, int *ret)
+{
+    struct http_client *http = NULL;
+    json_t *health = NULL;
+    enum status st;
+    CHECK(http_client_new(socket, &http));
+    CHECK(http_get_json(http, "/health", HEALTH_MS, &health));
+    *ret = (int)json_integer_value(json_object_get(health, "max_context"));
+out:
+    json_decref(health);
+    http_client_free(http);
+    return st;
+}
+
+static enum status open_runs(struct serve *s)
+{
+    enum status st = file_make_folders(s->config.run_dir);
+    if (st != ST_OK) return st;
+    char *whole = realpath(s->config.run_dir, NULL);
+    if (!whole || strlen(whole) >= sizeof s->runs) {
+        free(whole);
+        return status_fail(ST_IO, "--run-dir %s: %s", s->config.run_dir, strerror(errno));
+    }
+    snprintf(s->runs, sizeof s->runs, "%s", whole);
+    free(whole);
+    return ST_OK;
+}
+
+static enum status open_api(struct serve *s)
+{
+    struct config *c = &s->config;
+    struct tinker_options *o = &c->tinker;
+    enum status st;
+    char host[256];
+    int64_t files;
+    int port;
+    o->http.idle_timeout_s = 120;
+    o->http.request_timeout_s = 120;
+    o->runs = s->runs;
+    if (limit_connections(1, OWN_FILES, &o->http.max_connections, &files))
+        log_info("%lld connections: this process may open %lld files",
+                 (long long)o->http.max_connections, (long long)files);
+    if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &s->key));
+    o->http.api_key = s->key;
+    CHECK(read_max_context(policy_socket(s->policy), &o->max_context));
+    CHECK(tcp_listen(c->listen, s->key != NULL, host, &o->tcp_fd, &port));
+    st = tinker_start(o, s->policy, &s->tinker);
+    if (st == ST_OK)
+        log_info("the Tinker API on %s, port %d%s; runs lie in %s", c->listen, port,
+                 s->key ? " (API key needed)" : "", s->runs);
+out:
+    return st;
+}
+
+// What is asked for after the server's end fails for a while, so that clients are told why; then
+// this ends too.
+static void look_at_server(struct serve *s)
+{
+    if (s->gone_ns || control_owner_alive(policy_control(s->policy)) == ST_OK) return;
+    snprintf(s->gone_why, sizeof s->gone_why,
+             "%.900s; start it and cw-trainer serve again, and go on from the last checkpoint",
+             status_message());
+    log_error("%s", s->gone_why);
+    s->gone_ns = clock_now_ns();
+    tinker_give_up(s->tinker, s->gone_why);
+}
+
+static bool is_over(const struct serve *s)
+{
+    return stop_requested() || (s->gone_ns && clock_ms_since(s->gone_ns) > GONE_MS);
+}
+
+static enum status serve(void *context)
+{
+    struct serve *s = context;
+    enum status st;
+    log_open("cw-trainer", s->config.log_level);
+    signal(SIGPIPE, SIG_IGN);
+    stop_catch_signals();
+    s->config.policy.bridge = s->config.bridge;
+    s->config.policy.learning = s->config.learning;
+    CHECK(open_runs(s));
+    CHECK(policy_open(&s->config.policy, &s->policy));
+    CHECK(open_api(s));
+    while (!is_over(s)) {
+        look_at_server(s);
+        struct work *work = tinker_take(s->tinker, TURN_MS);
+        if (!work) continue;
+        status_keep(&work->status, s->gone_ns ? status_fail(ST_PEER_GONE, "%s", s->gone_why)
+                                              : work->run(s->policy, work));
+        tinker_return(s->tinker, work);
+    }
+    if (s->gone_ns && !stop_requested()) FAIL(ST_PEER_GONE, "%s", s->gone_why);
+    log_info("stopping");
+out:
+    tinker_stop(s->tinker);
+    policy_close(s->policy);
+    free(s->key);
+    return st;
+}
+
+int serve_main(int argc, char **argv)
+{
+    static struct serve s;
+    const struct program program = {
+        .name = "cw-trainer",
+        .command = "serve",
+        .usage = "[options]\n\nServes the Tinker API: clients of Thinking Machines' SDK sample "
+                 "from and train the model\nthat a server is serving, on its own copy of the "
+                 "weights (docs/tinker.md).",
+        .options = table,
+        .config = &s.config,
+        .run = serve,
+        .context = &s,
+    };
+    return program_main(&program, argc, argv);
+}

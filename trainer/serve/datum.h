@@ -1,0 +1,44 @@
+/* datum.h: the one request of the Tinker API that comes as protobuf, and its answer: datums (a
+ * sequence, for each of its tokens what it is to predict, and what the loss wants of that), and
+ * their log-probabilities. Plain data; any thread. */
+#ifndef TRAINER_SERVE_DATUM_H
+#define TRAINER_SERVE_DATUM_H
+
+#include "common/base/bytes.h"
+#include "trainer/learn/token_loss.h"
+
+struct datum {
+    int32_t *tokens; // (n) the model's input
+    int n;
+    int each;                    // targets of a token: 1, or the K of target_tokens (n, K)
+    bool two_d;                  // the latter
+    int32_t *targets;            // (n, each)
+    float *inputs[TOKEN_INPUTS]; // (n, each); NULL: not given
+};
+struct forward_backward {
+    char *model_id;
+    int64_t seq_id;
+    bool forward_only; // no gradient; what the loss wants may be missing
+    struct token_loss_config loss;
+    struct datum *data; // (n)
+    int n;
+};
+
+struct datum_limits {
+    int vocab;   // token ids are below
+    int longest; // tokens of a datum
+};
+// ST_INVALID, ST_FORMAT and ST_UNSUPPORTED name the datum and the field. What the message has
+// beyond this (provenance spans) is passed over.
+enum status forward_backward_parse(const char *body, size_t len, const struct datum_limits *limits,
+                                   struct forward_backward *ret);
+// The model and the number alone, of which there must be some: whatever else the message is.
+enum status forward_backward_address(const char *body, size_t len, char **ret_model_id,
+                                     int64_t *ret_seq_id);
+void forward_backward_release(struct forward_backward *request);
+
+// The answer: logprobs[i] (n, each) of each datum, and the loss.
+void forward_backward_answer(const struct forward_backward *request, float *const *logprobs,
+                             double loss, struct bytes *to);
+
+#endif

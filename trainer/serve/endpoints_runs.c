@@ -1,0 +1,141 @@
+/* endpoints_runs.c: training runs and checkpoints that lie on disk. Loop's thread: these are small
+ * files and folders. */
+#include "trainer/serve/tinker.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// A list under its name, taken, from "offset" on, at most "limit".
+static void reply_list(struct http_request *q, const char *name, json_t *all)
+{
+    const char *offset = http_query(q, "offset"), *limit = http_query(q, "limit");
+    const size_t total = json_array_size(all), first = offset ? strtoul(offset, NULL, 10) : 0,
+                 most = limit ? strtoul(limit, NULL, 10) : total;
+    json_t *page = json_array();
+    for (size_t i = first; i < total && i - first < most; i++)
+        json_array_append(page, json_array_get(all, i));
+    json_decref(all);
+    http_reply_json(q, 200,
+                    json_pack("{s:o, s:{s:I, s:I, s:I}}", name, page, "cursor", "offset",
+                              (json_int_t)first, "limit", (json_int_t)most, "total_count",
+                              (json_int_t)total));
+}
+
+void handle_training_runs(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    json_t *list = NULL;
+    enum status st = runs_training_runs(t->options->runs, &list);
+    if (st == ST_OK)
+        reply_list(q, "training_runs", list);
+    else
+        http_fail_status(q, st);
+}
+
+void handle_checkpoints(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    json_t *list = NULL;
+    enum status st = runs_checkpoints(t->options->runs, NULL, &list);
+    if (st == ST_OK)
+        reply_list(q, "checkpoints", list);
+    else
+        http_fail_status(q, st);
+}
+
+// "RUN" of "RUN/more"; ret_more is "" or behind the slash. False where it cannot be a run.
+static bool split(const char *tail, char ret_run[RUN_NAME_ROOM], const char **ret_more)
+{
+    const char *slash = strchr(tail, '/');
+    const size_t n = slash ? (size_t)(slash - tail) : strlen(tail);
+    if (n >= RUN_NAME_ROOM) return false;
+    memcpy(ret_run, tail, n);
+    ret_run[n] = 0;
+    *ret_more = slash ? slash + 1 : "";
+    return run_name_is_good(ret_run);
+}
+
+// GET /api/v1/training_runs/RUN and .../RUN/checkpoints
+void handle_training_run(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    char run[RUN_NAME_ROOM];
+    const char *more;
+    json_t *found = NULL, *object = NULL;
+    enum status st = ST_OK;
+    if (!split(http_path_tail(q), run, &more))
+        FAIL(ST_NOT_FOUND, "there is no training run \"%.150s\"", http_path_tail(q));
+    CHECK(runs_training_run(t->options->runs, run, &object));
+    if (strcmp(more, "checkpoints") == 0) {
+        CHECK(runs_checkpoints(t->options->runs, run, &found));
+        http_reply_json(q, 200, json_pack("{s:o}", "checkpoints", found));
+    } else if (*more) {
+        FAIL(ST_NOT_FOUND, "a training run has no \"%.100s\" here", more);
+    } else {
+        http_reply_json(q, 200, json_incref(object));
+    }
+out:
+    json_decref(object);
+    if (st != ST_OK) http_fail_status(q, st);
+}
+
+// What the server would restore must stay.
+static enum status check_not_needed(const struct tinker *t, const struct run_path *path)
+{
+    char folder[PATH_ROOM], snapshot[PATH_ROOM];
+    enum status st = runs_find(t->options->runs, path, folder);
+    if (st != ST_OK) return st;
+    control_snapshot(t->control, snapshot, sizeof snapshot);
+    if (strcmp(folder, snapshot) != 0) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "%s is what the server restores if a training process dies while it writes: "
+                       "save another checkpoint before this one is deleted",
+                       path->name);
+}
+
+// DELETE /api/v1/training_runs/RUN/checkpoints/weights/NAME
+void handle_remove_checkpoint(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    char run[RUN_NAME_ROOM], text[RUN_PATH_ROOM];
+    const char *more = "", *const before = "checkpoints/";
+    struct run_path path;
+    enum status st;
+    if (!split(http_path_tail(q), run, &more) || strncmp(more, before, strlen(before)) != 0)
+        FAIL(ST_NOT_FOUND, "there is no checkpoint \"%.150s\"", http_path_tail(q));
+    snprintf(text, sizeof text, "tinker://%s/%.180s", run, more + strlen(before));
+    CHECK(run_path_parse(text, &path));
+    CHECK(check_not_needed(t, &path));
+    CHECK(runs_remove(t->options->runs, &path));
+    log_info("%s: deleted", text);
+    http_reply_json(q, 200, json_object());
+out:
+    if (st != ST_OK) http_fail_status(q, st);
+}
+
+// SDKs before 0.33 make a training client of this, and take nothing but an adapter: is_lora is true
+// there, of rank 0.
+void handle_weights_info(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    struct run_path path;
+    char folder[PATH_ROOM];
+    json_t *body = tinker_body(q), *run = NULL;
+    if (!body) return;
+    const char *text = tinker_text(q, body, "tinker_path");
+    enum status st = ST_OK;
+    if (!text) goto out;
+    CHECK(run_path_parse(text, &path));
+    CHECK(runs_find(t->options->runs, &path, folder));
+    CHECK(runs_training_run(t->options->runs, path.run, &run));
+    http_reply_json(q, 200,
+                    json_pack("{s:O, s:b, s:i, s:b, s:b, s:b}", "base_model",
+                              json_object_get(run, "base_model"), "is_lora", 1, "lora_rank", 0,
+                              "train_unembed", 1, "train_mlp", 1, "train_attn", 1));
+out:
+    if (st != ST_OK) http_fail_status(q, st);
+    json_decref(run);
+    json_decref(body);
+}

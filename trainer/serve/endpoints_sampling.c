@@ -1,0 +1,391 @@
+/* endpoints_sampling.c: snapshots, and samples of them. Loop's thread.
+ *
+ * Nothing is copied for a snapshot: it is a weight version, and is sampled from the live weights as
+ * long as these are of that version. Whether they were is known for certain once the samples are
+ * there, since each token comes with the version that drew it. A stale snapshot is an error, unless
+ * --snapshots inflight, or the client's own kind "inflight", lets newer weights answer. */
+#include "trainer/serve/tinker.h"
+#include "common/base/clock.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "trainer/serve/protobuf.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_SAMPLES 1024 // of one request
+#define MOST_TOP     128
+#define CLONE_SEQ_IDS                                                                              \
+    1000000000 // a copy of a client numbers its requests from a multiple of this on
+
+struct asked { // a request of samples under way
+    struct sample_request request;
+    struct tinker *tinker;
+    struct future *future;
+    struct sampler sampler; // as it was then
+    int last_n;             // places of the prompt that are scored, from its end; 0: all
+};
+
+// ---- snapshots ----------------------------------------------------------------------------------
+
+struct sampler *tinker_sampler(struct tinker *t, const char *id)
+{
+    for (struct sampler *s = t->samplers; s; s = s->next)
+        if (strcmp(s->id, id) == 0) return s;
+    return NULL;
+}
+
+struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
+                                   const char *path, uint64_t version)
+{
+    struct sampler *s = tinker_sampler(t, id);
+    if (!s) {
+        if (!(s = calloc(1, sizeof *s))) return NULL;
+        s->next = t->samplers;
+        t->samplers = s;
+    }
+    snprintf(s->id, sizeof s->id, "%s", id);
+    snprintf(s->base, sizeof s->base, "%s", base);
+    snprintf(s->path, sizeof s->path, "%s", path ? path : "");
+    s->version = version;
+    return s;
+}
+
+// The present version, or the one before the update that is being written.
+static uint64_t live_version(const struct tinker *t)
+{
+    return control_version(t->control) & ~(uint64_t)1;
+}
+
+static enum status fail_stale(const struct sampler *s, uint64_t live)
+{
+    const char *what = s->path[0] ? s->path : s->id;
+    if (s->version == 0)
+        return status_fail(ST_MISMATCH,
+                           "%s is no snapshot of the live weights (version %" PRIu64
+                           "): load it as a training client's weights (load_weights), or start a "
+                           "cw-infer-server of its own on that folder",
+                           what, live);
+    return status_fail(
+        ST_MISMATCH,
+        "%s is the snapshot of weight version %" PRIu64
+        ", and the live weights are version %" PRIu64
+        ": nothing was copied for it. Take a new one after each optim_step, load a saved "
+        "checkpoint "
+        "(load_weights), or start cw-trainer serve with --snapshots inflight, where newer weights "
+        "answer for older ones",
+        what, s->version, live);
+}
+
+static bool may_be_newer(const struct tinker *t, const struct sampler *s)
+{
+    return s->inflight || t->options->inflight;
+}
+
+// Version 0 is the model folder: the live weights, as long as there was no update.
+static enum status version_of_base(struct tinker *t, uint64_t *ret)
+{
+    struct control_facts f;
+    control_facts(t->control, &f);
+    if ((f.updates == 0 && strcmp(f.origin, f.loaded) == 0) || t->options->inflight) {
+        *ret = f.version & ~(uint64_t)1;
+        return ST_OK;
+    }
+    return status_fail(
+        ST_MISMATCH,
+        "the base model was trained on since it was loaded (%" PRIu64
+        " updates), and no copy of it is kept: start a cw-infer-server of its own on "
+        "%s for a reference or a teacher, or take the snapshot before the first step",
+        f.updates, f.loaded);
+}
+
+static enum status version_of_path(struct tinker *t, const char *text, uint64_t *ret)
+{
+    struct run_path path;
+    char folder[PATH_ROOM];
+    enum status st = run_path_parse(text, &path);
+    if (st == ST_OK) st = runs_find(t->options->runs, &path, folder);
+    if (st != ST_OK) return st;
+    *ret = (uint64_t)json_integer_value(json_object_get(t->live, text));
+    return ST_OK;
+}
+
+void handle_create_sampler(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    char id[ID_ROOM];
+    uint64_t version = 0;
+    json_t *body = tinker_body(q);
+    if (!body) return;
+    const struct session *session = tinker_session(t, q, body);
+    const int64_t number = session ? tinker_number(q, body, "sampling_session_seq_id", 0) : -1;
+    const char *path = json_string_value(json_object_get(body, "model_path")),
+               *base = json_string_value(json_object_get(body, "base_model"));
+    enum status st = ST_OK;
+    if (number < 0) goto out;
+    if (!path && !base) FAIL(ST_INVALID, "request: \"base_model\" or \"model_path\" is missing");
+    if (base && !tinker_serves(t, q, base)) goto out;
+    CHECK(path ? version_of_path(t, path, &version) : version_of_base(t, &version));
+    snprintf(id, sizeof id, "%.120s:sample:%" PRId64, session->id, number);
+    struct sampler *s = tinker_new_sampler(t, id, base ? base : t->model_name, path, version);
+    if (!s) FAIL(ST_NO_MEMORY, "out of memory");
+    if (version != live_version(t) && !may_be_newer(t, s)) CHECK(fail_stale(s, live_version(t)));
+    http_reply_json(
+        q, 200,
+        json_pack("{s:s, s:s}", "sampling_session_id", id, "type", "create_sampling_session"));
+out:
+    if (st != ST_OK) http_fail_status(q, st);
+    json_decref(body);
+}
+
+void handle_sampler(void *tinker, struct http_request *q)
+{
+    const struct sampler *s = tinker_sampler(tinker, http_path_tail(q));
+    if (s)
+        http_reply_json(q, 200,
+                        json_pack("{s:s, s:s, s:s?}", "sampler_id", s->id, "base_model", s->base,
+                                  "model_path", s->path[0] ? s->path : NULL));
+    else
+        http_fail(q, 404, "there is no sampling session \"%.100s\"", http_path_tail(q));
+}
+
+// ---- a request of samples -----------------------------------------------------------------------
+
+// Chunks of token ids, which are put behind one another.
+static enum status read_prompt(const json_t *body, int vocab, struct sample_request *r)
+{
+    const json_t *chunks = json_object_get(json_object_get(body, "prompt"), "chunks"), *chunk, *id;
+    size_t i, k, n = 0;
+    json_array_foreach (chunks, i, chunk) {
+        const char *type = json_string_value(json_object_get(chunk, "type"));
+        if (!json_is_array(json_object_get(chunk, "tokens")))
+            return status_fail(ST_UNSUPPORTED,
+                               "\"prompt\": chunk %zu is of type \"%.40s\"; there is "
+                               "\"encoded_text\" alone",
+                               i, type ? type : "");
+        n += json_array_size(json_object_get(chunk, "tokens"));
+    }
+    if (n == 0 || n > INT32_MAX) return status_fail(ST_INVALID, "\"prompt\" holds no tokens");
+    r->prompt = malloc(n * sizeof *r->prompt);
+    if (!r->prompt) return status_fail(ST_NO_MEMORY, "out of memory");
+    json_array_foreach (chunks, i, chunk)
+        json_array_foreach (json_object_get(chunk, "tokens"), k, id) {
+            const json_int_t token = json_integer_value(id);
+            if (!json_is_integer(id) || token < 0 || token >= vocab)
+                return status_fail(ST_INVALID,
+                                   "\"prompt\": chunk %zu, token %zu is no token id from 0 to %d",
+                                   i, k, vocab - 1);
+            r->prompt[r->n_prompt++] = (int32_t)token;
+        }
+    return ST_OK;
+}
+
+// null: the model's own end of a sequence stops; else what is listed, alone.
+static enum status put_stop(const json_t *params, json_t *sampling)
+{
+    json_t *stop = json_object_get(params, "stop");
+    if (!stop || json_is_null(stop)) return ST_OK;
+    const bool ids = json_is_integer(json_array_get(stop, 0));
+    if (!json_is_string(stop) && !json_is_array(stop))
+        return status_fail(ST_INVALID, "\"stop\" must be a string, or a list of strings or ids");
+    json_object_set_new(sampling, "ignore_eos", json_true());
+    if (json_is_string(stop) || json_array_size(stop) > 0)
+        json_object_set(sampling, ids ? "stop_token_ids" : "stop", stop);
+    return ST_OK;
+}
+
+static enum status read_sampling(const struct tinker *t, const json_t *body,
+                                 struct sample_request *r)
+{
+    const json_t *params = json_object_get(body, "sampling_params");
+    const int room = t->options->max_context - r->n_prompt;
+    int64_t max_tokens = room > 1 ? room : 1;
+    double temperature = 1, top_p = 1;
+    int top_k = -1;
+    enum status st;
+    CHECK(json_get_int("sampling_params", params, "max_tokens", 1, INT32_MAX, &max_tokens));
+    CHECK(json_get_double("sampling_params", params, "temperature", 0, 100, &temperature));
+    CHECK(json_get_double("sampling_params", params, "top_p", 0, 1, &top_p));
+    CHECK(json_get_int32("sampling_params", params, "top_k", -1, INT32_MAX, &top_k));
+    CHECK(json_get_int("sampling_params", params, "seed", INT64_MIN, INT64_MAX, &r->seed));
+    r->has_seed = json_has(params, "seed");
+    r->sampling = json_pack("{s:I, s:f, s:f, s:i}", "max_tokens", (json_int_t)max_tokens,
+                            "temperature", temperature, "top_p", top_p, "top_k", top_k);
+    if (!r->sampling) FAIL(ST_NO_MEMORY, "out of memory");
+    CHECK(put_stop(params, r->sampling));
+    CHECK(json_get_bool("request", body, "prompt_logprobs", &r->prompt_logprobs));
+    CHECK(json_get_int32("request", body, "topk_prompt_logprobs", 0, MOST_TOP, &r->top));
+    r->prompt_logprobs |= r->top > 0;
+    if (r->prompt_logprobs)
+        json_object_set_new(r->sampling, "prompt_logprobs", json_integer(r->top));
+out:
+    return st;
+}
+
+// What is there of the API and not here.
+static enum status check_wishes(const json_t *body)
+{
+    static const char *const counts[] = {"topk_sample_logprobs", "prompt_alt_tokens_k"};
+    bool stable = false;
+    enum status st = json_get_bool("request", body, "record_stability_info", &stable);
+    if (st != ST_OK) return st;
+    if (stable)
+        return status_fail(ST_UNSUPPORTED,
+                           "\"record_stability_info\" is of the loss stable_reinforce, whose "
+                           "formula is not published: take loss_fn=importance_sampling");
+    for (int i = 0; i < 2; i++)
+        if (json_integer_value(json_object_get(body, counts[i])) != 0)
+            return status_fail(ST_UNSUPPORTED, "\"%s\" is not there", counts[i]);
+    if (json_has(body, "target_prompt_logprobs"))
+        return status_fail(ST_UNSUPPORTED, "\"target_prompt_logprobs\" is not there; "
+                                           "\"topk_prompt_logprobs\" is, and forward with "
+                                           "target_tokens (N, K)");
+    return ST_OK;
+}
+
+static enum status read_request(struct tinker *t, const json_t *body, struct asked *a)
+{
+    struct sample_request *r = &a->request;
+    enum status st;
+    r->n = 1;
+    CHECK(check_wishes(body));
+    CHECK(json_get_int32("request", body, "num_samples", 1, MOST_SAMPLES, &r->n));
+    CHECK(read_prompt(body, t->limits.vocab, r));
+    CHECK(read_sampling(t, body, r));
+    CHECK(json_get_int32("request", body, "prompt_logprobs_last_n", 1,
+                         r->n_prompt > 1 ? r->n_prompt - 1 : 1, &a->last_n));
+    r->samples = calloc((size_t)r->n, sizeof *r->samples);
+    if (!r->samples) FAIL(ST_NO_MEMORY, "out of memory");
+    if (a->sampler.version != live_version(t) && !may_be_newer(t, &a->sampler))
+        st = fail_stale(&a->sampler, live_version(t));
+out:
+    return st;
+}
+
+// ---- its answer ---------------------------------------------------------------------------------
+
+static void put_prompt(const struct asked *a, struct bytes *to)
+{
+    const struct sample_request *r = &a->request;
+    const int unscored = a->last_n > 0 ? r->n_prompt - a->last_n : 0;
+    if (!r->logprobs) return;
+    for (int i = 0; i < unscored; i++) r->logprobs[i] = NAN;
+    proto_put_bytes(to, 2, r->logprobs, (size_t)r->n_prompt * sizeof(float));
+    if (!r->top_ids) return;
+    const size_t n = (size_t)r->n_prompt * (size_t)r->top;
+    for (size_t i = 0; i < (size_t)unscored * (size_t)r->top; i++) {
+        r->top_ids[i] = 0;
+        r->top_logprobs[i] = -99999;
+    }
+    struct bytes top = BYTES_INIT;
+    proto_put_bytes(&top, 1, r->top_ids, n * sizeof(int32_t));
+    proto_put_bytes(&top, 2, r->top_logprobs, n * sizeof(float));
+    proto_put_varint(&top, 3, (uint64_t)r->top);
+    proto_put_varint(&top, 4, (uint64_t)r->n_prompt);
+    proto_put_message(to, 3, &top);
+}
+
+static void put_samples(const struct asked *a, struct bytes *to)
+{
+    const struct sample_request *r = &a->request;
+    for (int i = 0; i < r->n; i++) {
+        const struct sampled *s = &r->samples[i];
+        struct bytes sequence = BYTES_INIT;
+        proto_put_varint(&sequence, 1, !s->stopped); // 0: stop, 1: length
+        proto_put_bytes(&sequence, 2, s->tokens, (size_t)s->n * sizeof *s->tokens);
+        proto_put_bytes(&sequence, 3, s->logprobs, (size_t)s->n * sizeof *s->logprobs);
+        proto_put_message(to, 1, &sequence);
+    }
+    put_prompt(a, to);
+    proto_put_varint(to, 4, (uint64_t)r->cached_tokens);
+}
+
+static enum status check_versions(const struct asked *a)
+{
+    const struct sample_request *r = &a->request;
+    if (r->oldest == 0 || may_be_newer(a->tinker, &a->sampler)) return ST_OK;
+    if (r->oldest == a->sampler.version && r->newest == a->sampler.version) return ST_OK;
+    return status_context(fail_stale(&a->sampler, r->newest),
+                          "the weights changed while this was drawn");
+}
+
+static void deliver(struct inbox_message *message)
+{
+    struct asked *a = (struct asked *)message;
+    struct bytes answer = BYTES_INIT;
+    enum status st = status_recall(&a->request.status);
+    if (st == ST_OK) st = check_versions(a);
+    if (st == ST_OK) {
+        put_samples(a, &answer);
+        st = bytes_status(&answer);
+    }
+    if (st == ST_OK)
+        future_done_protobuf(a->future, &answer);
+    else
+        future_fail(a->future, st);
+    tinker_polls_sweep(a->tinker);
+    bytes_release(&answer);
+    sample_request_release(&a->request);
+    free(a);
+}
+
+static json_t *sequence_ids(const struct sampler *s, int64_t seq_id, int n)
+{
+    json_t *ids = json_array();
+    char id[ID_ROOM + 40];
+    for (int i = 0; i < n; i++) {
+        snprintf(id, sizeof id, "%s:%" PRId64 ":%d", s->id, seq_id, i);
+        json_array_append_new(ids, json_string(id));
+    }
+    return json_pack("{s:o}", "sample_sequence_ids", ids);
+}
+
+// Takes the body's own; the request was not seen before.
+static enum status ask(struct tinker *t, struct http_request *q, const json_t *body,
+                       const struct sampler *s, int64_t seq_id)
+{
+    enum status st;
+    struct asked *a = calloc(1, sizeof *a);
+    if (!a) return status_fail(ST_NO_MEMORY, "out of memory");
+    a->tinker = t;
+    a->sampler = *s;
+    a->request.message.deliver = deliver;
+    CHECK(read_request(t, body, a));
+    a->future = future_new(t->futures, s->id, seq_id);
+    if (!a->future) {
+        st = ST_BUSY;
+        goto out;
+    }
+    future_promise(a->future, q, sequence_ids(s, seq_id, a->request.n));
+    sampling_put(t->sampling, &a->request);
+    return ST_OK;
+out:
+    sample_request_release(&a->request);
+    free(a);
+    return st;
+}
+
+void handle_asample(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    json_t *body = tinker_body(q);
+    if (!body) return;
+    const char *id = tinker_text(q, body, "sampling_session_id");
+    const struct sampler *s = id ? tinker_sampler(t, id) : NULL;
+    const int64_t seq_id = s ? tinker_number(q, body, "seq_id", 0) : -1;
+    struct future *known = s && seq_id >= 0 ? future_of(t->futures, s->id, seq_id) : NULL;
+    if (id && !s) {
+        http_fail(q, 404,
+                  "there is no sampling session \"%.100s\": cw-trainer serve was started "
+                  "anew since",
+                  id);
+    } else if (known) {
+        future_promise(known, q, NULL);
+    } else if (seq_id >= 0 && tinker_takes_work(t, q)) {
+        enum status st = ask(t, q, body, s, seq_id);
+        if (st != ST_OK) http_fail_status(q, st);
+    }
+    json_decref(body);
+}

@@ -1,0 +1,297 @@
+/* endpoints_training.c: what trains: models, gradients, steps. Loop's thread. */
+#include "trainer/serve/tinker.h"
+#include "common/base/clock.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GONE_MS 35000 // since a session was heard of: it sends a heartbeat every 10 s
+
+// ---- a model's beginning ------------------------------------------------------------------------
+
+static enum status run_begin(struct policy *policy, struct work *work)
+{
+    struct op *op = (struct op *)work;
+    const char *runs = op->tinker->options->runs;
+    char folder[PATH_ROOM];
+    enum status st;
+    if (op->named) CHECK(runs_find(runs, &op->path, folder));
+    CHECK(runs_describe(runs, op->model->id, json_incref(op->description)));
+    CHECK(policy_begin(policy, op->model->id, op->named ? folder : NULL, op->with_optimizer));
+    op->version = control_version(op->tinker->control);
+out:
+    return st;
+}
+
+static void begun(struct op *op)
+{
+    future_done_json(op->future,
+                     json_pack("{s:s, s:s}", "model_id", op->model->id, "type", "create_model"));
+}
+
+static void loaded(struct op *op)
+{
+    char path[RUN_PATH_ROOM];
+    run_path_put(&op->path, path);
+    op_note_live(op);
+    future_done_json(op->future, json_pack("{s:s, s:s, s:s}", "path", path, "model_id",
+                                           op->model->id, "type", "load_weights"));
+}
+
+// One run at a time: a client that lives keeps the weights from others. 409 is tried again.
+static bool is_free(struct tinker *t, struct http_request *q, const struct session *s)
+{
+    const struct training_run *m = t->current;
+    if (!m || m->session == s || m->session->ended ||
+        clock_ms_since(m->session->heard_ns) > GONE_MS)
+        return true;
+    http_fail(
+        q, 409,
+        "%s is being trained, by a client that was heard of %.0f s ago: one full fine-tune is "
+        "trained at a time; try again once that client has ended",
+        m->id, clock_ms_since(m->session->heard_ns) / 1e3);
+    return false;
+}
+
+static struct training_run *training_run_new(struct tinker *t, struct session *s, const char *id,
+                                             const char *base)
+{
+    struct training_run *m = calloc(1, sizeof *m);
+    if (!m) return NULL;
+    snprintf(m->id, sizeof m->id, "%s", id);
+    snprintf(m->base, sizeof m->base, "%.190s", base);
+    m->session = s;
+    m->next = t->training_runs;
+    t->training_runs = t->current = m;
+    return m;
+}
+
+// The first request of a model, which is begun from `path`, or from the model folder.
+static void begin(struct tinker *t, struct http_request *q, const json_t *body,
+                  const struct run_path *path, bool with_optimizer, const char *base)
+{
+    char id[ID_ROOM];
+    struct session *s = tinker_session(t, q, body);
+    const int64_t number = s ? tinker_number(q, body, "model_seq_id", 0) : -1;
+    if (number < 0) return;
+    snprintf(id, sizeof id, "%.120s:train:%lld", s->id, (long long)number);
+    struct future *known = future_of(t->futures, id, 0);
+    if (known) {
+        future_promise(known, q, NULL);
+        return;
+    }
+    if (!tinker_takes_work(t, q) || !is_free(t, q, s)) return;
+    struct training_run *m = training_run_new(t, s, id, base);
+    if (!m) http_fail(q, 500, "out of memory");
+    struct op *op = op_new(t, q, m, 0, run_begin, path ? loaded : begun);
+    if (!op) return;
+    op->named = path != NULL;
+    if (path) op->path = *path;
+    op->with_optimizer = with_optimizer;
+    op->description = json_pack("{s:s, s:i, s:O?}", "base_model", base, "lora_rank", 0,
+                                "user_metadata", json_object_get(body, "user_metadata"));
+    op_submit(op, q);
+}
+
+// What of an adapter the client asks for, which is none here.
+static enum status check_lora(const json_t *body)
+{
+    static const char *const parts[] = {"train_attn", "train_mlp", "train_unembed"};
+    const json_t *lora = json_object_get(body, "lora_config");
+    int64_t rank = -1;
+    enum status st;
+    if (!json_is_object(lora)) return ST_OK; // none: all is trained
+    CHECK(json_get_int("lora_config", lora, "rank", 0, INT32_MAX, &rank));
+    if (rank != 0)
+        FAIL(ST_UNSUPPORTED,
+             "\"rank\" is %lld: adapters are not there yet; rank 0 (lora_rank=0 in recipes) trains "
+             "the whole model, which wants about a tenth of an adapter's learning rate",
+             (long long)rank);
+    for (int i = 0; i < 3; i++) {
+        bool on = true;
+        CHECK(json_get_bool("lora_config", lora, parts[i], &on));
+        if (!on)
+            FAIL(ST_UNSUPPORTED,
+                 "\"%s\" is false: of a whole model cw-trainer serve --freeze says "
+                 "what is not trained",
+                 parts[i]);
+    }
+out:
+    return st;
+}
+
+static enum status check_optimizer(const json_t *body, const char *key)
+{
+    const char *type = json_string_value(json_object_get(json_object_get(body, key), "type"));
+    if (!type || strcmp(type, "adamw") == 0 || strcmp(type, "adam") == 0) return ST_OK;
+    return status_fail(ST_UNSUPPORTED, "\"%s\" has the type \"%.40s\"; there is \"adamw\"", key,
+                       type);
+}
+
+void handle_create_model(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    json_t *body = tinker_body(q);
+    if (!body) return;
+    const char *base = tinker_text(q, body, "base_model");
+    enum status st = base ? check_lora(body) : ST_OK;
+    if (st == ST_OK) st = check_optimizer(body, "optimizer_config");
+    if (st != ST_OK)
+        http_fail_status(q, st);
+    else if (base && tinker_serves(t, q, base))
+        begin(t, q, body, NULL, false, base);
+    json_decref(body);
+}
+
+static enum status run_load(struct policy *policy, struct work *work)
+{
+    struct op *op = (struct op *)work;
+    char folder[PATH_ROOM];
+    enum status st;
+    CHECK(runs_find(op->tinker->options->runs, &op->path, folder));
+    CHECK(policy_load(policy, op->model->id, folder, op->with_optimizer));
+    op->version = control_version(op->tinker->control);
+out:
+    return st;
+}
+
+static void load_into(struct tinker *t, struct http_request *q, const json_t *body,
+                      const struct run_path *path, bool with_optimizer)
+{
+    struct op *op = op_of(t, q, body, run_load, loaded);
+    if (!op) return;
+    op->path = *path;
+    op->with_optimizer = with_optimizer;
+    op_submit(op, q);
+}
+
+void handle_load_weights(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    struct run_path path;
+    char folder[PATH_ROOM];
+    bool with_optimizer = false;
+    json_t *body = tinker_body(q), *run = NULL;
+    if (!body) return;
+    const char *text = tinker_text(q, body, "path");
+    const char *base = json_string_value(json_object_get(body, "base_model"));
+    enum status st = ST_OK;
+    if (!text) goto out;
+    CHECK(run_path_parse(text, &path));
+    CHECK(runs_find(t->options->runs, &path, folder));
+    CHECK(runs_training_run(t->options->runs, path.run, &run));
+    CHECK(json_get_bool("request", body, "optimizer", &with_optimizer));
+    CHECK(check_optimizer(body, "optimizer_config"));
+    if (with_optimizer && path.part != RUN_WEIGHTS)
+        FAIL(ST_INVALID, "%.200s holds no optimizer's state: take one of save_weights", text);
+    if (json_has(body, "model_id"))
+        load_into(t, q, body, &path, with_optimizer);
+    else if (!base || tinker_serves(t, q, base))
+        begin(t, q, body, &path, with_optimizer,
+              base ? base : json_string_value(json_object_get(run, "base_model")));
+out:
+    if (st != ST_OK) http_fail_status(q, st);
+    json_decref(run);
+    json_decref(body);
+}
+
+void handle_get_info(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    json_t *body = tinker_body(q);
+    if (!body) return;
+    const char *id = tinker_text(q, body, "model_id");
+    const struct training_run *m = id ? tinker_training_run(t, q, id) : NULL;
+    if (m)
+        http_reply_json(q, 200,
+                        json_pack("{s:s, s:{s:s, s:s}, s:b, s:i, s:s, s:s}", "model_id", m->id,
+                                  "model_data", "model_name", m->base, "tokenizer_id",
+                                  t->model_folder, "is_lora", 1, "lora_rank", 0, "model_name",
+                                  m->base, "type", "get_info"));
+    json_decref(body);
+}
+
+// ---- gradients and steps ------------------------------------------------------------------------
+
+static enum status run_forward_backward(struct policy *policy, struct work *work)
+{
+    struct op *op = (struct op *)work;
+    return policy_forward_backward(policy, op->model->id, &op->request, &op->answer);
+}
+
+static void computed(struct op *op)
+{
+    future_done_protobuf(op->future, &op->answer);
+}
+
+void handle_forward_backward(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    struct http_body body;
+    char *id = NULL;
+    int64_t seq_id = -1;
+    http_take_body(q, &body);
+    const char *message = bytes_text(&body.bytes);
+    enum status st = forward_backward_address(message, body.bytes.len, &id, &seq_id);
+    if (st != ST_OK) {
+        http_fail_status(q, st);
+        goto out;
+    }
+    struct training_run *m = tinker_training_run(t, q, id);
+    struct op *op = op_new(t, q, m, seq_id, run_forward_backward, computed);
+    if (!op) goto out;
+    op_refuse(op, forward_backward_parse(message, body.bytes.len, &t->limits, &op->request));
+    op_submit(op, q);
+out:
+    http_body_release(&body);
+    free(id);
+}
+
+static enum status run_optim_step(struct policy *policy, struct work *work)
+{
+    struct op *op = (struct op *)work;
+    return policy_optim_step(policy, op->model->id, op->lr, &op->adamw, &op->norm);
+}
+
+static void stepped(struct op *op)
+{
+    future_done_json(op->future, json_pack("{s:{s:f}, s:s}", "metrics", "grad_norm:mean", op->norm,
+                                           "type", "optim_step"));
+}
+
+static enum status read_adam(const json_t *body, struct op *op)
+{
+    const json_t *adam = json_object_get(body, "adam_params");
+    struct optimizer_config *c = &op->adamw;
+    enum status st = check_optimizer(body, "optimizer_params");
+    if (!adam) adam = json_object_get(body, "optimizer_params");
+    *c = (struct optimizer_config){.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-12};
+    op->lr = 1e-4;
+    if (st != ST_OK) return st;
+    if (!json_is_object(adam))
+        return status_fail(ST_INVALID, "request: \"adam_params\" is missing");
+    CHECK(json_get_double("adam_params", adam, "learning_rate", 0, 10, &op->lr));
+    CHECK(json_get_double("adam_params", adam, "beta1", 0, 0.9999999, &c->beta1));
+    CHECK(json_get_double("adam_params", adam, "beta2", 0, 0.9999999, &c->beta2));
+    CHECK(json_get_double("adam_params", adam, "eps", 0, 1, &c->eps));
+    CHECK(json_get_double("adam_params", adam, "weight_decay", 0, 10, &c->weight_decay));
+    CHECK(json_get_double("adam_params", adam, "grad_clip_norm", 0, 1e9, &c->max_grad_norm));
+out:
+    return st;
+}
+
+void handle_optim_step(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    json_t *body = tinker_body(q);
+    if (!body) return;
+    struct op *op = op_of(t, q, body, run_optim_step, stepped);
+    if (op) {
+        op_refuse(op, read_adam(body, op));
+        op_submit(op, q);
+    }
+    json_decref(body);
+}

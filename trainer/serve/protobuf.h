@@ -1,0 +1,44 @@
+/* protobuf.h: Protocol Buffers' wire format, read and written field by field: the Tinker API has
+ * nine messages of plain fields, for which a generated library would be more to keep than this. Any
+ * thread; no state.
+ *
+ * A message is a run of fields, each a number and a value: a varint, 8 or 4 bytes, or a length and
+ * bytes (text, arrays, messages within). Unknown ones are passed over by their reader. */
+#ifndef TRAINER_SERVE_PROTOBUF_H
+#define TRAINER_SERVE_PROTOBUF_H
+
+#include "common/base/bytes.h"
+
+struct proto_span { // borrowed from the message
+    const unsigned char *data;
+    size_t len;
+};
+struct proto_field {
+    uint32_t number;
+    enum proto_type { PROTO_VARINT = 0, PROTO_64 = 1, PROTO_BYTES = 2, PROTO_32 = 5 } type;
+    uint64_t value;         // of all but PROTO_BYTES
+    struct proto_span span; // of PROTO_BYTES
+};
+// The next field of the message, which moves behind it; false at its end. ST_FORMAT where the bytes
+// are no message, with ret_more false.
+enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_field *ret);
+// Calls take() for each field of the message.
+enum status proto_each_field(struct proto_span message,
+                             enum status (*take)(void *context, const struct proto_field *field),
+                             void *context);
+// ST_FORMAT unless the field is of this type; `name` names it.
+enum status proto_expect(const struct proto_field *field, enum proto_type type, const char *name);
+double proto_double(const struct proto_field *field); // of PROTO_64
+// A varint of a repeated field, packed (several behind each other) or not: calls take() for each.
+enum status proto_each_varint(const struct proto_field *field, const char *name,
+                              enum status (*take)(void *context, uint64_t value), void *context);
+
+// Appends a field.
+void proto_put_varint(struct bytes *to, uint32_t number, uint64_t value);
+void proto_put_double(struct bytes *to, uint32_t number, double value);
+void proto_put_bytes(struct bytes *to, uint32_t number, const void *data, size_t len);
+void proto_put_text(struct bytes *to, uint32_t number, const char *text);
+// Appends `message`, which is released, as a field.
+void proto_put_message(struct bytes *to, uint32_t number, struct bytes *message);
+
+#endif

@@ -1,0 +1,277 @@
+/* runs.c: training runs on disk. No state; any thread. */
+#include "trainer/serve/runs.h"
+#include "common/base/json.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+const char *const run_part_names[] = {"weights", "sampler_weights", NULL};
+static const char *const part_types[] = {"training", "sampler"};
+
+#define SCHEME      "tinker://"
+#define RUN_FILE    "run.json"
+#define DESCRIPTION (1 << 20) // bytes of it, at most
+
+bool run_name_is_good(const char *name)
+{
+    const size_t len = strlen(name);
+    if (len == 0 || len >= RUN_NAME_ROOM || name[0] == '.') return false;
+    for (size_t i = 0; i < len; i++)
+        if (name[i] <= ' ' || name[i] > '~' || strchr("/\\\"'%?#", name[i])) return false;
+    return true;
+}
+
+static bool take_part(const char **at, char end, char ret[RUN_NAME_ROOM])
+{
+    const char *stop = strchr(*at, end);
+    const size_t n = stop ? (size_t)(stop - *at) : 0;
+    if (n == 0 || n >= RUN_NAME_ROOM) return false;
+    memcpy(ret, *at, n);
+    ret[n] = 0;
+    *at = stop + (end != 0);
+    return run_name_is_good(ret);
+}
+
+enum status run_path_parse(const char *path, struct run_path *ret)
+{
+    struct run_path p = {.part = RUN_PARTS};
+    char part[RUN_NAME_ROOM];
+    const char *at = path + strlen(SCHEME);
+    if (strncmp(path, SCHEME, strlen(SCHEME)) == 0 && take_part(&at, '/', p.run) &&
+        take_part(&at, '/', part) && take_part(&at, 0, p.name))
+        for (int i = 0; i < RUN_PARTS; i++)
+            if (strcmp(part, run_part_names[i]) == 0) p.part = i;
+    if (p.part == RUN_PARTS)
+        return status_fail(ST_INVALID,
+                           "\"path\" is \"%.200s\"; it must be tinker://RUN/weights/NAME or "
+                           "tinker://RUN/sampler_weights/NAME",
+                           path);
+    *ret = p;
+    return ST_OK;
+}
+
+void run_path_put(const struct run_path *path, char ret[RUN_PATH_ROOM])
+{
+    snprintf(ret, RUN_PATH_ROOM, SCHEME "%s/%s/%s", path->run, run_part_names[path->part],
+             path->name);
+}
+
+enum status runs_place(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
+{
+    char parent[PATH_ROOM];
+    enum status st;
+    CHECK(path_put(parent, runs, "%s/%s", path->run, run_part_names[path->part]));
+    CHECK(file_make_folders(parent));
+    st = path_put(ret_folder, parent, "%s", path->name);
+out:
+    return st;
+}
+
+enum status runs_find(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
+{
+    enum status st =
+        path_put(ret_folder, runs, "%s/%s/%s", path->run, run_part_names[path->part], path->name);
+    if (st == ST_OK && !file_exists(ret_folder))
+        st = status_fail(ST_NOT_FOUND, "there is no checkpoint %s/%s/%s in --run-dir %s", path->run,
+                         run_part_names[path->part], path->name, runs);
+    return st;
+}
+
+enum status runs_remove(const char *runs, const struct run_path *path)
+{
+    char folder[PATH_ROOM];
+    enum status st = runs_find(runs, path, folder);
+    return st == ST_OK ? file_remove_tree(folder) : st;
+}
+
+// ---- what they are ------------------------------------------------------------------------------
+
+enum status runs_describe(const char *runs, const char *run, json_t *description)
+{
+    char folder[PATH_ROOM], path[PATH_ROOM];
+    enum status st;
+    CHECK(path_put(folder, runs, "%s", run));
+    CHECK(file_make_folders(folder));
+    CHECK(path_put(path, folder, RUN_FILE));
+    if (!description) FAIL(ST_NO_MEMORY, "out of memory");
+    st = json_write_file(path, 0644, description);
+out:
+    json_decref(description);
+    return st;
+}
+
+static json_t *time_of(time_t seconds)
+{
+    char text[32];
+    struct tm t;
+    gmtime_r(&seconds, &t);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &t);
+    return json_string(text);
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const char *x = json_string_value(json_object_get(*(json_t *const *)a, "time")),
+               *y = json_string_value(json_object_get(*(json_t *const *)b, "time"));
+    return strcmp(x, y);
+}
+
+static int64_t size_of_files(const char *folder)
+{
+    struct dirent **entries = NULL;
+    struct stat info;
+    char path[PATH_ROOM];
+    int64_t sum = 0;
+    int n = scandir(folder, &entries, NULL, NULL);
+    while (n-- > 0) {
+        const char *name = entries[n]->d_name;
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 &&
+            path_put(path, folder, "%s", name) == ST_OK && lstat(path, &info) == 0)
+            sum += S_ISDIR(info.st_mode) ? size_of_files(path) : info.st_size;
+        free(entries[n]);
+    }
+    free(entries);
+    return sum;
+}
+
+static json_t *checkpoint_object(const char *folder, const struct run_path *path)
+{
+    char name[RUN_PATH_ROOM], id[RUN_NAME_ROOM + 32];
+    struct stat info;
+    if (stat(folder, &info) != 0) return NULL;
+    run_path_put(path, name);
+    snprintf(id, sizeof id, "%s/%s", run_part_names[path->part], path->name);
+    return json_pack("{s:s, s:s, s:o, s:s, s:I, s:b}", "checkpoint_id", id, "checkpoint_type",
+                     part_types[path->part], "time", time_of(info.st_mtime), "tinker_path", name,
+                     "size_bytes", (json_int_t)size_of_files(folder), "public", 0);
+}
+
+// Appends the checkpoints of one kind.
+static enum status list_part(const char *runs, const char *run, enum run_part part, json_t *list)
+{
+    char parent[PATH_ROOM], folder[PATH_ROOM];
+    struct dirent **entries = NULL;
+    enum status st = path_put(parent, runs, "%s/%s", run, run_part_names[part]);
+    if (st != ST_OK) return st;
+    int n = scandir(parent, &entries, NULL, versionsort);
+    for (int i = 0; i < n; i++) {
+        struct run_path path = {.part = part};
+        if (run_name_is_good(entries[i]->d_name) &&
+            path_put(folder, parent, "%s", entries[i]->d_name) == ST_OK) {
+            snprintf(path.run, sizeof path.run, "%s", run);
+            snprintf(path.name, sizeof path.name, "%.159s", entries[i]->d_name);
+            json_t *one = checkpoint_object(folder, &path);
+            if (one && json_array_append_new(list, one))
+                st = status_fail(ST_NO_MEMORY, "out of memory");
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    return st;
+}
+
+// The last by time of those that `part` is the kind of; null where there is none. New reference.
+static json_t *last_of(const json_t *checkpoints, enum run_part part)
+{
+    json_t *last = NULL, *one;
+    size_t i;
+    json_array_foreach (checkpoints, i, one)
+        if (strcmp(json_string_value(json_object_get(one, "checkpoint_type")), part_types[part]) ==
+                0 &&
+            (!last || by_time(&last, &one) <= 0))
+            last = one;
+    return last ? json_incref(last) : json_null();
+}
+
+static enum status each_run(const char *runs,
+                            enum status (*take)(const char *runs, const char *run, json_t *list),
+                            json_t *list)
+{
+    struct dirent **entries = NULL;
+    char path[PATH_ROOM];
+    enum status st = ST_OK;
+    int n = scandir(runs, &entries, NULL, versionsort);
+    if (n < 0) return status_fail(ST_IO, "%s: %s", runs, strerror(errno));
+    for (int i = 0; i < n; i++) {
+        if (st == ST_OK && run_name_is_good(entries[i]->d_name) &&
+            path_put(path, runs, "%s/" RUN_FILE, entries[i]->d_name) == ST_OK && file_exists(path))
+            st = take(runs, entries[i]->d_name, list);
+        free(entries[i]);
+    }
+    free(entries);
+    return st;
+}
+
+static enum status list_checkpoints(const char *runs, const char *run, json_t *list)
+{
+    enum status st = ST_OK;
+    for (int part = 0; st == ST_OK && part < RUN_PARTS; part++)
+        st = list_part(runs, run, part, list);
+    return st;
+}
+
+enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list)
+{
+    json_t *list = json_array();
+    enum status st = !list ? status_fail(ST_NO_MEMORY, "out of memory")
+                     : run ? list_checkpoints(runs, run, list)
+                           : each_run(runs, list_checkpoints, list);
+    if (st == ST_OK)
+        *ret_list = list;
+    else
+        json_decref(list);
+    return st;
+}
+
+enum status runs_training_run(const char *runs, const char *run, json_t **ret)
+{
+    char path[PATH_ROOM];
+    struct stat info;
+    json_t *d = NULL, *checkpoints = NULL, *object = NULL;
+    enum status st;
+    if (!run_name_is_good(run)) FAIL(ST_NOT_FOUND, "there is no training run \"%.100s\"", run);
+    CHECK(path_put(path, runs, "%s/" RUN_FILE, run));
+    if (stat(path, &info) != 0)
+        FAIL(ST_NOT_FOUND, "there is no training run \"%s\" in --run-dir %s", run, runs);
+    CHECK(json_read_file(path, DESCRIPTION, &d));
+    CHECK(runs_checkpoints(runs, run, &checkpoints));
+    object = json_pack("{s:s, s:O, s:s, s:b, s:O?, s:b, s:o, s:o, s:o, s:O?}", "training_run_id",
+                       run, "base_model", json_object_get(d, "base_model"), "model_owner", "local",
+                       "is_lora", 1, "lora_rank", json_object_get(d, "lora_rank"), "corrupted", 0,
+                       "last_request_time", time_of(info.st_mtime), "last_checkpoint",
+                       last_of(checkpoints, RUN_WEIGHTS), "last_sampler_checkpoint",
+                       last_of(checkpoints, RUN_SAMPLER_WEIGHTS), "user_metadata",
+                       json_object_get(d, "user_metadata"));
+    if (!object) FAIL(ST_FORMAT, "%s is none that was written here", path);
+    *ret = object;
+out:
+    json_decref(checkpoints);
+    json_decref(d);
+    return st;
+}
+
+static enum status list_run(const char *runs, const char *run, json_t *list)
+{
+    json_t *object = NULL;
+    enum status st = runs_training_run(runs, run, &object);
+    if (st == ST_OK && json_array_append_new(list, object))
+        st = status_fail(ST_NO_MEMORY, "out of memory");
+    return st;
+}
+
+enum status runs_training_runs(const char *runs, json_t **ret_list)
+{
+    json_t *list = json_array();
+    enum status st =
+        list ? each_run(runs, list_run, list) : status_fail(ST_NO_MEMORY, "out of memory");
+    if (st == ST_OK)
+        *ret_list = list;
+    else
+        json_decref(list);
+    return st;
+}

@@ -1,0 +1,39 @@
+/* runs.h: training runs on disk, as tinker:// paths name them: RUN/run.json, and the checkpoints
+ * RUN/weights/NAME and RUN/sampler_weights/NAME, in one folder (--run-dir) that outlives the
+ * server. Any thread: each call stands for itself, and what is written is there whole or not at
+ * all. */
+#ifndef TRAINER_SERVE_RUNS_H
+#define TRAINER_SERVE_RUNS_H
+
+#include "common/base/file.h"
+#include <jansson.h>
+
+enum run_part { RUN_WEIGHTS, RUN_SAMPLER_WEIGHTS, RUN_PARTS };
+extern const char *const run_part_names[RUN_PARTS + 1]; // as in paths
+
+#define RUN_NAME_ROOM 160 // bytes of a run's name, or a checkpoint's, with its end
+struct run_path {
+    char run[RUN_NAME_ROOM], name[RUN_NAME_ROOM];
+    enum run_part part;
+};
+// Whether it can be the name of a run or a checkpoint: a file's, of printable ASCII, not hidden.
+bool run_name_is_good(const char *name);
+// "tinker://RUN/weights/NAME"; ST_INVALID says what it should be.
+enum status run_path_parse(const char *path, struct run_path *ret);
+#define RUN_PATH_ROOM (2 * RUN_NAME_ROOM + 32)
+void run_path_put(const struct run_path *path, char ret[RUN_PATH_ROOM]);
+
+// Of the folder `runs`. Makes the folders above a checkpoint.
+enum status runs_place(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
+// ST_NOT_FOUND where there is no such checkpoint.
+enum status runs_find(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
+enum status runs_remove(const char *runs, const struct run_path *path);
+
+// run.json of a new run; takes the reference.
+enum status runs_describe(const char *runs, const char *run, json_t *description);
+// "TrainingRun" and "Checkpoint" as the API has them; ST_NOT_FOUND for a run that is not there.
+enum status runs_training_run(const char *runs, const char *run, json_t **ret);
+enum status runs_training_runs(const char *runs, json_t **ret_list);
+enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list); // run NULL: all
+
+#endif
