@@ -7,6 +7,7 @@
 #include "common/http/api_key.h"
 #include "common/http/listen.h"
 #include "infer-server/http/server.h"
+#include "infer-server/http/tool_form.h"
 #include "kernels/device.h"
 
 #include <limits.h>
@@ -38,6 +39,10 @@ static const struct option_spec table[] = {
              "which of the folder's named chat templates (default: default, with tools tool_use)"),
     OPT_TEXT("chat-template-file", server.chat_template.file, NULL, "FILE",
              "Jinja chat template to use instead of the folder's"),
+    OPT_CHOICE(
+        "tool-call-parser", server.tool_parser, "auto", tool_parser_names,
+        "form in which the model calls tools in a chat; auto: the one that the chat template "
+        "writes earlier calls in; off: calls stay text"),
     OPT_TEXT("served-model-name", server.model_name, NULL, "NAME",
              "name in /v1/models (default: the folder's)"),
     OPT_TEXT("draft", server.engine.draft_folder, NULL, "DIR",

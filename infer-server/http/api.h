@@ -9,6 +9,7 @@
 #include "common/base/json_out.h"
 #include "infer-server/http/request_fields.h"
 #include "infer-server/http/stop.h"
+#include "infer-server/http/tool_form.h"
 #include "common/model/chat_template.h"
 #include "common/model/tokenizer.h"
 
@@ -30,6 +31,7 @@ struct api_model {
     const struct tokenizer *tokenizer; // NULL: token ids only
     const struct chat_template *chat;  // NULL: chat is refused with why_no_chat
     const char *why_no_chat;
+    const struct tool_form *tool_form; // of calls in a chat's answers; NULL: they stay text
     struct engine *engine; // whose adapters "model" and "lora" name; NULL: there are none
     char active_adapter[ADAPTER_NAME_BYTES]; // of /generate where it names none; "": none
     int vocab_size;
@@ -80,7 +82,10 @@ struct api_request {
     int prompt_top;
     bool filtered;     // what is sampled from may differ from the raw distribution
     bool many_prompts; // /generate: "prompts", not "prompt"
-    bool shorten;      // max_tokens is a default, and gives way to the context
+    json_t *tools;     // whose calls the answer is searched for; owned; NULL: it is not
+    const struct tool_form *tool_form; // in which they are written
+    bool one_call;                     // at most, of a choice
+    bool shorten;                      // max_tokens is a default, and gives way to the context
 };
 
 // ST_FORMAT: not JSON; ST_INVALID, ST_UNSUPPORTED: a field, named in quotes by the sentence;

@@ -103,6 +103,20 @@ out:
     return status_context(st, "%s", where);
 }
 
+enum status api_read_tools(struct api_request *r, const json_t *object,
+                           const struct api_model *model)
+{
+    json_t *tools = json_object_get(object, "tools");
+    const char *choice = json_string_value(json_object_get(object, "tool_choice"));
+    bool several = true;
+    enum status st = json_get_bool("request", object, "parallel_tool_calls", &several);
+    const bool searched = model->tool_form && !(choice && strcmp(choice, "none") == 0);
+    r->one_call = !several;
+    r->tool_form = model->tool_form;
+    if (searched && json_array_size(tools) > 0) r->tools = json_incref(tools);
+    return st;
+}
+
 enum status api_chat_refuse_fields(const json_t *object)
 {
     static const char *const fields[] = {"tools", "chat_template_kwargs"};

@@ -35,6 +35,9 @@ enum status api_read_inference_prompt(struct api_request *r, const json_t *objec
 // field.
 enum status api_chat_render(const json_t *object, const struct api_model *model,
                             bool generation_prompt, struct bytes *ret);
+// Whose calls the answer is searched for, and how many are given.
+enum status api_read_tools(struct api_request *r, const json_t *object,
+                           const struct api_model *model);
 // ST_INVALID where `object`, which has no messages, has one of the other fields of a chat: they
 // would do nothing.
 enum status api_chat_refuse_fields(const json_t *object);

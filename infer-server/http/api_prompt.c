@@ -251,6 +251,7 @@ enum status api_read_chat_prompt(struct api_request *r, const json_t *object,
                                  const struct api_model *model)
 {
     enum status st = make_prompts(r, 1, "messages");
+    if (st == ST_OK) st = api_read_tools(r, object, model);
     return st == ST_OK ? read_messages(object, model, &r->prompts[0]) : st;
 }
 

@@ -33,6 +33,7 @@ void api_request_free(struct api_request *r)
     free(r->prompts);
     stop_set_release(&r->stop);
     free(r->logit_bias);
+    json_decref(r->tools);
     free(r);
 }
 

@@ -79,6 +79,8 @@ void generation_sample_clear(struct generation_sample *s)
     free(s->top);
     free(s->text_at);
     bytes_release(&s->text);
+    tool_calls_free(s->tools);
+    s->tools = NULL;
     s->tokens = NULL;
     s->top = NULL;
     s->text_at = NULL;
@@ -151,6 +153,14 @@ static void scan_text(struct generation *g, struct generation_sample *s)
     s->safe = s->text.len - stop_hold(stop, bytes_text(&s->text), s->text.len);
 }
 
+// Special tokens that mark calls stay in a text that is searched for them.
+static bool is_dropped(const struct generation *g, const struct generation_sample *s, int32_t token)
+{
+    const struct tokenizer *t = g->host->tokenizer;
+    return s->tools && g->request->skip_special && tokenizer_is_special(t, token) &&
+           !tool_form_mentions(s->tools->form, tokenizer_token(t, token));
+}
+
 static enum status add_token(struct generation *g, struct generation_sample *s,
                              const struct token_record *token, const struct top_logprob *top,
                              bool has_text)
@@ -162,14 +172,14 @@ static enum status add_token(struct generation *g, struct generation_sample *s,
     if (n_top > 0 && top)
         memcpy(s->top + (size_t)s->n * (size_t)n_top, top, (size_t)n_top * sizeof *top);
     s->n++;
-    if (!s->detokenizer || !has_text) return ST_OK;
+    if (!s->detokenizer || !has_text || is_dropped(g, s, token->token)) return ST_OK;
     size_t before = s->text.len;
     enum status st = detokenizer_push(s->detokenizer, token->token, &s->text);
     if (st == ST_OK) st = bytes_status(&s->text);
     if (st != ST_OK || s->text.len == before) return st;
     s->chars += count_characters(s->text.data + before, s->text.len - before);
     scan_text(g, s);
-    return ST_OK;
+    return s->tools ? tool_calls_read(s->tools, s->text.data, s->safe, false) : ST_OK;
 }
 
 static void fail_sample(struct generation_sample *s, const char *sentence)
@@ -190,6 +200,9 @@ static void end_sample(struct generation *g, struct generation_sample *s,
     detokenizer_free(s->detokenizer);
     s->detokenizer = NULL;
     s->safe = s->text.len;
+    if (s->tools && s->finish == FINISH_NONE &&
+        tool_calls_read(s->tools, bytes_text(&s->text), s->text.len, true) != ST_OK)
+        fail_sample(s, status_message());
     if (m->event.telemetry) s->telemetry = m->telemetry;
     if (s->finish == FINISH_NONE) s->finish = s->stopped ? FINISH_STOP : m->event.finish;
     if (s->finish == FINISH_ERROR && !s->error)
@@ -277,7 +290,8 @@ static enum status make_samples(struct generation *g, struct api_request *r)
             s->choice = choice;
             s->stop_token = -1;
             if (!tokenizer) continue;
-            CHECK(detokenizer_new(tokenizer, r->skip_special, &s->detokenizer));
+            if (r->tools) CHECK(tool_calls_new(r->tool_form, r->tools, &s->tools));
+            CHECK(detokenizer_new(tokenizer, r->skip_special && !s->tools, &s->detokenizer));
             CHECK(detokenizer_follow(s->detokenizer, r->prompts[p].ids, r->prompts[p].n_ids));
         }
     }

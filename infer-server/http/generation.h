@@ -10,6 +10,7 @@
 #include "infer-server/http/api.h"
 #include "common/http/inbox.h"
 #include "infer-server/http/metrics.h"
+#include "infer-server/http/tool_calls.h"
 
 // echo.c: a prompt as an answer gives it back ("echo").
 struct echo {
@@ -36,6 +37,7 @@ struct generation_sample {
     int n, cap;
     struct bytes text;                 // without the stop string
     size_t safe;                       // bytes of text that no stop string can claim any more
+    struct tool_calls *tools;          // what the text is taken apart to; NULL: it is not
     const char *stop_string;           // that ended it, or NULL
     int32_t stop_token;                // that ended it, or -1
     enum finish_reason finish;         // FINISH_NONE: runs
@@ -43,7 +45,8 @@ struct generation_sample {
     char *error;                       // sentence, for FINISH_ERROR
     // how much a streaming reader has given out
     int sent_tokens;
-    size_t sent_text;
+    size_t sent_text; // of the tools' content, where there are tools
+    int sent_calls;
     bool sent_head;
     // its own
     struct detokenizer *detokenizer;

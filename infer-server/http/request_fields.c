@@ -53,7 +53,7 @@ static const struct field fields[] = {
     {"functions", CHATS | SAMPLED, "[[]]"},
     {"tool_choice", PLACE_CHAT, "[\"none\",\"auto\"]"},
     {"function_call", PLACE_CHAT, "[\"none\",\"auto\"]"},
-    {"parallel_tool_calls", PLACE_CHAT, ANY},
+    {"parallel_tool_calls", PLACE_CHAT, READ},
     {"suffix", SAMPLED, "[\"\"]"},
     {"prompt_embeds", PLACE_COMPLETIONS, EMPTY},
     {"images", SAMPLED, EMPTY},

@@ -95,7 +95,8 @@ void put_finish(struct json_out *o, const struct response *a, const struct gener
 {
     const struct sampling *sampling = &a->request->sampling;
     bool asked = false;
-    json_out_text(o, "finish_reason", finish_reason_names[s->finish]);
+    const bool calls = s->tools && s->tools->n > 0 && s->finish == FINISH_STOP;
+    json_out_text(o, "finish_reason", calls ? "tool_calls" : finish_reason_names[s->finish]);
     if (s->finish == FINISH_NONE) return;
     for (int i = 0; i < sampling->n_stop_ids; i++) asked |= sampling->stop_ids[i] == s->stop_token;
     if (!s->stop_string && asked)

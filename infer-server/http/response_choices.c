@@ -12,20 +12,66 @@ static void put_asked_prompt_ids(struct json_out *o, const struct response *a, i
         put_prompt_ids(o, "prompt_token_ids", &a->request->prompts[prompt]);
 }
 
-// The completion's text, bytes from..to, behind its prompt's where that is echoed. Without a
-// tokenizer there is none; SDKs want a string all the same.
-static void put_text(struct json_out *o, const char *key, const struct response *a,
-                     const struct generation_sample *s, size_t from, size_t to, bool with_prompt)
+// The completion's text, behind its prompt's where that is echoed. Without a tokenizer there is
+// none; SDKs want a string all the same.
+static void put_text(struct json_out *o, const struct response *a, struct generation_sample *s,
+                     bool chunk, bool with_prompt)
 {
+    const size_t from = chunk ? s->sent_text : 0, to = chunk ? s->safe : s->text.len;
     struct bytes whole = BYTES_INIT;
     if (with_prompt) {
         const struct bytes *prompt = &a->generation->runs[s->prompt].report.echo.text;
         bytes_append(&whole, bytes_text(prompt), prompt->len);
     }
     bytes_append(&whole, bytes_text(&s->text) + from, to - from);
-    json_out_string(o, key, bytes_text(&whole), whole.len);
+    json_out_string(o, "text", bytes_text(&whole), whole.len);
     o->to->failed |= whole.failed;
     bytes_release(&whole);
+    s->sent_text = to;
+}
+
+// A call of a stream comes in two pieces, as clients expect: what is called, then with what.
+static void put_call(struct json_out *o, const struct tool_call *call, int i, bool chunk)
+{
+    json_out_open(o, NULL, '{');
+    if (chunk) json_out_int(o, "index", i);
+    json_out_text(o, "id", call->id);
+    json_out_text(o, "type", "function");
+    json_out_open(o, "function", '{');
+    json_out_text(o, "name", call->name);
+    json_out_text(o, "arguments", chunk ? "" : call->arguments);
+    json_out_close(o, '}');
+    json_out_close(o, '}');
+    if (!chunk) return;
+    json_out_open(o, NULL, '{');
+    json_out_int(o, "index", i);
+    json_out_open(o, "function", '{');
+    json_out_text(o, "arguments", call->arguments);
+    json_out_close(o, '}');
+    json_out_close(o, '}');
+}
+
+// "message", or what a chunk adds to it.
+static void put_message(struct json_out *o, const struct response *a, struct generation_sample *s,
+                        bool chunk, bool first)
+{
+    const struct bytes *content = s->tools ? &s->tools->content : &s->text;
+    const size_t from = chunk ? s->sent_text : 0;
+    const size_t to = chunk && !s->tools ? s->safe : content->len;
+    const int n = !s->tools ? 0 : a->request->one_call && s->tools->n > 0 ? 1 : s->tools->n;
+    const int first_call = chunk ? s->sent_calls : 0;
+    json_out_open(o, chunk ? "delta" : "message", '{');
+    if (first) json_out_text(o, "role", "assistant");
+    if (n > first_call && to == from)
+        json_out_null(o, "content");
+    else
+        json_out_string(o, "content", bytes_text(content) + from, to - from);
+    if (n > first_call)
+        JSON_OUT_LIST(o, "tool_calls", i, first_call, n, put_call(o, &s->tools->list[i], i, chunk));
+    if (!chunk) json_out_null(o, "refusal");
+    json_out_close(o, '}');
+    s->sent_text = to;
+    s->sent_calls = n;
 }
 
 static void put_choice(struct json_out *o, const struct response *a, struct generation_sample *s,
@@ -34,17 +80,12 @@ static void put_choice(struct json_out *o, const struct response *a, struct gene
     const enum api_kind kind = a->request->kind;
     const bool first = !chunk || !s->sent_head, with_prompt = a->request->echo && first;
     const int from = chunk ? s->sent_tokens : 0;
-    const size_t text_from = chunk ? s->sent_text : 0, text_to = chunk ? s->safe : s->text.len;
     json_out_open(o, NULL, '{');
     json_out_int(o, "index", s->choice);
     if (kind == API_CHAT) {
-        json_out_open(o, chunk ? "delta" : "message", '{');
-        if (first) json_out_text(o, "role", "assistant");
-        put_text(o, "content", a, s, text_from, text_to, false);
-        if (!chunk) json_out_null(o, "refusal");
-        json_out_close(o, '}');
+        put_message(o, a, s, chunk, first);
     } else if (kind == API_COMPLETIONS) {
-        put_text(o, "text", a, s, text_from, text_to, with_prompt);
+        put_text(o, a, s, chunk, with_prompt);
     } else {
         put_token_ids(o, "token_ids", s, from);
     }
@@ -56,7 +97,6 @@ static void put_choice(struct json_out *o, const struct response *a, struct gene
     if (kind == API_COMPLETIONS && first) put_asked_prompt_ids(o, a, s->prompt);
     json_out_close(o, '}');
     s->sent_tokens = s->n;
-    s->sent_text = text_to;
 }
 
 static void put_head(struct json_out *o, const struct response *a, bool chunk)

@@ -7,6 +7,7 @@
  * one, or --drain-timeout, or a second signal, connections are closed, the engine ends, and what it
  * still says is delivered to nobody, so that everything is freed in one place. */
 #include "infer-server/http/server_impl.h"
+#include "infer-server/http/chat_probe.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -118,6 +119,27 @@ static enum status read_token_ends(struct server *s)
     return st;
 }
 
+// What the chat template says of itself, once: how it writes calls, and whether turns repeat.
+static void read_chat(struct server *s)
+{
+    const int parser = s->options->tool_parser;
+    struct bytes sentence = BYTES_INIT;
+    log_info("chat template: %s", chat_template_source(s->chat));
+    s->model.tool_form = parser == TOOL_PARSER_AUTO ? chat_probe_tool_form(s->chat)
+                                                    : tool_form_at(parser - TOOL_PARSER_FORMS);
+    if (s->model.tool_form)
+        log_info("calls of tools in answers are parsed: %s (--tool-call-parser)",
+                 tool_form_name(s->model.tool_form));
+    else if (chat_template_mentions(s->chat, "tools"))
+        log_info("calls of tools in answers stay text: %s",
+                 parser == TOOL_PARSER_OFF
+                     ? "--tool-call-parser off"
+                     : "the chat template writes them in no form that --tool-call-parser has");
+    chat_probe_repeats(s->chat, s->tokenizer, &sentence);
+    if (sentence.len > 0) log_info("chat template: %s", bytes_text(&sentence));
+    bytes_release(&sentence);
+}
+
 static enum status read_tokenizer(struct server *s, const char *folder)
 {
     enum status st = model_folder_check(folder, "config.json");
@@ -135,7 +157,7 @@ static enum status read_tokenizer(struct server *s, const char *folder)
     if (st != ST_OK) return st;
     const struct chat_template_choice *choice = &s->options->chat_template;
     st = chat_template_find(folder, choice, &s->chat);
-    if (st == ST_OK) log_info("chat template: %s", chat_template_source(s->chat));
+    if (st == ST_OK) read_chat(s);
     if (st == ST_OK || choice->name || choice->file) return st;
     snprintf(s->why_no_chat, sizeof s->why_no_chat, "%s", status_message());
     log_warn("chat is off: %s", s->why_no_chat);

@@ -12,6 +12,7 @@ struct server_options { // all borrowed
     struct http_options http; // but for its routes and context
     const char *model_name;   // NULL: the folder's last part
     struct chat_template_choice chat_template;
+    int tool_parser;     // of tool_parser_names
     int accept_unknown;  // 1: fields that the protocol does not know are logged, not refused
     int unix_fd, tcp_fd; // listening; -1: none. Taken over
     int64_t drain_timeout_s;

@@ -1,0 +1,21 @@
+/* chat_probe.h: what a chat template does, found out by rendering short conversations: in which
+ * form it writes calls of tools, and whether a conversation's prompt begins with that of its turn
+ * before. At start; any thread. */
+#ifndef INFER_SERVER_CHAT_PROBE_H
+#define INFER_SERVER_CHAT_PROBE_H
+
+#include "common/model/chat_template.h"
+#include "common/model/tokenizer.h"
+#include "infer-server/http/tool_form.h"
+
+// The form as which an earlier call, as the template renders it, parses back to the same call;
+// NULL: none, or the template does not render calls.
+const struct tool_form *chat_probe_tool_form(const struct chat_template *chat);
+
+// Appends a sentence where a conversation of two turns does not begin with the tokens of the first
+// turn's prompt, or does not hold its answer as it was. The prefix cache and training on several
+// turns live by both. Nothing where the template does not take the conversation.
+void chat_probe_repeats(const struct chat_template *chat, const struct tokenizer *tokenizer,
+                        struct bytes *ret_sentence);
+
+#endif

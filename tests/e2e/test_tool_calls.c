@@ -1,0 +1,99 @@
+/* test_tool_calls.c: calls of tools from a real cw-infer-server, by OpenAI's SDK for Python
+ * (tests/clients/openai_tools.py). The model is a random one: its tokenizer has tokens that
+ * together are an answer with calls, and logit_bias and a penalty bring them one after the other.
+ */
+#include "common/base/json.h"
+#include "tests/support/daemon.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct daemon d;
+
+// Qwen's way of writing calls.
+static const char template_text[] =
+    "{% for t in tools or [] %}{{ t|tojson }}{% endfor %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>{\"name\": \"' + c.function.name + '\", "
+    "\"arguments\": ' + c.function.arguments|tojson + '}</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+// Added to the tokenizer's, from 263 on, as tests/clients/openai_tools.py numbers them. The marker
+// is special: it is no part of a text, but the parser sees it.
+static const struct {
+    const char *text;
+    bool special;
+} pieces[] = {{"I look it up. ", false},
+              {"<tool_call>", true},
+              {"{\"name\": \"get_weather\", \"argu", false},
+              {"ments\": {\"city\": \"Paris\"}}</tool", false},
+              {"_call>", false},
+              {"{\"name\": \"add\", \"arguments\": {}}</tool_call>", false},
+              {"{\"name\": \"nosuch\", \"arguments\": {}}</tool_call>", false}};
+
+static const char *model_with_pieces(void)
+{
+    const char *model = daemon_model(test_folder(), true, 7);
+    const char *path = test_path(model, "tokenizer.json");
+    json_t *tokenizer = NULL;
+    assert_ok(json_read_file(path, 1 << 20, &tokenizer));
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++)
+        json_array_append_new(json_object_get(tokenizer, "added_tokens"),
+                              json_pack("{s:i,s:s,s:b,s:b,s:b,s:b,s:b}", "id", 263 + (int)i,
+                                        "content", pieces[i].text, "single_word", 0, "lstrip", 0,
+                                        "rstrip", 0, "normalized", 0, "special",
+                                        (int)pieces[i].special));
+    assert_ok(json_write_file(path, 0644, tokenizer));
+    json_decref(tokenizer);
+    test_write(test_path(model, "chat_template.jinja"), template_text, strlen(template_text));
+    return model;
+}
+
+static void run_client(const char *python, const char *parser)
+{
+    char url[64];
+    const char *log = test_path(d.folder, "sdk.log");
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&d));
+    const char *script = test_path(test_root(), "tests/clients/openai_tools.py");
+    if (test_command(log, 120000, OPTIONS(python, script, url, parser)) == 0) return;
+    char *text = test_read(log);
+    print_message("%s\n", text);
+    free(text);
+    fail_msg("the script failed");
+}
+
+static void assert_logged(const char *sentence)
+{
+    char *log = test_read(d.child.log);
+    assert_contains(log, sentence);
+    free(log);
+}
+
+static void test_openai_sdk(void **state)
+{
+    (void)state;
+    const char *python = test_python("openai"), *model = model_with_pieces();
+    daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0"));
+    assert_logged("calls of tools in answers are parsed: hermes");
+    run_client(python, "hermes");
+    assert_int_equal(daemon_stop(&d), 0);
+    daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0", "--tool-call-parser", "off"));
+    assert_logged("calls of tools in answers stay text: --tool-call-parser off");
+    run_client(python, "off");
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    daemon_kill(&d);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(test_openai_sdk, stop)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
