@@ -141,8 +141,7 @@ out:
 static void look_at_server(struct serve *s)
 {
     if (s->gone_ns || control_owner_alive(policy_control(s->policy)) == ST_OK) return;
-    snprintf(s->gone_why, sizeof s->gone_why,
-             "%.900s; start it and cw-trainer serve again, and go on from the last checkpoint",
+    snprintf(s->gone_why, sizeof s->gone_why, "%.900s, by a new cw-trainer serve",
              status_message());
     log_error("%s", s->gone_why);
     s->gone_ns = clock_now_ns();
