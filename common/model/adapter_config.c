@@ -15,6 +15,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#define MAX_ALPHA 1e6
+
 // ---- reading ------------------------------------------------------------------------------------
 static const char *const read_keys[] = {"peft_type",
                                         "r",
@@ -136,7 +138,7 @@ enum status adapter_config_from_json(const char *where, json_t *json, struct ada
     CHECK(check_init(where, json));
     CHECK(check_targets(where, json));
     CHECK(json_get_int32(where, json, "r", 1, ADAPTER_MAX_RANK, &c->r));
-    CHECK(json_get_double(where, json, "lora_alpha", 0, 1e6, &c->alpha));
+    CHECK(json_get_double(where, json, "lora_alpha", 0, MAX_ALPHA, &c->alpha));
     CHECK(json_get_double(where, json, "lora_dropout", 0, 0.99, &c->dropout));
     CHECK(json_get_bool(where, json, "use_rslora", &c->rslora));
     *ret = c;
@@ -294,9 +296,12 @@ enum status adapter_config_match(const struct adapter_config *config, const char
     CHECK(is_target(config, module, &wanted));
     CHECK(pattern_value(config->source, "rank_pattern", module, &rank));
     CHECK(pattern_value(config->source, "alpha_pattern", module, &alpha));
-    if (wanted && !(rank >= 1 && rank <= ADAPTER_MAX_RANK))
-        FAIL(ST_INVALID, "rank_pattern: %s has rank %g; it must be 1 to %d", module, rank,
-             ADAPTER_MAX_RANK);
+    if (wanted && !(rank >= 1 && rank <= ADAPTER_MAX_RANK && rank == (int)rank))
+        FAIL(ST_INVALID, "rank_pattern: %s has rank %g; it must be a whole number from 1 to %d",
+             module, rank, ADAPTER_MAX_RANK);
+    if (wanted && !(alpha >= 0 && alpha <= MAX_ALPHA))
+        FAIL(ST_INVALID, "alpha_pattern: %s has alpha %g; it must be 0 to %g", module, alpha,
+             MAX_ALPHA);
     *ret_rank = wanted ? (int)rank : 0;
     *ret_scale = (float)(alpha / (config->rslora ? sqrt(rank) : rank));
 out:

@@ -256,3 +256,17 @@ out:
     free(path);
     return st;
 }
+
+enum status adapters_revert(struct adapters *a)
+{
+    enum status st = ST_OK;
+    for (struct slot *s = a->slots; s < a->slots + a->max && st == ST_OK; s++) {
+        if (!s->adapter) continue;
+        if (s->info.folder[0] && adapter_load(s->adapter, a->dev, s->info.folder) == ST_OK)
+            continue;
+        device_fill(a->dev, s->adapter->weights->base, 0, s->adapter->weights->bytes);
+        st = device_sync(a->dev);
+        s->info.folder[0] = 0;
+    }
+    return st;
+}

@@ -36,6 +36,8 @@ enum status adapters_check_folder(const struct adapters *a, int slot, const char
 enum status adapters_reload(struct adapters *a, int slot, const char *folder);
 // Torn weights: from a trainer's checkpoint of one.
 enum status adapters_restore(struct adapters *a, const char *checkpoint);
+// Where there is none that can be used: every adapter as its folder has it, or as new.
+enum status adapters_revert(struct adapters *a);
 // Whether a checkpoint is of an adapter.
 bool adapters_is_checkpoint(const char *folder);
 

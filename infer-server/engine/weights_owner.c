@@ -380,16 +380,28 @@ static enum status restore_draft(struct weights_owner *o, const char *snapshot,
     return arena_restore(o, WEIGHTS_DRAFT, folder, ret);
 }
 
-// Its writer wrote nothing else.
+// The model's arenas, and where the snapshot does not say that these alone were written, the
+// adapters.
+static enum status restore_models(struct weights_owner *o, const char *snapshot,
+                                  struct weights_restored *ret)
+{
+    enum status st = arena_restore(o, WEIGHTS_POLICY, snapshot, ret);
+    if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot, ret);
+    if (st == ST_OK && o->adapters && (!snapshot[0] || ret->fault[0]))
+        st = adapters_revert(o->adapters);
+    if (st == ST_OK) control_owner_loaded(o->control, ret->from, false);
+    return st;
+}
+
+// An adapter's writer wrote nothing else.
 static enum status restore_adapter(struct weights_owner *o, const char *snapshot,
                                    struct weights_restored *ret)
 {
-    enum status st = adapters_restore(o->adapters, snapshot);
-    if (st != ST_OK) return st;
-    control_owner_update_end(o->control);
-    *ret = (struct weights_restored){0};
     snprintf(ret->from, sizeof ret->from, "%s", snapshot);
-    return ST_OK;
+    if (adapters_restore(o->adapters, snapshot) == ST_OK) return ST_OK;
+    snprintf(ret->fault, sizeof ret->fault, "%s", status_message());
+    snprintf(ret->from, sizeof ret->from, "the adapters' folders, or new adapters");
+    return adapters_revert(o->adapters);
 }
 
 enum status weights_owner_restore(struct weights_owner *o, struct weights_restored *ret)
@@ -398,11 +410,9 @@ enum status weights_owner_restore(struct weights_owner *o, struct weights_restor
     struct weights_restored restored = {0};
     control_snapshot(o->control, snapshot, sizeof snapshot);
     control_owner_update_begin(o->control);
-    if (o->adapters && adapters_is_checkpoint(snapshot)) return restore_adapter(o, snapshot, ret);
-    enum status st = arena_restore(o, WEIGHTS_POLICY, snapshot, &restored);
-    if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot, &restored);
+    const bool adapter = o->adapters && adapters_is_checkpoint(snapshot);
+    enum status st = (adapter ? restore_adapter : restore_models)(o, snapshot, &restored);
     if (st != ST_OK) return st;
-    control_owner_loaded(o->control, restored.from, false);
     control_owner_update_end(o->control);
     *ret = restored;
     return ST_OK;

@@ -52,9 +52,10 @@ struct control *weights_owner_control(const struct weights_owner *o);
 // Torn weights: where the writer's last snapshot is of an adapter, that adapter from it. Else the
 // model's: the snapshot if there is one that loads, else the folder of the
 // last reload, else the model folder; for the draft "draft" inside the snapshot, else its folder.
-// Next even version. On failure they stay torn.
+// Where no snapshot can be used, adapters become as they were loaded or made, since one may be what
+// is torn. Next even version. On failure they stay torn.
 struct weights_restored {
-    char from[512];  // the policy's folder
+    char from[512];  // the folder, in words where there are several
     char fault[512]; // why the snapshot, or its draft, was not used; "": it was, or there is none
 };
 enum status weights_owner_restore(struct weights_owner *o, struct weights_restored *ret);

@@ -181,7 +181,6 @@ static void every_prompt_of_the_epoch_once_though_killed(void **state)
         }
         assert_int_equal(test_wait(&child, LIMIT_MS) == 0, run == 2);
         assert_int_equal(steps_done(&scene, "killed") == PROMPTS / PER, run == 2);
-        daemon_wait_restored(&scene.daemon);
     }
     count_trained("killed", times);
     for (int i = 0; i < PROMPTS; i++)

@@ -6,9 +6,7 @@
 #include "common/http/http_client.h"
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
-#include "tests/support/tiny_model.h"
-#include "tests/support/tiny_tokenizer.h"
-#include "tests/support/training.h"
+#include "tests/support/torn.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -131,7 +129,6 @@ static void killed_trainer_leaves_the_daemon_serving(void **state)
     start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000", "--save-steps", "2"));
     wait_for_steps(&s, "run", 3, &trainer);
     test_end(&trainer); // SIGKILL
-    daemon_wait_restored(&s.daemon);
     // wherever it was hit, the next one takes the lease over and goes on
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "6", "--resume")), 0);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
@@ -202,60 +199,6 @@ static void torn_weights_are_restored(void **state)
     scene_close(&s);
 }
 
-// A model whose AdamW takes long enough for a signal to hit it: 11 M parameters on the CPU, 90 M
-// else.
-static void scene_open_large(struct scene *s)
-{
-    const bool cpu = strcmp(test_device(), "cpu") == 0;
-    const struct tiny_model shape = {.hidden = cpu ? 512 : 1024,
-                                     .layers = cpu ? 3 : 6,
-                                     .intermediate = cpu ? 2048 : 4096,
-                                     .vocab = 300,
-                                     .eos_id = -1,
-                                     .seed = 17};
-    scene_open(s);
-    daemon_kill(&s->daemon);
-    s->model = test_path(s->folder, "large");
-    assert_ok(tiny_model_write_as(s->model, &shape));
-    assert_ok(tiny_tokenizer_write(s->model));
-    daemon_start(&s->daemon, s->model, NULL);
-}
-
-// Kills the trainer the moment the version is odd. False if the update ended before the signal
-// came.
-static bool kill_in_an_update(struct test_child *trainer, const struct control *control)
-{
-    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
-    while (!(control_version(control) & 1))
-        if (clock_now_ns() > deadline) fail_msg("no update within %d ms", LIMIT_MS);
-    kill(trainer->pid, SIGKILL);
-    test_end(trainer);
-    return control_version(control) & 1;
-}
-
-// Follows /health until it says ok at an even version again. True if it said torn meanwhile, and
-// /metrics with it.
-static bool torn_until_restored(const struct scene *s, const struct control *control)
-{
-    const int64_t deadline = clock_deadline_ns(30000);
-    bool torn = false;
-    for (;;) {
-        struct wire_answer a;
-        bool odd = control_version(control) & 1; // before: while it is odd, ok is not the end
-        daemon_request(s->daemon.socket, "GET", "/health", "", NULL, &a);
-        const char *status = json_string_value(json_object_get(a.json, "status"));
-        bool ok = a.status == 200 && !odd;
-        if (a.status == 503) {
-            assert_string_equal(status, "torn");
-            assert_contains(bytes_text(&a.head), "Retry-After");
-            torn = true;
-        }
-        wire_answer_release(&a);
-        if (ok) return torn;
-        if (clock_now_ns() > deadline) fail_msg("%s", "not restored within 30 s");
-    }
-}
-
 static json_t *greedy_ids(const struct daemon *d)
 {
     json_t *answer = daemon_post(d->socket, "/v1/completions", 200,
@@ -279,7 +222,7 @@ static void killed_trainer_in_an_update_is_undone(void **state)
     char snapshot[512], restores[64];
     bool torn = false;
     int restored = 0;
-    scene_open_large(&s);
+    scene_open_large(&s, NULL);
     assert_ok(bridge_attach(s.daemon.bridge, NULL, &bridge));
     const struct control *control = bridge_control(bridge);
     for (int attempt = 0; attempt < 10 && !torn; attempt++) {

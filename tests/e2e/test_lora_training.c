@@ -24,27 +24,6 @@ static void restart_server(struct scene *s)
                          "--max-lora-rank", "8"));
 }
 
-// The arena of the adapter "policy" holds what the PEFT folder holds.
-static void assert_served(const struct scene *s, const char *folder)
-{
-    struct bridge *bridge;
-    struct safetensors *set;
-    assert_ok(safetensors_open_file(test_path(folder, "adapter_model.safetensors"), &set));
-    assert_ok(bridge_attach(s->daemon.bridge, NULL, &bridge));
-    const struct bridge_role *role = bridge_file_role(bridge_file_of(bridge), "adapter:policy");
-    assert_non_null(role);
-    assert_int_equal(role->n_tensors, safetensors_count(set));
-    for (int i = 0; i < role->n_tensors; i++) {
-        const struct bridge_tensor *t = &role->tensors[i];
-        const struct safetensors_entry *e = safetensors_find(set, t->name);
-        assert_true(e && e->dt == t->dt && e->bytes == t->bytes);
-        daemon_tensor_is(bridge, (char *)bridge_base(bridge, role->role) + t->offset, t->dt,
-                         e->data, e->dt, (size_t)t->bytes / dtype_size(t->dt));
-    }
-    bridge_detach(bridge);
-    safetensors_free(set);
-}
-
 static char *completion(const struct scene *s, const char *who)
 {
     char body[200];
@@ -78,7 +57,7 @@ static void an_adapter_is_trained(void **state)
     for (int i = 0; i < STEPS; i++) assert_true(mismatch[i] == 0 && norm[i] > 0);
     assert_true(kl[0] == 0 && kl[STEPS - 1] != 0); // from the model itself
     daemon_holds(&s.daemon, "policy", s.model);
-    assert_served(&s, latest(&s, "run"));
+    daemon_holds_adapter(&s.daemon, "policy", latest(&s, "run"));
     assert_int_equal(test_command(test_path(s.folder, "check.log"), LIMIT_MS,
                                   OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)),
                      0);
@@ -124,7 +103,7 @@ static void resumes_to_the_bit(void **state)
     test_same_file(latest(&s, "whole"), latest(&s, "halves"), "adapter_model.safetensors");
     test_same_file(latest(&s, "whole"), latest(&s, "halves"), "adapter_config.json");
     test_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer/optimizer.safetensors");
-    assert_served(&s, latest(&s, "halves"));
+    daemon_holds_adapter(&s.daemon, "policy", latest(&s, "halves"));
     // without the adapter, or with another, it would be another run
     assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--lora-r", "0")),
                      1);
@@ -176,8 +155,8 @@ static void dropout_repeats(void **state)
 }
 
 // In a process of its own: takes the lease, says where the last good weights are, and dies while it
-// writes the adapter.
-static void die_in_an_update(const struct scene *s, const char *snapshot)
+// writes the adapter. moved_to: the folder that it named is gone then, and stands there; or NULL.
+static void die_in_an_update(const struct scene *s, const char *snapshot, const char *moved_to)
 {
     struct bridge *b;
     const char *role = "adapter:policy";
@@ -190,39 +169,79 @@ static void die_in_an_update(const struct scene *s, const char *snapshot)
     device_fill(bridge_device(b), bridge_base(b, role), 0x3f,
                 bridge_file_role(bridge_file_of(b), role)->tensors[0].bytes);
     device_sync(bridge_device(b));
-    _exit(0);
+    _exit(moved_to && rename(snapshot, moved_to) != 0 ? 3 : 0);
+}
+
+static void tear(const struct scene *s, const char *snapshot, const char *moved_to)
+{
+    int status;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) die_in_an_update(s, snapshot, moved_to);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(WEXITSTATUS(status), 0);
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    for (bool restored = false; !restored && clock_ms_until(deadline) > 0;) {
+        char *log = test_read(s->daemon.log);
+        restored = strstr(log, "weights restored from") != NULL;
+        free(log);
+        clock_sleep_ms(20);
+    }
+}
+
+static void open_trained(struct scene *s)
+{
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("forks, which a GPU's driver does not survive");
+    scene_open(s);
+    restart_server(s);
+    assert_int_equal(train(s, "run", OPTIONS(LORA, "--max-steps", "2")), 0);
 }
 
 static void a_torn_adapter_is_restored(void **state)
 {
     (void)state;
     struct scene s;
-    int status;
-    if (strcmp(test_device(), "cpu") != 0)
-        test_skip("forks, which a GPU's driver does not survive");
-    scene_open(&s);
-    restart_server(&s);
-    assert_int_equal(train(&s, "run", OPTIONS(LORA, "--max-steps", "2")), 0);
+    open_trained(&s);
     char *snapshot = realpath(latest(&s, "run"), NULL);
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) die_in_an_update(&s, snapshot);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(WEXITSTATUS(status), 0);
-    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
-    for (bool restored = false; !restored && clock_ms_until(deadline) > 0;) {
-        char *log = test_read(s.daemon.log);
-        restored = strstr(log, "weights restored from") != NULL;
-        free(log);
-        clock_sleep_ms(20);
-    }
+    tear(&s, snapshot, NULL);
     char *log = test_read(s.daemon.log);
     assert_contains(log, "weights restored from");
     assert_contains(log, snapshot);
     free(log);
-    assert_served(&s, snapshot);
+    daemon_holds_adapter(&s.daemon, "policy", snapshot);
     daemon_holds(&s.daemon, "policy", s.model);
     json_decref(daemon_get(s.daemon.socket, "/health", 200));
+    free(snapshot);
+    scene_close(&s);
+}
+
+// Nobody can tell any more which adapter was torn, or whether the model was: all are made whole,
+// and it is said that what was trained is gone.
+static void without_its_checkpoint_it_is_as_new(void **state)
+{
+    (void)state;
+    struct scene s;
+    open_trained(&s);
+    char *snapshot = realpath(latest(&s, "run"), NULL);
+    const char *aside = test_path(s.folder, "aside");
+    char *base = completion(&s, ""), *trained = completion(&s, "\"lora\":\"policy\",");
+    assert_string_not_equal(trained, base);
+    tear(&s, snapshot, aside);
+    char *log = test_read(s.daemon.log);
+    assert_contains(log, "what was trained is NOT served");
+    free(log);
+    char *now = completion(&s, ""), *untrained = completion(&s, "\"lora\":\"policy\",");
+    assert_string_equal(now, base);
+    assert_string_equal(untrained, base);
+    daemon_holds(&s.daemon, "policy", s.model);
+    assert_int_equal(rename(aside, snapshot), 0);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
+    daemon_holds_adapter(&s.daemon, "policy", latest(&s, "run"));
+    free(base);
+    free(trained);
+    free(now);
+    free(untrained);
     free(snapshot);
     scene_close(&s);
 }
@@ -266,6 +285,7 @@ int main(void)
         cmocka_unit_test(resumes_to_the_bit),
         cmocka_unit_test(dropout_repeats),
         cmocka_unit_test(a_torn_adapter_is_restored),
+        cmocka_unit_test(without_its_checkpoint_it_is_as_new),
         cmocka_unit_test(what_cannot_be_trained_is_named),
     };
     return cmocka_run_group_tests_name("lora_training", tests, NULL, NULL);

@@ -225,7 +225,6 @@ static void killed_and_preempted_it_comes_to_the_same_bits(void **state)
     wait_for_steps(&scene, "killed", 3, &child);
     kill(child.pid, SIGKILL);
     test_wait(&child, LIMIT_MS);
-    daemon_wait_restored(&scene.daemon);
     assert_int_equal(train(&scene, "killed", OPTIONS(TANDEM, "--resume")), 0);
     assert_fractions("killed");
     test_same_file(latest(&scene, "whole"), latest(&scene, "killed"), "model.safetensors");

@@ -3,6 +3,7 @@
 #include "bridge/attach.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
+#include "common/model/safetensors.h"
 #include "tests/support/reference.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
@@ -74,20 +75,6 @@ void daemon_wait(struct daemon *d)
     }
 }
 
-void daemon_wait_restored(struct daemon *d)
-{
-    const int64_t deadline = clock_deadline_ns(START_MS);
-    for (json_int_t version = 1; version % 2 != 0; clock_sleep_ms(5)) {
-        json_t *info = daemon_get(d->socket, "/bridge/info", 200);
-        const json_t *control = json_object_get(info, "control");
-        assert_true(json_is_integer(json_object_get(control, "version")));
-        version = json_integer_value(json_object_get(control, "version"));
-        json_decref(info);
-        assert_true(clock_now_ns() < deadline);
-    }
-    daemon_wait(d);
-}
-
 void daemon_start(struct daemon *d, const char *model, const char *const options[])
 {
     daemon_spawn(d, model, options);
@@ -155,6 +142,28 @@ void daemon_holds(const struct daemon *d, const char *role, const char *folder)
     }
     bridge_detach(bridge);
     reference_close(&wanted);
+}
+
+void daemon_holds_adapter(const struct daemon *d, const char *name, const char *folder)
+{
+    struct bridge *bridge;
+    struct safetensors *set;
+    char role_name[64];
+    snprintf(role_name, sizeof role_name, "adapter:%s", name);
+    assert_ok(safetensors_open_file(test_path(folder, "adapter_model.safetensors"), &set));
+    assert_ok(bridge_attach(d->bridge, NULL, &bridge));
+    const struct bridge_role *role = bridge_file_role(bridge_file_of(bridge), role_name);
+    assert_non_null(role);
+    assert_int_equal(role->n_tensors, safetensors_count(set));
+    for (int i = 0; i < role->n_tensors; i++) {
+        const struct bridge_tensor *t = &role->tensors[i];
+        const struct safetensors_entry *e = safetensors_find(set, t->name);
+        assert_true(e && e->dt == t->dt && e->bytes == t->bytes);
+        daemon_tensor_is(bridge, (char *)bridge_base(bridge, role->role) + t->offset, t->dt,
+                         e->data, e->dt, (size_t)t->bytes / dtype_size(t->dt));
+    }
+    bridge_detach(bridge);
+    safetensors_free(set);
 }
 
 int daemon_tcp_port(struct daemon *d)

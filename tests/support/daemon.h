@@ -23,10 +23,8 @@ void daemon_start(struct daemon *d, const char *model, const char *const options
 void daemon_spawn(struct daemon *d, const char *model,
                   const char *const options[]); // does not wait
 void daemon_wait(struct daemon *d);             // until /health says ok
-// After a trainer's death: one within an update leaves an odd version, which the server restores.
-void daemon_wait_restored(struct daemon *d);
-int daemon_stop(struct daemon *d);  // SIGTERM; its exit status
-void daemon_kill(struct daemon *d); // for teardowns: also when it never ran
+int daemon_stop(struct daemon *d);              // SIGTERM; its exit status
+void daemon_kill(struct daemon *d);             // for teardowns: also when it never ran
 // The command line of a cw-trainer train that trains it: `options`, then `more` (both NULL-ended;
 // more may be NULL).
 #define TRAINER_WORDS 80
@@ -38,6 +36,8 @@ void daemon_tensor_is(struct bridge *bridge, const void *at, enum dtype dt, cons
                       enum dtype want_dt, size_t n);
 // The arena of a role ("policy", "draft") holds exactly what the model folder holds.
 void daemon_holds(const struct daemon *d, const char *role, const char *folder);
+// That of an adapter holds exactly what the PEFT folder holds, in the arena's dtype.
+void daemon_holds_adapter(const struct daemon *d, const char *name, const char *folder);
 int daemon_tcp_port(struct daemon *d); // from its log
 
 // The dtype in which the tests' device computes exactly (docs/numerics.md): that of daemon_start()

@@ -7,6 +7,8 @@
 #include "common/base/json.h"
 #include "kernels/ops.h"
 #include "tests/support/bridge_sample.h"
+#include "tests/support/support.h"
+#include "trainer/run/run.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +31,7 @@
 
 // ---- a daemon -----------------------------------------------------------------------------------
 
-enum daemon_kind { HONEST, OTHER_MEMORY, DEAF, ONE_BYTE_OFF };
+enum daemon_kind { HONEST, OTHER_MEMORY, DEAF, ONE_BYTE_OFF, SLOW_TO_RESTORE };
 
 static void answer_info(int fd, struct device *dev, struct control *c, char *arena,
                         enum daemon_kind kind)
@@ -114,6 +116,7 @@ static void daemon_main(enum daemon_kind kind, int ready)
             control_quiesce_requested(c) ? control_grant_quiesce(c) : control_check_writer(c);
         if (event == CONTROL_UPDATED) weights[ROWS * COLUMNS] += 1;
         if (event == CONTROL_TORN) {
+            if (kind == SLOW_TO_RESTORE) clock_sleep_ms(500);
             control_owner_update_begin(c);
             weights[ROWS * COLUMNS + 1] += 1;
             control_owner_update_end(c);
@@ -216,6 +219,26 @@ static void test_publish(void **state)
     assert_true(clock_ms_since(start) < 2000);
     bridge_detach(b);
     bridge_detach(NULL);
+}
+
+// A run that begins when the one before it has just died in an update.
+static void test_run_waits_for_a_restore(void **state)
+{
+    (void)state;
+    pid_t pid = start_daemon(SLOW_TO_RESTORE);
+    struct run run = {0};
+    assert_ok(bridge_attach(bridge_names.file, NULL, &run.bridge));
+    assert_ok(bridge_become_writer(run.bridge));
+    float *weights = bridge_base(run.bridge, "policy");
+    assert_int_equal(bridge_publish(run.bridge, 5000, fail_half_way, weights, NULL), ST_DEVICE);
+    bridge_detach(run.bridge);
+    assert_ok(bridge_attach(bridge_names.file, NULL, &run.bridge));
+    assert_true(control_version(bridge_control(run.bridge)) % 2 == 1);
+    assert_ok(run_become_writer(&run));
+    weights = bridge_base(run.bridge, "policy");
+    assert_true(weights[ROWS * COLUMNS + 1] == ROWS * COLUMNS + 2); // restored
+    bridge_detach(run.bridge);
+    stop_daemon(pid);
 }
 
 // Rewrites one value of the file on disk.
@@ -371,6 +394,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_publish),
+        cmocka_unit_test(test_run_waits_for_a_restore),
         cmocka_unit_test(test_attach_faults),
         cmocka_unit_test(test_checker),
     };

@@ -94,13 +94,15 @@ static bool await_end(pid_t pid, int64_t seconds)
     return WIFEXITED(state) && WEXITSTATUS(state) == 0;
 }
 
-enum status programs_serve(struct programs *p, const struct bench_options *o, int max_batch)
+enum status programs_serve(struct programs *p, const struct bench_options *o, int max_batch,
+                           const char *more)
 {
     char command[PATH_ROOM];
     snprintf(command, sizeof command,
              "cw-infer-server --model %s --device %s --dtype %s --socket %s --bridge %s "
-             "--max-batch %d",
-             p->model, o->device, dtype_option_names[o->dtype], p->socket, p->bridge, max_batch);
+             "--max-batch %d %s",
+             p->model, o->device, dtype_option_names[o->dtype], p->socket, p->bridge, max_batch,
+             more);
     const int64_t deadline = clock_deadline_ns(LOADING_S * 1000);
     struct http_client *http = NULL;
     struct bytes body = BYTES_INIT;

@@ -18,8 +18,9 @@ enum status programs_open(struct programs *p);
 void programs_close(struct programs *p);
 // Writes the model where its weights are random, and gives their memory back: the programs need it.
 enum status programs_take_model(struct programs *p, struct bench *b);
-// Returns when it serves. max_batch: of the server.
-enum status programs_serve(struct programs *p, const struct bench_options *o, int max_batch);
+// Returns when it serves. max_batch: of the server; more: of its options, "" for none.
+enum status programs_serve(struct programs *p, const struct bench_options *o, int max_batch,
+                           const char *more);
 // Runs another program of this build to its end: words with blanks between them.
 enum status programs_run(const struct programs *p, const char *command, int64_t seconds);
 

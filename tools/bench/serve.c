@@ -176,7 +176,7 @@ enum status bench_serve(const struct bench_options *o)
     CHECK(measure_limit(&s));
     CHECK(programs_open(&s.programs));
     CHECK(programs_take_model(&s.programs, &s.b));
-    CHECK(programs_serve(&s.programs, o, s.in_flight));
+    CHECK(programs_serve(&s.programs, o, s.in_flight, ""));
     CHECK(http_client_new(s.programs.socket, &s.http));
     CHECK(report_serving(&s));
 out:

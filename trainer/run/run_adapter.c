@@ -35,29 +35,40 @@ static void role_name(const struct run *run, char ret[64])
     snprintf(ret, 64, "adapter:%s", run->config->lora.name);
 }
 
+struct adapter_call {
+    struct http_client *http;
+    json_t *body;
+};
+
+static enum status send_call(void *context)
+{
+    const struct adapter_call *c = context;
+    const struct http_call call = {
+        .path = "/v1/load_lora_adapter", .post = true, .body = c->body, .timeout_ms = MAKE_MS};
+    return http_perform(c->http, &call, NULL);
+}
+
 // Asks the server for it; one of that name must be as this run wants it.
 static enum status make(const struct run *run, const struct bridge_file *file)
 {
     enum status st;
-    struct http_client *http = NULL;
-    json_t *config = NULL, *body = NULL;
+    struct adapter_call call = {0};
+    json_t *config = NULL;
     char role[64];
     role_name(run, role);
     const bool held = bridge_file_role(file, role) != NULL;
     CHECK(config_json(run, file->roles[0].model, &config));
-    body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
-                     "load_inplace", 1);
-    if (!body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
-    CHECK(http_client_new(file->socket, &http));
-    const struct http_call call = {
-        .path = "/v1/load_lora_adapter", .post = true, .body = body, .timeout_ms = MAKE_MS};
-    CHECK(http_perform(http, &call, NULL));
+    call.body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
+                          "load_inplace", 1);
+    if (!call.body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
+    CHECK(http_client_new(file->socket, &call.http));
+    CHECK(run_retry(ST_BUSY, send_call, &call));
     log_info("the adapter '%s' is %s", run->config->lora.name,
              held ? "one that the server holds, and its weights are replaced or trained on"
                   : "made by the server");
 out:
-    http_client_free(http);
-    json_decref(body);
+    http_client_free(call.http);
+    json_decref(call.body);
     json_decref(config);
     return status_context(st, "--lora-r %" PRId64, run->config->lora.r);
 }

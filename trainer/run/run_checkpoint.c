@@ -236,7 +236,8 @@ static enum status check_same_run(const struct run *run, const char *folder,
                            "--exact: %s was made on \"%s\", and this is \"%s\", whose sums have "
                            "another order; set OMP_NUM_THREADS as it was, or leave --exact away",
                            folder, old_device, device);
-    return ST_OK;
+    // here, so that what differs is named before the optimizer's tensors are
+    return run->adapter ? adapter_check(run->adapter, folder) : ST_OK;
 }
 
 static enum status resume_best(struct run *run, const char *folder, const struct checkpoint *c)

@@ -1,0 +1,78 @@
+/* torn.c: see torn.h. */
+#include "tests/support/torn.h"
+#include "common/base/clock.h"
+#include "tests/support/tiny_model.h"
+#include "tests/support/tiny_tokenizer.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+void scene_open_large(struct scene *s, const char *const options[])
+{
+    const bool cpu = strcmp(test_device(), "cpu") == 0;
+    const struct tiny_model shape = {.hidden = cpu ? 512 : 1024,
+                                     .layers = cpu ? 3 : 6,
+                                     .intermediate = cpu ? 2048 : 4096,
+                                     .vocab = 300,
+                                     .eos_id = -1,
+                                     .seed = 17};
+    scene_open(s);
+    daemon_kill(&s->daemon);
+    s->model = test_path(s->folder, "large");
+    assert_ok(tiny_model_write_as(s->model, &shape));
+    assert_ok(tiny_tokenizer_write(s->model));
+    daemon_start(&s->daemon, s->model, options);
+}
+
+static void wait_while(struct test_child *trainer, const struct control *control, bool odd)
+{
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    while ((control_version(control) & 1) == odd) {
+        if (clock_now_ns() > deadline) fail_msg("no update begins or ends within %d ms", LIMIT_MS);
+        if (test_running(trainer)) continue;
+        fputs(test_read(trainer->log), stderr);
+        fail_msg("the trainer ended with status %d", trainer->exit_status);
+    }
+}
+
+static void wait_for_begin(struct test_child *trainer, const struct control *control)
+{
+    wait_while(trainer, control, true);
+    wait_while(trainer, control, false);
+}
+
+void wait_for_update(struct test_child *trainer, const struct control *control)
+{
+    wait_for_begin(trainer, control);
+    wait_while(trainer, control, true);
+}
+
+bool kill_in_an_update(struct test_child *trainer, const struct control *control)
+{
+    wait_for_begin(trainer, control);
+    kill(trainer->pid, SIGKILL);
+    test_end(trainer);
+    return control_version(control) & 1;
+}
+
+bool torn_until_restored(const struct scene *s, const struct control *control)
+{
+    const int64_t deadline = clock_deadline_ns(30000);
+    bool torn = false;
+    for (;;) {
+        struct wire_answer a;
+        bool odd = control_version(control) & 1; // before: while it is odd, ok is not the end
+        daemon_request(s->daemon.socket, "GET", "/health", "", NULL, &a);
+        const char *status = json_string_value(json_object_get(a.json, "status"));
+        bool ok = a.status == 200 && !odd;
+        if (a.status == 503) {
+            assert_string_equal(status, "torn");
+            assert_contains(bytes_text(&a.head), "Retry-After");
+            torn = true;
+        }
+        wire_answer_release(&a);
+        if (ok) return torn;
+        if (clock_now_ns() > deadline) fail_msg("%s", "not restored within 30 s");
+    }
+}
