@@ -35,8 +35,7 @@ struct config {
 #define OPTIONS_OF struct config
 
 static const struct option_spec table[] = {
-    OPT_TEXT("bridge", bridge, NULL, "PATH",
-             "bridge file of the server (default: as for cw-trainer train)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("listen", listen, "127.0.0.1:8011", "HOST:PORT",
              "where clients come; off loopback only with --api-key-file"),
     OPT_TEXT("api-key-file", api_key_file, NULL, "FILE",
