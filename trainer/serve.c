@@ -35,8 +35,7 @@ struct config {
 #define OPTIONS_OF struct config
 
 static const struct option_spec table[] = {
-    OPT_TEXT("bridge", bridge, NULL, "PATH",
-             "bridge file of the server (default: as for cw-trainer train)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("listen", listen, "127.0.0.1:8011", "HOST:PORT",
              "where clients come; off loopback only with --api-key-file"),
     OPT_TEXT("api-key-file", api_key_file, NULL, "FILE",
@@ -141,8 +140,7 @@ out:
 static void look_at_server(struct serve *s)
 {
     if (s->gone_ns || control_owner_alive(policy_control(s->policy)) == ST_OK) return;
-    snprintf(s->gone_why, sizeof s->gone_why,
-             "%.900s; start it and cw-trainer serve again, and go on from the last checkpoint",
+    snprintf(s->gone_why, sizeof s->gone_why, "%.900s, by a new cw-trainer serve",
              status_message());
     log_error("%s", s->gone_why);
     s->gone_ns = clock_now_ns();

@@ -220,6 +220,32 @@ static void test_refused_requests(void **state)
     refuse(&message, "\"loss_fn_config\" has \"clip_low_threshold\", which the loss does not know");
 }
 
+// A few bytes of a sparse tensor may name a shape that no memory holds.
+static void test_refused_shape(void **state)
+{
+    (void)state;
+    enum { LONG = 300 };
+    static const struct datum_limits wide = {.vocab = 100, .longest = LONG};
+    static const int32_t tokens[LONG];
+    struct bytes message = BYTES_INIT, datum = BYTES_INIT, csr = BYTES_INIT, tensor = BYTES_INIT,
+                 entry = BYTES_INIT;
+    struct forward_backward request;
+    put_head(&message, "cross_entropy");
+    put_tokens(&datum, tokens, LONG);
+    proto_put_message(&tensor, 2, &csr);
+    proto_put_varint(&tensor, 3, 2);
+    proto_put_varint(&tensor, 4, LONG);
+    proto_put_varint(&tensor, 4, 65536);
+    proto_put_text(&entry, 1, "target_tokens");
+    proto_put_message(&entry, 2, &tensor);
+    proto_put_message(&datum, 2, &entry);
+    proto_put_message(&message, 3, &datum);
+    assert_status(forward_backward_parse(bytes_text(&message), message.len, &wide, &request),
+                  ST_INVALID);
+    assert_message("has 19660800 cells");
+    bytes_release(&message);
+}
+
 // Whatever the bytes are, they are read or refused; a sanitizer sees more.
 static void test_broken_bytes(void **state)
 {
@@ -248,6 +274,7 @@ int main(void)
         cmocka_unit_test(test_policy_request),   cmocka_unit_test(test_sparse_targets),
         cmocka_unit_test(test_answer),           cmocka_unit_test(test_refused_datums),
         cmocka_unit_test(test_refused_requests), cmocka_unit_test(test_broken_bytes),
+        cmocka_unit_test(test_refused_shape),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

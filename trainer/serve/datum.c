@@ -18,11 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status no_memory(void)
-{
-    return status_fail(ST_NO_MEMORY, "out of memory");
-}
-
 static enum status take_text(const struct proto_field *field, const char *name, char **ret)
 {
     enum status st = proto_expect(field, PROTO_BYTES, name);
@@ -30,7 +25,7 @@ static enum status take_text(const struct proto_field *field, const char *name, 
     if (memchr(field->span.data, 0, field->span.len))
         return status_fail(ST_INVALID, "\"%s\" holds a NUL byte", name);
     char *text = strndup((const char *)field->span.data, field->span.len);
-    if (!text) return no_memory();
+    if (!text) return status_fail(ST_NO_MEMORY, "out of memory");
     free(*ret);
     *ret = text;
     return ST_OK;
@@ -77,8 +72,6 @@ static enum status read_entry(const struct proto_field *field, const char *name,
 struct datum_reader {
     struct datum *datum;
     const struct forward_backward *request;
-    int cap;          // of the tokens
-    bool has_targets; // was seen; the second pass, over what is as long as the input, reads it
 };
 
 static enum status take_text_field(void *context, const struct proto_field *field)
@@ -93,7 +86,7 @@ static enum status take_text_field(void *context, const struct proto_field *fiel
         return status_fail(ST_FORMAT, "\"tokens\" has a part of a token");
     if (n > (size_t)(INT32_MAX - d->n)) return status_fail(ST_INVALID, "there are too many tokens");
     int32_t *tokens = realloc(d->tokens, ((size_t)d->n + n + 1) * sizeof *tokens);
-    if (!tokens) return no_memory();
+    if (!tokens) return status_fail(ST_NO_MEMORY, "out of memory");
     memcpy(tokens + d->n, field->span.data, field->span.len);
     d->tokens = tokens;
     d->n += (int)n;

@@ -68,9 +68,11 @@ static void save(struct http_request *q, const json_t *body, struct op *op, enum
     enum status st;
     CHECK(read_name(body, op, part));
     CHECK(json_get_bool("request", body, "overwrite", &overwrite));
-    if (json_has(body, "ttl_seconds"))
+    if (json_has(body, "ttl_seconds") && !op->tinker->ttl_told) {
+        op->tinker->ttl_told = true;
         log_warn("%s: \"ttl_seconds\" has no effect: checkpoints stay until they are deleted",
                  op->model->id);
+    }
     if (!op->named && part == RUN_WEIGHTS)
         FAIL(ST_INVALID, "request: \"path\", the checkpoint's name, is missing");
     char folder[PATH_ROOM];

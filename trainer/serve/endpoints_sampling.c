@@ -342,7 +342,7 @@ static json_t *sequence_ids(const struct sampler *s, int64_t seq_id, int n)
     return json_pack("{s:o}", "sample_sequence_ids", ids);
 }
 
-// Takes the body's own; the request was not seen before.
+// A request that was not seen before.
 static enum status ask(struct tinker *t, struct http_request *q, const json_t *body,
                        const struct sampler *s, int64_t seq_id)
 {

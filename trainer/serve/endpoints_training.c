@@ -48,6 +48,7 @@ static bool is_free(struct tinker *t, struct http_request *q, const struct sessi
     if (!m || m->session == s || m->session->ended ||
         clock_ms_since(m->session->heard_ns) > GONE_MS)
         return true;
+    log_info("session %s waits: %s is being trained, by a client that is alive", s->id, m->id);
     http_fail(
         q, 409,
         "%s is being trained, by a client that was heard of %.0f s ago: one full fine-tune is "
@@ -78,14 +79,11 @@ static void begin(struct tinker *t, struct http_request *q, const json_t *body,
     const int64_t number = s ? tinker_number(q, body, "model_seq_id", 0) : -1;
     if (number < 0) return;
     snprintf(id, sizeof id, "%.120s:train:%lld", s->id, (long long)number);
-    struct future *known = future_of(t->futures, id, 0);
-    if (known) {
-        future_promise(known, q, NULL);
-        return;
+    struct training_run *m = tinker_find_run(t, id); // it was asked for before
+    if (!m) {
+        if (!tinker_takes_work(t, q) || !is_free(t, q, s)) return;
+        if (!(m = training_run_new(t, s, id, base))) http_fail(q, 500, "out of memory");
     }
-    if (!tinker_takes_work(t, q) || !is_free(t, q, s)) return;
-    struct training_run *m = training_run_new(t, s, id, base);
-    if (!m) http_fail(q, 500, "out of memory");
     struct op *op = op_new(t, q, m, 0, run_begin, path ? loaded : begun);
     if (!op) return;
     op->named = path != NULL;

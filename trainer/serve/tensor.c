@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define MOST_COLUMNS 65536
+#define MOST_CELLS   (1 << 24) // of a tensor, however few of them a sparse one lists
 
 struct tensor { // as it is in the message
     bool dense, sparse;
@@ -82,6 +83,9 @@ static enum status check_shape(const struct tensor *t, const char *name, int n, 
     if (columns < 1 || columns > MOST_COLUMNS)
         return status_fail(ST_INVALID, "\"%s\" has %lld entries a token; 1 to %d are possible",
                            name, (long long)columns, MOST_COLUMNS);
+    if (n * columns > MOST_CELLS)
+        return status_fail(ST_INVALID, "\"%s\" has %lld cells; at most %d are possible", name,
+                           (long long)(n * columns), MOST_CELLS);
     if (t->dense && values != (size_t)n * (size_t)columns)
         return status_fail(ST_INVALID, "\"%s\" has %zu values for %d tokens", name, values, n);
     if (t->sparse && (t->n_dims != 2 || t->rows.len != ((size_t)n + 1) * sizeof(int64_t) ||

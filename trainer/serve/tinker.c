@@ -94,19 +94,24 @@ struct session *tinker_session(struct tinker *t, struct http_request *q, const j
     return NULL;
 }
 
+struct training_run *tinker_find_run(struct tinker *t, const char *id)
+{
+    struct training_run *m = t->training_runs;
+    while (m && strcmp(m->id, id) != 0) m = m->next;
+    return m;
+}
+
 struct training_run *tinker_training_run(struct tinker *t, struct http_request *q, const char *id)
 {
-    for (struct training_run *m = t->training_runs; m; m = m->next) {
-        if (strcmp(m->id, id) != 0) continue;
+    struct training_run *m = tinker_find_run(t, id);
+    if (m)
         m->session->heard_ns = clock_now_ns();
-        return m;
-    }
-    http_fail(
-        q, 404,
-        "there is no model \"%.100s\": go on from one of its checkpoints, if cw-trainer serve "
-        "was started anew since",
-        id);
-    return NULL;
+    else
+        http_fail(q, 404,
+                  "there is no model \"%.100s\": go on from one of its checkpoints, if cw-trainer "
+                  "serve was started anew since",
+                  id);
+    return m;
 }
 
 bool tinker_takes_work(struct tinker *t, struct http_request *q)

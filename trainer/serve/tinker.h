@@ -100,6 +100,7 @@ struct tinker {
     struct sampler *samplers;
     json_t *live; // version of each path that was saved or loaded, by this process
     int n_sessions;
+    bool ttl_told;
     const char *_Atomic why; // everything fails; NULL: it does not
 };
 
@@ -111,6 +112,8 @@ const char *tinker_text(struct http_request *q, const json_t *body, const char *
 int64_t tinker_number(struct http_request *q, const json_t *body, const char *key, int64_t min);
 // The session, heard of now; NULL: answered.
 struct session *tinker_session(struct tinker *t, struct http_request *q, const json_t *body);
+struct training_run *tinker_find_run(struct tinker *t, const char *id); // NULL: there is none
+// The same, heard of now; NULL: answered.
 struct training_run *tinker_training_run(struct tinker *t, struct http_request *q, const char *id);
 bool tinker_takes_work(struct tinker *t, struct http_request *q);
 // Whether this is the served model; else answered.
