@@ -17,6 +17,8 @@
 #include <string.h>
 
 #define DEFAULT_MAX_CONTEXT 32768
+#define MISSED_APART        7   // tokens of a sample that go in as rows of their own
+#define ROWS_APART          256 // of a step, beside its decoding samples', at most
 
 // ---- life --------------------------------------------------------------------------------------
 
@@ -42,14 +44,17 @@ static enum status add_draft_model(struct executor *x, const struct weights *wei
     return draft_model_new(*runner, &limits, &x->draft_model);
 }
 
-// It runs what the policy runs, but verifies no drafts.
-static enum status add_frozen_model(struct executor *x, const struct weights *weights,
-                                    const struct engine_options *options, int context)
+// Of a step by the policy: its decoding samples', and drafts or what a tandem has missed.
+static int rows_of(const struct engine_options *options, bool tandem)
 {
-    const struct runner_limits own = {.max_tokens = options->max_batch + options->prefill_chunk,
-                                      .max_rows = options->max_batch,
-                                      .max_context = context,
-                                      .block_size = options->block_size};
+    const int drafts = drafting_rows(options), most = 2 * (int)options->max_batch;
+    const int missed = !tandem ? 0 : most < ROWS_APART ? most : ROWS_APART;
+    return (int)options->max_batch + (drafts > missed ? drafts : missed);
+}
+
+static enum status add_frozen_model(struct executor *x, const struct weights *weights, int context)
+{
+    const struct runner_limits own = x->runners[RUNNER_POLICY]->limits;
     if (context > weights->config->max_positions)
         return status_fail(ST_INVALID,
                            "--tandem-model: it has a context of %d tokens, and %d are served; "
@@ -90,7 +95,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     const struct model_config *config = weights[RUNNER_POLICY]->config;
     const int max_batch = options->max_batch, chunk = options->prefill_chunk;
     const int requested = executor_requested_context(config, options->max_context);
-    const int max_rows = max_batch + drafting_rows(options);
+    const int max_rows = rows_of(options, weights[RUNNER_FROZEN] != NULL);
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
     if (requested > config->max_positions)
@@ -106,8 +111,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
         CHECK(add_draft_model(x, weights[RUNNER_DRAFT], options, requested));
         x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
     }
-    if (weights[RUNNER_FROZEN])
-        CHECK(add_frozen_model(x, weights[RUNNER_FROZEN], options, requested));
+    if (weights[RUNNER_FROZEN]) CHECK(add_frozen_model(x, weights[RUNNER_FROZEN], requested));
     x->token_ends = options->token_ends;
     x->n_token_ends = options->token_ends ? options->n_token_ends : 0;
     x->stats = stats;
@@ -198,13 +202,15 @@ void executor_use_adapters(struct executor *x, const struct adapters *adapters)
 
 /* The drafts of a decoding sample go in as sequences of one row each, with the sample's block
  * table. A verifying step is thus a decode batch of more rows: it takes the same kernels and
- * captured graphs. */
-static enum status feed_item(struct runner *r, const struct step_item *item)
+ * captured graphs. So do, `apart`, the few tokens that a tandem's model has missed. */
+static enum status feed_item(struct runner *r, const struct step_item *item, bool apart)
 {
     const struct sample *sample = item->sample;
-    const int known = item->n - item->n_drafts;
+    const int known = item->n - item->n_drafts, each = apart ? 1 : known;
+    enum status st = ST_OK;
     batch_use_adapter(r->batch, sample->request->sampling.adapter.index - 1); // the policy's
-    enum status st = sample_feed(sample, r, item->first, known);
+    for (int k = 0; k < known && st == ST_OK; k += each)
+        st = sample_feed(sample, r, item->first + k, each);
     for (int k = 0; k < item->n_drafts && st == ST_OK; k++)
         st = runner_feed(r, &sample->draft.tokens[k], 1, item->first + known + k, sample->blocks.at,
                          sample->blocks.n);
@@ -235,13 +241,40 @@ static enum status want_sample(struct executor *x, struct runner *r, struct samp
     return st;
 }
 
+static bool goes_apart(const struct runner *r, const struct step *step)
+{
+    bool apart = r->rows_apart && step->n_tokens <= r->limits.max_rows;
+    for (int i = 0; i < step->n_items && apart; i++) {
+        const struct step_item *item = &step->items[i];
+        const int missed = item->n - item->n_drafts - 1;
+        apart = missed == 0 || (missed <= MISSED_APART && sample_is_tandem(item->sample));
+    }
+    return apart;
+}
+
+// In a decode batch every row is sampled: these in vain.
+static enum status want_missed(struct executor *x, struct runner *r, const struct step *step)
+{
+    enum status st = ST_OK;
+    for (int i = 0, row = 0; i < step->n_items; row = x->item_end[i++]) {
+        const struct sample *sample = step->items[i].sample;
+        const struct sampler_row ignored = {.sampling = &sample->request->sampling,
+                                            .stream = sample->text.stream,
+                                            .draft = SAMPLER_NO_DRAFT};
+        const int missed = step->items[i].n - step->items[i].n_drafts - 1;
+        for (int k = 0; k < missed && st == ST_OK; k++) st = runner_want(r, row + k, &ignored);
+    }
+    return st;
+}
+
 static enum status build_batch(struct executor *x, const struct step *step)
 {
     struct runner *r = x->runners[step->runner];
+    const bool apart = goes_apart(r, step);
     enum status st = ST_OK;
     runner_clear(r);
     for (int i = 0; i < step->n_items; i++) {
-        CHECK(feed_item(r, &step->items[i]));
+        CHECK(feed_item(r, &step->items[i], apart));
         x->item_end[i] = batch_tokens(r->batch);
     }
     for (int i = 0; i < step->n_sampled; i++) {
@@ -249,6 +282,7 @@ static enum status build_batch(struct executor *x, const struct step *step)
         CHECK(
             want_sample(x, r, step->sampled[i].sample, x->item_end[item] - 1 - n_drafts, n_drafts));
     }
+    if (apart) CHECK(want_missed(x, r, step));
 out:
     return st;
 }

@@ -32,6 +32,7 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     r->rows = malloc((size_t)max_rows * sizeof *r->rows);
     r->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
     if (device_kind(dev) == DEVICE_CUDA) r->graphs = decode_graphs_new(dev);
+    r->rows_apart = r->graphs != NULL;
     if (!r->tokens || !r->rows || !r->top || (device_kind(dev) == DEVICE_CUDA && !r->graphs))
         FAIL(ST_NO_MEMORY, "no memory for steps of %d rows", max_rows);
     *ret = r;
@@ -101,15 +102,15 @@ static void forward(struct runner *r, const struct batch_view *view)
     const int n = batch_rows(r->batch);
     void *x;
     model_forward(r->model, view, &r->kv.view, NULL, &x);
-    if (n > 0) model_head(r->model, x, batch_rows_device(r->batch), n);
+    if (n > 0) model_head(r->model, x, batch_rows_device(r->batch), 0, n);
 }
 
 static void decode_captured(struct runner *r)
 {
     struct batch_view view = *batch_view(r->batch);
     view.max_context = decode_graphs_context(view.max_context, r->limits.max_context);
-    struct decode_graph *g =
-        decode_graphs_find(r->graphs, r->batch, &r->kv, view.n_seqs, view.max_context, r->adapted);
+    struct decode_graph *g = decode_graphs_find(r->graphs, r->batch, &r->kv, view.n_seqs,
+                                                view.max_context, view.table_stride, r->adapted);
     r->warm = g->graph != NULL;
     if (!g->graph && g->warm && device_capture_begin(r->dev)) {
         forward(r, &view);

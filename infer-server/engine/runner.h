@@ -33,6 +33,8 @@ struct runner {
     struct sampler_drafts drafts; // what the drafts that its rows verify were sampled from
     struct decode_graphs *graphs; // CUDA, else NULL
     uint64_t adapted;             // adapter_table_sites() of its adapters
+    bool rows_apart;              // a few tokens of a sequence are better fed as sequences of one
+                                  // each, and sampled: the step is then captured
     bool warm;                    // the last step took what steps of its shape always will
     int32_t *tokens;              // (max_tokens) for whoever feeds it
     int n_rows;                   // that are sampled; these lists have room for max_rows:

@@ -431,6 +431,46 @@ static void time_packed(int seqs, int len)
     report(name, run_packed_back, &p, 4, 2.0 * T * (2 * QKV + 2 * HEADS * DIM), 2.5 * flops);
 }
 
+struct normed {
+    void *x, *y, *dy, *w;
+    float *rstd, *dw;
+    struct norm_shape shape;
+};
+
+static void run_norm(void *context)
+{
+    struct normed *n = context;
+    const struct norm_args args = {.x = n->x, .w = n->w, .rstd = n->rstd};
+    ops->norm(dev, n->y, &args, &n->shape);
+}
+
+static void run_norm_back(void *context)
+{
+    struct normed *n = context;
+    const struct norm_args args = {.x = n->x, .w = n->w, .rstd = n->rstd};
+    ops->norm_back(dev, n->y, n->dw, NULL, n->dy, &args, &n->shape, true);
+}
+
+// Of four training steps' rows, which the L2 cache does not hold, and of one's.
+static void time_norm(void)
+{
+    enum { ROWS = 8192 };
+    const size_t size = (size_t)ROWS * HIDDEN;
+    struct normed n = {.x = random_bf16(4 * size, 1, 51),
+                       .y = random_bf16(4 * size, 1, 52),
+                       .dy = random_bf16(4 * size, 1, 53),
+                       .w = random_bf16(HIDDEN, 1, 54),
+                       .rstd = take(4 * ROWS * sizeof(float)),
+                       .dw = random_f32(HIDDEN, 1, 55),
+                       .shape = {NORM_RMS, 4 * ROWS, HIDDEN, 1, HIDDEN, 1e-6f, DT_BF16}};
+    report("norm, 32768 rows", run_norm, &n, 2, 4.0 * 4 * size, 0);
+    report("norm gradient, 32768 rows", run_norm_back, &n, 2, 8.0 * 4 * size, 0);
+    n.shape.rows = ROWS;
+    report("norm gradient, 8192 rows", run_norm_back, &n, 2, 8.0 * size, 0);
+    void *all[] = {n.x, n.y, n.dy, n.w, n.rstd, n.dw};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
 // ---- a decode step: the operations of one, layer by layer, with weights of their own
 // ----------------
 
@@ -744,6 +784,7 @@ int main(int argc, char **argv)
     time_step(1, 256);
     time_step(16, 256);
     time_step(64, 256);
+    time_step(256, 256);
     time_step(16, 4096);
     time_product("train gate+up", 8192, 2 * FFN, HIDDEN, false, true, 4);
     time_product("train gate+up dx", 8192, HIDDEN, 2 * FFN, false, false, 4);
@@ -763,6 +804,7 @@ int main(int argc, char **argv)
         time_experts(expert_rows[i]);
     time_packed(16, 512);
     time_packed(2, 4096);
+    time_norm();
     time_vocabulary();
     time_optimizer();
     device_free(dev);

@@ -260,7 +260,7 @@ static void logits_of(const int *adapter, int n, float *ret)
     for (int i = 0; i < n * TOKENS; i++) assert_ok(batch_want_row(base.batch, i));
     assert_ok(batch_commit(base.batch, 0));
     model_forward(base.model, batch_view(base.batch), NULL, NULL, &x);
-    model_head(base.model, x, batch_rows_device(base.batch), n * TOKENS);
+    model_head(base.model, x, batch_rows_device(base.batch), 0, n * TOKENS);
     memcpy(ret, base.model->logits, (size_t)n * TOKENS * VOCAB * sizeof *ret);
 }
 

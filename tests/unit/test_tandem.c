@@ -3,6 +3,7 @@
  * whatever else is in the batch; authors are drawn as the request says; the scheduler computes what
  * each model has missed and nothing twice. */
 #include "common/base/clock.h"
+#include "infer-server/engine/executor.h"
 #include "infer-server/engine/scheduler.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"
@@ -369,6 +370,89 @@ static void updates_leave_the_frozen_model(void **state)
     bench_end(&tandem);
 }
 
+// ---- rows apart --------------------------------------------------------------------------------
+
+struct drawn { // the first sample's tokens of a request; its tag
+    struct token_record tokens[MOST_TOKENS];
+    int n;
+    bool done;
+};
+
+static void on_drawn(void *context, const struct engine_event *event)
+{
+    struct drawn *d = request_tag(event->request);
+    (void)context;
+    if (event->sample == 0 && event->n_tokens == 1) d->tokens[d->n++] = event->tokens[0];
+    d->done |= event->request_done;
+}
+
+static struct request *add_request(struct executor *x, int i, struct drawn *drawn)
+{
+    int32_t prompt[12];
+    struct request *r;
+    struct sampling s =
+        tandem_sampling(40, (uint64_t)i, i % 2 ? TANDEM_CHUNK : TANDEM_BERNOULLI, 0.5);
+    s.n = 2;
+    s.tandem.on = i != 2;
+    make_prompt(prompt, 12, (uint64_t)i);
+    *drawn = (struct drawn){.n = 0};
+    assert_ok(request_new(prompt, 12, &s, drawn, &r));
+    assert_ok(request_prepare(r, 4, 0));
+    executor_add(x, r);
+    return r;
+}
+
+// How a captured step has its rows, on CUDA, gives what the plain one gives.
+static void rows_apart_change_nothing(void **state)
+{
+    (void)state;
+    enum { N = 4 };
+    static struct drawn drawn[2][N];
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights[2];
+    void *memory[2];
+    assert_ok(device_open("cpu", &dev));
+    assert_ok(model_config_load(model_a, &config));
+    for (int i = 0; i < 2; i++) {
+        assert_ok(weights_plan(config, DT_F32, &weights[i]));
+        assert_ok(device_alloc(dev, weights[i]->bytes, &memory[i]));
+        weights_bind(weights[i], memory[i]);
+        assert_ok(weights_load(weights[i], dev, i ? model_b : model_a));
+    }
+    for (int apart = 0; apart < 2; apart++) {
+        const struct weights *const models[RUNNERS] = {weights[0], NULL, weights[1]};
+        struct engine_options options = tandem_options();
+        struct engine_stats stats = {.state = ENGINE_OK};
+        struct executor *x;
+        struct request *requests[N];
+        bool stepped = true;
+        assert_ok(executor_new(dev, models, &options, on_drawn, NULL, &stats, &x));
+        scheduler_update(x->scheduler, 2, false);
+        for (int i = 0; i < RUNNERS; i++)
+            if (x->runners[i]) x->runners[i]->rows_apart = apart;
+        for (int i = 0; i < N; i++) requests[i] = add_request(x, i, &drawn[apart][i]);
+        while (stepped) assert_ok(executor_step(x, 2, ADMIT_ALL, &stepped));
+        for (int i = 0; i < N; i++) request_free(requests[i]);
+        executor_free(x);
+    }
+    for (int i = 0; i < N; i++) {
+        assert_true(drawn[0][i].done && drawn[1][i].done && drawn[0][i].n == 40);
+        for (int t = 0; t < 40; t++) {
+            const struct token_record *x = &drawn[0][i].tokens[t], *y = &drawn[1][i].tokens[t];
+            assert_int_equal(x->token, y->token);
+            assert_int_equal(x->frozen, y->frozen);
+            assert_memory_equal(&x->logprob, &y->logprob, sizeof x->logprob);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        device_release(dev, memory[i]);
+        weights_free(weights[i]);
+    }
+    model_config_free(config);
+    device_free(dev);
+}
+
 static void authors_can_be_shared(void **state)
 {
     (void)state;
@@ -590,6 +674,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_and_preemption_change_nothing),
         cmocka_unit_test(prompts_are_found),
         cmocka_unit_test(updates_leave_the_frozen_model),
+        cmocka_unit_test(rows_apart_change_nothing),
         cmocka_unit_test(authors_can_be_shared),
         cmocka_unit_test(impossible_tandems_are_refused),
         cmocka_unit_test(other_vocabularies_are_refused),
