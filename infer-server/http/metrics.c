@@ -263,8 +263,9 @@ static void put_adapters(struct page *p, const struct metrics_info *info)
         put_head(p, all[i].name, all[i].type, all[i].help);
         for (int j = 0; j < info->n_adapters; j++) {
             const struct adapter_info *a = &info->adapters[j];
-            const double values[] = {a->running, a->samples - a->running,
-                                     (double)a->generated_tokens};
+            // the two are counted at different moments of a step
+            const int waiting = a->samples > a->running ? a->samples - a->running : 0;
+            const double values[] = {a->running, waiting, (double)a->generated_tokens};
             labels.len = 0;
             bytes_puts(&labels, "adapter=\"");
             put_escaped(&labels, a->name);

@@ -320,6 +320,27 @@ static void sites_are_told_apart(void **state)
     release(qv);
 }
 
+// vLLM's PEFTHelper: r, lora_alpha and target_modules must be there, bias is "none", and
+// modules_to_save and use_dora are not set.
+static void our_config_is_one_for_vllm(void **state)
+{
+    (void)state;
+    static const char *const targets[] = {"all-linear", "q_proj,v_proj"};
+    for (size_t i = 0; i < 2; i++) {
+        json_t *json;
+        assert_ok(adapter_config_json(4, 8, 0.1, true, targets[i], &json));
+        assert_int_equal(json_integer_value(json_object_get(json, "r")), 4);
+        assert_true(json_number_value(json_object_get(json, "lora_alpha")) == 8);
+        assert_true(json_is_true(json_object_get(json, "use_rslora")));
+        const json_t *modules = json_object_get(json, "target_modules");
+        assert_true(i ? json_array_size(modules) == 2 : json_is_string(modules));
+        assert_string_equal(json_string_value(json_object_get(json, "bias")), "none");
+        assert_null(json_object_get(json, "modules_to_save"));
+        assert_null(json_object_get(json, "use_dora"));
+        json_decref(json);
+    }
+}
+
 static void peft_opens_our_folder(void **state)
 {
     (void)state;
@@ -384,6 +405,7 @@ int main(void)
         cmocka_unit_test(a_folder_goes_and_comes),
         cmocka_unit_test(one_batch_has_several),
         cmocka_unit_test(sites_are_told_apart),
+        cmocka_unit_test(our_config_is_one_for_vllm),
         cmocka_unit_test(peft_opens_our_folder),
     };
     return cmocka_run_group_tests_name("adapter", tests, open_base, close_base);
