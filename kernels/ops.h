@@ -343,8 +343,9 @@ struct ops {
     void (*matmul_act)(struct device *, void *y, void *x, const void *a, const void *b,
                        const void *bias, const struct matmul *, const struct act_shape *,
                        bool keep);
-    void (*act_back)(struct device *, void *dx, const void *dy, const void *x,
-                     const struct act_shape *); // dx may not be x
+    // dx from dy, and y = act(x) again unless it is NULL. dx may not be x.
+    void (*act_back)(struct device *, void *dx, void *y, const void *dy, const void *x,
+                     const struct act_shape *);
 
     // Fills a routing from router logits (rows, n_experts) f32. bias (n_experts) f32: added to the
     // scores for the choice alone (DeepSeek-V3's balancing without a loss); NULL: none.

@@ -118,7 +118,9 @@ static enum status train_loop(struct run *run)
     enum status st;
     CHECK(before_the_steps(run));
     while (run->step < run->total_steps && !stop_requested() && !run_out_of_patience(run)) {
-        CHECK(train_step(run));
+        st = train_step(run);
+        if (st == ST_CANCELLED && stop_requested()) break; // while it waited for environments
+        if (st != ST_OK) goto out;
         CHECK(save_if_due(run));
     }
     CHECK(run_save(run, false));
@@ -167,10 +169,11 @@ static enum status train(void *context)
     stop_catch_signals();
     CHECK(run_open(run));
     curriculum_next(run->curriculum, 0, &first);
-    log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
-             run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
-             run->config->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data,
-             run->data->n);
+    if (!c->atropos)
+        log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
+                 run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
+                 run->config->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data,
+                 run->data->n);
     st = train_loop(run);
 out:
     run_close(run);

@@ -2,6 +2,7 @@
  * the forward pass); its parts are the block's tensors. The list of factors in device memory is
  * (parts of all sites, max_adapters); a copy of it on the host says which sites anybody adapts. */
 #include "common/model/adapter_table.h"
+#include "common/base/hash.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +15,9 @@ struct site {
 struct adapter_table {
     struct device *dev;
     enum dtype dt;
-    int max_adapters, max_rank, n_parts; // n_parts: of all sites
-    struct site *sites;                  // (n_layers, ROLE_COUNT); n_parts 0: none
-    struct lora_factors *host, *device;  // (n_parts, max_adapters)
+    int n_layers, max_adapters, max_rank, n_parts; // n_parts: of all sites
+    struct site *sites;                            // (n_layers, ROLE_COUNT); n_parts 0: none
+    struct lora_factors *host, *device;            // (n_parts, max_adapters)
     struct lora_dropout dropout;
 };
 
@@ -46,6 +47,7 @@ enum status adapter_table_new(struct device *dev, const struct weights *base, in
     if (!t) return status_fail(ST_NO_MEMORY, "no memory for a table of adapters");
     t->dev = dev;
     t->dt = base->dt;
+    t->n_layers = base->config->n_layers;
     t->max_adapters = max_adapters;
     t->max_rank = max_rank;
     t->sites = calloc((size_t)base->config->n_layers * ROLE_COUNT, sizeof *t->sites);
@@ -97,6 +99,22 @@ enum status adapter_table_set(struct adapter_table *t, int at, const struct adap
     return device_sync(t->dev);
 }
 
+static bool is_adapted(const struct adapter_table *t, const struct site *s)
+{
+    const struct lora_factors *host = t->host + s->at * t->max_adapters;
+    bool any = false;
+    for (int i = 0; i < s->n_parts * t->max_adapters; i++) any = any || host[i].a;
+    return any;
+}
+
+uint64_t adapter_table_sites(const struct adapter_table *t)
+{
+    uint64_t digest = 0;
+    for (int i = 0; i < t->n_layers * ROLE_COUNT; i++)
+        if (is_adapted(t, &t->sites[i])) digest = hash_mix(digest ^ (uint64_t)(i + 1));
+    return digest;
+}
+
 void adapter_table_drop(struct adapter_table *t, const struct lora_dropout *dropout)
 {
     t->dropout = *dropout;
@@ -106,10 +124,7 @@ bool adapter_table_args(const struct adapter_table *t, enum tensor_role role, in
                         const int32_t *adapter, struct lora_args *ret)
 {
     const struct site *s = site_at(t, role, layer);
-    const struct lora_factors *host = t->host + s->at * t->max_adapters;
-    bool any = false;
-    for (int i = 0; i < s->n_parts * t->max_adapters; i++) any = any || host[i].a;
-    if (!any) return false;
+    if (!is_adapted(t, s)) return false;
     *ret = (struct lora_args){.factors = t->device + s->at * t->max_adapters,
                               .adapter = adapter,
                               .n_adapters = t->max_adapters,

@@ -13,9 +13,13 @@ struct adapter_table;
 enum status adapter_table_new(struct device *dev, const struct weights *base, int max_adapters,
                               int max_rank, struct adapter_table **ret);
 void adapter_table_free(struct adapter_table *t);
-// Makes index `at` that adapter, which is bound and borrowed; NULL: nobody's. Waits. What was
-// captured with the table may lack a block that is adapted now.
+// Makes index `at` that adapter, which is bound and borrowed; NULL: nobody's. Waits.
 enum status adapter_table_set(struct adapter_table *t, int at, const struct adapter *a);
+
+// A digest of which blocks any of the adapters changes, 0 where there is none. A step captured with
+// the table computes with what it holds at the time of a launch, but for the blocks that have no
+// operation in it: it holds for tables of the same digest.
+uint64_t adapter_table_sites(const struct adapter_table *t);
 
 // Of the calls from now on; its matrix is each block's own. p 0: none, as in a new table.
 void adapter_table_drop(struct adapter_table *t, const struct lora_dropout *dropout);

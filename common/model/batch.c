@@ -30,7 +30,7 @@ struct batch {
     struct device *dev;
     int max_tokens, max_seqs, max_blocks, max_rows;
     int n_tokens, n_seqs, n_rows, kind; // kind: 0 none yet, 1 paged, 2 packed
-    int padded_rows;
+    int padded_rows, block_size;
     int adapter; // of sequences that are appended
     int32_t *host[LIST_COUNT], *device[LIST_COUNT];
     int64_t *sort_keys; // (max of tokens and rows)
@@ -174,6 +174,7 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
         return status_fail(ST_INVALID, "%d blocks of %d tokens do not hold positions up to %d",
                            n_blocks, block_size, first_position + n - 1);
     b->kind = 1;
+    b->block_size = block_size;
     int row = b->n_tokens, seq = append_rows(b, tokens, n, first_position);
     int32_t *slots = b->host[LIST_SLOTS], *stored = b->host[LIST_STORED];
     for (int i = 0; i < n; i++) slots[row + i] = slot_of(blocks, first_position + i, block_size);
@@ -257,6 +258,22 @@ static enum status pad(struct batch *b, int pad_to)
     return ST_OK;
 }
 
+// Brings the rows of the block table together: as far apart as the longest context of the batch
+// needs, and not as the longest that could be, since all between them is copied each step. Few
+// distances, because a captured step keeps its own.
+static int close_up_table(struct batch *b)
+{
+    int32_t *table = b->host[LIST_BLOCK_TABLE];
+    const int used = (b->view.max_context + b->block_size - 1) / b->block_size;
+    int stride = 16;
+    while (stride < used) stride *= 2;
+    if (stride >= b->max_blocks) return b->max_blocks;
+    for (int s = 1; s < b->n_seqs; s++)
+        memmove(table + (size_t)s * (size_t)stride, table + (size_t)s * (size_t)b->max_blocks,
+                (size_t)used * sizeof *table);
+    return stride;
+}
+
 enum status batch_commit(struct batch *b, int pad_to)
 {
     int n = b->n_tokens, seqs = b->n_seqs;
@@ -271,9 +288,11 @@ enum status batch_commit(struct batch *b, int pad_to)
         sort_order(b, b->host[LIST_TOKENS], n, b->host[LIST_TOKENS_ORDER]);
     }
     device_copy_in(b->dev, b->device[0], b->host[0], b->bytes);
-    if (b->kind == 1)
+    if (b->kind == 1) {
+        if (!b->view.table_stride) b->view.table_stride = close_up_table(b);
         device_copy_in(b->dev, b->device[LIST_BLOCK_TABLE], b->host[LIST_BLOCK_TABLE],
-                       (size_t)b->n_seqs * (size_t)b->max_blocks * sizeof(int32_t));
+                       (size_t)b->n_seqs * (size_t)b->view.table_stride * sizeof(int32_t));
+    }
     b->view.n_tokens = n;
     b->view.n_seqs = seqs;
     b->view.packed = b->kind == 2;
@@ -286,7 +305,6 @@ enum status batch_commit(struct batch *b, int pad_to)
     b->view.context_len = b->device[LIST_CONTEXT_LEN];
     b->view.stored = b->device[LIST_STORED];
     b->view.block_table = b->device[LIST_BLOCK_TABLE];
-    b->view.table_stride = b->max_blocks;
     b->view.prefix_start = b->device[LIST_PREFIX_START];
     b->view.prefix_len = b->device[LIST_PREFIX_LEN];
     b->view.attend_end = b->device[LIST_ATTEND_END];

@@ -37,7 +37,7 @@ enum status batch_want_row(struct batch *b, int row);
 // Every sequence is paged and has one row, whose logits are asked for.
 bool batch_decodes(const struct batch *b);
 
-// Copies to the device. pad_to >= T pads a pure paged decode batch to that many sequences and
+// Copies to the device; nothing may be added until batch_clear(). pad_to >= T pads a pure paged decode batch to that many sequences and
 // wanted rows (0: no padding).
 enum status batch_commit(struct batch *b, int pad_to);
 

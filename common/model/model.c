@@ -207,10 +207,11 @@ struct act_shape model_act_shape(const struct model *m, int rows, int inner)
     return (struct act_shape){rows, inner, m->config->act, m->config->gated_mlp, m->dt};
 }
 
-struct head_args model_head_args(const struct model *m, const int32_t *targets, int n,
+struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,
                                  float temperature)
 {
-    return (struct head_args){m->logits, targets, n, m->config->vocab_size, temperature};
+    const float *logits = model_head_rows(m, first).logits;
+    return (struct head_args){logits, targets, n, m->config->vocab_size, temperature};
 }
 
 bool model_keeps_router_logits(const struct layer_config *l)
@@ -549,19 +550,30 @@ float model_embed_scale(const struct model *m)
     return m->dt == DT_BF16 ? f32_from_bf16(bf16_from_f32(scale)) : scale;
 }
 
-void model_head(struct model *m, const void *x, const int32_t *rows, int n)
+struct head_rows model_head_rows(const struct model *m, int first)
+{
+    const size_t at = (size_t)first * (size_t)m->config->hidden * dtype_size(m->dt);
+    return (struct head_rows){.x = (char *)m->row_x + at,
+                              .normed = (char *)m->row_normed + at,
+                              .rstd = m->row_rstd + first,
+                              .mean = m->row_mean + first,
+                              .logits = m->logits + (size_t)first * (size_t)m->config->vocab_size};
+}
+
+void model_head(struct model *m, const void *x, const int32_t *rows, int first, int n)
 {
     const struct model_config *c = m->config;
     const struct weights *w = m->weights;
-    m->ops->gather_rows(m->dev, m->row_x, x, rows, n, c->hidden, 1.0f, m->dt);
-    normalise(m, m->row_normed, n,
-              &(struct norm_args){m->row_x, w->final_norm, w->final_norm_bias, m->row_rstd,
-                                  c->norm == NORM_LAYER ? m->row_mean : NULL});
-    linear(m, m->logits, m->row_normed, n,
+    const struct head_rows to = model_head_rows(m, first);
+    m->ops->gather_rows(m->dev, to.x, x, rows, n, c->hidden, 1.0f, m->dt);
+    normalise(m, to.normed, n,
+              &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
+                                  c->norm == NORM_LAYER ? to.mean : NULL});
+    linear(m, to.logits, to.normed, n,
            &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, c->vocab_size, c->hidden, false,
                             DT_F32});
     if (c->logit_softcap > 0)
-        m->ops->softcap(m->dev, m->logits, (int64_t)n * c->vocab_size, c->logit_softcap);
+        m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap);
 }
 
 // ---- the tape -----------------------------------------------------------------------------------

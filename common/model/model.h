@@ -76,7 +76,7 @@ struct model {
 };
 
 // Scratch for batches of at most max_tokens rows, of which max_rows want logits; max_context bounds
-// positions. On the trainer's side max_rows is the chunk of rows whose logits exist at one time.
+// positions. On the trainer's side max_rows is how many rows of logits exist at one time.
 enum status model_new(struct device *dev, const struct model_config *config,
                       const struct weights *w, int max_tokens, int max_rows, int max_context,
                       struct model **ret);
@@ -89,9 +89,15 @@ void model_use_adapters(struct model *m, const struct adapter_table *adapters);
 // for packed ones that will be differentiated; both NULL: packed without a backward pass.
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x);
-// Final norm and vocabulary matmul of n <= max_rows rows of x; row indices are device memory.
-// Fills m->row_x, row_normed, row_rstd, row_mean and m->logits (n, vocab).
-void model_head(struct model *m, const void *x, const int32_t *rows, int n);
+// What m->row_x, row_normed, row_rstd, row_mean and logits hold from row `first` on.
+struct head_rows {
+    void *x, *normed;
+    float *rstd, *mean, *logits;
+};
+struct head_rows model_head_rows(const struct model *m, int first);
+// Final norm and vocabulary matmul of n rows of x; row indices are device memory. Fills rows first
+// to first + n - 1 <= max_rows.
+void model_head(struct model *m, const void *x, const int32_t *rows, int first, int n);
 
 // Encodes the positions of layer l's queries and keys, in place; sign -1: the inverse, which is the
 // backward pass.
@@ -106,8 +112,8 @@ struct moe_shape model_moe_shape(const struct model *m, int l, int rows);
 // The gate of a shared expert: the routing of a mixture of one, which every row goes to.
 struct moe_shape model_shared_shape(const struct model *m, int rows);
 struct act_shape model_act_shape(const struct model *m, int rows, int inner);
-// m->logits of n rows, each with its target (device).
-struct head_args model_head_args(const struct model *m, const int32_t *targets, int n,
+// n rows of m->logits from row `first` on, each with its target (device).
+struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,
                                  float temperature);
 // Whether the gradient of layer l's routing reads the router's logits.
 bool model_keeps_router_logits(const struct layer_config *l);

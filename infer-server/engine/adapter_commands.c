@@ -27,10 +27,25 @@ enum status engine_check_adapter(struct engine *e, const struct adapter_ref *ref
 }
 
 // Under the lock.
-void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples)
+void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples, int tokens)
 {
     struct adapter_info *info = ref->index ? find(e, ref) : NULL;
-    if (info) info->samples += samples;
+    if (!info) return;
+    info->samples += samples;
+    info->generated_tokens += (uint64_t)tokens;
+}
+
+// Under the lock.
+void engine_count_running(struct engine *e)
+{
+    if (e->n_adapters == 0 || !e->executor) return;
+    const struct scheduler *s = e->executor->scheduler;
+    for (int i = 0; i < e->n_adapters; i++) e->adapter_list[i].running = 0;
+    for (int i = 0; i < scheduler_running(s); i++) {
+        const struct adapter_ref *ref = &scheduler_at(s, i)->request->sampling.adapter;
+        struct adapter_info *info = ref->index ? find(e, ref) : NULL;
+        if (info) info->running++;
+    }
 }
 
 // What other threads see; counts of those that stay are kept.
@@ -45,7 +60,12 @@ static void publish_list(struct engine *e)
         if (!info) continue;
         const struct adapter_info *before = find(e, &info->ref);
         list[n] = *info;
-        list[n++].samples = before ? before->samples : 0;
+        if (before) {
+            list[n].samples = before->samples;
+            list[n].running = before->running;
+            list[n].generated_tokens = before->generated_tokens;
+        }
+        n++;
     }
     memcpy(e->adapter_list, list, (size_t)n * sizeof *list);
     e->n_adapters = n;

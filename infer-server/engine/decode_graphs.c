@@ -54,16 +54,23 @@ static struct decode_graph *place(struct decode_graphs *g)
 }
 
 struct decode_graph *decode_graphs_find(struct decode_graphs *g, const void *batch, const void *kv,
-                                        int rows, int context)
+                                        int rows, int context, int table_stride, uint64_t adapted)
 {
     struct decode_graph *found = NULL;
     for (int i = 0; i < g->n && !found; i++) {
         struct decode_graph *e = &g->entry[i];
-        if (e->batch == batch && e->kv == kv && e->rows == rows && e->context == context) found = e;
+        if (e->batch == batch && e->kv == kv && e->rows == rows && e->context == context &&
+            e->table_stride == table_stride && e->adapted == adapted)
+            found = e;
     }
     if (!found) {
         found = place(g);
-        *found = (struct decode_graph){.batch = batch, .kv = kv, .rows = rows, .context = context};
+        *found = (struct decode_graph){.batch = batch,
+                                       .kv = kv,
+                                       .rows = rows,
+                                       .context = context,
+                                       .table_stride = table_stride,
+                                       .adapted = adapted};
     }
     found->used = ++g->look_ups;
     return found;

@@ -211,7 +211,7 @@ enum status engine_submit(struct engine *e, struct request *r)
     *e->inbox_end = r;
     e->inbox_end = &r->next;
     e->n_inside += r->sampling.n;
-    engine_count_adapter(e, &r->sampling.adapter, r->sampling.n);
+    engine_count_adapter(e, &r->sampling.adapter, r->sampling.n, 0);
     wake(e);
 out:
     pthread_mutex_unlock(&e->lock);

@@ -29,7 +29,8 @@ struct adapter_info {
     char folder[512];              // PEFT's, that it was loaded from; "": it was made new
     int rank;                      // the largest of its matrices
     int64_t n_parameters;
-    int samples; // that are computed with it now
+    int samples, running;      // that are waiting for it or computed with it; the latter alone
+    uint64_t generated_tokens; // of those that have ended
 };
 #define ADAPTERS_MOST 64
 

@@ -34,6 +34,7 @@ void engine_publish(struct engine *e)
     pthread_mutex_lock(&e->lock);
     e->stats = e->live;
     for (const struct request *r = e->inbox; r; r = r->next) e->stats.waiting += r->sampling.n;
+    engine_count_running(e);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -50,7 +51,8 @@ static void on_event(void *context, const struct engine_event *event)
     if (event->finish != FINISH_NONE) {
         pthread_mutex_lock(&e->lock);
         e->n_inside--;
-        engine_count_adapter(e, &event->request->sampling.adapter, -1);
+        engine_count_adapter(e, &event->request->sampling.adapter, -1,
+                             event->telemetry ? event->telemetry->generated_tokens : 0);
         pthread_mutex_unlock(&e->lock);
     }
     e->on_event(e->context, event);

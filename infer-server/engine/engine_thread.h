@@ -77,7 +77,8 @@ void engine_reload_weights(struct engine *e, const struct command *c);
 void engine_change_adapters(struct engine *e, const struct command *c);
 void engine_free_retired(struct engine *e); // unloaded adapters that no sample needs any more
 enum status engine_check_adapter(struct engine *e, const struct adapter_ref *ref);
-void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples);
+void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples, int tokens);
+void engine_count_running(struct engine *e);                // with each, now
 void engine_take_version(struct engine *e, bool recompute); // of weights that changed
 
 // checks.c: what an engine is started with and asked for, before anything is done about it. Any

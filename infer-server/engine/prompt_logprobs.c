@@ -73,7 +73,7 @@ static enum status read_chunk(struct prompt_logprobs *p, uint64_t version)
     if (p->n == 0) return ST_OK;
     const struct sampling *sampling = &p->rows[0].request->sampling;
     device_copy_in(m->dev, p->numbers, p->host_numbers, (size_t)p->n * sizeof *p->numbers);
-    model_head(m, m->x, p->numbers, p->n);
+    model_head(m, m->x, p->numbers, 0, p->n);
     const struct logprob_rows rows = {.logits = m->logits,
                                       .targets = p->targets,
                                       .n = p->n,

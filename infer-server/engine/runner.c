@@ -64,9 +64,7 @@ enum status runner_allocate_kv(struct runner *r, int n_blocks)
 void runner_use_adapters(struct runner *r, const struct adapter_table *adapters)
 {
     model_use_adapters(r->model, adapters);
-    if (!r->graphs) return;
-    decode_graphs_free(r->graphs); // captured with the matmuls that were adapted
-    r->graphs = decode_graphs_new(r->dev);
+    r->adapted = adapters ? adapter_table_sites(adapters) : 0;
 }
 
 void runner_clear(struct runner *r)
@@ -104,15 +102,15 @@ static void forward(struct runner *r, const struct batch_view *view)
     const int n = batch_rows(r->batch);
     void *x;
     model_forward(r->model, view, &r->kv.view, NULL, &x);
-    if (n > 0) model_head(r->model, x, batch_rows_device(r->batch), n);
+    if (n > 0) model_head(r->model, x, batch_rows_device(r->batch), 0, n);
 }
 
 static void decode_captured(struct runner *r)
 {
     struct batch_view view = *batch_view(r->batch);
     view.max_context = decode_graphs_context(view.max_context, r->limits.max_context);
-    struct decode_graph *g =
-        decode_graphs_find(r->graphs, r->batch, &r->kv, view.n_seqs, view.max_context);
+    struct decode_graph *g = decode_graphs_find(r->graphs, r->batch, &r->kv, view.n_seqs,
+                                                view.max_context, view.table_stride, r->adapted);
     r->warm = g->graph != NULL;
     if (!g->graph && g->warm && device_capture_begin(r->dev)) {
         forward(r, &view);

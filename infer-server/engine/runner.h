@@ -32,6 +32,7 @@ struct runner {
     struct sampler *sampler;
     struct sampler_drafts drafts; // what the drafts that its rows verify were sampled from
     struct decode_graphs *graphs; // CUDA, else NULL
+    uint64_t adapted;             // adapter_table_sites() of its adapters
     bool rows_apart;              // a few tokens of a sequence are better fed as sequences of one
                                   // each, and sampled: the step is then captured
     bool warm;                    // the last step took what steps of its shape always will

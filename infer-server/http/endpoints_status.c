@@ -113,13 +113,18 @@ void handle_metrics(void *server, struct http_request *q)
     struct server *s = server;
     struct engine_stats stats;
     struct bytes text = BYTES_INIT;
+    struct adapter_info adapters[ADAPTERS_MOST];
     engine_stats(s->engine, &stats);
+    const int n_adapters = engine_adapters(s->engine, adapters);
     const struct engine_options *o = &s->options->engine;
     const struct metrics_info info = {.model = s->model.name,
                                       .kv_dtype =
                                           o->dtype < 0 ? "auto" : dtype_name((enum dtype)o->dtype),
                                       .prefix_cache = !o->prefix_cache_off,
                                       .engine = &stats,
+                                      .adapters = adapters,
+                                      .n_adapters = n_adapters,
+                                      .max_adapters = (int)o->max_adapters,
                                       .paused = s->paused,
                                       .draining = s->draining,
                                       .open_requests = http_open_requests(s->http)};

@@ -50,6 +50,8 @@ const struct spec_window_entry *spec_window_find(const struct metrics *m, const 
 struct metrics_info { // what else stands in the text
     const char *model, *kv_dtype;
     const struct engine_stats *engine;
+    const struct adapter_info *adapters; // (n_adapters) those with a name
+    int n_adapters, max_adapters;        // max 0: this server holds none
     bool prefix_cache;
     bool paused, draining;
     int open_requests;

@@ -108,10 +108,11 @@ static inline __attribute__((always_inline)) void act_back_row(float *dgate, flo
     }
 }
 
-void cpu_act_back(struct device *dev, void *dx, const void *dy, const void *x,
+void cpu_act_back(struct device *dev, void *dx, void *y, const void *dy, const void *x,
                   const struct act_shape *s)
 {
     if (!cpu_is_f32(dev, "act_back", s->dt)) return;
+    if (y) cpu_act(dev, y, x, s);
     const int width = s->width;
     const bool gated = s->gated;
 #pragma omp parallel for if ((int64_t)s->rows * width > PARALLEL_WORK / 8)

@@ -35,28 +35,30 @@ __global__ void act_kernel(T *y, const T *x, int width, act_kind kind, bool gate
 }
 
 template <typename T, int V>
-__global__ void act_back_kernel(T *dx, const T *dy, const T *x, int width, act_kind kind,
+__global__ void act_back_kernel(T *dx, T *y, const T *dy, const T *x, int width, act_kind kind,
                                 bool gated)
 {
     grid_begin();
     int c = (blockIdx.y * THREADS + threadIdx.x) * V;
     if (c >= width) return;
     int64_t at = (int64_t)blockIdx.x * (gated ? 2 : 1) * width + c;
-    float gate[V], up[V], grad[V];
+    float gate[V], up[V], grad[V], again[V];
     load<T, V>(gate, x + at);
     load<T, V>(grad, dy + (int64_t)blockIdx.x * width + c);
     if (gated) load<T, V>(up, x + at + width);
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        float dgate = grad[i] * derivative(gate[i], kind);
+        float dgate = grad[i] * derivative(gate[i], kind), value = activate(gate[i], kind);
+        again[i] = value * (gated ? up[i] : 1.f);
         if (gated) {
             dgate *= up[i];
-            up[i] = grad[i] * activate(gate[i], kind);
+            up[i] = grad[i] * value;
         }
         gate[i] = dgate;
     }
     store<T, V>(dx + at, gate);
     if (gated) store<T, V>(dx + at + width, up);
+    if (y) store<T, V>(y + (int64_t)blockIdx.x * width + c, again);
 }
 
 void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape *s)
@@ -81,16 +83,16 @@ void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const 
     cuda_act(dev, y, x, act);
 }
 
-void cuda_act_back(struct device *dev, void *dx, const void *dy, const void *x,
+void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const void *x,
                    const struct act_shape *s)
 {
     if (s->rows <= 0 || s->width <= 0) return;
-    bool fits = aligned(16, {dx, dy, x}, {(int64_t)(s->width * dtype_size(s->dt))});
+    bool fits = aligned(16, {dx, y, dy, x}, {(int64_t)(s->width * dtype_size(s->dt))});
     with_type_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "act_back", act_back_kernel<T, V>,
-                    dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, (T *)dx,
+                    dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, (T *)dx, (T *)y,
                     (const T *)dy, (const T *)x, s->width, s->kind, s->gated);
     });
 }

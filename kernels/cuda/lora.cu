@@ -1,42 +1,14 @@
-/* lora.cu: low-rank adapters. Three kernels, over tiles of ROWS rows: `thin` sums a row's wide
- * vector against each of rank directions into h (parts, rows, max_rank) f32, `widen` spreads such
- * an h back over a row's columns, `outer` adds up the factors' gradients. Rows of a tile that have
- * one adapter share its loads; a row's sums run in an order of their own, so that it has the same
- * bits in any batch. An adapter is small beside the matrix that it belongs to: nothing here uses
- * tensor cores. */
-#include "kernels/cuda/cuda.cuh"
-#include "kernels/dropout.h"
+/* lora.cu: low-rank adapters, in three steps over h (parts, rows, max_rank) f32: `thin` sums a
+ * row's wide vector against each of rank directions, `widen` spreads such an h back over a row's
+ * columns, `outer` adds up the factors' gradients. A row's sums run in an order of their own, so
+ * that it has the same bits in any batch. In bf16 they run on tensor cores (lora_tensor.cu); the
+ * kernels here, over tiles of ROWS rows of which those of one adapter share its loads, are of f32.
+ */
+#include "kernels/cuda/lora.cuh"
 
 #define THREADS 256
 #define ROWS    8
 #define RANKS   4 // directions that a thread of outer_kernel sums
-
-struct lora_view { // lora_args on the device
-    const lora_factors *factors;
-    const int32_t *adapter; // NULL: all rows are of the first
-    int n_adapters, n_parts, max_rank, rows, k, first[LORA_PARTS + 1];
-    lora_dropout dropout;
-};
-
-static lora_view view_of(const struct lora_args *l, bool back)
-{
-    lora_view v = {};
-    v.factors = l->factors;
-    v.adapter = back ? NULL : l->adapter;
-    v.n_adapters = l->n_adapters;
-    v.n_parts = l->n_parts;
-    v.max_rank = l->max_rank;
-    v.rows = l->rows;
-    v.k = l->k;
-    for (int p = 0; p <= l->n_parts; p++) v.first[p] = l->first[p];
-    v.dropout = l->dropout;
-    return v;
-}
-
-__device__ __forceinline__ int adapter_of(const lora_view &l, int row)
-{
-    return l.adapter ? l.adapter[row] : 0;
-}
 
 // The rows from `at` on, up to `end`, that have its adapter.
 __device__ __forceinline__ int run_end(const lora_view &l, int at, int end)
@@ -64,8 +36,8 @@ template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, c
 
 // h[p][row][j] = sum of x[row][c] * a[j][c]; or, of the gradient (BACK), scale * that of
 // dy[row][c] * b[c][j] over the part's columns. A warp takes every eighth j.
-template <typename T, int V, bool BACK>
-__global__ void thin_kernel(float *h, const T *x, int part0, const lora_view l)
+template <int V, bool BACK>
+__global__ void thin_kernel(float *h, const float *x, int part0, const lora_view l)
 {
     grid_begin();
     const int part = part0 + blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -79,20 +51,20 @@ __global__ void thin_kernel(float *h, const T *x, int part0, const lora_view l)
         if (adapter < 0) continue;
         const lora_factors f = l.factors[part * l.n_adapters + adapter];
         if (!f.a) continue;
-        const T *weights = (const T *)(BACK ? f.b : f.a);
+        const float *weights = (const float *)(BACK ? f.b : f.a);
         for (int j = warp; j < f.rank; j += THREADS / 32) {
             float sum[ROWS] = {};
             for (int c = lane * V; c < n; c += 32 * V) {
                 float w[V];
                 if (BACK)
-                    w[0] = to_f32(weights[(int64_t)c * f.rank + j]);
+                    w[0] = weights[(int64_t)c * f.rank + j];
                 else
-                    load<T, V>(w, weights + (int64_t)j * n + c);
+                    load<float, V>(w, weights + (int64_t)j * n + c);
 #pragma unroll
                 for (int i = 0; i < ROWS; i++) {
                     if (base + i < at || base + i >= to) continue;
                     float v[V];
-                    load<T, V>(v, x + (int64_t)(base + i) * stride + c);
+                    load<float, V>(v, x + (int64_t)(base + i) * stride + c);
 #pragma unroll
                     for (int e = 0; e < V; e++) sum[i] = fmaf(v[e], w[e], sum[i]);
                 }
@@ -121,8 +93,7 @@ __device__ __forceinline__ float kept(const lora_view &l, int part, int row, int
 // y[row][c] += scale * sum of h[p][row][j] * b[c][j] over the part that c is of; or, of the
 // gradient (BACK), dx[row][c] += sum of h[p][row][j] * a[j][c] over all parts. A thread has a
 // column.
-template <typename T, bool BACK>
-__global__ void widen_kernel(T *y, const float *h, const lora_view l)
+template <bool BACK> __global__ void widen_kernel(float *y, const float *h, const lora_view l)
 {
     grid_begin();
     const int width = BACK ? l.k : l.first[l.n_parts];
@@ -138,12 +109,12 @@ __global__ void widen_kernel(T *y, const float *h, const lora_view l)
             if (!BACK && (c < l.first[p] || c >= l.first[p + 1])) continue;
             const lora_factors f = l.factors[p * l.n_adapters + adapter];
             if (!f.a) continue;
-            const T *weights =
-                BACK ? (const T *)f.a + c : (const T *)f.b + (int64_t)(c - l.first[p]) * f.rank;
+            const float *weights = BACK ? (const float *)f.a + c
+                                        : (const float *)f.b + (int64_t)(c - l.first[p]) * f.rank;
             float sum[ROWS] = {};
             scale = BACK ? 1.f : f.scale;
             for (int j = 0; j < f.rank; j++) {
-                const float w = to_f32(weights[BACK ? (int64_t)j * l.k : j]);
+                const float w = weights[BACK ? (int64_t)j * l.k : j];
 #pragma unroll
                 for (int i = 0; i < ROWS; i++)
                     if (base + i >= at && base + i < to)
@@ -159,19 +130,21 @@ __global__ void widen_kernel(T *y, const float *h, const lora_view l)
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             if (base + i < at || base + i >= to) continue;
-            T *out = y + (int64_t)(base + i) * width + c;
-            *out = from_f32<T>(fmaf(scale, total[i], to_f32(*out)));
+            float *out = y + (int64_t)(base + i) * width + c;
+            *out = fmaf(scale, total[i], *out);
         }
     }
 }
 
 // b[c][j] += scale * sum over rows of dy[row][c] * h[row][j] for the part's columns (B); or a[j][c]
 // += sum over rows of x[row][c] * h[row][j]. A thread has a column and RANKS directions.
-template <typename T, bool B>
-__global__ void outer_kernel(float *out, const T *x, const float *h, int part, const lora_view l)
+template <bool B>
+__global__ void outer_kernel(const float *x, const float *h, int part0, const lora_view l)
 {
     grid_begin();
+    const int part = part0 + blockIdx.z;
     const lora_factors f = l.factors[part * l.n_adapters];
+    float *out = B ? l.grads[part].b : l.grads[part].a;
     const int n = B ? l.first[part + 1] - l.first[part] : l.k;
     const int stride = B ? l.first[l.n_parts] : l.k;
     const int c = blockIdx.x * 32 + threadIdx.x % 32;
@@ -181,7 +154,7 @@ __global__ void outer_kernel(float *out, const T *x, const float *h, int part, c
     h += (int64_t)part * l.rows * l.max_rank + j0;
     float sum[RANKS] = {};
     for (int row = 0; row < l.rows; row++) {
-        const float v = to_f32(x[(int64_t)row * stride + c]);
+        const float v = x[(int64_t)row * stride + c];
 #pragma unroll
         for (int j = 0; j < RANKS; j++)
             if (j0 + j < f.rank) sum[j] = fmaf(v, h[(int64_t)row * l.max_rank + j], sum[j]);
@@ -193,38 +166,91 @@ __global__ void outer_kernel(float *out, const T *x, const float *h, int part, c
                 B ? f.scale * sum[j] : sum[j];
 }
 
-template <typename T, bool BACK>
-static void thin_parts(struct device *dev, float *h, const T *x, int part0, int n_parts,
-                       const lora_view &v)
+static void thin(struct device *dev, float *h, const void *x, int part0, int n, const lora_view &l,
+                 bool back)
 {
-    const dim3 grid(ceil_div(v.rows, ROWS), n_parts);
-    constexpr int V = BACK ? 1 : wide<T>;
-    if (!BACK && aligned(16, {x}, {(int64_t)(v.k * sizeof(T))}))
-        cuda_launch(dev, "lora", thin_kernel<T, V, BACK>, grid, THREADS, 0, h, x, part0, v);
+    const dim3 grid(ceil_div(l.rows, ROWS), n);
+    const float *from = (const float *)x;
+    if (back)
+        cuda_launch(dev, "lora", thin_kernel<1, true>, grid, THREADS, 0, h, from, part0, l);
+    else if (aligned(16, {x}, {(int64_t)(l.k * sizeof(float))}))
+        cuda_launch(dev, "lora", thin_kernel<4, false>, grid, THREADS, 0, h, from, part0, l);
     else
-        cuda_launch(dev, "lora", thin_kernel<T, 1, BACK>, grid, THREADS, 0, h, x, part0, v);
+        cuda_launch(dev, "lora", thin_kernel<1, false>, grid, THREADS, 0, h, from, part0, l);
 }
 
-template <typename T>
-static const T *drop(struct device *dev, T *to, const T *x, int part, const lora_view &v)
+static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back)
+{
+    const int width = back ? l.k : l.first[l.n_parts];
+    cuda_launch(dev, "lora", back ? widen_kernel<true> : widen_kernel<false>,
+                dim3(ceil_div(l.rows, ROWS), ceil_div(width, THREADS)), THREADS, 0, (float *)y, h,
+                l);
+}
+
+static void outer(struct device *dev, const void *x, const float *h, int part0, int n,
+                  const lora_view &l, bool of_b)
+{
+    int width = of_b ? 0 : l.k;
+    for (int p = 0; of_b && p < l.n_parts; p++) width = max(width, l.first[p + 1] - l.first[p]);
+    const dim3 grid(ceil_div(width, 32), ceil_div(l.max_rank, RANKS * THREADS / 32), n);
+    cuda_launch(dev, "lora_back", of_b ? outer_kernel<true> : outer_kernel<false>, grid, THREADS, 0,
+                (const float *)x, h, part0, l);
+}
+
+static const struct lora_steps lora_f32 = {thin, widen, outer};
+
+// ---- the operations -----------------------------------------------------------------------------
+
+static lora_view view_of(const struct lora_args *l)
+{
+    lora_view v = {};
+    v.factors = l->factors;
+    v.adapter = l->adapter;
+    v.n_adapters = l->n_adapters;
+    v.n_parts = l->n_parts;
+    v.max_rank = l->max_rank;
+    v.rows = l->rows;
+    v.k = l->k;
+    for (int p = 0; p <= l->n_parts; p++) v.first[p] = l->first[p];
+    v.dropout = l->dropout;
+    return v;
+}
+
+static const struct lora_steps *steps_of(const struct lora_args *l)
+{
+    return l->dt == DT_BF16 ? &lora_bf16 : &lora_f32;
+}
+
+// x itself, or what a part's dropout leaves of it, in `to`.
+static const void *drop(struct device *dev, void *to, const void *x, int part,
+                        const struct lora_args *l, const lora_view &v)
 {
     if (v.dropout.p <= 0.f) return x;
-    cuda_launch(dev, "dropout", drop_kernel<T>, dim3(v.rows, ceil_div(v.k, 4 * THREADS)), THREADS,
-                0, to, x, part, v);
+    with_type(l->dt, [&](auto t) {
+        using T = decltype(t);
+        cuda_launch(dev, "dropout", drop_kernel<T>, dim3(v.rows, ceil_div(v.k, 4 * THREADS)),
+                    THREADS, 0, (T *)to, (const T *)x, part, v);
+    });
     return to;
+}
+
+// h of one pass, in f32; what comes behind it is aligned to 16 bytes.
+static size_t h_elements(int rows, int max_rank)
+{
+    return ((size_t)LORA_PARTS * rows * max_rank + 3) / 4 * 4;
 }
 
 // Twice h, which the backward pass wants, and x after dropout.
 size_t cuda_lora_scratch(int rows, int max_rank, size_t dropped)
 {
-    return (size_t)2 * LORA_PARTS * rows * max_rank * sizeof(float) + rows * dropped;
+    return 2 * h_elements(rows, max_rank) * sizeof(float) + rows * dropped;
 }
 
 // h of both passes in the workspace, and what comes behind them; NULL after a recorded failure.
 static float *take_scratch(struct device *dev, const struct lora_args *l, float **ret_dh,
                            void **ret_dropped)
 {
-    const size_t each = (size_t)LORA_PARTS * l->rows * l->max_rank;
+    const size_t each = h_elements(l->rows, l->max_rank);
     const size_t dropped = l->dropout.p > 0.f ? l->k * dtype_size(l->dt) : 0;
     float *h = (float *)cuda_workspace(dev, cuda_lora_scratch(l->rows, l->max_rank, dropped));
     if (!h) return NULL;
@@ -240,17 +266,12 @@ void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_arg
     void *dropped;
     float *h = take_scratch(dev, l, &dh, &dropped);
     if (!h) return;
-    const lora_view v = view_of(l, false);
-    const dim3 grid(ceil_div(l->rows, ROWS), ceil_div(l->first[l->n_parts], THREADS));
+    const lora_view v = view_of(l);
+    const struct lora_steps *steps = steps_of(l);
     const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    with_type(l->dt, [&](auto t) {
-        using T = decltype(t);
-        for (int p = 0; p < l->n_parts; p += at_once)
-            thin_parts<T, false>(dev, h, drop<T>(dev, (T *)dropped, (const T *)x, p, v), p, at_once,
-                                 v);
-        cuda_launch(dev, "lora", widen_kernel<T, false>, grid, THREADS, 0, (T *)y, (const float *)h,
-                    v);
-    });
+    for (int p = 0; p < l->n_parts; p += at_once)
+        steps->thin(dev, h, drop(dev, dropped, x, p, l, v), p, at_once, v, false);
+    steps->widen(dev, y, h, v, false);
 }
 
 void cuda_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
@@ -261,22 +282,17 @@ void cuda_lora_back(struct device *dev, void *dx, const struct lora_grads *grads
     void *dropped;
     float *h = take_scratch(dev, l, &dh, &dropped);
     if (!h) return;
-    const lora_view v = view_of(l, true);
-    const int ranks = ceil_div(l->max_rank, RANKS * THREADS / 32);
-    with_type(l->dt, [&](auto t) {
-        using T = decltype(t);
-        thin_parts<T, true>(dev, dh, (const T *)dy, 0, l->n_parts, v);
-        for (int p = 0; p < l->n_parts; p++) {
-            const int n = l->first[p + 1] - l->first[p];
-            const T *xp = drop<T>(dev, (T *)dropped, (const T *)x, p, v);
-            thin_parts<T, false>(dev, h, xp, p, 1, v);
-            cuda_launch(dev, "lora_back", outer_kernel<T, true>, dim3(ceil_div(n, 32), ranks),
-                        THREADS, 0, grads[p].b, (const T *)dy, (const float *)h, p, v);
-            cuda_launch(dev, "lora_back", outer_kernel<T, false>, dim3(ceil_div(l->k, 32), ranks),
-                        THREADS, 0, grads[p].a, xp, (const float *)dh, p, v);
-        }
-        cuda_launch(dev, "lora_back", widen_kernel<T, true>,
-                    dim3(ceil_div(l->rows, ROWS), ceil_div(l->k, THREADS)), THREADS, 0, (T *)dx,
-                    (const float *)dh, v);
-    });
+    lora_view v = view_of(l);
+    v.adapter = NULL;
+    for (int p = 0; p < l->n_parts; p++) v.grads[p] = grads[p];
+    const struct lora_steps *steps = steps_of(l);
+    const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
+    steps->thin(dev, dh, dy, 0, l->n_parts, v, true);
+    for (int p = 0; p < l->n_parts; p += at_once) {
+        const void *xp = drop(dev, dropped, x, p, l, v);
+        steps->thin(dev, h, xp, p, at_once, v, false);
+        steps->outer(dev, xp, dh, p, at_once, v, false);
+    }
+    steps->outer(dev, dy, h, 0, l->n_parts, v, true);
+    steps->widen(dev, dx, dh, v, true);
 }

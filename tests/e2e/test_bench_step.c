@@ -1,9 +1,10 @@
 /* test_bench_step.c: cw-bench step, which drives the real server and trainer, of a whole model and
- * of an adapter: the form of its report, and that an adapter takes less memory. */
+ * of an adapter: the form of its report, that an adapter takes less memory, and what a checkpoint
+ * costs. */
 #include "common/base/json.h"
 #include "tests/support/daemon.h"
 
-static json_t *report_of(const char *model, const char *rank)
+static json_t *report_of(const char *model, const char *option, const char *value)
 {
     json_t *report = NULL;
     const char *log = test_path(test_folder(), "bench.log");
@@ -11,7 +12,7 @@ static json_t *report_of(const char *model, const char *rank)
                                   OPTIONS(test_binary("cw-bench"), "step", "--model", model,
                                           "--device", test_device(), "--batch", "4", "--group", "2",
                                           "--tokens", "6", "--steps", "2", "--warmup", "1",
-                                          "--prompt-tokens", "5", "--lora-r", rank, "--json")),
+                                          "--prompt-tokens", "5", option, value, "--json")),
                      0);
     assert_ok(json_read_file(log, 1 << 20, &report));
     return report;
@@ -27,7 +28,7 @@ static void an_adapter_takes_less(void **state)
 {
     (void)state;
     const char *model = daemon_model(test_folder(), true, 5);
-    json_t *whole = report_of(model, "0"), *adapter = report_of(model, "2");
+    json_t *whole = report_of(model, "--lora-r", "0"), *adapter = report_of(model, "--lora-r", "2");
     assert_true(number(whole, "lora_r") == 0 && number(adapter, "lora_r") == 2);
     assert_true(number(adapter, "ms_per_step") > 0 && number(adapter, "limit_ms") > 0);
     assert_true(number(adapter, "trainer_mib") > 0);
@@ -36,8 +37,24 @@ static void an_adapter_takes_less(void **state)
     json_decref(adapter);
 }
 
+static void a_checkpoint_goes_over_the_disk(void **state)
+{
+    (void)state;
+    const char *model = daemon_model(test_folder(), true, 5);
+    json_t *shared = report_of(model, "--sync", "shared"),
+           *checkpoint = report_of(model, "--sync", "checkpoint");
+    assert_true(number(shared, "written_mb") == 0 && number(checkpoint, "written_mb") > 0);
+    assert_true(number(shared, "sync_ms") > 0 && number(checkpoint, "sync_ms") > 0);
+    assert_true(number(checkpoint, "trainer_mib") > number(shared, "trainer_mib"));
+    json_decref(shared);
+    json_decref(checkpoint);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(an_adapter_takes_less)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_adapter_takes_less),
+        cmocka_unit_test(a_checkpoint_goes_over_the_disk),
+    };
     return cmocka_run_group_tests_name("bench_step", tests, NULL, NULL);
 }

@@ -18,7 +18,7 @@ static int open_scene(void **state)
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model,
                  OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--max-adapters", "3",
-                         "--max-lora-rank", "8"));
+                         "--max-lora-rank", "8", "--tandem-model", s.model));
     return 0;
 }
 
@@ -86,8 +86,10 @@ static void each_works_or_is_named(void **state)
         {0, {"--start-from", "current"}, "starts as it is served"},
         {0, {"--log-completions", "--cost"}, NULL},
         {0, {"--lora-target", "q_proj,down_proj", "--lora-name", "two"}, NULL},
+        {0, {"--tandem", "--tandem-p", "0.7"}, NULL},
         {2, {"--train-draft"}, "--train-draft with --lora-r"},
         {2, {"--workers", "http://127.0.0.1:1"}, "--workers with --lora-r"},
+        {2, {"--sync", "checkpoint", "--model", "MODEL"}, "--sync checkpoint"},
         {2, {"--freeze", "*norm*"}, "--freeze with --lora-r"},
         {2, {"--async", "--max-staleness", "1", "--exact"}, "--exact with --max-staleness 1"},
         {2, {"--lora-name", ""}, "--lora-name"},

@@ -208,7 +208,7 @@ static enum status open_training(struct golden *g, int max_tokens)
                               &g->optimizer));
     if (g->adapter) CHECK(weights_plan(g->config, DT_F32, &g->frozen));
     CHECK(backward_new(g->model, g->adapter ? g->frozen : optimizer_grads(g->optimizer, 0),
-                       max_tokens, max_tokens, &g->backward));
+                       max_tokens, max_tokens, g->model->max_rows, &g->backward));
     if (g->adapter) backward_use_adapter(g->backward, g->adapter, optimizer_grads(g->optimizer, 0));
 out:
     return st;
@@ -277,7 +277,7 @@ static enum status model_logits(struct golden *g, struct model *model, float **r
         for (int i = 0; i < g->prompt + g->first[s + 1] - g->first[s]; i++) {
             int32_t index = batch_first_row(g->batch, s) + i;
             device_copy_in(g->dev, device_row, &index, sizeof index);
-            model_head(model, x, device_row, 1);
+            model_head(model, x, device_row, 0, 1);
             device_copy_out(g->dev, all + (size_t)(s * width + i) * (size_t)vocab, model->logits,
                             (size_t)vocab * sizeof *all);
             CHECK(device_sync(g->dev));

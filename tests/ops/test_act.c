@@ -50,13 +50,14 @@ static void act_back_setup(struct op_test *t)
     floats(t, "dx", OUT, DATA, n, 1);
     floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
     floats(t, "x", IN, DATA, n, 2);
+    floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
 }
 
 static void act_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
     const int *p = t->c->p;
     const struct act_shape shape = {p[0], p[1], (enum act_kind)p[2], p[3], t->dt};
-    ops->act_back(dev, d[0], d[1], d[2], &shape);
+    ops->act_back(dev, d[0], d[3], d[1], d[2], &shape);
 }
 
 static double act_loss(struct op_test *t, double **v)
@@ -70,7 +71,11 @@ static double act_loss(struct op_test *t, double **v)
 
 static void act_back_reference(struct op_test *t, double **v)
 {
+    const int *p = t->c->p;
     differentiate(t, v, 0, 2, false, act_loss);
+    for (int r = 0; r < p[0]; r++)
+        for (int c = 0; c < p[1]; c++)
+            t->a[3].expect[(int64_t)r * p[1] + c] = act_at(p, v[2], r, c);
 }
 
 static const struct op_def op_act_back = {"act_back", act_back_setup, act_back_launch,

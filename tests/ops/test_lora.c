@@ -208,6 +208,7 @@ static const struct op_case cases[] = {
     {&op_lora, "rows 37 k53 parts 2 of 4 adapters r5", {37, 53, 2, 4, 5, 31}, false},
     {&op_lora, "rows 64 k512 parts 1 of 2 adapters r64", {64, 512, 1, 2, 64, 96}, false},
     {&op_lora, "rows 300 k1536 parts 3 of 4 adapters r16", {300, 1536, 3, 4, 16, 1536}, true},
+    {&op_lora, "rows 33 k200 parts 3 of 2 adapters r17", {33, 200, 3, 2, 17, 70}, false},
     {&op_lora, "rows 37 k53 parts 2 of 4 adapters r5 dropout", {37, 53, 2, 4, 5, 31, 30}, false},
     {&op_lora,
      "rows 300 k1536 parts 3 of 4 adapters r16 dropout",
@@ -216,6 +217,7 @@ static const struct op_case cases[] = {
     {&op_lora_back, "rows 3 k5 parts 1 r2", {3, 5, 1, 1, 2, 7}, false},
     {&op_lora_back, "rows 9 k33 parts 1 r6", {9, 33, 1, 1, 6, 11}, false},
     {&op_lora_back, "rows 7 k16 parts 3 r3", {7, 16, 3, 1, 3, 13}, false},
+    {&op_lora_back, "rows 37 k72 parts 1 r18", {37, 72, 1, 1, 18, 24}, false},
     {&op_lora_back, "rows 7 k18 parts 3 r3 dropout", {7, 18, 3, 1, 3, 13, 40}, false},
     {&op_lora_back, "rows 515 k1024 parts 3 r16 dropout", {515, 1024, 3, 1, 16, 512, 10}, true},
     {&op_lora_back, "rows 515 k1025 parts 1 r16", {515, 1025, 1, 1, 16, 2049}, true},
@@ -230,9 +232,24 @@ static void random_fill(struct rng *rng, float *x, int n)
     for (int i = 0; i < n; i++) x[i] = rng_normal(rng);
 }
 
-static void rows_alone(struct device *dev)
+// x as that dtype, in device memory; the caller's to release.
+static void *upload_as(struct device *dev, const float *x, int n, enum dtype dt)
 {
-    static float x[ALL * K], y[ALL * N], memory[1024 * 2 * ADAPTERS], whole[ALL * N], one[N];
+    float *plain = to_device(dev, x, (size_t)n * sizeof *x);
+    if (dt == DT_F32) return plain;
+    void *as = to_device(dev, NULL, (size_t)n * dtype_size(dt));
+    device_ops(dev)->convert(dev, as, dt, plain, DT_F32, n);
+    sync_or_fail(dev);
+    device_release(dev, plain);
+    return as;
+}
+
+static void rows_alone_in(struct device *dev, enum dtype dt)
+{
+    static float x[ALL * K], y[ALL * N], memory[1024 * 2 * ADAPTERS];
+    static char before[ALL * N * sizeof(float)], whole[ALL * N * sizeof(float)];
+    char one[N * sizeof(float)];
+    const size_t row = N * dtype_size(dt);
     int32_t adapter[ALL];
     struct rng rng;
     rng_init(&rng, 5, 0);
@@ -240,12 +257,14 @@ static void rows_alone(struct device *dev)
     random_fill(&rng, y, ALL * N);
     random_fill(&rng, memory, 1024 * 2 * ADAPTERS);
     for (int i = 0; i < ALL; i++) adapter[i] = (int)rng_below(&rng, ADAPTERS + 1) - 1;
-    float *dx = to_device(dev, x, sizeof x), *dy = to_device(dev, y, sizeof y),
-          *dm = to_device(dev, memory, sizeof memory);
+    char *dx = upload_as(dev, x, ALL * K, dt), *dy = upload_as(dev, y, ALL * N, dt),
+         *dm = upload_as(dev, memory, 1024 * 2 * ADAPTERS, dt);
     int32_t *da = to_device(dev, adapter, sizeof adapter);
     struct lora_factors list[ADAPTERS];
-    for (int i = 0; i < ADAPTERS; i++)
-        list[i] = (struct lora_factors){dm + 2048 * i, dm + 2048 * i + 1024, RANK - i, 0.7f};
+    for (size_t i = 0; i < ADAPTERS; i++)
+        list[i] =
+            (struct lora_factors){dm + 2048 * i * dtype_size(dt),
+                                  dm + (2048 * i + 1024) * dtype_size(dt), RANK - (int)i, 0.7f};
     struct lora_factors *factors = to_device(dev, list, sizeof list);
     struct lora_args l = {.factors = factors,
                           .adapter = da,
@@ -255,23 +274,30 @@ static void rows_alone(struct device *dev)
                           .rows = ALL,
                           .k = K,
                           .first = {0, N},
-                          .dt = DT_F32};
+                          .dt = dt};
+    from_device(dev, before, dy, ALL * row);
     device_ops(dev)->lora(dev, dy, dx, &l);
-    from_device(dev, whole, dy, sizeof whole);
+    from_device(dev, whole, dy, ALL * row);
     l.rows = 1;
-    for (int i = 0; i < ALL; i++) {
-        device_copy_in(dev, dy, y + i * N, sizeof one);
+    for (size_t i = 0; i < ALL; i++) {
+        device_copy_in(dev, dy, before + i * row, row);
         l.adapter = da + i;
-        device_ops(dev)->lora(dev, dy, dx + i * K, &l);
-        from_device(dev, one, dy, sizeof one);
-        assert_memory_equal(one, whole + i * N, sizeof one);
-        assert_int_equal(memcmp(one, y + i * N, sizeof one) == 0, adapter[i] < 0);
+        device_ops(dev)->lora(dev, dy, dx + i * K * dtype_size(dt), &l);
+        from_device(dev, one, dy, row);
+        assert_memory_equal(one, whole + i * row, row);
+        assert_int_equal(memcmp(one, before + i * row, row) == 0, adapter[i] < 0);
     }
     device_release(dev, dx);
     device_release(dev, dy);
     device_release(dev, dm);
     device_release(dev, da);
     device_release(dev, factors);
+}
+
+static void rows_alone(struct device *dev)
+{
+    rows_alone_in(dev, DT_F32);
+    if (device_kind(dev) == DEVICE_CUDA) rows_alone_in(dev, DT_BF16);
 }
 
 static void rows_are_alone(void **state)

@@ -243,6 +243,71 @@ static void time_experts(int rows)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
+// One adapter of rank 16 on a matmul of these parts.
+struct adapted {
+    void *x, *y;
+    struct lora_args args;
+    struct lora_grads grads[LORA_PARTS];
+};
+
+static void run_lora(void *context)
+{
+    struct adapted *a = context;
+    ops->lora(dev, a->y, a->x, &a->args);
+}
+
+static void run_lora_back(void *context)
+{
+    struct adapted *a = context;
+    ops->lora_back(dev, a->x, a->grads, a->y, a->x, &a->args);
+}
+
+static void time_lora(const char *what, int rows, int k, const int widths[LORA_PARTS])
+{
+    enum { RANK = 16 };
+    char name[2][64];
+    snprintf(name[0], sizeof name[0], "lora %s, %d rows", what, rows);
+    snprintf(name[1], sizeof name[1], "lora back %s, %d rows", what, rows);
+    if (filter && !strstr(name[0], filter) && !strstr(name[1], filter)) return;
+    struct lora_factors list[LORA_PARTS];
+    struct adapted a = {.args = {.n_adapters = 1, .max_rank = RANK, .rows = rows, .k = k}};
+    struct lora_args *l = &a.args;
+    l->dt = DT_BF16;
+    for (int p = 0; p < LORA_PARTS && widths[p]; p++) {
+        list[p] =
+            (struct lora_factors){random_bf16((size_t)RANK * k, 0.02f, 61 + p),
+                                  random_bf16((size_t)RANK * widths[p], 0.02f, 71 + p), RANK, 1};
+        a.grads[p] = (struct lora_grads){random_f32((size_t)RANK * k, 1, 81),
+                                         random_f32((size_t)RANK * widths[p], 1, 82)};
+        l->first[++l->n_parts] = l->first[p] + widths[p];
+    }
+    const int width = l->first[l->n_parts];
+    struct lora_factors *factors = take(sizeof list);
+    int32_t *adapter = take((size_t)rows * sizeof *adapter);
+    device_copy_in(dev, factors, list, (size_t)l->n_parts * sizeof *list);
+    device_fill(dev, adapter, 0, (size_t)rows * sizeof *adapter);
+    must(device_sync(dev));
+    l->factors = factors;
+    l->adapter = adapter;
+    a.x = random_bf16((size_t)rows * k, 1, 51);
+    a.y = random_bf16((size_t)rows * width, 1, 52);
+    const double x = 2.0 * rows * k, y = 2.0 * rows * width;
+    const double flops = 2.0 * rows * RANK * ((double)l->n_parts * k + width);
+    report(name[0], run_lora, &a, 8, x + 2 * y, flops);
+    // h again, dh, both gradients and dx
+    if (rows >= 1024) report(name[1], run_lora_back, &a, 8, 3 * x + y, 3 * flops);
+    device_release(dev, a.x);
+    device_release(dev, a.y);
+    device_release(dev, factors);
+    device_release(dev, adapter);
+    for (int p = 0; p < l->n_parts; p++) {
+        device_release(dev, (void *)(uintptr_t)list[p].a);
+        device_release(dev, (void *)(uintptr_t)list[p].b);
+        device_release(dev, a.grads[p].a);
+        device_release(dev, a.grads[p].b);
+    }
+}
+
 struct copy {
     void *to, *from;
     int64_t bytes;
@@ -364,6 +429,46 @@ static void time_packed(int seqs, int len)
     run_packed(&p);
     snprintf(name, sizeof name, "attention gradient %d x %d", seqs, len);
     report(name, run_packed_back, &p, 4, 2.0 * T * (2 * QKV + 2 * HEADS * DIM), 2.5 * flops);
+}
+
+struct normed {
+    void *x, *y, *dy, *w;
+    float *rstd, *dw;
+    struct norm_shape shape;
+};
+
+static void run_norm(void *context)
+{
+    struct normed *n = context;
+    const struct norm_args args = {.x = n->x, .w = n->w, .rstd = n->rstd};
+    ops->norm(dev, n->y, &args, &n->shape);
+}
+
+static void run_norm_back(void *context)
+{
+    struct normed *n = context;
+    const struct norm_args args = {.x = n->x, .w = n->w, .rstd = n->rstd};
+    ops->norm_back(dev, n->y, n->dw, NULL, n->dy, &args, &n->shape, true);
+}
+
+// Of four training steps' rows, which the L2 cache does not hold, and of one's.
+static void time_norm(void)
+{
+    enum { ROWS = 8192 };
+    const size_t size = (size_t)ROWS * HIDDEN;
+    struct normed n = {.x = random_bf16(4 * size, 1, 51),
+                       .y = random_bf16(4 * size, 1, 52),
+                       .dy = random_bf16(4 * size, 1, 53),
+                       .w = random_bf16(HIDDEN, 1, 54),
+                       .rstd = take(4 * ROWS * sizeof(float)),
+                       .dw = random_f32(HIDDEN, 1, 55),
+                       .shape = {NORM_RMS, 4 * ROWS, HIDDEN, 1, HIDDEN, 1e-6f, DT_BF16}};
+    report("norm, 32768 rows", run_norm, &n, 2, 4.0 * 4 * size, 0);
+    report("norm gradient, 32768 rows", run_norm_back, &n, 2, 8.0 * 4 * size, 0);
+    n.shape.rows = ROWS;
+    report("norm gradient, 8192 rows", run_norm_back, &n, 2, 8.0 * size, 0);
+    void *all[] = {n.x, n.y, n.dy, n.w, n.rstd, n.dw};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
 // ---- a decode step: the operations of one, layer by layer, with weights of their own
@@ -679,17 +784,27 @@ int main(int argc, char **argv)
     time_step(1, 256);
     time_step(16, 256);
     time_step(64, 256);
+    time_step(256, 256);
     time_step(16, 4096);
     time_product("train gate+up", 8192, 2 * FFN, HIDDEN, false, true, 4);
     time_product("train gate+up dx", 8192, HIDDEN, 2 * FFN, false, false, 4);
     time_product("train gate+up dw", 2 * FFN, HIDDEN, 8192, true, false, 4);
     time_product("train qkv", 8192, QKV, HIDDEN, false, true, 4);
     time_product("train down", 8192, HIDDEN, FFN, false, true, 4);
+    static const int lora_rows[] = {1, 64, 8192};
+    for (size_t i = 0; i < sizeof lora_rows / sizeof lora_rows[0]; i++) {
+        const int kv = KV_HEADS * DIM;
+        time_lora("qkv", lora_rows[i], HIDDEN, (const int[LORA_PARTS]){HIDDEN, kv, kv});
+        time_lora("o", lora_rows[i], HIDDEN, (const int[LORA_PARTS]){HIDDEN});
+        time_lora("gate+up", lora_rows[i], HIDDEN, (const int[LORA_PARTS]){FFN, FFN});
+        time_lora("down", lora_rows[i], FFN, (const int[LORA_PARTS]){HIDDEN});
+    }
     static const int expert_rows[] = {1, 4, 16, 64, 256, 8192};
     for (size_t i = 0; i < sizeof expert_rows / sizeof expert_rows[0]; i++)
         time_experts(expert_rows[i]);
     time_packed(16, 512);
     time_packed(2, 4096);
+    time_norm();
     time_vocabulary();
     time_optimizer();
     device_free(dev);

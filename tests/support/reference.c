@@ -42,7 +42,7 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
     for (int i = 0; i < n; i++) assert_ok(batch_want_row(r->batch, i));
     assert_ok(batch_commit(r->batch, 0));
     model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
-    model_head(r->model, x, batch_rows_device(r->batch), n);
+    model_head(r->model, x, batch_rows_device(r->batch), 0, n);
     device_copy_out(r->dev, ret, r->model->logits,
                     (size_t)n * (size_t)r->config->vocab_size * sizeof *ret);
     assert_ok(device_sync(r->dev));

@@ -260,7 +260,7 @@ static void logits_of(const int *adapter, int n, float *ret)
     for (int i = 0; i < n * TOKENS; i++) assert_ok(batch_want_row(base.batch, i));
     assert_ok(batch_commit(base.batch, 0));
     model_forward(base.model, batch_view(base.batch), NULL, NULL, &x);
-    model_head(base.model, x, batch_rows_device(base.batch), n * TOKENS);
+    model_head(base.model, x, batch_rows_device(base.batch), 0, n * TOKENS);
     memcpy(ret, base.model->logits, (size_t)n * TOKENS * VOCAB * sizeof *ret);
 }
 
@@ -294,6 +294,30 @@ static void one_batch_has_several(void **state)
     adapter_table_free(table);
     release(a);
     release(b);
+}
+
+// By which captured steps are known: it says which blocks have an operation of their own.
+static void sites_are_told_apart(void **state)
+{
+    (void)state;
+    struct adapter *all = random_adapter(ALL, 5), *qv = random_adapter(QV, 6);
+    struct adapter_table *table;
+    assert_ok(adapter_table_new(base.dev, base.weights, 2, 4, &table));
+    assert_true(adapter_table_sites(table) == 0);
+    assert_ok(adapter_table_set(table, 0, all));
+    const uint64_t of_all = adapter_table_sites(table);
+    assert_ok(adapter_table_set(table, 1, qv)); // it changes nothing that the first does not
+    assert_true(adapter_table_sites(table) == of_all);
+    assert_ok(adapter_table_set(table, 0, NULL));
+    const uint64_t of_qv = adapter_table_sites(table);
+    assert_true(of_qv != 0 && of_all != 0 && of_qv != of_all);
+    assert_ok(adapter_table_set(table, 1, NULL));
+    assert_true(adapter_table_sites(table) == 0);
+    assert_ok(adapter_table_set(table, 1, all)); // wherever it is
+    assert_true(adapter_table_sites(table) == of_all);
+    adapter_table_free(table);
+    release(all);
+    release(qv);
 }
 
 static void peft_opens_our_folder(void **state)
@@ -359,6 +383,7 @@ int main(void)
         cmocka_unit_test(a_new_adapter_is_kaiming_and_zero),
         cmocka_unit_test(a_folder_goes_and_comes),
         cmocka_unit_test(one_batch_has_several),
+        cmocka_unit_test(sites_are_told_apart),
         cmocka_unit_test(peft_opens_our_folder),
     };
     return cmocka_run_group_tests_name("adapter", tests, open_base, close_base);

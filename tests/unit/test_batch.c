@@ -52,12 +52,44 @@ static void test_siblings_stay_apart(void **state)
     check(rows, 2);
 }
 
+// Of a table with room for 64 blocks a sequence only what the longest context needs is copied, and
+// every sequence finds its blocks.
+static void test_table_closes_up(void **state)
+{
+    (void)state;
+    enum { ROOM = 64, SEQS = 3 };
+    static const int firsts[SEQS] = {3, 4 * 19, 10};
+    struct device *dev = NULL;
+    assert_ok(device_open("cpu", &dev));
+    for (int full = 0; full < 2; full++) {
+        const int room = full ? 20 : ROOM; // of 20 no power of two is less and enough
+        struct batch *b = NULL;
+        assert_ok(batch_new(dev, 32, 8, room, 8, &b));
+        for (int s = 0; s < SEQS; s++) {
+            int32_t token = 1, blocks[20];
+            for (int i = 0; i < 20; i++) blocks[i] = 100 * s + i;
+            assert_ok(batch_add_paged(b, &token, 1, firsts[s], blocks, 20, BLOCK));
+        }
+        for (int again = 0; again < 2; again++) {
+            assert_ok(batch_commit(b, 0));
+            const struct batch_view *view = batch_view(b);
+            assert_int_equal(view->table_stride, full ? room : 32);
+            for (int s = 0; s < SEQS; s++)
+                for (int i = 0; i <= firsts[s] / BLOCK; i++)
+                    assert_int_equal(view->block_table[s * view->table_stride + i], 100 * s + i);
+        }
+        batch_free(b);
+    }
+    device_free(dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sequences_of_their_own),
         cmocka_unit_test(test_drafts_go_on),
         cmocka_unit_test(test_siblings_stay_apart),
+        cmocka_unit_test(test_table_closes_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,7 @@ static int a_batch, a_kv; // only their addresses count
 
 static struct decode_graph *find(struct decode_graphs *g, int rows)
 {
-    return decode_graphs_find(g, &a_batch, &a_kv, rows, 256);
+    return decode_graphs_find(g, &a_batch, &a_kv, rows, 256, 16, 0);
 }
 
 static void test_the_oldest_goes(void **state)
@@ -35,12 +35,14 @@ static void test_what_is_the_key(void **state)
     (void)state;
     struct decode_graphs *g = decode_graphs_new(NULL);
     assert_non_null(g);
-    decode_graphs_find(g, &a_batch, &a_kv, 4, 256)->warm = true;
-    assert_true(decode_graphs_find(g, &a_batch, &a_kv, 4, 256)->warm);
-    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 4, 512)->warm);
-    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 6, 256)->warm);
-    assert_false(decode_graphs_find(g, &a_kv, &a_kv, 4, 256)->warm);
-    assert_false(decode_graphs_find(g, &a_batch, &a_batch, 4, 256)->warm);
+    decode_graphs_find(g, &a_batch, &a_kv, 4, 256, 16, 0)->warm = true;
+    assert_true(decode_graphs_find(g, &a_batch, &a_kv, 4, 256, 16, 0)->warm);
+    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 4, 512, 16, 0)->warm);
+    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 4, 256, 32, 0)->warm);
+    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 4, 256, 16, 7)->warm);
+    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 6, 256, 16, 0)->warm);
+    assert_false(decode_graphs_find(g, &a_kv, &a_kv, 4, 256, 16, 0)->warm);
+    assert_false(decode_graphs_find(g, &a_batch, &a_batch, 4, 256, 16, 0)->warm);
     decode_graphs_free(g);
     decode_graphs_free(NULL);
 }

@@ -15,6 +15,7 @@ struct bench_options {
     const char *model, *config, *tokenizer, *device;
     int dtype;              // dtype_option_names
     int recompute, moments; // recompute_names, moments_kind_names
+    int sync;               // sync_way_names
     int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative, tandem
     const char *tandem_model;

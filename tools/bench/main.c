@@ -28,6 +28,7 @@
 #include "common/model/adapter_config.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/learner.h"
+#include "trainer/run/config.h"
 #include <string.h>
 
 #define OPTIONS_OF struct bench_options
@@ -59,6 +60,8 @@ static const struct option_spec table[] = {
     OPT_CHOICE("optim-moments", moments, "f32", moments_kind_names, "train, step: as cw-trainer"),
     OPT_INT("max-staleness", max_staleness, "-1", "UPDATES", -1, 64,
             "step: cw-trainer --async --max-staleness; -1: without"),
+    OPT_CHOICE("sync", sync, "shared", sync_way_names,
+               "step: as cw-trainer; checkpoint: its own server is started anew for each step"),
     OPT_INT("lora-r", lora_r, "0", "R", 0, ADAPTER_MAX_RANK,
             "step: train an adapter of this rank, of all that adapters can change; 0: the model"),
     OPT_HEADING("Serving"),

@@ -1,6 +1,6 @@
 /* step.c: the step benchmark: whole GRPO steps, by the real cw-infer-server and cw-trainer beside
  * this program, on random prompts and with samples that all have --tokens tokens. What a step took
- * stands in the run's metrics.jsonl.
+ * stands in the run's metrics.jsonl. With --sync checkpoint the trainer starts the server itself.
  *
  * The limits are measured before the two programs start, with the device to ourselves. */
 #include "common/base/file.h"
@@ -9,6 +9,7 @@
 #include "common/model/tokenizer.h"
 #include "tools/bench/programs.h"
 #include "trainer/learn/learner.h"
+#include "trainer/run/config.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,26 +106,31 @@ out:
 static enum status run_trainer(const struct step_bench *s)
 {
     const struct bench_options *o = &s->b.o;
-    char command[1200], ahead[48] = "", lora[24] = "";
+    char command[1600], weights[256], ahead[48] = "", lora[24] = "";
+    if (o->sync == SYNC_CHECKPOINT)
+        snprintf(weights, sizeof weights, "--sync checkpoint --model %s --device %s",
+                 s->programs.model, o->device);
+    else
+        snprintf(weights, sizeof weights, "--bridge %s", s->programs.bridge);
     if (o->max_staleness >= 0)
         snprintf(ahead, sizeof ahead, " --async --max-staleness %d", (int)o->max_staleness);
     if (o->lora_r > 0) snprintf(lora, sizeof lora, " --lora-r %d", (int)o->lora_r);
     // So hot that texts are random, of which every second has an even number of characters: groups
     // without a spread would have no gradient to compute.
     snprintf(command, sizeof command,
-             "cw-trainer train --bridge %s --data %s --run-dir %s --reward regex "
+             "cw-trainer train %s --data %s --run-dir %s --reward regex "
              "--reward-pattern (?s)^(?:..)*+$ --prompts-per-step %d --num-generations %d "
              "--max-completion-length %d --ignore-eos --temperature 100 --max-steps %d "
              "--save-steps 0 --learning-rate 1e-9 --recompute %s --optim-moments %s%s%s",
-             s->programs.bridge, s->data, s->run, (int)(o->batch / o->group), (int)o->group,
-             (int)o->tokens, (int)(o->steps + o->warmup), recompute_names[o->recompute],
+             weights, s->data, s->run, (int)(o->batch / o->group), (int)o->group, (int)o->tokens,
+             (int)(o->steps + o->warmup), recompute_names[o->recompute],
              moments_kind_names[o->moments], ahead, lora);
     return programs_run(&s->programs, command, TRAINING_S);
 }
 
 // ---- the report ---------------------------------------------------------------------------------
 
-enum { STEP_MS, ROLLOUT_MS, TRAIN_MS, PUBLISH_MS, NO_SPREAD, N_TIMES };
+enum { STEP_MS, ROLLOUT_MS, TRAIN_MS, PUBLISH_MS, SYNC_MS, WRITTEN_MB, NO_SPREAD, N_TIMES };
 static const struct {
     const char *key;
     double scale;
@@ -133,6 +139,8 @@ static const struct {
     {"rollout_s", 1e3},
     {"train_s", 1e3},
     {"publish/total_ms", 1},
+    {"sync/time_s", 1e3},
+    {"sync/bytes_written", 1e-6},
     {"frac_reward_zero_std", 1}};
 
 struct times { // read so far
@@ -154,14 +162,18 @@ static enum status take_line(void *context, const char *line, size_t len)
     return st;
 }
 
-// What the trainer took beside the weights, by its own count (trainer/learn/memory.c).
+// What the trainer took beside shared weights, by its own count (trainer/learn/memory.c), which
+// leaves out weights of its own.
 static enum status read_memory(const struct step_bench *s, double *ret_mib)
 {
     static const char words[] = "memory after the first step (MiB): ";
     struct bytes log = BYTES_INIT;
     enum status st = file_read(s->programs.log, 16 << 20, &log);
     const char *at = st == ST_OK ? strstr(bytes_text(&log), words) : NULL;
-    if (at) *ret_mib = strtod(at + strlen(words), NULL);
+    const bool own = s->b.o.sync == SYNC_CHECKPOINT;
+    if (at)
+        *ret_mib =
+            strtod(at + strlen(words), NULL) + (own ? (double)s->b.weights->bytes / (1 << 20) : 0);
     if (st == ST_OK && !at) st = status_fail(ST_FORMAT, "the trainer does not say what it took");
     bytes_release(&log);
     return st;
@@ -186,19 +198,21 @@ static enum status report_steps(struct step_bench *s)
     const double tokens = (double)o->batch * (double)o->tokens;
     bench_print(
         &s->b, "step",
-        json_pack("{s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "samples",
-                  (json_int_t)o->batch, "group", (json_int_t)o->group, "tokens",
-                  (json_int_t)o->tokens, "lora_r", (json_int_t)o->lora_r, "trainer_mib", mib,
-                  "ms_per_step", m[STEP_MS], "rollout_ms", m[ROLLOUT_MS], "train_ms", m[TRAIN_MS],
-                  "publish_ms", m[PUBLISH_MS], "frac_reward_zero_std", m[NO_SPREAD], "tokens_per_s",
-                  tokens * 1e3 / m[STEP_MS], "limit_ms", s->limit_ms, "ratio_to_limit",
-                  s->limit_ms / m[STEP_MS]),
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
+                  "s:f}",
+                  "sync", sync_way_names[o->sync], "samples", (json_int_t)o->batch, "group",
+                  (json_int_t)o->group, "tokens", (json_int_t)o->tokens, "lora_r",
+                  (json_int_t)o->lora_r, "trainer_mib", mib, "ms_per_step", m[STEP_MS],
+                  "rollout_ms", m[ROLLOUT_MS], "train_ms", m[TRAIN_MS], "publish_ms", m[PUBLISH_MS],
+                  "sync_ms", m[SYNC_MS], "written_mb", m[WRITTEN_MB], "frac_reward_zero_std",
+                  m[NO_SPREAD], "tokens_per_s", tokens * 1e3 / m[STEP_MS], "limit_ms", s->limit_ms,
+                  "ratio_to_limit", s->limit_ms / m[STEP_MS]),
         "step, %lld samples of %lld tokens in groups of %lld: %.1f ms, of which rollouts %.1f and "
-        "training %.1f (publishing %.2f); %.0f tokens/s; the trainer took %.1f MiB beside the "
-        "weights; limit %.1f ms, reached %.0f%%\n",
+        "training %.1f (publishing %.2f); new weights in %.2f ms, %.1f MB on disk; %.0f tokens/s; "
+        "the trainer took %.1f MiB beside shared weights; limit %.1f ms, reached %.0f%%\n",
         (long long)o->batch, (long long)o->tokens, (long long)o->group, m[STEP_MS], m[ROLLOUT_MS],
-        m[TRAIN_MS], m[PUBLISH_MS], tokens * 1e3 / m[STEP_MS], mib, s->limit_ms,
-        100 * s->limit_ms / m[STEP_MS]);
+        m[TRAIN_MS], m[PUBLISH_MS], m[SYNC_MS], m[WRITTEN_MB], tokens * 1e3 / m[STEP_MS], mib,
+        s->limit_ms, 100 * s->limit_ms / m[STEP_MS]);
 out:
     free(all);
     return st;
@@ -219,7 +233,8 @@ enum status bench_step(const struct bench_options *o)
     CHECK(prepare(&s, o));
     if (o->lora_r > 0)
         snprintf(adapters, sizeof adapters, "--max-adapters 1 --max-lora-rank %d", (int)o->lora_r);
-    CHECK(programs_serve(&s.programs, &s.b.o, (int)s.b.o.batch, adapters));
+    if (o->sync == SYNC_SHARED)
+        CHECK(programs_serve(&s.programs, &s.b.o, (int)s.b.o.batch, adapters));
     CHECK(run_trainer(&s));
     CHECK(report_steps(&s));
 out:

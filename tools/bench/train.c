@@ -52,7 +52,6 @@ static enum status open_learner(struct bench *b, struct learner **ret)
                                           .recompute = (enum recompute)b->o.recompute,
                                           .temperature = 1,
                                           .token_budget = tokens,
-                                          .logits_chunk = tokens < 1024 ? tokens : 1024,
                                           .max_seqs = 2 * (tokens / (int)b->o.sequence),
                                           .max_context = (int)b->o.sequence + 1};
     enum status st = learner_new(b->dev, b->config, b->weights, false, &config, ret);

@@ -1,10 +1,10 @@
 /* backward.c: the forward pass in reverse. One thread.
  *
- * The head comes first, in chunks: the logits of at most model.max_rows rows exist at a time, are
- * turned into their gradient and used up, so the (tokens, vocabulary) matrix is never whole. What
- * is cheap to compute again (normalised inputs, activations) is not on the tape and is computed
- * again. Weight gradients are added in f32; the gradient of the residual stream, dx, has the
- * weights' dtype.
+ * The head comes first, in chunks of rows, whose gradient of logits exists at one time. Where the
+ * model has no room for the logits of a whole batch, they too exist a chunk at a time, and are
+ * computed a second time; the numbers are the same. What is cheap to compute again (normalised
+ * inputs, activations) is not on the tape and is computed again. Weight gradients are added in f32;
+ * the gradient of the residual stream, dx, has the weights' dtype.
  */
 #include "trainer/learn/backward.h"
 #include <stddef.h>
@@ -17,7 +17,7 @@ struct backward {
     const struct adapter *adapter; // that is trained; NULL: none
     const struct weights *adapter_grads;
     int lowest; // layer that is trained, or has something below it that is
-    int max_tokens, max_targets;
+    int max_tokens, max_targets, chunk;
     // device scratch
     void *dx, *dnormed; // (max_tokens, hidden)
     void *dproj;     // (max_tokens, hidden) of what a residual branch gives, before its post-norm
@@ -28,7 +28,7 @@ struct backward {
     void *drouter;   // (max_tokens, n_experts)
     float *dweight;  // (max_tokens, moe.top_k)
     void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
-    void *dlogits;      // (model.max_rows, vocab)
+    void *dlogits;      // (chunk, vocab)
     float *dlogits_f32; // the same before the soft cap's gradient, where there is one
     void *drows;        // (max_targets, hidden)
     int32_t *targets;   // (max_targets)
@@ -45,13 +45,13 @@ struct backward {
 
 // What one layer, and the head, want.
 static void layer_parts(const struct model *m, const struct layer_config *l, int max_tokens,
-                        int max_targets, struct device_part ret[N_PARTS])
+                        int max_targets, int chunk, struct device_part ret[N_PARTS])
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)max_tokens, n = (size_t)max_targets,
            h = (size_t)c->hidden;
     size_t a = layer_mlp_rows(l, t);
-    size_t logits = (size_t)m->max_rows * (size_t)c->vocab_size;
+    size_t logits = (size_t)chunk * (size_t)c->vocab_size;
     struct device_part parts[N_PARTS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
@@ -76,21 +76,21 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
     memcpy(ret, parts, sizeof parts);
 }
 
-static void list_parts(const struct model *m, int max_tokens, int max_targets,
+static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,
                        struct device_part ret[N_PARTS])
 {
     struct device_part one[N_PARTS];
-    layer_parts(m, &m->config->layers[0], max_tokens, max_targets, ret);
+    layer_parts(m, &m->config->layers[0], max_tokens, max_targets, chunk, ret);
     for (int l = 1; l < m->config->n_layers; l++) {
-        layer_parts(m, &m->config->layers[l], max_tokens, max_targets, one);
+        layer_parts(m, &m->config->layers[l], max_tokens, max_targets, chunk, one);
         device_parts_widen(ret, one, N_PARTS);
     }
 }
 
-size_t backward_bytes(const struct model *m, int max_tokens, int max_targets)
+size_t backward_bytes(const struct model *m, int max_tokens, int max_targets, int chunk)
 {
     struct device_part parts[N_PARTS];
-    list_parts(m, max_tokens, max_targets, parts);
+    list_parts(m, max_tokens, max_targets, chunk, parts);
     return device_parts_bytes(parts, N_PARTS);
 }
 
@@ -105,7 +105,7 @@ static int lowest_trained(const struct weights *grads)
 }
 
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
-                         int max_targets, struct backward **ret)
+                         int max_targets, int chunk, struct backward **ret)
 {
     struct device_part parts[N_PARTS];
     enum status st = ST_OK;
@@ -116,7 +116,8 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
     b->lowest = lowest_trained(grads);
     b->max_tokens = max_tokens;
     b->max_targets = max_targets;
-    list_parts(m, max_tokens, max_targets, parts);
+    b->chunk = chunk;
+    list_parts(m, max_tokens, max_targets, chunk, parts);
     CHECK(status_context(device_alloc_parts(m->dev, b, parts, N_PARTS),
                          "backward scratch for %d tokens", max_tokens));
     *ret = b;
@@ -137,12 +138,17 @@ void backward_free(struct backward *b)
 {
     struct device_part parts[N_PARTS];
     if (!b) return;
-    list_parts(b->m, b->max_tokens, b->max_targets, parts);
+    list_parts(b->m, b->max_tokens, b->max_targets, b->chunk, parts);
     device_release_parts(b->m->dev, b, parts, N_PARTS);
     free(b);
 }
 
 // ---- the head -----------------------------------------------------------------------------------
+static int chunk_rows(const struct backward *b, int n, int at)
+{
+    return n - at < b->chunk ? n - at : b->chunk;
+}
+
 static enum status logprobs_by(struct backward *b, struct model *m, const struct batch *batch,
                                const void *x, const int32_t *targets, float temperature,
                                float *ret_logprobs, float *ret_entropy)
@@ -151,15 +157,16 @@ static enum status logprobs_by(struct backward *b, struct model *m, const struct
     if (n > b->max_targets)
         return status_fail(ST_INVALID, "%d targets in a micro-batch that has room for %d", n,
                            b->max_targets);
+    const bool all = n <= m->max_rows;
     device_copy_in(m->dev, b->targets, targets, (size_t)n * sizeof *targets);
-    for (int at = 0; at < n; at += m->max_rows) {
-        int rows = n - at < m->max_rows ? n - at : m->max_rows;
-        model_head(m, x, batch_rows_device(batch) + at, rows);
-        const struct head_args head = model_head_args(m, b->targets + at, rows, temperature);
+    for (int at = 0; at < n; at += b->chunk) {
+        const int rows = chunk_rows(b, n, at), first = all ? at : 0;
+        model_head(m, x, batch_rows_device(batch) + at, first, rows);
+        const struct head_args head = model_head_args(m, first, b->targets + at, rows, temperature);
         m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
                         &head);
     }
-    b->logits_kept = m == b->m && n <= m->max_rows;
+    b->logits_kept = m == b->m && all;
     device_copy_out(m->dev, ret_logprobs, b->logprob, (size_t)n * sizeof(float));
     if (ret_entropy) device_copy_out(m->dev, ret_entropy, b->entropy, (size_t)n * sizeof(float));
     return device_sync(m->dev);
@@ -237,16 +244,19 @@ struct head_loss {
     const struct distillation *distillation; // NULL: dlogprob
 };
 
-// The logits of a chunk of wanted rows, in model.logits.
-static void head_chunk(struct backward *b, const struct batch *batch, const void *x, int at,
-                       int rows)
+// The logits of a chunk of wanted rows; gives the row of model.logits where they begin.
+static int head_chunk(struct backward *b, const struct batch *batch, const void *x, int at,
+                      int rows)
 {
-    if (!b->logits_kept) model_head(b->m, x, batch_rows_device(batch) + at, rows);
+    if (b->logits_kept) return at;
+    model_head(b->m, x, batch_rows_device(batch) + at, 0, rows);
+    return 0;
 }
 
-// dlogits of `rows` rows from `at` on, through the soft cap where there is one.
+// dlogits of `rows` rows from `at` on, through the soft cap where there is one; first:
+// head_chunk().
 static void logits_back(struct backward *b, const struct batch *batch, const struct head_loss *loss,
-                        int at, int rows)
+                        int at, int rows, int first)
 {
     struct model *m = b->m;
     int vocab = m->config->vocab_size;
@@ -255,11 +265,12 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
     void *dlogits = capped ? b->dlogits_f32 : b->dlogits;
     enum dtype dt = capped ? DT_F32 : m->dt;
     const struct distillation *d = loss->distillation;
+    const float *logits = model_head_rows(m, first).logits;
     if (d) {
-        head_chunk(d->teacher, batch, d->teacher_tape->x_final, at, rows);
         const struct model *teacher = d->teacher->m;
-        const struct distill_args args = {.student = m->logits,
-                                          .teacher = teacher->logits,
+        int of_teacher = head_chunk(d->teacher, batch, d->teacher_tape->x_final, at, rows);
+        const struct distill_args args = {.student = logits,
+                                          .teacher = model_head_rows(teacher, of_teacher).logits,
                                           .n = rows,
                                           .vocab = vocab,
                                           .teacher_vocab = teacher->config->vocab_size,
@@ -267,11 +278,12 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
                                           .scale = d->scale};
         m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, &args, dt);
     } else {
-        const struct head_args head = model_head_args(m, b->targets + at, rows, loss->temperature);
+        const struct head_args head =
+            model_head_args(m, first, b->targets + at, rows, loss->temperature);
         m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, b->lse + at, &head, dt);
     }
     if (!capped) return;
-    m->ops->softcap_back(m->dev, b->dlogits_f32, m->logits, n, m->config->logit_softcap);
+    m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap);
     m->ops->convert(m->dev, b->dlogits, m->dt, b->dlogits_f32, DT_F32, n);
 }
 
@@ -283,14 +295,15 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
     const struct weights *w = m->weights, *g = b->grads;
     int n = batch_rows(batch);
     size_t e = dtype_size(m->dt);
-    for (int at = 0; at < n; at += m->max_rows) {
-        int rows = n - at < m->max_rows ? n - at : m->max_rows;
+    for (int at = 0; at < n; at += b->chunk) {
+        const int rows = chunk_rows(b, n, at);
+        const int first = head_chunk(b, batch, tape->x_final, at, rows);
+        const struct head_rows head = model_head_rows(m, first);
         const struct norm_shape shape = model_norm_shape(m, rows);
-        const struct norm_args norm = {m->row_x, w->final_norm, NULL, m->row_rstd, m->row_mean};
+        const struct norm_args norm = {head.x, w->final_norm, NULL, head.rstd, head.mean};
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
-        head_chunk(b, batch, tape->x_final, at, rows);
-        logits_back(b, batch, loss, at, rows);
-        back_to_weight(m, g->head, g->head_bias, b->dlogits, m->row_normed, rows, c->vocab_size,
+        logits_back(b, batch, loss, at, rows, first);
+        back_to_weight(m, g->head, g->head_bias, b->dlogits, head.normed, rows, c->vocab_size,
                        c->hidden);
         back_to_input(m, drows, b->dlogits, w->head, rows, c->vocab_size, c->hidden);
         m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
@@ -315,6 +328,24 @@ static const void *residual_back(struct backward *b, int rows, const struct norm
     return b->dproj;
 }
 
+// From the gradient of what the matrix behind an activation gives: that of the activation's input,
+// in dgate_up, and the matrix's. The activation itself is computed again on the way; beforehand
+// where an adapter reads it.
+static void down_back(struct backward *b, const void *dout, const void *gate_up,
+                      const struct act_shape *act, const struct matrix *w)
+{
+    struct model *m = b->m;
+    if (b->adapter) {
+        m->ops->act(m->dev, m->act, gate_up, act);
+        matrix_back(b, b->dact, dout, m->act, act->rows, w);
+        m->ops->act_back(m->dev, b->dgate_up, NULL, b->dact, gate_up, act);
+        return;
+    }
+    input_back(m, b->dact, dout, w->w, act->rows, w->n, w->k, w->add);
+    m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, act);
+    back_to_weight(m, w->dw, w->db, dout, m->act, act->rows, w->n, w->k);
+}
+
 // From m->normed and dx, the experts' gradients; leaves the gradient of m->normed in dnormed.
 static void experts_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
@@ -335,12 +366,11 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     const struct matmul to_gate_up = {.m = a, .n = up, .k = hidden, .in = m->dt};
 
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
-    ops->act(m->dev, m->act, tape->gate_up, &act);
+    ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
+    ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
     if (g->down)
         ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
                                  &to_down);
-    ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
-    ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, &act);
     ops->gather_rows(m->dev, m->expert_in, m->normed, r->row, a, hidden, 1.0f, m->dt);
     if (g->gate_up)
         ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
@@ -374,11 +404,9 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
         input_back(m, b->dnormed, b->drouter, w->shared_gate, rows, 1, hidden, true);
         dout = b->dexpert;
     }
-    m->ops->act(m->dev, m->act, tape->shared_gate_up, &act);
-    matrix_back(b, b->dact, dout, m->act, rows,
-                &(struct matrix){ROLE_SHARED_DOWN, l, w->shared_down, g->shared_down, NULL, hidden,
-                                 inner, false});
-    m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->shared_gate_up, &act);
+    down_back(b, dout, tape->shared_gate_up, &act,
+              &(struct matrix){ROLE_SHARED_DOWN, l, w->shared_down, g->shared_down, NULL, hidden,
+                               inner, false});
     matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows,
                 &(struct matrix){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, g->shared_gate_up, NULL,
                                  up, hidden, true});
@@ -397,11 +425,8 @@ static void plain_mlp_back(struct backward *b, int l, int rows, const struct lay
         .x = tape->mlp_proj, .w = w->post_mlp_norm, .rstd = tape->rstd_post2};
     const void *dout = residual_back(b, rows, &post_norm, g->post_mlp_norm);
 
-    m->ops->act(m->dev, m->act, tape->gate_up, &act);
-    matrix_back(
-        b, b->dact, dout, m->act, rows,
-        &(struct matrix){ROLE_DOWN, l, w->down, g->down, g->down_bias, hidden, inner, false});
-    m->ops->act_back(m->dev, b->dgate_up, b->dact, tape->gate_up, &act);
+    down_back(b, dout, tape->gate_up, &act,
+              &(struct matrix){ROLE_DOWN, l, w->down, g->down, g->down_bias, hidden, inner, false});
     matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows,
                 &(struct matrix){ROLE_GATE_UP, l, w->gate_up, g->gate_up, g->gate_up_bias, up,
                                  hidden, false});
@@ -534,10 +559,10 @@ enum status backward_distill(struct backward *b, const struct batch *batch, stru
     size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
-    if (b->m->max_rows != d->teacher->m->max_rows)
+    if (b->chunk != d->teacher->chunk)
         return status_fail(ST_INVALID,
                            "the teacher's logits come %d rows at a time, the student's %d",
-                           d->teacher->m->max_rows, b->m->max_rows);
+                           d->teacher->chunk, b->chunk);
     b->logits_kept = false;
     pass_back(b, batch, tape, &loss);
     device_copy_out(b->m->dev, ret_kl, b->logprob, bytes);

@@ -9,19 +9,20 @@
 struct backward; // scratch and the chunked head
 
 // grads: a plan of the same config in DT_F32, bound to memory the caller cleared. NULL pointers in
-// it are what is not trained; nothing is computed for them, nor below the lowest that is.
+// it are what is not trained; nothing is computed for them, nor below the lowest that is. chunk: of
+// wanted rows, at most m->max_rows; where max_rows has room for a whole batch, its logits are
+// computed once.
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
-                         int max_targets, struct backward **ret);
+                         int max_targets, int chunk, struct backward **ret);
 // Also adds the gradients of an adapter to `grads`, its plan in DT_F32, bound and cleared. It is
 // the first of the model's table (model_use_adapters()), and every row of a batch names it.
 void backward_use_adapter(struct backward *b, const struct adapter *a, const struct weights *grads);
 void backward_free(struct backward *b);
-size_t backward_bytes(const struct model *m, int max_tokens,
-                      int max_targets); // for the memory plan
+size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,
+                      int chunk); // for the memory plan
 
 // Log-probabilities of `targets` (host, n = batch_rows) at the batch's wanted rows, after
-// model_forward gave x. The (rows, vocabulary) logits exist m->max_rows rows at a time. Results are
-// host arrays (n), entropy may be NULL. Waits.
+// model_forward gave x. Results are host arrays (n), entropy may be NULL. Waits.
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy);

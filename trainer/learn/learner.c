@@ -6,13 +6,19 @@
  * is to imitate is then still on the policy's tape.
  *
  * All device memory is taken once, in learner_prepare(): a step that worked once does not fail for
- * memory later. The (rows, vocabulary) logits exist logits_chunk rows at a time (backward.h).
+ * memory later. The (rows, vocabulary) logits exist logits_chunk rows at a time, or all of a
+ * micro-batch's where a GPU has the room (backward.c).
  */
 #include "trainer/learn/learner.h"
 #include "common/base/rng.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+// Of logits, by default. A GPU is badly filled by fewer rows, and adds the head's gradient in f32,
+// (vocabulary, hidden), once for each chunk.
+#define CPU_CHUNK 512
+#define GPU_CHUNK 2048
 
 struct reference {           // frozen weights and a model of their own
     struct weights *weights; // NULL, as memory: the policy's, beside an adapter
@@ -89,7 +95,7 @@ static void plan_arrays(struct learner *l, size_t free_before)
     struct memory_plan *plan = &l->plan;
     struct optimizer_memory o;
     optimizer_memory(&l->trained, l->options.optimizer.moments, &o);
-    plan->free = free_before;
+    *plan = (struct memory_plan){.free = free_before};
     plan->weights_shared = l->policy->bytes;
     plan->residual = o.residual;
     plan->moments = o.moments;
@@ -131,12 +137,21 @@ static size_t operations_scratch(const struct learner *l)
     return max;
 }
 
+static size_t logits_row_bytes(const struct learner *l)
+{
+    return (size_t)l->config->vocab_size * sizeof(float);
+}
+
 // A draft has no batch of its own, and shares the operations' scratch with its policy.
 static void plan_workspace(struct learner *l)
 {
     struct memory_plan *plan = &l->plan;
-    size_t scratch = l->model->scratch_bytes, reference = l->has_reference ? scratch : 0;
-    plan->workspace = scratch + backward_bytes(l->model, l->options.token_budget, l->max_targets);
+    const size_t spare_logits =
+        (size_t)(l->model->max_rows - l->options.logits_chunk) * logits_row_bytes(l);
+    size_t scratch = l->model->scratch_bytes;
+    size_t reference = l->has_reference ? scratch - spare_logits : 0;
+    plan->workspace = scratch + backward_bytes(l->model, l->options.token_budget, l->max_targets,
+                                               l->options.logits_chunk);
     if (l->options.lora_dropout > 0)
         plan->workspace += (size_t)l->options.token_budget * sizeof *l->row_samples;
     l->scratch = operations_scratch(l);
@@ -161,6 +176,32 @@ static enum status check_room(const struct memory_plan *plan, const struct devic
                              "server a smaller --kv-memory or take a smaller model");
 }
 
+// The model with room for so many rows of logits, and the plan for it.
+static enum status open_model(struct learner *l, int logits_rows)
+{
+    const struct learner_config *o = &l->options;
+    model_free(l->model);
+    l->model = NULL;
+    plan_arrays(l, l->plan.free);
+    enum status st = model_new(l->dev, l->config, l->policy, o->token_budget, logits_rows,
+                               o->max_context, &l->model);
+    if (st == ST_OK) plan_workspace(l);
+    return st;
+}
+
+// All logits of a micro-batch have room on a GPU that has it left, which is nobody else's memory:
+// the head's forward pass is then done once. Else a chunk of them.
+static enum status choose_model(struct learner *l)
+{
+    const int chunk = l->options.logits_chunk;
+    const size_t all = (size_t)l->max_targets * logits_row_bytes(l);
+    const bool all_fit = !l->is_draft && device_kind(l->dev) == DEVICE_CUDA &&
+                         all <= (l->plan.free - l->plan.total) / 4;
+    enum status st = open_model(l, all_fit ? l->max_targets : chunk);
+    if (st == ST_OK && all_fit && l->plan.total > l->plan.free) st = open_model(l, chunk);
+    return st;
+}
+
 static enum status new_learner(struct device *dev, const struct model_config *config,
                                const struct weights *policy, bool reference,
                                const struct learner_config *options, bool is_draft,
@@ -176,6 +217,8 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     l->options = *options;
     l->is_draft = is_draft;
     l->max_targets = options->token_budget + options->max_seqs;
+    if (l->options.logits_chunk == 0)
+        l->options.logits_chunk = device_kind(dev) == DEVICE_CUDA ? GPU_CHUNK : CPU_CHUNK;
     if (l->options.logits_chunk > l->max_targets) l->options.logits_chunk = l->max_targets;
     CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
                           &l->trained));
@@ -184,9 +227,7 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     CHECK(device_memory(dev, &free_before, &total));
     plan_arrays(l, free_before);
     CHECK(check_room(&l->plan, dev)); // before anything large is taken
-    CHECK(model_new(dev, config, policy, options->token_budget, l->options.logits_chunk,
-                    options->max_context, &l->model));
-    plan_workspace(l);
+    CHECK(choose_model(l));
     *ret = l;
 out:
     if (st != ST_OK) learner_free(l);
@@ -360,7 +401,7 @@ static enum status prepare_backward(struct learner *l)
     }
     if (adapter && l->options.lora_dropout > 0) CHECK(prepare_dropout(l));
     CHECK(backward_new(l->model, adapter ? l->frozen : grads, l->options.token_budget,
-                       l->max_targets, &l->backward));
+                       l->max_targets, l->options.logits_chunk, &l->backward));
     if (adapter) backward_use_adapter(l->backward, adapter, grads);
 out:
     return st;

@@ -17,7 +17,7 @@ struct learner_config {
     const struct adapter *adapter; // bound: is trained instead of the policy; NULL: none
     float temperature;             // log-probabilities are of logits / temperature
     int token_budget;              // rows of a micro-batch, at most
-    int logits_chunk;              // rows whose logits exist at one time
+    int logits_chunk;              // rows whose logits exist at one time; 0: by the device
     int max_seqs;                  // prompts and completions of a step
     int max_context;               // longest prompt with its completion
     enum recompute recompute;      // of activations, in the draft model's learner too

@@ -163,8 +163,9 @@ struct sequence {                                // one sequence's part of the b
     const uint8_t *by_policy;                    // NULL: all are
     double frozen_weight, weight;                // of a token that is not; of all its tokens
     double advantage;
-    double log_ratio; // mean over the policy's tokens
-    struct tis tis;   // where it is the whole sequence's
+    const float *token_advantages; // NULL: that one
+    double log_ratio;              // mean over the policy's tokens
+    struct tis tis;                // where it is the whole sequence's
 };
 
 static bool is_policys(const struct sequence *s, int t)
@@ -190,6 +191,7 @@ static struct sequence sequence_of(const struct loss_config *config, const struc
         .by_policy = batch->by_policy ? batch->by_policy + first : NULL,
         .frozen_weight = config->frozen_weight,
         .advantage = batch->advantages[seq],
+        .token_advantages = batch->token_advantages ? batch->token_advantages + first : NULL,
     };
     for (int t = 0; t < s.n; t++) {
         s.weight += weight_of(&s, t);
@@ -220,7 +222,8 @@ static struct term term_of(const struct loss_config *config, const struct sequen
         term.tis = s->tis;
     else if (s->sampler && is_policys(s, t))
         term.tis = tis_weight(config, (double)s->old[t] - s->sampler[t]);
-    term.surrogate = surrogate(config, term.ratio, logprob, s->advantage);
+    term.surrogate = surrogate(config, term.ratio, logprob,
+                               s->token_advantages ? s->token_advantages[t] : s->advantage);
     term.loss = -term.tis.weight * term.surrogate.value;
     term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
     term.by_logprob = -term.tis.weight * term.surrogate.by_logprob;

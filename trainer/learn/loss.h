@@ -56,6 +56,7 @@ struct loss_batch {
     // 1: the policy wrote the token; 0: a frozen model did, whose log-probability stands in
     // sampler_logprobs then, which is not looked at. NULL: the policy wrote all.
     const uint8_t *by_policy;
+    const float *token_advantages; // one a token, in place of `advantages`; NULL: none
 };
 
 struct range_stats { // sum / n is the mean; min and max are 0 where n is

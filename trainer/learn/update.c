@@ -47,18 +47,19 @@ static bool counts(const struct update *u, const struct completion *s)
 static void compare_with_daemon(struct update *u, int sample, const float *logprobs)
 {
     const struct completion *s = &u->rollout->completions[sample];
-    for (int t = 0; t < s->n; t++) {
+    for (int t = 0; s->logprobs && t < s->n; t++) {
         if (!completion_is_policys(s, t)) continue;
         double delta = (double)logprobs[t] - s->logprobs[t];
         if (logprobs[t] != s->logprobs[t]) {
             double before = (double)u->far.trainer - u->far.server;
             if (u->differing++ == 0 || fabs(delta) > fabs(before))
-                u->far =
-                    (struct difference){sample, t, s->logprobs[t], logprobs[t], s->versions[t]};
+                u->far = (struct difference){sample, t, s->logprobs[t], logprobs[t],
+                                             s->versions ? s->versions[t] : 0};
         }
         u->delta_sum += fabs(delta);
         u->k3 += expm1(delta) - delta;
-        if (s->versions[t] == u->version) u->delta_max = fmax(u->delta_max, fabs(delta));
+        if (!s->versions || s->versions[t] == u->version)
+            u->delta_max = fmax(u->delta_max, fabs(delta));
     }
 }
 
@@ -88,6 +89,7 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
             .step_seqs = u->n_samples,
             .step_tokens = u->weight,
             .by_policy = sample->by_policy,
+            .token_advantages = sample->advantages,
         };
         memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
         loss_compute(&u->config->loss, &batch, &u->loss, ret_dlogprobs + first);

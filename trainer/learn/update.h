@@ -24,7 +24,8 @@ struct update_stats {
     struct loss_stats all;    // sums over all iterations: ratios, clipping, importance weights
     double grad_norm;         // of the last iteration that was applied, before clipping
     // The server's log-probabilities against the trainer's of the same weights (first iteration).
-    // The largest counts tokens of the current weight version only; all three the policy's alone.
+    // The largest counts tokens of the current weight version only, and those whose version nobody
+    // tells; all three the policy's alone.
     double mismatch_mean, mismatch_max, mismatch_k3;
     long tokens;                  // that count for the loss
     long frozen_tokens;           // of all in the rollout, those that a frozen model wrote

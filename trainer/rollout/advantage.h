@@ -22,6 +22,12 @@ void advantage_compute(const double *rewards, int n_groups, int n_per_group,
                        enum advantage_scale scale, struct advantage_stats *ret_stats,
                        float *ret_advantages);
 
+// The same of groups of any size: group g has entries first[g] to first[g + 1] - 1. One of a single
+// sample is compared with nothing: its advantage is 0.
+void advantage_compute_groups(const double *rewards, const int *first, int n_groups,
+                              enum advantage_scale scale, struct advantage_stats *ret_stats,
+                              float *ret_advantages);
+
 // Mean and standard deviation with n - 1; both 0 for n = 0, the second 0 for n = 1. Of equal
 // numbers the mean is exactly their value and the deviation exactly 0. Either may be NULL.
 void mean_std(const double *x, int n, double *ret_mean, double *ret_std);

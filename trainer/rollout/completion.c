@@ -21,6 +21,7 @@ void completion_release(struct completion *s)
     free(s->text);
     free(s->accepted);
     free(s->text_offset);
+    free(s->advantages);
     json_decref(s->telemetry);
     *s = (struct completion){0};
 }

@@ -11,14 +11,15 @@ struct completion {
     int n;              // tokens; 0 is possible
     int32_t *ids;       // (n)
     float *logprobs;    // (n) of the server's temperature-scaled distribution
-    uint64_t *versions; // (n) of the weights that sampled each token
-    uint8_t *by_policy; // (n) of a tandem: 0: a frozen model wrote it, whose log-probability stands
-                        // there; NULL: the policy wrote all
+    uint64_t *versions; // (n) of the weights that sampled each token; NULL: nobody tells
+    uint8_t *by_policy; // (n) 0: another wrote it: a tandem's frozen model, whose log-probability
+                        // stands there, or an environment; NULL: the policy wrote all
     bool truncated;     // ended at the token limit
     char *text;         // as the server decoded it, U+0000 as U+2400; "" where it has no tokenizer
     uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
     int32_t *text_offset; // (n) characters of text before each token; NULL: not given
     json_t *telemetry;    // docs/protocol.md, POST /v1/rollouts; may be NULL
+    float *advantages;    // (n) of each token, in place of the sample's; NULL: the sample's
 };
 
 static inline bool completion_is_policys(const struct completion *c, int t) // its token t

@@ -78,6 +78,8 @@ void rollout_free(struct rollout *r)
     if (!r) return;
     for (int i = 0; r->completions && i < r->n_groups * r->n_per_group; i++)
         completion_release(&r->completions[i]);
+    for (int g = 0; r->owned && g < r->n_groups; g++) example_release(&r->owned[g]);
+    free(r->owned);
     free(r->completions);
     free(r->examples);
     free(r);
@@ -88,7 +90,7 @@ uint64_t rollout_oldest(const struct rollout *r, int group)
     const struct completion *completions = &r->completions[group * r->n_per_group];
     uint64_t oldest = UINT64_MAX;
     for (int i = 0; i < r->n_per_group; i++)
-        for (int t = 0; t < completions[i].n; t++)
+        for (int t = 0; completions[i].versions && t < completions[i].n; t++)
             if (completions[i].versions[t] < oldest) oldest = completions[i].versions[t];
     return oldest;
 }

@@ -13,6 +13,7 @@
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
+    struct example *owned;           // (n_groups) those of them that are this rollout's; NULL: none
     struct completion *completions;  // (n_groups, n_per_group)
     long n_tokens;                   // of the completions
     double seconds;                  // request to last line
@@ -76,7 +77,7 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // rollout_free() only.
 enum status rollout_pull(const struct rollout_source *source,
                          const struct sampling_options *sampling, struct rollout *r);
-// The oldest weights that sampled a token of a group; UINT64_MAX: it has no token.
+// The oldest weights that sampled a token of a group; UINT64_MAX: it has no token, or no versions.
 uint64_t rollout_oldest(const struct rollout *r, int group);
 // Takes the completions of groups with a token of weights before `oldest` away. How many groups.
 int rollout_drop_older(struct rollout *r, uint64_t oldest);

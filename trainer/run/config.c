@@ -17,6 +17,9 @@ const struct option_spec train_options[] = {
     OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("data", data, NULL, "FILE", "training prompts, JSONL"),
     MAX_SAMPLES_OPTION,
+    OPT_TEXT("atropos", atropos, NULL, "http://HOST:PORT",
+             "Atropos' API server: in place of --data, groups that its environments have sampled "
+             "and scored (docs/atropos.md)"),
     OPT_TEXT("run-dir", run_dir, NULL, "DIR", "run folder (default: runs/DATE-TIME)"),
     OPT_FLAG("resume", resume, NULL,
              "go on from the run folder's last checkpoint, if it has one, with the options in its "
@@ -339,6 +342,36 @@ static enum status resolve_sync(const struct train_config *c, struct train_resol
     return ST_OK;
 }
 
+static enum status check_atropos(const struct train_config *c, const struct train_resolved *r)
+{
+    const struct {
+        const char *option;
+        bool given;
+        const char *why;
+    } refused[] = {
+        {"data", c->data, "prompts are the environments'"},
+        {"sync", c->sync != SYNC_SHARED, "environments ask the server that shares its weights"},
+        {"async", r->async, "environments run ahead by themselves"},
+        {"workers", c->workers && *c->workers, "environments choose the servers that they ask"},
+        {"curriculum", c->curriculum.mode != CURRICULUM_OFF, "prompts are the environments'"},
+        {"cost", c->cost, "nobody tells what a sequence cost"},
+        {"lora-r", c->lora.r > 0, "environments ask for the model, and not for an adapter of it"},
+        {"tandem", c->sampling.tandem.on, "environments ask for one model's tokens"},
+        {"exact", c->exact, "nobody tells which weights sampled a token"},
+        {"eval-strategy", c->eval_by_epoch, "there are no epochs; take steps"},
+    };
+    if (!c->atropos) return ST_OK;
+    if (strncmp(c->atropos, "http://", strlen("http://")) != 0)
+        return status_fail(ST_INVALID, "--atropos %s: take http://HOST:PORT", c->atropos);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (refused[i].given)
+            return status_fail(ST_INVALID, "--%s with --atropos: %s", refused[i].option,
+                               refused[i].why);
+    if (c->max_steps < 0)
+        return status_fail(ST_INVALID, "--atropos needs --max-steps, since there are no epochs");
+    return ST_OK;
+}
+
 static enum status check_workers(const struct train_config *config,
                                  const struct train_resolved *resolved)
 {
@@ -418,7 +451,8 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                    ? config->learning.adamw.max_grad_norm
                                    : config->draft_max_grad_norm,
     };
-    if (!config->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
+    if (!config->data && !config->atropos)
+        FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&config->prompts));
     if (!config->eval_data && (config->early_stop_patience || config->load_best_model_at_end))
         FAIL(ST_INVALID, "--%s needs --eval-data, the held-out prompts that say what is better",
@@ -442,8 +476,10 @@ enum status train_config_resolve(const struct train_config *config, struct train
     CHECK(resolve_staleness(config, &r));
     CHECK(resolve_sync(config, &r));
     CHECK(check_exact(config, r.max_staleness));
+    CHECK(check_atropos(config, &r));
     CHECK(check_workers(config, &r));
     CHECK(resolve_loss(config, &r.loss));
+    if (config->atropos) r.loss.frozen_weight = 0; // of what an environment wrote between turns
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;
     *ret = r;

@@ -20,6 +20,7 @@ extern const char *const sync_way_names[];
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
+    const char *atropos; // URL; NULL: rollouts are this program's
     const char *also_count, *start_from;
     const char *workers, *workers_api_key_file;
     // how the sampler comes by new weights

@@ -72,8 +72,9 @@
 #define MEMORY_OPTIONS                                                                             \
     OPT_INT("token-budget", learning.token_budget, "8192", "ROWS", 2, 1e8,                         \
             "of one micro-batch: bounds the memory of activations"),                               \
-        OPT_INT("logits-chunk", learning.logits_chunk, "512", "ROWS", 1, 1e6,                      \
-                "whose vocabulary-wide logits exist at one time"),                                 \
+        OPT_INT("logits-chunk", learning.logits_chunk, "0", "ROWS", 0, 1e6,                        \
+                "whose vocabulary-wide gradient of logits exists at one time; 0: 512, on a GPU "   \
+                "2048"),                                                                           \
         OPT_CHOICE(                                                                                \
             "recompute", learning.recompute, "none", recompute_names,                              \
             "layer: keep each layer's input only, and run its forward pass again before its "      \

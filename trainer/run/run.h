@@ -91,6 +91,8 @@ enum status run_start_adapter(struct run *run);
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
 enum status run_check_context(const struct run *run);
 
+int64_t run_longest(const struct run *run); // tokens of a prompt with its completion, at most
+
 // run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, NULL
 // where there is none, which the caller frees. ST_INVALID where it holds a run that --resume does
 // not ask for; one that ended before its first step is removed.
@@ -147,7 +149,7 @@ enum status run_take_step(struct run *run, struct rollout_step **ret);
 void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
                        json_t *metrics);
 
-// run_sync.c. Before the two others, in every run:
+// run_sync.c, in every run: before what else is opened.
 enum status run_open_sync(struct run *run);
 void run_close_sync(struct run *run);
 // With --sync checkpoint: the weights, which this process owns, run->http and run->source.
@@ -171,6 +173,11 @@ void run_close_workers(struct run *run);
 // Has the workers load the present weights; due: all of them, else those that have none.
 enum status run_sync_workers(struct run *run, bool due);
 void run_put_workers(const struct run *run, json_t *metrics); // of the step done
+
+// run_atropos.c, of runs with --atropos; without it the first does nothing.
+enum status run_open_atropos(struct run *run); // registers, once the run knows where it starts
+enum status run_take_batch(struct run *run, struct rollout_step *s); // waits for environments
+enum status run_atropos_data(struct run *run);                       // in place of a data set
 
 // run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
 enum status run_learn(struct run *run, const struct rollout_step *s, double lr,

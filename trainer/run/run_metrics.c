@@ -25,7 +25,7 @@ double run_accuracy(const struct run *run, const struct scores *s)
 {
     double mean;
     int term = reward_accuracy_term(run->reward);
-    if (term < 0) return -1;
+    if (term < 0 || !s->terms) return -1; // of scores that are an environment's there are no terms
     mean_std(s->terms + (size_t)term * (size_t)s->n, s->n, &mean, NULL);
     return mean;
 }
@@ -321,7 +321,8 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
         (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
         "truncated", sample->truncated, "telemetry", sample->telemetry);
     bool ok = line != NULL;
-    if (ok && number == 0) ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
+    if (ok && number == 0 && e->prompt_json)
+        ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
     if (ok && number == 0 && e->prompt_text)
         ok = json_object_set(line, "prompt_text", e->prompt_text) == 0;
     if (ok && sample->accepted) ok = put_accepted(line, sample);

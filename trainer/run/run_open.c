@@ -121,6 +121,30 @@ enum status run_check_context(const struct run *run)
     return st;
 }
 
+int64_t run_longest(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    const int64_t positions = run->model->max_positions, budget = c->learning.token_budget;
+    if (!c->atropos) return run->data->max_prompt + c->sampling.max_tokens;
+    return positions < budget ? positions : budget;
+}
+
+static enum status load_data(struct run *run, const struct prompt_options *options)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    int left_out;
+    CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, options, &run->data,
+                       &left_out));
+    notice_data(run->data, left_out);
+    if (run->data->asks)
+        log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
+                 c->data, options->question_template);
+    st = scoring_check(run->reward, run->data);
+out:
+    return st;
+}
+
 static enum status open_data(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -128,13 +152,7 @@ static enum status open_data(struct run *run)
     int left_out;
     struct prompt_options options = c->prompts;
     options.question_template = reward_prompt_template(run->reward);
-    CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, &options, &run->data,
-                       &left_out));
-    notice_data(run->data, left_out);
-    if (run->data->asks)
-        log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
-                 c->data, options.question_template);
-    CHECK(scoring_check(run->reward, run->data));
+    CHECK(c->atropos ? run_atropos_data(run) : load_data(run, &options));
     struct curriculum_options order = c->curriculum;
     order.seed = (uint64_t)c->seed;
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
@@ -145,6 +163,7 @@ static enum status open_data(struct run *run)
         notice_left_out(run->eval_data, left_out);
         CHECK(scoring_check(run->reward, run->eval_data));
     }
+    if (c->atropos && !c->eval_data) return ST_OK; // nothing is asked for here
     CHECK(check_context(run, run->model, "model"));
     if (run_serves(run)) CHECK(run_check_context(run));
     if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
@@ -173,11 +192,15 @@ static enum status open_learner(struct run *run)
     struct learner_config options;
     int64_t samples = c->curriculum.prompts_per_step * curriculum_max_rollouts(&c->curriculum);
     struct learning_shape shape = {
-        .longest = run->data->max_prompt + c->sampling.max_tokens,
+        .longest = run_longest(run),
         .tokens = c->curriculum.prompts_per_step * run->data->max_prompt +
                   samples * c->sampling.max_tokens,
         .seqs = samples + c->curriculum.prompts_per_step,
     };
+    if (c->atropos) { // each sequence may have a prompt of its own
+        shape.tokens = samples * shape.longest;
+        shape.seqs = 2 * samples;
+    }
     if (samples > 1 << 20)
         return status_fail(ST_INVALID,
                            "--prompts-per-step times --num-generations (with a curriculum: "
@@ -254,6 +277,7 @@ enum status run_open(struct run *run)
     CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
                      &run->log));
     run_plan_steps(run);
+    CHECK(run_open_atropos(run));
     CHECK(run_open_rollouts(run));
 out:
     free(latest);

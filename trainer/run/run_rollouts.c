@@ -26,6 +26,7 @@ static enum status sample_step(void *context, struct rollout_step *s)
     const uint64_t version = control_version(source.servers[0].control);
     struct http_client *own = NULL; // where others sample at the same time
     enum status st;
+    if (run->config->atropos) return run_take_batch(run, s);
     if (run->resolved.steps_ahead > 0)
         CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
     if (own) source.http = own;
@@ -46,7 +47,8 @@ static enum status score_step(void *context, struct rollout_step *s)
 {
     struct run *run = context;
     const int64_t start = clock_now_ns();
-    scores_release(&s->scores); // where it is scored again
+    if (run->config->atropos) return ST_OK; // its scores came with it
+    scores_release(&s->scores);             // where it is scored again
     enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
     s->latency = run->scored_latency;
     log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, clock_ms_since(start) / 1e3);

@@ -117,7 +117,8 @@ enum status run_sync(struct run *run, int64_t step, bool fresh)
     struct sync *y = run->sync;
     const int64_t start = clock_now_ns();
     const bool due = fresh || step % run->config->restart_interval == 0;
-    enum status st;
+    enum status st = ST_OK;
+    if (!y->server && !run->workers) return ST_OK; // with --async several threads come here
     CHECK(sync_server(run, due));
     CHECK(run_sync_workers(run, due));
     y->seconds += clock_ms_since(start) / 1e3;
@@ -130,8 +131,9 @@ bool run_lost_server(struct run *run, enum status st)
 {
     struct sync *y = run->sync;
     struct status_kept why = {0};
+    if (!y->server) return false;
     if (st == ST_OK) y->n_lost = 0;
-    if (!y->server || !y->of_pull.down || (st != ST_PEER_GONE && st != ST_TIMEOUT)) return false;
+    if (!y->of_pull.down || (st != ST_PEER_GONE && st != ST_TIMEOUT)) return false;
     status_keep(&why, st);
     if (++y->n_lost < MAX_LOST) return true;
     status_fail(st, "the server was lost %d times in one step, the last time so: %s", MAX_LOST,

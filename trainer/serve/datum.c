@@ -5,38 +5,18 @@
  *            7 loss_fn_config_v2, which counts where both are
  *   datum    1 model_input (chunks), 2 loss_fn_inputs (tensors by name)
  *   chunk    1 text { 1 tokens, int32 each }, 2 image, 3 audio
- *   tensor   1 dense, 2 sparse { 1 values, 2 crow_indices, 3 col_indices, int64 each }, 3 dtype,
- *            4 shape
+ *   tensor   tensor.h
  *   output   1 type, 2 records { 2 fields by name { 1 data, 2 offsets, 3 dtype, 4 shape of an
  *            entry }, 3 datums }, 3 metrics
  * A map is a repeated message { 1 key, 2 value }. */
 #include "trainer/serve/datum.h"
 #include "trainer/serve/protobuf.h"
+#include "trainer/serve/tensor.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { DTYPE_FLOAT32 = 1, DTYPE_INT64 = 2 }; // on the wire
-#define MOST_EACH 65536                      // targets of a token
-
-// Calls take() for each field of the message.
-static enum status each_field(struct proto_span message,
-                              enum status (*take)(void *context, const struct proto_field *field),
-                              void *context)
-{
-    struct proto_field field;
-    bool more;
-    enum status st = ST_OK;
-    for (;;) {
-        CHECK(proto_next(&message, &more, &field));
-        if (!more) break;
-        CHECK(take(context, &field));
-    }
-out:
-    return st;
-}
 
 static enum status no_memory(void)
 {
@@ -86,157 +66,9 @@ static enum status read_entry(const struct proto_field *field, const char *name,
 {
     *ret = (struct map_entry){0};
     enum status st = proto_expect(field, PROTO_BYTES, name);
-    if (st == ST_OK) st = each_field(field->span, take_map_field, ret);
+    if (st == ST_OK) st = proto_each_field(field->span, take_map_field, ret);
     if (st == ST_OK && !ret->has_value)
         st = status_fail(ST_FORMAT, "\"%s\": \"%s\" has no value", name, ret->name);
-    return st;
-}
-
-// ---- tensors ------------------------------------------------------------------------------------
-
-struct tensor { // as it is in the message
-    bool dense, sparse;
-    struct proto_span values, rows, columns;
-    uint64_t dtype;
-    int n_dims;
-    int64_t shape[2];
-};
-
-static enum status take_dim(void *context, uint64_t value)
-{
-    struct tensor *t = context;
-    if (t->n_dims == 2) return status_fail(ST_UNSUPPORTED, "a tensor has more than two dimensions");
-    if (value > INT32_MAX) return status_fail(ST_INVALID, "a tensor's shape is out of range");
-    t->shape[t->n_dims++] = (int64_t)value;
-    return ST_OK;
-}
-
-static enum status take_sparse_field(void *context, const struct proto_field *field)
-{
-    struct tensor *t = context;
-    if (field->number < 1 || field->number > 3) return ST_OK;
-    enum status st = proto_expect(field, PROTO_BYTES, "sparse_csr");
-    if (st != ST_OK) return st;
-    *(field->number == 1 ? &t->values : field->number == 2 ? &t->rows : &t->columns) = field->span;
-    return ST_OK;
-}
-
-static enum status take_tensor_field(void *context, const struct proto_field *field)
-{
-    struct tensor *t = context;
-    enum status st = ST_OK;
-    switch (field->number) {
-    case 1:
-        CHECK(proto_expect(field, PROTO_BYTES, "dense"));
-        t->values = field->span;
-        t->dense = true;
-        break;
-    case 2:
-        CHECK(proto_expect(field, PROTO_BYTES, "sparse_csr"));
-        t->sparse = true;
-        st = each_field(field->span, take_sparse_field, t);
-        break;
-    case 3:
-        CHECK(proto_expect(field, PROTO_VARINT, "dtype"));
-        t->dtype = field->value;
-        break;
-    case 4:
-        st = proto_each_varint(field, "shape", take_dim, t);
-        break;
-    }
-out:
-    return st;
-}
-
-static int64_t index_at(struct proto_span indices, size_t i)
-{
-    int64_t x;
-    memcpy(&x, indices.data + i * sizeof x, sizeof x);
-    return x;
-}
-
-// Its rows and columns: a list of n is (n, 1).
-static enum status check_shape(const struct tensor *t, const char *name, int n, size_t size)
-{
-    const int64_t columns = t->n_dims == 2 ? t->shape[1] : 1;
-    const size_t values = t->values.len / size;
-    if (t->dense == t->sparse)
-        return status_fail(ST_FORMAT, "\"%s\" is no tensor: it needs either dense or sparse values",
-                           name);
-    if (t->values.len % size) return status_fail(ST_FORMAT, "\"%s\" has a part of a value", name);
-    if (t->n_dims > 0 && t->shape[0] != n)
-        return status_fail(ST_INVALID, "\"%s\" has %lld entries, the input %d tokens", name,
-                           (long long)t->shape[0], n);
-    if (columns < 1 || columns > MOST_EACH)
-        return status_fail(ST_INVALID, "\"%s\" has %lld entries a token; 1 to %d are possible",
-                           name, (long long)columns, MOST_EACH);
-    if (t->dense && values != (size_t)n * (size_t)columns)
-        return status_fail(ST_INVALID, "\"%s\" has %zu values for %d tokens", name, values, n);
-    if (t->sparse && (t->n_dims != 2 || t->rows.len != ((size_t)n + 1) * sizeof(int64_t) ||
-                      t->columns.len != values * sizeof(int64_t)))
-        return status_fail(ST_INVALID, "\"%s\": its sparse indices do not fit its shape", name);
-    return ST_OK;
-}
-
-// The value of each cell in turn, where it lies in the message; NULL: a sparse tensor has none.
-static enum status spread(const struct tensor *t, const char *name, int n, size_t size,
-                          const unsigned char **ret_cells)
-{
-    const size_t columns = t->n_dims == 2 ? (size_t)t->shape[1] : 1;
-    if (t->dense) {
-        for (size_t i = 0; i < (size_t)n * columns; i++) ret_cells[i] = t->values.data + i * size;
-        return ST_OK;
-    }
-    const int64_t values = (int64_t)(t->values.len / size);
-    for (int row = 0; row < n; row++) {
-        const int64_t first = index_at(t->rows, (size_t)row),
-                      end = index_at(t->rows, (size_t)row + 1);
-        if (first < 0 || end < first || end > values)
-            return status_fail(ST_INVALID, "\"%s\": a row's sparse indices are out of order", name);
-        for (int64_t i = first; i < end; i++) {
-            const int64_t column = index_at(t->columns, (size_t)i);
-            if (column < 0 || column >= (int64_t)columns)
-                return status_fail(ST_INVALID, "\"%s\": a sparse column is out of range", name);
-            ret_cells[(size_t)row * columns + (size_t)column] = t->values.data + (size_t)i * size;
-        }
-    }
-    return ST_OK;
-}
-
-// ret (n, columns), allocated, 0 where a sparse tensor has nothing; `integers`: of int64, as int32.
-static enum status read_tensor(const struct proto_field *field, const char *name, int n,
-                               bool integers, int *ret_columns, bool *ret_two_d, void **ret)
-{
-    enum status st;
-    struct tensor t = {0};
-    const size_t size = integers ? sizeof(int64_t) : sizeof(float);
-    const unsigned char **cells = NULL;
-    void *values = NULL;
-    CHECK(proto_expect(field, PROTO_BYTES, name));
-    CHECK(each_field(field->span, take_tensor_field, &t));
-    if (t.dtype != (integers ? DTYPE_INT64 : DTYPE_FLOAT32))
-        FAIL(ST_INVALID, "\"%s\" must be of %s", name, integers ? "int64" : "float32");
-    CHECK(check_shape(&t, name, n, size));
-    *ret_two_d = t.n_dims == 2;
-    *ret_columns = *ret_two_d ? (int)t.shape[1] : 1;
-    const size_t all = (size_t)n * (size_t)*ret_columns;
-    cells = calloc(all, sizeof *cells);
-    values = calloc(all, 4);
-    if (!cells || !values) FAIL(ST_NO_MEMORY, "out of memory");
-    CHECK(spread(&t, name, n, size, cells));
-    for (size_t i = 0; i < all; i++) {
-        if (!cells[i]) continue;
-        int64_t x = 0;
-        memcpy(&x, cells[i], size);
-        if (integers && (x < 0 || x > INT32_MAX))
-            FAIL(ST_INVALID, "\"%s\" holds %lld, which is no token id", name, (long long)x);
-        memcpy((char *)values + 4 * i, &x, 4); // the lower half, or all of a float
-    }
-    *ret = values;
-    values = NULL;
-out:
-    free(cells);
-    free(values);
     return st;
 }
 
@@ -272,7 +104,7 @@ static enum status take_chunk_field(void *context, const struct proto_field *fie
 {
     enum status st = proto_expect(field, PROTO_BYTES, "model_input");
     if (st != ST_OK) return st;
-    if (field->number == 1) return each_field(field->span, take_text_field, context);
+    if (field->number == 1) return proto_each_field(field->span, take_text_field, context);
     return status_fail(ST_UNSUPPORTED, "\"model_input\" has a chunk that is not text: images and "
                                        "audio are not there");
 }
@@ -287,7 +119,7 @@ static enum status take_input(struct datum_reader *r, const struct proto_field *
     enum status st;
     CHECK(read_entry(field, "loss_fn_inputs", &entry));
     if (strcmp(entry.name, "target_tokens") == 0) {
-        CHECK(read_tensor(&entry.value, entry.name, d->n, true, &d->each, &d->two_d, &values));
+        CHECK(tensor_read(&entry.value, entry.name, d->n, true, &d->each, &d->two_d, &values));
         free(d->targets);
         d->targets = values;
         return ST_OK;
@@ -298,7 +130,7 @@ static enum status take_input(struct datum_reader *r, const struct proto_field *
     if (!needed && r->request->forward_only) return ST_OK;
     if (!needed)
         FAIL(ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know", entry.name);
-    CHECK(read_tensor(&entry.value, entry.name, d->n, false, &columns, &two_d, &values));
+    CHECK(tensor_read(&entry.value, entry.name, d->n, false, &columns, &two_d, &values));
     free(d->inputs[which]);
     d->inputs[which] = values;
     if (d->targets && columns != d->each)
@@ -312,7 +144,7 @@ static enum status take_model_input(void *context, const struct proto_field *fie
 {
     if (field->number != 1) return ST_OK;
     enum status st = proto_expect(field, PROTO_BYTES, "model_input");
-    return st == ST_OK ? each_field(field->span, take_chunk_field, context) : st;
+    return st == ST_OK ? proto_each_field(field->span, take_chunk_field, context) : st;
 }
 
 // In two rounds: the order of a map's entries is anybody's, and the targets say how wide the others
@@ -371,15 +203,15 @@ static enum status read_datum(const struct forward_backward *request, struct pro
 {
     enum status st;
     struct datum_reader r = {.datum = ret, .request = request};
-    CHECK(each_field(message, take_model_input, &r));
+    CHECK(proto_each_field(message, take_model_input, &r));
     if (ret->n == 0) FAIL(ST_INVALID, "\"model_input\" holds no token");
     if (ret->n > limits->longest)
         FAIL(ST_INVALID,
              "\"model_input\" has %d tokens, and at most %d can be trained on: raise "
              "--token-budget, where the model's context allows more",
              ret->n, limits->longest);
-    CHECK(each_field(message, take_targets, &r));
-    CHECK(each_field(message, take_others, &r));
+    CHECK(proto_each_field(message, take_targets, &r));
+    CHECK(proto_each_field(message, take_others, &r));
     st = check_datum(request, ret, limits);
 out:
     return st;
@@ -411,7 +243,7 @@ static enum status take_setting(struct forward_backward *request, const struct p
     if (field->number == 7) {
         CHECK(proto_expect(&entry.value, PROTO_BYTES, entry.name));
         value = (struct proto_field){.type = PROTO_BYTES};
-        CHECK(each_field(entry.value.span, take_config_value, &value));
+        CHECK(proto_each_field(entry.value.span, take_config_value, &value));
     }
     for (int i = 0; i < TOKEN_SETTINGS; i++) {
         if (strcmp(entry.name, token_setting_names[i]) != 0 ||
@@ -472,13 +304,13 @@ enum status forward_backward_parse(const char *body, size_t len, const struct da
     struct forward_backward request = {0};
     struct request_reader r = {.request = &request, .limits = limits};
     const struct proto_span message = {(const unsigned char *)body, len};
-    CHECK(each_field(message, take_head, &r)); // the loss may stand behind the datums
+    CHECK(proto_each_field(message, take_head, &r)); // the loss may stand behind the datums
     if (request.n == 0) FAIL(ST_INVALID, "\"data\" holds no datum");
     CHECK(token_loss_find(r.loss_fn ? r.loss_fn : "", &request.loss));
     request.data = calloc((size_t)request.n, sizeof *request.data);
     if (!request.data) FAIL(ST_NO_MEMORY, "out of memory");
     request.n = 0;
-    CHECK(each_field(message, take_body, &r));
+    CHECK(proto_each_field(message, take_body, &r));
     *ret = request;
 out:
     free(r.loss_fn);
@@ -492,7 +324,7 @@ enum status forward_backward_address(const char *body, size_t len, char **ret_mo
     struct forward_backward request = {0};
     struct request_reader r = {.request = &request};
     const struct proto_span message = {(const unsigned char *)body, len};
-    enum status st = each_field(message, take_head, &r);
+    enum status st = proto_each_field(message, take_head, &r);
     if (st == ST_OK && (!request.model_id || request.seq_id < 1))
         st = status_fail(ST_INVALID, "\"model_id\" and \"seq_id\", from 1 on, must be there");
     if (st == ST_OK) {
@@ -534,7 +366,7 @@ static void put_record(const struct forward_backward *request, float *const *log
     }
     proto_put_message(&tensor, 1, &data);
     proto_put_message(&tensor, 2, &offsets);
-    proto_put_varint(&tensor, 3, DTYPE_FLOAT32);
+    proto_put_varint(&tensor, 3, TENSOR_FLOAT32);
     if (request->data[first].two_d)
         proto_put_varint(&tensor, 4, (uint64_t)request->data[first].each);
     proto_put_text(&entry, 1, "logprobs");

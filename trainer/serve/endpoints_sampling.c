@@ -1,5 +1,4 @@
-/* endpoints_sampling.c: snapshots, samples of them, and the answers of all that takes a while.
- * Loop's thread.
+/* endpoints_sampling.c: snapshots, and samples of them. Loop's thread.
  *
  * Nothing is copied for a snapshot: it is a weight version, and is sampled from the live weights as
  * long as these are of that version. Whether they were is known for certain once the samples are
@@ -31,7 +30,7 @@ struct asked { // a request of samples under way
 
 // ---- snapshots ----------------------------------------------------------------------------------
 
-static struct sampler *find_sampler(struct tinker *t, const char *id)
+struct sampler *tinker_sampler(struct tinker *t, const char *id)
 {
     for (struct sampler *s = t->samplers; s; s = s->next)
         if (strcmp(s->id, id) == 0) return s;
@@ -41,7 +40,7 @@ static struct sampler *find_sampler(struct tinker *t, const char *id)
 struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
                                    const char *path, uint64_t version)
 {
-    struct sampler *s = find_sampler(t, id);
+    struct sampler *s = tinker_sampler(t, id);
     if (!s) {
         if (!(s = calloc(1, sizeof *s))) return NULL;
         s->next = t->samplers;
@@ -143,7 +142,7 @@ out:
 
 void handle_sampler(void *tinker, struct http_request *q)
 {
-    const struct sampler *s = find_sampler(tinker, http_path_tail(q));
+    const struct sampler *s = tinker_sampler(tinker, http_path_tail(q));
     if (s)
         http_reply_json(q, 200,
                         json_pack("{s:s, s:s, s:s?}", "sampler_id", s->id, "base_model", s->base,
@@ -374,7 +373,7 @@ void handle_asample(void *tinker, struct http_request *q)
     json_t *body = tinker_body(q);
     if (!body) return;
     const char *id = tinker_text(q, body, "sampling_session_id");
-    const struct sampler *s = id ? find_sampler(t, id) : NULL;
+    const struct sampler *s = id ? tinker_sampler(t, id) : NULL;
     const int64_t seq_id = s ? tinker_number(q, body, "seq_id", 0) : -1;
     struct future *known = s && seq_id >= 0 ? future_of(t->futures, s->id, seq_id) : NULL;
     if (id && !s) {
@@ -388,113 +387,5 @@ void handle_asample(void *tinker, struct http_request *q)
         enum status st = ask(t, q, body, s, seq_id);
         if (st != ST_OK) http_fail_status(q, st);
     }
-    json_decref(body);
-}
-
-// ---- answers ------------------------------------------------------------------------------------
-
-void handle_retrieve(void *tinker, struct http_request *q)
-{
-    struct tinker *t = tinker;
-    json_t *body = tinker_body(q);
-    if (!body) return;
-    const char *id = tinker_text(q, body, "request_id");
-    struct future *future = id ? future_find(t->futures, id) : NULL;
-    if (future)
-        future_retrieve(future, q);
-    else if (id)
-        http_fail(q, 410,
-                  "request %.60s is gone: it is older than %d s, or cw-trainer serve was "
-                  "started anew since",
-                  id, FUTURE_KEEP_MS / 1000);
-    json_decref(body);
-}
-
-struct poll { // for what is done of a session
-    struct poll *next;
-    struct tinker *tinker;
-    struct http_request *q;
-    char sampler[ID_ROOM];
-    int64_t clone, cursor, until_ns;
-};
-
-static json_t *completion(const struct future *u)
-{
-    char id[FUTURE_ID_ROOM];
-    future_id(u, id);
-    if (u->state == FUTURE_FAILED)
-        return json_pack("{s:s, s:s}", "state", "failed", "request_id", id);
-    return json_pack("{s:s, s:s, s:I}", "state", "finished", "request_id", id,
-                     "response_payload_uncompressed_size", (json_int_t)u->answer.len);
-}
-
-// Answers where there is something, or `now`.
-static bool answer_poll(struct tinker *t, const struct poll *p, bool now)
-{
-    json_t *list = json_array();
-    int64_t cursor = p->cursor;
-    for (struct future *u = futures_done_of(t->futures, p->sampler); u; u = u->next_done) {
-        if (u->place <= p->cursor || u->seq_id / CLONE_SEQ_IDS != p->clone) continue;
-        json_array_append_new(list, completion(u));
-        cursor = u->place;
-    }
-    if (json_array_size(list) == 0 && !now) {
-        json_decref(list);
-        return false;
-    }
-    http_reply_json(p->q, 200,
-                    json_pack("{s:o, s:I}", "completions", list, "cursor", (json_int_t)cursor));
-    return true;
-}
-
-void tinker_polls_sweep(struct tinker *t)
-{
-    for (struct poll **link = &t->polls; *link;) {
-        struct poll *p = *link;
-        if (!answer_poll(t, p, clock_now_ns() >= p->until_ns)) {
-            link = &p->next;
-            continue;
-        }
-        http_attach(p->q, NULL, NULL);
-        *link = p->next;
-        free(p);
-    }
-}
-
-static void on_gone(void *attached, bool answered)
-{
-    struct poll *gone = attached, **link = &gone->tinker->polls;
-    (void)answered;
-    while (*link != gone) link = &(*link)->next;
-    *link = gone->next;
-    free(gone);
-}
-
-void handle_retrieve_all(void *tinker, struct http_request *q)
-{
-    struct tinker *t = tinker;
-    struct poll poll = {.tinker = t, .q = q};
-    double timeout = FUTURE_HOLD_MS / 1e3;
-    json_t *body = tinker_body(q);
-    if (!body) return;
-    const json_t *target = json_object_get(body, "target");
-    const char *id = tinker_text(q, target, "sampling_session_id");
-    enum status st = ST_OK;
-    if (!id) goto out;
-    if (!find_sampler(t, id)) FAIL(ST_NOT_FOUND, "there is no sampling session \"%.100s\"", id);
-    snprintf(poll.sampler, sizeof poll.sampler, "%s", id);
-    CHECK(json_get_int("target", target, "cloned_sampler_id", 0, INT64_MAX, &poll.clone));
-    CHECK(json_get_int("request", body, "prev_cursor", 0, INT64_MAX, &poll.cursor));
-    CHECK(json_get_double("request", body, "timeout", 0, FUTURE_HOLD_MS / 1e3, &timeout));
-    poll.until_ns = clock_deadline_ns((int64_t)(timeout * 1e3));
-    if (answer_poll(t, &poll, timeout == 0)) goto out;
-    struct poll *held = malloc(sizeof *held);
-    if (!held) FAIL(ST_NO_MEMORY, "out of memory");
-    *held = poll;
-    held->next = t->polls;
-    t->polls = held;
-    http_attach(q, held, on_gone);
-out:
-    if (st != ST_OK) http_fail_status(q, st);
     json_decref(body);
 }

@@ -1,8 +1,4 @@
-/* endpoints_training.c: what trains: models, gradients, steps, checkpoints. Loop's thread.
- *
- * A model's requests carry numbers without gaps; the client may send them in another order (the
- * parts of a large forward_backward do come so), so that one behind a gap is held until the gap is
- * filled. A number that was seen before is the same request again: it gets the same future. */
+/* endpoints_training.c: what trains: models, gradients, steps. Loop's thread. */
 #include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
@@ -13,112 +9,6 @@
 #include <string.h>
 
 #define GONE_MS 35000 // since a session was heard of: it sends a heartbeat every 10 s
-
-static void op_free(struct op *op)
-{
-    if (!op) return;
-    forward_backward_release(&op->request);
-    bytes_release(&op->answer);
-    json_decref(op->description);
-    free(op);
-}
-
-static void deliver(struct inbox_message *message)
-{
-    struct op *op = (struct op *)message;
-    enum status st = status_recall(&op->work.status);
-    if (st == ST_OK)
-        op->done(op);
-    else
-        future_fail(op->future, st);
-    op_free(op);
-}
-
-void tinker_free_training_runs(struct tinker *t)
-{
-    while (t->training_runs) {
-        struct training_run *m = t->training_runs;
-        t->training_runs = m->next;
-        while (m->held) {
-            struct op *op = m->held;
-            m->held = op->next;
-            op_free(op);
-        }
-        free(m);
-    }
-}
-
-static struct op *op_new(struct tinker *t, struct training_run *m, int64_t seq_id,
-                         enum status (*run)(struct policy *, struct work *),
-                         void (*done)(struct op *))
-{
-    struct op *op = calloc(1, sizeof *op);
-    if (!op) {
-        status_fail(ST_NO_MEMORY, "out of memory");
-        return NULL;
-    }
-    op->work.message.deliver = deliver;
-    op->work.run = run;
-    op->done = done;
-    op->tinker = t;
-    op->model = m;
-    op->seq_id = seq_id;
-    return op;
-}
-
-// Lets those go that have nothing missing before them.
-static void release_held(struct tinker *t, struct training_run *m)
-{
-    while (m->held && m->held->seq_id <= m->next_seq) {
-        struct op *op = m->held;
-        m->held = op->next;
-        m->next_seq = op->seq_id + 1;
-        work_put(t->works, &op->work);
-    }
-}
-
-// Takes the op over: gives it a future, and its turn.
-static void submit(struct tinker *t, struct op *op, struct http_request *q)
-{
-    struct training_run *m = op->model;
-    struct op **link = &m->held;
-    op->future = future_new(t->futures, m->id, op->seq_id);
-    if (!op->future) {
-        http_fail_status(q, ST_BUSY);
-        op_free(op);
-        return;
-    }
-    struct future *future = op->future;
-    while (*link && (*link)->seq_id < op->seq_id) link = &(*link)->next;
-    op->next = *link;
-    *link = op;
-    release_held(t, m);
-    future_promise(future, q, json_pack("{s:s}", "model_id", m->id));
-}
-
-// The request's model and number, where it is new; false: it is answered, with the future that it
-// has already or with what is wrong.
-static bool is_new(struct tinker *t, struct http_request *q, struct training_run *m, int64_t seq_id)
-{
-    struct future *known = m && seq_id >= 0 ? future_of(t->futures, m->id, seq_id) : NULL;
-    if (known)
-        future_promise(known, q, NULL);
-    else if (m && seq_id >= 0 && seq_id < m->next_seq)
-        http_fail(q, 410, "request %lld of %s was answered, and is forgotten", (long long)seq_id,
-                  m->id);
-    else
-        return m && seq_id >= 0 && tinker_takes_work(t, q);
-    return false;
-}
-
-static struct training_run *model_of(struct tinker *t, struct http_request *q, const json_t *body,
-                                     int64_t *ret_seq_id)
-{
-    const char *id = tinker_text(q, body, "model_id");
-    struct training_run *m = id ? tinker_training_run(t, q, id) : NULL;
-    *ret_seq_id = m ? tinker_number(q, body, "seq_id", 1) : -1;
-    return is_new(t, q, m, *ret_seq_id) ? m : NULL;
-}
 
 // ---- a model's beginning ------------------------------------------------------------------------
 
@@ -136,13 +26,6 @@ out:
     return st;
 }
 
-static void note_live(struct op *op)
-{
-    char path[RUN_PATH_ROOM];
-    run_path_put(&op->path, path);
-    json_object_set_new(op->tinker->live, path, json_integer((json_int_t)op->version));
-}
-
 static void begun(struct op *op)
 {
     future_done_json(op->future,
@@ -153,7 +36,7 @@ static void loaded(struct op *op)
 {
     char path[RUN_PATH_ROOM];
     run_path_put(&op->path, path);
-    note_live(op);
+    op_note_live(op);
     future_done_json(op->future, json_pack("{s:s, s:s, s:s}", "path", path, "model_id",
                                            op->model->id, "type", "load_weights"));
 }
@@ -202,17 +85,15 @@ static void begin(struct tinker *t, struct http_request *q, const json_t *body,
     }
     if (!tinker_takes_work(t, q) || !is_free(t, q, s)) return;
     struct training_run *m = training_run_new(t, s, id, base);
-    struct op *op = m ? op_new(t, m, 0, run_begin, path ? loaded : begun) : NULL;
-    if (!op) {
-        http_fail(q, 500, "out of memory");
-        return;
-    }
+    if (!m) http_fail(q, 500, "out of memory");
+    struct op *op = op_new(t, q, m, 0, run_begin, path ? loaded : begun);
+    if (!op) return;
     op->named = path != NULL;
     if (path) op->path = *path;
     op->with_optimizer = with_optimizer;
     op->description = json_pack("{s:s, s:i, s:O?}", "base_model", base, "lora_rank", 0,
                                 "user_metadata", json_object_get(body, "user_metadata"));
-    submit(t, op, q);
+    op_submit(op, q);
 }
 
 // What of an adapter the client asks for, which is none here.
@@ -280,17 +161,11 @@ out:
 static void load_into(struct tinker *t, struct http_request *q, const json_t *body,
                       const struct run_path *path, bool with_optimizer)
 {
-    int64_t seq_id;
-    struct training_run *m = model_of(t, q, body, &seq_id);
-    if (!m) return;
-    struct op *op = op_new(t, m, seq_id, run_load, loaded);
-    if (!op) {
-        http_fail(q, 500, "out of memory");
-        return;
-    }
+    struct op *op = op_of(t, q, body, run_load, loaded);
+    if (!op) return;
     op->path = *path;
     op->with_optimizer = with_optimizer;
-    submit(t, op, q);
+    op_submit(op, q);
 }
 
 void handle_load_weights(void *tinker, struct http_request *q)
@@ -299,7 +174,7 @@ void handle_load_weights(void *tinker, struct http_request *q)
     struct run_path path;
     char folder[PATH_ROOM];
     bool with_optimizer = false;
-    json_t *body = tinker_body(q);
+    json_t *body = tinker_body(q), *run = NULL;
     if (!body) return;
     const char *text = tinker_text(q, body, "path");
     const char *base = json_string_value(json_object_get(body, "base_model"));
@@ -307,6 +182,7 @@ void handle_load_weights(void *tinker, struct http_request *q)
     if (!text) goto out;
     CHECK(run_path_parse(text, &path));
     CHECK(runs_find(t->options->runs, &path, folder));
+    CHECK(runs_training_run(t->options->runs, path.run, &run));
     CHECK(json_get_bool("request", body, "optimizer", &with_optimizer));
     CHECK(check_optimizer(body, "optimizer_config"));
     if (with_optimizer && path.part != RUN_WEIGHTS)
@@ -314,9 +190,11 @@ void handle_load_weights(void *tinker, struct http_request *q)
     if (json_has(body, "model_id"))
         load_into(t, q, body, &path, with_optimizer);
     else if (!base || tinker_serves(t, q, base))
-        begin(t, q, body, &path, with_optimizer, base ? base : t->model_name);
+        begin(t, q, body, &path, with_optimizer,
+              base ? base : json_string_value(json_object_get(run, "base_model")));
 out:
     if (st != ST_OK) http_fail_status(q, st);
+    json_decref(run);
     json_decref(body);
 }
 
@@ -349,13 +227,6 @@ static void computed(struct op *op)
     future_done_protobuf(op->future, &op->answer);
 }
 
-// A request that is wrong is one that came: it has its turn, and a future that says so.
-static enum status run_refused(struct policy *policy, struct work *work)
-{
-    (void)policy;
-    return status_recall(&((struct op *)work)->work.status);
-}
-
 void handle_forward_backward(void *tinker, struct http_request *q)
 {
     struct tinker *t = tinker;
@@ -370,16 +241,10 @@ void handle_forward_backward(void *tinker, struct http_request *q)
         goto out;
     }
     struct training_run *m = tinker_training_run(t, q, id);
-    if (!is_new(t, q, m, seq_id)) goto out;
-    struct op *op = op_new(t, m, seq_id, run_forward_backward, computed);
-    if (!op) {
-        http_fail(q, 500, "out of memory");
-        goto out;
-    }
-    st = forward_backward_parse(message, body.bytes.len, &t->limits, &op->request);
-    status_keep(&op->work.status, st);
-    if (st != ST_OK) op->work.run = run_refused;
-    submit(t, op, q);
+    struct op *op = op_new(t, q, m, seq_id, run_forward_backward, computed);
+    if (!op) goto out;
+    op_refuse(op, forward_backward_parse(message, body.bytes.len, &t->limits, &op->request));
+    op_submit(op, q);
 out:
     http_body_release(&body);
     free(id);
@@ -421,136 +286,12 @@ out:
 void handle_optim_step(void *tinker, struct http_request *q)
 {
     struct tinker *t = tinker;
-    int64_t seq_id;
     json_t *body = tinker_body(q);
     if (!body) return;
-    struct training_run *m = model_of(t, q, body, &seq_id);
-    struct op *op = m ? op_new(t, m, seq_id, run_optim_step, stepped) : NULL;
+    struct op *op = op_of(t, q, body, run_optim_step, stepped);
     if (op) {
-        enum status st = read_adam(body, op);
-        status_keep(&op->work.status, st);
-        if (st != ST_OK) op->work.run = run_refused;
-        submit(t, op, q);
-    } else if (m) {
-        http_fail(q, 500, "out of memory");
-    }
-    json_decref(body);
-}
-
-// ---- checkpoints --------------------------------------------------------------------------------
-
-static enum status run_save(struct policy *policy, struct work *work)
-{
-    struct op *op = (struct op *)work;
-    char folder[PATH_ROOM];
-    enum status st = ST_OK;
-    if (op->named) {
-        CHECK(runs_place(op->tinker->options->runs, &op->path, folder));
-        CHECK(policy_save(policy, op->model->id, folder, op->path.part == RUN_WEIGHTS));
-    } else {
-        CHECK(policy_check(policy, op->model->id));
-    }
-    op->version = control_version(op->tinker->control);
-out:
-    return st;
-}
-
-static void saved(struct op *op)
-{
-    char path[RUN_PATH_ROOM];
-    const char *type = op->path.part == RUN_WEIGHTS ? "save_weights" : "save_weights_for_sampler";
-    run_path_put(&op->path, path);
-    note_live(op);
-    future_done_json(op->future, json_pack("{s:s, s:s}", "path", path, "type", type));
-}
-
-static void snapshot(struct op *op)
-{
-    struct sampler *s =
-        tinker_new_sampler(op->tinker, op->sampler, op->model->base, NULL, op->version);
-    if (s) {
-        s->inflight = op->inflight;
-        future_done_json(op->future, json_pack("{s:s, s:s}", "sampling_session_id", s->id, "type",
-                                               "save_weights_for_sampler"));
-    } else {
-        future_fail(op->future, status_fail(ST_NO_MEMORY, "out of memory"));
-    }
-}
-
-// Where "path" says that the checkpoint is to be, a name of the client's own.
-static enum status read_name(const json_t *body, struct op *op, enum run_part part)
-{
-    const char *name = NULL;
-    enum status st = json_get_string("request", body, "path", &name);
-    if (st != ST_OK || !name) return st;
-    if (!run_name_is_good(name))
-        return status_fail(ST_INVALID,
-                           "\"path\" is \"%.100s\"; it must be a name of letters, digits and - _ . "
-                           "that a folder can have, of at most %d bytes",
-                           name, RUN_NAME_ROOM - 1);
-    op->named = true;
-    op->path.part = part;
-    snprintf(op->path.run, sizeof op->path.run, "%.150s", op->model->id);
-    snprintf(op->path.name, sizeof op->path.name, "%s", name);
-    return ST_OK;
-}
-
-static void save(struct tinker *t, struct http_request *q, const json_t *body, struct op *op,
-                 enum run_part part)
-{
-    bool overwrite = true;
-    enum status st;
-    CHECK(read_name(body, op, part));
-    CHECK(json_get_bool("request", body, "overwrite", &overwrite));
-    if (json_has(body, "ttl_seconds"))
-        log_warn("%s: \"ttl_seconds\" has no effect: checkpoints stay until they are deleted",
-                 op->model->id);
-    if (!op->named && part == RUN_WEIGHTS)
-        FAIL(ST_INVALID, "request: \"path\", the checkpoint's name, is missing");
-    char folder[PATH_ROOM];
-    if (op->named && !overwrite && runs_find(t->options->runs, &op->path, folder) == ST_OK)
-        FAIL(ST_INVALID, "\"path\": there is a checkpoint %s already, and \"overwrite\" is false",
-             op->path.name);
-out:
-    status_keep(&op->work.status, st);
-    if (st != ST_OK) op->work.run = run_refused;
-    submit(t, op, q);
-}
-
-void handle_save_weights(void *tinker, struct http_request *q)
-{
-    struct tinker *t = tinker;
-    int64_t seq_id;
-    json_t *body = tinker_body(q);
-    if (!body) return;
-    struct training_run *m = model_of(t, q, body, &seq_id);
-    struct op *op = m ? op_new(t, m, seq_id, run_save, saved) : NULL;
-    if (op)
-        save(t, q, body, op, RUN_WEIGHTS);
-    else if (m)
-        http_fail(q, 500, "out of memory");
-    json_decref(body);
-}
-
-void handle_save_for_sampler(void *tinker, struct http_request *q)
-{
-    struct tinker *t = tinker;
-    int64_t seq_id, number = 0;
-    json_t *body = tinker_body(q);
-    if (!body) return;
-    struct training_run *m = model_of(t, q, body, &seq_id);
-    const bool named = json_has(body, "path");
-    if (m && !named) number = tinker_number(q, body, "sampling_session_seq_id", 0);
-    struct op *op =
-        m && number >= 0 ? op_new(t, m, seq_id, run_save, named ? saved : snapshot) : NULL;
-    if (op) {
-        const char *kind = json_string_value(json_object_get(body, "kind"));
-        op->inflight = kind && strcmp(kind, "inflight") == 0;
-        snprintf(op->sampler, sizeof op->sampler, "%.120s:sample:%lld", m->session->id,
-                 (long long)number);
-        save(t, q, body, op, RUN_SAMPLER_WEIGHTS);
-    } else if (m && number >= 0) {
-        http_fail(q, 500, "out of memory");
+        op_refuse(op, read_adam(body, op));
+        op_submit(op, q);
     }
     json_decref(body);
 }

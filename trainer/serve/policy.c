@@ -116,10 +116,11 @@ void policy_close(struct policy *p)
 enum status policy_check(const struct policy *p, const char *run)
 {
     if (p->run && strcmp(p->run, run) == 0) return ST_OK;
+    if (!p->run) return status_fail(ST_MISMATCH, "%s has no weights: its beginning failed", run);
     return status_fail(ST_MISMATCH,
                        "%s has the weights no more, as %s took them: one full fine-tune is trained "
                        "at a time; go on from one of its checkpoints (load_weights)",
-                       run, p->run ? p->run : "nobody");
+                       run, p->run);
 }
 
 // ---- loading ------------------------------------------------------------------------------------
@@ -213,9 +214,10 @@ enum status policy_begin(struct policy *p, const char *run, const char *folder, 
                  "%s takes the weights from %s, after %" PRId64 " steps%s", run, p->run, p->steps,
                  p->unsaved ? ", the last not saved" : "");
     if (!folder) CHECK(base_folder(p, base));
+    free(p->run);
+    p->run = NULL; // also where what follows fails in the middle
     CHECK(load(p, folder ? folder : base, with_optimizer));
     control_set_run(policy_control(p), run);
-    free(p->run);
     p->run = name;
     name = NULL;
     log_info("%s trains from %s", run, folder ? folder : base);

@@ -79,6 +79,22 @@ out:
     return st;
 }
 
+enum status proto_each_field(struct proto_span message,
+                             enum status (*take)(void *context, const struct proto_field *field),
+                             void *context)
+{
+    struct proto_field field;
+    bool more;
+    enum status st = ST_OK;
+    for (;;) {
+        CHECK(proto_next(&message, &more, &field));
+        if (!more) break;
+        CHECK(take(context, &field));
+    }
+out:
+    return st;
+}
+
 enum status proto_expect(const struct proto_field *field, enum proto_type type, const char *name)
 {
     if (field->type == type) return ST_OK;

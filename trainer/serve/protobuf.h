@@ -22,6 +22,10 @@ struct proto_field {
 // The next field of the message, which moves behind it; false at its end. ST_FORMAT where the bytes
 // are no message, with ret_more false.
 enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_field *ret);
+// Calls take() for each field of the message.
+enum status proto_each_field(struct proto_span message,
+                             enum status (*take)(void *context, const struct proto_field *field),
+                             void *context);
 // ST_FORMAT unless the field is of this type; `name` names it.
 enum status proto_expect(const struct proto_field *field, enum proto_type type, const char *name);
 double proto_double(const struct proto_field *field); // of PROTO_64

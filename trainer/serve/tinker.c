@@ -174,7 +174,12 @@ static void *run(void *context)
 
 static void free_lists(struct tinker *t)
 {
-    tinker_free_training_runs(t);
+    while (t->training_runs) {
+        struct training_run *m = t->training_runs;
+        t->training_runs = m->next;
+        op_free_held(m);
+        free(m);
+    }
     while (t->sessions) {
         struct session *s = t->sessions;
         t->sessions = s->next;

@@ -15,7 +15,7 @@ struct tinker_options {       // all borrowed
     int tcp_fd;               // listening; taken over
     const char *runs;         // absolute folder of training runs
     const char *model_names;  // by which clients may ask for the model too, with commas; or NULL
-    bool inflight;            // stale snapshots are served by the live weights
+    int inflight;             // 1: stale snapshots are served by the live weights
     double sample_timeout;    // seconds
     int max_context;          // of the server
 };
@@ -59,7 +59,7 @@ struct sampler { // a sampling session: a snapshot
     bool inflight;            // it follows the live weights
 };
 
-struct op { // a request that the main thread works on
+struct op { // a request that the main thread works on (op.c)
     struct work work;
     struct op *next; // held
     struct tinker *tinker;
@@ -115,11 +115,25 @@ struct training_run *tinker_training_run(struct tinker *t, struct http_request *
 bool tinker_takes_work(struct tinker *t, struct http_request *q);
 // Whether this is the served model; else answered.
 bool tinker_serves(struct tinker *t, struct http_request *q, const char *base_model);
+struct sampler *tinker_sampler(struct tinker *t, const char *id); // NULL: there is none
 // Makes a snapshot of the weights of that version known.
 struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
                                    const char *path, uint64_t version);
 void tinker_polls_sweep(struct tinker *t); // answers those that have something, or are over
-void tinker_free_training_runs(struct tinker *t);
+
+// op.c: requests in their order. run() is called on the main thread, done() on the loop's, where it
+// came to something. NULL: the request is answered, with the future that it has already or with
+// what is wrong. A NULL run, or a number below 0, was answered by who looked for it.
+struct op *op_new(struct tinker *t, struct http_request *q, struct training_run *m, int64_t seq_id,
+                  enum status (*run)(struct policy *, struct work *), void (*done)(struct op *));
+// The same, of the run and the number that the body names.
+struct op *op_of(struct tinker *t, struct http_request *q, const json_t *body,
+                 enum status (*run)(struct policy *, struct work *), void (*done)(struct op *));
+// A request that is wrong (not ST_OK) is one that came: it has its turn, and a future that says so.
+void op_refuse(struct op *op, enum status st);
+void op_submit(struct op *op, struct http_request *q); // takes it over
+void op_note_live(struct op *op);                      // the live weights are those of its path
+void op_free_held(struct training_run *m);
 
 // Endpoints: the context is the struct tinker.
 void handle_config(void *tinker, struct http_request *q);

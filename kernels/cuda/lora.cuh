@@ -1,0 +1,36 @@
+/* lora.cuh: what the kernels of low-rank adapters share (lora.cu: f32; lora_tensor.cu: bf16).
+ * Private to kernels/cuda. */
+#ifndef KERNELS_CUDA_LORA_CUH
+#define KERNELS_CUDA_LORA_CUH
+
+#include "kernels/cuda/cuda.cuh"
+#include "kernels/dropout.h"
+
+struct lora_view { // lora_args on the device
+    const lora_factors *factors;
+    const int32_t *adapter; // NULL: all rows are of the first
+    int n_adapters, n_parts, max_rank, rows, k, first[LORA_PARTS + 1];
+    lora_dropout dropout;
+    lora_grads grads[LORA_PARTS];
+};
+
+__device__ __forceinline__ int adapter_of(const lora_view &l, int row)
+{
+    return l.adapter ? l.adapter[row] : 0;
+}
+
+// The steps of an adapter's passes, over h (parts, rows, max_rank) f32, of one type of element.
+// Parts part0 .. part0 + n - 1:
+struct lora_steps {
+    // h = x a^T; or, of the gradient (back), scale * dy b, dy being x
+    void (*thin)(struct device *, float *h, const void *x, int part0, int n, const lora_view &,
+                 bool back);
+    // y += scale * h b^T of all parts; or (back) dx += h a, dx being y
+    void (*widen)(struct device *, void *y, const float *h, const lora_view &, bool back);
+    // Gradients of b from dy and h; or of a from x and dh. l.grads is read.
+    void (*outer)(struct device *, const void *x, const float *h, int part0, int n,
+                  const lora_view &, bool of_b);
+};
+extern const struct lora_steps lora_bf16; // lora_tensor.cu
+
+#endif

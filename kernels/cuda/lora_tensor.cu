@@ -1,0 +1,398 @@
+/* lora_tensor.cu: low-rank adapters in bf16, by tensor cores (mma m16n8k16). What the steps of
+ * lora.cuh read is large (the rows' vectors) and what they multiply by is small, so each reads its
+ * rows once, in 16-byte accesses straight into the fragments of mma: which element is which index
+ * of a sum does not matter as long as both sides agree, and the columns of a result may have any
+ * order. h is f32 and goes into mma as two bf16, of which the second is what the first leaves.
+ *
+ * A row's sums run in an order of their own: `thin` gives each of its warps every eighth 64
+ * elements and adds up the warps' sums in their order. A tile is computed once for each adapter
+ * that its rows have, and of that the rows that have it are stored: so a row has the same bits in
+ * any batch. */
+#include "kernels/cuda/lora.cuh"
+#include "kernels/cuda/tensor.cuh"
+
+#define THREADS 256
+#define WARPS   (THREADS / 32)
+#define ROWS    16 // of a tile: M of mma
+#define RANKS   16 // directions that a block of thin or outer has: two tiles of N
+#define COLUMNS 64 // of a warp of widen and of a block of outer
+
+#define OUTER_THREADS 512
+#define OUTER_WARPS   (OUTER_THREADS / 32)
+
+__device__ __forceinline__ uint32_t pair_of(bf16 low, bf16 high)
+{
+    return (uint32_t)__bfloat16_as_ushort(low) | (uint32_t)__bfloat16_as_ushort(high) << 16;
+}
+
+// The lower halves of two pairs as one, and the upper.
+__device__ __forceinline__ uint32_t lows(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x5410);
+}
+__device__ __forceinline__ uint32_t highs(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x7632);
+}
+
+// N elements from x[at] on as pairs, zeros from x[n] on. packed: x + at is aligned to all of them,
+// or to 16 bytes.
+template <int N>
+__device__ __forceinline__ void load_pairs(uint32_t (&ret)[N / 2], const bf16 *x, int at, int n,
+                                           bool packed)
+{
+    constexpr int V = N < 8 ? N : 8;
+    if (packed && at + N <= n) {
+#pragma unroll
+        for (int i = 0; i < N / V; i++) {
+            const pack<uint32_t, V / 2> p =
+                *reinterpret_cast<const pack<uint32_t, V / 2> *>(x + at + i * V);
+#pragma unroll
+            for (int e = 0; e < V / 2; e++) ret[i * V / 2 + e] = p.at[e];
+        }
+        return;
+    }
+    const bf16 zero = __ushort_as_bfloat16(0);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        ret[i] = pair_of(at + 2 * i < n ? x[at + 2 * i] : zero,
+                         at + 2 * i + 1 < n ? x[at + 2 * i + 1] : zero);
+}
+
+// The same of rows (stride elements apart) of which `have` are there: ret_low has column `at` of
+// rows 2 i and 2 i + 1 in its i-th pair, ret_high column at + 1.
+template <int N>
+__device__ __forceinline__ void load_across(uint32_t (&ret_low)[N / 2], uint32_t (&ret_high)[N / 2],
+                                            const bf16 *x, int64_t stride, int have, int at, int n,
+                                            bool packed)
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        uint32_t a[1] = {0}, b[1] = {0};
+        if (2 * i < have) load_pairs<2>(a, x + 2 * i * stride, at, n, packed);
+        if (2 * i + 1 < have) load_pairs<2>(b, x + (2 * i + 1) * stride, at, n, packed);
+        ret_low[i] = lows(a[0], b[0]);
+        ret_high[i] = highs(a[0], b[0]);
+    }
+}
+
+// x and y as a pair of bf16, and what these leave of them as another.
+__device__ __forceinline__ void split(uint32_t &ret_high, uint32_t &ret_low, float x, float y)
+{
+    const float a = to_f32(from_f32<bf16>(x)), b = to_f32(from_f32<bf16>(y));
+    ret_high = pack2(a, b);
+    ret_low = pack2(x - a, y - b);
+}
+
+// The adapter of row `at` of a tile that begins at `base`; -1: none, or a row before has it.
+__device__ __forceinline__ int next_adapter(const lora_view &l, int base, int at)
+{
+    const int adapter = adapter_of(l, at);
+    for (int i = base; i < at; i++)
+        if (adapter_of(l, i) == adapter) return -1;
+    return adapter;
+}
+
+// A warp takes 64 elements of a vector at a time, a lane 16 of two rows and of two directions: j0 +
+// 2 g and the one after it. packed: rows of x are aligned to 16 bytes.
+template <bool BACK>
+__global__ void __launch_bounds__(THREADS)
+    thin_tensor_kernel(float *h, const bf16 *x, int part0, bool packed, const lora_view l)
+{
+    __shared__ float sums[WARPS][ROWS][RANKS];
+    grid_begin();
+    const int part = part0 + blockIdx.y, j0 = blockIdx.z * RANKS;
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int n = BACK ? l.first[part + 1] - l.first[part] : l.k;
+    const int stride = BACK ? l.first[l.n_parts] : l.k;
+    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    if (BACK) x += l.first[part];
+    const bf16 *x0 = x + (int64_t)min(base + g, end - 1) * stride,
+               *x1 = x + (int64_t)min(base + g + 8, end - 1) * stride;
+    for (int at = base; at < end; at++) {
+        const int adapter = next_adapter(l, base, at);
+        if (adapter < 0) continue;
+        const lora_factors f = l.factors[part * l.n_adapters + adapter];
+        if (!f.a || j0 >= f.rank) continue;
+        const int j = j0 + 2 * g;
+        float sum[2][4] = {};
+        for (int k = warp * 64; k < n; k += WARPS * 64) {
+            const int c = k + t * 16;
+            uint32_t a0[8], a1[8], w[2][8];
+            load_pairs<16>(a0, x0, c, n, packed);
+            load_pairs<16>(a1, x1, c, n, packed);
+            if (BACK) {
+                load_across<16>(w[0], w[1], (const bf16 *)f.b + (int64_t)c * f.rank, f.rank, n - c,
+                                j, f.rank, f.rank % 2 == 0);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    load_pairs<16>(w[i], (const bf16 *)f.a + (int64_t)(j + i) * n, c,
+                                   j + i < f.rank ? n : 0, packed);
+            }
+#pragma unroll
+            for (int q = 0; q < 8; q += 2) {
+                const uint32_t a[4] = {a0[q], a1[q], a0[q + 1], a1[q + 1]};
+                mma(sum[0], a, w[0][q], w[0][q + 1]);
+                mma(sum[1], a, w[1][q], w[1][q + 1]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sums[warp][g + e / 2 * 8][4 * t + e % 2 * 2 + i] = sum[i][e];
+        __syncthreads();
+        const int row = base + threadIdx.x / RANKS, of = threadIdx.x % RANKS;
+        float all = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) all += sums[w][threadIdx.x / RANKS][of];
+        if (row < end && adapter_of(l, row) == adapter && j0 + of < f.rank)
+            h[((int64_t)part * l.rows + row) * l.max_rank + j0 + of] =
+                BACK ? __fmul_rn(all, f.scale) : all;
+        __syncthreads();
+    }
+}
+
+// The fragments of 16 of a row's h from j on; zeros from the rank on.
+__device__ __forceinline__ void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_low)[4],
+                                       const float *h0, const float *h1, int j, int rank)
+{
+    float v[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[0][i] = j + i < rank ? h0[j + i] : 0.f;
+        v[1][i] = j + i < rank ? h1[j + i] : 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        split(ret_high[i], ret_low[i], v[i % 2][i / 2 * 2], v[i % 2][i / 2 * 2 + 1]);
+}
+
+// sum[q][i] += h times the factor, for columns c0 + 16 q + 4 t + {i, 2 + i} of the part, which has
+// n.
+template <bool BACK>
+__device__ __forceinline__ void widen_sums(float (&sum)[4][2][4], const float *h0, const float *h1,
+                                           const lora_factors &f, int c0, int n)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    for (int j0 = 0; j0 < f.rank; j0 += 16) {
+        const int j = j0 + 4 * t;
+        uint32_t high[4], low[4];
+        load_h(high, low, h0, h1, j, f.rank);
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            const int c = c0 + 16 * q + 2 * g;
+            uint32_t w[2][2];
+            if (BACK) {
+                load_across<4>(w[0], w[1], (const bf16 *)f.a + (int64_t)j * n, n, f.rank - j, c, n,
+                               n % 2 == 0);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    load_pairs<4>(w[i], (const bf16 *)f.b + (int64_t)(c + i) * f.rank, j,
+                                  c + i < n ? f.rank : 0, f.rank % 4 == 0);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                mma(sum[q][i], high, w[i][0], w[i][1]);
+                mma(sum[q][i], low, w[i][0], w[i][1]);
+            }
+        }
+    }
+}
+
+// y[row][c .. c + 3] += scale * add; n: columns from y's on.
+__device__ __forceinline__ void add_four(bf16 *y, const float (&add)[4], float scale, int c, int n,
+                                         bool packed)
+{
+    if (packed && c + 4 <= n) {
+        float v[4];
+        load<bf16, 4>(v, y + c);
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = fmaf(scale, add[i], v[i]);
+        store<bf16, 4>(y + c, v);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (c + i < n) y[c + i] = from_f32<bf16>(fmaf(scale, add[i], to_f32(y[c + i])));
+}
+
+// What the parts' dropout keeps of columns c .. c + 3.
+__device__ __forceinline__ void keep_four(float (&ret)[4], const lora_view &l, int part, int row,
+                                          int c)
+{
+    ret[0] = ret[1] = ret[2] = ret[3] = 1.f;
+    if (l.dropout.p > 0.f)
+        dropout_factors(&l.dropout, part, l.dropout.sample[row], l.dropout.position[row], c / 4,
+                        ret);
+}
+
+// A warp has COLUMNS columns of a part (blockIdx.z); of the gradient (BACK) of dx, which has all
+// parts' sums. packed: four columns of y are aligned to 8 bytes.
+template <bool BACK>
+__global__ void __launch_bounds__(THREADS)
+    widen_tensor_kernel(bf16 *y, const float *h, bool packed, const lora_view l)
+{
+    grid_begin();
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int part0 = BACK ? 0 : blockIdx.z, parts = BACK ? l.n_parts : 1;
+    const int n = BACK ? l.k : l.first[part0 + 1] - l.first[part0];
+    const int width = BACK ? l.k : l.first[l.n_parts];
+    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int c0 = (blockIdx.y * WARPS + warp) * COLUMNS;
+    if (c0 >= n) return;
+    if (!BACK) y += l.first[part0];
+    for (int at = base; at < end; at++) {
+        const int adapter = next_adapter(l, base, at);
+        if (adapter < 0) continue;
+        float total[4][2][4] = {}, scale = 0;
+        for (int p = part0; p < part0 + parts; p++) {
+            const lora_factors f = l.factors[p * l.n_adapters + adapter];
+            if (!f.a) continue;
+            const float *rows = h + (int64_t)p * l.rows * l.max_rank;
+            float sum[4][2][4] = {};
+            scale = BACK ? 1.f : f.scale;
+            widen_sums<BACK>(sum, rows + (int64_t)min(base + g, end - 1) * l.max_rank,
+                             rows + (int64_t)min(base + g + 8, end - 1) * l.max_rank, f, c0, n);
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float kept[4] = {1.f, 1.f, 1.f, 1.f};
+                    if (BACK)
+                        keep_four(kept, l, p, min(base + g + 8 * half, end - 1),
+                                  c0 + 16 * q + 4 * t);
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        total[q][i % 2][2 * half + i / 2] +=
+                            kept[i] * sum[q][i % 2][2 * half + i / 2];
+                }
+        }
+        if (scale == 0.f) continue; // the adapter leaves these columns alone
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = base + g + 8 * half;
+            if (row >= end || adapter_of(l, row) != adapter) continue;
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                const float add[4] = {total[q][0][2 * half], total[q][1][2 * half],
+                                      total[q][0][2 * half + 1], total[q][1][2 * half + 1]};
+                add_four(y + (int64_t)row * width, add, scale, c0 + 16 * q + 4 * t, n, packed);
+            }
+        }
+    }
+}
+
+// b[c][j] += scale * sum over rows of dy[row][c] * h[row][j] for the part's columns (B); or a[j][c]
+// += sum over rows of x[row][c] * h[row][j]. A warp takes every sixteenth 16 rows, a lane four of
+// them and 8 columns. packed: rows of x are aligned to 16 bytes.
+template <bool B>
+__global__ void __launch_bounds__(OUTER_THREADS)
+    outer_tensor_kernel(const bf16 *x, const float *h, int part0, bool packed, const lora_view l)
+{
+    __shared__ float sums[COLUMNS][RANKS + 1];
+    grid_begin();
+    const int part = part0 + blockIdx.y, j0 = blockIdx.z * RANKS, c0 = blockIdx.x * COLUMNS;
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const lora_factors f = l.factors[part * l.n_adapters];
+    const int n = B ? l.first[part + 1] - l.first[part] : l.k;
+    const int stride = B ? l.first[l.n_parts] : l.k;
+    if (!f.a || c0 >= n || j0 >= f.rank) return;
+    if (B) x += l.first[part];
+    h += (int64_t)part * l.rows * l.max_rank;
+    float sum[4][2][4] = {};
+    for (int row = warp * 16 + 4 * t; row - 4 * t < l.rows; row += OUTER_WARPS * 16) {
+        uint32_t v[4][4], high[2][2], low[2][2];
+        float w[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bool there = row + i < l.rows;
+            load_pairs<8>(v[i], x + (int64_t)(there ? row + i : 0) * stride, c0 + 8 * g,
+                          there ? n : 0, packed);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int j = j0 + 8 * k + g;
+                w[k][i] = there && j < f.rank ? h[(int64_t)(row + i) * l.max_rank + j] : 0.f;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            split(high[k][0], low[k][0], w[k][0], w[k][1]);
+            split(high[k][1], low[k][1], w[k][2], w[k][3]);
+        }
+#pragma unroll
+        for (int m = 0; m < 4; m++) { // columns 8 g + 2 m and the one after it
+            const uint32_t a[4] = {lows(v[0][m], v[1][m]), highs(v[0][m], v[1][m]),
+                                   lows(v[2][m], v[3][m]), highs(v[2][m], v[3][m])};
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                mma(sum[m][k], a, high[k][0], high[k][1]);
+                mma(sum[m][k], a, low[k][0], low[k][1]);
+            }
+        }
+    }
+    for (int w = 0; w < OUTER_WARPS; w++) { // in their order
+        if (w == warp)
+#pragma unroll
+            for (int m = 0; m < 4; m++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float *to = &sums[8 * g + 2 * m + i % 4 / 2][i / 4 * 8 + 2 * t + i % 2];
+                    *to = (w ? *to : 0.f) + sum[m][i / 4][i % 4];
+                }
+        __syncthreads();
+    }
+    float *out = B ? l.grads[part].b : l.grads[part].a;
+    for (int i = threadIdx.x; i < COLUMNS * RANKS; i += OUTER_THREADS) {
+        const int c = B ? i / RANKS : i % COLUMNS, j = B ? i % RANKS : i / COLUMNS;
+        if (c0 + c >= n || j0 + j >= f.rank) continue;
+        out[B ? (int64_t)(c0 + c) * f.rank + j0 + j : (int64_t)(j0 + j) * n + c0 + c] +=
+            B ? f.scale * sums[c][j] : sums[c][j];
+    }
+}
+
+// ---- launches -----------------------------------------------------------------------------------
+
+// Whether rows of the parts' columns, or of x, are aligned to n elements.
+static bool rows_aligned(const void *x, const lora_view &l, bool parts, int n)
+{
+    bool fits = aligned(n * sizeof(bf16), {x}, {});
+    if (!parts) return fits && l.k % n == 0;
+    for (int p = 0; p <= l.n_parts; p++) fits = fits && l.first[p] % n == 0;
+    return fits;
+}
+
+static int widest_part(const lora_view &l)
+{
+    int n = 0;
+    for (int p = 0; p < l.n_parts; p++) n = max(n, l.first[p + 1] - l.first[p]);
+    return n;
+}
+
+static void thin(struct device *dev, float *h, const void *x, int part0, int n, const lora_view &l,
+                 bool back)
+{
+    const dim3 grid(ceil_div(l.rows, ROWS), n, ceil_div(l.max_rank, RANKS));
+    cuda_launch(dev, "lora", back ? thin_tensor_kernel<true> : thin_tensor_kernel<false>, grid,
+                THREADS, 0, h, (const bf16 *)x, part0, rows_aligned(x, l, back, 8), l);
+}
+
+static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back)
+{
+    const int width = back ? l.k : widest_part(l);
+    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(width, WARPS * COLUMNS), back ? 1 : l.n_parts);
+    cuda_launch(dev, "lora", back ? widen_tensor_kernel<true> : widen_tensor_kernel<false>, grid,
+                THREADS, 0, (bf16 *)y, h, rows_aligned(y, l, !back, 4), l);
+}
+
+static void outer(struct device *dev, const void *x, const float *h, int part0, int n,
+                  const lora_view &l, bool of_b)
+{
+    const dim3 grid(ceil_div(of_b ? widest_part(l) : l.k, COLUMNS), n, ceil_div(l.max_rank, RANKS));
+    cuda_launch(dev, "lora_back", of_b ? outer_tensor_kernel<true> : outer_tensor_kernel<false>,
+                grid, OUTER_THREADS, 0, (const bf16 *)x, h, part0, rows_aligned(x, l, of_b, 8), l);
+}
+
+const struct lora_steps lora_bf16 = {thin, widen, outer};

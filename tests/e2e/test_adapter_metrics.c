@@ -1,0 +1,85 @@
+/* test_adapter_metrics.c: what /metrics says of each LoRA adapter: its samples and its tokens, a
+ * row for each that is loaded, as vLLM's dashboards and ours read them. */
+#include "common/base/clock.h"
+#include "tests/support/daemon.h"
+#include "tests/support/tiny_adapter.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define LIMIT_MS 60000
+
+static struct daemon d;
+
+static void assert_metric(const char *line)
+{
+    struct wire_answer a;
+    daemon_request(d.socket, "GET", "/metrics", "", NULL, &a);
+    assert_contains(bytes_text(&a.body), line);
+    wire_answer_release(&a);
+}
+
+static void wait_for_metric(const char *line)
+{
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    for (bool found = false; !found; clock_sleep_ms(5)) {
+        struct wire_answer a;
+        daemon_request(d.socket, "GET", "/metrics", "", NULL, &a);
+        found = strstr(bytes_text(&a.body), line);
+        if (!found && clock_now_ns() > deadline)
+            fail_msg("no %s in\n%s", line, bytes_text(&a.body));
+        wire_answer_release(&a);
+    }
+}
+
+#define ROW(metric, adapter)                                                                       \
+    "commonweight:adapter_" metric "{model_name=\"base\",adapter=\"" adapter "\"} "
+
+static void adapters_have_rows(void **state)
+{
+    (void)state;
+    char body[400], text[600];
+    const char *model = daemon_model(test_folder(), true, 11), *folder = test_folder();
+    assert_ok(tiny_adapter_write(folder, model, "{\"r\":2,\"target_modules\":\"all-linear\"}", 1));
+    daemon_start(
+        &d, model,
+        OPTIONS("--max-adapters", "2", "--max-lora-rank", "4", "--served-model-name", "base"));
+    assert_metric("vllm:lora_requests_info{model_name=\"base\",max_lora=\"2\","
+                  "running_lora_adapters=\"\",waiting_lora_adapters=\"\"} ");
+    for (const char *name = "a\0b"; name[0]; name += 2) {
+        snprintf(body, sizeof body, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}", name, folder);
+        struct wire_answer a;
+        daemon_request(d.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
+        assert_int_equal(a.status, 200);
+        wire_answer_release(&a);
+    }
+    assert_metric(ROW("generation_tokens_total", "a") "0\n");
+    json_decref(daemon_post(d.socket, "/bridge/pause", 200, "{}"));
+    snprintf(body, sizeof body,
+             "{\"model\":\"a\",\"prompt\":[1,2],\"n\":2,\"max_tokens\":5,\"ignore_eos\":true}");
+    int n = snprintf(text, sizeof text,
+                     "POST /v1/completions HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s", strlen(body),
+                     body);
+    const int fd = wire_open(d.socket);
+    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    wait_for_metric(ROW("requests_waiting", "a") "2\n");
+    assert_metric(ROW("requests_waiting", "b") "0\n");
+    assert_metric(ROW("requests_running", "a") "0\n");
+    assert_metric("running_lora_adapters=\"\",waiting_lora_adapters=\"a\"} ");
+    json_decref(daemon_post(d.socket, "/bridge/resume", 200, "{}"));
+    struct wire_answer a;
+    assert_true(wire_read(fd, LIMIT_MS, &a));
+    assert_int_equal(a.status, 200);
+    wire_answer_release(&a);
+    wait_for_metric(ROW("generation_tokens_total", "a") "10\n");
+    assert_metric(ROW("generation_tokens_total", "b") "0\n");
+    wait_for_metric(ROW("requests_running", "a") "0\n");
+    assert_int_equal(daemon_stop(&d), 0);
+    daemon_kill(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(adapters_have_rows)};
+    return cmocka_run_group_tests_name("adapter_metrics", tests, NULL, NULL);
+}

@@ -1,0 +1,344 @@
+/* test_atropos.c: cw-trainer train --atropos: against an API server of this test's, which checks
+ * what it is asked and hands out what it likes; and, where a Python has atroposlib, the real one
+ * with an environment that has our server generate. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/canned_server.h"
+#include "tests/support/training.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STEPS 3
+
+static struct scene scene;
+
+// ---- the API server of this test ----------------------------------------------------------------
+
+enum conduct {
+    FINE,
+    OF_TOKENS,
+    OF_OTHERS_TOO,
+    TAKEN,
+    ENDS,
+    FORGETS,
+    MALFORMED,
+    NONE_COMES,
+    NO_API
+};
+static enum conduct conduct; // set before it is forked
+static struct canned_server api;
+
+#define BIG_UUID "{\"uuid\": 338598477420198391471028384756102938475}" // of 128 bits
+
+// Groups of two sequences whose trained tokens have the log-probabilities of a uniform model, the
+// first in two turns.
+static const char batch[] =
+    "{\"batch\": [{\"tokens\": [[40, 41, 42, 43, 44], [40, 45, 46]], \"scores\": [1, 0],"
+    " \"masks\": [[-100, 41, -100, 43, 44], [-100, 45, 46]], \"env_id\": 0, \"messages\": null,"
+    " \"inference_logprobs\": [[1, -5.7, 1, -5.7, -5.7], [1, -5.7, -5.7]], \"overrides\": [],"
+    " \"advantages\": %s},"
+    " {\"tokens\": [[50, 51], [50, 52]], \"scores\": [0.25, 0.75], \"env_id\": 0,"
+    " \"masks\": [[-100, 51], [-100, 52]], \"inference_logprobs\": [[1, -5.7], [1, -5.7]]}]}";
+
+static const char *advantages(void)
+{
+    if (conduct == OF_TOKENS) return "[[0, 1, 0, -1, 2], [0, 0.5, -0.5]]";
+    return conduct == OF_OTHERS_TOO ? "[[9, 1, 99, -1, 2], [9, 0.5, -0.5]]" : "null";
+}
+
+static bool registers_well(const json_t *body)
+{
+    static const char *const texts[] = {"wandb_group", "wandb_project", "checkpoint_dir"};
+    bool ok = json_object_size(body) == 8;
+    for (size_t i = 0; i < 3; i++) ok = ok && json_is_string(json_object_get(body, texts[i]));
+    return ok && json_integer_value(json_object_get(body, "batch_size")) == 4 &&
+           json_integer_value(json_object_get(body, "max_token_len")) > 5 &&
+           json_is_integer(json_object_get(body, "save_checkpoint_interval")) &&
+           json_integer_value(json_object_get(body, "num_steps")) == STEPS &&
+           json_is_integer(json_object_get(body, "starting_step"));
+}
+
+static void serve_batch(int fd, int polls)
+{
+    if (conduct == FORGETS)
+        canned_response(fd, "200 OK",
+                        "{\"status\": \"error\", \"message\": \"Trainer not registered.\","
+                        " \"batch\": []}");
+    else if (polls % 2 == 1 || conduct == NONE_COMES)
+        canned_response(fd, "200 OK", "{\"batch\": null}");
+    else if (conduct == MALFORMED)
+        canned_response(fd, "200 OK", "{\"batch\": [{\"tokens\": [[1, 2]]}]}");
+    else {
+        char text[1024];
+        snprintf(text, sizeof text, batch, advantages());
+        canned_response(fd, "200 OK", text);
+    }
+}
+
+// The trainer keeps its one connection, so that what happened on it is all that happened.
+static void serve(int fd)
+{
+    char request[16384], info[80];
+    json_int_t batch_size = conduct == TAKEN ? 32 : -1, max_token_len = -1;
+    for (int polls = 0; canned_request(fd, request, sizeof request);) {
+        json_t *body = json_loads(canned_body(request), 0, NULL);
+        snprintf(info, sizeof info, "{\"batch_size\": %d, \"max_token_len\": %d}", (int)batch_size,
+                 (int)max_token_len);
+        if (conduct == NO_API) {
+            canned_response(fd, "404 Not Found", "{\"detail\": \"Not Found\"}");
+        } else if (canned_is(request, "/info")) {
+            canned_response(fd, "200 OK", info);
+        } else if (canned_is(request, "/register") && registers_well(body)) {
+            batch_size = json_integer_value(json_object_get(body, "batch_size"));
+            max_token_len = json_integer_value(json_object_get(body, "max_token_len"));
+            canned_response(fd, "200 OK", BIG_UUID);
+        } else if (canned_is(request, "/batch") && batch_size == 4) {
+            if (conduct == ENDS && polls == 3) kill(getppid(), SIGKILL);
+            if (conduct == ENDS && polls == 3) return;
+            serve_batch(fd, ++polls);
+        } else {
+            canned_response(fd, "422 Unprocessable Entity", "{\"error\": \"not so\"}");
+        }
+        json_decref(body);
+    }
+}
+
+// A trainer with the numbers of trainer_command(), on that server or another one.
+static void command(const char *run, const char *url, const char *const more[],
+                    const char *ret_argv[TRAINER_WORDS])
+{
+    const char *argv[TRAINER_WORDS];
+    int n = 0;
+    trainer_command(&scene, test_path(scene.folder, run), more, argv);
+    for (int i = 0; argv[i]; i++) {
+        const bool data = i == 4; // where --data stands
+        ret_argv[n++] = data ? "--atropos" : argv[i];
+        if (data) ret_argv[n++] = url;
+        i += data;
+    }
+    ret_argv[n] = NULL;
+}
+
+#define SIZES                                                                                      \
+    "--prompts-per-step", "2", "--num-generations", "2", "--max-steps", "3", "--rollout-timeout",  \
+        "20"
+
+static int train_atropos(enum conduct how, const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "alone.log");
+    conduct = how;
+    canned_server_start(&api, serve);
+    command(run, api.url, more, argv);
+    unlink(log);
+    const int status = test_command(log, LIMIT_MS, argv);
+    canned_server_stop(&api);
+    return status;
+}
+
+// ---- what a run does ----------------------------------------------------------------------------
+
+static void it_trains_on_what_it_is_given(void **state)
+{
+    (void)state;
+    double reward[STEPS], norm[STEPS], off[STEPS];
+    assert_int_equal(train_atropos(FINE, "fine", OPTIONS(SIZES, "--log-completions")), 0);
+    assert_said(&scene, "registered for batches of 4 sequences");
+    assert_int_equal(column(&scene, "fine", "reward", reward, STEPS), STEPS);
+    column(&scene, "fine", "grad_norm", norm, STEPS);
+    column(&scene, "fine", "sampler_mismatch/max", off, STEPS);
+    for (int i = 0; i < STEPS; i++) assert_true(reward[i] == 0.5 && norm[i] > 0 && off[i] > 0);
+    assert_true(off[0] < 3); // its log-probabilities are near those of the model at first
+    json_t *m = last_metrics(&scene, "fine");
+    assert_true(metric(m, "completions/max_length") == 4);
+    assert_false(json_has(m, "epoch"));
+    json_decref(m);
+}
+
+// Of each token that is trained; what stands at others changes nothing.
+static void tokens_may_have_advantages_of_their_own(void **state)
+{
+    (void)state;
+    assert_int_equal(train_atropos(OF_TOKENS, "tokens", OPTIONS(SIZES)), 0);
+    assert_int_equal(train_atropos(OF_OTHERS_TOO, "others", OPTIONS(SIZES)), 0);
+    test_same_file(latest(&scene, "tokens"), latest(&scene, "others"), "model.safetensors");
+    char *fine = test_read(test_path(latest(&scene, "fine"), "model.safetensors"));
+    char *tokens = test_read(test_path(latest(&scene, "tokens"), "model.safetensors"));
+    struct stat sb;
+    assert_int_equal(stat(test_path(latest(&scene, "fine"), "model.safetensors"), &sb), 0);
+    assert_int_not_equal(memcmp(fine, tokens, (size_t)sb.st_size), 0);
+    free(fine);
+    free(tokens);
+}
+
+static void a_signal_ends_the_wait(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    const char *argv[TRAINER_WORDS];
+    conduct = NONE_COMES;
+    canned_server_start(&api, serve);
+    command("signal", api.url, OPTIONS(SIZES), argv);
+    test_spawn(&child, test_path(scene.folder, "trainer.log"), argv);
+    test_wait_for_file(test_path(scene.folder, "trainer.log"), LIMIT_MS, &child);
+    wait_for_log(&scene, "registered for batches");
+    test_kill(&child, SIGTERM);
+    assert_int_equal(test_wait(&child, 10000), 0);
+    canned_server_stop(&api);
+    assert_log(&scene, "stopped at step 0 of 3");
+    assert_true(file_exists(test_path(latest(&scene, "signal"), "model.safetensors")));
+}
+
+static void what_goes_wrong_is_named(void **state)
+{
+    (void)state;
+    const struct {
+        enum conduct conduct;
+        const char *timeout, *sentence;
+    } faults[] = {
+        {TAKEN, "20", "its batch_size is 32, of a trainer that registered before"},
+        {ENDS, "20", "GET /batch"},
+        {FORGETS, "20", "Trainer not registered. (it was started anew"},
+        {MALFORMED, "20", "/batch, group 0, sequence 0: \"tokens\" and \"masks\" must be there"},
+        {NONE_COMES, "0.6", "no batch of 4 sequences came within 1 s"},
+        {NO_API, "20", "GET /info: 404"},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        char run[20];
+        snprintf(run, sizeof run, "fault-%zu", i);
+        assert_int_equal(train_atropos(faults[i].conduct, run,
+                                       OPTIONS(SIZES, "--rollout-timeout", faults[i].timeout)),
+                         1);
+        assert_said(&scene, faults[i].sentence);
+        assert_said(&scene, "--atropos http://127.0.0.1:");
+    }
+    // after a step what was learned is saved
+    assert_true(file_exists(test_path(scene.folder, "fault-1/checkpoints/step-1")));
+}
+
+static void what_does_not_go_together_is_refused(void **state)
+{
+    (void)state;
+    const struct {
+        const char *const *options;
+        const char *sentence;
+    } refused[] = {
+        {OPTIONS("--data", scene.data), "--data with --atropos"},
+        {OPTIONS("--async"), "--async with --atropos"},
+        {OPTIONS("--workers", "x"), "--workers with --atropos"},
+        {OPTIONS("--lora-r", "4"), "--lora-r with --atropos"},
+        {OPTIONS("--cost"), "--cost with --atropos"},
+        {OPTIONS("--exact"), "--exact with --atropos"},
+        {OPTIONS("--max-steps", "-1"), "--atropos needs --max-steps"},
+        {OPTIONS("--atropos", "x"), "--atropos x: take http://HOST:PORT"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        const char *more[8] = {"--max-steps", "1"};
+        for (int k = 0; refused[i].options[k]; k++) more[2 + k] = refused[i].options[k];
+        assert_int_equal(train_atropos(FINE, "no", more), 2);
+        assert_said(&scene, refused[i].sentence);
+    }
+    assert_false(file_exists(test_path(scene.folder, "no")));
+}
+
+// ---- the real one -------------------------------------------------------------------------------
+
+// One that nobody listens on now.
+static const char *free_port(void)
+{
+    static char text[8];
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
+    close(fd);
+    snprintf(text, sizeof text, "%d", ntohs(address.sin_port));
+    return text;
+}
+
+static void wait_until_it_listens(const char *port, struct test_child *child)
+{
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    int fd;
+    while ((fd = wire_open_tcp(atoi(port))) < 0) {
+        assert_true(test_running(child) && clock_ms_until(deadline) > 0);
+        clock_sleep_ms(50);
+    }
+    close(fd);
+}
+
+static void with_the_real_atroposlib(void **state)
+{
+    (void)state;
+    const char *python = test_python("atroposlib, transformers"), *port = free_port();
+    const char *model = test_path(test_root(), "tools/demo-model"), *argv[TRAINER_WORDS];
+    struct test_child run_api = {0}, env = {0}, trainer = {0};
+    struct daemon d = {0};
+    char url[40], server[40];
+    snprintf(url, sizeof url, "http://127.0.0.1:%s", port);
+    test_spawn(
+        &run_api, test_path(scene.folder, "api.log"),
+        OPTIONS(python, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", port));
+    daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0"));
+    snprintf(server, sizeof server, "http://127.0.0.1:%d", daemon_tcp_port(&d));
+    wait_until_it_listens(port, &run_api);
+    daemon_trainer(&d, "x", test_path(scene.folder, "real"),
+                   OPTIONS("--atropos", url, "--prompts-per-step", "2", "--num-generations", "4",
+                           "--max-steps", "3", "--learning-rate", "1e-4"),
+                   NULL, argv);
+    assert_string_equal(argv[4], "--data"); // there is none
+    for (int i = 4; (argv[i] = argv[i + 2]); i++) continue;
+    test_spawn(&trainer, test_path(scene.folder, "real.log"), argv);
+    test_spawn(&env, test_path(scene.folder, "env.log"),
+               OPTIONS("env", "HF_HUB_OFFLINE=1", python,
+                       test_path(test_root(), "tests/clients/atropos_env.py"), url, server, model,
+                       "4"));
+    const int status = test_wait(&trainer, LIMIT_MS);
+    test_end(&env);
+    test_end(&run_api);
+    daemon_kill(&d);
+    if (status != 0) fail_msg("%s", test_read(test_path(scene.folder, "env.log")));
+    json_t *m = last_metrics(&scene, "real");
+    assert_true(metric(m, "step") == 3 && metric(m, "grad_norm") >= 0);
+    assert_true(metric(m, "completions/max_length") <= 5);
+    // of weights at most a few updates before: near, and not another sampler's
+    assert_true(metric(m, "sampler_mismatch/mean") < 0.5);
+    json_decref(m);
+}
+
+static int open_scene(void **state)
+{
+    (void)state;
+    scene_open(&scene);
+    return 0;
+}
+
+static int end_scene(void **state)
+{
+    (void)state;
+    canned_server_stop(&api);
+    scene_close(&scene);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_trains_on_what_it_is_given),
+        cmocka_unit_test(tokens_may_have_advantages_of_their_own),
+        cmocka_unit_test(a_signal_ends_the_wait),
+        cmocka_unit_test(what_goes_wrong_is_named),
+        cmocka_unit_test(what_does_not_go_together_is_refused),
+        cmocka_unit_test(with_the_real_atroposlib),
+    };
+    return cmocka_run_group_tests_name("atropos", tests, open_scene, end_scene);
+}

@@ -1,0 +1,151 @@
+/* test_atropos_batch.c: the groups of Atropos' environments as a rollout with its scores, and what
+ * is wrong with a batch, by name. */
+#include "common/base/json.h"
+#include "tests/support/support.h"
+#include "trainer/rollout/atropos_batch.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct atropos_bounds bounds = {
+    .vocab_size = 50, .max_tokens = 8, .temperature = 1, .needs_logprobs = true};
+
+static enum status read_text(const char *text, struct rollout **ret, struct scores *ret_scores)
+{
+    json_t *batch;
+    assert_ok(json_parse("the test", text, strlen(text), &batch));
+    enum status st = atropos_read_batch("/batch", batch, &bounds, ret, ret_scores);
+    json_decref(batch);
+    return st;
+}
+
+static void groups_of_one_prompt_share_it(void **state)
+{
+    (void)state;
+    struct rollout *r;
+    struct scores s = {0};
+    assert_ok(read_text(
+        "[{\"tokens\": [[1, 2, 3], [1, 2, 4, 5]], \"masks\": [[-100, -100, 3], [-100, -100, 4, 5]],"
+        " \"inference_logprobs\": [[1.0, 1.0, -0.5], [1.0, 1.0, -1, -2]], \"scores\": [1, 0],"
+        " \"advantages\": [], \"overrides\": [], \"group_overrides\": {}, \"images\": []},"
+        " {\"tokens\": [[7, 8], [7, 9]], \"masks\": [[-100, 8], [-100, 9]],"
+        " \"inference_logprobs\": [[1, -3], [1, -4]], \"scores\": [0.5, 0.5],"
+        " \"overrides\": null, \"group_overrides\": null, \"images\": null}]",
+        &r, &s));
+    assert_true(r->n_groups == 2 && r->n_per_group == 2 && r->n_tokens == 5);
+    assert_int_equal(r->examples[0]->prompt_ids.n, 2);
+    assert_int_equal(r->examples[1]->prompt_ids.ids[0], 7);
+    assert_true(r->completions[1].n == 2 && r->completions[1].ids[1] == 5);
+    assert_true(r->completions[1].logprobs[1] == -2 && !r->completions[1].by_policy);
+    assert_null(r->completions[0].versions);
+    assert_int_equal((int)(rollout_oldest(r, 0) >> 63), 1);
+    assert_true(s.n == 4 && s.rewards[0] == 1 && s.advantages[0] > 0.7f);
+    assert_true(s.advantages[1] == -s.advantages[0] && s.advantages[2] == 0);
+    rollout_free(r);
+    scores_release(&s);
+}
+
+// Sizes differ, so each sequence is a group of its own here; advantages are of their groups.
+static void turns_sizes_and_overrides(void **state)
+{
+    (void)state;
+    static const uint8_t mask[] = {1, 0, 1, 1};
+    struct rollout *r;
+    struct scores s = {0};
+    assert_ok(read_text(
+        "[{\"tokens\": [[1, 2, 3, 4, 5], [1, 2, 6]], \"scores\": [3, 1],"
+        " \"masks\": [[-100, 2, -100, 4, 5], [-100, -100, 6]],"
+        " \"inference_logprobs\": [[1, -1, 1, -2, -3], [1, 1, -4]],"
+        " \"advantages\": [[0, 9, 0, 7, 8], [0, 0, 4]],"
+        " \"overrides\": [{\"temperature\": 1},"
+        " {\"set_advantage_to_zero\": true, \"temperature\": 1}],"
+        " \"generation_params\": {\"temperature\": 0.5, \"top_p\": 0.9}},"
+        " {\"tokens\": [[9, 8]], \"masks\": [[-100, -100]], \"inference_logprobs\": [[1, 1]],"
+        " \"scores\": [-2]}]",
+        &r, &s));
+    assert_true(r->n_groups == 3 && r->n_per_group == 1 && r->n_tokens == 5);
+    assert_int_equal(r->examples[0]->prompt_ids.n, 1);
+    assert_int_equal(r->examples[1]->prompt_ids.n, 2);
+    const struct completion *first = &r->completions[0];
+    assert_int_equal(first->n, 4);
+    assert_memory_equal(first->by_policy, mask, sizeof mask);
+    assert_true(first->advantages[0] == 9 && first->advantages[3] == 8);
+    assert_true(first->logprobs[1] == 0 && first->logprobs[2] == -2);
+    assert_null(r->completions[1].advantages);
+    assert_int_equal(r->completions[2].n, 0);
+    assert_true(s.advantages[0] > 0.7f && s.advantages[1] == 0);
+    assert_true(s.advantages[2] == -2); // compared with nothing
+    assert_true(fabs(s.stats.reward_mean - 2.0 / 3) < 1e-12);
+    rollout_free(r);
+    scores_release(&s);
+}
+
+static void assert_batch(const char *text, enum status status, const char *sentence)
+{
+    struct rollout *r = NULL;
+    struct scores s = {0};
+    enum status st = read_text(text, &r, &s);
+    if (st != status) fail_msg("%s: status %d, not %d: %s", text, st, status, status_message());
+    assert_message(sentence);
+    assert_null(r);
+}
+
+#define SEQUENCE "\"tokens\": [[1, 2]], \"masks\": [[-100, 2]], \"scores\": [1]"
+#define LOGPROBS ", \"inference_logprobs\": [[1, -1]]"
+
+static void what_is_wrong_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *group;
+        enum status status;
+        const char *sentence;
+    } faults[] = {
+        {"7", ST_FORMAT, "group 1: field \"tokens\""},
+        {"{\"tokens\": []}", ST_FORMAT, "field \"tokens\" is not a list of lists"},
+        {"{\"tokens\": [1, 2]}", ST_FORMAT, "group 1, sequence 0: field \"tokens\" has no list"},
+        {"{\"tokens\": [[1, 50]], \"masks\": [[-100, 50]]}", ST_MISMATCH,
+         "token 1 is not an id below the vocabulary's 50"},
+        {"{\"tokens\": [[1, 2]], \"masks\": [[-100, 1]]}", ST_FORMAT,
+         "field \"masks\": entry 1 is neither -100 nor its token"},
+        {"{\"tokens\": [[1, 2]], \"masks\": [[-100]]}", ST_FORMAT, "1 entries for 2 tokens"},
+        {"{\"tokens\": [[1, 2]]}", ST_FORMAT, "\"masks\" must be there"},
+        {"{\"tokens\": [[1, 2]], \"masks\": [[1, 2]]}", ST_FORMAT, "nothing comes before it"},
+        {"{\"tokens\": [[]], \"masks\": [[]]}", ST_FORMAT, "nothing comes before it"},
+        {"{\"tokens\": [[1,1,1,1,1,1,1,1,1]], \"masks\": [[-100,1,1,1,1,1,1,1,1]]}", ST_TOO_LONG,
+         "9 tokens, over the 8"},
+        {"{" SEQUENCE "}", ST_NOT_FOUND, "\"inference_logprobs\" is missing"},
+        {"{" SEQUENCE ", \"inference_logprobs\": [[1, 1.0]]}", ST_FORMAT, "that of token 1 is 1"},
+        {"{" SEQUENCE ", \"inference_logprobs\": [[1, null]]}", ST_FORMAT, "entry 1 is not a"},
+        {"{" SEQUENCE ", \"inference_logprobs\": [[-1]]}", ST_FORMAT, "has 1 entries for 2 tokens"},
+        {"{\"tokens\": [[1, 2]], \"masks\": [[-100, 2]], \"scores\": []" LOGPROBS "}", ST_FORMAT,
+         "\"scores\" has no number"},
+        {"{" SEQUENCE LOGPROBS ", \"advantages\": [[1]]}", ST_FORMAT, "field \"advantages\" has 1"},
+        {"{" SEQUENCE LOGPROBS ", \"overrides\": [{\"loss_scale\": 2}]}", ST_UNSUPPORTED,
+         "\"loss_scale\" is not known here"},
+        {"{" SEQUENCE LOGPROBS ", \"overrides\": [3]}", ST_FORMAT, "\"overrides\" has no object"},
+        {"{" SEQUENCE LOGPROBS ", \"group_overrides\": {\"temperature\": 0.7}}", ST_MISMATCH,
+         "sampled at temperature 0.7, and the loss is of --temperature 1"},
+        {"{" SEQUENCE LOGPROBS ", \"images\": [\"x\"]}", ST_UNSUPPORTED, "field \"images\""},
+        {"{" SEQUENCE LOGPROBS ", \"images\": {\"x\": 1}}", ST_UNSUPPORTED, "field \"images\""},
+        {"{" SEQUENCE LOGPROBS ", \"distill_logprobs\": [[[0]]]}", ST_UNSUPPORTED, "distill"},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        char text[512];
+        snprintf(text, sizeof text, "[{" SEQUENCE LOGPROBS "}, %s]", faults[i].group);
+        assert_batch(text, faults[i].status, faults[i].sentence);
+    }
+    assert_batch("[]", ST_FORMAT, "/batch: no list of groups");
+    assert_batch("{}", ST_FORMAT, "/batch: no list of groups");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groups_of_one_prompt_share_it),
+        cmocka_unit_test(turns_sizes_and_overrides),
+        cmocka_unit_test(what_is_wrong_is_named),
+    };
+    return cmocka_run_group_tests_name("atropos_batch", tests, NULL, NULL);
+}

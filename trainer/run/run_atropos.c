@@ -1,0 +1,192 @@
+/* run_atropos.c: a run on what Atropos' environments put into its API server (--atropos). The main
+ * thread.
+ *
+ * Environments have the trained server generate (its /generate and /v1 endpoints), score groups of
+ * sequences themselves, and hand them to the API; the trainer registers there once and polls for
+ * batches. Which weights sampled a token is told by nobody, so a sequence has no versions: the
+ * sampler's log-probabilities that come with it are what says how far it is off the policy. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "trainer/rollout/atropos_batch.h"
+#include "trainer/run/run.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ASK_MS  60000 // a batch may be large
+#define POLL_MS 250
+
+static int64_t batch_size(const struct run *run)
+{
+    return run->config->curriculum.prompts_per_step * run->config->curriculum.num_generations;
+}
+
+// body: of a POST; NULL: a GET. flags: of jansson.
+static enum status ask(const struct run *run, const char *path, const json_t *body, size_t flags,
+                       json_t **ret)
+{
+    struct bytes text = BYTES_INIT;
+    const struct http_call call = {.server = run->config->atropos,
+                                   .path = path,
+                                   .post = body != NULL,
+                                   .body = body,
+                                   .timeout_ms = ASK_MS};
+    json_error_t error;
+    enum status st;
+    CHECK(http_perform(run->http, &call, &text));
+    *ret = json_loadb(bytes_text(&text), text.len, flags | JSON_ALLOW_NUL, &error);
+    if (!*ret) st = status_fail(ST_FORMAT, "%s: column %d: %s", path, error.column, error.text);
+out:
+    bytes_release(&text);
+    return st;
+}
+
+// ---- registering --------------------------------------------------------------------------------
+
+// Its sizes must be ours: an API that a trainer registered with before keeps that one's.
+static enum status check_info(const struct run *run, bool registered)
+{
+    const struct {
+        const char *key;
+        int64_t ours;
+    } sizes[] = {{"batch_size", batch_size(run)}, {"max_token_len", run_longest(run)}};
+    enum status st;
+    json_t *info = NULL;
+    CHECK(ask(run, "/info", NULL, 0, &info));
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        int64_t theirs = INT64_MIN;
+        CHECK(json_get_int("/info", info, sizes[i].key, -1, INT64_MAX, &theirs));
+        if (theirs == INT64_MIN)
+            FAIL(ST_FORMAT, "/info has no \"%s\": is this Atropos' run-api?", sizes[i].key);
+        if (theirs == sizes[i].ours || (theirs == -1 && !registered)) continue;
+        FAIL(ST_MISMATCH,
+             "its %s is %" PRId64 ", of a trainer that registered before, and this run's is "
+             "%" PRId64 "; begin anew with GET /reset_data, or take that one",
+             sizes[i].key, theirs, sizes[i].ours);
+    }
+out:
+    json_decref(info);
+    return st;
+}
+
+static enum status register_run(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    char checkpoints[PATH_ROOM];
+    json_t *body = NULL, *response = NULL;
+    CHECK(path_put(checkpoints, run->folder, "checkpoints"));
+    body = json_pack(
+        "{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:I}", "wandb_group", run->folder, "wandb_project",
+        "commonweight", "batch_size", (json_int_t)batch_size(run), "max_token_len",
+        (json_int_t)run_longest(run), "checkpoint_dir", checkpoints, "save_checkpoint_interval",
+        (json_int_t)(c->save_steps > 0 ? c->save_steps : run->total_steps), "starting_step",
+        (json_int_t)run->step, "num_steps", (json_int_t)run->total_steps);
+    if (!body) FAIL(ST_INVALID, "%s: it cannot be registered: its name is not UTF-8", run->folder);
+    // The uuid has 128 bits, more than jansson's integers, and nothing asks for it: as a real.
+    CHECK(ask(run, "/register", body, JSON_DECODE_INT_AS_REAL, &response));
+    if (!json_is_number(json_object_get(response, "uuid")))
+        FAIL(ST_FORMAT, "/register: the response has no \"uuid\"");
+out:
+    json_decref(response);
+    json_decref(body);
+    return st;
+}
+
+enum status run_open_atropos(struct run *run)
+{
+    enum status st;
+    if (!run->config->atropos) return ST_OK;
+    CHECK(check_info(run, false));
+    CHECK(register_run(run));
+    CHECK(check_info(run, true));
+    log_info("--atropos %s: registered for batches of %" PRId64 " sequences of at most %" PRId64
+             " tokens; environments that ask %s are trained on",
+             run->config->atropos, batch_size(run), run_longest(run),
+             bridge_file_of(run->bridge)->socket);
+out:
+    return status_context(st, "--atropos %s", run->config->atropos);
+}
+
+// ---- batches ------------------------------------------------------------------------------------
+
+// NULL: there is none yet.
+static enum status poll_batch(const struct run *run, json_t **ret)
+{
+    enum status st;
+    json_t *response = NULL;
+    *ret = NULL;
+    CHECK(ask(run, "/batch", NULL, 0, &response));
+    const char *status = json_string_value(json_object_get(response, "status"));
+    if (status && strcmp(status, "error") == 0)
+        FAIL(ST_PEER_GONE,
+             "/batch: %s (it was started anew, or its data reset; --resume registers again)",
+             json_string_value(json_object_get(response, "message")));
+    json_t *batch = json_object_get(response, "batch");
+    if (!batch) FAIL(ST_FORMAT, "/batch: the response has no \"batch\"");
+    if (!json_is_null(batch)) *ret = json_incref(batch);
+out:
+    json_decref(response);
+    return st;
+}
+
+static enum status wait_for_batch(const struct run *run, json_t **ret)
+{
+    const int64_t deadline = clock_deadline_ns(run->source.timeout_ms);
+    enum status st;
+    for (;;) {
+        CHECK(poll_batch(run, ret));
+        if (*ret) break;
+        if (stop_requested())
+            FAIL(ST_CANCELLED, "the run was to end while it waited for environments");
+        if (clock_ms_until(deadline) == 0)
+            FAIL(ST_TIMEOUT,
+                 "no batch of %" PRId64 " sequences came within %.0f s (--rollout-timeout): are "
+                 "environments running?",
+                 batch_size(run), run->config->rollout_timeout);
+        clock_sleep_ms(POLL_MS);
+    }
+out:
+    return st;
+}
+
+enum status run_take_batch(struct run *run, struct rollout_step *s)
+{
+    const struct atropos_bounds bounds = {
+        .vocab_size = run->model->vocab_size,
+        .max_tokens = (int)run_longest(run),
+        .temperature = run->config->sampling.temperature,
+        .needs_logprobs = run->resolved.loss.tis != TIS_OFF,
+        .scale = run->config->scale_rewards,
+    };
+    const int64_t start = clock_now_ns();
+    struct rollout *rollout = NULL;
+    json_t *batch = NULL;
+    enum status st;
+    CHECK(wait_for_batch(run, &batch));
+    scores_release(&s->scores);
+    CHECK(atropos_read_batch("/batch", batch, &bounds, &rollout, &s->scores));
+    if (s->scores.n > batch_size(run))
+        FAIL(ST_MISMATCH, "/batch: %d sequences, and %" PRId64 " were registered", s->scores.n,
+             batch_size(run));
+    rollout_free(s->rollout);
+    s->rollout = rollout;
+    rollout = NULL;
+    s->rollout->seconds = clock_ms_since(start) / 1e3;
+out:
+    rollout_free(rollout);
+    json_decref(batch);
+    return status_context(st, "--atropos %s", run->config->atropos);
+}
+
+// ---- in place of data ---------------------------------------------------------------------------
+
+enum status run_atropos_data(struct run *run)
+{
+    // One example without tokens, which no step takes: the prompts are the environments'.
+    static const char line[] = "{\"prompt\": \" \"}\n";
+    return dataset_parse(run->config->atropos, line, strlen(line), NULL, &run->data);
+}

@@ -1,0 +1,116 @@
+/* op.c: a training run's requests on their way to the main thread and back. Loop's thread.
+ *
+ * They carry numbers without gaps; the client may send them in another order (the parts of a large
+ * forward_backward do come so), so that one behind a gap is held until the gap is filled. A number
+ * that was seen before is the same request again: it gets the same future. */
+#include "trainer/serve/tinker.h"
+
+#include <stdlib.h>
+
+static void op_free(struct op *op)
+{
+    if (!op) return;
+    forward_backward_release(&op->request);
+    bytes_release(&op->answer);
+    json_decref(op->description);
+    free(op);
+}
+
+static void deliver(struct inbox_message *message)
+{
+    struct op *op = (struct op *)message;
+    enum status st = status_recall(&op->work.status);
+    if (st == ST_OK)
+        op->done(op);
+    else
+        future_fail(op->future, st);
+    op_free(op);
+}
+
+void op_free_held(struct training_run *m)
+{
+    while (m->held) {
+        struct op *op = m->held;
+        m->held = op->next;
+        op_free(op);
+    }
+}
+
+struct op *op_new(struct tinker *t, struct http_request *q, struct training_run *m, int64_t seq_id,
+                  enum status (*run)(struct policy *, struct work *), void (*done)(struct op *))
+{
+    struct future *known = m && seq_id >= 0 ? future_of(t->futures, m->id, seq_id) : NULL;
+    struct op *op = NULL;
+    if (known)
+        future_promise(known, q, NULL);
+    else if (m && seq_id >= 0 && seq_id < m->next_seq)
+        http_fail(q, 410, "request %lld of %s was answered, and is forgotten", (long long)seq_id,
+                  m->id);
+    else if (m && seq_id >= 0 && tinker_takes_work(t, q) && !(op = calloc(1, sizeof *op)))
+        http_fail(q, 500, "out of memory");
+    if (!op) return NULL;
+    op->work.message.deliver = deliver;
+    op->work.run = run;
+    op->done = done;
+    op->tinker = t;
+    op->model = m;
+    op->seq_id = seq_id;
+    return op;
+}
+
+struct op *op_of(struct tinker *t, struct http_request *q, const json_t *body,
+                 enum status (*run)(struct policy *, struct work *), void (*done)(struct op *))
+{
+    const char *id = tinker_text(q, body, "model_id");
+    struct training_run *m = id ? tinker_training_run(t, q, id) : NULL;
+    const int64_t seq_id = m ? tinker_number(q, body, "seq_id", 1) : -1;
+    return op_new(t, q, m, seq_id, run, done);
+}
+
+// Lets those go that have nothing missing before them.
+static void release_held(struct tinker *t, struct training_run *m)
+{
+    while (m->held && m->held->seq_id <= m->next_seq) {
+        struct op *op = m->held;
+        m->held = op->next;
+        m->next_seq = op->seq_id + 1;
+        work_put(t->works, &op->work);
+    }
+}
+
+void op_submit(struct op *op, struct http_request *q)
+{
+    struct training_run *m = op->model;
+    struct op **link = &m->held;
+    op->future = future_new(op->tinker->futures, m->id, op->seq_id);
+    if (!op->future) {
+        http_fail_status(q, ST_BUSY);
+        op_free(op);
+        return;
+    }
+    struct future *future = op->future;
+    while (*link && (*link)->seq_id < op->seq_id) link = &(*link)->next;
+    op->next = *link;
+    *link = op;
+    release_held(op->tinker, m);
+    future_promise(future, q, json_pack("{s:s}", "model_id", m->id));
+}
+
+static enum status run_refused(struct policy *policy, struct work *work)
+{
+    (void)policy;
+    return status_recall(&work->status);
+}
+
+void op_refuse(struct op *op, enum status st)
+{
+    status_keep(&op->work.status, st);
+    if (st != ST_OK) op->work.run = run_refused;
+}
+
+void op_note_live(struct op *op)
+{
+    char path[RUN_PATH_ROOM];
+    run_path_put(&op->path, path);
+    json_object_set_new(op->tinker->live, path, json_integer((json_int_t)op->version));
+}
