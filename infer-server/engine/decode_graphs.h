@@ -27,7 +27,7 @@ void decode_graphs_free(struct decode_graphs *graphs);
 // The step with this key, new (neither warm nor captured) where it is not known. Valid until the
 // next look-up. Waits for the device where another step has to go.
 struct decode_graph *decode_graphs_find(struct decode_graphs *graphs, const void *batch,
-                                        const void *kv, int rows, int context,
-                                        int table_stride, uint64_t adapted);
+                                        const void *kv, int rows, int context, int table_stride,
+                                        uint64_t adapted);
 
 #endif
