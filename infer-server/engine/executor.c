@@ -374,6 +374,16 @@ static int prompt_tokens(const struct step *step)
     return n;
 }
 
+static void copy_blocks(struct executor *x, const struct step *step)
+{
+    for (int i = 0; i < step->n_copies; i++) {
+        const struct step_copy *copy = &step->copies[i];
+        const struct kv_memory *policy = &x->runners[RUNNER_POLICY]->kv;
+        kv_memory_copy_block(policy, copy->from, copy->to);
+        if (copy->both) kv_memory_copy_block(&x->runners[RUNNER_FROZEN]->kv, copy->from, copy->to);
+    }
+}
+
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped)
 {
@@ -389,8 +399,7 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     delivery_started(step, start_ns);
     CHECK(build_batch(x, step));
     CHECK(runner_step(r));
-    for (int i = 0; i < step->n_copies; i++)
-        kv_memory_copy_block(&r->kv, step->copies[i].from, step->copies[i].to);
+    copy_blocks(x, step);
     if (by_policy) CHECK(drafting_follow(x->drafting, step));
     CHECK(runner_sample(r));
     if (by_policy) CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));

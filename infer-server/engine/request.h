@@ -119,7 +119,7 @@ static inline enum runner_role sample_runner(const struct sample *s)
 {
     const enum runner_role other = s->author.frozen ? RUNNER_POLICY : RUNNER_FROZEN;
     const bool first = sample_is_tandem(s) && s->text.n_generated == 0 &&
-                       s->kv[other].computed < s->request->n_prompt;
+                       s->kv[other].computed < s->request->n_prompt - 1;
     return first ? other : sample_author(s);
 }
 static inline int sample_computed(const struct sample *s) // of these, by whose turn it is

@@ -19,7 +19,8 @@
  *     wait for that without holding up those behind them, but their places count as taken. When the
  *     last prompt row is in the step, each new sibling shares the prompt's full blocks, gets a copy
  *     of the last, partly filled one (copy-on-write: both are about to write there), and samples
- *     its first token from the same row.
+ *     its first token from the same row; of a tandem, whose samples' first tokens have authors of
+ *     their own, each computes the last token again.
  *
  * Blocks that a step fills are cached at the end of the plan, those of prompts and of answers alike
  * (a chat's next turn begins with both); no plan before the next one can find them, so they are
@@ -204,15 +205,13 @@ static bool waits_for_prompt(const struct sample *sample) // which a sibling is 
 }
 
 // Siblings gain by waiting for one that has prompt blocks to fill, or from whose last prompt row
-// they can sample.
+// they can sample. One of a tandem that came back fills both models' blocks in its own time.
 static void let_siblings_wait(const struct scheduler *s, struct sample *sample)
 {
     struct request *r = sample->request;
     const int prompt = r->full_blocks * block_manager_block_size(s->manager);
-    const bool fills = sample_computed_by_all(sample) < prompt,
-               begins = sample->text.n_generated == 0;
-    const bool gains = sample_is_tandem(sample) ? fills && begins : fills || begins;
-    if (r->prefilling || !gains) return;
+    const bool fills = sample_computed_by_all(sample) < prompt && !sample_is_tandem(sample);
+    if (r->prefilling || !(fills || sample->text.n_generated == 0)) return;
     for (int i = 0; i < r->sampling.n; i++)
         if (r->samples[i].queue.state == SAMPLE_WAITING) r->prefilling = sample;
 }
@@ -310,23 +309,35 @@ void scheduler_reserve_drafts(struct scheduler *s, struct sample *sample)
     sample->draft.n_verify = room > 0 ? room : 0;
 }
 
+// What of its prompt a sibling need not compute: all, or, where its first token has an author of
+// its own, all but the last token.
+static int shared_prompt(const struct sample *from)
+{
+    return from->request->n_prompt - sample_is_tandem(from);
+}
+
 // Shares the computed prompt with a sibling. Its place is free; its block may not be.
 static bool share_prompt(struct scheduler *s, const struct sample *from, int item,
                          struct sample *sample)
 {
     struct step *step = &s->step;
-    const int n_prompt = from->request->n_prompt, full = from->request->full_blocks;
+    const bool tandem = sample_is_tandem(from);
+    const int shared = shared_prompt(from), block = block_manager_block_size(s->manager);
+    const int full = shared / block;
     if (s->running.n >= s->limits.max_batch) return false;
     if (block_manager_available(s->manager) < 1 + s->running.n) return false;
     sample_blocks_share(s->manager, sample, from->blocks.at, full);
-    if (!sample_blocks_grow(s->manager, sample, n_prompt)) return false; // one was there
-    if (sample->blocks.n > full)
-        step->copies[step->n_copies++] =
-            (struct step_copy){.from = from->blocks.at[full], .to = sample->blocks.at[full]};
+    if (!sample_blocks_grow(s->manager, sample, from->request->n_prompt))
+        return false; // one was there
+    if (shared > full * block)
+        step->copies[step->n_copies++] = (struct step_copy){
+            .from = from->blocks.at[full], .to = sample->blocks.at[full], .both = tandem};
     sample->kv[RUNNER_POLICY] =
-        (struct sample_kv){.computed = n_prompt, .version = from->kv[RUNNER_POLICY].version};
+        (struct sample_kv){.computed = shared, .version = from->kv[RUNNER_POLICY].version};
+    if (tandem) sample->kv[RUNNER_FROZEN].computed = shared;
     start(s, sample);
-    step->sampled[step->n_sampled++] = (struct step_sample){.sample = sample, .item = item};
+    if (!tandem)
+        step->sampled[step->n_sampled++] = (struct step_sample){.sample = sample, .item = item};
     return true;
 }
 
@@ -334,11 +345,12 @@ static void start_siblings(struct scheduler *s, int item)
 {
     const struct sample *from = s->step.items[item].sample;
     struct request *r = from->request;
-    if (r->prefilling != from || sample_computed_by_all(from) < r->n_prompt) return;
+    if (r->prefilling != from || sample_computed(from) < r->n_prompt ||
+        sample_computed_by_all(from) < shared_prompt(from))
+        return;
     // One that came back computes tokens of its own behind the prompt: the item's last row is not
-    // the prompt's, and its siblings are admitted by the next plan. So are those of a tandem, whose
-    // first tokens have several authors.
-    bool room = sample_computed(from) == r->n_prompt && !sample_is_tandem(from);
+    // the prompt's, and its siblings are admitted by the next plan.
+    bool room = sample_computed(from) == r->n_prompt;
     for (int k = 0; k < r->sampling.n && room; k++) {
         struct sample *sample = &r->samples[k];
         if (sample->queue.state == SAMPLE_WAITING && sample->text.n_generated == 0)
