@@ -5,7 +5,6 @@
 #include "common/base/json.h"
 #include "tests/support/daemon.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,19 +50,6 @@ static const char *model_with_pieces(void)
     return model;
 }
 
-static void run_client(const char *python, const char *parser)
-{
-    char url[64];
-    const char *log = test_path(d.folder, "sdk.log");
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&d));
-    const char *script = test_path(test_root(), "tests/clients/openai_tools.py");
-    if (test_command(log, 120000, OPTIONS(python, script, url, parser)) == 0) return;
-    char *text = test_read(log);
-    print_message("%s\n", text);
-    free(text);
-    fail_msg("the script failed");
-}
-
 static void assert_logged(const char *sentence)
 {
     char *log = test_read(d.child.log);
@@ -77,11 +63,11 @@ static void test_openai_sdk(void **state)
     const char *python = test_python("openai"), *model = model_with_pieces();
     daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0"));
     assert_logged("calls of tools in answers are parsed: hermes");
-    run_client(python, "hermes");
+    daemon_client(&d, python, "tests/clients/openai_tools.py", "hermes");
     assert_int_equal(daemon_stop(&d), 0);
     daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0", "--tool-call-parser", "off"));
     assert_logged("calls of tools in answers stay text: --tool-call-parser off");
-    run_client(python, "off");
+    daemon_client(&d, python, "tests/clients/openai_tools.py", "off");
     assert_int_equal(daemon_stop(&d), 0);
 }
 
