@@ -291,8 +291,37 @@ static void templates_parse_back(void **state)
     globfree(&found);
 }
 
-// ---- turns
 // ---------------------------------------------------------------------------------------
+
+// Of templates that are not there: Mistral's list, and arguments that have to be text.
+static void other_templates_parse_back(void **state)
+{
+    (void)state;
+#define CALLS(text)                                                                                \
+    "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or [] %}" text                  \
+    "{% endfor %}{% endfor %}"
+    static const struct {
+        const char *template, *form;
+    } cases[] = {
+        {CALLS("[TOOL_CALLS] [{{ c.function|tojson }}]"), "mistral"},
+        {CALLS("[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments|tojson }}"),
+         "mistral"},
+        {CALLS("{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
+               "c.function.arguments + '<｜tool▁call▁end｜>' }}"),
+         "deepseek"},
+        {CALLS("{{ c.function.name }}({{ c.function.arguments|tojson }})"), NULL},
+        {"{{ raise_exception('no') }}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct chat_template *t = NULL;
+        assert_ok(chat_template_parse("T", cases[i].template, strlen(cases[i].template), NULL, &t));
+        const struct tool_form *form = chat_probe_tool_form(t);
+        assert_string_equal(form ? tool_form_name(form) : "-", cases[i].form ? cases[i].form : "-");
+        chat_template_free(t);
+    }
+}
+
+// ---- turns -------------------------------------------------------------------------------------
 
 static void turns_that_do_not_repeat_are_said(void **state)
 {
@@ -331,6 +360,7 @@ int main(void)
         cmocka_unit_test(texts),
         cmocka_unit_test(held_back),
         cmocka_unit_test(templates_parse_back),
+        cmocka_unit_test(other_templates_parse_back),
         cmocka_unit_test(turns_that_do_not_repeat_are_said),
     };
     return cmocka_run_group_tests_name("tool_calls", tests, make_tools, free_tools);
