@@ -291,8 +291,6 @@ static void templates_parse_back(void **state)
     globfree(&found);
 }
 
-// ---------------------------------------------------------------------------------------
-
 // Of templates that are not there: Mistral's list, and arguments that have to be text.
 static void other_templates_parse_back(void **state)
 {
