@@ -1,5 +1,5 @@
 /* chat_probe.h: what a chat template does, found out by rendering short conversations: in which
- * form it writes calls of tools, and whether a conversation's prompt begins with that of its turn
+ * form it writes tool calls, and whether a conversation's prompt begins with that of its turn
  * before. At start; any thread. */
 #ifndef INFER_SERVER_CHAT_PROBE_H
 #define INFER_SERVER_CHAT_PROBE_H

@@ -128,10 +128,10 @@ static void read_chat(struct server *s)
     s->model.tool_form = parser == TOOL_PARSER_AUTO ? chat_probe_tool_form(s->chat)
                                                     : tool_form_at(parser - TOOL_PARSER_FORMS);
     if (s->model.tool_form)
-        log_info("calls of tools in answers are parsed: %s (--tool-call-parser)",
+        log_info("tool calls in answers are parsed: %s (--tool-call-parser)",
                  tool_form_name(s->model.tool_form));
     else if (chat_template_mentions(s->chat, "tools"))
-        log_info("calls of tools in answers stay text: %s",
+        log_info("tool calls in answers stay text: %s",
                  parser == TOOL_PARSER_OFF
                      ? "--tool-call-parser off"
                      : "the chat template writes them in no form that --tool-call-parser has");

@@ -1,4 +1,4 @@
-/* tool_calls.h: a chat's answer taken apart: the calls of tools in it, and the text that is none.
+/* tool_calls.h: a chat's answer taken apart: the tool calls in it, and the text that is none.
  * The answer's text arrives in pieces, and what comes of it does not depend on where they end: a
  * call is given once it is whole, and text that may yet become one is held back. White space beside
  * a call goes with it. What only looks like a call (broken JSON, a function that the request does

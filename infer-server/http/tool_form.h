@@ -1,7 +1,6 @@
-/* tool_form.h: the forms in which models write calls of tools, and how one call is found in a text
+/* tool_form.h: the forms in which models write tool calls, and how one call is found in a text
  * that arrives in pieces. A form is an entry of the table in tool_form.c: patterns of markers,
- * white space, a name and JSON. Pure functions over a text; private to tool_calls.c, but for the
- * names and tool_form_mentions(). Any thread. */
+ * white space, a name and JSON. Pure functions over a text; any thread. */
 #ifndef INFER_SERVER_TOOL_FORM_H
 #define INFER_SERVER_TOOL_FORM_H
 

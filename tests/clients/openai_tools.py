@@ -1,4 +1,4 @@
-"""Calls of tools by OpenAI's SDK for Python, against a cw-infer-server of tests/e2e/test_tool_calls.c.
+"""Tool calls by OpenAI's SDK for Python, against a cw-infer-server of tests/e2e/test_tool_calls.c.
 
     openai_tools.py BASE_URL PARSER
 
@@ -12,7 +12,7 @@ import openai
 
 BASE, PARSER = sys.argv[1:3]
 client = openai.OpenAI(base_url=BASE + "/v1", api_key="none", max_retries=0, timeout=60)
-TEXT, MARK, NAME, ARGUMENTS, CLOSE, ADD, NOSUCH, END = 263, 264, 265, 266, 267, 268, 269, 261
+TEXT, MARK, NAME, ARGUMENTS, CLOSE, ADD, NOSUCH, TWO, END = 263, 264, 265, 266, 267, 268, 269, 270, 261
 EXTRA = {"repetition_penalty": 2, "stop_token_ids": [END]}
 USER = [{"role": "user", "content": "hello"}]
 
@@ -64,6 +64,10 @@ def several():
     # a marker comes once only, so the second call has none: text
     choice = chat([*ONE, ADD]).choices[0]
     assert calls_of(choice.message) == [WEATHER] and '"add"' in choice.message.content, choice
+    add = ("function", "add", {})
+    both, one = chat([TWO]).choices[0], chat([TWO], parallel_tool_calls=False).choices[0]
+    assert calls_of(both.message) == [add, add] and calls_of(one.message) == [add], (both, one)
+    assert both.token_ids == one.token_ids and both.finish_reason == one.finish_reason == "tool_calls"
     ids = {c.id for _ in range(3) for c in chat(ONE).choices[0].message.tool_calls}
     assert len(ids) == 3 and all(len(i) == 9 for i in ids), ids
 
@@ -90,11 +94,16 @@ def no_calls():
 
 
 def streamed():
-    for ids in (ONE, [TEXT], [MARK, NOSUCH], [MARK, ADD]):
-        want = chat(ids).choices[0]
-        options = {"include_usage": True}
+    for ids, fields in (
+        (ONE, {}),
+        ([TEXT], {}),
+        ([MARK, NOSUCH], {}),
+        ([TWO], {}),
+        ([TWO], {"parallel_tool_calls": False}),
+    ):
+        want = chat(ids, **fields).choices[0]
         content, calls, seen, finish, order = "", {}, [], None, []
-        for chunk in chat(ids, stream=True, stream_options=options):
+        for chunk in chat(ids, stream=True, **fields):
             for choice in chunk.choices:
                 seen += choice.token_ids
                 finish = choice.finish_reason or finish

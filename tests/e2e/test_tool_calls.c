@@ -1,11 +1,10 @@
-/* test_tool_calls.c: calls of tools from a real cw-infer-server, by OpenAI's SDK for Python
+/* test_tool_calls.c: tool calls from a real cw-infer-server, by OpenAI's SDK for Python
  * (tests/clients/openai_tools.py). The model is a random one: its tokenizer has tokens that
  * together are an answer with calls, and logit_bias and a penalty bring them one after the other.
  */
 #include "common/base/json.h"
 #include "tests/support/daemon.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +21,7 @@ static const char template_text[] =
 
 // Added to the tokenizer's, from 263 on, as tests/clients/openai_tools.py numbers them. The marker
 // is special: it is no part of a text, but the parser sees it.
+#define ADD "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>"
 static const struct {
     const char *text;
     bool special;
@@ -31,7 +31,8 @@ static const struct {
               {"ments\": {\"city\": \"Paris\"}}</tool", false},
               {"_call>", false},
               {"{\"name\": \"add\", \"arguments\": {}}</tool_call>", false},
-              {"{\"name\": \"nosuch\", \"arguments\": {}}</tool_call>", false}};
+              {"{\"name\": \"nosuch\", \"arguments\": {}}</tool_call>", false},
+              {ADD "\n" ADD, false}};
 
 static const char *model_with_pieces(void)
 {
@@ -51,19 +52,6 @@ static const char *model_with_pieces(void)
     return model;
 }
 
-static void run_client(const char *python, const char *parser)
-{
-    char url[64];
-    const char *log = test_path(d.folder, "sdk.log");
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&d));
-    const char *script = test_path(test_root(), "tests/clients/openai_tools.py");
-    if (test_command(log, 120000, OPTIONS(python, script, url, parser)) == 0) return;
-    char *text = test_read(log);
-    print_message("%s\n", text);
-    free(text);
-    fail_msg("the script failed");
-}
-
 static void assert_logged(const char *sentence)
 {
     char *log = test_read(d.child.log);
@@ -76,12 +64,12 @@ static void test_openai_sdk(void **state)
     (void)state;
     const char *python = test_python("openai"), *model = model_with_pieces();
     daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0"));
-    assert_logged("calls of tools in answers are parsed: hermes");
-    run_client(python, "hermes");
+    assert_logged("tool calls in answers are parsed: hermes");
+    daemon_client(&d, python, "tests/clients/openai_tools.py", "hermes");
     assert_int_equal(daemon_stop(&d), 0);
     daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0", "--tool-call-parser", "off"));
-    assert_logged("calls of tools in answers stay text: --tool-call-parser off");
-    run_client(python, "off");
+    assert_logged("tool calls in answers stay text: --tool-call-parser off");
+    daemon_client(&d, python, "tests/clients/openai_tools.py", "off");
     assert_int_equal(daemon_stop(&d), 0);
 }
 

@@ -39,6 +39,9 @@ void daemon_holds(const struct daemon *d, const char *role, const char *folder);
 // That of an adapter holds exactly what the PEFT folder holds, in the arena's dtype.
 void daemon_holds_adapter(const struct daemon *d, const char *name, const char *folder);
 int daemon_tcp_port(struct daemon *d); // from its log
+// Runs `script` (a path in the repository) with the daemon's URL and `argument`; fails the test
+// with what it printed unless it ends well.
+void daemon_client(struct daemon *d, const char *python, const char *script, const char *argument);
 
 // The dtype in which the tests' device computes exactly (docs/numerics.md): that of daemon_start()
 // on the CPU, bf16 elsewhere. For the option --dtype, where a later one counts.

@@ -4,6 +4,7 @@
 #include "infer-server/http/chat_probe.h"
 #include "infer-server/http/tool_calls.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_tokenizer.h"
 
 #include <glob.h>
 #include <stdio.h>
@@ -290,6 +291,66 @@ static void templates_parse_back(void **state)
     globfree(&found);
 }
 
+// Of templates that are not there: Mistral's list, and arguments that have to be text.
+static void other_templates_parse_back(void **state)
+{
+    (void)state;
+#define CALLS(text)                                                                                \
+    "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or [] %}" text                  \
+    "{% endfor %}{% endfor %}"
+    static const struct {
+        const char *template, *form;
+    } cases[] = {
+        {CALLS("[TOOL_CALLS] [{{ c.function|tojson }}]"), "mistral"},
+        {CALLS("[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments|tojson }}"),
+         "mistral"},
+        {CALLS("{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
+               "c.function.arguments + '<｜tool▁call▁end｜>' }}"),
+         "deepseek"},
+        {CALLS("{{ c.function.name }}({{ c.function.arguments|tojson }})"), NULL},
+        {"{{ raise_exception('no') }}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct chat_template *t = NULL;
+        assert_ok(chat_template_parse("T", cases[i].template, strlen(cases[i].template), NULL, &t));
+        const struct tool_form *form = chat_probe_tool_form(t);
+        assert_string_equal(form ? tool_form_name(form) : "-", cases[i].form ? cases[i].form : "-");
+        chat_template_free(t);
+    }
+}
+
+// ---- turns -------------------------------------------------------------------------------------
+
+static void turns_that_do_not_repeat_are_said(void **state)
+{
+    (void)state;
+#define TURN(content) "{% for m in messages %}<{{ m.role }}>" content "\n{% endfor %}"
+#define PROMPT(text)  "{% if add_generation_prompt %}" text "{% endif %}"
+    static const struct {
+        const char *template, *sentence; // a part of it
+    } cases[] = {
+        {TURN("{{ m.content }}") PROMPT("<assistant>"), ""},
+        {TURN("{{ m.content }}") PROMPT("<assistant><think>"), "(its first 19 of 26)"},
+        {TURN("{{ m.content.split('</think>')[-1] }}") PROMPT("<assistant>"), "leaves out"},
+        {"{{ raise_exception('no') if messages|length > 1 }}a", ""},
+    };
+    struct tokenizer *tokenizer = NULL;
+    const char *folder = test_folder();
+    assert_ok(tiny_tokenizer_write_bytes(folder));
+    assert_ok(tokenizer_load(folder, &tokenizer));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct chat_template *t = NULL;
+        struct bytes sentence = BYTES_INIT;
+        assert_ok(chat_template_parse("T", cases[i].template, strlen(cases[i].template), NULL, &t));
+        chat_probe_repeats(t, tokenizer, &sentence);
+        assert_contains(bytes_text(&sentence), cases[i].sentence);
+        assert_int_equal(sentence.len > 0, cases[i].sentence[0] != 0);
+        bytes_release(&sentence);
+        chat_template_free(t);
+    }
+    tokenizer_free(tokenizer);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,6 +358,8 @@ int main(void)
         cmocka_unit_test(texts),
         cmocka_unit_test(held_back),
         cmocka_unit_test(templates_parse_back),
+        cmocka_unit_test(other_templates_parse_back),
+        cmocka_unit_test(turns_that_do_not_repeat_are_said),
     };
     return cmocka_run_group_tests_name("tool_calls", tests, make_tools, free_tools);
 }
