@@ -30,7 +30,7 @@ static void command(const char *run, const char *const more[], const char *ret_a
 }
 
 #define CHECKPOINT(...)                                                                            \
-    OPTIONS("--model", scene.model, "--device", "cpu", "--max-steps", "4", __VA_ARGS__)
+    OPTIONS("--model", scene.model, "--device", test_device(), "--max-steps", "4", __VA_ARGS__)
 
 static void start_checkpoint(struct test_child *child, const char *run, const char *const more[])
 {
@@ -77,8 +77,9 @@ static const char *own_command(void)
     static char line[3 * PATH_MAX];
     const char *folder = test_folder();
     snprintf(line, sizeof line,
-             "'%s' --model {model} --listen 127.0.0.1:{port} --device cpu --socket %s --bridge %s",
-             test_binary("cw-infer-server"), test_path(folder, "s"), test_path(folder, "b.json"));
+             "'%s' --model {model} --listen 127.0.0.1:{port} --device %s --socket %s --bridge %s",
+             test_binary("cw-infer-server"), test_device(), test_path(folder, "s"),
+             test_path(folder, "b.json"));
     return line;
 }
 
@@ -109,7 +110,9 @@ static void one_elsewhere_is_told_to_load(void **state)
     const char *key = test_path(scene.folder, "key");
     test_write(key, "a-key-of-the-sampler\n", 21);
     chmod(key, 0600);
-    daemon_start(&other, scene.model, OPTIONS("--listen", "127.0.0.1:0", "--api-key-file", key));
+    daemon_start(
+        &other, scene.model,
+        OPTIONS("--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0", "--api-key-file", key));
     snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&other));
     assert_int_equal(train_checkpoint("elsewhere", CHECKPOINT("--server-url", url,
                                                               "--workers-api-key-file", key)),
@@ -252,8 +255,7 @@ static void what_does_not_go_together_is_refused(void **state)
 static int open_scene(void **state)
 {
     (void)state;
-    if (strcmp(test_device(), "cpu") != 0) test_skip("bits are compared with a server's in f32");
-    scene_open(&scene);
+    scene_open_exact(&scene);
     return 0;
 }
 
