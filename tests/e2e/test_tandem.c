@@ -20,7 +20,7 @@ static const char *frozen; // another model of the tokenizer's
 static void serve(const char *const options[])
 {
     const char *all[32] = {"--dtype", daemon_exact_dtype()};
-    for (int i = 0; options[i]; i++) all[2 + i] = options[i];
+    for (int i = 0; options && options[i]; i++) all[2 + i] = options[i];
     daemon_kill(&scene.daemon);
     daemon_start(&scene.daemon, scene.model, all);
 }
