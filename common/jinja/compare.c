@@ -132,8 +132,8 @@ static bool compare_order(struct run *r, int op, struct value a, struct value b)
 
 struct dict_entry *entry_named(const struct dict *d, const struct string *name)
 {
-    for (struct dict_entry *e = d->entries; e < d->entries + d->n; e++)
-        if (string_equal(e->key.string, name)) return e;
+    for (size_t i = 0; i < d->n; i++)
+        if (string_equal(d->entries[i].key.string, name)) return &d->entries[i];
     return NULL;
 }
 
