@@ -362,12 +362,12 @@ static enum status arena_restore(struct weights_owner *o, enum weights_role role
     const char *chosen = a->reloaded[0] ? a->reloaded : a->source.folder; // by its own choice
     if (snapshot[0]) {
         enum status st = arena_load(o, role, snapshot);
-        if (role == WEIGHTS_POLICY) snprintf(ret->from, sizeof ret->from, "%s", snapshot);
+        if (role == WEIGHTS_POLICY) snprintf(ret->from, sizeof ret->from, "%.511s", snapshot);
         if (st == ST_OK) return ST_OK;
         snprintf(ret->fault, sizeof ret->fault, "%s", status_message());
     }
     if (!chosen) return status_fail(ST_NOT_FOUND, "there is no folder to restore them from");
-    if (role == WEIGHTS_POLICY) snprintf(ret->from, sizeof ret->from, "%s", chosen);
+    if (role == WEIGHTS_POLICY) snprintf(ret->from, sizeof ret->from, "%.511s", chosen);
     return arena_load(o, role, chosen);
 }
 
@@ -397,7 +397,7 @@ static enum status restore_models(struct weights_owner *o, const char *snapshot,
 static enum status restore_adapter(struct weights_owner *o, const char *snapshot,
                                    struct weights_restored *ret)
 {
-    snprintf(ret->from, sizeof ret->from, "%s", snapshot);
+    snprintf(ret->from, sizeof ret->from, "%.511s", snapshot);
     if (adapters_restore(o->adapters, snapshot) == ST_OK) return ST_OK;
     snprintf(ret->fault, sizeof ret->fault, "%s", status_message());
     snprintf(ret->from, sizeof ret->from, "the adapters' folders, or new adapters");

@@ -16,6 +16,7 @@ void reference_open(const char *folder, const char *device, struct reference *re
     assert_ok(model_config_load(folder, &ret->config));
     assert_ok(weights_plan(ret->config, DT_F32, &ret->weights));
     assert_ok(device_alloc(ret->dev, ret->weights->bytes, &arena));
+    device_fill(ret->dev, arena, 0, ret->weights->bytes); // padding, as shared memory has it
     weights_bind(ret->weights, arena);
     assert_ok(weights_load(ret->weights, ret->dev, folder));
     assert_ok(model_new(ret->dev, ret->config, ret->weights, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS,
