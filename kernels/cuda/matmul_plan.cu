@@ -6,8 +6,9 @@
  * result, and two runs may choose differently. Algorithms that do not split k do that but for few
  * (docs/performance.md); where the first choice splits, which only a gradient's may, or timing is
  * not possible (a graph is being captured, no memory for a second result), it stands. What was
- * found for a number of tokens serves all of about that many. Every split adds in a fixed order, so
- * each choice gives the same bits each time. */
+ * found for a number of tokens serves all of about that many, on whose number no order of summation
+ * of an unsplit algorithm was seen to depend. Every split adds in a fixed order, so each choice
+ * gives the same bits each time. */
 #include "common/base/hash.h"
 #include "kernels/cuda/matmul_plan.cuh"
 #include <stdlib.h>
