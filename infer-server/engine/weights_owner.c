@@ -300,11 +300,11 @@ static enum status check_no_writer(const struct weights_owner *o, const char *fo
                        (int)facts.writer_pid, folder);
 }
 
-enum status weights_owner_retire_adapter(struct weights_owner *o, int slot)
+enum status weights_owner_retire_adapter(struct weights_owner *o, int slot, pid_t writer)
 {
     struct control_facts facts;
     control_facts(o->control, &facts);
-    if (facts.writer_alive) // it has mapped whatever the bridge file lists
+    if (facts.writer_alive && facts.writer_pid != writer) // it has mapped whatever the bridge file lists
         return status_fail(ST_BUSY,
                            "a trainer (pid %d) is attached to this server's memory; stop it before "
                            "the adapter '%s' is unloaded",

@@ -112,5 +112,7 @@ void op_note_live(struct op *op)
 {
     char path[RUN_PATH_ROOM];
     run_path_put(&op->path, path);
-    json_object_set_new(op->tinker->live, path, json_integer((json_int_t)op->version));
+    json_object_set_new(op->tinker->live, path,
+                        json_pack("{s:s, s:I}", "run", op->snapshot.run, "version",
+                                  (json_int_t)op->snapshot.version));
 }
