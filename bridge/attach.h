@@ -31,8 +31,8 @@ struct device *bridge_device(struct bridge *b);
 void *bridge_base(struct bridge *b,
                   const char *role); // mapped arena; NULL if there is no such role
 
-// The arena of a role that the server has added since bridge_attach() (an adapter's), mapped. Before
-// its role is removed, and before bridge_detach(), it is unmapped.
+// The arena of a role that the server has added since bridge_attach() (an adapter's), mapped.
+// Before its role is removed, and before bridge_detach(), it is unmapped.
 struct bridge_arena {
     struct bridge_file *file; // as it was then
     const struct bridge_role *role;

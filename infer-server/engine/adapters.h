@@ -24,7 +24,7 @@ const struct adapter_table *adapters_table(const struct adapters *a);
 // a name that is there already, or more than there is room for.
 struct adapter_order {
     const char *name, *folder, *config, *copy_of; // one of the latter three
-    bool in_place;                      // the name is there: its weights are replaced
+    bool in_place;                                // the name is there: its weights are replaced
 };
 enum status adapters_add(struct adapters *a, const struct adapter_order *order,
                          const char *segment);

@@ -377,10 +377,8 @@ enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writ
                                   void *context)
 {
     const struct adapter_order order = {.name = name};
-    struct command c = {.kind = COMMAND_UNLOAD_ADAPTER,
-                        .context = context,
-                        .reload_done = done,
-                        .writer = writer};
+    struct command c = {
+        .kind = COMMAND_UNLOAD_ADAPTER, .context = context, .reload_done = done, .writer = writer};
     return queue_adapter_command(e, &c, &order);
 }
 

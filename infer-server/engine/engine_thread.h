@@ -16,7 +16,7 @@ struct command {
     enum command_kind kind;
     struct command *next;
     void *context;
-    char *folder, *draft_folder; // RELOAD; owned; draft_folder: NULL where it stays
+    char *folder, *draft_folder;   // RELOAD; owned; draft_folder: NULL where it stays
     char *name, *config, *copy_of; // of the adapters' commands (adapters.h); owned
     bool in_place;
     pid_t writer; // of unloading: the trainer that asks for it, which has it mapped no more; or 0

@@ -8,23 +8,12 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#define SCRIPT_MS 300000
-
 static struct daemon d;
 static struct tinker_server s;
 
 static void run_script(const char *python, const char *check)
 {
-    char url[64];
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", s.port);
-    const char *const argv[] = {
-        python, test_path(test_root(), "tests/clients/tinker_sdk.py"), url, "model", check, NULL};
-    const char *log = test_path(d.folder, "sdk.log");
-    if (test_command(log, SCRIPT_MS, argv) == 0) return;
-    char *text = test_read(log);
-    print_message("%s\n", text);
-    free(text);
-    fail_msg("the script failed");
+    tinker_script(&s, python, "tests/clients/tinker_sdk.py", check);
 }
 
 static void start(const char *const more[])

@@ -412,8 +412,7 @@ static enum status prepare_backward(struct learner *l)
     CHECK(backward_new(l->model, adapter ? l->frozen : optimizer_grads(l->optimizer, 0),
                        l->options.token_budget, l->max_targets, l->options.logits_chunk,
                        &l->backward));
-    if (adapter && !l->options.many_adapters)
-        CHECK(learner_use_adapter(l, adapter, l->optimizer));
+    if (adapter && !l->options.many_adapters) CHECK(learner_use_adapter(l, adapter, l->optimizer));
 out:
     return st;
 }

@@ -84,11 +84,9 @@ out:
 // What the server would restore must stay.
 static enum status check_not_needed(const struct tinker *t, const struct run_path *path)
 {
-    char folder[PATH_ROOM], snapshot[PATH_ROOM];
+    char folder[PATH_ROOM];
     enum status st = runs_find(t->options->runs, path, folder);
-    if (st != ST_OK) return st;
-    control_snapshot(t->control, snapshot, sizeof snapshot);
-    if (strcmp(folder, snapshot) != 0 && !sources_needs(t->sources, folder)) return ST_OK;
+    if (st != ST_OK || !sources_needs(t->sources, folder)) return st;
     return status_fail(ST_INVALID,
                        "%s is what the server restores if a training process dies while it writes: "
                        "save another checkpoint before this one is deleted",

@@ -1,11 +1,11 @@
 /* endpoints_sampling.c: snapshots, and samples of them. Loop's thread.
  *
- * Nothing is copied for a snapshot: it is a weight version, and is sampled from the run's weights as
- * long as these are of that version. Whether they were is known for certain once the samples are
- * there, since each token comes with the version that drew it. An older one of an adapter is sampled
- * from the copy that is kept of it, one that was saved from a copy that is loaded for it. What is
- * left is stale: an error, unless --snapshots inflight, or the client's own kind "inflight", lets
- * newer weights answer. */
+ * Nothing is copied for a snapshot: it is a weight version, and is sampled from the run's weights
+ * as long as these are of that version. Whether they were is known for certain once the samples are
+ * there, since each token comes with the version that drew it. An older one of an adapter is
+ * sampled from the copy that is kept of it, one that was saved from a copy that is loaded for it.
+ * What is left is stale: an error, unless --snapshots inflight, or the client's own kind
+ * "inflight", lets newer weights answer. */
 #include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"

@@ -40,8 +40,8 @@ struct beginning {
     const char *folder;  // a checkpoint, which then says what of the above it is; NULL: new
     bool with_optimizer; // AdamW's state too
 };
-// Full fine-tuning puts all runs before it away, and is put away by whatever begins next. ST_INVALID
-// where there is no room for another adapter.
+// Full fine-tuning puts all runs before it away, and is put away by whatever begins next.
+// ST_INVALID where there is no room for another adapter.
 enum status policy_begin(struct policy *p, const char *run, const struct beginning *b);
 enum status policy_load(struct policy *p, const char *run, const char *folder, bool with_optimizer);
 // Adds the gradients of a request's datums, unless it wants the log-probabilities alone. A failure
@@ -57,8 +57,7 @@ enum status policy_optim_step(struct policy *p, const char *run, double lr,
 enum status policy_save(struct policy *p, const char *run, const char *folder, bool with_optimizer);
 // The run's present weights, as they can be sampled; by somebody who has no path of them, if
 // `wanted`: then they are to be kept when they are older.
-enum status policy_snapshot(struct policy *p, const char *run, bool wanted,
-                            struct snapshot *ret);
+enum status policy_snapshot(struct policy *p, const char *run, bool wanted, struct snapshot *ret);
 // The adapter of a checkpoint on the server, to sample from: in use, as of sources_take().
 enum status policy_load_saved(struct policy *p, const struct snapshot *of, const char *folder,
                               struct source_use *ret);

@@ -248,8 +248,8 @@ enum status policy_load(struct policy *p, const char *run, const char *folder, b
     return st == ST_OK ? load(p, t, folder, with_optimizer) : st;
 }
 
-// "model.layers.0.mlp.up_proj.weight": "mlp.up_proj", which tells attention's matrices from an MLP's
-// in every family.
+// "model.layers.0.mlp.up_proj.weight": "mlp.up_proj", which tells attention's matrices from an
+// MLP's in every family.
 static const char *module_end(char *name)
 {
     char *at = strrchr(name, '.');
@@ -260,8 +260,7 @@ static const char *module_end(char *name)
 }
 
 // The adapted matrices' names, between commas.
-static enum status target_names(const struct policy *p, const struct beginning *b,
-                                struct bytes *to)
+static enum status target_names(const struct policy *p, const struct beginning *b, struct bytes *to)
 {
     bytes_puts(to, b->attention && b->mlp ? "all-linear" : ",");
     for (int i = 0; i < p->weights->n_tensors && !(b->attention && b->mlp); i++) {
@@ -399,9 +398,9 @@ enum status policy_save(struct policy *p, const char *run, const char *folder, b
     enum status st;
     CHECK(policy_select(p, run, &t));
     st = with_optimizer ? save_checkpoint(p, t, folder)
-         : t->adapter   ? adapter_folder_write(folder, t->adapter, dev, NULL)
-                      : model_folder_write(folder, dev, p->weights, p->weights->dt, p->folder,
-                                           NULL, NULL);
+         : t->adapter
+             ? adapter_folder_write(folder, t->adapter, dev, NULL)
+             : model_folder_write(folder, dev, p->weights, p->weights->dt, p->folder, NULL, NULL);
 out:
     return st;
 }

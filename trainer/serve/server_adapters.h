@@ -15,8 +15,8 @@ struct server_adapters;
 enum status server_adapters_open(const char *socket, struct server_adapters **ret);
 void server_adapters_close(struct server_adapters *a); // NULL is fine
 
-int server_adapters_max(const struct server_adapters *a);      // --max-adapters
-int server_adapters_max_rank(const struct server_adapters *a); // --max-lora-rank
+int server_adapters_max(const struct server_adapters *a);               // --max-adapters
+int server_adapters_max_rank(const struct server_adapters *a);          // --max-lora-rank
 enum status server_adapters_count(struct server_adapters *a, int *ret); // that there are now
 
 // One more: new by that config (which changes nothing yet), a copy of another's weights as they are

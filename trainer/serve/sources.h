@@ -41,13 +41,15 @@ bool sources_gave(struct sources *s, const struct snapshot *of, const struct sou
                   uint64_t oldest, uint64_t newest);
 // The version of the run's present weights ("": the model's own); 0: there is no such run.
 uint64_t sources_version(struct sources *s, const char *run);
-uint64_t sources_base(struct sources *s); // the same of the model folder's weights; 0: they are gone
+uint64_t
+sources_base(struct sources *s); // the same of the model folder's weights; 0: they are gone
 // Whether a run's client is gone, so that its place may be taken.
 void sources_abandon(struct sources *s, const char *run, bool gone);
 bool sources_needs(struct sources *s, const char *folder); // a torn run is restored from it
 // Versions of the run's snapshots that are kept: "4, 8", or "none".
 void sources_kept(struct sources *s, const char *run, struct bytes *to);
-// What is saved as that path is something else from now on, or gone. NULL: all that is no run's own.
+// What is saved as that path is something else from now on, or gone. NULL: all that is no run's
+// own.
 void sources_forget(struct sources *s, const char *path);
 
 // ---- the main thread ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ struct tinker_options {       // all borrowed
     int inflight;             // 1: stale snapshots are served by the live weights
     double sample_timeout;    // seconds
     int max_context;          // of the server
-    int skip_unembed; // 1: adapters of clients that want one for the head too go without
+    int skip_unembed;         // 1: adapters of clients that want one for the head too go without
 };
 struct tinker;
 
