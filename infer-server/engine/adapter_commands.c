@@ -81,13 +81,11 @@ static enum status load(struct engine *e, const struct command *c)
     if (slot < 0) {
         CHECK(weights_owner_add_adapter(e->owner, &order));
         executor_use_adapters(e->executor, a);
-        log_info("engine: adapter '%s': %s%s", c->name,
-                 c->folder    ? "loaded from "
-                 : c->copy_of ? "a copy of "
-                              : "made new",
-                 c->folder    ? c->folder
-                 : c->copy_of ? c->copy_of
-                              : "");
+        if (c->copy_of) // one a step, where a trainer keeps snapshots
+            log_debug("engine: adapter '%s': a copy of '%s'", c->name, c->copy_of);
+        else
+            log_info("engine: adapter '%s': %s%s", c->name, c->folder ? "loaded from " : "made new",
+                     c->folder ? c->folder : "");
     } else if (c->in_place && c->folder) {
         CHECK(weights_owner_reload_adapter(e->owner, slot, c->folder));
         engine_take_version(e, e->options.kv_policy != KV_KEEP);
@@ -113,7 +111,8 @@ static enum status unload(struct engine *e, const struct command *c)
     const int slot = adapters_find(a, c->name);
     if (slot < 0) return status_fail(ST_NOT_FOUND, "there is no adapter '%s'", c->name);
     enum status st = weights_owner_retire_adapter(e->owner, slot, c->writer);
-    if (st == ST_OK) log_info("engine: adapter '%s' unloaded", c->name);
+    if (st == ST_OK)
+        log_line(c->writer ? LOG_DEBUG : LOG_INFO, "engine: adapter '%s' unloaded", c->name);
     return st;
 }
 

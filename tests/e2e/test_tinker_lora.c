@@ -350,6 +350,7 @@ static void test_snapshots(void **state)
     const struct drawn now = sample(live);
     learn(&r, &one);
     step(&r, 1e-2);
+    refused(ask(2, of_path, 400), "was saved again");
     sampler_of("model_path", path, of_path);
     same(of_path, &now);
     end();

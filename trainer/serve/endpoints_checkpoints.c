@@ -17,7 +17,8 @@ static enum status run_save(struct policy *policy, struct work *work)
         run_path_put(&op->path, path);
         sources_forget(op->tinker->sources, path); // what was there before
     }
-    st = policy_snapshot(policy, op->model->id, !op->named, &op->snapshot);
+    const bool wanted = !op->named && !op->inflight && !op->tinker->options->inflight;
+    st = policy_snapshot(policy, op->model->id, wanted, &op->snapshot);
 out:
     return st;
 }
@@ -27,7 +28,7 @@ static void saved(struct op *op)
     char path[RUN_PATH_ROOM];
     const char *type = op->path.part == RUN_WEIGHTS ? "save_weights" : "save_weights_for_sampler";
     run_path_put(&op->path, path);
-    op_note_live(op);
+    op_note_live(op, true);
     future_done_json(op->future, json_pack("{s:s, s:s}", "path", path, "type", type));
 }
 

@@ -43,6 +43,11 @@ struct sampler *tinker_sampler(struct tinker *t, const char *id)
     return NULL;
 }
 
+static int64_t saves_of(const struct tinker *t, const struct snapshot *of)
+{
+    return json_integer_value(json_object_get(json_object_get(t->live, of->path), "saves"));
+}
+
 struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
                                    const struct snapshot *of)
 {
@@ -55,6 +60,7 @@ struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char 
     snprintf(s->id, sizeof s->id, "%s", id);
     snprintf(s->base, sizeof s->base, "%s", base);
     s->of = *of;
+    s->saves = saves_of(t, of);
     return s;
 }
 
@@ -63,6 +69,11 @@ static enum status fail_stale(const struct tinker *t, const struct sampler *s)
     const uint64_t live = sources_version(t->sources, s->of.run);
     const char *what = s->of.path[0] ? s->of.path : s->id;
     struct bytes kept = BYTES_INIT;
+    if (s->saves != saves_of(t, &s->of))
+        return status_fail(ST_MISMATCH,
+                           "%s was saved again since this sampling client was made: make another "
+                           "one, of what is there now",
+                           what);
     if (s->of.version == 0)
         return status_fail(ST_MISMATCH,
                            "%s is no snapshot of the live weights (version %" PRIu64
@@ -139,9 +150,9 @@ static bool find_folder(const struct tinker *t, const struct snapshot *of, char 
 static enum status check_stale(const struct tinker *t, const struct sampler *s)
 {
     char folder[PATH_ROOM];
-    if (sources_has(t->sources, &s->of, may_be_newer(t, s)) || find_folder(t, &s->of, folder))
-        return ST_OK;
-    return fail_stale(t, s);
+    const bool is_there =
+        sources_has(t->sources, &s->of, may_be_newer(t, s)) || find_folder(t, &s->of, folder);
+    return is_there && s->saves == saves_of(t, &s->of) ? ST_OK : fail_stale(t, s);
 }
 
 void handle_create_sampler(void *tinker, struct http_request *q)
@@ -364,6 +375,10 @@ static void on_loaded(struct inbox_message *message)
 {
     struct asked *a = (struct asked *)((char *)message - offsetof(struct asked, load.message));
     enum status st = status_recall(&a->load.status);
+    if (st == ST_OK) {
+        st = check_stale(a->tinker, &a->sampler); // its path may have been saved again
+        if (st != ST_OK) sources_give(a->tinker->sources, &a->use);
+    }
     if (st == ST_OK)
         submit(a);
     else
@@ -385,15 +400,15 @@ static void route(struct asked *a)
 {
     struct tinker *t = a->tinker;
     const struct sampler *s = &a->sampler;
-    char folder[PATH_ROOM];
-    if (sources_take(t->sources, &s->of, may_be_newer(t, s), &a->use)) {
+    enum status st = check_stale(t, s);
+    if (st != ST_OK) {
+        end(a, st);
+    } else if (sources_take(t->sources, &s->of, may_be_newer(t, s), &a->use)) {
         submit(a);
-    } else if (find_folder(t, &s->of, folder)) {
+    } else {
         a->load.message.deliver = on_loaded;
         a->load.run = run_load;
         work_put(t->works, &a->load);
-    } else {
-        end(a, fail_stale(t, s));
     }
 }
 
@@ -410,7 +425,7 @@ static void deliver(struct inbox_message *message)
     sources_give(t->sources, &a->use);
     if (gave) {
         end(a, st);
-    } else if (t->sampling && check_stale(t, &a->sampler) == ST_OK && a->tries++ < MOST_TRIES) {
+    } else if (t->sampling && a->tries++ < MOST_TRIES) {
         sample_request_clear(&a->request);
         route(a);
     } else {

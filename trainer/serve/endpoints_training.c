@@ -39,7 +39,7 @@ static void loaded(struct op *op)
 {
     char path[RUN_PATH_ROOM];
     run_path_put(&op->path, path);
-    op_note_live(op);
+    op_note_live(op, false);
     future_done_json(op->future, json_pack("{s:s, s:s, s:s}", "path", path, "model_id",
                                            op->model->id, "type", "load_weights"));
 }

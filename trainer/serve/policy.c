@@ -93,6 +93,7 @@ enum status policy_use_learner(struct policy *p, bool adapters)
     close_learner(p);
     if (adapters) {
         CHECK(plan_largest(p));
+        if (learning.freeze) log_info("--freeze is of full fine-tuning (rank 0) alone");
         learning.freeze = NULL; // the model is frozen as a whole
     }
     CHECK(learning_config(&learning, &shape, 1, &config));

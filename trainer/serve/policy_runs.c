@@ -68,6 +68,7 @@ static void unload(struct policy *p, const char *adapter)
     char name[SOURCE_ROOM];
     snprintf(name, sizeof name, "%s", adapter);
     sources_remove(p->sources, name);
+    if (control_owner_alive(policy_control(p)) != ST_OK) return;
     if (server_adapters_unload(p->server, name) != ST_OK)
         log_warn("the adapter '%s' stays on the server: %s", name, status_message());
 }
@@ -321,10 +322,10 @@ static enum status begin_adapter(struct policy *p, struct trainee *t, const stru
     char base[PATH_ROOM];
     struct adapter_config *config;
     enum status st;
-    if (p->trainees && !p->trainees->adapter)
-        put_away(p, p->trainees, "an adapter is trained from here on");
     CHECK(read_config(p, b, &config));
     CHECK(open_adapter(p, t, config));
+    if (p->trainees && !p->trainees->adapter)
+        put_away(p, p->trainees, "an adapter is trained from here on");
     CHECK(base_folder(p, base));
     CHECK(take_folder(p, base));
     CHECK(policy_use_learner(p, true));
@@ -360,16 +361,18 @@ enum status policy_begin(struct policy *p, const char *run, const struct beginni
     enum status st;
     const bool adapter = b->folder ? is_adapter(b->folder) : b->rank > 0;
     struct trainee *t = calloc(1, sizeof *t);
+    struct status_kept kept;
     if (!t) return status_fail(ST_NO_MEMORY, "no memory for a training run");
     snprintf(t->run, sizeof t->run, "%s", run);
     if (adapter) CHECK(path_put(t->start, p->options->runs, "%s/start", run));
     CHECK((adapter ? begin_adapter : begin_model)(p, t, b));
     t->next = p->trainees;
     p->trainees = t;
-    t = NULL;
+    return ST_OK;
 out:
+    status_keep(&kept, st); // the server may have its own to say when it is asked to clean up
     trainee_free(p, t);
-    return st;
+    return status_recall(&kept);
 }
 
 // ---- saving, and what can be sampled ------------------------------------------------------------

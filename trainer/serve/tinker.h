@@ -58,6 +58,7 @@ struct sampler { // a sampling session
     struct sampler *next;
     char id[ID_ROOM], base[ID_ROOM];
     struct snapshot of;
+    int64_t saves; // of its path by then: what is saved there later is something else
     bool inflight; // it follows the live weights
 };
 
@@ -103,7 +104,7 @@ struct tinker {
     struct session *sessions;
     struct training_run *training_runs;
     struct sampler *samplers;
-    json_t *live; // run and version of each path that was saved or loaded, by this process
+    json_t *live; // of each path that was saved or loaded, by this process: run, version, and saves
     int n_sessions;
     bool ttl_told, unembed_told;
     const char *_Atomic why; // everything fails; NULL: it does not
@@ -139,7 +140,8 @@ struct op *op_of(struct tinker *t, struct http_request *q, const json_t *body,
 // A request that is wrong (not ST_OK) is one that came: it has its turn, and a future that says so.
 void op_refuse(struct op *op, enum status st);
 void op_submit(struct op *op, struct http_request *q); // takes it over
-void op_note_live(struct op *op);                      // the live weights are those of its path
+// The live weights are those of its path, where they were just saved or which was loaded.
+void op_note_live(struct op *op, bool saved);
 void op_free_held(struct training_run *m);
 
 // Endpoints: the context is the struct tinker.
