@@ -18,6 +18,8 @@
 #define COLUMNS       64 // of a warp where rows are few, and of a block of outer
 #define FEWER_COLUMNS 32 // of a warp of widen
 
+#define LONG 4096 // sums of few rows, that few blocks have: more of it is loaded at once
+
 #define OUTER_THREADS 512
 #define OUTER_WARPS   (OUTER_THREADS / 32)
 
@@ -100,14 +102,14 @@ __device__ __forceinline__ uint32_t tile_adapters(const lora_view &l, int base, 
 // What a warp has of the sums of thin_tile(): a lane's are of rows g and g + 8, at x0 and x1, and
 // of directions j0 + 2 g and the one after it. packed: rows of x are aligned to 16 bytes. FULL:
 // they are, n is a multiple of 64, and of the gradient (BACK) the rank of 2; directions from the
-// rank on then have any sums.
-template <bool BACK, bool FULL>
+// rank on then have any sums. AT_ONCE: steps of 64 elements whose loads are under way together.
+template <bool BACK, bool FULL, int AT_ONCE>
 __device__ __forceinline__ void thin_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1, int n,
                                           const lora_factors &f, int j0, bool packed)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int j = FULL && BACK ? min(j0 + 2 * g, f.rank - 2) : j0 + 2 * g;
-#pragma unroll 2
+#pragma unroll AT_ONCE
     for (int k = warp * 64; k < n; k += WARPS * 64) {
         const int c = k + t * 16;
         uint32_t a0[8], a1[8], w[2][8];
@@ -134,7 +136,7 @@ __device__ __forceinline__ void thin_sums(float (&sum)[2][4], const bf16 *x0, co
 // h, or of the gradient (BACK) dy b, of rows base .. end - 1 at x (stride): returns that of the
 // tile's row threadIdx.x / RANKS and direction j0 + threadIdx.x % RANKS. A warp takes 64 elements
 // of a vector at a time, a lane 16 of two rows. packed, full: as in thin_sums().
-template <bool BACK>
+template <bool BACK, int AT_ONCE>
 __device__ __forceinline__ float thin_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x,
                                            int64_t stride, int n, int base, int end,
                                            const lora_factors &f, int j0, bool packed, bool full)
@@ -144,9 +146,9 @@ __device__ __forceinline__ float thin_tile(float (&sums)[WARPS][ROWS][RANKS], co
                *x1 = x + min(base + g + 8, end - 1) * stride;
     float sum[2][4] = {}, all = 0;
     if (full && (!BACK || f.rank % 2 == 0))
-        thin_sums<BACK, true>(sum, x0, x1, n, f, j0, packed);
+        thin_sums<BACK, true, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
     else
-        thin_sums<BACK, false>(sum, x0, x1, n, f, j0, packed);
+        thin_sums<BACK, false, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
     __syncthreads(); // sums were read
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(THREADS)
         const int adapter = __shfl_sync(~0u, of, __ffs(todo) - 1);
         const lora_factors f = l.factors[part * l.n_adapters + adapter];
         if (!f.a || j0 >= f.rank) continue;
-        const float all = thin_tile<BACK>(sums, x, stride, n, base, end, f, j0, packed, full);
+        const float all = thin_tile<BACK, 2>(sums, x, stride, n, base, end, f, j0, packed, full);
         if (row < end && adapter_of(l, row) == adapter && j < f.rank)
             h[((int64_t)part * l.rows + row) * l.max_rank + j] =
                 BACK ? __fmul_rn(all, f.scale) : all;
@@ -359,7 +361,8 @@ __global__ void __launch_bounds__(THREADS, 3)
 
 // thin and widen of few rows: each block has h of its tile in shared memory, and computes it
 // itself, which is quicker than waiting for a kernel that does.
-__global__ void __launch_bounds__(THREADS)
+template <int AT_ONCE>
+__global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
     lora_tensor_kernel(bf16 *y, const bf16 *x, bool x_packed, bool x_full, bool y_packed,
                        const lora_view l)
 {
@@ -380,7 +383,7 @@ __global__ void __launch_bounds__(THREADS)
         if (!f.a) continue;
         for (int j0 = 0; j0 < f.rank; j0 += RANKS) {
             const float all =
-                thin_tile<false>(sums, x, l.k, l.k, base, end, f, j0, x_packed, x_full);
+                thin_tile<false, AT_ONCE>(sums, x, l.k, l.k, base, end, f, j0, x_packed, x_full);
             const int j = j0 + threadIdx.x % RANKS;
             if (j < f.rank) h[threadIdx.x / RANKS * l.max_rank + j] = all;
         }
@@ -526,9 +529,10 @@ static void widen(struct device *dev, void *y, const float *h, const lora_view &
 static void both(struct device *dev, void *y, const void *x, const lora_view &l)
 {
     const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(widest_part(l), WARPS * COLUMNS), l.n_parts);
-    cuda_launch(dev, "lora", lora_tensor_kernel, grid, THREADS, ROWS * l.max_rank * sizeof(float),
-                (bf16 *)y, (const bf16 *)x, rows_aligned(x, l, false, 8),
-                rows_aligned(x, l, false, 64), rows_aligned(y, l, true, 4), l);
+    cuda_launch(dev, "lora", l.k < LONG ? lora_tensor_kernel<2> : lora_tensor_kernel<4>, grid,
+                THREADS, ROWS * l.max_rank * sizeof(float), (bf16 *)y, (const bf16 *)x,
+                rows_aligned(x, l, false, 8), rows_aligned(x, l, false, 64),
+                rows_aligned(y, l, true, 4), l);
 }
 
 static void outer(struct device *dev, float *sums, const void *x, const float *h, int part0, int n,
