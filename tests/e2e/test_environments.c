@@ -262,7 +262,7 @@ static void what_cannot_be_mended_ends_the_run(void **state)
     assert_said(&scene, "trajectory: field \"mask\": token ");
     assert_said(&scene, "is not the policy's: no turn sampled it there");
     assert_int_equal(train_alone(&scene, "none", OPTIONS("--rollouts", "command:exit 7")), 1);
-    assert_said(&scene, "--rollouts: environment process 1 of 1: command \"exit 7\" ended with");
+    assert_said(&scene, "environment process 1 of 1: command \"exit 7\" ended with status 7");
 }
 
 static void prompts_that_do_not_repeat_are_said(void **state)
@@ -363,27 +363,22 @@ static void a_killed_run_calls_no_tool_again(void **state)
 static void the_example_of_the_docs_runs(void **state)
 {
     (void)state;
-    const char *python = test_python("json");
-    const char *script = test_path(test_root(), "trainer/examples/guess.py");
-    const char *data = test_path(scene.folder, "guess.jsonl");
-    const char line[] = "{\"prompt\": \"1-9:\\n\", \"answer\": \"5\", \"turns\": 3}\n";
-    char *words;
-    test_write(data, line, strlen(line));
-    assert_true(asprintf(&words, "command:%s '%s'", python, script) > 0);
-    assert_int_equal(train_alone(&scene, "example",
-                                 OPTIONS("--data", data, "--rollouts", words, "--max-steps", "1",
-                                         "--reward", "environment")),
-                     0);
-    json_t *m = last_metrics(&scene, "example");
-    assert_true(metric(m, "environment/turns") == 3);
-    json_decref(m);
-    free(words);
-    // it is printed in the docs as it is
+    const char *script = test_path(test_root(), "trainer/examples/calculator.py");
     char *docs = test_read(test_path(test_root(), "docs/environments.md")),
-         *code = test_read(script);
-    assert_non_null(strstr(docs, code));
+         *code = test_read(script), *words;
+    assert_non_null(strstr(docs, code)); // as it is
     free(docs);
     free(code);
+    assert_true(asprintf(&words, "command:%s '%s'", test_python("json"), script) > 0);
+    assert_int_equal(train_alone(&scene, "example",
+                                 OPTIONS("--rollouts", words, "--max-steps", "2", "--reward",
+                                         "environment", "--eval-data", scene.data)),
+                     0);
+    json_t *m = last_metrics(&scene, "example");
+    assert_true(metric(m, "environment/turns") >= 1 && metric(m, "eval/reward") >= 0);
+    assert_true(metric(m, "environment/restarts") == 0);
+    json_decref(m);
+    free(words);
 }
 
 static int open_scene(void **state)
