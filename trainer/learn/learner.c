@@ -496,7 +496,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));
-        CHECK(batch_commit(l->batch, 0));
+        CHECK(batch_commit(l->batch, 0, 0));
         set_dropout(l, mb, groups, backward);
         if (l->ref.model) CHECK(reference_logprobs(l));
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
