@@ -261,8 +261,8 @@ static void what_cannot_be_mended_ends_the_run(void **state)
     assert_int_equal(train_mode("malformed", "malformed", OPTIONS(NULL)), 1);
     assert_said(&scene, "trajectory: field \"mask\": token ");
     assert_said(&scene, "is not the policy's: no turn sampled it there");
-    assert_int_equal(train_alone(&scene, "none", OPTIONS("--rollouts", "command:exit 7")), 1);
-    assert_said(&scene, "environment process 1 of 1: command \"exit 7\" ended with status 7");
+    assert_int_equal(train_alone(&scene, "none", OPTIONS("--rollouts", "command:false")), 1);
+    assert_said(&scene, "environment process 1 of 1: command \"false\" ended with status 1");
 }
 
 static void prompts_that_do_not_repeat_are_said(void **state)
