@@ -103,6 +103,7 @@ enum status run_save(struct run *run, bool interim)
               clock_ms_since(start_ns) / 1e3);
     // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
+    CHECK(run_forget_journals(run));
 out:
     run->save_failed = st != ST_OK;
     json_decref(c.state);
