@@ -64,12 +64,13 @@ static int open_files(void)
     return n;
 }
 
-// That clients have left is noticed in time.
-static void check_files(int wanted)
+// That clients have left is noticed in time. (There may be fewer than before: a connection to the
+// other server that was still open then.)
+static void check_files(int before)
 {
     const int64_t deadline = clock_deadline_ns(SETTLE_MS);
-    while (open_files() > wanted && clock_now_ns() < deadline) clock_sleep_ms(20);
-    assert_int_equal(open_files(), wanted);
+    while (open_files() > before && clock_now_ns() < deadline) clock_sleep_ms(20);
+    assert_in_range(open_files(), 1, before);
 }
 
 static int pick(struct rng *r, int n)
