@@ -45,6 +45,9 @@ struct tinker_datum {
     const char *names[4]; // NULL-ended
     const float *inputs[4];
 };
+// The body of a forward_backward.
+void tinker_put_learn(struct bytes *to, const char *model, int seq_id, const char *loss,
+                      bool forward_only, const struct tinker_datum *data, int n);
 // forward_backward; its future.
 json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_id, const char *loss,
                      bool forward_only, const struct tinker_datum *data, int n);
