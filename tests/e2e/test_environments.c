@@ -381,6 +381,37 @@ static void the_example_of_the_docs_runs(void **state)
     free(words);
 }
 
+// Messages that the server's template renders; where a special token was sampled they do not
+// repeat.
+static void with_the_real_verifiers(void **state)
+{
+    (void)state;
+    const char *python = test_python("datasets, verifiers"), *argv[TRAINER_WORDS];
+    const char *script = test_path(test_root(), "trainer/examples/verifiers_environment.py");
+    const char *env = test_path(test_root(), "tests/clients/verifiers_calculator.py");
+    const char *data = test_path(scene.folder, "verifiers.jsonl");
+    struct daemon d = {0};
+    char *words;
+    assert_int_equal(test_command(data, LIMIT_MS,
+                                  OPTIONS("sh", "-c", "\"$0\" \"$1\" \"$2\" --data 2>/dev/null",
+                                          python, script, env)),
+                     0);
+    assert_true(asprintf(&words, "command:%s '%s' '%s'", python, script, env) > 0);
+    daemon_start(&d, test_path(test_root(), "tools/demo-model"), OPTIONS(NULL));
+    daemon_trainer(&d, data, test_path(scene.folder, "verifiers"),
+                   OPTIONS("--rollouts", words, "--prompts-per-step", "2", "--num-generations", "4",
+                           "--max-steps", "2", "--max-completion-length", "8"),
+                   NULL, argv);
+    const int status = test_command(test_path(scene.folder, "verifiers.log"), LIMIT_MS, argv);
+    daemon_kill(&d);
+    if (status != 0) fail_msg("%s", test_read(test_path(scene.folder, "verifiers.log")));
+    json_t *m = last_metrics(&scene, "verifiers");
+    assert_true(metric(m, "environment/turns") == 2);
+    assert_true(metric(m, "sampler_mismatch/max") == 0 || strcmp(test_device(), "cpu") != 0);
+    json_decref(m);
+    free(words);
+}
+
 static int open_scene(void **state)
 {
     (void)state;
@@ -406,6 +437,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_does_not_go_together_is_refused),
         cmocka_unit_test(a_killed_run_calls_no_tool_again),
         cmocka_unit_test(the_example_of_the_docs_runs),
+        cmocka_unit_test(with_the_real_verifiers),
     };
     if (argc == 4 && strcmp(argv[1], "play") == 0) return play(argv[2], argv[3]);
     return cmocka_run_group_tests_name("environments", tests, open_scene, end_scene);
