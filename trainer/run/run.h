@@ -88,7 +88,6 @@ enum status run_retry(enum status restoring, enum status (*attempt)(void *), voi
 enum status run_make_adapter(struct run *run);
 enum status run_open_adapter(struct run *run);
 enum status run_start_adapter(struct run *run);
-#define RUN_ADAPTER "adapter" // in trainer_state.json: its name, by which the server restores it
 
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
 enum status run_check_context(const struct run *run);
