@@ -425,6 +425,9 @@ static void test_room(void **state)
     struct run c = train(third, 2);
     refused(tinker_retrieve(&s, tinker_learn(&s, b.id, 1, "cross_entropy", true, &one, 1)),
             "has the weights no more");
+    char *log = test_read(s.log);
+    assert_contains(log, "ends after 0 steps: its client has finished");
+    free(log);
     learn(&c, &one);
     step(&c, 1e-2);
     finish(session);

@@ -376,6 +376,12 @@ out:
     return status_recall(&kept);
 }
 
+void policy_end(struct policy *p, const char *run)
+{
+    struct trainee *t = find(p, run);
+    if (t) put_away(p, t, "its client has finished");
+}
+
 // ---- saving, and what can be sampled ------------------------------------------------------------
 
 static enum status save_checkpoint(struct policy *p, struct trainee *t, const char *folder)
