@@ -147,6 +147,7 @@ static enum status check(void *context, struct option_set *set)
     enum status st;
     CHECK(run_folder_options(set, c));
     CHECK(train_config_resolve(c, &t->run.resolved));
+    if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &t->run.reward));
     log_open("cw-trainer", c->log_level);
     const char *idle = train_config_idle_cost(c);

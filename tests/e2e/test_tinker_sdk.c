@@ -9,25 +9,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define SCRIPT_MS 300000
-
 static struct daemon d;
 static struct tinker_server s;
-
-static void run_script(const char *python, const char *check)
-{
-    char url[64];
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", s.port);
-    const char *const argv[] = {
-        python, test_path(test_root(), "tests/clients/tinker_sdk.py"), url, "model", s.runs, check,
-        NULL};
-    const char *log = test_path(d.folder, "sdk.log");
-    if (test_command(log, SCRIPT_MS, argv) == 0) return;
-    char *text = test_read(log);
-    print_message("%s\n", text);
-    free(text);
-    fail_msg("the script failed");
-}
 
 // With servers of its own for each version: older SDKs do not tell when they end, and keep the
 // weights from the next client until they were not heard of for long enough.
@@ -45,7 +28,7 @@ static void each_version(const char *const more[], const char *check)
         daemon_start(&d, daemon_model(test_folder(), true, 7),
                      OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
         tinker_server_start(&s, &d, NULL, more);
-        run_script(name, check);
+        tinker_script(&s, name, "tests/clients/tinker_sdk.py", check);
         assert_int_equal(tinker_server_stop(&s), 0);
         assert_int_equal(daemon_stop(&d), 0);
         n++;

@@ -11,6 +11,7 @@
 
 #define START_MS  60000
 #define ANSWER_MS 60000
+#define SCRIPT_MS 300000
 
 void tinker_server_start(struct tinker_server *s, const struct daemon *d, const char *runs,
                          const char *const more[])
@@ -49,6 +50,21 @@ int tinker_server_stop(struct tinker_server *s)
 void tinker_server_kill(struct tinker_server *s)
 {
     test_end(&s->child);
+}
+
+void tinker_script(const struct tinker_server *s, const char *python, const char *script,
+                   const char *check)
+{
+    char url[64];
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", s->port);
+    const char *const argv[] = {
+        python, test_path(test_root(), script), url, "model", s->runs, check, NULL};
+    const char *log = test_path(test_folder(), "script.log");
+    if (test_command(log, SCRIPT_MS, argv) == 0) return;
+    char *text = test_read(log);
+    print_message("%s\n", text);
+    free(text);
+    fail_msg("the script failed");
 }
 
 void tinker_request(const struct tinker_server *s, const char *method, const char *path,

@@ -18,6 +18,8 @@ struct reward_input {
     const json_t *telemetry; // of this sample (docs/protocol.md); may be NULL
     const json_t *prompt;    // text or messages, as the data set has it; may be NULL
     const json_t *row;       // the data set's line; may be NULL
+    bool of_environment;     // an environment made the sample, and gave
+    double environment;      // this reward
 };
 
 #define REWARD_MAX_TERMS 16

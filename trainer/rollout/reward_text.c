@@ -95,6 +95,16 @@ static enum status score_constant(void *state, const struct reward_input *input,
     return ST_OK;
 }
 
+static enum status score_environment(void *state, const struct reward_input *input,
+                                     double *ret_score)
+{
+    (void)state;
+    if (!input->of_environment)
+        return status_fail(ST_INVALID, "no environment made this sample; --rollouts names one");
+    *ret_score = input->environment;
+    return ST_OK;
+}
+
 const struct scorer scorer_exact = {
     .name = "exact",
     .binary = true,
@@ -132,4 +142,9 @@ const struct scorer scorer_constant = {
     .name = "constant",
     .help = "1 for everything: no signal, for measurements",
     .score = score_constant,
+};
+const struct scorer scorer_environment = {
+    .name = "environment",
+    .help = "what the environment of --rollouts gave, and the default with it",
+    .score = score_environment,
 };

@@ -36,17 +36,27 @@ struct flight { // one request to the server
     int n, samples;
 };
 
-void sample_request_release(struct sample_request *r)
+void sample_request_clear(struct sample_request *r)
 {
     for (int i = 0; r->samples && i < r->n; i++) {
         free(r->samples[i].tokens);
         free(r->samples[i].logprobs);
+        r->samples[i] = (struct sampled){0};
     }
-    free(r->samples);
-    free(r->prompt);
     free(r->logprobs);
     free(r->top_ids);
     free(r->top_logprobs);
+    r->logprobs = r->top_logprobs = NULL;
+    r->top_ids = NULL;
+    r->oldest = r->newest = 0;
+    r->n_done = 0;
+}
+
+void sample_request_release(struct sample_request *r)
+{
+    sample_request_clear(r);
+    free(r->samples);
+    free(r->prompt);
     json_decref(r->sampling);
 }
 
@@ -177,7 +187,8 @@ static enum status ask(struct flight *f)
         any = f->requests[i];
         json_array_append_new(groups, group_of(any, i));
     }
-    body = json_pack("{s:o, s:O}", "groups", groups, "sampling", any->sampling);
+    body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "lora",
+                     any->adapter[0] ? any->adapter : NULL);
     if (!body) FAIL(ST_NO_MEMORY, "out of memory");
     const struct http_call call = {.path = "/v1/rollouts",
                                    .post = true,
@@ -189,17 +200,6 @@ static enum status ask(struct flight *f)
 out:
     json_decref(body);
     return st;
-}
-
-static void put_back(struct sampling *s, struct sample_request *r)
-{
-    for (int i = 0; i < r->n; i++) {
-        free(r->samples[i].tokens);
-        free(r->samples[i].logprobs);
-        r->samples[i] = (struct sampled){0};
-    }
-    r->n_done = 0;
-    sampling_put(s, r);
 }
 
 // What has not come back yet does now; of a request that was refused as a whole each goes alone.
@@ -215,10 +215,12 @@ static void give_up(struct flight *f, enum status st)
         const bool again = st == ST_INVALID && left > 1 && !r->alone;
         r->alone = true;
         f->requests[i] = NULL;
-        if (again)
-            put_back(f->of, r);
-        else
+        if (again) {
+            sample_request_clear(r);
+            sampling_put(f->of, r);
+        } else {
             come_back(f->of, r, status_fail(st, "%s", sentence));
+        }
     }
 }
 
@@ -275,7 +277,8 @@ static struct sample_request *take_all(struct sampling *s, bool *ret_ended)
 static bool fits(const struct flight *f, const struct sample_request *r)
 {
     return !f->transfer && !r->alone && !f->requests[0]->alone && f->n < MOST_GROUPS &&
-           f->samples + r->n <= MOST_SAMPLES && json_equal(f->requests[0]->sampling, r->sampling);
+           f->samples + r->n <= MOST_SAMPLES && strcmp(f->requests[0]->adapter, r->adapter) == 0 &&
+           json_equal(f->requests[0]->sampling, r->sampling);
 }
 
 static struct flight *new_flight(struct sampling *s)

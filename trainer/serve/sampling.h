@@ -27,6 +27,7 @@ struct sample_request {
     int n_prompt, n; // n: samples
     bool has_seed;
     int64_t seed;
+    char adapter[64];     // that samples; "": the model itself
     json_t *sampling;     // /v1/rollouts' "sampling", without n and seed
     bool prompt_logprobs; // likewise in `sampling`, as prompt_logprobs: top
     int top;              // likeliest tokens of each place of the prompt
@@ -42,6 +43,7 @@ struct sample_request {
     bool alone;
 };
 void sample_request_release(struct sample_request *r); // what it holds
+void sample_request_clear(struct sample_request *r);   // what came back: it can be put again
 
 struct sampling;
 // socket: the server's; timeout_s: of a request. inbox: where all requests end.
