@@ -523,7 +523,9 @@ static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const
 
 int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads)
 {
-    int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = cuda_use(dev)->n_sms;
+    struct cuda_state *state = cuda_use(dev);
+    int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = state->n_sms;
+    if (state->major == 9) return 4; // at most (attn_wgmma_back.cu)
     return blocks >= 6 * sms ? 1 : blocks >= sms ? 2 : 4;
 }
 
