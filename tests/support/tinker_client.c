@@ -53,12 +53,12 @@ void tinker_server_kill(struct tinker_server *s)
 }
 
 void tinker_script(const struct tinker_server *s, const char *python, const char *script,
-                   const char *argument)
+                   const char *check)
 {
     char url[64];
     snprintf(url, sizeof url, "http://127.0.0.1:%d", s->port);
-    const char *const argv[] = {python, test_path(test_root(), script), url, "model", argument,
-                                NULL};
+    const char *const argv[] = {
+        python, test_path(test_root(), script), url, "model", s->runs, check, NULL};
     const char *log = test_path(test_folder(), "script.log");
     if (test_command(log, SCRIPT_MS, argv) == 0) return;
     char *text = test_read(log);

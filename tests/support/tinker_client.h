@@ -17,10 +17,11 @@ void tinker_server_start(struct tinker_server *s, const struct daemon *d, const 
 int tinker_server_stop(struct tinker_server *s);  // SIGTERM; its exit status
 void tinker_server_kill(struct tinker_server *s); // for teardowns
 
-// Runs a script of the repository with the server's URL, the name "model" and `argument` (NULL:
-// none) by a Python that has the SDK; fails the test with what it printed unless it ends well.
+// Runs a script of the repository with the server's URL, the name "model", the server's --run-dir
+// and one of its checks (NULL: all) by a Python that has the SDK; fails the test with what it
+// printed unless it ends well.
 void tinker_script(const struct tinker_server *s, const char *python, const char *script,
-                   const char *argument);
+                   const char *check);
 
 // One request; `type` NULL: no body.
 void tinker_request(const struct tinker_server *s, const char *method, const char *path,
