@@ -1,9 +1,8 @@
 /* test_tinker.c: cw-trainer serve, by a client of the Tinker API without Python: a session from
  * beginning to end, numbers that come twice or in another order, gradients that add up, snapshots,
- * checkpoints over restarts, what is refused, malformed requests, and each process's death. */
+ * checkpoints over restarts, what is refused, and each process's death. */
 #include "tests/support/tinker_client.h"
 #include "common/base/clock.h"
-#include "common/base/rng.h"
 #include "trainer/serve/protobuf.h"
 
 #include <math.h>
@@ -355,75 +354,6 @@ static void test_one_at_a_time(void **state)
     end();
 }
 
-static const char *const paths[] = {"client/config",
-                                    "create_session",
-                                    "session_heartbeat",
-                                    "create_model",
-                                    "get_info",
-                                    "forward_backward",
-                                    "optim_step",
-                                    "save_weights",
-                                    "load_weights",
-                                    "asample",
-                                    "save_weights_for_sampler",
-                                    "retrieve_future",
-                                    "retrieve_futures",
-                                    "weights_info",
-                                    "create_sampling_session",
-                                    "sessions/x/finish",
-                                    "training_runs/../x",
-                                    "training_runs/x/checkpoints",
-                                    "samplers/%00x",
-                                    "none"};
-#define PATHS (int)(sizeof paths / sizeof *paths)
-
-// A request of that number: JSON with fields of the wrong kind, or bytes.
-static void put_malformed(struct rng *r, struct bytes *body)
-{
-    static const char *const values[] = {"null",  "-1",
-                                         "1e99",  "[]",
-                                         "{}",    "\"\"",
-                                         "true",  "\"tinker://a/b\"",
-                                         "[[1]]", "99999999999999999999"};
-    static const char *const keys[] = {"model_id",        "seq_id",
-                                       "session_id",      "path",
-                                       "prompt",          "adam_params",
-                                       "request_id",      "target",
-                                       "sampling_params", "sampling_session_id",
-                                       "lora_config",     "base_model"};
-    if (rng_uniform(r) < 0.3f) {
-        for (int i = 0; i < 40; i++) bytes_printf(body, "%c", (int)(rng_uniform(r) * 256) & 0xff);
-        return;
-    }
-    bytes_printf(body, "{\"model_id\":\"%s\"", rng_uniform(r) < 0.5f ? model : "x");
-    for (int i = 0; i < 4; i++)
-        bytes_printf(body, ",\"%s\":%s", keys[(int)(rng_uniform(r) * 12) % 12],
-                     values[(int)(rng_uniform(r) * 10) % 10]);
-    bytes_puts(body, rng_uniform(r) < 0.8f ? "}" : "");
-}
-
-static void test_malformed(void **state)
-{
-    (void)state;
-    struct rng r;
-    start(NULL);
-    rng_init(&r, 11, 0);
-    for (int i = 0; i < 3000; i++) {
-        struct bytes body = BYTES_INIT;
-        char path[128];
-        struct wire_answer a;
-        snprintf(path, sizeof path, "/api/v1/%s", paths[i % PATHS]);
-        put_malformed(&r, &body);
-        tinker_request(&s, i % 7 ? "POST" : "GET", path, "application/json", &body, &a);
-        if (a.status < 200 || a.status >= 500)
-            fail_msg("%s: %d to %s", path, a.status, bytes_text(&body));
-        wire_answer_release(&a);
-        bytes_release(&body);
-    }
-    json_decref(tinker_post(&s, "get_info", 200, "{\"model_id\":\"%s\"}", model));
-    end();
-}
-
 // A client waits for its answer; the server dies: it is told so, and so is whoever comes after.
 static void test_server_gone(void **state)
 {
@@ -463,7 +393,6 @@ int main(void)
         cmocka_unit_test_teardown(test_snapshots_in_flight, stop),
         cmocka_unit_test_teardown(test_checkpoints, stop),
         cmocka_unit_test_teardown(test_one_at_a_time, stop),
-        cmocka_unit_test_teardown(test_malformed, stop),
         cmocka_unit_test_teardown(test_server_gone, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
