@@ -4,7 +4,6 @@
 #include "tests/support/tinker_client.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
-#include "trainer/serve/protobuf.h"
 
 #include <math.h>
 #include <signal.h>
@@ -94,15 +93,6 @@ static struct run train(const char *of, int number)
     return begun(tinker_retrieve(&s, create(of, number, 200, LORA)));
 }
 
-static void refused(json_t *answer, const char *why)
-{
-    const json_t *error = json_object_get(answer, "error");
-    if (json_is_object(error)) error = json_object_get(error, "message");
-    if (!json_is_string(error)) fail_msg("not refused: %s", json_dumps(answer, 0));
-    assert_contains(json_string_value(error), why);
-    json_decref(answer);
-}
-
 static void learn(struct run *r, const struct tinker_datum *datum)
 {
     float unused[N];
@@ -137,18 +127,6 @@ static json_t *ask(int seq_id, const char *sampler, int status)
                        sampler, seq_id);
 }
 
-static struct proto_span field(struct proto_span message, uint32_t number)
-{
-    struct proto_field f;
-    bool more = true;
-    while (more) {
-        assert_ok(proto_next(&message, &more, &f));
-        if (more && f.number == number) return f.span;
-    }
-    fail_msg("no field %u", number);
-    return message;
-}
-
 static struct completion sample(const char *sampler)
 {
     static int seq_id;
@@ -156,10 +134,10 @@ static struct completion sample(const char *sampler)
     struct completion got;
     tinker_retrieve_bytes(&s, ask(++seq_id, sampler, 200), &answer);
     const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len},
-                            sequence = field(message, 1);
-    assert_int_equal(field(sequence, 2).len, sizeof got.tokens);
-    memcpy(got.tokens, field(sequence, 2).data, sizeof got.tokens);
-    memcpy(got.logprobs, field(sequence, 3).data, sizeof got.logprobs);
+                            sequence = tinker_field(message, 1);
+    assert_int_equal(tinker_field(sequence, 2).len, sizeof got.tokens);
+    memcpy(got.tokens, tinker_field(sequence, 2).data, sizeof got.tokens);
+    memcpy(got.logprobs, tinker_field(sequence, 3).data, sizeof got.logprobs);
     bytes_release(&answer);
     return got;
 }
@@ -343,14 +321,14 @@ static void test_snapshots(void **state)
         sample(live);
         same(reference, &first);
     }
-    refused(ask(1, old, 400), "older ones that are kept are ");
+    tinker_refused(ask(1, old, 400), "older ones that are kept are ");
     same(of_path, &second);
     assert_memory_not_equal(sample(live).logprobs, first.logprobs, sizeof first.logprobs);
     save(&r, "save_weights_for_sampler", "second", path); // in its place
     const struct completion now = sample(live);
     learn(&r, &one);
     step(&r, 1e-2);
-    refused(ask(2, of_path, 400), "was saved again");
+    tinker_refused(ask(2, of_path, 400), "was saved again");
     sampler_of("model_path", path, of_path);
     same(of_path, &now);
     end();
@@ -381,7 +359,7 @@ static void test_kept_beside(void **state)
     assert_true(said && !strstr(said + 1, "is not kept")); // once
     free(log);
     struct run c = train(session, 2); // but a new run comes before any snapshot
-    refused(ask(1, reference, 400), "--max-adapters");
+    tinker_refused(ask(1, reference, 400), "--max-adapters");
     step(&c, 0);
     end();
 }
@@ -396,7 +374,7 @@ static void test_none_kept(void **state)
     sample(old);
     learn(&r, &one);
     step(&r, 1e-2);
-    refused(ask(1, old, 400), "--keep-snapshots");
+    tinker_refused(ask(1, old, 400), "--keep-snapshots");
     end();
 }
 
@@ -419,12 +397,12 @@ static void test_room(void **state)
     open_session(second);
     open_session(third);
     struct run a = train(session, 0), b = train(second, 0);
-    refused(tinker_retrieve(&s, create(third, 0, 200, LORA)), "a larger --max-adapters");
-    refused(create(third, 1, 409, "\"rank\":0"), "no adapter beside it");
+    tinker_refused(tinker_retrieve(&s, create(third, 0, 200, LORA)), "a larger --max-adapters");
+    tinker_refused(create(third, 1, 409, "\"rank\":0"), "no adapter beside it");
     finish(second);
     struct run c = train(third, 2);
-    refused(tinker_retrieve(&s, tinker_learn(&s, b.id, 1, "cross_entropy", true, &one, 1)),
-            "has the weights no more");
+    tinker_refused(tinker_retrieve(&s, tinker_learn(&s, b.id, 1, "cross_entropy", true, &one, 1)),
+                   "has the weights no more");
     char *log = test_read(s.log);
     assert_contains(log, "ends after 0 steps: its client has finished");
     free(log);
@@ -432,14 +410,14 @@ static void test_room(void **state)
     step(&c, 1e-2);
     finish(session);
     struct run whole = begun(tinker_retrieve(&s, create(third, 3, 200, "\"rank\":0")));
-    refused(tinker_retrieve(&s, tinker_learn(&s, c.id, 3, "cross_entropy", true, &one, 1)),
-            "has the weights no more");
+    tinker_refused(tinker_retrieve(&s, tinker_learn(&s, c.id, 3, "cross_entropy", true, &one, 1)),
+                   "has the weights no more");
     same(base, &untrained);
     learn(&whole, &one);
     step(&whole, 1e-2);
     take_snapshot(&whole, live);
     assert_memory_not_equal(sample(live).logprobs, untrained.logprobs, sizeof untrained.logprobs);
-    refused(ask(1, base, 400), "is the snapshot of weight version");
+    tinker_refused(ask(1, base, 400), "is the snapshot of weight version");
     a = train(third, 4); // on the model as its folder has it
     daemon_holds(&d, "policy", model);
     learn(&a, &one);
@@ -451,20 +429,22 @@ static void test_refused(void **state)
 {
     (void)state;
     start("2", NULL);
-    refused(create(session, 0, 400, "\"rank\":4"), "--unembed skip");
-    refused(create(session, 0, 400, LORA ",\"train_mlp\":false,\"train_attn\":false"),
-            "nothing is left to train");
-    refused(tinker_retrieve(&s, create(session, 0, 200, "\"rank\":9,\"train_unembed\":false")),
-            "--max-lora-rank 9");
+    tinker_refused(create(session, 0, 400, "\"rank\":4"), "--unembed skip");
+    tinker_refused(create(session, 0, 400, LORA ",\"train_mlp\":false,\"train_attn\":false"),
+                   "nothing is left to train");
+    tinker_refused(
+        tinker_retrieve(&s, create(session, 0, 200, "\"rank\":9,\"train_unembed\":false")),
+        "--max-lora-rank 9");
     struct run whole = begun(tinker_retrieve(&s, create(session, 1, 200, "\"rank\":0")));
     char path[256];
     save(&whole, "save_weights", "whole", path);
     struct run r = train(session, 2);
-    refused(tinker_retrieve(&s, tinker_post(&s, "load_weights", 200,
-                                            "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"%s\","
-                                            "\"optimizer\":false}",
-                                            r.id, path)),
-            "trains an adapter");
+    tinker_refused(
+        tinker_retrieve(&s, tinker_post(&s, "load_weights", 200,
+                                        "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"%s\","
+                                        "\"optimizer\":false}",
+                                        r.id, path)),
+        "trains an adapter");
     assert_int_equal(tinker_server_stop(&s), 0);
     tinker_server_start(&s, &d, NULL, OPTIONS("--unembed", "skip"));
     open_session(session);

@@ -81,7 +81,7 @@ static void trainee_free(struct policy *p, struct trainee *t)
     optimizer_free(t->optimizer);
     bridge_unmap(t->arena);
     if (t->made) unload(p, adapter_name(t, name));
-    if (!t->adapter) sources_set_restore(p->sources, "", "");
+    if (!t->adapter && t->restore[0]) sources_set_restore(p->sources, "", "");
     adapter_free(t->adapter);
     if (t->start[0]) file_remove_tree(t->start);
     free(t);
