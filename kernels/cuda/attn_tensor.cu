@@ -1,5 +1,6 @@
 /* attn_tensor.cu: attention of many rows in bf16 on the tensor cores, forward and gradient, after
- * FlashAttention-2 (Dao 2023) with mma m16n8k16.
+ * FlashAttention-2 (Dao 2023) with mma m16n8k16, where attn_wgmma.cu does not have it: on other
+ * GPUs than Hopper, of heads wider than 128, and the gradient of a soft cap.
  *
  * Forward and dq: a block has 64 packed rows (attention.cuh), 16 a warp, and walks the keys in
  * tiles; scores stay in registers, where the layout of an mma result is that of the next one's left
@@ -523,7 +524,9 @@ static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const
 
 int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads)
 {
-    int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = cuda_use(dev)->n_sms;
+    struct cuda_state *state = cuda_use(dev);
+    int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = state->n_sms;
+    if (state->major == 9) return 4; // at most (attn_wgmma_back.cu)
     return blocks >= 6 * sms ? 1 : blocks >= sms ? 2 : 4;
 }
 

@@ -7,6 +7,8 @@
 #include "kernels/cuda/attn_wgmma.cuh"
 #include <algorithm>
 
+#define STAGES 6
+
 #if HAS_WGMMA
 
 // One warpgroup's rows of an item: all tiles of its keys.
@@ -26,23 +28,22 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
     bool first_chunk = true;
     clear(r);
 
-    float dots[ROWS / 8][4];
-    c.wait_stage();
-    multiply<HD>(dots, q, c.stream.stage());
-    wgmma_wait<0>();
-    uint32_t values, summing = 0; // of the tile whose values are summed: they, its barrier
-    for (int tile = w.first;; tile += ROWS) {
-        wgmma_wait<1>();
-        settle(dots);
-        bool next_is_chunk = tile % CHUNK_KEYS == 0 && tile > w.first;
-        float factor = to_scores<ROWS>(a, dots), shrink[2], ended[2] = {r.top[0], r.top[1]};
+    float dots[ROWS / 8][4], shrink[2];
+    float ended[2]; // of the chunk before, where a tile begins one
+    auto begins_chunk = [&](int tile) { return tile % CHUNK_KEYS == 0 && tile > w.first; };
+    auto weigh = [&](int tile) {
+        float factor = to_scores<ROWS>(a, dots);
         if (tile + ROWS - 1 > least || tile <= most_hidden) hide<ROWS>(dots, seen, tile, -INFINITY);
-        if (next_is_chunk) r.top[0] = r.top[1] = -INFINITY;
+        if (begins_chunk(tile))
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                ended[h] = r.top[h];
+                r.top[h] = -INFINITY;
+            }
         take_weights<ROWS>(dots, r.top, shrink, factor);
-        wgmma_wait<0>();
-        settle(r.out);
-        if (summing) c.done_with(summing);
-        if (next_is_chunk) {
+    };
+    auto add = [&](int tile, uint32_t values) {
+        if (begins_chunk(tile)) {
             float top[2] = {r.top[0], r.top[1]};
             r.top[0] = ended[0];
             r.top[1] = ended[1];
@@ -55,20 +56,35 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
         } else {
             shrink_sums(r, shrink);
         }
-        as_left(x, dots);
+        settle(r.out);
+        add_weighted<HD>(r.out, x, values);
 #pragma unroll
         for (int n = 0; n < ROWS / 16; n++) add_row_sums(r.sum, x[n]);
-        settle(x);
+    };
+
+    c.wait_stage();
+    multiply<HD>(dots, q, c.stream.stage());
+    wgmma_wait<0>();
+    uint32_t values, summing = 0; // of the tile whose values are summed: they, its barrier
+    int tile = w.first;
+    for (;; tile += ROWS) {
+        wgmma_wait<1>();
+        settle(dots);
+        weigh(tile);
+        wgmma_wait<0>();
         settle(r.out);
+        if (summing) c.done_with(summing);
+        as_left(x, dots);
+        settle(x);
         values = c.stream.stage() + tile_bytes<HD>;
         summing = c.stream.is_empty();
         c.stream.next();
         if (tile + ROWS >= w.end) break;
         c.wait_stage();
         multiply<HD>(dots, q, c.stream.stage());
-        add_weighted<HD>(r.out, x, values);
+        add(tile, values);
     }
-    add_weighted<HD>(r.out, x, values);
+    add(tile, values);
     wgmma_wait<0>();
     settle(r.out);
     c.done_with(summing);
@@ -86,21 +102,21 @@ __global__ void __launch_bounds__(THREADS, 1)
     grid_begin();
     extern __shared__ __align__(1024) char memory[];
     __shared__ block_state state;
-    run_block<HD>(
-        state, memory, tile_bytes<HD>,
+    run_block<HD, STAGES, 1>(
+        state, memory,
         [&](copier &c) {
             c.each_item(ticket, n_items, [&](int item) {
                 work w;
                 if (!take_queries<PAGED>(w, a, item)) return;
                 c.begin(w);
+                packed_places places = places_of<HD>(a, w.p, a.out);
 #pragma unroll
                 for (int g = 0; g < GROUPS; g++)
-                    copy_tiles<HD>(c.kept + g * tile_bytes<HD>, a.head_dim, a.q, NULL,
-                                   [&](int r, int64_t &at, int64_t &) {
-                                       at = query_at(a, place_of(a, w.p, g * ROWS + r));
-                                       return w.p.in(g * ROWS + r);
-                                   });
-                c.copied_for(c.kept_full);
+                    copy_tiles<HD, 1>(c.kept + g * tile_bytes<HD>, a.head_dim,
+                                      [&](int, int r, const bf16 *(&from)[2]) {
+                                          return places.find(a, w.p, g * ROWS + r, from);
+                                      });
+                c.kept_copied();
                 stream_keys<HD, PAGED>(c, a, w);
             });
         },
@@ -114,9 +130,9 @@ template <int HD> static void forward(struct device *dev, const attn_args<bf16> 
 {
     struct cuda_state *state = cuda_use(dev);
     int n = query_items(a);
-    cuda_launch(dev, "attention",
-                paged ? attn_wgmma_kernel<HD, true> : attn_wgmma_kernel<HD, false>,
-                std::min(n, state->n_sms), THREADS, block_memory<HD>(1), a, state->tickets, n);
+    cuda_launch(
+        dev, "attention", paged ? attn_wgmma_kernel<HD, true> : attn_wgmma_kernel<HD, false>,
+        std::min(n, state->n_sms), THREADS, block_memory<HD, STAGES, 1>, a, state->tickets, n);
 }
 
 bool attn_wgmma(struct device *dev, const attn_args<bf16> &a, bool paged)

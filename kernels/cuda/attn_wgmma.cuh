@@ -21,12 +21,11 @@
 #define BLOCK_ROWS (GROUPS * ROWS)
 #define COPIERS    128 // threads
 #define THREADS    (GROUPS * 128 + COPIERS)
-#define STAGES     4
+#define MAX_STAGES 6 // of the ring
 
-#ifndef COPIER_REGISTERS
-#define COPIER_REGISTERS 40
-#endif
-#define COMPUTE_REGISTERS (((65536 / THREADS / 8 * 8) * 3 - COPIER_REGISTERS) / 2)
+// Of a thread; all begin with 168.
+#define COPIER_REGISTERS  40
+#define COMPUTE_REGISTERS 232
 
 enum work_kind { NO_MORE, OF_QUERIES, OF_KEYS };
 
@@ -35,7 +34,8 @@ enum work_kind { NO_MORE, OF_QUERIES, OF_KEYS };
 struct work {
     work_kind kind;
     packed_rows p;
-    int s, kv_head, first, end, step, part;
+    int s, kv_head, first, end, step;
+    int part, n_parts; // OF_KEYS
 };
 
 template <int HD> constexpr int tile_bytes = ROWS *HD * 2;
@@ -44,7 +44,7 @@ template <int HD> constexpr int stage_bytes = 2 * tile_bytes<HD>;
 
 // Barriers, and what is said across them.
 struct block_state {
-    uint64_t full[STAGES], empty[STAGES], kept_full, kept_empty;
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES], kept_full, kept_empty;
     work item;   // of the kept rows
     int next[2]; // items, in turn
 };
@@ -52,6 +52,7 @@ struct block_state {
 // The ring, from the view of one that goes round it. Addresses.
 struct ring {
     uint32_t tiles, bytes, full, empty;
+    int n; // stages
     int slot;
     uint32_t parity;
 
@@ -60,7 +61,7 @@ struct ring {
     __device__ __forceinline__ uint32_t is_empty() const { return empty + slot * 8; }
     __device__ __forceinline__ void next()
     {
-        if (++slot < STAGES) return;
+        if (++slot < n) return;
         slot = 0;
         parity ^= 1;
     }
@@ -104,7 +105,7 @@ __device__ __forceinline__ bool take_queries(work &w, const attn_args<bf16> &a, 
     int lowest = row_position<PAGED>(a, s, place_of(a, p, 0).row);
     int highest = row_position<PAGED>(a, s, place_of(a, p, min(BLOCK_ROWS, p.n - p.base) - 1).row);
     int first = a.window > 0 ? max(0, lowest - a.window + 1) / ROWS * ROWS : 0;
-    w = {OF_QUERIES, p, s, kv_head, first, highest + 1, ROWS, 0};
+    w = {OF_QUERIES, p, s, kv_head, first, highest + 1, ROWS, 0, 1};
     return true;
 }
 
@@ -115,52 +116,31 @@ __device__ __forceinline__ void copiers_sync()
     asm volatile("bar.sync 1, %0;" ::"n"(COPIERS) : "memory");
 }
 
-/* The copying warpgroup's view. What is copied for a barrier is known to have come when the copies
- * behind it have been issued: then the barrier is told. */
+// The copying warpgroup's view.
 struct copier {
     block_state *state;
     ring stream;
     uint32_t kept, kept_full, kept_empty, kept_parity;
-    uint32_t pending; // the barrier to be told, or 0
 
-    __device__ __forceinline__ void copied_for(uint32_t full)
-    {
-        copies_commit();
-        if (pending) {
-            copies_wait<1>();
-            fence_async();
-            barrier_arrive(pending);
-        }
-        pending = full;
-    }
-
-    // Before a wait for what needs all copies.
-    __device__ __forceinline__ void all_copied()
-    {
-        if (!pending) return;
-        copies_wait<0>();
-        fence_async();
-        barrier_arrive(pending);
-        pending = 0;
-    }
-
-    // The kept rows' place is free, and the item in it is w.
+    // The kept rows' place is free; the item for it is w.
     __device__ __forceinline__ void begin(const work &w)
     {
-        all_copied();
         barrier_wait(kept_empty, kept_parity ^ 1);
         kept_parity ^= 1;
-        if (threadIdx.x % COPIERS == 0) state->item = w;
+        if (threadIdx.x % COPIERS == 0) {
+            state->item = w;
+            barrier_arrive(kept_full);
+        }
     }
+    __device__ __forceinline__ void kept_copied() { barrier_arrive_copied(kept_full); }
 
     __device__ __forceinline__ void begin_stage()
     {
         barrier_wait(stream.is_empty(), stream.parity ^ 1);
     }
-
     __device__ __forceinline__ void end_stage()
     {
-        copied_for(stream.is_full());
+        barrier_arrive_copied(stream.is_full());
         stream.next();
     }
 
@@ -180,46 +160,105 @@ struct copier {
             item = state->next[turn];
         }
         begin({NO_MORE});
-        barrier_arrive(kept_full);
+        kept_copied();
     }
 };
 
-// Starts copying 64 rows of two arrays into the tiles at `to`: place(r, at0, at1) sets the offsets
-// of row r and gives whether there is one, else the row is zeros. NULL for the second: none.
-template <int HD, typename F>
-__device__ __forceinline__ void copy_tiles(uint32_t to, int dims, const bf16 *from0,
-                                           const bf16 *from1, F place)
+// A thread copies the same 16 bytes of every so many-th row, a multiple of 8.
+template <int HD> constexpr int rows_apart = COPIERS / (HD / 8);
+template <int HD> constexpr int rows_each = ROWS / rows_apart<HD>;
+
+// Of the thread: its first row of a tile, and its first column, or 0 where a row has no such.
+template <int HD> __device__ __forceinline__ int first_row()
 {
-    constexpr int UNITS = HD / 8, STEP = COPIERS / UNITS; // of 16 bytes; rows, a multiple of 8
-    int u = threadIdx.x % UNITS, r0 = threadIdx.x % COPIERS / UNITS;
+    return threadIdx.x % COPIERS / (HD / 8);
+}
+template <int HD> __device__ __forceinline__ int first_column(int dims)
+{
+    int d = threadIdx.x % (HD / 8) * 8;
+    return d < dims ? d : 0;
+}
+
+// Starts copying 64 rows of TILES arrays into the tiles at `to`. place(i, r, from): where the
+// thread's columns of row r, its i-th, are, an address in any case; false: the row is zeros.
+template <int HD, int TILES, typename F>
+__device__ __forceinline__ void copy_tiles(uint32_t to, int dims, F place)
+{
+    int u = threadIdx.x % (HD / 8), r0 = first_row<HD>();
     to += u / 8 * COLUMNS_APART + r0 * 128 + ((u ^ r0) % 8) * 16;
-    from0 += u * 8;
-    if (from1) from1 += u * 8;
+    bool in_row = u * 8 < dims;
 #pragma unroll
-    for (int i = 0; i < ROWS / STEP; i++) {
-        int64_t at0 = 0, at1 = 0;
-        bool valid = place(r0 + i * STEP, at0, at1) && u * 8 < dims;
-        copy16(to + i * STEP * 128, valid ? from0 + at0 : from0 - u * 8, valid);
-        if (from1)
-            copy16(to + tile_bytes<HD> + i * STEP * 128, valid ? from1 + at1 : from1 - u * 8,
-                   valid);
+    for (int i = 0; i < rows_each<HD>; i++) {
+        const bf16 *from[2];
+        bool valid = place(i, r0 + i * rows_apart<HD>, from) && in_row;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            copy16(to + t * tile_bytes<HD> + i * rows_apart<HD> * 128, from[t], valid);
     }
+}
+
+// from + row * bytes, in one instruction
+__device__ __forceinline__ const bf16 *row_at(const bf16 *from, int row, int bytes)
+{
+    const bf16 *at;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(at) : "r"(row), "r"(bytes), "l"(from));
+    return at;
+}
+
+// Where the thread's columns of packed rows are: in q, and in what is (T, n_heads, head_dim).
+struct packed_places {
+    const bf16 *q, *out;              // of the first row and head
+    int head_bytes, q_bytes, o_bytes; // between heads; added from a row's last head to the next row
+
+    __device__ __forceinline__ bool find(const attn_args<bf16> &a, const packed_rows &p, int r,
+                                         const bf16 *(&from)[2]) const
+    {
+        int x = min(p.base + r, p.n - 1), row = by_group(a, x);
+        from[0] = row_at(row_at(q, x, head_bytes), row, q_bytes);
+        from[1] = row_at(row_at(out, x, head_bytes), row, o_bytes);
+        return p.in(r);
+    }
+};
+
+template <int HD>
+__device__ __forceinline__ packed_places places_of(const attn_args<bf16> &a, const packed_rows &p,
+                                                   const bf16 *out)
+{
+    int64_t first = (int64_t)p.head0 * a.head_dim + first_column<HD>(a.head_dim);
+    return {a.q + p.start * a.q_stride + first,
+            out + (int64_t)p.start * a.n_heads * a.head_dim + first, a.head_dim * 2,
+            ((int)a.q_stride - a.group * a.head_dim) * 2, (a.n_heads - a.group) * a.head_dim * 2};
 }
 
 // The keys and values that an item OF_QUERIES goes through.
 template <int HD, bool PAGED>
 __device__ __forceinline__ void stream_keys(copier &c, const attn_args<bf16> &a, const work &w)
 {
-    const bf16 *k = a.k + (int64_t)w.kv_head * a.head_dim;
-    const bf16 *v = a.v + (int64_t)w.kv_head * a.head_dim;
-    int tile = w.first;
+    const int first = w.kv_head * a.head_dim + first_column<HD>(a.head_dim);
+    const bf16 *k = a.k + first, *v = a.v + first;
+    int tile = w.first, bytes = (int)a.kv_stride * 2;
+    int prefix = 0, to_prefix = 0, to_own = 0; // rows of it, and what makes a row of a position
+    if (!PAGED) {
+        prefix = a.prefix_len[w.s];
+        to_prefix = a.prefix_start[w.s];
+        to_own = w.p.start - prefix;
+    }
 #pragma unroll 1
     do { // a row that sees nothing has a tile, too
+        int rows[rows_each<HD>];
+#pragma unroll
+        for (int i = 0; i < rows_each<HD>; i++) {
+            int j = min(tile + first_row<HD>() + i * rows_apart<HD>, max(w.end, 1) - 1);
+            if (PAGED)
+                rows[i] = w.end > 0 ? (int)key_row<true>(a, w.s, j) : 0;
+            else
+                rows[i] = j + (j < prefix ? to_prefix : to_own);
+        }
         c.begin_stage();
-        copy_tiles<HD>(c.stream.stage(), a.head_dim, k, v, [&](int r, int64_t &at0, int64_t &at1) {
-            bool seen = tile + r < w.end;
-            if (seen) at0 = at1 = key_row<PAGED>(a, w.s, tile + r) * a.kv_stride;
-            return seen;
+        copy_tiles<HD, 2>(c.stream.stage(), a.head_dim, [&](int i, int r, const bf16 *(&from)[2]) {
+            from[0] = row_at(k, rows[i], bytes);
+            from[1] = row_at(v, rows[i], bytes);
+            return tile + r < w.end;
         });
         c.end_stage();
         tile += ROWS;
@@ -241,7 +280,11 @@ struct computer {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
     }
-    __device__ __forceinline__ void wait_stage() { barrier_wait(stream.is_full(), stream.parity); }
+    __device__ __forceinline__ void wait_stage()
+    {
+        barrier_wait(stream.is_full(), stream.parity);
+        fence_async();
+    }
     __device__ __forceinline__ void done_with_kept()
     {
         done_with(kept_empty);
@@ -255,6 +298,7 @@ struct computer {
     {
         for (;;) {
             barrier_wait(kept_full, kept_parity);
+            fence_async();
             if (state.item.kind != kind) return;
             f(state.item);
         }
@@ -317,38 +361,41 @@ __device__ __forceinline__ void add_weighted(float (&sum)[HD / 8][4],
 
 // ---- a block -----------------------------------------------------------------------------------
 
-/* Runs a block: copying(copier &) in its last warpgroup, computing(computer &) in the others.
- * `kept` bytes a warpgroup lie behind the ring. */
-template <int HD, typename COPY, typename COMPUTE>
-__device__ __forceinline__ void run_block(block_state &state, char *memory, int kept, COPY copying,
+/* Runs a block with N stages: copying(copier &) in its last warpgroup, computing(computer &) in the
+ * others. Behind the ring lie `kept` tiles for each of these. */
+template <int HD, int N, int KEPT, typename COPY, typename COMPUTE>
+__device__ __forceinline__ void run_block(block_state &state, char *memory, COPY copying,
                                           COMPUTE computing)
 {
     ring stream = {shared_address(memory),
                    stage_bytes<HD>,
                    shared_address(state.full),
                    shared_address(state.empty),
+                   N,
                    0,
                    0};
-    uint32_t kept_tiles = stream.tiles + STAGES * stage_bytes<HD>;
+    uint32_t kept_tiles = stream.tiles + N * stage_bytes<HD>;
     uint32_t kept_full = shared_address(&state.kept_full);
     uint32_t kept_empty = shared_address(&state.kept_empty);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < N; i++) {
             barrier_init(stream.full + i * 8, COPIERS);
             barrier_init(stream.empty + i * 8, GROUPS * 4);
         }
-        barrier_init(kept_full, COPIERS);
+        barrier_init(kept_full, COPIERS + 1);
         barrier_init(kept_empty, GROUPS * 4);
     }
     __syncthreads();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp >= GROUPS * 4) {
         fewer_registers<COPIER_REGISTERS>();
-        copier c = {&state, stream, kept_tiles, kept_full, kept_empty, 0, 0};
+        copier c = {&state, stream, kept_tiles, kept_full, kept_empty, 0};
         copying(c);
     } else {
         more_registers<COMPUTE_REGISTERS>();
-        computer c = {stream,   kept_tiles + warp / 4 * kept, kept_full, kept_empty, 0, warp / 4,
+        computer c = {stream,    kept_tiles + warp / 4 * KEPT * tile_bytes<HD>,
+                      kept_full, kept_empty,
+                      0,         warp / 4,
                       warp * 16};
         computing(c);
     }
@@ -356,10 +403,7 @@ __device__ __forceinline__ void run_block(block_state &state, char *memory, int 
 
 #endif // HAS_WGMMA
 
-// Shared memory of a block, with `kept` tiles for each warpgroup.
-template <int HD> constexpr size_t block_memory(int kept)
-{
-    return STAGES * stage_bytes<HD> + GROUPS * kept * tile_bytes<HD>;
-}
+template <int HD, int N, int KEPT>
+constexpr size_t block_memory = N *stage_bytes<HD> + GROUPS *KEPT *tile_bytes<HD>;
 
 #endif

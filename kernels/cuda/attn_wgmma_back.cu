@@ -2,38 +2,44 @@
  * (attn_wgmma.cuh), in one launch.
  *
  * Items of two kinds, each with its own sums, so that nothing is added in a varying order; in
- * return the scores are computed twice: OF_KEYS     dk and dv of BLOCK_ROWS keys, kept in shared
+ * return the scores are computed twice. OF_KEYS: dk and dv of BLOCK_ROWS keys, kept in shared
  * memory, against the packed rows that attend to them, with their gradients; scores are transposed,
- * keys x rows. OF_QUERIES  dq of BLOCK_ROWS packed rows and their gradients, kept in registers,
+ * keys x rows. OF_QUERIES: dq of BLOCK_ROWS packed rows and their gradients, kept in registers,
  * against keys and values. The former are longer and come first; the latter fill what room they
- * leave. A block of keys has n_parts items, each every n_parts-th tile of its rows, for a
- * sequence's first keys take twice the average; the last of them to be done adds up all, in their
- * order.
+ * leave.
+ *
+ * A block of keys that many rows attend to (a long sequence's first, those of a prompt that samples
+ * share) is several items, each every so many-th tile of its rows; the last of them to be done adds
+ * up what all have written, in their order.
  */
 #include "kernels/cuda/attn_wgmma.cuh"
 #include <algorithm>
+
+#define STAGES     4
+#define PART_TILES 24 // that a part of a block of keys has, about, where it is not the only one
 
 struct gradient_args {
     attn_args<bf16> a;
     bf16 *dqkv;
     const bf16 *dout;
     const float *delta;
-    float *parts; // (n_parts, T, n_kv_heads, dk then dv, head_dim) of n_parts > 1
-    int n_parts, key_items, items;
+    float *parts; // (n_parts, T, n_kv_heads, dk then dv, head_dim)
+    int n_parts;  // of a block of keys, at most
+    int key_items, items;
     unsigned *tickets; // the first is the items', behind it one for each 64 keys and kv head
 };
 
 // Of the packed rows of a stage.
 struct row_numbers {
     float lse[ROWS], inner[ROWS]; // log-sum-exp; dout . out
-    int hidden[ROWS];             // with a window: positions up to it are outside
 };
 
 #if HAS_WGMMA
 
 // ---- copying -----------------------------------------------------------------------------------
 
-__device__ __forceinline__ void take_keys(work &w, const gradient_args &g, int item)
+// False for a part more than the block's tiles make.
+__device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int item)
 {
     const attn_args<bf16> &a = g.a;
     int kv_head = item % a.n_kv_heads, part = item / a.n_kv_heads % g.n_parts;
@@ -41,33 +47,28 @@ __device__ __forceinline__ void take_keys(work &w, const gradient_args &g, int i
     int last = a.seq_of[min(base + BLOCK_ROWS, a.n_tokens) - 1];
     for (int s = a.seq_of[base]; s <= last; s++) stop = max(stop, a.attend_end[s]);
     packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
-    w = {OF_KEYS, p, 0, kv_head, part * ROWS, p.n, g.n_parts * ROWS, part};
+    int n_parts = min(g.n_parts, (p.n + PART_TILES * ROWS - 1) / (PART_TILES * ROWS));
+    w = {OF_KEYS, p, 0, kv_head, part * ROWS, p.n, n_parts * ROWS, part, n_parts};
+    return part < n_parts;
 }
 
 template <int HD>
 __device__ __forceinline__ void copy_keys(copier &c, const gradient_args &g, const work &w)
 {
     const attn_args<bf16> &a = g.a;
+    const int first = w.kv_head * a.head_dim + first_column<HD>(a.head_dim);
     c.begin(w);
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
-        copy_tiles<HD>(c.kept + i * 2 * tile_bytes<HD>, a.head_dim, a.k, a.v,
-                       [&](int r, int64_t &at0, int64_t &at1) {
-                           int row = w.p.start + i * ROWS + r;
-                           at0 = at1 = row * a.kv_stride + (int64_t)w.kv_head * a.head_dim;
-                           return row < a.n_tokens;
-                       });
-    c.copied_for(c.kept_full);
-}
-
-// The offsets of a packed row's query, and of its gradient in dout.
-__device__ __forceinline__ bool query_of(const attn_args<bf16> &a, const packed_rows &p, int r,
-                                         int64_t &at0, int64_t &at1)
-{
-    place at = place_of(a, p, r);
-    at0 = query_at(a, at);
-    at1 = index_of(a, at) * a.head_dim;
-    return p.in(r);
+        copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, a.head_dim,
+                          [&](int, int r, const bf16 *(&from)[2]) {
+                              int row = w.p.start + i * ROWS + r;
+                              int64_t at = min(row, a.n_tokens - 1) * a.kv_stride + first;
+                              from[0] = a.k + at;
+                              from[1] = a.v + at;
+                              return row < a.n_tokens;
+                          });
+    c.kept_copied();
 }
 
 template <int HD>
@@ -76,22 +77,19 @@ __device__ __forceinline__ void stream_queries(copier &c, const gradient_args &g
 {
     const attn_args<bf16> &a = g.a;
     packed_rows p = w.p;
+    packed_places places = places_of<HD>(a, p, g.dout);
 #pragma unroll 1
     for (p.base = w.first; p.base < w.end; p.base += w.step) {
         c.begin_stage();
-        copy_tiles<HD>(
-            c.stream.stage(), a.head_dim, a.q, g.dout,
-            [&](int r, int64_t &at0, int64_t &at1) { return query_of(a, p, r, at0, at1); });
+        copy_tiles<HD, 2>(c.stream.stage(), a.head_dim, [&](int, int r, const bf16 *(&from)[2]) {
+            return places.find(a, p, r, from);
+        });
         int r = threadIdx.x % COPIERS;
         if (r < ROWS) {
             row_numbers &to = numbers[c.stream.slot];
-            place at = place_of(a, p, r);
-            int64_t i = p.in(r) ? index_of(a, at) : 0;
+            int64_t i = p.in(r) ? index_of(a, place_of(a, p, r)) : 0;
             copy4(&to.lse[r], a.lse + i, p.in(r));
             copy4(&to.inner[r], g.delta + i, p.in(r));
-            if (a.window > 0)
-                to.hidden[r] =
-                    p.in(r) ? row_position<false>(a, a.seq_of[at.row], at.row) - a.window : 0;
         }
         c.end_stage();
     }
@@ -101,13 +99,14 @@ template <int HD>
 __device__ __forceinline__ void copy_queries(copier &c, const gradient_args &g, const work &w)
 {
     c.begin(w);
+    packed_places places = places_of<HD>(g.a, w.p, g.dout);
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
-        copy_tiles<HD>(c.kept + i * 2 * tile_bytes<HD>, g.a.head_dim, g.a.q, g.dout,
-                       [&](int r, int64_t &at0, int64_t &at1) {
-                           return query_of(g.a, w.p, i * ROWS + r, at0, at1);
-                       });
-    c.copied_for(c.kept_full);
+        copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, g.a.head_dim,
+                          [&](int, int r, const bf16 *(&from)[2]) {
+                              return places.find(g.a, w.p, i * ROWS + r, from);
+                          });
+    c.kept_copied();
     stream_keys<HD, false>(c, g.a, w);
 }
 
@@ -117,7 +116,7 @@ __device__ __forceinline__ void copy_items(copier &c, const gradient_args &g, ro
     c.each_item(g.tickets, g.items, [&](int item) {
         work w;
         if (item < g.key_items) {
-            take_keys(w, g, item);
+            if (!take_keys(w, g, item)) return;
             copy_keys<HD>(c, g, w);
             stream_queries<HD>(c, g, w, numbers);
         } else if (take_queries<false>(w, g.a, item - g.key_items)) {
@@ -207,20 +206,20 @@ __device__ __forceinline__ key_rows keys_of(const attn_args<bf16> &a, int first)
 
 // w = 0 where a key is not seen by the packed row of the column.
 __device__ __forceinline__ void hide_keys(float (&w)[ROWS / 8][4], const attn_args<bf16> &a,
-                                          const key_rows &k, const packed_rows &p,
-                                          const row_numbers &n)
+                                          const key_rows &k, const packed_rows &p)
 {
     const int column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int key = k.first + threadIdx.x % 32 / 4 + h * 8, end = 0, position = 0;
+        int key = k.first + threadIdx.x % 32 / 4 + h * 8, s = 0, end = 0, own_end = 0;
         if (key < a.n_tokens) {
-            int s = a.seq_of[key];
+            s = a.seq_of[key];
             end = a.attend_end[s];
-            position = row_position<false>(a, s, key);
+            own_end = a.query_start[s + 1];
         }
+        int last = a.window > 0 && end == own_end ? min(end, key + a.window) : end;
         // the tile's packed rows that see it
-        int from = (key - p.start) * a.group - p.base, to = (end - p.start) * a.group - p.base;
+        int from = (key - p.start) * a.group - p.base, to = (last - p.start) * a.group - p.base;
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++)
 #pragma unroll
@@ -228,12 +227,16 @@ __device__ __forceinline__ void hide_keys(float (&w)[ROWS / 8][4], const attn_ar
                 int r = i * 8 + column + c;
                 if (r < from || r >= to) w[i][h * 2 + c] = 0.f;
             }
-        if (a.window <= 0) continue;
+        if (a.window <= 0 || end == own_end) continue;
+        int position = row_position<false>(a, s, key); // in a prefix: rows see it from anywhere
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++)
 #pragma unroll
-            for (int c = 0; c < 2; c++)
-                if (position <= n.hidden[i * 8 + column + c]) w[i][h * 2 + c] = 0.f;
+            for (int c = 0; c < 2; c++) {
+                int row = min(p.start + by_group(a, p.base + i * 8 + column + c), end - 1);
+                if (position <= row_position<false>(a, a.seq_of[row], row) - a.window)
+                    w[i][h * 2 + c] = 0.f;
+            }
     }
 }
 
@@ -253,7 +256,7 @@ __device__ __forceinline__ void take_weights(float (&w)[ROWS / 8][4], const attn
         for (int e = 0; e < 4; e++) w[i][e] = exp2_fast(w[i][e] * factor - (e % 2 ? lse.y : lse.x));
     }
     int first = p.start + by_group(a, p.base), last = p.start + by_group(a, p.base + ROWS - 1);
-    if (a.window > 0 || first < k.first + 15 || last >= k.least_end) hide_keys(w, a, k, p, n);
+    if (a.window > 0 || first < k.first + 15 || last >= k.least_end) hide_keys(w, a, k, p);
 }
 
 // ds (of products of values and gradients) = weights times what is left of them
@@ -324,7 +327,7 @@ __device__ __forceinline__ bool store_part(computer &c, const gradient_args &g, 
     group_sync(c.group);
     if (threadIdx.x % 128 == 0) {
         unsigned *ticket = g.tickets + 1 + (w.p.start / ROWS + c.group) * a.n_kv_heads + w.kv_head;
-        *is_last = atomicAdd(ticket, 1u) == (unsigned)g.n_parts - 1;
+        *is_last = atomicAdd(ticket, 1u) == (unsigned)w.n_parts - 1;
         if (*is_last) *ticket = 0;
     }
     group_sync(c.group);
@@ -343,7 +346,7 @@ __device__ __forceinline__ void add_parts(computer &c, const gradient_args &g, c
 #pragma unroll
         for (int e = 0; e < 4; e++) dk[i][e] = dv[i][e] = 0;
 #pragma unroll 1
-    for (int z = 0; z < g.n_parts; z++)
+    for (int z = 0; z < w.n_parts; z++)
         each_pair<HD>(c, a, w, [&](int i, int h, int64_t at) {
             const float *from = g.parts + z * part + at;
             float2 x = __ldcg((const float2 *)from),
@@ -417,7 +420,7 @@ __device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, co
     const work w = item;
     c.done_with_kept();
     scale_rows<HD>(dk, a.scale);
-    if (g.n_parts > 1) {
+    if (w.n_parts > 1) {
         if (!store_part<HD>(c, g, w, dk, dv, is_last)) return;
         add_parts<HD>(c, g, w, dk, dv);
     }
@@ -437,8 +440,8 @@ __global__ void __launch_bounds__(THREADS, 1) attn_gradient_kernel(gradient_args
     __shared__ block_state state;
     __shared__ __align__(16) row_numbers numbers[STAGES];
     __shared__ int is_last[GROUPS];
-    run_block<HD>(
-        state, memory, 2 * tile_bytes<HD>, [&](copier &c) { copy_items<HD>(c, g, numbers); },
+    run_block<HD, STAGES, 2>(
+        state, memory, [&](copier &c) { copy_items<HD>(c, g, numbers); },
         [&](computer &c) {
             c.each_item(state, OF_KEYS,
                         [&](const work &w) { sum_keys<HD>(c, g, w, numbers, &is_last[c.group]); });
@@ -460,9 +463,9 @@ bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, c
     int blocks = std::min(g.items, state->n_sms);
     if (a.head_dim <= 64)
         cuda_launch(dev, "attention gradient", attn_gradient_kernel<64>, blocks, THREADS,
-                    block_memory<64>(2), g);
+                    block_memory<64, STAGES, 2>, g);
     else
         cuda_launch(dev, "attention gradient", attn_gradient_kernel<128>, blocks, THREADS,
-                    block_memory<128>(2), g);
+                    block_memory<128, STAGES, 2>, g);
     return true;
 }

@@ -72,8 +72,13 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
 
 // ---- wgmma -------------------------------------------------------------------------------------
 
-// What this thread stored or copied into shared memory is there for the TMA and wgmma once a
-// barrier that it arrives at next ends its phase.
+// Arrives when the cp.async that this thread has issued so far have come.
+__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// What this thread knows to be in shared memory, by stores or cp.async, is there for wgmma too.
 __device__ __forceinline__ void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

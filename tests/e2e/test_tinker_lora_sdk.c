@@ -28,7 +28,7 @@ static int stop(void **state)
 
 static void run_script(const char *python)
 {
-    tinker_script(&s, python, "tests/clients/tinker_lora.py", s.runs);
+    tinker_script(&s, python, "tests/clients/tinker_lora.py", NULL);
 }
 
 static void test_sdk(void **state)

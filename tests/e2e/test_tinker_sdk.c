@@ -12,11 +12,6 @@
 static struct daemon d;
 static struct tinker_server s;
 
-static void run_script(const char *python, const char *check)
-{
-    tinker_script(&s, python, "tests/clients/tinker_sdk.py", check);
-}
-
 // With servers of its own for each version: older SDKs do not tell when they end, and keep the
 // weights from the next client until they were not heard of for long enough.
 static void each_version(const char *const more[], const char *check)
@@ -33,7 +28,7 @@ static void each_version(const char *const more[], const char *check)
         daemon_start(&d, daemon_model(test_folder(), true, 7),
                      OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
         tinker_server_start(&s, &d, NULL, more);
-        run_script(name, check);
+        tinker_script(&s, name, "tests/clients/tinker_sdk.py", check);
         assert_int_equal(tinker_server_stop(&s), 0);
         assert_int_equal(daemon_stop(&d), 0);
         n++;

@@ -2,7 +2,7 @@
  *
  * Nothing is copied for a snapshot: it is a weight version, and is sampled from the run's weights
  * as long as these are of that version. Whether they were is known for certain once the samples are
- * there, since each token comes with the version that drew it. An older one of an adapter is
+ * there, since each token comes with the version that sampled it. An older one of an adapter is
  * sampled from the copy that is kept of it, one that was saved from a copy that is loaded for it.
  * What is left is stale: an error, unless --snapshots inflight, or the client's own kind
  * "inflight", lets newer weights answer. */
@@ -17,9 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_SAMPLES 1024 // of one request
-#define MOST_TOP     128
-#define MOST_TRIES   3
+#define MOST_TRIES 3
 #define CLONE_SEQ_IDS                                                                              \
     1000000000 // a copy of a client numbers its requests from a multiple of this on
 
@@ -31,7 +29,6 @@ struct asked { // a request of samples under way
     struct tinker *tinker;
     struct future *future;
     struct sampler sampler; // as it was then
-    int last_n;             // places of the prompt that are scored, from its end; 0: all
 };
 
 // ---- snapshots ----------------------------------------------------------------------------------
@@ -99,7 +96,8 @@ static enum status fail_stale(const struct tinker *t, const struct sampler *s)
                 "%s is the snapshot of weight version %" PRIu64 " of %s, which is gone: it is at "
                 "version %" PRIu64 ", and older ones that are kept are %s. Save those by name that "
                 "are needed for long (save_weights_for_sampler), or start cw-trainer serve with a "
-                "larger --keep-snapshots, or with --snapshots inflight, where newer weights answer "
+                "larger --keep-snapshots (each takes a place of the server's --max-adapters), or "
+                "with --snapshots inflight, where newer weights answer "
                 "for older ones",
                 what, s->of.version, s->of.run, live, bytes_text(&kept));
     bytes_release(&kept);
@@ -201,122 +199,12 @@ void handle_sampler(void *tinker, struct http_request *q)
 
 // ---- a request of samples -----------------------------------------------------------------------
 
-// Chunks of token ids, which are put behind one another.
-static enum status read_prompt(const json_t *body, int vocab, struct sample_request *r)
-{
-    const json_t *chunks = json_object_get(json_object_get(body, "prompt"), "chunks"), *chunk, *id;
-    size_t i, k, n = 0;
-    json_array_foreach (chunks, i, chunk) {
-        const char *type = json_string_value(json_object_get(chunk, "type"));
-        if (!json_is_array(json_object_get(chunk, "tokens")))
-            return status_fail(ST_UNSUPPORTED,
-                               "\"prompt\": chunk %zu is of type \"%.40s\"; there is "
-                               "\"encoded_text\" alone",
-                               i, type ? type : "");
-        n += json_array_size(json_object_get(chunk, "tokens"));
-    }
-    if (n == 0 || n > INT32_MAX) return status_fail(ST_INVALID, "\"prompt\" holds no tokens");
-    r->prompt = malloc(n * sizeof *r->prompt);
-    if (!r->prompt) return status_fail(ST_NO_MEMORY, "out of memory");
-    json_array_foreach (chunks, i, chunk)
-        json_array_foreach (json_object_get(chunk, "tokens"), k, id) {
-            const json_int_t token = json_integer_value(id);
-            if (!json_is_integer(id) || token < 0 || token >= vocab)
-                return status_fail(ST_INVALID,
-                                   "\"prompt\": chunk %zu, token %zu is no token id from 0 to %d",
-                                   i, k, vocab - 1);
-            r->prompt[r->n_prompt++] = (int32_t)token;
-        }
-    return ST_OK;
-}
-
-// null: the model's own end of a sequence stops; else what is listed, alone.
-static enum status put_stop(const json_t *params, json_t *sampling)
-{
-    json_t *stop = json_object_get(params, "stop");
-    if (!stop || json_is_null(stop)) return ST_OK;
-    const bool ids = json_is_integer(json_array_get(stop, 0));
-    if (!json_is_string(stop) && !json_is_array(stop))
-        return status_fail(ST_INVALID, "\"stop\" must be a string, or a list of strings or ids");
-    json_object_set_new(sampling, "ignore_eos", json_true());
-    if (json_is_string(stop) || json_array_size(stop) > 0)
-        json_object_set(sampling, ids ? "stop_token_ids" : "stop", stop);
-    return ST_OK;
-}
-
-static enum status read_sampling(const struct tinker *t, const json_t *body,
-                                 struct sample_request *r)
-{
-    const json_t *params = json_object_get(body, "sampling_params");
-    const int room = t->options->max_context - r->n_prompt;
-    int64_t max_tokens = room > 1 ? room : 1;
-    double temperature = 1, top_p = 1;
-    int top_k = -1;
-    enum status st;
-    CHECK(json_get_int("sampling_params", params, "max_tokens", 1, INT32_MAX, &max_tokens));
-    CHECK(json_get_double("sampling_params", params, "temperature", 0, 100, &temperature));
-    CHECK(json_get_double("sampling_params", params, "top_p", 0, 1, &top_p));
-    CHECK(json_get_int32("sampling_params", params, "top_k", -1, INT32_MAX, &top_k));
-    CHECK(json_get_int("sampling_params", params, "seed", INT64_MIN, INT64_MAX, &r->seed));
-    r->has_seed = json_has(params, "seed");
-    r->sampling = json_pack("{s:I, s:f, s:f, s:i}", "max_tokens", (json_int_t)max_tokens,
-                            "temperature", temperature, "top_p", top_p, "top_k", top_k);
-    if (!r->sampling) FAIL(ST_NO_MEMORY, "out of memory");
-    CHECK(put_stop(params, r->sampling));
-    CHECK(json_get_bool("request", body, "prompt_logprobs", &r->prompt_logprobs));
-    CHECK(json_get_int32("request", body, "topk_prompt_logprobs", 0, MOST_TOP, &r->top));
-    r->prompt_logprobs |= r->top > 0;
-    if (r->prompt_logprobs)
-        json_object_set_new(r->sampling, "prompt_logprobs", json_integer(r->top));
-out:
-    return st;
-}
-
-// What is there of the API and not here.
-static enum status check_wishes(const json_t *body)
-{
-    static const char *const counts[] = {"topk_sample_logprobs", "prompt_alt_tokens_k"};
-    bool stable = false;
-    enum status st = json_get_bool("request", body, "record_stability_info", &stable);
-    if (st != ST_OK) return st;
-    if (stable)
-        return status_fail(ST_UNSUPPORTED,
-                           "\"record_stability_info\" is of the loss stable_reinforce, whose "
-                           "formula is not published: take loss_fn=importance_sampling");
-    for (int i = 0; i < 2; i++)
-        if (json_integer_value(json_object_get(body, counts[i])) != 0)
-            return status_fail(ST_UNSUPPORTED, "\"%s\" is not there", counts[i]);
-    if (json_has(body, "target_prompt_logprobs"))
-        return status_fail(ST_UNSUPPORTED, "\"target_prompt_logprobs\" is not there; "
-                                           "\"topk_prompt_logprobs\" is, and forward with "
-                                           "target_tokens (N, K)");
-    return ST_OK;
-}
-
-static enum status read_request(struct tinker *t, const json_t *body, struct asked *a)
-{
-    struct sample_request *r = &a->request;
-    enum status st;
-    r->n = 1;
-    CHECK(check_wishes(body));
-    CHECK(json_get_int32("request", body, "num_samples", 1, MOST_SAMPLES, &r->n));
-    CHECK(read_prompt(body, t->limits.vocab, r));
-    CHECK(read_sampling(t, body, r));
-    CHECK(json_get_int32("request", body, "prompt_logprobs_last_n", 1,
-                         r->n_prompt > 1 ? r->n_prompt - 1 : 1, &a->last_n));
-    r->samples = calloc((size_t)r->n, sizeof *r->samples);
-    if (!r->samples) FAIL(ST_NO_MEMORY, "out of memory");
-    st = check_stale(t, &a->sampler);
-out:
-    return st;
-}
-
 // ---- its answer ---------------------------------------------------------------------------------
 
 static void put_prompt(const struct asked *a, struct bytes *to)
 {
     const struct sample_request *r = &a->request;
-    const int unscored = a->last_n > 0 ? r->n_prompt - a->last_n : 0;
+    const int unscored = r->last_n > 0 ? r->n_prompt - r->last_n : 0;
     if (!r->logprobs) return;
     for (int i = 0; i < unscored; i++) r->logprobs[i] = NAN;
     proto_put_bytes(to, 2, r->logprobs, (size_t)r->n_prompt * sizeof(float));
@@ -324,7 +212,7 @@ static void put_prompt(const struct asked *a, struct bytes *to)
     const size_t n = (size_t)r->n_prompt * (size_t)r->top;
     for (size_t i = 0; i < (size_t)unscored * (size_t)r->top; i++) {
         r->top_ids[i] = 0;
-        r->top_logprobs[i] = -99999;
+        r->top_logprobs[i] = SAMPLE_NO_LOGPROB;
     }
     struct bytes top = BYTES_INIT;
     proto_put_bytes(&top, 1, r->top_ids, n * sizeof(int32_t));
@@ -455,12 +343,14 @@ static enum status ask(struct tinker *t, struct http_request *q, const json_t *b
                        const struct sampler *s, int64_t seq_id)
 {
     enum status st;
+    const struct sample_limits limits = {t->limits.vocab, t->options->max_context};
     struct asked *a = calloc(1, sizeof *a);
     if (!a) return status_fail(ST_NO_MEMORY, "out of memory");
     a->tinker = t;
     a->sampler = *s;
     a->request.message.deliver = deliver;
-    CHECK(read_request(t, body, a));
+    CHECK(sample_request_parse(body, &limits, &a->request));
+    CHECK(check_stale(t, &a->sampler));
     a->future = future_new(t->futures, s->id, seq_id);
     if (!a->future) {
         st = ST_BUSY;
