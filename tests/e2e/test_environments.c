@@ -175,15 +175,16 @@ static int play(const char *mode, const char *folder)
 
 // ---- runs ---------------------------------------------------------------------------------------
 
-// "command:THIS play MODE FOLDER", the folder new; it lives as long as the program.
+// "command:THIS play MODE FOLDER", the folder new; valid until the next call.
 static const char *environment(const char *mode, const char **ret_folder)
 {
-    char self[PATH_MAX], *words;
+    static char words[3 * PATH_MAX];
+    char self[PATH_MAX];
     const ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
     const char *folder = test_folder();
     assert_true(len > 0);
     self[len] = '\0';
-    assert_true(asprintf(&words, "command:'%s' play %s '%s'", self, mode, folder) > 0);
+    snprintf(words, sizeof words, "command:'%s' play %s '%s'", self, mode, folder);
     if (ret_folder) *ret_folder = folder;
     return words;
 }

@@ -112,7 +112,7 @@ static enum status write_some(struct child *c)
 
 static enum status read_some(struct child *c)
 {
-    if (c->taken == c->in.len || c->taken > READ) {
+    if (c->taken > 0 && (c->taken == c->in.len || c->taken > READ)) {
         c->in.len -= c->taken;
         memmove(c->in.data, c->in.data + c->taken, c->in.len);
         c->taken = 0;
