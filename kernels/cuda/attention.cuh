@@ -194,6 +194,11 @@ int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads);
 int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads);
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
                       const float *delta, float *parts, int n_parts, int max_query);
+// attn_wgmma.cu, attn_wgmma_back.cu: the same on Hopper, of heads up to 128; the gradient without a
+// soft cap. False, with nothing enqueued, elsewhere.
+bool attn_wgmma(struct device *dev, const attn_args<bf16> &args, bool paged);
+bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
+                     const float *delta, float *parts, int n_parts);
 // attn_decode.cu: f32, one row a sequence, paged. False, with nothing enqueued, where the shape is
 // not for it.
 bool attn_decode(struct device *dev, const attn_args<float> &args, int max_context);

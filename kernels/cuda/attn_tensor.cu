@@ -12,7 +12,7 @@
  * conflicts, and are filled with 16-byte cp.async; what is out of range is filled with zeros. HD is
  * head_dim rounded up to 64, 128 or 256.
  */
-#include "kernels/cuda/attn_order.cuh"
+#include "kernels/cuda/attn_rows.cuh"
 
 #define THREADS 128
 #define ROWS    64 // rows (or keys, for dk and dv) of a block
@@ -88,19 +88,6 @@ __device__ __forceinline__ void product_rows(float (&acc)[N / 8][4], const bf16 
     }
 }
 
-// Applies the soft cap, if any, to dot products. They times the factor given back are scores in
-// log2 units.
-template <int N>
-__device__ __forceinline__ float to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
-{
-    if (a.softcap > 0)
-#pragma unroll
-        for (int i = 0; i < N / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) w[i][e] = capped(a, w[i][e]);
-    return score_factor(a);
-}
-
 // dp *= slope of the soft cap at the scores
 template <int N>
 __device__ __forceinline__ void times_slope(const attn_args<bf16> &a, float (&dp)[N / 8][4],
@@ -111,17 +98,6 @@ __device__ __forceinline__ void times_slope(const attn_args<bf16> &a, float (&dp
         for (int i = 0; i < N / 8; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) dp[i][e] *= softcap_slope(a, score[i][e]);
-}
-
-// The columns n .. n + 15 of mma results as the left operand of a product.
-template <int N>
-__device__ __forceinline__ void as_left(uint32_t (&x)[4], const float (&w)[N / 8][4], int n)
-{
-    const float(&lo)[4] = w[n / 8], (&hi)[4] = w[n / 8 + 1];
-    x[0] = pack2(lo[0], lo[1]);
-    x[1] = pack2(lo[2], lo[3]);
-    x[2] = pack2(hi[0], hi[1]);
-    x[3] = pack2(hi[2], hi[3]);
 }
 
 // out (16 x HD) += w (16 x N, as mma results) times the tile b (N x HD)
@@ -143,97 +119,11 @@ __device__ __forceinline__ void add_weighted(float (&out)[HD / 8][4], const floa
     }
 }
 
-template <int HD> __device__ __forceinline__ void scale_rows(float (&acc)[HD / 8][4], float by)
-{
-#pragma unroll
-    for (int i = 0; i < HD / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) acc[i][e] *= by;
-}
-
-// Stores 16 x HD results of a warp; row_of(r), r in 0..15, gives the row's first element or NULL.
-template <int HD, typename F>
-__device__ __forceinline__ void store_rows(const float (&acc)[HD / 8][4], int dims, F row_of)
-{
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        bf16 *row = row_of(lane / 4 + h * 8);
-        if (!row) continue;
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) {
-            int d = i * 8 + lane % 4 * 2;
-            if (d < dims)
-                *reinterpret_cast<uint32_t *>(row + d) = pack2(acc[i][h * 2], acc[i][h * 2 + 1]);
-        }
-    }
-}
-
 // ---- forward -----------------------------------------------------------------------------------
 
 template <int HD> constexpr size_t forward_shared()
 {
     return (ROWS + 2 * TILE_KEYS) * (HD + PAD) * sizeof(bf16);
-}
-
-// The sums of a thread's two rows: of weighted values, and of weights.
-template <int HD> struct row_sums {
-    float out[HD / 8][4], sum[4];
-    float top[2]; // the largest score, in log2 units
-};
-
-template <int HD> __device__ __forceinline__ void clear(row_sums<HD> &r)
-{
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        r.sum[e] = 0;
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) r.out[i][e] = 0;
-    }
-    r.top[0] = r.top[1] = -INFINITY;
-}
-
-/* The chunks before the present one. Looked at once a chunk only, so they wait in the thread's own
- * memory: every register there is holds what each tile needs. */
-template <int HD> struct waiting_sums {
-    float4 at[HD / 8 + 1];
-    float top[2];
-};
-
-// r = the chunks so far and the one just summed in r.
-template <int HD>
-__device__ __forceinline__ void join_chunk(row_sums<HD> &r, const waiting_sums<HD> *before,
-                                           bool is_first)
-{
-    float top[2] = {-INFINITY, -INFINITY};
-    join_step step[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (!is_first) top[h] = before->top[h];
-        step[h] = next_chunk(top[h], r.top[h]);
-        r.top[h] = top[h];
-    }
-#pragma unroll
-    for (int i = 0; i <= HD / 8; i++) {
-        float4 x = is_first ? make_float4(0, 0, 0, 0) : before->at[i];
-        float(&to)[4] = i < HD / 8 ? r.out[i] : r.sum;
-        to[0] = joined(x.x, to[0], step[0]);
-        to[1] = joined(x.y, to[1], step[0]);
-        to[2] = joined(x.z, to[2], step[1]);
-        to[3] = joined(x.w, to[3], step[1]);
-    }
-}
-
-template <int HD>
-__device__ __forceinline__ void put_aside(waiting_sums<HD> *to, const row_sums<HD> &r)
-{
-#pragma unroll
-    for (int i = 0; i <= HD / 8; i++) {
-        const float(&x)[4] = i < HD / 8 ? r.out[i] : r.sum;
-        to->at[i] = make_float4(x[0], x[1], x[2], x[3]);
-    }
-    to->top[0] = r.top[0];
-    to->top[1] = r.top[1];
 }
 
 // A block's tile of queries and the keys that it goes through.
@@ -290,7 +180,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     constexpr int KEYS = TILE_KEYS;
     extern __shared__ __align__(16) bf16 tiles[];
     bf16 *queries = tiles, *keys = queries + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32;
     query_tile t;
     if (!query_tile_of<PAGED, KEYS>(t, a)) return;
     const packed_rows &p = t.rows;
@@ -298,13 +188,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     copy_keys<HD, KEYS, PAGED>(keys, a.k, a, t, t.first);
     copies_commit();
 
-    int position[2], hidden[2]; // keys after position and up to hidden are not seen
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int r = warp * 16 + lane / 4 + h * 8;
-        position[h] = p.in(r) ? row_position<PAGED>(a, t.s, place_of(a, p, r).row) : -1;
-        hidden[h] = a.window > 0 ? position[h] - a.window : -1;
-    }
+    rows_seen seen = seen_by<PAGED>(a, t.s, p, warp * 16);
     row_sums<HD> r;
     waiting_sums<HD> memory, *before = &memory;
     asm volatile("" : "+l"(before)); // in memory, whatever the compiler would rather do
@@ -330,36 +214,10 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
         bool all_visible = tile + KEYS - 1 <= t.lowest &&
                            (a.window <= 0 || tile > t.highest - a.window) && p.in(ROWS - 1);
         float factor = to_scores<KEYS>(a, w);
-        if (!all_visible)
-#pragma unroll
-            for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
-                    if (j > position[h] || j <= hidden[h]) w[i][e] = -INFINITY;
-                }
-        float most[2] = {-INFINITY, -INFINITY};
-        tile_step step[2];
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) most[e / 2] = fmaxf(most[e / 2], w[i][e]);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
-            most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
-            step[h] = next_tile(r.top[h], most[h], factor);
-        }
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            r.sum[e] *= step[e / 2].shrink;
-#pragma unroll
-            for (int i = 0; i < HD / 8; i++) r.out[i][e] *= step[e / 2].shrink;
-        }
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) w[i][e] = weight_of(w[i][e], factor, step[e / 2].shift);
+        if (!all_visible) hide<KEYS>(w, seen, tile, -INFINITY);
+        float shrink[2];
+        take_weights<KEYS>(w, r.top, shrink, factor);
+        shrink_sums(r, shrink);
 #pragma unroll
         for (int n = 0; n < KEYS; n += 16) {
             uint32_t x[4];
@@ -373,23 +231,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     }
     copies_wait<0>();
     if (!first_chunk) join_chunk(r, before, false);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float sum = r.sum[h * 2], scale = inverse_of(sum);
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) {
-            r.out[i][h * 2] = finished(r.out[i][h * 2], scale);
-            r.out[i][h * 2 + 1] = finished(r.out[i][h * 2 + 1], scale);
-        }
-        int row = warp * 16 + lane / 4 + h * 8;
-        if (a.lse && lane % 4 == 0 && p.in(row))
-            a.lse[index_of(a, place_of(a, p, row))] =
-                sum > 0 ? (r.top[h] + log2f(sum)) * LN2 : -INFINITY;
-    }
-    store_rows<HD>(r.out, a.head_dim, [&](int r) -> bf16 * {
-        r += warp * 16;
-        return p.in(r) ? a.out + index_of(a, place_of(a, p, r)) * a.head_dim : NULL;
-    });
+    store_result<HD>(r, a, p, warp * 16);
 }
 
 template <int HD>
@@ -402,6 +244,7 @@ static void forward(struct device *dev, const attn_args<bf16> &a, int max_query,
 
 void attn_tensor(struct device *dev, const attn_args<bf16> &a, int max_query, bool paged)
 {
+    if (attn_wgmma(dev, a, paged)) return;
     if (a.head_dim <= 64)
         forward<64>(dev, a, max_query, paged);
     else if (a.head_dim <= 128)
@@ -444,17 +287,15 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     copy(keys, a.k, t.first);
     copy(values, a.v, t.first);
 
-    int position[2], hidden[2];
+    rows_seen seen = seen_by<false>(a, t.s, p, warp * 16);
     float lse[2], inner[2], dq[HD / 8][4] = {};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = warp * 16 + lane / 4 + h * 8;
         bool in = p.in(r);
-        place at = place_of(a, p, r);
-        position[h] = in ? row_position<false>(a, t.s, at.row) : -1;
-        hidden[h] = a.window > 0 ? position[h] - a.window : -1;
-        lse[h] = in ? a.lse[index_of(a, at)] * LOG2E : 0.f;
-        inner[h] = in ? delta[index_of(a, at)] : 0.f;
+        int64_t at = index_of(a, place_of(a, p, r));
+        lse[h] = in ? a.lse[at] * LOG2E : 0.f;
+        inner[h] = in ? delta[at] : 0.f;
     }
     for (int tile = t.first; tile <= t.highest; tile += KEYS) {
         copies_wait<0>();
@@ -477,14 +318,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 w[i][e] = exp2_fast(w[i][e] * scale - lse[e / 2]) * dp[i][e];
-        if (!all_visible)
-#pragma unroll
-            for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int h = e / 2, j = tile + i * 8 + lane % 4 * 2 + e % 2;
-                    if (j > position[h] || j <= hidden[h]) w[i][e] = 0.f;
-                }
+        if (!all_visible) hide<KEYS>(w, seen, tile, 0.f);
         add_weighted<HD, KEYS>(dq, w, keys);
         __syncthreads();
         if (tile + KEYS <= t.highest) copy(keys, a.k, tile + KEYS);
@@ -689,7 +523,9 @@ static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const
 
 int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads)
 {
-    int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = cuda_use(dev)->n_sms;
+    struct cuda_state *state = cuda_use(dev);
+    int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = state->n_sms;
+    if (state->major == 9) return 4; // at most (attn_wgmma_back.cu)
     return blocks >= 6 * sms ? 1 : blocks >= sms ? 2 : 4;
 }
 
@@ -707,6 +543,7 @@ bool attn_tensor_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, 
                       const float *delta, float *parts, int n_parts, int max_query)
 {
     if (!attn_is_for_tensor(a) || a.head_dim > 128 || !aligned(16, {dqkv, dout}, {})) return false;
+    if (attn_wgmma_back(dev, a, dqkv, dout, delta, parts, n_parts)) return true;
     if (a.head_dim <= 64)
         back<64, 64>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
     else

@@ -72,10 +72,30 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
 
 // ---- wgmma -------------------------------------------------------------------------------------
 
+// Arrives when the cp.async that this thread has issued so far have come.
+__device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// What this thread knows to be in shared memory, by stores or cp.async, is there for wgmma too.
+__device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Rows of 128 bytes at a 1024-aligned address, in groups of 8; + 2 for each 16 of k.
 __device__ __forceinline__ uint64_t operand(uint32_t address)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// The same tile as the right operand of a product over its rows, 16 of them (+ 128 for the next
+// 16); of more than 64 columns, the next 64 lie `apart` bytes behind.
+__device__ __forceinline__ uint64_t operand_of_rows(uint32_t address, uint32_t apart)
+{
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(apart >> 4) << 16 | 64ull << 32 |
+           1ull << 62;
 }
 
 __device__ __forceinline__ void wgmma_fence()
@@ -147,6 +167,68 @@ WGMMA(16, 128)
 WGMMA(17, 136)
 WGMMA(18, 144)
 #undef WGMMA
+
+/* The same into d (64, 8 J) as mma's results lie, [i][e]: without what was there where add is 0;
+ * and with the left operand in registers, as mma has it, b being rows of k16 columns or, _of_rows,
+ * 16 rows of columns. `after`: the numbers behind those of the sums. */
+#define FLAT(J) float(&d)[4 * J] = reinterpret_cast<float(&)[4 * J]>(sums)
+#define WGMMA_TO(J, N, after)                                                                      \
+    __device__ __forceinline__ void wgmma_to(float(&sums)[J][4], uint64_t a, uint64_t b, int add)  \
+    {                                                                                              \
+        FLAT(J);                                                                                   \
+        asm volatile("{ .reg .pred add;\n"                                                         \
+                     "setp.ne.b32 add, %" #after ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES_##J        \
+                     "}, %0, %1, add, 1, 1, 0, 0; }"                                               \
+                     : "+l"(a), "+l"(b), SUMS_##J                                                  \
+                     : "r"(add));                                                                  \
+    }
+#define WGMMA_LEFT(J, N, NAME, across, a0, a1, a2, a3)                                             \
+    __device__ __forceinline__ void NAME(float(&sums)[J][4], const uint32_t(&a)[4], uint64_t b,    \
+                                         int add)                                                  \
+    {                                                                                              \
+        FLAT(J);                                                                                   \
+        asm volatile("{ .reg .pred add;\n"                                                         \
+                     "setp.ne.b32 add, %1, 0;\n"                                                   \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES_##J        \
+                     "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %0, add, 1, 1, " #across "; }"  \
+                     : "+l"(b), "+r"(add), SUMS_##J                                                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                                \
+    }
+WGMMA_TO(8, 64, 34)
+WGMMA_LEFT(8, 64, wgmma_left, 0, 34, 35, 36, 37)
+WGMMA_LEFT(8, 64, wgmma_left_of_rows, 1, 34, 35, 36, 37)
+WGMMA_LEFT(16, 128, wgmma_left_of_rows, 1, 66, 67, 68, 69)
+#undef WGMMA_TO
+#undef WGMMA_LEFT
+#undef FLAT
+
+// What comes before in the program and changes these registers, or reads them, stays before; what
+// comes behind stays behind. To be said before wgmma that go on with sums, and after the wait.
+template <int J> __device__ __forceinline__ void settle(float (&sums)[J][4])
+{
+#pragma unroll
+    for (int i = 0; i < J; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(sums[i][e])::"memory");
+}
+template <int J> __device__ __forceinline__ void settle(uint32_t (&left)[J][4])
+{
+#pragma unroll
+    for (int i = 0; i < J; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) asm volatile("" : "+r"(left[i][e])::"memory");
+}
+
+// The registers that a thread of this warpgroup may have from now on.
+template <int N> __device__ __forceinline__ void fewer_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void more_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 
 #endif // HAS_WGMMA
 #endif

@@ -11,10 +11,23 @@ __device__ __forceinline__ uint32_t shared_address(const void *p)
 }
 
 // 16 bytes; zeros where there is nothing to copy (`from` must still point into the array).
-__device__ __forceinline__ void copy16(bf16 *to, const bf16 *from, bool valid)
+__device__ __forceinline__ void copy16(uint32_t to, const bf16 *from, bool valid)
 {
     int bytes = valid ? 16 : 0; // the rest is zeros
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy16(bf16 *to, const bf16 *from, bool valid)
+{
+    copy16(shared_address(to), from, valid);
+}
+
+// One number, likewise.
+__device__ __forceinline__ void copy4(float *to, const float *from, bool valid)
+{
+    int bytes = valid ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
                  "l"(from), "r"(bytes)
                  : "memory");
 }
@@ -31,12 +44,17 @@ template <int N> __device__ __forceinline__ void copies_wait()
 }
 
 // Four 8 x 8 matrices; lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16 *p)
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p))
+                 : "r"(p)
                  : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16 *p)
+{
+    load_matrices(r, shared_address(p));
 }
 
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16 *p)

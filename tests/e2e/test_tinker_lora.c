@@ -497,6 +497,59 @@ static void test_checkpoints(void **state)
     end();
 }
 
+// Requests of a run that nobody waits for.
+static void submit(struct run *r)
+{
+    for (int i = 0; i < 4; i++) {
+        json_decref(
+            tinker_learn(&s, r->id, ++r->seq_id, "cross_entropy", false, i % 2 ? &other : &one, 1));
+        json_decref(tinker_post(&s, "optim_step", 200,
+                                "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{}}", r->id,
+                                ++r->seq_id));
+    }
+}
+
+// kill -9 at any moment of two runs' work: the model is what it was, what was saved is whole, and
+// both go on from it.
+static void test_killed(void **state)
+{
+    (void)state;
+    float left[N], right[N], got[N];
+    char of_left[256], of_right[256], base[160];
+    start("4", NULL);
+    sampler_of("base_model", "model", base);
+    const struct drawn untrained = sample(base);
+    struct run a = train(session, 0), b = train(session, 1);
+    learn(&a, &one);
+    learn(&b, &other);
+    step(&a, 1e-2);
+    step(&b, 1e-2);
+    save(&a, "save_weights", "kept", of_left);
+    save(&b, "save_weights", "kept", of_right);
+    score(&a, &one, left);
+    score(&b, &one, right);
+    for (int i = 0; i < 5; i++) {
+        const char *runs = s.runs;
+        submit(&a);
+        submit(&b);
+        clock_sleep_ms(7 * i);
+        test_kill(&s.child, SIGKILL);
+        assert_int_equal(test_wait(&s.child, 10000), 128 + SIGKILL);
+        tinker_server_start(&s, &d, runs, NULL);
+        open_session(session);
+        sampler_of("base_model", "model", base);
+        same(base, &untrained);
+        a = load(0, of_left);
+        b = load(1, of_right);
+        score(&a, &one, got);
+        assert_memory_equal(got, left, sizeof got);
+        score(&b, &one, got);
+        assert_memory_equal(got, right, sizeof got);
+    }
+    daemon_holds(&d, "policy", model);
+    end();
+}
+
 // In a child of its own: a writer that dies in the middle of an update of the role.
 static void die_in_an_update(const char *role)
 {
@@ -568,6 +621,7 @@ int main(void)
         cmocka_unit_test_teardown(test_room, stop),
         cmocka_unit_test_teardown(test_refused, stop),
         cmocka_unit_test_teardown(test_checkpoints, stop),
+        cmocka_unit_test_teardown(test_killed, stop),
         cmocka_unit_test_teardown(test_torn, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -399,35 +399,66 @@ static void run_packed_back(void *context)
     ops->attn_packed_back(dev, p->dqkv, p->dout, p->out, p->lse, p->qkv, &p->batch, &p->shape);
 }
 
-static void time_packed(int seqs, int len)
+// Lists of a packed batch, of groups of samples that share a prompt (none: of 0 tokens); gives the
+// keys that its rows attend to, in all.
+static double fill_groups(struct batch_view *b, int groups, int samples, int prompt, int len)
 {
-    int T = seqs * len;
-    int32_t *host = calloc((size_t)T + seqs + 1, sizeof *host);
-    if (!host) exit(1);
+    enum { POSITIONS, SEQ_OF, START, PREFIX_START, PREFIX_LEN, END, LISTS };
+    const int T = groups * (prompt + samples * len), n = T + 1;
+    int32_t *list = calloc((size_t)LISTS * n, sizeof *list), *at[LISTS];
+    if (!list) exit(1);
+    for (int i = 0; i < LISTS; i++) at[i] = list + i * n;
+    int row = 0, s = 0;
+    double keys = 0;
+    for (int g = 0; g < groups; g++)
+        for (int i = prompt ? -1 : 0, first = row; i < samples; i++, s++) {
+            const int rows = i < 0 ? prompt : len, before = i < 0 ? 0 : prompt;
+            at[START][s] = row;
+            at[PREFIX_START][s] = first;
+            at[PREFIX_LEN][s] = before;
+            at[END][s] = i < 0 ? row + prompt + samples * len : row + rows;
+            for (int r = 0; r < rows; r++, row++) {
+                at[POSITIONS][row] = before + r;
+                at[SEQ_OF][row] = s;
+                keys += before + r + 1;
+            }
+        }
+    at[START][s] = row;
+    const int32_t *lists = ints(list, (size_t)LISTS * n);
+    *b = (struct batch_view){.n_tokens = T,
+                             .n_seqs = s,
+                             .max_query = len > prompt ? len : prompt,
+                             .max_context = prompt + len,
+                             .packed = true,
+                             .positions = lists + POSITIONS * n,
+                             .seq_of = lists + SEQ_OF * n,
+                             .query_start = lists + START * n,
+                             .prefix_start = lists + PREFIX_START * n,
+                             .prefix_len = lists + PREFIX_LEN * n,
+                             .attend_end = lists + END * n};
+    free(list);
+    return keys;
+}
+
+static void time_packed(int groups, int samples, int prompt, int len)
+{
     struct packed p = {.shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0, DT_BF16, false}};
-    p.batch = (struct batch_view){
-        .n_tokens = T, .n_seqs = seqs, .max_query = len, .max_context = len, .packed = true};
-    for (int i = 0; i < T; i++) host[i] = i % len;
-    p.batch.positions = ints(host, T);
-    for (int i = 0; i < T; i++) host[i] = i / len;
-    p.batch.seq_of = ints(host, T);
-    for (int i = 0; i <= seqs; i++) host[i] = i * len;
-    p.batch.query_start = ints(host, seqs + 1);
-    p.batch.attend_end = p.batch.query_start + 1;
-    memset(host, 0, seqs * sizeof *host);
-    p.batch.prefix_start = p.batch.prefix_len = ints(host, seqs);
-    free(host);
+    const double flops = 4.0 * HEADS * DIM * fill_groups(&p.batch, groups, samples, prompt, len);
+    const int T = p.batch.n_tokens;
     p.qkv = random_bf16((size_t)T * QKV, 1, 7);
     p.dqkv = take((size_t)T * QKV * 2);
     p.out = take((size_t)T * HEADS * DIM * 2);
     p.dout = random_bf16((size_t)T * HEADS * DIM, 1, 8);
     p.lse = take((size_t)T * HEADS * 4);
-    char name[64];
-    double flops = 4.0 * HEADS * DIM * seqs * ((double)len * (len + 1) / 2);
-    snprintf(name, sizeof name, "attention, packed %d x %d", seqs, len);
+    char name[64], shape[32];
+    if (prompt)
+        snprintf(shape, sizeof shape, "%d x (%d + %d x %d)", groups, prompt, samples, len);
+    else
+        snprintf(shape, sizeof shape, "%d x %d", groups * samples, len);
+    snprintf(name, sizeof name, "attention, packed %s", shape);
     report(name, run_packed, &p, 4, 2.0 * T * (QKV + HEADS * DIM), flops);
     run_packed(&p);
-    snprintf(name, sizeof name, "attention gradient %d x %d", seqs, len);
+    snprintf(name, sizeof name, "attention gradient %s", shape);
     report(name, run_packed_back, &p, 4, 2.0 * T * (2 * QKV + 2 * HEADS * DIM), 2.5 * flops);
 }
 
@@ -802,8 +833,9 @@ int main(int argc, char **argv)
     static const int expert_rows[] = {1, 4, 16, 64, 256, 8192};
     for (size_t i = 0; i < sizeof expert_rows / sizeof expert_rows[0]; i++)
         time_experts(expert_rows[i]);
-    time_packed(16, 512);
-    time_packed(2, 4096);
+    time_packed(16, 1, 0, 512);
+    time_packed(2, 1, 0, 4096);
+    time_packed(4, 8, 64, 228); // samples of a GRPO step
     time_norm();
     time_vocabulary();
     time_optimizer();

@@ -86,6 +86,11 @@ static enum status fail_stale(const struct tinker *t, const struct sampler *s)
             "checkpoint (load_weights), or start cw-trainer serve with --snapshots inflight, where "
             "newer weights answer for older ones",
             what, s->of.version, live);
+    if (live == 0)
+        return status_fail(ST_MISMATCH,
+                           "%s is a snapshot of %s, which has ended, and its adapter is not on the "
+                           "server any more: sample a path that it saved",
+                           what, s->of.run);
     sources_kept(t->sources, s->of.run, &kept);
     status_fail(ST_MISMATCH,
                 "%s is the snapshot of weight version %" PRIu64 " of %s, which is gone: it is at "

@@ -12,6 +12,7 @@ struct trainee { // a training run
     int64_t steps;           // since it began or was loaded
     bool unsaved;            // some of them
     bool wanted;             // somebody has a snapshot of the present weights
+    bool told;               // that there is no room to keep one
     char restore[PATH_ROOM]; // what the server restores should an update of it be torn
     char start[PATH_ROOM];   // of an adapter: the folder that it was published from last
     // one that trains an adapter; NULL: the model itself

@@ -442,9 +442,11 @@ void policy_keep(struct policy *p, struct trainee *t)
 {
     const bool wanted = t->wanted && t->adapter && p->options->keep_snapshots > 0;
     t->wanted = false;
-    if (wanted && keep(p, t) != ST_OK)
-        log_warn("%s: the snapshot of version %" PRIu64 " is not kept: %s", t->run,
-                 sources_version(p->sources, t->run), status_message());
+    if (!wanted || keep(p, t) == ST_OK) return;
+    log_line(t->told ? LOG_DEBUG : LOG_WARN,
+             "%s: the snapshot of version %" PRIu64 " is not kept, nor, unsaid, what follows: %s",
+             t->run, sources_version(p->sources, t->run), status_message());
+    t->told = true;
 }
 
 enum status policy_load_saved(struct policy *p, const struct snapshot *of, const char *folder,

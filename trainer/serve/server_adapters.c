@@ -37,6 +37,7 @@ static enum status unload_left(void *context)
     enum status st;
     json_t *status = NULL, *name;
     size_t i;
+    int n = 0;
     CHECK(read_status(a, &status));
     a->max = (int)json_integer_value(json_object_get(status, "max_adapters"));
     a->max_rank = (int)json_integer_value(json_object_get(status, "max_lora_rank"));
@@ -44,9 +45,12 @@ static enum status unload_left(void *context)
         const char *text = json_string_value(name);
         if (strncmp(text, ADAPTER_PREFIX, strlen(ADAPTER_PREFIX)) != 0) continue;
         CHECK(server_adapters_unload(a, text));
-        log_info("the adapter '%s', which a cw-trainer serve before this one left, is unloaded",
-                 text);
+        n++;
     }
+    if (n > 0)
+        log_info("%d adapter%s, which a cw-trainer serve before this one left on the server, %s "
+                 "unloaded",
+                 n, n == 1 ? "" : "s", n == 1 ? "is" : "are");
 out:
     json_decref(status);
     return st;

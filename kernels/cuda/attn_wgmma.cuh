@@ -1,0 +1,409 @@
+/* attn_wgmma.cuh: what attention of many rows on Hopper is made of, forward (attn_wgmma.cu) and
+ * gradient (attn_wgmma_back.cu), after FlashAttention-3 (Shah et al. 2024).
+ *
+ * A block stays on its SM and takes one item of work after the other. Its first GROUPS warpgroups
+ * compute, each 64 rows of the item (packed rows, or keys): the rows that stay for the item, the
+ * `kept`, against the `stream`, tiles of 64 rows of two arrays that its last warpgroup copies into
+ * a ring ahead of them, across the border of items. Products are wgmma, scores stay in registers,
+ * and while one warpgroup has no product under way the other does.
+ *
+ * Copies are cp.async, not TMA: packed rows of a group, prefixes and pages come row by row. A tile
+ * is 64 rows of HD elements in blocks of 64 columns, swizzled as hopper.cuh says.
+ */
+#ifndef KERNELS_CUDA_ATTN_WGMMA_CUH
+#define KERNELS_CUDA_ATTN_WGMMA_CUH
+
+#include "kernels/cuda/attn_rows.cuh"
+#include "kernels/cuda/hopper.cuh"
+
+#define GROUPS     2
+#define ROWS       64 // of a tile, and of a warpgroup
+#define BLOCK_ROWS (GROUPS * ROWS)
+#define COPIERS    128 // threads
+#define THREADS    (GROUPS * 128 + COPIERS)
+#define MAX_STAGES 6 // of the ring
+
+// Of a thread; all begin with 168.
+#define COPIER_REGISTERS  40
+#define COMPUTE_REGISTERS 232
+
+enum work_kind { NO_MORE, OF_QUERIES, OF_KEYS };
+
+// An item: BLOCK_ROWS packed rows (or, OF_KEYS, rows of the batch from p.start on as keys) against
+// the tiles from first to end - 1, each step-th: keys of sequence s (or packed rows of p).
+struct work {
+    work_kind kind;
+    packed_rows p;
+    int s, kv_head, first, end, step;
+    int part, n_parts; // OF_KEYS
+};
+
+template <int HD> constexpr int tile_bytes = ROWS *HD * 2;
+template <int HD> constexpr int stage_bytes = 2 * tile_bytes<HD>;
+#define COLUMNS_APART (ROWS * 128) // bytes between a tile's blocks of 64 columns
+
+// Barriers, and what is said across them.
+struct block_state {
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES], kept_full, kept_empty;
+    work item;   // of the kept rows
+    int next[2]; // items, in turn
+};
+
+// The ring, from the view of one that goes round it. Addresses.
+struct ring {
+    uint32_t tiles, bytes, full, empty;
+    int n; // stages
+    int slot;
+    uint32_t parity;
+
+    __device__ __forceinline__ uint32_t stage() const { return tiles + slot * bytes; }
+    __device__ __forceinline__ uint32_t is_full() const { return full + slot * 8; }
+    __device__ __forceinline__ uint32_t is_empty() const { return empty + slot * 8; }
+    __device__ __forceinline__ void next()
+    {
+        if (++slot < n) return;
+        slot = 0;
+        parity ^= 1;
+    }
+};
+
+// ---- items -------------------------------------------------------------------------------------
+
+/* Tiles of packed rows are numbered so that a number gives its sequence: those of s begin at
+ * query_start[s] * group / BLOCK_ROWS + s, which leaves room for all, and no more than one number a
+ * sequence to no tile. */
+static inline int query_items(const attn_args<bf16> &a)
+{
+    return (int)((int64_t)a.n_tokens * a.group / BLOCK_ROWS + a.n_seqs) * a.n_kv_heads;
+}
+
+#if HAS_WGMMA
+
+__device__ __forceinline__ int first_tile(const attn_args<bf16> &a, int s)
+{
+    return a.query_start[s] * a.group / BLOCK_ROWS + s;
+}
+
+// False where there is no such tile, or its sequence is attn_few's. The last rows, which see most,
+// have the lowest numbers.
+template <bool PAGED>
+__device__ __forceinline__ bool take_queries(work &w, const attn_args<bf16> &a, int item)
+{
+    int tile = a.n_tokens * a.group / BLOCK_ROWS + a.n_seqs - 1 - item / a.n_kv_heads;
+    int s = 0;
+    for (int last = a.n_seqs - 1; s < last;) {
+        int middle = (s + last + 1) / 2;
+        if (first_tile(a, middle) <= tile)
+            s = middle;
+        else
+            last = middle - 1;
+    }
+    int start = a.query_start[s], kv_head = item % a.n_kv_heads;
+    packed_rows p = {start, (tile - first_tile(a, s)) * BLOCK_ROWS,
+                     (a.query_start[s + 1] - start) * a.group, kv_head * a.group};
+    if (p.base >= p.n || (PAGED && p.n <= FEW_ROWS)) return false;
+    int lowest = row_position<PAGED>(a, s, place_of(a, p, 0).row);
+    int highest = row_position<PAGED>(a, s, place_of(a, p, min(BLOCK_ROWS, p.n - p.base) - 1).row);
+    int first = a.window > 0 ? max(0, lowest - a.window + 1) / ROWS * ROWS : 0;
+    w = {OF_QUERIES, p, s, kv_head, first, highest + 1, ROWS, 0, 1};
+    return true;
+}
+
+// ---- copying -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ void copiers_sync()
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(COPIERS) : "memory");
+}
+
+// The copying warpgroup's view.
+struct copier {
+    block_state *state;
+    ring stream;
+    uint32_t kept, kept_full, kept_empty, kept_parity;
+
+    // The kept rows' place is free; the item for it is w.
+    __device__ __forceinline__ void begin(const work &w)
+    {
+        barrier_wait(kept_empty, kept_parity ^ 1);
+        kept_parity ^= 1;
+        if (threadIdx.x % COPIERS == 0) {
+            state->item = w;
+            barrier_arrive(kept_full);
+        }
+    }
+    __device__ __forceinline__ void kept_copied() { barrier_arrive_copied(kept_full); }
+
+    __device__ __forceinline__ void begin_stage()
+    {
+        barrier_wait(stream.is_empty(), stream.parity ^ 1);
+    }
+    __device__ __forceinline__ void end_stage()
+    {
+        barrier_arrive_copied(stream.is_full());
+        stream.next();
+    }
+
+    // Goes through the items, numbers 0 .. n - 1 as blocks come to need them: f(number).
+    template <typename F> __device__ __forceinline__ void each_item(unsigned *ticket, int n, F f)
+    {
+        bool first = threadIdx.x % COPIERS == 0;
+        int item = blockIdx.x;
+        for (int turn = 0; item < n; turn ^= 1) {
+            unsigned taken = first ? atomicAdd(ticket, 1u) : 0;
+            f(item);
+            if (first) {
+                if (taken == (unsigned)n - 1) *ticket = 0; // the last that anybody takes
+                state->next[turn] = gridDim.x + taken;
+            }
+            copiers_sync();
+            item = state->next[turn];
+        }
+        begin({NO_MORE});
+        kept_copied();
+    }
+};
+
+// A thread copies the same 16 bytes of every so many-th row, a multiple of 8.
+template <int HD> constexpr int rows_apart = COPIERS / (HD / 8);
+template <int HD> constexpr int rows_each = ROWS / rows_apart<HD>;
+
+// Of the thread: its first row of a tile, and its first column, or 0 where a row has no such.
+template <int HD> __device__ __forceinline__ int first_row()
+{
+    return threadIdx.x % COPIERS / (HD / 8);
+}
+template <int HD> __device__ __forceinline__ int first_column(int dims)
+{
+    int d = threadIdx.x % (HD / 8) * 8;
+    return d < dims ? d : 0;
+}
+
+// Starts copying 64 rows of TILES arrays into the tiles at `to`. place(i, r, from): where the
+// thread's columns of row r, its i-th, are, an address in any case; false: the row is zeros.
+template <int HD, int TILES, typename F>
+__device__ __forceinline__ void copy_tiles(uint32_t to, int dims, F place)
+{
+    int u = threadIdx.x % (HD / 8), r0 = first_row<HD>();
+    to += u / 8 * COLUMNS_APART + r0 * 128 + ((u ^ r0) % 8) * 16;
+    bool in_row = u * 8 < dims;
+#pragma unroll
+    for (int i = 0; i < rows_each<HD>; i++) {
+        const bf16 *from[2];
+        bool valid = place(i, r0 + i * rows_apart<HD>, from) && in_row;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            copy16(to + t * tile_bytes<HD> + i * rows_apart<HD> * 128, from[t], valid);
+    }
+}
+
+// from + row * bytes, in one instruction
+__device__ __forceinline__ const bf16 *row_at(const bf16 *from, int row, int bytes)
+{
+    const bf16 *at;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(at) : "r"(row), "r"(bytes), "l"(from));
+    return at;
+}
+
+// Where the thread's columns of packed rows are: in q, and in what is (T, n_heads, head_dim).
+struct packed_places {
+    const bf16 *q, *out;              // of the first row and head
+    int head_bytes, q_bytes, o_bytes; // between heads; added from a row's last head to the next row
+
+    __device__ __forceinline__ bool find(const attn_args<bf16> &a, const packed_rows &p, int r,
+                                         const bf16 *(&from)[2]) const
+    {
+        int x = min(p.base + r, p.n - 1), row = by_group(a, x);
+        from[0] = row_at(row_at(q, x, head_bytes), row, q_bytes);
+        from[1] = row_at(row_at(out, x, head_bytes), row, o_bytes);
+        return p.in(r);
+    }
+};
+
+template <int HD>
+__device__ __forceinline__ packed_places places_of(const attn_args<bf16> &a, const packed_rows &p,
+                                                   const bf16 *out)
+{
+    int64_t first = (int64_t)p.head0 * a.head_dim + first_column<HD>(a.head_dim);
+    return {a.q + p.start * a.q_stride + first,
+            out + (int64_t)p.start * a.n_heads * a.head_dim + first, a.head_dim * 2,
+            ((int)a.q_stride - a.group * a.head_dim) * 2, (a.n_heads - a.group) * a.head_dim * 2};
+}
+
+// The keys and values that an item OF_QUERIES goes through.
+template <int HD, bool PAGED>
+__device__ __forceinline__ void stream_keys(copier &c, const attn_args<bf16> &a, const work &w)
+{
+    const int first = w.kv_head * a.head_dim + first_column<HD>(a.head_dim);
+    const bf16 *k = a.k + first, *v = a.v + first;
+    int tile = w.first, bytes = (int)a.kv_stride * 2;
+    int prefix = 0, to_prefix = 0, to_own = 0; // rows of it, and what makes a row of a position
+    if (!PAGED) {
+        prefix = a.prefix_len[w.s];
+        to_prefix = a.prefix_start[w.s];
+        to_own = w.p.start - prefix;
+    }
+#pragma unroll 1
+    do { // a row that sees nothing has a tile, too
+        int rows[rows_each<HD>];
+#pragma unroll
+        for (int i = 0; i < rows_each<HD>; i++) {
+            int j = min(tile + first_row<HD>() + i * rows_apart<HD>, max(w.end, 1) - 1);
+            if (PAGED)
+                rows[i] = w.end > 0 ? (int)key_row<true>(a, w.s, j) : 0;
+            else
+                rows[i] = j + (j < prefix ? to_prefix : to_own);
+        }
+        c.begin_stage();
+        copy_tiles<HD, 2>(c.stream.stage(), a.head_dim, [&](int i, int r, const bf16 *(&from)[2]) {
+            from[0] = row_at(k, rows[i], bytes);
+            from[1] = row_at(v, rows[i], bytes);
+            return tile + r < w.end;
+        });
+        c.end_stage();
+        tile += ROWS;
+    } while (tile < w.end);
+}
+
+// ---- computing ---------------------------------------------------------------------------------
+
+// A computing warp's view.
+struct computer {
+    ring stream;
+    uint32_t kept; // this warpgroup's tiles
+    uint32_t kept_full, kept_empty, kept_parity;
+    int group, row0; // the warpgroup; the first of the warp's 16 rows of the block's
+
+    // One of the warp's lanes says that the warp is done with what the barrier guards.
+    __device__ __forceinline__ void done_with(uint32_t barrier)
+    {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+    }
+    __device__ __forceinline__ void wait_stage()
+    {
+        barrier_wait(stream.is_full(), stream.parity);
+        fence_async();
+    }
+    __device__ __forceinline__ void done_with_kept()
+    {
+        done_with(kept_empty);
+        kept_parity ^= 1;
+    }
+
+    // Calls f(item) with the items that are next as long as they are of this kind; an item and its
+    // kept rows are there until f is done with them.
+    template <typename F>
+    __device__ __forceinline__ void each_item(const block_state &state, work_kind kind, F f)
+    {
+        for (;;) {
+            barrier_wait(kept_full, kept_parity);
+            fence_async();
+            if (state.item.kind != kind) return;
+            f(state.item);
+        }
+    }
+};
+
+// The warp's 16 rows of a tile as left operands.
+template <int HD>
+__device__ __forceinline__ void take_rows(uint32_t (&x)[HD / 16][4], uint32_t tile, int row0)
+{
+    int lane = threadIdx.x % 32, row = row0 % ROWS + lane % 16;
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++) {
+        int unit = k * 2 + lane / 16;
+        load_matrices(x[k], tile + unit / 8 * COLUMNS_APART + row * 128 + ((unit ^ row) % 8) * 16);
+    }
+}
+
+// w = a b': the scores of a warpgroup's 64 rows and those of the tile b.
+template <int HD>
+__device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], uint32_t a, uint32_t b)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++)
+        wgmma_to(w, operand(a + k / 4 * COLUMNS_APART) + k % 4 * 2,
+                 operand(b + k / 4 * COLUMNS_APART) + k % 4 * 2, k > 0);
+    wgmma_commit();
+}
+
+template <int HD>
+__device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], const uint32_t (&a)[HD / 16][4],
+                                         uint32_t b)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++)
+        wgmma_left(w, a[k], operand(b + k / 4 * COLUMNS_APART) + k % 4 * 2, k > 0);
+    wgmma_commit();
+}
+
+// w as left operands of a sum over its columns.
+__device__ __forceinline__ void as_left(uint32_t (&x)[ROWS / 16][4], const float (&w)[ROWS / 8][4])
+{
+#pragma unroll
+    for (int n = 0; n < ROWS; n += 16) as_left<ROWS>(x[n / 16], w, n);
+}
+
+// sum += x b, over the rows of the tile b
+template <int HD>
+__device__ __forceinline__ void add_weighted(float (&sum)[HD / 8][4],
+                                             const uint32_t (&x)[ROWS / 16][4], uint32_t b)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < ROWS / 16; n++)
+        wgmma_left_of_rows(sum, x[n], operand_of_rows(b, COLUMNS_APART) + n * 128, 1);
+    wgmma_commit();
+}
+
+// ---- a block -----------------------------------------------------------------------------------
+
+/* Runs a block with N stages: copying(copier &) in its last warpgroup, computing(computer &) in the
+ * others. Behind the ring lie `kept` tiles for each of these. */
+template <int HD, int N, int KEPT, typename COPY, typename COMPUTE>
+__device__ __forceinline__ void run_block(block_state &state, char *memory, COPY copying,
+                                          COMPUTE computing)
+{
+    ring stream = {shared_address(memory),
+                   stage_bytes<HD>,
+                   shared_address(state.full),
+                   shared_address(state.empty),
+                   N,
+                   0,
+                   0};
+    uint32_t kept_tiles = stream.tiles + N * stage_bytes<HD>;
+    uint32_t kept_full = shared_address(&state.kept_full);
+    uint32_t kept_empty = shared_address(&state.kept_empty);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < N; i++) {
+            barrier_init(stream.full + i * 8, COPIERS);
+            barrier_init(stream.empty + i * 8, GROUPS * 4);
+        }
+        barrier_init(kept_full, COPIERS + 1);
+        barrier_init(kept_empty, GROUPS * 4);
+    }
+    __syncthreads();
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
+    if (warp >= GROUPS * 4) {
+        fewer_registers<COPIER_REGISTERS>();
+        copier c = {&state, stream, kept_tiles, kept_full, kept_empty, 0};
+        copying(c);
+    } else {
+        more_registers<COMPUTE_REGISTERS>();
+        computer c = {stream,    kept_tiles + warp / 4 * KEPT * tile_bytes<HD>,
+                      kept_full, kept_empty,
+                      0,         warp / 4,
+                      warp * 16};
+        computing(c);
+    }
+}
+
+#endif // HAS_WGMMA
+
+template <int HD, int N, int KEPT>
+constexpr size_t block_memory = N *stage_bytes<HD> + GROUPS *KEPT *tile_bytes<HD>;
+
+#endif

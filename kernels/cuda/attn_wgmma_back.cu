@@ -1,0 +1,471 @@
+/* attn_wgmma_back.cu: the gradient of attention of many rows in bf16 on Hopper, by wgmma
+ * (attn_wgmma.cuh), in one launch.
+ *
+ * Items of two kinds, each with its own sums, so that nothing is added in a varying order; in
+ * return the scores are computed twice. OF_KEYS: dk and dv of BLOCK_ROWS keys, kept in shared
+ * memory, against the packed rows that attend to them, with their gradients; scores are transposed,
+ * keys x rows. OF_QUERIES: dq of BLOCK_ROWS packed rows and their gradients, kept in registers,
+ * against keys and values. The former are longer and come first; the latter fill what room they
+ * leave.
+ *
+ * A block of keys that many rows attend to (a long sequence's first, those of a prompt that samples
+ * share) is several items, each every so many-th tile of its rows; the last of them to be done adds
+ * up what all have written, in their order.
+ */
+#include "kernels/cuda/attn_wgmma.cuh"
+#include <algorithm>
+
+#define STAGES     4
+#define PART_TILES 24 // that a part of a block of keys has, about, where it is not the only one
+
+struct gradient_args {
+    attn_args<bf16> a;
+    bf16 *dqkv;
+    const bf16 *dout;
+    const float *delta;
+    float *parts; // (n_parts, T, n_kv_heads, dk then dv, head_dim)
+    int n_parts;  // of a block of keys, at most
+    int key_items, items;
+    unsigned *tickets; // the first is the items', behind it one for each 64 keys and kv head
+};
+
+// Of the packed rows of a stage.
+struct row_numbers {
+    float lse[ROWS], inner[ROWS]; // log-sum-exp; dout . out
+};
+
+#if HAS_WGMMA
+
+// ---- copying -----------------------------------------------------------------------------------
+
+// False for a part more than the block's tiles make.
+__device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int item)
+{
+    const attn_args<bf16> &a = g.a;
+    int kv_head = item % a.n_kv_heads, part = item / a.n_kv_heads % g.n_parts;
+    int base = item / a.n_kv_heads / g.n_parts * BLOCK_ROWS, stop = 0;
+    int last = a.seq_of[min(base + BLOCK_ROWS, a.n_tokens) - 1];
+    for (int s = a.seq_of[base]; s <= last; s++) stop = max(stop, a.attend_end[s]);
+    packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
+    int n_parts = min(g.n_parts, (p.n + PART_TILES * ROWS - 1) / (PART_TILES * ROWS));
+    w = {OF_KEYS, p, 0, kv_head, part * ROWS, p.n, n_parts * ROWS, part, n_parts};
+    return part < n_parts;
+}
+
+template <int HD>
+__device__ __forceinline__ void copy_keys(copier &c, const gradient_args &g, const work &w)
+{
+    const attn_args<bf16> &a = g.a;
+    const int first = w.kv_head * a.head_dim + first_column<HD>(a.head_dim);
+    c.begin(w);
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+        copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, a.head_dim,
+                          [&](int, int r, const bf16 *(&from)[2]) {
+                              int row = w.p.start + i * ROWS + r;
+                              int64_t at = min(row, a.n_tokens - 1) * a.kv_stride + first;
+                              from[0] = a.k + at;
+                              from[1] = a.v + at;
+                              return row < a.n_tokens;
+                          });
+    c.kept_copied();
+}
+
+template <int HD>
+__device__ __forceinline__ void stream_queries(copier &c, const gradient_args &g, const work &w,
+                                               row_numbers *numbers)
+{
+    const attn_args<bf16> &a = g.a;
+    packed_rows p = w.p;
+    packed_places places = places_of<HD>(a, p, g.dout);
+#pragma unroll 1
+    for (p.base = w.first; p.base < w.end; p.base += w.step) {
+        c.begin_stage();
+        copy_tiles<HD, 2>(c.stream.stage(), a.head_dim, [&](int, int r, const bf16 *(&from)[2]) {
+            return places.find(a, p, r, from);
+        });
+        int r = threadIdx.x % COPIERS;
+        if (r < ROWS) {
+            row_numbers &to = numbers[c.stream.slot];
+            int64_t i = p.in(r) ? index_of(a, place_of(a, p, r)) : 0;
+            copy4(&to.lse[r], a.lse + i, p.in(r));
+            copy4(&to.inner[r], g.delta + i, p.in(r));
+        }
+        c.end_stage();
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void copy_queries(copier &c, const gradient_args &g, const work &w)
+{
+    c.begin(w);
+    packed_places places = places_of<HD>(g.a, w.p, g.dout);
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+        copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, g.a.head_dim,
+                          [&](int, int r, const bf16 *(&from)[2]) {
+                              return places.find(g.a, w.p, i * ROWS + r, from);
+                          });
+    c.kept_copied();
+    stream_keys<HD, false>(c, g.a, w);
+}
+
+template <int HD>
+__device__ __forceinline__ void copy_items(copier &c, const gradient_args &g, row_numbers *numbers)
+{
+    c.each_item(g.tickets, g.items, [&](int item) {
+        work w;
+        if (item < g.key_items) {
+            if (!take_keys(w, g, item)) return;
+            copy_keys<HD>(c, g, w);
+            stream_queries<HD>(c, g, w, numbers);
+        } else if (take_queries<false>(w, g.a, item - g.key_items)) {
+            copy_queries<HD>(c, g, w);
+        }
+    });
+}
+
+// ---- gradient of the queries -------------------------------------------------------------------
+
+template <int HD>
+__device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g, const work &item)
+{
+    const work w = item;
+    const attn_args<bf16> &a = g.a;
+    uint32_t q[HD / 16][4], dout[HD / 16][4], x[ROWS / 16][4];
+    take_rows<HD>(q, c.kept, c.row0);
+    take_rows<HD>(dout, c.kept + tile_bytes<HD>, c.row0);
+    c.done_with_kept();
+    rows_seen seen = seen_by<false>(a, w.s, w.p, c.row0);
+    int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
+    int most_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
+    float lse[2], inner[2], dq[HD / 8][4] = {}, scores[ROWS / 8][4], ds[ROWS / 8][4];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = c.row0 + threadIdx.x % 32 / 4 + h * 8;
+        int64_t at = w.p.in(r) ? index_of(a, place_of(a, w.p, r)) : 0;
+        lse[h] = a.lse[at] * LOG2E;
+        inner[h] = g.delta[at];
+    }
+    const float factor = score_factor(a);
+    uint32_t summing = 0; // the barrier of the tile that is being summed
+
+    c.wait_stage();
+    multiply<HD>(scores, q, c.stream.stage());
+    for (int tile = w.first;; tile += ROWS) {
+        uint32_t stage = c.stream.stage();
+        wgmma_wait<1>();
+        if (summing) c.done_with(summing);
+        multiply<HD>(ds, dout, stage + tile_bytes<HD>);
+        wgmma_wait<1>();
+        settle(scores);
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                scores[i][e] = exp2_fast(scores[i][e] * factor - lse[e / 2]);
+        if (tile + ROWS - 1 > least || tile <= most_hidden) hide<ROWS>(scores, seen, tile, 0.f);
+        wgmma_wait<0>();
+        settle(ds);
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) ds[i][e] = scores[i][e] * (ds[i][e] - inner[e / 2]);
+        as_left(x, ds);
+        settle(x);
+        add_weighted<HD>(dq, x, stage);
+        summing = c.stream.is_empty();
+        c.stream.next();
+        if (tile + ROWS >= w.end) break;
+        c.wait_stage();
+        multiply<HD>(scores, q, c.stream.stage());
+    }
+    wgmma_wait<0>();
+    settle(dq);
+    c.done_with(summing);
+    scale_rows<HD>(dq, a.scale);
+    store_rows<HD>(dq, a.head_dim, [&](int r) -> bf16 * {
+        r += c.row0;
+        return w.p.in(r) ? g.dqkv + query_at(a, place_of(a, w.p, r)) : NULL;
+    });
+}
+
+// ---- gradient of the keys and values -----------------------------------------------------------
+
+// A warp's keys: first .. first + 15; up to least_end - 1, rows after them see them all.
+struct key_rows {
+    int first, least_end;
+};
+
+__device__ __forceinline__ key_rows keys_of(const attn_args<bf16> &a, int first)
+{
+    int key = first + threadIdx.x % 16;
+    int end = key < a.n_tokens ? a.attend_end[a.seq_of[key]] : 0;
+    return {first, __reduce_min_sync(~0u, end)};
+}
+
+// w = 0 where a key is not seen by the packed row of the column.
+__device__ __forceinline__ void hide_keys(float (&w)[ROWS / 8][4], const attn_args<bf16> &a,
+                                          const key_rows &k, const packed_rows &p)
+{
+    const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int key = k.first + threadIdx.x % 32 / 4 + h * 8, s = 0, end = 0, own_end = 0;
+        if (key < a.n_tokens) {
+            s = a.seq_of[key];
+            end = a.attend_end[s];
+            own_end = a.query_start[s + 1];
+        }
+        int last = a.window > 0 && end == own_end ? min(end, key + a.window) : end;
+        // the tile's packed rows that see it
+        int from = (key - p.start) * a.group - p.base, to = (last - p.start) * a.group - p.base;
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                int r = i * 8 + column + c;
+                if (r < from || r >= to) w[i][h * 2 + c] = 0.f;
+            }
+        if (a.window <= 0 || end == own_end) continue;
+        int position = row_position<false>(a, s, key); // in a prefix: rows see it from anywhere
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                int row = min(p.start + by_group(a, p.base + i * 8 + column + c), end - 1);
+                if (position <= row_position<false>(a, a.seq_of[row], row) - a.window)
+                    w[i][h * 2 + c] = 0.f;
+            }
+    }
+}
+
+// Weights, from scores of keys and the packed rows of p from p.base on.
+__device__ __forceinline__ void take_weights(float (&w)[ROWS / 8][4], const attn_args<bf16> &a,
+                                             const key_rows &k, const packed_rows &p,
+                                             const row_numbers &n)
+{
+    const float factor = score_factor(a);
+    const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        float2 lse = *(const float2 *)&n.lse[i * 8 + column];
+        lse.x *= LOG2E;
+        lse.y *= LOG2E;
+#pragma unroll
+        for (int e = 0; e < 4; e++) w[i][e] = exp2_fast(w[i][e] * factor - (e % 2 ? lse.y : lse.x));
+    }
+    int first = p.start + by_group(a, p.base), last = p.start + by_group(a, p.base + ROWS - 1);
+    if (a.window > 0 || first < k.first + 15 || last >= k.least_end) hide_keys(w, a, k, p);
+}
+
+// ds (of products of values and gradients) = weights times what is left of them
+__device__ __forceinline__ void
+times_weights(float (&ds)[ROWS / 8][4], const float (&weights)[ROWS / 8][4], const row_numbers &n)
+{
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        float2 inner = *(const float2 *)&n.inner[i * 8 + threadIdx.x % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            ds[i][e] = weights[i][e] * (ds[i][e] - (e % 2 ? inner.y : inner.x));
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void store_keys(computer &c, const gradient_args &g, const work &w,
+                                           const float (&dk)[HD / 8][4],
+                                           const float (&dv)[HD / 8][4])
+{
+    const attn_args<bf16> &a = g.a;
+    auto to = [&](int r, int head) -> bf16 * {
+        r += w.p.start + c.row0;
+        return r < a.n_tokens ? g.dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
+    };
+    store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + w.kv_head); });
+    store_rows<HD>(dv, a.head_dim,
+                   [&](int r) { return to(r, a.n_heads + a.n_kv_heads + w.kv_head); });
+}
+
+// f(i, h, at): the pair [i][h * 2] of dk at the offset `at` of a part; that of dv is head_dim on.
+template <int HD, typename F>
+__device__ __forceinline__ void each_pair(computer &c, const attn_args<bf16> &a, const work &w, F f)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int key = w.p.start + c.row0 + lane / 4 + h * 8;
+        if (key >= a.n_tokens) continue;
+        int64_t at = ((int64_t)key * a.n_kv_heads + w.kv_head) * 2 * a.head_dim;
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            int d = i * 8 + lane % 4 * 2;
+            if (d < a.head_dim) f(i, h, at + d);
+        }
+    }
+}
+
+__device__ __forceinline__ void group_sync(int group)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+}
+
+// Writes a part; true in the warpgroup that is the last to do so.
+template <int HD>
+__device__ __forceinline__ bool store_part(computer &c, const gradient_args &g, const work &w,
+                                           const float (&dk)[HD / 8][4],
+                                           const float (&dv)[HD / 8][4], int *is_last)
+{
+    const attn_args<bf16> &a = g.a;
+    int64_t part = (int64_t)a.n_tokens * a.n_kv_heads * 2 * a.head_dim;
+    each_pair<HD>(c, a, w, [&](int i, int h, int64_t at) {
+        float *to = g.parts + w.part * part + at;
+        *(float2 *)to = make_float2(dk[i][h * 2], dk[i][h * 2 + 1]);
+        *(float2 *)(to + a.head_dim) = make_float2(dv[i][h * 2], dv[i][h * 2 + 1]);
+    });
+    __threadfence();
+    group_sync(c.group);
+    if (threadIdx.x % 128 == 0) {
+        unsigned *ticket = g.tickets + 1 + (w.p.start / ROWS + c.group) * a.n_kv_heads + w.kv_head;
+        *is_last = atomicAdd(ticket, 1u) == (unsigned)w.n_parts - 1;
+        if (*is_last) *ticket = 0;
+    }
+    group_sync(c.group);
+    if (*is_last) __threadfence();
+    return *is_last;
+}
+
+template <int HD>
+__device__ __forceinline__ void add_parts(computer &c, const gradient_args &g, const work &w,
+                                          float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
+{
+    const attn_args<bf16> &a = g.a;
+    int64_t part = (int64_t)a.n_tokens * a.n_kv_heads * 2 * a.head_dim;
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) dk[i][e] = dv[i][e] = 0;
+#pragma unroll 1
+    for (int z = 0; z < w.n_parts; z++)
+        each_pair<HD>(c, a, w, [&](int i, int h, int64_t at) {
+            const float *from = g.parts + z * part + at;
+            float2 x = __ldcg((const float2 *)from),
+                   y = __ldcg((const float2 *)(from + a.head_dim));
+            dk[i][h * 2] += x.x;
+            dk[i][h * 2 + 1] += x.y;
+            dv[i][h * 2] += y.x;
+            dv[i][h * 2 + 1] += y.y;
+        });
+}
+
+// The sums of a warpgroup's keys over the tiles of packed rows from p.base on.
+template <int HD>
+__device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, const work &w,
+                                         const row_numbers *numbers, packed_rows p,
+                                         float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
+{
+    const attn_args<bf16> &a = g.a;
+    const uint32_t values = c.kept + tile_bytes<HD>;
+    key_rows k = keys_of(a, p.start + c.row0);
+    float scores[ROWS / 8][4], ds[ROWS / 8][4];
+    uint32_t x[ROWS / 16][4], y[ROWS / 16][4], summing = 0;
+    c.wait_stage();
+    multiply<HD>(scores, c.kept, c.stream.stage());
+    for (;; p.base += w.step) {
+        uint32_t queries = c.stream.stage(), grads = queries + tile_bytes<HD>;
+        const row_numbers &n = numbers[c.stream.slot];
+        wgmma_wait<1>();
+        if (summing) c.done_with(summing);
+        multiply<HD>(ds, values, grads);
+        wgmma_wait<1>();
+        settle(scores);
+        take_weights(scores, a, k, p, n);
+        wgmma_wait<0>();
+        settle(ds);
+        times_weights(ds, scores, n);
+        as_left(x, scores);
+        as_left(y, ds);
+        settle(x);
+        settle(y);
+        add_weighted<HD>(dv, x, grads);
+        add_weighted<HD>(dk, y, queries);
+        summing = c.stream.is_empty();
+        c.stream.next();
+        if (p.base + w.step >= w.end) break;
+        c.wait_stage();
+        multiply<HD>(scores, c.kept, c.stream.stage());
+    }
+    wgmma_wait<0>();
+    settle(dk);
+    settle(dv);
+    c.done_with(summing);
+}
+
+template <int HD>
+__device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, const work &item,
+                                         const row_numbers *numbers, int *is_last)
+{
+    const attn_args<bf16> &a = g.a;
+    float dk[HD / 8][4] = {}, dv[HD / 8][4] = {};
+    packed_rows p = item.p;
+    int first_key = p.start + c.group * ROWS;
+    for (p.base = item.first; p.base < item.end;
+         p.base += item.step) { // rows that come before all keys
+        if (p.start + by_group(a, p.base + ROWS - 1) >= first_key) break;
+        c.wait_stage();
+        c.done_with(c.stream.is_empty());
+        c.stream.next();
+    }
+    if (p.base < item.end) sum_rows<HD>(c, g, item, numbers, p, dk, dv);
+    const work w = item;
+    c.done_with_kept();
+    scale_rows<HD>(dk, a.scale);
+    if (w.n_parts > 1) {
+        if (!store_part<HD>(c, g, w, dk, dv, is_last)) return;
+        add_parts<HD>(c, g, w, dk, dv);
+    }
+    store_keys<HD>(c, g, w, dk, dv);
+}
+
+#endif // HAS_WGMMA
+
+// ---- launches ----------------------------------------------------------------------------------
+
+template <int HD>
+__global__ void __launch_bounds__(THREADS, 1) attn_gradient_kernel(gradient_args g)
+{
+#if HAS_WGMMA
+    grid_begin();
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ block_state state;
+    __shared__ __align__(16) row_numbers numbers[STAGES];
+    __shared__ int is_last[GROUPS];
+    run_block<HD, STAGES, 2>(
+        state, memory, [&](copier &c) { copy_items<HD>(c, g, numbers); },
+        [&](computer &c) {
+            c.each_item(state, OF_KEYS,
+                        [&](const work &w) { sum_keys<HD>(c, g, w, numbers, &is_last[c.group]); });
+            c.each_item(state, OF_QUERIES, [&](const work &w) { sum_queries<HD>(c, g, w); });
+        });
+#endif
+}
+
+bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
+                     const float *delta, float *parts, int n_parts)
+{
+    struct cuda_state *state = cuda_use(dev);
+    int key_blocks = ceil_div(a.n_tokens, BLOCK_ROWS) * a.n_kv_heads;
+    if (state->major != 9 || a.head_dim > 128 || a.softcap > 0) return false;
+    if (n_parts > 1 && 1 + key_blocks * GROUPS > N_TICKETS) return false;
+    gradient_args g = {a, dqkv,          dout, delta, parts, n_parts, key_blocks * n_parts,
+                       0, state->tickets};
+    g.items = g.key_items + query_items(a);
+    int blocks = std::min(g.items, state->n_sms);
+    if (a.head_dim <= 64)
+        cuda_launch(dev, "attention gradient", attn_gradient_kernel<64>, blocks, THREADS,
+                    block_memory<64, STAGES, 2>, g);
+    else
+        cuda_launch(dev, "attention gradient", attn_gradient_kernel<128>, blocks, THREADS,
+                    block_memory<128, STAGES, 2>, g);
+    return true;
+}
