@@ -1,6 +1,7 @@
 /* attention.cu: the attention entries of the table, and the general kernels behind them: any
  * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. bf16 whose heads are
- * multiples of 8 goes to attn_few.cu and attn_tensor.cu, a decode step in f32 to attn_decode.cu.
+ * multiples of 8 goes to attn_few.cu, attn_wgmma.cu and attn_tensor.cu, a decode step in f32 to
+ * attn_decode.cu.
  *
  * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in
  * tiles of 32 held in shared memory: first a lane is a key (scores), then a lane is a dimension

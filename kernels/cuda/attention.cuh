@@ -175,8 +175,8 @@ template <typename T> __device__ __forceinline__ int64_t query_at(const attn_arg
 }
 
 /* bf16 whose heads are multiples of 8 goes to the tensor cores: attn_few.cu has the sequences of a
- * paged batch with at most FEW_ROWS packed rows (decoding, verification), attn_tensor.cu the others
- * and packed batches. Both keep the order of attn_order.cuh. */
+ * paged batch with at most FEW_ROWS packed rows (decoding, verification), attn_tensor.cu and
+ * attn_wgmma.cu the others and packed batches. All keep the order of attn_order.cuh. */
 #define FEW_ROWS 64
 
 static inline bool attn_is_for_tensor(const attn_args<bf16> &a)

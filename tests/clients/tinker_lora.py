@@ -8,6 +8,7 @@ RUNS is --run-dir. The first thing that is not as it should be ends it with a tr
 """
 import os
 import sys
+import threading
 
 os.environ.setdefault("TINKER_API_KEY", "tml-local")
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -135,6 +136,35 @@ def ahead():
             ).tolist()
 
 
+def together():
+    """Clients of their own, at the same time: each ends where it would alone."""
+    texts = [first, second, rng.integers(0, 256, 20)]
+    alone = train(of=connect())
+    ends, errors = [None] * len(texts), []
+
+    def work(client, i):
+        try:
+            for _ in range(4):
+                step(client, texts[i])
+                tokens, sampled = sample(snapshot(client), seed=i)
+                assert (score(client, tokens)[2:] == sampled).all()
+            ends[i] = score(client, texts[i])
+        except Exception as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(train(of=connect()), i)) for i in range(len(texts))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    for _ in range(4):
+        step(alone, texts[2])
+    assert (score(alone, texts[2]) == ends[2]).all()
+
+
 def resume():
     client = train(of=connect())
     step(client, first)
@@ -193,7 +223,7 @@ def gradient():
     assert worst < 1e-4
 
 
-CHECKS = [exact, reference, ahead, resume, gradient]
+CHECKS = [exact, reference, ahead, together, resume, gradient]
 print("tinker", tinker.__version__)
 for name in sys.argv[4:] or [check.__name__ for check in CHECKS]:
     service = connect()

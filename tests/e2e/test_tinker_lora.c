@@ -4,7 +4,6 @@
 #include "tests/support/tinker_client.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
-#include "trainer/serve/protobuf.h"
 
 #include <math.h>
 #include <signal.h>
@@ -94,15 +93,6 @@ static struct run train(const char *of, int number)
     return begun(tinker_retrieve(&s, create(of, number, 200, LORA)));
 }
 
-static void refused(json_t *answer, const char *why)
-{
-    const json_t *error = json_object_get(answer, "error");
-    if (json_is_object(error)) error = json_object_get(error, "message");
-    if (!json_is_string(error)) fail_msg("not refused: %s", json_dumps(answer, 0));
-    assert_contains(json_string_value(error), why);
-    json_decref(answer);
-}
-
 static void learn(struct run *r, const struct tinker_datum *datum)
 {
     float unused[N];
@@ -123,7 +113,7 @@ static void score(struct run *r, const struct tinker_datum *datum, float ret[N])
 
 // ---- sampling -----------------------------------------------------------------------------------
 
-struct drawn {
+struct completion {
     int32_t tokens[4];
     float logprobs[4];
 };
@@ -137,36 +127,24 @@ static json_t *ask(int seq_id, const char *sampler, int status)
                        sampler, seq_id);
 }
 
-static struct proto_span field(struct proto_span message, uint32_t number)
-{
-    struct proto_field f;
-    bool more = true;
-    while (more) {
-        assert_ok(proto_next(&message, &more, &f));
-        if (more && f.number == number) return f.span;
-    }
-    fail_msg("no field %u", number);
-    return message;
-}
-
-static struct drawn sample(const char *sampler)
+static struct completion sample(const char *sampler)
 {
     static int seq_id;
     struct bytes answer = BYTES_INIT;
-    struct drawn got;
+    struct completion got;
     tinker_retrieve_bytes(&s, ask(++seq_id, sampler, 200), &answer);
     const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len},
-                            sequence = field(message, 1);
-    assert_int_equal(field(sequence, 2).len, sizeof got.tokens);
-    memcpy(got.tokens, field(sequence, 2).data, sizeof got.tokens);
-    memcpy(got.logprobs, field(sequence, 3).data, sizeof got.logprobs);
+                            sequence = tinker_field(message, 1);
+    assert_int_equal(tinker_field(sequence, 2).len, sizeof got.tokens);
+    memcpy(got.tokens, tinker_field(sequence, 2).data, sizeof got.tokens);
+    memcpy(got.logprobs, tinker_field(sequence, 3).data, sizeof got.logprobs);
     bytes_release(&answer);
     return got;
 }
 
-static void same(const char *sampler, const struct drawn *want)
+static void same(const char *sampler, const struct completion *want)
 {
-    const struct drawn got = sample(sampler);
+    const struct completion got = sample(sampler);
     assert_memory_equal(&got, want, sizeof got);
 }
 
@@ -220,7 +198,7 @@ static void test_training(void **state)
     float learnt[N];
     start("3", NULL);
     sampler_of("base_model", "model", base);
-    const struct drawn untrained = sample(base);
+    const struct completion untrained = sample(base);
     struct run r = train(session, 0);
     json_t *info = tinker_post(&s, "get_info", 200, "{\"model_id\":\"%s\"}", r.id);
     assert_int_equal(json_integer_value(json_object_get(info, "lora_rank")), 4);
@@ -231,7 +209,7 @@ static void test_training(void **state)
         learn(&r, &one);
         assert_true(step(&r, 1e-2) > 0);
         take_snapshot(&r, live);
-        const struct drawn got = sample(live);
+        const struct completion got = sample(live);
         assert_memory_not_equal(got.logprobs, untrained.logprobs, sizeof got.logprobs);
         int32_t input[N] = {10, 20, 30, got.tokens[0], got.tokens[1], got.tokens[2]};
         int64_t wanted[N] = {20, 30, got.tokens[0], got.tokens[1], got.tokens[2], got.tokens[3]};
@@ -265,7 +243,7 @@ static void test_side_by_side(void **state)
     score(&b, &one, right);
     take_snapshot(&a, of_left);
     take_snapshot(&b, of_right);
-    const struct drawn drawn = sample(of_left);
+    const struct completion then_sampled = sample(of_left);
     struct run c = train(session, 2);
     for (int i = 0; i < 3; i++) {
         learn(&c, &one);
@@ -275,7 +253,7 @@ static void test_side_by_side(void **state)
     score(&c, &one, alone);
     assert_memory_equal(alone, left, sizeof left);
     assert_memory_not_equal(alone, right, sizeof right);
-    same(of_left, &drawn); // the other's updates moved the version on, and left it alone
+    same(of_left, &then_sampled); // the other's updates moved the version on, and left it alone
     sample(of_right);
     struct run e = train(session, 3);
     for (int i = 0; i < 3; i++) {
@@ -327,12 +305,12 @@ static void test_snapshots(void **state)
     learn(&r, &one);
     step(&r, 1e-2);
     take_snapshot(&r, reference);
-    const struct drawn first = sample(reference);
+    const struct completion first = sample(reference);
     learn(&r, &one);
     step(&r, 1e-2);
     same(reference, &first);
     take_snapshot(&r, old);
-    const struct drawn second = sample(old);
+    const struct completion second = sample(old);
     save(&r, "save_weights_for_sampler", "second", path);
     sampler_of("model_path", path, of_path);
     same(of_path, &second);
@@ -343,16 +321,46 @@ static void test_snapshots(void **state)
         sample(live);
         same(reference, &first);
     }
-    refused(ask(1, old, 400), "older ones that are kept are ");
+    tinker_refused(ask(1, old, 400), "older ones that are kept are ");
     same(of_path, &second);
     assert_memory_not_equal(sample(live).logprobs, first.logprobs, sizeof first.logprobs);
     save(&r, "save_weights_for_sampler", "second", path); // in its place
-    const struct drawn now = sample(live);
+    const struct completion now = sample(live);
     learn(&r, &one);
     step(&r, 1e-2);
-    refused(ask(2, of_path, 400), "was saved again");
+    tinker_refused(ask(2, of_path, 400), "was saved again");
     sampler_of("model_path", path, of_path);
     same(of_path, &now);
+    end();
+}
+
+// A run that takes a snapshot at every step leaves another's reference where it is.
+static void test_kept_beside(void **state)
+{
+    (void)state;
+    char reference[160], live[160];
+    start("3", NULL);
+    struct run a = train(session, 0), b = train(session, 1);
+    learn(&a, &one);
+    step(&a, 1e-2);
+    take_snapshot(&a, reference);
+    const struct completion first = sample(reference);
+    learn(&a, &one);
+    step(&a, 1e-2);
+    for (int i = 0; i < 3; i++) {
+        learn(&b, &other);
+        step(&b, 1e-2);
+        take_snapshot(&b, live);
+        sample(live);
+    }
+    same(reference, &first);
+    char *log = test_read(s.log);
+    char *said = strstr(log, "is not kept");
+    assert_true(said && !strstr(said + 1, "is not kept")); // once
+    free(log);
+    struct run c = train(session, 2); // but a new run comes before any snapshot
+    tinker_refused(ask(1, reference, 400), "--max-adapters");
+    step(&c, 0);
     end();
 }
 
@@ -366,7 +374,7 @@ static void test_none_kept(void **state)
     sample(old);
     learn(&r, &one);
     step(&r, 1e-2);
-    refused(ask(1, old, 400), "--keep-snapshots");
+    tinker_refused(ask(1, old, 400), "--keep-snapshots");
     end();
 }
 
@@ -385,28 +393,31 @@ static void test_room(void **state)
     char second[128], third[128], base[160], live[160];
     start("2", NULL);
     sampler_of("base_model", "model", base);
-    const struct drawn untrained = sample(base);
+    const struct completion untrained = sample(base);
     open_session(second);
     open_session(third);
     struct run a = train(session, 0), b = train(second, 0);
-    refused(tinker_retrieve(&s, create(third, 0, 200, LORA)), "a larger --max-adapters");
-    refused(create(third, 1, 409, "\"rank\":0"), "no adapter beside it");
+    tinker_refused(tinker_retrieve(&s, create(third, 0, 200, LORA)), "a larger --max-adapters");
+    tinker_refused(create(third, 1, 409, "\"rank\":0"), "no adapter beside it");
     finish(second);
     struct run c = train(third, 2);
-    refused(tinker_retrieve(&s, tinker_learn(&s, b.id, 1, "cross_entropy", true, &one, 1)),
-            "has the weights no more");
+    tinker_refused(tinker_retrieve(&s, tinker_learn(&s, b.id, 1, "cross_entropy", true, &one, 1)),
+                   "has the weights no more");
+    char *log = test_read(s.log);
+    assert_contains(log, "ends after 0 steps: its client has finished");
+    free(log);
     learn(&c, &one);
     step(&c, 1e-2);
     finish(session);
     struct run whole = begun(tinker_retrieve(&s, create(third, 3, 200, "\"rank\":0")));
-    refused(tinker_retrieve(&s, tinker_learn(&s, c.id, 3, "cross_entropy", true, &one, 1)),
-            "has the weights no more");
+    tinker_refused(tinker_retrieve(&s, tinker_learn(&s, c.id, 3, "cross_entropy", true, &one, 1)),
+                   "has the weights no more");
     same(base, &untrained);
     learn(&whole, &one);
     step(&whole, 1e-2);
     take_snapshot(&whole, live);
     assert_memory_not_equal(sample(live).logprobs, untrained.logprobs, sizeof untrained.logprobs);
-    refused(ask(1, base, 400), "is the snapshot of weight version");
+    tinker_refused(ask(1, base, 400), "is the snapshot of weight version");
     a = train(third, 4); // on the model as its folder has it
     daemon_holds(&d, "policy", model);
     learn(&a, &one);
@@ -418,20 +429,22 @@ static void test_refused(void **state)
 {
     (void)state;
     start("2", NULL);
-    refused(create(session, 0, 400, "\"rank\":4"), "--unembed skip");
-    refused(create(session, 0, 400, LORA ",\"train_mlp\":false,\"train_attn\":false"),
-            "nothing is left to train");
-    refused(tinker_retrieve(&s, create(session, 0, 200, "\"rank\":9,\"train_unembed\":false")),
-            "--max-lora-rank 9");
+    tinker_refused(create(session, 0, 400, "\"rank\":4"), "--unembed skip");
+    tinker_refused(create(session, 0, 400, LORA ",\"train_mlp\":false,\"train_attn\":false"),
+                   "nothing is left to train");
+    tinker_refused(
+        tinker_retrieve(&s, create(session, 0, 200, "\"rank\":9,\"train_unembed\":false")),
+        "--max-lora-rank 9");
     struct run whole = begun(tinker_retrieve(&s, create(session, 1, 200, "\"rank\":0")));
     char path[256];
     save(&whole, "save_weights", "whole", path);
     struct run r = train(session, 2);
-    refused(tinker_retrieve(&s, tinker_post(&s, "load_weights", 200,
-                                            "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"%s\","
-                                            "\"optimizer\":false}",
-                                            r.id, path)),
-            "trains an adapter");
+    tinker_refused(
+        tinker_retrieve(&s, tinker_post(&s, "load_weights", 200,
+                                        "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"%s\","
+                                        "\"optimizer\":false}",
+                                        r.id, path)),
+        "trains an adapter");
     assert_int_equal(tinker_server_stop(&s), 0);
     tinker_server_start(&s, &d, NULL, OPTIONS("--unembed", "skip"));
     open_session(session);
@@ -462,7 +475,7 @@ static void test_checkpoints(void **state)
     step(&r, 1e-2);
     save(&r, "save_weights", "first", path);
     take_snapshot(&r, live);
-    const struct drawn drawn = sample(live);
+    const struct completion then_sampled = sample(live);
     score(&r, &one, saved);
     learn(&r, &one);
     step(&r, 1e-2);
@@ -473,7 +486,7 @@ static void test_checkpoints(void **state)
     tinker_server_start(&s, &d, runs, OPTIONS("--exact"));
     open_session(session);
     sampler_of("model_path", path, live); // with no run at all
-    same(live, &drawn);
+    same(live, &then_sampled);
     struct run on = load(0, path);
     score(&on, &one, again);
     assert_memory_equal(again, saved, sizeof saved);
@@ -518,7 +531,7 @@ static void test_killed(void **state)
     char of_left[256], of_right[256], base[160];
     start("4", NULL);
     sampler_of("base_model", "model", base);
-    const struct drawn untrained = sample(base);
+    const struct completion untrained = sample(base);
     struct run a = train(session, 0), b = train(session, 1);
     learn(&a, &one);
     learn(&b, &other);
@@ -617,6 +630,7 @@ int main(void)
         cmocka_unit_test_teardown(test_side_by_side, stop),
         cmocka_unit_test_teardown(test_parts, stop),
         cmocka_unit_test_teardown(test_snapshots, stop),
+        cmocka_unit_test_teardown(test_kept_beside, stop),
         cmocka_unit_test_teardown(test_none_kept, stop),
         cmocka_unit_test_teardown(test_room, stop),
         cmocka_unit_test_teardown(test_refused, stop),

@@ -1,7 +1,6 @@
 /* tinker_client.c: cw-trainer serve as a child process, and a client of it. */
 #include "tests/support/tinker_client.h"
 #include "common/base/clock.h"
-#include "trainer/serve/protobuf.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -163,6 +162,15 @@ void tinker_model(const struct tinker_server *s, char ret_session[128], char ret
     json_decref(model);
 }
 
+void tinker_refused(json_t *answer, const char *why)
+{
+    const json_t *error = json_object_get(answer, "error");
+    if (json_is_object(error)) error = json_object_get(error, "message");
+    if (!json_is_string(error)) fail_msg("not refused: %s", json_dumps(answer, 0));
+    assert_contains(json_string_value(error), why);
+    json_decref(answer);
+}
+
 // ---- protobuf -----------------------------------------------------------------------------------
 
 static void put_tensor(struct bytes *to, const char *name, int dtype, const void *data, size_t size,
@@ -208,8 +216,7 @@ json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_i
     return check(&a, "forward_backward", 200);
 }
 
-// The field's bytes within a message.
-static struct proto_span field_of(struct proto_span message, uint32_t number)
+struct proto_span tinker_field(struct proto_span message, uint32_t number)
 {
     struct proto_field field;
     bool more = true;
@@ -227,8 +234,8 @@ double tinker_logprobs(const struct tinker_server *s, json_t *future, int n, flo
     double loss;
     tinker_retrieve_bytes(s, future, &answer);
     const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
-    const struct proto_span record = field_of(message, 2), metric = field_of(message, 3);
-    const struct proto_span data = field_of(field_of(field_of(record, 2), 2), 1);
+    const struct proto_span record = tinker_field(message, 2), metric = tinker_field(message, 3);
+    const struct proto_span data = tinker_field(tinker_field(tinker_field(record, 2), 2), 1);
     assert_int_equal(data.len, (size_t)n * sizeof *ret);
     memcpy(ret, data.data, data.len);
     assert_true(metric.len > sizeof loss);

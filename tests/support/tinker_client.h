@@ -4,6 +4,7 @@
 #define TESTS_SUPPORT_TINKER_CLIENT_H
 
 #include "tests/support/daemon.h"
+#include "trainer/serve/protobuf.h"
 
 struct tinker_server {
     struct test_child child;
@@ -52,6 +53,10 @@ void tinker_put_learn(struct bytes *to, const char *model, int seq_id, const cha
 // forward_backward; its future.
 json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_id, const char *loss,
                      bool forward_only, const struct tinker_datum *data, int n);
+// Takes an answer that must be an error, in whose sentence `why` stands.
+void tinker_refused(json_t *answer, const char *why);
+// The field's bytes within a message of protobuf.
+struct proto_span tinker_field(struct proto_span message, uint32_t number);
 // The log-probabilities of all datums (n tokens in all) and the loss, of such a future, taken.
 double tinker_logprobs(const struct tinker_server *s, json_t *future, int n, float *ret);
 // optim_step, waited for; the gradient's norm.

@@ -19,7 +19,7 @@
 #define MAX_AT_ONCE  4096
 #define SHOWN        120 // bytes of a line in an error
 
-struct process {
+struct process { // all zero: to be started
     struct child child;
     int at_once; // episodes that it takes
     int n;       // that it has
@@ -43,10 +43,16 @@ struct pull {
 
 // ---- processes ----------------------------------------------------------------------------------
 
+// at_once: until it says another number.
 static enum status start(struct environment *e, struct process *p)
 {
     *p = (struct process){.at_once = 1};
     return child_start(&p->child, e->line);
+}
+
+static bool has_room(const struct process *p)
+{
+    return !p->child.pid || p->n < p->at_once;
 }
 
 enum status environment_new(const char *line, int n, double timeout_s, struct environment **ret)
@@ -121,7 +127,7 @@ static enum status fail_process(struct pull *pull, int k)
         CHECK(fail_attempt(e));
     }
     child_end(&p->child);
-    st = start(env, p);
+    *p = (struct process){0}; // it is started when it is given an episode
 out:
     return st;
 }
@@ -216,6 +222,7 @@ static enum status serve_process(struct pull *pull, int k)
     struct process *p = &pull->environment->processes[k];
     const char *text;
     size_t len;
+    if (!p->child.pid) return ST_OK;
     enum status st = child_pump(&p->child);
     bool childs = st == ST_PEER_GONE || st == ST_FORMAT;
     while (st == ST_OK && child_line(&p->child, &text, &len))
@@ -236,12 +243,14 @@ static enum status give_out(struct pull *pull)
         if (e->done || e->process >= 0) continue;
         for (int k = 0; k < env->n; k++) {
             const struct process *p = &env->processes[k];
-            if (p->n < p->at_once && (to < 0 || p->n < env->processes[to].n)) to = k;
+            if (has_room(p) && (to < 0 || p->n < env->processes[to].n)) to = k;
         }
         if (to < 0) return ST_OK;
-        CHECK(episode_begin(e, ++env->n_ids, &env->processes[to].child.out));
+        struct process *p = &env->processes[to];
+        if (!p->child.pid) CHECK(start(env, p));
+        CHECK(episode_begin(e, ++env->n_ids, &p->child.out));
         e->process = to;
-        env->processes[to].n++;
+        p->n++;
         wait_for_process(pull, e);
     }
 out:
@@ -287,6 +296,7 @@ static void wait_for_any(const struct pull *pull)
     int n = 0;
     for (int k = 0; k < env->n; k++) {
         const struct child *c = &env->processes[k].child;
+        if (!c->pid) continue;
         fds[n++] = (struct pollfd){.fd = c->from, .events = POLLIN};
         if (c->out.len) fds[n++] = (struct pollfd){.fd = c->to, .events = POLLOUT};
     }
@@ -295,10 +305,8 @@ static void wait_for_any(const struct pull *pull)
 
 static enum status run_episodes(struct pull *pull)
 {
-    struct environment *env = pull->environment;
+    const struct environment *env = pull->environment;
     enum status st = ST_OK;
-    for (int k = 0; k < env->n; k++) // one that an earlier pull ended
-        if (!env->processes[k].child.pid) CHECK(start(env, &env->processes[k]));
     while (pull->n_done < pull->n) {
         CHECK(check_alive(pull));
         CHECK(give_out(pull));
@@ -355,8 +363,10 @@ static void end_pull(struct pull *pull)
     struct environment *env = pull->environment;
     for (int i = 0; i < pull->n; i++) episode_reset(&pull->episodes[i]);
     for (int k = 0; k < env->n; k++) {
-        if (env->processes[k].n > 0) child_end(&env->processes[k].child);
-        env->processes[k].n = 0;
+        struct process *p = &env->processes[k];
+        if (p->n == 0) continue;
+        child_end(&p->child);
+        *p = (struct process){0};
     }
     free(pull->episodes);
 }

@@ -54,7 +54,6 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
             .telemetry = completion->telemetry,
             .prompt = example->prompt_json,
             .row = example->row,
-            .of_environment = completion->n_rewards > 0,
             .environment = completion_reward(completion),
         };
     }

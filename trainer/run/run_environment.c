@@ -3,12 +3,20 @@
  *
  * A trajectory is a sample like any other: the curriculum, the queue, scoring and the learner do
  * not know that a process made it. */
-#include "trainer/rollout/environment.h"
 #include "common/base/log.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
 #include <string.h>
+
+static void say_other_reward(const struct run *run)
+{
+    for (int k = 0; k < reward_terms(run->reward); k++)
+        if (strcmp(reward_term_name(run->reward, k), "environment") == 0) return;
+    log_warn("--reward %s: what the environment gives does not count, whose term is "
+             "\"environment\"",
+             run->config->reward.names);
+}
 
 enum status run_open_environment(struct run *run)
 {
@@ -19,6 +27,7 @@ enum status run_open_environment(struct run *run)
     CHECK(environment_new(c->rollouts + strlen(ROLLOUTS_COMMAND), (int)c->rollout_processes,
                           c->rollout_process_timeout, &run->environment));
     CHECK(environment_check(run->environment));
+    say_other_reward(run);
 out:
     return status_context(st, "--rollouts");
 }

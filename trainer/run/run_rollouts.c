@@ -32,6 +32,7 @@ static enum status sample_step(void *context, struct rollout_step *s)
         CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
     if (own) source.http = own;
     CHECK(run_use_environment(run, s->step + 1, false, &of, &source));
+    of.stats = s->environment; // of groups that are not made again
     CHECK(run_sync(run, s->step, false));
     CHECK(spec_watch_begin(run->watch));
     while (run_lost_server(run, st = rollout_pull(&source, &s->sampling, s->rollout)))

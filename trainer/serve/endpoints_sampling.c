@@ -2,7 +2,7 @@
  *
  * Nothing is copied for a snapshot: it is a weight version, and is sampled from the run's weights
  * as long as these are of that version. Whether they were is known for certain once the samples are
- * there, since each token comes with the version that drew it. An older one of an adapter is
+ * there, since each token comes with the version that sampled it. An older one of an adapter is
  * sampled from the copy that is kept of it, one that was saved from a copy that is loaded for it.
  * What is left is stale: an error, unless --snapshots inflight, or the client's own kind
  * "inflight", lets newer weights answer. */
@@ -96,7 +96,8 @@ static enum status fail_stale(const struct tinker *t, const struct sampler *s)
                 "%s is the snapshot of weight version %" PRIu64 " of %s, which is gone: it is at "
                 "version %" PRIu64 ", and older ones that are kept are %s. Save those by name that "
                 "are needed for long (save_weights_for_sampler), or start cw-trainer serve with a "
-                "larger --keep-snapshots, or with --snapshots inflight, where newer weights answer "
+                "larger --keep-snapshots (each takes a place of the server's --max-adapters), or "
+                "with --snapshots inflight, where newer weights answer "
                 "for older ones",
                 what, s->of.version, s->of.run, live, bytes_text(&kept));
     bytes_release(&kept);

@@ -65,6 +65,37 @@ void handle_heartbeat(void *tinker, struct http_request *q)
     json_decref(body);
 }
 
+struct ending { // of a run whose client has finished
+    struct work work;
+    char run[ID_ROOM];
+};
+
+static enum status run_ending(struct policy *policy, struct work *work)
+{
+    policy_end(policy, ((struct ending *)work)->run);
+    return ST_OK;
+}
+
+static void ended(struct inbox_message *message)
+{
+    free(message);
+}
+
+// Adapters make room at once; the whole model stays as it was trained until another run begins.
+static void end_runs(struct tinker *t, const struct session *s)
+{
+    for (struct training_run *m = t->training_runs; m; m = m->next) {
+        if (m->session != s || m->rank == 0 || m->over) continue;
+        struct ending *ending = calloc(1, sizeof *ending);
+        if (!ending) return; // then its place goes to whoever wants it first
+        m->over = true;
+        snprintf(ending->run, sizeof ending->run, "%s", m->id);
+        ending->work.message.deliver = ended;
+        ending->work.run = run_ending;
+        work_put(t->works, &ending->work);
+    }
+}
+
 // POST /api/v1/sessions/ID/finish. One that this process does not know has ended with the one that
 // knew it: a client that was told so in a sentence is not to end on another.
 void handle_finish(void *tinker, struct http_request *q)
@@ -80,6 +111,7 @@ void handle_finish(void *tinker, struct http_request *q)
     while (s && (strlen(s->id) != n || memcmp(s->id, tail, n) != 0)) s = s->next;
     if (s) {
         s->ended = true;
+        end_runs(t, s);
         log_info("session %s: finished", s->id);
     } else {
         log_info("a session finished that an earlier process had");

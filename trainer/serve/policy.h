@@ -44,6 +44,8 @@ struct beginning {
 // ST_INVALID where there is no room for another adapter.
 enum status policy_begin(struct policy *p, const char *run, const struct beginning *b);
 enum status policy_load(struct policy *p, const char *run, const char *folder, bool with_optimizer);
+void policy_end(struct policy *p,
+                const char *run); // its client is gone; nothing where there is none
 // Adds the gradients of a request's datums, unless it wants the log-probabilities alone. A failure
 // in the middle clears all that were added since the last step, and says so.
 enum status policy_forward_backward(struct policy *p, const char *run,

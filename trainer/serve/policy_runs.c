@@ -6,8 +6,8 @@
  * with an adapter puts it away, and makes the model that of its folder again. What a run did not
  * save is gone then, which the log says.
  *
- * An adapter starts from a folder of its own in the bridge's sense (adapter_folder.h), so that the
- * server can restore it from there whatever a torn update left. */
+ * Whatever an adapter starts from is written as a folder first (adapter_folder.h), RUN/start, and
+ * published from there: so the server can restore it, and none but it, if its update is torn. */
 #include "common/base/log.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
@@ -81,7 +81,7 @@ static void trainee_free(struct policy *p, struct trainee *t)
     optimizer_free(t->optimizer);
     bridge_unmap(t->arena);
     if (t->made) unload(p, adapter_name(t, name));
-    if (!t->adapter) sources_set_restore(p->sources, "", "");
+    if (!t->adapter && t->restore[0]) sources_set_restore(p->sources, "", "");
     adapter_free(t->adapter);
     if (t->start[0]) file_remove_tree(t->start);
     free(t);
@@ -96,7 +96,7 @@ static void put_away(struct policy *p, struct trainee *t, const char *why)
     *link = t->next;
     log_line(t->unsaved ? LOG_WARN : LOG_INFO, "%s ends after %" PRId64 " steps%s: %s", t->run,
              t->steps, t->unsaved ? ", the last not saved" : "", why);
-    while (sources_spare(p->sources, t->run, kept)) unload(p, kept);
+    while (sources_spare(p->sources, t->run, false, kept)) unload(p, kept);
     trainee_free(p, t);
 }
 
@@ -108,12 +108,13 @@ void policy_release_runs(struct policy *p)
                  p->trainees->adapter ? "cw-trainer serve ends"
                                       : "cw-trainer serve ends, and the server goes on with its "
                                         "weights until it loads others");
-    while (p->sources && sources_spare(p->sources, NULL, adapter)) unload(p, adapter);
+    while (p->sources && sources_spare(p->sources, NULL, true, adapter)) unload(p, adapter);
 }
 
 // So that the server takes one more adapter: snapshots go, those first that were not sampled for
-// the longest; and, for a run, those whose clients are gone.
-static enum status make_room(struct policy *p, bool for_run)
+// the longest; and, for a run, those whose clients are gone. kept_of: for a copy of that run, which
+// pushes no other run's out.
+static enum status make_room(struct policy *p, bool for_run, const char *kept_of)
 {
     const int max = policy_max_adapters(p);
     char adapter[SOURCE_ROOM], run[RUN_NAME_ROOM];
@@ -122,7 +123,7 @@ static enum status make_room(struct policy *p, bool for_run)
     for (;;) {
         CHECK(server_adapters_count(p->server, &n));
         if (n < max) return ST_OK;
-        if (sources_spare(p->sources, NULL, adapter)) {
+        if (sources_spare(p->sources, kept_of, true, adapter)) {
             log_info("the adapter '%s' is unloaded to make room for another", adapter);
             unload(p, adapter);
         } else if (for_run && sources_abandoned(p->sources, run) && find(p, run)) {
@@ -303,7 +304,7 @@ static enum status open_adapter(struct policy *p, struct trainee *t, struct adap
     CHECK(adapter_new(config, p->weights, p->weights->dt, &t->adapter));
     adapter_name(t, name);
     snprintf(role, sizeof role, "adapter:%s", name);
-    CHECK(make_room(p, true));
+    CHECK(make_room(p, true, NULL));
     CHECK(server_adapters_make(p->server, name, t->adapter->config->source));
     t->made = true;
     CHECK(bridge_map(p->bridge, role, &t->arena));
@@ -346,7 +347,7 @@ static enum status begin_model(struct policy *p, struct trainee *t, const struct
     enum status st = ST_OK;
     while (p->trainees) put_away(p, p->trainees, "a full fine-tune (rank 0) begins");
     sources_forget(p->sources, NULL);
-    while (sources_spare(p->sources, NULL, adapter)) unload(p, adapter);
+    while (sources_spare(p->sources, NULL, true, adapter)) unload(p, adapter);
     if (!b->folder) CHECK(base_folder(p, base));
     CHECK(policy_use_learner(p, false));
     CHECK(load(p, t, b->folder ? b->folder : base, b->with_optimizer));
@@ -373,6 +374,12 @@ out:
     status_keep(&kept, st); // the server may have its own to say when it is asked to clean up
     trainee_free(p, t);
     return status_recall(&kept);
+}
+
+void policy_end(struct policy *p, const char *run)
+{
+    struct trainee *t = find(p, run);
+    if (t) put_away(p, t, "its client has finished");
 }
 
 // ---- saving, and what can be sampled ------------------------------------------------------------
@@ -424,11 +431,11 @@ static enum status keep(struct policy *p, const struct trainee *t)
     char name[SOURCE_ROOM], copy[SOURCE_ROOM], spare[SOURCE_ROOM];
     enum status st;
     while (sources_count_kept(p->sources, t->run) >= p->options->keep_snapshots &&
-           sources_spare(p->sources, t->run, spare)) {
+           sources_spare(p->sources, t->run, false, spare)) {
         log_debug("%s: the snapshot '%s' is dropped", t->run, spare);
         unload(p, spare);
     }
-    CHECK(make_room(p, false));
+    CHECK(make_room(p, false, t->run));
     snprintf(copy, sizeof copy, "%.38s@%" PRIu64, adapter_name(t, name),
              sources_version(p->sources, t->run));
     CHECK(server_adapters_copy(p->server, copy, name));
@@ -460,7 +467,7 @@ enum status policy_load_saved(struct policy *p, const struct snapshot *of, const
              "%s is an adapter of the model as its folder has it, which a full fine-tune (rank 0) "
              "has changed: it can be sampled once an adapter is trained again",
              of->path);
-    CHECK(make_room(p, false));
+    CHECK(make_room(p, false, NULL));
     snprintf(name, sizeof name, ADAPTER_PREFIX "saved-%d", ++p->n_saved);
     CHECK(server_adapters_load(p->server, name, folder));
     CHECK(sources_add_saved(p->sources, of->path, name));

@@ -261,13 +261,14 @@ void sources_set_restore(struct sources *s, const char *run, const char *folder)
     pthread_mutex_unlock(&s->lock);
 }
 
-bool sources_spare(struct sources *s, const char *run, char ret_adapter[SOURCE_ROOM])
+bool sources_spare(struct sources *s, const char *run, bool saved, char ret_adapter[SOURCE_ROOM])
 {
     const struct source *spare = NULL;
     pthread_mutex_lock(&s->lock);
     for (const struct source *x = s->list; x; x = x->next) {
-        if (x->kind == LIVE || x->users > 0) continue;
-        if (run && (x->kind != KEPT || strcmp(x->of, run) != 0)) continue;
+        const bool of =
+            x->kind == KEPT ? !run || strcmp(x->of, run) == 0 : x->kind == SAVED && saved;
+        if (!of || x->users > 0) continue;
         if (!spare || x->used_ns < spare->used_ns) spare = x;
     }
     if (spare) memcpy(ret_adapter, spare->adapter, SOURCE_ROOM);

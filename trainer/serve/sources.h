@@ -62,8 +62,9 @@ void sources_remove(struct sources *s, const char *adapter);
 // Of an update that is being written, before it is: the run's weights are others from `version` on.
 void sources_update(struct sources *s, const char *run, uint64_t version, bool is_base);
 void sources_set_restore(struct sources *s, const char *run, const char *folder);
-// A snapshot that nobody is sampling, least lately used; of one run (NULL: any run's or path's).
-bool sources_spare(struct sources *s, const char *run, char ret_adapter[SOURCE_ROOM]);
+// A snapshot that nobody is sampling, least lately used, of those that are kept of a run (NULL: of
+// any), or, if `saved`, that were loaded from a path.
+bool sources_spare(struct sources *s, const char *run, bool saved, char ret_adapter[SOURCE_ROOM]);
 int sources_count_kept(struct sources *s, const char *run);
 bool sources_abandoned(struct sources *s, char ret_run[RUN_NAME_ROOM]);
 

@@ -1,0 +1,238 @@
+/* test_attention_gradient.c: the gradient of packed attention at sizes where blocks of keys are cut
+ * into parts and several blocks of the device work on one sequence: it has the same bits in every
+ * run, and each sequence's is the one that the sequence has alone, but for the order of sums. On
+ * each device in its own dtype. */
+#include "common/base/rng.h"
+#include "kernels/ops.h"
+#include "tests/support/support.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_SEQS = 8, RUNS = 3 };
+
+static const struct gradient_case {
+    const char *name;
+    int heads, kv_heads, dim, window, prompt; // rows that all sequences share, or 0
+    int len[MAX_SEQS];
+    bool cuda_only; // long on a CPU
+} cases[] = {
+    {"h4/2 d64", 4, 2, 64, 0, 0, {90, 37}, false},
+    {"h12/2 d128, a prompt", 12, 2, 128, 0, 150, {301, 1, 290, 260, 333}, false},
+    {"h12/2 d128, long", 12, 2, 128, 0, 0, {1500}, true},
+    {"h7/1 d64, a prompt and a window", 7, 1, 64, 100, 70, {400, 129, 64}, false},
+    {"h16/8 d96", 16, 8, 96, 0, 0, {257, 511, 3}, true},
+};
+
+struct lists {
+    int32_t *positions, *seq_of, *start, *prefix_start, *prefix_len, *end; // host
+    int n, n_seqs, longest;
+};
+
+static struct device *dev;
+static const struct ops *ops;
+static enum dtype dt;
+
+static void *take(size_t bytes)
+{
+    void *p = NULL;
+    assert_ok(device_alloc(dev, bytes, &p));
+    return p;
+}
+
+static int32_t *take_ints(const int32_t *host, int n)
+{
+    int32_t *p = take((size_t)n * sizeof *p);
+    device_copy_in(dev, p, host, (size_t)n * sizeof *p);
+    assert_ok(device_sync(dev));
+    return p;
+}
+
+// n normal values in the device's dtype; the same seed gives the same values.
+static void *take_values(size_t n, uint64_t seed)
+{
+    struct rng rng;
+    rng_init(&rng, seed, 0);
+    float *host = malloc(n * sizeof *host), *wide = take(n * sizeof *host);
+    assert_non_null(host);
+    for (size_t i = 0; i < n; i++) host[i] = rng_normal(&rng);
+    void *p = take(n * dtype_size(dt));
+    device_copy_in(dev, wide, host, n * sizeof *host);
+    ops->convert(dev, p, dt, wide, DT_F32, (int64_t)n);
+    assert_ok(device_sync(dev));
+    device_release(dev, wide);
+    free(host);
+    return p;
+}
+
+// The prompt, if any, and the sequences from `first` to `last` behind it.
+static struct lists list_rows(const struct gradient_case *c, int first, int last)
+{
+    struct lists l = {.n = c->prompt, .longest = c->prompt};
+    const int before = c->prompt > 0;
+    for (int s = first; s <= last; s++) l.n += c->len[s];
+    l.positions = calloc((size_t)l.n, sizeof(int32_t));
+    l.seq_of = calloc((size_t)l.n, sizeof(int32_t));
+    l.start = calloc(MAX_SEQS + 2, sizeof(int32_t));
+    l.prefix_start = calloc(MAX_SEQS + 1, sizeof(int32_t));
+    l.prefix_len = calloc(MAX_SEQS + 1, sizeof(int32_t));
+    l.end = calloc(MAX_SEQS + 1, sizeof(int32_t));
+    assert_true(l.positions && l.seq_of && l.start && l.prefix_start && l.prefix_len && l.end);
+    int row = 0;
+    for (int s = first - before; s <= last; s++, l.n_seqs++) {
+        const bool is_prompt = s < first;
+        const int rows = is_prompt ? c->prompt : c->len[s];
+        l.start[l.n_seqs] = row;
+        l.prefix_len[l.n_seqs] = is_prompt ? 0 : c->prompt;
+        for (int i = 0; i < rows; i++, row++) {
+            l.positions[row] = l.prefix_len[l.n_seqs] + i;
+            l.seq_of[row] = l.n_seqs;
+        }
+        l.end[l.n_seqs] = is_prompt ? l.n : row;
+        if (rows > l.longest) l.longest = rows;
+    }
+    l.start[l.n_seqs] = row;
+    return l;
+}
+
+// The rows' gradient RUNS times, which must be the same; *ret_dqkv (host, f32) is the first.
+static void run(const struct gradient_case *c, const struct lists *l, void *qkv, void *dout,
+                float **ret_dqkv)
+{
+    const struct attn_shape shape = {.dt = dt,
+                                     .n_heads = c->heads,
+                                     .n_kv_heads = c->kv_heads,
+                                     .head_dim = c->dim,
+                                     .scale = 1 / sqrtf((float)c->dim),
+                                     .window = c->window};
+    const struct batch_view b = {.n_tokens = l->n,
+                                 .n_seqs = l->n_seqs,
+                                 .max_query = l->longest,
+                                 .max_context = c->prompt + l->longest,
+                                 .packed = true,
+                                 .positions = take_ints(l->positions, l->n),
+                                 .seq_of = take_ints(l->seq_of, l->n),
+                                 .query_start = take_ints(l->start, l->n_seqs + 1),
+                                 .prefix_start = take_ints(l->prefix_start, l->n_seqs),
+                                 .prefix_len = take_ints(l->prefix_len, l->n_seqs),
+                                 .attend_end = take_ints(l->end, l->n_seqs)};
+    const size_t rows = (size_t)l->n, e = dtype_size(dt);
+    const size_t n = rows * (size_t)((c->heads + 2 * c->kv_heads) * c->dim);
+    void *out = take(rows * (size_t)(c->heads * c->dim) * e), *dqkv = take(n * e);
+    float *lse = take(rows * (size_t)c->heads * sizeof *lse), *wide = take(n * sizeof *wide);
+    char *first = malloc(n * e), *again = malloc(n * e);
+    float *host = malloc(n * sizeof *host);
+    assert_true(first && again && host);
+    ops->attn_packed(dev, out, lse, qkv, &b, &shape);
+    for (int i = 0; i < RUNS; i++) {
+        device_fill(dev, dqkv, 0xff, n * e); // NaN, so that whatever is left out shows
+        ops->attn_packed_back(dev, dqkv, dout, out, lse, qkv, &b, &shape);
+        device_copy_out(dev, i ? again : first, dqkv, n * e);
+        assert_ok(device_sync(dev));
+        if (i > 0 && memcmp(first, again, n * e) != 0)
+            fail_msg("%s on %s: run %d has other bits", c->name, device_spec(dev), i);
+    }
+    ops->convert(dev, wide, DT_F32, dqkv, dt, (int64_t)n);
+    device_copy_out(dev, host, wide, n * sizeof *host);
+    assert_ok(device_sync(dev));
+    const void *all[] = {b.positions,  b.seq_of,     b.query_start, b.prefix_start,
+                         b.prefix_len, b.attend_end, out,           dqkv,
+                         lse,          wide};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_release(dev, (void *)all[i]);
+    free(first);
+    free(again);
+    *ret_dqkv = host;
+}
+
+// Adds `rows` rows of `width` of one array to another's.
+static void add_rows(float *to, const float *from, int rows, int width)
+{
+    for (size_t i = 0; i < (size_t)rows * (size_t)width; i++) to[i] += from[i];
+}
+
+static void free_lists(struct lists *l)
+{
+    int32_t *all[] = {l->positions, l->seq_of, l->start, l->prefix_start, l->prefix_len, l->end};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+/* All sequences at once against one after the other, behind the same prompt. Only the prompt's keys
+ * and values get something from each, and its queries, which see none of the others, the same each
+ * time: of those the gradient of dout is 0. */
+static void check_case(const struct gradient_case *c)
+{
+    int n_seqs = 0;
+    while (n_seqs < MAX_SEQS && c->len[n_seqs]) n_seqs++;
+    struct lists all = list_rows(c, 0, n_seqs - 1);
+    const int width = (c->heads + 2 * c->kv_heads) * c->dim, out_width = c->heads * c->dim;
+    const size_t e = dtype_size(dt), n = (size_t)all.n * (size_t)width;
+    char *qkv = take_values(n, 5), *dout = take_values((size_t)all.n * (size_t)out_width, 6);
+    float *together = NULL, *sum = calloc(n, sizeof *sum);
+    assert_non_null(sum);
+    device_fill(dev, dout, 0, (size_t)c->prompt * (size_t)out_width * e);
+    run(c, &all, qkv, dout, &together);
+    for (int s = 0, row = c->prompt; s < n_seqs; row += c->len[s++]) {
+        struct lists one = list_rows(c, s, s);
+        char *q = take((size_t)one.n * (size_t)width * e);
+        char *d = take((size_t)one.n * (size_t)out_width * e);
+        const size_t prompt = (size_t)c->prompt, own = (size_t)c->len[s], at = (size_t)row;
+        const size_t w = (size_t)width * e, o = (size_t)out_width * e;
+        if (prompt) device_copy(dev, q, qkv, prompt * w);
+        if (prompt) device_fill(dev, d, 0, prompt * o);
+        device_copy(dev, q + prompt * w, qkv + at * w, own * w);
+        device_copy(dev, d + prompt * o, dout + at * o, own * o);
+        float *alone = NULL;
+        run(c, &one, q, d, &alone);
+        add_rows(sum, alone, c->prompt, width);
+        add_rows(sum + at * (size_t)width, alone + prompt * (size_t)width, c->len[s], width);
+        free(alone);
+        device_release(dev, q);
+        device_release(dev, d);
+        free_lists(&one);
+    }
+    double largest = 0, off = 0;
+    for (size_t i = 0; i < n; i++) {
+        largest = fmax(largest, fabs((double)sum[i]));
+        off = fmax(off, isfinite(together[i]) ? fabs((double)together[i] - sum[i]) : INFINITY);
+    }
+    printf("%-32s on %s: together and alone differ by %.1e of the largest\n", c->name,
+           device_spec(dev), off / largest);
+    assert_true(off <= (dt == DT_F32 ? 1e-5 : 1e-2) * largest);
+    device_release(dev, qkv);
+    device_release(dev, dout);
+    free(together);
+    free(sum);
+    free_lists(&all);
+}
+
+static void check_device(const char *spec)
+{
+    if (device_open(spec, &dev) != ST_OK) {
+        printf("not on %s: %s\n", spec, status_message());
+        return;
+    }
+    ops = device_ops(dev);
+    dt = device_default_dtype(dev);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (device_kind(dev) != DEVICE_CPU || !cases[i].cuda_only) check_case(&cases[i]);
+    device_free(dev);
+}
+
+static void on_the_cpu(void **state)
+{
+    (void)state;
+    check_device("cpu");
+}
+
+static void on_cuda(void **state)
+{
+    (void)state;
+    check_device("cuda:0");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(on_the_cpu), cmocka_unit_test(on_cuda)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
