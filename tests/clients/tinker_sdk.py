@@ -333,7 +333,7 @@ def scores():  # A8: one number, whoever computes it
 
 
 def targets():
-    """cross_entropy with several targets a token, dense: the sum over each column's."""
+    """cross_entropy with several targets a token, dense and sparse: the sum over each column's."""
     client = train()
     tokens = [int(t) for t in rng.integers(0, 256, 7)]
     wide = rng.integers(0, 256, (7, 3))
@@ -349,6 +349,20 @@ def targets():
         )
         assert (logprobs(client.forward([column], "cross_entropy").result()) == got[:, k].astype(np.float32)).all()
     assert abs(output.metrics["loss:sum"] + (weights * got).sum()) < 1e-4
+    # the same with what has no weight left out (CSR): the same loss, and the same log-probabilities there
+    listed = np.arange(21).reshape(7, 3) % 2 == 0
+    sparse = {
+        name: types.TensorData(
+            data=x[listed], dtype=dtype, shape=[7, 3], sparse_crow_indices=[0, *np.cumsum(listed.sum(1)).tolist()],
+            sparse_col_indices=np.nonzero(listed)[1].tolist(),
+        )
+        for name, x, dtype in (("target_tokens", wide, "int64"), ("weights", weights, "float32"))
+    }
+    few = client.forward_backward(
+        [types.Datum(model_input=text(tokens), loss_fn_inputs=sparse)], "cross_entropy"
+    ).result()
+    assert abs(few.metrics["loss:sum"] + (weights * got)[listed].sum()) < 1e-4
+    assert (np.array(few.loss_fn_outputs[0]["logprobs"].data).reshape(7, 3)[listed] == got[listed]).all()
 
 
 def custom():

@@ -393,6 +393,13 @@ static void submit_all(int seq_id)
     }
 }
 
+static void end_session(void)
+{
+    char finish[160];
+    snprintf(finish, sizeof finish, "sessions/%s/finish", session);
+    json_decref(tinker_post(&s, finish, 200, "{\"reason\":{\"type\":\"errored\"}}"));
+}
+
 // kill -9 of cw-trainer serve, at any moment of its work: what save_weights had acknowledged is
 // whole, the next process takes the lease, and gives the log-probabilities of then.
 static void test_killed(void **state)
@@ -418,6 +425,7 @@ static void test_killed(void **state)
         test_kill(&s.child, SIGKILL);
         assert_int_equal(test_wait(&s.child, SETTLE_MS), 128 + SIGKILL);
         start_again();
+        end_session(); // what its client does once it has failed
         tinker_model(&s, session, model);
         json_t *loaded = tinker_retrieve(
             &s, tinker_post(&s, "load_weights", 200,

@@ -96,21 +96,27 @@ static void end_runs(struct tinker *t, const struct session *s)
     }
 }
 
-// POST /api/v1/sessions/ID/finish
+// POST /api/v1/sessions/ID/finish. One that this process does not know has ended with the one that
+// knew it: a client that was told so in a sentence is not to end on another.
 void handle_finish(void *tinker, struct http_request *q)
 {
     struct tinker *t = tinker;
     const char *tail = http_path_tail(q), *slash = strchr(tail, '/');
     const size_t n = slash ? (size_t)(slash - tail) : 0;
-    for (struct session *s = t->sessions; s && n; s = s->next)
-        if (strlen(s->id) == n && memcmp(s->id, tail, n) == 0 && strcmp(slash, "/finish") == 0) {
-            s->ended = true;
-            end_runs(t, s);
-            log_info("session %s: finished", s->id);
-            http_reply_json(q, 200, json_object());
-            return;
-        }
-    http_fail(q, 404, "there is no /api/v1/sessions/%.150s here", tail);
+    if (n == 0 || strcmp(slash, "/finish") != 0) {
+        http_fail(q, 404, "there is no /api/v1/sessions/%.150s here", tail);
+        return;
+    }
+    struct session *s = t->sessions;
+    while (s && (strlen(s->id) != n || memcmp(s->id, tail, n) != 0)) s = s->next;
+    if (s) {
+        s->ended = true;
+        end_runs(t, s);
+        log_info("session %s: finished", s->id);
+    } else {
+        log_info("a session finished that an earlier process had");
+    }
+    http_reply_json(q, 200, json_object());
 }
 
 void handle_capabilities(void *tinker, struct http_request *q)
