@@ -5,8 +5,9 @@
  * sequence and kv head and one chunk of its context, and its eight warps compute what
  * attn_order.cuh prescribes for it side by side: a warp has eight keys of every tile while scores
  * are computed, and every eighth set of 16 dimensions while values are summed. Where a context has
- * several chunks, the last block to finish joins them in their order. The grid depends on
- * max_context only, so that a captured launch serves every shorter context.
+ * several chunks, the last block to finish joins them in their order; where all blocks are under
+ * way at once, those of a context are a cluster and join them from each other's shared memory. The
+ * grid depends on max_context only, so that a captured launch serves every shorter context.
  *
  * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh),
  * so after a kernel that stores those of this step they are already on their way while it runs.
@@ -39,6 +40,7 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int r
     int start = number_at<true>(a.query_start + w.s);
     int n = (number_at<true>(a.query_start + w.s + 1) - start) * a.group;
     w.rows = {start, (int)blockIdx.x % row_tiles * ROWS, n, w.kv_head * a.group};
+    w.n_chunks = 0;
     if (w.rows.base >= n || n > FEW_ROWS) return false;
     int last = min(ROWS, n - w.rows.base) - 1;
     int lowest = row_position<true, true>(a, w.s, place_of(a, w.rows, 0).row);
@@ -125,16 +127,12 @@ __device__ __forceinline__ void multiply_keys(float (&dot)[TILES][4], block_memo
 // The soft cap, and -inf for keys that a row does not see; then the warp's largest of each row.
 template <int HD>
 __device__ __forceinline__ void mask(float (&dot)[TILES][4], block_memory<HD> &m,
-                                     const attn_args<bf16> &a, const task &w)
+                                     const attn_args<bf16> &a, const task &w,
+                                     const int (&position)[2])
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, position[2], hidden[2];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, hidden[2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int r = lane / 4 + h * 8;
-        position[h] =
-            w.rows.in(r) ? row_position<true, true>(a, w.s, place_of(a, w.rows, r).row) : -1;
-        hidden[h] = a.window > 0 ? position[h] - a.window : -1;
-    }
+    for (int h = 0; h < 2; h++) hidden[h] = a.window > 0 ? position[h] - a.window : -1;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -218,6 +216,33 @@ __device__ __forceinline__ void add_values(float (&out)[dim_sets<HD>][2][4], flo
     }
 }
 
+// ---- clusters of blocks ------------------------------------------------------------------------
+
+// All threads of the cluster meet; what they wrote to their shared memory is visible.
+__device__ __forceinline__ void cluster_sync()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+}
+
+// From an address of shared memory in the cluster's block of that rank.
+__device__ __forceinline__ float4 cluster_load4(uint32_t address, int rank)
+{
+    float4 x = {};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+#endif
+    return x;
+}
+
 // ---- chunks ------------------------------------------------------------------------------------
 
 // What a block leaves for the one that joins: of each row HD sums of weighted values, the largest
@@ -243,20 +268,49 @@ __device__ __forceinline__ void each_pair(const float (&out)[dim_sets<HD>][2][4]
     }
 }
 
-template <int HD>
-__device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task &w,
-                                            const float *parts, int64_t chunk_stride)
+// Element `at` of chunk c's part of a task: in memory, or in the shared memory of the cluster's
+// block c.
+struct parts_in_memory {
+    const float *at;
+    int64_t stride;
+
+    __device__ __forceinline__ float4 four(int c, int i) const
+    {
+        return __ldcg(reinterpret_cast<const float4 *>(at + c * stride + i));
+    }
+    __device__ __forceinline__ float2 two(int c, int i) const
+    {
+        return __ldcg(reinterpret_cast<const float2 *>(at + c * stride + i));
+    }
+};
+struct parts_in_cluster {
+    uint32_t at;
+
+    __device__ __forceinline__ float4 four(int c, int i) const
+    {
+        return cluster_load4(at + i * sizeof(float), c);
+    }
+    __device__ __forceinline__ float2 two(int c, int i) const
+    {
+        float4 x = four(c, i); // a part's width is a multiple of four
+        return make_float2(x.x, x.y);
+    }
+};
+
+// Joins a task's chunks: every n-th set of four dimensions from `first` on.
+template <int HD, typename P>
+__device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task &w, const P &parts,
+                                            int first, int n)
 {
     constexpr int FOURS = HD / 4;
     int rows = min(ROWS, w.rows.n - w.rows.base);
-    for (int i = threadIdx.x; i < rows * FOURS; i += THREADS) {
-        int r = i / FOURS, d = i % FOURS * 4;
-        const float *part = parts + r * part_width<HD>;
+    for (int i = first; i < rows * FOURS; i += n) {
+        int r = i / FOURS, d = i % FOURS * 4, part = r * part_width<HD>;
         float top = -INFINITY, sum = 0, x[4] = {};
 #pragma unroll 8
-        for (int c = 0; c < w.n_chunks; c++, part += chunk_stride) {
-            float4 next = __ldcg(reinterpret_cast<const float4 *>(part + d));
-            float2 ends = __ldcg(reinterpret_cast<const float2 *>(part + HD));
+        for (int c = 0; c < w.n_chunks; c++) {
+            float4 next = parts.four(c, part + d);
+            float2 ends = parts.two(c, part + HD);
             join_step step = next_chunk(top, ends.x);
             sum = joined(sum, ends.y, step);
             x[0] = joined(x[0], next.x, step);
@@ -272,7 +326,8 @@ __device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task
     }
 }
 
-// parts: of each task (grid y, x) those of up to gridDim.z chunks, part_rows rows each.
+// What the blocks of a task with several chunks share. at: of each task (grid y, x) the parts of up
+// to gridDim.z chunks, part_rows rows each, which the last block joins; NULL: they are a cluster.
 struct chunk_parts {
     float *at;
     unsigned *tickets;
@@ -297,7 +352,8 @@ finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const floa
     }
     int task_at = blockIdx.y * gridDim.x + blockIdx.x;
     int64_t stride = (int64_t)parts.part_rows * part_width<HD>;
-    float *of_task = parts.at + task_at * gridDim.z * stride, *own = of_task + blockIdx.z * stride;
+    float *of_task = parts.at + task_at * gridDim.z * stride;
+    float *own = parts.at ? of_task + blockIdx.z * stride : reinterpret_cast<float *>(m.keys);
     each_pair<HD>(out, w, [&](int h, int d, float x, float y) {
         store_pair(own + (lane / 4 + h * 8) * part_width<HD> + d, x, y);
     });
@@ -306,8 +362,14 @@ finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const floa
         for (int h = 0; h < 2; h++)
             if (w.rows.in(lane / 4 + h * 8))
                 store_pair(own + (lane / 4 + h * 8) * part_width<HD> + HD, top[h], sum[h * 2]);
-    if (last_block(&parts.tickets[task_at], w.n_chunks, m.key_rows))
-        join_chunks<HD>(a, w, of_task, stride);
+    if (!parts.at) {
+        cluster_sync();
+        join_chunks<HD>(a, w, parts_in_cluster{shared_address(own)},
+                        blockIdx.z * THREADS + threadIdx.x, w.n_chunks * THREADS);
+        cluster_sync(); // until then a block's memory is read
+    } else if (last_block(&parts.tickets[task_at], w.n_chunks, m.key_rows)) {
+        join_chunks<HD>(a, w, parts_in_memory{of_task, stride}, threadIdx.x, THREADS);
+    }
 }
 
 // ---- the kernel --------------------------------------------------------------------------------
@@ -327,6 +389,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     const bf16 *k = a.k + (int64_t)w.kv_head * a.head_dim;
     const bf16 *v = a.v + (int64_t)w.kv_head * a.head_dim;
     int n = 0, old = 0; // keys, in whole tiles; those of earlier batches
+    int position[2];    // of this thread's rows
     if (works) {
         int key = w.begin + threadIdx.x;
         bool is_seen = key >= w.low && key < w.end;
@@ -336,10 +399,22 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
         __syncthreads();
         copy_keys<HD>(m.keys, m.key_rows, k, a, 0, old);
         if (at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, old);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int r = threadIdx.x % 32 / 4 + h * 8;
+            position[h] =
+                w.rows.in(r) ? row_position<true, true>(a, w.s, place_of(a, w.rows, r).row) : -1;
+        }
     }
     if (a.early) grid_wait();
     grid_release();
-    if (!works) return;
+    if (!works) {
+        if (!parts.at && w.n_chunks > 1) { // its cluster meets twice
+            cluster_sync();
+            cluster_sync();
+        }
+        return;
+    }
     copy_queries<HD>(m.weights, a, w);
     copy_keys<HD>(m.keys, m.key_rows, k, a, old, n);
     copies_commit();
@@ -350,7 +425,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     copies_wait<1>();
     __syncthreads();
     multiply_keys<HD>(dot, m, n);
-    mask<HD>(dot, m, a, w);
+    mask<HD>(dot, m, a, w, position);
     __syncthreads();
     if (!at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, n);
     copies_commit();
@@ -361,6 +436,8 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     add_values<HD>(out, sum, shrink, m, values, n);
     finish<HD>(out, sum, top, m, a, w, parts);
 }
+
+#define MOST_CLUSTER 8 // blocks; what every GPU of sm_90 has
 
 // Memory of parts is bounded; where it does not do for a batch, its sequences take turns.
 #define MOST_PART_BYTES ((int64_t)64 << 20)
@@ -373,8 +450,16 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
     int chunks = std::max(1, ceil_div(max_context, CHUNK_KEYS)), n_seqs = a.n_seqs;
     if (a.window > 0) chunks = std::min(chunks, ceil_div(a.window + max_query, CHUNK_KEYS) + 1);
     chunk_parts parts = {NULL, state->tickets, std::min(rows, ROWS)};
+    size_t keys = sizeof(bf16) * CHUNK_KEYS * HD, shared = sizeof(block_memory<HD>);
+    // values wait for the keys' room where blocks on the same SM have work meanwhile
+    auto fit_at_once = [&](int64_t blocks) {
+        return shared + keys <= (size_t)state->max_shared && (HD <= 64 || blocks <= state->n_sms);
+    };
     int tasks = a.n_kv_heads * row_tiles, turn = std::min(n_seqs, N_TICKETS / tasks);
-    if (chunks > 1) {
+    int64_t blocks = (int64_t)tasks * n_seqs * chunks;
+    bool clusters = state->major >= 9 && chunks > 1 && chunks <= MOST_CLUSTER &&
+                    fit_at_once(blocks) && blocks <= state->n_sms;
+    if (chunks > 1 && !clusters) {
         int64_t bytes = (int64_t)tasks * chunks * parts.part_rows * part_width<HD> * sizeof(float);
         turn = std::max(1, (int)std::min((int64_t)turn, MOST_PART_BYTES / bytes));
         parts.at = (float *)cuda_workspace(dev, turn * bytes);
@@ -382,17 +467,15 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
     }
     for (int s = 0; s < n_seqs; s += turn) {
         dim3 grid(tasks, std::min(turn, n_seqs - s), chunks); // all first chunks first
-        // values wait for the keys' room where blocks on the same SM have work meanwhile
-        size_t keys = sizeof(bf16) * CHUNK_KEYS * HD, shared = sizeof(block_memory<HD>);
-        bool at_once = shared + keys <= (size_t)state->max_shared &&
-                       (HD <= 64 || (int64_t)grid.x * grid.y * grid.z <= state->n_sms);
+        bool at_once = fit_at_once((int64_t)grid.x * grid.y * grid.z);
         attn_args<bf16> b = a;
         b.query_start += s;
         b.context_len += s;
         b.stored += s;
         b.block_table += (int64_t)s * a.table_stride;
-        cuda_launch(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
-                    shared + (at_once ? keys : 0), b, parts, row_tiles, at_once);
+        cuda_launch_clusters(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
+                             dim3(1, 1, clusters ? chunks : 1), shared + (at_once ? keys : 0), b,
+                             parts, row_tiles, at_once);
     }
 }
 
