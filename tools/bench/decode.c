@@ -90,29 +90,49 @@ out:
     return st;
 }
 
+// Weights of the experts that a row is not given to.
+static double idle_weights(const struct model_config *c)
+{
+    double n = 0;
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        const double each = (double)c->hidden * (layer_up_width(c, l) + l->intermediate);
+        if (l->moe.n_experts > 0) n += each * (l->moe.n_experts - l->moe.top_k);
+    }
+    return n;
+}
+
 enum status bench_decode(struct bench *b)
 {
     struct decoder d = {0};
     const struct model_config *c = b->config;
-    double step_ms;
+    double step_ms, flops = 0;
     enum status st;
     CHECK(limits_bandwidth(b));
+    CHECK(limits_matmul(b, &flops));
     CHECK(decoder_open(&d, b));
     CHECK(bench_time(b->o.warmup, b->o.steps, decoder_step, &d, &step_ms));
     // an untied input embedding is looked up, not read through
-    double read = (double)b->weights->n_parameters -
-                  (c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden);
-    read += (double)d.n * (double)b->o.context * (double)config_kv_elements(c);
-    double limit_ms = 1e3 * read * (double)dtype_size(b->dt) / b->read_bandwidth;
+    const double weights = (double)b->weights->n_parameters -
+                           (c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden);
+    const double keys = (double)d.n * (double)b->o.context;
+    const double read_ms = 1e3 * (weights + keys * (double)config_kv_elements(c)) *
+                           (double)dtype_size(b->dt) / b->read_bandwidth;
+    // 2 operations a weight and row, and the attention scores and sums
+    const double work = 2 * (weights - idle_weights(c)) * d.n +
+                        4 * keys * (double)c->n_layers * layer_q_width(c->layers);
+    const double product_ms = 1e3 * work / flops;
+    const double limit_ms = read_ms > product_ms ? read_ms : product_ms;
     bench_print(b, "decode",
-                json_pack("{s:i, s:I, s:f, s:f, s:f, s:f}", "batch", d.n, "context",
+                json_pack("{s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "batch", d.n, "context",
                           (json_int_t)b->o.context, "ms_per_step", step_ms, "tokens_per_s",
-                          d.n * 1e3 / step_ms, "limit_ms", limit_ms, "ratio_to_limit",
-                          limit_ms / step_ms),
-                "decode, batch %d, context %lld: %.3f ms a step, %.0f tokens/s; limit %.3f ms at "
-                "%.1f GB/s, reached %.0f%%\n",
-                d.n, (long long)b->o.context, step_ms, d.n * 1e3 / step_ms, limit_ms,
-                b->read_bandwidth / 1e9, 100 * limit_ms / step_ms);
+                          d.n * 1e3 / step_ms, "product_tflops", flops / 1e12, "limit_read_ms",
+                          read_ms, "limit_product_ms", product_ms, "limit_ms", limit_ms,
+                          "ratio_to_limit", limit_ms / step_ms),
+                "decode, batch %d, context %lld: %.3f ms a step, %.0f tokens/s; limit %.3f ms to "
+                "read at %.1f GB/s, %.3f to multiply at %.2f TFLOP/s, reached %.0f%%\n",
+                d.n, (long long)b->o.context, step_ms, d.n * 1e3 / step_ms, read_ms,
+                b->read_bandwidth / 1e9, product_ms, flops / 1e12, 100 * limit_ms / step_ms);
 out:
     decoder_close(&d);
     return st;
