@@ -304,8 +304,9 @@ static void an_adapter_is_trained_too_and_turns_find_the_cache(void **state)
     struct daemon d = {0};
     const char *argv[TRAINER_WORDS];
     double norm[2], off[2], reuse[2];
-    daemon_start(&d, scene.model,
-                 OPTIONS("--dtype", "f32", "--max-adapters", "1", "--block-size", "4"));
+    daemon_start(
+        &d, scene.model,
+        OPTIONS("--dtype", daemon_exact_dtype(), "--max-adapters", "1", "--block-size", "4"));
     daemon_trainer(&d, scene.data, test_path(scene.folder, "lora"),
                    OPTIONS("--rollouts", environment("fine", NULL), "--prompts-per-step", "3",
                            "--num-generations", "4", "--max-steps", "2", "--max-completion-length",
@@ -445,7 +446,7 @@ static void with_the_real_verifiers(void **state)
 static int open_scene(void **state)
 {
     (void)state;
-    scene_open(&scene);
+    scene_open_exact(&scene);
     return 0;
 }
 
