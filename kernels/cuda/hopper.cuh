@@ -70,8 +70,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
                  : "memory");
 }
 
-// ---- wgmma -------------------------------------------------------------------------------------
-
 // Arrives when the cp.async that this thread has issued so far have come.
 __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier)
 {
@@ -83,6 +81,8 @@ __device__ __forceinline__ void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+
+// ---- wgmma -------------------------------------------------------------------------------------
 
 // Rows of 128 bytes at a 1024-aligned address, in groups of 8; + 2 for each 16 of k.
 __device__ __forceinline__ uint64_t operand(uint32_t address)

@@ -9,7 +9,8 @@
 #define THREADS   256
 #define ROWS      8
 #define RANKS     4   // directions that a thread of outer_kernel sums
-#define FEW_ROWS  128 // for which one kernel is quicker than two
+#define FEW_ROWS  128 // for which one kernel is quicker than two,
+#define FEW_RANKS 64  // of so many, since each block computes all
 #define SLICES    8   // of the rows that a gradient sums: else too few blocks have work
 #define MANY_ROWS 1024
 
@@ -288,7 +289,8 @@ void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_arg
     const lora_view v = view_of(l);
     const struct lora_steps *steps = steps_of(l);
     const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    if (steps->both && l->rows <= FEW_ROWS && l->dropout.p <= 0.f) {
+    const bool few = l->rows <= FEW_ROWS && l->max_rank <= FEW_RANKS;
+    if (steps->both && few && l->dropout.p <= 0.f) {
         steps->both(dev, y, x, v);
         return;
     }

@@ -27,7 +27,7 @@ struct lora_steps {
                  bool back);
     // y += scale * h b^T of all parts; or (back) dx += h a, dx being y
     void (*widen)(struct device *, void *y, const float *h, const lora_view &, bool back);
-    // thin and widen of all parts at once, of few rows; NULL: there is none
+    // thin and widen of all parts at once, of few rows and ranks; NULL: there is none
     void (*both)(struct device *, void *y, const void *x, const lora_view &);
     // Gradients of b from dy and h; or of a from x and dh. l.grads is read. sums: lora_slices()
     void (*outer)(struct device *, float *sums, const void *x, const float *h, int part0, int n,

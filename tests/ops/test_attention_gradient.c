@@ -4,6 +4,7 @@
  * each device in its own dtype. */
 #include "common/base/rng.h"
 #include "kernels/ops.h"
+#include "tests/support/op_table.h"
 #include "tests/support/support.h"
 #include <math.h>
 #include <stdio.h>
@@ -34,19 +35,9 @@ static struct device *dev;
 static const struct ops *ops;
 static enum dtype dt;
 
-static void *take(size_t bytes)
-{
-    void *p = NULL;
-    assert_ok(device_alloc(dev, bytes, &p));
-    return p;
-}
-
 static int32_t *take_ints(const int32_t *host, int n)
 {
-    int32_t *p = take((size_t)n * sizeof *p);
-    device_copy_in(dev, p, host, (size_t)n * sizeof *p);
-    assert_ok(device_sync(dev));
-    return p;
+    return to_device(dev, host, (size_t)n * sizeof *host);
 }
 
 // n normal values in the device's dtype; the same seed gives the same values.
@@ -54,11 +45,11 @@ static void *take_values(size_t n, uint64_t seed)
 {
     struct rng rng;
     rng_init(&rng, seed, 0);
-    float *host = malloc(n * sizeof *host), *wide = take(n * sizeof *host);
+    float *host = malloc(n * sizeof *host);
     assert_non_null(host);
     for (size_t i = 0; i < n; i++) host[i] = rng_normal(&rng);
-    void *p = take(n * dtype_size(dt));
-    device_copy_in(dev, wide, host, n * sizeof *host);
+    float *wide = to_device(dev, host, n * sizeof *host);
+    void *p = to_device(dev, NULL, n * dtype_size(dt));
     ops->convert(dev, p, dt, wide, DT_F32, (int64_t)n);
     assert_ok(device_sync(dev));
     device_release(dev, wide);
@@ -119,8 +110,10 @@ static void run(const struct gradient_case *c, const struct lists *l, void *qkv,
                                  .attend_end = take_ints(l->end, l->n_seqs)};
     const size_t rows = (size_t)l->n, e = dtype_size(dt);
     const size_t n = rows * (size_t)((c->heads + 2 * c->kv_heads) * c->dim);
-    void *out = take(rows * (size_t)(c->heads * c->dim) * e), *dqkv = take(n * e);
-    float *lse = take(rows * (size_t)c->heads * sizeof *lse), *wide = take(n * sizeof *wide);
+    void *out = to_device(dev, NULL, rows * (size_t)(c->heads * c->dim) * e),
+         *dqkv = to_device(dev, NULL, n * e);
+    float *lse = to_device(dev, NULL, rows * (size_t)c->heads * sizeof *lse),
+          *wide = to_device(dev, NULL, n * sizeof *wide);
     char *first = malloc(n * e), *again = malloc(n * e);
     float *host = malloc(n * sizeof *host);
     assert_true(first && again && host);
@@ -174,8 +167,8 @@ static void check_case(const struct gradient_case *c)
     run(c, &all, qkv, dout, &together);
     for (int s = 0, row = c->prompt; s < n_seqs; row += c->len[s++]) {
         struct lists one = list_rows(c, s, s);
-        char *q = take((size_t)one.n * (size_t)width * e);
-        char *d = take((size_t)one.n * (size_t)out_width * e);
+        char *q = to_device(dev, NULL, (size_t)one.n * (size_t)width * e);
+        char *d = to_device(dev, NULL, (size_t)one.n * (size_t)out_width * e);
         const size_t prompt = (size_t)c->prompt, own = (size_t)c->len[s], at = (size_t)row;
         const size_t w = (size_t)width * e, o = (size_t)out_width * e;
         if (prompt) device_copy(dev, q, qkv, prompt * w);
@@ -208,10 +201,7 @@ static void check_case(const struct gradient_case *c)
 
 static void check_device(const char *spec)
 {
-    if (device_open(spec, &dev) != ST_OK) {
-        printf("not on %s: %s\n", spec, status_message());
-        return;
-    }
+    if (device_open(spec, &dev) != ST_OK) test_skip("not on %s: %s", spec, status_message());
     ops = device_ops(dev);
     dt = device_default_dtype(dev);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

@@ -4,6 +4,7 @@
  * so (device_is_exact). */
 #include "common/base/rng.h"
 #include "kernels/ops.h"
+#include "tests/support/op_table.h"
 #include "tests/support/support.h"
 #include <math.h>
 #include <stdio.h>
@@ -60,19 +61,9 @@ static struct device *dev;
 static const struct ops *ops;
 static enum dtype dt;
 
-static void *take(size_t bytes)
-{
-    void *p = NULL;
-    assert_ok(device_alloc(dev, bytes, &p));
-    return p;
-}
-
 static int32_t *take_ints(const int32_t *host, int n)
 {
-    int32_t *p = take((size_t)n * sizeof *p);
-    device_copy_in(dev, p, host, (size_t)n * sizeof *p);
-    assert_ok(device_sync(dev));
-    return p;
+    return to_device(dev, host, (size_t)n * sizeof *host);
 }
 
 // Rows of normal values; queries are larger, so that some weights are far above the others.
@@ -86,9 +77,8 @@ static void *take_rows(const struct scene *s, int rows, uint64_t seed)
     for (size_t i = 0; i < n; i++)
         host[i] = rng_normal(&rng) *
                   ((int)(i % (size_t)s->width) < s->shape.n_heads * s->shape.head_dim ? 2.5f : 1);
-    float *wide = take(n * sizeof *host);
-    void *p = take(n * dtype_size(dt));
-    device_copy_in(dev, wide, host, n * sizeof *host);
+    float *wide = to_device(dev, host, n * sizeof *host);
+    void *p = to_device(dev, NULL, n * dtype_size(dt));
     ops->convert(dev, p, dt, wide, DT_F32, (int64_t)n);
     assert_ok(device_sync(dev));
     device_release(dev, wide);
@@ -110,10 +100,8 @@ static void take_pool(struct scene *s)
     s->kv = (struct kv_view){
         .layers = &s->layer, .n_blocks = s->n_blocks, .block_size = block, .dt = dt};
     const size_t bytes = pool_bytes(s);
-    s->kv.k = take(bytes);
-    s->kv.v = take(bytes);
-    device_fill(dev, s->kv.k, 0xff, bytes); // NaN
-    device_fill(dev, s->kv.v, 0xff, bytes);
+    s->kv.k = to_device(dev, NULL, bytes);
+    s->kv.v = to_device(dev, NULL, bytes);
     s->table = malloc((size_t)s->n_blocks * sizeof *s->table);
     assert_non_null(s->table);
     struct rng rng;
@@ -169,10 +157,10 @@ static void slow_store_new(const struct scene *s, int first, int n)
     const struct matmul shape = {
         .m = n, .n = width, .k = INNER, .trans_b = true, .in = dt, .out = dt};
     const float value = 1;
-    float *wide = take(sizeof value);
-    void *one = take(e);
-    slow = (struct slow_store){.shape = shape, .keys = take((size_t)n * INNER * e)};
-    slow.identity = take(bytes);
+    float *wide = to_device(dev, NULL, sizeof value);
+    void *one = to_device(dev, NULL, e);
+    slow = (struct slow_store){.shape = shape, .keys = to_device(dev, NULL, (size_t)n * INNER * e)};
+    slow.identity = to_device(dev, NULL, bytes);
     slow.to = (char *)s->kv.k + (size_t)slot_of(s, first) * (size_t)width * e;
     device_copy_in(dev, wide, &value, sizeof value);
     ops->convert(dev, one, dt, wide, DT_F32, 1);
@@ -233,9 +221,8 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     b.context_len = take_ints(context, n_runs);
     b.stored = take_ints(stored, n_runs);
     b.block_table = take_ints(table, n_runs * s->n_blocks);
-    void *qkv = take((size_t)n * (size_t)s->width * dtype_size(dt));
-    void *out = take((size_t)n * (size_t)s->out_bytes);
-    device_fill(dev, out, 0xff, (size_t)n * (size_t)s->out_bytes);
+    void *qkv = to_device(dev, NULL, (size_t)n * (size_t)s->width * dtype_size(dt));
+    void *out = to_device(dev, NULL, (size_t)n * (size_t)s->out_bytes);
     ops->gather_rows(dev, qkv, s->qkv, b.positions, n, s->width, 1, dt);
     assert_ok(device_sync(dev));
     if (store == STORE) ops->kv_store(dev, &s->kv, 0, qkv, &b, &s->shape);
@@ -279,8 +266,9 @@ static void run_packed(const struct scene *s, int junk, int prefix, void **ret_o
         position[r] = prefix_len[at] + r - start[at];
     }
     const size_t row = (size_t)s->width * dtype_size(dt);
-    char *qkv = take((size_t)n * row), *out = take((size_t)n * (size_t)s->out_bytes);
-    float *lse = take((size_t)n * (size_t)s->shape.n_heads * sizeof *lse);
+    char *qkv = to_device(dev, NULL, (size_t)n * row),
+         *out = to_device(dev, NULL, (size_t)n * (size_t)s->out_bytes);
+    float *lse = to_device(dev, NULL, (size_t)n * (size_t)s->shape.n_heads * sizeof *lse);
     void *other = take_rows(s, JUNK, 99);
     if (junk) device_copy(dev, qkv, other, (size_t)junk * row);
     device_copy(dev, qkv + (size_t)junk * row, s->qkv, (size_t)s->n * row);
@@ -296,7 +284,7 @@ static void run_packed(const struct scene *s, int junk, int prefix, void **ret_o
                            .prefix_len = take_ints(prefix_len, n_seqs),
                            .attend_end = take_ints(end, n_seqs)};
     ops->attn_packed(dev, out, lse, qkv, &b, &s->shape);
-    void *rows = take((size_t)s->n * (size_t)s->out_bytes);
+    void *rows = to_device(dev, NULL, (size_t)s->n * (size_t)s->out_bytes);
     device_copy(dev, rows, out + (size_t)junk * (size_t)s->out_bytes,
                 (size_t)s->n * (size_t)s->out_bytes);
     assert_ok(device_sync(dev));
@@ -435,10 +423,7 @@ static const char *filter = "";
 
 static void check_device(const char *spec)
 {
-    if (device_open(spec, &dev) != ST_OK) {
-        printf("not on %s: %s\n", spec, status_message());
-        return;
-    }
+    if (device_open(spec, &dev) != ST_OK) test_skip("not on %s: %s", spec, status_message());
     ops = device_ops(dev);
     dt = device_default_dtype(dev);
     if (device_is_exact(dev, dt))

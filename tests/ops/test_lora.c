@@ -208,6 +208,7 @@ static const struct op_case cases[] = {
     {&op_lora, "rows 37 k53 parts 2 of 4 adapters r5", {37, 53, 2, 4, 5, 31}, false},
     {&op_lora, "rows 64 k512 parts 1 of 2 adapters r64", {64, 512, 1, 2, 64, 96}, false},
     {&op_lora, "rows 300 k1536 parts 3 of 4 adapters r16", {300, 1536, 3, 4, 16, 1536}, true},
+    {&op_lora, "rows 20 k64 parts 1 of 2 adapters r700", {20, 64, 1, 2, 700, 96}, false},
     {&op_lora, "rows 33 k200 parts 3 of 2 adapters r17", {33, 200, 3, 2, 17, 70}, false},
     {&op_lora, "rows 37 k53 parts 2 of 4 adapters r5 dropout", {37, 53, 2, 4, 5, 31, 30}, false},
     {&op_lora,

@@ -197,8 +197,6 @@ void handle_sampler(void *tinker, struct http_request *q)
         http_fail(q, 404, "there is no sampling session \"%.100s\"", http_path_tail(q));
 }
 
-// ---- a request of samples -----------------------------------------------------------------------
-
 // ---- its answer ---------------------------------------------------------------------------------
 
 static void put_prompt(const struct asked *a, struct bytes *to)
