@@ -58,14 +58,14 @@ static enum status open_device(struct bridge *b, struct device *dev)
     return ST_OK;
 }
 
-static enum status open_arena(struct bridge *b, int i)
+static enum status open_arena(const struct bridge *b, const struct bridge_role *role,
+                              struct shared_memory **ret)
 {
-    const struct bridge_role *role = &b->file->roles[i];
     if (strcmp(role->kind, shared_memory_kind(b->dev)) != 0)
         return status_fail(ST_MISMATCH, "%s: segment %s is %s, device %s shares memory as %s",
                            b->file->path, role->role, role->kind, device_spec(b->dev),
                            shared_memory_kind(b->dev));
-    return status_context(shared_memory_open(b->dev, role->handle, role->bytes, &b->arenas[i]),
+    return status_context(shared_memory_open(b->dev, role->handle, role->bytes, ret),
                           "%s: segment %s", b->file->path, role->role);
 }
 
@@ -113,7 +113,7 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
         const struct bridge_role *role = &b->file->roles[i];
         snprintf(mapping, sizeof mapping, "mapping %s", role->role);
         step = mapping;
-        CHECK(open_arena(b, i));
+        CHECK(open_arena(b, role, &b->arenas[i]));
         snprintf(detail, sizeof detail, "%s %.64s, %llu bytes", role->kind, role->handle,
                  (unsigned long long)role->bytes);
         on_step(context, step, ST_OK, detail);
@@ -219,6 +219,30 @@ void *bridge_base(struct bridge *b, const char *role)
         if (strcmp(b->file->roles[i].role, role) == 0)
             return b->own ? own_weights_base(b->own) : shared_memory_data(b->arenas[i]);
     return NULL;
+}
+
+enum status bridge_map(struct bridge *b, const char *role, struct bridge_arena **ret)
+{
+    enum status st;
+    struct bridge_arena *a = calloc(1, sizeof *a);
+    if (!a) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
+    CHECK(bridge_file_read(b->file->path, &a->file));
+    a->role = bridge_file_role(a->file, role);
+    if (!a->role) FAIL(ST_NOT_FOUND, "%s has no role \"%s\"", b->file->path, role);
+    CHECK(open_arena(b, a->role, &a->memory));
+    *ret = a;
+    return ST_OK;
+out:
+    bridge_unmap(a);
+    return st;
+}
+
+void bridge_unmap(struct bridge_arena *arena)
+{
+    if (!arena) return;
+    shared_memory_free(arena->memory);
+    bridge_file_free(arena->file);
+    free(arena);
 }
 
 // ---- writing ------------------------------------------------------------------------------------

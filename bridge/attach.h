@@ -31,6 +31,16 @@ struct device *bridge_device(struct bridge *b);
 void *bridge_base(struct bridge *b,
                   const char *role); // mapped arena; NULL if there is no such role
 
+// The arena of a role that the server has added since bridge_attach() (an adapter's), mapped.
+// Before its role is removed, and before bridge_detach(), it is unmapped.
+struct bridge_arena {
+    struct bridge_file *file; // as it was then
+    const struct bridge_role *role;
+    struct shared_memory *memory;
+};
+enum status bridge_map(struct bridge *b, const char *role, struct bridge_arena **ret);
+void bridge_unmap(struct bridge_arena *arena); // NULL is fine
+
 // Takes the writer's lease and starts the thread that keeps its heartbeat; bridge_end_writer (and
 // bridge_detach) ends both.
 // An update that takes longer than two minutes stops the heartbeat, and with it, 30 s later, the

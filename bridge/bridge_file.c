@@ -21,7 +21,7 @@
 #include <string.h>
 
 #define MAX_FILE_BYTES (64u << 20)
-#define MAX_ROLES      16
+#define MAX_ROLES      80 // models, and the adapters that a server may hold
 
 // ---- finding it ---------------------------------------------------------------------------------
 

@@ -48,6 +48,12 @@ static const struct option_spec table[] = {
     OPT_CHOICE("snapshots", tinker.inflight, "live", OPTION_WORDS("live", "inflight"),
                "live: a snapshot is answered for as long as the live weights are it; inflight: "
                "newer weights answer for older ones"),
+    OPT_INT("keep-snapshots", policy.keep_snapshots, "2", "N", 0, 64,
+            "older snapshots of each adapter that stay on the server as copies, each in a place of "
+            "its --max-adapters; the least lately sampled goes first"),
+    OPT_CHOICE("unembed", tinker.skip_unembed, "refuse", OPTION_WORDS("refuse", "skip"),
+               "adapters that clients want for the head too, which there are none for: refuse; or "
+               "skip: they are made without, for recipes that cannot say train_unembed=False"),
     OPT_FLAG("exact", policy.exact, NULL,
              "each datum is a micro-batch of its own, so that gradients have the same bits however "
              "datums are cut into requests; slower"),
@@ -161,6 +167,7 @@ static enum status serve(void *context)
     stop_catch_signals();
     s->config.policy.bridge = s->config.bridge;
     s->config.policy.learning = s->config.learning;
+    s->config.policy.runs = s->runs;
     CHECK(open_runs(s));
     CHECK(policy_open(&s->config.policy, &s->policy));
     CHECK(open_api(s));

@@ -147,11 +147,15 @@ static enum status check(void *context, struct option_set *set)
     enum status st;
     CHECK(run_folder_options(set, c));
     CHECK(train_config_resolve(c, &t->run.resolved));
+    c->reward.environment = c->rollouts != NULL;
+    if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &t->run.reward));
     log_open("cw-trainer", c->log_level);
     const char *idle = train_config_idle_cost(c);
     if (idle) log_warn("--%s has no effect without --cost", idle);
     say_idle_tandem(set, c);
+    if (!c->rollouts && options_given(set, "rollout-processes"))
+        log_warn("--rollout-processes has no effect without --rollouts");
     if (!c->async && options_given(set, "max-staleness"))
         log_warn("--max-staleness has no effect without --async");
     if (c->resume && options_given(set, "start-from"))

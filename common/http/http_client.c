@@ -370,6 +370,19 @@ void http_poll(struct http_client *c, int ms)
     c->woken = false;
 }
 
+void http_poll_with(struct http_client *c, const struct pollfd *fds, int n, int ms)
+{
+    struct curl_waitfd waits[HTTP_MAX_FDS];
+    for (int i = 0; i < n; i++)
+        waits[i] = (struct curl_waitfd){
+            .fd = fds[i].fd,
+            .events = (short)((fds[i].events & POLLIN ? CURL_WAIT_POLLIN : 0) |
+                              (fds[i].events & POLLOUT ? CURL_WAIT_POLLOUT : 0))};
+    if (!drive(c))
+        curl_multi_poll(c->multi, waits, (unsigned)n, ms < SLICE_MS ? ms : SLICE_MS, NULL);
+    drive(c);
+}
+
 void http_client_wake(struct http_client *c)
 {
     c->woken = true;

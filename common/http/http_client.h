@@ -9,6 +9,7 @@
 
 #include "common/base/bytes.h"
 #include <jansson.h>
+#include <poll.h>
 
 struct http_client;
 struct http_transfer; // in flight, or ended and not yet finished
@@ -40,6 +41,10 @@ enum status http_submit(struct http_client *c, const struct http_call *call,
                         struct http_transfer **ret);
 // Drives everything in flight until one request ends, somebody wakes it, or for `ms`.
 void http_poll(struct http_client *c, int ms);
+// For a thread that waits for other descriptors too, at most HTTP_MAX_FDS: returns once anything
+// moved, one of these is ready, or after `ms`, at most 100.
+#define HTTP_MAX_FDS 512
+void http_poll_with(struct http_client *c, const struct pollfd *fds, int n, int ms);
 void http_client_wake(struct http_client *c); // from any thread: ends http_poll(), or the next one
 bool http_ended(const struct http_transfer *r);
 // Drives until this one has ended, gives its result, and frees it. ret_body: NULL, or an

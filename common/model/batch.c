@@ -238,23 +238,25 @@ static void sort_order(struct batch *b, const int32_t *values, int n, int32_t *r
 
 bool batch_decodes(const struct batch *b)
 {
-    return b->kind == 1 && b->view.max_query == 1 && b->n_rows == b->n_seqs;
+    return b->kind == 1 && b->view.max_query == 1;
 }
 
-static enum status pad(struct batch *b, int pad_to)
+static enum status pad(struct batch *b, int pad_seqs, int pad_rows)
 {
-    if (!batch_decodes(b) || pad_to > b->max_seqs || pad_to > b->max_tokens || pad_to > b->max_rows)
-        return status_fail(ST_INVALID, "only a decode batch within its limits is padded (to %d)",
-                           pad_to);
-    for (int i = b->n_seqs; i < pad_to; i++) {
+    if (!batch_decodes(b) || pad_seqs > b->max_seqs || pad_seqs > b->max_tokens ||
+        pad_rows > b->max_rows)
+        return status_fail(ST_INVALID,
+                           "only a decode batch within its limits is padded (to %d, and %d wanted)",
+                           pad_seqs, pad_rows);
+    for (int i = b->n_seqs; i < pad_seqs; i++) {
         b->host[LIST_TOKENS][i] = b->host[LIST_POSITIONS][i] = 0;
         b->host[LIST_SEQ_OF][i] = i;
         b->host[LIST_ADAPTER][i] = -1;
         b->host[LIST_SLOTS][i] = -1;
         b->host[LIST_QUERY_START][i + 1] = i + 1;
         b->host[LIST_CONTEXT_LEN][i] = b->host[LIST_STORED][i] = 0;
-        b->host[LIST_ROWS][i] = i;
     }
+    for (int i = b->n_rows; i < pad_rows; i++) b->host[LIST_ROWS][i] = 0;
     return ST_OK;
 }
 
@@ -274,14 +276,15 @@ static int close_up_table(struct batch *b)
     return stride;
 }
 
-enum status batch_commit(struct batch *b, int pad_to)
+enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows)
 {
     int n = b->n_tokens, seqs = b->n_seqs;
     b->padded_rows = b->n_rows;
-    if (pad_to > n) {
-        enum status st = pad(b, pad_to);
+    if (pad_seqs > seqs || pad_rows > b->n_rows) {
+        enum status st = pad(b, pad_seqs, pad_rows);
         if (st != ST_OK) return st;
-        n = seqs = b->padded_rows = pad_to;
+        if (pad_seqs > seqs) n = seqs = pad_seqs;
+        if (pad_rows > b->n_rows) b->padded_rows = pad_rows;
     }
     if (b->kind == 2) {
         sort_order(b, b->host[LIST_ROWS], b->n_rows, b->host[LIST_ROWS_ORDER]);

@@ -34,12 +34,12 @@ void batch_use_adapter(struct batch *b, int adapter);
 // Asks for the logits of a row (0..T-1). Rows may repeat (one prompt row, several first tokens).
 enum status batch_want_row(struct batch *b, int row);
 
-// Every sequence is paged and has one row, whose logits are asked for.
+// Every sequence is paged and has one row.
 bool batch_decodes(const struct batch *b);
 
-// Copies to the device; nothing may be added until batch_clear(). pad_to >= T pads a pure paged
-// decode batch to that many sequences and wanted rows (0: no padding).
-enum status batch_commit(struct batch *b, int pad_to);
+// Copies to the device; nothing may be added until batch_clear(). A batch that decodes is padded to
+// pad_seqs sequences and pad_rows wanted rows where it has fewer (0: no padding).
+enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows);
 
 const struct batch_view *batch_view(const struct batch *b);
 int batch_tokens(const struct batch *b); // T without padding

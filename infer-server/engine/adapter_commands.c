@@ -75,20 +75,23 @@ static void publish_list(struct engine *e)
 static enum status load(struct engine *e, const struct command *c)
 {
     const struct adapters *a = weights_owner_adapters(e->owner);
-    const struct adapter_order order = {c->name, c->folder, c->config, c->in_place};
+    const struct adapter_order order = {c->name, c->folder, c->config, c->copy_of, c->in_place};
     const int slot = adapters_find(a, c->name);
     enum status st = ST_OK;
     if (slot < 0) {
         CHECK(weights_owner_add_adapter(e->owner, &order));
         executor_use_adapters(e->executor, a);
-        log_info("engine: adapter '%s': %s%s", c->name, c->folder ? "loaded from " : "made new",
-                 c->folder ? c->folder : "");
+        if (c->copy_of) // one a step, where a trainer keeps snapshots
+            log_debug("engine: adapter '%s': a copy of '%s'", c->name, c->copy_of);
+        else
+            log_info("engine: adapter '%s': %s%s", c->name, c->folder ? "loaded from " : "made new",
+                     c->folder ? c->folder : "");
     } else if (c->in_place && c->folder) {
         CHECK(weights_owner_reload_adapter(e->owner, slot, c->folder));
         engine_take_version(e, e->options.kv_policy != KV_KEEP);
         log_info("engine: adapter '%s': weights replaced from %s, version %llu", c->name, c->folder,
                  (unsigned long long)e->live.weight_version);
-    } else if (c->in_place) {
+    } else if (c->in_place && c->config) {
         CHECK(adapters_check(a, slot, c->config));
     } else {
         st = status_fail(ST_INVALID,
@@ -107,8 +110,9 @@ static enum status unload(struct engine *e, const struct command *c)
     const struct adapters *a = weights_owner_adapters(e->owner);
     const int slot = adapters_find(a, c->name);
     if (slot < 0) return status_fail(ST_NOT_FOUND, "there is no adapter '%s'", c->name);
-    enum status st = weights_owner_retire_adapter(e->owner, slot);
-    if (st == ST_OK) log_info("engine: adapter '%s' unloaded", c->name);
+    enum status st = weights_owner_retire_adapter(e->owner, slot, c->writer);
+    if (st == ST_OK)
+        log_line(c->writer ? LOG_DEBUG : LOG_INFO, "engine: adapter '%s' unloaded", c->name);
     return st;
 }
 

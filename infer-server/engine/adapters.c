@@ -25,16 +25,22 @@ struct adapters {
     struct slot *slots; // (max)
 };
 
+static enum status plan_of_json(const struct adapters *a, const char *where, json_t *json,
+                                struct adapter **ret)
+{
+    struct adapter_config *config;
+    enum status st = adapter_config_from_json(where, json, &config);
+    return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
+}
+
 // An adapter of that config's JSON, and its plan.
 static enum status plan_of(const struct adapters *a, const char *where, const char *text,
                            struct adapter **ret)
 {
     enum status st;
     json_t *json = NULL;
-    struct adapter_config *config;
     CHECK(json_parse(where, text, strlen(text), &json));
-    CHECK(adapter_config_from_json(where, json, &config));
-    CHECK(adapter_new(config, a->base, a->base->dt, ret));
+    st = plan_of_json(a, where, json, ret);
 out:
     json_decref(json);
     return st;
@@ -155,24 +161,43 @@ static enum status check_rank(const struct adapters *a, const struct adapter *ad
                        adapter->max_rank, a->max_rank, adapter->max_rank);
 }
 
+static enum status plan_of_order(const struct adapters *a, const struct adapter_order *order,
+                                 const struct adapter *copied, struct adapter **ret)
+{
+    if (copied) return plan_of_json(a, order->copy_of, copied->config->source, ret);
+    return order->folder ? plan_of_folder(a, order->folder, ret)
+                         : plan_of(a, "\"config\"", order->config, ret);
+}
+
+// The weights of a new one, whose memory is zeros.
+static enum status fill(const struct adapters *a, const struct adapter_order *order,
+                        const struct adapter *copied, const struct adapter *adapter)
+{
+    if (order->folder) return adapter_load(adapter, a->dev, order->folder);
+    if (!copied) return ST_OK;
+    device_copy(a->dev, adapter->weights->base, copied->weights->base, adapter->weights->bytes);
+    return device_sync(a->dev);
+}
+
 enum status adapters_add(struct adapters *a, const struct adapter_order *order, const char *segment)
 {
     enum status st;
     int slot = 0;
     char name[128];
     struct slot s = {0};
+    const int source = order->copy_of ? adapters_find(a, order->copy_of) : -1;
+    const struct adapter *copied = source >= 0 ? a->slots[source].adapter : NULL;
+    if (order->copy_of && !copied)
+        FAIL(ST_NOT_FOUND, "\"copy_of\": there is no adapter '%s'", order->copy_of);
     CHECK(free_slot(a, &slot));
-    if (order->folder)
-        CHECK(plan_of_folder(a, order->folder, &s.adapter));
-    else
-        CHECK(plan_of(a, "\"config\"", order->config, &s.adapter));
+    CHECK(plan_of_order(a, order, copied, &s.adapter));
     CHECK(check_rank(a, s.adapter));
     snprintf(name, sizeof name, "%s%d", segment, slot);
     device_release(a->dev, a->slots[slot].room);
     a->slots[slot].room = NULL;
     CHECK(shared_memory_create(a->dev, name, s.adapter->weights->bytes, &s.memory));
     weights_bind(s.adapter->weights, shared_memory_data(s.memory));
-    if (order->folder) CHECK(adapter_load(s.adapter, a->dev, order->folder));
+    CHECK(fill(a, order, copied, s.adapter));
     snprintf(s.info.name, sizeof s.info.name, "%s", order->name);
     snprintf(s.info.folder, sizeof s.info.folder, "%s", order->folder ? order->folder : "");
     s.info.ref = (struct adapter_ref){slot + 1, ++a->given};

@@ -19,11 +19,12 @@ void adapters_free(struct adapters *a);
 const struct adapter_table *adapters_table(const struct adapters *a);
 
 // One more, of a PEFT folder; or (config, PEFT's adapter_config.json as text) a new one that
-// changes nothing until somebody writes it. Its arena is shared memory of that name, without the
-// slot's number. ST_INVALID: a name that is there already, or more than there is room for.
+// changes nothing until somebody writes it; or (copy_of, another's name) one with the weights that
+// this one has now. Its arena is shared memory of that name, without the slot's number. ST_INVALID:
+// a name that is there already, or more than there is room for.
 struct adapter_order {
-    const char *name, *folder, *config; // folder or config
-    bool in_place;                      // the name is there: its weights are replaced
+    const char *name, *folder, *config, *copy_of; // one of the latter three
+    bool in_place;                                // the name is there: its weights are replaced
 };
 enum status adapters_add(struct adapters *a, const struct adapter_order *order,
                          const char *segment);

@@ -2,6 +2,7 @@
  * a step. The engine's thread. */
 #include "infer-server/engine/decode_graphs.h"
 #include <stdlib.h>
+#include <string.h>
 
 struct decode_graphs {
     struct device *dev;
@@ -53,24 +54,14 @@ static struct decode_graph *place(struct decode_graphs *g)
     return oldest;
 }
 
-struct decode_graph *decode_graphs_find(struct decode_graphs *g, const void *batch, const void *kv,
-                                        int rows, int context, int table_stride, uint64_t adapted)
+struct decode_graph *decode_graphs_find(struct decode_graphs *g, const struct decode_graph_key *key)
 {
     struct decode_graph *found = NULL;
-    for (int i = 0; i < g->n && !found; i++) {
-        struct decode_graph *e = &g->entry[i];
-        if (e->batch == batch && e->kv == kv && e->rows == rows && e->context == context &&
-            e->table_stride == table_stride && e->adapted == adapted)
-            found = e;
-    }
+    for (int i = 0; i < g->n && !found; i++)
+        if (!memcmp(&g->entry[i].key, key, sizeof *key)) found = &g->entry[i];
     if (!found) {
         found = place(g);
-        *found = (struct decode_graph){.batch = batch,
-                                       .kv = kv,
-                                       .rows = rows,
-                                       .context = context,
-                                       .table_stride = table_stride,
-                                       .adapted = adapted};
+        *found = (struct decode_graph){.key = *key};
     }
     found->used = ++g->look_ups;
     return found;

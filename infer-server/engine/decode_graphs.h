@@ -7,10 +7,15 @@
 
 enum { DECODE_GRAPHS_MAX = 256 };
 
-struct decode_graph { // everything that a capture freezes is its key
+struct decode_graph_key { // everything that a capture freezes
     const void *batch, *kv;
-    int rows, context, table_stride;
+    int rows, wanted; // computed; of these, asked for
+    int context, table_stride;
     uint64_t adapted; // adapter_table_sites() of the model's, 0: there is none
+};
+
+struct decode_graph {
+    struct decode_graph_key key;
     bool warm; // ran once uncaptured, so that no operation needs to set itself up while captured
     struct device_graph *graph; // NULL: not captured yet
     uint64_t used;              // when, in look-ups
@@ -26,8 +31,7 @@ void decode_graphs_free(struct decode_graphs *graphs);
 
 // The step with this key, new (neither warm nor captured) where it is not known. Valid until the
 // next look-up. Waits for the device where another step has to go.
-struct decode_graph *decode_graphs_find(struct decode_graphs *graphs, const void *batch,
-                                        const void *kv, int rows, int context, int table_stride,
-                                        uint64_t adapted);
+struct decode_graph *decode_graphs_find(struct decode_graphs *graphs,
+                                        const struct decode_graph_key *key);
 
 #endif

@@ -40,6 +40,7 @@ struct runner_limits draft_model_runner_limits(const struct draft_model_limits *
     const int max_rows = 2 * limits->max_batch; // a sample's last token, and one it lags behind
     return (struct runner_limits){
         .max_tokens = max_rows + limits->prefill_chunk,
+        .max_seqs = max_rows,
         .max_rows = max_rows,
         .max_context = max_context < config->max_positions ? max_context : config->max_positions,
         .block_size = block_size};

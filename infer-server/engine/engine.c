@@ -333,15 +333,21 @@ out:
     return st;
 }
 
-// An adapter's command; the texts that are not NULL are copied.
-static enum status queue_adapter_command(struct engine *e, struct command *c, const char *name,
-                                         const char *folder, const char *config)
+static bool copy_text(const char *text, char **ret)
+{
+    *ret = text ? strdup(text) : NULL;
+    return !text || *ret;
+}
+
+// An adapter's command; the order's texts are copied.
+static enum status queue_adapter_command(struct engine *e, struct command *c,
+                                         const struct adapter_order *order)
 {
     enum status st = ST_NO_MEMORY;
-    c->name = strdup(name);
-    if (folder) c->folder = strdup(folder);
-    if (config) c->config = strdup(config);
-    if (c->name && (!folder || c->folder) && (!config || c->config))
+    const bool copied = copy_text(order->name, &c->name) & copy_text(order->folder, &c->folder) &
+                        copy_text(order->config, &c->config) &
+                        copy_text(order->copy_of, &c->copy_of);
+    if (copied)
         st = queue_command(e, c);
     else
         status_fail(st, "no memory for a command");
@@ -349,6 +355,7 @@ static enum status queue_adapter_command(struct engine *e, struct command *c, co
     free(c->name);
     free(c->folder);
     free(c->config);
+    free(c->copy_of);
     return st;
 }
 
@@ -361,16 +368,18 @@ enum status engine_load_adapter(struct engine *e, const struct adapter_order *or
                         .context = context,
                         .reload_done = done,
                         .in_place = order->in_place};
-    return queue_adapter_command(e, &c, order->name, order->folder, order->config);
+    return queue_adapter_command(e, &c, order);
 }
 
-enum status engine_unload_adapter(struct engine *e, const char *name,
+enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writer,
                                   void (*done)(void *context, enum status, const char *message,
                                                uint64_t version),
                                   void *context)
 {
-    struct command c = {.kind = COMMAND_UNLOAD_ADAPTER, .context = context, .reload_done = done};
-    return queue_adapter_command(e, &c, name, NULL, NULL);
+    const struct adapter_order order = {.name = name};
+    struct command c = {
+        .kind = COMMAND_UNLOAD_ADAPTER, .context = context, .reload_done = done, .writer = writer};
+    return queue_adapter_command(e, &c, &order);
 }
 
 enum status engine_bridge_facts(struct engine *e, bool checksums,

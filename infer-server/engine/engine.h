@@ -94,7 +94,8 @@ enum status engine_load_adapter(struct engine *e, const struct adapter_order *or
                                 void (*done)(void *context, enum status, const char *message,
                                              uint64_t version),
                                 void *context);
-enum status engine_unload_adapter(struct engine *e, const char *name,
+// writer: the trainer that asks for it and has it mapped no more, or 0.
+enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writer,
                                   void (*done)(void *context, enum status, const char *message,
                                                uint64_t version),
                                   void *context);

@@ -97,6 +97,7 @@ static void command_free(struct command *c)
     free(c->draft_folder);
     free(c->name);
     free(c->config);
+    free(c->copy_of);
     free(c);
 }
 

@@ -16,9 +16,10 @@ struct command {
     enum command_kind kind;
     struct command *next;
     void *context;
-    char *folder, *draft_folder; // RELOAD; owned; draft_folder: NULL where it stays
-    char *name, *config; // of the adapters' commands; owned; config: NULL where there is a folder
+    char *folder, *draft_folder;   // RELOAD; owned; draft_folder: NULL where it stays
+    char *name, *config, *copy_of; // of the adapters' commands (adapters.h); owned
     bool in_place;
+    pid_t writer; // of unloading: the trainer that asks for it, which has it mapped no more; or 0
     void (*reload_done)(void *context, enum status, const char *message, uint64_t version);
     bool checksums; // FACTS
     void (*facts_done)(void *context, const struct engine_bridge_facts *);

@@ -18,7 +18,7 @@
 
 #define DEFAULT_MAX_CONTEXT 32768
 #define MISSED_APART        7   // tokens of a sample that go in as rows of their own
-#define ROWS_APART          256 // of a step, beside its decoding samples', at most
+#define ROWS_APART          512 // of a step, beside its decoding samples', at most
 
 // ---- life --------------------------------------------------------------------------------------
 
@@ -44,12 +44,11 @@ static enum status add_draft_model(struct executor *x, const struct weights *wei
     return draft_model_new(*runner, &limits, &x->draft_model);
 }
 
-// Of a step by the policy: its decoding samples', and drafts or what a tandem has missed.
-static int rows_of(const struct engine_options *options, bool tandem)
+// Rows of a step beside its decoding samples': what a tandem has missed.
+static int rows_apart(const struct engine_options *options)
 {
-    const int drafts = drafting_rows(options), most = 2 * (int)options->max_batch;
-    const int missed = !tandem ? 0 : most < ROWS_APART ? most : ROWS_APART;
-    return (int)options->max_batch + (drafts > missed ? drafts : missed);
+    const int most = MISSED_APART * (int)options->max_batch;
+    return most < ROWS_APART ? most : ROWS_APART;
 }
 
 static enum status add_frozen_model(struct executor *x, const struct weights *weights, int context)
@@ -95,13 +94,16 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     const struct model_config *config = weights[RUNNER_POLICY]->config;
     const int max_batch = options->max_batch, chunk = options->prefill_chunk;
     const int requested = executor_requested_context(config, options->max_context);
-    const int max_rows = rows_of(options, weights[RUNNER_FROZEN] != NULL);
+    const int max_rows = max_batch + drafting_rows(options);
+    const int apart = weights[RUNNER_FROZEN] ? rows_apart(options) : 0;
+    const int max_seqs = max_rows > max_batch + apart ? max_rows : max_batch + apart;
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
     if (requested > config->max_positions)
         FAIL(ST_INVALID, "--max-context %d is over the model's %d positions", requested,
              config->max_positions);
-    const struct runner_limits own = {.max_tokens = max_rows + chunk,
+    const struct runner_limits own = {.max_tokens = max_seqs + chunk,
+                                      .max_seqs = max_seqs,
                                       .max_rows = max_rows,
                                       .max_context = requested,
                                       .block_size = options->block_size};
@@ -243,28 +245,13 @@ static enum status want_sample(struct executor *x, struct runner *r, struct samp
 
 static bool goes_apart(const struct runner *r, const struct step *step)
 {
-    bool apart = r->rows_apart && step->n_tokens <= r->limits.max_rows;
+    bool apart = r->rows_apart && step->n_tokens <= r->limits.max_seqs;
     for (int i = 0; i < step->n_items && apart; i++) {
         const struct step_item *item = &step->items[i];
         const int missed = item->n - item->n_drafts - 1;
         apart = missed == 0 || (missed <= MISSED_APART && sample_is_tandem(item->sample));
     }
     return apart;
-}
-
-// In a decode batch every row is sampled: these in vain.
-static enum status want_missed(struct executor *x, struct runner *r, const struct step *step)
-{
-    enum status st = ST_OK;
-    for (int i = 0, row = 0; i < step->n_items; row = x->item_end[i++]) {
-        const struct sample *sample = step->items[i].sample;
-        const struct sampler_row ignored = {.sampling = &sample->request->sampling,
-                                            .stream = sample->text.stream,
-                                            .draft = SAMPLER_NO_DRAFT};
-        const int missed = step->items[i].n - step->items[i].n_drafts - 1;
-        for (int k = 0; k < missed && st == ST_OK; k++) st = runner_want(r, row + k, &ignored);
-    }
-    return st;
 }
 
 static enum status build_batch(struct executor *x, const struct step *step)
@@ -282,7 +269,6 @@ static enum status build_batch(struct executor *x, const struct step *step)
         CHECK(
             want_sample(x, r, step->sampled[i].sample, x->item_end[item] - 1 - n_drafts, n_drafts));
     }
-    if (apart) CHECK(want_missed(x, r, step));
 out:
     return st;
 }

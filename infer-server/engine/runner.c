@@ -23,7 +23,7 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     r->config = config;
     CHECK(model_new(dev, config, weights, limits->max_tokens, max_rows, limits->max_context,
                     &r->model));
-    CHECK(batch_new(dev, limits->max_tokens, max_rows,
+    CHECK(batch_new(dev, limits->max_tokens, limits->max_seqs,
                     (limits->max_context + limits->block_size - 1) / limits->block_size, max_rows,
                     &r->batch));
     CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
@@ -91,10 +91,15 @@ enum status runner_want(struct runner *r, int row, const struct sampler_row *sam
     return st;
 }
 
-int runner_padded_rows(const struct runner *r, int n)
+static int padded(const struct runner *r, int n, int most)
 {
     const int rows = decode_graphs_rows(n);
-    return r->graphs && rows <= r->limits.max_rows ? rows : n;
+    return r->graphs && rows <= most ? rows : n;
+}
+
+int runner_padded_rows(const struct runner *r, int n)
+{
+    return padded(r, n, r->limits.max_seqs);
 }
 
 static void forward(struct runner *r, const struct batch_view *view)
@@ -109,8 +114,14 @@ static void decode_captured(struct runner *r)
 {
     struct batch_view view = *batch_view(r->batch);
     view.max_context = decode_graphs_context(view.max_context, r->limits.max_context);
-    struct decode_graph *g = decode_graphs_find(r->graphs, r->batch, &r->kv, view.n_seqs,
-                                                view.max_context, view.table_stride, r->adapted);
+    const struct decode_graph_key key = {.batch = r->batch,
+                                         .kv = &r->kv,
+                                         .rows = view.n_seqs,
+                                         .wanted = batch_rows(r->batch),
+                                         .context = view.max_context,
+                                         .table_stride = view.table_stride,
+                                         .adapted = r->adapted};
+    struct decode_graph *g = decode_graphs_find(r->graphs, &key);
     r->warm = g->graph != NULL;
     if (!g->graph && g->warm && device_capture_begin(r->dev)) {
         forward(r, &view);
@@ -128,7 +139,8 @@ enum status runner_step(struct runner *r)
 {
     const bool decodes = batch_decodes(r->batch);
     enum status st =
-        batch_commit(r->batch, decodes ? runner_padded_rows(r, batch_tokens(r->batch)) : 0);
+        batch_commit(r->batch, decodes ? padded(r, batch_tokens(r->batch), r->limits.max_seqs) : 0,
+                     decodes ? padded(r, r->n_rows, r->limits.max_rows) : 0);
     if (st != ST_OK) return st;
     r->warm = !r->graphs;
     if (decodes && r->graphs)

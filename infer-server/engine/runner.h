@@ -17,8 +17,8 @@
 enum runner_role { RUNNER_POLICY, RUNNER_DRAFT, RUNNER_FROZEN, RUNNERS };
 
 struct runner_limits {
-    int max_tokens; // of one step
-    int max_rows;   // of these, that are sampled
+    int max_tokens, max_seqs; // of one step
+    int max_rows;             // of its tokens, that are sampled
     int max_context, block_size;
 };
 
@@ -34,7 +34,7 @@ struct runner {
     struct decode_graphs *graphs; // CUDA, else NULL
     uint64_t adapted;             // adapter_table_sites() of its adapters
     bool rows_apart;              // a few tokens of a sequence are better fed as sequences of one
-                                  // each, and sampled: the step is then captured
+                                  // each: the step is then captured
     bool warm;                    // the last step took what steps of its shape always will
     int32_t *tokens;              // (max_tokens) for whoever feeds it
     int n_rows;                   // that are sampled; these lists have room for max_rows:
@@ -62,8 +62,8 @@ enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int firs
                         const int32_t *blocks, int n_blocks);
 // Samples a token behind a row of the batch, which may be wanted more than once.
 enum status runner_want(struct runner *r, int row, const struct sampler_row *sampling);
-// Enqueues the forward pass, and the logits of the rows wanted. Batches of single rows that are all
-// sampled run as captured graphs on CUDA, padded to a few sizes.
+// Enqueues the forward pass, and the logits of the rows wanted. Batches of single rows run as
+// captured graphs on CUDA, padded to a few sizes.
 enum status runner_step(struct runner *r);
 // Samples the rows wanted, and waits.
 enum status runner_sample(struct runner *r);

@@ -285,7 +285,10 @@ enum status weights_owner_add_adapter(struct weights_owner *o, const struct adap
     char name[SEGMENT_BYTES];
     name_segment(o, "adapter", name);
     enum status st = adapters_add(o->adapters, order, name);
-    return st == ST_OK ? announce(o) : st;
+    if (st != ST_OK) return st;
+    st = announce(o);
+    if (st != ST_OK) adapters_remove(o->adapters, adapters_find(o->adapters, order->name));
+    return st;
 }
 
 // A writer's master weights are of what it wrote last.
@@ -300,11 +303,12 @@ static enum status check_no_writer(const struct weights_owner *o, const char *fo
                        (int)facts.writer_pid, folder);
 }
 
-enum status weights_owner_retire_adapter(struct weights_owner *o, int slot)
+enum status weights_owner_retire_adapter(struct weights_owner *o, int slot, pid_t writer)
 {
     struct control_facts facts;
     control_facts(o->control, &facts);
-    if (facts.writer_alive) // it has mapped whatever the bridge file lists
+    if (facts.writer_alive &&
+        facts.writer_pid != writer) // it has mapped whatever the bridge file lists
         return status_fail(ST_BUSY,
                            "a trainer (pid %d) is attached to this server's memory; stop it before "
                            "the adapter '%s' is unloaded",

@@ -53,7 +53,8 @@ static void adapter_done(void *context, enum status st, const char *sentence, ui
 }
 
 // {"lora_name", "lora_path"}; or, for a trainer that is to write it, {"lora_name", "config"}:
-// PEFT's adapter_config.json.
+// PEFT's adapter_config.json; or, to keep what it has written, {"lora_name", "copy_of"}: another's
+// name.
 static enum status order_load(struct adapter_job *a, const json_t *object)
 {
     struct adapter_order order = {0};
@@ -61,14 +62,15 @@ static enum status order_load(struct adapter_job *a, const json_t *object)
     enum status st;
     CHECK(json_get_string(where, object, "lora_name", &order.name));
     CHECK(json_get_string(where, object, "lora_path", &order.folder));
+    CHECK(json_get_string(where, object, "copy_of", &order.copy_of));
     CHECK(json_get_bool(where, object, "load_inplace", &order.in_place));
     CHECK(take_name(a, "lora_name", order.name));
     if (json_has(object, "config"))
         config = json_dumps(json_object_get(object, "config"), JSON_ENCODE_ANY);
     order.config = config;
-    if (!order.folder == !order.config)
+    if (!!order.folder + !!order.config + !!order.copy_of != 1)
         FAIL(ST_INVALID, "request: give \"lora_path\", a PEFT folder, or \"config\", an "
-                         "adapter_config.json, for a new adapter");
+                         "adapter_config.json, for a new adapter, or \"copy_of\", another's name");
     st = engine_load_adapter(a->job.server->engine, &order, adapter_done, a);
 out:
     free(config);
@@ -78,10 +80,12 @@ out:
 static enum status order_unload(struct adapter_job *a, const json_t *object)
 {
     const char *name = NULL;
+    int writer = 0;
     enum status st;
     CHECK(json_get_string(where, object, "lora_name", &name));
+    CHECK(json_get_int32(where, object, "writer_pid", 0, INT32_MAX, &writer));
     CHECK(take_name(a, "lora_name", name));
-    st = engine_unload_adapter(a->job.server->engine, a->name, adapter_done, a);
+    st = engine_unload_adapter(a->job.server->engine, a->name, writer, adapter_done, a);
 out:
     return st;
 }
@@ -112,7 +116,7 @@ static enum status order_deactivate(struct adapter_job *a, const json_t *object)
     CHECK(json_get_string(where, object, "adapter_name", &name));
     if (name[0]) {
         CHECK(take_name(a, "adapter_name", name));
-        st = engine_unload_adapter(s->engine, a->name, adapter_done, a);
+        st = engine_unload_adapter(s->engine, a->name, 0, adapter_done, a);
     } else {
         adapter_done(a, ST_OK, NULL, 0);
     }
@@ -192,7 +196,7 @@ static void activated(struct job *job)
         fail(a);
     } else {
         if (active[0] && strcmp(active, a->name) != 0)
-            engine_unload_adapter(s->engine, active, replaced, NULL);
+            engine_unload_adapter(s->engine, active, 0, replaced, NULL);
         memcpy(active, a->name, sizeof a->name);
         s->adapter_loads++;
         if (job->request)

@@ -526,8 +526,9 @@ int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads)
 {
     struct cuda_state *state = cuda_use(dev);
     int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = state->n_sms;
-    if (state->major == 9) return 4; // at most (attn_wgmma_back.cu)
-    return blocks >= 6 * sms ? 1 : blocks >= sms ? 2 : 4;
+    // attn_wgmma_back.cu takes as many as a block of keys needs, up to this: workspace is the price
+    int few = state->major == 9 ? 3 * sms : sms;
+    return blocks >= 6 * sms ? 1 : blocks >= few ? 2 : 4;
 }
 
 int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads)

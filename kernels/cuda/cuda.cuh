@@ -279,8 +279,8 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
 size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu
 size_t cuda_matmul_scratch(int rows, int width);         // matmul.cu: of one added to bf16
-size_t cuda_lora_scratch(int rows, int max_rank,
-                         size_t dropped); // lora.cu; dropped: bytes of a row of x, or 0
+// lora.cu; columns: of x or of y of all parts; dropped: bytes of a row of x, or 0
+size_t cuda_lora_scratch(int rows, int max_rank, int columns, size_t dropped);
 
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret);
 void matmul_state_free(struct matmul_state *state);

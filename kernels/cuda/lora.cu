@@ -6,9 +6,12 @@
  */
 #include "kernels/cuda/lora.cuh"
 
-#define THREADS 256
-#define ROWS    8
-#define RANKS   4 // directions that a thread of outer_kernel sums
+#define THREADS   256
+#define ROWS      8
+#define RANKS     4   // directions that a thread of outer_kernel sums
+#define FEW_ROWS  128 // for which one kernel is quicker than two
+#define SLICES    8   // of the rows that a gradient sums: else too few blocks have work
+#define MANY_ROWS 1024
 
 // The rows from `at` on, up to `end`, that have its adapter.
 __device__ __forceinline__ int run_end(const lora_view &l, int at, int end)
@@ -187,7 +190,7 @@ static void widen(struct device *dev, void *y, const float *h, const lora_view &
                 l);
 }
 
-static void outer(struct device *dev, const void *x, const float *h, int part0, int n,
+static void outer(struct device *dev, float *, const void *x, const float *h, int part0, int n,
                   const lora_view &l, bool of_b)
 {
     int width = of_b ? 0 : l.k;
@@ -197,7 +200,7 @@ static void outer(struct device *dev, const void *x, const float *h, int part0, 
                 (const float *)x, h, part0, l);
 }
 
-static const struct lora_steps lora_f32 = {thin, widen, outer};
+static const struct lora_steps lora_f32 = {thin, widen, NULL, outer};
 
 // ---- the operations -----------------------------------------------------------------------------
 
@@ -240,59 +243,78 @@ static size_t h_elements(int rows, int max_rank)
     return ((size_t)LORA_PARTS * rows * max_rank + 3) / 4 * 4;
 }
 
-// Twice h, which the backward pass wants, and x after dropout.
-size_t cuda_lora_scratch(int rows, int max_rank, size_t dropped)
+int lora_slices(int rows, int max_rank)
 {
-    return 2 * h_elements(rows, max_rank) * sizeof(float) + rows * dropped;
+    return rows < MANY_ROWS ? 1 : max(1, SLICES * 16 / max(max_rank, 16));
 }
 
-// h of both passes in the workspace, and what comes behind them; NULL after a recorded failure.
-static float *take_scratch(struct device *dev, const struct lora_args *l, float **ret_dh,
-                           void **ret_dropped)
+static size_t sums_elements(int rows, int max_rank, int columns)
+{
+    return (size_t)lora_slices(rows, max_rank) * columns * max_rank;
+}
+
+// Twice h, which the backward pass wants, the sums of slices over so many columns, and x after
+// dropout.
+size_t cuda_lora_scratch(int rows, int max_rank, int columns, size_t dropped)
+{
+    return (2 * h_elements(rows, max_rank) + sums_elements(rows, max_rank, columns)) *
+               sizeof(float) +
+           rows * dropped;
+}
+
+struct scratch {
+    float *h, *dh, *sums; // h of both passes
+    void *dropped;
+};
+
+// In the workspace; false after a recorded failure.
+static bool take_scratch(struct device *dev, const struct lora_args *l, struct scratch *ret)
 {
     const size_t each = h_elements(l->rows, l->max_rank);
     const size_t dropped = l->dropout.p > 0.f ? l->k * dtype_size(l->dt) : 0;
-    float *h = (float *)cuda_workspace(dev, cuda_lora_scratch(l->rows, l->max_rank, dropped));
-    if (!h) return NULL;
-    *ret_dh = h + each;
-    *ret_dropped = h + 2 * each;
-    return h;
+    const int columns = max(l->n_parts * l->k, l->first[l->n_parts]);
+    float *h =
+        (float *)cuda_workspace(dev, cuda_lora_scratch(l->rows, l->max_rank, columns, dropped));
+    if (!h) return false;
+    *ret = (struct scratch){h, h + each, h + 2 * each, NULL};
+    ret->dropped = ret->sums + sums_elements(l->rows, l->max_rank, columns);
+    return true;
 }
 
 void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
 {
     if (l->rows <= 0) return;
-    float *dh;
-    void *dropped;
-    float *h = take_scratch(dev, l, &dh, &dropped);
-    if (!h) return;
+    struct scratch s;
     const lora_view v = view_of(l);
     const struct lora_steps *steps = steps_of(l);
     const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
+    if (steps->both && l->rows <= FEW_ROWS && l->dropout.p <= 0.f) {
+        steps->both(dev, y, x, v);
+        return;
+    }
+    if (!take_scratch(dev, l, &s)) return;
     for (int p = 0; p < l->n_parts; p += at_once)
-        steps->thin(dev, h, drop(dev, dropped, x, p, l, v), p, at_once, v, false);
-    steps->widen(dev, y, h, v, false);
+        steps->thin(dev, s.h, drop(dev, s.dropped, x, p, l, v), p, at_once, v, false);
+    steps->widen(dev, y, s.h, v, false);
 }
 
 void cuda_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
                     const void *x, const struct lora_args *l)
 {
     if (l->rows <= 0) return;
-    float *dh;
-    void *dropped;
-    float *h = take_scratch(dev, l, &dh, &dropped);
-    if (!h) return;
+    struct scratch s;
+    if (!take_scratch(dev, l, &s)) return;
     lora_view v = view_of(l);
     v.adapter = NULL;
     for (int p = 0; p < l->n_parts; p++) v.grads[p] = grads[p];
     const struct lora_steps *steps = steps_of(l);
     const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    steps->thin(dev, dh, dy, 0, l->n_parts, v, true);
+    steps->thin(dev, s.dh, dy, 0, l->n_parts, v, true);
     for (int p = 0; p < l->n_parts; p += at_once) {
-        const void *xp = drop(dev, dropped, x, p, l, v);
-        steps->thin(dev, h, xp, p, at_once, v, false);
-        steps->outer(dev, xp, dh, p, at_once, v, false);
+        const void *xp = drop(dev, s.dropped, x, p, l, v);
+        steps->thin(dev, s.h, xp, p, at_once, v, false);
+        steps->outer(dev, s.sums, xp, s.dh, p, at_once, v, false);
     }
-    steps->outer(dev, dy, h, 0, l->n_parts, v, true);
-    steps->widen(dev, dx, dh, v, true);
+    steps->outer(dev, s.sums, dy, s.h, 0, l->n_parts, v, true);
+    steps->widen(dev, dx, s.dh, v, true);
 }

@@ -27,10 +27,14 @@ struct lora_steps {
                  bool back);
     // y += scale * h b^T of all parts; or (back) dx += h a, dx being y
     void (*widen)(struct device *, void *y, const float *h, const lora_view &, bool back);
-    // Gradients of b from dy and h; or of a from x and dh. l.grads is read.
-    void (*outer)(struct device *, const void *x, const float *h, int part0, int n,
+    // thin and widen of all parts at once, of few rows; NULL: there is none
+    void (*both)(struct device *, void *y, const void *x, const lora_view &);
+    // Gradients of b from dy and h; or of a from x and dh. l.grads is read. sums: lora_slices()
+    void (*outer)(struct device *, float *sums, const void *x, const float *h, int part0, int n,
                   const lora_view &, bool of_b);
 };
+// `outer` sums the rows in so many slices, each (columns of all parts, max_rank) f32.
+int lora_slices(int rows, int max_rank);
 extern const struct lora_steps lora_bf16; // lora_tensor.cu
 
 #endif

@@ -11,11 +11,14 @@
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/tensor.cuh"
 
-#define THREADS 256
-#define WARPS   (THREADS / 32)
-#define ROWS    16 // of a tile: M of mma
-#define RANKS   16 // directions that a block of thin or outer has: two tiles of N
-#define COLUMNS 64 // of a warp of widen and of a block of outer
+#define THREADS       256
+#define WARPS         (THREADS / 32)
+#define ROWS          16 // of a tile: M of mma
+#define RANKS         16 // directions that a block of thin or outer has: two tiles of N
+#define COLUMNS       64 // of a warp where rows are few, and of a block of outer
+#define FEWER_COLUMNS 32 // of a warp of widen
+
+#define LONG 4096 // sums of few rows, that few blocks have: more of it is loaded at once
 
 #define OUTER_THREADS 512
 #define OUTER_WARPS   (OUTER_THREADS / 32)
@@ -36,13 +39,13 @@ __device__ __forceinline__ uint32_t highs(uint32_t a, uint32_t b)
 }
 
 // N elements from x[at] on as pairs, zeros from x[n] on. packed: x + at is aligned to all of them,
-// or to 16 bytes.
-template <int N>
+// or to 16 bytes. FULL: it is, and they are there.
+template <int N, bool FULL = false>
 __device__ __forceinline__ void load_pairs(uint32_t (&ret)[N / 2], const bf16 *x, int at, int n,
                                            bool packed)
 {
     constexpr int V = N < 8 ? N : 8;
-    if (packed && at + N <= n) {
+    if (FULL || (packed && at + N <= n)) {
 #pragma unroll
         for (int i = 0; i < N / V; i++) {
             const pack<uint32_t, V / 2> p =
@@ -59,9 +62,9 @@ __device__ __forceinline__ void load_pairs(uint32_t (&ret)[N / 2], const bf16 *x
                          at + 2 * i + 1 < n ? x[at + 2 * i + 1] : zero);
 }
 
-// The same of rows (stride elements apart) of which `have` are there: ret_low has column `at` of
-// rows 2 i and 2 i + 1 in its i-th pair, ret_high column at + 1.
-template <int N>
+// The same of rows (stride elements apart) of which `have` are there (FULL: all): ret_low has
+// column `at` of rows 2 i and 2 i + 1 in its i-th pair, ret_high column at + 1.
+template <int N, bool FULL = false>
 __device__ __forceinline__ void load_across(uint32_t (&ret_low)[N / 2], uint32_t (&ret_high)[N / 2],
                                             const bf16 *x, int64_t stride, int have, int at, int n,
                                             bool packed)
@@ -69,8 +72,9 @@ __device__ __forceinline__ void load_across(uint32_t (&ret_low)[N / 2], uint32_t
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         uint32_t a[1] = {0}, b[1] = {0};
-        if (2 * i < have) load_pairs<2>(a, x + 2 * i * stride, at, n, packed);
-        if (2 * i + 1 < have) load_pairs<2>(b, x + (2 * i + 1) * stride, at, n, packed);
+        if (FULL || 2 * i < have) load_pairs<2, FULL>(a, x + 2 * i * stride, at, n, packed);
+        if (FULL || 2 * i + 1 < have)
+            load_pairs<2, FULL>(b, x + (2 * i + 1) * stride, at, n, packed);
         ret_low[i] = lows(a[0], b[0]);
         ret_high[i] = highs(a[0], b[0]);
     }
@@ -84,73 +88,100 @@ __device__ __forceinline__ void split(uint32_t &ret_high, uint32_t &ret_low, flo
     ret_low = pack2(x - a, y - b);
 }
 
-// The adapter of row `at` of a tile that begins at `base`; -1: none, or a row before has it.
-__device__ __forceinline__ int next_adapter(const lora_view &l, int base, int at)
+// A bit for each adapter that rows base .. end - 1 (at most ROWS) have, that of the first such row;
+// ret_of: the adapter of the row with this lane's number, -1: none. For all lanes of a warp.
+__device__ __forceinline__ uint32_t tile_adapters(const lora_view &l, int base, int end,
+                                                  int &ret_of)
 {
-    const int adapter = adapter_of(l, at);
-    for (int i = base; i < at; i++)
-        if (adapter_of(l, i) == adapter) return -1;
-    return adapter;
+    const int lane = threadIdx.x % 32;
+    ret_of = lane < end - base ? adapter_of(l, base + lane) : -1;
+    const uint32_t alike = __match_any_sync(~0u, ret_of);
+    return __ballot_sync(~0u, ret_of >= 0 && !(alike & ((1u << lane) - 1)));
 }
 
-// A warp takes 64 elements of a vector at a time, a lane 16 of two rows and of two directions: j0 +
-// 2 g and the one after it. packed: rows of x are aligned to 16 bytes.
+// What a warp has of the sums of thin_tile(): a lane's are of rows g and g + 8, at x0 and x1, and
+// of directions j0 + 2 g and the one after it. packed: rows of x are aligned to 16 bytes. FULL:
+// they are, n is a multiple of 64, and of the gradient (BACK) the rank of 2; directions from the
+// rank on then have any sums. AT_ONCE: steps of 64 elements whose loads are under way together.
+template <bool BACK, bool FULL, int AT_ONCE>
+__device__ __forceinline__ void thin_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1, int n,
+                                          const lora_factors &f, int j0, bool packed)
+{
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int j = FULL && BACK ? min(j0 + 2 * g, f.rank - 2) : j0 + 2 * g;
+#pragma unroll AT_ONCE
+    for (int k = warp * 64; k < n; k += WARPS * 64) {
+        const int c = k + t * 16;
+        uint32_t a0[8], a1[8], w[2][8];
+        load_pairs<16, FULL>(a0, x0, c, n, packed);
+        load_pairs<16, FULL>(a1, x1, c, n, packed);
+        if (BACK) {
+            load_across<16, FULL>(w[0], w[1], (const bf16 *)f.b + (int64_t)c * f.rank, f.rank,
+                                  n - c, j, f.rank, f.rank % 2 == 0);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                load_pairs<16, FULL>(w[i], (const bf16 *)f.a + (int64_t)min(j + i, f.rank - 1) * n,
+                                     c, n, packed);
+        }
+#pragma unroll
+        for (int q = 0; q < 8; q += 2) {
+            const uint32_t a[4] = {a0[q], a1[q], a0[q + 1], a1[q + 1]};
+            mma(sum[0], a, w[0][q], w[0][q + 1]);
+            mma(sum[1], a, w[1][q], w[1][q + 1]);
+        }
+    }
+}
+
+// h, or of the gradient (BACK) dy b, of rows base .. end - 1 at x (stride): returns that of the
+// tile's row threadIdx.x / RANKS and direction j0 + threadIdx.x % RANKS. A warp takes 64 elements
+// of a vector at a time, a lane 16 of two rows. packed, full: as in thin_sums().
+template <bool BACK, int AT_ONCE>
+__device__ __forceinline__ float thin_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x,
+                                           int64_t stride, int n, int base, int end,
+                                           const lora_factors &f, int j0, bool packed, bool full)
+{
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const bf16 *x0 = x + min(base + g, end - 1) * stride,
+               *x1 = x + min(base + g + 8, end - 1) * stride;
+    float sum[2][4] = {}, all = 0;
+    if (full && (!BACK || f.rank % 2 == 0))
+        thin_sums<BACK, true, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
+    else
+        thin_sums<BACK, false, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
+    __syncthreads(); // sums were read
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[warp][g + e / 2 * 8][4 * t + e % 2 * 2 + i] = sum[i][e];
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) all += sums[w][threadIdx.x / RANKS][threadIdx.x % RANKS];
+    return all;
+}
+
 template <bool BACK>
 __global__ void __launch_bounds__(THREADS)
-    thin_tensor_kernel(float *h, const bf16 *x, int part0, bool packed, const lora_view l)
+    thin_tensor_kernel(float *h, const bf16 *x, int part0, bool packed, bool full,
+                       const lora_view l)
 {
     __shared__ float sums[WARPS][ROWS][RANKS];
     grid_begin();
     const int part = part0 + blockIdx.y, j0 = blockIdx.z * RANKS;
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int n = BACK ? l.first[part + 1] - l.first[part] : l.k;
     const int stride = BACK ? l.first[l.n_parts] : l.k;
     const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int row = base + threadIdx.x / RANKS, j = j0 + threadIdx.x % RANKS;
+    int of;
     if (BACK) x += l.first[part];
-    const bf16 *x0 = x + (int64_t)min(base + g, end - 1) * stride,
-               *x1 = x + (int64_t)min(base + g + 8, end - 1) * stride;
-    for (int at = base; at < end; at++) {
-        const int adapter = next_adapter(l, base, at);
-        if (adapter < 0) continue;
+    for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1) {
+        const int adapter = __shfl_sync(~0u, of, __ffs(todo) - 1);
         const lora_factors f = l.factors[part * l.n_adapters + adapter];
         if (!f.a || j0 >= f.rank) continue;
-        const int j = j0 + 2 * g;
-        float sum[2][4] = {};
-        for (int k = warp * 64; k < n; k += WARPS * 64) {
-            const int c = k + t * 16;
-            uint32_t a0[8], a1[8], w[2][8];
-            load_pairs<16>(a0, x0, c, n, packed);
-            load_pairs<16>(a1, x1, c, n, packed);
-            if (BACK) {
-                load_across<16>(w[0], w[1], (const bf16 *)f.b + (int64_t)c * f.rank, f.rank, n - c,
-                                j, f.rank, f.rank % 2 == 0);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    load_pairs<16>(w[i], (const bf16 *)f.a + (int64_t)(j + i) * n, c,
-                                   j + i < f.rank ? n : 0, packed);
-            }
-#pragma unroll
-            for (int q = 0; q < 8; q += 2) {
-                const uint32_t a[4] = {a0[q], a1[q], a0[q + 1], a1[q + 1]};
-                mma(sum[0], a, w[0][q], w[0][q + 1]);
-                mma(sum[1], a, w[1][q], w[1][q + 1]);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sums[warp][g + e / 2 * 8][4 * t + e % 2 * 2 + i] = sum[i][e];
-        __syncthreads();
-        const int row = base + threadIdx.x / RANKS, of = threadIdx.x % RANKS;
-        float all = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) all += sums[w][threadIdx.x / RANKS][of];
-        if (row < end && adapter_of(l, row) == adapter && j0 + of < f.rank)
-            h[((int64_t)part * l.rows + row) * l.max_rank + j0 + of] =
+        const float all = thin_tile<BACK, 2>(sums, x, stride, n, base, end, f, j0, packed, full);
+        if (row < end && adapter_of(l, row) == adapter && j < f.rank)
+            h[((int64_t)part * l.rows + row) * l.max_rank + j] =
                 BACK ? __fmul_rn(all, f.scale) : all;
-        __syncthreads();
     }
 }
 
@@ -170,28 +201,29 @@ __device__ __forceinline__ void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_l
 }
 
 // sum[q][i] += h times the factor, for columns c0 + 16 q + 4 t + {i, 2 + i} of the part, which has
-// n.
-template <bool BACK>
-__device__ __forceinline__ void widen_sums(float (&sum)[4][2][4], const float *h0, const float *h1,
+// n. FULL: that is a multiple of 64, and the rank of 4.
+template <bool BACK, bool FULL, int Q>
+__device__ __forceinline__ void widen_sums(float (&sum)[Q][2][4], const float *h0, const float *h1,
                                            const lora_factors &f, int c0, int n)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     for (int j0 = 0; j0 < f.rank; j0 += 16) {
         const int j = j0 + 4 * t;
+        const int jw = FULL ? min(j, f.rank - 4) : j; // h is zero from the rank on
         uint32_t high[4], low[4];
         load_h(high, low, h0, h1, j, f.rank);
 #pragma unroll
-        for (int q = 0; q < 4; q++) {
+        for (int q = 0; q < Q; q++) {
             const int c = c0 + 16 * q + 2 * g;
             uint32_t w[2][2];
             if (BACK) {
-                load_across<4>(w[0], w[1], (const bf16 *)f.a + (int64_t)j * n, n, f.rank - j, c, n,
-                               n % 2 == 0);
+                load_across<4, FULL>(w[0], w[1], (const bf16 *)f.a + (int64_t)jw * n, n, f.rank - j,
+                                     c, n, n % 2 == 0);
             } else {
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    load_pairs<4>(w[i], (const bf16 *)f.b + (int64_t)(c + i) * f.rank, j,
-                                  c + i < n ? f.rank : 0, f.rank % 4 == 0);
+                    load_pairs<4, FULL>(w[i], (const bf16 *)f.b + (int64_t)(c + i) * f.rank, jw,
+                                        c + i < n ? f.rank : 0, f.rank % 4 == 0);
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -202,21 +234,16 @@ __device__ __forceinline__ void widen_sums(float (&sum)[4][2][4], const float *h
     }
 }
 
-// y[row][c .. c + 3] += scale * add; n: columns from y's on.
-__device__ __forceinline__ void add_four(bf16 *y, const float (&add)[4], float scale, int c, int n,
-                                         bool packed)
+// Four elements of y from c on, of n; packed: aligned to 8 bytes.
+__device__ __forceinline__ void store_four(bf16 *y, const float (&v)[4], int c, int n, bool packed)
 {
     if (packed && c + 4 <= n) {
-        float v[4];
-        load<bf16, 4>(v, y + c);
-#pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = fmaf(scale, add[i], v[i]);
         store<bf16, 4>(y + c, v);
         return;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (c + i < n) y[c + i] = from_f32<bf16>(fmaf(scale, add[i], to_f32(y[c + i])));
+        if (c + i < n) y[c + i] = from_f32<bf16>(v[i]);
 }
 
 // What the parts' dropout keeps of columns c .. c + 3.
@@ -229,72 +256,166 @@ __device__ __forceinline__ void keep_four(float (&ret)[4], const lora_view &l, i
                         ret);
 }
 
-// A warp has COLUMNS columns of a part (blockIdx.z); of the gradient (BACK) of dx, which has all
-// parts' sums. packed: four columns of y are aligned to 8 bytes.
-template <bool BACK>
-__global__ void __launch_bounds__(THREADS)
-    widen_tensor_kernel(bf16 *y, const float *h, bool packed, const lora_view l)
+// A lane's elements of a tile's rows of y, from column c0 on, which widen_tile() adds to: all at
+// once, so that they are on their way while it computes.
+template <int Q>
+__device__ __forceinline__ void load_tile(uint32_t (&ret)[2][Q][2], const bf16 *y, int width,
+                                          int base, int end, int c0, int n, bool packed)
 {
-    grid_begin();
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int part0 = BACK ? 0 : blockIdx.z, parts = BACK ? l.n_parts : 1;
-    const int n = BACK ? l.k : l.first[part0 + 1] - l.first[part0];
-    const int width = BACK ? l.k : l.first[l.n_parts];
-    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
-    const int c0 = (blockIdx.y * WARPS + warp) * COLUMNS;
-    if (c0 >= n) return;
-    if (!BACK) y += l.first[part0];
-    for (int at = base; at < end; at++) {
-        const int adapter = next_adapter(l, base, at);
-        if (adapter < 0) continue;
-        float total[4][2][4] = {}, scale = 0;
-        for (int p = part0; p < part0 + parts; p++) {
-            const lora_factors f = l.factors[p * l.n_adapters + adapter];
-            if (!f.a) continue;
-            const float *rows = h + (int64_t)p * l.rows * l.max_rank;
-            float sum[4][2][4] = {};
-            scale = BACK ? 1.f : f.scale;
-            widen_sums<BACK>(sum, rows + (int64_t)min(base + g, end - 1) * l.max_rank,
-                             rows + (int64_t)min(base + g + 8, end - 1) * l.max_rank, f, c0, n);
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-            for (int q = 0; q < 4; q++)
+    for (int half = 0; half < 2; half++)
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    float kept[4] = {1.f, 1.f, 1.f, 1.f};
-                    if (BACK)
-                        keep_four(kept, l, p, min(base + g + 8 * half, end - 1),
-                                  c0 + 16 * q + 4 * t);
+        for (int q = 0; q < Q; q++)
+            load_pairs<4>(ret[half][q], y + (int64_t)min(base + g + 8 * half, end - 1) * width,
+                          c0 + 16 * q + 4 * t, n, packed);
+}
+
+__device__ __forceinline__ float element(uint32_t pair, int i)
+{
+    return __uint_as_float(i ? pair & 0xffff0000u : pair << 16);
+}
+
+// total += sum, of the gradient (BACK) what the part's dropout keeps of it.
+template <bool BACK, int Q>
+__device__ __forceinline__ void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4],
+                                         const lora_view &l, int part, int base, int end, int c0)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        total[q][i % 2][2 * half + i / 2] +=
-                            kept[i] * sum[q][i % 2][2 * half + i / 2];
-                }
-        }
-        if (scale == 0.f) continue; // the adapter leaves these columns alone
+    for (int q = 0; q < Q; q++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int row = base + g + 8 * half;
-            if (row >= end || adapter_of(l, row) != adapter) continue;
+            float kept[4] = {1.f, 1.f, 1.f, 1.f};
+            if (BACK)
+                keep_four(kept, l, part, min(base + g + 8 * half, end - 1), c0 + 16 * q + 4 * t);
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
-                const float add[4] = {total[q][0][2 * half], total[q][1][2 * half],
-                                      total[q][0][2 * half + 1], total[q][1][2 * half + 1]};
-                add_four(y + (int64_t)row * width, add, scale, c0 + 16 * q + 4 * t, n, packed);
-            }
+            for (int i = 0; i < 4; i++)
+                total[q][i % 2][2 * half + i / 2] += kept[i] * sum[q][i % 2][2 * half + i / 2];
+        }
+}
+
+// y += what an adapter adds to columns c0 .. c0 + COLUMNS - 1 of parts part0 .. part0 + parts - 1
+// of those of the tile's rows that have it (`of`: tile_adapters()). h: of the tile's first row, a
+// part after the other; y: of its first column; before: load_tile(). packed: four columns of y are
+// aligned to 8 bytes. For all lanes of a warp.
+template <bool BACK, int Q>
+__device__ __forceinline__ void
+widen_tile(bf16 *y, const uint32_t (&before)[2][Q][2], const float *h, int part0, int parts,
+           int adapter, int of, int base, int c0, bool packed, const lora_view &l)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int end = min(base + ROWS, l.rows), last = end - base - 1;
+    const int n = BACK ? l.k : l.first[part0 + 1] - l.first[part0];
+    const int width = BACK ? l.k : l.first[l.n_parts];
+    float total[Q][2][4] = {}, scale = 0;
+    for (int p = part0; p < part0 + parts; p++, h += (int64_t)l.rows * l.max_rank) {
+        const lora_factors f = l.factors[p * l.n_adapters + adapter];
+        if (!f.a) continue;
+        const float *h0 = h + min(g, last) * l.max_rank, *h1 = h + min(g + 8, last) * l.max_rank;
+        float sum[Q][2][4] = {};
+        scale = BACK ? 1.f : f.scale;
+        if (n % COLUMNS == 0 && f.rank % 4 == 0)
+            widen_sums<BACK, true>(sum, h0, h1, f, c0, n);
+        else
+            widen_sums<BACK, false>(sum, h0, h1, f, c0, n);
+        add_part<BACK>(total, sum, l, p, base, end, c0);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = base + g + 8 * half, of_row = __shfl_sync(~0u, of, g + 8 * half);
+        if (row >= end || of_row != adapter || scale == 0.f) continue; // 0: it leaves these alone
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            float v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = fmaf(scale, total[q][i % 2][2 * half + i / 2],
+                            element(before[half][q][i / 2], i % 2));
+            store_four(y + (int64_t)row * width, v, c0 + 16 * q + 4 * t, n, packed);
         }
     }
 }
 
-// b[c][j] += scale * sum over rows of dy[row][c] * h[row][j] for the part's columns (B); or a[j][c]
-// += sum over rows of x[row][c] * h[row][j]. A warp takes every sixteenth 16 rows, a lane four of
-// them and 8 columns. packed: rows of x are aligned to 16 bytes.
+// A warp has FEWER_COLUMNS of a part (blockIdx.z); of the gradient (BACK) of dx, which has all
+// parts' sums.
+template <bool BACK>
+__global__ void __launch_bounds__(THREADS, 3)
+    widen_tensor_kernel(bf16 *y, const float *h, bool packed, const lora_view l)
+{
+    grid_begin();
+    const int part = BACK ? 0 : blockIdx.z;
+    const int n = BACK ? l.k : l.first[part + 1] - l.first[part];
+    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int c0 = (blockIdx.y * WARPS + threadIdx.x / 32) * FEWER_COLUMNS;
+    int of;
+    if (c0 >= n) return;
+    if (!BACK) y += l.first[part];
+    h += ((int64_t)part * l.rows + base) * l.max_rank;
+    uint32_t before[2][FEWER_COLUMNS / 16][2];
+    load_tile(before, y, BACK ? l.k : l.first[l.n_parts], base, end, c0, n, packed);
+    for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1)
+        widen_tile<BACK>(y, before, h, part, BACK ? l.n_parts : 1,
+                         __shfl_sync(~0u, of, __ffs(todo) - 1), of, base, c0, packed, l);
+}
+
+// thin and widen of few rows: each block has h of its tile in shared memory, and computes it
+// itself, which is quicker than waiting for a kernel that does.
+template <int AT_ONCE>
+__global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
+    lora_tensor_kernel(bf16 *y, const bf16 *x, bool x_packed, bool x_full, bool y_packed,
+                       const lora_view l)
+{
+    __shared__ float sums[WARPS][ROWS][RANKS];
+    extern __shared__ float h[]; // (ROWS, max_rank)
+    grid_begin();
+    const int part = blockIdx.z, n = l.first[part + 1] - l.first[part];
+    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int c0 = (blockIdx.y * WARPS + threadIdx.x / 32) * COLUMNS;
+    int of;
+    if (blockIdx.y * WARPS * COLUMNS >= n) return;
+    y += l.first[part];
+    uint32_t before[2][COLUMNS / 16][2];
+    load_tile(before, y, l.first[l.n_parts], base, end, min(c0, n), n, y_packed);
+    for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1) {
+        const int adapter = __shfl_sync(~0u, of, __ffs(todo) - 1);
+        const lora_factors f = l.factors[part * l.n_adapters + adapter];
+        if (!f.a) continue;
+        for (int j0 = 0; j0 < f.rank; j0 += RANKS) {
+            const float all =
+                thin_tile<false, AT_ONCE>(sums, x, l.k, l.k, base, end, f, j0, x_packed, x_full);
+            const int j = j0 + threadIdx.x % RANKS;
+            if (j < f.rank) h[threadIdx.x / RANKS * l.max_rank + j] = all;
+        }
+        __syncthreads();
+        if (c0 < n) widen_tile<false>(y, before, h, part, 1, adapter, of, base, c0, y_packed, l);
+        __syncthreads(); // h was read
+    }
+}
+
+// Where the sums of a slice and a part begin.
 template <bool B>
+__device__ __forceinline__ int64_t place_of(const lora_view &l, int slice, int part)
+{
+    const int columns = B ? l.first[l.n_parts] : l.n_parts * l.k;
+    return ((int64_t)slice * columns + (B ? l.first[part] : part * l.k)) * l.max_rank;
+}
+
+// ret (slices, columns of all parts, max_rank) f32: the sum over a slice's rows of x[row][c] *
+// h[row][j], where x is dy, of the part's columns (B), or x. A warp takes every sixteenth 16 rows,
+// a lane four of them and 8 columns. packed: rows of x are aligned to 16 bytes. FULL: they are, and
+// n is a multiple of COLUMNS.
+template <bool B, bool FULL>
 __global__ void __launch_bounds__(OUTER_THREADS)
-    outer_tensor_kernel(const bf16 *x, const float *h, int part0, bool packed, const lora_view l)
+    outer_tensor_kernel(float *ret, int slices, const bf16 *x, const float *h, int part0,
+                        bool packed, const lora_view l)
 {
     __shared__ float sums[COLUMNS][RANKS + 1];
     grid_begin();
-    const int part = part0 + blockIdx.y, j0 = blockIdx.z * RANKS, c0 = blockIdx.x * COLUMNS;
+    const int part = part0 + blockIdx.y, c0 = blockIdx.x * COLUMNS;
+    const int slice = blockIdx.z % slices, j0 = blockIdx.z / slices * RANKS;
+    const int each = (l.rows + 16 * slices - 1) / (16 * slices) * 16;
+    const int first = slice * each, end = min(first + each, l.rows);
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const lora_factors f = l.factors[part * l.n_adapters];
     const int n = B ? l.first[part + 1] - l.first[part] : l.k;
@@ -303,14 +424,15 @@ __global__ void __launch_bounds__(OUTER_THREADS)
     if (B) x += l.first[part];
     h += (int64_t)part * l.rows * l.max_rank;
     float sum[4][2][4] = {};
-    for (int row = warp * 16 + 4 * t; row - 4 * t < l.rows; row += OUTER_WARPS * 16) {
+#pragma unroll 2
+    for (int row = first + warp * 16 + 4 * t; row - 4 * t < end; row += OUTER_WARPS * 16) {
         uint32_t v[4][4], high[2][2], low[2][2];
         float w[2][4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const bool there = row + i < l.rows;
-            load_pairs<8>(v[i], x + (int64_t)(there ? row + i : 0) * stride, c0 + 8 * g,
-                          there ? n : 0, packed);
+            const bool there = row + i < end; // h is zero where not
+            load_pairs<8, FULL>(v[i], x + (int64_t)min(row + i, end - 1) * stride, c0 + 8 * g, n,
+                                packed);
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 const int j = j0 + 8 * k + g;
@@ -344,13 +466,28 @@ __global__ void __launch_bounds__(OUTER_THREADS)
                 }
         __syncthreads();
     }
-    float *out = B ? l.grads[part].b : l.grads[part].a;
+    ret += place_of<B>(l, slice, part);
     for (int i = threadIdx.x; i < COLUMNS * RANKS; i += OUTER_THREADS) {
-        const int c = B ? i / RANKS : i % COLUMNS, j = B ? i % RANKS : i / COLUMNS;
-        if (c0 + c >= n || j0 + j >= f.rank) continue;
-        out[B ? (int64_t)(c0 + c) * f.rank + j0 + j : (int64_t)(j0 + j) * n + c0 + c] +=
-            B ? f.scale * sums[c][j] : sums[c][j];
+        const int c = c0 + i / RANKS, j = j0 + i % RANKS;
+        if (c < n && j < f.rank) ret[(int64_t)c * l.max_rank + j] = sums[i / RANKS][i % RANKS];
     }
+}
+
+// b[c][j] += scale * the slices' sums, in their order (B); or a[j][c] += these.
+template <bool B>
+__global__ void outer_add_kernel(const float *sums, int slices, int part0, const lora_view l)
+{
+    grid_begin();
+    const int part = part0 + blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
+    const lora_factors f = l.factors[part * l.n_adapters];
+    const int n = B ? l.first[part + 1] - l.first[part] : l.k;
+    if (!f.a || i >= n * f.rank) return;
+    const int c = B ? i / f.rank : i % n, j = B ? i % f.rank : i / n;
+    float sum = 0;
+    for (int s = 0; s < slices; s++)
+        sum += sums[place_of<B>(l, s, part) + (int64_t)c * l.max_rank + j];
+    float *to = B ? l.grads[part].b : l.grads[part].a;
+    to[i] += B ? f.scale * sum : sum;
 }
 
 // ---- launches -----------------------------------------------------------------------------------
@@ -376,23 +513,43 @@ static void thin(struct device *dev, float *h, const void *x, int part0, int n, 
 {
     const dim3 grid(ceil_div(l.rows, ROWS), n, ceil_div(l.max_rank, RANKS));
     cuda_launch(dev, "lora", back ? thin_tensor_kernel<true> : thin_tensor_kernel<false>, grid,
-                THREADS, 0, h, (const bf16 *)x, part0, rows_aligned(x, l, back, 8), l);
+                THREADS, 0, h, (const bf16 *)x, part0, rows_aligned(x, l, back, 8),
+                rows_aligned(x, l, back, 64), l);
 }
 
 static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back)
 {
     const int width = back ? l.k : widest_part(l);
-    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(width, WARPS * COLUMNS), back ? 1 : l.n_parts);
+    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(width, WARPS * FEWER_COLUMNS),
+                    back ? 1 : l.n_parts);
     cuda_launch(dev, "lora", back ? widen_tensor_kernel<true> : widen_tensor_kernel<false>, grid,
                 THREADS, 0, (bf16 *)y, h, rows_aligned(y, l, !back, 4), l);
 }
 
-static void outer(struct device *dev, const void *x, const float *h, int part0, int n,
-                  const lora_view &l, bool of_b)
+static void both(struct device *dev, void *y, const void *x, const lora_view &l)
 {
-    const dim3 grid(ceil_div(of_b ? widest_part(l) : l.k, COLUMNS), n, ceil_div(l.max_rank, RANKS));
-    cuda_launch(dev, "lora_back", of_b ? outer_tensor_kernel<true> : outer_tensor_kernel<false>,
-                grid, OUTER_THREADS, 0, (const bf16 *)x, h, part0, rows_aligned(x, l, of_b, 8), l);
+    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(widest_part(l), WARPS * COLUMNS), l.n_parts);
+    cuda_launch(dev, "lora", l.k < LONG ? lora_tensor_kernel<2> : lora_tensor_kernel<4>, grid,
+                THREADS, ROWS * l.max_rank * sizeof(float), (bf16 *)y, (const bf16 *)x,
+                rows_aligned(x, l, false, 8), rows_aligned(x, l, false, 64),
+                rows_aligned(y, l, true, 4), l);
 }
 
-const struct lora_steps lora_bf16 = {thin, widen, outer};
+static void outer(struct device *dev, float *sums, const void *x, const float *h, int part0, int n,
+                  const lora_view &l, bool of_b)
+{
+    const int columns = of_b ? widest_part(l) : l.k; // at most, of a part
+    const int slices = lora_slices(l.rows, l.max_rank);
+    const dim3 grid(ceil_div(columns, COLUMNS), n, ceil_div(l.max_rank, RANKS) * slices);
+    const bool full = rows_aligned(x, l, of_b, COLUMNS);
+    auto kernel = of_b   ? full ? outer_tensor_kernel<true, true> : outer_tensor_kernel<true, false>
+                    : full ? outer_tensor_kernel<false, true>
+                         : outer_tensor_kernel<false, false>;
+    cuda_launch(dev, "lora_back", kernel, grid, OUTER_THREADS, 0, sums, slices, (const bf16 *)x, h,
+                part0, rows_aligned(x, l, of_b, 8), l);
+    cuda_launch(dev, "lora_back", of_b ? outer_add_kernel<true> : outer_add_kernel<false>,
+                dim3(ceil_div(columns * l.max_rank, THREADS), n), THREADS, 0, (const float *)sums,
+                slices, part0, l);
+}
+
+const struct lora_steps lora_bf16 = {thin, widen, both, outer};

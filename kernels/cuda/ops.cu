@@ -8,7 +8,7 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
     size_t sums = cuda_column_sum_scratch(s->rows, s->widest);
     size_t matmul = cuda_matmul_scratch(s->rows, s->hidden); // added to the residual stream
     size_t head_sums = cuda_column_sum_scratch(s->logits_chunk, s->vocab);
-    size_t lora = cuda_lora_scratch(s->rows, s->lora_rank,
+    size_t lora = cuda_lora_scratch(s->rows, s->lora_rank, max(s->widest, LORA_PARTS * s->hidden),
                                     s->lora_dropout ? s->widest * dtype_size(s->dt) : 0);
     if (lora > most) most = lora;
     if (norm > most) most = norm;

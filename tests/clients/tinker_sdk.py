@@ -1,14 +1,23 @@
 """What users of the Tinker SDK do, against a running cw-trainer serve.
 
-    tinker_sdk.py URL MODEL [CHECK ...]
+    tinker_sdk.py URL MODEL RUNS [CHECK ...]
 
-tests/e2e/test_tinker_sdk.c starts the servers (a tiny random model, --exact) and this. The first thing
-that is not as it should be ends it with a traceback. Needs the SDK (0.25 or later), and torch for one
-check, which says so where there is none.
+RUNS is the server's --run-dir. tests/e2e/test_tinker_sdk.c starts the servers (a tiny random model,
+--exact) and this. The first thing that is not as it should be ends it with a traceback. Needs the SDK
+(0.25 or later), and torch for one check, which says so where there is none.
 """
+import collections
+import http.client
+import http.server
+import json
 import os
+import pathlib
 import resource
 import sys
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
 
 os.environ.setdefault("TINKER_API_KEY", "tml-local")
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -17,7 +26,7 @@ import numpy as np
 import tinker
 from tinker import types
 
-URL, MODEL = sys.argv[1:3]
+URL, MODEL, RUNS = sys.argv[1:4]
 rng = np.random.default_rng(3)
 service = tinker.ServiceClient(base_url=URL)
 
@@ -27,7 +36,7 @@ def there(client):
     return client.result() if hasattr(client, "result") else client
 
 
-def train(rank=0):
+def train(rank=0, service=service):
     return there(service.create_lora_training_client(base_model=MODEL, rank=rank))
 
 
@@ -91,6 +100,11 @@ def session():  # A1
 def key():  # A2: against a server with a key, which is in $TINKER_API_KEY
     train()
     refused(lambda: tinker.ServiceClient(base_url=URL, api_key="tml-wrong-key").get_server_capabilities(), "401")
+    try:
+        urllib.request.urlopen(URL + "/api/v1/get_server_capabilities")
+        raise AssertionError("no key was asked for")
+    except urllib.error.HTTPError as error:
+        assert error.code == 401
 
 
 def reference_loss(name, lp, q, a, w, mask):
@@ -170,6 +184,129 @@ def chunks():  # A5: cut by the client, whose parts come in another order
         client.forward_backward(data[i : i + 500], "cross_entropy").result()
     client.optim_step(adam(1e-2)).result()
     assert (logprobs(client.forward(data[:1], "cross_entropy").result()) == at_once).all()
+
+
+def tensors(path, file, prefix=""):
+    """Of a checkpoint's safetensors file (f32), by name behind the prefix."""
+    raw = (pathlib.Path(RUNS) / path.removeprefix("tinker://") / file).read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    out = {}
+    for name, entry in json.loads(raw[8:start]).items():
+        if name == "__metadata__" or not name.startswith(prefix):
+            continue
+        assert entry["dtype"] == "F32", (name, entry)
+        at, end = entry["data_offsets"]
+        out[name.removeprefix(prefix)] = np.frombuffer(raw[start + at : start + end], np.float32).astype(np.float64)
+    return out
+
+
+def adamw(w, gradients, steps):
+    """torch.optim.AdamW behind clip_grad_norm_, whose settings are new at each step."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, (g, p) in enumerate(zip(gradients, steps), 1):
+        if p.grad_clip_norm > 0:
+            g = g * min(1, p.grad_clip_norm / (np.sqrt((g * g).sum()) + 1e-6))
+        m, v = p.beta1 * m + (1 - p.beta1) * g, p.beta2 * v + (1 - p.beta2) * g * g
+        w = w * (1 - p.learning_rate * p.weight_decay)
+        w = w - p.learning_rate / (1 - p.beta1**t) * m / (np.sqrt(v / (1 - p.beta2**t)) + p.eps)
+        yield w
+
+
+def adam_settings():  # A6
+    """Each step's own settings. A gradient is what a step without memory leaves as its first moment."""
+    steps = [
+        adam(1e-2, beta1=0.9, beta2=0.95, eps=1e-8),
+        adam(3e-3, beta1=0.8, beta2=0.999, eps=1e-6, weight_decay=0.1),
+        adam(5e-2, beta1=0.5, beta2=0.9, eps=1e-4, grad_clip_norm=0.5),
+        adam(1e-2, beta1=0.95, beta2=0.98, eps=1e-12, weight_decay=0.01, grad_clip_norm=1e6),
+    ]
+    batches = [[plain(rng.integers(0, 256, 14)) for _ in range(3)] for _ in steps]
+    client = train()
+    paths = [client.save_state("0").result().path]
+    for i, (data, step) in enumerate(zip(batches, steps)):
+        client.forward_backward(data, "cross_entropy")
+        client.optim_step(step)
+        paths.append(client.save_state(str(i + 1)).result().path)
+    gradients = []
+    for data, path in zip(batches, paths):
+        client = there(service.create_training_client_from_state(path))
+        client.forward_backward(data, "cross_entropy")
+        client.optim_step(adam(0.0, beta1=0.0))
+        probe = client.save_state("probe").result().path
+        gradients.append(tensors(probe, "trainer/optimizer.safetensors", "exp_avg."))
+    states = [tensors(path, "model.safetensors") for path in paths]
+    names = sorted(gradients[0])
+    assert names == sorted(states[0])
+    whole = lambda state: np.concatenate([state[name] for name in names])
+    start = w = whole(states[0])
+    for wanted, state in zip(adamw(w, [whole(g) for g in gradients], steps), states[1:]):
+        off = np.abs(whole(state) - wanted).max()
+        print("largest weight's distance from AdamW's", off, "of a largest step of", np.abs(wanted - w).max())
+        assert off < 1e-6
+        w = wanted
+    assert np.abs(w - start).max() > 1e-2
+
+
+class Broken(http.server.BaseHTTPRequestHandler):
+    """Stands between a client and the server, and lets every other answer of each endpoint go nowhere."""
+
+    protocol_version = "HTTP/1.1"
+    asked, sessions = collections.Counter(), []
+
+    def relay(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        server = http.client.HTTPConnection(urllib.parse.urlsplit(URL).netloc)
+        server.request(self.command, self.path, body, dict(self.headers))
+        answer = server.getresponse()
+        text = answer.read()
+        server.close()
+        endpoint = self.path.rsplit("/", 1)[1]
+        self.asked[endpoint] += answer.status < 400
+        if answer.status < 400 and self.asked[endpoint] % 2 == 1:
+            self.close_connection = True
+            return
+        if self.path.endswith("/create_session"):
+            self.sessions.append(json.loads(text)["session_id"])
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.headers["Content-Type"])
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = relay
+
+    def log_message(self, *_):
+        pass
+
+
+def finish(session):
+    """What newer SDKs say when they end: the weights are free for another client's run."""
+    urllib.request.urlopen(urllib.request.Request(f"{URL}/api/v1/sessions/{session}/finish", b"{}", method="POST"))
+
+
+def twice():  # A7: each request comes twice, since its first answer was lost. Before others have a run
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    data = [plain(rng.integers(0, 256, 10)) for _ in range(2)]
+    params = types.SamplingParams(max_tokens=5, seed=5, stop=[])
+    ends = []
+    for through in (tinker.ServiceClient(base_url=f"http://127.0.0.1:{server.server_port}"), service):
+        client = train(service=through)
+        for _ in range(2):
+            client.forward_backward(data, "cross_entropy")
+            client.optim_step(adam(1e-2)).result()
+        sampler = snapshot(client)
+        sequence = sampler.sample(prompt=text([1, 2]), num_samples=1, sampling_params=params).result().sequences[0]
+        client.save_state("end").result()
+        ends.append((list(sequence.tokens), list(sequence.logprobs), logprobs(client.forward(data, "cross_entropy").result())))
+        for session in Broken.sessions:
+            finish(session)
+    (tokens, drawn, lp), (again, drawn_again, lp_again) = ends
+    assert tokens == again and drawn == drawn_again and (lp == lp_again).all()
+    for path in ("create_model", "forward_backward", "optim_step", "save_weights_for_sampler", "asample", "save_weights"):
+        assert Broken.asked[path] >= 2, path
+    server.shutdown()
 
 
 def scores():  # A8: one number, whoever computes it
@@ -277,8 +414,10 @@ def crowd():  # A9
     print("1000 samples in flight within", limit[0], "files")
 
 
-CHECKS = [session, losses, adding_up, chunks, scores, targets, custom, resume, snapshots, crowd]
+CHECKS = [
+    twice, session, losses, adding_up, chunks, adam_settings, scores, targets, custom, resume, snapshots, crowd
+]
 print("tinker", tinker.__version__)
-for name in sys.argv[3:] or [check.__name__ for check in CHECKS]:
+for name in sys.argv[4:] or [check.__name__ for check in CHECKS]:
     globals()[name]()
     print(name, "ok", flush=True)

@@ -116,6 +116,7 @@ static void one_that_is_killed_costs_a_retry(void **state)
     wait_for_steps(&scene, "killed", 1, &child);
     kill_in_the_middle(&worker, &child);
     wait_for_log(&scene, "is put aside until it answers again");
+    kill(child.pid, SIGSTOP); // where steps are quick there would be none left for who comes back
     // the same address, by another process
     again = worker;
     again.child = (struct test_child){0};
@@ -124,6 +125,8 @@ static void one_that_is_killed_costs_a_retry(void **state)
                        test_device(), "--dtype", daemon_exact_dtype(), "--socket", worker.socket,
                        "--bridge", worker.bridge));
     worker = again;
+    daemon_wait(&worker);
+    kill(child.pid, SIGCONT);
     assert_int_equal(test_wait(&child, LIMIT_MS), 0);
     assert_each_once("killed");
     assert_log(&scene, "go to the other servers");

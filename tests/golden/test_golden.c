@@ -154,7 +154,7 @@ static enum status fill_batch(struct golden *g)
         }
         g->first[s + 1] = g->first[s] + n;
     }
-    st = batch_commit(g->batch, 0);
+    st = batch_commit(g->batch, 0, 0);
 out:
     return st;
 }

@@ -41,7 +41,7 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
     batch_clear(r->batch);
     assert_ok(batch_add_packed(r->batch, ids, n, -1, NULL));
     for (int i = 0; i < n; i++) assert_ok(batch_want_row(r->batch, i));
-    assert_ok(batch_commit(r->batch, 0));
+    assert_ok(batch_commit(r->batch, 0, 0));
     model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
     model_head(r->model, x, batch_rows_device(r->batch), 0, n);
     device_copy_out(r->dev, ret, r->model->logits,
@@ -62,7 +62,8 @@ enum status greedy_decode(const struct model *like, const int32_t *prompt, int n
 {
     const int vocab = like->config->vocab_size, n_blocks = (n_prompt + n_new + BLOCK - 1) / BLOCK;
     const struct runner_limits limits = {.max_tokens = n_prompt,
-                                         .max_rows = 2, // a padded size
+                                         .max_seqs = 2, // a padded size
+                                         .max_rows = 2,
                                          .max_context = like->max_context,
                                          .block_size = BLOCK};
     struct runner *r = NULL;

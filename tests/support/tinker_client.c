@@ -1,7 +1,6 @@
 /* tinker_client.c: cw-trainer serve as a child process, and a client of it. */
 #include "tests/support/tinker_client.h"
 #include "common/base/clock.h"
-#include "trainer/serve/protobuf.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -11,6 +10,7 @@
 
 #define START_MS  60000
 #define ANSWER_MS 60000
+#define SCRIPT_MS 300000
 
 void tinker_server_start(struct tinker_server *s, const struct daemon *d, const char *runs,
                          const char *const more[])
@@ -49,6 +49,21 @@ int tinker_server_stop(struct tinker_server *s)
 void tinker_server_kill(struct tinker_server *s)
 {
     test_end(&s->child);
+}
+
+void tinker_script(const struct tinker_server *s, const char *python, const char *script,
+                   const char *check)
+{
+    char url[64];
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", s->port);
+    const char *const argv[] = {
+        python, test_path(test_root(), script), url, "model", s->runs, check, NULL};
+    const char *log = test_path(test_folder(), "script.log");
+    if (test_command(log, SCRIPT_MS, argv) == 0) return;
+    char *text = test_read(log);
+    print_message("%s\n", text);
+    free(text);
+    fail_msg("the script failed");
 }
 
 void tinker_request(const struct tinker_server *s, const char *method, const char *path,
@@ -147,6 +162,15 @@ void tinker_model(const struct tinker_server *s, char ret_session[128], char ret
     json_decref(model);
 }
 
+void tinker_refused(json_t *answer, const char *why)
+{
+    const json_t *error = json_object_get(answer, "error");
+    if (json_is_object(error)) error = json_object_get(error, "message");
+    if (!json_is_string(error)) fail_msg("not refused: %s", json_dumps(answer, 0));
+    assert_contains(json_string_value(error), why);
+    json_decref(answer);
+}
+
 // ---- protobuf -----------------------------------------------------------------------------------
 
 static void put_tensor(struct bytes *to, const char *name, int dtype, const void *data, size_t size,
@@ -161,15 +185,13 @@ static void put_tensor(struct bytes *to, const char *name, int dtype, const void
     proto_put_message(to, 2, &entry);
 }
 
-json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_id, const char *loss,
-                     bool forward_only, const struct tinker_datum *data, int n)
+void tinker_put_learn(struct bytes *to, const char *model, int seq_id, const char *loss,
+                      bool forward_only, const struct tinker_datum *data, int n)
 {
-    struct bytes message = BYTES_INIT;
-    struct wire_answer a;
-    proto_put_text(&message, 1, model);
-    proto_put_varint(&message, 2, (uint64_t)seq_id);
-    proto_put_text(&message, 4, loss);
-    proto_put_varint(&message, 6, forward_only);
+    proto_put_text(to, 1, model);
+    proto_put_varint(to, 2, (uint64_t)seq_id);
+    proto_put_text(to, 4, loss);
+    proto_put_varint(to, 6, forward_only);
     for (int i = 0; i < n; i++) {
         const struct tinker_datum *d = &data[i];
         struct bytes datum = BYTES_INIT, text = BYTES_INIT, chunk = BYTES_INIT;
@@ -179,15 +201,22 @@ json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_i
         put_tensor(&datum, "target_tokens", 2, d->targets, sizeof(int64_t), d->n);
         for (int k = 0; k < 4 && d->names[k]; k++)
             put_tensor(&datum, d->names[k], 1, d->inputs[k], sizeof(float), d->n);
-        proto_put_message(&message, 3, &datum);
+        proto_put_message(to, 3, &datum);
     }
+}
+
+json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_id, const char *loss,
+                     bool forward_only, const struct tinker_datum *data, int n)
+{
+    struct bytes message = BYTES_INIT;
+    struct wire_answer a;
+    tinker_put_learn(&message, model, seq_id, loss, forward_only, data, n);
     tinker_request(s, "POST", "/api/v1/forward_backward", "application/x-protobuf", &message, &a);
     bytes_release(&message);
     return check(&a, "forward_backward", 200);
 }
 
-// The field's bytes within a message.
-static struct proto_span field_of(struct proto_span message, uint32_t number)
+struct proto_span tinker_field(struct proto_span message, uint32_t number)
 {
     struct proto_field field;
     bool more = true;
@@ -205,8 +234,8 @@ double tinker_logprobs(const struct tinker_server *s, json_t *future, int n, flo
     double loss;
     tinker_retrieve_bytes(s, future, &answer);
     const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
-    const struct proto_span record = field_of(message, 2), metric = field_of(message, 3);
-    const struct proto_span data = field_of(field_of(field_of(record, 2), 2), 1);
+    const struct proto_span record = tinker_field(message, 2), metric = tinker_field(message, 3);
+    const struct proto_span data = tinker_field(tinker_field(tinker_field(record, 2), 2), 1);
     assert_int_equal(data.len, (size_t)n * sizeof *ret);
     memcpy(ret, data.data, data.len);
     assert_true(metric.len > sizeof loss);

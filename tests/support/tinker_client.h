@@ -4,6 +4,7 @@
 #define TESTS_SUPPORT_TINKER_CLIENT_H
 
 #include "tests/support/daemon.h"
+#include "trainer/serve/protobuf.h"
 
 struct tinker_server {
     struct test_child child;
@@ -16,6 +17,12 @@ void tinker_server_start(struct tinker_server *s, const struct daemon *d, const 
                          const char *const more[]);
 int tinker_server_stop(struct tinker_server *s);  // SIGTERM; its exit status
 void tinker_server_kill(struct tinker_server *s); // for teardowns
+
+// Runs a script of the repository with the server's URL, the name "model", the server's --run-dir
+// and one of its checks (NULL: all) by a Python that has the SDK; fails the test with what it
+// printed unless it ends well.
+void tinker_script(const struct tinker_server *s, const char *python, const char *script,
+                   const char *check);
 
 // One request; `type` NULL: no body.
 void tinker_request(const struct tinker_server *s, const char *method, const char *path,
@@ -40,9 +47,16 @@ struct tinker_datum {
     const char *names[4]; // NULL-ended
     const float *inputs[4];
 };
+// The body of a forward_backward.
+void tinker_put_learn(struct bytes *to, const char *model, int seq_id, const char *loss,
+                      bool forward_only, const struct tinker_datum *data, int n);
 // forward_backward; its future.
 json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_id, const char *loss,
                      bool forward_only, const struct tinker_datum *data, int n);
+// Takes an answer that must be an error, in whose sentence `why` stands.
+void tinker_refused(json_t *answer, const char *why);
+// The field's bytes within a message of protobuf.
+struct proto_span tinker_field(struct proto_span message, uint32_t number);
 // The log-probabilities of all datums (n tokens in all) and the loss, of such a future, taken.
 double tinker_logprobs(const struct tinker_server *s, json_t *future, int n, float *ret);
 // optim_step, waited for; the gradient's norm.

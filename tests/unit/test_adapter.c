@@ -258,7 +258,7 @@ static void logits_of(const int *adapter, int n, float *ret)
         assert_ok(batch_add_packed(base.batch, ids, TOKENS, -1, NULL));
     }
     for (int i = 0; i < n * TOKENS; i++) assert_ok(batch_want_row(base.batch, i));
-    assert_ok(batch_commit(base.batch, 0));
+    assert_ok(batch_commit(base.batch, 0, 0));
     model_forward(base.model, batch_view(base.batch), NULL, NULL, &x);
     model_head(base.model, x, batch_rows_device(base.batch), 0, n * TOKENS);
     memcpy(ret, base.model->logits, (size_t)n * TOKENS * VOCAB * sizeof *ret);

@@ -20,7 +20,7 @@ static void check(const struct added *rows, int n)
     assert_ok(batch_new(dev, 32, 8, 4, 8, &b));
     for (int i = 0; i < n; i++)
         assert_ok(batch_add_paged(b, tokens, rows[i].n, rows[i].first, rows[i].blocks, 4, BLOCK));
-    assert_ok(batch_commit(b, 0));
+    assert_ok(batch_commit(b, 0, 0));
     for (int i = 0; i < n; i++) assert_int_equal(batch_view(b)->stored[i], rows[i].stored);
     batch_free(b);
     device_free(dev);
@@ -71,7 +71,7 @@ static void test_table_closes_up(void **state)
             assert_ok(batch_add_paged(b, &token, 1, firsts[s], blocks, 20, BLOCK));
         }
         for (int again = 0; again < 2; again++) {
-            assert_ok(batch_commit(b, 0));
+            assert_ok(batch_commit(b, 0, 0));
             const struct batch_view *view = batch_view(b);
             assert_int_equal(view->table_stride, full ? room : 32);
             for (int s = 0; s < SEQS; s++)
@@ -83,6 +83,39 @@ static void test_table_closes_up(void **state)
     device_free(dev);
 }
 
+// Of a batch that decodes not every row is wanted; both are padded.
+static void test_padding(void **state)
+{
+    (void)state;
+    const int32_t blocks[1] = {7};
+    struct device *dev = NULL;
+    struct batch *b = NULL;
+    assert_ok(device_open("cpu", &dev));
+    assert_ok(batch_new(dev, 16, 8, 1, 4, &b));
+    for (int32_t s = 0; s < 5; s++) assert_ok(batch_add_paged(b, &s, 1, s % 4, blocks, 1, BLOCK));
+    assert_true(batch_decodes(b));
+    assert_ok(batch_want_row(b, 4));
+    assert_ok(batch_want_row(b, 2));
+    assert_ok(batch_want_row(b, 3));
+    assert_int_equal(batch_commit(b, 9, 4), ST_INVALID);
+    assert_int_equal(batch_commit(b, 8, 5), ST_INVALID);
+    assert_ok(batch_commit(b, 8, 4));
+    assert_int_equal(batch_view(b)->n_tokens, 8);
+    assert_int_equal(batch_view(b)->n_seqs, 8);
+    for (int i = 5; i < 8; i++) assert_int_equal(batch_view(b)->slots[i], -1); // nothing is stored
+    assert_int_equal(batch_rows(b), 4);
+    assert_int_equal(batch_rows_device(b)[0], 4);
+    assert_int_equal(batch_rows_device(b)[2], 3);
+    assert_int_equal(batch_rows_device(b)[3], 0);
+    batch_clear(b);
+    const int32_t two[2] = {1, 2};
+    assert_ok(batch_add_paged(b, two, 2, 0, blocks, 1, BLOCK));
+    assert_false(batch_decodes(b));
+    assert_int_equal(batch_commit(b, 4, 4), ST_INVALID);
+    batch_free(b);
+    device_free(dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -90,6 +123,7 @@ int main(void)
         cmocka_unit_test(test_drafts_go_on),
         cmocka_unit_test(test_siblings_stay_apart),
         cmocka_unit_test(test_table_closes_up),
+        cmocka_unit_test(test_padding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

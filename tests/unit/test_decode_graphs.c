@@ -7,7 +7,8 @@ static int a_batch, a_kv; // only their addresses count
 
 static struct decode_graph *find(struct decode_graphs *g, int rows)
 {
-    return decode_graphs_find(g, &a_batch, &a_kv, rows, 256, 16, 0);
+    const struct decode_graph_key key = {&a_batch, &a_kv, rows, rows, 256, 16, 0};
+    return decode_graphs_find(g, &key);
 }
 
 static void test_the_oldest_goes(void **state)
@@ -20,7 +21,7 @@ static void test_the_oldest_goes(void **state)
 
     struct decode_graph *more = find(g, DECODE_GRAPHS_MAX + 1);
     assert_non_null(more); // a further shape finds room
-    assert_int_equal(more->rows, DECODE_GRAPHS_MAX + 1);
+    assert_int_equal(more->key.rows, DECODE_GRAPHS_MAX + 1);
     assert_false(more->warm);
     more->warm = true;
     assert_true(find(g, DECODE_GRAPHS_MAX + 1)->warm); // and is known the next time
@@ -35,14 +36,17 @@ static void test_what_is_the_key(void **state)
     (void)state;
     struct decode_graphs *g = decode_graphs_new(NULL);
     assert_non_null(g);
-    decode_graphs_find(g, &a_batch, &a_kv, 4, 256, 16, 0)->warm = true;
-    assert_true(decode_graphs_find(g, &a_batch, &a_kv, 4, 256, 16, 0)->warm);
-    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 4, 512, 16, 0)->warm);
-    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 4, 256, 32, 0)->warm);
-    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 4, 256, 16, 7)->warm);
-    assert_false(decode_graphs_find(g, &a_batch, &a_kv, 6, 256, 16, 0)->warm);
-    assert_false(decode_graphs_find(g, &a_kv, &a_kv, 4, 256, 16, 0)->warm);
-    assert_false(decode_graphs_find(g, &a_batch, &a_batch, 4, 256, 16, 0)->warm);
+    const struct decode_graph_key key = {&a_batch, &a_kv, 4, 4, 256, 16, 0};
+    const struct decode_graph_key others[] = {
+        {&a_batch, &a_kv, 4, 4, 512, 16, 0},   {&a_batch, &a_kv, 4, 4, 256, 32, 0},
+        {&a_batch, &a_kv, 4, 4, 256, 16, 7},   {&a_batch, &a_kv, 6, 4, 256, 16, 0},
+        {&a_batch, &a_kv, 4, 2, 256, 16, 0},   {&a_kv, &a_kv, 4, 4, 256, 16, 0},
+        {&a_batch, &a_batch, 4, 4, 256, 16, 0}};
+    decode_graphs_find(g, &key)->warm = true;
+    assert_true(decode_graphs_find(g, &key)->warm);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_false(decode_graphs_find(g, &others[i])->warm);
+    assert_true(decode_graphs_find(g, &key)->warm);
     decode_graphs_free(g);
     decode_graphs_free(NULL);
 }

@@ -28,7 +28,7 @@ static void fill(struct reference *r, int32_t *targets)
     assert_ok(batch_add_packed(r->batch, ids, FIRST, -1, NULL));
     assert_ok(batch_add_packed(r->batch, ids + FIRST, SECOND, -1, NULL));
     for (int i = 0; i < ROWS; i++) assert_ok(batch_want_row(r->batch, i));
-    assert_ok(batch_commit(r->batch, 0));
+    assert_ok(batch_commit(r->batch, 0, 0));
 }
 
 // logits: rows that the model has room for.

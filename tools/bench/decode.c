@@ -48,9 +48,10 @@ enum status decoder_open(struct decoder *d, struct bench *b)
     d->b = b;
     d->n = (int)b->o.batch;
     d->blocks_each = (last + BLOCK - 1) / BLOCK;
-    // room for padding a batch up to the next captured size
+    const int padded = d->n < 32 ? d->n + 8 : d->n + 32; // room up to the next captured size
     const struct runner_limits limits = {.max_tokens = chunk + 32,
-                                         .max_rows = d->n < 32 ? d->n + 8 : d->n + 32,
+                                         .max_seqs = padded,
+                                         .max_rows = padded,
                                          .max_context = last,
                                          .block_size = BLOCK};
     d->tokens = calloc((size_t)d->n, sizeof *d->tokens);

@@ -22,6 +22,7 @@ static enum status prefill_open(struct prefill *p, struct bench *b)
     p->context = (int)b->o.context;
     p->blocks_each = (p->context + BLOCK - 1) / BLOCK;
     const struct runner_limits limits = {.max_tokens = (int)b->o.tokens,
+                                         .max_seqs = p->n,
                                          .max_rows = p->n,
                                          .max_context = p->context + 1,
                                          .block_size = BLOCK};

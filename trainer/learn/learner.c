@@ -68,7 +68,7 @@ void learner_free(struct learner *l)
 {
     if (!l) return;
     learner_free(l->draft);
-    optimizer_free(l->optimizer);
+    if (!l->options.many_adapters) optimizer_free(l->optimizer);
     backward_free(l->backward);
     tape_free(l->dev, l->tape);
     batch_free(l->batch);
@@ -250,6 +250,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     draft_options.optimizer = options->optimizer;
     draft_options.freeze = NULL;
     draft_options.adapter = NULL;
+    draft_options.many_adapters = false;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
@@ -387,22 +388,31 @@ static void set_dropout(struct learner *l, const struct micro_batch *mb,
     adapter_table_drop(l->adapters, &dropout);
 }
 
-// Of the policy's weights; or of the adapter beside them, which is then the only one of a table.
+enum status learner_use_adapter(struct learner *l, const struct adapter *adapter,
+                                struct optimizer *optimizer)
+{
+    enum status st = adapter_table_set(l->adapters, 0, adapter);
+    if (st != ST_OK) return st;
+    l->optimizer = optimizer;
+    backward_use_adapter(l->backward, adapter, optimizer_grads(optimizer, 0));
+    return ST_OK;
+}
+
+// Of the policy's weights; or of an adapter beside them, the only one of a table.
 static enum status prepare_backward(struct learner *l)
 {
     const struct adapter *adapter = l->options.adapter;
-    const struct weights *grads = optimizer_grads(l->optimizer, 0);
     enum status st;
     if (adapter) {
         CHECK(weights_plan(l->config, DT_F32, &l->frozen));
         CHECK(adapter_table_new(l->dev, l->policy, 1, adapter->max_rank, &l->adapters));
-        CHECK(adapter_table_set(l->adapters, 0, adapter));
         model_use_adapters(l->model, l->adapters);
     }
     if (adapter && l->options.lora_dropout > 0) CHECK(prepare_dropout(l));
-    CHECK(backward_new(l->model, adapter ? l->frozen : grads, l->options.token_budget,
-                       l->max_targets, l->options.logits_chunk, &l->backward));
-    if (adapter) backward_use_adapter(l->backward, adapter, grads);
+    CHECK(backward_new(l->model, adapter ? l->frozen : optimizer_grads(l->optimizer, 0),
+                       l->options.token_budget, l->max_targets, l->options.logits_chunk,
+                       &l->backward));
+    if (adapter && !l->options.many_adapters) CHECK(learner_use_adapter(l, adapter, l->optimizer));
 out:
     return st;
 }
@@ -412,7 +422,8 @@ enum status learner_prepare(struct learner *l)
     enum status st;
     CHECK(check_room(&l->plan, l->dev));
     if (!l->is_draft) CHECK(device_reserve(l->dev, l->scratch));
-    CHECK(optimizer_new(l->dev, &l->trained, &l->options.optimizer, &l->optimizer));
+    if (!l->options.many_adapters)
+        CHECK(optimizer_new(l->dev, &l->trained, &l->options.optimizer, &l->optimizer));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
     CHECK(prepare_backward(l));
     CHECK(prepare_rows(l));
@@ -496,7 +507,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));
-        CHECK(batch_commit(l->batch, 0));
+        CHECK(batch_commit(l->batch, 0, 0));
         set_dropout(l, mb, groups, backward);
         if (l->ref.model) CHECK(reference_logprobs(l));
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);

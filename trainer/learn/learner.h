@@ -15,6 +15,7 @@ struct learner_config {
     float lora_dropout;            // of an adapter's input, while gradients are computed
     uint64_t seed;                 // of that
     const struct adapter *adapter; // bound: is trained instead of the policy; NULL: none
+    bool many_adapters;            // it is the largest's plan, of those of learner_use_adapter()
     float temperature;             // log-probabilities are of logits / temperature
     int token_budget;              // rows of a micro-batch, at most
     int logits_chunk;              // rows whose logits exist at one time; 0: by the device
@@ -64,6 +65,11 @@ struct device *learner_device(const struct learner *l);
 // Takes all memory, once; the reference is then a copy of the policy. ST_NO_MEMORY, with the
 // figures and the option that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);
+// From here on that adapter, which is bound, is trained, by an optimizer of its own, which has its
+// gradients; both are borrowed. Of a learner for many_adapters, after learner_prepare(); before
+// anything else is done with it. ST_INVALID where its rank is over the largest's.
+enum status learner_use_adapter(struct learner *l, const struct adapter *adapter,
+                                struct optimizer *optimizer);
 // Makes the reference, which there must be, a copy of the policy's present weights (NULL), or that
 // model folder's. With an adapter nothing is to be done.
 enum status learner_set_reference(struct learner *l, const char *folder);

@@ -112,8 +112,8 @@ static enum status make_groups(const struct rollout *r, struct pack_group **ret_
             (struct pack_completion){.ids = r->completions[i].ids, .n = r->completions[i].n};
     for (int g = 0; g < r->n_groups; g++)
         groups[g] = (struct pack_group){
-            .prompt = r->examples[g]->prompt_ids.ids,
-            .n_prompt = r->examples[g]->prompt_ids.n,
+            .prompt = rollout_prompt(r, g)->ids,
+            .n_prompt = rollout_prompt(r, g)->n,
             .completions = completions + (size_t)g * r->n_per_group,
             .n = r->n_per_group,
         };

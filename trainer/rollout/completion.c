@@ -22,8 +22,16 @@ void completion_release(struct completion *s)
     free(s->accepted);
     free(s->text_offset);
     free(s->advantages);
+    free(s->rewards);
     json_decref(s->telemetry);
     *s = (struct completion){0};
+}
+
+double completion_reward(const struct completion *c)
+{
+    double sum = 0;
+    for (int k = 0; k < c->n_rewards; k++) sum += c->rewards[k].reward;
+    return sum;
 }
 
 static enum status read_list(const char *where, const json_t *line, const char *key, int n,

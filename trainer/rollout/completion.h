@@ -20,12 +20,21 @@ struct completion {
     int32_t *text_offset; // (n) characters of text before each token; NULL: not given
     json_t *telemetry;    // docs/protocol.md, POST /v1/rollouts; may be NULL
     float *advantages;    // (n) of each token, in place of the sample's; NULL: the sample's
+    // Of an environment: its rewards in their order, and how many tokens come before each.
+    struct completion_reward {
+        double reward;
+        int after;
+    } * rewards;   // (n_rewards)
+    int n_rewards; // 0: no environment
 };
 
 static inline bool completion_is_policys(const struct completion *c, int t) // its token t
 {
     return !c->by_policy || c->by_policy[t];
 }
+
+// Sum of the environment's.
+double completion_reward(const struct completion *c);
 
 struct completion_bounds { // of what was asked for
     int vocab_size, max_tokens;

@@ -18,6 +18,7 @@ struct reward_input {
     const json_t *telemetry; // of this sample (docs/protocol.md); may be NULL
     const json_t *prompt;    // text or messages, as the data set has it; may be NULL
     const json_t *row;       // the data set's line; may be NULL
+    double environment;      // with reward_options.environment: what it gave
 };
 
 #define REWARD_MAX_TERMS 16
@@ -31,6 +32,7 @@ struct reward_options {
     double length_target; // of `length`; characters
     double timeout_s;     // of `command`: longest wait for a reply
     int64_t processes;    // of each `command`; 0: 1
+    bool environment;     // samples are made by environments, which give them a reward
 };
 // Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
 enum status reward_new(const struct reward_options *options, struct reward **ret);

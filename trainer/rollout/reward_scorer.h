@@ -26,6 +26,6 @@ struct scorer {
 };
 
 extern const struct scorer scorer_exact, scorer_numeric, scorer_gsm8k, scorer_regex, scorer_length,
-    scorer_constant, scorer_plugin, scorer_command;
+    scorer_constant, scorer_plugin, scorer_command, scorer_environment;
 
 #endif

@@ -95,6 +95,24 @@ static enum status score_constant(void *state, const struct reward_input *input,
     return ST_OK;
 }
 
+static enum status open_environment(const struct reward_options *options, const char *argument,
+                                    void **ret_state)
+{
+    (void)argument;
+    (void)ret_state;
+    if (options->environment) return ST_OK;
+    return status_fail(ST_INVALID, "reward \"environment\" is what an environment gave, and none "
+                                   "makes samples here: cw-trainer train --rollouts names one");
+}
+
+static enum status score_environment(void *state, const struct reward_input *input,
+                                     double *ret_score)
+{
+    (void)state;
+    *ret_score = input->environment;
+    return ST_OK;
+}
+
 const struct scorer scorer_exact = {
     .name = "exact",
     .binary = true,
@@ -132,4 +150,10 @@ const struct scorer scorer_constant = {
     .name = "constant",
     .help = "1 for everything: no signal, for measurements",
     .score = score_constant,
+};
+const struct scorer scorer_environment = {
+    .name = "environment",
+    .help = "what the environment of --rollouts gave, and the default with it",
+    .open = open_environment,
+    .score = score_environment,
 };

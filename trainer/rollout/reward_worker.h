@@ -4,7 +4,7 @@
 #define TRAINER_REWARD_WORKER_H
 
 #include "trainer/rollout/reward.h"
-#include "trainer/rollout/reward_child.h"
+#include "trainer/rollout/child.h"
 
 #define WORKER_WINDOW 256 // samples that one process owes, at most
 

@@ -13,6 +13,7 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
+#include "trainer/rollout/environment.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -79,10 +80,17 @@ void rollout_free(struct rollout *r)
     for (int i = 0; r->completions && i < r->n_groups * r->n_per_group; i++)
         completion_release(&r->completions[i]);
     for (int g = 0; r->owned && g < r->n_groups; g++) example_release(&r->owned[g]);
+    for (int g = 0; r->prompts && g < r->n_groups; g++) token_list_release(&r->prompts[g]);
+    free(r->prompts);
     free(r->owned);
     free(r->completions);
     free(r->examples);
     free(r);
+}
+
+const struct token_list *rollout_prompt(const struct rollout *r, int group)
+{
+    return r->prompts ? &r->prompts[group] : &r->examples[group]->prompt_ids;
 }
 
 uint64_t rollout_oldest(const struct rollout *r, int group)
@@ -121,11 +129,11 @@ static const char *completions_of(const struct rollout_server *s)
     return s->worker ? s->worker->completions_of : NULL;
 }
 
-static json_t *prompt_ids(const struct example *e)
+json_t *rollout_ids(const struct token_list *list)
 {
     json_t *ids = json_array();
-    for (int i = 0; ids && i < e->prompt_ids.n; i++)
-        if (json_array_append_new(ids, json_integer(e->prompt_ids.ids[i]))) {
+    for (int i = 0; ids && i < list->n; i++)
+        if (json_array_append_new(ids, json_integer(list->ids[i]))) {
             json_decref(ids);
             ids = NULL;
         }
@@ -140,7 +148,7 @@ static json_int_t seed_of(const struct part *p, int group)
 static json_t *request_group(const struct part *p, int id)
 {
     const struct rollout *r = p->pull->rollout;
-    json_t *ids = prompt_ids(r->examples[id]);
+    json_t *ids = rollout_ids(&r->examples[id]->prompt_ids);
     return ids ? json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n",
                            r->n_per_group, "seed", seed_of(p, id))
                : NULL;
@@ -151,7 +159,7 @@ static json_t *completions_body(struct part *p)
 {
     const struct rollout *r = p->pull->rollout;
     const struct sampling_options *s = p->pull->sampling;
-    json_t *ids = prompt_ids(r->examples[p->first]);
+    json_t *ids = rollout_ids(&r->examples[p->first]->prompt_ids);
     json_t *body =
         ids ? json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*}", "model",
                         completions_of(server_of(p)), "prompt", ids, "n", r->n_per_group, "seed",
@@ -179,11 +187,22 @@ static json_t *request_tandem(const struct sampling_options *s)
     return tandem;
 }
 
+json_t *rollout_request(const struct rollout_source *source, const struct sampling_options *s,
+                        json_t *groups)
+{
+    return groups ? json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*}}", "groups",
+                              groups, "lora", source->adapter, "sampling", "temperature",
+                              s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
+                              (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
+                              "ignore_eos", s->ignore_eos, "stop", s->stop, "tandem",
+                              request_tandem(s))
+                  : NULL;
+}
+
 // Of the groups that have no completions; how many samples that are is the part's n_wanted.
 static json_t *rollouts_body(struct part *p)
 {
     const struct rollout *r = p->pull->rollout;
-    const struct sampling_options *s = p->pull->sampling;
     json_t *groups = json_array();
     bool failed = !groups;
     p->n_wanted = p->n_taken = 0;
@@ -192,15 +211,8 @@ static json_t *rollouts_body(struct part *p)
         failed = json_array_append_new(groups, request_group(p, g));
         p->n_wanted += r->n_per_group;
     }
-    json_t *body = failed ? NULL
-                          : json_pack("{s:O, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*}}",
-                                      "groups", groups, "lora", p->pull->source->adapter,
-                                      "sampling", "temperature", s->temperature, "top_p", s->top_p,
-                                      "min_p", s->min_p, "top_k", (json_int_t)s->top_k,
-                                      "max_tokens", (json_int_t)s->max_tokens, "ignore_eos",
-                                      s->ignore_eos, "stop", s->stop, "tandem", request_tandem(s));
-    json_decref(groups);
-    return body;
+    if (failed) json_decref(groups);
+    return rollout_request(p->pull->source, p->pull->sampling, failed ? NULL : groups);
 }
 
 // ---- response -----------------------------------------------------------------------------------
@@ -513,6 +525,7 @@ enum status rollout_pull(const struct rollout_source *source,
         .deadline = clock_deadline_ns(source->timeout_ms),
     };
     const int64_t start = clock_now_ns();
+    if (source->environments) return environment_pull(source, sampling, r);
     if (servers_up(source) == 0)
         return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
     enum status st = plan_parts(&pull);
@@ -528,22 +541,29 @@ enum status rollout_pull(const struct rollout_source *source,
 
 // ---- the server's context -----------------------------------------------------------------------
 
-enum status rollout_check_context(const struct rollout_source *source, const struct dataset *data,
-                                  int64_t limit, int64_t max_completion_length)
+enum status rollout_context(const struct rollout_source *source, int64_t *ret)
 {
     json_t *models;
-    int64_t n = limit > 0 && limit < data->n ? limit : data->n;
-    int longest = 0;
     enum status st = http_get_json(source->http, "/v1/models", MODELS_MS, &models);
     if (st != ST_OK) return st;
     const json_t *model = json_array_get(json_object_get(models, "data"), 0);
-    int64_t context = json_integer_value(json_object_get(model, "max_model_len"));
+    *ret = json_integer_value(json_object_get(model, "max_model_len"));
     if (!json_has(model, "max_model_len")) {
         log_warn("the server's /v1/models names no \"max_model_len\": whether prompts and "
                  "completions fit its context is not checked");
-        context = INT64_MAX;
+        *ret = INT64_MAX;
     }
     json_decref(models);
+    return ST_OK;
+}
+
+enum status rollout_check_context(const struct rollout_source *source, const struct dataset *data,
+                                  int64_t limit, int64_t max_completion_length)
+{
+    int64_t context = 0, n = limit > 0 && limit < data->n ? limit : data->n;
+    int longest = 0;
+    enum status st = rollout_context(source, &context);
+    if (st != ST_OK) return st;
     for (int64_t i = 0; i < n; i++)
         if (data->examples[i].prompt_ids.n > longest) longest = data->examples[i].prompt_ids.n;
     if (longest + max_completion_length <= context) return ST_OK;

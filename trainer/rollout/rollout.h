@@ -10,13 +10,17 @@
 #include "trainer/rollout/data.h"
 #include <stdatomic.h>
 
+struct environment_rollouts;
+
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
     struct example *owned;           // (n_groups) those of them that are this rollout's; NULL: none
-    struct completion *completions;  // (n_groups, n_per_group)
-    long n_tokens;                   // of the completions
-    double seconds;                  // request to last line
+    // (n_groups) what the completions stand behind, where environments made it; NULL: the examples'
+    struct token_list *prompts;
+    struct completion *completions; // (n_groups, n_per_group)
+    long n_tokens;                  // of the completions
+    double seconds;                 // request to last line
 };
 
 struct sampling_options {
@@ -58,6 +62,8 @@ struct rollout_source { // borrowed parts, filled by the caller
     struct rollout_server servers[ROLLOUT_MAX_SERVERS];
     int n_servers;
     const char *adapter; // that samples; NULL: the model itself
+    // What makes trajectories of the examples (environment.h); NULL: one completion of each prompt.
+    struct environment_rollouts *environments;
     int vocab_size;
     int timeout_ms, idle_timeout_ms;
     const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never
@@ -77,12 +83,22 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // rollout_free() only.
 enum status rollout_pull(const struct rollout_source *source,
                          const struct sampling_options *sampling, struct rollout *r);
+// What group's completions stand behind.
+const struct token_list *rollout_prompt(const struct rollout *r, int group);
+// Body of POST /v1/rollouts for a list of groups; takes their reference over (NULL: no memory, and
+// so is the result).
+json_t *rollout_request(const struct rollout_source *source,
+                        const struct sampling_options *sampling, json_t *groups);
+json_t *rollout_ids(const struct token_list *ids); // as JSON; NULL: no memory
 // The oldest weights that sampled a token of a group; UINT64_MAX: it has no token, or no versions.
 uint64_t rollout_oldest(const struct rollout *r, int group);
 // Takes the completions of groups with a token of weights before `oldest` away. How many groups.
 int rollout_drop_older(struct rollout *r, uint64_t oldest);
 void rollout_free(struct rollout *r);
 
+// Tokens of context that the server serves (its --max-context); INT64_MAX, and a warning, where it
+// does not say so.
+enum status rollout_context(const struct rollout_source *source, int64_t *ret);
 // ST_INVALID where a prompt with that many new tokens is over the context that the server serves
 // (its --max-context), which may be less than the model's. limit > 0: of the first `limit` prompts.
 enum status rollout_check_context(const struct rollout_source *source, const struct dataset *data,

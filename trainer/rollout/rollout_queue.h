@@ -10,6 +10,7 @@
 #ifndef TRAINER_ROLLOUT_QUEUE_H
 #define TRAINER_ROLLOUT_QUEUE_H
 
+#include "trainer/rollout/environment.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/rollout/spec_counters.h"
 #include <stdatomic.h>
@@ -23,7 +24,8 @@ struct rollout_step {
     struct rollout *rollout; // its examples; the completions are the work's
     int n_again;             // groups whose completions were too old, and are generated again
     // filled by the work
-    struct spec_counters spec; // what was drafted meanwhile
+    struct spec_counters spec;            // what was drafted meanwhile
+    struct environment_stats environment; // with --rollouts
     struct scores scores;
     struct latency_model latency; // as it is with these completions
     // the queue's

@@ -54,6 +54,7 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
             .telemetry = completion->telemetry,
             .prompt = example->prompt_json,
             .row = example->row,
+            .environment = completion_reward(completion),
         };
     }
     enum status st = reward_score_all(reward, inputs, n, ret_terms, ret_sums, &failed);
@@ -184,5 +185,67 @@ enum status scoring_rollout(const struct scoring *how, const struct rollout *r, 
     *ret = s;
 out:
     if (st != ST_OK) scores_release(&s);
+    return st;
+}
+
+// ---- rewards of turns ---------------------------------------------------------------------------
+
+static int rewards_of(const struct completion *c)
+{
+    return c->n_rewards > 1 ? c->n_rewards : 1;
+}
+
+// Sample i's rewards; the last has all else that the sample's reward is made of.
+static void list_rewards(const struct completion *c, double reward, double *ret)
+{
+    double before = 0;
+    for (int k = 0; k < rewards_of(c) - 1; k++) before += ret[k] = c->rewards[k].reward;
+    ret[rewards_of(c) - 1] = reward - before;
+}
+
+static enum status advantages_of_tokens(struct completion *c, const float *advantages)
+{
+    free(c->advantages);
+    c->advantages = calloc((size_t)c->n + 1, sizeof *c->advantages);
+    if (!c->advantages) return status_fail(ST_NO_MEMORY, "no memory for %d advantages", c->n);
+    for (int t = 0; t < c->n; t++)
+        for (int k = 0; k < rewards_of(c); k++)
+            if (c->n_rewards <= 1 || c->rewards[k].after > t) c->advantages[t] += advantages[k];
+    return ST_OK;
+}
+
+enum status scoring_turns(const struct scoring *how, struct rollout *r, struct scores *s)
+{
+    enum status st = ST_OK;
+    struct advantage_stats stats;
+    double *rewards = NULL;
+    float *advantages = NULL;
+    int *first = calloc((size_t)r->n_groups + 1, sizeof *first), n = 0;
+    if (!first) return status_fail(ST_NO_MEMORY, "no memory for %d groups", r->n_groups);
+    for (int i = 0; i < s->n; i++)
+        first[i / r->n_per_group + 1] = n += rewards_of(&r->completions[i]);
+    if (n == s->n) goto out; // one each
+    if (how->normalise_terms)
+        FAIL(ST_UNSUPPORTED, "--reward-normalise terms: an environment gave \"rewards\" of turns, "
+                             "and terms are of whole samples; let it give one \"reward\"");
+    rewards = calloc((size_t)n, sizeof *rewards);
+    advantages = calloc((size_t)n, sizeof *advantages);
+    if (!rewards || !advantages) FAIL(ST_NO_MEMORY, "no memory for %d rewards", n);
+    for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++]))
+        list_rewards(&r->completions[i], s->rewards[i], rewards + at);
+    advantage_compute_groups(rewards, first, r->n_groups, how->scale, &stats, advantages);
+    for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++])) {
+        CHECK(advantages_of_tokens(&r->completions[i], advantages + at));
+        s->advantages[i] = 0;
+        for (int k = 0; k < rewards_of(&r->completions[i]); k++)
+            s->advantages[i] += advantages[at + k];
+    }
+    s->stats.frac_zero_std = stats.frac_zero_std;
+    s->stats.mean = stats.mean;
+    s->stats.std = stats.std;
+out:
+    free(first);
+    free(rewards);
+    free(advantages);
     return st;
 }

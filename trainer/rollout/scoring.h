@@ -36,6 +36,11 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
 // and takes its latencies.
 enum status scoring_rollout(const struct scoring *s, const struct rollout *rollout,
                             struct scores *ret);
+// Where samples have several rewards, one a turn: advantages of tokens in place of the samples'.
+// Every reward is compared with all of its group's, and a token's advantage is the sum of those
+// that come after it (process supervision, Shao et al. 2024). What else counts (other terms, costs)
+// stands with the last. ST_UNSUPPORTED with normalise_terms.
+enum status scoring_turns(const struct scoring *s, struct rollout *rollout, struct scores *scores);
 void scores_release(struct scores *s);
 
 // Every line of the data set has what the reward needs of it: an answer, a pattern; and the reward

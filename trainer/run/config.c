@@ -1,5 +1,6 @@
 /* config.c: the options table of `cw-trainer train`. Read once at start. */
 #include "trainer/run/config.h"
+#include "trainer/rollout/environment.h"
 #include "trainer/run/options_shared.h"
 
 #include <inttypes.h>
@@ -78,6 +79,14 @@ const struct option_spec train_options[] = {
             "groups in one step"),
     OPT_INT("num-generations", curriculum.num_generations, "8", "N", 1, 4096,
             "samples of each prompt, without a curriculum"),
+    OPT_TEXT("rollouts", rollouts, NULL, "command:PROGRAM ARGS",
+             "environments: child processes that make a trajectory of a line of --data and of what "
+             "they have the policy sample, turn by turn, and give its reward "
+             "(docs/environments.md)"),
+    OPT_INT("rollout-processes", rollout_processes, "1", "N", 1, ENVIRONMENT_MAX_PROCESSES,
+            "such processes"),
+    OPT_DOUBLE("rollout-process-timeout", rollout_process_timeout, "300", "SECONDS", 0.01, 1e6,
+               "longest wait for what one of them does next about a sample"),
     OPT_FLAG("async", async, NULL,
              "sample the next steps while learning from one, by weights of up to --max-staleness "
              "updates before"),
@@ -372,6 +381,35 @@ static enum status check_atropos(const struct train_config *c, const struct trai
     return ST_OK;
 }
 
+static enum status check_rollouts(const struct train_config *c)
+{
+    const struct {
+        const char *option;
+        bool given;
+        const char *why;
+    } refused[] = {
+        {"atropos", c->atropos != NULL, "both say where samples come from"},
+        {"sync", c->sync != SYNC_SHARED,
+         "environments sample from the server that shares its "
+         "weights"},
+        {"workers", c->workers && *c->workers,
+         "turns of a sample go to one server, whose prefix "
+         "cache has them"},
+        {"tandem", c->sampling.tandem.on, "what two models wrote has a mask of its own"},
+    };
+    if (!c->rollouts) return ST_OK;
+    if (strncmp(c->rollouts, ROLLOUTS_COMMAND, strlen(ROLLOUTS_COMMAND)) != 0)
+        return status_fail(ST_INVALID, "--rollouts %s: take command:PROGRAM ARGS", c->rollouts);
+    if (strspn(c->rollouts + strlen(ROLLOUTS_COMMAND), " ") ==
+        strlen(c->rollouts) - strlen(ROLLOUTS_COMMAND))
+        return status_fail(ST_INVALID, "--rollouts command: names no program");
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (refused[i].given)
+            return status_fail(ST_INVALID, "--%s with --rollouts: %s; leave one of the two out",
+                               refused[i].option, refused[i].why);
+    return ST_OK;
+}
+
 static enum status check_workers(const struct train_config *config,
                                  const struct train_resolved *resolved)
 {
@@ -477,9 +515,11 @@ enum status train_config_resolve(const struct train_config *config, struct train
     CHECK(resolve_sync(config, &r));
     CHECK(check_exact(config, r.max_staleness));
     CHECK(check_atropos(config, &r));
+    CHECK(check_rollouts(config));
     CHECK(check_workers(config, &r));
     CHECK(resolve_loss(config, &r.loss));
-    if (config->atropos) r.loss.frozen_weight = 0; // of what an environment wrote between turns
+    // of what an environment wrote between turns
+    if (config->atropos || config->rollouts) r.loss.frozen_weight = 0;
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;
     *ret = r;

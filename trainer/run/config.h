@@ -15,12 +15,17 @@
 #include "trainer/rollout/rollout.h"
 #include "trainer/run/learning.h"
 
+#define ROLLOUTS_COMMAND "command:"
+
 enum sync_way { SYNC_SHARED, SYNC_CHECKPOINT };
 extern const char *const sync_way_names[];
 
 struct train_config {
     const char *bridge, *data, *run_dir, *config;
-    const char *atropos; // URL; NULL: rollouts are this program's
+    const char *atropos;  // URL; NULL: rollouts are this program's
+    const char *rollouts; // ROLLOUTS_COMMAND and a program's line; NULL: one completion a sample
+    int64_t rollout_processes;
+    double rollout_process_timeout;
     const char *also_count, *start_from;
     const char *workers, *workers_api_key_file;
     // how the sampler comes by new weights

@@ -32,9 +32,11 @@ struct run {
     struct adapter *adapter; // that is trained instead (--lora-r), bound likewise; NULL: none
     struct http_client *http;
     struct rollout_source source;
-    struct workers *workers;   // run_workers.c; NULL without --workers
-    struct sync *sync;         // run_sync.c
-    struct device *own_device; // of --sync checkpoint, until the bridge has it
+    struct environment *environment; // run_environment.c; NULL without --rollouts
+    int64_t server_context;          // tokens; with it
+    struct workers *workers;         // run_workers.c; NULL without --workers
+    struct sync *sync;               // run_sync.c
+    struct device *own_device;       // of --sync checkpoint, until the bridge has it
     struct learner *learner;
     // the draft model, with --train-draft; NULL without
     const char *draft_folder; // the bridge file's
@@ -86,7 +88,6 @@ enum status run_retry(enum status restoring, enum status (*attempt)(void *), voi
 enum status run_make_adapter(struct run *run);
 enum status run_open_adapter(struct run *run);
 enum status run_start_adapter(struct run *run);
-#define RUN_ADAPTER "adapter" // in trainer_state.json: its name, by which the server restores it
 
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
 enum status run_check_context(const struct run *run);
@@ -178,6 +179,17 @@ void run_put_workers(const struct run *run, json_t *metrics); // of the step don
 enum status run_open_atropos(struct run *run); // registers, once the run knows where it starts
 enum status run_take_batch(struct run *run, struct rollout_step *s); // waits for environments
 enum status run_atropos_data(struct run *run);                       // in place of a data set
+
+// run_environment.c, of runs with --rollouts; without it they do nothing. Starts the processes.
+enum status run_open_environment(struct run *run);
+// What a pull of rollouts takes of the run: fills `of`, and puts it into the source. step: from 1.
+// The journal is the step's, and none of an evaluation; close it with run_end_environment().
+enum status run_use_environment(struct run *run, int64_t step, bool evaluation,
+                                struct environment_rollouts *of, struct rollout_source *source);
+void run_end_environment(struct environment_rollouts *of);
+// A checkpoint has all steps so far: their journals go.
+enum status run_forget_journals(const struct run *run);
+void run_put_environment(const struct run *run, const struct rollout_step *s, json_t *metrics);
 
 // run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
 enum status run_learn(struct run *run, const struct rollout_step *s, double lr,

@@ -1,12 +1,11 @@
 /* run_adapter.c: a run that trains a LoRA adapter (--lora-r): the server makes it, in shared memory
  * of its own, and this process maps and writes it as it does a model's weights. The main thread.
  *
- * Whatever such a run starts from is first written as a PEFT folder, RUN/start, and then published
- * from there: so the first update has a snapshot like any other (run_load_weights). */
+ * Whatever such a run starts from is first written as RUN/start (adapter_folder.h). */
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/run/model_folder_write.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -116,67 +115,19 @@ out:
 }
 
 // ---- the start ----------------------------------------------------------------------------------
-struct start {
-    const struct run *run;
-    struct device *dev; // of the adapter
-    const struct adapter *adapter;
-};
-
-// A PEFT folder that says whose weights it has, as a checkpoint does.
-static enum status fill_start(void *context, const char *folder)
-{
-    const struct start *s = context;
-    enum status st;
-    char path[PATH_ROOM];
-    json_t *state = json_pack("{s:s}", RUN_ADAPTER, s->run->config->lora.name);
-    if (!state) return status_fail(ST_NO_MEMORY, "no memory for the run's start");
-    CHECK(adapter_save(s->adapter, s->dev, folder, s->adapter->weights->dt));
-    CHECK(path_put(path, folder, CHECKPOINT_TRAINER));
-    CHECK(file_make_folders(path));
-    CHECK(path_put(path, folder, CHECKPOINT_TRAINER "/trainer_state.json"));
-    CHECK(json_write_file(path, 0644, state));
-out:
-    json_decref(state);
-    return st;
-}
-
-// Into host memory of this process: a new adapter, or that of a PEFT folder.
-static enum status make_start(struct run *run, const char *from, struct device *host,
-                              struct adapter **ret, void **ret_memory)
-{
-    enum status st;
-    struct adapter_config *config;
-    CHECK(adapter_config_from_json("--lora-r", run->adapter->config->source, &config));
-    CHECK(adapter_new(config, run->policy, run->adapter->weights->dt, ret));
-    CHECK(device_alloc(host, (*ret)->weights->bytes, ret_memory));
-    weights_bind((*ret)->weights, *ret_memory);
-    if (from) CHECK(adapter_check(*ret, from));
-    st = from ? adapter_load(*ret, host, from)
-              : adapter_init(*ret, host, (uint64_t)run->config->seed);
-out:
-    return st;
-}
-
 enum status run_start_adapter(struct run *run)
 {
     enum status st;
     const char *from = run->config->start_from;
     const bool current = strcmp(from, "current") == 0, fresh = strcmp(from, "loaded") == 0;
-    struct start start = {run, bridge_device(run->bridge), run->adapter};
-    struct adapter *made = NULL;
-    struct device *host = NULL;
-    void *memory = NULL;
+    const char *name = run->config->lora.name;
     char folder[PATH_ROOM];
     CHECK(path_put(folder, run->folder, "start"));
-    if (!current) {
-        CHECK(device_open("cpu", &host));
-        CHECK(make_start(run, fresh ? NULL : from, host, &made, &memory));
-        start.dev = host;
-        start.adapter = made;
-    }
-    CHECK(folder_write(folder, fill_start, &start));
+    CHECK(current ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge), name)
+                  : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
+                                         (uint64_t)run->config->seed, name));
     CHECK(run_load_weights(run, folder, NULL));
-    log_info("the adapter '%s' starts %s%s (%s)", run->config->lora.name,
+    log_info("the adapter '%s' starts %s%s (%s)", name,
              fresh     ? "new, and changes nothing yet"
              : current ? "as it is served"
                        : "from ",
@@ -184,8 +135,5 @@ enum status run_start_adapter(struct run *run)
     if (!(run->start = run_weights(run)))
         st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
 out:
-    if (host) device_release(host, memory);
-    device_free(host);
-    adapter_free(made);
     return status_context(st, "--start-from %s", from);
 }

@@ -12,6 +12,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -55,7 +56,7 @@ static json_t *state_of(struct run *run, bool interim)
     if (ok && run->scoring.latency)
         ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
     if (ok && run->adapter)
-        ok = json_object_set_new(state, RUN_ADAPTER, json_string(run->config->lora.name)) == 0;
+        ok = json_object_set_new(state, ADAPTER_STATE, json_string(run->config->lora.name)) == 0;
     if (ok && interim) ok = json_object_set_new(state, "interim", json_true()) == 0;
     if (ok && run->line)
         ok = json_object_set(state, "line", run->line) == 0 &&
@@ -102,6 +103,7 @@ enum status run_save(struct run *run, bool interim)
               clock_ms_since(start_ns) / 1e3);
     // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
+    CHECK(run_forget_journals(run));
 out:
     run->save_failed = st != ST_OK;
     json_decref(c.state);
@@ -223,7 +225,7 @@ static enum status check_same_run(const struct run *run, const char *folder,
                            "%s was made with --freeze \"%s\", and what is trained cannot change "
                            "within a run; take that, or begin a run with --start-from %s",
                            folder, old_freeze ? old_freeze : "", folder);
-    const char *old_adapter = json_string_value(json_object_get(c->state, RUN_ADAPTER));
+    const char *old_adapter = json_string_value(json_object_get(c->state, ADAPTER_STATE));
     if (!old_adapter != !run->adapter)
         return status_fail(ST_MISMATCH,
                            "%s was made %s --lora-r, and what is trained cannot change "

@@ -51,6 +51,7 @@ static enum status begin_anew(const struct run *run)
     enum status st;
     CHECK(path_put(checkpoints, run->folder, "checkpoints"));
     CHECK(file_remove_tree(checkpoints));
+    CHECK(journal_forget(run->folder, INT64_MAX));
     log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
 out:
     return st;

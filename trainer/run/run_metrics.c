@@ -199,6 +199,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
     if (run->config->sampling.tandem.on) put_tandem(metrics, rollout, update);
     run_put_staleness(run, s, wait_s, metrics);
+    run_put_environment(run, s, metrics);
     run_put_workers(run, metrics);
     run_put_sync(run, update, metrics);
     metrics_put(metrics, "rollout_s", rollout->seconds);
@@ -222,6 +223,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     struct sampling_options sampling = run_sampling(run, run->step);
     struct eval_result r;
     struct rollout_source trained = run->source;
+    struct environment_rollouts of = {0};
     char best[64];
     trained.n_servers = 1; // the workers' weights are those of the step before
     sampling.temperature = 0;
@@ -229,6 +231,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     rollout_queue_pause(run->queue);
     enum status st = ST_OK;
     if (run->config->sync == SYNC_CHECKPOINT) st = run_sync(run, run->step, true);
+    if (st == ST_OK) st = run_use_environment(run, run->step, true, &of, &trained);
     if (st == ST_OK)
         st = evaluate(&trained, run->eval_data, (int)run->config->eval_limit, run->reward,
                       &sampling, NULL, &r);

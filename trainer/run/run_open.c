@@ -125,8 +125,9 @@ int64_t run_longest(const struct run *run)
 {
     const struct train_config *c = run->config;
     const int64_t positions = run->model->max_positions, budget = c->learning.token_budget;
-    if (!c->atropos) return run->data->max_prompt + c->sampling.max_tokens;
-    return positions < budget ? positions : budget;
+    int64_t longest = positions < budget ? positions : budget;
+    if (c->rollouts) return longest < run->server_context ? longest : run->server_context;
+    return c->atropos ? longest : run->data->max_prompt + c->sampling.max_tokens;
 }
 
 static enum status load_data(struct run *run, const struct prompt_options *options)
@@ -197,7 +198,7 @@ static enum status open_learner(struct run *run)
                   samples * c->sampling.max_tokens,
         .seqs = samples + c->curriculum.prompts_per_step,
     };
-    if (c->atropos) { // each sequence may have a prompt of its own
+    if (c->atropos || c->rollouts) { // each sequence may have a prompt of its own
         shape.tokens = samples * shape.longest;
         shape.seqs = 2 * samples;
     }
@@ -260,6 +261,7 @@ enum status run_open(struct run *run)
     CHECK(open_policy(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
+    CHECK(run_open_environment(run));
     CHECK(open_data(run));
     plan_scoring(run);
     notice_router(run->model);
@@ -287,6 +289,7 @@ out:
 void run_close(struct run *run)
 {
     rollout_queue_free(run->queue); // works with nearly all of the rest
+    environment_free(run->environment);
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);

@@ -23,6 +23,7 @@ static enum status sample_step(void *context, struct rollout_step *s)
 {
     struct run *run = context;
     struct rollout_source source = run->source;
+    struct environment_rollouts of = {0};
     const uint64_t version = control_version(source.servers[0].control);
     struct http_client *own = NULL; // where others sample at the same time
     enum status st;
@@ -30,15 +31,19 @@ static enum status sample_step(void *context, struct rollout_step *s)
     if (run->resolved.steps_ahead > 0)
         CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
     if (own) source.http = own;
+    CHECK(run_use_environment(run, s->step + 1, false, &of, &source));
+    of.stats = s->environment; // of groups that are not made again
     CHECK(run_sync(run, s->step, false));
     CHECK(spec_watch_begin(run->watch));
     while (run_lost_server(run, st = rollout_pull(&source, &s->sampling, s->rollout)))
         CHECK(run_sync(run, s->step, false));
     if (st != ST_OK) goto out;
+    s->environment = of.stats;
     CHECK(spec_watch_end(run->watch, &s->spec));
     log_debug("step %" PRId64 ": rollouts begun by weight version %" PRIu64 ", %.3f s", s->step + 1,
               version, s->rollout->seconds);
 out:
+    run_end_environment(&of);
     http_client_free(own);
     return st;
 }
@@ -50,6 +55,7 @@ static enum status score_step(void *context, struct rollout_step *s)
     if (run->config->atropos) return ST_OK; // its scores came with it
     scores_release(&s->scores);             // where it is scored again
     enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
+    if (st == ST_OK) st = scoring_turns(&run->scoring, s->rollout, &s->scores);
     s->latency = run->scored_latency;
     log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, clock_ms_since(start) / 1e3);
     return st;

@@ -9,15 +9,16 @@
 static enum status run_save(struct policy *policy, struct work *work)
 {
     struct op *op = (struct op *)work;
-    char folder[PATH_ROOM];
+    char folder[PATH_ROOM], path[RUN_PATH_ROOM];
     enum status st = ST_OK;
     if (op->named) {
         CHECK(runs_place(op->tinker->options->runs, &op->path, folder));
         CHECK(policy_save(policy, op->model->id, folder, op->path.part == RUN_WEIGHTS));
-    } else {
-        CHECK(policy_check(policy, op->model->id));
+        run_path_put(&op->path, path);
+        sources_forget(op->tinker->sources, path); // what was there before
     }
-    op->version = control_version(op->tinker->control);
+    const bool wanted = !op->named && !op->inflight && !op->tinker->options->inflight;
+    st = policy_snapshot(policy, op->model->id, wanted, &op->snapshot);
 out:
     return st;
 }
@@ -27,14 +28,13 @@ static void saved(struct op *op)
     char path[RUN_PATH_ROOM];
     const char *type = op->path.part == RUN_WEIGHTS ? "save_weights" : "save_weights_for_sampler";
     run_path_put(&op->path, path);
-    op_note_live(op);
+    op_note_live(op, true);
     future_done_json(op->future, json_pack("{s:s, s:s}", "path", path, "type", type));
 }
 
 static void snapshot(struct op *op)
 {
-    struct sampler *s =
-        tinker_new_sampler(op->tinker, op->sampler, op->model->base, NULL, op->version);
+    struct sampler *s = tinker_new_sampler(op->tinker, op->sampler, op->model->base, &op->snapshot);
     if (s) {
         s->inflight = op->inflight;
         future_done_json(op->future, json_pack("{s:s, s:s}", "sampling_session_id", s->id, "type",

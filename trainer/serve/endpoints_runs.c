@@ -84,11 +84,9 @@ out:
 // What the server would restore must stay.
 static enum status check_not_needed(const struct tinker *t, const struct run_path *path)
 {
-    char folder[PATH_ROOM], snapshot[PATH_ROOM];
+    char folder[PATH_ROOM];
     enum status st = runs_find(t->options->runs, path, folder);
-    if (st != ST_OK) return st;
-    control_snapshot(t->control, snapshot, sizeof snapshot);
-    if (strcmp(folder, snapshot) != 0) return ST_OK;
+    if (st != ST_OK || !sources_needs(t->sources, folder)) return st;
     return status_fail(ST_INVALID,
                        "%s is what the server restores if a training process dies while it writes: "
                        "save another checkpoint before this one is deleted",
@@ -109,6 +107,7 @@ void handle_remove_checkpoint(void *tinker, struct http_request *q)
     CHECK(run_path_parse(text, &path));
     CHECK(check_not_needed(t, &path));
     CHECK(runs_remove(t->options->runs, &path));
+    sources_forget(t->sources, text);
     log_info("%s: deleted", text);
     http_reply_json(q, 200, json_object());
 out:
@@ -116,7 +115,7 @@ out:
 }
 
 // SDKs before 0.33 make a training client of this, and take nothing but an adapter: is_lora is true
-// there, of rank 0.
+// there, and a whole model has rank 0.
 void handle_weights_info(void *tinker, struct http_request *q)
 {
     struct tinker *t = tinker;
@@ -131,9 +130,12 @@ void handle_weights_info(void *tinker, struct http_request *q)
     CHECK(runs_find(t->options->runs, &path, folder));
     CHECK(runs_training_run(t->options->runs, path.run, &run));
     http_reply_json(q, 200,
-                    json_pack("{s:O, s:b, s:i, s:b, s:b, s:b}", "base_model",
-                              json_object_get(run, "base_model"), "is_lora", 1, "lora_rank", 0,
-                              "train_unembed", 1, "train_mlp", 1, "train_attn", 1));
+                    json_pack("{s:O, s:b, s:O, s:O, s:O, s:O}", "base_model",
+                              json_object_get(run, "base_model"), "is_lora", 1, "lora_rank",
+                              json_object_get(run, "lora_rank"), "train_unembed",
+                              json_object_get(run, "train_unembed"), "train_mlp",
+                              json_object_get(run, "train_mlp"), "train_attn",
+                              json_object_get(run, "train_attn")));
 out:
     if (st != ST_OK) http_fail_status(q, st);
     json_decref(run);

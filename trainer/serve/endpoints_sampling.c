@@ -1,9 +1,11 @@
 /* endpoints_sampling.c: snapshots, and samples of them. Loop's thread.
  *
- * Nothing is copied for a snapshot: it is a weight version, and is sampled from the live weights as
- * long as these are of that version. Whether they were is known for certain once the samples are
- * there, since each token comes with the version that drew it. A stale snapshot is an error, unless
- * --snapshots inflight, or the client's own kind "inflight", lets newer weights answer. */
+ * Nothing is copied for a snapshot: it is a weight version, and is sampled from the run's weights
+ * as long as these are of that version. Whether they were is known for certain once the samples are
+ * there, since each token comes with the version that sampled it. An older one of an adapter is
+ * sampled from the copy that is kept of it, one that was saved from a copy that is loaded for it.
+ * What is left is stale: an error, unless --snapshots inflight, or the client's own kind
+ * "inflight", lets newer weights answer. */
 #include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
@@ -15,17 +17,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_SAMPLES 1024 // of one request
-#define MOST_TOP     128
+#define MOST_TRIES 3
 #define CLONE_SEQ_IDS                                                                              \
     1000000000 // a copy of a client numbers its requests from a multiple of this on
 
 struct asked { // a request of samples under way
     struct sample_request request;
+    struct work load; // of its snapshot, where that is to be loaded
+    struct source_use use;
+    int tries;
     struct tinker *tinker;
     struct future *future;
     struct sampler sampler; // as it was then
-    int last_n;             // places of the prompt that are scored, from its end; 0: all
 };
 
 // ---- snapshots ----------------------------------------------------------------------------------
@@ -37,8 +40,13 @@ struct sampler *tinker_sampler(struct tinker *t, const char *id)
     return NULL;
 }
 
+static int64_t saves_of(const struct tinker *t, const struct snapshot *of)
+{
+    return json_integer_value(json_object_get(json_object_get(t->live, of->path), "saves"));
+}
+
 struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
-                                   const char *path, uint64_t version)
+                                   const struct snapshot *of)
 {
     struct sampler *s = tinker_sampler(t, id);
     if (!s) {
@@ -48,35 +56,52 @@ struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char 
     }
     snprintf(s->id, sizeof s->id, "%s", id);
     snprintf(s->base, sizeof s->base, "%s", base);
-    snprintf(s->path, sizeof s->path, "%s", path ? path : "");
-    s->version = version;
+    s->of = *of;
+    s->saves = saves_of(t, of);
     return s;
 }
 
-// The present version, or the one before the update that is being written.
-static uint64_t live_version(const struct tinker *t)
+static enum status fail_stale(const struct tinker *t, const struct sampler *s)
 {
-    return control_version(t->control) & ~(uint64_t)1;
-}
-
-static enum status fail_stale(const struct sampler *s, uint64_t live)
-{
-    const char *what = s->path[0] ? s->path : s->id;
-    if (s->version == 0)
+    const uint64_t live = sources_version(t->sources, s->of.run);
+    const char *what = s->of.path[0] ? s->of.path : s->id;
+    struct bytes kept = BYTES_INIT;
+    if (s->saves != saves_of(t, &s->of))
+        return status_fail(ST_MISMATCH,
+                           "%s was saved again since this sampling client was made: make another "
+                           "one, of what is there now",
+                           what);
+    if (s->of.version == 0)
         return status_fail(ST_MISMATCH,
                            "%s is no snapshot of the live weights (version %" PRIu64
                            "): load it as a training client's weights (load_weights), or start a "
                            "cw-infer-server of its own on that folder",
                            what, live);
-    return status_fail(
-        ST_MISMATCH,
-        "%s is the snapshot of weight version %" PRIu64
-        ", and the live weights are version %" PRIu64
-        ": nothing was copied for it. Take a new one after each optim_step, load a saved "
-        "checkpoint "
-        "(load_weights), or start cw-trainer serve with --snapshots inflight, where newer weights "
-        "answer for older ones",
-        what, s->version, live);
+    if (!s->of.run[0])
+        return status_fail(
+            ST_MISMATCH,
+            "%s is the snapshot of weight version %" PRIu64
+            ", and the live weights are version %" PRIu64
+            ": nothing was copied for it. Take a new one after each optim_step, load a saved "
+            "checkpoint (load_weights), or start cw-trainer serve with --snapshots inflight, where "
+            "newer weights answer for older ones",
+            what, s->of.version, live);
+    if (live == 0)
+        return status_fail(ST_MISMATCH,
+                           "%s is a snapshot of %s, which has ended, and its adapter is not on the "
+                           "server any more: sample a path that it saved",
+                           what, s->of.run);
+    sources_kept(t->sources, s->of.run, &kept);
+    status_fail(ST_MISMATCH,
+                "%s is the snapshot of weight version %" PRIu64 " of %s, which is gone: it is at "
+                "version %" PRIu64 ", and older ones that are kept are %s. Save those by name that "
+                "are needed for long (save_weights_for_sampler), or start cw-trainer serve with a "
+                "larger --keep-snapshots (each takes a place of the server's --max-adapters), or "
+                "with --snapshots inflight, where newer weights answer "
+                "for older ones",
+                what, s->of.version, s->of.run, live, bytes_text(&kept));
+    bytes_release(&kept);
+    return ST_MISMATCH;
 }
 
 static bool may_be_newer(const struct tinker *t, const struct sampler *s)
@@ -84,39 +109,60 @@ static bool may_be_newer(const struct tinker *t, const struct sampler *s)
     return s->inflight || t->options->inflight;
 }
 
-// Version 0 is the model folder: the live weights, as long as there was no update.
-static enum status version_of_base(struct tinker *t, uint64_t *ret)
+// Version 0 is the model folder: the live weights, as long as the model itself was not trained.
+static enum status find_base(struct tinker *t, struct snapshot *ret)
 {
     struct control_facts f;
+    ret->version = sources_base(t->sources);
+    if (!ret->version && t->options->inflight) ret->version = sources_version(t->sources, "");
+    if (ret->version) return ST_OK;
     control_facts(t->control, &f);
-    if ((f.updates == 0 && strcmp(f.origin, f.loaded) == 0) || t->options->inflight) {
-        *ret = f.version & ~(uint64_t)1;
-        return ST_OK;
-    }
     return status_fail(
         ST_MISMATCH,
         "the base model was trained on since it was loaded (%" PRIu64
         " updates), and no copy of it is kept: start a cw-infer-server of its own on "
         "%s for a reference or a teacher, or take the snapshot before the first step",
-        f.updates, f.loaded);
+        f.updates, t->model_folder);
 }
 
-static enum status version_of_path(struct tinker *t, const char *text, uint64_t *ret)
+static enum status find_path(struct tinker *t, const char *text, struct snapshot *ret)
 {
     struct run_path path;
     char folder[PATH_ROOM];
+    const json_t *live = json_object_get(t->live, text);
     enum status st = run_path_parse(text, &path);
     if (st == ST_OK) st = runs_find(t->options->runs, &path, folder);
     if (st != ST_OK) return st;
-    *ret = (uint64_t)json_integer_value(json_object_get(t->live, text));
+    snprintf(ret->path, sizeof ret->path, "%s", text);
+    if (!live) return ST_OK;
+    snprintf(ret->run, sizeof ret->run, "%s", json_string_value(json_object_get(live, "run")));
+    ret->version = (uint64_t)json_integer_value(json_object_get(live, "version"));
     return ST_OK;
+}
+
+// The folder of a snapshot that is an adapter on disk.
+static bool find_folder(const struct tinker *t, const struct snapshot *of, char ret[PATH_ROOM])
+{
+    struct run_path path;
+    char config[PATH_ROOM];
+    return of->path[0] && run_path_parse(of->path, &path) == ST_OK &&
+           runs_find(t->options->runs, &path, ret) == ST_OK &&
+           path_put(config, ret, ADAPTER_CONFIG_FILE) == ST_OK && file_exists(config);
+}
+
+static enum status check_stale(const struct tinker *t, const struct sampler *s)
+{
+    char folder[PATH_ROOM];
+    const bool is_there =
+        sources_has(t->sources, &s->of, may_be_newer(t, s)) || find_folder(t, &s->of, folder);
+    return is_there && s->saves == saves_of(t, &s->of) ? ST_OK : fail_stale(t, s);
 }
 
 void handle_create_sampler(void *tinker, struct http_request *q)
 {
     struct tinker *t = tinker;
     char id[ID_ROOM];
-    uint64_t version = 0;
+    struct snapshot of = {0};
     json_t *body = tinker_body(q);
     if (!body) return;
     const struct session *session = tinker_session(t, q, body);
@@ -127,11 +173,11 @@ void handle_create_sampler(void *tinker, struct http_request *q)
     if (number < 0) goto out;
     if (!path && !base) FAIL(ST_INVALID, "request: \"base_model\" or \"model_path\" is missing");
     if (base && !tinker_serves(t, q, base)) goto out;
-    CHECK(path ? version_of_path(t, path, &version) : version_of_base(t, &version));
+    CHECK(path ? find_path(t, path, &of) : find_base(t, &of));
     snprintf(id, sizeof id, "%.120s:sample:%" PRId64, session->id, number);
-    struct sampler *s = tinker_new_sampler(t, id, base ? base : t->model_name, path, version);
+    struct sampler *s = tinker_new_sampler(t, id, base ? base : t->model_name, &of);
     if (!s) FAIL(ST_NO_MEMORY, "out of memory");
-    if (version != live_version(t) && !may_be_newer(t, s)) CHECK(fail_stale(s, live_version(t)));
+    CHECK(check_stale(t, s));
     http_reply_json(
         q, 200,
         json_pack("{s:s, s:s}", "sampling_session_id", id, "type", "create_sampling_session"));
@@ -146,130 +192,19 @@ void handle_sampler(void *tinker, struct http_request *q)
     if (s)
         http_reply_json(q, 200,
                         json_pack("{s:s, s:s, s:s?}", "sampler_id", s->id, "base_model", s->base,
-                                  "model_path", s->path[0] ? s->path : NULL));
+                                  "model_path", s->of.path[0] ? s->of.path : NULL));
     else
         http_fail(q, 404, "there is no sampling session \"%.100s\"", http_path_tail(q));
 }
 
 // ---- a request of samples -----------------------------------------------------------------------
 
-// Chunks of token ids, which are put behind one another.
-static enum status read_prompt(const json_t *body, int vocab, struct sample_request *r)
-{
-    const json_t *chunks = json_object_get(json_object_get(body, "prompt"), "chunks"), *chunk, *id;
-    size_t i, k, n = 0;
-    json_array_foreach (chunks, i, chunk) {
-        const char *type = json_string_value(json_object_get(chunk, "type"));
-        if (!json_is_array(json_object_get(chunk, "tokens")))
-            return status_fail(ST_UNSUPPORTED,
-                               "\"prompt\": chunk %zu is of type \"%.40s\"; there is "
-                               "\"encoded_text\" alone",
-                               i, type ? type : "");
-        n += json_array_size(json_object_get(chunk, "tokens"));
-    }
-    if (n == 0 || n > INT32_MAX) return status_fail(ST_INVALID, "\"prompt\" holds no tokens");
-    r->prompt = malloc(n * sizeof *r->prompt);
-    if (!r->prompt) return status_fail(ST_NO_MEMORY, "out of memory");
-    json_array_foreach (chunks, i, chunk)
-        json_array_foreach (json_object_get(chunk, "tokens"), k, id) {
-            const json_int_t token = json_integer_value(id);
-            if (!json_is_integer(id) || token < 0 || token >= vocab)
-                return status_fail(ST_INVALID,
-                                   "\"prompt\": chunk %zu, token %zu is no token id from 0 to %d",
-                                   i, k, vocab - 1);
-            r->prompt[r->n_prompt++] = (int32_t)token;
-        }
-    return ST_OK;
-}
-
-// null: the model's own end of a sequence stops; else what is listed, alone.
-static enum status put_stop(const json_t *params, json_t *sampling)
-{
-    json_t *stop = json_object_get(params, "stop");
-    if (!stop || json_is_null(stop)) return ST_OK;
-    const bool ids = json_is_integer(json_array_get(stop, 0));
-    if (!json_is_string(stop) && !json_is_array(stop))
-        return status_fail(ST_INVALID, "\"stop\" must be a string, or a list of strings or ids");
-    json_object_set_new(sampling, "ignore_eos", json_true());
-    if (json_is_string(stop) || json_array_size(stop) > 0)
-        json_object_set(sampling, ids ? "stop_token_ids" : "stop", stop);
-    return ST_OK;
-}
-
-static enum status read_sampling(const struct tinker *t, const json_t *body,
-                                 struct sample_request *r)
-{
-    const json_t *params = json_object_get(body, "sampling_params");
-    const int room = t->options->max_context - r->n_prompt;
-    int64_t max_tokens = room > 1 ? room : 1;
-    double temperature = 1, top_p = 1;
-    int top_k = -1;
-    enum status st;
-    CHECK(json_get_int("sampling_params", params, "max_tokens", 1, INT32_MAX, &max_tokens));
-    CHECK(json_get_double("sampling_params", params, "temperature", 0, 100, &temperature));
-    CHECK(json_get_double("sampling_params", params, "top_p", 0, 1, &top_p));
-    CHECK(json_get_int32("sampling_params", params, "top_k", -1, INT32_MAX, &top_k));
-    CHECK(json_get_int("sampling_params", params, "seed", INT64_MIN, INT64_MAX, &r->seed));
-    r->has_seed = json_has(params, "seed");
-    r->sampling = json_pack("{s:I, s:f, s:f, s:i}", "max_tokens", (json_int_t)max_tokens,
-                            "temperature", temperature, "top_p", top_p, "top_k", top_k);
-    if (!r->sampling) FAIL(ST_NO_MEMORY, "out of memory");
-    CHECK(put_stop(params, r->sampling));
-    CHECK(json_get_bool("request", body, "prompt_logprobs", &r->prompt_logprobs));
-    CHECK(json_get_int32("request", body, "topk_prompt_logprobs", 0, MOST_TOP, &r->top));
-    r->prompt_logprobs |= r->top > 0;
-    if (r->prompt_logprobs)
-        json_object_set_new(r->sampling, "prompt_logprobs", json_integer(r->top));
-out:
-    return st;
-}
-
-// What is there of the API and not here.
-static enum status check_wishes(const json_t *body)
-{
-    static const char *const counts[] = {"topk_sample_logprobs", "prompt_alt_tokens_k"};
-    bool stable = false;
-    enum status st = json_get_bool("request", body, "record_stability_info", &stable);
-    if (st != ST_OK) return st;
-    if (stable)
-        return status_fail(ST_UNSUPPORTED,
-                           "\"record_stability_info\" is of the loss stable_reinforce, whose "
-                           "formula is not published: take loss_fn=importance_sampling");
-    for (int i = 0; i < 2; i++)
-        if (json_integer_value(json_object_get(body, counts[i])) != 0)
-            return status_fail(ST_UNSUPPORTED, "\"%s\" is not there", counts[i]);
-    if (json_has(body, "target_prompt_logprobs"))
-        return status_fail(ST_UNSUPPORTED, "\"target_prompt_logprobs\" is not there; "
-                                           "\"topk_prompt_logprobs\" is, and forward with "
-                                           "target_tokens (N, K)");
-    return ST_OK;
-}
-
-static enum status read_request(struct tinker *t, const json_t *body, struct asked *a)
-{
-    struct sample_request *r = &a->request;
-    enum status st;
-    r->n = 1;
-    CHECK(check_wishes(body));
-    CHECK(json_get_int32("request", body, "num_samples", 1, MOST_SAMPLES, &r->n));
-    CHECK(read_prompt(body, t->limits.vocab, r));
-    CHECK(read_sampling(t, body, r));
-    CHECK(json_get_int32("request", body, "prompt_logprobs_last_n", 1,
-                         r->n_prompt > 1 ? r->n_prompt - 1 : 1, &a->last_n));
-    r->samples = calloc((size_t)r->n, sizeof *r->samples);
-    if (!r->samples) FAIL(ST_NO_MEMORY, "out of memory");
-    if (a->sampler.version != live_version(t) && !may_be_newer(t, &a->sampler))
-        st = fail_stale(&a->sampler, live_version(t));
-out:
-    return st;
-}
-
 // ---- its answer ---------------------------------------------------------------------------------
 
 static void put_prompt(const struct asked *a, struct bytes *to)
 {
     const struct sample_request *r = &a->request;
-    const int unscored = a->last_n > 0 ? r->n_prompt - a->last_n : 0;
+    const int unscored = r->last_n > 0 ? r->n_prompt - r->last_n : 0;
     if (!r->logprobs) return;
     for (int i = 0; i < unscored; i++) r->logprobs[i] = NAN;
     proto_put_bytes(to, 2, r->logprobs, (size_t)r->n_prompt * sizeof(float));
@@ -277,7 +212,7 @@ static void put_prompt(const struct asked *a, struct bytes *to)
     const size_t n = (size_t)r->n_prompt * (size_t)r->top;
     for (size_t i = 0; i < (size_t)unscored * (size_t)r->top; i++) {
         r->top_ids[i] = 0;
-        r->top_logprobs[i] = -99999;
+        r->top_logprobs[i] = SAMPLE_NO_LOGPROB;
     }
     struct bytes top = BYTES_INIT;
     proto_put_bytes(&top, 1, r->top_ids, n * sizeof(int32_t));
@@ -302,21 +237,9 @@ static void put_samples(const struct asked *a, struct bytes *to)
     proto_put_varint(to, 4, (uint64_t)r->cached_tokens);
 }
 
-static enum status check_versions(const struct asked *a)
+static void end(struct asked *a, enum status st)
 {
-    const struct sample_request *r = &a->request;
-    if (r->oldest == 0 || may_be_newer(a->tinker, &a->sampler)) return ST_OK;
-    if (r->oldest == a->sampler.version && r->newest == a->sampler.version) return ST_OK;
-    return status_context(fail_stale(&a->sampler, r->newest),
-                          "the weights changed while this was drawn");
-}
-
-static void deliver(struct inbox_message *message)
-{
-    struct asked *a = (struct asked *)message;
     struct bytes answer = BYTES_INIT;
-    enum status st = status_recall(&a->request.status);
-    if (st == ST_OK) st = check_versions(a);
     if (st == ST_OK) {
         put_samples(a, &answer);
         st = bytes_status(&answer);
@@ -329,6 +252,79 @@ static void deliver(struct inbox_message *message)
     bytes_release(&answer);
     sample_request_release(&a->request);
     free(a);
+}
+
+static void submit(struct asked *a)
+{
+    if (!a->tinker->sampling) {
+        end(a, status_fail(ST_CANCELLED, "the Tinker API is stopping"));
+        return;
+    }
+    memcpy(a->request.adapter, a->use.adapter, sizeof a->use.adapter);
+    sampling_put(a->tinker->sampling, &a->request);
+}
+
+static void on_loaded(struct inbox_message *message)
+{
+    struct asked *a = (struct asked *)((char *)message - offsetof(struct asked, load.message));
+    enum status st = status_recall(&a->load.status);
+    if (st == ST_OK) {
+        st = check_stale(a->tinker, &a->sampler); // its path may have been saved again
+        if (st != ST_OK) sources_give(a->tinker->sources, &a->use);
+    }
+    if (st == ST_OK)
+        submit(a);
+    else
+        end(a, st);
+}
+
+static enum status run_load(struct policy *policy, struct work *work)
+{
+    struct asked *a = (struct asked *)((char *)work - offsetof(struct asked, load));
+    const struct snapshot *of = &a->sampler.of;
+    char folder[PATH_ROOM];
+    if (!find_folder(a->tinker, of, folder))
+        return status_fail(ST_NOT_FOUND, "%s was deleted meanwhile", of->path);
+    return policy_load_saved(policy, of, folder, &a->use);
+}
+
+// On its way to what has its weights, which may be loaded first.
+static void route(struct asked *a)
+{
+    struct tinker *t = a->tinker;
+    const struct sampler *s = &a->sampler;
+    enum status st = check_stale(t, s);
+    if (st != ST_OK) {
+        end(a, st);
+    } else if (sources_take(t->sources, &s->of, may_be_newer(t, s), &a->use)) {
+        submit(a);
+    } else {
+        a->load.message.deliver = on_loaded;
+        a->load.run = run_load;
+        work_put(t->works, &a->load);
+    }
+}
+
+// Samples that newer weights had a part in are drawn again from a copy of the older, if there is
+// one by now.
+static void deliver(struct inbox_message *message)
+{
+    struct asked *a = (struct asked *)message;
+    struct tinker *t = a->tinker;
+    const struct sample_request *r = &a->request;
+    enum status st = status_recall(&r->status);
+    const bool gave = st != ST_OK || r->oldest == 0 || may_be_newer(t, &a->sampler) ||
+                      sources_gave(t->sources, &a->sampler.of, &a->use, r->oldest, r->newest);
+    sources_give(t->sources, &a->use);
+    if (gave) {
+        end(a, st);
+    } else if (t->sampling && a->tries++ < MOST_TRIES) {
+        sample_request_clear(&a->request);
+        route(a);
+    } else {
+        end(a, status_context(fail_stale(t, &a->sampler),
+                              "the weights changed while this was sampled"));
+    }
 }
 
 static json_t *sequence_ids(const struct sampler *s, int64_t seq_id, int n)
@@ -347,19 +343,21 @@ static enum status ask(struct tinker *t, struct http_request *q, const json_t *b
                        const struct sampler *s, int64_t seq_id)
 {
     enum status st;
+    const struct sample_limits limits = {t->limits.vocab, t->options->max_context};
     struct asked *a = calloc(1, sizeof *a);
     if (!a) return status_fail(ST_NO_MEMORY, "out of memory");
     a->tinker = t;
     a->sampler = *s;
     a->request.message.deliver = deliver;
-    CHECK(read_request(t, body, a));
+    CHECK(sample_request_parse(body, &limits, &a->request));
+    CHECK(check_stale(t, &a->sampler));
     a->future = future_new(t->futures, s->id, seq_id);
     if (!a->future) {
         st = ST_BUSY;
         goto out;
     }
     future_promise(a->future, q, sequence_ids(s, seq_id, a->request.n));
-    sampling_put(t->sampling, &a->request);
+    route(a);
     return ST_OK;
 out:
     sample_request_release(&a->request);

@@ -46,7 +46,13 @@ void handle_create_session(void *tinker, struct http_request *q)
     s->next = t->sessions;
     t->sessions = s;
     log_info("session %s: SDK %.20s", s->id, version ? version : "of no version");
-    http_reply_json(q, 200, json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
+    http_reply_json(q, 200,
+                    json_pack("{s:s, s:s, s:s*}", "session_id", s->id, "type", "create_session",
+                              "info_message",
+                              t->options->skip_unembed && t->max_adapters > 0
+                                  ? "adapters here are made without one for the head "
+                                    "(train_unembed)"
+                                  : NULL));
     json_decref(body);
 }
 
@@ -59,6 +65,37 @@ void handle_heartbeat(void *tinker, struct http_request *q)
     json_decref(body);
 }
 
+struct ending { // of a run whose client has finished
+    struct work work;
+    char run[ID_ROOM];
+};
+
+static enum status run_ending(struct policy *policy, struct work *work)
+{
+    policy_end(policy, ((struct ending *)work)->run);
+    return ST_OK;
+}
+
+static void ended(struct inbox_message *message)
+{
+    free(message);
+}
+
+// Adapters make room at once; the whole model stays as it was trained until another run begins.
+static void end_runs(struct tinker *t, const struct session *s)
+{
+    for (struct training_run *m = t->training_runs; m; m = m->next) {
+        if (m->session != s || m->rank == 0 || m->over) continue;
+        struct ending *ending = calloc(1, sizeof *ending);
+        if (!ending) return; // then its place goes to whoever wants it first
+        m->over = true;
+        snprintf(ending->run, sizeof ending->run, "%s", m->id);
+        ending->work.message.deliver = ended;
+        ending->work.run = run_ending;
+        work_put(t->works, &ending->work);
+    }
+}
+
 // POST /api/v1/sessions/ID/finish
 void handle_finish(void *tinker, struct http_request *q)
 {
@@ -68,6 +105,7 @@ void handle_finish(void *tinker, struct http_request *q)
     for (struct session *s = t->sessions; s && n; s = s->next)
         if (strlen(s->id) == n && memcmp(s->id, tail, n) == 0 && strcmp(slash, "/finish") == 0) {
             s->ended = true;
+            end_runs(t, s);
             log_info("session %s: finished", s->id);
             http_reply_json(q, 200, json_object());
             return;

@@ -19,10 +19,13 @@ static enum status run_begin(struct policy *policy, struct work *work)
     char folder[PATH_ROOM];
     enum status st;
     if (op->named) CHECK(runs_find(runs, &op->path, folder));
+    if (op->named) op->beginning.folder = folder;
+    op->beginning.with_optimizer = op->with_optimizer;
     CHECK(runs_describe(runs, op->model->id, json_incref(op->description)));
-    CHECK(policy_begin(policy, op->model->id, op->named ? folder : NULL, op->with_optimizer));
-    op->version = control_version(op->tinker->control);
+    CHECK(policy_begin(policy, op->model->id, &op->beginning));
+    st = policy_snapshot(policy, op->model->id, false, &op->snapshot);
 out:
+    op->beginning.folder = NULL;
     return st;
 }
 
@@ -36,43 +39,67 @@ static void loaded(struct op *op)
 {
     char path[RUN_PATH_ROOM];
     run_path_put(&op->path, path);
-    op_note_live(op);
+    op_note_live(op, false);
     future_done_json(op->future, json_pack("{s:s, s:s, s:s}", "path", path, "model_id",
                                            op->model->id, "type", "load_weights"));
 }
 
-// One run at a time: a client that lives keeps the weights from others. 409 is tried again.
-static bool is_free(struct tinker *t, struct http_request *q, const struct session *s)
+static bool is_gone(const struct session *s)
 {
-    const struct training_run *m = t->current;
-    if (!m || m->session == s || m->session->ended ||
-        clock_ms_since(m->session->heard_ns) > GONE_MS)
-        return true;
+    return s->ended || clock_ms_since(s->heard_ns) > GONE_MS;
+}
+
+// A full fine-tune goes with no other run.
+static bool excludes(int rank, const struct training_run *m)
+{
+    return !m->over && (rank == 0 || m->rank == 0);
+}
+
+// A client that lives keeps the weights from others. 409 is tried again.
+static bool is_free(struct tinker *t, struct http_request *q, const struct session *s, int rank)
+{
+    const struct training_run *m = t->training_runs;
+    while (m && (!excludes(rank, m) || m->session == s || is_gone(m->session))) m = m->next;
+    if (!m) return true;
     log_info("session %s waits: %s is being trained, by a client that is alive", s->id, m->id);
     http_fail(
         q, 409,
-        "%s is being trained, by a client that was heard of %.0f s ago: one full fine-tune is "
-        "trained at a time; try again once that client has ended",
+        "%s is being trained, by a client that was heard of %.0f s ago: one full fine-tune "
+        "is trained at a time (rank 0), and no adapter beside it; try again once that client has "
+        "ended",
         m->id, clock_ms_since(m->session->heard_ns) / 1e3);
     return false;
 }
 
 static struct training_run *training_run_new(struct tinker *t, struct session *s, const char *id,
-                                             const char *base)
+                                             const char *base, int rank)
 {
     struct training_run *m = calloc(1, sizeof *m);
     if (!m) return NULL;
+    for (struct training_run *other = t->training_runs; other; other = other->next) {
+        other->over = other->over || excludes(rank, other);
+        sources_abandon(t->sources, other->id, is_gone(other->session));
+    }
     snprintf(m->id, sizeof m->id, "%s", id);
     snprintf(m->base, sizeof m->base, "%.190s", base);
+    m->rank = rank;
     m->session = s;
     m->next = t->training_runs;
-    t->training_runs = t->current = m;
+    t->training_runs = m;
     return m;
 }
 
-// The first request of a model, which is begun from `path`, or from the model folder.
+// Of a training run, for its folder.
+static json_t *describe(const struct beginning *b, const char *base, const json_t *body)
+{
+    return json_pack("{s:s, s:i, s:b, s:b, s:b, s:O?}", "base_model", base, "lora_rank", b->rank,
+                     run_trains[0], b->attention, run_trains[1], b->mlp, run_trains[2],
+                     b->rank == 0, "user_metadata", json_object_get(body, "user_metadata"));
+}
+
+// The first request of a model, which is begun from `path`, or new.
 static void begin(struct tinker *t, struct http_request *q, const json_t *body,
-                  const struct run_path *path, bool with_optimizer, const char *base)
+                  const struct run_path *path, const struct beginning *b, const char *base)
 {
     char id[ID_ROOM];
     struct session *s = tinker_session(t, q, body);
@@ -81,42 +108,76 @@ static void begin(struct tinker *t, struct http_request *q, const json_t *body,
     snprintf(id, sizeof id, "%.120s:train:%lld", s->id, (long long)number);
     struct training_run *m = tinker_find_run(t, id); // it was asked for before
     if (!m) {
-        if (!tinker_takes_work(t, q) || !is_free(t, q, s)) return;
-        if (!(m = training_run_new(t, s, id, base))) http_fail(q, 500, "out of memory");
+        if (!tinker_takes_work(t, q) || !is_free(t, q, s, b->rank)) return;
+        if (!(m = training_run_new(t, s, id, base, b->rank))) http_fail(q, 500, "out of memory");
     }
     struct op *op = op_new(t, q, m, 0, run_begin, path ? loaded : begun);
     if (!op) return;
     op->named = path != NULL;
     if (path) op->path = *path;
-    op->with_optimizer = with_optimizer;
-    op->description = json_pack("{s:s, s:i, s:O?}", "base_model", base, "lora_rank", 0,
-                                "user_metadata", json_object_get(body, "user_metadata"));
+    op->beginning = *b;
+    op->with_optimizer = b->with_optimizer;
+    op->description = describe(b, base, body);
     op_submit(op, q);
 }
 
-// What of an adapter the client asks for, which is none here.
-static enum status check_lora(const json_t *body)
+// The head has no adapter here; what recipes cannot leave away may be passed over on request.
+static enum status check_unembed(struct tinker *t, bool wanted)
 {
-    static const char *const parts[] = {"train_attn", "train_mlp", "train_unembed"};
+    if (!wanted) return ST_OK;
+    if (!t->options->skip_unembed)
+        return status_fail(
+            ST_UNSUPPORTED,
+            "\"train_unembed\" is true, and adapters change the matrices of attention and of MLPs, "
+            "not the head: pass train_unembed=False, or, for recipes that cannot, start cw-trainer "
+            "serve with --unembed skip, which trains the others alone");
+    if (!t->unembed_told)
+        log_warn("\"train_unembed\": adapters are made without one for the head (--unembed skip)");
+    t->unembed_told = true;
+    return ST_OK;
+}
+
+// Full fine-tuning trains all of the model that --freeze leaves.
+static enum status check_whole(const bool trains[3])
+{
+    for (int i = 0; i < 3; i++)
+        if (!trains[i])
+            return status_fail(ST_UNSUPPORTED,
+                               "\"%s\" is false: of a whole model (rank 0) cw-trainer serve "
+                               "--freeze says what is not trained",
+                               run_trains[i]);
+    return ST_OK;
+}
+
+// What of an adapter the client asks for.
+static enum status read_lora(struct tinker *t, const json_t *body, struct beginning *b)
+{
     const json_t *lora = json_object_get(body, "lora_config");
-    int64_t rank = -1;
-    enum status st;
+    bool trains[3] = {true, true, true};
+    int64_t seed = 0;
+    enum status st = ST_OK;
+    *b = (struct beginning){.attention = true, .mlp = true};
     if (!json_is_object(lora)) return ST_OK; // none: all is trained
-    CHECK(json_get_int("lora_config", lora, "rank", 0, INT32_MAX, &rank));
-    if (rank != 0)
-        FAIL(ST_UNSUPPORTED,
-             "\"rank\" is %lld: adapters are not there yet; rank 0 (lora_rank=0 in recipes) trains "
-             "the whole model, which wants about a tenth of an adapter's learning rate",
-             (long long)rank);
-    for (int i = 0; i < 3; i++) {
-        bool on = true;
-        CHECK(json_get_bool("lora_config", lora, parts[i], &on));
-        if (!on)
-            FAIL(ST_UNSUPPORTED,
-                 "\"%s\" is false: of a whole model cw-trainer serve --freeze says "
-                 "what is not trained",
-                 parts[i]);
+    CHECK(json_get_int32("lora_config", lora, "rank", 0, ADAPTER_MAX_RANK, &b->rank));
+    CHECK(json_get_int("lora_config", lora, "seed", INT64_MIN, INT64_MAX, &seed));
+    for (int i = 0; i < 3; i++)
+        CHECK(json_get_bool("lora_config", lora, run_trains[i], &trains[i]));
+    b->seed = (uint64_t)seed;
+    b->attention = trains[0];
+    b->mlp = trains[1];
+    if (b->rank == 0) {
+        st = check_whole(trains);
+        goto out;
     }
+    if (t->max_adapters == 0)
+        FAIL(ST_UNSUPPORTED,
+             "\"rank\" is %d, and the server holds no adapters: start cw-infer-server with "
+             "--max-adapters N, or take rank 0 (lora_rank=0 in recipes), which trains the whole "
+             "model and wants about a tenth of an adapter's learning rate",
+             b->rank);
+    if (!b->attention && !b->mlp)
+        FAIL(ST_INVALID, "\"train_attn\" and \"train_mlp\" are false: nothing is left to train");
+    st = check_unembed(t, trains[2]);
 out:
     return st;
 }
@@ -135,12 +196,13 @@ void handle_create_model(void *tinker, struct http_request *q)
     json_t *body = tinker_body(q);
     if (!body) return;
     const char *base = tinker_text(q, body, "base_model");
-    enum status st = base ? check_lora(body) : ST_OK;
+    struct beginning b;
+    enum status st = base ? read_lora(t, body, &b) : ST_OK;
     if (st == ST_OK) st = check_optimizer(body, "optimizer_config");
     if (st != ST_OK)
         http_fail_status(q, st);
     else if (base && tinker_serves(t, q, base))
-        begin(t, q, body, NULL, false, base);
+        begin(t, q, body, NULL, &b, base);
     json_decref(body);
 }
 
@@ -151,7 +213,7 @@ static enum status run_load(struct policy *policy, struct work *work)
     enum status st;
     CHECK(runs_find(op->tinker->options->runs, &op->path, folder));
     CHECK(policy_load(policy, op->model->id, folder, op->with_optimizer));
-    op->version = control_version(op->tinker->control);
+    st = policy_snapshot(policy, op->model->id, false, &op->snapshot);
 out:
     return st;
 }
@@ -164,6 +226,15 @@ static void load_into(struct tinker *t, struct http_request *q, const json_t *bo
     op->path = *path;
     op->with_optimizer = with_optimizer;
     op_submit(op, q);
+}
+
+// As the checkpoint's run began.
+static struct beginning beginning_of(const json_t *run, bool with_optimizer)
+{
+    return (struct beginning){.rank = (int)json_integer_value(json_object_get(run, "lora_rank")),
+                              .attention = json_is_true(json_object_get(run, run_trains[0])),
+                              .mlp = json_is_true(json_object_get(run, run_trains[1])),
+                              .with_optimizer = with_optimizer};
 }
 
 void handle_load_weights(void *tinker, struct http_request *q)
@@ -185,11 +256,13 @@ void handle_load_weights(void *tinker, struct http_request *q)
     CHECK(check_optimizer(body, "optimizer_config"));
     if (with_optimizer && path.part != RUN_WEIGHTS)
         FAIL(ST_INVALID, "%.200s holds no optimizer's state: take one of save_weights", text);
-    if (json_has(body, "model_id"))
+    if (json_has(body, "model_id")) {
         load_into(t, q, body, &path, with_optimizer);
-    else if (!base || tinker_serves(t, q, base))
-        begin(t, q, body, &path, with_optimizer,
+    } else if (!base || tinker_serves(t, q, base)) {
+        const struct beginning b = beginning_of(run, with_optimizer);
+        begin(t, q, body, &path, &b,
               base ? base : json_string_value(json_object_get(run, "base_model")));
+    }
 out:
     if (st != ST_OK) http_fail_status(q, st);
     json_decref(run);
@@ -207,7 +280,7 @@ void handle_get_info(void *tinker, struct http_request *q)
         http_reply_json(q, 200,
                         json_pack("{s:s, s:{s:s, s:s}, s:b, s:i, s:s, s:s}", "model_id", m->id,
                                   "model_data", "model_name", m->base, "tokenizer_id",
-                                  t->model_folder, "is_lora", 1, "lora_rank", 0, "model_name",
+                                  t->model_folder, "is_lora", 1, "lora_rank", m->rank, "model_name",
                                   m->base, "type", "get_info"));
     json_decref(body);
 }

@@ -24,6 +24,7 @@ static void deliver(struct inbox_message *message)
         op->done(op);
     else
         future_fail(op->future, st);
+    if (st != ST_OK && op->seq_id == 0) op->model->over = true; // its beginning failed
     op_free(op);
 }
 
@@ -108,9 +109,13 @@ void op_refuse(struct op *op, enum status st)
     if (st != ST_OK) op->work.run = run_refused;
 }
 
-void op_note_live(struct op *op)
+void op_note_live(struct op *op, bool saved)
 {
     char path[RUN_PATH_ROOM];
     run_path_put(&op->path, path);
-    json_object_set_new(op->tinker->live, path, json_integer((json_int_t)op->version));
+    const json_t *before = json_object_get(op->tinker->live, path);
+    const json_int_t saves = json_integer_value(json_object_get(before, "saves")) + saved;
+    json_object_set_new(op->tinker->live, path,
+                        json_pack("{s:s, s:I, s:I}", "run", op->snapshot.run, "version",
+                                  (json_int_t)op->snapshot.version, "saves", saves));
 }

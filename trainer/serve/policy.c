@@ -1,36 +1,22 @@
-/* policy.c: training runs on the served weights. The main thread.
+/* policy.c: learning on the served weights: attaching, publishing, gradients and steps. The main
+ * thread.
  *
- * The arena holds one set of weights, which is live: whatever is sampled next comes from it. So one
- * run trains at a time; beginning another puts the first one's weights away, and what it did not
- * save is gone, which the log says. Gradients add up over requests, in the order of their numbers,
- * until a step. With --exact each datum is a micro-batch of its own: then neither the cutting into
- * requests nor the token budget is in the order of the sums.
+ * The arenas hold one set of weights each, which is live: whatever is sampled next comes from it.
+ * Gradients add up over requests, in the order of their numbers, until a step. With --exact each
+ * datum is a micro-batch of its own: then neither the cutting into requests nor the token budget is
+ * in the order of the sums.
  *
- * What is saved last is what the server restores if this process dies while it writes. */
-#include "trainer/serve/policy.h"
-#include "common/base/file.h"
+ * The learner's memory is that of the model itself, or that of an adapter: which of them is chosen
+ * by what the server has room for, and changes with what clients ask for. Adapters share it: each
+ * has its own gradients, moments and residual (its optimizer), one after the other has the rest. */
 #include "common/base/log.h"
 #include "trainer/learn/memory.h"
-#include "trainer/run/checkpoint.h"
-#include "trainer/run/model_folder_write.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"
+#include "trainer/serve/policy_impl.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct policy {
-    const struct policy_options *options;
-    struct bridge *bridge;
-    const char *folder; // the bridge file's
-    struct model_config *model;
-    struct weights *weights; // bound to the shared arena
-    struct learner *learner;
-    char *run;     // that has the policy; NULL: none yet
-    int64_t steps; // of the run since it began or was loaded
-    bool unsaved;  // steps
-};
 
 struct control *policy_control(struct policy *p)
 {
@@ -52,6 +38,16 @@ const struct model_config *policy_model(const struct policy *p)
     return p->model;
 }
 
+struct sources *policy_sources(struct policy *p)
+{
+    return p->sources;
+}
+
+int policy_max_adapters(const struct policy *p)
+{
+    return server_adapters_max(p->server);
+}
+
 struct datum_limits policy_limits(const struct policy *p)
 {
     const int64_t budget = p->options->learning.token_budget;
@@ -60,21 +56,79 @@ struct datum_limits policy_limits(const struct policy *p)
         .longest = p->model->max_positions < budget ? p->model->max_positions : (int)budget};
 }
 
-static enum status open_learner(struct policy *p)
+// ---- the learner --------------------------------------------------------------------------------
+
+static enum status plan_largest(struct policy *p)
 {
-    const struct learning_options *learning = &p->options->learning;
-    const int64_t budget = learning->token_budget;
+    enum status st;
+    struct adapter_config *config;
+    json_t *json = NULL;
+    const int rank = server_adapters_max_rank(p->server);
+    CHECK(adapter_config_json(rank, rank, 0, false, "all-linear", &json));
+    CHECK(adapter_config_from_json("--max-lora-rank", json, &config));
+    st = adapter_new(config, p->weights, p->weights->dt, &p->largest);
+out:
+    json_decref(json);
+    return st;
+}
+
+static void close_learner(struct policy *p)
+{
+    learner_free(p->learner);
+    adapter_free(p->largest);
+    p->learner = NULL;
+    p->largest = NULL;
+    p->selected = NULL;
+}
+
+enum status policy_use_learner(struct policy *p, bool adapters)
+{
+    struct learning_options learning = p->options->learning;
+    const int64_t budget = learning.token_budget;
     const struct learning_shape shape = {
         .longest = policy_limits(p).longest, .tokens = budget, .seqs = budget};
     struct learner_config config;
-    enum status st;
-    CHECK(learning_config(learning, &shape, 1, &config));
+    enum status st = ST_OK;
+    if (p->learner && adapters == (p->largest != NULL)) goto out;
+    close_learner(p);
+    if (adapters) {
+        CHECK(plan_largest(p));
+        if (learning.freeze) log_info("--freeze is of full fine-tuning (rank 0) alone");
+        learning.freeze = NULL; // the model is frozen as a whole
+    }
+    CHECK(learning_config(&learning, &shape, 1, &config));
+    config.adapter = p->largest;
+    config.many_adapters = adapters;
     CHECK(learner_new(bridge_device(p->bridge), p->model, p->weights, false, &config, &p->learner));
-    memory_say(p->learner, "shared with the server (0 extra)", learning->freeze);
+    if (adapters) log_info("memory of the largest adapter that the server holds:");
+    memory_say(p->learner, "shared with the server (0 extra)", learning.freeze);
     CHECK(learner_prepare(p->learner));
-    learner_clear_gradients(p->learner);
+    if (!adapters) learner_clear_gradients(p->learner);
 out:
+    if (st != ST_OK) close_learner(p);
     return st;
+}
+
+// Before this process maps what the server shares.
+static enum status open_server(struct policy *p)
+{
+    char path[PATH_ROOM];
+    struct bridge_file *file = NULL;
+    enum status st;
+    CHECK(bridge_find(p->options->bridge, path, sizeof path));
+    CHECK(bridge_file_read(path, &file));
+    CHECK(bridge_file_check(file));
+    st = server_adapters_open(file->socket, &p->server);
+out:
+    bridge_file_free(file);
+    return st;
+}
+
+static enum status open_sources(struct policy *p)
+{
+    struct control_facts f;
+    control_facts(policy_control(p), &f);
+    return sources_new(f.version, f.updates == 0 && strcmp(f.origin, f.loaded) == 0, &p->sources);
 }
 
 enum status policy_open(const struct policy_options *options, struct policy **ret)
@@ -84,13 +138,15 @@ enum status policy_open(const struct policy_options *options, struct policy **re
     struct policy *p = calloc(1, sizeof *p);
     if (!p) return status_fail(ST_NO_MEMORY, "out of memory");
     p->options = options;
+    CHECK(open_server(p));
     CHECK(bridge_attach(options->bridge, NULL, &p->bridge));
     CHECK(notice_roles(bridge_file_of(p->bridge), &role));
     p->folder = role->model;
     CHECK(role_open(p->bridge, role, &p->model, &p->weights));
     notice_router(p->model);
     CHECK(bridge_become_writer(p->bridge));
-    CHECK(open_learner(p));
+    CHECK(open_sources(p));
+    CHECK(policy_use_learner(p, policy_max_adapters(p) > 0));
     *ret = p;
     p = NULL;
 out:
@@ -101,132 +157,59 @@ out:
 void policy_close(struct policy *p)
 {
     if (!p) return;
-    if (p->unsaved)
-        log_warn("%s: its last steps were not saved; they are served until the server loads other "
-                 "weights",
-                 p->run);
-    learner_free(p->learner);
+    policy_release_runs(p);
+    close_learner(p);
     weights_free(p->weights);
     model_config_free(p->model);
     bridge_detach(p->bridge);
-    free(p->run);
+    server_adapters_close(p->server);
+    sources_free(p->sources);
     free(p);
 }
 
-enum status policy_check(const struct policy *p, const char *run)
-{
-    if (p->run && strcmp(p->run, run) == 0) return ST_OK;
-    if (!p->run) return status_fail(ST_MISMATCH, "%s has no weights: its beginning failed", run);
-    return status_fail(ST_MISMATCH,
-                       "%s has the weights no more, as %s took them: one full fine-tune is trained "
-                       "at a time; go on from one of its checkpoints (load_weights)",
-                       run, p->run);
-}
+// ---- publishing ---------------------------------------------------------------------------------
 
-// ---- loading ------------------------------------------------------------------------------------
-
-struct load {
+struct update {
     struct policy *policy;
-    const char *folder;
+    const char *run;
+    bool is_base;
+    char origin[PATH_ROOM]; // of the model, which an adapter's update leaves as it is; "": of none
+    enum status (*write)(void *);
+    void *context;
 };
 
-static enum status load_weights(void *context)
+static enum status run_update(void *context)
 {
-    struct load *l = context;
-    struct policy *p = l->policy;
-    control_set_origin(policy_control(p), l->folder);
-    return weights_load(p->weights, bridge_device(p->bridge), l->folder);
+    struct update *u = context;
+    struct control *control = policy_control(u->policy);
+    // Before the first byte is written: from here on nothing is taken for what it was.
+    sources_update(u->policy->sources, u->run, control_version(control) + 1, u->is_base);
+    if (u->origin[0]) control_set_origin(control, u->origin);
+    return u->write(u->context);
 }
 
-static enum status publish(struct policy *p, enum status (*update)(void *), void *context)
+enum status policy_publish(struct policy *p, const char *run, const char *restore, bool is_base,
+                           enum status (*write)(void *), void *context)
 {
     struct publish_times times;
-    enum status st = bridge_publish(p->bridge, (int64_t)(p->options->quiesce_timeout * 1e3), update,
-                                    context, &times);
+    struct control_facts f;
+    struct update update = {p, run, is_base, "", write, context};
+    enum status st = ST_OK;
+    control_facts(policy_control(p), &f);
+    if (run[0] && f.updates == 0) snprintf(update.origin, sizeof update.origin, "%s", f.origin);
+    if (strcmp(f.snapshot, restore) != 0) CHECK(control_set_snapshot(policy_control(p), restore));
+    st = bridge_publish(p->bridge, (int64_t)(p->options->quiesce_timeout * 1e3), run_update,
+                        &update, &times);
+out:
     return status_context(st, "publishing");
 }
 
-// The weights of a folder, unless they are there already.
-static enum status take_folder(struct policy *p, const char *folder)
-{
-    struct control_facts f;
-    struct load load = {p, folder};
-    enum status st;
-    control_facts(policy_control(p), &f);
-    if (f.updates == 0 && strcmp(f.origin, folder) == 0) return ST_OK;
-    CHECK(weights_check(p->weights, folder));
-    // First, so that a death in the middle of this very update is repaired from it as well.
-    CHECK(control_set_snapshot(policy_control(p), folder));
-    st = publish(p, load_weights, &load);
-out:
-    return st;
-}
-
-static enum status load_optimizer(struct policy *p, const char *folder)
-{
-    struct checkpoint c = {0};
-    enum status st;
-    CHECK(checkpoint_read(folder, &c));
-    st = checkpoint_load_optimizer(folder, &c, learner_optimizer(p->learner));
-out:
-    json_decref(c.state);
-    return st;
-}
-
-static enum status load(struct policy *p, const char *folder, bool with_optimizer)
-{
-    enum status st;
-    CHECK(take_folder(p, folder));
-    CHECK(optimizer_reset(learner_optimizer(p->learner)));
-    if (with_optimizer) CHECK(load_optimizer(p, folder));
-    p->steps = 0;
-    p->unsaved = false;
-out:
-    return st;
-}
-
-enum status policy_load(struct policy *p, const char *run, const char *folder, bool with_optimizer)
-{
-    enum status st = policy_check(p, run);
-    return st == ST_OK ? load(p, folder, with_optimizer) : st;
-}
-
-// The folder that the server loaded, with all links followed, as the control page has it.
-static enum status base_folder(struct policy *p, char ret[PATH_ROOM])
-{
-    struct control_facts f;
-    control_facts(policy_control(p), &f);
-    if (f.loaded[0] != '/')
-        return status_fail(ST_INVALID, "the server loaded no folder (%s) to start a run from",
-                           f.loaded);
-    snprintf(ret, PATH_ROOM, "%s", f.loaded);
-    return ST_OK;
-}
-
-enum status policy_begin(struct policy *p, const char *run, const char *folder, bool with_optimizer)
-{
-    char base[PATH_ROOM];
-    enum status st = ST_OK;
-    char *name = strdup(run);
-    if (!name) return status_fail(ST_NO_MEMORY, "out of memory");
-    if (p->run)
-        log_line(p->unsaved ? LOG_WARN : LOG_INFO,
-                 "%s takes the weights from %s, after %" PRId64 " steps%s", run, p->run, p->steps,
-                 p->unsaved ? ", the last not saved" : "");
-    if (!folder) CHECK(base_folder(p, base));
-    free(p->run);
-    p->run = NULL; // also where what follows fails in the middle
-    CHECK(load(p, folder ? folder : base, with_optimizer));
-    control_set_run(policy_control(p), run);
-    p->run = name;
-    name = NULL;
-    log_info("%s trains from %s", run, folder ? folder : base);
-out:
-    free(name);
-    return st;
-}
-
 // ---- learning -----------------------------------------------------------------------------------
+
+struct optimizer *policy_optimizer(struct policy *p, const struct trainee *t)
+{
+    return t->adapter ? t->optimizer : learner_optimizer(p->learner);
+}
 
 struct pass { // over a request's datums
     const struct forward_backward *request;
@@ -281,8 +264,9 @@ enum status policy_forward_backward(struct policy *p, const char *run,
     struct pass pass = {.request = request, .logprobs = calloc(n, sizeof *pass.logprobs)};
     struct pack_group *groups = calloc(n, sizeof *groups);
     struct pack_completion *completions = calloc(n, sizeof *completions);
+    struct trainee *t;
     enum status st;
-    CHECK(policy_check(p, run));
+    CHECK(policy_select(p, run, &t));
     if (!pass.logprobs || !groups || !completions) FAIL(ST_NO_MEMORY, "out of memory");
     for (size_t i = 0; i < n; i++) {
         const struct datum *d = &request->data[i];
@@ -319,32 +303,16 @@ enum status policy_optim_step(struct policy *p, const char *run, double lr,
                               const struct optimizer_config *adamw, double *ret_norm)
 {
     struct step step = {p->learner, lr};
-    enum status st = policy_check(p, run);
+    struct trainee *t;
+    enum status st = policy_select(p, run, &t);
     if (st != ST_OK) return st;
-    optimizer_configure(learner_optimizer(p->learner), adamw);
+    optimizer_configure(policy_optimizer(p, t), adamw);
     CHECK(learner_clip(p->learner, ret_norm));
-    CHECK(publish(p, apply, &step));
-    p->steps++;
-    p->unsaved = true;
+    policy_keep(p, t);
+    CHECK(policy_publish(p, trainee_source(t), t->restore, false, apply, &step));
+    t->steps++;
+    t->unsaved = true;
 out:
     learner_clear_gradients(p->learner);
     return status_context(st, "optim_step");
-}
-
-enum status policy_save(struct policy *p, const char *run, const char *folder, bool with_optimizer)
-{
-    const struct checkpoint_model model = {p->weights, learner_optimizer(p->learner), p->folder,
-                                           NULL};
-    const struct checkpoint c = {.step = optimizer_steps(model.optimizer)};
-    enum status st;
-    CHECK(policy_check(p, run));
-    if (!with_optimizer)
-        return model_folder_write(folder, bridge_device(p->bridge), p->weights, p->weights->dt,
-                                  p->folder, NULL, NULL);
-    CHECK(checkpoint_write_folder(folder, &c, bridge_device(p->bridge), &model));
-    // What the server restores should this process die in the middle of an update.
-    CHECK(control_set_snapshot(policy_control(p), folder));
-    p->unsaved = false;
-out:
-    return st;
 }

@@ -1,22 +1,26 @@
-/* policy.h: the weights that are trained, on the server's own copy: what a training client of the
- * Tinker API does to them. There is one policy, of one training run at a time. The main thread,
- * which owns the device. */
+/* policy.h: the weights that are trained, on the server's own copy: what training clients of the
+ * Tinker API do to them. One training run has the model itself (full fine-tuning), or several have
+ * an adapter each beside it (LoRA), in arenas of their own. The main thread, which owns the device.
+ */
 #ifndef TRAINER_SERVE_POLICY_H
 #define TRAINER_SERVE_POLICY_H
 
 #include "bridge/attach.h"
 #include "trainer/run/learning.h"
 #include "trainer/serve/datum.h"
+#include "trainer/serve/sources.h"
 
 struct policy_options {
     const char *bridge;
     struct learning_options learning; // its AdamW's settings and schedule are the client's
     bool exact;                       // sums do not depend on how datums come together
     double quiesce_timeout;           // seconds
+    int64_t keep_snapshots;           // older ones of each adapter
+    const char *runs;                 // absolute folder of training runs
 };
 struct policy;
 
-// Attaches to the server, takes the writer's lease and all memory. options: borrowed.
+// Attaches to the server, takes the writer's lease and the memory of learning. options: borrowed.
 enum status policy_open(const struct policy_options *options, struct policy **ret);
 void policy_close(struct policy *p); // releases the lease; NULL is fine
 
@@ -25,14 +29,23 @@ const char *policy_folder(const struct policy *p); // the model's, as the server
 const char *policy_socket(const struct policy *p); // the server's
 const struct model_config *policy_model(const struct policy *p);
 struct datum_limits policy_limits(const struct policy *p);
+int policy_max_adapters(const struct policy *p); // of the server; 0: it holds none
+struct sources *policy_sources(struct policy *p);
 
-// Begins a training run: a run before it has the policy no more. From the model folder, or from the
-// checkpoint `folder`; with_optimizer: its AdamW's state too.
-enum status policy_begin(struct policy *p, const char *run, const char *folder,
-                         bool with_optimizer);
-// What follows is of that run: ST_MISMATCH where another has the policy.
-enum status policy_check(const struct policy *p, const char *run);
+// What a training run begins with.
+struct beginning {
+    int rank; // of an adapter on the matrices of attention, of MLPs, or both; 0: the model itself
+    bool attention, mlp;
+    uint64_t seed;
+    const char *folder;  // a checkpoint, which then says what of the above it is; NULL: new
+    bool with_optimizer; // AdamW's state too
+};
+// Full fine-tuning puts all runs before it away, and is put away by whatever begins next.
+// ST_INVALID where there is no room for another adapter.
+enum status policy_begin(struct policy *p, const char *run, const struct beginning *b);
 enum status policy_load(struct policy *p, const char *run, const char *folder, bool with_optimizer);
+void policy_end(struct policy *p,
+                const char *run); // its client is gone; nothing where there is none
 // Adds the gradients of a request's datums, unless it wants the log-probabilities alone. A failure
 // in the middle clears all that were added since the last step, and says so.
 enum status policy_forward_backward(struct policy *p, const char *run,
@@ -41,8 +54,14 @@ enum status policy_forward_backward(struct policy *p, const char *run,
 // One published AdamW step by the gradients, which are clear then.
 enum status policy_optim_step(struct policy *p, const char *run, double lr,
                               const struct optimizer_config *adamw, double *ret_norm);
-// A checkpoint (a Hugging Face folder and the optimizer's state), whole or not there; without
-// with_optimizer the model alone.
+// A checkpoint (a Hugging Face folder, or PEFT's, and the optimizer's state), whole or not there;
+// without with_optimizer the folder alone.
 enum status policy_save(struct policy *p, const char *run, const char *folder, bool with_optimizer);
+// The run's present weights, as they can be sampled; by somebody who has no path of them, if
+// `wanted`: then they are to be kept when they are older.
+enum status policy_snapshot(struct policy *p, const char *run, bool wanted, struct snapshot *ret);
+// The adapter of a checkpoint on the server, to sample from: in use, as of sources_take().
+enum status policy_load_saved(struct policy *p, const struct snapshot *of, const char *folder,
+                              struct source_use *ret);
 
 #endif

@@ -11,6 +11,7 @@
 #include <time.h>
 
 const char *const run_part_names[] = {"weights", "sampler_weights", NULL};
+const char *const run_trains[] = {"train_attn", "train_mlp", "train_unembed"};
 static const char *const part_types[] = {"training", "sampler"};
 
 #define SCHEME      "tinker://"
@@ -247,6 +248,10 @@ enum status runs_training_run(const char *runs, const char *run, json_t **ret)
                        last_of(checkpoints, RUN_WEIGHTS), "last_sampler_checkpoint",
                        last_of(checkpoints, RUN_SAMPLER_WEIGHTS), "user_metadata",
                        json_object_get(d, "user_metadata"));
+    for (int i = 0; object && i < 3; i++) { // of runs of before there is nothing: they train all
+        json_t *trains = json_object_get(d, run_trains[i]);
+        json_object_set_new(object, run_trains[i], trains ? json_incref(trains) : json_true());
+    }
     if (!object) FAIL(ST_FORMAT, "%s is none that was written here", path);
     *ret = object;
 out:

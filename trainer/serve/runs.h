@@ -10,6 +10,8 @@
 
 enum run_part { RUN_WEIGHTS, RUN_SAMPLER_WEIGHTS, RUN_PARTS };
 extern const char *const run_part_names[RUN_PARTS + 1]; // as in paths
+// What of the model a run trains: fields of its description, of lora_config and of weights_info.
+extern const char *const run_trains[3];
 
 #define RUN_NAME_ROOM 160 // bytes of a run's name, or a checkpoint's, with its end
 struct run_path {

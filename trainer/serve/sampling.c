@@ -5,7 +5,6 @@
 #include "common/base/json.h"
 #include "common/http/http_client.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,6 @@
 #define BUSY_RETRY_MS 200
 #define MOST_GROUPS   512 // of one request to the server
 #define MOST_SAMPLES  2048
-#define NO_LOGPROB    -99999.0f // where a place has none
 
 struct sampling {
     pthread_t thread;
@@ -36,20 +34,6 @@ struct flight { // one request to the server
     int n, samples;
 };
 
-void sample_request_release(struct sample_request *r)
-{
-    for (int i = 0; r->samples && i < r->n; i++) {
-        free(r->samples[i].tokens);
-        free(r->samples[i].logprobs);
-    }
-    free(r->samples);
-    free(r->prompt);
-    free(r->logprobs);
-    free(r->top_ids);
-    free(r->top_logprobs);
-    json_decref(r->sampling);
-}
-
 static void come_back(struct sampling *s, struct sample_request *r, enum status st)
 {
     status_keep(&r->status, st);
@@ -58,80 +42,6 @@ static void come_back(struct sampling *s, struct sample_request *r, enum status 
 
 // ---- what arrives -------------------------------------------------------------------------------
 
-static enum status take_floats(const json_t *line, const char *key, int n, float **ret)
-{
-    const json_t *list = json_object_get(line, key);
-    float *values = malloc((size_t)(n + 1) * sizeof *values);
-    if (!values) return status_fail(ST_NO_MEMORY, "out of memory");
-    for (int i = 0; i < n; i++) {
-        const json_t *one = json_array_get(list, (size_t)i);
-        values[i] = json_is_number(one) ? (float)json_number_value(one) : NAN;
-    }
-    free(*ret);
-    *ret = values;
-    return ST_OK;
-}
-
-static enum status take_tokens(const json_t *ids, struct sampled *to)
-{
-    to->n = (int)json_array_size(ids);
-    to->tokens = malloc((size_t)(to->n + 1) * sizeof *to->tokens);
-    if (!to->tokens) return status_fail(ST_NO_MEMORY, "out of memory");
-    for (int i = 0; i < to->n; i++)
-        to->tokens[i] = (int32_t)json_integer_value(json_array_get(ids, (size_t)i));
-    return ST_OK;
-}
-
-static void take_versions(const json_t *line, const char *key, struct sample_request *r)
-{
-    const json_t *one;
-    size_t i;
-    json_array_foreach (json_object_get(line, key), i, one) {
-        const uint64_t version = (uint64_t)json_integer_value(one);
-        if (!json_is_integer(one)) continue; // null: the first of a prompt
-        if (r->oldest == 0 || version < r->oldest) r->oldest = version;
-        if (version > r->newest) r->newest = version;
-    }
-}
-
-// The likeliest tokens of each place of the prompt: [null, [[id, logprob], ...], ...].
-static enum status take_top(const json_t *line, struct sample_request *r)
-{
-    const size_t n = (size_t)r->n_prompt * (size_t)r->top;
-    const json_t *places = json_object_get(line, "prompt_top_logprobs");
-    if (r->top == 0 || r->top_ids) return ST_OK;
-    r->top_ids = calloc(n, sizeof *r->top_ids);
-    r->top_logprobs = malloc(n * sizeof *r->top_logprobs);
-    if (!r->top_ids || !r->top_logprobs) return status_fail(ST_NO_MEMORY, "out of memory");
-    for (size_t i = 0; i < n; i++) {
-        const json_t *one =
-            json_array_get(json_array_get(places, i / (size_t)r->top), i % (size_t)r->top);
-        r->top_logprobs[i] = NO_LOGPROB;
-        if (!one) continue;
-        r->top_ids[i] = (int32_t)json_integer_value(json_array_get(one, 0));
-        r->top_logprobs[i] = (float)json_number_value(json_array_get(one, 1));
-    }
-    return ST_OK;
-}
-
-static enum status take_sample(const json_t *line, struct sample_request *r, struct sampled *to)
-{
-    const char *finish = json_string_value(json_object_get(line, "finish_reason"));
-    enum status st;
-    CHECK(take_tokens(json_object_get(line, "token_ids"), to));
-    CHECK(take_floats(line, "logprobs", to->n, &to->logprobs));
-    to->stopped = finish && strcmp(finish, "stop") == 0;
-    take_versions(line, "weight_versions", r);
-    r->cached_tokens = (int)json_integer_value(
-        json_object_get(json_object_get(line, "telemetry"), "cached_prompt_tokens"));
-    if (!r->prompt_logprobs || r->logprobs) return ST_OK;
-    CHECK(take_floats(line, "prompt_logprobs", r->n_prompt, &r->logprobs));
-    take_versions(line, "prompt_weight_versions", r);
-    st = take_top(line, r);
-out:
-    return st;
-}
-
 static enum status on_line(void *context, const char *text, size_t len)
 {
     struct flight *f = context;
@@ -139,14 +49,14 @@ static enum status on_line(void *context, const char *text, size_t len)
     enum status st;
     CHECK(json_parse("/v1/rollouts", text, len, &line));
     const json_t *error = json_object_get(json_object_get(line, "error"), "message");
-    if (error) FAIL(ST_IO, "the server: %s", json_string_value(error));
+    if (json_is_string(error)) FAIL(ST_IO, "the server: %s", json_string_value(error));
     const json_int_t group = json_integer_value(json_object_get(line, "group_id")),
                      sample = json_integer_value(json_object_get(line, "sample"));
     if (group < 0 || group >= f->n || !f->requests[group] || sample < 0 ||
         sample >= f->requests[group]->n || f->requests[group]->samples[sample].tokens)
         FAIL(ST_FORMAT, "/v1/rollouts: a sample that was not asked for");
     struct sample_request *r = f->requests[group];
-    CHECK(take_sample(line, r, &r->samples[sample]));
+    CHECK(sample_request_take(r, (int)sample, line));
     if (++r->n_done < r->n) goto out;
     f->requests[group] = NULL;
     come_back(f->of, r, ST_OK);
@@ -177,7 +87,8 @@ static enum status ask(struct flight *f)
         any = f->requests[i];
         json_array_append_new(groups, group_of(any, i));
     }
-    body = json_pack("{s:o, s:O}", "groups", groups, "sampling", any->sampling);
+    body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "lora",
+                     any->adapter[0] ? any->adapter : NULL);
     if (!body) FAIL(ST_NO_MEMORY, "out of memory");
     const struct http_call call = {.path = "/v1/rollouts",
                                    .post = true,
@@ -189,17 +100,6 @@ static enum status ask(struct flight *f)
 out:
     json_decref(body);
     return st;
-}
-
-static void put_back(struct sampling *s, struct sample_request *r)
-{
-    for (int i = 0; i < r->n; i++) {
-        free(r->samples[i].tokens);
-        free(r->samples[i].logprobs);
-        r->samples[i] = (struct sampled){0};
-    }
-    r->n_done = 0;
-    sampling_put(s, r);
 }
 
 // What has not come back yet does now; of a request that was refused as a whole each goes alone.
@@ -215,10 +115,12 @@ static void give_up(struct flight *f, enum status st)
         const bool again = st == ST_INVALID && left > 1 && !r->alone;
         r->alone = true;
         f->requests[i] = NULL;
-        if (again)
-            put_back(f->of, r);
-        else
+        if (again) {
+            sample_request_clear(r);
+            sampling_put(f->of, r);
+        } else {
             come_back(f->of, r, status_fail(st, "%s", sentence));
+        }
     }
 }
 
@@ -275,7 +177,8 @@ static struct sample_request *take_all(struct sampling *s, bool *ret_ended)
 static bool fits(const struct flight *f, const struct sample_request *r)
 {
     return !f->transfer && !r->alone && !f->requests[0]->alone && f->n < MOST_GROUPS &&
-           f->samples + r->n <= MOST_SAMPLES && json_equal(f->requests[0]->sampling, r->sampling);
+           f->samples + r->n <= MOST_SAMPLES && strcmp(f->requests[0]->adapter, r->adapter) == 0 &&
+           json_equal(f->requests[0]->sampling, r->sampling);
 }
 
 static struct flight *new_flight(struct sampling *s)

@@ -203,6 +203,7 @@ static void release(struct tinker *t)
     struct work *work;
     http_close(t->http);
     sampling_free(t->sampling);
+    t->sampling = NULL;
     while (t->works && (work = work_take(t->works, 0))) {
         status_keep(&work->status, status_fail(ST_CANCELLED, "the Tinker API is stopping"));
         inbox_post(&t->inbox, &work->message);
@@ -252,6 +253,8 @@ enum status tinker_start(const struct tinker_options *options, struct policy *po
     t->model_name = last_part(t->model_folder);
     t->control = policy_control(policy);
     t->limits = policy_limits(policy);
+    t->sources = policy_sources(policy);
+    t->max_adapters = policy_max_adapters(policy);
     t->end.deliver = on_end;
     uv_loop_init(&t->loop);
     uv_timer_init(&t->loop, &t->tick);

@@ -18,6 +18,7 @@ struct tinker_options {       // all borrowed
     int inflight;             // 1: stale snapshots are served by the live weights
     double sample_timeout;    // seconds
     int max_context;          // of the server
+    int skip_unembed;         // 1: adapters of clients that want one for the head too go without
 };
 struct tinker;
 
@@ -47,16 +48,18 @@ struct training_run { // a training run of this process
     char id[ID_ROOM]; // the run's name
     struct session *session;
     char base[ID_ROOM]; // as the client calls the base model
+    int rank;           // of its adapter; 0: it trains the model itself
+    bool over;          // another run took its place
     int64_t next_seq;   // that may go to the main thread; 0: its making
     struct op *held;    // those behind a gap, by number
 };
 
-struct sampler { // a sampling session: a snapshot
+struct sampler { // a sampling session
     struct sampler *next;
     char id[ID_ROOM], base[ID_ROOM];
-    char path[RUN_PATH_ROOM]; // "": none
-    uint64_t version;         // of the weights that it is of
-    bool inflight;            // it follows the live weights
+    struct snapshot of;
+    int64_t saves; // of its path by then: what is saved there later is something else
+    bool inflight; // it follows the live weights
 };
 
 struct op { // a request that the main thread works on (op.c)
@@ -75,8 +78,9 @@ struct op { // a request that the main thread works on (op.c)
     struct run_path path;
     bool named, with_optimizer, inflight; // path is there...
     char sampler[ID_ROOM];                // that is made of it; "": none
-    json_t *description;                  // of a run that begins
-    uint64_t version;                     // of the weights, afterwards
+    struct beginning beginning;           // of a run, but for its folder
+    json_t *description;                  // likewise
+    struct snapshot snapshot;             // of the weights, afterwards
 };
 
 struct tinker {
@@ -93,14 +97,16 @@ struct tinker {
     struct http *http;
     struct work_queue *works;
     struct sampling *sampling;
+    struct sources *sources;
+    int max_adapters; // of the server
     struct futures *futures;
     struct poll *polls; // of retrieve_futures, held
     struct session *sessions;
-    struct training_run *training_runs, *current; // current: that began last
+    struct training_run *training_runs;
     struct sampler *samplers;
-    json_t *live; // version of each path that was saved or loaded, by this process
+    json_t *live; // of each path that was saved or loaded, by this process: run, version, and saves
     int n_sessions;
-    bool ttl_told;
+    bool ttl_told, unembed_told;
     const char *_Atomic why; // everything fails; NULL: it does not
 };
 
@@ -119,9 +125,8 @@ bool tinker_takes_work(struct tinker *t, struct http_request *q);
 // Whether this is the served model; else answered.
 bool tinker_serves(struct tinker *t, struct http_request *q, const char *base_model);
 struct sampler *tinker_sampler(struct tinker *t, const char *id); // NULL: there is none
-// Makes a snapshot of the weights of that version known.
 struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
-                                   const char *path, uint64_t version);
+                                   const struct snapshot *of);
 void tinker_polls_sweep(struct tinker *t); // answers those that have something, or are over
 
 // op.c: requests in their order. run() is called on the main thread, done() on the loop's, where it
@@ -135,7 +140,8 @@ struct op *op_of(struct tinker *t, struct http_request *q, const json_t *body,
 // A request that is wrong (not ST_OK) is one that came: it has its turn, and a future that says so.
 void op_refuse(struct op *op, enum status st);
 void op_submit(struct op *op, struct http_request *q); // takes it over
-void op_note_live(struct op *op);                      // the live weights are those of its path
+// The live weights are those of its path, where they were just saved or which was loaded.
+void op_note_live(struct op *op, bool saved);
 void op_free_held(struct training_run *m);
 
 // Endpoints: the context is the struct tinker.

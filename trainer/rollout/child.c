@@ -1,7 +1,7 @@
-/* reward_child.c: starts, feeds, reads and ends a child process. Owns the process and its pipes.
- * The trainer's thread.
+/* child.c: starts, feeds, reads and ends a child process. Owns the process and its pipes.
+ * The thread that uses it.
  */
-#include "trainer/rollout/reward_child.h"
+#include "trainer/rollout/child.h"
 #include "common/base/clock.h"
 #include "common/base/spawn.h"
 
@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_LINE (1 << 20) // bytes
+#define MAX_LINE (1 << 24) // bytes: a trajectory of a million tokens
 #define GRACE_MS 200
 #define READ     65536
 
@@ -112,8 +112,9 @@ static enum status write_some(struct child *c)
 
 static enum status read_some(struct child *c)
 {
-    if (c->taken == c->in.len) {
-        bytes_clear(&c->in);
+    if (c->taken == c->in.len || c->taken > READ) {
+        c->in.len -= c->taken;
+        memmove(c->in.data, c->in.data + c->taken, c->in.len);
         c->taken = 0;
     }
     if (!bytes_reserve(&c->in, READ)) return bytes_status(&c->in);

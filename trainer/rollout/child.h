@@ -1,11 +1,11 @@
-/* reward_child.h: a child process that is talked to in lines, over its standard input and output.
- * Private to reward_command.c and reward_worker.c. One thread.
+/* child.h: a child process that is talked to in lines, over its standard input and output.
+ * Of the reward "command" and of environments. One thread at a time.
  *
  * The child is the leader of a process group of its own (a Ctrl-C at the terminal, which the
  * trainer takes as "end after this step", must not take the child away in the middle of it), is
  * killed with its group when it is ended, and by the kernel should the trainer die. */
-#ifndef TRAINER_REWARD_CHILD_H
-#define TRAINER_REWARD_CHILD_H
+#ifndef TRAINER_CHILD_H
+#define TRAINER_CHILD_H
 
 #include "common/base/bytes.h"
 

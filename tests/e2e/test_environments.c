@@ -1,0 +1,474 @@
+/* test_environments.c: cw-trainer train --rollouts: trajectories of several turns that child
+ * processes make. This program is also the environment: `test_environments play MODE FOLDER`. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/training.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEPS   3
+#define SAMPLES 12 // of a step: training.c's numbers
+
+static struct scene scene;
+
+// ---- the environment ----------------------------------------------------------------------------
+
+static struct {
+    const char *mode, *folder;
+    json_int_t id;
+    json_t *ids, *mask; // of the trajectory so far
+    int low, sampled;   // tokens below 150, and all
+} game;
+
+static bool is(const char *mode)
+{
+    return strcmp(game.mode, mode) == 0;
+}
+
+static void say(const char *kind, json_t *value)
+{
+    json_t *line = json_pack("{s:I, s:o}", "id", game.id, kind, value);
+    char *text = json_dumps(line, JSON_COMPACT);
+    printf("%s\n", text);
+    fflush(stdout);
+    free(text);
+    json_decref(line);
+}
+
+static json_t *hear(void) // NULL: there is no more
+{
+    static char *text;
+    static size_t room;
+    const ssize_t len = getline(&text, &room, stdin);
+    return len < 0 ? NULL : json_loadb(text, (size_t)len, JSON_ALLOW_NUL, NULL);
+}
+
+static json_t *ask(const char *kind, json_t *value, const char *reply)
+{
+    say(kind, value);
+    json_t *line = hear(), *got = json_incref(json_object_get(line, reply));
+    if (!got) exit(9);
+    json_decref(line);
+    return got;
+}
+
+static void push(const json_t *id, int mask)
+{
+    json_array_append(game.ids, (json_t *)id);
+    json_array_append_new(game.mask, json_integer(mask));
+}
+
+static void sample(void)
+{
+    json_t *turn =
+        ask("sample", json_pack("{s:O, s:i}", "token_ids", game.ids, "max_tokens", 4), "sampled");
+    const json_t *ids = json_object_get(turn, "token_ids"), *id;
+    size_t t;
+    json_array_foreach (ids, t, id) {
+        push(id, 1);
+        game.low += json_integer_value(id) < 150;
+        game.sampled++;
+    }
+    json_decref(turn);
+}
+
+// True the first time that any process asks.
+static bool first_time(const char *name)
+{
+    FILE *f = fopen(test_path(game.folder, name), "wx");
+    if (f) fclose(f);
+    return f != NULL;
+}
+
+static void wait_for(const char *name)
+{
+    while (!file_exists(test_path(game.folder, name))) clock_sleep_ms(5);
+}
+
+// False: the episode is over.
+static bool go_wrong(const json_t *e)
+{
+    const int place = (int)(4 * json_integer_value(json_object_get(e, "group")) +
+                            json_integer_value(json_object_get(e, "sample")));
+    if (place != 5) return true;
+    if (is("always")) _exit(3);
+    if (is("dies") && first_time("once")) raise(SIGKILL);
+    if (is("nonsense") && first_time("once")) printf("this is no JSON\n");
+    if (is("silent") && first_time("once")) wait_for("never");
+    if (!is("gives-up") || !first_time("once")) return true;
+    say("error", json_string("the tool is down"));
+    return false;
+}
+
+// A tool whose calls are counted: one line in FOLDER/effects each.
+static void use_tool(const json_t *e)
+{
+    json_t *call = json_pack("{s:O}", "after", game.ids);
+    json_t *called = ask("call", call, "called"), *seven = json_integer(7);
+    if (!json_object_get(called, "result")) {
+        FILE *f = fopen(test_path(game.folder, "effects"), "a");
+        fprintf(f, "%d %d %d\n", (int)json_integer_value(json_object_get(e, "step")),
+                (int)json_integer_value(json_object_get(e, "group")),
+                (int)json_integer_value(json_object_get(e, "sample")));
+        fclose(f);
+        json_decref(ask("result", json_integer(7), "kept"));
+    }
+    if (is("waits") && json_integer_value(json_object_get(e, "step")) == 2 &&
+        json_integer_value(json_object_get(e, "group")) == 1) {
+        char pid[16];
+        snprintf(pid, sizeof pid, "%d", (int)getpid());
+        if (!file_exists(test_path(game.folder, "go")))
+            test_write(test_path(game.folder, "reached"), pid, strlen(pid));
+        wait_for("go");
+    }
+    push(seven, 0);
+    json_decref(seven);
+    json_decref(called);
+}
+
+// As a template does that renders earlier turns otherwise: what was sampled last is another token.
+static void rewrite(void)
+{
+    const size_t n = json_array_size(game.ids);
+    const json_int_t was = json_integer_value(json_array_get(game.ids, n - 2));
+    json_array_set_new(game.ids, n - 2, json_integer(was == 9 ? 8 : 9));
+    for (size_t t = 0; t < n; t++) json_array_set_new(game.mask, t, json_integer(0));
+}
+
+static void play_episode(const json_t *e)
+{
+    const size_t n = json_array_size(json_object_get(e, "prompt_token_ids"));
+    game.ids = json_copy(json_object_get(e, "prompt_token_ids"));
+    game.mask = json_array();
+    game.low = game.sampled = 0;
+    for (size_t t = 0; t < n; t++) json_array_append_new(game.mask, json_integer(0));
+    sample();
+    use_tool(e);
+    if (!go_wrong(e)) return;
+    if (is("rewrites")) rewrite();
+    sample();
+    if (is("malformed")) json_array_set_new(game.mask, n, json_integer(0));
+    if (is("malformed")) json_array_set_new(game.mask, n + 4, json_integer(1));
+    const double reward = game.sampled ? (double)game.low / game.sampled : 0;
+    say("trajectory", is("rewards") ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", game.ids,
+                                                "mask", game.mask, "rewards", 0.0, reward)
+                                    : json_pack("{s:o, s:o, s:f}", "token_ids", game.ids, "mask",
+                                                game.mask, "reward", reward));
+}
+
+static int play(const char *mode, const char *folder)
+{
+    game.mode = mode;
+    game.folder = folder;
+    for (json_t *line; (line = hear()); json_decref(line)) {
+        game.id = json_integer_value(json_object_get(line, "id"));
+        play_episode(json_object_get(line, "episode"));
+    }
+    return 0;
+}
+
+// ---- runs ---------------------------------------------------------------------------------------
+
+// "command:THIS play MODE FOLDER", the folder new; it lives as long as the program.
+static const char *environment(const char *mode, const char **ret_folder)
+{
+    char self[PATH_MAX], *words;
+    const ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    const char *folder = test_folder();
+    assert_true(len > 0);
+    self[len] = '\0';
+    assert_true(asprintf(&words, "command:'%s' play %s '%s'", self, mode, folder) > 0);
+    if (ret_folder) *ret_folder = folder;
+    return words;
+}
+
+#define NUMBERS "--reward", "environment", "--max-steps", "3", "--save-steps", "1"
+
+static int train_mode(const char *mode, const char *run, const char *const more[])
+{
+    const char *all[40] = {NUMBERS, "--rollouts", environment(mode, NULL)};
+    int n = 8;
+    for (int i = 0; more[i]; i++) all[n++] = more[i];
+    return train_alone(&scene, run, all);
+}
+
+static void assert_same_run(const char *a, const char *b)
+{
+    test_same_file(latest(&scene, a), latest(&scene, b), "model.safetensors");
+}
+
+static void it_trains_on_trajectories(void **state)
+{
+    (void)state;
+    double norm[STEPS], off[STEPS];
+    assert_int_equal(train_mode("fine", "fine", OPTIONS("--log-completions")), 0);
+    assert_int_equal(column(&scene, "fine", "grad_norm", norm, STEPS), STEPS);
+    column(&scene, "fine", "sampler_mismatch/max", off, STEPS);
+    json_t *m = last_metrics(&scene, "fine");
+    for (int i = 0; i < STEPS; i++) assert_true(norm[i] > 0);
+    if (strcmp(test_device(), "cpu") == 0)
+        for (int i = 0; i < STEPS; i++) assert_true(off[i] == 0);
+    assert_true(metric(m, "environment/turns") == 2 && metric(m, "environment/calls") == 1);
+    assert_true(metric(m, "environment/unlike_prompts") == 0);
+    assert_true(metric(m, "completions/max_length") == 9);
+    json_decref(m);
+    // the tool's token, and no other, is masked out
+    char *lines = test_read(test_path(scene.folder, "fine/rollouts/step-3.jsonl"));
+    assert_contains(lines, "\"model_mask\":[1,1,1,1,0,1,1,1,1]");
+    free(lines);
+    assert_false(file_exists(test_path(scene.folder, "fine/journal/step-3.jsonl")));
+}
+
+// Which process makes an episode, and what becomes of processes, changes nothing of what is learnt.
+static void faults_change_nothing(void **state)
+{
+    (void)state;
+    const struct {
+        const char *mode, *sentence;
+    } faults[] = {
+        {"dies", "closed its output or was killed"},
+        {"nonsense", "it wrote this is no JSON"},
+        {"silent", "wrote nothing about"},
+        {"gives-up", "error: it says: the tool is down; the episode is given out again"},
+    };
+    assert_int_equal(train_mode("fine", "three", OPTIONS("--rollout-processes", "3")), 0);
+    assert_same_run("fine", "three");
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        const char *seconds = strcmp(faults[i].mode, "silent") == 0 ? "1" : "60";
+        assert_int_equal(
+            train_mode(faults[i].mode, faults[i].mode,
+                       OPTIONS("--rollout-processes", "2", "--rollout-process-timeout", seconds)),
+            0);
+        assert_said(&scene, faults[i].sentence);
+        assert_said(&scene, "environment process ");
+        assert_said(&scene, "given out again");
+        assert_same_run("fine", faults[i].mode);
+    }
+}
+
+static void what_cannot_be_mended_ends_the_run(void **state)
+{
+    (void)state;
+    assert_int_equal(train_mode("always", "always", OPTIONS(NULL)), 1);
+    assert_said(&scene, ", sample 1: 3 attempts failed, the last: environment process 1 of 1: ");
+    assert_said(&scene, "ended with status 3");
+    assert_int_equal(train_mode("malformed", "malformed", OPTIONS(NULL)), 1);
+    assert_said(&scene, "trajectory: field \"mask\": token ");
+    assert_said(&scene, "is not the policy's: no turn sampled it there");
+    assert_int_equal(train_alone(&scene, "none", OPTIONS("--rollouts", "command:false")), 1);
+    assert_said(&scene, "environment process 1 of 1: command \"false\" ended with status 1");
+}
+
+static void prompts_that_do_not_repeat_are_said(void **state)
+{
+    (void)state;
+    assert_int_equal(train_mode("rewrites", "rewrites", OPTIONS(NULL)), 0);
+    assert_said(&scene, "the prompt of turn 2 has other tokens than the turn before from token ");
+    json_t *m = last_metrics(&scene, "rewrites");
+    assert_true(metric(m, "environment/unlike_prompts") == SAMPLES);
+    json_decref(m);
+}
+
+static void it_goes_with_the_rest(void **state)
+{
+    (void)state;
+    assert_int_equal(train_mode("fine", "async", OPTIONS("--async", "--rollout-processes", "2")),
+                     0);
+    json_t *m = last_metrics(&scene, "async");
+    assert_true(metric(m, "rollout/staleness_max") <= 1);
+    json_decref(m);
+    assert_int_equal(train_mode("rewards", "rewards", OPTIONS("--eval-data", scene.data)), 0);
+    m = last_metrics(&scene, "rewards");
+    assert_true(metric(m, "eval/reward") > 0 && metric(m, "grad_norm") > 0);
+    json_decref(m);
+    assert_int_equal(
+        train_mode("fine", "costs", OPTIONS("--cost", "--curriculum", "kde", "--reward", "length")),
+        0);
+    assert_said(&scene, "--reward length: what the environment gives does not count");
+    m = last_metrics(&scene, "costs");
+    assert_true(metric(m, "inference/generated_tokens") == 8);
+    json_decref(m);
+}
+
+// Blocks of 4 tokens, so that a turn's prompt has some.
+static void an_adapter_is_trained_too_and_turns_find_the_cache(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    const char *argv[TRAINER_WORDS];
+    double norm[2], off[2], reuse[2];
+    daemon_start(&d, scene.model,
+                 OPTIONS("--dtype", "f32", "--max-adapters", "1", "--block-size", "4"));
+    daemon_trainer(&d, scene.data, test_path(scene.folder, "lora"),
+                   OPTIONS("--rollouts", environment("fine", NULL), "--prompts-per-step", "3",
+                           "--num-generations", "4", "--max-steps", "2", "--max-completion-length",
+                           "12", "--lora-r", "2"),
+                   NULL, argv);
+    const int status = test_command(test_path(scene.folder, "trainer.log"), LIMIT_MS, argv);
+    daemon_kill(&d);
+    assert_int_equal(status, 0);
+    assert_int_equal(column(&scene, "lora", "grad_norm", norm, 2), 2);
+    column(&scene, "lora", "sampler_mismatch/max", off, 2);
+    column(&scene, "lora", "inference/cache_reuse_ratio", reuse, 2);
+    assert_true(reuse[0] > 0.3 && reuse[1] > 0.3);
+    assert_true(norm[0] > 0 && norm[1] > 0);
+    if (strcmp(test_device(), "cpu") == 0) assert_true(off[0] == 0 && off[1] == 0);
+}
+
+static void what_does_not_go_together_is_refused(void **state)
+{
+    (void)state;
+    const struct {
+        const char *const *options;
+        const char *sentence;
+    } refused[] = {
+        {OPTIONS("--rollouts", "python3 x"), "--rollouts python3 x: take command:PROGRAM ARGS"},
+        {OPTIONS("--rollouts", "command: "), "--rollouts command: names no program"},
+        {OPTIONS("--rollouts", "command:x", "--workers", "y"), "--workers with --rollouts"},
+        {OPTIONS("--rollouts", "command:x", "--tandem"), "--tandem with --rollouts"},
+        {OPTIONS("--reward", "environment"), "reward \"environment\" is what an environment gave"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        assert_int_equal(train_alone(&scene, "no", refused[i].options), 2);
+        assert_said(&scene, refused[i].sentence);
+    }
+}
+
+// ---- the journal --------------------------------------------------------------------------------
+
+static int compare(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+// Each call of the tool was made once, and all were.
+static void assert_called_once_each(const char *folder)
+{
+    char *text = test_read(test_path(folder, "effects")), *lines[STEPS * SAMPLES + 1], *rest = text;
+    int n = 0;
+    for (char *line; (line = strsep(&rest, "\n")) && *line;) {
+        assert_true(n < STEPS * SAMPLES);
+        lines[n++] = line;
+    }
+    assert_int_equal(n, STEPS * SAMPLES);
+    qsort(lines, (size_t)n, sizeof *lines, compare);
+    for (int i = 1; i < n; i++) assert_string_not_equal(lines[i - 1], lines[i]);
+    free(text);
+}
+
+static void a_killed_run_calls_no_tool_again(void **state)
+{
+    (void)state;
+    const char *folder, *words = environment("waits", &folder);
+    const char *const options[] = {NUMBERS, "--rollouts", words, NULL};
+    struct test_child child = {0};
+    start_trainer(&scene, &child, "killed", options);
+    test_wait_for_file(test_path(folder, "reached"), LIMIT_MS, &child);
+    test_kill(&child, SIGKILL);
+    test_wait(&child, LIMIT_MS);
+    char *pid = test_read(test_path(folder, "reached"));
+    const int64_t deadline = clock_deadline_ns(10000);
+    while (kill(atoi(pid), 0) == 0 || errno != ESRCH) // the kernel ends it with the trainer
+        if (clock_sleep_ms(5), clock_ms_until(deadline) == 0) fail_msg("%s lives", pid);
+    free(pid);
+    assert_true(file_exists(test_path(scene.folder, "killed/journal/step-2.jsonl")));
+    test_write(test_path(folder, "go"), "", 0);
+    assert_int_equal(
+        train_alone(&scene, "killed", OPTIONS(NUMBERS, "--resume", "--rollouts", words)), 0);
+    assert_said(&scene, "calls of tools have their results out of the journal");
+    assert_called_once_each(folder);
+    assert_same_run("fine", "killed");
+    assert_false(file_exists(test_path(scene.folder, "killed/journal/step-2.jsonl")));
+}
+
+// ---- the example --------------------------------------------------------------------------------
+
+static void the_example_of_the_docs_runs(void **state)
+{
+    (void)state;
+    const char *script = test_path(test_root(), "trainer/examples/calculator.py");
+    char *docs = test_read(test_path(test_root(), "docs/environments.md")),
+         *code = test_read(script), *words;
+    assert_non_null(strstr(docs, code)); // as it is
+    free(docs);
+    free(code);
+    assert_true(asprintf(&words, "command:%s '%s'", test_python("json"), script) > 0);
+    assert_int_equal(train_alone(&scene, "example",
+                                 OPTIONS("--rollouts", words, "--max-steps", "2", "--reward",
+                                         "environment", "--eval-data", scene.data)),
+                     0);
+    json_t *m = last_metrics(&scene, "example");
+    assert_true(metric(m, "environment/turns") >= 1 && metric(m, "eval/reward") >= 0);
+    assert_true(metric(m, "environment/restarts") == 0);
+    json_decref(m);
+    free(words);
+}
+
+// Messages that the server's template renders; where a special token was sampled they do not
+// repeat.
+static void with_the_real_verifiers(void **state)
+{
+    (void)state;
+    const char *python = test_python("datasets, verifiers"), *argv[TRAINER_WORDS];
+    const char *script = test_path(test_root(), "trainer/examples/verifiers_environment.py");
+    const char *env = test_path(test_root(), "tests/clients/verifiers_calculator.py");
+    const char *data = test_path(scene.folder, "verifiers.jsonl");
+    struct daemon d = {0};
+    char *words;
+    assert_int_equal(test_command(data, LIMIT_MS,
+                                  OPTIONS("sh", "-c", "\"$0\" \"$1\" \"$2\" --data 2>/dev/null",
+                                          python, script, env)),
+                     0);
+    assert_true(asprintf(&words, "command:%s '%s' '%s'", python, script, env) > 0);
+    daemon_start(&d, test_path(test_root(), "tools/demo-model"), OPTIONS(NULL));
+    daemon_trainer(&d, data, test_path(scene.folder, "verifiers"),
+                   OPTIONS("--rollouts", words, "--prompts-per-step", "2", "--num-generations", "4",
+                           "--max-steps", "2", "--max-completion-length", "8"),
+                   NULL, argv);
+    const int status = test_command(test_path(scene.folder, "verifiers.log"), LIMIT_MS, argv);
+    daemon_kill(&d);
+    if (status != 0) fail_msg("%s", test_read(test_path(scene.folder, "verifiers.log")));
+    json_t *m = last_metrics(&scene, "verifiers");
+    assert_true(metric(m, "environment/turns") == 2);
+    assert_true(metric(m, "sampler_mismatch/max") == 0 || strcmp(test_device(), "cpu") != 0);
+    json_decref(m);
+    free(words);
+}
+
+static int open_scene(void **state)
+{
+    (void)state;
+    scene_open(&scene);
+    return 0;
+}
+
+static int end_scene(void **state)
+{
+    (void)state;
+    scene_close(&scene);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_trains_on_trajectories),
+        cmocka_unit_test(faults_change_nothing),
+        cmocka_unit_test(what_cannot_be_mended_ends_the_run),
+        cmocka_unit_test(prompts_that_do_not_repeat_are_said),
+        cmocka_unit_test(it_goes_with_the_rest),
+        cmocka_unit_test(an_adapter_is_trained_too_and_turns_find_the_cache),
+        cmocka_unit_test(what_does_not_go_together_is_refused),
+        cmocka_unit_test(a_killed_run_calls_no_tool_again),
+        cmocka_unit_test(the_example_of_the_docs_runs),
+        cmocka_unit_test(with_the_real_verifiers),
+    };
+    if (argc == 4 && strcmp(argv[1], "play") == 0) return play(argv[2], argv[3]);
+    return cmocka_run_group_tests_name("environments", tests, open_scene, end_scene);
+}

@@ -1,0 +1,444 @@
+/* test_tinker_faults.c: cw-trainer serve and clients that misbehave: 10,000 malformed requests of
+ * all kinds, clients that leave while their answer is held, requests behind a gap, and kill -9 of
+ * either process at any moment. Nothing that was asked for properly is lost by it. */
+#include "tests/support/tinker_client.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "trainer/serve/protobuf.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define REQUESTS    10000
+#define HALF_CLOSED 100
+#define SETTLE_MS   10000
+
+static struct daemon d;
+static struct tinker_server s;
+static char session[128], model[128], former[128]; // former: has the weights no more
+
+#define N 6
+static const int32_t tokens[N] = {10, 20, 30, 40, 50, 60};
+static const int64_t targets[N] = {20, 30, 40, 50, 60, 70};
+static const float weights[N] = {0, 1, 1, 0.5f, 1, 1};
+static const struct tinker_datum one = {N, tokens, targets, {"weights"}, {weights}};
+
+static int start(void **state)
+{
+    (void)state;
+    daemon_start(&d, daemon_model(test_folder(), true, 5),
+                 OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
+    tinker_server_start(&s, &d, NULL, OPTIONS("--exact", "--max-body", "1M"));
+    tinker_model(&s, session, model);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    tinker_server_kill(&s);
+    daemon_kill(&d);
+    return 0;
+}
+
+static void end(void)
+{
+    assert_int_equal(tinker_server_stop(&s), 0);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static int open_files(void)
+{
+    char path[64];
+    int n = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)s.child.pid);
+    DIR *folder = opendir(path);
+    assert_non_null(folder);
+    while (readdir(folder)) n++;
+    closedir(folder);
+    return n;
+}
+
+// Once the connections of requests that were answered are closed, which takes a moment.
+static int files_at_rest(void)
+{
+    int n = open_files();
+    for (int rest = 0; rest < 20; rest++) {
+        clock_sleep_ms(10);
+        if (open_files() != n) rest = 0;
+        n = open_files();
+    }
+    return n;
+}
+
+// That clients have left is noticed in time.
+static void check_files(int wanted)
+{
+    const int64_t deadline = clock_deadline_ns(SETTLE_MS);
+    while (open_files() > wanted && clock_now_ns() < deadline) clock_sleep_ms(20);
+    assert_in_range(open_files(), 1, wanted);
+}
+
+static int pick(struct rng *r, int n)
+{
+    return (int)(rng_uniform(r) * (float)n) % n;
+}
+
+// ---- malformed requests -------------------------------------------------------------------------
+
+static void put_random(struct rng *r, int n, struct bytes *to)
+{
+    for (int i = 0; i < n; i++) {
+        const char byte = (char)pick(r, 256);
+        bytes_append(to, &byte, 1);
+    }
+}
+
+// JSON with fields of the wrong kind, and now and then without its end.
+static void put_json(struct rng *r, struct bytes *body)
+{
+    static const char *const values[] = {"null",         "-1",
+                                         "1e99",         "[]",
+                                         "{}",           "\"\"",
+                                         "true",         "\"tinker://a/b\"",
+                                         "[[1]]",        "99999999999999999999",
+                                         "0.5",          "\"\\ud800\"",
+                                         "{\"a\":[{}]}", "\"\\u0000\""};
+    static const char *const keys[] = {"model_id",        "seq_id",
+                                       "session_id",      "path",
+                                       "prompt",          "adam_params",
+                                       "request_id",      "target",
+                                       "sampling_params", "sampling_session_id",
+                                       "lora_config",     "base_model",
+                                       "model_seq_id",    "optimizer_config"};
+    bytes_printf(body, "{\"model_id\":\"%s\"", pick(r, 2) ? model : "x");
+    for (int i = 0; i < 4; i++)
+        bytes_printf(body, ",\"%s\":%s", keys[pick(r, 14)], values[pick(r, 14)]);
+    bytes_puts(body, pick(r, 5) ? "}" : "");
+}
+
+// What is right but for the run, which has the weights no more: with bytes changed, or cut off.
+static void put_protobuf(struct rng *r, struct bytes *body)
+{
+    tinker_put_learn(body, former, 2 + pick(r, 50), "cross_entropy", false, &one, 1);
+    if (pick(r, 2)) {
+        body->len = (size_t)pick(r, (int)body->len);
+        return;
+    }
+    for (int i = pick(r, 6); i >= 0; i--)
+        body->data[strlen(former) + 2 + (size_t)pick(r, (int)(body->len - strlen(former) - 2))] =
+            (char)pick(r, 256);
+}
+
+static void put_future(struct rng *r, struct bytes *body)
+{
+    static const char *const ids[] = {"",
+                                      "-",
+                                      "x-1",
+                                      "0123456789abcdef-0",
+                                      "0123456789abcdef-",
+                                      "-1",
+                                      "%s-999999999",
+                                      "%s--1",
+                                      "%s-1x",
+                                      "%s-99999999999999999999"};
+    json_t *known = tinker_learn(&s, former, 1, "cross_entropy", true, &one, 1);
+    const char *id = json_string_value(json_object_get(known, "request_id"));
+    char process[64], asked[128];
+    snprintf(process, sizeof process, "%.*s", (int)strcspn(id, "-"), id);
+    const char *form = ids[pick(r, 10)];
+    if (strncmp(form, "%s", 2) == 0)
+        snprintf(asked, sizeof asked, "%s%s", process, form + 2);
+    else
+        snprintf(asked, sizeof asked, "%s", form);
+    bytes_printf(body, "{\"request_id\":\"%s\"}", asked);
+    json_decref(known);
+}
+
+static void ask(const char *method, const char *path, const char *type, const struct bytes *body)
+{
+    char whole[160];
+    struct wire_answer a;
+    snprintf(whole, sizeof whole, "/api/v1/%s", path);
+    tinker_request(&s, method, whole, type, body, &a);
+    if (a.status < 200 || a.status >= 500)
+        fail_msg("%s %s: %d to %s", method, path, a.status, bytes_text(body));
+    const json_t *error = json_object_get(json_object_get(a.json, "error"), "message");
+    if (a.status >= 400 && (!error || strlen(json_string_value(error)) < 10))
+        fail_msg("%s %s: %d without a sentence: %s", method, path, a.status, bytes_text(&a.body));
+    wire_answer_release(&a);
+}
+
+static void ask_json(struct rng *r, struct bytes *body)
+{
+    static const char *const paths[] = {"client/config",
+                                        "create_session",
+                                        "session_heartbeat",
+                                        "create_model",
+                                        "get_info",
+                                        "forward_backward",
+                                        "optim_step",
+                                        "save_weights",
+                                        "load_weights",
+                                        "asample",
+                                        "save_weights_for_sampler",
+                                        "retrieve_future",
+                                        "retrieve_futures",
+                                        "weights_info",
+                                        "create_sampling_session",
+                                        "sessions/x/finish",
+                                        "training_runs/../x",
+                                        "training_runs/x/checkpoints/weights/../../x",
+                                        "samplers/%00x",
+                                        "none"};
+    static const char *const methods[] = {"POST", "POST", "POST", "POST", "GET", "PUT", "DELETE"};
+    if (pick(r, 4) == 0)
+        put_random(r, 40, body);
+    else
+        put_json(r, body);
+    ask(methods[pick(r, 7)], paths[pick(r, 20)], "application/json", body);
+}
+
+static void ask_protobuf(struct rng *r, struct bytes *body)
+{
+    if (pick(r, 4) == 0)
+        put_random(r, 60, body);
+    else
+        put_protobuf(r, body);
+    ask("POST", "forward_backward", "application/x-protobuf", body);
+}
+
+static void ask_future(struct rng *r, struct bytes *body)
+{
+    put_future(r, body);
+    ask("POST", "retrieve_future", "application/json", body);
+}
+
+// Of clients that have ended their half of the connection, and wait for the server's.
+static int half_closed[HALF_CLOSED];
+
+static void end_half_closed(int slot)
+{
+    struct wire_answer a = {0};
+    const int fd = half_closed[slot];
+    half_closed[slot] = 0;
+    if (fd == 0) return;
+    assert_true(wire_read(fd, SETTLE_MS, &a));
+    assert_true(a.status < 500 || a.status == 501 || a.status == 505);
+    wire_answer_release(&a);
+    close(fd);
+}
+
+// Bytes of which none, or a part, is HTTP.
+static void ask_broken(struct rng *r, struct bytes *text)
+{
+    static const char *const starts[] = {
+        "",
+        "GET",
+        "POST /api/v1/asample HTTP/1.1\r\n",
+        "\r\n\r\n",
+        "POST /api/v1/asample HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{\"a\":",
+        "POST /api/v1/forward_backward HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+        "999999999999999\r\n\r\nx",
+        "POST /api/v1/optim_step HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        "POST /api/v1/optim_step HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
+        "chunked\r\n\r\nzz\r\n"};
+    static int slot;
+    const int fd = wire_open_tcp(s.port);
+    assert_true(fd >= 0);
+    bytes_puts(text, starts[pick(r, 8)]);
+    if (pick(r, 2)) put_random(r, 30, text);
+    wire_send(fd, bytes_text(text), text->len);
+    if (pick(r, 2)) {
+        close(fd);
+        return;
+    }
+    shutdown(fd, SHUT_WR);
+    slot = (slot + 1) % HALF_CLOSED;
+    end_half_closed(slot);
+    half_closed[slot] = fd;
+}
+
+static void ask_malformed(int n)
+{
+    static void (*const kinds[])(struct rng *, struct bytes *) = {ask_json, ask_protobuf,
+                                                                  ask_future, ask_broken};
+    struct rng r;
+    rng_init(&r, 11, 0);
+    for (int i = 0; i < n; i++) {
+        struct bytes body = BYTES_INIT;
+        kinds[i % 4](&r, &body);
+        bytes_release(&body);
+    }
+    for (int i = 0; i < HALF_CLOSED; i++) end_half_closed(i);
+}
+
+static void begin_next(int number)
+{
+    snprintf(former, sizeof former, "%s", model);
+    json_t *begun = tinker_retrieve(
+        &s, tinker_post(&s, "create_model", 200,
+                        "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"model\"}",
+                        session, number));
+    snprintf(model, sizeof model, "%s", json_string_value(json_object_get(begun, "model_id")));
+    json_decref(begun);
+}
+
+// Gradients that wait for their step when the storm comes are there after it.
+static void test_malformed(void **state)
+{
+    (void)state;
+    float unused[N], wanted[N], after[N];
+    tinker_logprobs(&s, tinker_learn(&s, model, 1, "cross_entropy", false, &one, 1), N, unused);
+    tinker_step(&s, model, 2, 1e-2);
+    tinker_logprobs(&s, tinker_learn(&s, model, 3, "cross_entropy", true, &one, 1), N, wanted);
+    begin_next(1);
+    begin_next(2); // former: of no requests
+    const int files = files_at_rest();
+    tinker_logprobs(&s, tinker_learn(&s, model, 1, "cross_entropy", false, &one, 1), N, unused);
+    ask_malformed(REQUESTS);
+    check_files(files);
+    tinker_step(&s, model, 2, 1e-2);
+    tinker_logprobs(&s, tinker_learn(&s, model, 3, "cross_entropy", true, &one, 1), N, after);
+    assert_memory_equal(after, wanted, sizeof after);
+    end();
+}
+
+// ---- clients that leave -------------------------------------------------------------------------
+
+static void step_request(int seq_id, struct bytes *body)
+{
+    bytes_printf(body, "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{\"learning_rate\":0}}",
+                 model, seq_id);
+}
+
+// A request for an answer that is not there yet; the socket that it is held on.
+static int hold(const char *path, const char *body)
+{
+    struct bytes text = BYTES_INIT;
+    const int fd = wire_open_tcp(s.port);
+    assert_true(fd >= 0);
+    bytes_printf(&text,
+                 "POST /api/v1/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                 "Content-Length: %zu\r\n\r\n%s",
+                 path, strlen(body), body);
+    wire_send(fd, bytes_text(&text), text.len);
+    bytes_release(&text);
+    return fd;
+}
+
+// Hundreds ask for what is held behind a gap, and for what is done of a session, and leave, some
+// without a word. The answer is there for who comes after them.
+static void test_leavers(void **state)
+{
+    (void)state;
+    float unused[N];
+    char body[256], poll[256];
+    struct bytes step = BYTES_INIT;
+    const int files = files_at_rest();
+    step_request(3, &step);
+    json_t *late = tinker_post(&s, "optim_step", 200, "%s", bytes_text(&step));
+    bytes_release(&step);
+    snprintf(body, sizeof body, "{\"request_id\":\"%s\"}",
+             json_string_value(json_object_get(late, "request_id")));
+    json_t *snapshot = tinker_retrieve(
+        &s, tinker_post(&s, "save_weights_for_sampler", 200,
+                        "{\"model_id\":\"%s\",\"seq_id\":1,\"sampling_session_seq_id\":0}", model));
+    snprintf(poll, sizeof poll,
+             "{\"target\":{\"sampling_session_id\":\"%s\",\"cloned_sampler_id\":0}}",
+             json_string_value(json_object_get(snapshot, "sampling_session_id")));
+    json_decref(snapshot);
+    for (int round = 0; round < 3; round++) {
+        int fds[100];
+        for (int i = 0; i < 100; i++)
+            fds[i] = i % 2 ? hold("retrieve_future", body) : hold("retrieve_futures", poll);
+        for (int i = 0; i < 100; i++) {
+            const struct linger reset = {1, 0};
+            if (i % 3 == 0) setsockopt(fds[i], SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+            close(fds[i]);
+        }
+    }
+    check_files(files);
+    tinker_logprobs(&s, tinker_learn(&s, model, 2, "cross_entropy", false, &one, 1), N, unused);
+    json_t *answer = tinker_retrieve(&s, late);
+    assert_non_null(json_object_get(answer, "metrics"));
+    json_decref(answer);
+    end();
+}
+
+// ---- kill -9 ------------------------------------------------------------------------------------
+
+static void start_again(void)
+{
+    tinker_server_start(&s, &d, s.runs, OPTIONS("--exact"));
+}
+
+// A stream of gradients, steps and saves, whose answers nobody waits for.
+static void submit_all(int seq_id)
+{
+    for (int i = 0; i < 4; i++) {
+        struct bytes step = BYTES_INIT;
+        json_decref(tinker_learn(&s, model, seq_id++, "cross_entropy", false, &one, 1));
+        step_request(seq_id++, &step);
+        json_decref(tinker_post(&s, "optim_step", 200, "%s", bytes_text(&step)));
+        bytes_release(&step);
+        json_decref(tinker_post(&s, "save_weights", 200,
+                                "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", model,
+                                seq_id++));
+    }
+}
+
+// kill -9 of cw-trainer serve, at any moment of its work: what save_weights had acknowledged is
+// whole, the next process takes the lease, and gives the log-probabilities of then.
+static void test_killed(void **state)
+{
+    (void)state;
+    float wanted[N], got[N];
+    char path[256];
+    struct rng r;
+    rng_init(&r, 5, 0);
+    tinker_logprobs(&s, tinker_learn(&s, model, 1, "cross_entropy", false, &one, 1), N, got);
+    tinker_step(&s, model, 2, 1e-2);
+    json_t *kept = tinker_retrieve(&s, tinker_post(&s, "save_weights", 200,
+                                                   "{\"model_id\":\"%s\",\"seq_id\":3,"
+                                                   "\"path\":\"kept\"}",
+                                                   model));
+    snprintf(path, sizeof path, "%s", json_string_value(json_object_get(kept, "path")));
+    json_decref(kept);
+    tinker_logprobs(&s, tinker_learn(&s, model, 4, "cross_entropy", true, &one, 1), N, wanted);
+    int seq_id = 5;
+    for (int i = 0; i < 6; i++) {
+        submit_all(seq_id);
+        clock_sleep_ms(pick(&r, 25));
+        test_kill(&s.child, SIGKILL);
+        assert_int_equal(test_wait(&s.child, SETTLE_MS), 128 + SIGKILL);
+        start_again();
+        tinker_model(&s, session, model);
+        json_t *loaded = tinker_retrieve(
+            &s, tinker_post(&s, "load_weights", 200,
+                            "{\"session_id\":\"%s\",\"model_seq_id\":1,\"path\":\"%s\","
+                            "\"optimizer\":true}",
+                            session, path));
+        snprintf(model, sizeof model, "%s", json_string_value(json_object_get(loaded, "model_id")));
+        json_decref(loaded);
+        tinker_logprobs(&s, tinker_learn(&s, model, 1, "cross_entropy", true, &one, 1), N, got);
+        assert_memory_equal(got, wanted, sizeof got);
+        seq_id = 2;
+    }
+    end();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_malformed, start, stop),
+        cmocka_unit_test_setup_teardown(test_leavers, start, stop),
+        cmocka_unit_test_setup_teardown(test_killed, start, stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

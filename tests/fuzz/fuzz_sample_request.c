@@ -1,0 +1,49 @@
+/* fuzz_sample_request.c: any two lines as an asample of the Tinker API and as what the server
+ * answers to it: refused in a sentence, or numbers that the sampling thread and the protobuf answer
+ * may rely on. */
+#include "common/base/json.h"
+#include "trainer/serve/sample_request.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check_asked(const struct sample_request *r, const struct sample_limits *limits)
+{
+    if (r->n < 1 || r->n_prompt < 1 || !r->sampling || !r->samples) abort();
+    if (r->last_n < 0 || r->last_n > r->n_prompt || r->top < 0) abort();
+    for (int i = 0; i < r->n_prompt; i++)
+        if (r->prompt[i] < 0 || r->prompt[i] >= limits->vocab) abort();
+}
+
+// All that an answer is made of is there, to be read to its end.
+static void check_sample(const struct sample_request *r)
+{
+    volatile float sum = 0;
+    const struct sampled *s = &r->samples[0];
+    for (int i = 0; i < s->n; i++) sum += s->logprobs[i] + (float)s->tokens[i];
+    for (int i = 0; r->logprobs && i < r->n_prompt; i++) sum += r->logprobs[i];
+    for (int i = 0; r->top_ids && i < r->n_prompt * r->top; i++)
+        sum += r->top_logprobs[i] + (float)r->top_ids[i];
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    const struct sample_limits limits = {.vocab = 300, .max_context = 64};
+    const char *text = (const char *)data, *cut = size ? memchr(text, '\n', size) : NULL;
+    const size_t first = cut ? (size_t)(cut - text) : size;
+    struct sample_request r = {0};
+    json_t *body = NULL, *line = NULL;
+    if (json_parse("fuzz", text, first, &body) == ST_OK &&
+        sample_request_parse(body, &limits, &r) == ST_OK) {
+        check_asked(&r, &limits);
+        if (cut && json_parse("fuzz", cut + 1, size - first - 1, &line) == ST_OK &&
+            sample_request_take(&r, 0, line) == ST_OK)
+            check_sample(&r);
+    }
+    sample_request_release(&r);
+    json_decref(line);
+    json_decref(body);
+    return 0;
+}

@@ -1,0 +1,98 @@
+/* test_sample_request.c: asample's body, what of it is refused, and the server's lines. */
+#include "tests/support/support.h"
+#include "common/base/json.h"
+#include "trainer/serve/sample_request.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct sample_limits limits = {.vocab = 300, .max_context = 64};
+#define PROMPT "\"prompt\":{\"chunks\":[{\"tokens\":[10,20]},{\"tokens\":[30]}]}"
+
+static json_t *parse(const char *text)
+{
+    json_t *json = NULL;
+    assert_ok(json_parse("test", text, strlen(text), &json));
+    return json;
+}
+
+static enum status ask(const char *text, struct sample_request *ret)
+{
+    json_t *body = parse(text);
+    *ret = (struct sample_request){0};
+    enum status st = sample_request_parse(body, &limits, ret);
+    json_decref(body);
+    return st;
+}
+
+static void test_asked(void **state)
+{
+    (void)state;
+    struct sample_request r;
+    assert_ok(ask("{" PROMPT "}", &r)); // all else has a default
+    assert_int_equal(r.n, 1);
+    assert_int_equal(r.n_prompt, 3);
+    assert_int_equal(r.prompt[2], 30);
+    assert_int_equal(json_integer_value(json_object_get(r.sampling, "max_tokens")), 64 - 3);
+    assert_null(json_object_get(r.sampling, "ignore_eos"));
+    sample_request_release(&r);
+    assert_ok(ask("{" PROMPT ",\"sampling_params\":{\"stop\":[]}}", &r)); // nothing stops
+    assert_true(json_is_true(json_object_get(r.sampling, "ignore_eos")));
+    sample_request_release(&r);
+}
+
+// What is of the wrong kind is refused, by its name, and not taken for what is not there.
+static void test_refused(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"\"sampling_params\":\"greedy\"", "\"sampling_params\" must be an object"},
+        {"\"sampling_params\":[1]", "\"sampling_params\" must be an object"},
+        {"\"sampling_params\":{\"stop\":5}", "\"stop\""},
+        {"\"topk_sample_logprobs\":\"5\"", "\"topk_sample_logprobs\""},
+        {"\"prompt_alt_tokens_k\":2", "\"prompt_alt_tokens_k\" is not there"},
+        {"\"record_stability_info\":true", "loss_fn=importance_sampling"},
+        {"\"num_samples\":0", "\"num_samples\""},
+        {"\"prompt_logprobs_last_n\":3", "\"prompt_logprobs_last_n\""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sample_request r;
+        char text[256];
+        snprintf(text, sizeof text, "{" PROMPT ",%s}", cases[i][0]);
+        if (ask(text, &r) == ST_OK) fail_msg("%s was taken", cases[i][0]);
+        if (!strstr(status_message(), cases[i][1])) fail_msg("%s: %s", text, status_message());
+        sample_request_release(&r);
+    }
+}
+
+static void test_filled(void **state)
+{
+    (void)state;
+    struct sample_request r;
+    assert_ok(ask("{" PROMPT ",\"num_samples\":2,\"topk_prompt_logprobs\":1}", &r));
+    json_t *line = parse("{\"token_ids\":[7,8],\"logprobs\":[-0.5,-1],\"finish_reason\":\"stop\","
+                         "\"weight_versions\":[4,6],\"prompt_logprobs\":[null,-2,-3],"
+                         "\"prompt_weight_versions\":[null,4,4],"
+                         "\"prompt_top_logprobs\":[null,[[9,-0.25]],[]]}");
+    assert_ok(sample_request_take(&r, 1, line));
+    json_decref(line);
+    assert_int_equal(r.samples[1].n, 2);
+    assert_int_equal(r.samples[1].tokens[1], 8);
+    assert_true(r.samples[1].logprobs[0] == -0.5f && r.samples[1].stopped);
+    assert_int_equal(r.oldest, 4);
+    assert_int_equal(r.newest, 6);
+    assert_true(isnan(r.logprobs[0]) && r.logprobs[2] == -3);
+    assert_int_equal(r.top_ids[1], 9);
+    assert_true(r.top_logprobs[1] == -0.25f && r.top_logprobs[2] == SAMPLE_NO_LOGPROB);
+    sample_request_release(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_filled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

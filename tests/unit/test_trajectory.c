@@ -1,0 +1,269 @@
+/* test_trajectory.c: what an environment returns, against what was sampled for it: masks, rewards,
+ * groups; advantages of turns; and the journal of its tools. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/support.h"
+#include "trainer/rollout/journal.h"
+#include "trainer/rollout/scoring.h"
+#include "trainer/rollout/trajectory.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct trajectory_bounds bounds = {.vocab_size = 50, .max_tokens = 8, .version = 4};
+
+static json_t *parse(const char *text)
+{
+    json_t *value;
+    assert_ok(json_parse("the test", text, strlen(text), &value));
+    return value;
+}
+
+// Sampled behind the n_prompt first of `ids`: the others, each with log-probability -id.
+static void add_turn(struct sampled_turns *turns, const char *ids, int n_prompt, uint64_t version)
+{
+    struct token_list all = {0}, prompt = {0};
+    json_t *object = json_pack("{s:o}", "ids", parse(ids));
+    assert_ok(trajectory_read_ids(object, "ids", 50, &all));
+    json_decref(object);
+    struct completion c = {.n = all.n - n_prompt, .text = strdup("text")};
+    c.ids = calloc((size_t)c.n, sizeof *c.ids);
+    c.logprobs = calloc((size_t)c.n, sizeof *c.logprobs);
+    c.versions = calloc((size_t)c.n, sizeof *c.versions);
+    c.telemetry =
+        json_pack("{s:i, s:i, s:i, s:i, s:i}", "prompt_tokens", n_prompt, "generated_tokens", c.n,
+                  "kv_bytes_peak", 10 * all.n, "num_draft_tokens", 4, "num_accepted_tokens", 1);
+    for (int t = 0; t < all.n; t++) {
+        if (t < n_prompt) assert_ok(token_list_push(&prompt, all.ids[t]));
+        if (t < n_prompt) continue;
+        c.ids[t - n_prompt] = all.ids[t];
+        c.logprobs[t - n_prompt] = -(float)all.ids[t];
+        c.versions[t - n_prompt] = version;
+    }
+    token_list_release(&all);
+    assert_ok(sampled_turns_add(turns, &prompt, &c));
+}
+
+static enum status read_text(const struct sampled_turns *turns, const char *text,
+                             struct completion *ret)
+{
+    json_t *value = parse(text);
+    enum status st = trajectory_read(value, turns, &bounds, ret);
+    json_decref(value);
+    return st;
+}
+
+#define IDS "\"token_ids\": [1, 2, 11, 12, 3, 13]"
+
+static void turns_tell_what_was_sampled(void **state)
+{
+    (void)state;
+    struct sampled_turns turns = {0};
+    struct completion c;
+    add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
+    add_turn(&turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
+    assert_ok(read_text(&turns, "{" IDS ", \"mask\": [0, 0, 1, 1, 0, 1], \"reward\": 2}", &c));
+    assert_true(c.n == 6 && c.logprobs[2] == -11 && c.logprobs[5] == -13 && c.logprobs[4] == 0);
+    assert_true(c.versions[0] == 6 && c.versions[4] == 6 && c.versions[5] == 8);
+    assert_true(c.n_rewards == 1 && completion_reward(&c) == 2 && c.rewards[0].after == 6);
+    assert_string_equal(c.text, "text\ntext");
+    assert_true(json_number_value(json_object_get(c.telemetry, "prompt_tokens")) == 7);
+    assert_true(json_number_value(json_object_get(c.telemetry, "kv_bytes_peak")) == 60);
+    assert_true(json_number_value(json_object_get(c.telemetry, "accept_rate")) == 0.25);
+    struct token_list prompt = {0};
+    assert_ok(trajectory_cut(&c, 1, &prompt));
+    assert_true(prompt.n == 2 && c.n == 4 && c.ids[0] == 11 && !c.by_policy[2] && c.by_policy[3]);
+    assert_true(c.logprobs[3] == -13 && c.versions[3] == 8 && c.rewards[0].after == 4);
+    token_list_release(&prompt);
+    completion_release(&c);
+    // a turn may be left out of what is learnt, and rewards may be its own
+    assert_ok(read_text(&turns, "{" IDS ", \"mask\": [0,0,0,0,0,1], \"rewards\": [1, 3]}", &c));
+    assert_true(c.n_rewards == 2 && c.rewards[0].after == 4 && completion_reward(&c) == 4);
+    assert_true(c.logprobs[2] == 0 && c.versions[0] == 8);
+    completion_release(&c);
+    sampled_turns_release(&turns);
+}
+
+static void what_was_not_sampled_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *sentence;
+    } faults[] = {
+        {"[1]", "not an object"},
+        {"{" IDS ", \"mask\": [0,0,1,1,1,1], \"reward\": 1}", "token 4 is not the policy's"},
+        {"{\"token_ids\": [1,2,11,14], \"mask\": [0,0,1,1], \"reward\": 1}",
+         "token 2 is not the policy's"},
+        {"{" IDS ", \"mask\": [0,0,1,1,0], \"reward\": 1}", "\"mask\" has 5 entries for 6 tokens"},
+        {"{" IDS ", \"mask\": [0,0,1,2,0,0], \"reward\": 1}", "entry 3 is neither 0 nor 1"},
+        {"{" IDS ", \"mask\": [1,0,1,1,0,0], \"reward\": 1}", "the first token has nothing before"},
+        {"{" IDS ", \"mask\": [0,0,1,1,0,0]}", "needs \"reward\" or \"rewards\""},
+        {"{" IDS ", \"mask\": [0,0,1,1,0,0], \"reward\": 1, \"rewards\": [1,1]}", "and not both"},
+        {"{" IDS ", \"mask\": [0,0,1,1,0,0], \"rewards\": [1]}", "has 1 entries for 2 turns"},
+        {"{" IDS ", \"mask\": [0,0,1,1,0,0], \"reward\": \"1\"}", "not a finite number"},
+        {"{\"token_ids\": [1,2,11,12], \"mask\": [0,0,1,1], \"rewards\": [1,1]}",
+         "turn 1 does not stand in the trajectory"},
+        {"{\"token_ids\": [1,50], \"mask\": [0,0], \"reward\": 1}", "entry 1 is not an id below"},
+        {"{\"token_ids\": [], \"mask\": [], \"reward\": 1}", "\"token_ids\" is not a list"},
+        {"{\"token_ids\": [1,1,1,1,1,1,1,1,1], \"mask\": [0,0,0,0,0,0,0,0,0], \"reward\": 1}",
+         "9 tokens, over the episode's \"max_tokens\", 8"},
+        {"{" IDS ", \"mask\": [0,0,1,1,0,0], \"reward\": 1, \"loss\": 1}", "\"loss\" is not known"},
+    };
+    struct sampled_turns turns = {0};
+    struct completion c;
+    add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
+    add_turn(&turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        assert_int_not_equal(read_text(&turns, faults[i].text, &c), ST_OK);
+        assert_message(faults[i].sentence);
+    }
+    sampled_turns_release(&turns);
+}
+
+static void a_prompt_repeats_or_not(void **state)
+{
+    (void)state;
+    struct sampled_turns turns = {0};
+    int32_t ids[] = {1, 2, 11, 12, 5};
+    struct token_list prompt = {ids, 5, 0};
+    int at = -1;
+    assert_true(sampled_turns_repeat(&turns, &prompt, &at));
+    add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
+    assert_true(sampled_turns_repeat(&turns, &prompt, &at));
+    prompt.n = 3; // shorter than what was there
+    assert_false(sampled_turns_repeat(&turns, &prompt, &at));
+    assert_int_equal(at, 3);
+    prompt.n = 5;
+    ids[2] = 10;
+    assert_false(sampled_turns_repeat(&turns, &prompt, &at));
+    assert_int_equal(at, 2);
+    sampled_turns_release(&turns);
+}
+
+static void a_group_shares_what_it_begins_with(void **state)
+{
+    (void)state;
+    struct sampled_turns a = {0}, b = {0};
+    struct completion group[2];
+    struct token_list prompt = {0};
+    add_turn(&a, "[1, 2, 3, 11]", 3, 6);
+    add_turn(&b, "[1, 2, 4, 3, 12]", 4, 6);
+    assert_ok(read_text(&a, "{\"token_ids\": [1,2,3,11], \"mask\": [0,0,0,1], \"reward\": 1}",
+                        &group[0]));
+    assert_ok(read_text(&b, "{\"token_ids\": [1,2,4,3,12], \"mask\": [0,0,0,0,1], \"reward\": 0}",
+                        &group[1]));
+    assert_ok(trajectory_cut(group, 2, &prompt));
+    assert_true(prompt.n == 2 && group[0].n == 2 && group[1].n == 3);
+    assert_true(group[0].ids[0] == 3 && !group[0].by_policy[0] && group[1].by_policy[2]);
+    token_list_release(&prompt);
+    group[1].ids[0] = 9;
+    group[1].by_policy[0] = 0;
+    assert_status(trajectory_cut(group, 2, &prompt), ST_MISMATCH);
+    assert_message("begin with different tokens");
+    for (int i = 0; i < 2; i++) completion_release(&group[i]);
+    sampled_turns_release(&a);
+    sampled_turns_release(&b);
+}
+
+// Of two samples with rewards of two turns and one of one: {0, 1}, {0, 0}, {1}.
+static void rewards_of_turns_are_of_what_comes_before(void **state)
+{
+    (void)state;
+    struct completion_reward first[] = {{0, 2}, {1, 4}}, second[] = {{0, 2}, {0, 4}},
+                             third[] = {{1, 4}};
+    struct completion samples[3] = {{.n = 4, .rewards = first, .n_rewards = 2},
+                                    {.n = 4, .rewards = second, .n_rewards = 2},
+                                    {.n = 4, .rewards = third, .n_rewards = 1}};
+    struct rollout r = {.n_groups = 1, .n_per_group = 3, .completions = samples};
+    double rewards[] = {1, 0, 1};
+    float advantages[3];
+    struct scores s = {.n = 3, .rewards = rewards, .advantages = advantages};
+    const struct scoring how = {.scale = SCALE_NONE};
+    assert_ok(scoring_turns(&how, &r, &s));
+    const double mean = 2.0 / 5; // of all five rewards
+    assert_true(fabs(samples[0].advantages[0] - (1 - 2 * mean)) < 1e-6);
+    assert_true(fabs(samples[0].advantages[3] - (1 - mean)) < 1e-6);
+    assert_true(fabs(samples[1].advantages[1] - -2 * mean) < 1e-6);
+    assert_true(fabs(samples[1].advantages[2] - -mean) < 1e-6);
+    assert_true(fabs(samples[2].advantages[0] - (1 - mean)) < 1e-6);
+    assert_true(fabs(advantages[0] - (1 - 2 * mean)) < 1e-6);
+    for (int i = 0; i < 3; i++) {
+        free(samples[i].advantages);
+        samples[i].advantages = NULL;
+        samples[i].n_rewards = 1;
+    }
+    assert_ok(scoring_turns(&how, &r, &s)); // one each: those of the samples stay
+    assert_null(samples[0].advantages);
+    samples[0].n_rewards = 2;
+    assert_status(scoring_turns(&(struct scoring){.normalise_terms = true}, &r, &s),
+                  ST_UNSUPPORTED);
+}
+
+// ---- the journal --------------------------------------------------------------------------------
+
+static const char *found(const struct journal *j, int line, int number, const char *call)
+{
+    json_t *value = json_string(call);
+    const json_t *result = journal_find(j, &(struct journal_place){line, 0, 1, number}, value);
+    json_decref(value);
+    return json_string_value(result);
+}
+
+static void keep(struct journal *j, int number, const char *call, const char *result)
+{
+    json_t *c = json_string(call), *r = json_string(result);
+    assert_ok(journal_keep(j, &(struct journal_place){7, 0, 1, number}, c, r));
+    json_decref(c);
+    json_decref(r);
+}
+
+static void calls_are_found_again(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "journal/step-3.jsonl");
+    struct journal *j;
+    assert_ok(journal_open(folder, 3, &j));
+    assert_false(file_exists(path)); // nothing was called yet
+    keep(j, 0, "a", "A");
+    keep(j, 1, "b", "B");
+    keep(j, 2, "c", "C");
+    journal_close(j);
+    // a write that was cut off, after which the file goes on
+    char *text = test_read(path);
+    struct bytes torn = BYTES_INIT;
+    bytes_printf(&torn, "%s{\"line\": 7, \"gro", text);
+    test_write(path, torn.data, torn.len);
+    free(text);
+    bytes_release(&torn);
+    assert_ok(journal_open(folder, 3, &j));
+    assert_string_equal(found(j, 7, 0, "a"), "A");
+    assert_null(found(j, 7, 0, "b")); // another call
+    assert_null(found(j, 8, 0, "a")); // of another line of the data
+    assert_string_equal(found(j, 7, 2, "c"), "C");
+    keep(j, 1, "x", "X"); // another course: what came behind is of none
+    assert_null(found(j, 7, 2, "c"));
+    journal_close(j);
+    assert_ok(journal_open(folder, 3, &j));
+    assert_string_equal(found(j, 7, 1, "x"), "X");
+    assert_null(found(j, 7, 2, "c"));
+    journal_close(j);
+    assert_ok(journal_forget(folder, 2));
+    assert_true(file_exists(path));
+    assert_ok(journal_forget(folder, 3));
+    assert_false(file_exists(path));
+    assert_ok(journal_forget(test_path(folder, "nowhere"), 3));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(turns_tell_what_was_sampled),
+        cmocka_unit_test(what_was_not_sampled_is_refused),
+        cmocka_unit_test(a_prompt_repeats_or_not),
+        cmocka_unit_test(a_group_shares_what_it_begins_with),
+        cmocka_unit_test(rewards_of_turns_are_of_what_comes_before),
+        cmocka_unit_test(calls_are_found_again),
+    };
+    return cmocka_run_group_tests_name("trajectory", tests, NULL, NULL);
+}

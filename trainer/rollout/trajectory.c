@@ -1,0 +1,304 @@
+/* trajectory.c: what an environment returns, told by what was sampled for it. Stateless. */
+#include "trainer/rollout/trajectory.h"
+#include "common/base/bytes.h"
+#include "common/base/json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- turns --------------------------------------------------------------------------------------
+
+void sampled_turns_release(struct sampled_turns *turns)
+{
+    for (int k = 0; k < turns->n; k++) {
+        token_list_release(&turns->items[k].prompt);
+        completion_release(&turns->items[k].sampled);
+    }
+    free(turns->items);
+    *turns = (struct sampled_turns){0};
+}
+
+enum status sampled_turns_add(struct sampled_turns *turns, struct token_list *prompt,
+                              struct completion *sampled)
+{
+    struct sampled_turn *items = array_room(turns->items, (size_t)turns->n, sizeof *items);
+    if (items) {
+        turns->items = items;
+        items[turns->n++] = (struct sampled_turn){*prompt, *sampled};
+    } else {
+        token_list_release(prompt);
+        completion_release(sampled);
+    }
+    *prompt = (struct token_list){0};
+    *sampled = (struct completion){0};
+    return items ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a turn");
+}
+
+// Tokens that both begin with.
+static int common(const int32_t *a, int n_a, const int32_t *b, int n_b)
+{
+    int n = 0;
+    while (n < n_a && n < n_b && a[n] == b[n]) n++;
+    return n;
+}
+
+// Up to where a sequence is the turn's prompt and what was sampled behind it.
+static int follows(const struct sampled_turn *t, const int32_t *ids, int n)
+{
+    const int prompt = common(t->prompt.ids, t->prompt.n, ids, n);
+    if (prompt < t->prompt.n) return prompt;
+    return prompt + common(t->sampled.ids, t->sampled.n, ids + prompt, n - prompt);
+}
+
+static int end_of(const struct sampled_turn *t)
+{
+    return t->prompt.n + t->sampled.n;
+}
+
+bool sampled_turns_repeat(const struct sampled_turns *turns, const struct token_list *prompt,
+                          int *ret_at)
+{
+    if (turns->n == 0) return true;
+    const struct sampled_turn *last = &turns->items[turns->n - 1];
+    *ret_at = follows(last, prompt->ids, prompt->n);
+    return *ret_at == end_of(last);
+}
+
+// ---- fields -------------------------------------------------------------------------------------
+
+enum status trajectory_check_fields(const json_t *object, const char *const names[])
+{
+    const char *key;
+    const json_t *value;
+    if (!json_is_object(object)) return status_fail(ST_FORMAT, "it is not an object");
+    json_object_foreach ((json_t *)object, key, value) {
+        int i = 0;
+        while (names[i] && strcmp(names[i], key) != 0) i++;
+        if (!names[i]) return status_fail(ST_INVALID, "field \"%s\" is not known here", key);
+    }
+    return ST_OK;
+}
+
+enum status trajectory_read_ids(const json_t *object, const char *field, int vocab_size,
+                                struct token_list *ret)
+{
+    const json_t *list = json_object_get(object, field), *entry;
+    struct token_list ids = {0};
+    size_t t;
+    enum status st = ST_OK;
+    if (json_array_size(list) == 0)
+        FAIL(ST_FORMAT, "field \"%s\" is not a list of token ids", field);
+    json_array_foreach (list, t, entry) {
+        const json_int_t id = json_is_integer(entry) ? json_integer_value(entry) : -1;
+        if (id < 0 || id >= vocab_size)
+            FAIL(ST_INVALID, "field \"%s\": entry %zu is not an id below the vocabulary's %d",
+                 field, t, vocab_size);
+        CHECK(token_list_push(&ids, (int32_t)id));
+    }
+    *ret = ids;
+out:
+    if (st != ST_OK) token_list_release(&ids);
+    return st;
+}
+
+static enum status read_mask(const json_t *value, struct completion *c)
+{
+    const json_t *mask = json_object_get(value, "mask");
+    if (json_array_size(mask) != (size_t)c->n)
+        return status_fail(ST_FORMAT, "field \"mask\" has %zu entries for %d tokens",
+                           json_array_size(mask), c->n);
+    for (int t = 0; t < c->n; t++) {
+        const json_t *entry = json_array_get(mask, (size_t)t);
+        const json_int_t one = json_is_integer(entry) ? json_integer_value(entry) : -1;
+        if (one != 0 && one != 1)
+            return status_fail(ST_FORMAT, "field \"mask\": entry %d is neither 0 nor 1", t);
+        c->by_policy[t] = (uint8_t)one;
+    }
+    if (c->by_policy[0])
+        return status_fail(ST_FORMAT, "field \"mask\": the first token has nothing before it that "
+                                      "the policy could have sampled it behind");
+    return ST_OK;
+}
+
+static enum status read_rewards(const json_t *value, const struct sampled_turns *turns,
+                                struct completion *c)
+{
+    const json_t *reward = json_object_get(value, "reward"),
+                 *rewards = json_object_get(value, "rewards");
+    if (!reward == !rewards)
+        return status_fail(ST_FORMAT, "it needs \"reward\" or \"rewards\", and not both");
+    if (rewards && (turns->n == 0 || json_array_size(rewards) != (size_t)turns->n))
+        return status_fail(ST_FORMAT, "field \"rewards\" has %zu entries for %d turns",
+                           json_array_size(rewards), turns->n);
+    c->n_rewards = rewards ? turns->n : 1;
+    c->rewards = calloc((size_t)c->n_rewards, sizeof *c->rewards);
+    if (!c->rewards) return status_fail(ST_NO_MEMORY, "no memory for rewards");
+    for (int k = 0; k < c->n_rewards; k++) {
+        const json_t *one = rewards ? json_array_get(rewards, (size_t)k) : reward;
+        const struct sampled_turn *turn = rewards ? &turns->items[k] : NULL;
+        if (!json_is_number(one) || !isfinite(json_number_value(one)))
+            return status_fail(ST_FORMAT, "field \"%s\": %d is not a finite number",
+                               rewards ? "rewards" : "reward", k);
+        if (turn && follows(turn, c->ids, c->n) != end_of(turn))
+            return status_fail(ST_MISMATCH,
+                               "field \"rewards\": turn %d does not stand in the trajectory", k);
+        c->rewards[k].reward = json_number_value(one);
+        c->rewards[k].after = turn ? end_of(turn) : c->n;
+    }
+    return ST_OK;
+}
+
+// ---- the whole ----------------------------------------------------------------------------------
+
+// Log-probabilities and versions of what the policy wrote. ret_from: (n) whether a turn told them.
+static void fill_from_turns(const struct sampled_turns *turns, struct completion *c,
+                            uint8_t *ret_from)
+{
+    for (int k = 0; k < turns->n; k++) {
+        const struct sampled_turn *turn = &turns->items[k];
+        if (follows(turn, c->ids, c->n) != end_of(turn)) continue;
+        for (int t = 0; t < turn->sampled.n; t++) {
+            const int at = turn->prompt.n + t;
+            c->logprobs[at] = turn->sampled.logprobs[t];
+            c->versions[at] = turn->sampled.versions[t];
+            ret_from[at] = 1;
+        }
+    }
+}
+
+// The environment's tokens have no weights of their own: they count as of those before them.
+static enum status settle_tokens(const struct trajectory_bounds *bounds, const uint8_t *from,
+                                 struct completion *c)
+{
+    const uint8_t *first = memchr(c->by_policy, 1, (size_t)c->n);
+    uint64_t version = first ? c->versions[first - c->by_policy] : bounds->version;
+    for (int t = 0; t < c->n; t++) {
+        if (c->by_policy[t] && !from[t])
+            return status_fail(ST_MISMATCH,
+                               "field \"mask\": token %d is not the policy's: no turn sampled it "
+                               "there, behind the tokens before it",
+                               t);
+        if (c->by_policy[t]) version = c->versions[t];
+        if (!c->by_policy[t]) c->logprobs[t] = 0;
+        c->versions[t] = version;
+    }
+    return ST_OK;
+}
+
+static enum status read_tokens(const json_t *value, const struct sampled_turns *turns,
+                               const struct trajectory_bounds *bounds, struct completion *c)
+{
+    struct token_list ids = {0};
+    uint8_t *from = NULL;
+    enum status st;
+    CHECK(trajectory_read_ids(value, "token_ids", bounds->vocab_size, &ids));
+    c->ids = ids.ids;
+    c->n = ids.n;
+    if (c->n > bounds->max_tokens)
+        FAIL(ST_TOO_LONG, "it has %d tokens, over the episode's \"max_tokens\", %d", c->n,
+             bounds->max_tokens);
+    c->logprobs = calloc((size_t)c->n, sizeof *c->logprobs);
+    c->versions = calloc((size_t)c->n, sizeof *c->versions);
+    c->by_policy = calloc((size_t)c->n, 1);
+    from = calloc((size_t)c->n, 1);
+    if (!c->logprobs || !c->versions || !c->by_policy || !from)
+        FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
+    CHECK(read_mask(value, c));
+    fill_from_turns(turns, c, from);
+    CHECK(settle_tokens(bounds, from, c));
+out:
+    free(from);
+    return st;
+}
+
+// New reference; NULL: no memory.
+static json_t *sum_telemetry(const struct sampled_turns *turns)
+{
+    static const char *const summed[] = {
+        "prompt_tokens",    "cached_prompt_tokens", "generated_tokens",
+        "queue_ms",         "latency_ms",           "num_drafts",
+        "num_draft_tokens", "num_accepted_tokens",  "kv_bytes_peak"}; // of the last: the largest
+    enum { N = sizeof summed / sizeof *summed };
+    double values[N] = {0};
+    for (int k = 0; k < turns->n; k++)
+        for (int i = 0; i < N; i++) {
+            const json_t *telemetry = turns->items[k].sampled.telemetry;
+            const double x = json_number_value(json_object_get(telemetry, summed[i]));
+            values[i] = i == N - 1 ? fmax(values[i], x) : values[i] + x;
+        }
+    json_t *sums = json_object();
+    for (int i = 0; i < N; i++) json_object_set_new(sums, summed[i], json_real(values[i]));
+    const double drafted = values[6], accepted = values[7];
+    json_object_set_new(sums, "accept_rate",
+                        drafted > 0 ? json_real(accepted / drafted) : json_null());
+    return sums;
+}
+
+static char *join_texts(const struct sampled_turns *turns)
+{
+    struct bytes text = BYTES_INIT;
+    bytes_puts(&text, "");
+    for (int k = 0; k < turns->n; k++)
+        bytes_printf(&text, "%s%s", k ? "\n" : "", turns->items[k].sampled.text);
+    if (text.failed) bytes_release(&text);
+    return text.data;
+}
+
+enum status trajectory_read(const json_t *value, const struct sampled_turns *turns,
+                            const struct trajectory_bounds *bounds, struct completion *ret)
+{
+    static const char *const fields[] = {"token_ids", "mask", "reward", "rewards", NULL};
+    struct completion c = {0};
+    enum status st;
+    CHECK(trajectory_check_fields(value, fields));
+    CHECK(read_tokens(value, turns, bounds, &c));
+    CHECK(read_rewards(value, turns, &c));
+    c.truncated = turns->n > 0 && turns->items[turns->n - 1].sampled.truncated;
+    c.telemetry = sum_telemetry(turns);
+    c.text = join_texts(turns);
+    if (!c.telemetry || !c.text) FAIL(ST_NO_MEMORY, "no memory for a trajectory");
+    *ret = c;
+out:
+    if (st != ST_OK) completion_release(&c);
+    return st;
+}
+
+// ---- groups -------------------------------------------------------------------------------------
+
+// Takes the first tokens of it away.
+static void cut(struct completion *c, int prompt)
+{
+    const size_t left = (size_t)(c->n - prompt);
+    memmove(c->ids, c->ids + prompt, left * sizeof *c->ids);
+    memmove(c->logprobs, c->logprobs + prompt, left * sizeof *c->logprobs);
+    memmove(c->versions, c->versions + prompt, left * sizeof *c->versions);
+    memmove(c->by_policy, c->by_policy + prompt, left);
+    for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= prompt;
+    c->n = (int)left;
+    if (!memchr(c->by_policy, 0, left)) { // nothing stands between what was sampled
+        free(c->by_policy);
+        c->by_policy = NULL;
+    }
+}
+
+enum status trajectory_cut(struct completion *group, int n, struct token_list *ret_prompt)
+{
+    struct token_list prompt = {0};
+    int shared = group[0].n;
+    enum status st = ST_OK;
+    for (int i = 0; i < n; i++) {
+        const uint8_t *first = memchr(group[i].by_policy, 1, (size_t)group[i].n);
+        const int before = first ? (int)(first - group[i].by_policy) : group[i].n;
+        shared = common(group[0].ids, shared, group[i].ids, before);
+    }
+    if (shared == 0)
+        FAIL(ST_MISMATCH, "its trajectories begin with different tokens; those of a group are "
+                          "compared with each other, and must begin with the same one at least");
+    for (int t = 0; t < shared; t++) CHECK(token_list_push(&prompt, group[0].ids[t]));
+    for (int i = 0; i < n; i++) cut(&group[i], shared);
+    *ret_prompt = prompt;
+out:
+    if (st != ST_OK) token_list_release(&prompt);
+    return st;
+}
