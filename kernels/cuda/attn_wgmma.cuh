@@ -150,9 +150,9 @@ struct copier {
         bool first = threadIdx.x % COPIERS == 0;
         int item = blockIdx.x;
         for (int turn = 0; item < n; turn ^= 1) {
-            unsigned taken = first ? atomicAdd(ticket, 1u) : 0;
             f(item);
-            if (first) {
+            if (first) { // not before: what a block has taken no other can do
+                unsigned taken = atomicAdd(ticket, 1u);
                 if (taken == (unsigned)n - 1) *ticket = 0; // the last that anybody takes
                 state->next[turn] = gridDim.x + taken;
             }
