@@ -160,6 +160,11 @@ def cookbook(path, client, rank):
     folder = work / f"cookbook-{rank}"
     weights.download(tinker_path=path, output_dir=str(folder), base_url=URL)
     is_same(folder, path)
+    if rank:
+        merged = work / "merged"
+        base = client.get_info().model_data.tokenizer_id
+        weights.build_hf_model(base_model=base, adapter_path=str(folder), output_path=str(merged))
+        check_folder(merged, client, 0)
 
 
 def whole():
