@@ -43,6 +43,7 @@ static void saved(struct op *op)
 
 static void snapshot(struct op *op)
 {
+    op->snapshot.base = op->snapshot.base && !op->inflight;
     struct sampler *s = tinker_new_sampler(op->tinker, op->sampler, op->model->base, &op->snapshot);
     if (s) {
         s->inflight = op->inflight;
