@@ -232,13 +232,13 @@ static void count_role(struct weights *w, enum tensor_role role, int layer, int6
 }
 
 // Adds rows to the slice: to its last run where they follow it.
-static void add_run(struct tensor_slice *s, int64_t first, int64_t n)
+static void add_run(struct tensor_slice *s, const struct row_run *run)
 {
     struct row_run *last = s->n_runs > 0 ? &s->runs[s->n_runs - 1] : NULL;
-    if (last && last->first + last->n == first)
-        last->n += n;
+    if (last && last->first + last->n == run->first && last->holders == run->holders)
+        last->n += run->n;
     else
-        s->runs[s->n_runs++] = (struct row_run){first, n};
+        s->runs[s->n_runs++] = *run;
 }
 
 // The tensor of n parts from `part` on: what this rank holds of it.
@@ -246,9 +246,13 @@ static void plan_slice(const struct model_config *c, const struct cut *own, cons
                        int part, int n, struct weight_tensor *t)
 {
     struct tensor_slice *s = &t->slice;
+    const int by_columns = own->cols ? (int)(whole->cols / own->cols) : 1;
     for (int p = part; p < part + n; p++) {
         const int64_t first = shard_first(c->shard, whole->rows[p], own->rows[p]);
-        add_run(s, s->whole[0] + first, own->rows[p]);
+        const int different = (int)(whole->rows[p] / own->rows[p]) * by_columns;
+        add_run(s, &(struct row_run){.first = s->whole[0] + first,
+                                     .n = own->rows[p],
+                                     .holders = c->shard.size / different});
         s->whole[0] += whole->rows[p];
         t->shape[0] += own->rows[p];
     }
@@ -324,7 +328,7 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
         t->role = ROLE_COUNT;
         t->n = t->shape[0] * (t->n_dims == 2 ? t->shape[1] : 1);
         t->slice = (struct tensor_slice){
-            .whole = {t->shape[0], t->shape[1]}, .n_runs = 1, .runs = {{0, t->shape[0]}}};
+            .whole = {t->shape[0], t->shape[1]}, .n_runs = 1, .runs = {{0, t->shape[0], 1}}};
         t->offset = aligned(at);
         at = t->offset + t->n;
         w->n_parameters += t->n;
