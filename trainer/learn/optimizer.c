@@ -17,6 +17,7 @@
 #include "trainer/learn/optimizer.h"
 #include "common/model/safetensors.h"
 #include "kernels/moments.h"
+#include "trainer/learn/replicas.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -41,12 +42,13 @@ struct optimizer {
     int n_ranges;
     struct weights **grads; // (n_arenas) f32 plans
     int n_arenas;
-    int64_t n, n_low;       // elements of all ranges, of those in bf16
-    float *gradients;       // (n), device, as all that follows
-    struct moments moments; // of n elements
-    uint16_t *low;          // (n_low); NULL: there are none
-    double *sum;            // (1)
-    float *grad_scale;      // (1)
+    int64_t n, n_low;          // elements of all ranges, of those in bf16
+    float *gradients;          // (n), device, as all that follows
+    struct moments moments;    // of n elements
+    uint16_t *low;             // (n_low); NULL: there are none
+    struct replicas *replicas; // of a sharded model, else NULL
+    double *sum;               // (1)
+    float *grad_scale;         // (1)
     bool prepared;
     int64_t steps;
 };
@@ -187,12 +189,19 @@ enum status optimizer_new_whole(struct device *dev, const struct weights *weight
     return optimizer_new(dev, &trained, config, ret);
 }
 
+enum status optimizer_use_comm(struct optimizer *o, const struct param_ranges *trained,
+                               struct comm *comm)
+{
+    return replicas_new(o->dev, comm, trained, o->gradients, &o->replicas);
+}
+
 void optimizer_free(struct optimizer *o)
 {
     struct device_part parts[N_PARTS];
     if (!o) return;
     list_parts(o->n, o->n_low, o->config.moments, parts);
     device_release_parts(o->dev, o, parts, N_PARTS);
+    replicas_free(o->replicas);
     for (int i = 0; i < o->n_arenas; i++) weights_free(o->grads[i]);
     free(o->grads);
     free(o->trained);
@@ -213,9 +222,11 @@ void optimizer_clear_grads(struct optimizer *o)
 enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
 {
     double sum = 0;
+    replicas_sum(o->replicas);
     o->ops->sum_squares(o->dev, o->sum, o->gradients, o->n);
     device_copy_out(o->dev, &sum, o->sum, sizeof sum);
     enum status st = device_sync(o->dev);
+    if (st == ST_OK) st = replicas_sum_squares(o->replicas, &sum);
     if (st != ST_OK) return st;
     double norm = sqrt(sum);
     if (!isfinite(norm))
