@@ -3,6 +3,7 @@
 #   make CUDA=0                       CPU only, in build-cpu/ (found by itself where there is no nvcc)
 #   make SANITIZE=address,undefined test
 #   make CUDA_ARCHS="80 90"           GPU architectures to build for
+#   make MPI=0                        one rank on the CPU, without Open MPI
 #   make ARCH=x86-64-v3               CPU instruction set (default: native, this machine's; it is
 #                                     printed, and programs refuse an older machine)
 #   make NO_INSTALL=1                 missing packages are named, not installed
@@ -13,6 +14,7 @@ NVCC       ?= nvcc
 HAS_NVCC   := $(shell command -v $(NVCC) 2>/dev/null)
 CUDA       ?= $(if $(HAS_NVCC),1,0)
 CUDA_ARCHS ?= 80 90
+MPI        ?= 1
 ARCH       ?= native
 SANITIZE   ?=
 DEVICE     ?= auto
@@ -28,7 +30,7 @@ VERSION    := $(shell sed -n 's/^.define COMMONWEIGHT_VERSION "\(.*\)"/\1/p' com
 GOALS := $(or $(MAKECMDGOALS),all)
 BUILDS := $(filter-out help clean format uninstall,$(GOALS))
 ifneq ($(BUILDS),)
-DEPS_OK := $(shell tools/install-deps $(if $(NO_INSTALL)$(filter install,$(GOALS)),--check) >&2 && echo yes)
+DEPS_OK := $(shell MPI=$(MPI) tools/install-deps $(if $(NO_INSTALL)$(filter install,$(GOALS)),--check) >&2 && echo yes)
 ifneq ($(DEPS_OK),yes)
 $(error packages are missing; see the lines above)
 endif
@@ -47,7 +49,7 @@ HARDEN   := $(if $(SANITIZE),,-fstack-protector-strong \
 CFLAGS_  := -std=gnu11 -march=$(ARCH) -fno-math-errno -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
             -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef -Werror $(HARDEN) $(CFLAGS) \
             $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all)
-CPPFLAGS_ := -I. -D_GNU_SOURCE -DCW_CUDA=$(CUDA) $(CPPFLAGS) $(shell pkg-config --cflags $(PKGS) openblas)
+CPPFLAGS_ := -I. -D_GNU_SOURCE -DCW_CUDA=$(CUDA) -DCW_MPI=$(MPI) $(CPPFLAGS) $(shell pkg-config --cflags $(PKGS) openblas)
 LDLIBS_  := $(shell pkg-config --libs $(PKGS)) $(BLAS) -lm -ldl -lrt
 LDFLAGS_ := -fopenmp -pthread -Wl,-z,relro,-z,now $(LDFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 
@@ -94,6 +96,11 @@ endif
 
 # Sampler and trainer must round a log-probability alike, so neither may fuse a product with a sum.
 $(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o $(BUILD)/obj/kernels/cpu/adjust.o: EXTRA := -ffp-contract=off
+
+# Types and constants of MPI; its functions are looked up at run time.
+ifeq ($(MPI),1)
+$(BUILD)/obj/kernels/cpu/comm.o: CPPFLAGS_ += $(shell pkg-config --cflags-only-I ompi-c)
+endif
 
 $(BUILD)/obj/%.o: %.c $(STAMP)
 	@mkdir -p $(@D)
@@ -242,7 +249,7 @@ clean:
 	rm -rf $(foreach b,$(sort build build-cpu build-sanitize build-cpu-sanitize $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -9
 	@echo "targets: all test golden golden-lora demo bench fuzz man install uninstall deb format clean"
 
 .PHONY: all tests test golden golden-lora fuzz demo bench man install uninstall deb format clean help

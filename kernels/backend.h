@@ -64,7 +64,8 @@ struct device {
     bool bf16_is_exact; // set by open
     char spec[16], name[96], uuid[48];
     enum status failed; // first failure of an enqueued operation since the last sync
-    char failure[256];
+    char failure[512];
+    const char *comm_failure; // sentence of a failed communicator (comm.c), any thread's: __atomic
     struct device_block *blocks; // of device_alloc, n_blocks of max_blocks
     int n_blocks, max_blocks;
     size_t allocated, allocated_peak;

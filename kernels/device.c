@@ -244,6 +244,8 @@ void device_fail(struct device *dev, const char *format, ...)
 enum status device_sync(struct device *dev)
 {
     enum status st = dev->backend->sync(dev);
+    const char *comm_failure = __atomic_load_n(&dev->comm_failure, __ATOMIC_ACQUIRE);
+    if (comm_failure) device_fail(dev, "%s", comm_failure);
     if (dev->failed != ST_OK) {
         st = status_fail(dev->failed, "%s: %s", dev->spec, dev->failure);
         dev->failed = ST_OK;

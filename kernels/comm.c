@@ -1,0 +1,211 @@
+/* comm.c: what is the same for every backend of communicators: the one rank of NULL, opening,
+ * failures and deadlines. The device's thread; comm_fail() and comm_may_wait() any thread. */
+#include "kernels/comm.h"
+#include "common/base/clock.h"
+#include "kernels/comm_backend.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- failures ----------------------------------------------------------------------------------
+
+bool comm_failed(const struct comm *comm)
+{
+    return __atomic_load_n(&comm->failed, __ATOMIC_ACQUIRE);
+}
+
+void comm_fail(struct comm *comm, const char *what, const char *format, ...)
+{
+    if (comm_failed(comm)) return;
+    char text[sizeof comm->failure - 64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    snprintf(comm->failure, sizeof comm->failure, "rank %d of %d: %s: %s", comm->rank, comm->size,
+             what, text);
+    __atomic_store_n(&comm->failed, true, __ATOMIC_RELEASE);
+    const char *none = NULL;
+    __atomic_compare_exchange_n(&comm->dev->comm_failure, &none, comm->failure, false,
+                                __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+}
+
+bool comm_may_wait(struct comm *comm, const char *what, int64_t start_ns, const char *whom)
+{
+    if (comm->watch && comm->watch(comm->watch_context) != ST_OK) {
+        comm_fail(comm, what, "%s", status_message());
+        return false;
+    }
+    if (clock_ms_since(start_ns) < comm->deadline_s * 1e3) return true;
+    comm_fail(comm, what, "nothing from %s within %g s", whom, comm->deadline_s);
+    return false;
+}
+
+// ---- opening -----------------------------------------------------------------------------------
+
+static const struct comm_backend *backend_of(enum device_kind kind)
+{
+#if CW_CUDA
+    if (kind == DEVICE_CUDA) return &comm_nccl;
+#endif
+    (void)kind;
+    return &comm_mpi;
+}
+
+enum status comm_new_id(enum device_kind kind, unsigned char ret_id[COMM_ID_BYTES])
+{
+#if CW_CUDA
+    if (kind == DEVICE_CUDA) return comm_nccl_new_id(ret_id);
+#endif
+    (void)kind;
+    memset(ret_id, 0, COMM_ID_BYTES);
+    return ST_OK;
+}
+
+static enum status comm_new(struct device *dev, double deadline_s, struct comm **ret)
+{
+    struct comm *comm = calloc(1, sizeof *comm);
+    if (!comm) return status_fail(ST_NO_MEMORY, "no memory for a communicator");
+    comm->backend = backend_of(device_kind(dev));
+    comm->dev = dev;
+    comm->deadline_s = deadline_s;
+    *ret = comm;
+    return ST_OK;
+}
+
+// Of one that its backend has opened, or failed to. One rank needs no communicator.
+static enum status comm_finish(struct comm *comm, enum status st, struct comm **ret)
+{
+    if (st == ST_OK && comm->size > 1)
+        st = device_alloc(comm->dev, (size_t)comm->size, &comm->token);
+    if (st == ST_OK && comm->size > 1) {
+        device_fill(comm->dev, comm->token, 0, (size_t)comm->size);
+        *ret = comm;
+        return ST_OK;
+    }
+    comm_free(comm);
+    if (st == ST_OK) *ret = NULL;
+    return st;
+}
+
+enum status comm_open(struct device *dev, const unsigned char *id, int rank, int size,
+                      double deadline_s, struct comm **ret)
+{
+    struct comm *comm = NULL;
+    if (rank < 0 || rank >= size)
+        return status_fail(ST_INVALID, "rank %d of %d ranks: there is none", rank, size);
+    if (size == 1) {
+        *ret = NULL;
+        return ST_OK;
+    }
+    enum status st = comm_new(dev, deadline_s, &comm);
+    if (st != ST_OK) return st;
+    comm->rank = rank;
+    comm->size = size;
+    return comm_finish(comm, comm->backend->open(comm, id), ret);
+}
+
+static enum status split(struct comm *parent, int color, struct comm **ret)
+{
+    struct comm *comm = NULL;
+    if (!parent) {
+        *ret = NULL;
+        return ST_OK;
+    }
+    enum status st = comm_new(parent->dev, parent->deadline_s, &comm);
+    if (st != ST_OK) return st;
+    comm_watch(comm, parent->watch, parent->watch_context);
+    return comm_finish(comm, parent->backend->split(parent, color, comm), ret);
+}
+
+enum status comm_split(struct comm *comm, int color, struct comm **ret)
+{
+    if (color < 0) return status_fail(ST_INVALID, "a communicator of color %d", color);
+    return split(comm, color, ret);
+}
+
+enum status comm_beside(struct comm *comm, struct comm **ret)
+{
+    return split(comm, -1, ret);
+}
+
+void comm_free(struct comm *comm)
+{
+    if (!comm) return;
+    comm->backend->close(comm);
+    device_release(comm->dev, comm->token);
+    const char *mine = comm->failure;
+    __atomic_compare_exchange_n(&comm->dev->comm_failure, &mine, NULL, false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
+    free(comm);
+}
+
+int comm_rank(const struct comm *comm)
+{
+    return comm ? comm->rank : 0;
+}
+int comm_size(const struct comm *comm)
+{
+    return comm ? comm->size : 1;
+}
+
+void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context)
+{
+    if (!comm) return;
+    comm->watch_context = context;
+    comm->watch = watch;
+}
+
+// ---- calls -------------------------------------------------------------------------------------
+
+static bool adds(struct comm *comm, const char *what, enum dtype dt)
+{
+    if (dt == DT_F32 || dt == DT_BF16) return !comm_failed(comm);
+    comm_fail(comm, what, "%s is not added, only f32 and bf16 are", dtype_name(dt));
+    return false;
+}
+
+void comm_join(struct comm *comm)
+{
+    if (comm) comm->backend->join(comm);
+}
+
+void comm_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt)
+{
+    if (comm && n && adds(comm, "all_reduce", dt)) comm->backend->all_reduce(comm, data, n, dt);
+}
+
+void comm_all_gather(struct comm *comm, const void *part, void *all, size_t bytes)
+{
+    if (comm && bytes && !comm_failed(comm)) comm->backend->all_gather(comm, part, all, bytes);
+}
+
+void comm_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n, enum dtype dt)
+{
+    if (comm && n && adds(comm, "reduce_scatter", dt))
+        comm->backend->reduce_scatter(comm, all, part, n, dt);
+}
+
+void comm_broadcast(struct comm *comm, void *data, size_t bytes, int root)
+{
+    if (comm && bytes && !comm_failed(comm)) comm->backend->broadcast(comm, data, bytes, root);
+}
+
+void comm_send(struct comm *comm, const void *data, size_t bytes, int to)
+{
+    if (comm && bytes && !comm_failed(comm)) comm->backend->send(comm, data, bytes, to);
+}
+
+void comm_recv(struct comm *comm, void *data, size_t bytes, int from)
+{
+    if (comm && bytes && !comm_failed(comm)) comm->backend->recv(comm, data, bytes, from);
+}
+
+enum status comm_barrier(struct comm *comm)
+{
+    if (!comm) return ST_OK;
+    comm_all_gather(comm, (char *)comm->token + comm->rank, comm->token, 1);
+    return device_sync(comm->dev);
+}

@@ -1,0 +1,70 @@
+/* comm.h: how the devices of several processes (ranks) compute as one: sums, copies and gathers of
+ * device memory between them. NCCL between GPUs, MPI between CPUs; each is looked up when the first
+ * communicator is opened, so a program starts where neither is installed.
+ *
+ * A communicator belongs to one device and is used by that device's thread. Calls are enqueued on
+ * the device's stream (on the CPU they are done when they return). All ranks make the same calls in
+ * the same order.
+ *
+ * Failures are as those of operations (ops.h): they stick, and the next device_sync() reports them
+ * with a sentence that says which rank, which call, and whom it waited for. A communicator that has
+ * failed stays so: its calls do nothing, and each device_sync() says the same again, until it is
+ * freed. No call waits longer than the deadline given to comm_open().
+ *
+ * NULL is a communicator of one rank, on which every call does nothing: so callers need no branch
+ * where the parts lie at their places.
+ */
+#ifndef KERNELS_COMM_H
+#define KERNELS_COMM_H
+
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct comm;
+
+#define COMM_ID_BYTES 128
+// What rank 0 makes and gives to all ranks (common/ranks): NCCL's id. MPI needs none: zeros.
+enum status comm_new_id(enum device_kind kind, unsigned char ret_id[COMM_ID_BYTES]);
+// Waits for all ranks. size 1 gives NULL. On the CPU rank and size must be those of MPI_COMM_WORLD.
+enum status comm_open(struct device *dev, const unsigned char *id, int rank, int size,
+                      double deadline_s, struct comm **ret);
+// The ranks that give the same color, numbered in the order of their ranks. Waits.
+enum status comm_split(struct comm *comm, int color, struct comm **ret);
+// The same ranks on a stream of its own, which runs beside the device's: a call there begins when
+// what the device was given before it is done. Waits for all ranks.
+enum status comm_beside(struct comm *comm, struct comm **ret);
+// What the device is given from here on begins when comm's calls so far are done.
+void comm_join(struct comm *comm);
+// Before its device and after those that were made of it. Says good-bye to the other ranks where
+// nothing has failed.
+void comm_free(struct comm *comm);
+
+int comm_rank(const struct comm *comm);
+int comm_size(const struct comm *comm);
+// Asked during every wait, by any thread, also for communicators made of this one later on: a
+// status other than ST_OK ends the wait with its sentence. What it knows: that a rank is gone.
+typedef enum status comm_watch_fn(void *context);
+void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context);
+
+// dt: DT_F32, or DT_BF16, which is added in f32 and rounded once. On the CPU the sum is taken in
+// rank order, whatever the message's size.
+void comm_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt); // in place
+// The parts in rank order; part may be its own place in `all`.
+void comm_all_gather(struct comm *comm, const void *part, void *all, size_t bytes);
+// all: size * n elements; part: the n of this rank, summed; may be their place in `all`. What else
+// lies in `all` stays as it is.
+void comm_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n, enum dtype dt);
+void comm_broadcast(struct comm *comm, void *data, size_t bytes, int root);
+// Both sides at once; other ranks do not take part.
+void comm_send(struct comm *comm, const void *data, size_t bytes, int to);
+void comm_recv(struct comm *comm, void *data, size_t bytes, int from);
+// Returns when all ranks have come to it, and what this device was given before it is done.
+enum status comm_barrier(struct comm *comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

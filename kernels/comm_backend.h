@@ -1,0 +1,58 @@
+/* comm_backend.h: what a backend gives to kernels/comm.c. Private to kernels/. */
+#ifndef KERNELS_COMM_BACKEND_H
+#define KERNELS_COMM_BACKEND_H
+
+#include "kernels/backend.h"
+#include "kernels/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Every field does what the function of comm.h of that name says, of two ranks or more. Failures
+// of calls go to comm_fail().
+struct comm_backend {
+    enum status (*open)(struct comm *comm, const unsigned char *id);
+    // comm: rank and size are the backend's to fill in. color < 0: all ranks, on an own stream.
+    enum status (*split)(const struct comm *parent, int color, struct comm *comm);
+    void (*close)(struct comm *comm);
+    void (*join)(struct comm *comm);
+    void (*all_reduce)(struct comm *comm, void *data, size_t n, enum dtype dt);
+    void (*all_gather)(struct comm *comm, const void *part, void *all, size_t bytes);
+    void (*reduce_scatter)(struct comm *comm, const void *all, void *part, size_t n, enum dtype dt);
+    void (*broadcast)(struct comm *comm, void *data, size_t bytes, int root);
+    void (*send)(struct comm *comm, const void *data, size_t bytes, int to);
+    void (*recv)(struct comm *comm, void *data, size_t bytes, int from);
+};
+
+struct comm {
+    const struct comm_backend *backend;
+    struct device *dev;
+    int rank, size;
+    double deadline_s;
+    comm_watch_fn *watch; // NULL: there is none
+    void *watch_context;
+    bool failed; // written once, with `failure`, by whatever thread sees it: __atomic
+    char failure[400];
+    void *token; // one byte for each rank, device memory: what comm_barrier() gathers
+    void *state; // the backend's own
+};
+
+extern const struct comm_backend comm_mpi;
+#if CW_CUDA
+extern const struct comm_backend comm_nccl;
+enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES]);
+#endif
+
+// Records the first failure, of call `what`, and has the device report it from now on.
+void comm_fail(struct comm *comm, const char *what, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+bool comm_failed(const struct comm *comm);
+// During a wait of call `what` that began at start_ns (clock_now_ns): false, after comm_fail(),
+// where the deadline is past, or the watch says that a rank is gone. whom: "rank 2".
+bool comm_may_wait(struct comm *comm, const char *what, int64_t start_ns, const char *whom);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,388 @@
+/* test_comm.c: what communicators give, to the bit, on 2 and 4 ranks, and what they say when a rank
+ * does not answer. The program starts itself once for each rank: under mpirun on the CPU, and on
+ * GPUs (COMMONWEIGHT_TEST_DEVICE=cuda: rank i on cuda:i) by itself. Each rank writes what it found
+ * into a file. */
+#include "common/base/bytes.h"
+#include "common/base/clock.h"
+#include "common/base/hash.h"
+#include "kernels/comm.h"
+#include "tests/support/support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEADLINE_S 20.0
+#define SHORT_S    0.5 // of the ranks that wait in vain
+#define MAX_RANKS  4
+
+// ---- one rank ----------------------------------------------------------------------------------
+
+struct rank {
+    int rank, size;
+    const char *mode, *folder;
+    unsigned char id[COMM_ID_BYTES];
+    struct device *dev;
+    struct comm *comm;
+    void *memory; // (room) bytes on the device
+    size_t room;
+};
+
+static void report(const struct rank *r, const char *text)
+{
+    char name[32];
+    snprintf(name, sizeof name, "rank-%d", r->rank);
+    test_write(test_path(r->folder, name), text, strlen(text));
+}
+
+static enum status expect(bool right, const struct rank *r, const char *what, size_t i)
+{
+    if (right) return ST_OK;
+    return status_fail(ST_MISMATCH, "rank %d of %d: %s: element %zu is wrong", r->rank, r->size,
+                       what, i);
+}
+
+// Sums of these depend on their order: the parts are of very different size.
+static float value(int rank, size_t i)
+{
+    uint32_t u = (uint32_t)(i + 1) * 2654435761u ^ (uint32_t)(rank + 1) * 40503u;
+    float x = (float)(u >> 8) / 16777216.0f - 0.5f;
+    return u & 1 ? x : x * 4096;
+}
+
+static float sum_of(int size, size_t i, enum dtype dt)
+{
+    float sum = 0;
+    for (int r = 0; r < size; r++) {
+        float x = value(r, i);
+        if (dt == DT_BF16) x = f32_from_bf16(bf16_from_f32(x));
+        sum = r ? sum + x : x;
+    }
+    return dt == DT_BF16 ? f32_from_bf16(bf16_from_f32(sum)) : sum;
+}
+
+static void put(const struct rank *r, void *host, size_t from, size_t n, enum dtype dt)
+{
+    for (size_t i = 0; i < n; i++) {
+        float x = value(r->rank, from + i);
+        if (dt == DT_F32)
+            ((float *)host)[i] = x;
+        else
+            ((uint16_t *)host)[i] = bf16_from_f32(x);
+    }
+    device_copy_in(r->dev, r->memory, host, n * dtype_size(dt));
+}
+
+static enum status is_sum(const struct rank *r, const char *what, const void *host, size_t from,
+                          size_t n, enum dtype dt)
+{
+    for (size_t i = 0; i < n; i++) {
+        float x =
+            dt == DT_F32 ? ((const float *)host)[i] : f32_from_bf16(((const uint16_t *)host)[i]);
+        float wanted = sum_of(r->size, from + i, dt);
+        if (memcmp(&x, &wanted, sizeof x) != 0) return expect(false, r, what, i);
+    }
+    return ST_OK;
+}
+
+static enum status sums(const struct rank *r, void *host, size_t n, enum dtype dt)
+{
+    enum status st;
+    const size_t all = n * (size_t)r->size;
+    char *part = (char *)r->memory + n * (size_t)r->rank * dtype_size(dt);
+    put(r, host, 0, n, dt);
+    comm_all_reduce(r->comm, r->memory, n, dt);
+    device_copy_out(r->dev, host, r->memory, n * dtype_size(dt));
+    CHECK(device_sync(r->dev));
+    CHECK(is_sum(r, "all_reduce", host, 0, n, dt));
+
+    put(r, host, 0, all, dt);
+    comm_reduce_scatter(r->comm, r->memory, part, n, dt);
+    device_copy_out(r->dev, host, part, n * dtype_size(dt));
+    CHECK(device_sync(r->dev));
+    CHECK(is_sum(r, "reduce_scatter", host, n * (size_t)r->rank, n, dt));
+out:
+    return st;
+}
+
+static unsigned char byte_of(int rank, size_t i)
+{
+    return (unsigned char)(i * 31 + (size_t)rank * 101 + 7);
+}
+
+static enum status is_bytes(const struct rank *r, const char *what, void *host, size_t n, int from)
+{
+    device_copy_out(r->dev, host, r->memory, n);
+    enum status st = device_sync(r->dev);
+    for (size_t i = 0; st == ST_OK && i < n; i++)
+        st = expect(((unsigned char *)host)[i] == byte_of(from, i), r, what, i);
+    return st;
+}
+
+static void put_bytes(const struct rank *r, unsigned char *host, void *to, size_t n)
+{
+    for (size_t i = 0; i < n; i++) host[i] = byte_of(r->rank, i);
+    device_copy_in(r->dev, to, host, n);
+}
+
+static enum status copies(const struct rank *r, unsigned char *host, size_t n)
+{
+    enum status st;
+    const int last = r->size - 1;
+    char *place = (char *)r->memory + (size_t)r->rank * n;
+    put_bytes(r, host, place, n);
+    comm_all_gather(r->comm, place, r->memory, n);
+    device_copy_out(r->dev, host, r->memory, n * (size_t)r->size);
+    CHECK(device_sync(r->dev));
+    for (size_t i = 0; i < n * (size_t)r->size; i++)
+        CHECK(expect(host[i] == byte_of((int)(i / n), i % n), r, "all_gather", i));
+
+    put_bytes(r, host, r->memory, n);
+    comm_broadcast(r->comm, r->memory, n, last);
+    CHECK(is_bytes(r, "broadcast", host, n, last));
+
+    put_bytes(r, host, r->memory, n);
+    if (r->rank == 0) comm_send(r->comm, r->memory, n, last);
+    if (r->rank == last) comm_recv(r->comm, r->memory, n, 0);
+    CHECK(is_bytes(r, "send", host, n, r->rank == last ? 0 : r->rank));
+out:
+    return st;
+}
+
+// Ranks of one color, and a stream beside the device's: sums of both at once.
+static enum status splits(const struct rank *r, void *host)
+{
+    enum status st;
+    struct comm *half = NULL, *beside = NULL;
+    const int color = r->rank % 2, members = r->size / 2;
+    struct rank part = *r;
+    CHECK(comm_split(r->comm, color, &half));
+    CHECK(comm_beside(r->comm, &beside));
+    CHECK(expect(comm_size(half) == members && comm_rank(half) == r->rank / 2, r, "split", 0));
+    put(&part, host, 0, 1000, DT_F32);
+    comm_all_reduce(half, r->memory, 1000, DT_F32);
+    device_copy_out(r->dev, host, r->memory, 1000 * sizeof(float));
+    CHECK(device_sync(r->dev));
+    for (size_t i = 0; i < 1000; i++) {
+        float wanted = 0, got = ((float *)host)[i];
+        for (int m = 0; m < members; m++) {
+            float x = value(2 * m + color, i);
+            wanted = m ? wanted + x : x;
+        }
+        CHECK(expect(memcmp(&got, &wanted, sizeof got) == 0, r, "all_reduce of a half", i));
+    }
+    put(&part, host, 0, 1000, DT_F32);
+    comm_all_reduce(beside, r->memory, 1000, DT_F32);
+    comm_join(beside);
+    device_copy_out(r->dev, host, r->memory, 1000 * sizeof(float));
+    CHECK(device_sync(r->dev));
+    CHECK(is_sum(r, "all_reduce beside", host, 0, 1000, DT_F32));
+out:
+    comm_free(beside);
+    comm_free(half);
+    return st;
+}
+
+static enum status all_calls(struct rank *r, void *host)
+{
+    static const size_t counts[] = {1, 7, 1000, (1 << 18) + 3}; // the last is more than one message
+    enum status st = ST_OK;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        CHECK(sums(r, host, counts[i], DT_F32));
+        CHECK(sums(r, host, counts[i], DT_BF16));
+        CHECK(copies(r, host, counts[i] * sizeof(float)));
+    }
+    CHECK(splits(r, host));
+    CHECK(comm_barrier(r->comm));
+out:
+    return st;
+}
+
+static enum status rank_is_gone(void *context)
+{
+    const int64_t start_ns = *(const int64_t *)context;
+    if (clock_ms_since(start_ns) < 200) return ST_OK;
+    return status_fail(ST_PEER_GONE, "rank 1 (there, process 7) is gone");
+}
+
+// The last rank takes no part. What the others say, and what they say when asked again.
+static enum status wait_in_vain(struct rank *r)
+{
+    int64_t start_ns = clock_now_ns();
+    if (r->rank == r->size - 1) {
+        clock_sleep_ms(1500);
+        return ST_OK;
+    }
+    if (strcmp(r->mode, "gone") == 0) comm_watch(r->comm, rank_is_gone, &start_ns);
+    comm_all_gather(r->comm, (char *)r->memory + r->rank, r->memory, 1);
+    enum status st = device_sync(r->dev);
+    if (st == ST_OK) return status_fail(ST_MISMATCH, "the call came to its end");
+    char said[1024];
+    snprintf(said, sizeof said, "%s", status_message());
+    comm_all_reduce(r->comm, r->memory, 1, DT_F32);
+    if (device_sync(r->dev) == ST_OK || strcmp(said, status_message()) != 0)
+        return status_fail(ST_MISMATCH, "then: %s", status_message());
+    report(r, said);
+    return st;
+}
+
+static enum status rank_run(struct rank *r, void *host)
+{
+    enum status st;
+    const bool vain = strcmp(r->mode, "calls") != 0;
+    const double deadline_s = strcmp(r->mode, "late") == 0 ? SHORT_S : DEADLINE_S;
+    CHECK(comm_open(r->dev, r->id, r->rank, r->size, deadline_s, &r->comm));
+    CHECK(comm_barrier(r->comm));
+    if (vain) {
+        wait_in_vain(r);
+        _exit(0); // without an end of MPI, which would wait
+    }
+    CHECK(all_calls(r, host));
+out:
+    comm_free(r->comm);
+    return st;
+}
+
+// argv: this program, "rank", mode, folder, rank or "mpi", size, id, device
+static int rank_main(char **argv)
+{
+    enum status st;
+    void *host = NULL;
+    struct bytes id = BYTES_INIT;
+    const char *rank = strcmp(argv[4], "mpi") ? argv[4] : getenv("OMPI_COMM_WORLD_RANK");
+    struct rank r = {.mode = argv[2], .folder = argv[3], .rank = atoi(rank), .size = atoi(argv[5])};
+    r.room = (size_t)r.size * (1 << 20) * 5;
+    CHECK(base64_decode(argv[6], &id));
+    memcpy(r.id, id.data, sizeof r.id);
+    CHECK(device_open(argv[7], &r.dev));
+    CHECK(device_alloc(r.dev, r.room, &r.memory));
+    CHECK(device_host_alloc(r.dev, r.room, &host));
+    CHECK(rank_run(&r, host));
+out:
+    report(&r, st == ST_OK ? "right" : status_message());
+    device_host_release(r.dev, host);
+    device_release(r.dev, r.memory);
+    device_free(r.dev);
+    bytes_release(&id);
+    return 0;
+}
+
+// ---- the ranks together ------------------------------------------------------------------------
+
+static const char *program;
+
+static void start_mpi(const char *mode, const char *folder, const char *size, const char *id)
+{
+    struct test_child child = {0};
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    setenv("OMP_NUM_THREADS", "1", 1);
+    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
+    test_spawn(&child, test_path(folder, "log"),
+               OPTIONS("mpirun", "--oversubscribe", "--bind-to", "none", "-n", size, program,
+                       "rank", mode, folder, "mpi", size, id, "cpu"));
+    test_wait(&child, 60000);
+}
+
+static void start_gpus(const char *mode, const char *folder, int size, const char *id)
+{
+    struct test_child children[MAX_RANKS] = {0};
+    for (int r = 0; r < size; r++) {
+        char rank[8], device[16], n[8];
+        snprintf(rank, sizeof rank, "%d", r);
+        snprintf(n, sizeof n, "%d", size);
+        snprintf(device, sizeof device, "cuda:%d", r);
+        test_spawn(&children[r], test_path(folder, "log"),
+                   OPTIONS(program, "rank", mode, folder, rank, n, id, device));
+    }
+    for (int r = 0; r < size; r++) test_wait(&children[r], 120000);
+}
+
+// Every rank wrote a text with `wanted` in it; the last one nothing where it is `without_last`.
+static void run_ranks(const char *mode, int size, const char *wanted, bool without_last)
+{
+    unsigned char id[COMM_ID_BYTES];
+    struct bytes text = BYTES_INIT;
+    struct device *dev;
+    const char *folder = test_folder();
+    char n[8], name[32];
+    const bool cuda = strncmp(test_device(), "cuda", 4) == 0;
+    if (cuda) {
+        snprintf(name, sizeof name, "cuda:%d", size - 1);
+        if (device_open(name, &dev) != ST_OK) test_skip("%s", status_message());
+        device_free(dev);
+    }
+    assert_ok(comm_new_id(cuda ? DEVICE_CUDA : DEVICE_CPU, id));
+    assert_ok(base64_encode(id, sizeof id, &text));
+    snprintf(n, sizeof n, "%d", size);
+    if (cuda)
+        start_gpus(mode, folder, size, bytes_text(&text));
+    else
+        start_mpi(mode, folder, n, bytes_text(&text));
+    for (int r = 0; r < size - without_last; r++) {
+        snprintf(name, sizeof name, "rank-%d", r);
+        if (access(test_path(folder, name), R_OK) != 0)
+            print_error("rank %d wrote nothing:\n%s\n", r, test_read(test_path(folder, "log")));
+        char *said = test_read(test_path(folder, name));
+        assert_contains(said, wanted);
+        free(said);
+    }
+    bytes_release(&text);
+}
+
+static void two_ranks_give_the_bits_of_sums_in_rank_order(void **state)
+{
+    (void)state;
+    run_ranks("calls", 2, "right", false);
+}
+
+static void four_ranks_give_the_bits_of_sums_in_rank_order(void **state)
+{
+    (void)state;
+    run_ranks("calls", 4, "right", false);
+}
+
+static void a_rank_that_does_not_answer_is_named_after_the_deadline(void **state)
+{
+    (void)state;
+    run_ranks("late", 2, "rank 0 of 2: all_gather: nothing from", true);
+}
+
+static void a_rank_that_is_gone_ends_the_wait(void **state)
+{
+    (void)state;
+    run_ranks("gone", 2, "rank 0 of 2: all_gather: rank 1 (there, process 7) is gone", true);
+}
+
+static void one_rank_has_no_communicator(void **state)
+{
+    (void)state;
+    struct device *dev;
+    struct comm *comm = (struct comm *)&dev;
+    float x = 3;
+    assert_ok(device_open("cpu", &dev));
+    assert_ok(comm_open(dev, NULL, 0, 1, 1, &comm));
+    assert_null(comm);
+    assert_int_equal(comm_size(comm), 1);
+    comm_all_reduce(comm, &x, 1, DT_F32);
+    assert_ok(comm_barrier(comm));
+    assert_float_equal(x, 3, 0);
+    assert_status(comm_open(dev, NULL, 2, 2, 1, &comm), ST_INVALID);
+    comm_free(comm);
+    device_free(dev);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_rank_has_no_communicator),
+        cmocka_unit_test(two_ranks_give_the_bits_of_sums_in_rank_order),
+        cmocka_unit_test(four_ranks_give_the_bits_of_sums_in_rank_order),
+        cmocka_unit_test(a_rank_that_does_not_answer_is_named_after_the_deadline),
+        cmocka_unit_test(a_rank_that_is_gone_ends_the_wait),
+    };
+    if (argc == 8 && strcmp(argv[1], "rank") == 0) return rank_main(argv);
+    program = argv[0];
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
