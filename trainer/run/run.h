@@ -22,6 +22,8 @@
 struct run {
     const struct train_config *config;
     struct train_resolved resolved;
+    const struct job *job;
+    struct liveness *liveness; // of the other ranks; NULL: there are none
     char folder[512];
     int folder_lock; // open while this process writes there; -1: none
     // the policy
@@ -74,9 +76,11 @@ struct run {
 
 // run_open.c: config, resolved and reward are set. Attaches to the server, reads the data, prints
 // the memory plan, takes the memory, takes the writer's lease, and goes on from a checkpoint where
-// one is there and wanted. run_close() takes half-opened runs too.
+// one is there and wanted. run_close() takes half-opened runs too; outcome: of the run, which
+// the other ranks hear.
 enum status run_open(struct run *run);
-void run_close(struct run *run);
+void run_close(struct run *run, enum status outcome);
+const char *run_bridge(const struct run *run); // the bridge file's path; NULL: to be looked for
 // bridge_become_writer(), once the server has restored what a trainer before left torn.
 enum status run_become_writer(struct run *run);
 // Attempts again, for five minutes at most, while that gives `restoring`, and says so once.

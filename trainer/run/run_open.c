@@ -53,11 +53,31 @@ static enum status check_tandem(const struct run *run)
     return ST_OK;
 }
 
+const char *run_bridge(const struct run *run)
+{
+    return run->job->bridge[0] ? run->job->bridge : run->config->bridge;
+}
+
+// All ranks must train the same weights, whichever servers own them.
+static enum status meet_ranks(struct run *run)
+{
+    struct bytes bytes = BYTES_INIT;
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    enum status st;
+    CHECK(job_meet(run->job, file->roles[0].layout_hash, &bytes, &run->liveness));
+    if (run->job->ranks.size > 1)
+        FAIL(ST_UNSUPPORTED, "%d ranks have met, but training over several is not in this program",
+             run->job->ranks.size);
+out:
+    bytes_release(&bytes);
+    return st;
+}
+
 static enum status open_shared(struct run *run)
 {
     enum status st;
     CHECK(run_make_adapter(run));
-    CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
+    CHECK(bridge_attach(run_bridge(run), NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
@@ -259,6 +279,7 @@ enum status run_open(struct run *run)
     run->best = BEST_NONE;
     run->folder_lock = -1;
     CHECK(open_policy(run));
+    CHECK(meet_ranks(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
     CHECK(run_open_environment(run));
@@ -286,8 +307,9 @@ out:
     return st;
 }
 
-void run_close(struct run *run)
+void run_close(struct run *run, enum status outcome)
 {
+    liveness_end(run->liveness, outcome);
     rollout_queue_free(run->queue); // works with nearly all of the rest
     environment_free(run->environment);
     stop_watch_end(run->stop);
