@@ -153,6 +153,11 @@ void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context)
     comm->watch = watch;
 }
 
+enum status comm_check(const struct comm *comm)
+{
+    return comm && comm->watch ? comm->watch(comm->watch_context) : ST_OK;
+}
+
 // ---- calls -------------------------------------------------------------------------------------
 
 static bool adds(struct comm *comm, const char *what, enum dtype dt)

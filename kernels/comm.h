@@ -49,6 +49,7 @@ int comm_size(const struct comm *comm);
 // status other than ST_OK ends the wait with its sentence. What it knows: that a rank is gone.
 typedef enum status comm_watch_fn(void *context);
 void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context);
+enum status comm_check(const struct comm *comm); // what it says now; of one rank ST_OK
 
 // dt: DT_F32, or DT_BF16, which is added in f32 and rounded once. On the CPU the sum is taken in
 // rank order, whatever the message's size.
