@@ -546,7 +546,9 @@ static void run_step(void *context)
         .logits = s->logits, .params = s->params, .n = s->batch, .vocab = VOCAB};
     const uint16_t *w = s->weights;
     bool small = s->parts & SMALL;
-    if (small) ops->gather_rows(dev, s->x, s->embed, s->tokens, s->batch, HIDDEN, 1, DT_BF16);
+    if (small)
+        ops->gather_rows(dev, s->x, s->embed,
+                         &(struct gather_args){s->tokens, s->batch, HIDDEN, 1, DT_BF16, 0, 0});
     for (int l = 0; l < LAYERS; l++) {
         if (small) ops->norm(dev, s->normed, &normed, &norm);
         product(s, s->qkv, s->normed, w, s->bias, QKV, HIDDEN, 0);

@@ -23,6 +23,7 @@
 #include "trainer/learn/optimizer.h"
 #include "common/model/safetensors.h"
 #include "kernels/moments.h"
+#include "trainer/learn/replicas.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -51,12 +52,13 @@ struct optimizer {
     int unsummed;           // the first slices, whose gradients are not yet summed over the ranks
     struct weights **grads; // (n_arenas) f32 plans
     int n_arenas;
-    int64_t n;              // elements of all ranges
-    float *gradients;       // (n), device, as all that follows
-    struct moments moments; // of the rank's n_state elements
-    uint16_t *low;          // (n_low); NULL: there are none
-    double *sums;           // (n_stretches)
-    float *grad_scale;      // (1)
+    int64_t n;                 // elements of all ranges
+    float *gradients;          // (n), device, as all that follows
+    struct moments moments;    // of the rank's n_state elements
+    uint16_t *low;             // (n_low); NULL: there are none
+    struct replicas *replicas; // of a sharded model, else NULL
+    double *sums;              // (n_stretches)
+    float *grad_scale;         // (1)
     bool prepared;
     int64_t steps;
 };
@@ -194,12 +196,19 @@ enum status optimizer_new_whole(struct device *dev, const struct weights *weight
     return optimizer_new(dev, &trained, NULL, config, ret);
 }
 
+enum status optimizer_use_comm(struct optimizer *o, const struct param_ranges *trained,
+                               struct comm *comm)
+{
+    return replicas_new(o->dev, comm, trained, o->gradients, &o->replicas);
+}
+
 void optimizer_free(struct optimizer *o)
 {
     struct device_part parts[N_PARTS];
     if (!o) return;
     list_parts(o->n, &o->slices, o->config.moments, parts);
     device_release_parts(o->dev, o, parts, N_PARTS);
+    replicas_free(o->replicas);
     for (int i = 0; i < o->n_arenas; i++) weights_free(o->grads[i]);
     comm_free(o->beside);
     slices_release(&o->slices);
@@ -272,11 +281,13 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
 {
     enum status st;
     double own = 0, sum = 0, of_ranks[COMM_MAX_RANKS];
+    replicas_sum(o->replicas);
     optimizer_sum_grads(o, INT64_MIN);
     comm_join(o->beside);
     CHECK(sum_squares(o, &own, &sum));
     CHECK(comm_gather_host(o->comm, &own, of_ranks, sizeof own));
     for (int r = 0; r < comm_size(o->comm); r++) sum += of_ranks[r];
+    CHECK(replicas_sum_squares(o->replicas, &sum));
     double norm = sqrt(sum);
     if (!isfinite(norm))
         FAIL(ST_INVALID, "the gradient norm is %f: the step must be skipped", norm);
