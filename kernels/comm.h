@@ -45,7 +45,10 @@ void comm_free(struct comm *comm);
 
 int comm_rank(const struct comm *comm);
 int comm_size(const struct comm *comm);
-// Asked during every wait, by any thread, also for communicators made of this one later on: a
+// Of every wait from here on, in place of what comm_open() was given; also of communicators made of
+// this one.
+void comm_set_deadline(struct comm *comm, double deadline_s);
+// Asked during every wait, by any thread, of communicators made of this one too: a
 // status other than ST_OK ends the wait with its sentence. What it knows: that a rank is gone.
 typedef enum status comm_watch_fn(void *context);
 void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context);

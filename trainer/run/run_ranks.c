@@ -15,6 +15,7 @@
 
 #define RANK_FIELD "{rank}"
 #define MEET_S     600.0
+#define LEAVE_S    10.0 // of what is still waited for while this process ends
 
 bool run_leads(const struct run *run)
 {
@@ -158,9 +159,10 @@ out:
 
 void run_leave_ranks(struct run *run, enum status outcome)
 {
+    comm_watch(run->comm, NULL, NULL);
+    comm_set_deadline(run->comm, LEAVE_S);
     liveness_end(run->liveness, outcome);
     run->liveness = NULL;
-    comm_watch(run->comm, NULL, NULL);
 }
 
 // ---- what is decided together ------------------------------------------------------------------
