@@ -57,7 +57,7 @@ static enum status open_shared(struct run *run)
 {
     enum status st;
     CHECK(run_make_adapter(run));
-    CHECK(bridge_attach(run_bridge_path(run), NULL, &run->bridge));
+    CHECK(bridge_attach(run_bridge(run), NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
@@ -259,7 +259,6 @@ enum status run_open(struct run *run)
     run->saved_ns = clock_now_ns();
     run->best = BEST_NONE;
     run->folder_lock = -1;
-    CHECK(run_find_ranks(run));
     CHECK(open_policy(run));
     CHECK(run_meet_ranks(run));
     CHECK(check_exact(run));
@@ -291,8 +290,9 @@ out:
     return st;
 }
 
-void run_close(struct run *run)
+void run_close(struct run *run, enum status outcome)
 {
+    run_leave_ranks(run, outcome);
     rollout_queue_free(run->queue); // works with nearly all of the rest
     environment_free(run->environment);
     stop_watch_end(run->stop);

@@ -11,15 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define RANK_FIELD "{rank}"
-#define MEET_S     600.0
 #define LEAVE_S    10.0 // of what is still waited for while this process ends
 
 bool run_leads(const struct run *run)
 {
-    return run->ranks.rank == 0;
+    return run->job->ranks.rank == 0;
 }
 
 // ---- before anything is opened -----------------------------------------------------------------
@@ -46,10 +44,10 @@ static enum status check_options(const struct run *run)
             return status_fail(ST_UNSUPPORTED,
                                "--%s with %d ranks: only one rank does that as yet; leave it out, "
                                "or start one",
-                               alone[i].option, run->ranks.size);
+                               alone[i].option, run->job->ranks.size);
     if (c->run_dir) return ST_OK;
     return status_fail(ST_INVALID, "%d ranks need --run-dir, a folder that all of them see",
-                       run->ranks.size);
+                       run->job->ranks.size);
 }
 
 // --bridge with this rank's number in it.
@@ -60,73 +58,33 @@ static enum status place_bridge(struct run *run)
         return status_fail(ST_INVALID,
                            "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
                            "each rank's own server, as run/" RANK_FIELD "/bridge.json",
-                           run->ranks.size);
+                           run->job->ranks.size);
     int len = snprintf(run->bridge_path, sizeof run->bridge_path, "%.*s%d%s", (int)(field - given),
-                       given, run->ranks.rank, field + strlen(RANK_FIELD));
+                       given, run->job->ranks.rank, field + strlen(RANK_FIELD));
     if (len >= (int)sizeof run->bridge_path) return status_fail(ST_INVALID, "--bridge is too long");
     return ST_OK;
 }
 
 enum status run_find_ranks(struct run *run)
 {
-    static char name[48];
     enum status st;
-    CHECK(ranks_find(-1, 0, &run->ranks));
-    if (run->ranks.size == 1) return ST_OK;
-    CHECK(check_options(run));
-    CHECK(place_bridge(run));
-    snprintf(name, sizeof name, "cw-trainer[%d]", run->ranks.rank);
     const enum log_level level = run->config->log_level;
-    log_open(name, run_leads(run) || level < LOG_WARN || level == LOG_DEBUG ? level : LOG_WARN);
+    if (run->job->ranks.size == 1) return ST_OK;
+    CHECK(check_options(run));
+    if (run->job->launches) return ST_OK;
+    if (run->config->bridge) CHECK(place_bridge(run));
+    if (!run_leads(run) && level == LOG_INFO) log_open(run->job->log_name, LOG_WARN);
 out:
     return st;
 }
 
-const char *run_bridge_path(const struct run *run)
+const char *run_bridge(const struct run *run)
 {
-    return run->bridge_path[0] ? run->bridge_path : run->config->bridge;
+    if (run->bridge_path[0]) return run->bridge_path;
+    return run->job->bridge[0] ? run->job->bridge : run->config->bridge;
 }
 
 // ---- meeting -----------------------------------------------------------------------------------
-
-static enum status is_anyone_gone(void *liveness)
-{
-    return liveness_check(liveness, 0);
-}
-
-// Of one host, where the job has a name.
-static enum status meeting_place(const struct run *run, char *ret, size_t size)
-{
-    const struct ranks *r = &run->ranks;
-    if (!r->run_id[0])
-        return status_fail(ST_INVALID,
-                           "%s does not say which job the ranks are of; start them "
-                           "with mpirun",
-                           r->source);
-    snprintf(ret, size, "file:///tmp/commonweight-ranks-%d-%s", (int)getuid(), r->run_id);
-    for (char *c = ret + strlen("file:///tmp/"); *c; c++)
-        if (*c == '/') *c = '_';
-    return ST_OK;
-}
-
-static enum status meet(struct run *run, struct bytes *id)
-{
-    char url[256];
-    struct peers *peers;
-    const struct rendezvous_options options = {
-        .url = url,
-        .who = run->ranks,
-        .version = COMMONWEIGHT_VERSION,
-        .layout = bridge_file_of(run->bridge)->roles[0].layout_hash,
-        .timeout_s = MEET_S,
-    };
-    enum status st;
-    CHECK(meeting_place(run, url, sizeof url));
-    CHECK(rendezvous(&options, id, &peers));
-    st = liveness_start(peers, LIVENESS_SILENCE_S, NULL, NULL, &run->liveness);
-out:
-    return st;
-}
 
 static enum status meet_to_publish(void *run)
 {
@@ -139,19 +97,19 @@ enum status run_meet_ranks(struct run *run)
     struct bytes shared = BYTES_INIT;
     struct device *dev = bridge_device(run->bridge);
     enum status st = ST_OK;
-    if (run->ranks.size == 1) return ST_OK;
+    if (run->job->ranks.size == 1) return ST_OK;
     if (run_leads(run)) {
         CHECK(comm_new_id(device_kind(dev), id));
         bytes_append(&shared, id, sizeof id);
     }
-    CHECK(meet(run, &shared));
+    CHECK(job_meet(run->job, bridge_file_of(run->bridge)->roles[0].layout_hash, &shared,
+                   &run->liveness));
     if (shared.len != sizeof id) FAIL(ST_FORMAT, "rank 0 gave %zu bytes as id", shared.len);
-    CHECK(comm_open(dev, (const unsigned char *)shared.data, run->ranks.rank, run->ranks.size,
-                    run->config->rank_timeout, &run->comm));
-    comm_watch(run->comm, is_anyone_gone, run->liveness);
+    CHECK(comm_open(dev, (const unsigned char *)shared.data, run->job->ranks.rank,
+                    run->job->ranks.size, run->config->rank_timeout, &run->comm));
+    comm_watch(run->comm, liveness_watch, run->liveness);
     bridge_publish_with(run->bridge, meet_to_publish, run);
     run->source.comm = run->comm;
-    log_info("%d ranks train together, each with its own server", run->ranks.size);
 out:
     bytes_release(&shared);
     return st;
