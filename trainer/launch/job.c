@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define PLACE_ROOM (PATH_ROOM + 16) // of a URL
+
 // "0,1": numbers, none twice.
 static enum status read_gpus(const char *text, struct job *j)
 {
@@ -108,35 +110,30 @@ out:
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-// Where all ranks are on this host they need not be told.
-static enum status meeting_place(const struct job *job, char ret[PATH_ROOM + 8])
+// Where all ranks are on this host they need not be told: the id of their run is the file's name,
+// which is this user's alone.
+static enum status meeting_place(const struct job *job, char ret[PLACE_ROOM])
 {
     const struct ranks *r = &job->ranks;
-    char folder[PATH_ROOM], path[PATH_ROOM];
-    enum status st = ST_OK;
-    if (job->options->rendezvous) {
-        if (snprintf(ret, PATH_ROOM + 8, "%s", job->options->rendezvous) >= PATH_ROOM + 8)
-            FAIL(ST_INVALID, "--rendezvous is too long");
-        return ST_OK;
-    }
-    if (r->local_size != r->size || !r->run_id[0])
-        FAIL(ST_INVALID,
-             "--rendezvous tcp://HOST:PORT or file://PATH is needed: %s does not say that all %d "
-             "ranks are of one job on this host",
-             r->source, r->size);
-    CHECK(job_runtime_folder(folder));
-    CHECK(file_make_folders(folder));
-    CHECK(path_put(path, folder, "ranks-%s", r->run_id));
-    snprintf(ret, PATH_ROOM + 8, "file://%s", path);
-out:
-    return st;
+    const char *given = job->options->rendezvous, *folder = getenv("TMPDIR");
+    const bool local = r->local_size == r->size && r->run_id[0];
+    if (!given && !local)
+        return status_fail(ST_INVALID,
+                           "--rendezvous tcp://HOST:PORT or file://PATH is needed: %s does not say "
+                           "that all %d ranks are of one job on this host",
+                           r->source, r->size);
+    const int n = given ? snprintf(ret, PLACE_ROOM, "%s", given)
+                        : snprintf(ret, PLACE_ROOM, "file://%s/commonweight-ranks-%s",
+                                   folder && *folder == '/' ? folder : "/tmp", r->run_id);
+    if (n >= PLACE_ROOM) return status_fail(ST_INVALID, "--rendezvous is too long");
+    return ST_OK;
 }
 
 enum status job_meet(const struct job *job, const char *layout, struct bytes *bytes,
                      struct liveness **ret)
 {
     const struct job_options *o = job->options;
-    char place[PATH_ROOM + 8], *token = NULL;
+    char place[PLACE_ROOM], *token = NULL;
     struct peers *peers;
     enum status st = ST_OK;
     *ret = NULL;

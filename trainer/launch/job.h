@@ -69,8 +69,6 @@ enum status job_launch(struct job *job, char **argv);
 // that is started; model NULL: it must run. job->bridge is its bridge file.
 enum status job_open_server(struct job *job, const char *model, double timeout_s);
 void job_close_server(struct job *job); // ends one that was started here
-// $XDG_RUNTIME_DIR/commonweight, or /run/commonweight: what is there of this host's ranks.
-enum status job_runtime_folder(char ret[PATH_ROOM]);
 
 // All ranks meet, and watch over one another from then on. layout: of the weights that each has,
 // which must be the same. bytes: rank 0's for all. Of one rank: NULL.

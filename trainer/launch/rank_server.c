@@ -15,19 +15,13 @@
 #define HEALTH_MS 2000
 #define LOOK_MS   200
 
-enum status job_runtime_folder(char ret[PATH_ROOM])
-{
-    const char *own = getenv("XDG_RUNTIME_DIR");
-    return path_put(ret, own && *own ? own : "/run", "commonweight");
-}
-
-// Within it: where a server of the GPU has its socket and bridge file, as
+// Where a server of the GPU has its socket and bridge file; in /run so has
 // cw-infer-server@N.service.
 static enum status server_folder(const struct job *job, const char *runtime, char ret[PATH_ROOM])
 {
     const int local = job->ranks.local_rank;
-    return job->n_gpus ? path_put(ret, runtime, "%d", job->gpus[local])
-                       : path_put(ret, runtime, "cpu-%d", local);
+    return job->n_gpus ? path_put(ret, runtime, "commonweight/%d", job->gpus[local])
+                       : path_put(ret, runtime, "commonweight/cpu-%d", local);
 }
 
 // The server of a folder must serve the model that is asked for.
@@ -102,11 +96,9 @@ out:
 
 enum status job_open_server(struct job *job, const char *model, double timeout_s)
 {
-    char runtime[PATH_ROOM];
-    const char *runtimes[] = {"/run/commonweight", runtime};
+    const char *own = getenv("XDG_RUNTIME_DIR"), *runtimes[] = {"/run", own && *own ? own : "/run"};
     bool runs = false;
     enum status st;
-    CHECK(job_runtime_folder(runtime));
     for (int i = 0; i < 2 && !runs; i++) {
         CHECK(server_folder(job, runtimes[i], job->folder));
         CHECK(look(job->folder, timeout_s, &runs));
