@@ -19,6 +19,8 @@
 struct train {
     struct train_config config;
     struct run run;
+    struct job job;
+    char **argv; // of this program
 };
 
 static bool due(int64_t step, int64_t every, int64_t total)
@@ -92,8 +94,10 @@ static bool checkpoint_due(const struct run *run)
 static enum status save_if_due(struct run *run)
 {
     const double minutes = clock_ms_since(run->saved_ns) / 60e3, every = run->config->save_minutes;
+    bool interim = every > 0 && minutes >= every;
     if (checkpoint_due(run)) return run_save(run, false);
-    return every > 0 && minutes >= every ? run_save(run, true) : ST_OK;
+    enum status st = every > 0 ? run_agree(run, &interim, sizeof interim) : ST_OK;
+    return st == ST_OK && interim ? run_save(run, true) : st;
 }
 
 // What is to be done before the next step: the baseline of a run that begins, or the rest of a step
@@ -113,11 +117,21 @@ out:
     return st;
 }
 
+// One rank that was told to stop stops all of them.
+static enum status agree_to_stop(const struct run *run, bool *ret_stop)
+{
+    *ret_stop = stop_requested();
+    return run_any(run, ret_stop);
+}
+
 static enum status train_loop(struct run *run)
 {
     enum status st;
+    bool stop;
     CHECK(before_the_steps(run));
-    while (run->step < run->total_steps && !stop_requested() && !run_out_of_patience(run)) {
+    while (run->step < run->total_steps && !run_out_of_patience(run)) {
+        CHECK(agree_to_stop(run, &stop));
+        if (stop) break;
         st = train_step(run);
         if (st == ST_CANCELLED && stop_requested()) break; // while it waited for environments
         if (st != ST_OK) goto out;
@@ -125,7 +139,8 @@ static enum status train_loop(struct run *run)
     }
     CHECK(run_save(run, false));
     run_say_end(run);
-    if (run->config->load_best_model_at_end && !stop_requested()) CHECK(run_serve_best(run));
+    CHECK(agree_to_stop(run, &stop));
+    if (run->config->load_best_model_at_end && !stop) CHECK(run_serve_best(run));
 out:
     if (st != ST_OK) run_save_remains(run, st);
     return st;
@@ -146,11 +161,14 @@ static enum status check(void *context, struct option_set *set)
     struct train_config *c = &t->config;
     enum status st;
     CHECK(run_folder_options(set, c));
+    CHECK(job_find(&c->job, &t->job));
+    c->serves = t->job.serves || t->job.launches;
     CHECK(train_config_resolve(c, &t->run.resolved));
     c->reward.environment = c->rollouts != NULL;
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &t->run.reward));
-    log_open("cw-trainer", c->log_level);
+    log_open(t->job.log_name, c->log_level);
+    CHECK(run_find_ranks(&t->run));
     const char *idle = train_config_idle_cost(c);
     if (idle) log_warn("--%s has no effect without --cost", idle);
     say_idle_tandem(set, c);
@@ -166,11 +184,14 @@ out:
 
 static enum status train(void *context)
 {
-    struct run *run = &((struct train *)context)->run;
+    struct train *t = context;
+    struct run *run = &t->run;
     const struct train_config *c = run->config;
     struct curriculum_batch first;
     enum status st;
+    if (t->job.launches) return job_launch(&t->job, t->argv);
     stop_catch_signals();
+    if (t->job.serves && !c->bridge) CHECK(job_open_server(&t->job, c->model, c->server_timeout));
     CHECK(run_open(run));
     curriculum_next(run->curriculum, 0, &first);
     if (!c->atropos)
@@ -180,13 +201,14 @@ static enum status train(void *context)
                  run->data->n);
     st = train_loop(run);
 out:
-    run_close(run);
+    run_close(run, st);
+    job_close_server(&t->job);
     return st;
 }
 
 int train_main(int argc, char **argv)
 {
-    struct train t = {.run = {.config = &t.config}};
+    struct train t = {.run = {.config = &t.config, .job = &t.job}, .argv = argv};
     struct bytes usage = BYTES_INIT;
     bytes_puts(&usage,
                "--data FILE.jsonl --reward NAME [options]\n\n"

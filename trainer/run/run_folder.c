@@ -57,7 +57,7 @@ out:
     return st;
 }
 
-enum status run_folder_open(struct run *run, char **ret_latest)
+static enum status open_folder(struct run *run, char **ret_latest)
 {
     enum status st = ST_OK;
     char *latest = NULL;
@@ -87,6 +87,23 @@ enum status run_folder_open(struct run *run, char **ret_latest)
     latest = NULL;
 out:
     free(latest);
+    return st;
+}
+
+// One rank opens it, for all.
+enum status run_folder_open(struct run *run, char **ret_latest)
+{
+    char latest[PATH_MAX] = "", *own = NULL;
+    enum status st = ST_OK;
+    if (run_leads(run)) CHECK(open_folder(run, &own));
+    if (own) snprintf(latest, sizeof latest, "%s", own);
+    CHECK(run_agree(run, run->folder, sizeof run->folder));
+    CHECK(run_agree(run, latest, sizeof latest));
+    if (latest[0] && !own && !(own = strdup(latest))) FAIL(ST_NO_MEMORY, "no memory for a path");
+    *ret_latest = own;
+    own = NULL;
+out:
+    free(own);
     return st;
 }
 
@@ -142,6 +159,18 @@ static void say_changes(const json_t *old, json_t *now)
     bytes_release(&text);
 }
 
+// How the processes of a start come to be is not of the run: the next start may have other ranks.
+static const char *const of_a_start[] = {"gpus",
+                                         "ranks",
+                                         "rank",
+                                         "nnodes",
+                                         "node_rank",
+                                         "rendezvous",
+                                         "server_args",
+                                         "rendezvous_token_file",
+                                         "rendezvous_timeout",
+                                         "rank_timeout"};
+
 static enum status write_config(const struct run *run, bool resumed)
 {
     enum status st;
@@ -149,6 +178,8 @@ static enum status write_config(const struct run *run, bool resumed)
     json_t *resolved = options_to_json(train_options, run->config), *old = NULL;
     CHECK(path_put(path, run->folder, "config.json"));
     if (!resolved) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
+    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
+        json_object_del(resolved, of_a_start[i]);
     // One that cannot be read is replaced.
     if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
     CHECK(json_write_file(path, 0644, resolved));
@@ -214,6 +245,7 @@ out:
 
 enum status run_folder_describe(const struct run *run, bool resumed)
 {
+    if (!run_leads(run)) return ST_OK;
     enum status st = write_config(run, resumed);
     return st == ST_OK ? write_start(run, resumed) : st;
 }
