@@ -157,18 +157,20 @@ static void kill_writer(const struct daemon *d)
     json_decref(info);
 }
 
-// Once rank 1 is gone: rank 0 ends in time and says so, and the run goes on.
-static void ends_and_goes_on(struct pair *p, struct test_child *child)
+// Once a rank is gone: the other ends in time and says so, and the run goes on.
+static void ends_and_goes_on(struct pair *p, struct test_child *child, int gone)
 {
+    char steps[16], says[64], whom[16];
     const int64_t killed_ns = clock_now_ns();
     test_wait(child, END_IN_MS);
     assert_true(clock_ms_since(killed_ns) < END_IN_MS);
     char *log = test_read(test_path(p->s.folder, "trainer.log"));
-    assert_contains(log, "cw-trainer[0]: error: ");
-    assert_contains(log, "rank 1 (");
+    snprintf(says, sizeof says, "cw-trainer[%d]: error: ", 1 - gone);
+    snprintf(whom, sizeof whom, "rank %d (", gone);
+    assert_contains(log, says);
+    assert_contains(log, whom);
     assert_contains(log, "is gone: it was killed or ended without a word");
     free(log);
-    char steps[16];
     snprintf(steps, sizeof steps, "%d", steps_done(&p->s, "run") + 2);
     train_both(p, "run", steps);
     both_hold(p, "run");
@@ -178,13 +180,16 @@ static void a_rank_that_is_killed_ends_all(void **state)
 {
     (void)state;
     struct pair p;
-    struct test_child child = {0};
     pair_open(&p);
-    start_both(&p, &child, "run",
-               OPTIONS(COMMON, "--resume", "--max-steps", "100000", "--save-steps", "3"));
-    wait_for_steps(&p.s, "run", 5, &child);
-    kill_writer(&p.other);
-    ends_and_goes_on(&p, &child);
+    for (int rank = 0; rank < 2; rank++) {
+        struct test_child child = {0};
+        const int before = steps_done(&p.s, "run");
+        start_both(&p, &child, "run",
+                   OPTIONS(COMMON, "--resume", "--max-steps", "100000", "--save-steps", "3"));
+        wait_for_steps(&p.s, "run", before + 5, &child);
+        kill_writer(rank == 0 ? &p.s.daemon : &p.other);
+        ends_and_goes_on(&p, &child, rank);
+    }
     pair_close(&p);
 }
 
@@ -212,7 +217,7 @@ static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state
         }
         assert_int_equal(kill(facts.writer_pid, SIGKILL), 0);
         torn = control_version(control) & 1;
-        ends_and_goes_on(&p, &child);
+        ends_and_goes_on(&p, &child, 1);
     }
     assert_true(torn);
     bridge_detach(bridge);
