@@ -33,12 +33,16 @@ static void link_bridge(const struct pair *p, const char *name, const struct dae
     assert_int_equal(symlink(d->bridge, test_path(p->s.folder, name)), 0);
 }
 
-static void open_other(struct pair *p)
+static void open_other(struct pair *p, const char *const options[])
 {
+    const char *more[8] = {0};
+    int n = 0;
     struct device *dev;
     if (!on_cpu() && device_open("cuda:1", &dev) != ST_OK) test_skip("%s", status_message());
     if (!on_cpu()) device_free(dev);
-    daemon_start(&p->other, p->s.model, on_cpu() ? NULL : OPTIONS("--device", "cuda:1"));
+    for (; options && options[n]; n++) more[n] = options[n];
+    if (!on_cpu()) memcpy(more + n, OPTIONS("--device", "cuda:1"), 2 * sizeof *more);
+    daemon_start(&p->other, p->s.model, more);
     link_bridge(p, "rank-0.json", &p->s.daemon);
     link_bridge(p, "rank-1.json", &p->other);
     p->bridges = test_path(p->s.folder, "rank-{rank}.json");
@@ -48,7 +52,7 @@ static void pair_open(struct pair *p)
 {
     *p = (struct pair){0};
     scene_open(&p->s);
-    open_other(p);
+    open_other(p, NULL);
 }
 
 static void pair_close(struct pair *p)
@@ -148,6 +152,26 @@ static void a_checkpoint_of_two_ranks_is_one_of_one(void **state)
     pair_close(&p);
 }
 
+static void adapters_learn_as_one(void **state)
+{
+    (void)state;
+    struct pair p = {0};
+    const char *const *options = OPTIONS("--max-adapters", "2", "--max-lora-rank", "8");
+    const char *const *lora = OPTIONS(COMMON, "--lora-r", "4", "--max-steps", "20");
+    struct test_child child = {0};
+    scene_open(&p.s);
+    daemon_kill(&p.s.daemon);
+    daemon_start(&p.s.daemon, p.s.model, options);
+    open_other(&p, options);
+    assert_int_equal(train(&p.s, "one", lora), 0);
+    start_both(&p, &child, "two", lora);
+    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+    same_losses(&p, "one", "two", 1e-5);
+    daemon_holds_adapter(&p.s.daemon, "policy", latest(&p.s, "two"));
+    daemon_holds_adapter(&p.other, "policy", latest(&p.s, "two"));
+    pair_close(&p);
+}
+
 static void kill_writer(const struct daemon *d)
 {
     json_t *info = daemon_get(d->socket, "/bridge/info", 200);
@@ -201,7 +225,7 @@ static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state
     struct bridge *bridge;
     bool torn = false;
     scene_open_large(&p.s, NULL);
-    open_other(&p);
+    open_other(&p, NULL);
     assert_ok(bridge_attach(p.other.bridge, NULL, &bridge));
     const struct control *control = bridge_control(bridge);
     for (int attempt = 0; attempt < 5 && !torn; attempt++) {
@@ -251,6 +275,7 @@ int main(void)
         cmocka_unit_test(options_of_one_rank_are_refused),
         cmocka_unit_test(two_ranks_learn_as_one),
         cmocka_unit_test(a_checkpoint_of_two_ranks_is_one_of_one),
+        cmocka_unit_test(adapters_learn_as_one),
         cmocka_unit_test(a_rank_that_is_killed_ends_all),
         cmocka_unit_test(a_rank_that_is_killed_in_an_update_leaves_whole_weights),
     };

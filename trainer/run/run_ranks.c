@@ -35,7 +35,6 @@ static enum status check_options(const struct run *run)
         {"atropos", c->atropos},
         {"rollouts", c->rollouts},
         {"workers", c->workers},
-        {"lora-r", c->lora.r > 0},
         {"train-draft", c->train_draft},
         {"sync checkpoint", c->sync == SYNC_CHECKPOINT},
     };
@@ -168,7 +167,7 @@ out:
 enum status run_compare_weights(const struct run *run)
 {
     struct device *dev = bridge_device(run->bridge);
-    const struct weights *w = run->policy;
+    const struct weights *w = run->adapter ? run->adapter->weights : run->policy;
     const uint64_t offset = 0, bytes = (uint64_t)w->n_elements * dtype_size(w->dt);
     uint64_t sum = 0, all[COMM_MAX_RANKS];
     enum status st;
