@@ -152,23 +152,51 @@ static void a_checkpoint_of_two_ranks_is_one_of_one(void **state)
     pair_close(&p);
 }
 
+// The same run on one rank and on two, whose servers have these options (NULL-ended).
+static void as_one(struct pair *p, const char *model, const char *const server[],
+                   const char *const run[])
+{
+    struct test_child child = {0};
+    *p = (struct pair){0};
+    scene_open(&p->s);
+    daemon_kill(&p->s.daemon);
+    if (model) p->s.model = model;
+    daemon_start(&p->s.daemon, p->s.model, server);
+    open_other(p, server);
+    assert_int_equal(train(&p->s, "one", run), 0);
+    start_both(p, &child, "two", run);
+    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+    same_losses(p, "one", "two", 1e-5);
+}
+
 static void adapters_learn_as_one(void **state)
 {
     (void)state;
-    struct pair p = {0};
-    const char *const *options = OPTIONS("--max-adapters", "2", "--max-lora-rank", "8");
-    const char *const *lora = OPTIONS(COMMON, "--lora-r", "4", "--max-steps", "20");
-    struct test_child child = {0};
-    scene_open(&p.s);
-    daemon_kill(&p.s.daemon);
-    daemon_start(&p.s.daemon, p.s.model, options);
-    open_other(&p, options);
-    assert_int_equal(train(&p.s, "one", lora), 0);
-    start_both(&p, &child, "two", lora);
-    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
-    same_losses(&p, "one", "two", 1e-5);
+    struct pair p;
+    as_one(&p, NULL, OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"),
+           OPTIONS(COMMON, "--lora-r", "4", "--max-steps", "20"));
     daemon_holds_adapter(&p.s.daemon, "policy", latest(&p.s, "two"));
     daemon_holds_adapter(&p.other, "policy", latest(&p.s, "two"));
+    pair_close(&p);
+}
+
+// With --exact, because what is drafted otherwise goes by the clock, and with it what is sampled.
+static void a_draft_learns_as_one(void **state)
+{
+    (void)state;
+    struct pair p;
+    double one[STEPS], two[STEPS];
+    if (!on_cpu()) test_skip("f32 is exact on the CPU alone");
+    as_one(&p, test_path(test_root(), "tools/demo-model"),
+           OPTIONS("--exact", "--draft", test_path(test_root(), "tools/demo-draft"),
+                   "--speculative", "draft_model:3"),
+           OPTIONS(COMMON, "--exact", "--train-draft", "--max-steps", "20"));
+    assert_int_equal(column(&p.s, "one", "draft_loss", one, STEPS), STEPS);
+    assert_int_equal(column(&p.s, "two", "draft_loss", two, STEPS), STEPS);
+    for (int i = 0; i < STEPS; i++) assert_true(fabs(one[i] - two[i]) < 1e-4 * fabs(one[i]));
+    const char *draft = test_path(latest(&p.s, "two"), "draft");
+    daemon_holds(&p.s.daemon, "draft", draft);
+    daemon_holds(&p.other, "draft", draft);
     pair_close(&p);
 }
 
@@ -252,17 +280,20 @@ static void options_of_one_rank_are_refused(void **state)
 {
     (void)state;
     struct scene s;
-    static const char *const options[][2] = {
-        {"--async", "--async with 2 ranks"},
-        {"--train-draft", "--train-draft with 2 ranks"},
-        {"--resume", "2 ranks need --bridge with {rank} in it"},
+    static const struct {
+        const char *option, *value, *says;
+    } cases[] = {
+        {"--async", NULL, "--async with 2 ranks"},
+        {"--workers", "http://127.0.0.1:9", "--workers with 2 ranks"},
+        {"--rollouts", "command:true", "--rollouts with 2 ranks"},
+        {"--resume", NULL, "2 ranks need --bridge with {rank} in it"},
     };
     scene_open(&s);
     setenv("OMPI_COMM_WORLD_RANK", "1", 1);
     setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
-        assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "1", options[i][0])), 2);
-        assert_said(&s, options[i][1]);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(train_alone(&s, "run", OPTIONS(cases[i].option, cases[i].value)), 2);
+        assert_said(&s, cases[i].says);
     }
     unsetenv("OMPI_COMM_WORLD_RANK");
     unsetenv("OMPI_COMM_WORLD_SIZE");
@@ -276,6 +307,7 @@ int main(void)
         cmocka_unit_test(two_ranks_learn_as_one),
         cmocka_unit_test(a_checkpoint_of_two_ranks_is_one_of_one),
         cmocka_unit_test(adapters_learn_as_one),
+        cmocka_unit_test(a_draft_learns_as_one),
         cmocka_unit_test(a_rank_that_is_killed_ends_all),
         cmocka_unit_test(a_rank_that_is_killed_in_an_update_leaves_whole_weights),
     };
