@@ -32,14 +32,27 @@ void comm_fail(struct comm *comm, const char *what, const char *format, ...)
                                 __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
+static const struct comm *root_of(const struct comm *comm)
+{
+    while (comm->parent) comm = comm->parent;
+    return comm;
+}
+
+enum status comm_check(const struct comm *comm)
+{
+    const struct comm *root = comm ? root_of(comm) : NULL;
+    return root && root->watch ? root->watch(root->watch_context) : ST_OK;
+}
+
 bool comm_may_wait(struct comm *comm, const char *what, int64_t start_ns, const char *whom)
 {
-    if (comm->watch && comm->watch(comm->watch_context) != ST_OK) {
+    const double deadline_s = root_of(comm)->deadline_s;
+    if (comm_check(comm) != ST_OK) {
         comm_fail(comm, what, "%s", status_message());
         return false;
     }
-    if (clock_ms_since(start_ns) < comm->deadline_s * 1e3) return true;
-    comm_fail(comm, what, "nothing from %s within %g s", whom, comm->deadline_s);
+    if (clock_ms_since(start_ns) < deadline_s * 1e3) return true;
+    comm_fail(comm, what, "nothing from %s within %g s", whom, deadline_s);
     return false;
 }
 
@@ -78,15 +91,9 @@ static enum status comm_new(struct device *dev, double deadline_s, struct comm *
 // Of one that its backend has opened, or failed to. One rank needs no communicator.
 static enum status comm_finish(struct comm *comm, enum status st, struct comm **ret)
 {
-    if (st == ST_OK && comm->size > 1)
-        st = device_alloc(comm->dev, (size_t)comm->size, &comm->token);
-    if (st == ST_OK && comm->size > 1) {
-        device_fill(comm->dev, comm->token, 0, (size_t)comm->size);
-        *ret = comm;
-        return ST_OK;
-    }
-    comm_free(comm);
-    if (st == ST_OK) *ret = NULL;
+    const bool several = st == ST_OK && comm->size > 1;
+    if (!several) comm_free(comm);
+    if (st == ST_OK) *ret = several ? comm : NULL;
     return st;
 }
 
@@ -94,8 +101,9 @@ enum status comm_open(struct device *dev, const unsigned char *id, int rank, int
                       double deadline_s, struct comm **ret)
 {
     struct comm *comm = NULL;
-    if (rank < 0 || rank >= size)
-        return status_fail(ST_INVALID, "rank %d of %d ranks: there is none", rank, size);
+    if (rank < 0 || rank >= size || size > COMM_MAX_RANKS)
+        return status_fail(ST_INVALID, "rank %d of %d ranks (at most %d): there is none", rank,
+                           size, COMM_MAX_RANKS);
     if (size == 1) {
         *ret = NULL;
         return ST_OK;
@@ -116,7 +124,7 @@ static enum status split(struct comm *parent, int color, struct comm **ret)
     }
     enum status st = comm_new(parent->dev, parent->deadline_s, &comm);
     if (st != ST_OK) return st;
-    comm_watch(comm, parent->watch, parent->watch_context);
+    comm->parent = parent;
     return comm_finish(comm, parent->backend->split(parent, color, comm), ret);
 }
 
@@ -135,7 +143,7 @@ void comm_free(struct comm *comm)
 {
     if (!comm) return;
     comm->backend->close(comm);
-    device_release(comm->dev, comm->token);
+    device_release(comm->dev, comm->staging);
     const char *mine = comm->failure;
     __atomic_compare_exchange_n(&comm->dev->comm_failure, &mine, NULL, false, __ATOMIC_RELAXED,
                                 __ATOMIC_RELAXED);
@@ -156,6 +164,11 @@ void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context)
     if (!comm) return;
     comm->watch_context = context;
     comm->watch = watch;
+}
+
+void comm_set_deadline(struct comm *comm, double deadline_s)
+{
+    if (comm) comm->deadline_s = deadline_s;
 }
 
 // ---- calls -------------------------------------------------------------------------------------
@@ -203,9 +216,47 @@ void comm_recv(struct comm *comm, void *data, size_t bytes, int from)
     if (comm && bytes && !comm_failed(comm)) comm->backend->recv(comm, data, bytes, from);
 }
 
+// ---- host memory -------------------------------------------------------------------------------
+
+static enum status make_staging(struct comm *comm, size_t bytes)
+{
+    if (bytes <= comm->staging_bytes) return ST_OK;
+    device_release(comm->dev, comm->staging);
+    comm->staging = NULL;
+    comm->staging_bytes = 0;
+    enum status st = device_alloc(comm->dev, bytes, &comm->staging);
+    if (st == ST_OK) comm->staging_bytes = bytes;
+    return st;
+}
+
+enum status comm_gather_host(struct comm *comm, const void *part, void *all, size_t bytes)
+{
+    const size_t size = (size_t)comm_size(comm);
+    if (!comm) {
+        if (part != all) memcpy(all, part, bytes);
+        return ST_OK;
+    }
+    enum status st = make_staging(comm, size * bytes);
+    if (st != ST_OK) return st;
+    char *place = (char *)comm->staging + (size_t)comm->rank * bytes;
+    device_copy_in(comm->dev, place, part, bytes);
+    comm_all_gather(comm, place, comm->staging, bytes);
+    device_copy_out(comm->dev, all, comm->staging, size * bytes);
+    return device_sync(comm->dev);
+}
+
+enum status comm_broadcast_host(struct comm *comm, void *data, size_t bytes, int root)
+{
+    enum status st = comm ? make_staging(comm, bytes) : ST_OK;
+    if (!comm || st != ST_OK) return st;
+    if (comm->rank == root) device_copy_in(comm->dev, comm->staging, data, bytes);
+    comm_broadcast(comm, comm->staging, bytes, root);
+    if (comm->rank != root) device_copy_out(comm->dev, data, comm->staging, bytes);
+    return device_sync(comm->dev);
+}
+
 enum status comm_barrier(struct comm *comm)
 {
-    if (!comm) return ST_OK;
-    comm_all_gather(comm, (char *)comm->token + comm->rank, comm->token, 1);
-    return device_sync(comm->dev);
+    char all[COMM_MAX_RANKS], here = 1;
+    return comm_gather_host(comm, &here, all, sizeof here);
 }

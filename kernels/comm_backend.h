@@ -29,12 +29,14 @@ struct comm {
     const struct comm_backend *backend;
     struct device *dev;
     int rank, size;
+    const struct comm *parent; // of which it was made: it has the deadline and the watch; or NULL
     double deadline_s;
     comm_watch_fn *watch; // NULL: there is none
     void *watch_context;
     bool failed; // written once, with `failure`, by whatever thread sees it: __atomic
     char failure[400];
-    void *token; // one byte for each rank, device memory: what comm_barrier() gathers
+    void *staging; // device memory for what is on its way from host to host, of staging_bytes
+    size_t staging_bytes;
     void *state; // the backend's own
 };
 

@@ -41,6 +41,15 @@ struct matmul {
     bool early;     // B, and the experts' offsets (see Order, above)
 };
 
+// Rows of a table that are looked up. A table may hold a part of what the indices number: `rows` of
+// them from `first` on (0 rows: all of them), here and in scatter_args.
+struct gather_args {
+    const int32_t *index; // (n) row of the table; may repeat
+    int n, width;
+    float scale;
+    enum dtype dt;
+    int first, rows;
+};
 // Rows of a table to which rows of y are added.
 struct scatter_args {
     const int32_t *index; // (n) row of the table; may repeat
@@ -48,6 +57,7 @@ struct scatter_args {
     int n, width;
     float scale;
     enum dtype dt, table_dt; // of y and of the table
+    int first, rows;         // as in gather_args
 };
 
 enum norm_kind {
@@ -266,6 +276,7 @@ struct adamw {
     float bias_correction1, bias_correction2; // 1 - beta^step
     const float *grad_scale;                  // device, one f32: what gradients are multiplied by
     uint32_t step;                            // seeds the rounding of moments that are not f32
+    int64_t first;                            // number of the first parameter, for the same
 };
 // AdamW's m and v of n parameters, device memory. All zero bytes: all moments 0.
 enum moments_kind { MOMENTS_F32, MOMENTS_BF16, MOMENTS_8BIT };
@@ -298,10 +309,10 @@ struct ops {
     void (*lora_back)(struct device *, void *dx, const struct lora_grads *grads, const void *dy,
                       const void *x, const struct lora_args *);
 
-    // y(n, width) = scale * table[index[i]] ; index (n) i32. Embedding look-up; picking rows.
-    void (*gather_rows)(struct device *, void *y, const void *table, const int32_t *index, int n,
-                        int width, float scale, enum dtype dt);
-    // table[index[i]] += scale * y[i], y (n, width)
+    // y(n, width) = scale * table[index[i]]; zeros where the table does not hold that row.
+    // Embedding look-up; picking rows.
+    void (*gather_rows)(struct device *, void *y, const void *table, const struct gather_args *);
+    // table[index[i]] += scale * y[i], y (n, width), where the table holds that row
     void (*scatter_add_rows)(struct device *, void *table, const void *y,
                              const struct scatter_args *);
 

@@ -127,6 +127,8 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     c->layers = calloc((size_t)c->n_layers, sizeof *c->layers);
     if (!c->layers) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
     for (int l = 0; l < c->n_layers; l++) c->layers[l] = *all;
+    c->whole = c->layers;
+    c->shard = (struct shard){0, 1};
     return ST_OK;
 }
 
@@ -235,6 +237,7 @@ void model_config_free(struct model_config *config)
         free(config->ropes[i].short_factor);
         free(config->ropes[i].long_factor);
     }
+    if (config->whole != config->layers) free(config->whole);
     free(config->layers);
     json_decref(config->source);
     free(config);

@@ -6,6 +6,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/status.h"
+#include "common/model/shard.h"
 #include "kernels/ops.h"
 #include <jansson.h>
 
@@ -50,7 +51,10 @@ struct model_config {
     const struct family *family;
     char model_type[32], architecture[64];
     int vocab_size, hidden, n_layers, max_positions;
-    struct layer_config *layers; // (n_layers)
+    // (n_layers) as this rank computes them: its heads and its part of the inner widths; and as
+    // config.json says, which is the same list where one rank holds all
+    struct layer_config *layers, *whole;
+    struct shard shard; // model_config_shard()
     enum norm_kind norm;
     float norm_eps;
     enum act_kind act;
@@ -82,6 +86,9 @@ enum status model_config_load_file(const char *path, struct model_config **ret);
 // The same from parsed JSON; `where` names it in errors. Keeps a reference to `json`.
 enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret);
 void model_config_free(struct model_config *config);
+// Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size
+// stays the whole model's. ST_INVALID names a number that so many ranks cannot share.
+enum status model_config_shard(struct model_config *config, struct shard shard);
 
 // Widths in elements.
 static inline int layer_q_width(const struct layer_config *l)
@@ -119,7 +126,16 @@ static inline size_t layer_mlp_rows(const struct layer_config *l, size_t t)
 {
     return l->moe.n_experts > 0 ? t * (size_t)l->moe.top_k : t;
 }
-// Keys and values of one token in all layers.
+// Rows of the embedding and of the head that this rank holds, and the first of them.
+static inline int config_vocab_rows(const struct model_config *c)
+{
+    return c->vocab_size / c->shard.size;
+}
+static inline int config_first_vocab_row(const struct model_config *c)
+{
+    return c->shard.rank * config_vocab_rows(c);
+}
+// Keys and values of one token in all layers, on this rank.
 int64_t config_kv_elements(const struct model_config *config);
 
 // Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters,

@@ -30,7 +30,7 @@ static void routing_parts(int n_experts, size_t a, size_t base, struct device_pa
                                   n_experts > 0 ? ((size_t)n_experts + 1) * i32 : 0};
 }
 
-#define N_SCRATCH 24
+#define N_SCRATCH 25
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -62,6 +62,7 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(row_normed, r * h * e),
         SCRATCH(row_rstd, 2 * r * sizeof(float)), // and row_mean
         SCRATCH(logits, r * (size_t)c->vocab_size * sizeof(float)),
+        SCRATCH(logit_parts, c->shard.size > 1 ? r * (size_t)c->vocab_size * sizeof(float) : 0),
     };
     memcpy(ret, parts, sizeof parts);
     routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct model, routing),
@@ -167,6 +168,11 @@ void model_use_adapters(struct model *m, const struct adapter_table *adapters)
     m->adapters = adapters;
 }
 
+void model_use_comm(struct model *m, struct comm *comm)
+{
+    m->comm = comm;
+}
+
 // ---- shapes -------------------------------------------------------------------------------------
 struct norm_shape model_norm_shape(const struct model *m, int rows)
 {
@@ -212,6 +218,16 @@ struct head_args model_head_args(const struct model *m, int first, const int32_t
 {
     const float *logits = model_head_rows(m, first).logits;
     return (struct head_args){logits, targets, n, m->config->vocab_size, temperature};
+}
+
+bool model_begins_sum(const struct model *m)
+{
+    return m->config->shard.rank == 0;
+}
+
+void model_sum_ranks(struct model *m, void *x, int rows)
+{
+    comm_all_reduce(m->comm, x, (size_t)rows * (size_t)m->config->hidden, m->dt);
 }
 
 bool model_keeps_router_logits(const struct layer_config *l)
@@ -300,8 +316,8 @@ static void copy_rows(struct model *m, void *to, const void *from, int rows, int
 }
 
 // The end of a residual branch: x_to = x_from + in . w^T + bias, normalised first where there is a
-// post-norm. `proj` and `rstd` keep what is not yet normalised for the backward pass; NULL outside
-// training.
+// post-norm. `in` and `w` may be a rank's part of them. `proj` and `rstd` keep what is not yet
+// normalised for the backward pass; NULL outside training.
 struct branch {
     enum tensor_role role;
     int layer;
@@ -314,16 +330,21 @@ struct branch {
 static void add_branch(struct model *m, int rows, const struct branch *b, const void *x_from,
                        void *x_to)
 {
-    int hidden = m->config->hidden;
-    struct linear out = {b->role, b->layer, b->w, b->bias, hidden, b->width, true, m->dt};
-    copy_rows(m, x_to, x_from, rows, hidden);
+    const int hidden = m->config->hidden;
+    const bool begins = model_begins_sum(m);
+    struct linear out = {b->role, b->layer, b->w,   begins ? b->bias : NULL,
+                         hidden,  b->width, begins, m->dt};
     if (!b->norm) {
+        if (begins) copy_rows(m, x_to, x_from, rows, hidden);
         linear(m, x_to, b->in, rows, &out);
+        model_sum_ranks(m, x_to, rows);
         return;
     }
     void *proj = b->proj ? b->proj : m->block;
+    copy_rows(m, x_to, x_from, rows, hidden);
     out.add = false;
     linear(m, proj, b->in, rows, &out);
+    model_sum_ranks(m, proj, rows);
     normalise(m, m->block, rows, &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
 }
@@ -434,7 +455,8 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
            &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden, false,
                             DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &shape);
-    m->ops->gather_rows(m->dev, m->expert_in, m->normed, routing->row, a, c->hidden, 1.0f, m->dt);
+    m->ops->gather_rows(m->dev, m->expert_in, m->normed,
+                        &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
     m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
                            shape.n_experts, &first);
     m->ops->act(m->dev, m->act, gate_up, &act);
@@ -489,9 +511,13 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
                   &(struct norm_args){x_mid, w->mlp_norm, w->mlp_norm_bias,
                                       tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
     if (layer->moe.n_experts > 0) {
-        copy_rows(m, x_out, x_mid, rows, c->hidden);
+        if (model_begins_sum(m))
+            copy_rows(m, x_out, x_mid, rows, c->hidden);
+        else
+            device_fill(m->dev, x_out, 0, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
         experts_block(m, l, rows, tape, x_out);
         if (layer->shared_intermediate > 0) shared_block(m, l, rows, tape, x_out);
+        model_sum_ranks(m, x_out, rows);
         return;
     }
     linear_act(m, m->act, gate_up, m->normed, rows,
@@ -530,8 +556,11 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
 {
     const struct model_config *c = m->config;
     void *x = tape ? tape->layers[0].x : m->x;
-    m->ops->gather_rows(m->dev, x, m->weights->embed, batch->tokens, batch->n_tokens, c->hidden,
-                        model_embed_scale(m), m->dt);
+    m->ops->gather_rows(m->dev, x, m->weights->embed,
+                        &(struct gather_args){batch->tokens, batch->n_tokens, c->hidden,
+                                              model_embed_scale(m), m->dt,
+                                              config_first_vocab_row(c), config_vocab_rows(c)});
+    model_sum_ranks(m, x, batch->n_tokens);
     for (int l = 0; l < c->n_layers; l++) x = run_layer(m, l, batch, kv, tape);
     *ret_x = x;
 }
@@ -560,20 +589,34 @@ struct head_rows model_head_rows(const struct model *m, int first)
                               .logits = m->logits + (size_t)first * (size_t)m->config->vocab_size};
 }
 
+// Puts the ranks' parts of n rows of logits together, on every rank.
+static void join_logits(struct model *m, float *logits, const float *own, int n)
+{
+    const size_t width = (size_t)config_vocab_rows(m->config) * sizeof(float);
+    const size_t pitch = (size_t)m->config->vocab_size * sizeof(float), part = width * (size_t)n;
+    comm_all_gather(m->comm, own, m->logit_parts, part);
+    for (int r = 0; r < m->config->shard.size; r++)
+        device_copy_2d(m->dev, (char *)logits + (size_t)r * width, pitch,
+                       (const char *)m->logit_parts + (size_t)r * part, width, width, (size_t)n);
+}
+
 void model_head(struct model *m, const void *x, const int32_t *rows, int first, int n)
 {
     const struct model_config *c = m->config;
     const struct weights *w = m->weights;
     const struct head_rows to = model_head_rows(m, first);
-    m->ops->gather_rows(m->dev, to.x, x, rows, n, c->hidden, 1.0f, m->dt);
+    m->ops->gather_rows(m->dev, to.x, x,
+                        &(struct gather_args){rows, n, c->hidden, 1.0f, m->dt, 0, 0});
     normalise(m, to.normed, n,
               &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
                                   c->norm == NORM_LAYER ? to.mean : NULL});
-    linear(m, to.logits, to.normed, n,
-           &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, c->vocab_size, c->hidden, false,
-                            DT_F32});
-    if (c->logit_softcap > 0)
-        m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap);
+    const int width = config_vocab_rows(c);
+    float *parts = m->logit_parts ? m->logit_parts : to.logits;
+    float *own = parts + (size_t)c->shard.rank * (size_t)n * (size_t)width;
+    linear(m, own, to.normed, n,
+           &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, width, c->hidden, false, DT_F32});
+    if (c->logit_softcap > 0) m->ops->softcap(m->dev, own, (int64_t)n * width, c->logit_softcap);
+    if (parts != to.logits) join_logits(m, to.logits, own, n);
 }
 
 // ---- the tape -----------------------------------------------------------------------------------

@@ -1,6 +1,11 @@
 /* model.h: a model on a device, and its one forward pass. The server calls it for prefill, decode
  * and verification, the trainer with a tape for the backward pass: a token's log-probability
- * means the same in both. One thread at a time. */
+ * means the same in both. One thread at a time.
+ *
+ * Of a shard (shard.h) every rank runs the same passes over the same batches, at the same time; the
+ * residual stream and the logits are then whole on all of them, and the same to the bit: what ranks
+ * hold parts of is summed in rank order, in four places: behind the look-up of embeddings, at the
+ * end of each of a layer's two branches, and (put together, not summed) the logits. */
 #ifndef COMMON_MODEL_MODEL_H
 #define COMMON_MODEL_MODEL_H
 
@@ -8,6 +13,7 @@
 #include "common/model/batch.h"
 #include "common/model/config.h"
 #include "common/model/weights.h"
+#include "kernels/comm.h"
 #include "kernels/ops.h"
 
 // What one layer's backward pass needs. dt is the weights' dtype; A is T * moe.top_k, or T where
@@ -57,6 +63,7 @@ struct model {
     const struct weights *weights;        // borrowed, bound
     const struct adapter_table *adapters; // borrowed; NULL: none (model_use_adapters())
     const int32_t *row_adapter;           // the batch's, in a forward pass
+    struct comm *comm; // borrowed; the ranks of a sharded model (model_use_comm()), else NULL
     enum dtype dt;
     struct attn_shape *attn; // (n_layers)
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
@@ -72,6 +79,7 @@ struct model {
     void *row_x, *row_normed;   // (max_rows, hidden)
     float *row_rstd, *row_mean; // (max_rows)
     float *logits;              // (max_rows, vocab)
+    float *logit_parts;         // the same as ranks compute it, part by part; NULL with one rank
     size_t scratch_bytes;
 };
 
@@ -83,6 +91,8 @@ enum status model_new(struct device *dev, const struct model_config *config,
 void model_free(struct model *m);
 // Forward passes from now on add what the table's adapters give to the rows that name them.
 void model_use_adapters(struct model *m, const struct adapter_table *adapters);
+// The ranks that hold the other shards, before the first pass of a shard's model.
+void model_use_comm(struct model *m, struct comm *comm);
 
 // The forward pass: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the
 // residual stream after the last one (scratch, or the tape's x_final). kv for paged batches, tape
@@ -115,6 +125,11 @@ struct act_shape model_act_shape(const struct model *m, int rows, int inner);
 // n rows of m->logits from row `first` on, each with its target (device).
 struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,
                                  float temperature);
+// Whether this rank's part of a sum over ranks begins with what all of them hold whole: a bias, the
+// residual stream, a router's gradient. One does.
+bool model_begins_sum(const struct model *m);
+// Sums (rows, hidden) of dt over the ranks, in place.
+void model_sum_ranks(struct model *m, void *x, int rows);
 // Whether the gradient of layer l's routing reads the router's logits.
 bool model_keeps_router_logits(const struct layer_config *l);
 

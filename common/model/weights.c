@@ -36,11 +36,13 @@ enum size {
     SIZE_ONE
 };
 
-static int64_t size_of(const struct model_config *c, const struct layer_config *l, enum size size)
+// Of a layer and so many rows of the vocabulary: a shard's or the whole model's.
+static int64_t size_of(const struct model_config *c, const struct layer_config *l, int vocab,
+                       enum size size)
 {
     const int64_t sizes[] = {
         [SIZE_HIDDEN] = c->hidden,
-        [SIZE_VOCAB] = c->vocab_size,
+        [SIZE_VOCAB] = vocab,
         [SIZE_Q] = layer_q_width(l),
         [SIZE_KV] = layer_kv_width(l),
         [SIZE_QKV] = layer_qkv_width(l),
@@ -172,27 +174,42 @@ static void tensor_name(const char *pattern, int part, int layer, int expert, ch
     ret[at] = '\0';
 }
 
-// How a layer's block of a role is cut into tensors; without any where there is no such block.
+// How a layer's block of a role is cut into parts; without any where there is no such block.
 struct cut {
-    int experts,
-        n_parts; // tensors: n_parts of each expert (1 expert where the block is not theirs)
-    int64_t rows[3], cols;
+    int experts, n_parts; // n_parts of each expert (1 expert where the block is not theirs)
+    int64_t rows[MAX_ROW_RUNS], cols;
 };
 
-static struct cut cut_role(const struct model_config *c, const struct layer_config *l,
+static struct cut cut_role(const struct model_config *c, const struct layer_config *l, int vocab,
                            enum tensor_role i)
 {
     const struct role *r = &roles[i];
     struct cut cut = {0};
     if (!holds(c, l, r->when)) return cut;
     cut.experts = r->of_experts && l->moe.n_experts > 0 ? l->moe.n_experts : 1;
-    cut.cols = size_of(c, l, r->cols);
-    int64_t left = size_of(c, l, r->rows);
-    bool whole = count_names(c->family->names[i]) == 1;
+    cut.cols = size_of(c, l, vocab, r->cols);
+    int64_t left = size_of(c, l, vocab, r->rows);
     for (; left > 0; left -= cut.rows[cut.n_parts++])
         cut.rows[cut.n_parts] =
-            whole || r->parts[0] == SIZE_NONE ? left : size_of(c, l, r->parts[cut.n_parts]);
+            r->parts[0] == SIZE_NONE ? left : size_of(c, l, vocab, r->parts[cut.n_parts]);
     return cut;
+}
+
+// The block as this rank holds it, and as all do together.
+static struct cut cut_own(const struct model_config *c, int layer, enum tensor_role i)
+{
+    return cut_role(c, &c->layers[layer], config_vocab_rows(c), i);
+}
+
+static struct cut cut_whole(const struct model_config *c, int layer, enum tensor_role i)
+{
+    return cut_role(c, &c->whole[layer], c->vocab_size, i);
+}
+
+// Tensors of an expert's parts: most families store each by itself, others all in one.
+static int tensors_of(const struct model_config *c, enum tensor_role role, const struct cut *cut)
+{
+    return count_names(c->family->names[role]) == 1 ? 1 : cut->n_parts;
 }
 
 static int64_t aligned(int64_t element)
@@ -210,26 +227,55 @@ static void finish_plan(struct weights *w, int64_t at)
 
 static void count_role(struct weights *w, enum tensor_role role, int layer, int64_t *n)
 {
-    struct cut cut = cut_role(w->config, &w->config->layers[layer], role);
-    *n += (int64_t)cut.experts * cut.n_parts;
+    const struct cut cut = cut_own(w->config, layer, role);
+    if (cut.experts > 0) *n += (int64_t)cut.experts * tensors_of(w->config, role, &cut);
+}
+
+// Adds rows to the slice: to its last run where they follow it.
+static void add_run(struct tensor_slice *s, const struct row_run *run)
+{
+    struct row_run *last = s->n_runs > 0 ? &s->runs[s->n_runs - 1] : NULL;
+    if (last && last->first + last->n == run->first && last->holders == run->holders)
+        last->n += run->n;
+    else
+        s->runs[s->n_runs++] = *run;
+}
+
+// The tensor of n parts from `part` on: what this rank holds of it.
+static void plan_slice(const struct model_config *c, const struct cut *own, const struct cut *whole,
+                       int part, int n, struct weight_tensor *t)
+{
+    struct tensor_slice *s = &t->slice;
+    const int by_columns = own->cols ? (int)(whole->cols / own->cols) : 1;
+    for (int p = part; p < part + n; p++) {
+        const int64_t first = shard_first(c->shard, whole->rows[p], own->rows[p]);
+        const int different = (int)(whole->rows[p] / own->rows[p]) * by_columns;
+        add_run(s, &(struct row_run){.first = s->whole[0] + first,
+                                     .n = own->rows[p],
+                                     .holders = c->shard.size / different});
+        s->whole[0] += whole->rows[p];
+        t->shape[0] += own->rows[p];
+    }
+    t->n_dims = own->cols ? 2 : 1;
+    t->shape[1] = own->cols;
+    t->n = t->shape[0] * (own->cols ? own->cols : 1);
+    s->whole[1] = whole->cols;
+    if (own->cols) s->first_col = shard_first(c->shard, whole->cols, own->cols);
 }
 
 static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
 {
-    const struct cut cut = cut_role(w->config, &w->config->layers[layer], role);
-    if (cut.experts == 0) return;
+    const struct model_config *c = w->config;
+    const struct cut own = cut_own(c, layer, role), whole = cut_whole(c, layer, role);
+    if (own.experts == 0) return;
+    const int tensors = tensors_of(c, role, &own), parts = own.n_parts / tensors;
     *at = aligned(*at);
-    for (int p = 0; p < cut.experts * cut.n_parts; p++) {
+    for (int i = 0; i < own.experts * tensors; i++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
-        int64_t rows = cut.rows[p % cut.n_parts];
-        tensor_name(w->config->family->names[role], p % cut.n_parts, layer, p / cut.n_parts,
-                    t->name);
+        tensor_name(c->family->names[role], i % tensors, layer, i / tensors, t->name);
         t->role = role;
         t->layer = layer;
-        t->n_dims = cut.cols ? 2 : 1;
-        t->shape[0] = rows;
-        t->shape[1] = cut.cols;
-        t->n = rows * (cut.cols ? cut.cols : 1);
+        plan_slice(c, &own, &whole, i % tensors * parts, parts, t);
         t->offset = *at;
         *at += t->n;
         w->n_parameters += t->n;
@@ -281,6 +327,8 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
         struct weight_tensor *t = &tensors[i];
         t->role = ROLE_COUNT;
         t->n = t->shape[0] * (t->n_dims == 2 ? t->shape[1] : 1);
+        t->slice = (struct tensor_slice){
+            .whole = {t->shape[0], t->shape[1]}, .n_runs = 1, .runs = {{0, t->shape[0], 1}}};
         t->offset = aligned(at);
         at = t->offset + t->n;
         w->n_parameters += t->n;
@@ -351,6 +399,8 @@ void weights_layout_hash(const struct weights *w, char ret[65])
 {
     struct bytes text = BYTES_INIT;
     bytes_printf(&text, "%s %lld\n", dtype_name(w->dt), (long long)w->n_elements);
+    if (w->config->shard.size > 1)
+        bytes_printf(&text, "shard %d of %d\n", w->config->shard.rank, w->config->shard.size);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         bytes_printf(&text, "%s %lld %lld %lld\n", t->name, (long long)t->shape[0],
@@ -458,7 +508,7 @@ static enum status check_tensor(const struct weight_tensor *t, const struct safe
                            t->name, config);
     char have[96], want[96];
     shape_words(e->shape, e->n_dims, have);
-    shape_words(t->shape, t->n_dims, want);
+    shape_words(t->slice.whole, t->n_dims, want);
     if (strcmp(have, want) != 0)
         return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); %s calls for (%s)", e->file,
                            t->name, have, config, want);
@@ -517,21 +567,51 @@ enum status weights_check(const struct weights *w, const char *folder)
     return st;
 }
 
+// n rows of `cols` elements, which lie `all` elements apart, one after the other.
+static void pack_columns(void *to, const char *from, int64_t n, int64_t cols, int64_t all,
+                         size_t element)
+{
+    for (int64_t i = 0; i < n; i++)
+        memcpy((char *)to + (size_t)(i * cols) * element, from + (size_t)(i * all) * element,
+               (size_t)cols * element);
+}
+
+// What the table holds of a file's tensor. Rows are read as they lie; where they are parts of the
+// file's, a few at a time through `packed`, like `staging` of STAGING_ELEMENTS.
+static void copy_in_slice(const struct weights *w, struct device *dev,
+                          const struct weight_tensor *t, const struct safetensors_entry *e,
+                          void *staging, void *packed)
+{
+    const struct tensor_slice *s = &t->slice;
+    const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, all = t->n_dims == 2 ? s->whole[1] : 1;
+    const size_t element = dtype_size(e->dt);
+    const int64_t most = cols == all ? INT64_MAX : STAGING_ELEMENTS / cols;
+    int64_t at = t->offset;
+    for (int r = 0; r < s->n_runs; r++)
+        for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
+            const int64_t first = (s->runs[r].first + row) * all + s->first_col;
+            const char *from = (const char *)e->data + (size_t)first * element;
+            n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
+            if (cols != all) pack_columns(packed, from, n, cols, all, element);
+            copy_in(w, dev, at, cols == all ? from : packed, e->dt, n * cols, staging);
+        }
+}
+
 enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
                              const char *where)
 {
     enum status st = ST_OK;
-    void *staging = NULL;
-    staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
-    if (!staging) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
+    const size_t bytes = (size_t)STAGING_ELEMENTS * sizeof(float);
+    void *staging = malloc(bytes), *packed = malloc(bytes);
+    if (!staging || !packed) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct safetensors_entry *e = safetensors_find(set, w->tensors[i].name);
-        const struct weight_tensor *t = &w->tensors[i];
-        copy_in(w, dev, t->offset, e->data, e->dt, t->n, staging);
+        copy_in_slice(w, dev, &w->tensors[i], e, staging, packed);
     }
     st = device_sync(dev);
 out:
     free(staging);
+    free(packed);
     return st;
 }
 
@@ -544,6 +624,15 @@ enum status weights_load(struct weights *w, struct device *dev, const char *fold
     return st;
 }
 
+// Values are numbered as those of a whole model, and a folder holds whole tensors.
+static enum status check_whole(const struct weights *w, const char *what)
+{
+    const struct shard shard = w->config->shard;
+    if (shard.size == 1) return ST_OK;
+    return status_fail(ST_UNSUPPORTED, "%s are of a whole model, and this is shard %d of %d", what,
+                       shard.rank, shard.size);
+}
+
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed)
 {
     const int64_t chunk = 65536;
@@ -551,6 +640,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
     float *staging = malloc((size_t)STAGING_ELEMENTS * sizeof *staging);
     void *halves = malloc((size_t)STAGING_ELEMENTS * sizeof(uint16_t));
     enum status st = ST_OK;
+    CHECK(check_whole(w, "random weights"));
     if (!staging || !halves) FAIL(ST_NO_MEMORY, "no memory for random weights");
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
@@ -608,6 +698,7 @@ enum status weights_save_as(const struct weights *w, struct device *dev, const c
     char *path = path_join(folder, name);
     int64_t largest = 0;
     enum status st = ST_OK;
+    CHECK(check_whole(w, "a folder's tensors"));
     for (int i = 0; sources && i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         snprintf(sources[i].name, sizeof sources[i].name, "%s", t->name);

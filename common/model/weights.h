@@ -6,6 +6,9 @@
  * together and the optimizer is one pass over one range. Fused blocks (qkv, gate_up) lie together;
  * each Hugging Face tensor is a plain row range of its block. The last 256 bytes of the arena are
  * the canary (bridge/bridge_file.h): never a weight.
+ *
+ * A shard's arena (shard.h) is laid out alike, from the shard's own sizes; a tensor is then a slice
+ * of the Hugging Face tensor of that name.
  */
 #ifndef COMMON_MODEL_WEIGHTS_H
 #define COMMON_MODEL_WEIGHTS_H
@@ -19,9 +22,10 @@ struct weight_tensor {
     enum tensor_role role; // ROLE_COUNT: none (weights_plan_list)
     int layer;             // 0 outside of layers
     int n_dims;
-    int64_t shape[2];
-    int64_t n;      // elements
-    int64_t offset; // elements from the arena's start
+    int64_t shape[2];          // of what is held: the slice
+    int64_t n;                 // elements
+    int64_t offset;            // elements from the arena's start
+    struct tensor_slice slice; // of the Hugging Face tensor
 };
 
 struct layer_weights {                // pointers into the arena; NULL where the family has none
@@ -74,12 +78,13 @@ void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at);
 bool weights_begins_block(const struct weights *w, int i);
 void weights_free(struct weights *w); // the table, not the memory
 const struct weight_tensor *weights_find(const struct weights *w, const char *name);
-// Hex digest over config-independent facts: every name, shape, offset, and dt.
+// Hex digest over config-independent facts: every name, shape, offset, dt, and which shard it is.
 void weights_layout_hash(const struct weights *w, char ret[65]);
 
-// Reads every tensor of the folder into bound memory, converting dtypes. A missing tensor, an extra
-// one, a wrong shape or an unusable dtype is an error naming file and tensor; on any such error
-// nothing was written. (lm_head.weight of a tied model may be there and is ignored.)
+// Reads every tensor of the folder, of a shard its slice, into bound memory, converting dtypes. A
+// missing tensor, an extra one, a wrong shape or an unusable dtype is an error naming file and
+// tensor; on any such error nothing was written. (lm_head.weight of a tied model may be there and
+// is ignored.)
 enum status weights_load(struct weights *w, struct device *dev, const char *folder);
 // Whether the tensors are all in an open set, with their shapes (others are not looked at), and
 // then their values. `where` names the set in errors.

@@ -1,17 +1,32 @@
 /* rows.c: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each is
  * one pass over its memory. */
 #include "kernels/cpu/cpu.h"
+#include <string.h>
 
-void cpu_gather_rows(struct device *dev, void *y, const void *table, const int32_t *index, int n,
-                     int width, float scale, enum dtype dt)
+// Where a table of `rows` rows from `first` on (0 rows: all) has that row; -1: it does not hold it.
+static int64_t place_of(int row, int first, int rows)
 {
-    if (!cpu_is_f32(dev, "gather_rows", dt)) return;
+    const int at = row - first;
+    return rows == 0 || (at >= 0 && at < rows) ? at : -1;
+}
+
+void cpu_gather_rows(struct device *dev, void *y, const void *table, const struct gather_args *args)
+{
+    if (!cpu_is_f32(dev, "gather_rows", args->dt)) return;
+    const int32_t *index = args->index;
+    const int n = args->n, width = args->width;
+    const float scale = args->scale;
     float *out = y;
     const float *rows = table;
 #pragma omp parallel for if ((int64_t)n * width > PARALLEL_WORK)
     for (int i = 0; i < n; i++) {
-        const float *from = rows + (int64_t)index[i] * width;
+        const int64_t at = place_of(index[i], args->first, args->rows);
+        const float *from = rows + at * width;
         float *to = out + (int64_t)i * width;
+        if (at < 0) {
+            memset(to, 0, (size_t)width * sizeof *to);
+            continue;
+        }
 #pragma omp simd
         for (int c = 0; c < width; c++) to[c] = scale * from[c];
     }
@@ -32,7 +47,9 @@ void cpu_scatter_add_rows(struct device *dev, void *table, const void *y,
     for (int start = 0; start < n; start++) {
         int row = index[order[start]];
         if (start > 0 && index[order[start - 1]] == row) continue;
-        float *to = rows + (int64_t)row * width;
+        const int64_t at = place_of(row, args->first, args->rows);
+        if (at < 0) continue;
+        float *to = rows + at * width;
         for (int i = start; i < n && index[order[i]] == row; i++) {
             const float *from = in + (int64_t)order[i] * width;
 #pragma omp simd

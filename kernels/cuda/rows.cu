@@ -1,33 +1,42 @@
 /* rows.cu: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each
  * is one pass over its memory, with 16-byte accesses where widths and addresses allow. */
 #include "kernels/cuda/cuda.cuh"
+#include <limits.h>
 
 #define THREADS 128
 
 template <typename T, int V>
-__global__ void gather_kernel(T *y, const T *table, const int32_t *index, int width, float scale)
+__global__ void gather_kernel(T *y, const T *table, const int32_t *index, int width, float scale,
+                              int first, int rows)
 {
     grid_begin();
     int c = (blockIdx.y * THREADS + threadIdx.x) * V;
     if (c >= width) return;
-    float x[V];
-    load<T, V>(x, table + (int64_t)index[blockIdx.x] * width + c);
+    float x[V] = {};
+    int row = index[blockIdx.x] - first;
+    if (row >= 0 && row < rows) load<T, V>(x, table + (int64_t)row * width + c);
     if (scale != 1.f)
 #pragma unroll
         for (int i = 0; i < V; i++) x[i] *= scale;
     store<T, V>(y + (int64_t)blockIdx.x * width + c, x);
 }
 
-void cuda_gather_rows(struct device *dev, void *y, const void *table, const int32_t *index, int n,
-                      int width, float scale, enum dtype dt)
+// Rows that a table holds where `rows` says so, or all of them.
+static int rows_held(int rows)
 {
-    if (n <= 0) return;
-    bool fits = aligned(16, {y, table}, {(int64_t)(width * dtype_size(dt))});
-    with_type_wide(dt, fits, [&](auto t, auto v) {
+    return rows ? rows : INT_MAX;
+}
+
+void cuda_gather_rows(struct device *dev, void *y, const void *table, const struct gather_args *a)
+{
+    if (a->n <= 0) return;
+    bool fits = aligned(16, {y, table}, {(int64_t)(a->width * dtype_size(a->dt))});
+    with_type_wide(a->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "gather_rows", gather_kernel<T, V>, dim3(n, ceil_div(width, THREADS * V)),
-                    THREADS, 0, (T *)y, (const T *)table, index, width, scale);
+        cuda_launch(dev, "gather_rows", gather_kernel<T, V>,
+                    dim3(a->n, ceil_div(a->width, THREADS * V)), THREADS, 0, (T *)y,
+                    (const T *)table, a->index, a->width, a->scale, a->first, rows_held(a->rows));
     });
 }
 
@@ -35,15 +44,16 @@ void cuda_gather_rows(struct device *dev, void *y, const void *table, const int3
  * rows in order, four loads ahead of the sums. */
 template <typename T, typename U>
 __global__ void scatter_kernel(U *table, const T *y, const int32_t *index, const int32_t *order,
-                               int n, int width, float scale)
+                               int n, int width, float scale, int first, int rows)
 {
     grid_begin();
     int start = blockIdx.x, row = index[order[start]];
     if (start > 0 && index[order[start - 1]] == row) return;
+    if (row < first || row - first >= rows) return;
     int end = start + 1;
     while (end < n && index[order[end]] == row) end++;
     for (int c = blockIdx.y * THREADS + threadIdx.x; c < width; c += gridDim.y * THREADS) {
-        U *to = table + (int64_t)row * width + c;
+        U *to = table + (int64_t)(row - first) * width + c;
         float sum = 0;
         int i = start;
         for (; i + 4 <= end; i += 4) {
@@ -68,7 +78,8 @@ void cuda_scatter_add_rows(struct device *dev, void *table, const void *y,
             using U = decltype(u);
             cuda_launch(dev, "scatter_add_rows", scatter_kernel<T, U>,
                         dim3(a->n, ceil_div(a->width, 4 * THREADS)), THREADS, 0, (U *)table,
-                        (const T *)y, a->index, a->order, a->n, a->width, a->scale);
+                        (const T *)y, a->index, a->order, a->n, a->width, a->scale, a->first,
+                        rows_held(a->rows));
         });
     });
 }

@@ -223,7 +223,8 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     b.block_table = take_ints(table, n_runs * s->n_blocks);
     void *qkv = to_device(dev, NULL, (size_t)n * (size_t)s->width * dtype_size(dt));
     void *out = to_device(dev, NULL, (size_t)n * (size_t)s->out_bytes);
-    ops->gather_rows(dev, qkv, s->qkv, b.positions, n, s->width, 1, dt);
+    ops->gather_rows(dev, qkv, s->qkv,
+                     &(struct gather_args){b.positions, n, s->width, 1, dt, 0, 0});
     assert_ok(device_sync(dev));
     if (store == STORE) ops->kv_store(dev, &s->kv, 0, qkv, &b, &s->shape);
     if (store == STORE_SLOWLY)

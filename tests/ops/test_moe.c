@@ -522,7 +522,8 @@ static void moe_rows(struct device *dev)
             shape.width = INNER;
             int n = shape.rows * TOP;
             ops->moe_route(dev, &r, d_logits + i * EXPERTS, NULL, &shape);
-            ops->gather_rows(dev, d_in, d_x + i * WIDTH, r.row, n, WIDTH, 1, DT_F32);
+            ops->gather_rows(dev, d_in, d_x + i * WIDTH,
+                             &(struct gather_args){r.row, n, WIDTH, 1, DT_F32, 0, 0});
             ops->matmul_experts(dev, d_out, d_in, d_w, r.offsets, EXPERTS,
                                 &(struct matmul){.m = n, .n = INNER, .k = WIDTH, .trans_b = true});
             ops->moe_combine(dev, d_y + i * INNER, d_out, r.place, r.weight, &shape, false);

@@ -1,28 +1,45 @@
 /* test_rows.c: operations that move, add, convert or sum rows of memory. */
 #include "tests/support/op_table.h"
 
-// gather_rows, scatter_add_rows: p: n width table_rows
+// gather_rows, scatter_add_rows: p: n width numbered_rows [first rows, of those that the table
+// holds]
+
+static int rows_held(const struct op_test *t)
+{
+    return t->c->p[4] ? t->c->p[4] : t->c->p[2];
+}
+
+// Where the table has the i-th index's row; -1: nowhere.
+static int place_of(const struct op_test *t, const int32_t *index, int i)
+{
+    const int at = index[i] - t->c->p[3];
+    return at >= 0 && at < rows_held(t) ? at : -1;
+}
 
 static void gather_setup(struct op_test *t)
 {
     const int *p = t->c->p;
     floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "table", IN, DATA, (int64_t)p[2] * p[1], 1);
+    floats(t, "table", IN, DATA, (int64_t)rows_held(t) * p[1], 1);
     int32_t *index = ints(t, "index", p[0]);
     for (int i = 0; i < p[0]; i++) index[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[2]);
 }
 
 static void gather_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
-    ops->gather_rows(dev, d[0], d[1], d[2], t->c->p[0], t->c->p[1], 1.5f, t->dt);
+    const int *p = t->c->p;
+    const struct gather_args args = {d[2], p[0], p[1], 1.5f, t->dt, p[3], p[4]};
+    ops->gather_rows(dev, d[0], d[1], &args);
 }
 
 static void gather_reference(struct op_test *t, double **v)
 {
     const int *p = t->c->p;
-    for (int i = 0; i < p[0]; i++)
+    for (int i = 0; i < p[0]; i++) {
+        const int64_t at = place_of(t, t->a[2].i, i);
         for (int c = 0; c < p[1]; c++)
-            t->a[0].expect[(int64_t)i * p[1] + c] = 1.5 * v[1][(int64_t)t->a[2].i[i] * p[1] + c];
+            t->a[0].expect[(int64_t)i * p[1] + c] = at < 0 ? 0 : 1.5 * v[1][at * p[1] + c];
+    }
 }
 
 static const struct op_def op_gather = {"gather_rows", gather_setup, gather_launch,
@@ -40,7 +57,7 @@ static int by_index(const void *a, const void *b)
 static void scatter_setup(struct op_test *t)
 {
     const int *p = t->c->p;
-    floats(t, "table", INOUT, F32, (int64_t)p[2] * p[1], 1);
+    floats(t, "table", INOUT, F32, (int64_t)rows_held(t) * p[1], 1);
     floats(t, "y", IN, DATA, (int64_t)p[0] * p[1], 1);
     int32_t *index = ints(t, "index", p[0]), *order = ints(t, "order", p[0]);
     for (int i = 0; i < p[0]; i++) {
@@ -53,7 +70,8 @@ static void scatter_setup(struct op_test *t)
 
 static void scatter_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
-    const struct scatter_args args = {d[2], d[3], t->c->p[0], t->c->p[1], 0.5f, t->dt, DT_F32};
+    const int *p = t->c->p;
+    const struct scatter_args args = {d[2], d[3], p[0], p[1], 0.5f, t->dt, DT_F32, p[3], p[4]};
     ops->scatter_add_rows(dev, d[0], d[1], &args);
 }
 
@@ -62,9 +80,11 @@ static void scatter_reference(struct op_test *t, double **v)
     const int *p = t->c->p;
     double *table = t->a[0].expect;
     for (int64_t i = 0; i < t->a[0].n; i++) table[i] = v[0][i];
-    for (int i = 0; i < p[0]; i++)
-        for (int c = 0; c < p[1]; c++)
-            table[(int64_t)t->a[2].i[i] * p[1] + c] += 0.5 * v[1][(int64_t)i * p[1] + c];
+    for (int i = 0; i < p[0]; i++) {
+        const int64_t at = place_of(t, t->a[2].i, i);
+        for (int c = 0; at >= 0 && c < p[1]; c++)
+            table[at * p[1] + c] += 0.5 * v[1][(int64_t)i * p[1] + c];
+    }
 }
 
 static const struct op_def op_scatter = {"scatter_add_rows", scatter_setup, scatter_launch,
@@ -117,6 +137,10 @@ static const struct op_def op_column = {"column_sum", column_setup, column_launc
 static const struct op_case cases[] = {
     {&op_gather, "n9 width33 of 20", {9, 33, 20}, false},
     {&op_gather, "n300 width1536 of 1000", {300, 1536, 1000}, false},
+    {&op_gather, "n40 width33 of 30, rows 10 to 16", {40, 33, 30, 10, 7}, false},
+    {&op_gather, "n300 width1536 of 1000, the last 500", {300, 1536, 1000, 500, 500}, false},
+    {&op_scatter, "n50 width33 of 30, rows 10 to 16", {50, 33, 30, 10, 7}, false},
+    {&op_scatter, "n1000 width256 of 300, the first 150", {1000, 256, 300, 0, 150}, false},
     {&op_scatter, "n50 width33 of 7", {50, 33, 7}, false},
     {&op_scatter, "n1000 width256 of 300", {1000, 256, 300}, false},
     {&op_scatter, "n5 width8 of 1000", {5, 8, 1000}, false},

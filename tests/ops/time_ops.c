@@ -332,7 +332,7 @@ struct adam {
 static void run_adam(void *context)
 {
     struct adam *a = context;
-    const struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f, a->clip, 1};
+    const struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f, a->clip, 1, 0};
     ops->adamw(dev, a->w, a->low, &a->moments, a->grad, a->n, &shape, DT_BF16);
 }
 
@@ -546,7 +546,9 @@ static void run_step(void *context)
         .logits = s->logits, .params = s->params, .n = s->batch, .vocab = VOCAB};
     const uint16_t *w = s->weights;
     bool small = s->parts & SMALL;
-    if (small) ops->gather_rows(dev, s->x, s->embed, s->tokens, s->batch, HIDDEN, 1, DT_BF16);
+    if (small)
+        ops->gather_rows(dev, s->x, s->embed,
+                         &(struct gather_args){s->tokens, s->batch, HIDDEN, 1, DT_BF16, 0, 0});
     for (int l = 0; l < LAYERS; l++) {
         if (small) ops->norm(dev, s->normed, &normed, &norm);
         product(s, s->qkv, s->normed, w, s->bias, QKV, HIDDEN, 0);

@@ -75,6 +75,7 @@ enum status greedy_decode(const struct model *like, const int32_t *prompt, int n
     CHECK(runner_new(like->dev, like->weights, &limits, &r));
     CHECK(runner_allocate_kv(r, n_blocks));
     model_use_adapters(r->model, like->adapters);
+    model_use_comm(r->model, like->comm);
     for (int at = 0; at < n_prompt + n_new - 1;) {
         bool prefill = at < n_prompt;
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;

@@ -5,6 +5,9 @@
  * computed a second time; the numbers are the same. What is cheap to compute again (normalised
  * inputs, activations) is not on the tape and is computed again. Weight gradients are added in f32;
  * the gradient of the residual stream, dx, has the weights' dtype.
+ *
+ * Of a shard (model.h) dx is whole on every rank; what a rank's part of a matrix gives to it is
+ * summed over the ranks where the gradient of a norm begins: once in the head and twice in a layer.
  */
 #include "trainer/learn/backward.h"
 #include <stddef.h>
@@ -29,15 +32,18 @@ struct backward {
     float *dweight;  // (max_tokens, moe.top_k)
     void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
     void *dlogits;      // (chunk, vocab)
+    void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
     float *dlogits_f32; // the same before the soft cap's gradient, where there is one
     void *drows;        // (max_targets, hidden)
     int32_t *targets;   // (max_targets)
     float *logprob, *lse, *entropy, *dlogprob; // (max_targets); distilling: logprob holds the
                                                // divergences, entropy the overlaps
+    backward_done_fn *done;                    // NULL: nobody asks
+    void *done_context;
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };
 
-#define N_PARTS 19
+#define N_PARTS 20
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -65,6 +71,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dqkv, t * (size_t)layer_qkv_width(l) * e),
         PART(dattn, t * (size_t)layer_q_width(l) * e),
         PART(dlogits, logits * e),
+        PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
         PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
         PART(drows, n * h * e),
         PART(targets, n * sizeof(int32_t)),
@@ -287,13 +294,25 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
     m->ops->convert(m->dev, b->dlogits, m->dt, b->dlogits_f32, DT_F32, n);
 }
 
+// The columns of dlogits that are this rank's part of the vocabulary.
+static const void *own_dlogits(struct backward *b, int rows)
+{
+    const struct model_config *c = b->m->config;
+    const size_t e = dtype_size(b->m->dt), width = (size_t)config_vocab_rows(c) * e;
+    if (!b->dlogits_part) return b->dlogits;
+    device_copy_2d(b->m->dev, b->dlogits_part, width,
+                   (const char *)b->dlogits + (size_t)config_first_vocab_row(c) * e,
+                   (size_t)c->vocab_size * e, width, (size_t)rows);
+    return b->dlogits_part;
+}
+
 static void head_back(struct backward *b, const struct batch *batch, const struct tape *tape,
                       const struct head_loss *loss)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct weights *w = m->weights, *g = b->grads;
-    int n = batch_rows(batch);
+    int n = batch_rows(batch), vocab = config_vocab_rows(c);
     size_t e = dtype_size(m->dt);
     for (int at = 0; at < n; at += b->chunk) {
         const int rows = chunk_rows(b, n, at);
@@ -303,16 +322,17 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
         const struct norm_args norm = {head.x, w->final_norm, NULL, head.rstd, head.mean};
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         logits_back(b, batch, loss, at, rows, first);
-        back_to_weight(m, g->head, g->head_bias, b->dlogits, head.normed, rows, c->vocab_size,
-                       c->hidden);
-        back_to_input(m, drows, b->dlogits, w->head, rows, c->vocab_size, c->hidden);
+        const void *dlogits = own_dlogits(b, rows);
+        back_to_weight(m, g->head, g->head_bias, dlogits, head.normed, rows, vocab, c->hidden);
+        back_to_input(m, drows, dlogits, w->head, rows, vocab, c->hidden);
+        model_sum_ranks(m, drows, rows);
         m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
                           false);
     }
     b->logits_kept = false;
     device_fill(m->dev, b->dx, 0, (size_t)batch_tokens(batch) * (size_t)c->hidden * e);
     const struct scatter_args rows = {
-        batch_rows_device(batch), batch_rows_order(batch), n, c->hidden, 1.0f, m->dt, m->dt};
+        batch_rows_device(batch), batch_rows_order(batch), n, c->hidden, 1.0f, m->dt, m->dt, 0, 0};
     m->ops->scatter_add_rows(m->dev, b->dx, b->drows, &rows);
 }
 
@@ -371,15 +391,20 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     if (g->down)
         ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
                                  &to_down);
-    ops->gather_rows(m->dev, m->expert_in, m->normed, r->row, a, hidden, 1.0f, m->dt);
+    ops->gather_rows(m->dev, m->expert_in, m->normed,
+                     &(struct gather_args){r->row, a, hidden, 1.0f, m->dt, 0, 0});
     if (g->gate_up)
         ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
                                  &to_gate_up);
     ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, experts,
                         &to_input);
+    comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
     back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, experts, hidden);
-    back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
+    if (model_begins_sum(m))
+        back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
+    else
+        device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)hidden * dtype_size(m->dt));
     ops->moe_combine(m->dev, b->dnormed, b->dexpert, r->place, NULL, &shape, true);
 }
 
@@ -399,9 +424,11 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
 
     if (layer->shared_gate) {
         m->ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->shared_out, r, &one);
+        comm_all_reduce(m->comm, b->dweight, (size_t)rows, DT_F32);
         m->ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->shared_logits, r, &one);
         back_to_weight(m, g->shared_gate, NULL, b->drouter, m->normed, rows, 1, hidden);
-        input_back(m, b->dnormed, b->drouter, w->shared_gate, rows, 1, hidden, true);
+        if (model_begins_sum(m))
+            input_back(m, b->dnormed, b->drouter, w->shared_gate, rows, 1, hidden, true);
         dout = b->dexpert;
     }
     down_back(b, dout, tape->shared_gate_up, &act,
@@ -455,6 +482,7 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     else
         plain_mlp_back(b, l, rows, tape);
     if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
+    model_sum_ranks(m, b->dnormed, rows);
     m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, &norm,
                       &shape, !parallel);
 }
@@ -502,6 +530,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     matrix_back(
         b, b->dnormed, b->dqkv, m->normed, rows,
         &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+    model_sum_ranks(m, b->dnormed, rows);
     m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, &norm, &shape,
                       true);
     if (c->parallel_block)
@@ -518,6 +547,20 @@ static enum status check_fits(const struct backward *b, const struct batch *batc
     return ST_OK;
 }
 
+void backward_watch(struct backward *b, backward_done_fn *done, void *context)
+{
+    b->done = done;
+    b->done_context = context;
+}
+
+// The gradients of layer l and of all behind it are complete.
+static void tell_done(const struct backward *b, int l)
+{
+    const struct weight_tensor *t = b->grads->tensors;
+    while (t->role < ROLE_ATTN_NORM || t->layer < l) t++;
+    if (b->done) b->done(b->done_context, t->offset);
+}
+
 // The whole backward pass, from the head's loss down to the lowest that is trained.
 static void pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
                       const struct head_loss *loss)
@@ -529,6 +572,7 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
         const struct layer_tape *layer = tape_layer(tape, m, l, view);
         mlp_back(b, l, view->n_tokens, layer);
         attention_back(b, l, view, layer);
+        tell_done(b, l);
     }
     const struct scatter_args rows = {view->tokens,
                                       batch_tokens_order(batch),
@@ -536,7 +580,9 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
                                       m->config->hidden,
                                       model_embed_scale(m),
                                       m->dt,
-                                      DT_F32};
+                                      DT_F32,
+                                      config_first_vocab_row(m->config),
+                                      config_vocab_rows(m->config)};
     if (b->grads->embed) m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, &rows);
 }
 

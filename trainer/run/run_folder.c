@@ -57,7 +57,7 @@ out:
     return st;
 }
 
-enum status run_folder_open(struct run *run, char **ret_latest)
+static enum status open_folder(struct run *run, char **ret_latest)
 {
     enum status st = ST_OK;
     char *latest = NULL;
@@ -87,6 +87,23 @@ enum status run_folder_open(struct run *run, char **ret_latest)
     latest = NULL;
 out:
     free(latest);
+    return st;
+}
+
+// One rank opens it, for all.
+enum status run_folder_open(struct run *run, char **ret_latest)
+{
+    char latest[PATH_MAX] = "", *own = NULL;
+    enum status st = ST_OK;
+    if (run_leads(run)) CHECK(open_folder(run, &own));
+    if (own) snprintf(latest, sizeof latest, "%s", own);
+    CHECK(run_agree(run, run->folder, sizeof run->folder));
+    CHECK(run_agree(run, latest, sizeof latest));
+    if (latest[0] && !own && !(own = strdup(latest))) FAIL(ST_NO_MEMORY, "no memory for a path");
+    *ret_latest = own;
+    own = NULL;
+out:
+    free(own);
     return st;
 }
 
@@ -151,7 +168,8 @@ static const char *const of_a_start[] = {"gpus",
                                          "rendezvous",
                                          "server_args",
                                          "rendezvous_token_file",
-                                         "rendezvous_timeout"};
+                                         "rendezvous_timeout",
+                                         "rank_timeout"};
 
 static enum status write_config(const struct run *run, bool resumed)
 {
@@ -227,6 +245,7 @@ out:
 
 enum status run_folder_describe(const struct run *run, bool resumed)
 {
+    if (!run_leads(run)) return ST_OK;
     enum status st = write_config(run, resumed);
     return st == ST_OK ? write_start(run, resumed) : st;
 }

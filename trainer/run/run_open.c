@@ -53,26 +53,6 @@ static enum status check_tandem(const struct run *run)
     return ST_OK;
 }
 
-const char *run_bridge(const struct run *run)
-{
-    return run->job->bridge[0] ? run->job->bridge : run->config->bridge;
-}
-
-// All ranks must train the same weights, whichever servers own them.
-static enum status meet_ranks(struct run *run)
-{
-    struct bytes bytes = BYTES_INIT;
-    const struct bridge_file *file = bridge_file_of(run->bridge);
-    enum status st;
-    CHECK(job_meet(run->job, file->roles[0].layout_hash, &bytes, &run->liveness));
-    if (run->job->ranks.size > 1)
-        FAIL(ST_UNSUPPORTED, "%d ranks have met, but training over several is not in this program",
-             run->job->ranks.size);
-out:
-    bytes_release(&bytes);
-    return st;
-}
-
 static enum status open_shared(struct run *run)
 {
     enum status st;
@@ -229,6 +209,7 @@ static enum status open_learner(struct run *run)
                            ", over 1048576 samples a step",
                            samples);
     CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
+    options.comm = run->comm;
     options.adapter = run->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
@@ -279,7 +260,7 @@ enum status run_open(struct run *run)
     run->best = BEST_NONE;
     run->folder_lock = -1;
     CHECK(open_policy(run));
-    CHECK(meet_ranks(run));
+    CHECK(run_meet_ranks(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
     CHECK(run_open_environment(run));
@@ -294,11 +275,13 @@ enum status run_open(struct run *run)
     control_set_run(bridge_control(run->bridge), run->folder);
     CHECK(open_learner(run));
     CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
+    CHECK(run_align_versions(run));
     CHECK(latest ? run_resume(run, latest) : run_start(run));
+    CHECK(run_compare_weights(run));
     run->step_version = control_version(bridge_control(run->bridge));
     CHECK(run_folder_describe(run, latest != NULL));
-    CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
-                     &run->log));
+    CHECK(runlog_new(run_leads(run) ? run->folder : NULL, run->step, run->total_steps,
+                     run->config->logging_steps, &run->log));
     run_plan_steps(run);
     CHECK(run_open_atropos(run));
     CHECK(run_open_rollouts(run));
@@ -309,12 +292,13 @@ out:
 
 void run_close(struct run *run, enum status outcome)
 {
-    liveness_end(run->liveness, outcome);
+    run_leave_ranks(run, outcome);
     rollout_queue_free(run->queue); // works with nearly all of the rest
     environment_free(run->environment);
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);
+    comm_free(run->comm);
     curriculum_free(run->curriculum);
     dataset_free(run->eval_data);
     dataset_free(run->data);

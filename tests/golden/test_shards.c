@@ -1,0 +1,353 @@
+/* test_shards.c: the models of tests/golden, each cut into shards that 2 and 4 ranks compute with
+ * together (MPI), against the same model on one rank.
+ *
+ * Every rank holds its shard and, beside it, the whole model. Logits, gradients, their norm and the
+ * weights after a step must agree within f32 rounding: the sums are the same ones, in another
+ * order. What must be the same to the bit: logits on all ranks; a second run; a run that computes
+ * layers again in the backward pass; the sampler's pass (paged, in chunks, then token by token) and
+ * the trainer's (packed); and after a step what several ranks hold alike. */
+#include "common/base/file.h"
+#include "common/model/model.h"
+#include "infer-server/engine/runner.h"
+#include "tests/support/support.h"
+#include "trainer/learn/backward.h"
+#include "trainer/learn/optimizer.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIRST = 11, SECOND = 7, ROWS = FIRST + SECOND, CHUNK = 5, BLOCK = 4 };
+#define TOLERANCE 3e-5 // of the largest entry: sums of some hundred f32 products
+
+// ---- a rank's program ---------------------------------------------------------------------------
+static const char *folder_now;
+
+// A rank that finds something wrong ends, and mpirun then ends the others.
+static void must(bool holds, const char *what)
+{
+    if (holds) return;
+    fprintf(stderr, "%s: %s\n", folder_now, what);
+    exit(1);
+}
+
+static void must_ok(enum status st)
+{
+    must(st == ST_OK, status_message());
+}
+
+struct side { // the model, or a shard of it
+    struct device *dev;
+    struct comm *comm;
+    struct model_config *config;
+    struct weights *weights;
+    void *arena;
+    struct model *model;
+    struct optimizer *optimizer;
+    struct backward *backward;
+    struct batch *batch;
+    int32_t ids[ROWS], targets[ROWS];
+    // what differentiate() gave
+    float *logits; // (ROWS, vocab)
+    float logprobs[ROWS], entropy[ROWS];
+    float *grads; // of the arena
+    double norm;
+};
+
+static void fill_batch(struct side *s)
+{
+    for (int i = 0; i < ROWS; i++) {
+        s->ids[i] = (i * 29 + 3) % s->config->vocab_size;
+        s->targets[i] = (i * 71 + 5) % s->config->vocab_size;
+    }
+    must_ok(batch_add_packed(s->batch, s->ids, FIRST, -1, NULL));
+    must_ok(batch_add_packed(s->batch, s->ids + FIRST, SECOND, -1, NULL));
+    for (int i = 0; i < ROWS; i++) must_ok(batch_want_row(s->batch, i));
+    must_ok(batch_commit(s->batch, 0, 0));
+}
+
+// False where the model's numbers are not so many ranks' to share.
+static bool open_side(struct side *s, struct device *dev, struct comm *comm, const char *folder)
+{
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+    *s = (struct side){.dev = dev, .comm = comm};
+    must_ok(model_config_load(folder, &s->config));
+    if (model_config_shard(s->config, (struct shard){comm_rank(comm), comm_size(comm)}) != ST_OK)
+        return false;
+    must_ok(weights_plan(s->config, DT_F32, &s->weights));
+    must_ok(device_alloc(dev, s->weights->bytes, &s->arena));
+    device_fill(dev, s->arena, 0, s->weights->bytes);
+    weights_bind(s->weights, s->arena);
+    must_ok(weights_load(s->weights, dev, folder));
+    must_ok(model_new(dev, s->config, s->weights, ROWS, ROWS, ROWS, &s->model));
+    model_use_comm(s->model, comm);
+    const struct param_range all = {.weights = s->weights, .n = s->weights->n_elements};
+    must_ok(optimizer_new_whole(dev, s->weights, &adamw, &s->optimizer));
+    must_ok(optimizer_use_comm(s->optimizer, &(struct param_ranges){(struct param_range *)&all, 1},
+                               comm));
+    must_ok(
+        backward_new(s->model, optimizer_grads(s->optimizer, 0), ROWS, ROWS, CHUNK, &s->backward));
+    must_ok(batch_new(dev, ROWS, 2, 0, ROWS, &s->batch));
+    fill_batch(s);
+    s->logits = malloc((size_t)ROWS * (size_t)s->config->vocab_size * sizeof *s->logits);
+    s->grads = malloc((size_t)s->weights->n_elements * sizeof *s->grads);
+    must(s->logits && s->grads, "no memory");
+    return true;
+}
+
+static void close_side(struct side *s)
+{
+    free(s->logits);
+    free(s->grads);
+    batch_free(s->batch);
+    backward_free(s->backward);
+    optimizer_free(s->optimizer);
+    model_free(s->model);
+    if (s->arena) device_release(s->dev, s->arena);
+    weights_free(s->weights);
+    model_config_free(s->config);
+}
+
+// Logits, log-probabilities, and what made-up gradients of these give the weights.
+static void differentiate(struct side *s, enum recompute recompute)
+{
+    struct tape *tape;
+    void *x;
+    float dlogprobs[ROWS];
+    const size_t logits = (size_t)ROWS * (size_t)s->config->vocab_size;
+    for (int i = 0; i < ROWS; i++) dlogprobs[i] = 0.3f * (float)(i % 5 - 2) + 0.1f;
+    must_ok(tape_new(s->model, ROWS, recompute, &tape));
+    optimizer_clear_grads(s->optimizer);
+    model_forward(s->model, batch_view(s->batch), NULL, tape, &x);
+    must_ok(backward_logprobs(s->backward, s->batch, x, s->targets, 0.7f, s->logprobs, s->entropy));
+    device_copy_out(s->dev, s->logits, s->model->logits, logits * sizeof(float));
+    must_ok(backward_run(s->backward, s->batch, tape, dlogprobs, 0.7f));
+    must_ok(optimizer_prepare(s->optimizer, &s->norm));
+    device_copy_out(s->dev, s->grads, optimizer_grads(s->optimizer, 0)->base,
+                    (size_t)s->weights->n_elements * sizeof(float));
+    must_ok(device_sync(s->dev));
+    tape_free(s->dev, tape);
+}
+
+// ---- comparing ----------------------------------------------------------------------------------
+static void must_be_close(const float *have, const float *want, size_t n, double largest,
+                          const char *what)
+{
+    double worst = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double error = fabs((double)have[i] - (double)want[i]);
+        if (!(error <= worst)) worst = error;
+    }
+    if (worst <= TOLERANCE * largest) return;
+    fprintf(stderr, "%s: %g off, of %g\n", what, worst, largest);
+    must(false, what);
+}
+
+static double largest_of(const float *x, size_t n)
+{
+    double largest = 0;
+    for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)x[i]));
+    return largest;
+}
+
+// A shard's values (its arena or its gradients) against the slices of the whole's.
+static void slices_must_be_close(const struct side *part, const float *have,
+                                 const struct side *whole, const float *want)
+{
+    const double largest = largest_of(want, (size_t)whole->weights->n_elements);
+    for (int i = 0; i < part->weights->n_tensors; i++) {
+        const struct weight_tensor *t = &part->weights->tensors[i];
+        const struct weight_tensor *all = weights_find(whole->weights, t->name);
+        const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, width = all->n / all->shape[0];
+        const float *from = have + t->offset;
+        for (int r = 0; r < t->slice.n_runs; r++)
+            for (int64_t row = 0; row < t->slice.runs[r].n; row++, from += cols)
+                must_be_close(from,
+                              want + all->offset + (t->slice.runs[r].first + row) * width +
+                                  t->slice.first_col,
+                              (size_t)cols, largest, t->name);
+    }
+}
+
+static void must_be_same_everywhere(struct comm *comm, const void *data, size_t bytes,
+                                    const char *what)
+{
+    char *all = malloc(bytes * (size_t)comm_size(comm));
+    must(all != NULL, "no memory");
+    comm_all_gather(comm, data, all, bytes);
+    for (int r = 0; r < comm_size(comm); r++)
+        must(memcmp(all + (size_t)r * bytes, data, bytes) == 0, what);
+    free(all);
+}
+
+// After a step: what all ranks hold is the same, bit for bit.
+static void replicas_must_be_same(const struct side *s)
+{
+    for (int i = 0; i < s->weights->n_tensors; i++) {
+        const struct weight_tensor *t = &s->weights->tensors[i];
+        if (t->slice.n_runs == 1 && t->slice.runs[0].holders == comm_size(s->comm))
+            must_be_same_everywhere(s->comm, (const float *)s->arena + t->offset,
+                                    (size_t)t->n * sizeof(float), t->name);
+    }
+}
+
+// The first sequence as the sampler computes it: a chunk, another, then token by token.
+static void sampler_must_agree(const struct side *s)
+{
+    static const int chunks[] = {4, 3, 1, 1, 1, 1};
+    const struct runner_limits limits = {.max_tokens = FIRST,
+                                         .max_seqs = 2,
+                                         .max_rows = 2,
+                                         .max_context = ROWS,
+                                         .block_size = BLOCK};
+    const size_t vocab = (size_t)s->config->vocab_size;
+    const int32_t blocks[] = {2, 0, 1};
+    const struct sampler_row unused = {0};
+    float *row = malloc(vocab * sizeof *row);
+    struct runner *r;
+    must(row != NULL, "no memory");
+    must_ok(runner_new(s->dev, s->weights, &limits, &r));
+    must_ok(runner_allocate_kv(r, 3));
+    model_use_comm(r->model, s->comm);
+    for (int i = 0, at = 0; at < FIRST; at += chunks[i++]) {
+        runner_clear(r);
+        must_ok(runner_feed(r, s->ids + at, chunks[i], at, blocks, 3));
+        must_ok(runner_want(r, chunks[i] - 1, &unused));
+        must_ok(runner_step(r));
+        device_copy_out(s->dev, row, r->model->logits, vocab * sizeof *row);
+        must_ok(device_sync(s->dev));
+        must(memcmp(row, s->logits + (size_t)(at + chunks[i] - 1) * vocab, vocab * sizeof *row) ==
+                 0,
+             "the sampler's logits are not the trainer's");
+    }
+    runner_free(r);
+    free(row);
+}
+
+static void compare(struct side *part, struct side *whole)
+{
+    const size_t logits = (size_t)ROWS * (size_t)whole->config->vocab_size;
+    differentiate(whole, RECOMPUTE_NONE);
+    differentiate(part, RECOMPUTE_NONE);
+    must_be_close(part->logits, whole->logits, logits, largest_of(whole->logits, logits), "logits");
+    must_be_close(part->logprobs, whole->logprobs, ROWS, 10, "log-probabilities");
+    must_be_same_everywhere(part->comm, part->logits, logits * sizeof(float), "logits of ranks");
+    slices_must_be_close(part, part->grads, whole, whole->grads);
+    must(fabs(part->norm - whole->norm) <= TOLERANCE * whole->norm, "the gradients' norm");
+    must_be_same_everywhere(part->comm, &part->norm, sizeof part->norm, "norms of ranks");
+    sampler_must_agree(part);
+}
+
+// The same once more, to the bit.
+static void repeat(struct side *s, enum recompute recompute)
+{
+    const size_t logits = (size_t)ROWS * (size_t)s->config->vocab_size * sizeof(float);
+    const size_t grads = (size_t)s->weights->n_elements * sizeof(float);
+    float *logits_before = malloc(logits), *grads_before = malloc(grads);
+    must(logits_before && grads_before, "no memory");
+    memcpy(logits_before, s->logits, logits);
+    memcpy(grads_before, s->grads, grads);
+    differentiate(s, recompute);
+    must(memcmp(logits_before, s->logits, logits) == 0, "another run has other logits");
+    must(memcmp(grads_before, s->grads, grads) == 0, "another run has other gradients");
+    free(logits_before);
+    free(grads_before);
+}
+
+static void step(struct side *s)
+{
+    // a learning rate at which Adam does not turn rounding into a step of its full size
+    must_ok(optimizer_apply(s->optimizer, 1e-6));
+    must_ok(device_sync(s->dev));
+}
+
+static void run_folder(struct device *dev, struct comm *comm, const char *folder)
+{
+    struct side part, whole;
+    folder_now = folder;
+    const bool fits = open_side(&part, dev, comm, folder);
+    if (fits) {
+        must(open_side(&whole, dev, NULL, folder), "the whole model does not open");
+        compare(&part, &whole);
+        repeat(&part, RECOMPUTE_NONE);
+        repeat(&part, RECOMPUTE_LAYER);
+        step(&part);
+        step(&whole);
+        slices_must_be_close(&part, part.arena, &whole, whole.arena);
+        replicas_must_be_same(&part);
+        close_side(&whole);
+    }
+    if (comm_rank(comm) == 0) printf("%s %s\n", folder, fits ? "agrees" : "is not to be shared");
+    close_side(&part);
+}
+
+static int rank_main(const char *root)
+{
+    struct device *dev;
+    struct comm *comm;
+    struct dirent **list;
+    unsigned char id[COMM_ID_BYTES] = {0};
+    const int n = scandir(root, &list, NULL, alphasort);
+    folder_now = root;
+    must(n >= 0, "cannot be listed");
+    must_ok(device_open("cpu", &dev));
+    must_ok(comm_open(dev, id, atoi(getenv("OMPI_COMM_WORLD_RANK")),
+                      atoi(getenv("OMPI_COMM_WORLD_SIZE")), 30, &comm));
+    for (int i = 0; i < n; i++) {
+        char *folder = path_join(root, list[i]->d_name), *config = path_join(folder, "config.json");
+        if (file_exists(config)) run_folder(dev, comm, folder);
+        free(folder);
+        free(config);
+        free(list[i]);
+    }
+    free(list);
+    comm_free(comm);
+    device_free(dev);
+    return 0;
+}
+
+// ---- the test -----------------------------------------------------------------------------------
+static char self[PATH_MAX];
+
+static void run_ranks(const char *n, int agree)
+{
+    const char *log = test_path(test_folder(), "log"),
+               *root = test_path(test_root(), "tests/golden");
+    if (system("command -v mpirun >/dev/null 2>&1") != 0) test_skip("there is no mpirun");
+    setenv("OMP_NUM_THREADS", "1", 1);
+    const int status = test_command(log, 120000,
+                                    OPTIONS("mpirun", "--allow-run-as-root", "--oversubscribe",
+                                            "--bind-to", "none", "-n", n, self, "--rank", root));
+    char *text = test_read(log);
+    if (status != 0) print_error("%s\n", text);
+    assert_int_equal(status, 0);
+    int found = 0;
+    for (const char *at = text; (at = strstr(at, " agrees\n")); at++) found++;
+    assert_int_equal(found, agree);
+    free(text);
+}
+
+static void two_ranks_agree_with_one(void **state)
+{
+    (void)state;
+    run_ranks("2", 16);
+}
+
+static void four_ranks_agree_with_one(void **state)
+{
+    (void)state;
+    run_ranks("4", 15); // llama3 has 6 heads
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--rank") == 0) return rank_main(argv[2]);
+    if (!realpath("/proc/self/exe", self)) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_ranks_agree_with_one),
+        cmocka_unit_test(four_ranks_agree_with_one),
+    };
+    return cmocka_run_group_tests_name("shards", tests, NULL, NULL);
+}

@@ -1,0 +1,196 @@
+/* test_shard.c: shards of a model's arena, of every family of tests/golden: put together they are
+ * the whole tensors, to the bit; and numbers that ranks cannot share are refused. */
+#include "common/base/file.h"
+#include "common/model/weights.h"
+#include "tests/support/support.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct loaded {
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights;
+    void *arena;
+};
+
+static enum status load(const char *folder, struct shard shard, struct loaded *ret)
+{
+    enum status st;
+    *ret = (struct loaded){0};
+    assert_ok(device_open("cpu", &ret->dev));
+    assert_ok(model_config_load(folder, &ret->config));
+    st = model_config_shard(ret->config, shard);
+    if (st != ST_OK) return st;
+    assert_ok(weights_plan(ret->config, DT_F32, &ret->weights));
+    assert_ok(device_alloc(ret->dev, ret->weights->bytes, &ret->arena));
+    weights_bind(ret->weights, ret->arena);
+    assert_ok(weights_load(ret->weights, ret->dev, folder));
+    return ST_OK;
+}
+
+static void release(struct loaded *m)
+{
+    if (m->arena) device_release(m->dev, m->arena);
+    weights_free(m->weights);
+    model_config_free(m->config);
+    device_free(m->dev);
+}
+
+static const float *values(const struct loaded *m, const struct weight_tensor *t)
+{
+    return (const float *)m->arena + t->offset;
+}
+
+// Holds a shard's tensor against the whole one, and counts in `held` who holds each element.
+static void compare_tensor(const struct loaded *whole, const struct loaded *part,
+                           const struct weight_tensor *t, unsigned char *held)
+{
+    const struct weight_tensor *all = weights_find(whole->weights, t->name);
+    const struct tensor_slice *s = &t->slice;
+    assert_non_null(all);
+    const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, width = all->n / all->shape[0];
+    const float *have = values(part, t);
+    assert_int_equal(s->whole[0], all->shape[0]);
+    assert_int_equal(s->whole[1], all->shape[1]);
+    for (int r = 0; r < s->n_runs; r++)
+        for (int64_t row = 0; row < s->runs[r].n; row++, have += cols) {
+            const int64_t at = (s->runs[r].first + row) * width + s->first_col;
+            assert_memory_equal(have, values(whole, all) + at, (size_t)cols * sizeof *have);
+            for (int64_t c = 0; c < cols; c++) held[all->offset + at + c]++;
+        }
+    assert_int_equal(have - values(part, t), t->n);
+}
+
+// Who holds a tensor: each element one rank, all ranks, or (key-value heads) as many as share it.
+static void check_held(const struct loaded *whole, const unsigned char *held, int size)
+{
+    const struct weights *w = whole->weights;
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        const bool split = t->role == ROLE_EMBED || t->role == ROLE_HEAD || t->role == ROLE_O ||
+                           t->role == ROLE_GATE_UP || t->role == ROLE_DOWN ||
+                           strstr(t->name, "q_proj") || strstr(t->name, "shared_expert.");
+        for (int64_t e = 0; e < t->n; e++) {
+            assert_in_range(held[t->offset + e], 1, size);
+            if (split) assert_int_equal(held[t->offset + e], 1);
+            if (strstr(t->name, "norm.weight")) assert_int_equal(held[t->offset + e], size);
+        }
+    }
+}
+
+static bool shards_equal_whole(const char *folder, int size)
+{
+    struct loaded whole, part;
+    bool fits = true;
+    assert_ok(load(folder, (struct shard){0, 1}, &whole));
+    unsigned char *held = calloc((size_t)whole.weights->n_elements, 1);
+    assert_non_null(held);
+    for (int rank = 0; rank < size && fits; rank++) {
+        fits = load(folder, (struct shard){rank, size}, &part) == ST_OK;
+        if (fits) assert_int_equal(part.weights->n_tensors, whole.weights->n_tensors);
+        for (int i = 0; fits && i < part.weights->n_tensors; i++)
+            compare_tensor(&whole, &part, &part.weights->tensors[i], held);
+        release(&part);
+    }
+    if (fits) check_held(&whole, held, size);
+    free(held);
+    release(&whole);
+    return fits;
+}
+
+static void every_family(void **state)
+{
+    (void)state;
+    const char *root = test_path(test_root(), "tests/golden");
+    int n[5] = {0};
+    DIR *dir = opendir(root);
+    assert_non_null(dir);
+    for (struct dirent *e = readdir(dir); e; e = readdir(dir)) {
+        const char *folder = test_path(root, e->d_name);
+        if (!file_exists(test_path(folder, "config.json"))) continue;
+        for (int size = 2; size <= 4; size += 2) n[size] += shards_equal_whole(folder, size);
+    }
+    closedir(dir);
+    assert_int_equal(n[2], 16);
+    assert_int_equal(n[4], 15); // llama3 has 6 heads
+}
+
+// Which rows and columns they are.
+static void slices_are_where_ranks_say(void **state)
+{
+    (void)state;
+    struct loaded m;
+    assert_ok(load(test_path(test_root(), "tests/golden/qwen2"), (struct shard){3, 4}, &m));
+    // 4 heads of 16, of 2 key-value heads: the last rank has the last of each
+    const struct weight_tensor *q = weights_find(m.weights,
+                                                 "model.layers.1.self_attn.q_proj.weight"),
+                               *k = weights_find(m.weights, "model.layers.1.self_attn.k_proj.bias"),
+                               *o = weights_find(m.weights,
+                                                 "model.layers.1.self_attn.o_proj.weight"),
+                               *e = weights_find(m.weights, "model.embed_tokens.weight");
+    assert_int_equal(q->slice.runs[0].first, 48);
+    assert_int_equal(q->slice.runs[0].n, 16);
+    assert_int_equal(k->slice.runs[0].first, 16);
+    assert_int_equal(k->slice.runs[0].n, 16);
+    assert_int_equal(o->slice.first_col, 48);
+    assert_int_equal(o->shape[1], 16);
+    assert_int_equal(e->slice.runs[0].first, 240);
+    assert_int_equal(e->shape[0], 80);
+    release(&m);
+    // queries, keys and values in one tensor: a run of each
+    assert_ok(load(test_path(test_root(), "tests/golden/phi3"), (struct shard){1, 2}, &m));
+    const struct tensor_slice *s =
+        &weights_find(m.weights, "model.layers.0.self_attn.qkv_proj.weight")->slice;
+    assert_int_equal(s->n_runs, 3);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(s->runs[r].first, 64 * r + 32);
+        assert_int_equal(s->runs[r].n, 32);
+    }
+    release(&m);
+}
+
+static void shards_have_layouts_of_their_own(void **state)
+{
+    (void)state;
+    const char *folder = test_path(test_root(), "tests/golden/qwen3");
+    char hash[3][65];
+    for (int i = 0; i < 3; i++) {
+        struct loaded m;
+        assert_ok(load(folder, i < 2 ? (struct shard){i, 2} : (struct shard){0, 1}, &m));
+        weights_layout_hash(m.weights, hash[i]);
+        release(&m);
+        for (int j = 0; j < i; j++) assert_string_not_equal(hash[i], hash[j]);
+    }
+}
+
+static void refused(const char *name, int size, const char *sentence)
+{
+    struct loaded m;
+    const char *folder = test_path(test_path(test_root(), "tests/golden"), name);
+    assert_status(load(folder, (struct shard){0, size}, &m), ST_INVALID);
+    assert_message(sentence);
+    release(&m);
+}
+
+static void uneven_numbers_are_named(void **state)
+{
+    (void)state;
+    refused("llama3", 4, "num_attention_heads is 6, which 4 ranks cannot share");
+    refused("qwen2", 3, "vocab_size is 320, which 3 ranks cannot share");
+    refused("qwen3", 5, "num_attention_heads is 4, which 5 ranks cannot share");
+    refused("gemma2", 3, "num_attention_heads is 4, which 3 ranks cannot share");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_family),
+        cmocka_unit_test(slices_are_where_ranks_say),
+        cmocka_unit_test(shards_have_layouts_of_their_own),
+        cmocka_unit_test(uneven_numbers_are_named),
+    };
+    return cmocka_run_group_tests_name("shard", tests, NULL, NULL);
+}
