@@ -366,7 +366,8 @@ static void copy_blocks(struct executor *x, const struct step *step)
         const struct step_copy *copy = &step->copies[i];
         const struct kv_memory *policy = &x->runners[RUNNER_POLICY]->kv;
         kv_memory_copy_block(policy, copy->from, copy->to);
-        if (copy->both) kv_memory_copy_block(&x->runners[RUNNER_FROZEN]->kv, copy->from, copy->to);
+        if (copy->frozen)
+            kv_memory_copy_block(&x->runners[RUNNER_FROZEN]->kv, copy->from, copy->to);
     }
 }
 
@@ -388,7 +389,7 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     copy_blocks(x, step);
     if (by_policy) CHECK(drafting_follow(x->drafting, step));
     CHECK(runner_sample(r));
-    if (by_policy) CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
+    CHECK(prompt_logprobs_read(x->prompt_logprobs, r->model, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
     const int n_prompt = prompt_tokens(step);
     const int n_generated = take_step(x, step, version, now_ns);

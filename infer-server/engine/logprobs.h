@@ -37,10 +37,11 @@ struct prompt_logprobs;
 enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **ret);
 void prompt_logprobs_free(struct prompt_logprobs *p);
 
-// After the forward pass of a step under weights of this version, whose item i ends before row
-// item_end[i]: reads what rows of it the requests still want, and waits. model->logits is
-// overwritten. ST_DEVICE: nothing is valid.
-enum status prompt_logprobs_read(struct prompt_logprobs *p, const struct step *step,
-                                 const int *item_end, uint64_t version);
+// After a model's forward pass of a step under weights of this version, whose item i ends before
+// row item_end[i]: reads what rows of it the requests still want, and waits. model->logits is
+// overwritten; it has as many rows as the model that this was made for. ST_DEVICE: nothing is
+// valid.
+enum status prompt_logprobs_read(struct prompt_logprobs *p, struct model *model,
+                                 const struct step *step, const int *item_end, uint64_t version);
 
 #endif

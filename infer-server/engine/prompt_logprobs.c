@@ -15,7 +15,7 @@ struct prompt_row {
 };
 
 struct prompt_logprobs {
-    struct model *model;
+    struct model *model; // that computed the step whose rows are read
     struct logprob_reader reader;
     int n;
     struct prompt_row *rows;         // (model->max_rows) of the chunk
@@ -112,10 +112,12 @@ out:
     return st;
 }
 
-enum status prompt_logprobs_read(struct prompt_logprobs *p, const struct step *step,
-                                 const int *item_end, uint64_t version)
+enum status prompt_logprobs_read(struct prompt_logprobs *p, struct model *model,
+                                 const struct step *step, const int *item_end, uint64_t version)
 {
     enum status st = ST_OK;
+    assert(model->max_rows == p->model->max_rows);
+    p->model = model;
     p->n = 0;
     for (int i = 0; i < step->n_items; i++)
         if (step->items[i].sample->request->sampling.prompt_logprobs)
