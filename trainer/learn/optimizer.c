@@ -21,6 +21,7 @@
  * a scale, which then stands with both.
  */
 #include "trainer/learn/optimizer.h"
+#include "common/base/clock.h"
 #include "common/model/safetensors.h"
 #include "kernels/moments.h"
 #include "trainer/learn/replicas.h"
@@ -60,6 +61,7 @@ struct optimizer {
     double *sums;              // (n_stretches)
     float *grad_scale;         // (1)
     bool prepared;
+    double wait_ms; // for sums over the ranks
     int64_t steps;
 };
 
@@ -281,9 +283,12 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
 {
     enum status st;
     double own = 0, sum = 0, of_ranks[COMM_MAX_RANKS];
+    const int64_t start_ns = clock_now_ns();
     replicas_sum(o->replicas);
     optimizer_sum_grads(o, INT64_MIN);
     comm_join(o->beside);
+    CHECK(device_sync(o->dev));
+    o->wait_ms = clock_ms_since(start_ns);
     CHECK(sum_squares(o, &own, &sum));
     CHECK(comm_gather_host(o->comm, &own, of_ranks, sizeof own));
     for (int r = 0; r < comm_size(o->comm); r++) sum += of_ranks[r];
@@ -299,6 +304,11 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
     *ret_norm = norm;
 out:
     return st;
+}
+
+double optimizer_wait_ms(const struct optimizer *o)
+{
+    return o->wait_ms;
 }
 
 // Those of the elements from `at` on.
