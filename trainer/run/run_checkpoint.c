@@ -76,6 +76,19 @@ static enum status say_failed_save(const struct run *run, enum status st)
     return status_context(st, "checkpoint of step %" PRId64, run->step);
 }
 
+// This rank's parts of what rank 0 writes, in its order.
+static enum status save_parts(const struct checkpoint_model *policy,
+                              const struct checkpoint_model *draft)
+{
+    struct optimizer *optimizers[] = {policy->optimizer, draft->optimizer};
+    enum status st = ST_OK;
+    for (int i = 0; i < 2; i++)
+        if (optimizers[i] && optimizer_steps(optimizers[i]) > 0)
+            CHECK(optimizer_save_part(optimizers[i]));
+out:
+    return st;
+}
+
 // What rank 0 has written, on every rank.
 static enum status agree_on_path(const struct run *run, char **folder)
 {
@@ -108,8 +121,8 @@ enum status run_save(struct run *run, bool interim)
         CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
                                run->draft ? &draft : NULL, (int)run->config->save_total_limit,
                                &folder));
-    else if (optimizer_steps(policy.optimizer) > 0)
-        CHECK(optimizer_save_part(policy.optimizer));
+    else
+        CHECK(save_parts(&policy, &draft));
     CHECK(agree_on_path(run, &folder));
     run->saved_step = run->step;
     run->interim_step = interim ? run->step : -1;
