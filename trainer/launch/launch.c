@@ -12,7 +12,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define GRACE_MS 10000 // of ranks to end once one has failed, which they know by themselves
+#define GRACE_MS     10000 // of ranks to end once one has failed, which they know by themselves
+#define LAST_WORDS_S 3     // the same of mpirun, which waits for them twice
 
 // Of the ranks of one host; those of several hosts have no id in common but what the environment
 // says.
@@ -35,8 +36,10 @@ static enum status become_rank(void *context, int rank)
 static enum status put_line(const struct job *job, char **argv, struct bytes *ret)
 {
     if (!job->n_gpus)
-        bytes_printf(ret, "mpirun -n %d --oversubscribe --bind-to none%s ", job->ranks.size,
-                     geteuid() == 0 ? " --allow-run-as-root" : "");
+        bytes_printf(ret,
+                     "mpirun -n %d --oversubscribe --bind-to none --mca odls_base_sigkill_timeout "
+                     "%d%s ",
+                     job->ranks.size, LAST_WORDS_S, geteuid() == 0 ? " --allow-run-as-root" : "");
     spawn_put_program(ret, "cw-trainer");
     for (char **word = argv; *word; word++) {
         bytes_puts(ret, " ");

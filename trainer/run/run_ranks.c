@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RANK_FIELD "{rank}"
-#define LEAVE_S    10.0 // of what is still waited for while this process ends
+#define LEAVE_S 10.0 // of what is still waited for while this process ends
 
 bool run_leads(const struct run *run)
 {
