@@ -206,7 +206,8 @@ static enum status listen_tcp(const struct config *c, struct server_options *o, 
 {
     int port = 0;
     const char *key = o->http.api_key ? " (API key needed)" : "";
-    enum status st = tcp_listen(c->listen, o->http.api_key != NULL, host, &o->tcp_fd, &port);
+    enum status st = tcp_listen("--listen", c->listen, o->http.api_key ? NULL : "--api-key-file",
+                                host, &o->tcp_fd, &port);
     if (st == ST_OK) log_info("listening on %s, port %d%s", c->listen, port, key);
     return st;
 }

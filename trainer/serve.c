@@ -132,7 +132,8 @@ static enum status open_api(struct serve *s)
     if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &s->key));
     o->http.api_key = s->key;
     CHECK(read_max_context(policy_socket(s->policy), &o->max_context));
-    CHECK(tcp_listen(c->listen, s->key != NULL, host, &o->tcp_fd, &port));
+    CHECK(tcp_listen("--listen", c->listen, s->key ? NULL : "--api-key-file", host, &o->tcp_fd,
+                     &port));
     st = tinker_start(o, s->policy, &s->tinker);
     if (st == ST_OK)
         log_info("the Tinker API on %s, port %d%s; runs lie in %s", c->listen, port,

@@ -144,14 +144,14 @@ static bool is_loopback(const struct sockaddr *address)
     return false;
 }
 
-static enum status split_address(const char *address, char host[256], char port[16])
+enum status tcp_split(const char *option, const char *address, char host[256], char port[16])
 {
     const char *colon = strrchr(address, ':');
     size_t n = colon ? (size_t)(colon - address) : 0;
     bool digits = colon && colon[1] && strlen(colon + 1) <= 5 &&
                   strspn(colon + 1, "0123456789") == strlen(colon + 1) && atoi(colon + 1) <= 65535;
     if (!digits || n >= 256)
-        return status_fail(ST_INVALID, "--listen %s: give HOST:PORT, as 127.0.0.1:8000", address);
+        return status_fail(ST_INVALID, "%s %s: give HOST:PORT, as 127.0.0.1:8000", option, address);
     bool brackets = n >= 2 && address[0] == '[' && address[n - 1] == ']';
     if (brackets) {
         address++;
@@ -172,25 +172,36 @@ static int port_of(int fd)
                                              : ((struct sockaddr_in *)&bound)->sin_port);
 }
 
-enum status tcp_listen(const char *address, bool may_be_public, char ret_host[256], int *ret_fd,
-                       int *ret_port)
+static const char *listen_error(int error)
+{
+    switch (error) {
+    case EADDRINUSE:
+        return "another program listens there already: stop it, or choose another port";
+    case EADDRNOTAVAIL:
+        return "that is no address of this machine";
+    default:
+        return strerror(error);
+    }
+}
+
+enum status tcp_listen(const char *option, const char *address, const char *lacks,
+                       char ret_host[256], int *ret_fd, int *ret_port)
 {
     char port[16];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     int fd = -1, yes = 1;
     enum status st;
-    CHECK(split_address(address, ret_host, port));
+    CHECK(tcp_split(option, address, ret_host, port));
     int e = getaddrinfo(ret_host, port, &hints, &found);
-    if (e != 0) FAIL(ST_INVALID, "--listen %s: %s", address, gai_strerror(e));
-    if (!is_loopback(found->ai_addr) && !may_be_public)
-        FAIL(ST_INVALID,
-             "--listen %s is open to other machines: that needs --api-key-file (or listen on "
-             "127.0.0.1)",
-             address);
+    if (e != 0) FAIL(ST_INVALID, "%s %s: %s", option, address, gai_strerror(e));
+    if (!is_loopback(found->ai_addr) && lacks)
+        FAIL(ST_INVALID, "%s %s is open to other machines: that needs %s (or listen on 127.0.0.1)",
+             option, address, lacks);
     fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
         bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0)
-        FAIL(ST_IO, "--listen %s: %s", address, strerror(errno));
+        FAIL(errno == EADDRINUSE ? ST_BUSY : ST_IO, "%s %s: %s", option, address,
+             listen_error(errno));
     *ret_port = port_of(fd);
     *ret_fd = fd;
     fd = -1;

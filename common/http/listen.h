@@ -18,10 +18,13 @@ enum status unix_listen(const char *path, struct unix_listener *ret);
 // (-1).
 void unix_listener_close(struct unix_listener *l);
 
-// "HOST:PORT", "[::1]:8000", ":8000" (loopback). Off loopback only where may_be_public. ret_host:
-// the host without brackets; ret_port is the real one where 0 was asked for.
-enum status tcp_listen(const char *address, bool may_be_public, char ret_host[256], int *ret_fd,
-                       int *ret_port);
+// "HOST:PORT", "[::1]:8000", ":8000" (loopback), as an option gives it. ret_host: without brackets.
+enum status tcp_split(const char *option, const char *address, char ret_host[256],
+                      char ret_port[16]);
+// Off loopback only where nothing is lacking; `lacks` names the option that is, NULL: none.
+// ret_port is the real one where 0 was asked for. ST_BUSY where another program listens there.
+enum status tcp_listen(const char *option, const char *address, const char *lacks,
+                       char ret_host[256], int *ret_fd, int *ret_port);
 
 // Every connection is a descriptor, and the soft limit of these is often 1024: takes the hard one.
 // True where that has no room for max_connections of each socket beside the process's own files:

@@ -1,0 +1,260 @@
+/* gather.c: rank 0 at the rendezvous. One loop over poll(): who knocks is greeted and, once it has
+ * made its statement under the token, is its rank's peer. What the peers say is compared when all
+ * are there, so that everything that is amiss stands in one sentence. */
+#include "common/base/clock.h"
+#include "common/ranks/rendezvous_impl.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define KNOCKS     64    // connections that have not made their statement
+#define KNOCK_MS   10000 // within which they must
+#define MISSING_MS 1000  // between two notices of who is missing
+#define BREATH_MS  100   // where none can be taken, for want of descriptors
+#define ANSWER_MS  5000  // for the last word to each
+
+struct gathering {
+    struct place *place;
+    struct peers *p;
+    int fd;
+    struct knock {
+        struct wire wire;
+        int64_t deadline_ns;
+    } knocks[KNOCKS];
+    int n_knocks;
+    int n_here;
+    int n_refused; // and why the last one was
+    struct status_kept refused;
+    int64_t notice_ns; // of the next notice
+    struct pollfd *polls;
+};
+
+// ---- words --------------------------------------------------------------------------------------
+
+static void put_missing(const struct gathering *g, struct bytes *to)
+{
+    for (int i = 0; i < g->p->n; i++)
+        if (!g->p->list[i].here) bytes_printf(to, "%s%d", to->len > 0 ? ", " : "", i + 1);
+}
+
+static enum status timed_out(const struct gathering *g)
+{
+    struct bytes missing = BYTES_INIT;
+    put_missing(g, &missing);
+    enum status st =
+        status_fail(ST_TIMEOUT, "--rendezvous %s: %d of %d ranks came in time; missing: %s%s%s",
+                    g->place->text, g->n_here + 1, g->p->self.size, bytes_text(&missing),
+                    g->n_refused ? " (others were sent away, the last one because " : "",
+                    g->n_refused ? g->refused.message : "");
+    bytes_release(&missing);
+    return st;
+}
+
+// One last message to all that came.
+static void tell_all(const struct gathering *g, const char *key, const char *text)
+{
+    const int64_t deadline = clock_deadline_ns(ANSWER_MS);
+    for (int i = 0; i < g->p->n; i++) {
+        struct wire *w = &g->p->list[i].wire;
+        if (g->p->list[i].here && wire_send(w, json_pack("{s:s}", key, text)) == ST_OK)
+            wire_drain(w, deadline);
+    }
+}
+
+static void tell_missing(struct gathering *g)
+{
+    struct bytes missing = BYTES_INIT;
+    if (clock_ms_until(g->notice_ns) > 0) return;
+    put_missing(g, &missing);
+    for (int i = 0; i < g->p->n; i++)
+        if (g->p->list[i].here)
+            wire_send(&g->p->list[i].wire, json_pack("{s:s}", "missing", bytes_text(&missing)));
+    bytes_release(&missing);
+    g->notice_ns = clock_deadline_ns(MISSING_MS);
+}
+
+// ---- who knocks ---------------------------------------------------------------------------------
+
+static void drop(struct gathering *g, int i)
+{
+    wire_close(&g->knocks[i].wire);
+    g->knocks[i] = g->knocks[--g->n_knocks];
+}
+
+static void refuse(struct gathering *g, int i, enum status why)
+{
+    status_keep(&g->refused, why);
+    g->n_refused++;
+    drop(g, i);
+}
+
+static void greet(struct gathering *g)
+{
+    struct knock *k = &g->knocks[g->n_knocks];
+    const int fd = accept4(g->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0 && errno != EAGAIN) {
+        status_keep(&g->refused,
+                    status_fail(ST_IO, "no connection could be taken: %s", strerror(errno)));
+        g->n_refused++;
+        clock_sleep_ms(BREATH_MS);
+    }
+    if (fd < 0) return;
+    wire_open(&k->wire, fd, g->place->token);
+    k->deadline_ns = clock_deadline_ns(KNOCK_MS);
+    g->n_knocks++;
+    enum status st = wire_send(&k->wire, statement_to_json(&g->p->self));
+    if (st != ST_OK) refuse(g, g->n_knocks - 1, st);
+}
+
+// ST_MISMATCH where nobody can meet here: the sentence is for all, also for who just came.
+static enum status check_place_of(const struct gathering *g, const struct statement *s)
+{
+    const struct statement *self = &g->p->self;
+    char a[STATEMENT_NAME], b[STATEMENT_NAME];
+    if (s->rank == 0)
+        return status_fail(ST_MISMATCH, "two processes are started as one rank: %s and %s",
+                           statement_name(self, a), statement_name(s, b));
+    if (s->rank > g->p->n)
+        return status_fail(ST_MISMATCH, "%s comes to %s, which was started as one of %d ranks",
+                           statement_name(s, a), statement_name(self, b), self->size);
+    const struct peer *peer = &g->p->list[s->rank - 1];
+    if (peer->here)
+        return status_fail(ST_MISMATCH, "two processes are started as one rank: %s and %s",
+                           statement_name(&peer->who, a), statement_name(s, b));
+    return ST_OK;
+}
+
+// Where a statement is of this run, its maker is a peer from now on.
+static enum status admit(struct gathering *g, int i, const struct statement *s)
+{
+    struct knock *k = &g->knocks[i];
+    char name[STATEMENT_NAME];
+    const bool stranger = statement_other_run(&g->p->self, s);
+    const enum status st = stranger
+                               ? status_fail(ST_MISMATCH, "%s is of the run %s, rank 0 of %s",
+                                             statement_name(s, name), s->run_id, g->p->self.run_id)
+                               : check_place_of(g, s);
+    if (st != ST_OK) {
+        wire_send(&k->wire, json_pack("{s:s}", "refused", status_message()));
+        if (!stranger) return st;
+        refuse(g, i, st);
+        return ST_OK;
+    }
+    g->p->list[s->rank - 1] =
+        (struct peer){.who = *s, .wire = k->wire, .heard_ns = clock_now_ns(), .here = true};
+    k->wire = (struct wire){.fd = -1};
+    g->n_here++;
+    g->notice_ns = 0;
+    drop(g, i);
+    return ST_OK;
+}
+
+// Fails only where this gathering must: others are sent away.
+static enum status hear_knock(struct gathering *g, int i)
+{
+    struct knock *k = &g->knocks[i];
+    struct statement s;
+    json_t *message = NULL;
+    enum status st;
+    CHECK(wire_receive(&k->wire, &message));
+    if (!message && clock_ms_until(k->deadline_ns) == 0)
+        FAIL(ST_TIMEOUT, "a connection said nothing for %d s", KNOCK_MS / 1000);
+    CHECK(message ? statement_parse(message, &s) : wire_flush(&k->wire));
+out:
+    const enum status own = st == ST_OK && message ? admit(g, i, &s) : ST_OK;
+    if (st != ST_OK) refuse(g, i, st);
+    json_decref(message);
+    return own;
+}
+
+// A peer that goes before all are there may come again.
+static void hear_peer(struct gathering *g, struct peer *peer)
+{
+    json_t *message = NULL;
+    enum status st = wire_receive(&peer->wire, &message);
+    json_decref(message);
+    if (st == ST_OK) st = wire_flush(&peer->wire);
+    if (st == ST_OK) return;
+    wire_close(&peer->wire);
+    peer->here = false;
+    g->n_here--;
+}
+
+// ---- the loop -----------------------------------------------------------------------------------
+
+static void wait_for_any(struct gathering *g, int64_t deadline_ns)
+{
+    nfds_t n = 0;
+    int ms = clock_ms_until(g->notice_ns);
+    if (clock_ms_until(deadline_ns) < ms) ms = clock_ms_until(deadline_ns);
+    if (g->n_knocks < KNOCKS) g->polls[n++] = (struct pollfd){.fd = g->fd, .events = POLLIN};
+    for (int i = 0; i < g->n_knocks; i++)
+        g->polls[n++] = (struct pollfd){.fd = g->knocks[i].wire.fd, .events = POLLIN};
+    for (int i = 0; i < g->p->n; i++)
+        if (g->p->list[i].here)
+            g->polls[n++] = (struct pollfd){.fd = g->p->list[i].wire.fd, .events = POLLIN};
+    poll(g->polls, n, ms);
+}
+
+static enum status gather_all(struct gathering *g, int64_t deadline_ns)
+{
+    enum status st = ST_OK;
+    while (g->n_here < g->p->n) {
+        if (clock_ms_until(deadline_ns) == 0) CHECK(timed_out(g));
+        tell_missing(g);
+        wait_for_any(g, deadline_ns);
+        if (g->n_knocks < KNOCKS) greet(g);
+        for (int i = g->n_knocks - 1; i >= 0; i--) CHECK(hear_knock(g, i));
+        for (int i = 0; i < g->p->n; i++)
+            if (g->p->list[i].here) hear_peer(g, &g->p->list[i]);
+    }
+out:
+    return st;
+}
+
+static enum status compare_all(const struct gathering *g)
+{
+    struct bytes amiss = BYTES_INIT;
+    enum status st = ST_OK;
+    for (int i = 0; i < g->p->n; i++) statement_compare(&g->p->self, &g->p->list[i].who, &amiss);
+    if (amiss.len > 0) st = status_fail(ST_MISMATCH, "%s", bytes_text(&amiss));
+    bytes_release(&amiss);
+    return st;
+}
+
+static void end(struct gathering *g, enum status st)
+{
+    if (st != ST_OK) tell_all(g, "refused", status_message());
+    while (g->n_knocks > 0) drop(g, g->n_knocks - 1);
+    if (g->fd >= 0) {
+        close(g->fd);
+        place_leave(g->place);
+    }
+    free(g->polls);
+}
+
+enum status gather(struct place *place, int64_t deadline_ns, const struct bytes *bytes,
+                   struct peers *p)
+{
+    struct gathering g = {.place = place, .p = p, .fd = -1};
+    struct bytes text = BYTES_INIT;
+    enum status st;
+    if (bytes->len > RENDEZVOUS_BYTES)
+        FAIL(ST_TOO_LONG, "rank 0 gives %zu bytes at the rendezvous; %d are the most", bytes->len,
+             RENDEZVOUS_BYTES);
+    g.polls = calloc((size_t)p->n + KNOCKS + 1, sizeof *g.polls);
+    if (!g.polls) FAIL(ST_NO_MEMORY, "no memory for the connections of %d ranks", p->self.size);
+    CHECK(base64_encode(bytes->data, bytes->len, &text));
+    CHECK(place_listen(place, &g.fd));
+    CHECK(gather_all(&g, deadline_ns));
+    CHECK(compare_all(&g));
+    tell_all(&g, "welcome", bytes_text(&text));
+out:
+    end(&g, st);
+    bytes_release(&text);
+    return st;
+}

@@ -1,0 +1,158 @@
+/* ranks.c: the variables of each launcher, in one table. Those that stand first win nothing: where
+ * two of them speak they must agree. Slurm alone is outranked, since other launchers run inside its
+ * jobs, where its numbers are those of the launchers. */
+#include "common/ranks/ranks.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct launcher {
+    const char *name, *rank, *size, *local_rank, *local_size, *run_id; // NULL: it has none
+    const char *only_with; // a variable without which it speaks of somebody else
+};
+
+static const struct launcher launchers[] = {
+    {"cw-trainer", "COMMONWEIGHT_RANK", "COMMONWEIGHT_RANKS", "COMMONWEIGHT_LOCAL_RANK",
+     "COMMONWEIGHT_LOCAL_RANKS", "COMMONWEIGHT_RUN_ID", NULL},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", NULL},
+    {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL, NULL},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID",
+     NULL},
+    // a batch script has most of these too, but is no task of a step
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+     "SLURM_JOB_ID", "SLURM_STEP_ID"},
+};
+#define N_LAUNCHERS (sizeof launchers / sizeof *launchers)
+#define SLURM       (&launchers[N_LAUNCHERS - 1])
+
+static enum status read_number(const char *name, int max, int *ret)
+{
+    const char *text = getenv(name);
+    char *end;
+    const long value = strtol(text, &end, 10);
+    if (end == text || *end || value < 0 || value > max)
+        return status_fail(ST_INVALID,
+                           "%s=%s in the environment: a number from 0 to %d belongs "
+                           "there",
+                           name, text, max);
+    *ret = (int)value;
+    return ST_OK;
+}
+
+// Slurm writes "4", "4(x2)" on two hosts, or "4,2" where they differ: then it is not known.
+static int tasks_per_host(const char *text)
+{
+    char *end;
+    const long n = strtol(text, &end, 10);
+    const bool all_alike = *end == '\0' || (*end == '(' && !strchr(end, ','));
+    return end != text && all_alike && n > 0 && n <= RANKS_MAX ? (int)n : 0;
+}
+
+static enum status read_launcher(const struct launcher *l, struct ranks *ret)
+{
+    struct ranks r = {.source = l->name};
+    enum status st;
+    CHECK(read_number(l->rank, RANKS_MAX - 1, &r.rank));
+    CHECK(read_number(l->size, RANKS_MAX, &r.size));
+    if (r.rank >= r.size)
+        FAIL(ST_INVALID, "%s=%d with %s=%d in the environment: ranks go from 0 to %d", l->rank,
+             r.rank, l->size, r.size, r.size - 1);
+    if (getenv(l->local_rank)) CHECK(read_number(l->local_rank, RANKS_MAX - 1, &r.local_rank));
+    if (l == SLURM && getenv(l->local_size))
+        r.local_size = tasks_per_host(getenv(l->local_size));
+    else if (getenv(l->local_size))
+        CHECK(read_number(l->local_size, RANKS_MAX, &r.local_size));
+    if (r.local_size && r.local_rank >= r.local_size)
+        FAIL(ST_INVALID, "%s=%d with %s=%s in the environment: they contradict one another",
+             l->local_rank, r.local_rank, l->local_size, getenv(l->local_size));
+    if (l->run_id && getenv(l->run_id))
+        snprintf(r.run_id, sizeof r.run_id, "%s", getenv(l->run_id));
+    *ret = r;
+out:
+    return st;
+}
+
+static enum status disagree(const char *a_name, int a, const char *b_name, int b)
+{
+    return status_fail(ST_INVALID, "%s says %d, %s says %d: leave out the one, or unset the other",
+                       a_name, a, b_name, b);
+}
+
+// ret_by: who says so; NULL: nobody does.
+static enum status ask_environment(struct ranks *ret, const struct launcher **ret_by)
+{
+    const struct launcher *by = NULL;
+    struct ranks found = {0}, other;
+    enum status st = ST_OK;
+    for (const struct launcher *l = launchers; l < launchers + N_LAUNCHERS; l++) {
+        const bool rank = getenv(l->rank) != NULL, size = getenv(l->size) != NULL;
+        if ((!rank && !size) || (l->only_with && !getenv(l->only_with))) continue;
+        if (by && l == SLURM) continue;
+        if (rank != size)
+            FAIL(ST_INVALID, "%s is in the environment without %s: set both, or unset it",
+                 rank ? l->rank : l->size, rank ? l->size : l->rank);
+        CHECK(read_launcher(l, &other));
+        if (by && found.rank != other.rank)
+            CHECK(disagree(by->rank, found.rank, l->rank, other.rank));
+        if (by && found.size != other.size)
+            CHECK(disagree(by->size, found.size, l->size, other.size));
+        if (by) continue;
+        by = l;
+        found = other;
+    }
+    *ret = found;
+    *ret_by = by;
+out:
+    return st;
+}
+
+enum status ranks_find(int rank, int size, struct ranks *ret)
+{
+    const struct launcher *by;
+    struct ranks r;
+    enum status st;
+    CHECK(ask_environment(&r, &by));
+    if (by) {
+        if (rank >= 0 && rank != r.rank) CHECK(disagree("--rank", rank, by->rank, r.rank));
+        if (size > 0 && size != r.size) CHECK(disagree("--ranks", size, by->size, r.size));
+    } else if (rank >= 0) {
+        if (size <= 0) FAIL(ST_INVALID, "--rank %d needs --ranks N, how many there are", rank);
+        if (rank >= size)
+            FAIL(ST_INVALID, "--rank %d with --ranks %d: ranks go from 0 to %d", rank, size,
+                 size - 1);
+        r = (struct ranks){.rank = rank, .size = size, .source = "--rank"};
+    } else {
+        r = (struct ranks){.rank = size > 1 ? RANK_NONE : 0, .size = size > 1 ? size : 1};
+        r.local_size = r.size;
+        r.source = "--ranks";
+    }
+    *ret = r;
+out:
+    return st;
+}
+
+enum status ranks_export(const struct ranks *ranks)
+{
+    const struct launcher *own = &launchers[0];
+    const struct {
+        const char *name;
+        int value;
+    } numbers[] = {{own->rank, ranks->rank},
+                   {own->size, ranks->size},
+                   {own->local_rank, ranks->local_rank},
+                   {own->local_size, ranks->local_size}};
+    for (const struct launcher *l = own + 1; l < SLURM; l++) {
+        unsetenv(l->rank);
+        unsetenv(l->size);
+    }
+    bool put = setenv(own->run_id, ranks->run_id, 1) == 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", numbers[i].value);
+        put = put && setenv(numbers[i].name, text, 1) == 0;
+    }
+    return put ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for the environment");
+}

@@ -1,0 +1,29 @@
+/* ranks.h: who is this process among those that train one model together? Options say so, or the
+ * environment that mpirun, srun, torchrun or cw-trainer's own launcher gives each process that it
+ * starts. Reads the environment; no state. Main thread. */
+#ifndef COMMON_RANKS_RANKS_H
+#define COMMON_RANKS_RANKS_H
+
+#include "common/base/status.h"
+
+#define RANKS_MAX    4096
+#define RANKS_RUN_ID 80
+
+struct ranks {
+    int rank, size;            // 0 <= rank < size; rank is RANK_NONE where size is asked for and
+                               // nobody has started the processes yet
+    int local_rank;            // among those of this host
+    int local_size;            // of this host; 0: nobody says
+    char run_id[RANKS_RUN_ID]; // what the processes of one job have in common; "": nobody says
+    const char *source;        // "mpirun", "--rank"...; static
+};
+#define RANK_NONE (-1)
+
+// rank: of --rank, or -1; size: of --ranks, or 0. A process that nobody counts is rank 0 of 1.
+// ST_INVALID where what is said contradicts itself, naming both sides, or is no number.
+enum status ranks_find(int rank, int size, struct ranks *ret);
+
+// Puts them into the environment of children in place of what launchers left there.
+enum status ranks_export(const struct ranks *ranks);
+
+#endif

@@ -1,0 +1,40 @@
+/* rendezvous.c: what both sides begin with. */
+#include "common/ranks/rendezvous.h"
+#include "common/base/clock.h"
+#include "common/ranks/rendezvous_impl.h"
+
+#include <stdlib.h>
+
+static struct peers *peers_new(int n)
+{
+    struct peers *p = calloc(1, sizeof *p + (size_t)n * sizeof p->list[0]);
+    if (!p) return NULL;
+    p->n = n;
+    for (int i = 0; i < n; i++) p->list[i].wire.fd = -1;
+    return p;
+}
+
+void peers_free(struct peers *p)
+{
+    if (!p) return;
+    for (int i = 0; i < p->n; i++) wire_close(&p->list[i].wire);
+    free(p);
+}
+
+enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, struct peers **ret)
+{
+    const int64_t deadline = clock_deadline_ns((int64_t)(o->timeout_s * 1e3));
+    const bool first = o->who.rank == 0;
+    struct place place;
+    struct peers *p = peers_new(first ? o->who.size - 1 : 1);
+    enum status st;
+    if (!p) FAIL(ST_NO_MEMORY, "no memory for the connections of %d ranks", o->who.size);
+    statement_of_this_process(&o->who, o->version, o->layout, &p->self);
+    CHECK(place_init(&place, o->url, o->token, o->who.local_size == o->who.size, p->self.run_id));
+    CHECK(first ? gather(&place, deadline, bytes, p) : join(&place, deadline, p, bytes));
+    *ret = p;
+    p = NULL;
+out:
+    peers_free(p);
+    return st;
+}

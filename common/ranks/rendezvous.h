@@ -1,0 +1,50 @@
+/* rendezvous.h: all ranks of a job meet: rank 0 waits until every other has come, compares what
+ * they say of themselves, and gives all of them its bytes (NCCL's id, say). What is amiss is told
+ * to everyone in one sentence, with the ranks, hosts and pids that it concerns: who is missing, who
+ * is of another version, layout or number of ranks, who is there twice. Main thread.
+ *
+ *     rank 0                                          rank r
+ *     listens (place.h)                               connects, again and again until the deadline
+ *     {nonce, its statement}                 ->
+ *                                            <-       {nonce, its statement}
+ *     {missing: "2, 3"}, each second         ->       remembers it for its own time-out
+ *     {welcome: bytes} or {refused: why}     ->
+ *
+ * Who has another token, or says that it is of another run, is sent away and not counted. The
+ * connections stay open: liveness.h watches over them. */
+#ifndef COMMON_RANKS_RENDEZVOUS_H
+#define COMMON_RANKS_RENDEZVOUS_H
+
+#include "common/ranks/statement.h"
+#include "common/ranks/wire.h"
+
+struct rendezvous_options {
+    const char *url;     // tcp://HOST:PORT or file://PATH
+    const char *token;   // of tcp://, which needs one off loopback; NULL: none
+    struct ranks who;    // of size > 1
+    const char *version; // of the program
+    const char *layout;  // of the weights, "" or NULL: nothing to compare
+    double timeout_s;    // from the call until all are there
+};
+
+// The connections of a rank: those of rank 0 are to all others, another's is to rank 0.
+struct peer {
+    struct statement who;
+    struct wire wire;
+    int64_t heard_ns; // when something last came
+    bool here;        // false: not come yet, or has left
+};
+struct peers {
+    struct statement self;
+    int n;
+    struct peer list[];
+};
+void peers_free(struct peers *p); // closes; NULL is fine
+
+// bytes: what rank 0 gives, replaced by it in the others. ST_TIMEOUT: not all came, and who is
+// missing; ST_MISMATCH; ST_BUSY: the port is in use.
+#define RENDEZVOUS_BYTES (16 << 10) // the most
+enum status rendezvous(const struct rendezvous_options *options, struct bytes *bytes,
+                       struct peers **ret);
+
+#endif
