@@ -6,6 +6,7 @@
 #include "common/base/dtype.h"
 #include "common/http/api_key.h"
 #include "common/http/listen.h"
+#include "infer-server/engine/follower.h"
 #include "infer-server/http/server.h"
 #include "infer-server/http/tool_form.h"
 #include "kernels/device.h"
@@ -25,6 +26,7 @@ struct config {
         *kv_memory;
     enum log_level log_level;
     int dtype; // dtype_option_names
+    int64_t tensor_parallel;
 };
 
 #define OPTIONS_OF struct config
@@ -104,6 +106,10 @@ static const struct option_spec table[] = {
                "what a weight update does to the KV cache of requests in flight"),
     OPT_CHOICE("prefix-cache", server.engine.prefix_cache_off, "on", OPTION_WORDS("on", "off"),
                "prompts begin with what earlier requests computed of the same tokens"),
+    OPT_INT("tensor-parallel-size", tensor_parallel, "1", "N", 1, 64,
+            "shares the model among N processes of one host, each with a device of its own: of "
+            "every layer each computes some heads and some of the MLP; started N times, by mpirun "
+            "-n N or with RANK and WORLD_SIZE set"),
     OPT_FLAG("exact", server.engine.exact, NULL,
              "a request's tokens and log-probabilities have the same bits whatever else is served, "
              "drafted or was before: on the CPU, and in bf16 on a Hopper GPU; a "
@@ -212,6 +218,24 @@ static enum status listen_tcp(const struct config *c, struct server_options *o, 
     return st;
 }
 
+// Which of the processes this is that share the model.
+static enum status find_rank(const struct config *c, struct ranks *ret)
+{
+    const int n = (int)c->tensor_parallel;
+    struct ranks who;
+    if (n == 1) return ST_OK; // nobody else's numbers are its business
+    enum status st = ranks_find(-1, 0, &who);
+    if (st != ST_OK) return st;
+    if (who.size != n)
+        return status_fail(ST_INVALID,
+                           "--tensor-parallel-size %d: %d processes share the model, and this is "
+                           "one of %d; start them together: mpirun -n %d cw-infer-server ..., or "
+                           "each with RANK and WORLD_SIZE=%d in its environment",
+                           n, n, who.size, n, n);
+    *ret = who;
+    return ST_OK;
+}
+
 static enum status serve(void *context)
 {
     const struct config *c = context;
@@ -231,6 +255,12 @@ static enum status serve(void *context)
     default_path(c->bridge, "bridge.json", bridge_path);
     make_absolute(socket_path);
     make_absolute(bridge_path);
+    o.engine.bridge_path = bridge_path;
+    CHECK(find_rank(c, &o.engine.who));
+    if (o.engine.who.rank > 0) {
+        st = follower_run(&o.engine);
+        goto out;
+    }
     CHECK(read_kv_memory(c->kv_memory, &o.engine));
     CHECK(speculative_parse(c->speculative, &o.engine.speculative));
     if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &key));
@@ -244,7 +274,6 @@ static enum status serve(void *context)
     CHECK(list_hosts(names, host, hosts));
     o.http.allowed_hosts = hosts;
     o.engine.socket_path = socket_path;
-    o.engine.bridge_path = bridge_path;
     o.unix_fd = socket.fd;
     socket.fd = -1;
     st = server_run(&o);

@@ -34,7 +34,8 @@ enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_r
 // computed too, in chunks of as many rows as the model has logits for, so that no prompt makes
 // memory grow.
 struct prompt_logprobs;
-enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **ret);
+struct runner;
+enum status prompt_logprobs_new(struct runner *runner, struct prompt_logprobs **ret);
 void prompt_logprobs_free(struct prompt_logprobs *p);
 
 // After the forward pass of a step under weights of this version, whose item i ends before row

@@ -6,6 +6,7 @@
  * preempted sample computes again, or a sibling, is passed over, and no sample starts from cached
  * blocks whose rows were not read (scheduler.c). Each row notes the version that computed it. */
 #include "infer-server/engine/logprobs.h"
+#include "infer-server/engine/runner.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -15,7 +16,8 @@ struct prompt_row {
 };
 
 struct prompt_logprobs {
-    struct model *model;
+    struct runner *runner;
+    struct model *model; // its
     struct logprob_reader reader;
     int n;
     struct prompt_row *rows;         // (model->max_rows) of the chunk
@@ -23,12 +25,14 @@ struct prompt_logprobs {
     int32_t *numbers, *host_numbers; // (max_rows) of the rows in the batch
 };
 
-enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **ret)
+enum status prompt_logprobs_new(struct runner *runner, struct prompt_logprobs **ret)
 {
     enum status st = ST_OK;
+    struct model *model = runner->model;
     const size_t n = (size_t)model->max_rows;
     struct prompt_logprobs *p = calloc(1, sizeof *p);
     if (!p) return status_fail(ST_NO_MEMORY, "no memory for prompt log-probabilities");
+    p->runner = runner;
     p->model = model;
     p->reader.dev = model->dev;
     p->rows = malloc(n * sizeof *p->rows);
@@ -72,8 +76,8 @@ static enum status read_chunk(struct prompt_logprobs *p, uint64_t version)
     struct model *m = p->model;
     if (p->n == 0) return ST_OK;
     const struct sampling *sampling = &p->rows[0].request->sampling;
-    device_copy_in(m->dev, p->numbers, p->host_numbers, (size_t)p->n * sizeof *p->numbers);
-    model_head(m, m->x, p->numbers, 0, p->n);
+    enum status st = runner_head(p->runner, p->host_numbers, p->n, p->numbers);
+    if (st != ST_OK) return st;
     const struct logprob_rows rows = {.logits = m->logits,
                                       .targets = p->targets,
                                       .n = p->n,
@@ -81,7 +85,7 @@ static enum status read_chunk(struct prompt_logprobs *p, uint64_t version)
                                       .n_top = sampling->prompt_top,
                                       .temperature = sampling->temperature};
     const struct token_logprob *read;
-    enum status st = logprob_reader_read(&p->reader, &rows, &read);
+    st = logprob_reader_read(&p->reader, &rows, &read);
     for (int i = 0; st == ST_OK && i < p->n; i++)
         note_row(&p->rows[i], read + (size_t)i * (size_t)(1 + rows.n_top), rows.n_top, version);
     p->n = 0;
