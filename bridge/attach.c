@@ -69,8 +69,20 @@ static enum status open_arena(const struct bridge *b, const struct bridge_role *
                           "%s: segment %s", b->file->path, role->role);
 }
 
-enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
-                                  bridge_step_fn on_step, void *context, struct bridge **ret)
+// rank -1: of a server that has but one.
+static enum status choose_shard(struct bridge_file *file, int rank)
+{
+    if (rank >= 0) return bridge_file_take_shard(file, rank);
+    if (file->tp_degree == 1) return ST_OK;
+    return status_fail(
+        ST_UNSUPPORTED,
+        "%s: \"tp_degree\" is %d: the server's weights have so many shards, and this "
+        "client maps whole models",
+        file->path, file->tp_degree);
+}
+
+enum status bridge_attach_shard(const char *explicit_path, int rank, struct device *dev,
+                                bridge_step_fn on_step, void *context, struct bridge **ret)
 {
     char path[sizeof((struct bridge_file *)0)->path], detail[2 * PATH_MAX];
     enum status st;
@@ -81,6 +93,7 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
 
     CHECK(bridge_find(explicit_path, path, sizeof path));
     CHECK(bridge_file_read(path, &b->file));
+    CHECK(choose_shard(b->file, rank));
     snprintf(detail, sizeof detail, "%s%s%s", path,
              b->file->ignored[0] ? "; roles that are not known here, and left out: " : "",
              b->file->ignored);
@@ -96,9 +109,9 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     on_step(context, step, ST_OK, detail);
 
     step = "control page";
-    CHECK(control_open(b->file->control_page, b->file->roles[0].layout_hash, &b->control));
+    CHECK(control_open(b->file->control_page, b->file->page_layout, &b->control));
     snprintf(detail, sizeof detail, "%s, layout %.16s", b->file->control_page,
-             b->file->roles[0].layout_hash);
+             b->file->page_layout);
     on_step(context, step, ST_OK, detail);
 
     step = "device";
@@ -124,6 +137,12 @@ out:
     on_step(context, step, st, status_message());
     bridge_detach(b);
     return st;
+}
+
+enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
+                                  bridge_step_fn on_step, void *context, struct bridge **ret)
+{
+    return bridge_attach_shard(explicit_path, -1, dev, on_step, context, ret);
 }
 
 static void no_step(void *context, const char *step, enum status st, const char *detail)

@@ -176,6 +176,18 @@ out:
     return st;
 }
 
+// Which part of the Hugging Face tensor it is, where there are several ranks.
+static void describe_slice(const struct weight_tensor *t, struct bridge_slice *ret)
+{
+    ret->n_runs = t->slice.n_runs;
+    ret->first_column = t->slice.first_col;
+    for (int d = 0; d < t->n_dims; d++) ret->whole[d] = t->slice.whole[d];
+    for (int i = 0; i < ret->n_runs; i++) {
+        ret->runs[i].first = t->slice.runs[i].first;
+        ret->runs[i].n = t->slice.runs[i].n;
+    }
+}
+
 // Takes memory for the tensors, which the caller frees. folder: NULL or "" where it is of none.
 static enum status describe_arena(const struct weights_owner *o, const struct weights *w,
                                   const char *folder, const char *handle, struct bridge_role *ret)
@@ -209,12 +221,49 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
             to->stride[d] = stride;
             stride *= t->shape[d];
         }
+        if (w->config->shard.size > 1) describe_slice(t, &to->slice);
         to->dt = w->dt;
         to->offset = (uint64_t)t->offset * element;
         to->bytes = (uint64_t)t->n * element;
     }
     *ret = role;
     return ST_OK;
+}
+
+// The shard of a follower, whose plan is made once more to say where its tensors are.
+static enum status describe_shard(const struct weights_owner *o, int rank,
+                                  const struct segment_info *info, struct bridge_role *ret)
+{
+    const struct arena *policy = &o->arenas[WEIGHTS_POLICY];
+    struct model_config config = *policy->source.config; // a follower's has the same sizes
+    struct weights *w = NULL;
+    config.shard.rank = rank;
+    enum status st = weights_plan(&config, policy->weights->dt, &w);
+    if (st == ST_OK) st = describe_arena(o, w, policy->source.folder, info->handle, ret);
+    weights_free(w);
+    if (st != ST_OK) return st;
+    snprintf(ret->role, sizeof ret->role, "shard:%d", rank);
+    snprintf(ret->kind, sizeof ret->kind, "%s", info->kind);
+    ret->holder = (struct bridge_holder){.pid = (pid_t)info->pid,
+                                         .pid_start_time = (uint64_t)info->pid_start_time};
+    snprintf(ret->holder.device, sizeof ret->holder.device, "%s", info->device);
+    snprintf(ret->holder.device_uuid, sizeof ret->holder.device_uuid, "%s", info->device_uuid);
+    return ST_OK;
+}
+
+static enum status describe_shards(const struct weights_owner *o, struct bridge_file *file)
+{
+    enum status st = ST_OK;
+    const int n = group_size(o->group) - 1;
+    struct segment_info *infos = calloc((size_t)n + 1, sizeof *infos);
+    if (!infos) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
+    CHECK(group_order(o->group, ORDER_SEGMENT, NULL, 0));
+    CHECK(group_wait(o->group, infos, sizeof *infos));
+    for (int i = 0; i < n; i++)
+        CHECK(describe_shard(o, i + 1, &infos[i], &file->roles[file->n_roles++]));
+out:
+    free(infos);
+    return st;
 }
 
 static enum status describe_roles(const struct weights_owner *o, struct bridge_file *file)
@@ -238,6 +287,7 @@ static enum status describe_roles(const struct weights_owner *o, struct bridge_f
         snprintf(role->role, sizeof role->role, "adapter:%s", info->name);
         file->n_roles++;
     }
+    st = describe_shards(o, file);
 out:
     return st;
 }
@@ -245,8 +295,9 @@ out:
 static enum status announce(struct weights_owner *o)
 {
     enum status st = ST_OK;
-    struct bridge_role roles[WEIGHTS_ROLES + ADAPTERS_MOST] = {0};
-    struct bridge_file file = {.pid = getpid(), .n_roles = 0, .roles = roles};
+    struct bridge_role roles[WEIGHTS_ROLES + ADAPTERS_MOST] = {0}; // adapters, or shards
+    struct bridge_file file = {
+        .pid = getpid(), .n_roles = 0, .roles = roles, .tp_degree = group_size(o->group)};
     CHECK(describe_roles(o, &file));
     snprintf(file.path, sizeof file.path, "%s", o->bridge_path);
     process_boot_id(file.boot_id);
