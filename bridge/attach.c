@@ -81,6 +81,11 @@ static enum status choose_shard(struct bridge_file *file, int rank)
         file->path, file->tp_degree);
 }
 
+static void no_step(void *context, const char *step, enum status st, const char *detail)
+{
+    (void)context, (void)step, (void)st, (void)detail;
+}
+
 enum status bridge_attach_shard(const char *explicit_path, int rank, struct device *dev,
                                 bridge_step_fn on_step, void *context, struct bridge **ret)
 {
@@ -90,6 +95,7 @@ enum status bridge_attach_shard(const char *explicit_path, int rank, struct devi
     char mapping[80];
     struct bridge *b = calloc(1, sizeof *b);
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
+    if (!on_step) on_step = no_step;
 
     CHECK(bridge_find(explicit_path, path, sizeof path));
     CHECK(bridge_file_read(path, &b->file));
@@ -145,14 +151,9 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     return bridge_attach_shard(explicit_path, -1, dev, on_step, context, ret);
 }
 
-static void no_step(void *context, const char *step, enum status st, const char *detail)
-{
-    (void)context, (void)step, (void)st, (void)detail;
-}
-
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret)
 {
-    return bridge_attach_watched(explicit_path, dev, no_step, NULL, ret);
+    return bridge_attach_watched(explicit_path, dev, NULL, NULL, ret);
 }
 
 // ---- without a server --------------------------------------------------------------------------

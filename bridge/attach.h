@@ -13,7 +13,7 @@ struct bridge;
 // the lease. On failure nothing stays open.
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret);
 // The same, telling each check as it ends: on_step(context, words, status, the fault's sentence or
-// a detail). The first that fails is the last.
+// a detail). The first that fails is the last. NULL: nobody is told.
 typedef void (*bridge_step_fn)(void *context, const char *step, enum status st, const char *detail);
 enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
                                   bridge_step_fn on_step, void *context, struct bridge **ret);
