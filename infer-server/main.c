@@ -51,8 +51,9 @@ static const struct option_spec table[] = {
              "folder of a smaller model of the same tokenizer, which drafts"),
     OPT_TEXT(
         "tandem-model", server.engine.frozen_folder, NULL, "DIR",
-        "folder of a model of the same tokenizer that is never trained, and writes rollouts "
-        "together with the other where a request asks for that (\"tandem\"); may be --model's"),
+        "folder of a model of the same tokenizer that is never trained, and answers requests that "
+        "name it (\"frozen\"), or writes rollouts together with the other where they ask for that "
+        "(\"tandem\"); may be --model's"),
     OPT_TEXT("speculative", speculative, "off", "METHOD:K",
              "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
              "draft_model[:5] with commas between them"),

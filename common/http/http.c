@@ -175,6 +175,11 @@ const char *http_path_tail(const struct http_request *q)
     return q->path_tail;
 }
 
+const char *http_host(const struct http_request *q)
+{
+    return http_header_of(q, "Host");
+}
+
 const char *http_request_id(const struct http_request *q)
 {
     return q->request_id;

@@ -61,6 +61,8 @@ void http_body_release(struct http_body *body);
 int http_which(const struct http_request *q);                           // its route's
 const char *http_query(const struct http_request *q, const char *name); // NULL: not given
 const char *http_path_tail(const struct http_request *q); // of the path, behind a route's "/a/"
+const char *
+http_host(const struct http_request *q); // by which the client calls this server, or NULL
 // X-Request-Id as the client sent it, or one made up; it stands in the response's header.
 const char *http_request_id(const struct http_request *q);
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the
@@ -87,11 +89,16 @@ void http_fail_status(struct http_request *q, enum status st);
 void http_error_object(struct bytes *to, unsigned code, const char *name, const char *type,
                        const char *sentence);
 
-enum stream_state { STREAM_MORE, STREAM_WAIT, STREAM_END };
+// FAIL: the connection is cut, so that the client does not take what it has for the whole.
+enum stream_state { STREAM_MORE, STREAM_WAIT, STREAM_END, STREAM_FAIL };
 // Appends some text: more may follow at once, or later (http_wake), or never.
 typedef enum stream_state (*stream_producer)(void *attached, struct http_request *q,
                                              struct bytes *to);
 void http_stream(struct http_request *q, const char *content_type, stream_producer produce);
+// The same of so many bytes, which the client is told; a slow one has a second more for each 64
+// KiB.
+void http_stream_sized(struct http_request *q, const char *content_type, int64_t n_bytes,
+                       stream_producer produce);
 void http_wake(struct http_request *q); // the producer has something
 
 #endif

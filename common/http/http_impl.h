@@ -13,6 +13,7 @@
 #define HEADERS_MAX    4
 #define SWEEP_MS       100
 #define REQUEST_ID_MAX 128
+#define BODY_RATE      (64 << 10) // bytes a second that a body goes at, at least
 
 struct listener {
     struct http *http;
@@ -60,7 +61,8 @@ struct http_request {
     bool suspended, gone, expired, streaming, stream_ended, close_after;
     struct bytes body; // the request's; later the part of a stream that is not sent yet
     size_t body_seen, sent;
-    size_t buffered; // of the body, as counted in struct http
+    uint64_t stream_bytes; // MHD_SIZE_UNKNOWN: nobody knows
+    size_t buffered;       // of the body, as counted in struct http
     int64_t deadline_ns, since_ns;
     struct {
         char name[32], value[160];

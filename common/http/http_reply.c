@@ -1,6 +1,7 @@
 /* http_reply.c: how a request is answered: whole, with an error object, or as a stream that is
  * asked for more whenever the socket takes more. Loop's thread. */
 #include "common/http/http_impl.h"
+#include "common/base/clock.h"
 #include "common/base/json_out.h"
 
 #include <stdlib.h>
@@ -120,15 +121,29 @@ void http_fail_status(struct http_request *q, enum status st)
                  status_message());
 }
 
-void http_stream(struct http_request *q, const char *content_type, stream_producer produce)
+static void start_stream(struct http_request *q, const char *content_type, uint64_t n_bytes,
+                         stream_producer produce)
 {
     q->state = REPLY_READY;
+    q->stream_bytes = n_bytes;
     q->code = 200;
     q->content_type = content_type;
     q->streaming = true;
     q->produce = produce;
     http_drop_body(q);
     http_resume(q);
+}
+
+void http_stream(struct http_request *q, const char *content_type, stream_producer produce)
+{
+    start_stream(q, content_type, MHD_SIZE_UNKNOWN, produce);
+}
+
+void http_stream_sized(struct http_request *q, const char *content_type, int64_t n_bytes,
+                       stream_producer produce)
+{
+    q->deadline_ns += n_bytes / BODY_RATE * NS_PER_S;
+    start_stream(q, content_type, (uint64_t)n_bytes, produce);
 }
 
 void http_wake(struct http_request *q)
@@ -146,7 +161,7 @@ static ssize_t read_stream(void *context, uint64_t position, char *buffer, size_
         bytes_clear(&q->body);
         q->sent = 0;
         enum stream_state state = q->produce(q->attached, q, &q->body);
-        if (q->body.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (q->body.failed || state == STREAM_FAIL) return MHD_CONTENT_READER_END_WITH_ERROR;
         q->stream_ended = state == STREAM_END;
         if (state != STREAM_MORE) break;
     }
@@ -169,7 +184,7 @@ enum MHD_Result http_queue_reply(struct http_request *q)
     struct MHD_Response *response;
     if (q->streaming) {
         response =
-            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 32 << 10, read_stream, q, NULL);
+            MHD_create_response_from_callback(q->stream_bytes, 32 << 10, read_stream, q, NULL);
     } else {
         response = MHD_create_response_from_buffer(q->reply.len, (void *)bytes_text(&q->reply),
                                                    q->reply.len ? MHD_RESPMEM_MUST_FREE

@@ -6,7 +6,8 @@
  * now and then could keep a connection for ever. From accept to close every phase has an end:
  *   headers   HEADERS_S after accept, and --idle-timeout after the last answer
  *   body      --idle-timeout, and a second more for each BODY_RATE bytes that came
- *   answer    --request-timeout (a sentence says so), and --idle-timeout more to take it
+ *   answer    --request-timeout (a sentence says so), and --idle-timeout more to take it; a file
+ *             also a second for each BODY_RATE bytes
  * A connection past its end is shut down; libmicrohttpd finds that and closes it.
  *
  * libmicrohttpd stops listening at its limit, and begins again only in a later MHD_run(), which
@@ -19,7 +20,6 @@
 #include <sys/socket.h>
 
 #define HEADERS_S 30
-#define BODY_RATE (64 << 10) // bytes a second
 
 static void expire(struct http_request *q)
 {

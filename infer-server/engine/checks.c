@@ -207,6 +207,21 @@ static enum status check_sampling(const struct model_config *config, const struc
     return st;
 }
 
+static enum status check_frozen(const struct engine_options *o, const struct sampling *s)
+{
+    if (!s->frozen) return ST_OK;
+    if (!o->frozen_folder)
+        return status_fail(ST_INVALID, "the server was started without a frozen model: start it "
+                                       "with --tandem-model DIR");
+    if (s->adapter.index || s->tandem.on)
+        return status_fail(ST_INVALID, "the frozen model samples alone: leave \"%s\" out",
+                           s->tandem.on ? "tandem" : "lora");
+    if (speculative_most(s->speculative) > 0)
+        return status_fail(ST_INVALID, "nothing is drafted for the frozen model: leave "
+                                       "\"speculative\" out");
+    return ST_OK;
+}
+
 static enum status check_tandem(const struct engine_options *o, const struct sampling *s)
 {
     const struct tandem_choice *t = &s->tandem;
@@ -238,6 +253,7 @@ enum status checks_request(const struct engine_options *options, const struct mo
     enum status st = check_ids(config, "prompt token", r->prompt, r->n_prompt);
     if (st == ST_OK) st = check_sampling(config, &r->sampling);
     if (st == ST_OK) st = check_tandem(options, &r->sampling);
+    if (st == ST_OK) st = check_frozen(options, &r->sampling);
     if (st == ST_OK) st = check_choice(options, r->sampling.speculative, "speculative");
     return st;
 }

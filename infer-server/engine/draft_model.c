@@ -170,7 +170,7 @@ enum status draft_model_follow(struct draft_model *d, const struct step *step, b
     for (int i = 0; i < step->n_items && prompts; i++) {
         const struct step_item *item = &step->items[i];
         struct sample *sample = item->sample;
-        if (sample_is_tandem(sample)) continue; // is not drafted for
+        if (sample_uses_frozen(sample)) continue; // is not drafted for
         if (item->first + 1 == sample_known(sample) && sample->text.n_generated > 0) continue;
         skip_computed(d, sample);
         CHECK(feed(d, sample, item->first + item->n, &room));

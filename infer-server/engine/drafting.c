@@ -85,7 +85,7 @@ out:
 static struct speculative_choice choice_of(const struct drafting *d, const struct sample *sample)
 {
     const struct speculative_choice own = sample->request->sampling.speculative;
-    if (sample_is_tandem(sample)) return (struct speculative_choice){.chosen = true};
+    if (sample_uses_frozen(sample)) return (struct speculative_choice){.chosen = true};
     return own.chosen ? own : d->choice;
 }
 

@@ -57,6 +57,7 @@ struct sampling {
     int prompt_top;       // with these, so many most likely tokens (<= TOP_LOGPROBS_MOST)
     struct speculative_choice speculative;
     struct tandem_choice tandem; // then nothing is drafted
+    bool frozen;                 // the frozen model writes it alone; likewise
     // stop strings are the server's business: it detokenises, and cancels the sample
 };
 

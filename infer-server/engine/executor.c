@@ -368,7 +368,7 @@ static enum status copy_blocks(struct executor *x, const struct step *step)
     for (int i = 0; i < step->n_copies && st == ST_OK; i++) {
         const struct step_copy *copy = &step->copies[i];
         st = runner_copy_block(x->runners[RUNNER_POLICY], copy->from, copy->to);
-        if (copy->both && st == ST_OK)
+        if (copy->frozen && st == ST_OK)
             st = runner_copy_block(x->runners[RUNNER_FROZEN], copy->from, copy->to);
     }
     return st;
@@ -392,7 +392,7 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     CHECK(copy_blocks(x, step));
     if (by_policy) CHECK(drafting_follow(x->drafting, step));
     CHECK(runner_sample(r));
-    if (by_policy) CHECK(prompt_logprobs_read(x->prompt_logprobs, step, x->item_end, version));
+    CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
     const int n_prompt = prompt_tokens(step);
     const int n_generated = take_step(x, step, version, now_ns);

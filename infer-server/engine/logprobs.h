@@ -38,10 +38,11 @@ struct runner;
 enum status prompt_logprobs_new(struct runner *runner, struct prompt_logprobs **ret);
 void prompt_logprobs_free(struct prompt_logprobs *p);
 
-// After the forward pass of a step under weights of this version, whose item i ends before row
-// item_end[i]: reads what rows of it the requests still want, and waits. model->logits is
-// overwritten. ST_DEVICE: nothing is valid.
-enum status prompt_logprobs_read(struct prompt_logprobs *p, const struct step *step,
-                                 const int *item_end, uint64_t version);
+// After a runner's forward pass of a step under weights of this version, whose item i ends before
+// row item_end[i]: reads what rows of it the requests still want, and waits. Its model's logits are
+// overwritten; they are of as many rows as those of the runner that this was made for. ST_DEVICE:
+// nothing is valid.
+enum status prompt_logprobs_read(struct prompt_logprobs *p, struct runner *runner,
+                                 const struct step *step, const int *item_end, uint64_t version);
 
 #endif

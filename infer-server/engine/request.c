@@ -66,8 +66,9 @@ enum status request_prepare(struct request *r, int block_size, uint64_t cache_sa
     r->full_blocks = r->n_prompt / block_size;
     const size_t n_own = n_blocks - (size_t)r->full_blocks;
     if (!r->hashes) r->hashes = malloc(((size_t)r->full_blocks + 1) * sizeof *r->hashes);
-    // Blocks that two models computed serve those alone that two models write.
-    const uint64_t writers = r->sampling.adapter.id << 1 | r->sampling.tandem.on;
+    // Blocks serve those alone that the same models write.
+    const uint64_t writers =
+        r->sampling.adapter.id << 2 | (uint64_t)r->sampling.frozen << 1 | r->sampling.tandem.on;
     if (r->hashes) r->hashes[0] = (struct block_hash){.part = {cache_salt, writers}};
     if (!r->hashes ||
         !block_hash_chain(r->hashes, r->prompt, block_size, r->full_blocks, r->hashes + 1))
@@ -75,6 +76,7 @@ enum status request_prepare(struct request *r, int block_size, uint64_t cache_sa
     for (int i = 0; i < r->sampling.n; i++) {
         struct sample *s = &r->samples[i];
         s->blocks.n_hashed = r->full_blocks;
+        s->author.frozen = r->sampling.frozen;
         tandem_choose(&r->sampling.tandem, s->text.stream, 0, 0, &s->author);
         struct sample_text *text = &s->text;
         struct sample_blocks *b = &s->blocks;

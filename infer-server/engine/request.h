@@ -16,7 +16,8 @@
  *
  * Where two models write a sample together (tandem.h), kv[RUNNER_FROZEN] is the frozen model's.
  * Neither runs where the other writes: each computes what it has missed when its turn comes
- * (sample_runner), in one chunk. What is cached, both have computed.
+ * (sample_runner), in one chunk. What is cached, both have computed. Where the frozen model writes
+ * alone, kv[RUNNER_FROZEN] is all there is (sample_owner).
  */
 #ifndef INFER_SERVER_REQUEST_H
 #define INFER_SERVER_REQUEST_H
@@ -44,7 +45,7 @@ struct sample_blocks {         // its block table, the same in all runners' pool
 };
 struct sample_kv { // in one runner's pool; written by the scheduler, the draft's by draft_model.c
     int computed;  // tokens from the front whose keys and values lie in its blocks
-    uint64_t version; // policy: that computed all of them; 0: more than one did
+    uint64_t version; // its owner's: that computed all of them; 0: more than one did
 };
 struct sample_queue { // the scheduler's
     enum sample_state state;
@@ -109,6 +110,15 @@ static inline bool sample_is_tandem(const struct sample *s)
 {
     return s->request->sampling.tandem.on;
 }
+static inline bool sample_uses_frozen(const struct sample *s) // the frozen model has a part in it
+{
+    return sample_is_tandem(s) || s->request->sampling.frozen;
+}
+// Whose blocks say what of it is computed, and by which version: a tandem's are the policy's.
+static inline enum runner_role sample_owner(const struct sample *s)
+{
+    return s->request->sampling.frozen ? RUNNER_FROZEN : RUNNER_POLICY;
+}
 static inline enum runner_role sample_author(const struct sample *s) // that samples its next token
 {
     return s->author.frozen ? RUNNER_FROZEN : RUNNER_POLICY;
@@ -128,8 +138,8 @@ static inline int sample_computed(const struct sample *s) // of these, by whose 
 }
 static inline int sample_computed_by_all(const struct sample *s) // by all that write it
 {
-    const int policy = s->kv[RUNNER_POLICY].computed, frozen = s->kv[RUNNER_FROZEN].computed;
-    return sample_is_tandem(s) && frozen < policy ? frozen : policy;
+    const int own = s->kv[sample_owner(s)].computed, frozen = s->kv[RUNNER_FROZEN].computed;
+    return sample_is_tandem(s) && frozen < own ? frozen : own;
 }
 // All its tokens are computed but the last, which was sampled.
 static inline bool sample_is_decoding(const struct sample *s)

@@ -26,7 +26,7 @@ struct step_sample { // the next token of a sample is sampled from the last row 
 };
 struct step_copy { // copy-on-write: block `to` becomes a copy of `from` once the items are computed
     int32_t from, to;
-    bool both; // in the frozen model's pool too, whoever runs the step
+    bool frozen; // in the frozen model's pool too, whoever runs the step
 };
 struct step {
     enum runner_role runner; // that computes it: the policy, or the frozen model

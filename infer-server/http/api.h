@@ -17,10 +17,11 @@
 #define API_MAX_PROMPTS    1024  // prompts or groups of one request
 #define API_MAX_SAMPLES    65536 // of one request
 #define API_MAX_LOGPROBS   20
-#define API_MAX_PROMPT_TOP 128  // likeliest tokens with each prompt token
-#define API_MAX_BIASES     4096 // entries of logit_bias
-#define REQUEST_NAME_BYTES 129  // what a client may call its request
-#define REQUEST_ID_BYTES   144  // "chatcmpl-NAME"
+#define API_MAX_PROMPT_TOP 128      // likeliest tokens with each prompt token
+#define API_MAX_BIASES     4096     // entries of logit_bias
+#define API_FROZEN         "frozen" // the model of --tandem-model, as "model" and /v1/models have it
+#define REQUEST_NAME_BYTES 129      // what a client may call its request
+#define REQUEST_ID_BYTES   144      // "chatcmpl-NAME"
 // Of all prompts in one whole answer, the likeliest tokens' among them: some 300 MB as JSON.
 #define API_MAX_PROMPT_LOGPROBS 4000000
 
@@ -33,6 +34,7 @@ struct api_model {
     const char *why_no_chat;
     const struct tool_form *tool_form; // of calls in a chat's answers; NULL: they stay text
     struct engine *engine; // whose adapters "model" and "lora" name; NULL: there are none
+    bool frozen;           // there is a frozen model, which "model" names as API_FROZEN
     char active_adapter[ADAPTER_NAME_BYTES]; // of /generate where it names none; "": none
     int vocab_size;
     int max_context;                // tokens, prompt and completion together
@@ -47,6 +49,9 @@ struct api_model {
 // where do_sample false is temperature 0. `where` names the file in errors.
 enum status api_model_read_defaults(const char *where, const json_t *generation_config,
                                     struct api_model *ret);
+
+// Whether a name is that of the frozen model, which there is.
+bool api_names_frozen(const struct api_model *model, const char *name);
 
 enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE, API_INFERENCE };
 
@@ -64,7 +69,7 @@ struct api_prompt {
 struct api_request {
     char name[REQUEST_NAME_BYTES];    // "request_id", or empty
     char id[REQUEST_ID_BYTES];        // "cmpl-NAME", "chatcmpl-NAME"...
-    char adapter[ADAPTER_NAME_BYTES]; // that it is sampled by; "": the model itself
+    char adapter[ADAPTER_NAME_BYTES]; // that it is sampled by, or API_FROZEN; "": the model itself
     enum api_kind kind;
     int n_prompts, n_samples; // n_samples: of all prompts
     struct api_prompt *prompts;

@@ -37,6 +37,11 @@ void api_request_free(struct api_request *r)
     free(r);
 }
 
+bool api_names_frozen(const struct api_model *model, const char *name)
+{
+    return model->frozen && strcmp(name, API_FROZEN) == 0 && strcmp(name, model->name) != 0;
+}
+
 enum status api_check_model_name(const json_t *object, const struct api_model *model)
 {
     const char *name = NULL;
@@ -44,6 +49,7 @@ enum status api_check_model_name(const json_t *object, const struct api_model *m
     enum status st = json_get_string(where, object, "model", &name);
     if (st != ST_OK || !name || !*name) return st;
     if (strcmp(name, model->name) == 0 || strcmp(name, model->folder) == 0) return ST_OK;
+    if (api_names_frozen(model, name)) return ST_OK;
     if (model->engine && engine_find_adapter(model->engine, name, &ref)) return ST_OK;
     return status_fail(ST_NOT_FOUND, "request: \"model\" is '%.200s'; this server has '%s'", name,
                        model->name);
@@ -57,7 +63,8 @@ static bool use_adapter(struct api_request *r, const struct api_model *model, co
     return true;
 }
 
-// "lora": an adapter's name; or "model", where that is one's. api_check_model_name() was content.
+// "lora": an adapter's name; or "model", where that is one's, or the frozen model's.
+// api_check_model_name() was content.
 static enum status read_adapter(struct api_request *r, const json_t *object,
                                 const struct api_model *model)
 {
@@ -65,7 +72,12 @@ static enum status read_adapter(struct api_request *r, const json_t *object,
     enum status st;
     CHECK(json_get_string(where, object, "model", &name));
     CHECK(json_get_string(where, object, "lora", &lora));
-    if (name) use_adapter(r, model, name);
+    if (name && api_names_frozen(model, name)) {
+        r->sampling.frozen = true;
+        snprintf(r->adapter, sizeof r->adapter, API_FROZEN);
+    } else if (name) {
+        use_adapter(r, model, name);
+    }
     if (!lora && !name && r->kind == API_GENERATE && model->active_adapter[0])
         lora = model->active_adapter;
     if (lora && !use_adapter(r, model, lora))

@@ -39,6 +39,9 @@ static enum status take_name(struct adapter_job *a, const char *field, const cha
     if (strcmp(name, model->name) == 0 || strcmp(name, model->folder) == 0)
         return status_fail(ST_INVALID, "request: \"%s\" is '%s', the model's own name", field,
                            name);
+    if (api_names_frozen(model, name))
+        return status_fail(ST_INVALID, "request: \"%s\" is '%s', the frozen model's own name",
+                           field, name);
     snprintf(a->name, sizeof a->name, "%s", name);
     return ST_OK;
 }

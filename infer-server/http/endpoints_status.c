@@ -81,6 +81,14 @@ static json_t *adapter_card(const struct server *s, const struct adapter_info *a
     return card;
 }
 
+static json_t *frozen_card(const struct server *s)
+{
+    json_t *card = model_card(s);
+    json_object_set_new(card, "id", json_string(API_FROZEN));
+    json_object_set_new(card, "root", json_clean_string(s->options->engine.frozen_folder));
+    return card;
+}
+
 void handle_models(void *server, struct http_request *q)
 {
     const struct server *s = server;
@@ -88,6 +96,7 @@ void handle_models(void *server, struct http_request *q)
     const int n = engine_adapters(s->engine, list);
     json_t *data = json_array();
     json_array_append_new(data, model_card(s));
+    if (s->model.frozen) json_array_append_new(data, frozen_card(s));
     for (int i = 0; i < n; i++) json_array_append_new(data, adapter_card(s, &list[i]));
     http_reply_json(q, 200, json_pack("{s:s, s:o}", "object", "list", "data", data));
 }
@@ -100,6 +109,7 @@ void handle_model(void *server, struct http_request *q)
     const int n = engine_adapters(s->engine, list);
     json_t *card = NULL;
     if (strcmp(id, s->model.name) == 0 || strcmp(id, s->model.folder) == 0) card = model_card(s);
+    if (!card && api_names_frozen(&s->model, id)) card = frozen_card(s);
     for (int i = 0; i < n && !card; i++)
         if (strcmp(id, list[i].name) == 0) card = adapter_card(s, &list[i]);
     if (card)

@@ -185,6 +185,7 @@ static enum status read_model(struct server *s)
     CHECK(read_tokenizer(s, folder));
     s->model.name = s->model_name;
     s->model.folder = folder;
+    s->model.frozen = s->options->engine.frozen_folder != NULL;
     s->model.tokenizer = s->host.tokenizer = s->tokenizer;
     s->model.chat = s->chat;
     s->model.why_no_chat = s->why_no_chat;

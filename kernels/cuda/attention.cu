@@ -410,10 +410,11 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
 }
 
-// Floats that a row of a part of dk and dv has.
+// Floats that a row of a part of dk and dv has; heads are rounded up as attn_wgmma_back.cu has
+// them.
 static int64_t part_width(const struct attn_shape *shape)
 {
-    return (int64_t)shape->n_kv_heads * 2 * shape->head_dim;
+    return (int64_t)shape->n_kv_heads * 2 * ((shape->head_dim + 63) / 64 * 64);
 }
 
 size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,
@@ -447,7 +448,8 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
     with_type(shape->dt, [&](auto t) {
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, NULL, const_cast<float *>(lse));
-        int64_t part = batch->n_tokens * part_width(shape), parts_at = (n + 63) / 64 * 64;
+        int64_t part = attn_part_rows(batch->n_tokens) * part_width(shape),
+                parts_at = (n + 63) / 64 * 64;
         int n_parts = 0;
         if constexpr (sizeof(T) == 2)
             n_parts = attn_tensor_back_parts(dev, a.n_tokens, a.n_kv_heads);

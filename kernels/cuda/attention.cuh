@@ -188,9 +188,14 @@ static inline bool attn_is_for_tensor(const attn_args<bf16> &a)
 void attn_few(struct device *dev, const attn_args<bf16> &args, int max_query, int max_context);
 // Paged: of sequences with more than FEW_ROWS packed rows only.
 void attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
-// parts: workspace for n_parts of dk and dv, f32 (n_parts, T, n_kv_heads, 2, head_dim).
+// parts: workspace for n_parts of dk and dv, f32, each of attn_part_rows() rows of n_kv_heads times
+// 2 heads, whose width is rounded up to 64 or 128.
 int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads);
-// The most that n_parts * n_tokens comes to in batches of at most this many tokens.
+static inline int64_t attn_part_rows(int n_tokens)
+{
+    return (n_tokens + 127) / 128 * 128ll;
+}
+// The most rows that all parts have in batches of at most this many tokens.
 int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads);
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
                       const float *delta, float *parts, int n_parts, int max_query);

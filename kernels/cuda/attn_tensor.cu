@@ -535,7 +535,7 @@ int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads)
 {
     int64_t most = 0;
     for (int n = n_tokens; n > 0; n = (n - 1) / ROWS * ROWS) { // whole blocks, and the last
-        int64_t rows = (int64_t)attn_tensor_back_parts(dev, n, n_kv_heads) * n;
+        int64_t rows = attn_tensor_back_parts(dev, n, n_kv_heads) * attn_part_rows(n);
         if (rows > most) most = rows;
     }
     return most;

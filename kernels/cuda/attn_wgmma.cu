@@ -16,7 +16,7 @@ template <int HD, bool PAGED>
 __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, const work &item)
 {
     const work w = item;
-    uint32_t q[HD / 16][4], x[ROWS / 16][4];
+    uint32_t q[HD / 16][4], x[ROWS / 16][4] = {};
     take_rows<HD>(q, c.kept, c.row0);
     c.done_with_kept();
     rows_seen seen = seen_by<PAGED>(a, w.s, w.p, c.row0);
@@ -58,6 +58,8 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
         }
         settle(r.out);
         add_weighted<HD>(r.out, x, values);
+    };
+    auto add_sums = [&]() {
 #pragma unroll
         for (int n = 0; n < ROWS / 16; n++) add_row_sums(r.sum, x[n]);
     };
@@ -70,6 +72,7 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
     for (;; tile += ROWS) {
         wgmma_wait<1>();
         settle(dots);
+        add_sums(); // of the tile before, between the instructions that follow
         weigh(tile);
         wgmma_wait<0>();
         settle(r.out);
@@ -85,6 +88,7 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
         add(tile, values);
     }
     add(tile, values);
+    add_sums();
     wgmma_wait<0>();
     settle(r.out);
     c.done_with(summing);

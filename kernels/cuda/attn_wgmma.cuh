@@ -150,9 +150,9 @@ struct copier {
         bool first = threadIdx.x % COPIERS == 0;
         int item = blockIdx.x;
         for (int turn = 0; item < n; turn ^= 1) {
-            unsigned taken = first ? atomicAdd(ticket, 1u) : 0;
             f(item);
-            if (first) {
+            if (first) { // not before: what a block has taken no other can do
+                unsigned taken = atomicAdd(ticket, 1u);
                 if (taken == (unsigned)n - 1) *ticket = 0; // the last that anybody takes
                 state->next[turn] = gridDim.x + taken;
             }
@@ -285,9 +285,10 @@ struct computer {
         barrier_wait(stream.is_full(), stream.parity);
         fence_async();
     }
+    // All lanes say so themselves: it is once an item, and racecheck knows no other way.
     __device__ __forceinline__ void done_with_kept()
     {
-        done_with(kept_empty);
+        barrier_arrive(kept_empty);
         kept_parity ^= 1;
     }
 
@@ -383,7 +384,7 @@ __device__ __forceinline__ void run_block(block_state &state, char *memory, COPY
             barrier_init(stream.empty + i * 8, GROUPS * 4);
         }
         barrier_init(kept_full, COPIERS + 1);
-        barrier_init(kept_empty, GROUPS * 4);
+        barrier_init(kept_empty, GROUPS * 128);
     }
     __syncthreads();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform

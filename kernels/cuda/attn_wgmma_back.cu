@@ -15,16 +15,16 @@
 #include "kernels/cuda/attn_wgmma.cuh"
 #include <algorithm>
 
-#define STAGES     4
-#define PART_TILES 24 // that a part of a block of keys has, about, where it is not the only one
+#define STAGES 4
 
 struct gradient_args {
     attn_args<bf16> a;
     bf16 *dqkv;
     const bf16 *dout;
     const float *delta;
-    float *parts; // (n_parts, T, n_kv_heads, dk then dv, head_dim)
-    int n_parts;  // of a block of keys, at most
+    float *parts;   // n_parts of dk and dv, of whole blocks of keys (part_of)
+    int n_parts;    // of a block of keys, at most
+    int part_tiles; // tiles that make a part, about
     int key_items, items;
     unsigned *tickets; // the first is the items', behind it one for each 64 keys and kv head
 };
@@ -47,7 +47,7 @@ __device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int i
     int last = a.seq_of[min(base + BLOCK_ROWS, a.n_tokens) - 1];
     for (int s = a.seq_of[base]; s <= last; s++) stop = max(stop, a.attend_end[s]);
     packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
-    int n_parts = min(g.n_parts, (p.n + PART_TILES * ROWS - 1) / (PART_TILES * ROWS));
+    int rows = g.part_tiles * ROWS, n_parts = min(g.n_parts, (p.n + rows - 1) / rows);
     w = {OF_KEYS, p, 0, kv_head, part * ROWS, p.n, n_parts * ROWS, part, n_parts};
     return part < n_parts;
 }
@@ -287,22 +287,15 @@ __device__ __forceinline__ void store_keys(computer &c, const gradient_args &g, 
                    [&](int r) { return to(r, a.n_heads + a.n_kv_heads + w.kv_head); });
 }
 
-// f(i, h, at): the pair [i][h * 2] of dk at the offset `at` of a part; that of dv is head_dim on.
-template <int HD, typename F>
-__device__ __forceinline__ void each_pair(computer &c, const attn_args<bf16> &a, const work &w, F f)
+// Where a thread's sums of a part are: so many float4 for dk, as many for dv, 128 apart.
+template <int HD>
+__device__ __forceinline__ float4 *part_of(computer &c, const gradient_args &g, const work &w,
+                                           int part)
 {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int key = w.p.start + c.row0 + lane / 4 + h * 8;
-        if (key >= a.n_tokens) continue;
-        int64_t at = ((int64_t)key * a.n_kv_heads + w.kv_head) * 2 * a.head_dim;
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) {
-            int d = i * 8 + lane % 4 * 2;
-            if (d < a.head_dim) f(i, h, at + d);
-        }
-    }
+    int blocks = (g.a.n_tokens + BLOCK_ROWS - 1) / BLOCK_ROWS * GROUPS;
+    int64_t at = (int64_t)part * blocks + w.p.start / ROWS + c.group;
+    at = at * g.a.n_kv_heads + w.kv_head;
+    return (float4 *)g.parts + at * (HD / 4 * 128) + threadIdx.x % 128;
 }
 
 __device__ __forceinline__ void group_sync(int group)
@@ -316,17 +309,17 @@ __device__ __forceinline__ bool store_part(computer &c, const gradient_args &g, 
                                            const float (&dk)[HD / 8][4],
                                            const float (&dv)[HD / 8][4], int *is_last)
 {
-    const attn_args<bf16> &a = g.a;
-    int64_t part = (int64_t)a.n_tokens * a.n_kv_heads * 2 * a.head_dim;
-    each_pair<HD>(c, a, w, [&](int i, int h, int64_t at) {
-        float *to = g.parts + w.part * part + at;
-        *(float2 *)to = make_float2(dk[i][h * 2], dk[i][h * 2 + 1]);
-        *(float2 *)(to + a.head_dim) = make_float2(dv[i][h * 2], dv[i][h * 2 + 1]);
-    });
+    float4 *to = part_of<HD>(c, g, w, w.part);
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) {
+        to[i * 128] = make_float4(dk[i][0], dk[i][1], dk[i][2], dk[i][3]);
+        to[(HD / 8 + i) * 128] = make_float4(dv[i][0], dv[i][1], dv[i][2], dv[i][3]);
+    }
     __threadfence();
     group_sync(c.group);
     if (threadIdx.x % 128 == 0) {
-        unsigned *ticket = g.tickets + 1 + (w.p.start / ROWS + c.group) * a.n_kv_heads + w.kv_head;
+        unsigned *ticket =
+            g.tickets + 1 + (w.p.start / ROWS + c.group) * g.a.n_kv_heads + w.kv_head;
         *is_last = atomicAdd(ticket, 1u) == (unsigned)w.n_parts - 1;
         if (*is_last) *ticket = 0;
     }
@@ -335,27 +328,31 @@ __device__ __forceinline__ bool store_part(computer &c, const gradient_args &g, 
     return *is_last;
 }
 
+__device__ __forceinline__ void add_four(float (&sum)[4], float4 x)
+{
+    sum[0] += x.x;
+    sum[1] += x.y;
+    sum[2] += x.z;
+    sum[3] += x.w;
+}
+
 template <int HD>
 __device__ __forceinline__ void add_parts(computer &c, const gradient_args &g, const work &w,
                                           float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
 {
-    const attn_args<bf16> &a = g.a;
-    int64_t part = (int64_t)a.n_tokens * a.n_kv_heads * 2 * a.head_dim;
 #pragma unroll
     for (int i = 0; i < HD / 8; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) dk[i][e] = dv[i][e] = 0;
 #pragma unroll 1
-    for (int z = 0; z < w.n_parts; z++)
-        each_pair<HD>(c, a, w, [&](int i, int h, int64_t at) {
-            const float *from = g.parts + z * part + at;
-            float2 x = __ldcg((const float2 *)from),
-                   y = __ldcg((const float2 *)(from + a.head_dim));
-            dk[i][h * 2] += x.x;
-            dk[i][h * 2 + 1] += x.y;
-            dv[i][h * 2] += y.x;
-            dv[i][h * 2 + 1] += y.y;
-        });
+    for (int z = 0; z < w.n_parts; z++) {
+        const float4 *from = part_of<HD>(c, g, w, z);
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            add_four(dk[i], __ldcg(from + i * 128));
+            add_four(dv[i], __ldcg(from + (HD / 8 + i) * 128));
+        }
+    }
 }
 
 // The sums of a warpgroup's keys over the tiles of packed rows from p.base on.
@@ -457,9 +454,18 @@ bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, c
     int key_blocks = ceil_div(a.n_tokens, BLOCK_ROWS) * a.n_kv_heads;
     if (state->major != 9 || a.head_dim > 128 || a.softcap > 0) return false;
     if (n_parts > 1 && 1 + key_blocks * GROUPS > N_TICKETS) return false;
-    gradient_args g = {a, dqkv,          dout, delta, parts, n_parts, key_blocks * n_parts,
-                       0, state->tickets};
+    gradient_args g = {};
+    g.a = a;
+    g.dqkv = dqkv;
+    g.dout = dout;
+    g.delta = delta;
+    g.parts = parts;
+    g.n_parts = n_parts;
+    // short parts where the blocks of keys alone would leave multiprocessors without work
+    g.part_tiles = key_blocks * 4 >= state->n_sms * 3 ? 48 : 16;
+    g.key_items = key_blocks * n_parts;
     g.items = g.key_items + query_items(a);
+    g.tickets = state->tickets;
     int blocks = std::min(g.items, state->n_sms);
     if (a.head_dim <= 64)
         cuda_launch(dev, "attention gradient", attn_gradient_kernel<64>, blocks, THREADS,

@@ -4,7 +4,8 @@
  * docs/numerics.md. A matmul of bf16 is timed: the library names its likeliest algorithms, and the
  * fastest that gives the bits of the first is taken, so that which one won shows in no result, and
  * two runs may choose differently. (The library's first choice is not always good: for 192 rows of
- * 8,960 it took 211 us for what took 12 with 128 rows.) Algorithms that do not split k do that but
+ * 8,960 it took 211 us for what took 12 with 128 rows, and the best of what it named for 192 rows
+ * 43; so it is asked for the next power of two as well.) Algorithms that do not split k do that but
  * for few (docs/performance.md); where the first choice splits, which only a gradient's may, or
  * timing is not possible (a graph is being captured, no memory for a second result), it stands.
  * What was found for a number of tokens serves all of about that many, on whose number no order of
@@ -200,6 +201,27 @@ static cublasStatus_t ask_library(struct matmul_state *state, struct plan *plan,
     return st;
 }
 
+// Describes the plan's matmul in cuBLASLt's words.
+static cublasStatus_t plan_describe(struct plan *plan);
+
+// What the library names for a number of tokens rounded up to a power of two.
+static int ask_for_more_tokens(struct matmul_state *state, const struct plan *plan,
+                               cublasLtMatmulHeuristicResult_t *ret)
+{
+    struct plan more = {};
+    int n = 0;
+    more.key = plan->key;
+    int *tokens = more.key.trans_a ? &more.key.k : &more.key.m, power = 1;
+    while (power < *tokens) power *= 2;
+    if (power == *tokens) return 0;
+    *tokens = power;
+    if (plan_describe(&more) != CUBLAS_STATUS_SUCCESS ||
+        ask_library(state, &more, false, CANDIDATES, ret, &n) != CUBLAS_STATUS_SUCCESS)
+        n = 0;
+    plan_clear(&more);
+    return n;
+}
+
 static bool take_choice(struct matmul_state *state, struct plan *plan, const struct choice *choice)
 {
     cublasLtMatmulHeuristicResult_t result;
@@ -216,7 +238,7 @@ static cublasStatus_t choose_algorithm(struct device *dev, struct matmul_state *
 {
     const struct plan_key key = choice_key(&plan->key);
     const bool forward = key.in == DT_BF16 && key.trans_b && !key.trans_a; // k16 order
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    cublasLtMatmulHeuristicResult_t found[2 * CANDIDATES];
     int n = 0;
     cublasStatus_t st = ask_library(state, plan, !forward, 1, found, &n);
     if (st != CUBLAS_STATUS_SUCCESS) return st;
@@ -231,6 +253,7 @@ static cublasStatus_t choose_algorithm(struct device *dev, struct matmul_state *
     if (state->n_choices == CHOICES ||
         ask_library(state, plan, false, CANDIDATES, found, &n) != CUBLAS_STATUS_SUCCESS)
         return st;
+    n += ask_for_more_tokens(state, plan, found + n);
     take_fastest(dev, plan, o, found, n);
     state->choices[state->n_choices++] = (struct choice){key, plan->algorithm};
     return st;

@@ -417,6 +417,23 @@ def snapshots():
     snapshot(client).sample(prompt=text([1, 2]), num_samples=1, sampling_params=params).result()
 
 
+def base():  # B4, B5: against a server whose frozen model is of the model's folder
+    """A reference, taken before the first step or of the base model after it, stays what it was."""
+    client = train()
+    tokens = [int(t) for t in rng.integers(0, 256, 14)]
+    start = snapshot(client)
+    wanted = start.compute_logprobs(text(tokens)).result()
+    own = logprobs(client.forward([plain(tokens)], "cross_entropy").result())
+    assert (own == np.array(wanted[1:], np.float32)).all()
+    for _ in range(4):
+        client.forward_backward([plain(tokens)], "cross_entropy")
+        client.optim_step(adam(1e-2)).result()
+        reference = there(service.create_sampling_client(base_model=MODEL))
+        assert start.compute_logprobs(text(tokens)).result() == wanted
+        assert reference.compute_logprobs(text(tokens)).result() == wanted
+        assert snapshot(client).compute_logprobs(text(tokens)).result() != wanted
+
+
 def crowd():  # A9
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     sampler = snapshot(train())

@@ -798,7 +798,7 @@ int main(int argc, char **argv)
     device_release(dev, p.c);
     filter = asked;
 
-    static const int rows[] = {1, 8, 16, 32, 64, 256};
+    static const int rows[] = {1, 8, 16, 32, 64, 192, 256};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char name[64];
         static const struct {

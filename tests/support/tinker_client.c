@@ -66,6 +66,24 @@ void tinker_script(const struct tinker_server *s, const char *python, const char
     fail_msg("the script failed");
 }
 
+void tinker_each_python(void (*run)(const char *python))
+{
+    const char *list = getenv("COMMONWEIGHT_TINKER_PYTHONS");
+    char *names = strdup(list && *list ? list : test_python("tinker")), *remaining = NULL;
+    int n = 0;
+    for (char *name = strtok_r(names, ":", &remaining); name;
+         name = strtok_r(NULL, ":", &remaining)) {
+        if (strchr(name, '/') && access(name, X_OK) != 0) {
+            print_message("%s is not there: that version of the SDK is left out\n", name);
+            continue;
+        }
+        run(name);
+        n++;
+    }
+    free(names);
+    if (n == 0) test_skip("$COMMONWEIGHT_TINKER_PYTHONS (%s) names no Python that is there", list);
+}
+
 void tinker_request(const struct tinker_server *s, const char *method, const char *path,
                     const char *type, const struct bytes *body, struct wire_answer *ret)
 {

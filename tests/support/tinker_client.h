@@ -24,6 +24,11 @@ void tinker_server_kill(struct tinker_server *s); // for teardowns
 void tinker_script(const struct tinker_server *s, const char *python, const char *script,
                    const char *check);
 
+// Calls run() for each Python that $COMMONWEIGHT_TINKER_PYTHONS names, with colons between them,
+// each with a version of the SDK; without it, for the one of the other tests. Skips where none is
+// there.
+void tinker_each_python(void (*run)(const char *python));
+
 // One request; `type` NULL: no body.
 void tinker_request(const struct tinker_server *s, const char *method, const char *path,
                     const char *type, const struct bytes *body, struct wire_answer *ret);

@@ -135,6 +135,28 @@ static void test_model(void **state)
     assert_int_equal(sources_base(s), 10);
 }
 
+// The frozen model answers for what is of the model's folder, once the live weights are not.
+static void test_frozen(void **state)
+{
+    (void)state;
+    struct snapshot first = of("", 2, ""), later = of("", 0, "");
+    first.base = later.base = true;
+    assert_false(sources_has(s, &later, false));
+    assert_ok(sources_add_frozen(s, "frozen"));
+    assert_false(taken(&later, "frozen").live);
+    const struct source_use live = taken(&first, "");
+    sources_update(s, "", 8, false);
+    assert_false(sources_gave(s, &first, &live, 2, 8));
+    const struct source_use use = taken(&first, "frozen");
+    assert_true(sources_gave(s, &first, &use, 2, 8)); // whatever was written meanwhile
+    taken(&first, "frozen");                          // rather than newer weights
+    char spare[SOURCE_ROOM];
+    sources_give(s, &use);
+    assert_false(sources_spare(s, NULL, true, spare));
+    first.base = false;
+    assert_false(sources_has(s, &first, false));
+}
+
 static void test_runs(void **state)
 {
     (void)state;
@@ -159,6 +181,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_kept, start, stop),
         cmocka_unit_test_setup_teardown(test_saved, start, stop),
         cmocka_unit_test_setup_teardown(test_model, start, stop),
+        cmocka_unit_test_setup_teardown(test_frozen, start, stop),
         cmocka_unit_test_setup_teardown(test_runs, start, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,13 @@
 
 #include <string.h>
 
+void tinker_ttl(struct tinker *t, const char *of)
+{
+    if (t->ttl_told) return;
+    t->ttl_told = true;
+    log_warn("%s: \"ttl_seconds\" has no effect: checkpoints stay until they are deleted", of);
+}
+
 static enum status run_save(struct policy *policy, struct work *work)
 {
     struct op *op = (struct op *)work;
@@ -26,14 +33,17 @@ out:
 static void saved(struct op *op)
 {
     char path[RUN_PATH_ROOM];
-    const char *type = op->path.part == RUN_WEIGHTS ? "save_weights" : "save_weights_for_sampler";
+    static const char *const types[RUN_PARTS] = {"save_weights", "save_weights_for_sampler",
+                                                 "save_weights_external"};
     run_path_put(&op->path, path);
     op_note_live(op, true);
-    future_done_json(op->future, json_pack("{s:s, s:s}", "path", path, "type", type));
+    future_done_json(op->future,
+                     json_pack("{s:s, s:s}", "path", path, "type", types[op->path.part]));
 }
 
 static void snapshot(struct op *op)
 {
+    op->snapshot.base = op->snapshot.base && !op->inflight;
     struct sampler *s = tinker_new_sampler(op->tinker, op->sampler, op->model->base, &op->snapshot);
     if (s) {
         s->inflight = op->inflight;
@@ -68,12 +78,13 @@ static void save(struct http_request *q, const json_t *body, struct op *op, enum
     enum status st;
     CHECK(read_name(body, op, part));
     CHECK(json_get_bool("request", body, "overwrite", &overwrite));
-    if (json_has(body, "ttl_seconds") && !op->tinker->ttl_told) {
-        op->tinker->ttl_told = true;
-        log_warn("%s: \"ttl_seconds\" has no effect: checkpoints stay until they are deleted",
-                 op->model->id);
-    }
-    if (!op->named && part == RUN_WEIGHTS)
+    if (json_has(body, "ttl_seconds")) tinker_ttl(op->tinker, op->model->id);
+    if (json_has(body, "age_encryption_recipients"))
+        FAIL(ST_UNSUPPORTED,
+             "\"age_encryption_recipients\" is not there, files are not encrypted here: leave it "
+             "away (save_weights_external), or take the folder of the checkpoint, which is in %s",
+             op->tinker->options->runs);
+    if (!op->named && part != RUN_SAMPLER_WEIGHTS)
         FAIL(ST_INVALID, "request: \"path\", the checkpoint's name, is missing");
     char folder[PATH_ROOM];
     if (op->named && !overwrite && runs_find(op->tinker->options->runs, &op->path, folder) == ST_OK)
@@ -84,14 +95,23 @@ out:
     op_submit(op, q);
 }
 
-void handle_save_weights(void *tinker, struct http_request *q)
+static void save_named(struct tinker *t, struct http_request *q, enum run_part part)
 {
-    struct tinker *t = tinker;
     json_t *body = tinker_body(q);
     if (!body) return;
     struct op *op = op_of(t, q, body, run_save, saved);
-    if (op) save(q, body, op, RUN_WEIGHTS);
+    if (op) save(q, body, op, part);
     json_decref(body);
+}
+
+void handle_save_weights(void *tinker, struct http_request *q)
+{
+    save_named(tinker, q, RUN_WEIGHTS);
+}
+
+void handle_save_external(void *tinker, struct http_request *q)
+{
+    save_named(tinker, q, RUN_EXTERNAL_WEIGHTS);
 }
 
 void handle_save_for_sampler(void *tinker, struct http_request *q)

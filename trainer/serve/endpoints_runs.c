@@ -45,19 +45,30 @@ void handle_checkpoints(void *tinker, struct http_request *q)
         http_fail_status(q, st);
 }
 
-// "RUN" of "RUN/more"; ret_more is "" or behind the slash. False where it cannot be a run.
-static bool split(const char *tail, char ret_run[RUN_NAME_ROOM], const char **ret_more)
+// "RUN/checkpoints/PART/NAME/action"; ret_action is "" or behind the slash.
+static enum status read_checkpoint(struct http_request *q, struct run_path *ret,
+                                   const char **ret_action)
 {
-    const char *slash = strchr(tail, '/');
-    const size_t n = slash ? (size_t)(slash - tail) : strlen(tail);
-    if (n >= RUN_NAME_ROOM) return false;
-    memcpy(ret_run, tail, n);
-    ret_run[n] = 0;
-    *ret_more = slash ? slash + 1 : "";
-    return run_name_is_good(ret_run);
+    const char *tail = http_path_tail(q), *more = "", *const before = "checkpoints/";
+    char run[RUN_NAME_ROOM];
+    if (!run_split(tail, run, &more) || strncmp(more, before, strlen(before)) != 0)
+        return status_fail(ST_NOT_FOUND, "there is no checkpoint \"%.150s\"", tail);
+    return run_path_read(run, more + strlen(before), ret, ret_action);
 }
 
-// GET /api/v1/training_runs/RUN and .../RUN/checkpoints
+// GET .../RUN/checkpoints/PART/NAME/external_weights_urls, or archive, as SDKs before it ask.
+static enum status reply_download(struct tinker *t, struct http_request *q)
+{
+    struct run_path path;
+    const char *action;
+    enum status st = read_checkpoint(q, &path, &action);
+    if (st != ST_OK) return st;
+    if (strcmp(action, "external_weights_urls") == 0) return tinker_reply_urls(t, q, &path);
+    if (strcmp(action, "archive") == 0) return tinker_reply_archive(t, q, &path);
+    return status_fail(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" here", action);
+}
+
+// GET /api/v1/training_runs/RUN, .../RUN/checkpoints, and what one of these has
 void handle_training_run(void *tinker, struct http_request *q)
 {
     struct tinker *t = tinker;
@@ -65,19 +76,37 @@ void handle_training_run(void *tinker, struct http_request *q)
     const char *more;
     json_t *found = NULL, *object = NULL;
     enum status st = ST_OK;
-    if (!split(http_path_tail(q), run, &more))
+    if (!run_split(http_path_tail(q), run, &more))
         FAIL(ST_NOT_FOUND, "there is no training run \"%.150s\"", http_path_tail(q));
     CHECK(runs_training_run(t->options->runs, run, &object));
     if (strcmp(more, "checkpoints") == 0) {
         CHECK(runs_checkpoints(t->options->runs, run, &found));
         http_reply_json(q, 200, json_pack("{s:o}", "checkpoints", found));
     } else if (*more) {
-        FAIL(ST_NOT_FOUND, "a training run has no \"%.100s\" here", more);
+        st = reply_download(t, q);
     } else {
         http_reply_json(q, 200, json_incref(object));
     }
 out:
     json_decref(object);
+    if (st != ST_OK) http_fail_status(q, st);
+}
+
+// PUT .../RUN/checkpoints/PART/NAME/ttl
+void handle_set_ttl(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    struct run_path path;
+    const char *action;
+    char folder[PATH_ROOM];
+    enum status st;
+    CHECK(read_checkpoint(q, &path, &action));
+    if (strcmp(action, "ttl") != 0)
+        FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to set here", action);
+    CHECK(runs_find(t->options->runs, &path, folder));
+    tinker_ttl(t, path.run);
+    http_reply_json(q, 200, json_object());
+out:
     if (st != ST_OK) http_fail_status(q, st);
 }
 
@@ -97,16 +126,15 @@ static enum status check_not_needed(const struct tinker *t, const struct run_pat
 void handle_remove_checkpoint(void *tinker, struct http_request *q)
 {
     struct tinker *t = tinker;
-    char run[RUN_NAME_ROOM], text[RUN_PATH_ROOM];
-    const char *more = "", *const before = "checkpoints/";
+    char text[RUN_PATH_ROOM];
+    const char *action;
     struct run_path path;
     enum status st;
-    if (!split(http_path_tail(q), run, &more) || strncmp(more, before, strlen(before)) != 0)
-        FAIL(ST_NOT_FOUND, "there is no checkpoint \"%.150s\"", http_path_tail(q));
-    snprintf(text, sizeof text, "tinker://%s/%.180s", run, more + strlen(before));
-    CHECK(run_path_parse(text, &path));
+    CHECK(read_checkpoint(q, &path, &action));
+    if (*action) FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to delete here", action);
     CHECK(check_not_needed(t, &path));
     CHECK(runs_remove(t->options->runs, &path));
+    run_path_put(&path, text);
     sources_forget(t->sources, text);
     log_info("%s: deleted", text);
     http_reply_json(q, 200, json_object());

@@ -84,8 +84,11 @@ static enum status fail_stale(const struct tinker *t, const struct sampler *s)
             ", and the live weights are version %" PRIu64
             ": nothing was copied for it. Take a new one after each optim_step, load a saved "
             "checkpoint (load_weights), or start cw-trainer serve with --snapshots inflight, where "
-            "newer weights answer for older ones",
-            what, s->of.version, live);
+            "newer weights answer for older ones%s",
+            what, s->of.version, live,
+            s->of.base ? "; a snapshot of the beginning, as this is, stays where the "
+                         "cw-infer-server has --tandem-model with the model's own folder"
+                       : "");
     if (live == 0)
         return status_fail(ST_MISMATCH,
                            "%s is a snapshot of %s, which has ended, and its adapter is not on the "
@@ -109,20 +112,23 @@ static bool may_be_newer(const struct tinker *t, const struct sampler *s)
     return s->inflight || t->options->inflight;
 }
 
-// Version 0 is the model folder: the live weights, as long as the model itself was not trained.
+// Version 0 is the model folder: the live weights, as long as the model itself was not trained, or
+// the frozen model.
 static enum status find_base(struct tinker *t, struct snapshot *ret)
 {
     struct control_facts f;
     ret->version = sources_base(t->sources);
-    if (!ret->version && t->options->inflight) ret->version = sources_version(t->sources, "");
+    ret->base = true;
+    if (sources_has(t->sources, ret, false)) return ST_OK;
+    if (t->options->inflight) ret->version = sources_version(t->sources, "");
     if (ret->version) return ST_OK;
     control_facts(t->control, &f);
-    return status_fail(
-        ST_MISMATCH,
-        "the base model was trained on since it was loaded (%" PRIu64
-        " updates), and no copy of it is kept: start a cw-infer-server of its own on "
-        "%s for a reference or a teacher, or take the snapshot before the first step",
-        f.updates, t->model_folder);
+    return status_fail(ST_MISMATCH,
+                       "the base model was trained on since it was loaded (%" PRIu64
+                       " updates), and no copy of it is kept: start the cw-infer-server with "
+                       "--tandem-model %s, or "
+                       "another one on that folder, for a reference or a teacher",
+                       f.updates, t->model_folder);
 }
 
 static enum status find_path(struct tinker *t, const char *text, struct snapshot *ret)
@@ -137,6 +143,7 @@ static enum status find_path(struct tinker *t, const char *text, struct snapshot
     if (!live) return ST_OK;
     snprintf(ret->run, sizeof ret->run, "%s", json_string_value(json_object_get(live, "run")));
     ret->version = (uint64_t)json_integer_value(json_object_get(live, "version"));
+    ret->base = json_is_true(json_object_get(live, "base"));
     return ST_OK;
 }
 

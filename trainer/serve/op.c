@@ -116,6 +116,7 @@ void op_note_live(struct op *op, bool saved)
     const json_t *before = json_object_get(op->tinker->live, path);
     const json_int_t saves = json_integer_value(json_object_get(before, "saves")) + saved;
     json_object_set_new(op->tinker->live, path,
-                        json_pack("{s:s, s:I, s:I}", "run", op->snapshot.run, "version",
-                                  (json_int_t)op->snapshot.version, "saves", saves));
+                        json_pack("{s:s, s:I, s:b, s:I}", "run", op->snapshot.run, "version",
+                                  (json_int_t)op->snapshot.version, "base", op->snapshot.base,
+                                  "saves", saves));
 }

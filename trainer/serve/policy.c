@@ -17,6 +17,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+
+#define FROZEN_ROLE "frozen" // of the bridge file, and what requests call it
 
 struct control *policy_control(struct policy *p)
 {
@@ -124,11 +127,29 @@ out:
     return st;
 }
 
+static bool is_same_folder(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+// The frozen model, where the server has one, is the model as it was: if it is of its folder.
 static enum status open_sources(struct policy *p)
 {
+    const struct bridge_role *frozen = bridge_file_role(bridge_file_of(p->bridge), FROZEN_ROLE);
     struct control_facts f;
     control_facts(policy_control(p), &f);
-    return sources_new(f.version, f.updates == 0 && strcmp(f.origin, f.loaded) == 0, &p->sources);
+    const bool is_base = f.updates == 0 && strcmp(f.origin, f.loaded) == 0;
+    enum status st = sources_new(f.version, is_base, &p->sources);
+    if (st != ST_OK || !frozen) return st;
+    if (is_same_folder(frozen->model, f.loaded)) {
+        log_info("the model as its folder has it, version 0, is sampled from the server's frozen "
+                 "model once a full fine-tune has changed it");
+        return sources_add_frozen(p->sources, FROZEN_ROLE);
+    }
+    log_info("the server's frozen model (%s) is not of the model's folder (%s): it is left alone",
+             frozen->model, f.loaded);
+    return ST_OK;
 }
 
 enum status policy_open(const struct policy_options *options, struct policy **ret)

@@ -423,6 +423,7 @@ enum status policy_snapshot(struct policy *p, const char *run, bool wanted, stru
     t->wanted = t->wanted || wanted;
     snprintf(ret->run, sizeof ret->run, "%s", trainee_source(t));
     ret->version = sources_version(p->sources, ret->run);
+    ret->base = !ret->run[0] && ret->version == sources_base(p->sources);
     return ST_OK;
 }
 

@@ -1,6 +1,7 @@
 /* runs.c: training runs on disk. No state; any thread. */
 #include "trainer/serve/runs.h"
 #include "common/base/json.h"
+#include "trainer/run/checkpoint.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,9 +11,9 @@
 #include <sys/stat.h>
 #include <time.h>
 
-const char *const run_part_names[] = {"weights", "sampler_weights", NULL};
+const char *const run_part_names[] = {"weights", "sampler_weights", "external_weights", NULL};
 const char *const run_trains[] = {"train_attn", "train_mlp", "train_unembed"};
-static const char *const part_types[] = {"training", "sampler"};
+static const char *const part_types[] = {"training", "sampler", "external"};
 
 #define SCHEME      "tinker://"
 #define RUN_FILE    "run.json"
@@ -49,11 +50,32 @@ enum status run_path_parse(const char *path, struct run_path *ret)
             if (strcmp(part, run_part_names[i]) == 0) p.part = i;
     if (p.part == RUN_PARTS)
         return status_fail(ST_INVALID,
-                           "\"path\" is \"%.200s\"; it must be tinker://RUN/weights/NAME or "
-                           "tinker://RUN/sampler_weights/NAME",
+                           "\"path\" is \"%.200s\"; it must be tinker://RUN/weights/NAME, or "
+                           "with sampler_weights or external_weights in the middle",
                            path);
     *ret = p;
     return ST_OK;
+}
+
+bool run_split(const char *text, char ret_run[RUN_NAME_ROOM], const char **ret_more)
+{
+    const size_t n = strcspn(text, "/");
+    if (n >= RUN_NAME_ROOM) return false;
+    memcpy(ret_run, text, n);
+    ret_run[n] = 0;
+    *ret_more = text[n] ? text + n + 1 : text + n;
+    return run_name_is_good(ret_run);
+}
+
+enum status run_path_read(const char *run, const char *text, struct run_path *ret,
+                          const char **ret_more)
+{
+    const size_t part = strcspn(text, "/"), at = part + (text[part] == '/'),
+                 n = at + strcspn(text + at, "/");
+    char path[RUN_PATH_ROOM];
+    *ret_more = text[n] ? text + n + 1 : text + n;
+    snprintf(path, sizeof path, SCHEME "%.159s/%.*s", run, n < 190 ? (int)n : 190, text);
+    return run_path_parse(path, ret);
 }
 
 void run_path_put(const struct run_path *path, char ret[RUN_PATH_ROOM])
@@ -106,7 +128,7 @@ out:
     return st;
 }
 
-static json_t *time_of(time_t seconds)
+json_t *runs_time(time_t seconds)
 {
     char text[32];
     struct tm t;
@@ -122,22 +144,50 @@ static int by_time(const void *a, const void *b)
     return strcmp(x, y);
 }
 
-static int64_t size_of_files(const char *folder)
+// Adds all files below a folder; what cannot be read is not there.
+static void add_files(const char *folder, const char *before, json_t *files)
 {
     struct dirent **entries = NULL;
-    struct stat info;
-    char path[PATH_ROOM];
-    int64_t sum = 0;
-    int n = scandir(folder, &entries, NULL, NULL);
-    while (n-- > 0) {
-        const char *name = entries[n]->d_name;
+    int n = scandir(folder, &entries, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name;
+        char path[PATH_ROOM], within[PATH_ROOM];
+        struct stat info;
         if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 &&
-            path_put(path, folder, "%s", name) == ST_OK && lstat(path, &info) == 0)
-            sum += S_ISDIR(info.st_mode) ? size_of_files(path) : info.st_size;
-        free(entries[n]);
+            path_put(path, folder, "%s", name) == ST_OK && lstat(path, &info) == 0) {
+            const bool is_folder = S_ISDIR(info.st_mode);
+            snprintf(within, sizeof within, "%.1000s%s%s", before, name, is_folder ? "/" : "");
+            if (is_folder)
+                add_files(path, within, files);
+            else if (S_ISREG(info.st_mode))
+                json_object_set_new(files, within, json_integer(info.st_size));
+        }
+        free(entries[i]);
     }
     free(entries);
+}
+
+int64_t runs_bytes(const json_t *files)
+{
+    int64_t sum = 0;
+    const char *name;
+    json_t *size;
+    json_object_foreach ((json_t *)files, name, size) sum += json_integer_value(size);
     return sum;
+}
+
+enum status runs_files(const char *folder, json_t **ret_files)
+{
+    json_t *files = json_object(), *size;
+    const char *name;
+    void *next;
+    if (!files) return status_fail(ST_NO_MEMORY, "out of memory");
+    add_files(folder, "", files);
+    json_object_foreach_safe(files, next, name, size) if (strncmp(name, CHECKPOINT_TRAINER "/",
+                                                                  strlen(CHECKPOINT_TRAINER "/")) ==
+                                                          0) json_object_del(files, name);
+    *ret_files = files;
+    return ST_OK;
 }
 
 static json_t *checkpoint_object(const char *folder, const struct run_path *path)
@@ -145,11 +195,15 @@ static json_t *checkpoint_object(const char *folder, const struct run_path *path
     char name[RUN_PATH_ROOM], id[RUN_NAME_ROOM + 32];
     struct stat info;
     if (stat(folder, &info) != 0) return NULL;
+    json_t *files = json_object();
+    if (files) add_files(folder, "", files);
+    const int64_t n_bytes = runs_bytes(files);
+    json_decref(files);
     run_path_put(path, name);
     snprintf(id, sizeof id, "%s/%s", run_part_names[path->part], path->name);
     return json_pack("{s:s, s:s, s:o, s:s, s:I, s:b}", "checkpoint_id", id, "checkpoint_type",
-                     part_types[path->part], "time", time_of(info.st_mtime), "tinker_path", name,
-                     "size_bytes", (json_int_t)size_of_files(folder), "public", 0);
+                     part_types[path->part], "time", runs_time(info.st_mtime), "tinker_path", name,
+                     "size_bytes", (json_int_t)n_bytes, "public", 0);
 }
 
 // Appends the checkpoints of one kind.
@@ -244,7 +298,7 @@ enum status runs_training_run(const char *runs, const char *run, json_t **ret)
     object = json_pack("{s:s, s:O, s:s, s:b, s:O?, s:b, s:o, s:o, s:o, s:O?}", "training_run_id",
                        run, "base_model", json_object_get(d, "base_model"), "model_owner", "local",
                        "is_lora", 1, "lora_rank", json_object_get(d, "lora_rank"), "corrupted", 0,
-                       "last_request_time", time_of(info.st_mtime), "last_checkpoint",
+                       "last_request_time", runs_time(info.st_mtime), "last_checkpoint",
                        last_of(checkpoints, RUN_WEIGHTS), "last_sampler_checkpoint",
                        last_of(checkpoints, RUN_SAMPLER_WEIGHTS), "user_metadata",
                        json_object_get(d, "user_metadata"));

@@ -1,14 +1,15 @@
 /* runs.h: training runs on disk, as tinker:// paths name them: RUN/run.json, and the checkpoints
- * RUN/weights/NAME and RUN/sampler_weights/NAME, in one folder (--run-dir) that outlives the
- * server. Any thread: each call stands for itself, and what is written is there whole or not at
- * all. */
+ * RUN/weights/NAME, RUN/sampler_weights/NAME and RUN/external_weights/NAME, in one folder
+ * (--run-dir) that outlives the server. Any thread: each call stands for itself, and what is
+ * written is there whole or not at all. */
 #ifndef TRAINER_SERVE_RUNS_H
 #define TRAINER_SERVE_RUNS_H
 
 #include "common/base/file.h"
 #include <jansson.h>
+#include <time.h>
 
-enum run_part { RUN_WEIGHTS, RUN_SAMPLER_WEIGHTS, RUN_PARTS };
+enum run_part { RUN_WEIGHTS, RUN_SAMPLER_WEIGHTS, RUN_EXTERNAL_WEIGHTS, RUN_PARTS };
 extern const char *const run_part_names[RUN_PARTS + 1]; // as in paths
 // What of the model a run trains: fields of its description, of lora_config and of weights_info.
 extern const char *const run_trains[3];
@@ -23,6 +24,11 @@ bool run_name_is_good(const char *name);
 // "tinker://RUN/weights/NAME"; ST_INVALID says what it should be.
 enum status run_path_parse(const char *path, struct run_path *ret);
 #define RUN_PATH_ROOM (2 * RUN_NAME_ROOM + 32)
+// Of the paths of URLs. "RUN" of "RUN/more": ret_more is "" or behind the slash; false where it
+// cannot be a run. And what follows in them, "weights/NAME/more", likewise.
+bool run_split(const char *text, char ret_run[RUN_NAME_ROOM], const char **ret_more);
+enum status run_path_read(const char *run, const char *text, struct run_path *ret,
+                          const char **ret_more);
 void run_path_put(const struct run_path *path, char ret[RUN_PATH_ROOM]);
 
 // Of the folder `runs`. Makes the folders above a checkpoint.
@@ -30,12 +36,17 @@ enum status runs_place(const char *runs, const struct run_path *path, char ret_f
 // ST_NOT_FOUND where there is no such checkpoint.
 enum status runs_find(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
 enum status runs_remove(const char *runs, const struct run_path *path);
+// What others can use of a checkpoint, which is all but the optimizer's state: {"name": bytes}, a
+// name with its folders within it.
+enum status runs_files(const char *folder, json_t **ret_files);
 
 // run.json of a new run; takes the reference.
 enum status runs_describe(const char *runs, const char *run, json_t *description);
+int64_t runs_bytes(const json_t *files); // of them all
 // "TrainingRun" and "Checkpoint" as the API has them; ST_NOT_FOUND for a run that is not there.
 enum status runs_training_run(const char *runs, const char *run, json_t **ret);
 enum status runs_training_runs(const char *runs, json_t **ret_list);
 enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list); // run NULL: all
+json_t *runs_time(time_t seconds); // as the API has it; new reference
 
 #endif

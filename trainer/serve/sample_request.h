@@ -25,7 +25,7 @@ struct sample_request {
     int n_prompt, n; // n: samples
     bool has_seed;
     int64_t seed;
-    char adapter[64];     // that samples; "": the model itself
+    char adapter[64];     // that samples, or "frozen"; "": the model itself
     json_t *sampling;     // /v1/rollouts' "sampling", without n and seed
     bool prompt_logprobs; // likewise in `sampling`, as prompt_logprobs: top
     int top;              // likeliest tokens of each place of the prompt

@@ -87,7 +87,7 @@ static enum status ask(struct flight *f)
         any = f->requests[i];
         json_array_append_new(groups, group_of(any, i));
     }
-    body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "lora",
+    body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "model",
                      any->adapter[0] ? any->adapter : NULL);
     if (!body) FAIL(ST_NO_MEMORY, "out of memory");
     const struct http_call call = {.path = "/v1/rollouts",

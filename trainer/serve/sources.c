@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { LIVE, KEPT, SAVED }; // a run's own adapter; a copy of one as it was; of a checkpoint
+// A run's own adapter; a copy of one as it was; of a checkpoint; the model as its folder has it.
+enum kind { LIVE, KEPT, SAVED, FROZEN };
 
 struct source {
     struct source *next;
@@ -53,6 +54,13 @@ static struct source *saved(const struct sources *s, const char *path)
 {
     struct source *x = path[0] ? s->list : NULL;
     while (x && (x->kind != SAVED || strcmp(x->of, path) != 0)) x = x->next;
+    return x;
+}
+
+static struct source *frozen(const struct sources *s)
+{
+    struct source *x = s->list;
+    while (x && x->kind != FROZEN) x = x->next;
     return x;
 }
 
@@ -104,8 +112,10 @@ void sources_free(struct sources *s)
 
 static struct source *find(const struct sources *s, const struct snapshot *of, bool newer)
 {
-    struct source *x = of->version ? live(s, of->run) : NULL;
-    if (x && (newer || x->since == of->version)) return x;
+    struct source *run = of->version ? live(s, of->run) : NULL, *x = run;
+    if (x && x->since == of->version) return x;
+    if (of->base && (x = frozen(s))) return x;
+    if (run && newer) return run;
     x = of->version ? kept(s, of->run, of->version) : NULL;
     return x ? x : saved(s, of->path);
 }
@@ -153,10 +163,11 @@ bool sources_gave(struct sources *s, const struct snapshot *of, const struct sou
                   uint64_t oldest, uint64_t newest)
 {
     pthread_mutex_lock(&s->lock);
-    const struct source *model = live(s, "");
+    const struct source *model = live(s, ""), *x = by_adapter(s, use->adapter);
     bool gave = newest <= s->last; // else the server itself rewrote something
     if (use->adapter[0]) gave = gave && oldest >= model->since; // an adapter of this base
     if (use->live) gave = gave && was_live(s, of, use->adapter, oldest, newest);
+    if (x && x->kind == FROZEN) gave = true; // whatever was written meanwhile
     pthread_mutex_unlock(&s->lock);
     return gave;
 }
@@ -230,6 +241,11 @@ enum status sources_add_kept(struct sources *s, const char *run, const char *ada
 enum status sources_add_saved(struct sources *s, const char *path, const char *adapter)
 {
     return add(s, SAVED, path, adapter);
+}
+
+enum status sources_add_frozen(struct sources *s, const char *name)
+{
+    return add(s, FROZEN, "", name);
 }
 
 void sources_remove(struct sources *s, const char *adapter)

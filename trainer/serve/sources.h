@@ -1,5 +1,6 @@
 /* sources.h: what the server can sample for clients: the model itself, the adapter of each training
- * run, and snapshots: adapters that are copies of a run's as it was, or of a checkpoint on disk.
+ * run, and snapshots: adapters that are copies of a run's as it was, or of a checkpoint on disk;
+ * and, where the server's frozen model is of the model's folder, the model as that has it.
  *
  * A run's weights are known by the weight version from which they are what they are; publishing
  * another run's moves the version on and leaves them alone. A list under a lock: the main thread
@@ -18,9 +19,10 @@ struct snapshot {             // weights that a client may sample
     char run[RUN_NAME_ROOM];  // whose; "": the model's own, and those of a run that trains it whole
     uint64_t version;         // from which they were these; 0: of `path` alone
     char path[RUN_PATH_ROOM]; // that they were saved as; "": none
+    bool base;                // they are those of the model's folder
 };
 struct source_use {            // of a request under way
-    char adapter[SOURCE_ROOM]; // that answers it; "": the model itself
+    char adapter[SOURCE_ROOM]; // that answers it, or the frozen model; "": the model itself
     bool live;                 // whose weights may change meanwhile
 };
 
@@ -58,6 +60,8 @@ enum status sources_add_run(struct sources *s, const char *run, const char *adap
 // A copy of the run's present weights; a checkpoint's.
 enum status sources_add_kept(struct sources *s, const char *run, const char *adapter);
 enum status sources_add_saved(struct sources *s, const char *path, const char *adapter);
+// The frozen model, by the server's name for it: for good.
+enum status sources_add_frozen(struct sources *s, const char *name);
 void sources_remove(struct sources *s, const char *adapter);
 // Of an update that is being written, before it is: the run's weights are others from `version` on.
 void sources_update(struct sources *s, const char *run, uint64_t version, bool is_base);

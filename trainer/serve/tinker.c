@@ -30,6 +30,7 @@ static const struct http_route routes[] = {
     {"POST", "/api/v1/optim_step", handle_optim_step, HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/save_weights", handle_save_weights, HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/save_weights_for_sampler", handle_save_for_sampler, HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/save_weights_external", handle_save_external, HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/load_weights", handle_load_weights, HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/weights_info", handle_weights_info, HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/create_sampling_session", handle_create_sampler, HTTP_NEEDS_KEY, 0},
@@ -40,7 +41,9 @@ static const struct http_route routes[] = {
     {"GET", "/api/v1/training_runs", handle_training_runs, HTTP_NEEDS_KEY, 0},
     {"GET", "/api/v1/training_runs/*", handle_training_run, HTTP_NEEDS_KEY, 0},
     {"DELETE", "/api/v1/training_runs/*", handle_remove_checkpoint, HTTP_NEEDS_KEY, 0},
+    {"PUT", "/api/v1/training_runs/*", handle_set_ttl, HTTP_NEEDS_KEY, 0},
     {"GET", "/api/v1/checkpoints", handle_checkpoints, HTTP_NEEDS_KEY, 0},
+    {"GET", "/api/v1/files/*", handle_download, HTTP_OPEN, 0}, // whose path is signed
     {NULL, NULL, NULL, HTTP_NEEDS_KEY, 0},
 };
 
@@ -262,6 +265,7 @@ enum status tinker_start(const struct tinker_options *options, struct policy *po
     uv_timer_start(&t->tick, on_tick, TICK_MS, TICK_MS);
     t->live = json_object();
     if (!t->live) FAIL(ST_NO_MEMORY, "out of memory");
+    CHECK(signing_key_new(&t->signing));
     CHECK(inbox_init(&t->inbox, &t->loop));
     CHECK(work_queue_new(&t->works));
     CHECK(futures_new(&t->futures));

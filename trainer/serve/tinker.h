@@ -8,6 +8,7 @@
 #include "trainer/serve/future.h"
 #include "trainer/serve/runs.h"
 #include "trainer/serve/sampling.h"
+#include "trainer/serve/signed_path.h"
 #include "trainer/serve/work.h"
 
 struct tinker_options {       // all borrowed
@@ -107,7 +108,8 @@ struct tinker {
     json_t *live; // of each path that was saved or loaded, by this process: run, version, and saves
     int n_sessions;
     bool ttl_told, unembed_told;
-    const char *_Atomic why; // everything fails; NULL: it does not
+    struct signing_key signing; // of URLs
+    const char *_Atomic why;    // everything fails; NULL: it does not
 };
 
 // Requests of JSON: the body (json_decref), or NULL where the request was answered with why not.
@@ -127,6 +129,12 @@ bool tinker_serves(struct tinker *t, struct http_request *q, const char *base_mo
 struct sampler *tinker_sampler(struct tinker *t, const char *id); // NULL: there is none
 struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
                                    const struct snapshot *of);
+void tinker_ttl(struct tinker *t, const char *of); // says, once, that time limits have no effect
+// endpoints_downloads.c: answers with the URLs of a checkpoint's files, or the one of them all.
+enum status tinker_reply_urls(struct tinker *t, struct http_request *q,
+                              const struct run_path *path);
+enum status tinker_reply_archive(struct tinker *t, struct http_request *q,
+                                 const struct run_path *path);
 void tinker_polls_sweep(struct tinker *t); // answers those that have something, or are over
 
 // op.c: requests in their order. run() is called on the main thread, done() on the loop's, where it
@@ -160,6 +168,7 @@ void handle_forward_backward(void *tinker, struct http_request *q);
 void handle_optim_step(void *tinker, struct http_request *q);
 void handle_save_weights(void *tinker, struct http_request *q);
 void handle_save_for_sampler(void *tinker, struct http_request *q);
+void handle_save_external(void *tinker, struct http_request *q);
 void handle_load_weights(void *tinker, struct http_request *q);
 
 void handle_create_sampler(void *tinker, struct http_request *q);
@@ -171,6 +180,8 @@ void handle_retrieve_all(void *tinker, struct http_request *q);
 void handle_training_runs(void *tinker, struct http_request *q);
 void handle_training_run(void *tinker, struct http_request *q);
 void handle_remove_checkpoint(void *tinker, struct http_request *q);
+void handle_set_ttl(void *tinker, struct http_request *q);
+void handle_download(void *tinker, struct http_request *q);
 void handle_checkpoints(void *tinker, struct http_request *q);
 void handle_weights_info(void *tinker, struct http_request *q);
 

@@ -1,0 +1,204 @@
+/* test_frozen_model.c: requests that name the frozen model (--tandem-model), which then writes
+ * alone: to the bit what a server of that model says, with the log-probabilities of prompts, beside
+ * requests of the policy, under preemption, and after the policy was written. What cannot be is
+ * refused. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/training.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUPS 6
+
+static struct scene scene;
+static const char *frozen; // another model of the tokenizer's
+
+static void serve(const char *model, const char *const options[])
+{
+    const char *all[32] = {"--dtype", daemon_exact_dtype(), "--exact"};
+    for (int i = 0; options && options[i]; i++) all[3 + i] = options[i];
+    daemon_kill(&scene.daemon);
+    daemon_start(&scene.daemon, model, all);
+}
+
+struct lines { // of an answer, by group and sample
+    json_t *at[GROUPS][2];
+};
+
+// Prompts of different lengths, two samples each. model: as the request names it, or NULL.
+static void roll_out(const char *model, const char *sampling, struct lines *ret)
+{
+    struct wire_answer answer;
+    struct bytes body = BYTES_INIT;
+    *ret = (struct lines){0};
+    bytes_puts(&body, "{\"groups\":[");
+    for (int i = 0; i < GROUPS; i++)
+        bytes_printf(&body, "%s{\"id\":%d,\"prompt\":\"%.*s\",\"n\":2,\"seed\":%d}", i ? "," : "",
+                     i, 4 + 7 * i, "12+34=46, 56+78=134, 11+22=33, 9+9=18, 1+1=2", i);
+    bytes_puts(&body, "]");
+    if (model) bytes_printf(&body, ",\"model\":\"%s\"", model);
+    bytes_printf(&body, ",\"sampling\":{\"max_tokens\":24,\"ignore_eos\":true%s}}", sampling);
+    daemon_request(scene.daemon.socket, "POST", "/v1/rollouts", "", bytes_text(&body), &answer);
+    if (answer.status != 200) fail_msg("%s", bytes_text(&answer.body));
+    const char *end, *line = bytes_text(&answer.body);
+    for (; (end = strchr(line, '\n')); line = end + 1) {
+        json_t *one;
+        assert_ok(json_parse("/v1/rollouts", line, (size_t)(end - line), &one));
+        ret->at[json_integer_value(json_object_get(one, "group_id"))]
+               [json_integer_value(json_object_get(one, "sample"))] = one;
+    }
+    bytes_release(&body);
+    wire_answer_release(&answer);
+}
+
+static void release(struct lines *l)
+{
+    for (int i = 0; i < 2 * GROUPS; i++) json_decref((&l->at[0][0])[i]);
+}
+
+static bool is_same(const struct lines *a, const struct lines *b, const char *key)
+{
+    bool same = true;
+    for (int i = 0; i < 2 * GROUPS; i++) {
+        const json_t *x = json_object_get((&a->at[0][0])[i], key),
+                     *y = json_object_get((&b->at[0][0])[i], key);
+        if (!x || !y) fail_msg("line %d: no %s", i, key);
+        same = same && json_equal(x, y);
+    }
+    return same;
+}
+
+static void assert_same(const struct lines *a, const struct lines *b, bool prompts)
+{
+    assert_true(is_same(a, b, "token_ids"));
+    assert_true(is_same(a, b, "logprobs"));
+    if (!prompts) return;
+    assert_true(is_same(a, b, "prompt_logprobs"));
+    assert_true(is_same(a, b, "prompt_top_logprobs"));
+}
+
+#define SCORED ",\"prompt_logprobs\":3"
+
+// What a server of the frozen model alone says, then what this one's frozen model does.
+static struct lines alone, alone_scored;
+
+static void it_says_what_its_own_server_says(void **state)
+{
+    (void)state;
+    struct lines policy, policy_again, named, scored;
+    serve(frozen, NULL);
+    roll_out(NULL, "", &alone);
+    roll_out(NULL, SCORED, &alone_scored);
+    serve(scene.model, OPTIONS("--tandem-model", frozen));
+    roll_out(NULL, SCORED, &policy);
+    roll_out("frozen", "", &named);
+    roll_out("frozen", SCORED, &scored);
+    roll_out(NULL, SCORED, &policy_again);
+    assert_same(&named, &alone, false);
+    assert_same(&scored, &alone_scored, true);
+    assert_same(&policy, &policy_again, true);
+    assert_false(is_same(&policy, &scored, "token_ids"));
+    assert_false(is_same(&policy, &scored, "prompt_logprobs"));
+    assert_null(json_object_get(named.at[0][0], "model_mask"));
+    release(&policy);
+    release(&policy_again);
+    release(&named);
+    release(&scored);
+}
+
+// Room for fewer samples than there are, in chunks that cut prompts.
+static void preempted_it_says_the_same(void **state)
+{
+    (void)state;
+    struct lines named;
+    serve(scene.model, OPTIONS("--tandem-model", frozen, "--max-context", "80", "--kv-memory",
+                               "128K", "--block-size", "4", "--prefill-chunk", "5"));
+    roll_out("frozen", SCORED, &named);
+    assert_same(&named, &alone_scored, true);
+    struct wire_answer answer;
+    daemon_request(scene.daemon.socket, "GET", "/metrics", "", NULL, &answer);
+    const char *preempted = strstr(bytes_text(&answer.body), "\nvllm:num_preemptions_total");
+    assert_non_null(preempted);
+    assert_true(atof(strchr(preempted, '}') + 1) > 0);
+    wire_answer_release(&answer);
+    release(&named);
+}
+
+// A trainer writes the policy; a prompt that was cached before is the frozen model's all the same.
+static void training_leaves_it_alone(void **state)
+{
+    (void)state;
+    struct lines before, after, policy, policy_after;
+    serve(scene.model, OPTIONS("--tandem-model", frozen));
+    roll_out(NULL, SCORED, &policy);
+    roll_out("frozen", SCORED, &before);
+    assert_int_equal(train(&scene, "run", OPTIONS("--max-steps", "2")), 0);
+    roll_out("frozen", SCORED, &after);
+    roll_out(NULL, SCORED, &policy_after);
+    assert_same(&before, &alone_scored, true);
+    assert_same(&after, &before, true);
+    assert_false(is_same(&policy, &policy_after, "prompt_logprobs"));
+    release(&before);
+    release(&after);
+    release(&policy);
+    release(&policy_after);
+}
+
+static void refused(const char *path, int status, const char *body, const char *part)
+{
+    json_t *answer = daemon_post(scene.daemon.socket, path, status, body);
+    const char *message = NULL;
+    assert_ok(json_get_string("answer", json_object_get(answer, "error"), "message", &message));
+    assert_contains(message, part);
+    json_decref(answer);
+}
+
+#define ASK "{\"groups\":[{\"prompt\":\"1+2=\"}],\"model\":\"frozen\""
+
+static void what_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    serve(scene.model, OPTIONS("--tandem-model", frozen, "--max-adapters", "1"));
+    refused("/v1/rollouts", 400, ASK ",\"sampling\":{\"tandem\":{}}}", "\"tandem\"");
+    refused("/v1/rollouts", 400, ASK ",\"sampling\":{\"speculative\":\"ngram:3\"}}",
+            "\"speculative\"");
+    refused("/v1/load_lora_adapter", 400, "{\"lora_name\":\"frozen\",\"lora_path\":\"x\"}",
+            "the frozen model's own name");
+    json_t *models = daemon_get(scene.daemon.socket, "/v1/models", 200);
+    const json_t *card = json_array_get(json_object_get(models, "data"), 1);
+    assert_string_equal(json_string_value(json_object_get(card, "id")), "frozen");
+    assert_string_equal(json_string_value(json_object_get(card, "root")), frozen);
+    json_decref(models);
+    json_decref(daemon_get(scene.daemon.socket, "/v1/models/frozen", 200));
+    serve(scene.model, NULL);
+    refused("/v1/rollouts", 404, ASK "}", "\"model\" is 'frozen'");
+}
+
+static int open_scene(void **state)
+{
+    (void)state;
+    scene_open_exact(&scene);
+    frozen = daemon_model(test_folder(), true, 12);
+    return 0;
+}
+
+static int close_scene(void **state)
+{
+    (void)state;
+    release(&alone);
+    release(&alone_scored);
+    scene_close(&scene);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_says_what_its_own_server_says),
+        cmocka_unit_test(preempted_it_says_the_same),
+        cmocka_unit_test(training_leaves_it_alone),
+        cmocka_unit_test(what_cannot_be_is_refused),
+    };
+    return cmocka_run_group_tests(tests, open_scene, close_scene);
+}

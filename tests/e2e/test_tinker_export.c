@@ -1,0 +1,223 @@
+/* test_tinker_export.c: checkpoints that are taken along: saved for others, their URLs, which need
+ * no key and end, archives, and what is not given out. With the SDK, where there is one:
+ * tests/clients/tinker_export.py says what it does. */
+#include "tests/support/tinker_client.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct daemon d;
+static struct tinker_server s;
+static char session[128], model[128];
+
+static int stop(void **state)
+{
+    (void)state;
+    tinker_server_kill(&s);
+    daemon_kill(&d);
+    return 0;
+}
+
+static void start(void)
+{
+    daemon_start(&d, daemon_model(test_folder(), true, 5),
+                 OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"));
+    tinker_server_start(&s, &d, NULL, NULL);
+}
+
+static void end(void)
+{
+    assert_int_equal(tinker_server_stop(&s), 0);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static void export(int seq_id)
+{
+    json_decref(tinker_retrieve(
+        &s, tinker_post(&s, "save_weights_external", 200,
+                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"out\"}", model, seq_id)));
+}
+
+// The path of a URL of this server.
+static const char *path_of(const json_t *url)
+{
+    char before[64];
+    snprintf(before, sizeof before, "http://localhost");
+    const char *text = json_string_value(url);
+    assert_non_null(text);
+    assert_contains(text, before);
+    return text + strlen(before);
+}
+
+static json_t *urls_of(const char *part, const char *what)
+{
+    char path[256];
+    snprintf(path, sizeof path, "training_runs/%s/checkpoints/%s/%s", model, part, what);
+    return tinker_get(&s, path, 200);
+}
+
+static void fetch(const char *path, int status, struct wire_answer *ret)
+{
+    tinker_request(&s, "GET", path, NULL, NULL, ret);
+    if (ret->status != status)
+        fail_msg("%s: status %d, not %d: %s", path, ret->status, status, bytes_text(&ret->body));
+}
+
+static void refused(const char *path, const char *why)
+{
+    struct wire_answer a;
+    fetch(path, 403, &a);
+    assert_contains(bytes_text(&a.body), why);
+    wire_answer_release(&a);
+}
+
+// A URL whose digit at `at`, counted from behind "files/", is another one.
+static void refused_changed(const char *path, size_t at, const char *why)
+{
+    char *copy = strdup(path), *digit = strstr(copy, "files/") + strlen("files/") + at;
+    *digit = *digit == '1' ? '2' : '1';
+    refused(copy, why);
+    free(copy);
+}
+
+static void test_urls(void **state)
+{
+    (void)state;
+    start();
+    tinker_model(&s, session, model);
+    export(1);
+    json_t *answer = urls_of("external_weights/out", "external_weights_urls"), *url;
+    const json_t *urls = json_object_get(answer, "urls");
+    assert_non_null(json_object_get(answer, "expires"));
+    const char *name, *folder = test_path(test_path(s.runs, model), "external_weights/out");
+    json_object_foreach ((json_t *)urls, name, url) {
+        struct wire_answer a;
+        char *on_disk = test_read(test_path(folder, name)), length[64];
+        fetch(path_of(url), 200, &a);
+        snprintf(length, sizeof length, "Content-Length: %zu\r\n", a.body.len);
+        assert_contains(bytes_text(&a.head), length);
+        assert_memory_equal(bytes_text(&a.body), on_disk, a.body.len);
+        wire_answer_release(&a);
+        free(on_disk);
+    }
+    assert_non_null(json_object_get(urls, "config.json"));
+    const char *path = path_of(json_object_get(urls, "config.json"));
+    refused_changed(path, 0, "ask for another");  // the time
+    refused_changed(path, 20, "ask for another"); // the signature
+    char other[512];
+    snprintf(other, sizeof other, "%.*s/model.safetensors", (int)(strrchr(path, '/') - path), path);
+    refused(other, "ask for another");
+    snprintf(other, sizeof other, "%.*s/../../run.json", (int)(strrchr(path, '/') - path), path);
+    refused(other, "ask for another");
+    export(2);
+    refused(path, "saved anew");
+    json_decref(answer);
+    end();
+}
+
+// Tar reads it; the optimizer's state is not in it.
+static void test_archive(void **state)
+{
+    (void)state;
+    struct wire_answer a;
+    start();
+    tinker_model(&s, session, model);
+    json_decref(tinker_retrieve(
+        &s, tinker_post(&s, "save_weights", 200,
+                        "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"state\"}", model)));
+    json_t *answer = urls_of("weights/state", "archive");
+    fetch(path_of(json_object_get(answer, "url")), 200, &a);
+    const char *to = test_folder(), *file = test_path(to, "archive.tar");
+    const char *from = test_path(test_path(s.runs, model), "weights/state");
+    test_write(file, bytes_text(&a.body), a.body.len);
+    wire_answer_release(&a);
+    assert_int_equal(
+        test_command(test_path(test_folder(), "log"), 10000, OPTIONS("tar", "-C", to, "-xf", file)),
+        0);
+    test_same_file(from, to, "config.json");
+    test_same_file(from, to, "model.safetensors");
+    assert_int_equal(access(test_path(from, "trainer"), F_OK), 0);
+    assert_int_not_equal(access(test_path(to, "trainer"), F_OK), 0);
+    json_decref(answer);
+    end();
+}
+
+static int64_t peak_kib(void)
+{
+    char path[64], line[256];
+    long kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)s.child.pid);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) sscanf(line, "VmHWM: %ld", &kib);
+    fclose(f);
+    assert_true(kib > 0);
+    return kib;
+}
+
+static int64_t drain(const char *path)
+{
+    static char buffer[1 << 16];
+    char request[768];
+    int64_t n_bytes = 0;
+    ssize_t n;
+    int fd = wire_open_tcp(s.port);
+    assert_true(fd >= 0);
+    snprintf(request, sizeof request, "GET %s HTTP/1.0\r\nHost: localhost\r\n\r\n", path);
+    assert_true(wire_send(fd, request, strlen(request)));
+    while ((n = read(fd, buffer, sizeof buffer)) > 0) n_bytes += n;
+    close(fd);
+    return n_bytes;
+}
+
+// A file larger than what serving it takes.
+static void test_large_file(void **state)
+{
+    (void)state;
+    const int64_t size = (int64_t)512 << 20;
+    start();
+    tinker_model(&s, session, model);
+    export(1);
+    const char *folder = test_path(test_path(s.runs, model), "external_weights/out");
+    int fd = open(test_path(folder, "model.safetensors"), O_WRONLY);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, size), 0);
+    close(fd);
+    json_t *answer = urls_of("external_weights/out", "external_weights_urls");
+    const int64_t before = peak_kib();
+    const json_t *url = json_object_get(json_object_get(answer, "urls"), "model.safetensors");
+    assert_true(drain(path_of(url)) > size);
+    assert_true(peak_kib() - before < 16 << 10);
+    json_decref(answer);
+    end();
+}
+
+static void run_script(const char *python)
+{
+    const char *const checks[] = {"whole", "adapter"};
+    for (int i = 0; i < 2; i++) { // older SDKs do not tell when they end
+        start();
+        tinker_script(&s, python, "tests/clients/tinker_export.py", checks[i]);
+        end();
+    }
+}
+
+static void test_sdk(void **state)
+{
+    (void)state;
+    tinker_each_python(run_script);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_urls, stop),
+        cmocka_unit_test_teardown(test_archive, stop),
+        cmocka_unit_test_teardown(test_large_file, stop),
+        cmocka_unit_test_teardown(test_sdk, stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,181 @@
+/* test_download.c: files of a checkpoint as the body of an answer, their archive read by tar
+ * itself, sizes beyond what octal digits hold, what changes meanwhile; and signatures of URLs. */
+#include "common/base/file.h"
+#include "tests/support/support.h"
+#include "trainer/serve/download.h"
+#include "trainer/serve/runs.h"
+#include "trainer/serve/signed_path.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *folder,
+    *names[] = {"config.json", "empty", "model.safetensors", "sub/a b.jinja"};
+
+static int make_folder(void **state)
+{
+    (void)state;
+    folder = test_folder();
+    assert_ok(file_make_folders(test_path(folder, "sub")));
+    assert_ok(file_make_folders(test_path(folder, "trainer")));
+    test_write(test_path(folder, names[0]), "{}", 2);
+    test_write(test_path(folder, names[1]), "", 0);
+    char *large = calloc(1, 700000); // some pieces, the last not whole
+    for (int i = 0; i < 700000; i++) large[i] = (char)(i * 7 + i / 256);
+    test_write(test_path(folder, names[2]), large, 700000);
+    free(large);
+    test_write(test_path(folder, names[3]), "x", 1);
+    test_write(test_path(folder, "trainer/optimizer.safetensors"), "secret", 6);
+    return 0;
+}
+
+static json_t *files(void)
+{
+    json_t *ret = NULL;
+    assert_ok(runs_files(folder, &ret));
+    return ret;
+}
+
+// Each piece after the other; the whole has the length that was told.
+static void read_all(const char *file, struct bytes *ret)
+{
+    struct download *d;
+    int64_t n_bytes;
+    json_t *list = files();
+    assert_ok(download_new(folder, list, file, &d, &n_bytes));
+    for (enum stream_state state = STREAM_MORE; state == STREAM_MORE;) {
+        struct bytes piece = BYTES_INIT;
+        state = download_next(d, &piece);
+        assert_int_not_equal(state, STREAM_FAIL);
+        assert_true(piece.len <= 300 << 10);
+        bytes_append(ret, bytes_text(&piece), piece.len);
+        bytes_release(&piece);
+    }
+    assert_int_equal(ret->len, n_bytes);
+    download_free(d);
+    json_decref(list);
+}
+
+static void test_files(void **state)
+{
+    (void)state;
+    json_t *list = files();
+    assert_int_equal(json_object_size(list), 4);
+    assert_int_equal(runs_bytes(list), 700003);
+    json_decref(list);
+    for (int i = 0; i < 4; i++) {
+        struct bytes body = BYTES_INIT;
+        char *on_disk = test_read(test_path(folder, names[i]));
+        read_all(names[i], &body);
+        assert_memory_equal(bytes_text(&body), on_disk, body.len);
+        free(on_disk);
+        bytes_release(&body);
+    }
+}
+
+static void test_archive(void **state)
+{
+    (void)state;
+    struct bytes body = BYTES_INIT;
+    const char *to = test_folder(), *file = test_path(to, "archive.tar");
+    read_all("", &body);
+    test_write(file, bytes_text(&body), body.len);
+    bytes_release(&body);
+    assert_int_equal(
+        test_command(test_path(to, "log"), 10000, OPTIONS("tar", "-C", to, "-xf", file)), 0);
+    for (int i = 0; i < 4; i++) test_same_file(folder, to, names[i]);
+    assert_int_not_equal(access(test_path(to, "trainer"), F_OK), 0);
+}
+
+static void truncate_to(const char *name, int64_t size)
+{
+    int fd = open(test_path(folder, name), O_WRONLY | O_CREAT, 0644);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, size), 0);
+    close(fd);
+}
+
+// tar lists a file of 9 GiB by its header alone, of which nothing else is read here.
+static void test_beyond_octal_digits(void **state)
+{
+    (void)state;
+    struct download *d;
+    struct bytes piece = BYTES_INIT;
+    const int64_t size = (int64_t)9 << 30;
+    int64_t n_bytes;
+    const char *to = test_folder(), *log = test_path(to, "log");
+    truncate_to("large", size);
+    json_t *list = json_pack("{s:I}", "large", (json_int_t)size);
+    assert_ok(download_new(folder, list, "", &d, &n_bytes));
+    assert_true(n_bytes == 512 + size + 1024);
+    assert_int_equal(download_next(d, &piece), STREAM_MORE);
+    test_write(test_path(to, "archive.tar"), bytes_text(&piece), piece.len);
+    test_command(log, 10000, OPTIONS("tar", "-tvf", test_path(to, "archive.tar")));
+    char *said = test_read(log);
+    assert_contains(said, "9663676416");
+    free(said);
+    bytes_release(&piece);
+    download_free(d);
+    json_decref(list);
+    unlink(test_path(folder, "large"));
+}
+
+static void test_changed(void **state)
+{
+    (void)state;
+    struct download *d;
+    struct bytes piece = BYTES_INIT;
+    int64_t n_bytes;
+    json_t *list = json_pack("{s:i}", names[0], 7);
+    assert_ok(download_new(folder, list, names[0], &d, &n_bytes));
+    assert_int_equal(download_next(d, &piece), STREAM_FAIL);
+    assert_message("is another file than before");
+    download_free(d);
+    assert_status(download_new(folder, list, "trainer/optimizer.safetensors", &d, &n_bytes),
+                  ST_NOT_FOUND);
+    json_decref(list);
+    list = json_pack("{s:i}", names[2], 700000);
+    assert_ok(download_new(folder, list, names[2], &d, &n_bytes));
+    assert_int_equal(download_next(d, &piece), STREAM_MORE);
+    truncate_to(names[2], 300000);
+    enum stream_state end;
+    while ((end = download_next(d, &piece)) == STREAM_MORE) continue;
+    assert_int_equal(end, STREAM_FAIL);
+    assert_message("ends early");
+    bytes_release(&piece);
+    download_free(d);
+    json_decref(list);
+}
+
+static void test_signatures(void **state)
+{
+    (void)state;
+    struct signing_key key, other;
+    char one[SIGNATURE_ROOM], two[SIGNATURE_ROOM];
+    assert_ok(signing_key_new(&key));
+    assert_ok(signing_key_new(&other));
+    signature_put(&key, "tinker://run/weights/a/x 1", 1700000000, one);
+    assert_int_equal(strtoll(one, NULL, 10), 1700000000);
+    signature_put(&key, "tinker://run/weights/a/x 1", 1700000000, two);
+    assert_true(signature_is(one, two));
+    signature_put(&key, "tinker://run/weights/a/x 2", 1700000000, two);
+    assert_false(signature_is(one, two));
+    signature_put(&key, "tinker://run/weights/a/x 1", 1700000001, two);
+    assert_false(signature_is(one, two));
+    signature_put(&other, "tinker://run/weights/a/x 1", 1700000000, two);
+    assert_false(signature_is(one, two));
+    assert_false(signature_is("", one));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_files),      cmocka_unit_test(test_archive),
+        cmocka_unit_test(test_signatures), cmocka_unit_test(test_beyond_octal_digits),
+        cmocka_unit_test(test_changed),
+    };
+    return cmocka_run_group_tests(tests, make_folder, NULL);
+}

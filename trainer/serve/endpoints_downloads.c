@@ -1,0 +1,175 @@
+/* endpoints_downloads.c: checkpoints to take along: URLs of their files, and the files themselves.
+ * Loop's thread.
+ *
+ * A URL is of this server, and holds a signature in place of a key, since who fetches it (curl, the
+ * SDK's own downloads) sends none. What is signed is the checkpoint, the file ("": all, as an
+ * archive), and which folder it is: once the checkpoint is saved anew, URLs of before lead nowhere,
+ * so that nobody puts files of two of them together. */
+#include "trainer/serve/download.h"
+#include "trainer/serve/tinker.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define EXPIRES_S 3600
+
+// ---- URLs ---------------------------------------------------------------------------------------
+
+static enum status sign(const struct tinker *t, const char *folder, const struct run_path *path,
+                        const char *file, int64_t expires_s, char ret[SIGNATURE_ROOM])
+{
+    char text[RUN_PATH_ROOM];
+    struct stat info;
+    struct bytes name = BYTES_INIT;
+    enum status st;
+    if (stat(folder, &info) != 0) FAIL(ST_NOT_FOUND, "%s is gone", folder);
+    run_path_put(path, text);
+    bytes_printf(&name, "%s/%s %llu %lld.%ld", text, file, (unsigned long long)info.st_ino,
+                 (long long)info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+    CHECK(bytes_status(&name));
+    signature_put(&t->signing, bytes_text(&name), expires_s, ret);
+out:
+    bytes_release(&name);
+    return st;
+}
+
+// As a URL's path has it.
+static void put_escaped(const char *text, struct bytes *to)
+{
+    for (; *text; text++)
+        if (isascii(*text) && (isalnum(*text) || strchr("-._~/:@", *text)))
+            bytes_append(to, text, 1);
+        else
+            bytes_printf(to, "%%%02X", (unsigned char)*text);
+}
+
+// New reference in ret.
+static enum status make_url(const struct tinker *t, struct http_request *q,
+                            const struct run_path *path, const char *file, int64_t expires_s,
+                            json_t **ret)
+{
+    char folder[PATH_ROOM], signature[SIGNATURE_ROOM], text[RUN_PATH_ROOM];
+    struct bytes url = BYTES_INIT;
+    enum status st;
+    if (!http_host(q)) FAIL(ST_INVALID, "a Host header is missing, which URLs are made of");
+    CHECK(runs_find(t->options->runs, path, folder));
+    CHECK(sign(t, folder, path, file, expires_s, signature));
+    run_path_put(path, text);
+    bytes_printf(&url, "http://%s/api/v1/files/%s/", http_host(q), signature);
+    put_escaped(text + strlen("tinker://"), &url);
+    bytes_puts(&url, "/");
+    put_escaped(file, &url);
+    CHECK(bytes_status(&url));
+    *ret = json_string(bytes_text(&url));
+out:
+    bytes_release(&url);
+    return st;
+}
+
+enum status tinker_reply_urls(struct tinker *t, struct http_request *q, const struct run_path *path)
+{
+    const int64_t expires_s = time(NULL) + EXPIRES_S;
+    char folder[PATH_ROOM];
+    const char *name;
+    json_t *files = NULL, *urls = json_object(), *size, *url;
+    enum status st;
+    CHECK(runs_find(t->options->runs, path, folder));
+    CHECK(runs_files(folder, &files));
+    json_object_foreach (files, name, size) {
+        CHECK(make_url(t, q, path, name, expires_s, &url));
+        json_object_set_new(urls, name, url);
+    }
+    http_reply_json(q, 200, json_pack("{s:O, s:o}", "urls", urls, "expires", runs_time(expires_s)));
+out:
+    json_decref(urls);
+    json_decref(files);
+    return st;
+}
+
+enum status tinker_reply_archive(struct tinker *t, struct http_request *q,
+                                 const struct run_path *path)
+{
+    const int64_t expires_s = time(NULL) + EXPIRES_S;
+    json_t *url;
+    enum status st = make_url(t, q, path, "", expires_s, &url);
+    if (st == ST_OK)
+        http_reply_json(q, 200,
+                        json_pack("{s:o, s:o}", "url", url, "expires", runs_time(expires_s)));
+    return st;
+}
+
+// ---- what they lead to --------------------------------------------------------------------------
+
+struct url {
+    char signature[SIGNATURE_ROOM];
+    struct run_path path;
+    const char *file;
+};
+
+// "SIGNATURE/RUN/PART/NAME/FILE"
+static enum status read_url(const char *tail, struct url *ret)
+{
+    const size_t n = strcspn(tail, "/");
+    char run[RUN_NAME_ROOM];
+    const char *more;
+    if (n >= sizeof ret->signature || !tail[n] || !run_split(tail + n + 1, run, &more))
+        return status_fail(ST_NOT_FOUND, "there is no file \"%.150s\"", tail);
+    memcpy(ret->signature, tail, n);
+    ret->signature[n] = 0;
+    return run_path_read(run, more, &ret->path, &ret->file);
+}
+
+// ret_folder: of its checkpoint. Answered where the URL is no good, whether or not there is one:
+// who has no key learns nothing.
+static bool is_signed(struct tinker *t, struct http_request *q, const struct url *url,
+                      char ret_folder[PATH_ROOM])
+{
+    char wanted[SIGNATURE_ROOM];
+    const int64_t expires_s = strtoll(url->signature, NULL, 10);
+    enum status st = runs_find(t->options->runs, &url->path, ret_folder);
+    if (st == ST_OK) st = sign(t, ret_folder, &url->path, url->file, expires_s, wanted);
+    if (st != ST_OK || !signature_is(url->signature, wanted))
+        http_fail(q, 403,
+                  "the URL is not of this process and a checkpoint that is there (%s may have been "
+                  "saved anew or deleted, or cw-trainer serve started anew): ask for another",
+                  url->path.name);
+    else if (time(NULL) > expires_s)
+        http_fail(q, 403, "the URL was good until %lld s ago: ask for another",
+                  (long long)(time(NULL) - expires_s));
+    return !http_replied(q);
+}
+
+static enum stream_state next_piece(void *attached, struct http_request *q, struct bytes *to)
+{
+    return http_expired(q) ? STREAM_FAIL : download_next(attached, to);
+}
+
+static void on_close(void *attached, bool answered)
+{
+    (void)answered;
+    download_free(attached);
+}
+
+// GET /api/v1/files/SIGNATURE/RUN/PART/NAME/FILE
+void handle_download(void *tinker, struct http_request *q)
+{
+    struct tinker *t = tinker;
+    struct url url;
+    char folder[PATH_ROOM];
+    struct download *download;
+    json_t *files = NULL;
+    int64_t n_bytes;
+    enum status st;
+    CHECK(read_url(http_path_tail(q), &url));
+    if (!is_signed(t, q, &url, folder)) return;
+    CHECK(runs_files(folder, &files));
+    CHECK(download_new(folder, files, url.file, &download, &n_bytes));
+    http_attach(q, download, on_close);
+    http_stream_sized(q, *url.file ? "application/octet-stream" : "application/x-tar", n_bytes,
+                      next_piece);
+out:
+    json_decref(files);
+    if (st != ST_OK) http_fail_status(q, st);
+}
