@@ -78,15 +78,9 @@ static enum status comm_new(struct device *dev, double deadline_s, struct comm *
 // Of one that its backend has opened, or failed to. One rank needs no communicator.
 static enum status comm_finish(struct comm *comm, enum status st, struct comm **ret)
 {
-    if (st == ST_OK && comm->size > 1)
-        st = device_alloc(comm->dev, (size_t)comm->size, &comm->token);
-    if (st == ST_OK && comm->size > 1) {
-        device_fill(comm->dev, comm->token, 0, (size_t)comm->size);
-        *ret = comm;
-        return ST_OK;
-    }
-    comm_free(comm);
-    if (st == ST_OK) *ret = NULL;
+    const bool several = st == ST_OK && comm->size > 1;
+    if (!several) comm_free(comm);
+    if (st == ST_OK) *ret = several ? comm : NULL;
     return st;
 }
 
@@ -94,8 +88,9 @@ enum status comm_open(struct device *dev, const unsigned char *id, int rank, int
                       double deadline_s, struct comm **ret)
 {
     struct comm *comm = NULL;
-    if (rank < 0 || rank >= size)
-        return status_fail(ST_INVALID, "rank %d of %d ranks: there is none", rank, size);
+    if (rank < 0 || rank >= size || size > COMM_MAX_RANKS)
+        return status_fail(ST_INVALID, "rank %d of %d ranks (at most %d): there is none", rank,
+                           size, COMM_MAX_RANKS);
     if (size == 1) {
         *ret = NULL;
         return ST_OK;
@@ -135,7 +130,7 @@ void comm_free(struct comm *comm)
 {
     if (!comm) return;
     comm->backend->close(comm);
-    device_release(comm->dev, comm->token);
+    device_release(comm->dev, comm->staging);
     const char *mine = comm->failure;
     __atomic_compare_exchange_n(&comm->dev->comm_failure, &mine, NULL, false, __ATOMIC_RELAXED,
                                 __ATOMIC_RELAXED);
@@ -203,9 +198,47 @@ void comm_recv(struct comm *comm, void *data, size_t bytes, int from)
     if (comm && bytes && !comm_failed(comm)) comm->backend->recv(comm, data, bytes, from);
 }
 
+// ---- host memory -------------------------------------------------------------------------------
+
+static enum status make_staging(struct comm *comm, size_t bytes)
+{
+    if (bytes <= comm->staging_bytes) return ST_OK;
+    device_release(comm->dev, comm->staging);
+    comm->staging = NULL;
+    comm->staging_bytes = 0;
+    enum status st = device_alloc(comm->dev, bytes, &comm->staging);
+    if (st == ST_OK) comm->staging_bytes = bytes;
+    return st;
+}
+
+enum status comm_gather_host(struct comm *comm, const void *part, void *all, size_t bytes)
+{
+    const size_t size = (size_t)comm_size(comm);
+    if (!comm) {
+        if (part != all) memcpy(all, part, bytes);
+        return ST_OK;
+    }
+    enum status st = make_staging(comm, size * bytes);
+    if (st != ST_OK) return st;
+    char *place = (char *)comm->staging + (size_t)comm->rank * bytes;
+    device_copy_in(comm->dev, place, part, bytes);
+    comm_all_gather(comm, place, comm->staging, bytes);
+    device_copy_out(comm->dev, all, comm->staging, size * bytes);
+    return device_sync(comm->dev);
+}
+
+enum status comm_broadcast_host(struct comm *comm, void *data, size_t bytes, int root)
+{
+    enum status st = comm ? make_staging(comm, bytes) : ST_OK;
+    if (!comm || st != ST_OK) return st;
+    if (comm->rank == root) device_copy_in(comm->dev, comm->staging, data, bytes);
+    comm_broadcast(comm, comm->staging, bytes, root);
+    if (comm->rank != root) device_copy_out(comm->dev, data, comm->staging, bytes);
+    return device_sync(comm->dev);
+}
+
 enum status comm_barrier(struct comm *comm)
 {
-    if (!comm) return ST_OK;
-    comm_all_gather(comm, (char *)comm->token + comm->rank, comm->token, 1);
-    return device_sync(comm->dev);
+    char all[COMM_MAX_RANKS], here = 1;
+    return comm_gather_host(comm, &here, all, sizeof here);
 }

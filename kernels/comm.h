@@ -25,7 +25,8 @@ extern "C" {
 
 struct comm;
 
-#define COMM_ID_BYTES 128
+#define COMM_MAX_RANKS 4096
+#define COMM_ID_BYTES  128
 // What rank 0 makes and gives to all ranks (common/ranks): NCCL's id. MPI needs none: zeros.
 enum status comm_new_id(enum device_kind kind, unsigned char ret_id[COMM_ID_BYTES]);
 // Waits for all ranks. size 1 gives NULL. On the CPU rank and size must be those of MPI_COMM_WORLD.
@@ -61,6 +62,10 @@ void comm_broadcast(struct comm *comm, void *data, size_t bytes, int root);
 // Both sides at once; other ranks do not take part.
 void comm_send(struct comm *comm, const void *data, size_t bytes, int to);
 void comm_recv(struct comm *comm, void *data, size_t bytes, int from);
+// The same of a few bytes of host memory, which lie where they are wanted when these return; of one
+// rank too.
+enum status comm_gather_host(struct comm *comm, const void *part, void *all, size_t bytes);
+enum status comm_broadcast_host(struct comm *comm, void *data, size_t bytes, int root);
 // Returns when all ranks have come to it, and what this device was given before it is done.
 enum status comm_barrier(struct comm *comm);
 

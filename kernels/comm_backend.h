@@ -34,7 +34,8 @@ struct comm {
     void *watch_context;
     bool failed; // written once, with `failure`, by whatever thread sees it: __atomic
     char failure[400];
-    void *token; // one byte for each rank, device memory: what comm_barrier() gathers
+    void *staging; // device memory for what is on its way from host to host, of staging_bytes
+    size_t staging_bytes;
     void *state; // the backend's own
 };
 

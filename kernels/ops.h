@@ -276,6 +276,7 @@ struct adamw {
     float bias_correction1, bias_correction2; // 1 - beta^step
     const float *grad_scale;                  // device, one f32: what gradients are multiplied by
     uint32_t step;                            // seeds the rounding of moments that are not f32
+    int64_t first;                            // number of the first parameter, for the same
 };
 // AdamW's m and v of n parameters, device memory. All zero bytes: all moments 0.
 enum moments_kind { MOMENTS_F32, MOMENTS_BF16, MOMENTS_8BIT };

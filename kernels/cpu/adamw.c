@@ -64,12 +64,13 @@ static void unpack(const struct moments *from, int64_t at, int n, float *m, floa
 }
 
 static void pack(const struct moments *to, int64_t at, int n, const float *m, const float *v,
-                 uint32_t step)
+                 const struct adamw *shape)
 {
+    const uint64_t first = (uint64_t)(shape->first + at);
     if (to->kind == MOMENTS_BF16) {
         uint16_t *to_m = (uint16_t *)to->m + at, *to_v = (uint16_t *)to->v + at;
         for (int i = 0; i < n; i++) {
-            uint32_t noise = moment_noise((uint64_t)(at + i), step);
+            uint32_t noise = moment_noise(first + (uint64_t)i, shape->step);
             to_m[i] = moment_to_bf16(m[i], noise >> 16);
             to_v[i] = moment_to_bf16(v[i], noise & 0xffff);
         }
@@ -83,7 +84,7 @@ static void pack(const struct moments *to, int64_t at, int n, const float *m, co
     }
     float m_inverse = moment_inverse(m_scale), v_inverse = moment_inverse(v_scale);
     for (int i = 0; i < n; i++) {
-        uint32_t noise = moment_noise((uint64_t)(at + i), step);
+        uint32_t noise = moment_noise(first + (uint64_t)i, shape->step);
         to_m[i] = moment_pack_m(m[i], m_inverse, noise >> 16);
         to_v[i] = moment_pack_v(v[i], v_inverse, noise & 0xffff);
     }
@@ -123,7 +124,7 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
         }
         unpack(moments, at, count, m, v);
         step_range(part, low_part, m, v, grad + at, count, c);
-        pack(moments, at, count, m, v, shape->step);
+        pack(moments, at, count, m, v, shape);
     }
 }
 

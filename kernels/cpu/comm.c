@@ -32,8 +32,8 @@
 #define EACH_CALL(X)                                                                               \
     X(Init_thread)                                                                                 \
     X(Comm_rank)                                                                                   \
-    X(Comm_size) X(Comm_set_errhandler) X(Isend) X(Irecv) X(Test) X(Cancel) X(Error_string)        \
-        X(Finalize)
+    X(Comm_size)                                                                                   \
+    X(Comm_set_errhandler) X(Isend) X(Irecv) X(Test) X(Cancel) X(Error_string) X(Finalize)
 
 static struct {
     void *library;

@@ -15,6 +15,7 @@ struct coefficients {
     float decay, beta1, rest1, beta2, rest2, step, root_correction2, eps;
     const float *grad_scale; // (1), device
     uint32_t steps;          // seeds the rounding
+    int64_t number;          // of the first parameter, for the same
 };
 
 __device__ __forceinline__ float adamw_step(float p, float &m, float &v, float g,
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(THREADS)
             ws[0].at[k] = (W)master_high(p);
             lows.at[k] = master_low(p);
         }
-        uint32_t noise = sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(first + i + k), c.steps);
+        uint32_t noise =
+            sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(c.number + first + i + k), c.steps);
         moment_store(ms[k / FM].at[k % FM], mk, noise >> 16);
         moment_store(vs[k / FM].at[k % FM], vk, noise & 0xffff);
     }
@@ -172,7 +174,7 @@ __global__ void __launch_bounds__(THREADS)
     float m_inverse = moment_inverse(m_most), v_inverse = moment_inverse(v_most);
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
-        uint32_t noise = moment_noise((uint64_t)(i + k), c.steps);
+        uint32_t noise = moment_noise((uint64_t)(c.number + i + k), c.steps);
         ms.at[k] = moment_pack_m(m[k], m_inverse, noise >> 16);
         vs.at[k] = moment_pack_v(v[k], v_inverse, noise & 0xffff);
     }
@@ -238,6 +240,7 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments
     c.eps = shape->eps;
     c.grad_scale = shape->grad_scale;
     c.steps = shape->step;
+    c.number = shape->first;
     if (w_dt == DT_F32)
         adamw_kinds<float, 4>(dev, (float *)w, NULL, *moments, grad, n, c);
     else

@@ -332,7 +332,7 @@ struct adam {
 static void run_adam(void *context)
 {
     struct adam *a = context;
-    const struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f, a->clip, 1};
+    const struct adamw shape = {1e-6f, 0.9f, 0.999f, 1e-8f, 0.01f, 0.1f, 0.001f, a->clip, 1, 0};
     ops->adamw(dev, a->w, a->low, &a->moments, a->grad, a->n, &shape, DT_BF16);
 }
 

@@ -449,7 +449,7 @@ static void memory_is_what_it_says(void **state)
     struct param_ranges trained = {&all, 1};
     const size_t moments[] = {8 * n, 4 * n, 2 * n + 2 * n / MOMENT_BLOCK * sizeof(float)};
     for (int kind = MOMENTS_F32; kind <= MOMENTS_8BIT; kind++) {
-        optimizer_memory(&trained, (enum moments_kind)kind, &memory);
+        optimizer_memory(&trained, 1, (enum moments_kind)kind, &memory);
         assert_int_equal(memory.residual, 2 * n);
         assert_int_equal(memory.moments, moments[kind]);
         assert_true(memory.grads >= 4 * n);

@@ -38,6 +38,8 @@ struct backward {
     int32_t *targets;   // (max_targets)
     float *logprob, *lse, *entropy, *dlogprob; // (max_targets); distilling: logprob holds the
                                                // divergences, entropy the overlaps
+    backward_done_fn *done;                    // NULL: nobody asks
+    void *done_context;
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };
 
@@ -545,6 +547,20 @@ static enum status check_fits(const struct backward *b, const struct batch *batc
     return ST_OK;
 }
 
+void backward_watch(struct backward *b, backward_done_fn *done, void *context)
+{
+    b->done = done;
+    b->done_context = context;
+}
+
+// The gradients of layer l and of all behind it are complete.
+static void tell_done(const struct backward *b, int l)
+{
+    const struct weight_tensor *t = b->grads->tensors;
+    while (t->role < ROLE_ATTN_NORM || t->layer < l) t++;
+    if (b->done) b->done(b->done_context, t->offset);
+}
+
 // The whole backward pass, from the head's loss down to the lowest that is trained.
 static void pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
                       const struct head_loss *loss)
@@ -556,6 +572,7 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
         const struct layer_tape *layer = tape_layer(tape, m, l, view);
         mlp_back(b, l, view->n_tokens, layer);
         attention_back(b, l, view, layer);
+        tell_done(b, l);
     }
     const struct scatter_args rows = {view->tokens,
                                       batch_tokens_order(batch),

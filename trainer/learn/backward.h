@@ -17,6 +17,10 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
 // Also adds the gradients of an adapter to `grads`, its plan in DT_F32, bound and cleared. It is
 // the first of the model's table (model_use_adapters()), and every row of a batch names it.
 void backward_use_adapter(struct backward *b, const struct adapter *a, const struct weights *grads);
+// While a pass runs, once it will add nothing more to the gradients of the elements from `first` of
+// the arena on: layer by layer, from the last to the first; not of an adapter. NULL: not any more.
+typedef void backward_done_fn(void *context, int64_t first);
+void backward_watch(struct backward *b, backward_done_fn *done, void *context);
 void backward_free(struct backward *b);
 size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,
                       int chunk); // for the memory plan

@@ -94,7 +94,7 @@ static void plan_arrays(struct learner *l, size_t free_before)
 {
     struct memory_plan *plan = &l->plan;
     struct optimizer_memory o;
-    optimizer_memory(&l->trained, l->options.optimizer.moments, &o);
+    optimizer_memory(&l->trained, comm_size(l->options.comm), l->options.optimizer.moments, &o);
     *plan = (struct memory_plan){.free = free_before};
     plan->weights_shared = l->policy->bytes;
     plan->residual = o.residual;
@@ -423,7 +423,8 @@ enum status learner_prepare(struct learner *l)
     CHECK(check_room(&l->plan, l->dev));
     if (!l->is_draft) CHECK(device_reserve(l->dev, l->scratch));
     if (!l->options.many_adapters)
-        CHECK(optimizer_new(l->dev, &l->trained, &l->options.optimizer, &l->optimizer));
+        CHECK(optimizer_new(l->dev, &l->trained, l->options.comm, &l->options.optimizer,
+                            &l->optimizer));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
     CHECK(prepare_backward(l));
     CHECK(prepare_rows(l));
@@ -452,6 +453,7 @@ static bool all_zero(const float *x, int n)
 // What is done with every micro-batch beside the forward pass and the loss.
 struct passes {
     bool backward;
+    bool last;                  // of all that is added to these gradients
     float draft_scale;          // of each target in the draft's loss
     struct draft_stats *distil; // sums; NULL: leave the draft alone
 };
@@ -495,6 +497,11 @@ static enum status distil(struct learner *l, int n, const struct passes *passes)
     return ST_OK;
 }
 
+static void sum_grads(void *optimizer, int64_t first)
+{
+    optimizer_sum_grads(optimizer, first);
+}
+
 static enum status run_micro_batch(struct learner *l, const struct micro_batch *mb,
                                    const struct pack_group *groups, learner_loss_fn loss,
                                    void *context, const struct passes *passes)
@@ -517,6 +524,8 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     }
     loss(context, &rows, l->dlogprobs);
     // Groups without spread have no gradient to compute.
+    backward_watch(l->backward, passes->last && !l->options.adapter ? sum_grads : NULL,
+                   l->optimizer);
     if (backward && !all_zero(l->dlogprobs, n))
         CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs, l->options.temperature));
 out:
@@ -543,8 +552,11 @@ static enum status run_all(struct learner *l, const struct pack_group *groups, i
     enum status st;
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
     if (passes.distil) plan_distillation(l, packing, groups, &passes);
-    for (int i = 0; i < packing->n; i++)
+    const bool whole = passes.last;
+    for (int i = 0; i < packing->n; i++) {
+        passes.last = whole && i == packing->n - 1;
         CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, &passes));
+    }
 out:
     packing_free(packing);
     return st;
@@ -559,7 +571,8 @@ enum status learner_gradients(struct learner *l, const struct pack_group *groups
                               learner_loss_fn loss, void *context)
 {
     learner_clear_gradients(l);
-    return learner_add_gradients(l, groups, n_groups, loss, context);
+    return run_all(l, groups, n_groups, loss, context,
+                   (struct passes){.backward = true, .last = true});
 }
 
 enum status learner_add_gradients(struct learner *l, const struct pack_group *groups, int n_groups,

@@ -14,6 +14,7 @@ struct learner_config {
     const char *freeze;            // tensors that are not trained (param_range.h); NULL: none
     float lora_dropout;            // of an adapter's input, while gradients are computed
     uint64_t seed;                 // of that
+    struct comm *comm;             // of the ranks that train together; NULL: one
     const struct adapter *adapter; // bound: is trained instead of the policy; NULL: none
     bool many_adapters;            // it is the largest's plan, of those of learner_use_adapter()
     float temperature;             // log-probabilities are of logits / temperature
@@ -88,7 +89,8 @@ typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
 enum status learner_add_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
                                   learner_loss_fn loss, void *context);
 void learner_clear_gradients(struct learner *l);
-// Clears them first.
+// Clears them first. With several ranks: of this rank's share of the step's groups, whose sums over
+// all begin while the last micro-batch's backward pass runs; learner_clip() ends them.
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
                               learner_loss_fn loss, void *context);
 // As that, and the draft's gradients: of loss_weight times the mean over all targets of

@@ -8,6 +8,12 @@
  * so that between odd and even there is nothing but AdamW itself: the norm has been waited for
  * before the engine is asked to quiesce.
  *
+ * Where several ranks train, each has the whole gradients of its own share of the batch, and
+ * moments and residual of its part of every slice (slices.h). A slice's gradients are summed over
+ * the ranks, each part into its rank's, as soon as the backward pass has finished them, beside it;
+ * a part that AdamW has written goes to the other arenas while the next is computed. With one rank
+ * these transfers are nothing.
+ *
  * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"; of 8-bit
  * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block that the tensor
  * has elements in): readable by any safetensors loader, independent of padding, and bounded in host
@@ -29,26 +35,30 @@
 
 #define RANGE_SEED 0x9e3779b1u // between the rounding noise of one range and the next
 
-struct trained { // a range, and where its state begins
+struct trained { // a range, and the elements of gradients before it
     struct param_range range;
-    int64_t at, low_at; // elements of gradients and moments, of the residual
+    int64_t at;
 };
 
 struct optimizer {
     struct device *dev;
     const struct ops *ops;
     struct optimizer_config config;
+    struct comm *comm,
+        *beside;             // of all ranks, on the device's stream and beside it; NULL: one rank
     struct trained *trained; // (n_ranges)
     int n_ranges;
+    struct slices slices;
+    int unsummed;           // the first slices, whose gradients are not yet summed over the ranks
     struct weights **grads; // (n_arenas) f32 plans
     int n_arenas;
-    int64_t n, n_low;          // elements of all ranges, of those in bf16
+    int64_t n;                 // elements of all ranges
     float *gradients;          // (n), device, as all that follows
-    struct moments moments;    // of n elements
+    struct moments moments;    // of the rank's n_state elements
     uint16_t *low;             // (n_low); NULL: there are none
-    struct replicas *replicas; // of a sharded model, else NULL
-    double *sum;               // (1)
+    double *sums;              // (n_stretches)
     float *grad_scale;         // (1)
+    struct replicas *replicas; // of a sharded model, else NULL
     bool prepared;
     int64_t steps;
 };
@@ -61,14 +71,11 @@ static size_t blocks(int64_t n)
     return ((size_t)n + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
 }
 
-// Elements of all ranges, and of those in bf16.
-static void count_elements(const struct param_ranges *trained, int64_t *ret_n, int64_t *ret_low)
+static int64_t count_elements(const struct param_ranges *trained)
 {
-    *ret_n = *ret_low = 0;
-    for (int i = 0; i < trained->n; i++) {
-        *ret_n += trained->list[i].n;
-        if (trained->list[i].weights->dt == DT_BF16) *ret_low += trained->list[i].n;
-    }
+    int64_t n = 0;
+    for (int i = 0; i < trained->n; i++) n += trained->list[i].n;
+    return n;
 }
 
 static enum status check_range(const struct param_range *r)
@@ -88,20 +95,20 @@ static enum status check_range(const struct param_range *r)
     }
 enum { RESIDUAL = 0, MOMENTS = 1, GRADIENTS = 5 }; // the first part of each
 
-// What n elements take, of which n_low are in bf16.
-static void list_parts(int64_t n, int64_t n_low, enum moments_kind kind,
+// What gradients of n elements take, and a rank's state.
+static void list_parts(int64_t n, const struct slices *slices, enum moments_kind kind,
                        struct device_part ret[N_PARTS])
 {
-    const size_t moments = (size_t)n * dtype_size(moment_dtypes[kind]);
-    const size_t scales = kind == MOMENTS_8BIT ? blocks(n) * sizeof(float) : 0;
+    const size_t moments = (size_t)slices->n_state * dtype_size(moment_dtypes[kind]);
+    const size_t scales = kind == MOMENTS_8BIT ? blocks(slices->n_state) * sizeof(float) : 0;
     const struct device_part parts[N_PARTS] = {
-        [RESIDUAL] = PART(low, (size_t)n_low * sizeof(uint16_t)),
+        [RESIDUAL] = PART(low, (size_t)slices->n_low * sizeof(uint16_t)),
         [MOMENTS] = PART(moments.m, moments),
         PART(moments.v, moments),
         PART(moments.m_scale, scales),
         PART(moments.v_scale, scales),
         [GRADIENTS] = PART(gradients, (size_t)n * sizeof(float)),
-        PART(sum, sizeof(double)),
+        PART(sums, (size_t)slices->n_stretches * sizeof(double)),
         PART(grad_scale, sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
@@ -110,12 +117,13 @@ static void list_parts(int64_t n, int64_t n_low, enum moments_kind kind,
 enum status optimizer_reset(struct optimizer *o)
 {
     struct device_part parts[N_PARTS];
-    list_parts(o->n, o->n_low, o->moments.kind, parts);
+    list_parts(o->n, &o->slices, o->moments.kind, parts);
     for (int i = 0; i < N_PARTS; i++)
         if (parts[i].bytes)
             device_fill(o->dev, *device_part_pointer(o, &parts[i]), 0, parts[i].bytes);
     o->steps = 0;
     o->prepared = false;
+    o->unsummed = o->slices.n;
     return device_sync(o->dev);
 }
 
@@ -124,7 +132,7 @@ static enum status alloc_state(struct optimizer *o)
     struct device_part parts[N_PARTS];
     enum status st;
     o->moments.kind = o->config.moments;
-    list_parts(o->n, o->n_low, o->moments.kind, parts);
+    list_parts(o->n, &o->slices, o->moments.kind, parts);
     CHECK(status_context(device_alloc_parts(o->dev, o, parts, N_PARTS),
                          "gradients and AdamW's state of %" PRId64 " elements", o->n));
     st = optimizer_reset(o);
@@ -137,12 +145,7 @@ static enum status add_range(struct optimizer *o, const struct param_range *r)
 {
     enum status st;
     const struct trained *before = o->n_ranges ? &o->trained[o->n_ranges - 1] : NULL;
-    struct trained t = {.range = *r};
-    CHECK(check_range(r));
-    if (before) {
-        t.at = before->at + before->range.n;
-        t.low_at = before->low_at + (before->range.weights->dt == DT_BF16 ? before->range.n : 0);
-    }
+    const struct trained t = {*r, before ? before->at + before->range.n : 0};
     if (!before || r->weights != before->range.weights) {
         CHECK(weights_plan_like(r->weights, DT_F32, &o->grads[o->n_arenas]));
         o->n_arenas++;
@@ -160,7 +163,7 @@ out:
     return st;
 }
 
-enum status optimizer_new(struct device *dev, const struct param_ranges *trained,
+enum status optimizer_new(struct device *dev, const struct param_ranges *trained, struct comm *comm,
                           const struct optimizer_config *config, struct optimizer **ret)
 {
     enum status st = ST_OK;
@@ -169,10 +172,14 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
     o->dev = dev;
     o->ops = device_ops(dev);
     o->config = *config;
+    o->comm = comm;
     o->trained = calloc((size_t)trained->n, sizeof *o->trained);
     o->grads = calloc((size_t)trained->n, sizeof *o->grads);
     if (!o->trained || !o->grads) FAIL(ST_NO_MEMORY, "no memory for the optimizer");
-    count_elements(trained, &o->n, &o->n_low);
+    for (int i = 0; i < trained->n; i++) CHECK(check_range(&trained->list[i]));
+    o->n = count_elements(trained);
+    CHECK(slices_new(trained, comm_size(comm), &o->slices));
+    CHECK(comm_beside(comm, &o->beside));
     CHECK(alloc_state(o));
     for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
     *ret = o;
@@ -186,23 +193,19 @@ enum status optimizer_new_whole(struct device *dev, const struct weights *weight
 {
     struct param_range all = {.weights = weights, .n = weights->n_elements};
     struct param_ranges trained = {&all, 1};
-    return optimizer_new(dev, &trained, config, ret);
-}
-
-enum status optimizer_use_comm(struct optimizer *o, const struct param_ranges *trained,
-                               struct comm *comm)
-{
-    return replicas_new(o->dev, comm, trained, o->gradients, &o->replicas);
+    return optimizer_new(dev, &trained, NULL, config, ret);
 }
 
 void optimizer_free(struct optimizer *o)
 {
     struct device_part parts[N_PARTS];
     if (!o) return;
-    list_parts(o->n, o->n_low, o->config.moments, parts);
+    list_parts(o->n, &o->slices, o->config.moments, parts);
     device_release_parts(o->dev, o, parts, N_PARTS);
     replicas_free(o->replicas);
     for (int i = 0; i < o->n_arenas; i++) weights_free(o->grads[i]);
+    comm_free(o->beside);
+    slices_release(&o->slices);
     free(o->grads);
     free(o->trained);
     free(o);
@@ -217,27 +220,96 @@ void optimizer_clear_grads(struct optimizer *o)
 {
     device_fill(o->dev, o->gradients, 0, (size_t)o->n * sizeof *o->gradients);
     o->prepared = false;
+    o->unsummed = o->slices.n;
+}
+
+void optimizer_sum_grads(struct optimizer *o, int64_t first)
+{
+    for (; o->unsummed > 0; o->unsummed--) {
+        const struct slice *slice = &o->slices.list[o->unsummed - 1];
+        const struct trained *t = &o->trained[slice->range];
+        if (t->range.first + slice->first < first) return;
+        float *all = o->gradients + t->at + slice->first;
+        const int64_t parts = slice->part * o->slices.n_ranks;
+        comm_reduce_scatter(o->beside, all, all + slice->part * comm_rank(o->comm),
+                            (size_t)slice->part, DT_F32);
+        comm_all_reduce(o->beside, all + parts, (size_t)(slice->n - parts), DT_F32);
+    }
+}
+
+// Where a stretch of this rank begins, in elements of the gradients.
+static int64_t gradients_at(const struct optimizer *o, const struct stretch *t)
+{
+    return o->trained[o->slices.list[t->slice].range].at +
+           stretch_first(&o->slices, t, comm_rank(o->comm));
+}
+
+enum status optimizer_use_shards(struct optimizer *o, const struct param_ranges *trained,
+                                 struct comm *comm)
+{
+    const struct slices *s = &o->slices;
+    struct gradient_run *runs = calloc((size_t)s->n_stretches, sizeof *runs);
+    if (!runs) return status_fail(ST_NO_MEMORY, "no memory for the list of this rank's gradients");
+    for (int i = 0; i < s->n_stretches; i++) {
+        const struct stretch *t = &s->stretches[i];
+        runs[i] = (struct gradient_run){o->gradients + gradients_at(o, t), t->n, t->shared};
+    }
+    enum status st =
+        replicas_new(o->dev, comm, trained, o->gradients, runs, s->n_stretches, &o->replicas);
+    free(runs);
+    return st;
+}
+
+// Squares of this rank's gradients, and of those that every rank has. Stretches that adjoin are
+// one sum.
+static enum status sum_squares(struct optimizer *o, double *ret_own, double *ret_shared)
+{
+    const struct slices *s = &o->slices;
+    double sums[2] = {0};
+    double *host = calloc((size_t)s->n_stretches, sizeof *host);
+    if (!host) return status_fail(ST_NO_MEMORY, "no memory for the gradient norm");
+    for (int i = 0, next; i < s->n_stretches; i = next) {
+        const int64_t at = gradients_at(o, &s->stretches[i]);
+        int64_t n = 0;
+        for (next = i; next < s->n_stretches; next++) {
+            const struct stretch *t = &s->stretches[next];
+            if (gradients_at(o, t) != at + n || t->shared != s->stretches[i].shared) break;
+            n += t->n;
+        }
+        o->ops->sum_squares(o->dev, o->sums + i, o->gradients + at, n);
+        device_copy_out(o->dev, &host[i], o->sums + i, sizeof *host);
+    }
+    enum status st = device_sync(o->dev);
+    for (int i = 0; i < s->n_stretches; i++) sums[s->stretches[i].shared] += host[i];
+    free(host);
+    *ret_own = sums[false];
+    *ret_shared = sums[true];
+    return st;
 }
 
 enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
 {
-    double sum = 0;
+    enum status st;
+    double own = 0, sum = 0, of_ranks[COMM_MAX_RANKS];
+    optimizer_sum_grads(o, INT64_MIN);
+    comm_join(o->beside);
     replicas_sum(o->replicas);
-    o->ops->sum_squares(o->dev, o->sum, o->gradients, o->n);
-    device_copy_out(o->dev, &sum, o->sum, sizeof sum);
-    enum status st = device_sync(o->dev);
-    if (st == ST_OK) st = replicas_sum_squares(o->replicas, &sum);
-    if (st != ST_OK) return st;
+    CHECK(sum_squares(o, &own, &sum));
+    CHECK(replicas_discount(o->replicas, &own, &sum));
+    CHECK(comm_gather_host(o->comm, &own, of_ranks, sizeof own));
+    for (int r = 0; r < comm_size(o->comm); r++) sum += of_ranks[r];
+    CHECK(replicas_add_shards(o->replicas, &sum));
     double norm = sqrt(sum);
     if (!isfinite(norm))
-        return status_fail(ST_INVALID, "the gradient norm is %f: the step must be skipped", norm);
+        FAIL(ST_INVALID, "the gradient norm is %f: the step must be skipped", norm);
     float scale = 1;
     if (o->config.max_grad_norm > 0 && o->config.max_grad_norm < norm + 1e-6)
         scale = (float)(o->config.max_grad_norm / (norm + 1e-6));
     device_copy_in(o->dev, o->grad_scale, &scale, sizeof scale);
     o->prepared = true;
     *ret_norm = norm;
-    return ST_OK;
+out:
+    return st;
 }
 
 // Those of the elements from `at` on.
@@ -255,6 +327,25 @@ static struct moments moments_at(const struct moments *m, int64_t at)
     };
 }
 
+// AdamW on a stretch; a rank's part then goes to the others' arenas.
+static void update_stretch(struct optimizer *o, const struct stretch *t, struct adamw *adamw)
+{
+    const struct slice *slice = &o->slices.list[t->slice];
+    const struct param_range *range = &o->trained[slice->range].range;
+    const struct weights *w = range->weights;
+    const size_t e = dtype_size(w->dt);
+    const int64_t first = stretch_first(&o->slices, t, comm_rank(o->comm));
+    char *base = (char *)w->base + (size_t)range->first * e;
+    const struct moments moments = moments_at(&o->moments, t->state_at);
+    adamw->step = (uint32_t)(o->steps + 1) + (uint32_t)slice->range * RANGE_SEED;
+    adamw->first = first;
+    o->ops->adamw(o->dev, base + (size_t)first * e, w->dt == DT_BF16 ? o->low + t->low_at : NULL,
+                  &moments, o->gradients + gradients_at(o, t), t->n, adamw, w->dt);
+    if (!t->shared)
+        comm_all_gather(o->beside, base + (size_t)first * e, base + (size_t)slice->first * e,
+                        (size_t)slice->part * e);
+}
+
 enum status optimizer_apply(struct optimizer *o, double lr)
 {
     if (!o->prepared)
@@ -270,15 +361,9 @@ enum status optimizer_apply(struct optimizer *o, double lr)
         .bias_correction2 = (float)(1 - pow(o->config.beta2, step)),
         .grad_scale = o->grad_scale,
     };
-    for (int i = 0; i < o->n_ranges; i++) {
-        const struct trained *t = &o->trained[i];
-        const struct weights *w = t->range.weights;
-        const struct moments moments = moments_at(&o->moments, t->at);
-        adamw.step = (uint32_t)(o->steps + 1) + (uint32_t)i * RANGE_SEED;
-        o->ops->adamw(o->dev, (char *)w->base + (size_t)t->range.first * dtype_size(w->dt),
-                      w->dt == DT_BF16 ? o->low + t->low_at : NULL, &moments, o->gradients + t->at,
-                      t->range.n, &adamw, w->dt);
-    }
+    for (int i = 0; i < o->slices.n_stretches; i++)
+        update_stretch(o, &o->slices.stretches[i], &adamw);
+    comm_join(o->beside);
     o->prepared = false;
     o->steps++;
     return ST_OK;
@@ -295,13 +380,12 @@ void optimizer_configure(struct optimizer *o, const struct optimizer_config *con
     o->config.moments = o->moments.kind;
 }
 
-void optimizer_memory(const struct param_ranges *trained, enum moments_kind moments,
+void optimizer_memory(const struct param_ranges *trained, int n_ranks, enum moments_kind moments,
                       struct optimizer_memory *ret)
 {
     struct device_part parts[N_PARTS];
-    int64_t n, n_low;
-    count_elements(trained, &n, &n_low);
-    list_parts(n, n_low, moments, parts);
+    const struct slices slices = slices_count(trained, n_ranks);
+    list_parts(count_elements(trained), &slices, moments, parts);
     *ret = (struct optimizer_memory){
         .residual = device_parts_bytes(parts + RESIDUAL, MOMENTS - RESIDUAL),
         .moments = device_parts_bytes(parts + MOMENTS, GRADIENTS - MOMENTS),
@@ -338,60 +422,141 @@ static int state_arrays(const struct optimizer *o, struct state_array ret[MAX_AR
     return n;
 }
 
-// A tensor's part of an array: as it is called and shaped on disk, and (tag) where it lies.
-static enum status state_part(const struct state_array *array, const struct trained *t,
-                              const struct weight_tensor *tensor, struct safetensors_source *ret)
+// A tensor's part of an array.
+struct piece {
+    struct state_array array;
+    int range;
+    int64_t first, n; // entries, from the range's start
+};
+
+static enum status state_piece(const struct optimizer *o, const struct piece *base,
+                               const struct weight_tensor *tensor, struct piece *ret_piece,
+                               struct safetensors_source *ret)
 {
-    const char *arena = t->range.arena ? t->range.arena : "";
-    int len = snprintf(ret->name, sizeof ret->name, "%s.%s%s", array->name, arena, tensor->name);
+    const struct state_array *array = &base->array;
+    const struct param_range *range = &o->trained[base->range].range;
+    int len = snprintf(ret->name, sizeof ret->name, "%s.%s%s", array->name,
+                       range->arena ? range->arena : "", tensor->name);
     if (len < 0 || (size_t)len >= sizeof ret->name)
         return status_fail(ST_UNSUPPORTED, "tensor name \"%s\" is too long for optimizer state",
                            tensor->name);
-    int64_t at = tensor->offset - t->range.first + (array->of_bf16 ? t->low_at : t->at);
-    const int64_t last_block = (at + tensor->n - 1) / MOMENT_BLOCK;
-    if (array->per_block) at /= MOMENT_BLOCK;
+    const int64_t at = tensor->offset - range->first, last = (at + tensor->n - 1) / MOMENT_BLOCK;
+    *ret_piece = *base;
+    ret_piece->first = array->per_block ? at / MOMENT_BLOCK : at;
+    ret_piece->n = array->per_block ? last - at / MOMENT_BLOCK + 1 : tensor->n;
     ret->dt = array->dt;
-    ret->tag = array->base + (size_t)at * dtype_size(array->dt);
+    ret->tag = ret_piece;
     ret->n_dims = array->per_block ? 1 : tensor->n_dims;
-    if (array->per_block) ret->shape[0] = last_block - at + 1;
+    if (array->per_block) ret->shape[0] = ret_piece->n;
     for (int d = 0; !array->per_block && d < tensor->n_dims; d++) ret->shape[d] = tensor->shape[d];
     return ST_OK;
 }
 
-// Every part of the state; the caller's to free.
-static enum status list_state(const struct optimizer *o, struct safetensors_source **ret,
-                              int *ret_n)
+// What a rank's stretch holds of a piece: n entries, from the piece's `at` on and the array's
+// `memory`.
+struct overlap {
+    int64_t at, n;
+    char *memory;
+};
+
+static struct overlap overlap_of(const struct optimizer *o, const struct piece *p,
+                                 const struct stretch *t, int rank)
+{
+    const int64_t unit = p->array.per_block ? MOMENT_BLOCK : 1;
+    const int64_t begin = stretch_first(&o->slices, t, rank) / unit, end = begin + t->n / unit;
+    const int64_t from = begin > p->first ? begin : p->first;
+    const int64_t to = end < p->first + p->n ? end : p->first + p->n;
+    const int64_t state = (p->array.of_bf16 ? t->low_at : t->state_at) / unit;
+    if (o->slices.list[t->slice].range != p->range || to <= from) return (struct overlap){0};
+    return (struct overlap){
+        .at = from - p->first,
+        .n = to - from,
+        .memory = p->array.base + (size_t)(state + from - begin) * dtype_size(p->array.dt),
+    };
+}
+
+struct state_list { // every piece of the state, and what it is called on disk
+    int n;
+    struct piece *pieces;
+    struct safetensors_source *sources; // tag: its piece
+};
+
+static void state_list_release(struct state_list *list)
+{
+    free(list->pieces);
+    free(list->sources);
+}
+
+static enum status list_state(const struct optimizer *o, struct state_list *ret)
 {
     enum status st = ST_OK;
     struct state_array arrays[MAX_ARRAYS];
+    struct state_list list = {0};
     const int n_arrays = state_arrays(o, arrays);
-    int n = 0, room = 0;
-    for (int r = 0; r < o->n_ranges; r++) room += n_arrays * o->trained[r].range.weights->n_tensors;
-    struct safetensors_source *list = calloc((size_t)room, sizeof *list);
-    if (!list) return status_fail(ST_NO_MEMORY, "no memory to list the optimizer's state");
+    size_t room = 0;
+    for (int r = 0; r < o->n_ranges; r++)
+        room += (size_t)n_arrays * (size_t)o->trained[r].range.weights->n_tensors;
+    list.pieces = calloc(room, sizeof *list.pieces);
+    list.sources = calloc(room, sizeof *list.sources);
+    if (!list.pieces || !list.sources)
+        FAIL(ST_NO_MEMORY, "no memory to list the optimizer's state");
     for (int i = 0; i < n_arrays * o->n_ranges; i++) {
-        const struct state_array *array = &arrays[i / o->n_ranges];
-        const struct trained *t = &o->trained[i % o->n_ranges];
-        const struct weights *w = t->range.weights;
-        if (array->of_bf16 && w->dt != DT_BF16) continue;
-        for (int k = 0; k < w->n_tensors; k++)
-            if (param_range_holds(&t->range, k))
-                CHECK(state_part(array, t, &w->tensors[k], &list[n++]));
+        const struct piece base = {.array = arrays[i / o->n_ranges], .range = i % o->n_ranges};
+        const struct param_range *range = &o->trained[base.range].range;
+        const struct weights *w = range->weights;
+        if (base.array.of_bf16 && w->dt != DT_BF16) continue;
+        for (int k = 0; k < w->n_tensors; k++) {
+            if (!param_range_holds(range, k)) continue;
+            CHECK(
+                state_piece(o, &base, &w->tensors[k], &list.pieces[list.n], &list.sources[list.n]));
+            list.n++;
+        }
     }
     *ret = list;
-    *ret_n = n;
-    list = NULL;
+    return ST_OK;
 out:
-    free(list);
+    state_list_release(&list);
     return st;
+}
+
+// A piece of all ranks, one after the other's turn, into rank 0's `to`; every rank calls it with
+// the same pieces. What comes from another lands in the gradients, which are free between steps.
+static enum status gather_piece(struct optimizer *o, const struct piece *p, char *to)
+{
+    const size_t entry = dtype_size(p->array.dt);
+    const int rank = comm_rank(o->comm);
+    for (int r = 0; r < o->slices.n_ranks; r++) {
+        for (int i = 0; i < o->slices.n_stretches; i++) {
+            const struct stretch *t = &o->slices.stretches[i];
+            const struct overlap part = overlap_of(o, p, t, r);
+            const size_t bytes = (size_t)part.n * entry;
+            const void *from = part.memory;
+            if (bytes == 0 || (t->shared && r > 0)) continue;
+            if (r > 0 && rank == r) comm_send(o->comm, part.memory, bytes, 0);
+            if (rank > 0) continue;
+            if (r > 0) comm_recv(o->comm, o->gradients, bytes, r);
+            if (r > 0) from = o->gradients;
+            device_copy_out(o->dev, to + (size_t)part.at * entry, from, bytes);
+        }
+    }
+    return device_sync(o->dev);
 }
 
 static enum status read_state(void *context, const struct safetensors_source *source, size_t bytes,
                               void *to)
 {
-    struct optimizer *o = context;
-    device_copy_out(o->dev, to, source->tag, bytes);
-    return device_sync(o->dev);
+    (void)bytes;
+    return gather_piece(context, source->tag, to);
+}
+
+enum status optimizer_save_part(struct optimizer *o)
+{
+    struct state_list list;
+    enum status st = list_state(o, &list);
+    if (st != ST_OK) return st;
+    for (int i = 0; st == ST_OK && i < list.n; i++) st = gather_piece(o, &list.pieces[i], NULL);
+    state_list_release(&list);
+    return st;
 }
 
 enum status optimizer_save(struct optimizer *o, const char *path)
@@ -399,17 +564,16 @@ enum status optimizer_save(struct optimizer *o, const char *path)
     enum status st;
     json_t *metadata = NULL;
     char steps[24];
-    struct safetensors_source *state = NULL;
-    int n;
-    CHECK(list_state(o, &state, &n));
+    struct state_list state = {0};
+    CHECK(list_state(o, &state));
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
                          moments_kind_names[o->moments.kind]);
     if (!metadata) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
-    CHECK(safetensors_write(path, state, n, metadata, read_state, o));
+    CHECK(safetensors_write(path, state.sources, state.n, metadata, read_state, o));
 out:
     json_decref(metadata);
-    free(state);
+    state_list_release(&state);
     return st;
 }
 
@@ -458,31 +622,40 @@ static enum status read_steps(const char *path, const struct safetensors *set, i
     return ST_OK;
 }
 
+// This rank's part of a piece.
+static void load_piece(struct optimizer *o, const struct piece *p, const char *data)
+{
+    const size_t entry = dtype_size(p->array.dt);
+    for (int i = 0; i < o->slices.n_stretches; i++) {
+        const struct overlap part = overlap_of(o, p, &o->slices.stretches[i], comm_rank(o->comm));
+        device_copy_in(o->dev, part.memory, data + (size_t)part.at * entry, (size_t)part.n * entry);
+    }
+}
+
 enum status optimizer_load(struct optimizer *o, const char *path)
 {
     enum status st;
     struct safetensors *set = NULL;
-    struct safetensors_source *state = NULL;
-    int n;
+    struct state_list state = {0};
     int64_t steps = 0;
-    CHECK(list_state(o, &state, &n));
+    CHECK(list_state(o, &state));
     CHECK(safetensors_open_file(path, &set));
     CHECK(read_steps(path, set, &steps));
     CHECK(moments_check(o, path, set));
     // Everything is checked before anything is written.
-    for (int i = 0; i < n; i++)
-        CHECK(state_check(path, safetensors_find(set, state[i].name), &state[i]));
-    if (n != safetensors_count(set))
-        FAIL(ST_MISMATCH, "%s: holds %d tensors, the state of what is trained here has %d", path,
-             safetensors_count(set), n);
-    for (int i = 0; i < n; i++) {
-        const struct safetensors_entry *entry = safetensors_find(set, state[i].name);
-        device_copy_in(o->dev, (void *)state[i].tag, entry->data, entry->bytes);
+    for (int i = 0; i < state.n; i++) {
+        const struct safetensors_source *source = &state.sources[i];
+        CHECK(state_check(path, safetensors_find(set, source->name), source));
     }
+    if (state.n != safetensors_count(set))
+        FAIL(ST_MISMATCH, "%s: holds %d tensors, the state of what is trained here has %d", path,
+             safetensors_count(set), state.n);
+    for (int i = 0; i < state.n; i++)
+        load_piece(o, &state.pieces[i], safetensors_find(set, state.sources[i].name)->data);
     CHECK(device_sync(o->dev));
     o->steps = steps;
 out:
     safetensors_free(set);
-    free(state);
+    state_list_release(&state);
     return st;
 }

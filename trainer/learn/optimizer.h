@@ -6,7 +6,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/ops.h"
-#include "trainer/learn/param_range.h"
+#include "trainer/learn/slices.h"
 
 struct optimizer;
 struct optimizer_config {
@@ -17,22 +17,30 @@ struct optimizer_config {
 extern const char *const moments_kind_names[];
 
 // The arenas are bound, shared (or, in sft, the trainer's own); ranges of one arena stand together.
-// bf16 weights: the residual starts at 0, the master is then exactly the weight.
-enum status optimizer_new(struct device *dev, const struct param_ranges *trained,
+// bf16 weights: the residual starts at 0, the master is then exactly the weight. comm: the ranks
+// that train these together, each an arena of its own; borrowed. NULL: this one alone. All ranks
+// then call all of these functions in the same order but for optimizer_load() and the two of
+// saving.
+enum status optimizer_new(struct device *dev, const struct param_ranges *trained, struct comm *comm,
                           const struct optimizer_config *config, struct optimizer **ret);
-// The same where one whole arena is trained.
+// The same where one whole arena is trained, by one rank.
 enum status optimizer_new_whole(struct device *dev, const struct weights *weights,
                                 const struct optimizer_config *config, struct optimizer **ret);
-// What is trained (as optimizer_new() got it) is a shard, whose others these ranks hold: the norm
-// is that of the whole model's gradients. Waits for all ranks. NULL: nothing else is to be done.
-enum status optimizer_use_comm(struct optimizer *o, const struct param_ranges *trained,
-                               struct comm *comm);
+// What is trained (as optimizer_new() got it) is a shard of a model, whose others `comm`'s ranks
+// hold: the norm is then that of the whole model's gradients. Each of them may be one of several
+// ranks of optimizer_new()'s. Waits for all. NULL: nothing else is to be done.
+enum status optimizer_use_shards(struct optimizer *o, const struct param_ranges *trained,
+                                 struct comm *comm);
 void optimizer_free(struct optimizer *o);
 // Gradients are added here: those of the i-th arena that is trained, f32, bound to what is trained
 // of it; NULL pointers are the rest. base and bytes are there where all of
 // it is trained.
 const struct weights *optimizer_grads(const struct optimizer *o, int i);
 void optimizer_clear_grads(struct optimizer *o);
+// Nothing will be added any more to the gradients of the elements from `first` of their arena on:
+// they are summed over the ranks, beside what the device is given next. optimizer_prepare() does
+// it for the rest. Not with several arenas.
+void optimizer_sum_grads(struct optimizer *o, int64_t first);
 // Gradient norm over all that is trained; sets the clipping factor min(1, max_grad_norm / (norm +
 // 1e-6)) as torch's clip_grad_norm_. Waits. A norm that is not finite is ST_INVALID: the step must
 // be skipped.
@@ -48,12 +56,16 @@ enum status optimizer_reset(struct optimizer *o); // as it was when it was new: 
 struct optimizer_memory {
     size_t residual, moments, grads; // grads: with their norm and its factor
 };                                   // bytes
-void optimizer_memory(const struct param_ranges *trained, enum moments_kind moments,
+// Of one of n_ranks.
+void optimizer_memory(const struct param_ranges *trained, int n_ranks, enum moments_kind moments,
                       struct optimizer_memory *ret);
 
 // State for checkpoints: one safetensors file with residual, m, v (as they are kept) and the step
 // count. ST_MISMATCH where the file's moments are of another kind than this optimizer's, or of
-// other tensors.
+// other tensors. Of several ranks the first writes the file, which is as if there were one rank,
+// while the others give it their parts (optimizer_save_part); each loads its own. Gradients are
+// lost where there are several.
+enum status optimizer_save_part(struct optimizer *o);
 enum status optimizer_save(struct optimizer *o, const char *path);
 enum status optimizer_load(struct optimizer *o, const char *path);
 

@@ -1,0 +1,416 @@
+/* comm.cu: communicators of GPUs, over NCCL. Calls are enqueued on the device's stream, or on one
+ * of the communicator's own (comm_beside) that waits for what the device was given before.
+ *
+ * NCCL is looked up when it is first used, as cuBLASLt is (cublaslt.cu), and opened non-blocking,
+ * so that no call of it waits by itself. What the device's thread may come to wait for, anywhere,
+ * is a stream in which another rank is missing: so each communicator has a thread that looks, every
+ * 20 ms, whether the oldest call is done, and where its deadline is past, NCCL has failed, or a
+ * rank is gone, aborts it. That ends its kernels; what they leave is garbage, and the next
+ * device_sync() says so. */
+#include "common/base/clock.h"
+#include "kernels/comm_backend.h"
+#include "kernels/cuda/cuda.cuh"
+#include <stdio.h>
+#include <stdlib.h>
+
+#if __has_include(<nccl.h>)
+
+#include <dlfcn.h>
+#include <mutex>
+#include <nccl.h>
+#include <pthread.h>
+
+#define LIBRARY  "libnccl.so.2"
+#define LOOK_MS  20
+#define MAX_OPEN 64 // calls that are looked at one by one; beyond, the last stands for those after
+
+// ---- the library -------------------------------------------------------------------------------
+
+static char missing[512]; // what the loader said; "": nothing went wrong
+
+static void *find(const char *name)
+{
+    static void *handle;
+    static std::once_flag once;
+    std::call_once(once, [] {
+        handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+        if (!handle)
+            snprintf(missing, sizeof missing,
+                     "several GPUs want NCCL: %s (install libnccl2, or put its folder into "
+                     "LD_LIBRARY_PATH)",
+                     dlerror());
+    });
+    void *function = handle ? dlsym(handle, name) : NULL;
+    if (!function && !missing[0]) snprintf(missing, sizeof missing, LIBRARY " lacks %s", name);
+    return function;
+}
+
+#define FORWARD(name, parameters, arguments)                                                       \
+    static ncclResult_t nccl_##name parameters                                                     \
+    {                                                                                              \
+        static auto function = (decltype(&nccl##name))find("nccl" #name);                          \
+        return function ? function arguments : ncclSystemError;                                    \
+    }
+
+FORWARD(GetUniqueId, (ncclUniqueId * id), (id))
+FORWARD(CommInitRankConfig,
+        (ncclComm_t * comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config),
+        (comm, size, id, rank, config))
+FORWARD(CommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *ret, ncclConfig_t *config),
+        (comm, color, key, ret, config))
+FORWARD(CommUserRank, (const ncclComm_t comm, int *rank), (comm, rank))
+FORWARD(CommCount, (const ncclComm_t comm, int *size), (comm, size))
+FORWARD(CommGetAsyncError, (ncclComm_t comm, ncclResult_t *error), (comm, error))
+FORWARD(CommAbort, (ncclComm_t comm), (comm))
+FORWARD(CommFinalize, (ncclComm_t comm), (comm))
+FORWARD(CommDestroy, (ncclComm_t comm), (comm))
+FORWARD(AllReduce,
+        (const void *from, void *to, size_t n, ncclDataType_t dt, ncclRedOp_t op, ncclComm_t comm,
+         cudaStream_t stream),
+        (from, to, n, dt, op, comm, stream))
+FORWARD(ReduceScatter,
+        (const void *from, void *to, size_t n, ncclDataType_t dt, ncclRedOp_t op, ncclComm_t comm,
+         cudaStream_t stream),
+        (from, to, n, dt, op, comm, stream))
+FORWARD(AllGather,
+        (const void *from, void *to, size_t n, ncclDataType_t dt, ncclComm_t comm,
+         cudaStream_t stream),
+        (from, to, n, dt, comm, stream))
+FORWARD(Broadcast,
+        (const void *from, void *to, size_t n, ncclDataType_t dt, int root, ncclComm_t comm,
+         cudaStream_t stream),
+        (from, to, n, dt, root, comm, stream))
+FORWARD(Send,
+        (const void *from, size_t n, ncclDataType_t dt, int to, ncclComm_t comm,
+         cudaStream_t stream),
+        (from, n, dt, to, comm, stream))
+FORWARD(Recv,
+        (void *to, size_t n, ncclDataType_t dt, int from, ncclComm_t comm, cudaStream_t stream),
+        (to, n, dt, from, comm, stream))
+
+// What NCCL says of a result, or why there is no NCCL.
+static const char *words(ncclResult_t result)
+{
+    static auto get = (decltype(&ncclGetErrorString))find("ncclGetErrorString");
+    return get && !missing[0] ? get(result) : missing;
+}
+
+static const char *last_words()
+{
+    static auto get = (decltype(&ncclGetLastError))find("ncclGetLastError");
+    const char *text = get ? get(NULL) : "";
+    return text ? text : "";
+}
+
+// ---- calls under way ---------------------------------------------------------------------------
+
+struct open_call {
+    cudaEvent_t done;
+    const char *what;
+    int64_t since_ns;
+};
+
+struct nccl_state {
+    ncclComm_t comm;
+    cudaStream_t stream; // own, or NULL: the device's
+    cudaEvent_t before, after;
+    bool watching; // the thread runs
+    pthread_t thread;
+    pthread_mutex_t mutex; // guards what follows, and NCCL's calls against its abort
+    struct open_call open[MAX_OPEN];
+    int first, n_open;
+    bool stop, aborted;
+};
+
+static struct nccl_state *state_of(const struct comm *comm)
+{
+    return (struct nccl_state *)comm->state;
+}
+
+static void abort_comm(struct nccl_state *s)
+{
+    if (s->comm && !s->aborted) nccl_CommAbort(s->comm);
+    s->aborted = true;
+}
+
+// Waits until NCCL has taken a call in. False after comm_fail().
+static bool settle(struct comm *comm, ncclComm_t of, const char *what, ncclResult_t result)
+{
+    const int64_t start_ns = clock_now_ns();
+    while (result == ncclInProgress && !comm_failed(comm)) {
+        if (!comm_may_wait(comm, what, start_ns, "the other ranks")) return false;
+        if (clock_ms_since(start_ns) > 1) clock_sleep_ms(1);
+        ncclResult_t asked = nccl_CommGetAsyncError(of, &result);
+        if (asked != ncclSuccess) result = asked;
+    }
+    if (result != ncclSuccess) comm_fail(comm, what, "%s %s", words(result), last_words());
+    return !comm_failed(comm);
+}
+
+// With the mutex held: the oldest calls that are done go.
+static void forget_done(struct nccl_state *s)
+{
+    while (s->n_open > 0 && cudaEventQuery(s->open[s->first].done) == cudaSuccess) {
+        s->first = (s->first + 1) % MAX_OPEN;
+        s->n_open--;
+    }
+    cudaGetLastError(); // "not ready" is no error
+}
+
+static void look(struct comm *comm)
+{
+    struct nccl_state *s = state_of(comm);
+    ncclResult_t error = ncclSuccess;
+    forget_done(s);
+    if (s->n_open == 0) return;
+    const struct open_call *oldest = &s->open[s->first];
+    nccl_CommGetAsyncError(s->comm, &error);
+    if (error != ncclSuccess && error != ncclInProgress)
+        comm_fail(comm, oldest->what, "%s %s", words(error), last_words());
+    else
+        comm_may_wait(comm, oldest->what, oldest->since_ns, "the other ranks");
+    if (comm_failed(comm)) abort_comm(s);
+}
+
+static void *watch_calls(void *context)
+{
+    struct comm *comm = (struct comm *)context;
+    struct nccl_state *s = state_of(comm);
+    cuda_use(comm->dev);
+    for (bool stop = false; !stop;) {
+        clock_sleep_ms(LOOK_MS);
+        pthread_mutex_lock(&s->mutex);
+        if (!s->aborted) look(comm);
+        stop = s->stop;
+        pthread_mutex_unlock(&s->mutex);
+    }
+    return NULL;
+}
+
+// With the mutex held: a call was enqueued on `stream`.
+static void note(struct comm *comm, const char *what, cudaStream_t stream)
+{
+    struct nccl_state *s = state_of(comm);
+    forget_done(s);
+    const bool full = s->n_open == MAX_OPEN;
+    struct open_call *call = &s->open[(s->first + s->n_open - full) % MAX_OPEN];
+    if (!full) s->n_open++;
+    call->what = what;
+    call->since_ns = clock_now_ns();
+    cuda_ok(comm->dev, cudaEventRecord(call->done, stream), what);
+}
+
+// f: enqueues the call on the stream that it is given.
+template <typename F> static void enqueue(struct comm *comm, const char *what, F f)
+{
+    struct nccl_state *s = state_of(comm);
+    struct cuda_state *cuda = cuda_use(comm->dev);
+    cudaStream_t stream = s->stream ? s->stream : cuda->stream;
+    pthread_mutex_lock(&s->mutex);
+    if (s->stream) {
+        cuda_ok(comm->dev, cudaEventRecord(s->before, cuda->stream), what);
+        cuda_ok(comm->dev, cudaStreamWaitEvent(s->stream, s->before, 0), what);
+    }
+    if (!comm_failed(comm) && settle(comm, s->comm, what, f(s->comm, stream)) && !cuda->capturing)
+        note(comm, what, stream);
+    if (comm_failed(comm)) abort_comm(s);
+    cuda->after_graph = true; // the next kernel waits for NCCL's whole
+    pthread_mutex_unlock(&s->mutex);
+}
+
+// ---- opening -----------------------------------------------------------------------------------
+
+enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
+{
+    static_assert(sizeof(ncclUniqueId) == COMM_ID_BYTES, "NCCL's id");
+    ncclResult_t result = nccl_GetUniqueId((ncclUniqueId *)ret_id);
+    if (result == ncclSuccess) return ST_OK;
+    return status_fail(missing[0] ? ST_UNSUPPORTED : ST_DEVICE, "NCCL's id: %s", words(result));
+}
+
+static enum status failure(const struct comm *comm)
+{
+    return status_fail(missing[0] ? ST_UNSUPPORTED : ST_DEVICE, "%s", comm->failure);
+}
+
+static enum status new_state(struct comm *comm, bool own_stream)
+{
+    struct nccl_state *s = (struct nccl_state *)calloc(1, sizeof *s);
+    if (!s) return status_fail(ST_NO_MEMORY, "no memory for a communicator");
+    comm->state = s;
+    pthread_mutex_init(&s->mutex, NULL);
+    cuda_use(comm->dev);
+    cudaError_t error = cudaEventCreateWithFlags(&s->before, cudaEventDisableTiming);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&s->after, cudaEventDisableTiming);
+    for (int i = 0; error == cudaSuccess && i < MAX_OPEN; i++)
+        error = cudaEventCreateWithFlags(&s->open[i].done, cudaEventDisableTiming);
+    int least = 0, greatest = 0;
+    if (error == cudaSuccess) error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (error == cudaSuccess && own_stream)
+        error = cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking, greatest);
+    if (error == cudaSuccess) return ST_OK;
+    return status_fail(ST_DEVICE, "%s: a communicator: %s", comm->dev->spec,
+                       cudaGetErrorString(error));
+}
+
+static enum status start_watching(struct comm *comm)
+{
+    struct nccl_state *s = state_of(comm);
+    if (pthread_create(&s->thread, NULL, watch_calls, comm) != 0)
+        return status_fail(ST_NO_MEMORY, "no thread to watch over a communicator");
+    s->watching = true;
+    return ST_OK;
+}
+
+static enum status nccl_open(struct comm *comm, const unsigned char *id)
+{
+    ncclUniqueId unique;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    enum status st = new_state(comm, false);
+    if (st != ST_OK) return st;
+    struct nccl_state *s = state_of(comm);
+    memcpy(&unique, id, sizeof unique);
+    config.blocking = 0;
+    ncclResult_t result =
+        nccl_CommInitRankConfig(&s->comm, comm->size, unique, comm->rank, &config);
+    return settle(comm, s->comm, "open", result) ? start_watching(comm) : failure(comm);
+}
+
+static enum status nccl_split(const struct comm *parent, int color, struct comm *comm)
+{
+    struct nccl_state *of = state_of(parent);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    comm->rank = parent->rank;
+    comm->size = parent->size;
+    enum status st = new_state(comm, color < 0);
+    if (st != ST_OK) return st;
+    struct nccl_state *s = state_of(comm);
+    config.blocking = 0;
+    pthread_mutex_lock(&of->mutex);
+    ncclResult_t result = ncclSystemError;
+    if (!comm_failed(parent))
+        result = nccl_CommSplit(of->comm, color < 0 ? 0 : color, parent->rank, &s->comm, &config);
+    bool ok = settle(comm, of->comm, "split", result);
+    pthread_mutex_unlock(&of->mutex);
+    ok = ok && settle(comm, s->comm, "split", ncclInProgress);
+    ok = ok && settle(comm, s->comm, "split", nccl_CommUserRank(s->comm, &comm->rank));
+    ok = ok && settle(comm, s->comm, "split", nccl_CommCount(s->comm, &comm->size));
+    return ok ? start_watching(comm) : failure(comm);
+}
+
+static void nccl_close(struct comm *comm)
+{
+    struct nccl_state *s = state_of(comm);
+    if (!s) return;
+    struct cuda_state *cuda = cuda_use(comm->dev);
+    // With the watch still there, so that no wait here is without its deadline.
+    if (s->watching) cudaStreamSynchronize(s->stream ? s->stream : cuda->stream);
+    pthread_mutex_lock(&s->mutex);
+    s->stop = true;
+    pthread_mutex_unlock(&s->mutex);
+    if (s->watching) pthread_join(s->thread, NULL);
+    if (s->comm && !comm_failed(comm) && settle(comm, s->comm, "free", nccl_CommFinalize(s->comm)))
+        nccl_CommDestroy(s->comm);
+    else
+        abort_comm(s);
+    for (int i = 0; i < MAX_OPEN; i++)
+        if (s->open[i].done) cudaEventDestroy(s->open[i].done);
+    if (s->before) cudaEventDestroy(s->before);
+    if (s->after) cudaEventDestroy(s->after);
+    if (s->stream) cudaStreamDestroy(s->stream);
+    pthread_mutex_destroy(&s->mutex);
+    free(s);
+}
+
+// ---- calls -------------------------------------------------------------------------------------
+
+static ncclDataType_t type_of(enum dtype dt)
+{
+    return dt == DT_F32 ? ncclFloat32 : ncclBfloat16;
+}
+
+static void nccl_join(struct comm *comm)
+{
+    struct nccl_state *s = state_of(comm);
+    struct cuda_state *cuda = cuda_use(comm->dev);
+    if (!s->stream) return;
+    cuda_ok(comm->dev, cudaEventRecord(s->after, s->stream), "join");
+    cuda_ok(comm->dev, cudaStreamWaitEvent(cuda->stream, s->after, 0), "join");
+    cuda->after_graph = true;
+}
+
+static void nccl_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt)
+{
+    enqueue(comm, "all_reduce", [=](ncclComm_t c, cudaStream_t stream) {
+        return nccl_AllReduce(data, data, n, type_of(dt), ncclSum, c, stream);
+    });
+}
+
+static void nccl_all_gather(struct comm *comm, const void *part, void *all, size_t bytes)
+{
+    enqueue(comm, "all_gather", [=](ncclComm_t c, cudaStream_t stream) {
+        return nccl_AllGather(part, all, bytes, ncclUint8, c, stream);
+    });
+}
+
+static void nccl_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n,
+                                enum dtype dt)
+{
+    enqueue(comm, "reduce_scatter", [=](ncclComm_t c, cudaStream_t stream) {
+        return nccl_ReduceScatter(all, part, n, type_of(dt), ncclSum, c, stream);
+    });
+}
+
+static void nccl_broadcast(struct comm *comm, void *data, size_t bytes, int root)
+{
+    enqueue(comm, "broadcast", [=](ncclComm_t c, cudaStream_t stream) {
+        return nccl_Broadcast(data, data, bytes, ncclUint8, root, c, stream);
+    });
+}
+
+static void nccl_send(struct comm *comm, const void *data, size_t bytes, int to)
+{
+    enqueue(comm, "send", [=](ncclComm_t c, cudaStream_t stream) {
+        return nccl_Send(data, bytes, ncclUint8, to, c, stream);
+    });
+}
+
+static void nccl_recv(struct comm *comm, void *data, size_t bytes, int from)
+{
+    enqueue(comm, "recv", [=](ncclComm_t c, cudaStream_t stream) {
+        return nccl_Recv(data, bytes, ncclUint8, from, c, stream);
+    });
+}
+
+const struct comm_backend comm_nccl = {
+    nccl_open,       nccl_split,          nccl_close,     nccl_join, nccl_all_reduce,
+    nccl_all_gather, nccl_reduce_scatter, nccl_broadcast, nccl_send, nccl_recv,
+};
+
+#else
+
+static enum status no_open(struct comm *comm, const unsigned char *id)
+{
+    (void)id;
+    return status_fail(ST_UNSUPPORTED,
+                       "%d ranks on GPUs: this program was built without NCCL; build it with the "
+                       "package libnccl-dev",
+                       comm->size);
+}
+
+static void no_close(struct comm *comm)
+{
+    (void)comm;
+}
+
+enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
+{
+    (void)ret_id;
+    return status_fail(ST_UNSUPPORTED, "this program was built without NCCL; build it with the "
+                                       "package libnccl-dev");
+}
+
+const struct comm_backend comm_nccl = {no_open, NULL, no_close, NULL, NULL,
+                                       NULL,    NULL, NULL,     NULL, NULL};
+
+#endif
