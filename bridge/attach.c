@@ -28,6 +28,8 @@ struct bridge {
     bool owns_device;
     struct shared_memory **arenas; // one a role
     struct own_weights *own;       // in place of arenas; the control page is its. NULL: a server's
+    enum status (*meet)(void *context); // with those that publish together with this one
+    void *meet_context;
     // heartbeat thread
     bool beating;
     pthread_t thread;
@@ -36,6 +38,12 @@ struct bridge {
     bool stop;
     _Atomic int64_t publishing_since_ns; // 0: no update under way
 };
+
+static enum status meet_nobody(void *context)
+{
+    (void)context;
+    return ST_OK;
+}
 
 // ---- attaching ----------------------------------------------------------------------------------
 
@@ -96,6 +104,7 @@ enum status bridge_attach_shard(const char *explicit_path, int rank, struct devi
     struct bridge *b = calloc(1, sizeof *b);
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
     if (!on_step) on_step = no_step;
+    b->meet = meet_nobody;
 
     CHECK(bridge_find(explicit_path, path, sizeof path));
     CHECK(bridge_file_read(path, &b->file));
@@ -166,6 +175,7 @@ enum status bridge_own(struct device *dev, const struct bridge_role *policy, con
     struct bridge *b = calloc(1, sizeof *b);
     struct bridge_file *file = NULL;
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
+    b->meet = meet_nobody;
     b->dev = dev;
     b->file = file = calloc(1, sizeof *file);
     if (!file || !(file->roles = calloc(1, sizeof *file->roles)))
@@ -332,6 +342,12 @@ static enum status run_update(struct bridge *b, enum status (*update)(void *), v
     return st;
 }
 
+void bridge_publish_with(struct bridge *b, enum status (*meet)(void *context), void *context)
+{
+    b->meet = meet;
+    b->meet_context = context;
+}
+
 enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
                            enum status (*update)(void *context), void *context,
                            struct publish_times *ret_times)
@@ -344,10 +360,12 @@ enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
 
     int64_t odd = clock_now_ns();
     atomic_store(&b->publishing_since_ns, odd);
+    CHECK(b->meet(b->meet_context));
     CHECK(control_write_begin(b->control));
+    st = run_update(b, update, context);
+    if (st == ST_OK) st = b->meet(b->meet_context);
     st = status_context(
-        run_update(b, update, context),
-        "the update was cut off, so the weights are torn and the server restores them");
+        st, "the update was cut off, so the weights are torn and the server restores them");
     if (st == ST_OK) CHECK(control_write_end(b->control));
     times.write_ms = clock_ms_since(odd);
 out:

@@ -61,5 +61,9 @@ struct publish_times {
 enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
                            enum status (*update)(void *context), void *context,
                            struct publish_times *ret_times);
+// Of ranks each of which has a bridge of its own, and publishes every update together with the
+// others from here on: meet() returns ST_OK once all have called it. None writes before every
+// server has granted it, and none is even before every arena is whole.
+void bridge_publish_with(struct bridge *b, enum status (*meet)(void *context), void *context);
 
 #endif

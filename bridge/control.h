@@ -83,6 +83,9 @@ bool control_as_left(const struct control *c);
 void control_set_run(struct control *c, const char *folder);
 // Between write_begin and write_end: this update makes the weights exactly those of `folder`.
 void control_set_origin(struct control *c, const char *folder);
+// Likewise: the version after this update is that one, even and above the present one, instead of
+// the next even one: so that the servers of several ranks come to the same.
+void control_set_version(struct control *c, uint64_t version);
 // Where the server finds the last good weights (a model folder) if this writer dies in an update.
 // The folder must exist; its absolute path is kept.
 enum status control_set_snapshot(struct control *c, const char *folder);

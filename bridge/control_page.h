@@ -67,6 +67,7 @@ struct control {
     // writer
     _Atomic uint64_t lease; // what it holds; 0: none. The heartbeat thread reads it.
     uint64_t version;       // even: what this writer found at first, or left behind last
+    uint64_t next;          // version after the update under way
     int64_t odd_since_ns;
     char run[CONTROL_PATH_BYTES];     // control_set_run()
     char writing[CONTROL_PATH_BYTES]; // folder that the update under way loads; "": none

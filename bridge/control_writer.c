@@ -155,6 +155,7 @@ enum status control_write_begin(struct control *c)
     if (!atomic_compare_exchange_strong(&page->version, &even, even + 1)) return lease_lost(c);
     c->odd_since_ns = clock_now_ns();
     c->writing[0] = 0;
+    c->next = c->version + 2;
     return ST_OK;
 }
 
@@ -166,6 +167,11 @@ void control_set_run(struct control *c, const char *folder)
 void control_set_origin(struct control *c, const char *folder)
 {
     put_folder(c->writing, folder);
+}
+
+void control_set_version(struct control *c, uint64_t version)
+{
+    c->next = version;
 }
 
 // Counts the update and says what the weights are after it: see the head of the file.
@@ -196,10 +202,10 @@ enum status control_write_end(struct control *c)
         return lease_lost(c);
     atomic_store(&page->write_ns, now - c->odd_since_ns);
     note_update(c);
-    if (!atomic_compare_exchange_strong(&page->version, &odd, c->version + 2) ||
+    if (!atomic_compare_exchange_strong(&page->version, &odd, c->next) ||
         atomic_load(&page->lease) != lease)
         return lease_lost(c);
-    c->version += 2;
+    c->version = c->next;
     return ST_OK;
 }
 

@@ -32,14 +32,27 @@ void comm_fail(struct comm *comm, const char *what, const char *format, ...)
                                 __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
+static const struct comm *root_of(const struct comm *comm)
+{
+    while (comm->parent) comm = comm->parent;
+    return comm;
+}
+
+enum status comm_check(const struct comm *comm)
+{
+    const struct comm *root = comm ? root_of(comm) : NULL;
+    return root && root->watch ? root->watch(root->watch_context) : ST_OK;
+}
+
 bool comm_may_wait(struct comm *comm, const char *what, int64_t start_ns, const char *whom)
 {
-    if (comm->watch && comm->watch(comm->watch_context) != ST_OK) {
+    const double deadline_s = root_of(comm)->deadline_s;
+    if (comm_check(comm) != ST_OK) {
         comm_fail(comm, what, "%s", status_message());
         return false;
     }
-    if (clock_ms_since(start_ns) < comm->deadline_s * 1e3) return true;
-    comm_fail(comm, what, "nothing from %s within %g s", whom, comm->deadline_s);
+    if (clock_ms_since(start_ns) < deadline_s * 1e3) return true;
+    comm_fail(comm, what, "nothing from %s within %g s", whom, deadline_s);
     return false;
 }
 
@@ -111,7 +124,7 @@ static enum status split(struct comm *parent, int color, struct comm **ret)
     }
     enum status st = comm_new(parent->dev, parent->deadline_s, &comm);
     if (st != ST_OK) return st;
-    comm_watch(comm, parent->watch, parent->watch_context);
+    comm->parent = parent;
     return comm_finish(comm, parent->backend->split(parent, color, comm), ret);
 }
 
@@ -151,6 +164,11 @@ void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context)
     if (!comm) return;
     comm->watch_context = context;
     comm->watch = watch;
+}
+
+void comm_set_deadline(struct comm *comm, double deadline_s)
+{
+    if (comm) comm->deadline_s = deadline_s;
 }
 
 // ---- calls -------------------------------------------------------------------------------------

@@ -45,10 +45,14 @@ void comm_free(struct comm *comm);
 
 int comm_rank(const struct comm *comm);
 int comm_size(const struct comm *comm);
-// Asked during every wait, by any thread, also for communicators made of this one later on: a
+// Of every wait from here on, in place of what comm_open() was given; also of communicators made of
+// this one.
+void comm_set_deadline(struct comm *comm, double deadline_s);
+// Asked during every wait, by any thread, of communicators made of this one too: a
 // status other than ST_OK ends the wait with its sentence. What it knows: that a rank is gone.
 typedef enum status comm_watch_fn(void *context);
 void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context);
+enum status comm_check(const struct comm *comm); // what it says now; of one rank ST_OK
 
 // dt: DT_F32, or DT_BF16, which is added in f32 and rounded once. On the CPU the sum is taken in
 // rank order, whatever the message's size.

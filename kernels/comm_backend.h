@@ -29,6 +29,7 @@ struct comm {
     const struct comm_backend *backend;
     struct device *dev;
     int rank, size;
+    const struct comm *parent; // of which it was made: it has the deadline and the watch; or NULL
     double deadline_s;
     comm_watch_fn *watch; // NULL: there is none
     void *watch_context;

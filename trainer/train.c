@@ -92,8 +92,10 @@ static bool checkpoint_due(const struct run *run)
 static enum status save_if_due(struct run *run)
 {
     const double minutes = clock_ms_since(run->saved_ns) / 60e3, every = run->config->save_minutes;
+    bool interim = every > 0 && minutes >= every;
     if (checkpoint_due(run)) return run_save(run, false);
-    return every > 0 && minutes >= every ? run_save(run, true) : ST_OK;
+    enum status st = every > 0 ? run_agree(run, &interim, sizeof interim) : ST_OK;
+    return st == ST_OK && interim ? run_save(run, true) : st;
 }
 
 // What is to be done before the next step: the baseline of a run that begins, or the rest of a step
@@ -113,11 +115,21 @@ out:
     return st;
 }
 
+// One rank that was told to stop stops all of them.
+static enum status agree_to_stop(const struct run *run, bool *ret_stop)
+{
+    *ret_stop = stop_requested();
+    return run_any(run, ret_stop);
+}
+
 static enum status train_loop(struct run *run)
 {
     enum status st;
+    bool stop;
     CHECK(before_the_steps(run));
-    while (run->step < run->total_steps && !stop_requested() && !run_out_of_patience(run)) {
+    while (run->step < run->total_steps && !run_out_of_patience(run)) {
+        CHECK(agree_to_stop(run, &stop));
+        if (stop) break;
         st = train_step(run);
         if (st == ST_CANCELLED && stop_requested()) break; // while it waited for environments
         if (st != ST_OK) goto out;
@@ -125,7 +137,8 @@ static enum status train_loop(struct run *run)
     }
     CHECK(run_save(run, false));
     run_say_end(run);
-    if (run->config->load_best_model_at_end && !stop_requested()) CHECK(run_serve_best(run));
+    CHECK(agree_to_stop(run, &stop));
+    if (run->config->load_best_model_at_end && !stop) CHECK(run_serve_best(run));
 out:
     if (st != ST_OK) run_save_remains(run, st);
     return st;
@@ -180,6 +193,7 @@ static enum status train(void *context)
                  run->data->n);
     st = train_loop(run);
 out:
+    run_leave_ranks(run, st);
     run_close(run);
     return st;
 }

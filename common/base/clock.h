@@ -5,6 +5,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define NS_PER_MS 1000000LL
 #define NS_PER_S  1000000000LL
 
@@ -14,5 +18,9 @@ int64_t clock_deadline_ns(int64_t ms);   // now + ms
 double clock_ms_since(int64_t start_ns); // milliseconds from start to now
 int clock_ms_until(int64_t deadline_ns); // 0 once passed, rounded up; for poll()
 void clock_sleep_ms(int64_t ms);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

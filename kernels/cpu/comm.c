@@ -266,7 +266,7 @@ static void mpi_close(struct comm *comm)
     struct peers *p = comm->state;
     if (!p) return;
     if (p->started_mpi && !comm_failed(comm)) {
-        comm->deadline_s = BYE_S;
+        comm_set_deadline(comm, BYE_S);
         if (gather(comm, "free", TAG_BYE, p->pieces, p->pieces, PIECE, 1)) mpi.Finalize();
     }
     free(p->world_rank);

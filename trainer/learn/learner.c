@@ -280,6 +280,11 @@ struct device *learner_device(const struct learner *l)
     return l->dev;
 }
 
+struct comm *learner_comm(const struct learner *l)
+{
+    return l->options.comm;
+}
+
 const struct weights *learner_policy(const struct learner *l)
 {
     return l->policy;

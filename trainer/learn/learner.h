@@ -63,6 +63,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                               const struct learner_draft_config *options);
 struct learner *learner_draft(struct learner *l); // NULL: there is none
 struct device *learner_device(const struct learner *l);
+struct comm *learner_comm(const struct learner *l); // NULL: one rank
 // Takes all memory, once; the reference is then a copy of the policy. ST_NO_MEMORY, with the
 // figures and the option that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);

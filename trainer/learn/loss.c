@@ -39,6 +39,31 @@ static void range_add(struct range_stats *r, double x)
     r->n++;
 }
 
+static void range_join(struct range_stats *to, const struct range_stats *other)
+{
+    if (other->n == 0) return;
+    to->min = to->n == 0 ? other->min : fmin(to->min, other->min);
+    to->max = to->n == 0 ? other->max : fmax(to->max, other->max);
+    to->sum += other->sum;
+    to->n += other->n;
+}
+
+void loss_stats_add(struct loss_stats *to, const struct loss_stats *other)
+{
+    to->loss += other->loss;
+    to->kl += other->kl;
+    range_join(&to->ratio, &other->ratio);
+    to->clip_low += other->clip_low;
+    to->clip_high += other->clip_high;
+    to->clip_delta += other->clip_delta;
+    range_join(&to->seq_clip_low, &other->seq_clip_low);
+    range_join(&to->seq_clip_high, &other->seq_clip_high);
+    range_join(&to->tis, &other->tis);
+    to->tis_cut += other->tis_cut;
+    to->tokens += other->tokens;
+    to->seqs += other->seqs;
+}
+
 double range_mean(const struct range_stats *r)
 {
     return r->n > 0 ? r->sum / (double)r->n : 0;

@@ -81,6 +81,8 @@ struct loss_stats { // sums, so that micro-batches add up; divide by tokens or s
 // one with a zero term, as in TRL.
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
                   struct loss_stats *stats, float *ret_dlogprobs);
+// Adds those of other sequences of the same step.
+void loss_stats_add(struct loss_stats *to, const struct loss_stats *other);
 double range_mean(const struct range_stats *r); // 0 where it has no entry
 // What a count of its entries is of them: 0 where there are none.
 double range_share(const struct range_stats *r, double count);

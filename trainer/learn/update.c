@@ -4,6 +4,10 @@
  * iterations is taken against them, so it is exactly 1 in the first and moves with the updates
  * only. What lies between them and the server's (rounding of another batch shape, weights that
  * changed while a sample was in flight) is a weight of its own in the loss (loss.h, tis).
+ * Where several ranks train, each knows the whole rollout and computes the loss and the gradients
+ * of every size-th group, by the whole step's number of tokens; the optimizer sums the gradients,
+ * and what is reported is summed at the end.
+ *
  * Tokens that the present weights sampled show the error of one of the two, which is reported every
  * step.
  */
@@ -20,6 +24,13 @@ struct difference { // of the server's and the trainer's log-probability of a to
     uint64_t version; // that sampled it
 };
 
+struct sums { // of a rank's groups, in all iterations or in the first
+    struct loss_stats loss;
+    double entropy, first_loss, first_kl;
+    long first_tokens;
+    double delta_sum, delta_max, k3;
+};
+
 struct update { // what the loss function works on
     const struct update_config *config;
     const struct rollout *rollout;
@@ -31,9 +42,8 @@ struct update { // what the loss function works on
     double weight;           // of those that count
     uint64_t version;
     bool first_iteration;
-    struct loss_stats loss;
-    double entropy, first_loss, first_kl;
-    double delta_sum, delta_max, k3;
+    int rank, n_ranks;
+    struct sums sums;
     long differing;        // log-probabilities that are not the server's to the bit
     struct difference far; // the first of the farthest
 };
@@ -56,11 +66,18 @@ static void compare_with_daemon(struct update *u, int sample, const float *logpr
                 u->far = (struct difference){sample, t, s->logprobs[t], logprobs[t],
                                              s->versions ? s->versions[t] : 0};
         }
-        u->delta_sum += fabs(delta);
-        u->k3 += expm1(delta) - delta;
+        u->sums.delta_sum += fabs(delta);
+        u->sums.k3 += expm1(delta) - delta;
         if (!s->versions || s->versions[t] == u->version)
-            u->delta_max = fmax(u->delta_max, fabs(delta));
+            u->sums.delta_max = fmax(u->sums.delta_max, fabs(delta));
     }
+}
+
+// Number in the rollout of a sample of this rank's groups.
+static int sample_of(const struct update *u, int own)
+{
+    const int n = u->rollout->n_per_group;
+    return (own / n * u->n_ranks + u->rank) * n + own % n;
 }
 
 static void policy_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
@@ -68,13 +85,14 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
     struct update *u = context;
     const struct micro_batch *mb = rows->mb;
     for (int s = 0; s < mb->n_seqs; s++) {
-        const struct completion *sample = &u->rollout->completions[mb->sample[s]];
+        const int number = sample_of(u, mb->sample[s]);
+        const struct completion *sample = &u->rollout->completions[number];
         int first = mb->first[s], n = sample->n;
-        float *old = u->old_logprobs + u->first[mb->sample[s]];
+        float *old = u->old_logprobs + u->first[number];
         if (u->first_iteration) {
             memcpy(old, rows->logprobs + first, (size_t)n * sizeof *old);
-            compare_with_daemon(u, mb->sample[s], rows->logprobs + first);
-            for (int t = 0; t < n; t++) u->entropy += rows->entropy[first + t];
+            compare_with_daemon(u, number, rows->logprobs + first);
+            for (int t = 0; t < n; t++) u->sums.entropy += rows->entropy[first + t];
         }
         // One sequence at a time: a masked one is an empty sequence.
         int bounds[2] = {0, counts(u, sample) ? n : 0};
@@ -85,22 +103,24 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
             .old_logprobs = old,
             .sampler_logprobs = sample->logprobs,
             .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
-            .advantages = &u->advantages[mb->sample[s]],
+            .advantages = &u->advantages[number],
             .step_seqs = u->n_samples,
             .step_tokens = u->weight,
             .by_policy = sample->by_policy,
             .token_advantages = sample->advantages,
         };
         memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
-        loss_compute(&u->config->loss, &batch, &u->loss, ret_dlogprobs + first);
+        loss_compute(&u->config->loss, &batch, &u->sums.loss, ret_dlogprobs + first);
     }
 }
 
-static enum status make_groups(const struct rollout *r, struct pack_group **ret_groups,
-                               struct pack_completion **ret_completions)
+// Of this rank; ret_groups has room for one more, so that there may be none.
+static enum status make_groups(const struct update *u, struct pack_group **ret_groups,
+                               struct pack_completion **ret_completions, int *ret_n)
 {
-    int n = r->n_groups * r->n_per_group;
-    struct pack_group *groups = calloc((size_t)r->n_groups, sizeof *groups);
+    const struct rollout *r = u->rollout;
+    int n = r->n_groups * r->n_per_group, own = 0;
+    struct pack_group *groups = calloc((size_t)r->n_groups + 1, sizeof *groups);
     struct pack_completion *completions = calloc((size_t)n, sizeof *completions);
     if (!groups || !completions) {
         free(groups);
@@ -110,8 +130,8 @@ static enum status make_groups(const struct rollout *r, struct pack_group **ret_
     for (int i = 0; i < n; i++)
         completions[i] =
             (struct pack_completion){.ids = r->completions[i].ids, .n = r->completions[i].n};
-    for (int g = 0; g < r->n_groups; g++)
-        groups[g] = (struct pack_group){
+    for (int g = u->rank; g < r->n_groups; g += u->n_ranks)
+        groups[own++] = (struct pack_group){
             .prompt = rollout_prompt(r, g)->ids,
             .n_prompt = rollout_prompt(r, g)->n,
             .completions = completions + (size_t)g * r->n_per_group,
@@ -119,6 +139,7 @@ static enum status make_groups(const struct rollout *r, struct pack_group **ret_
         };
     *ret_groups = groups;
     *ret_completions = completions;
+    *ret_n = own;
     return ST_OK;
 }
 
@@ -151,9 +172,8 @@ static enum status publish(struct apply *apply, struct bridge *bridge,
 
 // Gradients of one iteration; the draft's in the first, while the policy is what sampled them.
 static enum status gradients(struct learner *l, struct update *u, const struct pack_group *groups,
-                             struct update_stats *stats)
+                             int n, struct update_stats *stats)
 {
-    int n = u->rollout->n_groups;
     if (u->first_iteration && learner_draft(l))
         return learner_gradients_with_draft(l, groups, n, policy_loss, u, &stats->draft);
     return learner_gradients(l, groups, n, policy_loss, u);
@@ -167,17 +187,40 @@ static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
     return *ret_skip ? ST_OK : st;
 }
 
+// Over all ranks, in their order.
+static enum status add_sums(struct comm *comm, struct sums *sums)
+{
+    const int n = comm_size(comm);
+    struct sums *all = calloc((size_t)n, sizeof *all);
+    if (!all) return status_fail(ST_NO_MEMORY, "no memory for the sums of %d ranks", n);
+    enum status st = comm_gather_host(comm, sums, all, sizeof *all);
+    for (int r = 1; st == ST_OK && r < n; r++) {
+        loss_stats_add(&all->loss, &all[r].loss);
+        all->entropy += all[r].entropy;
+        all->first_loss += all[r].first_loss;
+        all->first_kl += all[r].first_kl;
+        all->first_tokens += all[r].first_tokens;
+        all->delta_sum += all[r].delta_sum;
+        all->delta_max = fmax(all->delta_max, all[r].delta_max);
+        all->k3 += all[r].k3;
+    }
+    *sums = *all;
+    free(all);
+    return st;
+}
+
 static void fill_stats(const struct update *u, struct update_stats *stats)
 {
     double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
     double compared = u->n_policy > 0 ? (double)u->n_policy : 1;
-    stats->loss = u->first_loss;
-    stats->kl = u->first_kl;
-    stats->entropy = u->entropy / all;
-    stats->all = u->loss;
-    stats->mismatch_mean = u->delta_sum / compared;
-    stats->mismatch_max = u->delta_max;
-    stats->mismatch_k3 = u->k3 / compared;
+    const struct sums *s = &u->sums;
+    stats->loss = s->first_loss;
+    stats->kl = s->first_tokens > 0 ? s->first_kl / (double)s->first_tokens : 0;
+    stats->entropy = s->entropy / all;
+    stats->all = s->loss;
+    stats->mismatch_mean = s->delta_sum / compared;
+    stats->mismatch_max = s->delta_max;
+    stats->mismatch_k3 = s->k3 / compared;
     stats->tokens = u->n_tokens;
     stats->frozen_tokens = u->rollout->n_tokens - u->n_policy;
 }
@@ -230,22 +273,28 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
     struct pack_group *groups = NULL;
     struct pack_completion *completions = NULL;
     struct update_stats stats = {0};
-    struct update u = {.config = config, .rollout = rollout, .advantages = advantages};
+    struct update u = {.config = config,
+                       .rollout = rollout,
+                       .advantages = advantages,
+                       .rank = comm_rank(learner_comm(l)),
+                       .n_ranks = comm_size(learner_comm(l))};
     enum status st;
+    int n_groups = 0;
     u.n_samples = rollout->n_groups * rollout->n_per_group;
     u.version = control_version(bridge_control(bridge));
     count_tokens(&u);
     CHECK(place_old_logprobs(&u));
-    CHECK(make_groups(rollout, &groups, &completions));
+    CHECK(make_groups(&u, &groups, &completions, &n_groups));
     for (int i = 0; i < config->num_iterations; i++) {
         u.first_iteration = i == 0;
         struct apply apply = {.policy = l, .lr = lr, .draft_lr = config->draft_lr};
         bool skip;
-        CHECK(gradients(l, &u, groups, &stats));
+        CHECK(gradients(l, &u, groups, n_groups, &stats));
         if (u.first_iteration) {
             CHECK(check_exact(&u));
-            u.first_loss = u.loss.loss;
-            u.first_kl = u.loss.tokens > 0 ? u.loss.kl / (double)u.loss.tokens : 0;
+            u.sums.first_loss = u.sums.loss.loss;
+            u.sums.first_kl = u.sums.loss.kl;
+            u.sums.first_tokens = u.sums.loss.tokens;
         }
         double norm = 0;
         CHECK(clip(l, &norm, &skip));
@@ -263,6 +312,7 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
         stats.grad_norm = norm;
         stats.applied++;
     }
+    CHECK(add_sums(learner_comm(l), &u.sums));
     fill_stats(&u, &stats);
     *ret = stats;
 out:

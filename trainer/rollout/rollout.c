@@ -43,6 +43,7 @@ struct pull {
     int64_t again_ns[ROLLOUT_MAX_SERVERS]; // when a busy server is asked again
     int n_parts;
     struct part *parts; // (n_parts)
+    struct bytes lines; // as they came, where other ranks want them
 };
 
 struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
@@ -199,6 +200,15 @@ json_t *rollout_request(const struct rollout_source *source, const struct sampli
                   : NULL;
 }
 
+// Whether a group is this rank's to pull, and has no completions yet.
+static bool is_wanted(const struct pull *pull, int group)
+{
+    const struct rollout *r = pull->rollout;
+    const struct comm *comm = pull->source->comm;
+    return group % comm_size(comm) == comm_rank(comm) &&
+           !r->completions[group * r->n_per_group].text;
+}
+
 // Of the groups that have no completions; how many samples that are is the part's n_wanted.
 static json_t *rollouts_body(struct part *p)
 {
@@ -207,7 +217,7 @@ static json_t *rollouts_body(struct part *p)
     bool failed = !groups;
     p->n_wanted = p->n_taken = 0;
     for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
-        if (r->completions[g * r->n_per_group].text) continue;
+        if (!is_wanted(p->pull, g)) continue;
         failed = json_array_append_new(groups, request_group(p, g));
         p->n_wanted += r->n_per_group;
     }
@@ -273,9 +283,50 @@ static enum status take_line(void *context, const char *text, size_t len)
                          message ? message : "it gives no reason");
         goto out;
     }
-    st = take_sample(p, ROLLOUTS, line);
+    CHECK(take_sample(p, ROLLOUTS, line));
+    if (p->pull->source->comm) bytes_printf(&p->pull->lines, "%.*s\n", (int)len, text);
+    st = bytes_status(&p->pull->lines);
 out:
     json_decref(line);
+    return st;
+}
+
+// The lines that another rank's server gave, of groups that are not asked for here.
+static enum status take_lines(struct pull *pull, char *lines)
+{
+    struct part of_all = {.pull = pull, .n_groups = pull->rollout->n_groups};
+    enum status st = ST_OK;
+    char *rest = NULL;
+    for (char *line = strtok_r(lines, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        json_t *json = NULL;
+        CHECK(json_parse("a rank's response to " ROLLOUTS, line, strlen(line), &json));
+        st = take_sample(&of_all, ROLLOUTS, json);
+        json_decref(json);
+        if (st != ST_OK) break;
+    }
+out:
+    return st;
+}
+
+static enum status share_lines(struct pull *pull)
+{
+    struct comm *comm = pull->source->comm;
+    enum status st;
+    char *text = NULL;
+    for (int r = 0; r < comm_size(comm); r++) {
+        const bool own = r == comm_rank(comm);
+        size_t len = pull->lines.len;
+        CHECK(comm_broadcast_host(comm, &len, sizeof len, r));
+        if (!(text = calloc(1, len + 1)))
+            FAIL(ST_NO_MEMORY, "no memory for the completions of rank %d", r);
+        if (own) memcpy(text, bytes_text(&pull->lines), len);
+        CHECK(comm_broadcast_host(comm, text, len, r));
+        if (!own) CHECK(take_lines(pull, text));
+        free(text);
+        text = NULL;
+    }
+out:
+    free(text);
     return st;
 }
 
@@ -321,7 +372,8 @@ static enum status check_alive(void *context)
     const struct rollout_source *source = p->pull->source;
     if (source->cancelled && atomic_load(source->cancelled))
         return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
-    return control_owner_alive(source->servers[0].control);
+    enum status st = comm_check(source->comm);
+    return st == ST_OK ? control_owner_alive(source->servers[0].control) : st;
 }
 
 static enum status submit(struct part *p)
@@ -506,8 +558,7 @@ static enum status plan_parts(struct pull *pull)
         end = (int)((int64_t)r->n_groups * (k + 1) / pull->n_parts);
         p->n_groups = end - p->first;
         p->done = true;
-        for (int g = p->first; g < end; g++)
-            p->done &= r->completions[g * r->n_per_group].text != NULL;
+        for (int g = p->first; g < end; g++) p->done &= !is_wanted(pull, g);
     }
     return ST_OK;
 }
@@ -530,8 +581,10 @@ enum status rollout_pull(const struct rollout_source *source,
         return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
     enum status st = plan_parts(&pull);
     if (st == ST_OK) st = pull_parts(&pull);
+    if (st == ST_OK) st = share_lines(&pull);
     for (int k = 0; pull.parts && k < pull.n_parts; k++) http_cancel(pull.parts[k].request);
     free(pull.parts);
+    bytes_release(&pull.lines);
     if (st != ST_OK) return st;
     r->seconds += clock_ms_since(start) / 1e3;
     log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,

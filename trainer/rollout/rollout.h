@@ -6,6 +6,7 @@
 #include "bridge/control.h"
 #include "common/http/http_client.h"
 #include "common/model/tandem_selector.h"
+#include "kernels/comm.h"
 #include "trainer/rollout/completion.h"
 #include "trainer/rollout/data.h"
 #include <stdatomic.h>
@@ -61,6 +62,9 @@ struct rollout_source { // borrowed parts, filled by the caller
     // (n_servers, at least 1) the groups are divided among
     struct rollout_server servers[ROLLOUT_MAX_SERVERS];
     int n_servers;
+    // Of the ranks that train together: each pulls every size-th group of its own server, and then
+    // has the completions of all. NULL: this one alone.
+    struct comm *comm;
     const char *adapter; // that samples; NULL: the model itself
     // What makes trajectories of the examples (environment.h); NULL: one completion of each prompt.
     struct environment_rollouts *environments;

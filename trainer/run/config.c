@@ -15,7 +15,8 @@ static const char *const latency_words[] = {"measured", "modelled", NULL};
 
 const struct option_spec train_options[] = {
     OPT_HEADING("What is trained, on what"),
-    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
+    OPT_TEXT("bridge", bridge, NULL, "PATH",
+             "the server's bridge file (default: searched); of several ranks with {rank} in it"),
     OPT_TEXT("data", data, NULL, "FILE", "training prompts, JSONL"),
     MAX_SAMPLES_OPTION,
     OPT_TEXT("atropos", atropos, NULL, "http://HOST:PORT",
@@ -241,6 +242,10 @@ const struct option_spec train_options[] = {
                "longest wait for the server's step boundary"),
     OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
                "longest wait for a step's rollouts"),
+    OPT_DOUBLE(
+        "rank-timeout", rank_timeout, "3600", "SECONDS", 0.1, 1e6,
+        "longest wait of a rank for the others, where several train together: as long as one "
+        "may be ahead of another (docs/scaling.md)"),
     OPT_END,
 };
 

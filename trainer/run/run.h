@@ -4,6 +4,8 @@
 #define TRAINER_RUN_H
 
 #include "bridge/attach.h"
+#include "common/ranks/liveness.h"
+#include "kernels/comm.h"
 #include "trainer/run/best.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/config.h"
@@ -19,11 +21,19 @@
 #include "trainer/run/symptoms.h"
 #include "trainer/learn/update.h"
 
+#include <limits.h>
+
 struct run {
     const struct train_config *config;
     struct train_resolved resolved;
     char folder[512];
     int folder_lock; // open while this process writes there; -1: none
+    // the ranks that train together
+    struct ranks ranks;
+    struct liveness *liveness; // of the others; NULL: one rank, as is comm
+    struct comm *comm;
+    char bridge_path[PATH_MAX]; // this rank's; "": --bridge as it is
+    uint64_t next_version;      // that the servers are brought to
     // the policy
     struct bridge *bridge;
     const char *model_folder; // the bridge file's
@@ -81,6 +91,21 @@ void run_close(struct run *run);
 enum status run_become_writer(struct run *run);
 // Attempts again, for five minutes at most, while that gives `restoring`, and says so once.
 enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context);
+
+// run_ranks.c. Who this process is, before anything else; ST_UNSUPPORTED names an option that is
+// for one rank. Then, of several: they meet, once each has its bridge.
+enum status run_find_ranks(struct run *run);
+enum status run_meet_ranks(struct run *run);
+// Says farewell to the others, or what this one failed by; before run_close().
+void run_leave_ranks(struct run *run, enum status outcome);
+bool run_leads(const struct run *run); // rank 0: writes the run's folder, and logs
+const char *run_bridge_path(const struct run *run);
+enum status run_agree(const struct run *run, void *data, size_t bytes); // rank 0's, for all
+enum status run_any(const struct run *run, bool *flag); // set where it is on any rank
+// Brings the servers to one weight version, where theirs differ.
+enum status run_align_versions(struct run *run);
+// ST_MISMATCH where the ranks' arenas differ in a bit.
+enum status run_compare_weights(const struct run *run);
 
 // run_adapter.c, of runs with --lora-r; without it the first two do nothing. Asks the server for
 // the adapter, before this process attaches; opens what it shares; brings it to where --start-from

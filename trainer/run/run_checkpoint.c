@@ -76,6 +76,17 @@ static enum status say_failed_save(const struct run *run, enum status st)
     return status_context(st, "checkpoint of step %" PRId64, run->step);
 }
 
+// What rank 0 has written, on every rank.
+static enum status agree_on_path(const struct run *run, char **folder)
+{
+    char path[PATH_MAX] = "";
+    if (*folder) snprintf(path, sizeof path, "%s", *folder);
+    enum status st = run_agree(run, path, sizeof path);
+    if (st != ST_OK || *folder) return st;
+    *folder = strdup(path);
+    return *folder ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a path");
+}
+
 enum status run_save(struct run *run, bool interim)
 {
     enum status st = ST_OK;
@@ -93,9 +104,13 @@ enum status run_save(struct run *run, bool interim)
                                       run->model_folder, run->adapter};
     struct checkpoint_model draft = {.weights = run->draft, .source_folder = run->draft_folder};
     if (run->draft) draft.optimizer = learner_optimizer(learner_draft(run->learner));
-    CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
-                           run->draft ? &draft : NULL, (int)run->config->save_total_limit,
-                           &folder));
+    if (run_leads(run))
+        CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
+                               run->draft ? &draft : NULL, (int)run->config->save_total_limit,
+                               &folder));
+    else if (optimizer_steps(policy.optimizer) > 0)
+        CHECK(optimizer_save_part(policy.optimizer));
+    CHECK(agree_on_path(run, &folder));
     run->saved_step = run->step;
     run->interim_step = interim ? run->step : -1;
     run->saved_ns = clock_now_ns();
@@ -141,7 +156,11 @@ void run_save_remains(struct run *run, enum status why)
     if (run->step == 0 || run->step == run->saved_step || run->save_failed) return;
     char *sentence = strdup(status_message());
     log_progress_end();
-    if (!control_as_left(control))
+    if (run->comm)
+        log_warn("what was learned since the checkpoint of step %" PRId64
+                 " is not saved: that takes all ranks; --resume goes on from it",
+                 run->saved_step);
+    else if (!control_as_left(control))
         log_warn("what was learned since the checkpoint of step %" PRId64
                  " is not saved: the weights are not as this run left them",
                  run->saved_step);

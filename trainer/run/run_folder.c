@@ -57,7 +57,7 @@ out:
     return st;
 }
 
-enum status run_folder_open(struct run *run, char **ret_latest)
+static enum status open_folder(struct run *run, char **ret_latest)
 {
     enum status st = ST_OK;
     char *latest = NULL;
@@ -87,6 +87,23 @@ enum status run_folder_open(struct run *run, char **ret_latest)
     latest = NULL;
 out:
     free(latest);
+    return st;
+}
+
+// One rank opens it, for all.
+enum status run_folder_open(struct run *run, char **ret_latest)
+{
+    char latest[PATH_MAX] = "", *own = NULL;
+    enum status st = ST_OK;
+    if (run_leads(run)) CHECK(open_folder(run, &own));
+    if (own) snprintf(latest, sizeof latest, "%s", own);
+    CHECK(run_agree(run, run->folder, sizeof run->folder));
+    CHECK(run_agree(run, latest, sizeof latest));
+    if (latest[0] && !own && !(own = strdup(latest))) FAIL(ST_NO_MEMORY, "no memory for a path");
+    *ret_latest = own;
+    own = NULL;
+out:
+    free(own);
     return st;
 }
 
@@ -214,6 +231,7 @@ out:
 
 enum status run_folder_describe(const struct run *run, bool resumed)
 {
+    if (!run_leads(run)) return ST_OK;
     enum status st = write_config(run, resumed);
     return st == ST_OK ? write_start(run, resumed) : st;
 }

@@ -32,6 +32,7 @@ enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
     };
     enum status st = update_policy(run->learner, run->bridge, &config, s->rollout,
                                    s->scores.advantages, lr, stop_publish_lock(run->stop), ret);
+    if (st == ST_OK) st = run_compare_weights(run);
     if (st != ST_OK) return st;
     if (!run->said_memory) memory_say_taken(run->learner);
     run->said_memory = true;

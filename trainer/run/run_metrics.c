@@ -236,6 +236,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
         st = evaluate(&trained, run->eval_data, (int)run->config->eval_limit, run->reward,
                       &sampling, NULL, &r);
     rollout_queue_resume(run->queue);
+    if (st == ST_OK) st = run_agree(run, &r, sizeof r);
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);

@@ -57,7 +57,7 @@ static enum status open_shared(struct run *run)
 {
     enum status st;
     CHECK(run_make_adapter(run));
-    CHECK(bridge_attach(run->config->bridge, NULL, &run->bridge));
+    CHECK(bridge_attach(run_bridge_path(run), NULL, &run->bridge));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
@@ -209,6 +209,7 @@ static enum status open_learner(struct run *run)
                            ", over 1048576 samples a step",
                            samples);
     CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
+    options.comm = run->comm;
     options.adapter = run->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
@@ -258,7 +259,9 @@ enum status run_open(struct run *run)
     run->saved_ns = clock_now_ns();
     run->best = BEST_NONE;
     run->folder_lock = -1;
+    CHECK(run_find_ranks(run));
     CHECK(open_policy(run));
+    CHECK(run_meet_ranks(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
     CHECK(run_open_environment(run));
@@ -273,11 +276,13 @@ enum status run_open(struct run *run)
     control_set_run(bridge_control(run->bridge), run->folder);
     CHECK(open_learner(run));
     CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
+    CHECK(run_align_versions(run));
     CHECK(latest ? run_resume(run, latest) : run_start(run));
+    CHECK(run_compare_weights(run));
     run->step_version = control_version(bridge_control(run->bridge));
     CHECK(run_folder_describe(run, latest != NULL));
-    CHECK(runlog_new(run->folder, run->step, run->total_steps, run->config->logging_steps,
-                     &run->log));
+    CHECK(runlog_new(run_leads(run) ? run->folder : NULL, run->step, run->total_steps,
+                     run->config->logging_steps, &run->log));
     run_plan_steps(run);
     CHECK(run_open_atropos(run));
     CHECK(run_open_rollouts(run));
@@ -293,6 +298,7 @@ void run_close(struct run *run)
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);
+    comm_free(run->comm);
     curriculum_free(run->curriculum);
     dataset_free(run->eval_data);
     dataset_free(run->data);

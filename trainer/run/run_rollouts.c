@@ -48,6 +48,13 @@ out:
     return st;
 }
 
+// A reward may say something else when it is asked again; what counts is what it said to rank 0.
+static enum status agree_on_scores(const struct run *run, struct scores *s)
+{
+    enum status st = run_agree(run, s->rewards, (size_t)s->n * sizeof *s->rewards);
+    return st == ST_OK ? run_agree(run, s->advantages, (size_t)s->n * sizeof *s->advantages) : st;
+}
+
 static enum status score_step(void *context, struct rollout_step *s)
 {
     struct run *run = context;
@@ -56,6 +63,7 @@ static enum status score_step(void *context, struct rollout_step *s)
     scores_release(&s->scores);             // where it is scored again
     enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
     if (st == ST_OK) st = scoring_turns(&run->scoring, s->rollout, &s->scores);
+    if (st == ST_OK) st = agree_on_scores(run, &s->scores);
     s->latency = run->scored_latency;
     log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, clock_ms_since(start) / 1e3);
     return st;

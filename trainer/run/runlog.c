@@ -87,15 +87,19 @@ enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, in
     log->total_steps = total_steps;
     log->logging_steps = logging_steps;
     log->start_ns = clock_now_ns();
+    *ret = log;
+    if (!folder) return ST_OK;
     CHECK(path_put(log->path, folder, "metrics.jsonl"));
     if (!(log->folder = strdup(folder))) FAIL(ST_NO_MEMORY, "no memory for the run's log");
     if (file_exists(log->path)) CHECK(drop_later(log->path, step));
     log->fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (log->fd < 0) FAIL(ST_IO, "%s: %s", log->path, strerror(errno));
     CHECK(tensorboard_new(folder, step, &log->tensorboard));
-    *ret = log;
 out:
-    if (st != ST_OK) runlog_free(log);
+    if (st != ST_OK) {
+        runlog_free(log);
+        *ret = NULL;
+    }
     return st;
 }
 
@@ -132,6 +136,10 @@ enum status runlog_write(struct runlog *log, json_t *metrics)
 {
     enum status st;
     struct bytes line = BYTES_INIT;
+    if (!log->folder) {
+        json_decref(metrics);
+        return ST_OK;
+    }
     CHECK(json_put_line(&line, json_incref(metrics), JSON_REAL_PRECISION(METRICS_DIGITS)));
     CHECK(file_write_all(log->fd, log->path, line.data, line.len));
     st = tensorboard_write(log->tensorboard, metrics);
@@ -145,6 +153,7 @@ enum status runlog_rollouts(struct runlog *log, int64_t step, const struct bytes
 {
     enum status st;
     char folder[PATH_ROOM], path[PATH_ROOM];
+    if (!log->folder) return ST_OK;
     CHECK(path_put(folder, log->folder, "rollouts"));
     CHECK(path_put(path, folder, "step-%" PRId64 ".jsonl", step));
     CHECK(file_make_folders(folder));
@@ -186,7 +195,7 @@ void runlog_progress(struct runlog *log, const struct progress *p)
     bool terminal = isatty(STDERR_FILENO);
     bool due = p->step % log->logging_steps == 0 || p->step == log->first_step + 1 ||
                p->step == log->total_steps;
-    if (!terminal && !due) return;
+    if (!log->folder || (!terminal && !due)) return;
     double per_step = clock_ms_since(log->start_ns) / 1e3 / (double)(p->step - log->first_step);
     progress_line(p, log->total_steps, per_step * (double)(log->total_steps - p->step), &line);
     log_progress("%s", bytes_text(&line));

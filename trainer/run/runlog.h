@@ -10,8 +10,9 @@
 
 struct runlog;
 
-// folder: the run's, which exists. Resuming at `step`: lines of later steps, which will be run
-// again, are taken out first; a new event file says so to TensorBoard.
+// folder: the run's, which exists; NULL: nothing is written, and no progress logged. Resuming at
+// `step`: lines of later steps, which will be run again, are taken out first; a new event file says
+// so to TensorBoard.
 enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
                        struct runlog **ret);
 void runlog_free(struct runlog *log);

@@ -1,0 +1,246 @@
+/* test_data_parallel.c: two ranks, each with a server of its own, train one model together under
+ * mpirun: as one rank would, to the same bits each time, through checkpoints of either, and
+ * through the death of a rank. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "tests/support/torn.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEPS     20
+#define END_IN_MS 10000 // for the others, once a rank is gone
+
+struct pair {
+    struct scene s; // rank 0's server
+    struct daemon other;
+    const char *bridges; // with {rank} in it
+};
+
+static void link_bridge(const struct pair *p, const char *name, const struct daemon *d)
+{
+    assert_int_equal(symlink(d->bridge, test_path(p->s.folder, name)), 0);
+}
+
+static void open_other(struct pair *p)
+{
+    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
+    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    daemon_start(&p->other, p->s.model, NULL);
+    link_bridge(p, "rank-0.json", &p->s.daemon);
+    link_bridge(p, "rank-1.json", &p->other);
+    p->bridges = test_path(p->s.folder, "rank-{rank}.json");
+}
+
+static void pair_open(struct pair *p)
+{
+    *p = (struct pair){0};
+    scene_open(&p->s);
+    open_other(p);
+}
+
+static void pair_close(struct pair *p)
+{
+    daemon_kill(&p->other);
+    scene_close(&p->s);
+}
+
+#define COMMON                                                                                     \
+    "--prompts-per-step", "5", "--learning-rate", "1e-4", "--beta", "0.05", "--temperature", "1.2"
+
+// Of one rank, on rank 0's server.
+static int train_one(struct pair *p, const char *run, const char *steps)
+{
+    return train(&p->s, run, OPTIONS(COMMON, "--resume", "--max-steps", steps));
+}
+
+static void start_both(struct pair *p, struct test_child *child, const char *run,
+                       const char *const more[])
+{
+    const char *argv[TRAINER_WORDS + 8] = {
+        "mpirun", "--oversubscribe", "--bind-to", "none", "--enable-recovery", "-n", "2"};
+    trainer_command(&p->s, test_path(p->s.folder, run), more, argv + 7);
+    for (const char **word = argv; *word; word++)
+        if (strcmp(*word, p->s.daemon.bridge) == 0) *word = p->bridges;
+    test_spawn(child, test_path(p->s.folder, "trainer.log"), argv);
+}
+
+static void train_both(struct pair *p, const char *run, const char *steps)
+{
+    struct test_child child = {0};
+    start_both(p, &child, run, OPTIONS(COMMON, "--resume", "--max-steps", steps));
+    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+}
+
+static json_int_t served_version(const struct daemon *d)
+{
+    json_t *health = daemon_get(d->socket, "/health", 200);
+    json_int_t version = json_integer_value(json_object_get(health, "weight_version"));
+    json_decref(health);
+    return version;
+}
+
+// Both servers hold the run's last checkpoint, at one version.
+static void both_hold(const struct pair *p, const char *run)
+{
+    daemon_holds(&p->s.daemon, "policy", latest(&p->s, run));
+    daemon_holds(&p->other, "policy", latest(&p->s, run));
+    assert_int_equal(served_version(&p->s.daemon), served_version(&p->other));
+}
+
+static void same_losses(const struct pair *p, const char *a, const char *b, double most)
+{
+    static const char *const keys[] = {"loss", "kl", "reward", "entropy"};
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+        double x[STEPS], y[STEPS];
+        assert_int_equal(column(&p->s, a, keys[k], x, STEPS), STEPS);
+        assert_int_equal(column(&p->s, b, keys[k], y, STEPS), STEPS);
+        for (int i = 0; i < STEPS; i++)
+            if (fabs(x[i] - y[i]) > most * (k == 0 ? 1 : 10))
+                fail_msg("%s of step %d: %.9g and %.9g", keys[k], i + 1, x[i], y[i]);
+    }
+}
+
+static void two_ranks_learn_as_one(void **state)
+{
+    (void)state;
+    struct pair p;
+    pair_open(&p);
+    assert_int_equal(train_one(&p, "one", "20"), 0);
+    train_both(&p, "two", "20");
+    both_hold(&p, "two");
+    same_losses(&p, "one", "two", 1e-5);
+
+    train_both(&p, "again", "20");
+    same_losses(&p, "two", "again", 0);
+    test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "model.safetensors");
+    test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "trainer/optimizer.safetensors");
+    pair_close(&p);
+}
+
+static void a_checkpoint_of_two_ranks_is_one_of_one(void **state)
+{
+    (void)state;
+    struct pair p;
+    pair_open(&p);
+    assert_int_equal(train_one(&p, "one", "20"), 0);
+    train_both(&p, "first-two", "10");
+    assert_int_equal(train_one(&p, "first-two", "20"), 0);
+    same_losses(&p, "one", "first-two", 1e-5);
+    assert_int_equal(train_one(&p, "first-one", "10"), 0);
+    train_both(&p, "first-one", "20");
+    both_hold(&p, "first-one");
+    same_losses(&p, "one", "first-one", 1e-5);
+    pair_close(&p);
+}
+
+static void kill_writer(const struct daemon *d)
+{
+    json_t *info = daemon_get(d->socket, "/bridge/info", 200);
+    const json_t *pid = json_object_get(json_object_get(info, "control"), "writer_pid");
+    assert_true(json_integer_value(pid) > 1);
+    assert_int_equal(kill((pid_t)json_integer_value(pid), SIGKILL), 0);
+    json_decref(info);
+}
+
+// Once rank 1 is gone: rank 0 ends in time and says so, and the run goes on.
+static void ends_and_goes_on(struct pair *p, struct test_child *child)
+{
+    const int64_t killed_ns = clock_now_ns();
+    test_wait(child, END_IN_MS);
+    assert_true(clock_ms_since(killed_ns) < END_IN_MS);
+    char *log = test_read(test_path(p->s.folder, "trainer.log"));
+    assert_contains(log, "cw-trainer[0]: error: ");
+    assert_contains(log, "rank 1 (");
+    assert_contains(log, "is gone: it was killed or ended without a word");
+    free(log);
+    char steps[16];
+    snprintf(steps, sizeof steps, "%d", steps_done(&p->s, "run") + 2);
+    train_both(p, "run", steps);
+    both_hold(p, "run");
+}
+
+static void a_rank_that_is_killed_ends_all(void **state)
+{
+    (void)state;
+    struct pair p;
+    struct test_child child = {0};
+    pair_open(&p);
+    start_both(&p, &child, "run",
+               OPTIONS(COMMON, "--resume", "--max-steps", "100000", "--save-steps", "3"));
+    wait_for_steps(&p.s, "run", 5, &child);
+    kill_writer(&p.other);
+    ends_and_goes_on(&p, &child);
+    pair_close(&p);
+}
+
+// The moment rank 1's version is odd. Of the attempts one must be torn.
+static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state)
+{
+    (void)state;
+    struct pair p = {0};
+    struct bridge *bridge;
+    bool torn = false;
+    scene_open_large(&p.s, NULL);
+    open_other(&p);
+    assert_ok(bridge_attach(p.other.bridge, NULL, &bridge));
+    const struct control *control = bridge_control(bridge);
+    for (int attempt = 0; attempt < 5 && !torn; attempt++) {
+        struct test_child child = {0};
+        const int before = steps_done(&p.s, "run");
+        start_both(&p, &child, "run",
+                   OPTIONS(COMMON, "--resume", "--max-steps", "100000", "--save-steps", "2"));
+        wait_for_steps(&p.s, "run", before + 2, &child);
+        struct control_facts facts;
+        control_facts(control, &facts);
+        wait_for_update(&child, control);
+        while (!(control_version(control) & 1) && test_running(&child)) {
+        }
+        assert_int_equal(kill(facts.writer_pid, SIGKILL), 0);
+        torn = control_version(control) & 1;
+        ends_and_goes_on(&p, &child);
+    }
+    assert_true(torn);
+    bridge_detach(bridge);
+    pair_close(&p);
+}
+
+static void options_of_one_rank_are_refused(void **state)
+{
+    (void)state;
+    struct scene s;
+    static const char *const options[][2] = {
+        {"--async", "--async with 2 ranks"},
+        {"--train-draft", "--train-draft with 2 ranks"},
+        {"--resume", "2 ranks need --bridge with {rank} in it"},
+    };
+    scene_open(&s);
+    setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "1", options[i][0])), 1);
+        assert_said(&s, options[i][1]);
+    }
+    unsetenv("OMPI_COMM_WORLD_RANK");
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_of_one_rank_are_refused),
+        cmocka_unit_test(two_ranks_learn_as_one),
+        cmocka_unit_test(a_checkpoint_of_two_ranks_is_one_of_one),
+        cmocka_unit_test(a_rank_that_is_killed_ends_all),
+        cmocka_unit_test(a_rank_that_is_killed_in_an_update_leaves_whole_weights),
+    };
+    setenv("OMP_NUM_THREADS", "1", 1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
