@@ -125,6 +125,7 @@ enum status bridge_attach_shard(const char *explicit_path, int rank, struct devi
 
     step = "control page";
     CHECK(control_open(b->file->control_page, b->file->page_layout, &b->control));
+    if (b->file->shard > 0) control_follow(b->control);
     snprintf(detail, sizeof detail, "%s, layout %.16s", b->file->control_page,
              b->file->page_layout);
     on_step(context, step, ST_OK, detail);
@@ -362,7 +363,9 @@ enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
     atomic_store(&b->publishing_since_ns, odd);
     CHECK(b->meet(b->meet_context));
     CHECK(control_write_begin(b->control));
-    st = run_update(b, update, context);
+    // rank 0's is the one version of all shards: none is written before it is odd
+    if (b->file->tp_degree > 1) st = b->meet(b->meet_context);
+    if (st == ST_OK) st = run_update(b, update, context);
     if (st == ST_OK) st = b->meet(b->meet_context);
     st = status_context(
         st, "the update was cut off, so the weights are torn and the server restores them");

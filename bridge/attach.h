@@ -24,7 +24,8 @@ enum status bridge_own(struct device *dev, const struct bridge_role *policy, con
                        enum status (*load)(void *context, void *base), void *context,
                        struct bridge **ret);
 // The same of one shard of a server with several ranks, which is then the policy; with one rank, of
-// its only one. bridge_attach() itself is for servers of one rank.
+// its only one. bridge_attach() itself is for servers of one rank. Rank 0's client is the writer
+// for all: the others publish together with it (bridge_publish_with()).
 enum status bridge_attach_shard(const char *explicit_path, int rank, struct device *dev,
                                 bridge_step_fn on_step, void *context, struct bridge **ret);
 void bridge_detach(struct bridge *b); // releases the lease if held; NULL is fine

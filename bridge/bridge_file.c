@@ -437,6 +437,7 @@ enum status bridge_file_take_shard(struct bridge_file *file, int rank)
             file->roles[n++] = file->roles[i];
     }
     file->n_roles = n;
+    file->shard = rank;
     return ST_OK;
 }
 

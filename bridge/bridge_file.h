@@ -59,6 +59,7 @@ struct bridge_file {
     char control_page[96]; // shared memory name
     char socket[256];      // the server's Unix socket
     int tp_degree;         // ranks that share the policy; 0 or 1: one
+    int shard;             // bridge_file_take_shard(): whose the policy is; 0 before
     char page_layout[65];  // layout_hash by which the control page goes: that of rank 0
     int n_roles;
     struct bridge_role *roles; // roles[0] is the policy; its fields also fill the keys of old tools

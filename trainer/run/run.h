@@ -32,6 +32,10 @@ struct run {
     struct ranks ranks;
     struct liveness *liveness; // of the others; NULL: one rank, as is comm
     struct comm *comm;
+    // of these, who hold copies of the same weights, and who hold a server's model together, this
+    // rank its shard of that number; NULL: it does so alone
+    struct comm *copies, *shards;
+    int shard, n_shards;
     char bridge_path[PATH_MAX]; // this rank's; "": --bridge as it is
     uint64_t next_version;      // that the servers are brought to
     // the policy
@@ -95,7 +99,9 @@ enum status run_retry(enum status restoring, enum status (*attempt)(void *), voi
 // run_ranks.c. Who this process is, before anything else; ST_UNSUPPORTED names an option that is
 // for one rank. Then, of several: they meet, once each has its bridge.
 enum status run_find_ranks(struct run *run);
+enum status run_attach(struct run *run);
 enum status run_meet_ranks(struct run *run);
+void run_free_ranks(struct run *run);
 // Says farewell to the others, or what this one failed by; before run_close().
 void run_leave_ranks(struct run *run, enum status outcome);
 bool run_leads(const struct run *run); // rank 0: writes the run's folder, and logs

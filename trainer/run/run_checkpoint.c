@@ -87,6 +87,18 @@ static enum status agree_on_path(const struct run *run, char **folder)
     return *folder ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a path");
 }
 
+// What this rank gives to the checkpoint that rank 0 writes: the weights of its shard, where it is
+// of rank 0's server, and then its part of the optimizer's state.
+static enum status save_part(const struct run *run, struct optimizer *optimizer)
+{
+    enum status st = ST_OK;
+    if (run->shards && comm_rank(run->copies) == 0)
+        CHECK(weights_save_part(run->policy, bridge_device(run->bridge)));
+    if (optimizer_steps(optimizer) > 0) st = optimizer_save_part(optimizer);
+out:
+    return st;
+}
+
 enum status run_save(struct run *run, bool interim)
 {
     enum status st = ST_OK;
@@ -108,8 +120,8 @@ enum status run_save(struct run *run, bool interim)
         CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
                                run->draft ? &draft : NULL, (int)run->config->save_total_limit,
                                &folder));
-    else if (optimizer_steps(policy.optimizer) > 0)
-        CHECK(optimizer_save_part(policy.optimizer));
+    else
+        CHECK(save_part(run, policy.optimizer));
     CHECK(agree_on_path(run, &folder));
     run->saved_step = run->step;
     run->interim_step = interim ? run->step : -1;

@@ -1,6 +1,7 @@
-/* run_ranks.c: several ranks that train one model together, data parallel (docs/scaling.md). Each
- * is a process like the only one of a run: it has a server of its own, whose weights it maps and
- * writes, samples its share of every step's prompts there, and goes through the same steps. What
+/* run_ranks.c: several ranks that train one model together (docs/scaling.md). Each is a process
+ * like the only one of a run: it has a server of its own, or with others one whose model they hold
+ * in shards; it maps and writes that server's weights, or its shard, samples its share of every
+ * step's prompts there, and goes through the same steps. What
  * must not be decided twice (when to stop, what a reward says, where the run's folder is) rank 0
  * decides for all; it also writes the run's folder, and logs. The main thread. */
 #include "common/base/clock.h"
@@ -52,19 +53,48 @@ static enum status check_options(const struct run *run)
                        run->ranks.size);
 }
 
-// --bridge with this rank's number in it.
-static enum status place_bridge(struct run *run)
+// --bridge with a server's number in it, where there are several.
+static enum status put_bridge_path(struct run *run, int server)
 {
     const char *given = run->config->bridge, *field = given ? strstr(given, RANK_FIELD) : NULL;
-    if (!field)
-        return status_fail(ST_INVALID,
-                           "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
-                           "each rank's own server, as run/" RANK_FIELD "/bridge.json",
-                           run->ranks.size);
-    int len = snprintf(run->bridge_path, sizeof run->bridge_path, "%.*s%d%s", (int)(field - given),
-                       given, run->ranks.rank, field + strlen(RANK_FIELD));
-    if (len >= (int)sizeof run->bridge_path) return status_fail(ST_INVALID, "--bridge is too long");
+    const size_t size = sizeof run->bridge_path;
+    if (!field) return server == 0 ? bridge_find(given, run->bridge_path, size) : ST_NOT_FOUND;
+    int len = snprintf(run->bridge_path, size, "%.*s%d%s", (int)(field - given), given, server,
+                       field + strlen(RANK_FIELD));
+    if (len >= (int)size) return status_fail(ST_INVALID, "--bridge is too long");
     return ST_OK;
+}
+
+// How many shards the server of that number has, and whether it is this rank's.
+static enum status try_server(struct run *run, int server, bool *ret_own)
+{
+    struct bridge_file *file = NULL;
+    const struct ranks *r = &run->ranks;
+    enum status st;
+    CHECK(put_bridge_path(run, server));
+    CHECK(bridge_file_read(run->bridge_path, &file));
+    run->n_shards = file->tp_degree;
+    run->shard = r->rank % run->n_shards;
+    *ret_own = r->rank / run->n_shards == server && r->size % run->n_shards == 0 &&
+               (strstr(run->config->bridge ? run->config->bridge : "", RANK_FIELD) ||
+                r->size == run->n_shards);
+out:
+    bridge_file_free(file);
+    return st;
+}
+
+// Ranks in order share the servers: each has as many as its model has shards, mostly one.
+static enum status place_bridge(struct run *run)
+{
+    bool own = false;
+    for (int server = run->ranks.rank; server >= 0 && !own; server--)
+        if (try_server(run, server, &own) != ST_OK) own = false;
+    if (own) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
+                       "each rank's own server, as run/" RANK_FIELD "/bridge.json; or that of one "
+                       "server with --tensor-parallel-size %d",
+                       run->ranks.size, run->ranks.size);
 }
 
 enum status run_find_ranks(struct run *run)
@@ -80,6 +110,12 @@ enum status run_find_ranks(struct run *run)
     log_open(name, run_leads(run) || level < LOG_WARN || level == LOG_DEBUG ? level : LOG_WARN);
 out:
     return st;
+}
+
+enum status run_attach(struct run *run)
+{
+    if (run->ranks.size == 1) return bridge_attach(run_bridge_path(run), NULL, &run->bridge);
+    return bridge_attach_shard(run_bridge_path(run), run->shard, NULL, NULL, NULL, &run->bridge);
 }
 
 const char *run_bridge_path(const struct run *run)
@@ -117,7 +153,7 @@ static enum status meet(struct run *run, struct bytes *id)
         .url = url,
         .who = run->ranks,
         .version = COMMONWEIGHT_VERSION,
-        .layout = bridge_file_of(run->bridge)->roles[0].layout_hash,
+        .layout = bridge_file_of(run->bridge)->page_layout,
         .timeout_s = MEET_S,
     };
     enum status st;
@@ -131,6 +167,34 @@ out:
 static enum status meet_to_publish(void *run)
 {
     return comm_barrier(((struct run *)run)->comm);
+}
+
+// Those with the same shard share a step's work; those of one server hold its model.
+static enum status divide_ranks(struct run *run)
+{
+    const int size = run->ranks.size, server = run->ranks.rank / run->n_shards;
+    enum status st = ST_OK;
+    if (run->n_shards == 1) {
+        run->copies = run->comm;
+    } else if (run->n_shards == size) {
+        run->shards = run->comm;
+    } else {
+        CHECK(comm_split(run->comm, run->shard, &run->copies));
+        CHECK(comm_split(run->comm, server, &run->shards));
+    }
+    weights_use_comm(run->policy, run->shards);
+    log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
+             size / run->n_shards, size == run->n_shards ? "" : "s", run->n_shards,
+             run->n_shards == 1 ? "" : "s");
+out:
+    return st;
+}
+
+void run_free_ranks(struct run *run)
+{
+    if (run->copies != run->comm) comm_free(run->copies);
+    if (run->shards != run->comm) comm_free(run->shards);
+    comm_free(run->comm);
 }
 
 enum status run_meet_ranks(struct run *run)
@@ -151,7 +215,7 @@ enum status run_meet_ranks(struct run *run)
     comm_watch(run->comm, is_anyone_gone, run->liveness);
     bridge_publish_with(run->bridge, meet_to_publish, run);
     run->source.comm = run->comm;
-    log_info("%d ranks train together, each with its own server", run->ranks.size);
+    st = divide_ranks(run);
 out:
     bytes_release(&shared);
     return st;
@@ -217,11 +281,11 @@ enum status run_compare_weights(const struct run *run)
     const uint64_t offset = 0, bytes = (uint64_t)w->n_elements * dtype_size(w->dt);
     uint64_t sum = 0, all[COMM_MAX_RANKS];
     enum status st;
-    if (!run->comm) return ST_OK;
+    if (!run->copies) return ST_OK;
     device_ops(dev)->checksum(dev, &sum, w->base, &offset, &bytes, 1);
     CHECK(device_sync(dev));
-    CHECK(comm_gather_host(run->comm, &sum, all, sizeof sum));
-    for (int r = 1; r < comm_size(run->comm); r++)
+    CHECK(comm_gather_host(run->copies, &sum, all, sizeof sum));
+    for (int r = 1; r < comm_size(run->copies); r++)
         if (all[r] != all[0])
             FAIL(ST_MISMATCH,
                  "after step %" PRId64 " the weights of rank %d's server are not those of rank 0's "
