@@ -1,6 +1,7 @@
 /* test_tensor_training.c: cw-trainer on servers whose model is in shards: the ranks of one server,
  * and those of two, learn as one process does on a whole model, to the same bits each time, and go
  * on from each other's checkpoints. */
+#include "common/base/clock.h"
 #include "tests/support/training.h"
 
 #include <math.h>
@@ -50,9 +51,9 @@ static void train_one(struct servers *p, const char *run, const char *steps)
 }
 
 // n ranks on the first server, or 4 on both.
-static void train_ranks(struct servers *p, const char *n, const char *run, const char *steps)
+static void start_ranks(struct servers *p, struct test_child *child, const char *n, const char *run,
+                        const char *steps)
 {
-    struct test_child child = {0};
     const char *argv[TRAINER_WORDS + 8] = {
         "mpirun", "--oversubscribe", "--bind-to", "none", "--enable-recovery", "-n", n};
     const char *bridge =
@@ -61,7 +62,13 @@ static void train_ranks(struct servers *p, const char *n, const char *run, const
                     OPTIONS(COMMON, "--resume", "--max-steps", steps), argv + 7);
     for (const char **word = argv; *word; word++)
         if (strcmp(*word, p->s.daemon.bridge) == 0) *word = bridge;
-    test_spawn(&child, test_path(p->s.folder, "trainer.log"), argv);
+    test_spawn(child, test_path(p->s.folder, "trainer.log"), argv);
+}
+
+static void train_ranks(struct servers *p, const char *n, const char *run, const char *steps)
+{
+    struct test_child child = {0};
+    start_ranks(p, &child, n, run, steps);
     if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
 }
 
@@ -140,6 +147,43 @@ static void a_checkpoint_is_of_whole_tensors(void **state)
     daemon_kill(&whole);
 }
 
+// The trainer of shard 1: the one of mpirun's children that does not hold the lease.
+static pid_t follower_of(const struct servers *p, const struct test_child *mpirun)
+{
+    char path[64];
+    int pids[2] = {0};
+    json_t *info = daemon_get(p->sharded[0].socket, "/bridge/info", 200);
+    const int writer =
+        (int)json_integer_value(json_object_get(json_object_get(info, "control"), "writer_pid"));
+    json_decref(info);
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)mpirun->pid, (int)mpirun->pid);
+    char *children = test_read(path);
+    assert_int_equal(sscanf(children, "%d %d", &pids[0], &pids[1]), 2);
+    free(children);
+    assert_true(writer == pids[0] || writer == pids[1]);
+    return writer == pids[0] ? pids[1] : pids[0];
+}
+
+static void a_trainer_that_is_killed_ends_both_and_the_run_goes_on(void **state)
+{
+    struct servers *p = *state;
+    struct test_child child = {0};
+    char steps[16];
+    servers_open(p);
+    start_ranks(p, &child, "2", "run", "100000");
+    wait_for_steps(&p->s, "run", 3, &child);
+    kill(follower_of(p, &child), SIGKILL);
+    const int64_t killed_ns = clock_now_ns();
+    test_wait(&child, 10000);
+    assert_true(clock_ms_since(killed_ns) < 10000);
+    assert_log(&p->s, "is gone: it was killed or ended without a word");
+    daemon_wait(&p->sharded[0]); // where it died within an update, once the server has restored it
+    server_is_healthy(p, 0);
+    snprintf(steps, sizeof steps, "%d", steps_done(&p->s, "run") + 2);
+    train_ranks(p, "2", "run", steps);
+    server_is_healthy(p, 0);
+}
+
 static void one_trainer_is_not_enough(void **state)
 {
     struct servers *p = *state;
@@ -168,8 +212,10 @@ int main(void)
          &servers},
         {"a_checkpoint_is_of_whole_tensors", a_checkpoint_is_of_whole_tensors, NULL, teardown,
          &servers},
+        {"a_trainer_that_is_killed_ends_both_and_the_run_goes_on",
+         a_trainer_that_is_killed_ends_both_and_the_run_goes_on, NULL, teardown, &servers},
         {"one_trainer_is_not_enough", one_trainer_is_not_enough, NULL, teardown, &servers},
     };
     setenv("OMP_NUM_THREADS", "1", 1);
-    return _cmocka_run_group_tests("tensor_training", tests, 3, NULL, NULL);
+    return _cmocka_run_group_tests("tensor_training", tests, 4, NULL, NULL);
 }
