@@ -56,7 +56,7 @@ LDFLAGS_ := -fopenmp -pthread -Wl,-z,relro,-z,now $(LDFLAGS) $(if $(SANITIZE),-f
 # ---- sources: a file in its folder is in the build ----------------------------------------------
 LIB_SRC     := $(wildcard common/*/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
 SERVER_SRC  := $(wildcard infer-server/*/*.c)
-TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c $(addsuffix /*.c,trainer/run trainer/rollout trainer/learn trainer/serve)))
+TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c $(addsuffix /*.c,trainer/run trainer/rollout trainer/learn trainer/serve trainer/launch)))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 BENCH_SRC   := $(wildcard tools/bench/*.c)
@@ -208,10 +208,11 @@ fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSIO
 man: $(BINARIES)
 	$(Q)packaging/make-man $(BUILD) $(PAGES)
 
+EXAMPLE_FILES = packaging/server.json packaging/train.sbatch packaging/kubernetes.yaml bridge/library/train_in_place.py
 INSTALLED = $(addprefix $(PREFIX)/bin/,$(COMMANDS)) $(addprefix $(SHARE)/man/man1/,$(addsuffix .1,$(PAGES))) \
             $(addprefix $(SHARE)/bash-completion/completions/,$(COMMANDS)) \
-            $(UNIT_DIR)/cw-infer-server.service $(PREFIX)/lib/sysusers.d/commonweight.conf \
-            $(SHARE)/doc/commonweight/examples/server.json $(SHARE)/doc/commonweight/examples/train_in_place.py \
+            $(addprefix $(UNIT_DIR)/,cw-infer-server.service cw-infer-server@.service) \
+            $(PREFIX)/lib/sysusers.d/commonweight.conf $(addprefix $(SHARE)/doc/commonweight/examples/,$(notdir $(EXAMPLE_FILES))) \
             $(addprefix $(LIBDIR)/libcommonweight-bridge.,so so.0) $(LIBDIR)/pkgconfig/commonweight-bridge.pc \
             $(addprefix $(PREFIX)/include/,commonweight-bridge.h commonweight-reward.h)
 
@@ -231,8 +232,10 @@ install: all
 	for name in $(filter-out cw-trainer,$(COMMANDS)); do \
 	    ln -sf cw-trainer $(DESTDIR)$(SHARE)/bash-completion/completions/$$name; done
 	$(fill) infer-server/cw-infer-server.service > $(DESTDIR)$(UNIT_DIR)/cw-infer-server.service
+	$(fill) infer-server/cw-infer-server.service | sed -f packaging/instance.sed \
+	    > $(DESTDIR)$(UNIT_DIR)/cw-infer-server@.service
 	install -m 644 packaging/sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/commonweight.conf
-	install -m 644 packaging/server.json bridge/library/train_in_place.py $(DESTDIR)$(SHARE)/doc/commonweight/examples
+	install -m 644 $(EXAMPLE_FILES) $(DESTDIR)$(SHARE)/doc/commonweight/examples
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))

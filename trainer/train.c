@@ -19,6 +19,8 @@
 struct train {
     struct train_config config;
     struct run run;
+    struct job job;
+    char **argv; // of this program
 };
 
 static bool due(int64_t step, int64_t every, int64_t total)
@@ -159,11 +161,14 @@ static enum status check(void *context, struct option_set *set)
     struct train_config *c = &t->config;
     enum status st;
     CHECK(run_folder_options(set, c));
+    CHECK(job_find(&c->job, &t->job));
+    c->serves = t->job.serves || t->job.launches;
     CHECK(train_config_resolve(c, &t->run.resolved));
     c->reward.environment = c->rollouts != NULL;
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &t->run.reward));
-    log_open("cw-trainer", c->log_level);
+    log_open(t->job.log_name, c->log_level);
+    CHECK(run_find_ranks(&t->run));
     const char *idle = train_config_idle_cost(c);
     if (idle) log_warn("--%s has no effect without --cost", idle);
     say_idle_tandem(set, c);
@@ -179,11 +184,14 @@ out:
 
 static enum status train(void *context)
 {
-    struct run *run = &((struct train *)context)->run;
+    struct train *t = context;
+    struct run *run = &t->run;
     const struct train_config *c = run->config;
     struct curriculum_batch first;
     enum status st;
+    if (t->job.launches) return job_launch(&t->job, t->argv);
     stop_catch_signals();
+    if (t->job.serves && !c->bridge) CHECK(job_open_server(&t->job, c->model, c->server_timeout));
     CHECK(run_open(run));
     curriculum_next(run->curriculum, 0, &first);
     if (!c->atropos)
@@ -193,14 +201,14 @@ static enum status train(void *context)
                  run->data->n);
     st = train_loop(run);
 out:
-    run_leave_ranks(run, st);
-    run_close(run);
+    run_close(run, st);
+    job_close_server(&t->job);
     return st;
 }
 
 int train_main(int argc, char **argv)
 {
-    struct train t = {.run = {.config = &t.config}};
+    struct train t = {.run = {.config = &t.config, .job = &t.job}, .argv = argv};
     struct bytes usage = BYTES_INIT;
     bytes_puts(&usage,
                "--data FILE.jsonl --reward NAME [options]\n\n"

@@ -337,7 +337,9 @@ static enum status no_value(const struct option_spec *spec)
 {
     struct bytes values = BYTES_INIT;
     put_values(spec, &values);
-    status_fail(ST_INVALID, "--%s needs a value (%s)", spec->name, bytes_text(&values));
+    status_fail(ST_INVALID,
+                "--%s needs a value (%s); one that begins with -- stands behind a =, as --%s=VALUE",
+                spec->name, bytes_text(&values), spec->name);
     bytes_release(&values);
     return ST_INVALID;
 }
@@ -360,7 +362,9 @@ static enum status read_option(const struct option_spec *table, int argc, char *
     if (!spec) return unknown_option(table, word);
     if (!value && spec->type == OPTION_FLAG) value = "true";
     if (!value) {
-        if (*at >= argc || strncmp(argv[*at], "--", 2) == 0) return no_value(spec);
+        const char *next = *at < argc ? argv[*at] : "--";
+        // no option has a blank in it: such words are a value of several
+        if (strncmp(next, "--", 2) == 0 && !strchr(next, ' ')) return no_value(spec);
         value = argv[(*at)++];
     }
     *ret_spec = spec;

@@ -1,6 +1,6 @@
 /* spawn.c: fork and exec of a shell line. */
 #include "common/base/spawn.h"
-#include "common/base/bytes.h"
+#include "common/base/file.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -9,6 +9,28 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+void spawn_put_word(struct bytes *to, const char *word)
+{
+    bytes_puts(to, "'");
+    for (; *word; word++) {
+        if (*word == '\'')
+            bytes_puts(to, "'\\''");
+        else
+            bytes_append(to, word, 1);
+    }
+    bytes_puts(to, "'");
+}
+
+void spawn_put_program(struct bytes *to, const char *name)
+{
+    char path[PATH_ROOM];
+    const size_t room = sizeof path - strlen(name) - 1;
+    const ssize_t n = readlink("/proc/self/exe", path, room);
+    char *slash = n > 0 && (size_t)n < room ? (path[n] = '\0', strrchr(path, '/')) : NULL;
+    if (slash) strcpy(slash + 1, name);
+    spawn_put_word(to, slash && file_exists(path) ? path : name);
+}
 
 static bool put_stream(int fd, int as)
 {

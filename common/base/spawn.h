@@ -3,10 +3,15 @@
 #ifndef COMMON_BASE_SPAWN_H
 #define COMMON_BASE_SPAWN_H
 
-#include "common/base/status.h"
+#include "common/base/bytes.h"
 
 #include <stdbool.h>
 #include <sys/types.h>
+
+// Appends what a shell reads as that one word; and, as such a word, the program `name` beside this
+// one, or else what PATH has of that name.
+void spawn_put_word(struct bytes *to, const char *word);
+void spawn_put_program(struct bytes *to, const char *name);
 
 // `line`: words and quotes as a shell takes them; the shell replaces itself by the program, so that
 // the program's own end is seen. in, out, err: its three streams; -1: this process's own. It leads

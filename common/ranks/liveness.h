@@ -26,6 +26,7 @@ enum status liveness_start(struct peers *peers, double silence_s, liveness_fn on
 // it was killed or ended without a word". Who fails in the midst of what all ranks do together asks
 // with a second or two, since that is most often why.
 enum status liveness_check(struct liveness *l, int ms);
+enum status liveness_watch(void *liveness); // liveness_check(l, 0), as comm_watch() wants it
 // Says farewell and waits for the thread. outcome: of this rank's work; where it is a failure of
 // its own, the others hear this thread's sentence of it and count this rank as gone. Where rank 0
 // has ended well, the others are no longer watched. NULL is fine.

@@ -51,9 +51,18 @@ static int tasks_per_host(const char *text)
     return end != text && all_alike && n > 0 && n <= RANKS_MAX ? (int)n : 0;
 }
 
+// torchrun says "none" where it was not given one; a job of Slurm has several steps.
+static void put_run_id(const struct launcher *l, char ret[RANKS_RUN_ID])
+{
+    const char *id = l->run_id ? getenv(l->run_id) : NULL;
+    if (!id || strcmp(id, "none") == 0) return;
+    snprintf(ret, RANKS_RUN_ID, "%s%s%s", id, l->only_with ? "." : "",
+             l->only_with ? getenv(l->only_with) : "");
+}
+
 static enum status read_launcher(const struct launcher *l, struct ranks *ret)
 {
-    struct ranks r = {.source = l->name};
+    struct ranks r = {.counted = true, .source = l->name};
     enum status st;
     CHECK(read_number(l->rank, RANKS_MAX - 1, &r.rank));
     CHECK(read_number(l->size, RANKS_MAX, &r.size));
@@ -68,8 +77,7 @@ static enum status read_launcher(const struct launcher *l, struct ranks *ret)
     if (r.local_size && r.local_rank >= r.local_size)
         FAIL(ST_INVALID, "%s=%d with %s=%s in the environment: they contradict one another",
              l->local_rank, r.local_rank, l->local_size, getenv(l->local_size));
-    if (l->run_id && getenv(l->run_id))
-        snprintf(r.run_id, sizeof r.run_id, "%s", getenv(l->run_id));
+    put_run_id(l, r.run_id);
     *ret = r;
 out:
     return st;
@@ -123,11 +131,10 @@ enum status ranks_find(int rank, int size, struct ranks *ret)
         if (rank >= size)
             FAIL(ST_INVALID, "--rank %d with --ranks %d: ranks go from 0 to %d", rank, size,
                  size - 1);
-        r = (struct ranks){.rank = rank, .size = size, .source = "--rank"};
+        r = (struct ranks){.rank = rank, .size = size, .counted = true, .source = "--rank"};
     } else {
-        r = (struct ranks){.rank = size > 1 ? RANK_NONE : 0, .size = size > 1 ? size : 1};
+        r = (struct ranks){.size = size > 1 ? size : 1, .source = "--ranks"};
         r.local_size = r.size;
-        r.source = "--ranks";
     }
     *ret = r;
 out:

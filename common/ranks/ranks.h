@@ -10,15 +10,14 @@
 #define RANKS_RUN_ID 80
 
 struct ranks {
-    int rank, size;            // 0 <= rank < size; rank is RANK_NONE where size is asked for and
-                               // nobody has started the processes yet
+    int rank, size;            // 0 <= rank < size
+    bool counted;              // somebody says so; false: this process was started alone, and with
+                               // a size over 1 has the others still to start
     int local_rank;            // among those of this host
     int local_size;            // of this host; 0: nobody says
     char run_id[RANKS_RUN_ID]; // what the processes of one job have in common; "": nobody says
     const char *source;        // "mpirun", "--rank"...; static
 };
-#define RANK_NONE (-1)
-
 // rank: of --rank, or -1; size: of --ranks, or 0. A process that nobody counts is rank 0 of 1.
 // ST_INVALID where what is said contradicts itself, naming both sides, or is no number.
 enum status ranks_find(int rank, int size, struct ranks *ret);

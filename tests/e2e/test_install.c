@@ -59,9 +59,12 @@ static void installs_and_uninstalls(void **state)
         "usr/include/commonweight-bridge.h",
         "usr/include/commonweight-reward.h",
         "usr/lib/systemd/system/cw-infer-server.service",
+        "usr/lib/systemd/system/cw-infer-server@.service",
         "usr/lib/sysusers.d/commonweight.conf",
         "usr/share/bash-completion/completions/cw-infer-server",
         "usr/share/doc/commonweight/examples/server.json",
+        "usr/share/doc/commonweight/examples/train.sbatch",
+        "usr/share/doc/commonweight/examples/kubernetes.yaml",
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (access(test_path(root, wanted[i]), R_OK)) fail_msg("%s is not there", wanted[i]);

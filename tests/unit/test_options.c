@@ -202,6 +202,7 @@ static void wrong_usage(void **state)
         {{"-v"}, "unknown option -v"},
         {{"--model"}, "--model needs a value (DIR)"},
         {{"--model", "--verbose"}, "--model needs a value (DIR)"},
+        {{"--model", "--verbose", "--zebra"}, "stands behind a =, as --model=VALUE"},
         {{"--max-steps", "ten"}, "--max-steps: 'ten' is not a whole number"},
         {{"--max-steps", "1.5"}, "--max-steps: '1.5' is not a whole number"},
         {{"--max-steps", "99999999999999999999"}, "is not a whole number"},

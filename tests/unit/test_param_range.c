@@ -365,7 +365,7 @@ static void two_arenas_are_one_list(void **state)
         arena_open(dev, i + 1, i ? DT_BF16 : DT_F32, &a[i]);
         arena_open(dev, i + 1, i ? DT_BF16 : DT_F32, &b[i]);
         assert_ok(param_ranges_of(a[i].weights, i ? "*.mlp.*" : NULL, &one[i]));
-        assert_ok(optimizer_new(dev, &one[i], &adamw, &apart[i]));
+        assert_ok(optimizer_new(dev, &one[i], NULL, &adamw, &apart[i]));
         struct param_ranges more;
         assert_ok(param_ranges_of(b[i].weights, i ? "*.mlp.*" : NULL, &more));
         for (int k = 0; k < more.n; k++) {
@@ -376,7 +376,7 @@ static void two_arenas_are_one_list(void **state)
     }
     assert_true(two.n > 3);
     two.list = list;
-    assert_ok(optimizer_new(dev, &two, &adamw, &together));
+    assert_ok(optimizer_new(dev, &two, NULL, &adamw, &together));
     for (int step = 1; step <= 4; step++) {
         put_gradients(together, &two, step);
         assert_ok(optimizer_prepare(together, &norm));
@@ -394,7 +394,7 @@ static void two_arenas_are_one_list(void **state)
         if (step != 2) continue;
         assert_ok(optimizer_save(together, path)); // steps 3 and 4 are a loaded state's
         optimizer_free(together);
-        assert_ok(optimizer_new(dev, &two, &adamw, &again));
+        assert_ok(optimizer_new(dev, &two, NULL, &adamw, &again));
         assert_ok(optimizer_load(again, path));
         together = again;
     }
@@ -425,7 +425,7 @@ static void odd_ranges_are_refused(void **state)
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         struct param_range range = odd[i];
         struct param_ranges trained = {&range, 1};
-        assert_int_equal(optimizer_new(dev, &trained, &adamw, &o), ST_INVALID);
+        assert_int_equal(optimizer_new(dev, &trained, NULL, &adamw, &o), ST_INVALID);
     }
     arena_close(dev, &a);
     device_free(dev);

@@ -65,31 +65,35 @@ static void test_found(void **state)
         int rank_option, size_option;
         struct ranks want; // local_size, run_id: as they are
     } cases[] = {
-        {"", -1, 0, {0, 1, 0, 1, "", "--ranks"}},
-        {"", -1, 4, {RANK_NONE, 4, 0, 4, "", "--ranks"}},
-        {"", 2, 4, {2, 4, 0, 0, "", "--rank"}},
+        {"", -1, 0, {0, 1, false, 0, 1, "", "--ranks"}},
+        {"", -1, 4, {0, 4, false, 0, 4, "", "--ranks"}},
+        {"", 2, 4, {2, 4, true, 0, 0, "", "--rank"}},
         {MPI "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=j1",
          -1,
          0,
-         {2, 4, 1, 2, "j1", "mpirun"}},
-        {MPI, 2, 4, {2, 4, 0, 0, "", "mpirun"}},
+         {2, 4, true, 1, 2, "j1", "mpirun"}},
+        {MPI, 2, 4, {2, 4, true, 0, 0, "", "mpirun"}},
         {"PMI_RANK=1 PMI_SIZE=3 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=3",
          -1,
          0,
-         {1, 3, 1, 3, "", "mpiexec"}},
+         {1, 3, true, 1, 3, "", "mpiexec"}},
         {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=r",
          -1,
          0,
-         {3, 4, 1, 2, "r", "torchrun"}},
-        {SRUN "SLURM_STEP_TASKS_PER_NODE=4(x2)", -1, 0, {5, 8, 1, 4, "77", "srun"}},
-        {SRUN "SLURM_STEP_TASKS_PER_NODE=8", -1, 0, {5, 8, 1, 8, "77", "srun"}},
-        {SRUN "SLURM_STEP_TASKS_PER_NODE=6,2", -1, 0, {5, 8, 1, 0, "77", "srun"}},
-        {SRUN "SLURM_STEP_TASKS_PER_NODE=3(x2),2", -1, 0, {5, 8, 1, 0, "77", "srun"}},
+         {3, 4, true, 1, 2, "r", "torchrun"}},
+        {"RANK=3 WORLD_SIZE=4 TORCHELASTIC_RUN_ID=none", -1, 0, {3, 4, true, 0, 0, "", "torchrun"}},
+        {SRUN "SLURM_STEP_TASKS_PER_NODE=4(x2)", -1, 0, {5, 8, true, 1, 4, "77.0", "srun"}},
+        {SRUN "SLURM_STEP_TASKS_PER_NODE=8", -1, 0, {5, 8, true, 1, 8, "77.0", "srun"}},
+        {SRUN "SLURM_STEP_TASKS_PER_NODE=6,2", -1, 0, {5, 8, true, 1, 0, "77.0", "srun"}},
+        {SRUN "SLURM_STEP_TASKS_PER_NODE=3(x2),2", -1, 0, {5, 8, true, 1, 0, "77.0", "srun"}},
         // a batch script, no task of a step
-        {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=77", -1, 0, {0, 1, 0, 1, "", "--ranks"}},
+        {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=77",
+         -1,
+         0,
+         {0, 1, false, 0, 1, "", "--ranks"}},
         // mpirun in a step of Slurm, whose numbers are then those of mpirun's own helpers
-        {SRUN MPI, -1, 0, {2, 4, 0, 0, "", "mpirun"}},
-        {MPI "RANK=2 WORLD_SIZE=4", -1, 0, {2, 4, 0, 0, "", "mpirun"}},
+        {SRUN MPI, -1, 0, {2, 4, true, 0, 0, "", "mpirun"}},
+        {MPI "RANK=2 WORLD_SIZE=4", -1, 0, {2, 4, true, 0, 0, "", "mpirun"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct ranks got;
@@ -98,6 +102,7 @@ static void test_found(void **state)
         assert_ok(ranks_find(cases[i].rank_option, cases[i].size_option, &got));
         assert_int_equal(got.rank, cases[i].want.rank);
         assert_int_equal(got.size, cases[i].want.size);
+        assert_int_equal(got.counted, cases[i].want.counted);
         assert_int_equal(got.local_rank, cases[i].want.local_rank);
         assert_int_equal(got.local_size, cases[i].want.local_size);
         assert_string_equal(got.run_id, cases[i].want.run_id);

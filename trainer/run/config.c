@@ -37,7 +37,10 @@ const struct option_spec train_options[] = {
                "shared: --bridge's server holds the one copy, and each update is written there in "
                "place; checkpoint: this program holds them, and writes them out for a server that "
                "it restarts"),
-    OPT_TEXT("model", model, NULL, "DIR", "with --sync checkpoint: the model that is trained"),
+    OPT_TEXT("model", model, NULL, "DIR",
+             "with --sync checkpoint, --gpus or --ranks: the model that is trained, where no "
+             "server of it "
+             "runs"),
     OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N",
              "with --sync checkpoint: where it is trained"),
     OPT_INT("restart-interval", restart_interval, "1", "STEPS", 1, MAX_AHEAD,
@@ -233,6 +236,9 @@ const struct option_spec train_options[] = {
 
     LOG_LEVEL_OPTION,
 
+    OPT_HEADING("Several GPUs or hosts (docs/launch.md)"),
+    JOB_OPTIONS,
+
     OPT_HEADING("Machine"),
     OPT_FLAG("exact", exact, NULL,
              "no bit may depend on timing: wants cw-infer-server --exact, and ends where one of "
@@ -324,8 +330,10 @@ static enum status resolve_sync(const struct train_config *c, struct train_resol
                      {"lora-r", c->lora.r > 0},
                      {"train-draft", c->train_draft},
                      {"tandem", c->sampling.tandem.on},
-                     {"exact", c->exact}},
-      of_checkpoint[] = {{"model", c->model},
+                     {"exact", c->exact},
+                     {"gpus", c->job.gpus},
+                     {"ranks", c->job.ranks > 0}},
+      of_checkpoint[] = {{"model", c->model && !c->serves},
                          {"restart-interval", c->restart_interval > 1},
                          {"server-command", c->server_command},
                          {"server-port", c->server_port > 0},

@@ -9,6 +9,7 @@
 #include "trainer/rollout/advantage.h"
 #include "trainer/rollout/cost.h"
 #include "trainer/rollout/curriculum.h"
+#include "trainer/launch/job.h"
 #include "trainer/learn/loss.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/rollout/reward.h"
@@ -31,7 +32,8 @@ struct train_config {
     const char *workers, *workers_api_key_file;
     // how the sampler comes by new weights
     enum sync_way sync;
-    const char *model, *device; // with SYNC_CHECKPOINT
+    const char *model, *device; // with SYNC_CHECKPOINT; model also of a server of its own
+    bool serves;                // such a server is looked for: job_find()
     int64_t restart_interval, server_port;
     const char *server_command, *server_url;
     double server_timeout;
@@ -80,6 +82,8 @@ struct train_config {
     int eval_by_epoch; // 0 or 1
     int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
     bool load_best_model_at_end;
+    // several ranks
+    struct job_options job;
     // machine
     double quiesce_timeout, rollout_timeout;
 };

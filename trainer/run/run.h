@@ -26,12 +26,12 @@
 struct run {
     const struct train_config *config;
     struct train_resolved resolved;
+    const struct job *job;
+    struct liveness *liveness; // of the other ranks; NULL: there are none
     char folder[512];
     int folder_lock; // open while this process writes there; -1: none
     // the ranks that train together
-    struct ranks ranks;
-    struct liveness *liveness; // of the others; NULL: one rank, as is comm
-    struct comm *comm;
+    struct comm *comm; // NULL: there is one
     // of these, who hold copies of the same weights, and who hold a server's model together, this
     // rank its shard of that number; NULL: it does so alone
     struct comm *copies, *shards;
@@ -88,9 +88,10 @@ struct run {
 
 // run_open.c: config, resolved and reward are set. Attaches to the server, reads the data, prints
 // the memory plan, takes the memory, takes the writer's lease, and goes on from a checkpoint where
-// one is there and wanted. run_close() takes half-opened runs too.
+// one is there and wanted. run_close() takes half-opened runs too; outcome: of the run, which
+// the other ranks hear.
 enum status run_open(struct run *run);
-void run_close(struct run *run);
+void run_close(struct run *run, enum status outcome);
 // bridge_become_writer(), once the server has restored what a trainer before left torn.
 enum status run_become_writer(struct run *run);
 // Attempts again, for five minutes at most, while that gives `restoring`, and says so once.
@@ -104,8 +105,8 @@ enum status run_meet_ranks(struct run *run);
 void run_free_ranks(struct run *run);
 // Says farewell to the others, or what this one failed by; before run_close().
 void run_leave_ranks(struct run *run, enum status outcome);
-bool run_leads(const struct run *run); // rank 0: writes the run's folder, and logs
-const char *run_bridge_path(const struct run *run);
+bool run_leads(const struct run *run);         // rank 0: writes the run's folder, and logs
+const char *run_bridge(const struct run *run); // the bridge file's path; NULL: to be looked for
 enum status run_agree(const struct run *run, void *data, size_t bytes); // rank 0's, for all
 enum status run_any(const struct run *run, bool *flag); // set where it is on any rank
 // Brings the servers to one weight version, where theirs differ.

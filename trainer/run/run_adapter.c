@@ -78,7 +78,7 @@ enum status run_make_adapter(struct run *run)
     char path[PATH_ROOM];
     struct bridge_file *file = NULL;
     if (!wanted(run)) return ST_OK;
-    CHECK(bridge_find(run_bridge_path(run), path, sizeof path));
+    CHECK(bridge_find(run_bridge(run), path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
     st = make(run, file);

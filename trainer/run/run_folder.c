@@ -159,6 +159,18 @@ static void say_changes(const json_t *old, json_t *now)
     bytes_release(&text);
 }
 
+// How the processes of a start come to be is not of the run: the next start may have other ranks.
+static const char *const of_a_start[] = {"gpus",
+                                         "ranks",
+                                         "rank",
+                                         "nnodes",
+                                         "node_rank",
+                                         "rendezvous",
+                                         "server_args",
+                                         "rendezvous_token_file",
+                                         "rendezvous_timeout",
+                                         "rank_timeout"};
+
 static enum status write_config(const struct run *run, bool resumed)
 {
     enum status st;
@@ -166,6 +178,8 @@ static enum status write_config(const struct run *run, bool resumed)
     json_t *resolved = options_to_json(train_options, run->config), *old = NULL;
     CHECK(path_put(path, run->folder, "config.json"));
     if (!resolved) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
+    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
+        json_object_del(resolved, of_a_start[i]);
     // One that cannot be read is replaced.
     if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
     CHECK(json_write_file(path, 0644, resolved));

@@ -260,7 +260,6 @@ enum status run_open(struct run *run)
     run->saved_ns = clock_now_ns();
     run->best = BEST_NONE;
     run->folder_lock = -1;
-    CHECK(run_find_ranks(run));
     CHECK(open_policy(run));
     CHECK(run_meet_ranks(run));
     CHECK(check_exact(run));
@@ -292,8 +291,9 @@ out:
     return st;
 }
 
-void run_close(struct run *run)
+void run_close(struct run *run, enum status outcome)
 {
+    run_leave_ranks(run, outcome);
     rollout_queue_free(run->queue); // works with nearly all of the rest
     environment_free(run->environment);
     stop_watch_end(run->stop);

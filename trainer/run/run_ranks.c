@@ -12,15 +12,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define RANK_FIELD "{rank}"
-#define MEET_S     600.0
 #define LEAVE_S    10.0 // of what is still waited for while this process ends
 
 bool run_leads(const struct run *run)
 {
-    return run->ranks.rank == 0;
+    return run->job->ranks.rank == 0;
 }
 
 // ---- before anything is opened -----------------------------------------------------------------
@@ -47,10 +45,8 @@ static enum status check_options(const struct run *run)
             return status_fail(ST_UNSUPPORTED,
                                "--%s with %d ranks: only one rank does that as yet; leave it out, "
                                "or start one",
-                               alone[i].option, run->ranks.size);
-    if (c->run_dir) return ST_OK;
-    return status_fail(ST_INVALID, "%d ranks need --run-dir, a folder that all of them see",
-                       run->ranks.size);
+                               alone[i].option, run->job->ranks.size);
+    return ST_OK;
 }
 
 // --bridge with a server's number in it, where there are several.
@@ -69,7 +65,7 @@ static enum status put_bridge_path(struct run *run, int server)
 static enum status try_server(struct run *run, int server, bool *ret_own)
 {
     struct bridge_file *file = NULL;
-    const struct ranks *r = &run->ranks;
+    const struct ranks *r = &run->job->ranks;
     enum status st;
     CHECK(put_bridge_path(run, server));
     CHECK(bridge_file_read(run->bridge_path, &file));
@@ -87,82 +83,43 @@ out:
 static enum status place_bridge(struct run *run)
 {
     bool own = false;
-    for (int server = run->ranks.rank; server >= 0 && !own; server--)
+    for (int server = run->job->ranks.rank; server >= 0 && !own; server--)
         if (try_server(run, server, &own) != ST_OK) own = false;
     if (own) return ST_OK;
     return status_fail(ST_INVALID,
                        "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
                        "each rank's own server, as run/" RANK_FIELD "/bridge.json; or that of one "
                        "server with --tensor-parallel-size %d",
-                       run->ranks.size, run->ranks.size);
+                       run->job->ranks.size, run->job->ranks.size);
 }
 
 enum status run_find_ranks(struct run *run)
 {
-    static char name[48];
     enum status st;
-    CHECK(ranks_find(-1, 0, &run->ranks));
-    if (run->ranks.size == 1) return ST_OK;
-    CHECK(check_options(run));
-    CHECK(place_bridge(run));
-    snprintf(name, sizeof name, "cw-trainer[%d]", run->ranks.rank);
     const enum log_level level = run->config->log_level;
-    log_open(name, run_leads(run) || level < LOG_WARN || level == LOG_DEBUG ? level : LOG_WARN);
+    run->n_shards = 1;
+    if (run->job->ranks.size == 1) return ST_OK;
+    CHECK(check_options(run));
+    if (run->job->launches) return ST_OK;
+    if (run->config->bridge) CHECK(place_bridge(run));
+    if (!run_leads(run) && level == LOG_INFO) log_open(run->job->log_name, LOG_WARN);
 out:
     return st;
+}
+
+const char *run_bridge(const struct run *run)
+{
+    if (run->bridge_path[0]) return run->bridge_path;
+    return run->job->bridge[0] ? run->job->bridge : run->config->bridge;
 }
 
 enum status run_attach(struct run *run)
 {
-    if (run->ranks.size == 1) return bridge_attach(run_bridge_path(run), NULL, &run->bridge);
-    return bridge_attach_shard(run_bridge_path(run), run->shard, NULL, NULL, NULL, &run->bridge);
-}
-
-const char *run_bridge_path(const struct run *run)
-{
-    return run->bridge_path[0] ? run->bridge_path : run->config->bridge;
+    if (run->n_shards == 1) return bridge_attach(run_bridge(run), NULL, &run->bridge);
+    return bridge_attach_shard(run_bridge(run), run->shard, NULL, NULL, NULL, &run->bridge);
 }
 
 // ---- meeting -----------------------------------------------------------------------------------
-
-static enum status is_anyone_gone(void *liveness)
-{
-    return liveness_check(liveness, 0);
-}
-
-// Of one host, where the job has a name.
-static enum status meeting_place(const struct run *run, char *ret, size_t size)
-{
-    const struct ranks *r = &run->ranks;
-    if (!r->run_id[0])
-        return status_fail(ST_INVALID,
-                           "%s does not say which job the ranks are of; start them "
-                           "with mpirun",
-                           r->source);
-    snprintf(ret, size, "file:///tmp/commonweight-ranks-%d-%s", (int)getuid(), r->run_id);
-    for (char *c = ret + strlen("file:///tmp/"); *c; c++)
-        if (*c == '/') *c = '_';
-    return ST_OK;
-}
-
-static enum status meet(struct run *run, struct bytes *id)
-{
-    char url[256];
-    struct peers *peers;
-    const struct rendezvous_options options = {
-        .url = url,
-        .who = run->ranks,
-        .version = COMMONWEIGHT_VERSION,
-        .layout = bridge_file_of(run->bridge)->page_layout,
-        .timeout_s = MEET_S,
-    };
-    enum status st;
-    CHECK(meeting_place(run, url, sizeof url));
-    CHECK(rendezvous(&options, id, &peers));
-    st = liveness_start(peers, LIVENESS_SILENCE_S, NULL, NULL, &run->liveness);
-out:
-    return st;
-}
 
 static enum status meet_to_publish(void *run)
 {
@@ -172,7 +129,7 @@ static enum status meet_to_publish(void *run)
 // Those with the same shard share a step's work; those of one server hold its model.
 static enum status divide_ranks(struct run *run)
 {
-    const int size = run->ranks.size, server = run->ranks.rank / run->n_shards;
+    const int size = run->job->ranks.size, server = run->job->ranks.rank / run->n_shards;
     enum status st = ST_OK;
     if (run->n_shards == 1) {
         run->copies = run->comm;
@@ -203,16 +160,16 @@ enum status run_meet_ranks(struct run *run)
     struct bytes shared = BYTES_INIT;
     struct device *dev = bridge_device(run->bridge);
     enum status st = ST_OK;
-    if (run->ranks.size == 1) return ST_OK;
+    if (run->job->ranks.size == 1) return ST_OK;
     if (run_leads(run)) {
         CHECK(comm_new_id(device_kind(dev), id));
         bytes_append(&shared, id, sizeof id);
     }
-    CHECK(meet(run, &shared));
+    CHECK(job_meet(run->job, bridge_file_of(run->bridge)->page_layout, &shared, &run->liveness));
     if (shared.len != sizeof id) FAIL(ST_FORMAT, "rank 0 gave %zu bytes as id", shared.len);
-    CHECK(comm_open(dev, (const unsigned char *)shared.data, run->ranks.rank, run->ranks.size,
-                    run->config->rank_timeout, &run->comm));
-    comm_watch(run->comm, is_anyone_gone, run->liveness);
+    CHECK(comm_open(dev, (const unsigned char *)shared.data, run->job->ranks.rank,
+                    run->job->ranks.size, run->config->rank_timeout, &run->comm));
+    comm_watch(run->comm, liveness_watch, run->liveness);
     bridge_publish_with(run->bridge, meet_to_publish, run);
     run->source.comm = run->comm;
     st = divide_ranks(run);

@@ -208,7 +208,7 @@ static enum status open_server(struct run *run)
                                            .timeout_s = c->server_timeout};
     enum status st = server_process_new(&options, &y->server);
     if (st != ST_OK) return st;
-    y->of_pull = (struct rollout_worker){.name = server_process_url(y->server), .down = true};
+    y->of_pull = (struct rollout_worker){.name = server_process_address(y->server), .down = true};
     log_info("--sync checkpoint: every %" PRId64 " steps %s is started anew on %s with the weights "
              "of then; its log is server.log in the run's folder",
              c->restart_interval, c->server_command ? c->server_command : "cw-infer-server",

@@ -26,38 +26,14 @@
 #define TAIL_BYTES 1200
 
 struct server_process {
-    struct bytes command; // with its places
-    char url[40];
+    struct bytes command;    // with its places
+    char address[PATH_ROOM]; // a URL, or its socket
     struct server_options options;
     char log[PATH_ROOM];
     pid_t pid; // 0: not started
 };
 
 // ---- its command --------------------------------------------------------------------------------
-
-// As a shell reads it as one word.
-static void put_quoted(struct bytes *to, const char *word)
-{
-    bytes_puts(to, "'");
-    for (; *word; word++) {
-        if (*word == '\'')
-            bytes_puts(to, "'\\''");
-        else
-            bytes_append(to, word, 1);
-    }
-    bytes_puts(to, "'");
-}
-
-// The program beside this one, or else what PATH has of that name.
-static void put_own_server(struct bytes *to)
-{
-    static const char name[] = "cw-infer-server";
-    char path[PATH_ROOM];
-    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof name - 1);
-    char *slash = n > 0 ? (path[n] = '\0', strrchr(path, '/')) : NULL;
-    if (slash) strcpy(slash + 1, name);
-    put_quoted(to, slash && file_exists(path) ? path : name);
-}
 
 static enum status put_command(struct server_process *s)
 {
@@ -70,11 +46,13 @@ static enum status put_command(struct server_process *s)
     if (given) {
         bytes_puts(&s->command, given);
     } else {
-        put_own_server(&s->command);
-        bytes_printf(&s->command,
-                     " --model {model} --listen 127.0.0.1:{port} --socket {folder}/server.sock "
-                     "--bridge {folder}/server-bridge.json --device %s",
-                     s->options.device);
+        spawn_put_program(&s->command, "cw-infer-server");
+        bytes_printf(&s->command, " --model {model} --socket {folder}/server.sock --device %s%s %s",
+                     s->options.device,
+                     s->options.shares ? " --bridge {folder}/bridge.json"
+                                       : " --bridge {folder}/server-bridge.json "
+                                         "--listen 127.0.0.1:{port}",
+                     s->options.arguments ? s->options.arguments : "");
     }
     return bytes_status(&s->command);
 }
@@ -92,7 +70,7 @@ static void put_line(const struct server_process *s, const char *model, struct b
         for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
             const size_t len = strlen(places[i].place);
             if (strncmp(at, places[i].place, len) != 0) continue;
-            put_quoted(ret, places[i].word);
+            spawn_put_word(ret, places[i].word);
             at += len;
         }
         if (at == before) bytes_append(ret, at++, 1);
@@ -121,8 +99,11 @@ enum status server_process_new(const struct server_options *o, struct server_pro
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for a server");
     s->options = *o;
     CHECK(put_command(s));
-    if (o->port == 0) CHECK(free_port(&s->options.port));
-    snprintf(s->url, sizeof s->url, "http://127.0.0.1:%d", s->options.port);
+    if (o->port == 0 && !o->shares) CHECK(free_port(&s->options.port));
+    if (o->shares)
+        CHECK(path_put(s->address, o->folder, "server.sock"));
+    else
+        snprintf(s->address, sizeof s->address, "http://127.0.0.1:%d", s->options.port);
     *ret = s;
     return ST_OK;
 out:
@@ -130,9 +111,9 @@ out:
     return st;
 }
 
-const char *server_process_url(const struct server_process *s)
+const char *server_process_address(const struct server_process *s)
 {
-    return s->url;
+    return s->address;
 }
 
 // ---- its life -----------------------------------------------------------------------------------
@@ -204,7 +185,8 @@ out:
 static enum status wait_ready(struct server_process *s, struct http_client *http)
 {
     const int64_t deadline = clock_deadline_ns((int)(s->options.timeout_s * 1e3));
-    const struct http_call health = {.server = s->url, .path = "/health", .timeout_ms = HEALTH_MS};
+    const struct http_call health = {
+        .server = s->address, .path = "/health", .timeout_ms = HEALTH_MS};
     char tail[TAIL_BYTES + 1];
     enum status st;
     while ((st = http_perform(http, &health, NULL)) != ST_OK) {

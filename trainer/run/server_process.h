@@ -10,18 +10,20 @@
 struct server_process;
 
 struct server_options {
-    const char *command; // with {model} and {port} in it; NULL: cw-infer-server of this build
-    const char *device;  // of the latter
-    int port;            // 0: a free one
+    const char *command;   // with {model} and {port} in it; NULL: cw-infer-server of this build
+    const char *device;    // of the latter
+    const char *arguments; // further ones of the latter, as a shell reads them; NULL: none
+    bool shares; // the latter shares its weights with this process, which asks it by its socket
+    int port;    // of others; 0: a free one
     // where the log and, of ours, socket and bridge file go; borrowed, and needed from the first
-    // start on
+    // start on (by one that shares at once)
     const char *folder;
     double timeout_s; // longest wait for its start
 };
 // Starts nothing yet. ST_INVALID where the command does not say where {model} and {port} go.
 enum status server_process_new(const struct server_options *options, struct server_process **ret);
-void server_process_free(struct server_process *s);             // stops it; NULL is fine
-const char *server_process_url(const struct server_process *s); // "http://127.0.0.1:PORT"
+void server_process_free(struct server_process *s);                 // stops it; NULL is fine
+const char *server_process_address(const struct server_process *s); // http://..., or its socket
 
 // Stops the one that runs, if any, and starts it on a model folder; returns once its /health says
 // 200. Where it ends before that, or does not come to it in time, the error has the last lines of

@@ -1,6 +1,7 @@
 /* stop.h: how a training process ends when it is told to, or when its server is gone.
  *
- * The first SIGINT or SIGTERM asks for an end after the current step; the second ends the process
+ * The first SIGINT, SIGTERM or SIGUSR1 (which mpirun hands on, and batch systems send before they
+ * end a job) asks for an end after the current step; the second ends the process
  * within a fifth of a second, though never while an update is being published (a request to quiesce
  * that is not granted yet is revoked). A watching thread does the latter. When the server has died
  * it says so while the main thread, deep in a computation, has not noticed; and ends the process if
@@ -13,7 +14,7 @@
 
 struct stop;
 
-void stop_catch_signals(void); // handlers for SIGINT and SIGTERM, process-wide
+void stop_catch_signals(void); // handlers of these, process-wide
 bool stop_requested(void);
 
 // Starts the watch; control is borrowed until stop_watch_end().

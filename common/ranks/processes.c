@@ -1,0 +1,133 @@
+/* processes.c: children and a signalfd, in one loop. */
+#include "common/ranks/processes.h"
+#include "common/base/clock.h"
+#include "common/base/spawn.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct group {
+    const struct processes *plan;
+    pid_t *pids; // 0: has ended
+    int n_left;
+    int64_t kill_ns;           // when those that are left are killed; INT64_MAX: nobody failed
+    struct status_kept failed; // the first
+};
+
+static void signal_all(const struct group *g, int number)
+{
+    for (int i = 0; i < g->plan->n; i++)
+        if (g->pids[i]) kill(g->pids[i], number);
+}
+
+static enum status start_all(struct group *g)
+{
+    const struct processes *p = g->plan;
+    const int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    enum status st = ST_OK;
+    if (in < 0) FAIL(ST_IO, "/dev/null: %s", strerror(errno));
+    for (int i = 0; i < p->n; i++) {
+        if (p->before) CHECK(p->before(p->context, p->first + i));
+        CHECK(spawn(p->line, in, -1, -1, &g->pids[i]));
+        g->n_left++;
+    }
+out:
+    if (in >= 0) close(in);
+    return st;
+}
+
+static void note_failure(struct group *g, int i, int status)
+{
+    char how[SPAWN_WORDS], name[32];
+    spawn_words(status, how);
+    snprintf(name, sizeof name, "rank %d", g->plan->first + i);
+    status_keep(&g->failed,
+                status_fail(ST_PEER_GONE, "%s (pid %d) %s%s", g->plan->name ? g->plan->name : name,
+                            (int)g->pids[i], how, g->n_left > 1 ? ", and the others with it" : ""));
+}
+
+// One that a signal ended did so of no other's failing, so it goes before those that ended with a
+// status in the same moment.
+static void look_for_failure(struct group *g)
+{
+    int first = -1, first_status = 0, status;
+    for (int i = 0; i < g->plan->n; i++) {
+        if (!g->pids[i] || !spawn_exited(g->pids[i], &status) || status == 0) continue;
+        if (first >= 0 && (WIFSIGNALED(first_status) || !WIFSIGNALED(status))) continue;
+        first = i;
+        first_status = status;
+    }
+    if (first < 0 || g->failed.code != ST_OK) return;
+    note_failure(g, first, first_status);
+    g->kill_ns = clock_deadline_ns(g->plan->grace_ms);
+    signal_all(g, SIGTERM);
+}
+
+static void take_ended(struct group *g)
+{
+    look_for_failure(g);
+    for (int i = 0; i < g->plan->n; i++) {
+        if (!g->pids[i] || !spawn_exited(g->pids[i], NULL)) continue;
+        spawn_end(g->pids[i]); // and what it left
+        g->pids[i] = 0;
+        g->n_left--;
+    }
+}
+
+static void kill_all(struct group *g)
+{
+    for (int i = 0; i < g->plan->n; i++) {
+        if (g->pids[i]) spawn_end(g->pids[i]);
+        g->pids[i] = 0;
+    }
+    g->n_left = 0;
+}
+
+static void wait_for_signal(struct group *g, int fd)
+{
+    struct signalfd_siginfo info;
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    poll(&p, 1, clock_ms_until(g->kill_ns));
+    while (read(fd, &info, sizeof info) == sizeof info)
+        if (info.ssi_signo != SIGCHLD) signal_all(g, g->plan->stop_signal);
+}
+
+enum status processes_run(const struct processes *plan)
+{
+    struct group g = {.plan = plan, .kill_ns = INT64_MAX};
+    sigset_t signals, before;
+    int fd = -1;
+    enum status st = ST_OK;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &signals, &before);
+    g.pids = calloc((size_t)plan->n, sizeof *g.pids);
+    fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (!g.pids || fd < 0) FAIL(ST_IO, "no memory or descriptor to start %d processes", plan->n);
+    CHECK(start_all(&g));
+    while (g.n_left > 0) {
+        take_ended(&g);
+        if (g.n_left == 0) break;
+        if (clock_ms_until(g.kill_ns) == 0)
+            kill_all(&g);
+        else
+            wait_for_signal(&g, fd);
+    }
+    st = status_recall(&g.failed);
+out:
+    if (g.pids) kill_all(&g);
+    if (fd >= 0) close(fd);
+    free(g.pids);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return st;
+}

@@ -1,0 +1,24 @@
+/* processes.h: the ranks of this host as processes that one launcher starts, and that end together:
+ * where one fails, the others are ended too, and the first that failed is named. Main thread, which
+ * does nothing else meanwhile. */
+#ifndef COMMON_RANKS_PROCESSES_H
+#define COMMON_RANKS_PROCESSES_H
+
+#include "common/base/status.h"
+
+struct processes {
+    int n, first;     // ranks first, first + 1, ...
+    const char *name; // what one is called that is no rank; NULL: "rank N"
+    const char *line; // of all, as a shell reads it
+    // In this process, before a rank is started: puts what it is into the environment.
+    enum status (*before)(void *context, int rank); // NULL: nothing to put
+    void *context;
+    int stop_signal; // what SIGINT and SIGTERM are handed on as
+    int grace_ms;    // of the others, from SIGTERM to SIGKILL, once one has failed
+};
+
+// Returns when all have ended. Their output is this process's. ST_PEER_GONE where one failed:
+// "rank 1 (pid 123) was ended by signal 9 (Killed), and the others with it".
+enum status processes_run(const struct processes *p);
+
+#endif

@@ -1,0 +1,207 @@
+/* test_launch.c: cw-trainer train --gpus and --ranks: a server is started for a rank and ends with
+ * it, one that runs already is used and left alone, and what does not go together is refused. */
+#include "bridge/bridge_file.h"
+#include "common/base/file.h"
+#include "tests/support/training.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct scene scene;
+static const char *runtime; // $XDG_RUNTIME_DIR of all that is started here
+
+static int open_scene(void **state)
+{
+    (void)state;
+    runtime = test_folder();
+    setenv("XDG_RUNTIME_DIR", runtime, 1);
+    scene_open(&scene);
+    return 0;
+}
+
+static int close_scene(void **state)
+{
+    (void)state;
+    scene_close(&scene);
+    return 0;
+}
+
+// trainer_command() without its --bridge, whose place the first two of `more` take.
+static void command(const char *run, const char *const more[], const char *ret_argv[TRAINER_WORDS])
+{
+    trainer_command(&scene, test_path(scene.folder, run), more + 2, ret_argv);
+    assert_string_equal(ret_argv[2], "--bridge");
+    ret_argv[2] = more[0];
+    ret_argv[3] = more[1];
+}
+
+static int launch(const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "alone.log");
+    command(run, more, argv);
+    remove(log);
+    return test_command(log, LIMIT_MS, argv);
+}
+
+static bool is_there(const char *name)
+{
+    return file_exists(test_path(runtime, name));
+}
+
+#define LEFT_OVER                                                                                  \
+    "commonweight/cpu-0/server.sock", "commonweight/cpu-0/server.sock.lock",                       \
+        "commonweight/cpu-0/bridge.json"
+
+static void nothing_is_left(void)
+{
+    static const char *const names[] = {LEFT_OVER};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (is_there(names[i])) fail_msg("%s is left over", names[i]);
+}
+
+static void test_a_server_is_started(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        launch("started", OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "2",
+                                  "--server-args", "--max-batch 8")),
+        0);
+    assert_said(&scene, "is started on cpu; its log is");
+    assert_int_equal(steps_done(&scene, "started"), 2);
+    nothing_is_left();
+    char *log = test_read(test_path(runtime, "commonweight/cpu-0/server.log"));
+    assert_contains(log, "listening on");
+    free(log);
+    // how a start's processes come to be is not the run's
+    char *config = test_read(test_path(scene.folder, "started/config.json"));
+    assert_null(strstr(config, "server_args"));
+    assert_null(strstr(config, "ranks"));
+    free(config);
+}
+
+static void test_a_server_that_fails(void **state)
+{
+    (void)state;
+    assert_int_equal(launch("fails", OPTIONS("--ranks", "1", "--model", scene.model,
+                                             "--server-args", "--max-batch 0")),
+                     1);
+    assert_said(&scene, "the server ended with status 2; its log");
+    assert_said(&scene, "max-batch");
+    nothing_is_left();
+}
+
+// A rank that is killed takes its server along; the next one is not disturbed by what is left.
+static void test_a_killed_rank_leaves_no_server(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    const char *argv[TRAINER_WORDS], *bridge = test_path(runtime, "commonweight/cpu-0/bridge.json");
+    command("killed", OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "100000"),
+            argv);
+    test_spawn(&child, test_path(scene.folder, "trainer.log"), argv);
+    wait_for_steps(&scene, "killed", 1, &child);
+    struct bridge_file *file;
+    assert_ok(bridge_file_read(bridge, &file));
+    const pid_t server = file->pid;
+    bridge_file_free(file);
+    test_kill(&child, SIGKILL);
+    test_wait(&child, LIMIT_MS);
+    for (int i = 0; i < 200 && kill(server, 0) == 0; i++) usleep(20000);
+    assert_int_not_equal(kill(server, 0), 0);
+    assert_int_equal(
+        launch("after", OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "1")), 0);
+    nothing_is_left();
+}
+
+// One that runs where the rank's would be, as a unit of systemd may have it.
+static void test_a_running_server_is_used(void **state)
+{
+    (void)state;
+    struct test_child server = {0};
+    const char *socket = test_path(runtime, "commonweight/cpu-0/server.sock"),
+               *bridge = test_path(runtime, "commonweight/cpu-0/bridge.json");
+    assert_ok(file_make_folders(test_path(runtime, "commonweight/cpu-0")));
+    test_spawn(&server, test_path(scene.folder, "server.log"),
+               OPTIONS(test_binary("cw-infer-server"), "--model", scene.model, "--device", "cpu",
+                       "--socket", socket, "--bridge", bridge));
+    test_wait_for_socket(socket, LIMIT_MS, &server); // it may load still
+    assert_int_equal(launch("used", OPTIONS("--ranks", "1", "--max-steps", "1")), 0);
+    assert_said(&scene, "is there already");
+    const char *other = daemon_model(test_folder(), true, 99);
+    assert_int_equal(launch("other", OPTIONS("--ranks", "1", "--model", other, "--max-steps", "1")),
+                     1);
+    assert_said(&scene, "the server there serves");
+    assert_said(&scene, other);
+    assert_true(test_running(&server)); // it is nobody's here to end
+    test_kill(&server, SIGTERM);
+    assert_int_equal(test_wait(&server, LIMIT_MS), 0);
+}
+
+// Each rank fails to start its server, on a GPU that no machine has; the launcher names one.
+static void test_ranks_that_fail(void **state)
+{
+    (void)state;
+    assert_int_equal(launch("gpus", OPTIONS("--gpus", "998,999", "--model", scene.model)), 1);
+    assert_said(&scene, "2 ranks, 2 of them started here");
+    assert_said(&scene, "cw-trainer[");
+    assert_said(&scene, "error: rank ");
+    assert_said(&scene, "ended with status 1");
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *more[7], *part;
+    } cases[] = {
+        {{"--gpus", "0,0"}, "--gpus 0,0: 0 is there twice"},
+        {{"--gpus", "0,"}, "--gpus 0,: give numbers, as 0,1"},
+        {{"--gpus", "all"}, "--gpus all: give numbers, as 0,1"},
+        {{"--gpus", ""}, "--gpus is empty"},
+        {{"--gpus", "0,1", "--ranks", "3"}, "--ranks 3, but --gpus and --nnodes make 2"},
+        {{"--gpus", "0,1", "--nnodes", "2"}, "--nnodes 2 needs --rendezvous"},
+        {{"--gpus", "0", "--node-rank", "1"}, "--node-rank 1 with --nnodes 1"},
+        {{"--ranks", "2", "--nnodes", "2"}, "--nnodes needs --gpus"},
+        {{"--rank", "1"}, "--rank 1 needs --ranks N"},
+        {{"--rank", "2", "--ranks", "2"}, "--rank 2 with --ranks 2"},
+        {{"--server-args", "--exact --max-batch 8"},
+         "--server-args is for servers that are started with"},
+        {{"--sync", "checkpoint", "--gpus", "0"}, "--gpus with --sync checkpoint"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (launch("refused", cases[i].more) != 2) fail_msg("case %zu is not refused", i);
+        assert_said(&scene, cases[i].part);
+    }
+    static const struct {
+        const char *name, *more[5], *part;
+    } started[] = {
+        {"RANK", {"--gpus", "0,1"}, "RANK is in the environment without WORLD_SIZE"},
+        {"WORLD_SIZE", {"--rank", "1", "--ranks", "2"}, "--rank says 1, RANK says 0"},
+        {"LOCAL_WORLD_SIZE", {"--gpus", "0,1"}, "torchrun has started 1 processes on this host"},
+    };
+    setenv("RANK", "0", 1);
+    for (size_t i = 0; i < 3; i++) {
+        if (i > 0) setenv(started[i].name, i == 1 ? "2" : "1", 1);
+        if (launch("refused", started[i].more) != 2) fail_msg("case %zu is not refused", i);
+        assert_said(&scene, started[i].part);
+    }
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+    unsetenv("LOCAL_WORLD_SIZE");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_server_is_started),
+        cmocka_unit_test(test_a_server_that_fails),
+        cmocka_unit_test(test_a_killed_rank_leaves_no_server),
+        cmocka_unit_test(test_a_running_server_is_used),
+        cmocka_unit_test(test_ranks_that_fail),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests_name("launch", tests, open_scene, close_scene);
+}

@@ -1,0 +1,144 @@
+/* test_launch_ranks.c: the ranks that cw-trainer train --gpus starts, on one host and on two, with
+ * a small program in the place of the trainer: they meet, and where one is killed all end, here and
+ * on the other host, and everybody says which. */
+#include "common/base/clock.h"
+#include "tests/support/rank_group.h"
+#include "tests/support/rank_program.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LIMIT_MS 60000
+
+static struct test_child hosts[2];
+static const char *logs[2];
+
+static int end_hosts(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) test_end(&hosts[i]);
+    unsetenv("RANK_PROGRAM_MS");
+    return 0;
+}
+
+static const char *new_log(void)
+{
+    const char *log = test_path(test_folder(), "log");
+    test_write(log, "", 0);
+    return log;
+}
+
+static void log_has(const char *log, const char *part)
+{
+    char *text = test_read(log);
+    assert_contains(text, part);
+    free(text);
+}
+
+static void test_one_host(void **state)
+{
+    (void)state;
+    const char *log = new_log();
+    assert_int_equal(test_command(log, LIMIT_MS,
+                                  OPTIONS("cw-trainer", "train", "--gpus", "3,1,0", "--data", "x")),
+                     0);
+    log_has(log, "3 ranks, 3 of them started here");
+    log_has(log, "rank 0 of 3 on GPU 3, pid ");
+    log_has(log, "rank 1 of 3 on GPU 1, pid ");
+    log_has(log, "rank 2 of 3 on GPU 0, pid ");
+    log_has(log, "cw-trainer[0]: 3 ranks have met");
+}
+
+static void start_hosts(const char *rendezvous)
+{
+    static const char *const numbers[] = {"0", "1"};
+    for (int i = 0; i < 2; i++) {
+        logs[i] = new_log();
+        test_spawn(&hosts[i], logs[i],
+                   OPTIONS("cw-trainer", "train", "--gpus", "0,1", "--nnodes", "2", "--node-rank",
+                           numbers[i], "--rendezvous", rendezvous, "--data", "x"));
+    }
+}
+
+static void test_two_hosts(void **state)
+{
+    (void)state;
+    char place[64];
+    snprintf(place, sizeof place, "tcp://127.0.0.1:%d", test_free_port());
+    start_hosts(place);
+    for (int i = 0; i < 2; i++) assert_int_equal(test_wait(&hosts[i], LIMIT_MS), 0);
+    log_has(logs[0], "rank 1 of 4 on GPU 1, pid ");
+    log_has(logs[1], "rank 2 of 4 on GPU 0, pid ");
+    log_has(logs[1], "rank 3 of 4 on GPU 1, pid ");
+}
+
+static void test_a_killed_rank_ends_all(void **state)
+{
+    (void)state;
+    char place[PATH_MAX + 8], gone[128], host[65] = "";
+    setenv("RANK_PROGRAM_MS", "60000", 1);
+    snprintf(place, sizeof place, "file://%s", test_path(test_folder(), "ranks"));
+    start_hosts(place);
+    const pid_t victim = rank_program_pid(logs[1], "rank 3 of 4", LIMIT_MS);
+    for (int i = 0; i < 3; i++) {
+        char rank[16];
+        snprintf(rank, sizeof rank, "rank %d of 4", i);
+        rank_program_pid(logs[i / 2], rank, LIMIT_MS);
+    }
+    const int64_t since = clock_now_ns();
+    kill(victim, SIGKILL);
+    for (int i = 0; i < 2; i++) assert_int_equal(test_wait(&hosts[i], LIMIT_MS), 1);
+    assert_true(clock_ms_since(since) < 10000); // as docs/launch.md promises
+    gethostname(host, sizeof host - 1);
+    snprintf(gone, sizeof gone, "rank 3 (%s, pid %d) is gone: it was killed", host, (int)victim);
+    log_has(logs[0], gone);
+    log_has(logs[0], "error: rank ");
+    snprintf(gone, sizeof gone, "error: rank 3 (pid %d) was ended by signal 9 (Killed)",
+             (int)victim);
+    log_has(logs[1], gone);
+}
+
+// A rank that stands still is found by its silence; its launcher then ends it.
+static void test_a_stopped_rank_ends_all(void **state)
+{
+    (void)state;
+    setenv("RANK_PROGRAM_MS", "60000", 1);
+    logs[0] = new_log();
+    test_spawn(&hosts[0], logs[0],
+               OPTIONS("cw-trainer", "train", "--gpus", "0,1,2", "--data", "x"));
+    const pid_t victim = rank_program_pid(logs[0], "rank 1 of 3", LIMIT_MS);
+    rank_program_pid(logs[0], "rank 0 of 3", LIMIT_MS);
+    rank_program_pid(logs[0], "rank 2 of 3", LIMIT_MS);
+    kill(victim, SIGSTOP);
+    assert_int_equal(test_wait(&hosts[0], LIMIT_MS), 1);
+    log_has(logs[0], "nothing was heard of it for 6 s");
+    assert_int_not_equal(kill(victim, 0), 0);
+}
+
+static void test_usage(void **state)
+{
+    (void)state;
+    const char *log = new_log();
+    assert_int_equal(
+        test_command(log, LIMIT_MS,
+                     OPTIONS("cw-trainer", "train", "--rank", "1", "--ranks", "2", "--data", "x")),
+        1);
+    log_has(log, "--rendezvous tcp://HOST:PORT or file://PATH is needed: --rank does not say");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_one_host, end_hosts),
+        cmocka_unit_test_teardown(test_two_hosts, end_hosts),
+        cmocka_unit_test_teardown(test_a_killed_rank_ends_all, end_hosts),
+        cmocka_unit_test_teardown(test_a_stopped_rank_ends_all, end_hosts),
+        cmocka_unit_test(test_usage),
+    };
+    if (argc > 1) return rank_program(argc, argv);
+    rank_program_folder();
+    return cmocka_run_group_tests_name("launch ranks", tests, NULL, NULL);
+}

@@ -1,0 +1,176 @@
+/* test_packaging.c: what packaging/ has for several GPUs and hosts: the template unit, the script
+ * for Slurm (run with the variables that Slurm sets, over processes of this machine), and the
+ * manifests for Kubernetes. */
+#include "common/base/file.h"
+#include "tests/support/rank_program.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LIMIT_MS 60000
+
+static const char *programs; // a folder in front of PATH
+
+static const char *packaging(const char *name)
+{
+    return test_path(test_path(test_root(), "packaging"), name);
+}
+
+// ---- systemd ------------------------------------------------------------------------------------
+
+static void test_template_unit(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *log = test_path(folder, "log"),
+               *bin = test_path(folder, "bin");
+    char line[3 * PATH_MAX];
+    snprintf(line, sizeof line,
+             "sed 's|@PREFIX@|%s|g' '%s/infer-server/cw-infer-server.service' | sed -f '%s' "
+             "> '%s/cw-infer-server@.service'",
+             folder, test_root(), packaging("instance.sed"), folder);
+    assert_int_equal(system(line), 0);
+    char *unit = test_read(test_path(folder, "cw-infer-server@.service"));
+    assert_contains(unit, "--socket %t/commonweight/%i/server.sock");
+    assert_contains(unit, "--bridge %t/commonweight/%i/bridge.json");
+    assert_contains(unit, "--device cuda:%i\n");
+    assert_contains(unit, "\nRuntimeDirectory=commonweight/%i\n");
+    assert_contains(unit, "\nConflicts=cw-infer-server.service\n");
+    assert_contains(unit, "\nProtectSystem=strict\n"); // the rest is the other unit's
+    free(unit);
+    if (test_command(log, 10000, OPTIONS("systemd-analyze", "--version")) != 0)
+        test_skip("no systemd-analyze here");
+    assert_ok(file_make_folders(bin));
+    assert_int_equal(symlink(test_binary("cw-infer-server"), test_path(bin, "cw-infer-server")), 0);
+    const int status = test_command(log, 30000,
+                                    OPTIONS("systemd-analyze", "verify", "--man=no",
+                                            test_path(folder, "cw-infer-server@3.service")));
+    char *said = test_read(log);
+    // it also speaks of other units of this system
+    if (status != 0 || strstr(said, "cw-infer-server@"))
+        fail_msg("systemd-analyze verify: status %d: %s", status, said);
+    free(said);
+}
+
+// ---- Slurm --------------------------------------------------------------------------------------
+
+// In the place of Slurm's: as many tasks as $TASKS, each with the variables that it sets.
+static const char srun[] = "#!/bin/bash\n"
+                           "n=$TASKS pids=() status=0\n"
+                           "while [[ $1 == --* ]]; do\n"
+                           "    if [[ $1 == --ntasks=* ]]; then n=${1#*=}; fi\n"
+                           "    shift\n"
+                           "done\n"
+                           "export SLURM_STEP_ID=3 SLURM_NTASKS=$n SLURM_STEP_TASKS_PER_NODE=$n\n"
+                           "for ((i = 0; i < n; i++)); do\n"
+                           "    SLURM_PROCID=$i SLURM_LOCALID=$i \"$@\" &\n"
+                           "    pids+=($!)\n"
+                           "done\n"
+                           "for pid in \"${pids[@]}\"; do wait \"$pid\" || status=$?; done\n"
+                           "exit $status\n";
+
+static int run_script(const char *log, const char *gpus, const char *more)
+{
+    setenv("SLURM_JOB_ID", "77", 1);
+    setenv("SLURM_NNODES", "1", 1);
+    setenv("TASKS", "2", 1);
+    setenv("RUN_DIR", test_path(test_folder(), "run"), 1);
+    if (gpus) setenv("SLURM_GPUS_ON_NODE", gpus, 1);
+    const int status = test_command(
+        log, LIMIT_MS, OPTIONS("bash", packaging("train.sbatch"), "--data", "x", more, NULL));
+    unsetenv("SLURM_JOB_ID");
+    unsetenv("SLURM_NNODES");
+    unsetenv("SLURM_GPUS_ON_NODE");
+    unsetenv("RUN_DIR");
+    return status;
+}
+
+static void test_slurm_script(void **state)
+{
+    (void)state;
+    const char *log = test_path(test_folder(), "log"), *path = test_path(programs, "srun");
+    test_write(path, srun, sizeof srun - 1);
+    assert_int_equal(chmod(path, 0755), 0);
+    assert_int_equal(run_script(log, "2", NULL), 0);
+    char *said = test_read(log);
+    assert_contains(said, "rank 0 of 2 on GPU 0, pid ");
+    assert_contains(said, "rank 1 of 2 on GPU 1, pid ");
+    free(said);
+    assert_int_not_equal(access("/tmp/commonweight-77", F_OK), 0);
+    // a failure is the job's
+    unlink(log);
+    assert_int_equal(run_script(log, "3", NULL), 2);
+    said = test_read(log);
+    assert_contains(said, "--gpus 0,1,2 names 3 GPUs, but srun has started 2 processes");
+    free(said);
+    unlink(log);
+    assert_int_not_equal(test_command(log, LIMIT_MS, OPTIONS("bash", packaging("train.sbatch"))),
+                         0);
+    said = test_read(log);
+    assert_contains(said, "send this script with sbatch");
+    free(said);
+}
+
+static void test_slurm_script_form(void **state)
+{
+    (void)state;
+    const char *log = test_path(test_folder(), "log"), *script = packaging("train.sbatch");
+    assert_int_equal(test_command(log, LIMIT_MS, OPTIONS("bash", "-n", script)), 0);
+    if (test_command(log, LIMIT_MS, OPTIONS("shellcheck", "--version")) != 0)
+        test_skip("no shellcheck here");
+    unlink(log);
+    if (test_command(log, LIMIT_MS, OPTIONS("shellcheck", script)) != 0)
+        fail_msg("shellcheck: %s", test_read(log));
+}
+
+// ---- Kubernetes ---------------------------------------------------------------------------------
+
+static void test_manifests(void **state)
+{
+    (void)state;
+    const char *log = test_path(test_folder(), "log"),
+               *python = test_python("kubernetes_validate, yaml"),
+               *script = test_path(test_root(), "tests/clients/validate_manifests.py");
+    static const char *const versions[] = {"1.25", "1.29"};
+    for (int i = 0; i < 2; i++)
+        if (test_command(log, LIMIT_MS,
+                         OPTIONS(python, script, packaging("kubernetes.yaml"), versions[i])) != 0)
+            fail_msg("%s", test_read(log));
+    // what is no field of the API's is found
+    char line[3 * PATH_MAX];
+    const char *broken = test_path(test_folder(), "broken.yaml");
+    snprintf(line, sizeof line, "sed 's/completionMode/completionMood/' '%s' > '%s'",
+             packaging("kubernetes.yaml"), broken);
+    assert_int_equal(system(line), 0);
+    assert_int_equal(test_command(log, LIMIT_MS, OPTIONS(python, script, broken, "1.29")), 1);
+}
+
+// The container's arguments are options of the program, and make the same plan on both hosts.
+static void test_manifest_arguments(void **state)
+{
+    (void)state;
+    const char *log = test_path(test_folder(), "log");
+    char line[2 * PATH_MAX];
+    snprintf(line, sizeof line,
+             "cw-trainer train $(sed -n 's/^ *- \\(--[a-z-]*=.*\\)$/\\1/p' '%s' | "
+             "sed 's/$(JOB_COMPLETION_INDEX)/2/')",
+             packaging("kubernetes.yaml"));
+    assert_int_equal(test_command(log, LIMIT_MS, OPTIONS("bash", "-c", line)), 2);
+    char *said = test_read(log);
+    assert_contains(said, "--node-rank 2 with --nnodes 2: hosts are counted from 0");
+    free(said);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_template_unit),      cmocka_unit_test(test_slurm_script),
+        cmocka_unit_test(test_slurm_script_form),  cmocka_unit_test(test_manifests),
+        cmocka_unit_test(test_manifest_arguments),
+    };
+    if (argc > 1) return rank_program(argc, argv);
+    programs = rank_program_folder();
+    return cmocka_run_group_tests_name("packaging", tests, NULL, NULL);
+}

@@ -1,0 +1,139 @@
+/* test_processes.c: common/ranks/processes.h: ranks that a launcher starts end together, and the
+ * first that failed is named. */
+#include "common/ranks/processes.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/ranks/ranks.h"
+#include "tests/support/support.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define GRACE_MS 1000
+
+static enum status become_rank(void *context, int rank)
+{
+    const struct ranks r = {
+        .rank = rank, .size = 8, .local_rank = rank - 4, .local_size = 4, .run_id = "run-1"};
+    (void)context;
+    return ranks_export(&r);
+}
+
+// Each in a shell that knows its rank as $R, its folder as $F. Four of them, ranks 4 to 7.
+static enum status run(const char *folder, const char *script)
+{
+    char line[PATH_MAX + 512];
+    snprintf(line, sizeof line, "sh -c 'F=%s; R=$COMMONWEIGHT_RANK; %s'", folder, script);
+    const struct processes plan = {.n = 4,
+                                   .first = 4,
+                                   .line = line,
+                                   .before = become_rank,
+                                   .stop_signal = SIGUSR1,
+                                   .grace_ms = GRACE_MS};
+    return processes_run(&plan);
+}
+
+static bool is_there(const char *folder, const char *name)
+{
+    return file_exists(test_path(folder, name));
+}
+
+static void test_each_knows_its_rank(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    assert_ok(run(folder, "touch $F/$R-of-$COMMONWEIGHT_RANKS-local-$COMMONWEIGHT_LOCAL_RANK; "
+                          "sleep 0.$COMMONWEIGHT_LOCAL_RANK"));
+    assert_true(is_there(folder, "4-of-8-local-0"));
+    assert_true(is_there(folder, "5-of-8-local-1"));
+    assert_true(is_there(folder, "6-of-8-local-2"));
+    assert_true(is_there(folder, "7-of-8-local-3"));
+}
+
+static void test_first_failure_is_named(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    assert_status(run(folder, "[ $R = 6 ] && exit 3; trap \"exit 0\" TERM; "
+                              "while :; do sleep 0.05; done"),
+                  ST_PEER_GONE);
+    assert_message("rank 6 (pid ");
+    assert_message("ended with status 3, and the others with it");
+}
+
+static void test_killed_is_named(void **state)
+{
+    (void)state;
+    assert_status(run(test_folder(), "[ $R = 7 ] && kill -9 $$; while :; do sleep 0.05; done"),
+                  ST_PEER_GONE);
+    assert_message("rank 7 (pid ");
+    assert_message("was ended by signal 9 (Killed), and the others with it");
+}
+
+static void test_who_does_not_end_is_killed(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    const int64_t since = clock_now_ns();
+    assert_status(run(folder, "trap \"\" TERM; touch $F/up-$R; [ $R = 4 ] && sleep 0.5 && exit 1; "
+                              "echo $$ > $F/pid-$R; while :; do sleep 0.05; done"),
+                  ST_PEER_GONE);
+    assert_message("rank 4 (pid ");
+    assert_true(clock_ms_since(since) >= GRACE_MS); // they had their time
+    for (int rank = 5; rank <= 7; rank++) {
+        char name[16];
+        snprintf(name, sizeof name, "pid-%d", rank);
+        char *pid = test_read(test_path(folder, name));
+        assert_int_not_equal(kill(atoi(pid), 0), 0);
+        free(pid);
+    }
+}
+
+static void test_signal_is_handed_on(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    const pid_t launcher = fork();
+    if (launcher == 0) {
+        const enum status st =
+            run(folder, "trap \"touch $F/told-$R; exit 0\" USR1; touch $F/up-$R; "
+                        "while :; do sleep 0.02; done");
+        _exit(st == ST_OK ? 0 : 1);
+    }
+    static const char *const up[] = {"up-4", "up-5", "up-6", "up-7"}, *const told[] = {
+                                                                          "told-4", "told-5",
+                                                                          "told-6", "told-7"};
+    int status = 1;
+    for (int i = 0; i < 4; i++) test_wait_for_file(test_path(folder, up[i]), 20000, NULL);
+    kill(launcher, SIGTERM);
+    assert_int_equal(waitpid(launcher, &status, 0), launcher);
+    assert_int_equal(status, 0);
+    for (int i = 0; i < 4; i++) assert_true(is_there(folder, told[i]));
+}
+
+static void test_no_such_program(void **state)
+{
+    (void)state;
+    const struct processes plan = {
+        .n = 1, .name = "mpirun", .line = "no-such-mpirun -n 2", .grace_ms = GRACE_MS};
+    assert_status(processes_run(&plan), ST_PEER_GONE);
+    assert_message("mpirun (pid ");
+    assert_message("ended with status 127 (it could not be started)");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_knows_its_rank),
+        cmocka_unit_test(test_first_failure_is_named),
+        cmocka_unit_test(test_killed_is_named),
+        cmocka_unit_test(test_who_does_not_end_is_killed),
+        cmocka_unit_test(test_signal_is_handed_on),
+        cmocka_unit_test(test_no_such_program),
+    };
+    return cmocka_run_group_tests_name("processes", tests, NULL, NULL);
+}

@@ -1,0 +1,156 @@
+/* job.c: what the options and the environment say together, and the meeting. */
+#include "trainer/launch/job.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "common/base/options.h"
+#include "common/http/api_key.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PLACE_ROOM (PATH_ROOM + 16) // of a URL
+
+// "0,1": numbers, none twice.
+static enum status read_gpus(const char *text, struct job *j)
+{
+    for (const char *at = text; at && *at;) {
+        char *end;
+        const long gpu = strtol(at, &end, 10);
+        if (end == at || (*end && *end != ',') || gpu < 0 || gpu > 999 || (*end && !end[1]))
+            return status_fail(ST_INVALID, "--gpus %s: give numbers, as 0,1", text);
+        if (j->n_gpus == JOB_GPUS) return status_fail(ST_INVALID, "--gpus: more than %d", JOB_GPUS);
+        for (int i = 0; i < j->n_gpus; i++)
+            if (j->gpus[i] == gpu)
+                return status_fail(ST_INVALID, "--gpus %s: %ld is there twice", text, gpu);
+        j->gpus[j->n_gpus++] = (int)gpu;
+        at = *end ? end + 1 : end;
+    }
+    if (text && !j->n_gpus) return status_fail(ST_INVALID, "--gpus is empty: give numbers, as 0,1");
+    return ST_OK;
+}
+
+// Of a process that somebody else has started as a rank.
+static enum status check_rank(const struct job *j)
+{
+    const struct ranks *r = &j->ranks;
+    const struct job_options *o = j->options;
+    if (!j->n_gpus) return ST_OK;
+    if (o->nnodes > 1 && o->nnodes * j->n_gpus != r->size)
+        return status_fail(ST_INVALID,
+                           "--gpus and --nnodes make %" PRId64 " ranks, but %s says that this is "
+                           "one of %d",
+                           o->nnodes * j->n_gpus, r->source, r->size);
+    if (r->local_size && r->local_size != j->n_gpus)
+        return status_fail(ST_INVALID,
+                           "--gpus %s names %d GPUs, but %s has started %d processes on this host: "
+                           "start one for each",
+                           o->gpus, j->n_gpus, r->source, r->local_size);
+    if (r->local_rank >= j->n_gpus)
+        return status_fail(ST_INVALID,
+                           "--gpus %s names %d GPUs, but %s says that this is process %d of its "
+                           "host, counted from 0",
+                           o->gpus, j->n_gpus, r->source, r->local_rank);
+    return ST_OK;
+}
+
+// Of one that is to start them. With one GPU of one host it is the rank itself.
+static enum status plan_launch(struct job *j)
+{
+    const struct job_options *o = j->options;
+    const int64_t total = j->n_gpus ? j->n_gpus * o->nnodes : o->ranks;
+    if (!j->n_gpus && o->nnodes > 1)
+        return status_fail(ST_INVALID, "--nnodes needs --gpus; ranks of several hosts that compute "
+                                       "on the CPU are started with mpirun");
+    if (o->node_rank >= o->nnodes)
+        return status_fail(ST_INVALID,
+                           "--node-rank %" PRId64 " with --nnodes %" PRId64
+                           ": hosts are counted from 0",
+                           o->node_rank, o->nnodes);
+    if (o->ranks && o->ranks != total)
+        return status_fail(ST_INVALID, "--ranks %" PRId64 ", but --gpus and --nnodes make %" PRId64,
+                           o->ranks, total);
+    if (total > RANKS_MAX)
+        return status_fail(ST_INVALID, "%" PRId64 " ranks are more than %d", total, RANKS_MAX);
+    if (o->nnodes > 1 && !o->rendezvous)
+        return status_fail(ST_INVALID,
+                           "--nnodes %" PRId64 " needs --rendezvous, where the ranks of "
+                           "all hosts meet",
+                           o->nnodes);
+    if (total <= 1) return ST_OK;
+    j->launches = true;
+    j->ranks.size = (int)total;
+    j->ranks.local_size = j->n_gpus ? j->n_gpus : (int)total;
+    return ST_OK;
+}
+
+enum status job_find(const struct job_options *o, struct job *ret)
+{
+    struct job j = {.options = o};
+    enum status st;
+    CHECK(read_gpus(o->gpus, &j));
+    CHECK(ranks_find((int)o->rank, (int)o->ranks, &j.ranks));
+    if (j.ranks.counted)
+        CHECK(check_rank(&j));
+    else
+        CHECK(plan_launch(&j));
+    j.serves = !j.launches && (j.n_gpus || o->ranks > 0 || j.ranks.size > 1);
+    if (o->server_args && !j.serves && !j.launches)
+        FAIL(ST_INVALID, "--server-args is for servers that are started with --gpus or --ranks");
+    snprintf(j.log_name, sizeof j.log_name, "cw-trainer");
+    if (j.ranks.counted && j.ranks.size > 1)
+        snprintf(j.log_name, sizeof j.log_name, "cw-trainer[%d]", j.ranks.rank);
+    *ret = j;
+out:
+    return st;
+}
+
+// ---- the meeting --------------------------------------------------------------------------------
+
+// Where all ranks are on this host they need not be told: the id of their run is the file's name,
+// which is this user's alone.
+static enum status meeting_place(const struct job *job, char ret[PLACE_ROOM])
+{
+    const struct ranks *r = &job->ranks;
+    const char *given = job->options->rendezvous, *folder = getenv("TMPDIR");
+    const bool local = r->local_size == r->size && r->run_id[0];
+    if (!given && !local)
+        return status_fail(ST_INVALID,
+                           "--rendezvous tcp://HOST:PORT or file://PATH is needed: %s does not say "
+                           "that all %d ranks are of one job on this host",
+                           r->source, r->size);
+    const int n = given ? snprintf(ret, PLACE_ROOM, "%s", given)
+                        : snprintf(ret, PLACE_ROOM, "file://%s/commonweight-ranks-%s",
+                                   folder && *folder == '/' ? folder : "/tmp", r->run_id);
+    if (n >= PLACE_ROOM) return status_fail(ST_INVALID, "--rendezvous is too long");
+    return ST_OK;
+}
+
+enum status job_meet(const struct job *job, const char *layout, struct bytes *bytes,
+                     struct liveness **ret)
+{
+    const struct job_options *o = job->options;
+    char place[PLACE_ROOM], *token = NULL;
+    struct peers *peers;
+    enum status st = ST_OK;
+    *ret = NULL;
+    if (job->ranks.size == 1) return ST_OK;
+    CHECK(meeting_place(job, place));
+    if (o->rendezvous_token_file)
+        CHECK(api_key_read("--rendezvous-token-file", o->rendezvous_token_file, &token));
+    const struct rendezvous_options options = {.url = place,
+                                               .token = token,
+                                               .who = job->ranks,
+                                               .version = COMMONWEIGHT_VERSION,
+                                               .layout = layout,
+                                               .timeout_s = o->rendezvous_timeout};
+    CHECK(rendezvous(&options, bytes, &peers));
+    CHECK(liveness_start(peers, LIVENESS_SILENCE_S, NULL, NULL, ret));
+    if (job->ranks.rank == 0) log_info("%d ranks have met", job->ranks.size);
+out:
+    free(token);
+    return st;
+}

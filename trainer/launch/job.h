@@ -1,0 +1,78 @@
+/* job.h: the ranks of one training run: which one this process is, or that it is to start them; the
+ * server of its own GPU; and their meeting (docs/launch.md). Main thread.
+ *
+ * Whoever starts the ranks (this program, mpirun, srun, torchrun), the rest is the same: each takes
+ * the GPU of --gpus that its place on its host says, uses the server that runs for it or starts
+ * one, and meets the others. */
+#ifndef TRAINER_JOB_H
+#define TRAINER_JOB_H
+
+#include "common/base/file.h"
+#include "common/ranks/liveness.h"
+#include "common/ranks/ranks.h"
+
+#define JOB_GPUS 64 // of a host
+
+struct server_process;
+
+struct job_options {
+    const char *gpus; // "0,1"
+    int64_t ranks;    // 0: as many as there are GPUs, or as who starts them says
+    int64_t rank;     // -1: nobody says so here
+    int64_t nnodes, node_rank;
+    const char *rendezvous, *rendezvous_token_file;
+    double rendezvous_timeout;
+    const char *server_args;
+};
+#define JOB_OPTIONS                                                                                \
+    OPT_TEXT(                                                                                      \
+        "gpus", job.gpus, NULL, "N,N,...",                                                         \
+        "this host's GPUs, a rank each, with a server each, which is started where none runs "     \
+        "(--model)"),                                                                              \
+        OPT_INT("ranks", job.ranks, "0", "N", 0, RANKS_MAX,                                        \
+                "ranks in all; without --gpus they compute on the CPU, started with mpirun"),      \
+        OPT_INT("rank", job.rank, "-1", "R", -1, RANKS_MAX - 1,                                    \
+                "which of them this process is (default: as mpirun, srun or torchrun say)"),       \
+        OPT_INT("nnodes", job.nnodes, "1", "N", 1, RANKS_MAX,                                      \
+                "hosts that --gpus is given on, each with as many"),                               \
+        OPT_INT("node-rank", job.node_rank, "0", "K", 0, RANKS_MAX - 1,                            \
+                "which of them this is, from 0 on"),                                               \
+        OPT_TEXT("rendezvous", job.rendezvous, NULL, "tcp://HOST:PORT|file://PATH",                \
+                 "where ranks of several hosts meet: an address of rank 0, or a file that all "    \
+                 "hosts see"),                                                                     \
+        OPT_TEXT("rendezvous-token-file", job.rendezvous_token_file, NULL, "FILE",                 \
+                 "its first line is the word by which ranks know one another; needed with a "      \
+                 "tcp:// that is not loopback"),                                                   \
+        OPT_DOUBLE("rendezvous-timeout", job.rendezvous_timeout, "600", "SECONDS", 0.1, 1e6,       \
+                   "longest wait for all ranks"),                                                  \
+        OPT_TEXT("server-args", job.server_args, NULL, "\"--OPTION ...\"",                         \
+                 "further options of the servers that are started")
+
+struct job {
+    const struct job_options *options;
+    struct ranks ranks;
+    bool launches; // it is not a rank itself, but starts those of this host
+    bool serves;   // a rank that has a server of its own
+    int gpus[JOB_GPUS];
+    int n_gpus;                                // 0: the CPU
+    char log_name[48];                         // "cw-trainer", with the rank of several
+    struct server_process *server;             // NULL: none was started here
+    char folder[PATH_ROOM], bridge[PATH_ROOM]; // of this rank's server; "" before it is opened
+};
+
+// Who this is. ST_INVALID where options contradict one another, or the environment.
+enum status job_find(const struct job_options *options, struct job *ret);
+// Starts the ranks of this host with this program's own command line, and waits for their end.
+enum status job_launch(struct job *job, char **argv);
+
+// The server of this rank (job->serves): the one that runs for its GPU, or one of a model folder
+// that is started; model NULL: it must run. job->bridge is its bridge file.
+enum status job_open_server(struct job *job, const char *model, double timeout_s);
+void job_close_server(struct job *job); // ends one that was started here
+
+// All ranks meet, and watch over one another from then on. layout: of the weights that each has,
+// which must be the same. bytes: rank 0's for all. Of one rank: NULL.
+enum status job_meet(const struct job *job, const char *layout, struct bytes *bytes,
+                     struct liveness **ret);
+
+#endif

@@ -1,0 +1,122 @@
+/* rank_server.c: the server of one rank: the one that runs on its GPU, be it under systemd or
+ * started by hand, or one that is this process's child. */
+#include "bridge/bridge_file.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "trainer/launch/job.h"
+#include "trainer/run/server_process.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DRAIN_S   3 // for requests that no rank waits for any more
+#define HEALTH_MS 2000
+#define LOOK_MS   200
+
+// Where a server of the GPU has its socket and bridge file; in /run so has
+// cw-infer-server@N.service.
+static enum status server_folder(const struct job *job, const char *runtime, char ret[PATH_ROOM])
+{
+    const int local = job->ranks.local_rank;
+    return job->n_gpus ? path_put(ret, runtime, "commonweight/%d", job->gpus[local])
+                       : path_put(ret, runtime, "commonweight/cpu-%d", local);
+}
+
+// The server of a folder must serve the model that is asked for.
+static enum status check_model(const char *folder, const char *model)
+{
+    struct bridge_file *file = NULL;
+    char path[PATH_ROOM], *given = model ? realpath(model, NULL) : NULL, *served = NULL;
+    enum status st;
+    CHECK(path_put(path, folder, "bridge.json"));
+    CHECK(bridge_file_read(path, &file));
+    served = realpath(file->roles[0].model, NULL);
+    if (given && served && strcmp(given, served) != 0)
+        FAIL(ST_MISMATCH,
+             "%s: the server there serves %s, not --model %s: stop it, or leave --model out", path,
+             served, model);
+out:
+    bridge_file_free(file);
+    free(given);
+    free(served);
+    return st;
+}
+
+// Whether one runs there; one that loads its model still is waited for.
+static enum status look(const char *folder, double timeout_s, bool *ret_runs)
+{
+    const int64_t deadline = clock_deadline_ns((int64_t)(timeout_s * 1e3));
+    struct http_client *http = NULL;
+    char socket[PATH_ROOM];
+    enum status st;
+    *ret_runs = false;
+    CHECK(path_put(socket, folder, "server.sock"));
+    if (!file_exists(socket)) goto out;
+    CHECK(http_client_new(socket, &http));
+    while ((st = http_get(http, "/health", HEALTH_MS, NULL)) != ST_OK && st != ST_PEER_GONE &&
+           clock_ms_until(deadline) > 0)
+        clock_sleep_ms(LOOK_MS);
+    *ret_runs = st == ST_OK;
+    if (st == ST_PEER_GONE) st = ST_OK; // a dead one's socket
+    st = status_context(st, "the server of %s was not ready within %g s (--server-timeout)", socket,
+                        timeout_s);
+out:
+    http_client_free(http);
+    return st;
+}
+
+static enum status start(struct job *job, const char *model, double timeout_s)
+{
+    const char *args = job->options->server_args;
+    char device[16] = "cpu";
+    struct bytes arguments = BYTES_INIT;
+    struct http_client *http = NULL;
+    enum status st;
+    if (job->n_gpus) snprintf(device, sizeof device, "cuda:%d", job->gpus[job->ranks.local_rank]);
+    bytes_printf(&arguments, "--drain-timeout %d %s", DRAIN_S, args ? args : "");
+    CHECK(bytes_status(&arguments));
+    const struct server_options options = {.device = device,
+                                           .arguments = bytes_text(&arguments),
+                                           .shares = true,
+                                           .folder = job->folder,
+                                           .timeout_s = timeout_s};
+    CHECK(file_make_folders(job->folder));
+    CHECK(server_process_new(&options, &job->server));
+    CHECK(http_client_new(server_process_address(job->server), &http));
+    log_info("a server of %s is started on %s; its log is %s/server.log", model, device,
+             job->folder);
+    CHECK(server_process_restart(job->server, http, model));
+out:
+    http_client_free(http);
+    bytes_release(&arguments);
+    return st;
+}
+
+enum status job_open_server(struct job *job, const char *model, double timeout_s)
+{
+    const char *own = getenv("XDG_RUNTIME_DIR"), *runtimes[] = {"/run", own && *own ? own : "/run"};
+    bool runs = false;
+    enum status st;
+    for (int i = 0; i < 2 && !runs; i++) {
+        CHECK(server_folder(job, runtimes[i], job->folder));
+        CHECK(look(job->folder, timeout_s, &runs));
+    }
+    if (!runs && !model)
+        FAIL(ST_NOT_FOUND,
+             "no server runs for this rank in %s: start it there, or give --model "
+             "DIR, so that one is started",
+             job->folder);
+    CHECK(path_put(job->bridge, job->folder, "bridge.json"));
+    if (runs) log_info("the server of %s is there already", job->bridge);
+    CHECK(runs ? check_model(job->folder, model) : start(job, model, timeout_s));
+out:
+    return st;
+}
+
+void job_close_server(struct job *job)
+{
+    server_process_free(job->server);
+    job->server = NULL;
+}
