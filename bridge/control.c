@@ -33,7 +33,7 @@
  *     left behind
  *   4 writes the weights in place, waits for
  *     its device
- *   5 version v + 1 -> v + 2
+ *   5 version v + 1 -> v + 2, or to what control_set_version() said
  *   6 phase GRANTED -> IDLE, wakes, notifies     7 goes on; the version tells it what happened
  *
  * Both sides sleep on `phase` in slices of 100 ms and look between them whether the other still

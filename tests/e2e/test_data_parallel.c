@@ -1,8 +1,10 @@
-/* test_data_parallel.c: two ranks, each with a server of its own, train one model together under
- * mpirun: as one rank would, to the same bits each time, through checkpoints of either, and
- * through the death of a rank. */
+/* test_data_parallel.c: two ranks, each with a server of its own, train one model together, on the
+ * CPU under mpirun, or on cuda:0 and cuda:1 where COMMONWEIGHT_TEST_DEVICE says cuda: as one rank
+ * would, to the same bits each time, through checkpoints of either, and through the death of a
+ * rank. */
 #include "common/base/clock.h"
 #include "common/base/file.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/torn.h"
 
 #include <math.h>
@@ -21,6 +23,11 @@ struct pair {
     const char *bridges; // with {rank} in it
 };
 
+static bool on_cpu(void)
+{
+    return strcmp(test_device(), "cpu") == 0;
+}
+
 static void link_bridge(const struct pair *p, const char *name, const struct daemon *d)
 {
     assert_int_equal(symlink(d->bridge, test_path(p->s.folder, name)), 0);
@@ -28,11 +35,10 @@ static void link_bridge(const struct pair *p, const char *name, const struct dae
 
 static void open_other(struct pair *p)
 {
-    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
-    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
-    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
-    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-    daemon_start(&p->other, p->s.model, NULL);
+    struct device *dev;
+    if (!on_cpu() && device_open("cuda:1", &dev) != ST_OK) test_skip("%s", status_message());
+    if (!on_cpu()) device_free(dev);
+    daemon_start(&p->other, p->s.model, on_cpu() ? NULL : OPTIONS("--device", "cuda:1"));
     link_bridge(p, "rank-0.json", &p->s.daemon);
     link_bridge(p, "rank-1.json", &p->other);
     p->bridges = test_path(p->s.folder, "rank-{rank}.json");
@@ -63,11 +69,13 @@ static int train_one(struct pair *p, const char *run, const char *steps)
 static void start_both(struct pair *p, struct test_child *child, const char *run,
                        const char *const more[])
 {
-    const char *argv[TRAINER_WORDS + 8] = {
-        "mpirun", "--oversubscribe", "--bind-to", "none", "--enable-recovery", "-n", "2"};
-    trainer_command(&p->s, test_path(p->s.folder, run), more, argv + 7);
-    for (const char **word = argv; *word; word++)
+    const char *argv[MPIRUN_WORDS + TRAINER_WORDS + 2];
+    const int n = on_cpu() ? mpirun_put(2, argv) : 0;
+    trainer_command(&p->s, test_path(p->s.folder, run), more, argv + n);
+    const char **word = argv;
+    for (; *word; word++)
         if (strcmp(*word, p->s.daemon.bridge) == 0) *word = p->bridges;
+    if (!on_cpu()) memcpy(word, OPTIONS("--gpus", "0,1"), 3 * sizeof *word);
     test_spawn(child, test_path(p->s.folder, "trainer.log"), argv);
 }
 
@@ -241,6 +249,5 @@ int main(void)
         cmocka_unit_test(a_rank_that_is_killed_ends_all),
         cmocka_unit_test(a_rank_that_is_killed_in_an_update_leaves_whole_weights),
     };
-    setenv("OMP_NUM_THREADS", "1", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "kernels/comm.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/support.h"
 
 #include <stdio.h>
@@ -272,16 +273,13 @@ out:
 
 static const char *program;
 
-static void start_mpi(const char *mode, const char *folder, const char *size, const char *id)
+static void start_mpi(const char *mode, const char *folder, int size, const char *id)
 {
     struct test_child child = {0};
-    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
-    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-    setenv("OMP_NUM_THREADS", "1", 1);
-    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
-    test_spawn(&child, test_path(folder, "log"),
-               OPTIONS("mpirun", "--oversubscribe", "--bind-to", "none", "-n", size, program,
-                       "rank", mode, folder, "mpi", size, id, "cpu"));
+    const char *argv[MPIRUN_WORDS + 9] = {0}, n[] = {(char)('0' + size), 0};
+    const char *const words[] = {program, "rank", mode, folder, "mpi", n, id, "cpu"};
+    memcpy(argv + mpirun_put(size, argv), words, sizeof words);
+    test_spawn(&child, test_path(folder, "log"), argv);
     test_wait(&child, 60000);
 }
 
@@ -306,7 +304,7 @@ static void run_ranks(const char *mode, int size, const char *wanted, bool witho
     struct bytes text = BYTES_INIT;
     struct device *dev;
     const char *folder = test_folder();
-    char n[8], name[32];
+    char name[32];
     const bool cuda = strncmp(test_device(), "cuda", 4) == 0;
     if (cuda) {
         snprintf(name, sizeof name, "cuda:%d", size - 1);
@@ -315,11 +313,10 @@ static void run_ranks(const char *mode, int size, const char *wanted, bool witho
     }
     assert_ok(comm_new_id(cuda ? DEVICE_CUDA : DEVICE_CPU, id));
     assert_ok(base64_encode(id, sizeof id, &text));
-    snprintf(n, sizeof n, "%d", size);
     if (cuda)
         start_gpus(mode, folder, size, bytes_text(&text));
     else
-        start_mpi(mode, folder, n, bytes_text(&text));
+        start_mpi(mode, folder, size, bytes_text(&text));
     for (int r = 0; r < size - without_last; r++) {
         snprintf(name, sizeof name, "rank-%d", r);
         if (access(test_path(folder, name), R_OK) != 0)

@@ -21,6 +21,7 @@
  * a scale, which then stands with both.
  */
 #include "trainer/learn/optimizer.h"
+#include "common/base/clock.h"
 #include "common/model/safetensors.h"
 #include "common/model/shard_join.h"
 #include "kernels/moments.h"
@@ -62,6 +63,7 @@ struct optimizer {
     struct comm *shards;       // ranks that hold the model's other shards; NULL: there are none
     struct replicas *replicas; // with them
     bool prepared;
+    double wait_ms; // for sums over the ranks
     int64_t steps;
 };
 
@@ -299,9 +301,12 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
 {
     enum status st;
     double own = 0, sum = 0, of_ranks[COMM_MAX_RANKS];
+    const int64_t start_ns = clock_now_ns();
     optimizer_sum_grads(o, INT64_MIN);
     comm_join(o->beside);
     replicas_sum(o->replicas);
+    CHECK(device_sync(o->dev));
+    o->wait_ms = clock_ms_since(start_ns);
     CHECK(sum_squares(o, &own, &sum));
     CHECK(replicas_discount(o->replicas, &own, &sum));
     CHECK(comm_gather_host(o->comm, &own, of_ranks, sizeof own));
@@ -318,6 +323,11 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
     *ret_norm = norm;
 out:
     return st;
+}
+
+double optimizer_wait_ms(const struct optimizer *o)
+{
+    return o->wait_ms;
 }
 
 // Those of the elements from `at` on.

@@ -45,6 +45,9 @@ void optimizer_sum_grads(struct optimizer *o, int64_t first);
 // 1e-6)) as torch's clip_grad_norm_. Waits. A norm that is not finite is ST_INVALID: the step must
 // be skipped.
 enum status optimizer_prepare(struct optimizer *o, double *ret_norm);
+// How long the last optimizer_prepare() waited for sums over the ranks that the backward pass had
+// not hidden.
+double optimizer_wait_ms(const struct optimizer *o);
 // One AdamW step in place with the prepared factor; enqueues only: this is what runs between odd
 // and even (bridge_publish syncs). Counts the step.
 enum status optimizer_apply(struct optimizer *o, double lr);

@@ -298,6 +298,7 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
         }
         double norm = 0;
         CHECK(clip(l, &norm, &skip));
+        stats.gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));
         if (skip) {
             stats.skipped++;
             apply.policy = NULL;

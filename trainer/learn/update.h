@@ -34,6 +34,7 @@ struct update_stats {
     double draft_grad_norm;       // before clipping
     bool draft_skipped;           // its gradient was not finite
     struct publish_times publish; // summed over iterations
+    double gradient_wait_ms;      // likewise: optimizer_wait_ms()
 };
 
 // A failure leaves the weights as they are, but for those of earlier iterations.

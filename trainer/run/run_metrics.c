@@ -171,6 +171,9 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "publish/wait_ms", u->publish.wait_ms);
     metrics_put(metrics, "publish/write_ms", u->publish.write_ms);
     metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
+    if (!run->comm) return;
+    metrics_put(metrics, "ranks/size", comm_size(run->comm));
+    metrics_put(metrics, "ranks/gradient_wait_ms", u->gradient_wait_ms);
 }
 
 static void put_tandem(json_t *metrics, const struct rollout *r, const struct update_stats *u)
