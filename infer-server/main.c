@@ -7,6 +7,7 @@
 #include "common/http/api_key.h"
 #include "common/http/listen.h"
 #include "infer-server/engine/follower.h"
+#include "infer-server/engine/group.h"
 #include "infer-server/http/server.h"
 #include "infer-server/http/tool_form.h"
 #include "kernels/device.h"
@@ -27,6 +28,7 @@ struct config {
     enum log_level log_level;
     int dtype; // dtype_option_names
     int64_t tensor_parallel;
+    char **argv; // of this program
 };
 
 #define OPTIONS_OF struct config
@@ -108,9 +110,8 @@ static const struct option_spec table[] = {
     OPT_CHOICE("prefix-cache", server.engine.prefix_cache_off, "on", OPTION_WORDS("on", "off"),
                "prompts begin with what earlier requests computed of the same tokens"),
     OPT_INT("tensor-parallel-size", tensor_parallel, "1", "N", 1, 64,
-            "shares the model among N processes of one host, each with a device of its own: of "
-            "every layer each computes some heads and some of the MLP; started N times, by mpirun "
-            "-n N or with RANK and WORLD_SIZE set"),
+            "shares the model among N processes, which this one starts, each with a GPU of this "
+            "host: of every layer each computes some heads and some of the MLP"),
     OPT_FLAG("exact", server.engine.exact, NULL,
              "a request's tokens and log-probabilities have the same bits whatever else is served, "
              "drafted or was before: on the CPU, and in bf16 on a Hopper GPU; a "
@@ -227,12 +228,11 @@ static enum status find_rank(const struct config *c, struct ranks *ret)
     if (n == 1) return ST_OK; // nobody else's numbers are its business
     enum status st = ranks_find(-1, 0, &who);
     if (st != ST_OK) return st;
-    if (who.size != n)
+    if (who.counted && who.size != n)
         return status_fail(ST_INVALID,
-                           "--tensor-parallel-size %d: %d processes share the model, and this is "
-                           "one of %d; start them together: mpirun -n %d cw-infer-server ..., or "
-                           "each with RANK and WORLD_SIZE=%d in its environment",
-                           n, n, who.size, n, n);
+                           "--tensor-parallel-size %d: %s started %d processes, and %d share the "
+                           "model; start as many, or one alone, which then starts the others",
+                           n, who.source, who.size, n);
     *ret = who;
     return ST_OK;
 }
@@ -258,6 +258,10 @@ static enum status serve(void *context)
     make_absolute(bridge_path);
     o.engine.bridge_path = bridge_path;
     CHECK(find_rank(c, &o.engine.who));
+    if (c->tensor_parallel > 1 && !o.engine.who.counted) {
+        st = group_start((int)c->tensor_parallel, o.engine.device, c->argv + 1);
+        goto out;
+    }
     if (o.engine.who.rank > 0) {
         st = follower_run(&o.engine);
         goto out;
@@ -287,7 +291,7 @@ out:
 
 int main(int argc, char **argv)
 {
-    struct config config = {0};
+    struct config config = {.argv = argv};
     const struct program program = {.name = "cw-infer-server",
                                     .usage = "--model DIR [options]",
                                     .options = table,

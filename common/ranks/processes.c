@@ -100,6 +100,19 @@ static void wait_for_signal(struct group *g, int fd)
         if (info.ssi_signo != SIGCHLD) signal_all(g, g->plan->stop_signal);
 }
 
+enum status processes_line(const char *program, char **argv, int mpi_ranks, struct bytes *ret)
+{
+    if (mpi_ranks > 0)
+        bytes_printf(ret, "mpirun -n %d --oversubscribe --bind-to none%s ", mpi_ranks,
+                     geteuid() == 0 ? " --allow-run-as-root" : "");
+    spawn_put_program(ret, program);
+    for (char **word = argv; *word; word++) {
+        bytes_puts(ret, " ");
+        spawn_put_word(ret, *word);
+    }
+    return bytes_status(ret);
+}
+
 enum status processes_run(const struct processes *plan)
 {
     struct group g = {.plan = plan, .kill_ns = INT64_MAX};

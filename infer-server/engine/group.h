@@ -15,6 +15,10 @@
 
 struct group;
 
+// group_start.c: starts n ranks of this server with its own command line (from the first option
+// on), and returns when all have ended. Main thread.
+enum status group_start(int n, const char *device, char **argv);
+
 // The device of a rank: what --device names; with several ranks on GPUs the one of its number.
 enum status group_open_device(const char *spec, const struct ranks *who, struct device **ret);
 

@@ -98,6 +98,16 @@ static void ranks_give_what_one_gives(void **state)
     stop_ranks(ranks);
 }
 
+static void refused(const char *model, const char *const options[], const char *sentence)
+{
+    struct daemon d = {0};
+    daemon_spawn(&d, model, options);
+    assert_int_not_equal(test_wait(&d.child, 20000), 0);
+    char *log = test_read(d.log);
+    assert_contains(log, sentence);
+    free(log);
+}
+
 // ---- clients ------------------------------------------------------------------------------------
 static void clients_see_every_shard(void **state)
 {
@@ -125,6 +135,20 @@ static void clients_see_every_shard(void **state)
     assert_message("\"tp_degree\" is 2");
     assert_status(bridge_attach_shard(d->bridge, 2, NULL, NULL, NULL, &whole), ST_INVALID);
     stop_ranks(d);
+}
+
+// Which hands on what it is told to do, and ends as its ranks do.
+static void one_command_starts_all_ranks(void **state)
+{
+    struct daemon *d = *state, one = {0};
+    const char *model = daemon_model(test_folder(), false, 3);
+    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
+    daemon_start(d, model, OPTIONS("--tensor-parallel-size", "2"));
+    daemon_start(&one, model, NULL);
+    assert_same_choices(greedy(d), greedy(&one));
+    assert_int_equal(daemon_stop(&one), 0);
+    assert_int_equal(daemon_stop(d), 0);
+    refused(model, OPTIONS("--tensor-parallel-size", "3"), "num_attention_heads is 4");
 }
 
 static void a_reload_reaches_every_shard(void **state)
@@ -163,23 +187,14 @@ static void a_follower_that_is_killed_is_named(void **state)
     json_decref(bridge);
 }
 
-static void refused(const char *model, const char *const options[], const char *sentence)
-{
-    struct daemon d = {0};
-    daemon_spawn(&d, model, options);
-    assert_int_not_equal(test_wait(&d.child, 20000), 0);
-    char *log = test_read(d.log);
-    assert_contains(log, sentence);
-    free(log);
-}
-
 static void what_has_no_shards_is_refused(void **state)
 {
     (void)state;
     const char *model = daemon_model(test_folder(), false, 3);
-    refused(model, OPTIONS("--tensor-parallel-size", "2"), "start them together: mpirun -n 2");
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "2", 1);
+    refused(model, OPTIONS("--tensor-parallel-size", "4"),
+            "torchrun started 2 processes, and 4 share the model");
     refused(model, OPTIONS("--tensor-parallel-size", "2", "--draft", model),
             "--draft does not go with --tensor-parallel-size 2");
     refused(model, OPTIONS("--tensor-parallel-size", "2", "--max-adapters", "1"),
@@ -211,6 +226,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        WITH_RANKS(one_command_starts_all_ranks),
         WITH_RANKS(ranks_give_what_one_gives),
         WITH_RANKS(clients_see_every_shard),
         WITH_RANKS(a_reload_reaches_every_shard),
