@@ -35,8 +35,10 @@ void control_follow(struct control *c)
 enum status control_lease_take(struct control *c)
 {
     struct page *page = c->page;
-    c->version = atomic_load(&page->version) & ~(uint64_t)1;
-    if (c->follows) return control_owner_alive(c);
+    if (c->follows) {
+        c->version = atomic_load(&page->version) & ~(uint64_t)1;
+        return control_owner_alive(c);
+    }
     for (;;) {
         enum status st = control_owner_alive(c);
         if (st != ST_OK) return st;

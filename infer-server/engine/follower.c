@@ -163,12 +163,12 @@ static enum status follow(struct follower *f)
 enum status follower_run(const struct engine_options *options)
 {
     struct follower f = {0};
-    // rank 0 ends what runs, and then its followers: what stops all of them is for it to hear
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGINT, SIG_IGN);
-    signal(SIGUSR1, SIG_IGN);
     enum status st = open_all(&f, options);
     if (st == ST_OK) {
+        // rank 0 ends what runs, and then its followers: what stops all of them is for it to hear
+        signal(SIGTERM, SIG_IGN);
+        signal(SIGINT, SIG_IGN);
+        signal(SIGUSR1, SIG_IGN);
         log_info("rank %d of %d: %.1f MB of weights on %s", options->who.rank, options->who.size,
                  (double)f.weights->bytes / 1e6, device_name(f.dev));
         st = follow(&f);

@@ -52,7 +52,7 @@ static enum status check_options(const struct run *run)
 // --bridge with a server's number in it, where there are several.
 static enum status put_bridge_path(struct run *run, int server)
 {
-    const char *given = run->config->bridge, *field = given ? strstr(given, RANK_FIELD) : NULL;
+    const char *given = run->config->bridge, *field = strstr(given, RANK_FIELD);
     const size_t size = sizeof run->bridge_path;
     if (!field) return server == 0 ? bridge_find(given, run->bridge_path, size) : ST_NOT_FOUND;
     int len = snprintf(run->bridge_path, size, "%.*s%d%s", (int)(field - given), given, server,
@@ -72,8 +72,7 @@ static enum status try_server(struct run *run, int server, bool *ret_own)
     run->n_shards = file->tp_degree;
     run->shard = r->rank % run->n_shards;
     *ret_own = r->rank / run->n_shards == server && r->size % run->n_shards == 0 &&
-               (strstr(run->config->bridge ? run->config->bridge : "", RANK_FIELD) ||
-                r->size == run->n_shards);
+               (strstr(run->config->bridge, RANK_FIELD) || r->size == run->n_shards);
 out:
     bridge_file_free(file);
     return st;
@@ -86,6 +85,9 @@ static enum status place_bridge(struct run *run)
     for (int server = run->job->ranks.rank; server >= 0 && !own; server--)
         if (try_server(run, server, &own) != ST_OK) own = false;
     if (own) return ST_OK;
+    run->n_shards = 1;
+    if (strstr(run->config->bridge, RANK_FIELD)) // attaching to it says what is amiss
+        return put_bridge_path(run, run->job->ranks.rank);
     return status_fail(ST_INVALID,
                        "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
                        "each rank's own server, as run/" RANK_FIELD "/bridge.json; or that of one "
