@@ -255,6 +255,20 @@ enum status comm_broadcast_host(struct comm *comm, void *data, size_t bytes, int
     return device_sync(comm->dev);
 }
 
+enum status comm_sum_host(struct comm *comm, double *x, int n)
+{
+    const int size = comm_size(comm);
+    double *all = calloc((size_t)size * (size_t)n, sizeof *all);
+    if (!all) return status_fail(ST_NO_MEMORY, "no memory for sums over %d ranks", size);
+    enum status st = comm_gather_host(comm, x, all, (size_t)n * sizeof *x);
+    for (int i = 0; st == ST_OK && i < n; i++) {
+        x[i] = all[i];
+        for (int r = 1; r < size; r++) x[i] += all[r * n + i];
+    }
+    free(all);
+    return st;
+}
+
 enum status comm_barrier(struct comm *comm)
 {
     char all[COMM_MAX_RANKS], here = 1;

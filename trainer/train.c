@@ -160,9 +160,9 @@ static enum status check(void *context, struct option_set *set)
     struct train *t = context;
     struct train_config *c = &t->config;
     enum status st;
-    CHECK(run_folder_options(set, c));
     CHECK(job_find(&c->job, &t->job));
     c->serves = t->job.serves || t->job.launches;
+    CHECK(run_folder_options(set, c));
     CHECK(train_config_resolve(c, &t->run.resolved));
     c->reward.environment = c->rollouts != NULL;
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";

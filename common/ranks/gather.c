@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define KNOCKS     64    // connections that have not made their statement
+#define KNOCKS     256   // connections that have not made their statement
 #define KNOCK_MS   10000 // within which they must
 #define MISSING_MS 1000  // between two notices of who is missing
 #define BREATH_MS  100   // where none can be taken, for want of descriptors
@@ -77,6 +77,15 @@ static void tell_missing(struct gathering *g)
     g->notice_ns = clock_deadline_ns(MISSING_MS);
 }
 
+// What failed, to all that came; it stays this thread's sentence.
+static void tell_failure(const struct gathering *g, enum status why)
+{
+    struct status_kept kept;
+    status_keep(&kept, why);
+    tell_all(g, "refused", kept.message);
+    status_recall(&kept);
+}
+
 // ---- who knocks ---------------------------------------------------------------------------------
 
 static void drop(struct gathering *g, int i)
@@ -92,8 +101,18 @@ static void refuse(struct gathering *g, int i, enum status why)
     drop(g, i);
 }
 
+// Where all places are taken, the one that has said nothing for longest gives way.
+static void make_room(struct gathering *g)
+{
+    int oldest = 0;
+    for (int i = 1; i < g->n_knocks; i++)
+        if (g->knocks[i].deadline_ns < g->knocks[oldest].deadline_ns) oldest = i;
+    if (g->n_knocks == KNOCKS) drop(g, oldest);
+}
+
 static void greet(struct gathering *g)
 {
+    make_room(g);
     struct knock *k = &g->knocks[g->n_knocks];
     const int fd = accept4(g->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0 && errno != EAGAIN) {
@@ -139,7 +158,10 @@ static enum status admit(struct gathering *g, int i, const struct statement *s)
                                              statement_name(s, name), s->run_id, g->p->self.run_id)
                                : check_place_of(g, s);
     if (st != ST_OK) {
-        wire_send(&k->wire, json_pack("{s:s}", "refused", status_message()));
+        struct status_kept why;
+        status_keep(&why, st);
+        wire_send(&k->wire, json_pack("{s:s}", "refused", why.message));
+        status_recall(&why);
         if (!stranger) return st;
         refuse(g, i, st);
         return ST_OK;
@@ -191,7 +213,7 @@ static void wait_for_any(struct gathering *g, int64_t deadline_ns)
     nfds_t n = 0;
     int ms = clock_ms_until(g->notice_ns);
     if (clock_ms_until(deadline_ns) < ms) ms = clock_ms_until(deadline_ns);
-    if (g->n_knocks < KNOCKS) g->polls[n++] = (struct pollfd){.fd = g->fd, .events = POLLIN};
+    g->polls[n++] = (struct pollfd){.fd = g->fd, .events = POLLIN};
     for (int i = 0; i < g->n_knocks; i++)
         g->polls[n++] = (struct pollfd){.fd = g->knocks[i].wire.fd, .events = POLLIN};
     for (int i = 0; i < g->p->n; i++)
@@ -207,7 +229,7 @@ static enum status gather_all(struct gathering *g, int64_t deadline_ns)
         if (clock_ms_until(deadline_ns) == 0) CHECK(timed_out(g));
         tell_missing(g);
         wait_for_any(g, deadline_ns);
-        if (g->n_knocks < KNOCKS) greet(g);
+        if (g->polls[0].revents & POLLIN) greet(g);
         for (int i = g->n_knocks - 1; i >= 0; i--) CHECK(hear_knock(g, i));
         for (int i = 0; i < g->p->n; i++)
             if (g->p->list[i].here) hear_peer(g, &g->p->list[i]);
@@ -228,7 +250,7 @@ static enum status compare_all(const struct gathering *g)
 
 static void end(struct gathering *g, enum status st)
 {
-    if (st != ST_OK) tell_all(g, "refused", status_message());
+    if (st != ST_OK) tell_failure(g, st);
     while (g->n_knocks > 0) drop(g, g->n_knocks - 1);
     if (g->fd >= 0) {
         close(g->fd);

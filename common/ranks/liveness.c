@@ -105,10 +105,10 @@ static void hear(struct liveness *l, struct peer *peer)
         lose_peer(l, peer, "sends what is no message of a rank");
 }
 
-static void look_for_silence(struct liveness *l, struct peer *peer)
+static void look_for_silence(struct liveness *l, struct peer *peer, int64_t now)
 {
     char how[160];
-    if (clock_now_ns() - peer->heard_ns < l->silence_ns) return;
+    if (now - peer->heard_ns < l->silence_ns) return;
     snprintf(how, sizeof how,
              "is gone: nothing was heard of it for %.0f s; it was stopped, or its host or the "
              "network to it is down",
@@ -140,14 +140,16 @@ static void *watch(void *context)
             beat = clock_now_ns() + l->beat_ns;
         }
         if (!wait_for_any(l, clock_ms_until(beat))) return NULL;
-        const bool slept = clock_now_ns() - looked > l->silence_ns / 2;
+        // taken once: this process may be stopped anywhere in here
+        const int64_t now = clock_now_ns();
+        const bool slept = now - looked > l->silence_ns / 2;
         for (int i = 0; i < l->p->n; i++) {
             struct peer *peer = &l->p->list[i];
             if (peer->here) hear(l, peer);
-            if (slept) peer->heard_ns = clock_now_ns();
-            if (peer->here) look_for_silence(l, peer);
+            if (slept) peer->heard_ns = now;
+            if (peer->here) look_for_silence(l, peer, now);
         }
-        looked = clock_now_ns();
+        looked = now;
     }
 }
 

@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define LAST_WORDS_S 3 // that mpirun gives ranks, twice, once one has failed
+
 struct group {
     const struct processes *plan;
     pid_t *pids; // 0: has ended
@@ -103,8 +105,10 @@ static void wait_for_signal(struct group *g, int fd)
 enum status processes_line(const char *program, char **argv, int mpi_ranks, struct bytes *ret)
 {
     if (mpi_ranks > 0)
-        bytes_printf(ret, "mpirun -n %d --oversubscribe --bind-to none%s ", mpi_ranks,
-                     geteuid() == 0 ? " --allow-run-as-root" : "");
+        bytes_printf(ret,
+                     "mpirun -n %d --oversubscribe --bind-to none --mca odls_base_sigkill_timeout "
+                     "%d%s ",
+                     mpi_ranks, LAST_WORDS_S, geteuid() == 0 ? " --allow-run-as-root" : "");
     spawn_put_program(ret, program);
     for (char **word = argv; *word; word++) {
         bytes_puts(ret, " ");

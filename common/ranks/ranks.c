@@ -119,8 +119,8 @@ out:
 
 enum status ranks_find(int rank, int size, struct ranks *ret)
 {
-    const struct launcher *by;
-    struct ranks r;
+    const struct launcher *by = NULL;
+    struct ranks r = {0};
     enum status st;
     CHECK(ask_environment(&r, &by));
     if (by) {

@@ -120,6 +120,7 @@ struct nccl_state {
     struct open_call open[MAX_OPEN];
     int first, n_open;
     bool stop, aborted;
+    bool splitting; // NCCL may yet write into `comm`
 };
 
 static struct nccl_state *state_of(const struct comm *comm)
@@ -276,6 +277,25 @@ static enum status nccl_open(struct comm *comm, const unsigned char *id)
     return settle(comm, s->comm, "open", result) ? start_watching(comm) : failure(comm);
 }
 
+// Waits until a thread of NCCL's has put the new communicator into its place, which can be after
+// the one that it is made of has no call under way any more.
+static bool is_split(struct comm *comm, ncclComm_t of)
+{
+    struct nccl_state *s = state_of(comm);
+    const int64_t start_ns = clock_now_ns();
+    while (!__atomic_load_n(&s->comm, __ATOMIC_ACQUIRE)) {
+        ncclResult_t error = ncclSuccess;
+        nccl_CommGetAsyncError(of, &error);
+        if (error != ncclSuccess && error != ncclInProgress)
+            comm_fail(comm, "split", "%s %s", words(error), last_words());
+        if (comm_failed(comm) || !comm_may_wait(comm, "split", start_ns, "the other ranks"))
+            return false;
+        clock_sleep_ms(1);
+    }
+    s->splitting = false;
+    return true;
+}
+
 static enum status nccl_split(const struct comm *parent, int color, struct comm *comm)
 {
     struct nccl_state *of = state_of(parent);
@@ -288,9 +308,10 @@ static enum status nccl_split(const struct comm *parent, int color, struct comm 
     config.blocking = 0;
     pthread_mutex_lock(&of->mutex);
     ncclResult_t result = ncclSystemError;
-    if (!comm_failed(parent))
+    s->splitting = !comm_failed(parent);
+    if (s->splitting)
         result = nccl_CommSplit(of->comm, color < 0 ? 0 : color, parent->rank, &s->comm, &config);
-    bool ok = settle(comm, of->comm, "split", result);
+    bool ok = settle(comm, of->comm, "split", result) && is_split(comm, of->comm);
     pthread_mutex_unlock(&of->mutex);
     ok = ok && settle(comm, s->comm, "split", ncclInProgress);
     ok = ok && settle(comm, s->comm, "split", nccl_CommUserRank(s->comm, &comm->rank));
@@ -319,7 +340,7 @@ static void nccl_close(struct comm *comm)
     if (s->after) cudaEventDestroy(s->after);
     if (s->stream) cudaStreamDestroy(s->stream);
     pthread_mutex_destroy(&s->mutex);
-    free(s);
+    if (!s->splitting) free(s);
 }
 
 // ---- calls -------------------------------------------------------------------------------------

@@ -229,3 +229,4 @@ for name in sys.argv[4:] or [check.__name__ for check in CHECKS]:
     service = connect()
     globals()[name]()
     print(name, "ok", flush=True)
+os._exit(0)  # the transport of SDK 0.38 aborts one in fifteen interpreters that end otherwise

@@ -33,12 +33,16 @@ static void link_bridge(const struct pair *p, const char *name, const struct dae
     assert_int_equal(symlink(d->bridge, test_path(p->s.folder, name)), 0);
 }
 
-static void open_other(struct pair *p)
+static void open_other(struct pair *p, const char *const options[])
 {
+    const char *more[8] = {0};
+    int n = 0;
     struct device *dev;
     if (!on_cpu() && device_open("cuda:1", &dev) != ST_OK) test_skip("%s", status_message());
     if (!on_cpu()) device_free(dev);
-    daemon_start(&p->other, p->s.model, on_cpu() ? NULL : OPTIONS("--device", "cuda:1"));
+    for (; options && options[n]; n++) more[n] = options[n];
+    if (!on_cpu()) memcpy(more + n, OPTIONS("--device", "cuda:1"), 2 * sizeof *more);
+    daemon_start(&p->other, p->s.model, more);
     link_bridge(p, "rank-0.json", &p->s.daemon);
     link_bridge(p, "rank-1.json", &p->other);
     p->bridges = test_path(p->s.folder, "rank-{rank}.json");
@@ -48,7 +52,7 @@ static void pair_open(struct pair *p)
 {
     *p = (struct pair){0};
     scene_open(&p->s);
-    open_other(p);
+    open_other(p, NULL);
 }
 
 static void pair_close(struct pair *p)
@@ -148,6 +152,54 @@ static void a_checkpoint_of_two_ranks_is_one_of_one(void **state)
     pair_close(&p);
 }
 
+// The same run on one rank and on two, whose servers have these options (NULL-ended).
+static void as_one(struct pair *p, const char *model, const char *const server[],
+                   const char *const run[])
+{
+    struct test_child child = {0};
+    *p = (struct pair){0};
+    scene_open(&p->s);
+    daemon_kill(&p->s.daemon);
+    if (model) p->s.model = model;
+    daemon_start(&p->s.daemon, p->s.model, server);
+    open_other(p, server);
+    assert_int_equal(train(&p->s, "one", run), 0);
+    start_both(p, &child, "two", run);
+    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+    same_losses(p, "one", "two", 1e-5);
+}
+
+static void adapters_learn_as_one(void **state)
+{
+    (void)state;
+    struct pair p;
+    as_one(&p, NULL, OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"),
+           OPTIONS(COMMON, "--lora-r", "4", "--max-steps", "20"));
+    daemon_holds_adapter(&p.s.daemon, "policy", latest(&p.s, "two"));
+    daemon_holds_adapter(&p.other, "policy", latest(&p.s, "two"));
+    pair_close(&p);
+}
+
+// With --exact, because what is drafted otherwise goes by the clock, and with it what is sampled.
+static void a_draft_learns_as_one(void **state)
+{
+    (void)state;
+    struct pair p;
+    double one[STEPS], two[STEPS];
+    if (!on_cpu()) test_skip("f32 is exact on the CPU alone");
+    as_one(&p, test_path(test_root(), "tools/demo-model"),
+           OPTIONS("--exact", "--draft", test_path(test_root(), "tools/demo-draft"),
+                   "--speculative", "draft_model:3"),
+           OPTIONS(COMMON, "--exact", "--train-draft", "--max-steps", "20"));
+    assert_int_equal(column(&p.s, "one", "draft_loss", one, STEPS), STEPS);
+    assert_int_equal(column(&p.s, "two", "draft_loss", two, STEPS), STEPS);
+    for (int i = 0; i < STEPS; i++) assert_true(fabs(one[i] - two[i]) < 1e-4 * fabs(one[i]));
+    const char *draft = test_path(latest(&p.s, "two"), "draft");
+    daemon_holds(&p.s.daemon, "draft", draft);
+    daemon_holds(&p.other, "draft", draft);
+    pair_close(&p);
+}
+
 static void kill_writer(const struct daemon *d)
 {
     json_t *info = daemon_get(d->socket, "/bridge/info", 200);
@@ -157,18 +209,20 @@ static void kill_writer(const struct daemon *d)
     json_decref(info);
 }
 
-// Once rank 1 is gone: rank 0 ends in time and says so, and the run goes on.
-static void ends_and_goes_on(struct pair *p, struct test_child *child)
+// Once a rank is gone: the other ends in time and says so, and the run goes on.
+static void ends_and_goes_on(struct pair *p, struct test_child *child, int gone)
 {
+    char steps[16], says[64], whom[16];
     const int64_t killed_ns = clock_now_ns();
     test_wait(child, END_IN_MS);
     assert_true(clock_ms_since(killed_ns) < END_IN_MS);
     char *log = test_read(test_path(p->s.folder, "trainer.log"));
-    assert_contains(log, "cw-trainer[0]: error: ");
-    assert_contains(log, "rank 1 (");
+    snprintf(says, sizeof says, "cw-trainer[%d]: error: ", 1 - gone);
+    snprintf(whom, sizeof whom, "rank %d (", gone);
+    assert_contains(log, says);
+    assert_contains(log, whom);
     assert_contains(log, "is gone: it was killed or ended without a word");
     free(log);
-    char steps[16];
     snprintf(steps, sizeof steps, "%d", steps_done(&p->s, "run") + 2);
     train_both(p, "run", steps);
     both_hold(p, "run");
@@ -178,13 +232,16 @@ static void a_rank_that_is_killed_ends_all(void **state)
 {
     (void)state;
     struct pair p;
-    struct test_child child = {0};
     pair_open(&p);
-    start_both(&p, &child, "run",
-               OPTIONS(COMMON, "--resume", "--max-steps", "100000", "--save-steps", "3"));
-    wait_for_steps(&p.s, "run", 5, &child);
-    kill_writer(&p.other);
-    ends_and_goes_on(&p, &child);
+    for (int rank = 0; rank < 2; rank++) {
+        struct test_child child = {0};
+        const int before = steps_done(&p.s, "run");
+        start_both(&p, &child, "run",
+                   OPTIONS(COMMON, "--resume", "--max-steps", "100000", "--save-steps", "3"));
+        wait_for_steps(&p.s, "run", before + 5, &child);
+        kill_writer(rank == 0 ? &p.s.daemon : &p.other);
+        ends_and_goes_on(&p, &child, rank);
+    }
     pair_close(&p);
 }
 
@@ -196,7 +253,7 @@ static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state
     struct bridge *bridge;
     bool torn = false;
     scene_open_large(&p.s, NULL);
-    open_other(&p);
+    open_other(&p, NULL);
     assert_ok(bridge_attach(p.other.bridge, NULL, &bridge));
     const struct control *control = bridge_control(bridge);
     for (int attempt = 0; attempt < 5 && !torn; attempt++) {
@@ -212,7 +269,7 @@ static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state
         }
         assert_int_equal(kill(facts.writer_pid, SIGKILL), 0);
         torn = control_version(control) & 1;
-        ends_and_goes_on(&p, &child);
+        ends_and_goes_on(&p, &child, 1);
     }
     assert_true(torn);
     bridge_detach(bridge);
@@ -223,17 +280,20 @@ static void options_of_one_rank_are_refused(void **state)
 {
     (void)state;
     struct scene s;
-    static const char *const options[][2] = {
-        {"--async", "--async with 2 ranks"},
-        {"--train-draft", "--train-draft with 2 ranks"},
-        {"--resume", "2 ranks need --bridge with {rank} in it"},
+    static const struct {
+        const char *option, *value, *says;
+    } cases[] = {
+        {"--async", NULL, "--async with 2 ranks"},
+        {"--workers", "http://127.0.0.1:9", "--workers with 2 ranks"},
+        {"--rollouts", "command:true", "--rollouts with 2 ranks"},
+        {"--resume", NULL, "2 ranks need --bridge with {rank} in it"},
     };
     scene_open(&s);
     setenv("OMPI_COMM_WORLD_RANK", "1", 1);
     setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
-        assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "1", options[i][0])), 2);
-        assert_said(&s, options[i][1]);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(train_alone(&s, "run", OPTIONS(cases[i].option, cases[i].value)), 2);
+        assert_said(&s, cases[i].says);
     }
     unsetenv("OMPI_COMM_WORLD_RANK");
     unsetenv("OMPI_COMM_WORLD_SIZE");
@@ -246,6 +306,8 @@ int main(void)
         cmocka_unit_test(options_of_one_rank_are_refused),
         cmocka_unit_test(two_ranks_learn_as_one),
         cmocka_unit_test(a_checkpoint_of_two_ranks_is_one_of_one),
+        cmocka_unit_test(adapters_learn_as_one),
+        cmocka_unit_test(a_draft_learns_as_one),
         cmocka_unit_test(a_rank_that_is_killed_ends_all),
         cmocka_unit_test(a_rank_that_is_killed_in_an_update_leaves_whole_weights),
     };

@@ -82,6 +82,21 @@ static void test_a_server_is_started(void **state)
     free(config);
 }
 
+// A run does not remember how its processes came to be: it goes on with a server of its own where
+// it had somebody else's, and the other way round.
+static void test_a_run_goes_on_otherwise(void **state)
+{
+    (void)state;
+    assert_int_equal(train_alone(&scene, "otherwise", OPTIONS("--max-steps", "1")), 0);
+    assert_int_equal(launch("otherwise", OPTIONS("--ranks", "1", "--model", scene.model, "--resume",
+                                                 "--max-steps", "2")),
+                     0);
+    assert_said(&scene, "is started on cpu");
+    assert_int_equal(train_alone(&scene, "otherwise", OPTIONS("--resume", "--max-steps", "3")), 0);
+    assert_int_equal(steps_done(&scene, "otherwise"), 3);
+    nothing_is_left();
+}
+
 static void test_a_server_that_fails(void **state)
 {
     (void)state;
@@ -197,6 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_server_is_started),
+        cmocka_unit_test(test_a_run_goes_on_otherwise),
         cmocka_unit_test(test_a_server_that_fails),
         cmocka_unit_test(test_a_killed_rank_leaves_no_server),
         cmocka_unit_test(test_a_running_server_is_used),

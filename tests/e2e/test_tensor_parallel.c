@@ -2,6 +2,7 @@
  * as one does; clients see every shard; and when one of them is gone all end, and say who. */
 #include "common/base/clock.h"
 #include "tests/support/daemon.h"
+#include "tests/support/mpirun.h"
 
 #include <math.h>
 #include <signal.h>
@@ -11,8 +12,7 @@
 
 #define RANKS_2 OPTIONS("--tensor-parallel-size", "2", "--speculative", "ngram:3")
 
-static void start_ranks(struct daemon *d, const char *n, const char *model,
-                        const char *const options[])
+static void start_ranks(struct daemon *d, int n, const char *model, const char *const options[])
 {
     daemon_spawn_ranks(d, n, model, options);
     daemon_wait(d);
@@ -83,7 +83,7 @@ static void ranks_give_what_one_gives(void **state)
     struct daemon *ranks = *state, one = {0};
     const char *model = daemon_model(test_folder(), false, 3);
     daemon_start(&one, model, OPTIONS("--speculative", "ngram:3"));
-    start_ranks(ranks, "2", model, RANKS_2);
+    start_ranks(ranks, 2, model, RANKS_2);
     assert_same_choices(samples(ranks), samples(&one));
     assert_same_choices(greedy(ranks), greedy(&one));
     // and the same again, from the prefix cache
@@ -91,7 +91,7 @@ static void ranks_give_what_one_gives(void **state)
     assert_int_equal(daemon_stop(&one), 0);
     stop_ranks(ranks);
     // key-value heads that two ranks share
-    start_ranks(ranks, "4", model, OPTIONS("--tensor-parallel-size", "4"));
+    start_ranks(ranks, 4, model, OPTIONS("--tensor-parallel-size", "4"));
     daemon_start(&one, model, NULL);
     assert_same_choices(samples(ranks), samples(&one));
     assert_int_equal(daemon_stop(&one), 0);
@@ -113,7 +113,7 @@ static void clients_see_every_shard(void **state)
 {
     struct daemon *d = *state;
     const char *out = test_path(test_folder(), "out");
-    start_ranks(d, "2", daemon_model(test_folder(), false, 3), RANKS_2);
+    start_ranks(d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
     assert_int_equal(test_command(out, 20000, OPTIONS(test_binary("cw-ipc-check"), d->bridge)), 0);
     char *text = test_read(out);
     assert_contains(text, "ok    canary");
@@ -142,7 +142,8 @@ static void one_command_starts_all_ranks(void **state)
 {
     struct daemon *d = *state, one = {0};
     const char *model = daemon_model(test_folder(), false, 3);
-    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
+    const char *words[MPIRUN_WORDS];
+    mpirun_put(2, words); // which skips the test where there is none
     daemon_start(d, model, OPTIONS("--tensor-parallel-size", "2"));
     daemon_start(&one, model, NULL);
     assert_same_choices(greedy(d), greedy(&one));
@@ -156,7 +157,7 @@ static void a_reload_reaches_every_shard(void **state)
     struct daemon *d = *state, one = {0};
     const char *other = daemon_model(test_folder(), false, 8);
     char body[4200];
-    start_ranks(d, "2", daemon_model(test_folder(), false, 3), RANKS_2);
+    start_ranks(d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
     snprintf(body, sizeof body, "{\"model\": \"%s\"}", other);
     json_decref(daemon_post(d->socket, "/reload", 200, body));
     daemon_start(&one, other, OPTIONS("--speculative", "ngram:3"));
@@ -170,7 +171,7 @@ static void a_reload_reaches_every_shard(void **state)
 static void a_follower_that_is_killed_is_named(void **state)
 {
     struct daemon *d = *state;
-    start_ranks(d, "2", daemon_model(test_folder(), false, 3), RANKS_2);
+    start_ranks(d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
     json_t *bridge = json_load_file(d->bridge, 0, NULL);
     const json_t *shard = json_array_get(json_object_get(bridge, "roles"), 1);
     const pid_t follower = (pid_t)json_integer_value(json_object_get(shard, "pid"));

@@ -2,6 +2,7 @@
  * and those of two, learn as one process does on a whole model, to the same bits each time, and go
  * on from each other's checkpoints. */
 #include "common/base/clock.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 
 #include <math.h>
@@ -23,7 +24,7 @@ static void start_sharded(struct servers *p, int i)
     char name[32];
     struct daemon *d = &p->sharded[i];
     if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
-    daemon_spawn_ranks(d, "2", p->s.model, OPTIONS("--tensor-parallel-size", "2"));
+    daemon_spawn_ranks(d, 2, p->s.model, OPTIONS("--tensor-parallel-size", "2"));
     daemon_wait(d);
     snprintf(name, sizeof name, "server-%d.json", i);
     assert_int_equal(symlink(d->bridge, test_path(p->s.folder, name)), 0);
@@ -51,21 +52,21 @@ static void train_one(struct servers *p, const char *run, const char *steps)
 }
 
 // n ranks on the first server, or 4 on both.
-static void start_ranks(struct servers *p, struct test_child *child, const char *n, const char *run,
+static void start_ranks(struct servers *p, struct test_child *child, int n, const char *run,
                         const char *steps)
 {
-    const char *argv[TRAINER_WORDS + 8] = {
-        "mpirun", "--oversubscribe", "--bind-to", "none", "--enable-recovery", "-n", n};
+    const char *argv[TRAINER_WORDS + MPIRUN_WORDS];
+    const int words = mpirun_put(n, argv);
     const char *bridge =
-        strcmp(n, "4") == 0 ? test_path(p->s.folder, "server-{rank}.json") : p->sharded[0].bridge;
+        n == 4 ? test_path(p->s.folder, "server-{rank}.json") : p->sharded[0].bridge;
     trainer_command(&p->s, test_path(p->s.folder, run),
-                    OPTIONS(COMMON, "--resume", "--max-steps", steps), argv + 7);
+                    OPTIONS(COMMON, "--resume", "--max-steps", steps), argv + words);
     for (const char **word = argv; *word; word++)
         if (strcmp(*word, p->s.daemon.bridge) == 0) *word = bridge;
     test_spawn(child, test_path(p->s.folder, "trainer.log"), argv);
 }
 
-static void train_ranks(struct servers *p, const char *n, const char *run, const char *steps)
+static void train_ranks(struct servers *p, int n, const char *run, const char *steps)
 {
     struct test_child child = {0};
     start_ranks(p, &child, n, run, steps);
@@ -104,13 +105,13 @@ static void ranks_of_a_server_learn_as_one(void **state)
     double mismatch[STEPS];
     servers_open(p);
     train_one(p, "one", "20");
-    train_ranks(p, "2", "two", "20");
+    train_ranks(p, 2, "two", "20");
     same_losses(p, "one", "two", 1e-5);
     // sampler and trainer of a shard compute the same bits
     assert_int_equal(column(&p->s, "two", "sampler_mismatch/max", mismatch, STEPS), STEPS);
     for (int i = 0; i < STEPS; i++) assert_true(mismatch[i] == 0);
     server_is_healthy(p, 0);
-    train_ranks(p, "2", "again", "20");
+    train_ranks(p, 2, "again", "20");
     same_losses(p, "two", "again", 0);
     test_same_file(latest(&p->s, "two"), latest(&p->s, "again"), "model.safetensors");
     test_same_file(latest(&p->s, "two"), latest(&p->s, "again"), "trainer/optimizer.safetensors");
@@ -122,9 +123,9 @@ static void a_checkpoint_is_of_whole_tensors(void **state)
     servers_open(p);
     start_sharded(p, 1);
     train_one(p, "one", "20");
-    train_ranks(p, "2", "mixed", "7");
+    train_ranks(p, 2, "mixed", "7");
     train_one(p, "mixed", "13");
-    train_ranks(p, "4", "mixed", "20");
+    train_ranks(p, 4, "mixed", "20");
     same_losses(p, "one", "mixed", 1e-5);
     server_is_healthy(p, 0);
     server_is_healthy(p, 1);
@@ -170,7 +171,7 @@ static void a_trainer_that_is_killed_ends_both_and_the_run_goes_on(void **state)
     struct test_child child = {0};
     char steps[16];
     servers_open(p);
-    start_ranks(p, &child, "2", "run", "100000");
+    start_ranks(p, &child, 2, "run", "100000");
     wait_for_steps(&p->s, "run", 3, &child);
     kill(follower_of(p, &child), SIGKILL);
     const int64_t killed_ns = clock_now_ns();
@@ -180,7 +181,7 @@ static void a_trainer_that_is_killed_ends_both_and_the_run_goes_on(void **state)
     daemon_wait(&p->sharded[0]); // where it died within an update, once the server has restored it
     server_is_healthy(p, 0);
     snprintf(steps, sizeof steps, "%d", steps_done(&p->s, "run") + 2);
-    train_ranks(p, "2", "run", steps);
+    train_ranks(p, 2, "run", steps);
     server_is_healthy(p, 0);
 }
 

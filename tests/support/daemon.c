@@ -5,6 +5,7 @@
 #include "common/base/file.h"
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 
@@ -57,16 +58,12 @@ void daemon_spawn(struct daemon *d, const char *model, const char *const options
     spawn(d, NULL, model, options);
 }
 
-void daemon_spawn_ranks(struct daemon *d, const char *n, const char *model,
-                        const char *const options[])
+void daemon_spawn_ranks(struct daemon *d, int n, const char *model, const char *const options[])
 {
-    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
-    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
-    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    const char *words[MPIRUN_WORDS + 1];
+    words[mpirun_put(n, words)] = NULL;
     setenv("OMP_NUM_THREADS", "1", 1);
-    spawn(d,
-          OPTIONS("mpirun", "--oversubscribe", "--bind-to", "none", "--enable-recovery", "-n", n),
-          model, options);
+    spawn(d, words, model, options);
 }
 
 const char *daemon_exact_dtype(void)

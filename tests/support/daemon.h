@@ -24,8 +24,7 @@ void daemon_spawn(struct daemon *d, const char *model,
                   const char *const options[]); // does not wait
 // The same on n ranks, under mpirun, which leaves the others be where one is killed. Skips the test
 // where there is no mpirun.
-void daemon_spawn_ranks(struct daemon *d, const char *n, const char *model,
-                        const char *const options[]);
+void daemon_spawn_ranks(struct daemon *d, int n, const char *model, const char *const options[]);
 void daemon_wait(struct daemon *d); // until /health says ok
 int daemon_stop(struct daemon *d);  // SIGTERM; its exit status
 void daemon_kill(struct daemon *d); // for teardowns: also when it never ran

@@ -188,10 +188,11 @@ static void test_long_work(void **state)
 static void test_all_stopped(void **state)
 {
     (void)state;
-    scene.check_ms = 6000;
+    scene.silence_s = 3;
+    scene.check_ms = 7000;
     start_ranks();
     for (int rank = 0; rank < RANKS; rank++) kill(group.list[rank].pid, SIGSTOP);
-    clock_sleep_ms(3000);
+    clock_sleep_ms(4500);
     for (int rank = 0; rank < RANKS; rank++) kill(group.list[rank].pid, SIGCONT);
     all_end_well();
 }

@@ -376,6 +376,29 @@ static void test_strangers_do_not_disturb(void **state)
     all_meet(2);
 }
 
+// Connections that say nothing, more than there are places for, keep nobody out.
+static void test_silent_crowd(void **state)
+{
+    (void)state;
+    enum { MANY = 300 };
+    static int fds[MANY];
+    const int port = use_port();
+    const struct rendezvous_options o = options_of(2, 20);
+    rank_group_add(&group, &o, 0, meet, NULL);
+    clock_sleep_ms(200);
+    for (int i = 0; i < MANY; i++) {
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        a.sin_port = htons((uint16_t)port);
+        assert_int_equal(connect(fds[i], (struct sockaddr *)&a, sizeof a), 0);
+    }
+    const int64_t since = clock_now_ns();
+    rank_group_add(&group, &o, 1, meet, NULL);
+    all_meet(2);
+    assert_true(clock_ms_since(since) < 8000); // before the first of them has had its time
+    for (int i = 0; i < MANY; i++) close(fds[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -394,6 +417,7 @@ int main(void)
         cmocka_unit_test_teardown(test_bad_places, end_group),
         cmocka_unit_test_teardown(test_tokens, end_group),
         cmocka_unit_test_teardown(test_strangers_do_not_disturb, end_group),
+        cmocka_unit_test_teardown(test_silent_crowd, end_group),
     };
     return cmocka_run_group_tests_name("rendezvous", tests, NULL, NULL);
 }

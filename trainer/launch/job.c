@@ -1,7 +1,5 @@
 /* job.c: what the options and the environment say together, and the meeting. */
 #include "trainer/launch/job.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/http/api_key.h"
@@ -10,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define PLACE_ROOM (PATH_ROOM + 16) // of a URL
 

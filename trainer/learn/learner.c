@@ -547,17 +547,19 @@ out:
     return st;
 }
 
-// Targets that the draft learns from; and with them the weight of each.
-static void plan_distillation(const struct learner *l, const struct packing *packing,
-                              const struct pack_group *groups, struct passes *passes)
+// Targets that the draft learns from, of all ranks; and with them the weight of each.
+static enum status plan_distillation(const struct learner *l, const struct packing *packing,
+                                     const struct pack_group *groups, struct passes *passes)
 {
-    long targets = 0;
+    double targets = 0;
     for (int i = 0; i < packing->n; i++) {
         const struct micro_batch *mb = &packing->batches[i];
         if (draft_knows(l->draft, mb, groups)) targets += mb->first[mb->n_seqs];
     }
-    passes->distil->targets = targets;
+    enum status st = comm_sum_host(l->options.comm, &targets, 1);
+    passes->distil->targets = (long)targets;
     passes->draft_scale = l->draft->loss_weight / (float)(targets > 0 ? targets : 1);
+    return st;
 }
 
 static enum status run_all(struct learner *l, const struct pack_group *groups, int n_groups,
@@ -566,7 +568,7 @@ static enum status run_all(struct learner *l, const struct pack_group *groups, i
     struct packing *packing = NULL;
     enum status st;
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
-    if (passes.distil) plan_distillation(l, packing, groups, &passes);
+    if (passes.distil) CHECK(plan_distillation(l, packing, groups, &passes));
     const bool whole = passes.last;
     for (int i = 0; i < packing->n; i++) {
         passes.last = whole && i == packing->n - 1;
@@ -605,10 +607,12 @@ enum status learner_gradients_with_draft(struct learner *l, const struct pack_gr
     optimizer_clear_grads(l->draft->optimizer);
     enum status st = run_all(l, groups, n_groups, loss, context,
                              (struct passes){.backward = true, .distil = &stats});
+    double sums[] = {stats.kl, stats.overlap};
+    if (st == ST_OK) st = comm_sum_host(l->options.comm, sums, 2);
     if (st != ST_OK) return st;
     if (stats.targets > 0) {
-        stats.kl /= (double)stats.targets;
-        stats.overlap /= (double)stats.targets;
+        stats.kl = sums[0] / (double)stats.targets;
+        stats.overlap = sums[1] / (double)stats.targets;
     }
     *ret = stats;
     return ST_OK;

@@ -300,7 +300,7 @@ static enum status sum_squares(struct optimizer *o, double *ret_own, double *ret
 enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
 {
     enum status st;
-    double own = 0, sum = 0, of_ranks[COMM_MAX_RANKS];
+    double own = 0, sum = 0;
     const int64_t start_ns = clock_now_ns();
     optimizer_sum_grads(o, INT64_MIN);
     comm_join(o->beside);
@@ -309,8 +309,8 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
     o->wait_ms = clock_ms_since(start_ns);
     CHECK(sum_squares(o, &own, &sum));
     CHECK(replicas_discount(o->replicas, &own, &sum));
-    CHECK(comm_gather_host(o->comm, &own, of_ranks, sizeof own));
-    for (int r = 0; r < comm_size(o->comm); r++) sum += of_ranks[r];
+    CHECK(comm_sum_host(o->comm, &own, 1));
+    sum += own;
     CHECK(replicas_add_shards(o->replicas, &sum));
     double norm = sqrt(sum);
     if (!isfinite(norm))

@@ -163,11 +163,5 @@ enum status replicas_discount(struct replicas *r, double *alone, double *shared)
 
 enum status replicas_add_shards(struct replicas *r, double *sum)
 {
-    double of_shards[COMM_MAX_RANKS];
-    if (!r) return ST_OK;
-    enum status st = comm_gather_host(r->comm, sum, of_shards, sizeof *sum);
-    if (st != ST_OK) return st;
-    *sum = 0;
-    for (int i = 0; i < comm_size(r->comm); i++) *sum += of_shards[i];
-    return ST_OK;
+    return r ? comm_sum_host(r->comm, sum, 1) : ST_OK;
 }

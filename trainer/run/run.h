@@ -23,6 +23,8 @@
 
 #include <limits.h>
 
+#define RANK_FIELD "{rank}" // in --bridge: the rank's number
+
 struct run {
     const struct train_config *config;
     struct train_resolved resolved;

@@ -123,9 +123,11 @@ enum status run_start_adapter(struct run *run)
     const char *name = run->config->lora.name;
     char folder[PATH_ROOM];
     CHECK(path_put(folder, run->folder, "start"));
-    CHECK(current ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge), name)
-                  : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
-                                         (uint64_t)run->config->seed, name));
+    if (run_leads(run))
+        CHECK(current ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge), name)
+                      : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
+                                             (uint64_t)run->config->seed, name));
+    CHECK(comm_barrier(run->comm));
     CHECK(run_load_weights(run, folder, NULL));
     log_info("the adapter '%s' starts %s%s (%s)", name,
              fresh     ? "new, and changes nothing yet"

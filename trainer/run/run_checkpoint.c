@@ -76,6 +76,22 @@ static enum status say_failed_save(const struct run *run, enum status st)
     return status_context(st, "checkpoint of step %" PRId64, run->step);
 }
 
+// This rank's parts of what rank 0 writes, in its order; of the weights where it holds another
+// shard of rank 0's server.
+static enum status save_parts(const struct run *run, const struct checkpoint_model *policy,
+                              const struct checkpoint_model *draft)
+{
+    struct optimizer *optimizers[] = {policy->optimizer, draft->optimizer};
+    enum status st = ST_OK;
+    if (run->shards && comm_rank(run->copies) == 0)
+        CHECK(weights_save_part(run->policy, bridge_device(run->bridge)));
+    for (int i = 0; i < 2; i++)
+        if (optimizers[i] && optimizer_steps(optimizers[i]) > 0)
+            CHECK(optimizer_save_part(optimizers[i]));
+out:
+    return st;
+}
+
 // What rank 0 has written, on every rank.
 static enum status agree_on_path(const struct run *run, char **folder)
 {
@@ -85,18 +101,6 @@ static enum status agree_on_path(const struct run *run, char **folder)
     if (st != ST_OK || *folder) return st;
     *folder = strdup(path);
     return *folder ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a path");
-}
-
-// What this rank gives to the checkpoint that rank 0 writes: the weights of its shard, where it is
-// of rank 0's server, and then its part of the optimizer's state.
-static enum status save_part(const struct run *run, struct optimizer *optimizer)
-{
-    enum status st = ST_OK;
-    if (run->shards && comm_rank(run->copies) == 0)
-        CHECK(weights_save_part(run->policy, bridge_device(run->bridge)));
-    if (optimizer_steps(optimizer) > 0) st = optimizer_save_part(optimizer);
-out:
-    return st;
 }
 
 enum status run_save(struct run *run, bool interim)
@@ -121,7 +125,7 @@ enum status run_save(struct run *run, bool interim)
                                run->draft ? &draft : NULL, (int)run->config->save_total_limit,
                                &folder));
     else
-        CHECK(save_part(run, policy.optimizer));
+        CHECK(save_parts(run, &policy, &draft));
     CHECK(agree_on_path(run, &folder));
     run->saved_step = run->step;
     run->interim_step = interim ? run->step : -1;

@@ -107,6 +107,14 @@ out:
     return st;
 }
 
+// The bridge file of one server is none of several ranks', and theirs none of one process.
+static void forget_other_bridge(const struct train_config *c, json_t *recorded)
+{
+    const char *bridge = json_string_value(json_object_get(recorded, "bridge"));
+    if (bridge && c->serves != (strstr(bridge, RANK_FIELD) != NULL))
+        json_object_del(recorded, "bridge");
+}
+
 enum status run_folder_options(struct option_set *set, struct train_config *config)
 {
     enum status st = ST_OK;
@@ -117,6 +125,7 @@ enum status run_folder_options(struct option_set *set, struct train_config *conf
     CHECK(path_put(path, config->run_dir, "config.json"));
     if (!file_exists(path)) goto out;
     CHECK(json_read_file(path, MAX_CONFIG, &recorded));
+    forget_other_bridge(config, recorded);
     CHECK(options_fill(set, path, recorded, config, &taken));
     if (taken.len) log_info("options as recorded in %s: %s", path, bytes_text(&taken));
 out:
@@ -180,6 +189,7 @@ static enum status write_config(const struct run *run, bool resumed)
     if (!resolved) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
     for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
         json_object_del(resolved, of_a_start[i]);
+    if (run->config->sync == SYNC_SHARED) json_object_del(resolved, "model"); // a server's own
     // One that cannot be read is replaced.
     if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, resolved);
     CHECK(json_write_file(path, 0644, resolved));

@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RANK_FIELD "{rank}"
-#define LEAVE_S    10.0 // of what is still waited for while this process ends
+#define LEAVE_S 10.0 // of what is still waited for while this process ends
 
 bool run_leads(const struct run *run)
 {
@@ -31,14 +30,9 @@ static enum status check_options(const struct run *run)
         const char *option;
         bool given;
     } alone[] = {
-        {"async", c->async},
-        {"rollout-ahead", c->rollout_ahead > 0},
-        {"atropos", c->atropos},
-        {"rollouts", c->rollouts},
-        {"workers", c->workers},
-        {"lora-r", c->lora.r > 0},
-        {"train-draft", c->train_draft},
-        {"sync checkpoint", c->sync == SYNC_CHECKPOINT},
+        {"async", c->async},     {"rollout-ahead", c->rollout_ahead > 0},
+        {"atropos", c->atropos}, {"rollouts", c->rollouts},
+        {"workers", c->workers}, {"sync checkpoint", c->sync == SYNC_CHECKPOINT},
     };
     for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
         if (alone[i].given)
@@ -216,14 +210,13 @@ enum status run_align_versions(struct run *run)
 {
     struct control *control = bridge_control(run->bridge);
     uint64_t version = control_version(control), all[COMM_MAX_RANKS], newest = version;
-    bool differ = false;
+    bool differ = false; // the same on all ranks
     enum status st;
     CHECK(comm_gather_host(run->comm, &version, all, sizeof version));
     for (int r = 0; r < comm_size(run->comm); r++) {
         differ |= all[r] != version;
         if (all[r] > newest) newest = all[r];
     }
-    if (!differ) CHECK(run_any(run, &differ));
     if (!differ) return ST_OK;
     run->next_version = newest + 2;
     log_info("the servers' weight versions differ; all go on from %" PRIu64, run->next_version);
@@ -233,25 +226,34 @@ out:
     return st;
 }
 
-enum status run_compare_weights(const struct run *run)
+static enum status compare(const struct run *run, const char *which, const struct weights *w)
 {
     struct device *dev = bridge_device(run->bridge);
-    const struct weights *w = run->policy;
     const uint64_t offset = 0, bytes = (uint64_t)w->n_elements * dtype_size(w->dt);
     uint64_t sum = 0, all[COMM_MAX_RANKS];
     enum status st;
-    if (!run->copies) return ST_OK;
     device_ops(dev)->checksum(dev, &sum, w->base, &offset, &bytes, 1);
     CHECK(device_sync(dev));
     CHECK(comm_gather_host(run->copies, &sum, all, sizeof sum));
     for (int r = 1; r < comm_size(run->copies); r++)
         if (all[r] != all[0])
             FAIL(ST_MISMATCH,
-                 "after step %" PRId64 " the weights of rank %d's server are not those of rank 0's "
+                 "after step %" PRId64 " the %s of rank %d's server is not that of rank 0's "
                  "(checksums %016" PRIx64 " and %016" PRIx64 "); %s",
-                 run->step, r, all[r], all[0],
+                 run->step, which, r, all[r], all[0],
                  run->step ? "go on from the last checkpoint with --resume"
                            : "start all servers from one folder");
+out:
+    return st;
+}
+
+enum status run_compare_weights(const struct run *run)
+{
+    enum status st;
+    if (!run->comm) return ST_OK;
+    CHECK(compare(run, "policy", run->policy));
+    if (run->adapter) CHECK(compare(run, "adapter", run->adapter->weights));
+    if (run->draft) CHECK(compare(run, "draft model", run->draft));
 out:
     return st;
 }

@@ -33,15 +33,16 @@ static enum status folder_to_start_from(const struct run *run, const struct cont
 {
     const char *from = run->config->start_from;
     // A draft model may have been left behind by a reload of the policy alone.
-    const bool as_loaded =
-        f->updates == 0 && strcmp(f->origin, f->loaded) == 0 && (!run->draft || f->publishes == 0);
+    bool changed =
+        f->updates > 0 || strcmp(f->origin, f->loaded) != 0 || (run->draft && f->publishes > 0);
     ret[0] = 0;
     if (strcmp(from, "current") == 0) return ST_OK;
     if (strcmp(from, "loaded") != 0) {
         snprintf(ret, PATH_ROOM, "%s", from);
         return ST_OK;
     }
-    if (as_loaded) return ST_OK;
+    enum status st = run_any(run, &changed); // all load it, or none
+    if (st != ST_OK || !changed) return st;
     if (f->loaded[0] != '/')
         return status_fail(ST_INVALID,
                            "--start-from loaded: the server loaded no folder (%s); "

@@ -44,7 +44,8 @@ static void saved(struct op *op)
 static void snapshot(struct op *op)
 {
     op->snapshot.base = op->snapshot.base && !op->inflight;
-    struct sampler *s = tinker_new_sampler(op->tinker, op->sampler, op->model->base, &op->snapshot);
+    struct sampler *s = tinker_new_sampler(op->tinker, op->model->session, op->sampler,
+                                           op->model->base, &op->snapshot);
     if (s) {
         s->inflight = op->inflight;
         future_done_json(op->future, json_pack("{s:s, s:s}", "sampling_session_id", s->id, "type",

@@ -45,8 +45,8 @@ static int64_t saves_of(const struct tinker *t, const struct snapshot *of)
     return json_integer_value(json_object_get(json_object_get(t->live, of->path), "saves"));
 }
 
-struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
-                                   const struct snapshot *of)
+struct sampler *tinker_new_sampler(struct tinker *t, struct session *session, const char *id,
+                                   const char *base, const struct snapshot *of)
 {
     struct sampler *s = tinker_sampler(t, id);
     if (!s) {
@@ -54,6 +54,7 @@ struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char 
         s->next = t->samplers;
         t->samplers = s;
     }
+    s->session = session;
     snprintf(s->id, sizeof s->id, "%s", id);
     snprintf(s->base, sizeof s->base, "%s", base);
     s->of = *of;
@@ -172,7 +173,7 @@ void handle_create_sampler(void *tinker, struct http_request *q)
     struct snapshot of = {0};
     json_t *body = tinker_body(q);
     if (!body) return;
-    const struct session *session = tinker_session(t, q, body);
+    struct session *session = tinker_session(t, q, body);
     const int64_t number = session ? tinker_number(q, body, "sampling_session_seq_id", 0) : -1;
     const char *path = json_string_value(json_object_get(body, "model_path")),
                *base = json_string_value(json_object_get(body, "base_model"));
@@ -182,7 +183,7 @@ void handle_create_sampler(void *tinker, struct http_request *q)
     if (base && !tinker_serves(t, q, base)) goto out;
     CHECK(path ? find_path(t, path, &of) : find_base(t, &of));
     snprintf(id, sizeof id, "%.120s:sample:%" PRId64, session->id, number);
-    struct sampler *s = tinker_new_sampler(t, id, base ? base : t->model_name, &of);
+    struct sampler *s = tinker_new_sampler(t, session, id, base ? base : t->model_name, &of);
     if (!s) FAIL(ST_NO_MEMORY, "out of memory");
     CHECK(check_stale(t, s));
     http_reply_json(
@@ -201,7 +202,8 @@ void handle_sampler(void *tinker, struct http_request *q)
                         json_pack("{s:s, s:s, s:s?}", "sampler_id", s->id, "base_model", s->base,
                                   "model_path", s->of.path[0] ? s->of.path : NULL));
     else
-        http_fail(q, 404, "there is no sampling session \"%.100s\"", http_path_tail(q));
+        http_fail(q, 404, "there is no sampling session \"%.100s\": " TINKER_FORGOTTEN,
+                  http_path_tail(q));
 }
 
 // ---- its answer ---------------------------------------------------------------------------------
@@ -376,14 +378,12 @@ void handle_asample(void *tinker, struct http_request *q)
     json_t *body = tinker_body(q);
     if (!body) return;
     const char *id = tinker_text(q, body, "sampling_session_id");
-    const struct sampler *s = id ? tinker_sampler(t, id) : NULL;
+    struct sampler *s = id ? tinker_sampler(t, id) : NULL;
     const int64_t seq_id = s ? tinker_number(q, body, "seq_id", 0) : -1;
     struct future *known = s && seq_id >= 0 ? future_of(t->futures, s->id, seq_id) : NULL;
+    if (s) s->session->heard_ns = clock_now_ns();
     if (id && !s) {
-        http_fail(q, 404,
-                  "there is no sampling session \"%.100s\": cw-trainer serve was started "
-                  "anew since",
-                  id);
+        http_fail(q, 404, "there is no sampling session \"%.100s\": " TINKER_FORGOTTEN, id);
     } else if (known) {
         future_promise(known, q, NULL);
     } else if (seq_id >= 0 && tinker_takes_work(t, q)) {

@@ -111,12 +111,61 @@ void handle_finish(void *tinker, struct http_request *q)
     while (s && (strlen(s->id) != n || memcmp(s->id, tail, n) != 0)) s = s->next;
     if (s) {
         s->ended = true;
+        s->heard_ns = clock_now_ns();
         end_runs(t, s);
         log_info("session %s: finished", s->id);
     } else {
         log_info("a session finished that an earlier process had");
     }
     http_reply_json(q, 200, json_object());
+}
+
+// Once it has none that is busy, or that another client would miss.
+static bool forget_runs(struct tinker *t, const struct session *s)
+{
+    for (const struct training_run *m = t->training_runs; m; m = m->next)
+        if (m->session == s && (m->n_ops > 0 || (!m->over && !s->ended))) return false;
+    for (struct training_run **link = &t->training_runs; *link;) {
+        struct training_run *m = *link;
+        if (m->session != s) {
+            link = &m->next;
+            continue;
+        }
+        futures_end_owner(t->futures, m->id);
+        *link = m->next;
+        free(m);
+    }
+    return true;
+}
+
+static void forget_samplers(struct tinker *t, const struct session *s)
+{
+    for (struct sampler **link = &t->samplers; *link;) {
+        struct sampler *sampler = *link;
+        if (sampler->session != s) {
+            link = &sampler->next;
+            continue;
+        }
+        futures_end_owner(t->futures, sampler->id);
+        *link = sampler->next;
+        free(sampler);
+    }
+}
+
+void tinker_sessions_sweep(struct tinker *t)
+{
+    const double most_ms = t->options->session_timeout * 1e3;
+    for (struct session **link = &t->sessions; *link;) {
+        struct session *s = *link;
+        if (clock_ms_since(s->heard_ns) < most_ms || !forget_runs(t, s)) {
+            link = &s->next;
+            continue;
+        }
+        forget_samplers(t, s);
+        log_debug("session %s: forgotten", s->id);
+        *link = s->next;
+        free(s);
+    }
 }
 
 void handle_capabilities(void *tinker, struct http_request *q)

@@ -19,6 +19,8 @@ struct owner { // of futures that are done
     struct owner *next;
     char name[FUTURE_KEY_ROOM];
     int64_t places;
+    int n; // futures of it that are there, done or not
+    bool ended;
     struct future *first, **last;
 };
 
@@ -108,11 +110,13 @@ struct future *future_new(struct futures *f, const char *owner, int64_t seq_id)
         return NULL;
     }
     struct future *u = calloc(1, sizeof *u);
-    if (!u || !make_room(f) || !need_owner(f, owner)) {
+    struct owner *o = u && make_room(f) ? need_owner(f, owner) : NULL;
+    if (!o) {
         free(u);
         status_fail(ST_NO_MEMORY, "out of memory");
         return NULL;
     }
+    o->n++;
     u->of = f;
     u->number = f->first + f->n;
     u->seq_id = seq_id;
@@ -254,6 +258,22 @@ void future_retrieve(struct future *u, struct http_request *q)
     http_attach(q, u, on_gone);
 }
 
+static void free_owner(struct futures *f, struct owner *o)
+{
+    struct owner **link = &f->owners;
+    if (!o || !o->ended || o->n > 0) return;
+    while (*link != o) link = &(*link)->next;
+    *link = o->next;
+    free(o);
+}
+
+void futures_end_owner(struct futures *f, const char *owner)
+{
+    struct owner *o = find_owner(f, owner);
+    if (o) o->ended = true;
+    free_owner(f, o);
+}
+
 static void forget(struct futures *f, int64_t i)
 {
     struct future *u = f->list[i];
@@ -265,6 +285,8 @@ static void forget(struct futures *f, int64_t i)
     json_object_del(f->by_key, u->key);
     future_free(u);
     f->list[i] = NULL;
+    o->n--;
+    free_owner(f, o);
 }
 
 void futures_sweep(struct futures *f)

@@ -56,6 +56,8 @@ void future_retrieve(struct future *u, struct http_request *q);
 void futures_sweep(struct futures *f);
 // The first that is done of an owner's; `next_done` leads on.
 struct future *futures_done_of(struct futures *f, const char *owner);
+// Nobody asks for that owner's any more: what is known of it goes with its last future.
+void futures_end_owner(struct futures *f, const char *owner);
 int futures_pending(const struct futures *f);
 
 #endif

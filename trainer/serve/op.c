@@ -2,8 +2,11 @@
  *
  * They carry numbers without gaps; the client may send them in another order (the parts of a large
  * forward_backward do come so), so that one behind a gap is held until the gap is filled. A number
- * that was seen before is the same request again: it gets the same future. */
+ * that was seen before is the same request again: it gets the same future. A gap that is not filled
+ * in time ends the run for its client: what is behind it cannot be done as it was meant. */
 #include "trainer/serve/tinker.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
 
 #include <stdlib.h>
 
@@ -25,6 +28,7 @@ static void deliver(struct inbox_message *message)
     else
         future_fail(op->future, st);
     if (st != ST_OK && op->seq_id == 0) op->model->over = true; // its beginning failed
+    op->model->n_ops--;
     op_free(op);
 }
 
@@ -68,6 +72,41 @@ struct op *op_of(struct tinker *t, struct http_request *q, const json_t *body,
     return op_new(t, q, m, seq_id, run, done);
 }
 
+static enum status fail_missed(const struct training_run *m, const struct op *op)
+{
+    return status_fail(
+        ST_INVALID,
+        "request %lld of %s cannot be done: request %lld, which goes before it, did "
+        "not come within --gap-timeout. Numbers (seq_id) of a training client have no "
+        "gaps; make another one, from its last checkpoint "
+        "(create_training_client_from_state_with_optimizer)",
+        (long long)op->seq_id, m->id, (long long)m->missed);
+}
+
+// What is behind the gap fails, and what comes later.
+static void fail_held(struct training_run *m)
+{
+    while (m->missed && m->held) {
+        struct op *op = m->held;
+        m->held = op->next;
+        m->n_ops--;
+        future_fail(op->future, fail_missed(m, op));
+        op_free(op);
+    }
+}
+
+void op_sweep(struct tinker *t)
+{
+    const int64_t most_ms = (int64_t)(t->options->gap_timeout * 1e3);
+    for (struct training_run *m = t->training_runs; m; m = m->next) {
+        if (!m->held || clock_ms_since(m->held_ns) < (double)most_ms) continue;
+        m->missed = m->next_seq;
+        log_warn("%s: request %lld did not come, and what is behind it fails", m->id,
+                 (long long)m->missed);
+        fail_held(m);
+    }
+}
+
 // Lets those go that have nothing missing before them.
 static void release_held(struct tinker *t, struct training_run *m)
 {
@@ -76,7 +115,9 @@ static void release_held(struct tinker *t, struct training_run *m)
         m->held = op->next;
         m->next_seq = op->seq_id + 1;
         work_put(t->works, &op->work);
+        m->held_ns = clock_now_ns();
     }
+    fail_held(m);
 }
 
 void op_submit(struct op *op, struct http_request *q)
@@ -90,6 +131,8 @@ void op_submit(struct op *op, struct http_request *q)
         return;
     }
     struct future *future = op->future;
+    if (!m->held) m->held_ns = clock_now_ns();
+    m->n_ops++;
     while (*link && (*link)->seq_id < op->seq_id) link = &(*link)->next;
     op->next = *link;
     *link = op;

@@ -92,8 +92,7 @@ struct session *tinker_session(struct tinker *t, struct http_request *q, const j
         s->heard_ns = clock_now_ns();
         return s;
     }
-    http_fail(q, 404, "there is no session \"%.100s\": cw-trainer serve was started anew since",
-              id);
+    http_fail(q, 404, "there is no session \"%.100s\": " TINKER_FORGOTTEN, id);
     return NULL;
 }
 
@@ -111,8 +110,8 @@ struct training_run *tinker_training_run(struct tinker *t, struct http_request *
         m->session->heard_ns = clock_now_ns();
     else
         http_fail(q, 404,
-                  "there is no model \"%.100s\": go on from one of its checkpoints, if cw-trainer "
-                  "serve was started anew since",
+                  "there is no model \"%.100s\": " TINKER_FORGOTTEN
+                  "; go on from one of its checkpoints",
                   id);
     return m;
 }
@@ -159,6 +158,8 @@ static void on_tick(uv_timer_t *timer)
 {
     struct tinker *t = timer->data;
     futures_sweep(t->futures);
+    op_sweep(t);
+    tinker_sessions_sweep(t);
     tinker_polls_sweep(t);
 }
 

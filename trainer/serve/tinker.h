@@ -18,8 +18,9 @@ struct tinker_options {       // all borrowed
     const char *model_names;  // by which clients may ask for the model too, with commas; or NULL
     int inflight;             // 1: stale snapshots are served by the live weights
     double sample_timeout;    // seconds
-    int max_context;          // of the server
-    int skip_unembed;         // 1: adapters of clients that want one for the head too go without
+    double gap_timeout, session_timeout; // likewise
+    int max_context;                     // of the server
+    int skip_unembed; // 1: adapters of clients that want one for the head too go without
 };
 struct tinker;
 
@@ -36,6 +37,8 @@ void tinker_stop(struct tinker *t); // NULL is fine
 // ---- of the loop's thread -----------------------------------------------------------------------
 
 #define ID_ROOM 200
+#define TINKER_FORGOTTEN                                                                           \
+    "cw-trainer serve was started anew since, or did not hear of its client for --session-timeout"
 
 struct session { // a client
     struct session *next;
@@ -53,11 +56,15 @@ struct training_run { // a training run of this process
     bool over;          // another run took its place
     int64_t next_seq;   // that may go to the main thread; 0: its making
     struct op *held;    // those behind a gap, by number
+    int64_t held_ns;    // since when there are any
+    int64_t missed;     // number that did not come, so that what is behind it fails; 0: none
+    int n_ops;          // with the main thread, or held
 };
 
 struct sampler { // a sampling session
     struct sampler *next;
     char id[ID_ROOM], base[ID_ROOM];
+    struct session *session;
     struct snapshot of;
     int64_t saves; // of its path by then: what is saved there later is something else
     bool inflight; // it follows the live weights
@@ -127,8 +134,9 @@ bool tinker_takes_work(struct tinker *t, struct http_request *q);
 // Whether this is the served model; else answered.
 bool tinker_serves(struct tinker *t, struct http_request *q, const char *base_model);
 struct sampler *tinker_sampler(struct tinker *t, const char *id); // NULL: there is none
-struct sampler *tinker_new_sampler(struct tinker *t, const char *id, const char *base,
-                                   const struct snapshot *of);
+struct sampler *tinker_new_sampler(struct tinker *t, struct session *session, const char *id,
+                                   const char *base, const struct snapshot *of);
+void tinker_sessions_sweep(struct tinker *t);      // forgets clients that are gone for good
 void tinker_ttl(struct tinker *t, const char *of); // says, once, that time limits have no effect
 // endpoints_downloads.c: answers with the URLs of a checkpoint's files, or the one of them all.
 enum status tinker_reply_urls(struct tinker *t, struct http_request *q,
@@ -151,6 +159,7 @@ void op_submit(struct op *op, struct http_request *q); // takes it over
 // The live weights are those of its path, where they were just saved or which was loaded.
 void op_note_live(struct op *op, bool saved);
 void op_free_held(struct training_run *m);
+void op_sweep(struct tinker *t); // fails what was behind a gap for too long
 
 // Endpoints: the context is the struct tinker.
 void handle_config(void *tinker, struct http_request *q);

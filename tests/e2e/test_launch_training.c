@@ -1,0 +1,165 @@
+/* test_launch_training.c: two ranks that train one model, by one command: their servers are started
+ * with them and end with them; a signal ends them with a checkpoint, and where one is killed all
+ * end in time, say who, and the run goes on. */
+#include "bridge/bridge_file.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "tests/support/training.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define END_MS 10000 // for all, once a rank is gone
+
+static struct scene scene;
+static const char *runtime;
+
+static int open_scene(void **state)
+{
+    (void)state;
+    runtime = test_folder();
+    setenv("XDG_RUNTIME_DIR", runtime, 1);
+    setenv("OMP_NUM_THREADS", "1", 1);
+    scene_open(&scene);
+    return 0;
+}
+
+static int close_scene(void **state)
+{
+    (void)state;
+    scene_close(&scene);
+    return 0;
+}
+
+static void start(struct test_child *child, const char *run, const char *steps)
+{
+    const char *argv[TRAINER_WORDS];
+    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
+    trainer_command(
+        &scene, test_path(scene.folder, run),
+        OPTIONS("--model", scene.model, "--resume", "--save-steps", "2", "--max-steps", steps),
+        argv);
+    assert_string_equal(argv[2], "--bridge");
+    argv[2] = "--ranks";
+    argv[3] = "2";
+    test_spawn(child, test_path(scene.folder, "trainer.log"), argv);
+}
+
+static int run_to(const char *run, const char *steps)
+{
+    struct test_child child = {0};
+    start(&child, run, steps);
+    return test_wait(&child, LIMIT_MS);
+}
+
+// The server of a rank, as its bridge file says.
+static pid_t server_of(int rank)
+{
+    char name[64];
+    struct bridge_file *file;
+    snprintf(name, sizeof name, "commonweight/cpu-%d/bridge.json", rank);
+    assert_ok(bridge_file_read(test_path(runtime, name), &file));
+    const pid_t pid = file->pid;
+    bridge_file_free(file);
+    return pid;
+}
+
+static void servers_have_ended(const pid_t servers[2])
+{
+    for (int rank = 0; rank < 2; rank++) {
+        for (int i = 0; i < 200 && kill(servers[rank], 0) == 0; i++) clock_sleep_ms(20);
+        assert_int_not_equal(kill(servers[rank], 0), 0);
+    }
+}
+
+static void test_one_command(void **state)
+{
+    (void)state;
+    assert_int_equal(run_to("whole", "4"), 0);
+    assert_int_equal(steps_done(&scene, "whole"), 4);
+    assert_log(&scene, "cw-trainer: 2 ranks, 2 of them started here, with mpirun");
+    assert_log(&scene, "cw-trainer[0]: 2 ranks have met");
+    assert_false(file_exists(test_path(runtime, "commonweight/cpu-0/server.sock")));
+    assert_false(file_exists(test_path(runtime, "commonweight/cpu-1/server.sock")));
+}
+
+static void test_a_signal_ends_all_with_a_checkpoint(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    start(&child, "stopped", "100000");
+    wait_for_steps(&scene, "stopped", 1, &child);
+    const pid_t servers[2] = {server_of(0), server_of(1)};
+    test_kill(&child, SIGTERM);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 0);
+    servers_have_ended(servers);
+    char name[64];
+    snprintf(name, sizeof name, "stopped/checkpoints/step-%d", steps_done(&scene, "stopped"));
+    assert_true(file_exists(test_path(scene.folder, name)));
+}
+
+// The parent of a rank's server is the rank.
+static pid_t rank_of(pid_t server)
+{
+    char path[64];
+    int parent = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)server);
+    char *text = test_read(path);
+    assert_int_equal(sscanf(strrchr(text, ')') + 1, " %*c %d", &parent), 1);
+    free(text);
+    return parent;
+}
+
+static void test_a_killed_rank_ends_all(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    char gone[128], host[65] = "";
+    start(&child, "killed", "100000");
+    wait_for_steps(&scene, "killed", 3, &child);
+    const pid_t servers[2] = {server_of(0), server_of(1)}, victim = rank_of(servers[1]);
+    const int64_t since = clock_now_ns();
+    kill(victim, SIGKILL);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 1);
+    assert_true(clock_ms_since(since) < END_MS); // as docs/launch.md promises
+    servers_have_ended(servers);
+    gethostname(host, sizeof host - 1);
+    snprintf(gone, sizeof gone, "rank 1 (%s, pid %d) is gone: it was killed", host, (int)victim);
+    assert_log(&scene, gone);
+    assert_log(&scene, "mpirun (pid ");
+    const int done = steps_done(&scene, "killed");
+    snprintf(gone, sizeof gone, "%d", done + 2);
+    assert_int_equal(run_to("killed", gone), 0);
+    assert_int_equal(steps_done(&scene, "killed"), done + 2);
+}
+
+// The server of one rank is killed: its rank says so, and takes the others along.
+static void test_a_killed_server_ends_all(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    start(&child, "serverless", "100000");
+    wait_for_steps(&scene, "serverless", 2, &child);
+    const pid_t servers[2] = {server_of(0), server_of(1)};
+    const int64_t since = clock_now_ns();
+    kill(servers[1], SIGKILL);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 1);
+    assert_true(clock_ms_since(since) < END_MS);
+    servers_have_ended(servers);
+    assert_log(&scene, "cw-trainer[1]: error: ");
+    assert_log(&scene, "cw-trainer[0]: error: ");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_command),
+        cmocka_unit_test(test_a_signal_ends_all_with_a_checkpoint),
+        cmocka_unit_test(test_a_killed_rank_ends_all),
+        cmocka_unit_test(test_a_killed_server_ends_all),
+    };
+    return cmocka_run_group_tests_name("launch training", tests, open_scene, close_scene);
+}
