@@ -77,8 +77,25 @@ static enum status open_arena(const struct bridge *b, const struct bridge_role *
                           "%s: segment %s", b->file->path, role->role);
 }
 
-enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
-                                  bridge_step_fn on_step, void *context, struct bridge **ret)
+// rank -1: of a server that has but one.
+static enum status choose_shard(struct bridge_file *file, int rank)
+{
+    if (rank >= 0) return bridge_file_take_shard(file, rank);
+    if (file->tp_degree == 1) return ST_OK;
+    return status_fail(
+        ST_UNSUPPORTED,
+        "%s: \"tp_degree\" is %d: the server's weights have so many shards, and this "
+        "client maps whole models",
+        file->path, file->tp_degree);
+}
+
+static void no_step(void *context, const char *step, enum status st, const char *detail)
+{
+    (void)context, (void)step, (void)st, (void)detail;
+}
+
+enum status bridge_attach_shard(const char *explicit_path, int rank, struct device *dev,
+                                bridge_step_fn on_step, void *context, struct bridge **ret)
 {
     char path[sizeof((struct bridge_file *)0)->path], detail[2 * PATH_MAX];
     enum status st;
@@ -86,10 +103,12 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     char mapping[80];
     struct bridge *b = calloc(1, sizeof *b);
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
+    if (!on_step) on_step = no_step;
     b->meet = meet_nobody;
 
     CHECK(bridge_find(explicit_path, path, sizeof path));
     CHECK(bridge_file_read(path, &b->file));
+    CHECK(choose_shard(b->file, rank));
     snprintf(detail, sizeof detail, "%s%s%s", path,
              b->file->ignored[0] ? "; roles that are not known here, and left out: " : "",
              b->file->ignored);
@@ -105,9 +124,10 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
     on_step(context, step, ST_OK, detail);
 
     step = "control page";
-    CHECK(control_open(b->file->control_page, b->file->roles[0].layout_hash, &b->control));
+    CHECK(control_open(b->file->control_page, b->file->page_layout, &b->control));
+    if (b->file->shard > 0) control_follow(b->control);
     snprintf(detail, sizeof detail, "%s, layout %.16s", b->file->control_page,
-             b->file->roles[0].layout_hash);
+             b->file->page_layout);
     on_step(context, step, ST_OK, detail);
 
     step = "device";
@@ -135,14 +155,15 @@ out:
     return st;
 }
 
-static void no_step(void *context, const char *step, enum status st, const char *detail)
+enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
+                                  bridge_step_fn on_step, void *context, struct bridge **ret)
 {
-    (void)context, (void)step, (void)st, (void)detail;
+    return bridge_attach_shard(explicit_path, -1, dev, on_step, context, ret);
 }
 
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret)
 {
-    return bridge_attach_watched(explicit_path, dev, no_step, NULL, ret);
+    return bridge_attach_watched(explicit_path, dev, NULL, NULL, ret);
 }
 
 // ---- without a server --------------------------------------------------------------------------
@@ -342,7 +363,9 @@ enum status bridge_publish(struct bridge *b, int64_t quiesce_timeout_ms,
     atomic_store(&b->publishing_since_ns, odd);
     CHECK(b->meet(b->meet_context));
     CHECK(control_write_begin(b->control));
-    st = run_update(b, update, context);
+    // rank 0's is the one version of all shards: none is written before it is odd
+    if (b->file->tp_degree > 1) st = b->meet(b->meet_context);
+    if (st == ST_OK) st = run_update(b, update, context);
     if (st == ST_OK) st = b->meet(b->meet_context);
     st = status_context(
         st, "the update was cut off, so the weights are torn and the server restores them");

@@ -13,7 +13,7 @@ struct bridge;
 // the lease. On failure nothing stays open.
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret);
 // The same, telling each check as it ends: on_step(context, words, status, the fault's sentence or
-// a detail). The first that fails is the last.
+// a detail). The first that fails is the last. NULL: nobody is told.
 typedef void (*bridge_step_fn)(void *context, const char *step, enum status st, const char *detail);
 enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
                                   bridge_step_fn on_step, void *context, struct bridge **ret);
@@ -23,6 +23,11 @@ enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
 enum status bridge_own(struct device *dev, const struct bridge_role *policy, const char *server,
                        enum status (*load)(void *context, void *base), void *context,
                        struct bridge **ret);
+// The same of one shard of a server with several ranks, which is then the policy; with one rank, of
+// its only one. bridge_attach() itself is for servers of one rank. Rank 0's client is the writer
+// for all: the others publish together with it (bridge_publish_with()).
+enum status bridge_attach_shard(const char *explicit_path, int rank, struct device *dev,
+                                bridge_step_fn on_step, void *context, struct bridge **ret);
 void bridge_detach(struct bridge *b); // releases the lease if held; NULL is fine
 
 const struct bridge_file *bridge_file_of(const struct bridge *b);

@@ -59,7 +59,32 @@ enum status bridge_find(const char *explicit_path, char *ret_path, size_t size)
 
 // ---- writing ------------------------------------------------------------------------------------
 
+#define SHARD "shard:" // and the rank
 static enum status from_json(const char *where, const json_t *json, struct bridge_file **ret);
+
+bool bridge_is_shard(const struct bridge_role *role)
+{
+    return strncmp(role->role, SHARD, sizeof SHARD - 1) == 0;
+}
+
+const char *bridge_role_device(const struct bridge_file *file, const struct bridge_role *role)
+{
+    return bridge_is_shard(role) ? role->holder.device : file->device;
+}
+
+static int degree_of(const struct bridge_file *file)
+{
+    return file->tp_degree > 1 ? file->tp_degree : 1;
+}
+
+static void put_holder(json_t *role, const struct bridge_holder *h)
+{
+    json_t *keys =
+        json_pack("{s:s, s:s, s:i, s:I}", "device", h->device, "device_uuid", h->device_uuid, "pid",
+                  (int)h->pid, "pid_start_time", (json_int_t)h->pid_start_time);
+    json_object_update(role, keys);
+    json_decref(keys);
+}
 
 enum status bridge_file_write(const struct bridge_file *file)
 {
@@ -70,23 +95,25 @@ enum status bridge_file_write(const struct bridge_file *file)
     const struct bridge_role *policy = &file->roles[0];
     json = json_pack(
         "{s:s, s:i, s:b, s:i, s:i, s:s, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:O, s:O}", "model",
-        policy->model, "tp_degree", 1, "single_copy_enabled", 1, "num_params", policy->n_tensors,
-        "format_version", BRIDGE_FORMAT_VERSION, "boot_id", file->boot_id, "pid", (int)file->pid,
-        "pid_start_time", (json_int_t)file->pid_start_time, "device", file->device, "device_uuid",
-        file->device_uuid, "control_page", file->control_page, "layout_hash", policy->layout_hash,
-        "socket", file->socket, "segments", segments, "roles", roles);
+        policy->model, "tp_degree", degree_of(file), "single_copy_enabled", 1, "num_params",
+        policy->n_tensors, "format_version", BRIDGE_FORMAT_VERSION, "boot_id", file->boot_id, "pid",
+        (int)file->pid, "pid_start_time", (json_int_t)file->pid_start_time, "device", file->device,
+        "device_uuid", file->device_uuid, "control_page", file->control_page, "layout_hash",
+        policy->layout_hash, "socket", file->socket, "segments", segments, "roles", roles);
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
+        const char *device = bridge_role_device(file, r);
         json_array_append_new(segments,
                               json_pack("{s:s, s:s, s:s, s:I, s:i}", "role", r->role, "kind",
                                         r->kind, "handle", r->handle, "bytes", (json_int_t)r->bytes,
-                                        "device_index", bridge_device_number(file->device)));
+                                        "device_index", bridge_device_number(device)));
         json_t *role = json_pack(
             "{s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:I, s:i}", "role", r->role, "model", r->model,
             "segment", i, "dtype", dtype_torch_name(r->dt), "layout_hash", r->layout_hash,
             "canary_offset", (json_int_t)r->canary_offset, "num_params", r->n_tensors,
             "num_parameters", (json_int_t)r->n_parameters, "rope_context", r->rope_context);
         json_array_append_new(roles, role);
+        if (bridge_is_shard(r)) put_holder(role, &r->holder);
         CHECK(bridge_tensors_put(i == 0 ? json : role, file, r));
     }
     // What a client would refuse is not written; this also finds values that JSON could not take.
@@ -123,28 +150,58 @@ static enum status read_segment(const char *path, const json_t *segments, int64_
     if (!cuda && strcmp(role->kind, "posix-shm") != 0)
         return status_fail(ST_UNSUPPORTED, "%s: kind \"%s\" is neither cuda-ipc nor posix-shm",
                            where, role->kind);
-    if (cuda != (bridge_device_number(file->device) >= 0))
+    const char *device = bridge_role_device(file, role);
+    if (cuda != (bridge_device_number(device) >= 0))
         return status_fail(ST_MISMATCH, "%s: kind %s does not go with device \"%s\"", where,
-                           role->kind, file->device);
+                           role->kind, device);
     CHECK(bridge_need_string(where, segment, "handle", role->handle, sizeof role->handle));
     CHECK(bridge_need_int(where, segment, "bytes", 1, INT64_MAX, &bytes));
     CHECK(bridge_need_int(where, segment, "device_index", -1, INT_MAX, &index));
-    if (index != bridge_device_number(file->device))
+    if (index != bridge_device_number(device))
         return status_fail(ST_MISMATCH, "%s: device_index is %lld, the file's device \"%s\"", where,
-                           (long long)index, file->device);
+                           (long long)index, device);
     role->bytes = (uint64_t)bytes;
 out:
     return st;
 }
 
-// An adapter has a name of its own after the colon.
+// An adapter has a name of its own after the colon, a shard its rank.
 static bool role_is_known(const char *role)
 {
     static const char *const known[] = {"policy", "draft", "reference", "frozen"};
-    static const char adapter[] = "adapter:";
+    static const char *const named[] = {"adapter:", SHARD};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(role, known[i]) == 0) return true;
-    return strncmp(role, adapter, sizeof adapter - 1) == 0 && role[sizeof adapter - 1];
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+        if (strncmp(role, named[i], strlen(named[i])) == 0 && role[strlen(named[i])]) return true;
+    return false;
+}
+
+// "cpu" or "cuda:N".
+static enum status check_device(const char *where, const char *name)
+{
+    char device[32];
+    snprintf(device, sizeof device, "cuda:%d", bridge_device_number(name));
+    if (strcmp(name, "cpu") == 0 || (strcmp(name, device) == 0 && bridge_device_number(name) >= 0))
+        return ST_OK;
+    return status_fail(ST_FORMAT, "%s: \"device\" is \"%s\"; it must be cpu or cuda:N", where,
+                       name);
+}
+
+static enum status read_holder(const char *where, const json_t *object, struct bridge_holder *ret)
+{
+    int64_t pid = 0, start = 0;
+    enum status st;
+    CHECK(bridge_need_string(where, object, "device", ret->device, sizeof ret->device));
+    CHECK(check_device(where, ret->device));
+    CHECK(bridge_need_string(where, object, "device_uuid", ret->device_uuid,
+                             sizeof ret->device_uuid));
+    CHECK(bridge_need_int(where, object, "pid", 1, INT_MAX, &pid));
+    CHECK(bridge_need_int(where, object, "pid_start_time", 1, INT64_MAX, &start));
+    ret->pid = (pid_t)pid;
+    ret->pid_start_time = (uint64_t)start;
+out:
+    return st;
 }
 
 static void note_ignored(struct bridge_file *file, const char *role)
@@ -176,6 +233,7 @@ static enum status read_role(const char *path, const json_t *json, size_t i,
     if (bridge_file_role(file, role->role))
         return status_fail(ST_FORMAT, "%s: role %s is there twice", where, role->role);
     file->n_roles++; // also of a role that is read by half, so that it is freed
+    if (bridge_is_shard(role)) CHECK(read_holder(where, object, &role->holder));
     CHECK(bridge_need_string(where, object, "model", role->model, sizeof role->model));
     CHECK(bridge_need_string(where, object, "layout_hash", role->layout_hash,
                              sizeof role->layout_hash));
@@ -220,15 +278,43 @@ static enum status check_old_keys(const char *where, const json_t *json,
     if (n != policy->n_tensors)
         return status_fail(ST_MISMATCH, "%s: \"num_params\" is %lld, that of roles[0] %d", where,
                            (long long)n, policy->n_tensors);
-    CHECK(bridge_need_int(where, json, "tp_degree", 1, INT_MAX, &n));
-    if (n != 1)
-        return status_fail(ST_UNSUPPORTED, "%s: \"tp_degree\" is %lld; only 1 can be attached",
-                           where, (long long)n);
     CHECK(json_get_bool(where, json, "single_copy_enabled", &single));
     if (!single)
         return status_fail(ST_UNSUPPORTED,
                            "%s: \"single_copy_enabled\" is not true: its memory is not shared",
                            where);
+out:
+    return st;
+}
+
+static const struct bridge_role *shard_of(const struct bridge_file *file, int rank)
+{
+    char name[32];
+    snprintf(name, sizeof name, SHARD "%d", rank);
+    return rank == 0 ? &file->roles[0] : bridge_file_role(file, name);
+}
+
+// As many shards as ranks, and each tensor says which part it is.
+static enum status check_shards(const char *where, const json_t *json, struct bridge_file *file)
+{
+    int64_t n = 0;
+    int shards = 1;
+    enum status st;
+    CHECK(bridge_need_int(where, json, "tp_degree", 1, MAX_ROLES, &n));
+    file->tp_degree = (int)n;
+    memcpy(file->page_layout, file->roles[0].layout_hash, sizeof file->page_layout);
+    for (int i = 0; i < file->n_roles; i++) shards += bridge_is_shard(&file->roles[i]);
+    for (int rank = 0; rank < file->tp_degree; rank++) {
+        const struct bridge_role *role = shard_of(file, rank);
+        if (!role || shards != file->tp_degree)
+            FAIL(ST_FORMAT, "%s: \"tp_degree\" is %d, and there are %d shards of the policy", where,
+                 file->tp_degree, shards);
+        for (int i = 0; i < role->n_tensors; i++)
+            if ((role->tensors[i].slice.n_runs > 0) != (file->tp_degree > 1))
+                FAIL(ST_FORMAT, "%s: role %s: tensor %s %s \"shard\", and \"tp_degree\" is %d",
+                     where, role->role, role->tensors[i].name,
+                     file->tp_degree > 1 ? "lacks its" : "has a", file->tp_degree);
+    }
 out:
     return st;
 }
@@ -256,12 +342,7 @@ static enum status read_head(const char *where, const json_t *json, struct bridg
     file->pid = (pid_t)pid;
     file->pid_start_time = (uint64_t)start;
     CHECK(bridge_need_string(where, json, "device", file->device, sizeof file->device));
-    char device[32];
-    snprintf(device, sizeof device, "cuda:%d", bridge_device_number(file->device));
-    if (strcmp(file->device, "cpu") != 0 &&
-        (strcmp(file->device, device) != 0 || bridge_device_number(file->device) < 0))
-        return status_fail(ST_FORMAT, "%s: \"device\" is \"%s\"; it must be cpu or cuda:N", where,
-                           file->device);
+    CHECK(check_device(where, file->device));
     CHECK(bridge_need_string(where, json, "device_uuid", file->device_uuid,
                              sizeof file->device_uuid));
     CHECK(bridge_need_string(where, json, "control_page", file->control_page,
@@ -290,6 +371,7 @@ static enum status from_json(const char *where, const json_t *json, struct bridg
     if (!file->roles) FAIL(ST_NO_MEMORY, "%s: out of memory", where);
     for (size_t i = 0; i < n; i++) CHECK(read_role(where, json, i, file));
     CHECK(check_old_keys(where, json, &file->roles[0]));
+    CHECK(check_shards(where, json, file));
     *ret = file;
     file = NULL;
 out:
@@ -329,6 +411,34 @@ const struct bridge_role *bridge_file_role(const struct bridge_file *file, const
     for (int i = 0; i < file->n_roles; i++)
         if (strcmp(file->roles[i].role, role) == 0) return &file->roles[i];
     return NULL;
+}
+
+enum status bridge_file_take_shard(struct bridge_file *file, int rank)
+{
+    const struct bridge_role *wanted = shard_of(file, rank);
+    int n = 1;
+    if (rank < 0 || rank >= file->tp_degree || !wanted)
+        return status_fail(ST_INVALID,
+                           "%s: the server's weights have %d shards: there is none of rank %d",
+                           file->path, file->tp_degree, rank);
+    if (rank > 0) {
+        struct bridge_role shard = *wanted, first = file->roles[0];
+        memcpy(shard.role, first.role, sizeof shard.role);
+        memcpy(file->device, shard.holder.device, sizeof file->device);
+        memcpy(file->device_uuid, shard.holder.device_uuid, sizeof file->device_uuid);
+        memcpy(first.role, wanted->role, sizeof first.role); // its place is left out below
+        file->roles[wanted - file->roles] = first;
+        file->roles[0] = shard;
+    }
+    for (int i = 1; i < file->n_roles; i++) {
+        if (bridge_is_shard(&file->roles[i]))
+            free(file->roles[i].tensors);
+        else
+            file->roles[n++] = file->roles[i];
+    }
+    file->n_roles = n;
+    file->shard = rank;
+    return ST_OK;
 }
 
 // ---- against this machine -----------------------------------------------------------------------

@@ -12,15 +12,28 @@
 
 #define BRIDGE_FORMAT_VERSION 1
 
+// Which part of the Hugging Face tensor a shard holds: runs of its rows, one after the other, and
+// of these as many columns as the tensor has here, from first_column on.
+#define BRIDGE_MAX_RUNS 3
+struct bridge_slice {
+    int64_t whole[4]; // its shape
+    int n_runs;       // 0: the tensor is the whole one
+    struct {
+        int64_t first, n;
+    } runs[BRIDGE_MAX_RUNS];
+    int64_t first_column;
+};
 struct bridge_tensor {
     char name[160]; // Hugging Face name
     int n_dims;
     int64_t shape[4], stride[4]; // elements
     enum dtype dt;
-    uint64_t offset, bytes; // in the role's segment
+    uint64_t offset, bytes;    // in the role's segment
+    struct bridge_slice slice; // of a server with several ranks
 };
 // One arena. The policy is there and is first; "draft", "reference" and "frozen" may follow, and
-// any number of "adapter:NAME". Others, of newer servers, are left out when the file is read.
+// any number of "adapter:NAME". Others, of newer servers, are left out when the file is read. Of a
+// server with several ranks "policy" is the shard of rank 0, and "shard:R" that of rank R.
 struct bridge_role {
     char role[64], model[512]; // model: the Hugging Face folder it was loaded from
     char kind[16],
@@ -32,6 +45,11 @@ struct bridge_role {
     int rope_context; // by which the server chose the rope's factors (config.h); 0: not told
     int n_tensors;
     struct bridge_tensor *tensors;
+    struct bridge_holder { // of a shard's role: the process that holds it, and on what
+        char device[16], device_uuid[48];
+        pid_t pid;
+        uint64_t pid_start_time;
+    } holder;
 };
 struct bridge_file {
     char path[512];                                // where it was read from, or is written to
@@ -40,6 +58,9 @@ struct bridge_file {
     uint64_t pid_start_time;
     char control_page[96]; // shared memory name
     char socket[256];      // the server's Unix socket
+    int tp_degree;         // ranks that share the policy; 0 or 1: one
+    int shard;             // bridge_file_take_shard(): whose the policy is; 0 before
+    char page_layout[65];  // layout_hash by which the control page goes: that of rank 0
     int n_roles;
     struct bridge_role *roles; // roles[0] is the policy; its fields also fill the keys of old tools
     char ignored[256];         // names of roles that were left out, for the reader to say; or ""
@@ -62,5 +83,8 @@ enum status bridge_file_check(const struct bridge_file *file);
 enum status bridge_file_check_boot(const struct bridge_file *file);
 enum status bridge_file_check_process(const struct bridge_file *file);
 const struct bridge_role *bridge_file_role(const struct bridge_file *file, const char *role);
+// Makes it the file of one rank's shard, which its "policy" then is, on that rank's device; the
+// other shards are left out. ST_INVALID where there is no such rank.
+enum status bridge_file_take_shard(struct bridge_file *file, int rank);
 
 #endif

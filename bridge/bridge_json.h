@@ -23,6 +23,10 @@ enum status bridge_need_value(const char *where, const json_t *object, const cha
 // "dtype", as torch writes it.
 enum status bridge_need_dtype(const char *where, const json_t *object, enum dtype *ret);
 
+// The device that a role's arena is on: the file's, but for other ranks' shards.
+bool bridge_is_shard(const struct bridge_role *role);
+const char *bridge_role_device(const struct bridge_file *file, const struct bridge_role *role);
+
 // bridge_tensors.c: the tensors of one role.
 // Adds the keys to `object`. ST_INVALID where a tensor's bytes do not fit its shape.
 enum status bridge_tensors_put(json_t *object, const struct bridge_file *file,

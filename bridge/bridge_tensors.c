@@ -30,10 +30,22 @@ static json_t *int_array(const int64_t *x, int n)
     return array;
 }
 
+static json_t *slice_json(const struct bridge_tensor *t)
+{
+    const struct bridge_slice *s = &t->slice;
+    json_t *rows = json_array();
+    for (int i = 0; i < s->n_runs; i++)
+        json_array_append_new(
+            rows, json_pack("[I, I]", (json_int_t)s->runs[i].first, (json_int_t)s->runs[i].n));
+    return json_pack("{s:o, s:o, s:I}", "shape", int_array(s->whole, t->n_dims), "rows", rows,
+                     "first_column", (json_int_t)s->first_column);
+}
+
 enum status bridge_tensors_put(json_t *object, const struct bridge_file *file,
                                const struct bridge_role *role)
 {
     struct bytes handle = BYTES_INIT;
+    const char *device = bridge_role_device(file, role);
     enum status st = handle_base64(role, &handle);
     if (st != ST_OK) goto out;
     json_t *names = json_array(), *mappings = json_object(), *handles = json_object();
@@ -53,11 +65,13 @@ enum status bridge_tensors_put(json_t *object, const struct bridge_file *file,
         json_array_append_new(names, json_string(t->name));
         json_object_set_new(mappings, t->name,
                             json_pack("{s:o, s:s, s:s}", "shape", int_array(t->shape, t->n_dims),
-                                      "dtype", dtype_torch_name(t->dt), "device", file->device));
+                                      "dtype", dtype_torch_name(t->dt), "device", device));
+        if (t->slice.n_runs > 0)
+            json_object_set_new(json_object_get(mappings, t->name), "shard", slice_json(t));
         json_object_set_new(
             handles, t->name,
             json_pack("{s:i, s:s, s:I, s:I, s:o, s:o, s:s}", "device_index",
-                      bridge_device_number(file->device), "ipc_handle_b64", bytes_text(&handle),
+                      bridge_device_number(device), "ipc_handle_b64", bytes_text(&handle),
                       "storage_size", (json_int_t)role->bytes, "storage_offset",
                       (json_int_t)(t->offset / element), "shape", int_array(t->shape, t->n_dims),
                       "stride", int_array(t->stride, t->n_dims), "dtype", dtype_torch_name(t->dt)));
@@ -91,11 +105,54 @@ static enum status need_dims(const char *where, const json_t *object, const char
     return ST_OK;
 }
 
+// One of "rows": [first, n] within a tensor of `all` rows.
+static enum status read_run(const char *where, const json_t *run, int64_t all, int64_t *ret_first,
+                            int64_t *ret_n)
+{
+    const json_t *first = json_array_get(run, 0), *n = json_array_get(run, 1);
+    const json_int_t from = json_integer_value(first), count = json_integer_value(n);
+    if (json_array_size(run) != 2 || !json_is_integer(first) || !json_is_integer(n) || from < 0 ||
+        count < 1 || count > all - from)
+        return status_fail(ST_FORMAT,
+                           "%s: \"rows\" must be lists of a first row and a count within the %lld "
+                           "of the whole tensor",
+                           where, (long long)all);
+    *ret_first = from;
+    *ret_n = count;
+    return ST_OK;
+}
+
+// "shard", where there is one: which part of the whole tensor this is.
+static enum status read_slice(const char *where, const json_t *mapping, struct bridge_tensor *t)
+{
+    const json_t *object = json_object_get(mapping, "shard"), *rows = NULL;
+    struct bridge_slice s = {0};
+    int64_t held = 0;
+    int n_dims = 0;
+    enum status st = ST_OK;
+    if (!object) return ST_OK;
+    CHECK(need_dims(where, object, "shape", s.whole, &n_dims));
+    CHECK(bridge_need_value(where, object, "rows", JSON_ARRAY, "a list", &rows));
+    CHECK(bridge_need_int(where, object, "first_column", 0, INT64_MAX, &s.first_column));
+    const size_t n = json_array_size(rows);
+    if (n_dims != t->n_dims || n < 1 || n > BRIDGE_MAX_RUNS)
+        FAIL(ST_FORMAT, "%s: a shard of %d dimensions and %zu runs of rows; %d and 1 to %d belong",
+             where, n_dims, n, t->n_dims, BRIDGE_MAX_RUNS);
+    for (size_t i = 0; i < n; i++, s.n_runs++, held += s.runs[i - 1].n)
+        CHECK(read_run(where, json_array_get(rows, i), s.whole[0], &s.runs[i].first, &s.runs[i].n));
+    if (held != t->shape[0] ||
+        (n_dims > 1 ? t->shape[1] > s.whole[1] - s.first_column : s.first_column > 0))
+        FAIL(ST_MISMATCH, "%s: its shard has not as many rows and columns as it", where);
+    t->slice = s;
+out:
+    return st;
+}
+
 struct reader { // what the tensors of one role are held against
     const char *where;
-    const struct bridge_file *file;
     struct bridge_role *role;
     const char *handle; // ipc_handle_b64 that follows from the segment
+    const char *device; // of the role
 };
 
 // Where it lies in its segment, offset being in elements.
@@ -137,9 +194,10 @@ static enum status read_tensor(const struct reader *r, const char *name, const j
     CHECK(need_dims(where, mapping, "shape", t->shape, &t->n_dims));
     CHECK(bridge_need_dtype(where, mapping, &t->dt));
     CHECK(bridge_need_string(where, mapping, "device", text, sizeof text));
-    if (strcmp(text, r->file->device) != 0)
+    if (strcmp(text, r->device) != 0)
         return status_fail(ST_MISMATCH, "%s: device is \"%s\", the file's \"%s\"", where, text,
-                           r->file->device);
+                           r->device);
+    CHECK(read_slice(where, mapping, t));
 
     snprintf(where, sizeof where, "%s: ipc_handles: %s", r->where, name);
     CHECK(need_dims(where, handle, "shape", shape, &n_dims));
@@ -158,9 +216,9 @@ static enum status read_tensor(const struct reader *r, const char *name, const j
         return status_fail(ST_MISMATCH, "%s: ipc_handle_b64 is not the handle of segment %s", where,
                            role->role);
     CHECK(bridge_need_int(where, handle, "device_index", -1, INT_MAX, &index));
-    if (index != bridge_device_number(r->file->device))
+    if (index != bridge_device_number(r->device))
         return status_fail(ST_MISMATCH, "%s: device_index is %lld, the file's device \"%s\"", where,
-                           (long long)index, r->file->device);
+                           (long long)index, r->device);
     CHECK(bridge_need_int(where, handle, "storage_size", 1, INT64_MAX, &storage));
     if ((uint64_t)storage != role->bytes)
         return status_fail(ST_MISMATCH, "%s: storage_size is %lld, segment %s has %llu bytes",
@@ -230,7 +288,7 @@ enum status bridge_tensors_read(const char *where, const json_t *object,
     CHECK(handle_base64(role, &handle));
     role->tensors = calloc(n, sizeof *role->tensors);
     if (!role->tensors) FAIL(ST_NO_MEMORY, "%s: no memory for %zu tensors", where, n);
-    struct reader reader = {where, file, role, bytes_text(&handle)};
+    struct reader reader = {where, role, bytes_text(&handle), bridge_role_device(file, role)};
     for (size_t i = 0; i < n; i++) {
         const json_t *item = json_array_get(names, i);
         const char *name = json_string_value(item);

@@ -66,6 +66,9 @@ enum status control_open(const char *name, const char *layout_hash, struct contr
 // The calls below are ST_INVALID without the lease and ST_BUSY once it was lost.
 enum status control_lease_take(struct control *c);
 void control_lease_release(struct control *c);
+// From here on another process holds the lease for this one too, which writes other memory in the
+// same updates (attach.h, a shard): all of these calls then leave the page as it is, and succeed.
+void control_follow(struct control *c);
 // Request and wait for the grant. ST_TIMEOUT past the deadline, ST_PEER_GONE where the owner died,
 // ST_MISMATCH where the owner rewrote the weights since this writer took the lease or last ended an
 // update. On failure nothing is left to resume.

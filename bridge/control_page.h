@@ -66,6 +66,7 @@ struct control {
     void (*on_lost_writer)(void);
     // writer
     _Atomic uint64_t lease; // what it holds; 0: none. The heartbeat thread reads it.
+    bool follows;           // control_follow()
     uint64_t version;       // even: what this writer found at first, or left behind last
     uint64_t next;          // version after the update under way
     int64_t odd_since_ns;

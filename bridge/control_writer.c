@@ -27,9 +27,18 @@ static enum status lease_none(const struct control *c)
                        c->name);
 }
 
+void control_follow(struct control *c)
+{
+    c->follows = true;
+}
+
 enum status control_lease_take(struct control *c)
 {
     struct page *page = c->page;
+    if (c->follows) {
+        c->version = atomic_load(&page->version) & ~(uint64_t)1;
+        return control_owner_alive(c);
+    }
     for (;;) {
         enum status st = control_owner_alive(c);
         if (st != ST_OK) return st;
@@ -87,6 +96,7 @@ enum status control_quiesce(struct control *c, int64_t deadline_ns)
 {
     struct page *page = c->page;
     uint64_t lease = atomic_load(&c->lease);
+    if (c->follows) return control_owner_alive(c);
     if (!lease) return lease_none(c);
     uint32_t idle = phase_word(lease, PHASE_IDLE), asked = phase_word(lease, PHASE_REQUESTED),
              granted = phase_word(lease, PHASE_GRANTED);
@@ -143,6 +153,8 @@ enum status control_write_begin(struct control *c)
 {
     struct page *page = c->page;
     uint64_t lease = atomic_load(&c->lease);
+    c->next = c->version + 2;
+    if (c->follows) return ST_OK;
     if (!lease) return lease_none(c);
     uint32_t granted = phase_word(lease, PHASE_GRANTED);
     if (atomic_load(&page->phase) != granted) {
@@ -155,7 +167,6 @@ enum status control_write_begin(struct control *c)
     if (!atomic_compare_exchange_strong(&page->version, &even, even + 1)) return lease_lost(c);
     c->odd_since_ns = clock_now_ns();
     c->writing[0] = 0;
-    c->next = c->version + 2;
     return ST_OK;
 }
 
@@ -194,6 +205,10 @@ enum status control_write_end(struct control *c)
 {
     struct page *page = c->page;
     uint64_t lease = atomic_load(&c->lease);
+    if (c->follows) {
+        c->version = c->next;
+        return ST_OK;
+    }
     if (!lease) return lease_none(c);
     int64_t now = clock_now_ns();
     uint64_t odd = c->version + 1;
@@ -226,6 +241,7 @@ enum status control_set_snapshot(struct control *c, const char *folder)
 {
     struct page *page = c->page;
     uint64_t lease = atomic_load(&c->lease);
+    if (c->follows) return ST_OK;
     if (!lease) return lease_none(c);
     if (atomic_load(&page->lease) != lease) return lease_lost(c);
     char *absolute = realpath(folder, NULL); // the server's working directory is another

@@ -6,6 +6,8 @@
 #include "common/base/dtype.h"
 #include "common/http/api_key.h"
 #include "common/http/listen.h"
+#include "infer-server/engine/follower.h"
+#include "infer-server/engine/group.h"
 #include "infer-server/http/server.h"
 #include "infer-server/http/tool_form.h"
 #include "kernels/device.h"
@@ -25,6 +27,8 @@ struct config {
         *kv_memory;
     enum log_level log_level;
     int dtype; // dtype_option_names
+    int64_t tensor_parallel;
+    char **argv; // of this program
 };
 
 #define OPTIONS_OF struct config
@@ -105,6 +109,9 @@ static const struct option_spec table[] = {
                "what a weight update does to the KV cache of requests in flight"),
     OPT_CHOICE("prefix-cache", server.engine.prefix_cache_off, "on", OPTION_WORDS("on", "off"),
                "prompts begin with what earlier requests computed of the same tokens"),
+    OPT_INT("tensor-parallel-size", tensor_parallel, "1", "N", 1, 64,
+            "shares the model among N processes, which this one starts, each with a GPU of this "
+            "host: of every layer each computes some heads and some of the MLP"),
     OPT_FLAG("exact", server.engine.exact, NULL,
              "a request's tokens and log-probabilities have the same bits whatever else is served, "
              "drafted or was before: on the CPU, and in bf16 on a Hopper GPU; a "
@@ -213,6 +220,23 @@ static enum status listen_tcp(const struct config *c, struct server_options *o, 
     return st;
 }
 
+// Which of the processes this is that share the model.
+static enum status find_rank(const struct config *c, struct ranks *ret)
+{
+    const int n = (int)c->tensor_parallel;
+    struct ranks who;
+    if (n == 1) return ST_OK; // nobody else's numbers are its business
+    enum status st = ranks_find(-1, 0, &who);
+    if (st != ST_OK) return st;
+    if (who.counted && who.size != n)
+        return status_fail(ST_INVALID,
+                           "--tensor-parallel-size %d: %s started %d processes, and %d share the "
+                           "model; start as many, or one alone, which then starts the others",
+                           n, who.source, who.size, n);
+    *ret = who;
+    return ST_OK;
+}
+
 static enum status serve(void *context)
 {
     const struct config *c = context;
@@ -232,6 +256,16 @@ static enum status serve(void *context)
     default_path(c->bridge, "bridge.json", bridge_path);
     make_absolute(socket_path);
     make_absolute(bridge_path);
+    o.engine.bridge_path = bridge_path;
+    CHECK(find_rank(c, &o.engine.who));
+    if (c->tensor_parallel > 1 && !o.engine.who.counted) {
+        st = group_start((int)c->tensor_parallel, o.engine.device, c->argv + 1);
+        goto out;
+    }
+    if (o.engine.who.rank > 0) {
+        st = follower_run(&o.engine);
+        goto out;
+    }
     CHECK(read_kv_memory(c->kv_memory, &o.engine));
     CHECK(speculative_parse(c->speculative, &o.engine.speculative));
     if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &key));
@@ -245,7 +279,6 @@ static enum status serve(void *context)
     CHECK(list_hosts(names, host, hosts));
     o.http.allowed_hosts = hosts;
     o.engine.socket_path = socket_path;
-    o.engine.bridge_path = bridge_path;
     o.unix_fd = socket.fd;
     socket.fd = -1;
     st = server_run(&o);
@@ -258,7 +291,7 @@ out:
 
 int main(int argc, char **argv)
 {
-    struct config config = {0};
+    struct config config = {.argv = argv};
     const struct program program = {.name = "cw-infer-server",
                                     .usage = "--model DIR [options]",
                                     .options = table,

@@ -2,9 +2,9 @@
  *
  * It attaches as a trainer does, one check a line, then proves that server and client see the same
  * memory: through two words of the arena's canary, which no weight touches, and through a checksum
- * of every tensor taken on both sides. It takes no lease and writes nothing but the one canary
- * word. One thread. Checks go to standard output as they end, or with --json as one object at the
- * end. */
+ * of every tensor taken on both sides; of a server with several ranks, for each shard. It takes no
+ * lease and writes nothing but the one canary word. One thread. Checks go to standard output as
+ * they end, or with --json as one object at the end. */
 #include "bridge/attach.h"
 #include "common/base/hash.h"
 #include "common/http/http_client.h"
@@ -37,6 +37,7 @@ static const struct option_spec table[] = {
 
 struct check {
     bool json, failed;
+    int rank;               // whose shard is checked now
     json_t *checks, *facts; // facts: the object that --json prints
     struct bridge *bridge;
     struct http_client *http;
@@ -56,6 +57,9 @@ static void report(struct check *c, const char *name, enum outcome outcome, cons
     va_start(arguments, format);
     vsnprintf(detail, sizeof detail, format, arguments);
     va_end(arguments);
+    char of_rank[96] = "";
+    if (c->rank > 0) snprintf(of_rank, sizeof of_rank, "rank %d: %s", c->rank, name);
+    if (c->rank > 0) name = of_rank;
     if (outcome == OUTCOME_FAIL) c->failed = true;
     if (!c->json) printf("%-5s %-16s %s\n", words[outcome], name, detail);
     json_array_append_new(c->checks, json_pack("{s:s, s:s, s:s}", "check", name, "result",
@@ -107,13 +111,16 @@ static enum status exchange_canary(struct check *c, bool *ret_seen, bool *ret_an
     char *canary = (char *)bridge_base(c->bridge, policy->role) + policy->canary_offset;
     uint64_t word = 0, seen = 0, words[2] = {0, 0};
     json_t *answer = NULL;
+    const json_t *value;
     enum status st;
     if (getrandom(&word, sizeof word, 0) != (ssize_t)sizeof word)
         word = (uint64_t)clock_now_ns() * HASH_SPREAD;
     device_copy_in(dev, canary, &word, sizeof word);
     CHECK(device_sync(dev));
     CHECK(http_get_json(c->http, "/bridge/info?canary=1", REQUEST_MS, &answer));
-    CHECK(hex_word("/bridge/info: \"canary\"", json_object_get(answer, "canary"), &seen));
+    value = c->rank == 0 ? json_object_get(answer, "canary")
+                         : json_array_get(json_object_get(answer, "canaries"), (size_t)c->rank);
+    CHECK(hex_word("/bridge/info: \"canary\"", value, &seen));
     device_copy_out(dev, words, canary, sizeof words);
     CHECK(device_sync(dev));
     *ret_seen = seen == word;
@@ -191,6 +198,13 @@ static void sums_release(struct sums *s)
     free(s->mine);
 }
 
+// The server sums its arenas, and behind them each follower's shard: where in that list those of
+// the shard that is checked begin.
+static int first_sum(const struct check *c, const struct sums *s)
+{
+    return c->rank == 0 ? 0 : s->n + (c->rank - 1) * bridge_file_of(c->bridge)->roles[0].n_tensors;
+}
+
 // One comparison. ret_version stays 0 where the weights changed meanwhile; ret_differs counts
 // tensors and ret_first is the first of them.
 static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_version,
@@ -213,12 +227,14 @@ static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_v
     CHECK(json_get_int("/bridge/info", answer, "weight_version", 0, INT64_MAX, &theirs));
     if ((uint64_t)theirs != version || control_version(control) != version) goto out;
     const json_t *sums = json_object_get(answer, "checksums");
-    if ((int)json_array_size(sums) != s->n)
+    const int shard = file->roles[0].n_tensors, all = s->n + (file->tp_degree - 1) * shard;
+    if ((int)json_array_size(sums) != all)
         FAIL(ST_MISMATCH, "the server sums %zu tensors, the bridge file names %d",
-             json_array_size(sums), s->n);
-    for (int i = 0; i < s->n; i++) {
+             json_array_size(sums), all);
+    for (int i = 0; i < (c->rank == 0 ? s->n : shard); i++) {
         uint64_t sum = 0;
-        CHECK(hex_word("/bridge/info: \"checksums\"", json_array_get(sums, (size_t)i), &sum));
+        CHECK(hex_word("/bridge/info: \"checksums\"",
+                       json_array_get(sums, (size_t)(first_sum(c, s) + i)), &sum));
         if (sum == s->mine[i]) continue;
         if (differs++ == 0) first = i;
     }
@@ -302,14 +318,15 @@ static void add_facts(struct check *c, const struct control_facts *f)
                                    f->last_write_ms, "pause_ms", f->last_pause_ms)
                        : json_null();
     json_t *facts = json_pack(
-        "{s:s, s:s, s:s, s:s, s:I, s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:s, s:I, s:s, s:I, s:o}",
+        "{s:s, s:s, s:s, s:s, s:I, s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:s, s:I, s:s, s:I, s:o, "
+        "s:i}",
         "bridge", file->path, "socket", file->socket, "device", file->device, "device_uuid",
         file->device_uuid, "weight_version", (json_int_t)f->version, "weights", weights_words(f),
         "owner", process_facts(f->owner_pid, f->owner_alive, f->owner_heartbeat_age_ms), "writer",
         process_facts(f->writer_pid, f->writer_alive, f->writer_heartbeat_age_ms), "publishes",
         (json_int_t)f->publishes, "last_publish", last, "snapshot", f->snapshot, "loaded",
         f->loaded, "origin", f->origin, "updates", (json_int_t)f->updates, "run", f->run,
-        "run_updates", (json_int_t)f->run_updates, "roles", roles);
+        "run_updates", (json_int_t)f->run_updates, "roles", roles, "tp_degree", file->tp_degree);
     json_object_update(c->facts, facts);
     json_decref(facts);
 }
@@ -359,9 +376,26 @@ static void check_attached(struct check *c)
     } else {
         on_step(c, "socket", st, NULL);
     }
+    if (c->rank > 0) return; // what follows is of the server
     control_facts(bridge_control(c->bridge), &facts);
     add_facts(c, &facts);
     print_facts(c, &facts);
+}
+
+// Of one rank's shard; returns how many there are.
+static int check_rank(struct check *c, const char *path, int rank)
+{
+    int shards = 0;
+    c->rank = rank;
+    if (bridge_attach_shard(path, rank, NULL, on_step, c, &c->bridge) == ST_OK) {
+        shards = bridge_file_of(c->bridge)->tp_degree;
+        check_attached(c);
+    }
+    http_client_free(c->http);
+    bridge_detach(c->bridge);
+    c->http = NULL;
+    c->bridge = NULL;
+    return shards;
 }
 
 static enum status run(void *context)
@@ -369,9 +403,9 @@ static enum status run(void *context)
     const struct config *config = context;
     struct check c = {.json = config->json, .checks = json_array(), .facts = json_object()};
     int64_t start = clock_now_ns();
-    if (bridge_attach_watched(config->word ? config->word : config->bridge, NULL, on_step, &c,
-                              &c.bridge) == ST_OK)
-        check_attached(&c);
+    const char *path = config->word ? config->word : config->bridge;
+    const int shards = check_rank(&c, path, 0);
+    for (int rank = 1; rank < shards; rank++) check_rank(&c, path, rank);
     double total_ms = clock_ms_since(start);
     json_object_set_new(c.facts, "ok", json_boolean(!c.failed));
     json_object_set(c.facts, "checks", c.checks);
@@ -382,8 +416,6 @@ static enum status run(void *context)
     } else {
         printf("%s in %.0f ms\n", c.failed ? "NOT healthy" : "healthy", total_ms);
     }
-    http_client_free(c.http);
-    bridge_detach(c.bridge);
     json_decref(c.checks);
     json_decref(c.facts);
     return c.failed || fflush(stdout) != 0 ? ST_CANCELLED : ST_OK;

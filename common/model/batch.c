@@ -4,6 +4,7 @@
  * refilled before the device has taken the copy: callers wait for a step's results before they
  * clear. */
 #include "common/model/batch.h"
+#include "common/base/bytes.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -276,26 +277,18 @@ static int close_up_table(struct batch *b)
     return stride;
 }
 
-enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows)
+static size_t table_bytes(const struct batch *b)
 {
-    int n = b->n_tokens, seqs = b->n_seqs;
-    b->padded_rows = b->n_rows;
-    if (pad_seqs > seqs || pad_rows > b->n_rows) {
-        enum status st = pad(b, pad_seqs, pad_rows);
-        if (st != ST_OK) return st;
-        if (pad_seqs > seqs) n = seqs = pad_seqs;
-        if (pad_rows > b->n_rows) b->padded_rows = pad_rows;
-    }
-    if (b->kind == 2) {
-        sort_order(b, b->host[LIST_ROWS], b->n_rows, b->host[LIST_ROWS_ORDER]);
-        sort_order(b, b->host[LIST_TOKENS], n, b->host[LIST_TOKENS_ORDER]);
-    }
+    return (size_t)b->n_seqs * (size_t)b->view.table_stride * sizeof(int32_t);
+}
+
+// The lists go to the device; the view is of n tokens and so many sequences, padding included.
+static void upload(struct batch *b, int n, int seqs)
+{
     device_copy_in(b->dev, b->device[0], b->host[0], b->bytes);
-    if (b->kind == 1) {
-        if (!b->view.table_stride) b->view.table_stride = close_up_table(b);
+    if (b->kind == 1)
         device_copy_in(b->dev, b->device[LIST_BLOCK_TABLE], b->host[LIST_BLOCK_TABLE],
-                       (size_t)b->n_seqs * (size_t)b->view.table_stride * sizeof(int32_t));
-    }
+                       table_bytes(b));
     b->view.n_tokens = n;
     b->view.n_seqs = seqs;
     b->view.packed = b->kind == 2;
@@ -311,6 +304,78 @@ enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows)
     b->view.prefix_start = b->device[LIST_PREFIX_START];
     b->view.prefix_len = b->device[LIST_PREFIX_LEN];
     b->view.attend_end = b->device[LIST_ATTEND_END];
+}
+
+enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows)
+{
+    int n = b->n_tokens, seqs = b->n_seqs;
+    b->padded_rows = b->n_rows;
+    if (pad_seqs > seqs || pad_rows > b->n_rows) {
+        enum status st = pad(b, pad_seqs, pad_rows);
+        if (st != ST_OK) return st;
+        if (pad_seqs > seqs) n = seqs = pad_seqs;
+        if (pad_rows > b->n_rows) b->padded_rows = pad_rows;
+    }
+    if (b->kind == 2) {
+        sort_order(b, b->host[LIST_ROWS], b->n_rows, b->host[LIST_ROWS_ORDER]);
+        sort_order(b, b->host[LIST_TOKENS], n, b->host[LIST_TOKENS_ORDER]);
+    }
+    if (b->kind == 1 && !b->view.table_stride) b->view.table_stride = close_up_table(b);
+    upload(b, n, seqs);
+    return ST_OK;
+}
+
+// What stands before the lists, and the block table, in a batch's bytes.
+struct written {
+    uint64_t list_bytes;
+    int32_t n_tokens, n_seqs, n_rows, kind, padded_rows, block_size, tokens, seqs;
+    int32_t max_query, max_context, table_stride;
+};
+
+enum status batch_write(const struct batch *b, struct bytes *to)
+{
+    const struct written w = {.list_bytes = b->bytes,
+                              .n_tokens = b->n_tokens,
+                              .n_seqs = b->n_seqs,
+                              .n_rows = b->n_rows,
+                              .kind = b->kind,
+                              .padded_rows = b->padded_rows,
+                              .block_size = b->block_size,
+                              .tokens = b->view.n_tokens,
+                              .seqs = b->view.n_seqs,
+                              .max_query = b->view.max_query,
+                              .max_context = b->view.max_context,
+                              .table_stride = b->view.table_stride};
+    bytes_append(to, &w, sizeof w);
+    bytes_append(to, b->host[0], b->bytes);
+    bytes_append(to, b->host[LIST_BLOCK_TABLE], table_bytes(b));
+    return bytes_status(to);
+}
+
+enum status batch_read(struct batch *b, const void *data, size_t n)
+{
+    struct written w;
+    const char *lists = (const char *)data + sizeof w;
+    batch_clear(b);
+    if (n >= sizeof w) memcpy(&w, data, sizeof w);
+    if (n < sizeof w || w.list_bytes != b->bytes || w.seqs > b->max_seqs || w.n_seqs > w.seqs ||
+        w.table_stride > b->max_blocks)
+        return status_fail(ST_FORMAT, "a batch of %zu bytes does not fit one of %d tokens", n,
+                           b->max_tokens);
+    b->n_tokens = w.n_tokens;
+    b->n_seqs = w.n_seqs;
+    b->n_rows = w.n_rows;
+    b->kind = w.kind;
+    b->padded_rows = w.padded_rows;
+    b->block_size = w.block_size;
+    b->view.max_query = w.max_query;
+    b->view.max_context = w.max_context;
+    b->view.table_stride = w.table_stride;
+    if (n != sizeof w + b->bytes + table_bytes(b))
+        return status_fail(ST_FORMAT, "a batch of %zu bytes is not whole", n);
+    memcpy(b->host[0], lists, b->bytes);
+    memcpy(b->host[LIST_BLOCK_TABLE], lists + b->bytes, table_bytes(b));
+    upload(b, w.tokens, w.seqs);
     return ST_OK;
 }
 

@@ -41,6 +41,12 @@ bool batch_decodes(const struct batch *b);
 // pad_seqs sequences and pad_rows wanted rows where it has fewer (0: no padding).
 enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows);
 
+// A committed batch as bytes, for another process; and those bytes as what a batch of the same room
+// holds, committed. ST_FORMAT where they are of another room.
+struct bytes;
+enum status batch_write(const struct batch *b, struct bytes *to);
+enum status batch_read(struct batch *b, const void *data, size_t n);
+
 const struct batch_view *batch_view(const struct batch *b);
 int batch_tokens(const struct batch *b); // T without padding
 int batch_first_row(const struct batch *b, int seq);

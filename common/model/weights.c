@@ -10,6 +10,7 @@
 #include "common/base/file.h"
 #include "common/base/rng.h"
 #include "common/model/safetensors.h"
+#include "common/model/shard_join.h"
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -624,15 +625,6 @@ enum status weights_load(struct weights *w, struct device *dev, const char *fold
     return st;
 }
 
-// Values are numbered as those of a whole model, and a folder holds whole tensors.
-static enum status check_whole(const struct weights *w, const char *what)
-{
-    const struct shard shard = w->config->shard;
-    if (shard.size == 1) return ST_OK;
-    return status_fail(ST_UNSUPPORTED, "%s are of a whole model, and this is shard %d of %d", what,
-                       shard.rank, shard.size);
-}
-
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed)
 {
     const int64_t chunk = 65536;
@@ -640,7 +632,9 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
     float *staging = malloc((size_t)STAGING_ELEMENTS * sizeof *staging);
     void *halves = malloc((size_t)STAGING_ELEMENTS * sizeof(uint16_t));
     enum status st = ST_OK;
-    CHECK(check_whole(w, "random weights"));
+    if (w->config->shard.size > 1) // values are numbered as those of a whole model
+        FAIL(ST_UNSUPPORTED, "random weights are of a whole model, and this is shard %d of %d",
+             w->config->shard.rank, w->config->shard.size);
     if (!staging || !halves) FAIL(ST_NO_MEMORY, "no memory for random weights");
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
@@ -670,52 +664,99 @@ out:
 struct save {
     const struct weights *w;
     struct device *dev;
-    void *staging; // one tensor in the arena's dtype
+    struct shard_join *join;
+    void *own, *whole; // one tensor in the arena's dtype: what is held, and all of it
 };
+
+void weights_use_comm(struct weights *w, struct comm *comm)
+{
+    w->comm = comm;
+}
+
+static enum status save_open(const struct weights *w, struct device *dev, struct save *ret)
+{
+    enum status st;
+    int64_t own = 0, whole = 0;
+    *ret = (struct save){.w = w, .dev = dev};
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        if (t->n > own) own = t->n;
+        if (shard_whole_elements(t) > whole) whole = shard_whole_elements(t);
+    }
+    if (w->config->shard.size > 1 && !w->comm)
+        FAIL(ST_UNSUPPORTED, "a folder's tensors are whole, and this is shard %d of %d",
+             w->config->shard.rank, w->config->shard.size);
+    CHECK(shard_join_new(w, dev, w->comm, &ret->join));
+    ret->own = malloc((size_t)own * dtype_size(w->dt));
+    if (ret->join) ret->whole = malloc((size_t)whole * dtype_size(w->dt));
+    if (!ret->own || (ret->join && !ret->whole)) FAIL(ST_NO_MEMORY, "no memory to save weights");
+out:
+    return st;
+}
+
+static void save_close(struct save *s)
+{
+    shard_join_free(s->join);
+    free(s->own);
+    free(s->whole);
+}
+
+// A tensor into s->own, and of several ranks into rank 0's s->whole.
+static enum status collect_tensor(struct save *s, int i)
+{
+    const struct weight_tensor *t = &s->w->tensors[i];
+    const size_t element = dtype_size(s->w->dt);
+    device_copy_out(s->dev, s->own, device_address(s->w, t->offset), (size_t)t->n * element);
+    enum status st = device_sync(s->dev);
+    return st == ST_OK && s->join ? shard_join_tensor(s->join, i, s->own, element, s->whole) : st;
+}
 
 static enum status read_for_save(void *context, const struct safetensors_source *source,
                                  size_t bytes, void *to)
 {
     struct save *s = context;
     const struct weight_tensor *t = source->tag;
-    void *from = device_address(s->w, t->offset);
-    if (source->dt == s->w->dt) {
-        device_copy_out(s->dev, to, from, bytes);
-        return device_sync(s->dev);
-    }
-    device_copy_out(s->dev, s->staging, from, (size_t)t->n * dtype_size(s->w->dt));
-    enum status st = device_sync(s->dev);
-    if (st == ST_OK) convert_host(to, source->dt, s->staging, s->w->dt, t->n);
+    enum status st = collect_tensor(s, (int)(t - s->w->tensors));
+    const void *from = s->join ? s->whole : s->own;
+    if (st == ST_OK && source->dt == s->w->dt)
+        memcpy(to, from, bytes);
+    else if (st == ST_OK)
+        convert_host(to, source->dt, from, s->w->dt, shard_whole_elements(t));
+    return st;
+}
+
+enum status weights_save_part(const struct weights *w, struct device *dev)
+{
+    struct save save;
+    enum status st = save_open(w, dev, &save);
+    for (int i = 0; st == ST_OK && i < w->n_tensors; i++) st = collect_tensor(&save, i);
+    save_close(&save);
     return st;
 }
 
 enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
                             const char *name, enum dtype as)
 {
-    struct save save = {w, dev, NULL};
+    struct save save;
     struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);
     json_t *metadata = json_pack("{s:s}", "format", "pt"); // what Hugging Face's loaders look for
     char *path = path_join(folder, name);
-    int64_t largest = 0;
-    enum status st = ST_OK;
-    CHECK(check_whole(w, "a folder's tensors"));
+    enum status st = save_open(w, dev, &save);
+    if (st != ST_OK) goto out;
     for (int i = 0; sources && i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         snprintf(sources[i].name, sizeof sources[i].name, "%s", t->name);
         sources[i].dt = as;
         sources[i].n_dims = t->n_dims;
-        sources[i].shape[0] = t->shape[0];
-        sources[i].shape[1] = t->shape[1];
+        sources[i].shape[0] = t->slice.whole[0];
+        sources[i].shape[1] = t->slice.whole[1];
         sources[i].tag = t;
-        if (t->n > largest) largest = t->n;
     }
-    if (as != w->dt) save.staging = malloc((size_t)largest * dtype_size(w->dt));
-    if (!sources || !metadata || !path || (as != w->dt && !save.staging))
-        FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
+    if (!sources || !metadata || !path) FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
     CHECK(safetensors_write(path, sources, w->n_tensors, metadata, read_for_save, &save));
     st = file_sync_folder(folder);
 out:
-    free(save.staging);
+    save_close(&save);
     free(sources);
     json_decref(metadata);
     free(path);

@@ -59,6 +59,7 @@ struct weights {
     void *head_bias;                    // (vocab), or NULL
     void *final_norm, *final_norm_bias; // (hidden)
     struct layer_weights *layers;       // (n_layers)
+    struct comm *comm; // borrowed; ranks that hold the other shards (weights_use_comm()), or NULL
 };
 #define WEIGHTS_CANARY_BYTES 256
 
@@ -101,7 +102,12 @@ enum status weights_read(const struct weights *w, struct device *dev, int tensor
 enum status weights_write(const struct weights *w, struct device *dev, int tensor, const float *x);
 // Normal(0, 0.02) matrices, ones in norms, zeros in biases: a fresh model (sft --init, benchmarks).
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed);
-// Writes folder/model.safetensors in the family's own names, as dt `as`.
+// The ranks that hold the other shards of the model, which save together.
+struct comm;
+void weights_use_comm(struct weights *w, struct comm *comm);
+// Writes folder/model.safetensors in the family's own names, as dt `as`. Of a shard rank 0 writes
+// whole tensors, while the others give it their parts.
+enum status weights_save_part(const struct weights *w, struct device *dev);
 enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
                          enum dtype as);
 // The same into a file of that folder with another name.

@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define LAST_WORDS_S 3 // that mpirun gives ranks, twice, once one has failed
+
 struct group {
     const struct processes *plan;
     pid_t *pids; // 0: has ended
@@ -98,6 +100,21 @@ static void wait_for_signal(struct group *g, int fd)
     poll(&p, 1, clock_ms_until(g->kill_ns));
     while (read(fd, &info, sizeof info) == sizeof info)
         if (info.ssi_signo != SIGCHLD) signal_all(g, g->plan->stop_signal);
+}
+
+enum status processes_line(const char *program, char **argv, int mpi_ranks, struct bytes *ret)
+{
+    if (mpi_ranks > 0)
+        bytes_printf(ret,
+                     "mpirun -n %d --oversubscribe --bind-to none --mca odls_base_sigkill_timeout "
+                     "%d%s ",
+                     mpi_ranks, LAST_WORDS_S, geteuid() == 0 ? " --allow-run-as-root" : "");
+    spawn_put_program(ret, program);
+    for (char **word = argv; *word; word++) {
+        bytes_puts(ret, " ");
+        spawn_put_word(ret, *word);
+    }
+    return bytes_status(ret);
 }
 
 enum status processes_run(const struct processes *plan)

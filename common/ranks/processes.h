@@ -4,6 +4,7 @@
 #ifndef COMMON_RANKS_PROCESSES_H
 #define COMMON_RANKS_PROCESSES_H
 
+#include "common/base/bytes.h"
 #include "common/base/status.h"
 
 struct processes {
@@ -16,6 +17,10 @@ struct processes {
     int stop_signal; // what SIGINT and SIGTERM are handed on as
     int grace_ms;    // of the others, from SIGTERM to SIGKILL, once one has failed
 };
+
+// This program (of that name) with its own command line, as a shell reads it; where they are to
+// find one another by MPI as one line that starts so many ranks (0: itself alone).
+enum status processes_line(const char *program, char **argv, int mpi_ranks, struct bytes *ret);
 
 // Returns when all have ended. Their output is this process's. ST_PEER_GONE where one failed:
 // "rank 1 (pid 123) was ended by signal 9 (Killed), and the others with it".

@@ -28,6 +28,26 @@ static enum status check_choice(const struct engine_options *o, struct speculati
     return ST_OK;
 }
 
+// What several ranks do not share yet.
+static enum status check_ranks(const struct engine_options *o)
+{
+    const struct {
+        bool given;
+        const char *option, *why;
+    } alone[] = {
+        {o->draft_folder, "--draft", "a draft model has no shards"},
+        {o->frozen_folder, "--tandem-model", "a frozen model has no shards"},
+        {o->max_adapters > 0, "--max-adapters", "LoRA adapters have no shards"},
+    };
+    for (size_t i = 0; o->who.size > 1 && i < sizeof alone / sizeof *alone; i++)
+        if (alone[i].given)
+            return status_fail(ST_UNSUPPORTED,
+                               "%s does not go with --tensor-parallel-size %d: %s; leave one of "
+                               "them away",
+                               alone[i].option, o->who.size, alone[i].why);
+    return ST_OK;
+}
+
 enum status checks_options(struct engine_options *o)
 {
     if (!o->max_batch) o->max_batch = DEFAULT_BATCH;
@@ -49,6 +69,8 @@ enum status checks_options(struct engine_options *o)
     if (!(o->kv_percent >= 0 && o->kv_percent <= 100))
         return status_fail(ST_INVALID, "--kv-memory %g%%: it must be 0%% to 100%%", o->kv_percent);
     enum status st = check_choice(o, o->speculative, "--speculative");
+    if (st != ST_OK) return st;
+    st = check_ranks(o);
     if (st != ST_OK) return st;
     if (!o->bridge_path || !o->bridge_path[0])
         return status_fail(ST_INVALID, "--bridge: a path is needed");

@@ -50,6 +50,8 @@ static enum status load_configs(struct engine *e)
         e->frozen_config->n_eos = e->config->n_eos;
     }
     choose_rope(e);
+    if (o->who.size > 1)
+        CHECK(model_config_shard(e->config, (struct shard){o->who.rank, o->who.size}));
 out:
     return st;
 }

@@ -11,6 +11,7 @@
 #define INFER_SERVER_ENGINE_H
 
 #include "common/base/status.h"
+#include "common/ranks/ranks.h"
 #include "infer-server/engine/engine_info.h"
 
 struct engine;
@@ -42,6 +43,7 @@ struct engine_options {
     int speculative_fixed;                 // 1: always as many drafts as there are, paying or not
     bool exact; // docs/numerics.md: the same bits whatever is drafted and batched
     int64_t max_adapters, max_lora_rank; // room for LoRA adapters; 0: there are none
+    struct ranks who; // of a tensor-parallel server's; rank 0's is the engine; size 0 or 1: alone
 };
 
 struct request; // opaque to the server but for these
@@ -100,13 +102,14 @@ enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writ
                                                uint64_t version),
                                   void *context);
 // Facts for GET /bridge/info, gathered on the engine thread at a step boundary: canary is the
-// 64-bit word found in the arena's canary (the engine then stores its complement beside it);
-// checksums, if wanted, is one ops.checksum value a tensor in arena order (the policy's, then the
-// draft's), all of one even version.
-// done() gets NULL facts where the engine fails or ends before it comes to that.
+// 64-bit word found in the arena's canary (the engine then stores its complement beside it), of
+// each shard; checksums, if wanted, is one ops.checksum value a tensor in arena order (the
+// policy's, then the draft's), all of one even version. done() gets NULL facts where the engine
+// fails or ends before it comes to that.
 struct engine_bridge_facts {
-    uint64_t version, canary;
-    int n_tensors;
+    uint64_t version;
+    int n_shards, n_tensors;
+    const uint64_t *canaries;  // (n_shards)
     const uint64_t *checksums; // NULL where not wanted; valid during the call
 };
 enum status engine_bridge_facts(struct engine *e, bool checksums,

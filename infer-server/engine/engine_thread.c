@@ -115,19 +115,23 @@ static void refuse_command(struct engine *e, struct command *c)
 static void tell_facts(struct engine *e, struct command *c)
 {
     struct engine_bridge_facts facts = {.version = e->live.weight_version,
+                                        .n_shards = weights_owner_shards(e->owner),
                                         .n_tensors = weights_owner_tensors(e->owner)};
-    uint64_t *sums = NULL;
-    enum status st = ST_OK;
-    if (c->checksums) {
+    uint64_t *sums = NULL, *canaries = calloc((size_t)facts.n_shards, sizeof *canaries);
+    enum status st =
+        canaries ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %d words", facts.n_shards);
+    if (st == ST_OK && c->checksums) {
         sums = calloc((size_t)facts.n_tensors, sizeof *sums);
         if (!sums) st = status_fail(ST_NO_MEMORY, "no memory for %d checksums", facts.n_tensors);
         if (st == ST_OK) st = weights_owner_checksums(e->owner, sums);
     }
     facts.checksums = sums;
-    if (st == ST_OK) st = weights_owner_canary(e->owner, &facts.canary);
+    facts.canaries = canaries;
+    if (st == ST_OK) st = weights_owner_canaries(e->owner, canaries);
     c->facts_done(c->context, st == ST_OK ? &facts : NULL);
-    if (st == ST_DEVICE) engine_fail(e, status_message());
+    if (st == ST_DEVICE || st == ST_PEER_GONE) engine_fail(e, status_message());
     free(sums);
+    free(canaries);
 }
 
 static void run_commands(struct engine *e)
@@ -186,6 +190,7 @@ static void run(struct engine *e)
         run_commands(e);
         engine_free_retired(e);
         if (is_over(e)) break;
+        if (group_check(e->group) != ST_OK) engine_fail(e, status_message());
         if (e->live.state != ENGINE_FAILED) engine_serve_writer(e);
         if (e->live.state != ENGINE_FAILED && !e->paused) {
             enum status st = executor_step(e->executor, e->live.weight_version,
@@ -214,7 +219,7 @@ static void stay_failed(struct engine *e)
 
 static enum status open_device(struct engine *e)
 {
-    enum status st = device_open(e->options.device, &e->dev);
+    enum status st = group_open_device(e->options.device, &e->options.who, &e->dev);
     if (st != ST_OK) return st;
     if (e->options.dtype < 0) e->options.dtype = device_default_dtype(e->dev);
     if (!device_computes_in(e->dev, (enum dtype)e->options.dtype))
@@ -232,7 +237,7 @@ static enum status open_device(struct engine *e)
         log_info("engine: --exact: on %s every operation's sums are in one order, with it and "
                  "without; it couples a draft model's drafts and drafts without looking at a clock",
                  device_name(e->dev));
-    return ST_OK;
+    return group_open(e->dev, e->options.bridge_path, &e->options.who, &e->group);
 }
 
 static void log_rope(const struct model_config *config, const char *folder)
@@ -262,7 +267,8 @@ static enum status load(struct engine *e)
     const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
                                                           {e->draft_config, o->draft_folder},
                                                           {e->frozen_config, o->frozen_folder}};
-    CHECK(weights_owner_new(e->dev, sources, (enum dtype)o->dtype, o->bridge_path, &owner));
+    CHECK(
+        weights_owner_new(e->dev, e->group, sources, (enum dtype)o->dtype, o->bridge_path, &owner));
     const struct weights *weights[RUNNERS];
     for (int i = 0; i < RUNNERS; i++)
         weights[i] = weights_owner_weights(owner, (enum weights_role)i);
@@ -272,7 +278,7 @@ static enum status load(struct engine *e)
     e->live.frozen_weight_bytes = frozen ? (int64_t)frozen->bytes : 0;
     if (o->max_adapters)
         CHECK(weights_owner_hold_adapters(owner, (int)o->max_adapters, (int)o->max_lora_rank));
-    CHECK(executor_new(e->dev, weights, o, on_event, e, &e->live, &e->executor));
+    CHECK(executor_new(e->dev, weights, e->group, o, on_event, e, &e->live, &e->executor));
     executor_use_adapters(e->executor, weights_owner_adapters(owner));
     e->live.weight_version = control_version(weights_owner_control(owner));
     scheduler_update(e->executor->scheduler, e->live.weight_version, false);
@@ -315,6 +321,7 @@ static void leave(struct engine *e)
     e->executor = NULL;
     run_commands(e); // refuses what came last
     weights_owner_free(owner);
+    group_free(e->group);
     device_free(e->dev);
 }
 

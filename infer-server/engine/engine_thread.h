@@ -54,6 +54,7 @@ struct engine {
 
     // the thread's
     struct device *dev;
+    struct group *group; // NULL: one rank
     struct executor *executor;
     struct engine_stats live;
     bool draining; // the trainer waits for what is in flight to end

@@ -87,8 +87,9 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
 }
 
 enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
-                         const struct engine_options *options, engine_event_fn on_event,
-                         void *context, struct engine_stats *stats, struct executor **ret)
+                         struct group *group, const struct engine_options *options,
+                         engine_event_fn on_event, void *context, struct engine_stats *stats,
+                         struct executor **ret)
 {
     enum status st = ST_OK;
     const struct model_config *config = weights[RUNNER_POLICY]->config;
@@ -108,7 +109,8 @@ enum status executor_new(struct device *dev, const struct weights *const weights
                                       .max_context = requested,
                                       .block_size = options->block_size};
     CHECK(runner_new(dev, weights[RUNNER_POLICY], &own, &x->runners[RUNNER_POLICY]));
-    CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY]->model, &x->prompt_logprobs));
+    CHECK(runner_use_group(x->runners[RUNNER_POLICY], group));
+    CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY], &x->prompt_logprobs));
     if (weights[RUNNER_DRAFT]) {
         CHECK(add_draft_model(x, weights[RUNNER_DRAFT], options, requested));
         x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
@@ -360,15 +362,16 @@ static int prompt_tokens(const struct step *step)
     return n;
 }
 
-static void copy_blocks(struct executor *x, const struct step *step)
+static enum status copy_blocks(struct executor *x, const struct step *step)
 {
-    for (int i = 0; i < step->n_copies; i++) {
+    enum status st = ST_OK;
+    for (int i = 0; i < step->n_copies && st == ST_OK; i++) {
         const struct step_copy *copy = &step->copies[i];
-        const struct kv_memory *policy = &x->runners[RUNNER_POLICY]->kv;
-        kv_memory_copy_block(policy, copy->from, copy->to);
-        if (copy->frozen)
-            kv_memory_copy_block(&x->runners[RUNNER_FROZEN]->kv, copy->from, copy->to);
+        st = runner_copy_block(x->runners[RUNNER_POLICY], copy->from, copy->to);
+        if (copy->frozen && st == ST_OK)
+            st = runner_copy_block(x->runners[RUNNER_FROZEN], copy->from, copy->to);
     }
+    return st;
 }
 
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
@@ -386,10 +389,10 @@ enum status executor_step(struct executor *x, uint64_t version, enum scheduler_a
     delivery_started(step, start_ns);
     CHECK(build_batch(x, step));
     CHECK(runner_step(r));
-    copy_blocks(x, step);
+    CHECK(copy_blocks(x, step));
     if (by_policy) CHECK(drafting_follow(x->drafting, step));
     CHECK(runner_sample(r));
-    CHECK(prompt_logprobs_read(x->prompt_logprobs, r->model, step, x->item_end, version));
+    CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, version));
     const int64_t now_ns = clock_now_ns();
     const int n_prompt = prompt_tokens(step);
     const int n_generated = take_step(x, step, version, now_ns);

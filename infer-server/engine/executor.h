@@ -29,10 +29,11 @@ struct executor {    // read by the engine's own files, written by executor.c
 // Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
 // kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones;
 // the speculative ones and token_ends. weights: each runner's; NULL: there is none, but for the
-// policy's.
+// policy's. group: ranks that hold the other shards of it, or NULL.
 enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
-                         const struct engine_options *options, engine_event_fn on_event,
-                         void *context, struct engine_stats *stats, struct executor **ret);
+                         struct group *group, const struct engine_options *options,
+                         engine_event_fn on_event, void *context, struct engine_stats *stats,
+                         struct executor **ret);
 void executor_free(struct executor *x); // no samples in it
 
 // The longest sequence that is asked for: the one that was named (--max-context), or 0 and then

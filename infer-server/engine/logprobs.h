@@ -34,14 +34,15 @@ enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_r
 // computed too, in chunks of as many rows as the model has logits for, so that no prompt makes
 // memory grow.
 struct prompt_logprobs;
-enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **ret);
+struct runner;
+enum status prompt_logprobs_new(struct runner *runner, struct prompt_logprobs **ret);
 void prompt_logprobs_free(struct prompt_logprobs *p);
 
-// After a model's forward pass of a step under weights of this version, whose item i ends before
-// row item_end[i]: reads what rows of it the requests still want, and waits. model->logits is
-// overwritten; it has as many rows as the model that this was made for. ST_DEVICE: nothing is
-// valid.
-enum status prompt_logprobs_read(struct prompt_logprobs *p, struct model *model,
+// After a runner's forward pass of a step under weights of this version, whose item i ends before
+// row item_end[i]: reads what rows of it the requests still want, and waits. Its model's logits are
+// overwritten; they are of as many rows as those of the runner that this was made for. ST_DEVICE:
+// nothing is valid.
+enum status prompt_logprobs_read(struct prompt_logprobs *p, struct runner *runner,
                                  const struct step *step, const int *item_end, uint64_t version);
 
 #endif

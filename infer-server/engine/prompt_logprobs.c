@@ -6,6 +6,7 @@
  * preempted sample computes again, or a sibling, is passed over, and no sample starts from cached
  * blocks whose rows were not read (scheduler.c). Each row notes the version that computed it. */
 #include "infer-server/engine/logprobs.h"
+#include "infer-server/engine/runner.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -15,7 +16,7 @@ struct prompt_row {
 };
 
 struct prompt_logprobs {
-    struct model *model; // that computed the step whose rows are read
+    struct runner *runner; // that computed the step whose rows are read
     struct logprob_reader reader;
     int n;
     struct prompt_row *rows;         // (model->max_rows) of the chunk
@@ -23,13 +24,14 @@ struct prompt_logprobs {
     int32_t *numbers, *host_numbers; // (max_rows) of the rows in the batch
 };
 
-enum status prompt_logprobs_new(struct model *model, struct prompt_logprobs **ret)
+enum status prompt_logprobs_new(struct runner *runner, struct prompt_logprobs **ret)
 {
     enum status st = ST_OK;
+    struct model *model = runner->model;
     const size_t n = (size_t)model->max_rows;
     struct prompt_logprobs *p = calloc(1, sizeof *p);
     if (!p) return status_fail(ST_NO_MEMORY, "no memory for prompt log-probabilities");
-    p->model = model;
+    p->runner = runner;
     p->reader.dev = model->dev;
     p->rows = malloc(n * sizeof *p->rows);
     p->targets = malloc(n * sizeof *p->targets);
@@ -47,8 +49,8 @@ void prompt_logprobs_free(struct prompt_logprobs *p)
 {
     if (!p) return;
     logprob_reader_release(&p->reader);
-    device_release(p->model->dev, p->numbers);
-    device_host_release(p->model->dev, p->host_numbers);
+    device_release(p->runner->dev, p->numbers);
+    device_host_release(p->runner->dev, p->host_numbers);
     free(p->rows);
     free(p->targets);
     free(p);
@@ -69,11 +71,11 @@ static void note_row(const struct prompt_row *row, const struct token_logprob *r
 // Computes the logits of the rows listed so far, and empties the list.
 static enum status read_chunk(struct prompt_logprobs *p, uint64_t version)
 {
-    struct model *m = p->model;
+    const struct model *m = p->runner->model;
     if (p->n == 0) return ST_OK;
     const struct sampling *sampling = &p->rows[0].request->sampling;
-    device_copy_in(m->dev, p->numbers, p->host_numbers, (size_t)p->n * sizeof *p->numbers);
-    model_head(m, m->x, p->numbers, 0, p->n);
+    enum status st = runner_head(p->runner, p->host_numbers, p->n, p->numbers);
+    if (st != ST_OK) return st;
     const struct logprob_rows rows = {.logits = m->logits,
                                       .targets = p->targets,
                                       .n = p->n,
@@ -81,7 +83,7 @@ static enum status read_chunk(struct prompt_logprobs *p, uint64_t version)
                                       .n_top = sampling->prompt_top,
                                       .temperature = sampling->temperature};
     const struct token_logprob *read;
-    enum status st = logprob_reader_read(&p->reader, &rows, &read);
+    st = logprob_reader_read(&p->reader, &rows, &read);
     for (int i = 0; st == ST_OK && i < p->n; i++)
         note_row(&p->rows[i], read + (size_t)i * (size_t)(1 + rows.n_top), rows.n_top, version);
     p->n = 0;
@@ -103,7 +105,7 @@ static enum status read_item(struct prompt_logprobs *p, const struct step_item *
         CHECK(read_chunk(p, version));
     assert(item->first <= r->n_scored || r->n_scored >= last);
     for (; r->n_scored < last && r->n_scored < stop; r->n_scored++) {
-        if (p->n == p->model->max_rows) CHECK(read_chunk(p, version));
+        if (p->n == p->runner->limits.max_rows) CHECK(read_chunk(p, version));
         p->rows[p->n] = (struct prompt_row){.request = r, .position = r->n_scored + 1};
         p->targets[p->n] = r->prompt[r->n_scored + 1];
         p->host_numbers[p->n++] = end - item->n + (r->n_scored - item->first);
@@ -112,12 +114,12 @@ out:
     return st;
 }
 
-enum status prompt_logprobs_read(struct prompt_logprobs *p, struct model *model,
+enum status prompt_logprobs_read(struct prompt_logprobs *p, struct runner *runner,
                                  const struct step *step, const int *item_end, uint64_t version)
 {
     enum status st = ST_OK;
-    assert(model->max_rows == p->model->max_rows);
-    p->model = model;
+    assert(runner->limits.max_rows == p->runner->limits.max_rows);
+    p->runner = runner;
     p->n = 0;
     for (int i = 0; i < step->n_items; i++)
         if (step->items[i].sample->request->sampling.prompt_logprobs)

@@ -49,6 +49,7 @@ void runner_free(struct runner *r)
     free(r->rows);
     free(r->top);
     decode_graphs_free(r->graphs);
+    bytes_release(&r->message);
     kv_memory_release(&r->kv);
     sampler_free(r->sampler);
     batch_free(r->batch);
@@ -56,9 +57,22 @@ void runner_free(struct runner *r)
     free(r);
 }
 
+enum status runner_use_group(struct runner *r, struct group *group)
+{
+    r->group = group;
+    model_use_comm(r->model, group_comm(group));
+    enum status st = group_order(group, ORDER_RUNNER, &r->limits, sizeof r->limits);
+    return st == ST_OK ? group_wait(group, NULL, 0) : st;
+}
+
 enum status runner_allocate_kv(struct runner *r, int n_blocks)
 {
-    return kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks);
+    enum status st;
+    CHECK(group_order(r->group, ORDER_KV, &n_blocks, sizeof n_blocks));
+    CHECK(kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks));
+    st = group_wait(r->group, NULL, 0);
+out:
+    return st;
 }
 
 void runner_use_adapters(struct runner *r, const struct adapter_table *adapters)
@@ -135,18 +149,59 @@ static void decode_captured(struct runner *r)
     g->warm = true;
 }
 
-enum status runner_step(struct runner *r)
+static void compute(struct runner *r)
 {
-    const bool decodes = batch_decodes(r->batch);
-    enum status st =
-        batch_commit(r->batch, decodes ? padded(r, batch_tokens(r->batch), r->limits.max_seqs) : 0,
-                     decodes ? padded(r, r->n_rows, r->limits.max_rows) : 0);
-    if (st != ST_OK) return st;
     r->warm = !r->graphs;
-    if (decodes && r->graphs)
+    if (batch_decodes(r->batch) && r->graphs)
         decode_captured(r);
     else
         forward(r, batch_view(r->batch));
+}
+
+static enum status order_step(struct runner *r)
+{
+    if (!r->group) return ST_OK;
+    bytes_clear(&r->message);
+    enum status st = batch_write(r->batch, &r->message);
+    return st == ST_OK ? group_order(r->group, ORDER_STEP, r->message.data, r->message.len) : st;
+}
+
+enum status runner_step(struct runner *r)
+{
+    const bool decodes = batch_decodes(r->batch);
+    enum status st;
+    CHECK(batch_commit(r->batch,
+                       decodes ? padded(r, batch_tokens(r->batch), r->limits.max_seqs) : 0,
+                       decodes ? padded(r, r->n_rows, r->limits.max_rows) : 0));
+    CHECK(order_step(r));
+    compute(r);
+out:
+    return st;
+}
+
+enum status runner_follow(struct runner *r, const void *data, size_t n)
+{
+    enum status st = batch_read(r->batch, data, n);
+    if (st != ST_OK) return st;
+    compute(r);
+    return device_sync(r->dev);
+}
+
+enum status runner_copy_block(struct runner *r, int32_t from, int32_t to)
+{
+    const int32_t blocks[] = {from, to};
+    enum status st = group_order(r->group, ORDER_COPY, blocks, sizeof blocks);
+    if (st == ST_OK) kv_memory_copy_block(&r->kv, from, to);
+    return st;
+}
+
+enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device)
+{
+    const size_t bytes = (size_t)n * sizeof *rows;
+    enum status st = group_order(r->group, ORDER_HEAD, rows, bytes);
+    if (st != ST_OK) return st;
+    device_copy_in(r->dev, device, rows, bytes);
+    model_head(r->model, r->model->x, device, 0, n);
     return ST_OK;
 }
 

@@ -9,7 +9,9 @@
 #ifndef INFER_SERVER_RUNNER_H
 #define INFER_SERVER_RUNNER_H
 
+#include "common/base/bytes.h"
 #include "common/model/model.h"
+#include "infer-server/engine/group.h"
 #include "infer-server/engine/kv_memory.h"
 #include "infer-server/engine/sampler.h"
 #include "infer-server/speculative/step_cost.h"
@@ -32,6 +34,8 @@ struct runner {
     struct sampler *sampler;
     struct sampler_drafts drafts; // what the drafts that its rows verify were sampled from
     struct decode_graphs *graphs; // CUDA, else NULL
+    struct group *group;          // ranks that compute its steps with this one; NULL: none do
+    struct bytes message;         // to them
     uint64_t adapted;             // adapter_table_sites() of its adapters
     bool rows_apart;              // a few tokens of a sequence are better fed as sequences of one
                                   // each: the step is then captured
@@ -54,6 +58,10 @@ enum status runner_allocate_kv(struct runner *r, int n_blocks);
 // they change, with no step in flight.
 void runner_use_adapters(struct runner *r, const struct adapter_table *adapters);
 
+// A shard's model: has every follower of the group make a runner like this one, and waits. From
+// then on they do what this one does: steps, copies of blocks, rows of the head.
+enum status runner_use_group(struct runner *r, struct group *group);
+
 void runner_clear(struct runner *r);
 // n tokens at positions first.. of a sequence of its own in the batch, whose block table has
 // n_blocks entries. Sequences of one row each may have one table: each layer stores the keys of all
@@ -65,6 +73,13 @@ enum status runner_want(struct runner *r, int row, const struct sampler_row *sam
 // Enqueues the forward pass, and the logits of the rows wanted. Batches of single rows run as
 // captured graphs on CUDA, padded to a few sizes.
 enum status runner_step(struct runner *r);
+// On a follower: the step that rank 0 has ordered, whose bytes these are. Waits.
+enum status runner_follow(struct runner *r, const void *data, size_t n);
+// Enqueues a copy of one KV block to another.
+enum status runner_copy_block(struct runner *r, int32_t from, int32_t to);
+// Enqueues the logits of n rows of the last step, at most max_rows; rows is host memory, `device`
+// has room for them.
+enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device);
 // Samples the rows wanted, and waits.
 enum status runner_sample(struct runner *r);
 

@@ -36,6 +36,7 @@ struct arena {
 };
 struct weights_owner {
     struct device *dev;
+    struct group *group; // NULL: one rank
     char bridge_path[512], path_hash[17], page_name[64];
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
@@ -66,12 +67,10 @@ static const char *source_name(const struct weights_source *source)
     return source->folder ? source->folder : NO_FOLDER;
 }
 
-// Path hash; then for an arena PID namespace, pid and start time (the page holds its owner's), and
-// its role.
-#define ARENA_WRITE "/commonweight-%s-%" PRIu64 ".%d.%" PRIu64 "-%s"
-#define ARENA_READ  "commonweight-%16[0-9a-f]-%" SCNu64 ".%d.%" SCNu64 "-%7[a-z]%n" // and a number
-#define PAGE_WRITE  "/commonweight-%s-control"
-#define PAGE_READ   "commonweight-%16[0-9a-f]-control%n"
+// Path hash; then for an arena what segment_name() writes (the page holds its owner's).
+#define ARENA_READ "commonweight-%16[0-9a-f]-%" SCNu64 ".%d.%" SCNu64 "-%7[a-z]%n" // and a number
+#define PAGE_WRITE "/commonweight-%s-control"
+#define PAGE_READ  "commonweight-%16[0-9a-f]-control%n"
 
 // Its maker holds a lock on it (kernels/cpu/shared.c). A pid means something only within one
 // namespace, and /dev/shm may be shared by several; within it, builds before the lock are told by
@@ -116,33 +115,36 @@ static void sweep_dead_segments(void)
     if (dir) closedir(dir);
 }
 
+// All shards of it.
+static enum status load_folder(struct weights_owner *o, const struct arena *a, const char *folder)
+{
+    enum status st = group_order(o->group, ORDER_LOAD, folder, strlen(folder));
+    if (st != ST_OK) return st;
+    st = weights_load(a->weights, o->dev, folder);
+    const enum status others = group_wait(o->group, NULL, 0);
+    return st == ST_OK ? others : st;
+}
+
 static enum status arena_load(struct weights_owner *o, enum weights_role role, const char *folder)
 {
     const struct arena *a = &o->arenas[role];
-    enum status st = folder ? weights_load(a->weights, o->dev, folder)
+    enum status st = folder ? load_folder(o, a, folder)
                             : weights_init_random(a->weights, o->dev, 1 + (uint64_t)role);
     return role == WEIGHTS_POLICY ? st : status_context(st, "the %s model", role_names[role]);
-}
-
-#define SEGMENT_BYTES 96
-static void name_segment(const struct weights_owner *o, const char *role, char ret[SEGMENT_BYTES])
-{
-    snprintf(ret, SEGMENT_BYTES, ARENA_WRITE, o->path_hash, process_namespace(), (int)getpid(),
-             process_start_time(getpid()), role);
 }
 
 static enum status arena_new(struct weights_owner *o, enum weights_role role)
 {
     struct arena *a = &o->arenas[role];
     char name[SEGMENT_BYTES];
-    name_segment(o, role_names[role], name);
+    segment_name(o->bridge_path, role_names[role], name);
     enum status st = shared_memory_create(o->dev, name, a->weights->bytes, &a->memory);
     if (st != ST_OK) return st;
     weights_bind(a->weights, shared_memory_data(a->memory));
     return arena_load(o, role, a->source.folder);
 }
 
-enum status weights_owner_new(struct device *dev,
+enum status weights_owner_new(struct device *dev, struct group *group,
                               const struct weights_source sources[WEIGHTS_ROLES], enum dtype dt,
                               const char *bridge_path, struct weights_owner **ret)
 {
@@ -150,6 +152,7 @@ enum status weights_owner_new(struct device *dev,
     struct weights_owner *o = calloc(1, sizeof *o);
     if (!o) return status_fail(ST_NO_MEMORY, "no memory for the owner of the weights");
     o->dev = dev;
+    o->group = group;
     CHECK(absolute_path(bridge_path, o->bridge_path, sizeof o->bridge_path));
     hash_sha256_hex(o->bridge_path, strlen(o->bridge_path), 8, o->path_hash);
     snprintf(o->page_name, sizeof o->page_name, PAGE_WRITE, o->path_hash);
@@ -171,6 +174,18 @@ enum status weights_owner_new(struct device *dev,
 out:
     weights_owner_free(o);
     return st;
+}
+
+// Which part of the Hugging Face tensor it is, where there are several ranks.
+static void describe_slice(const struct weight_tensor *t, struct bridge_slice *ret)
+{
+    ret->n_runs = t->slice.n_runs;
+    ret->first_column = t->slice.first_col;
+    for (int d = 0; d < t->n_dims; d++) ret->whole[d] = t->slice.whole[d];
+    for (int i = 0; i < ret->n_runs; i++) {
+        ret->runs[i].first = t->slice.runs[i].first;
+        ret->runs[i].n = t->slice.runs[i].n;
+    }
 }
 
 // Takes memory for the tensors, which the caller frees. folder: NULL or "" where it is of none.
@@ -206,12 +221,49 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
             to->stride[d] = stride;
             stride *= t->shape[d];
         }
+        if (w->config->shard.size > 1) describe_slice(t, &to->slice);
         to->dt = w->dt;
         to->offset = (uint64_t)t->offset * element;
         to->bytes = (uint64_t)t->n * element;
     }
     *ret = role;
     return ST_OK;
+}
+
+// The shard of a follower, whose plan is made once more to say where its tensors are.
+static enum status describe_shard(const struct weights_owner *o, int rank,
+                                  const struct segment_info *info, struct bridge_role *ret)
+{
+    const struct arena *policy = &o->arenas[WEIGHTS_POLICY];
+    struct model_config config = *policy->source.config; // a follower's has the same sizes
+    struct weights *w = NULL;
+    config.shard.rank = rank;
+    enum status st = weights_plan(&config, policy->weights->dt, &w);
+    if (st == ST_OK) st = describe_arena(o, w, policy->source.folder, info->handle, ret);
+    weights_free(w);
+    if (st != ST_OK) return st;
+    snprintf(ret->role, sizeof ret->role, "shard:%d", rank);
+    snprintf(ret->kind, sizeof ret->kind, "%s", info->kind);
+    ret->holder = (struct bridge_holder){.pid = (pid_t)info->pid,
+                                         .pid_start_time = (uint64_t)info->pid_start_time};
+    snprintf(ret->holder.device, sizeof ret->holder.device, "%s", info->device);
+    snprintf(ret->holder.device_uuid, sizeof ret->holder.device_uuid, "%s", info->device_uuid);
+    return ST_OK;
+}
+
+static enum status describe_shards(const struct weights_owner *o, struct bridge_file *file)
+{
+    enum status st = ST_OK;
+    const int n = group_size(o->group) - 1;
+    struct segment_info *infos = calloc((size_t)n + 1, sizeof *infos);
+    if (!infos) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
+    CHECK(group_order(o->group, ORDER_SEGMENT, NULL, 0));
+    CHECK(group_wait(o->group, infos, sizeof *infos));
+    for (int i = 0; i < n; i++)
+        CHECK(describe_shard(o, i + 1, &infos[i], &file->roles[file->n_roles++]));
+out:
+    free(infos);
+    return st;
 }
 
 static enum status describe_roles(const struct weights_owner *o, struct bridge_file *file)
@@ -235,6 +287,7 @@ static enum status describe_roles(const struct weights_owner *o, struct bridge_f
         snprintf(role->role, sizeof role->role, "adapter:%s", info->name);
         file->n_roles++;
     }
+    st = describe_shards(o, file);
 out:
     return st;
 }
@@ -242,8 +295,9 @@ out:
 static enum status announce(struct weights_owner *o)
 {
     enum status st = ST_OK;
-    struct bridge_role roles[WEIGHTS_ROLES + ADAPTERS_MOST] = {0};
-    struct bridge_file file = {.pid = getpid(), .n_roles = 0, .roles = roles};
+    struct bridge_role roles[WEIGHTS_ROLES + ADAPTERS_MOST] = {0}; // adapters, or shards
+    struct bridge_file file = {
+        .pid = getpid(), .n_roles = 0, .roles = roles, .tp_degree = group_size(o->group)};
     CHECK(describe_roles(o, &file));
     snprintf(file.path, sizeof file.path, "%s", o->bridge_path);
     process_boot_id(file.boot_id);
@@ -283,7 +337,7 @@ const struct adapters *weights_owner_adapters(const struct weights_owner *o)
 enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_order *order)
 {
     char name[SEGMENT_BYTES];
-    name_segment(o, "adapter", name);
+    segment_name(o->bridge_path, "adapter", name);
     enum status st = adapters_add(o->adapters, order, name);
     if (st != ST_OK) return st;
     st = announce(o);
@@ -451,18 +505,18 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder,
     return ST_OK;
 }
 
-enum status weights_owner_canary(struct weights_owner *o, uint64_t *ret_word)
+int weights_owner_shards(const struct weights_owner *o)
 {
-    const struct weights *w = o->arenas[WEIGHTS_POLICY].weights;
-    char *canary = (char *)w->base + w->canary_offset;
-    uint64_t word = 0;
-    device_copy_out(o->dev, &word, canary, sizeof word);
-    enum status st = device_sync(o->dev);
-    if (st != ST_OK) return st;
-    const uint64_t complement = ~word;
-    device_copy_in(o->dev, canary + sizeof word, &complement, sizeof complement);
-    st = device_sync(o->dev);
-    if (st == ST_OK) *ret_word = word;
+    return group_size(o->group);
+}
+
+enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words)
+{
+    enum status st;
+    CHECK(group_order(o->group, ORDER_CANARY, NULL, 0));
+    CHECK(arena_canary(o->dev, o->arenas[WEIGHTS_POLICY].weights, words));
+    st = group_wait(o->group, words + 1, sizeof *words);
+out:
     return st;
 }
 
@@ -480,36 +534,31 @@ static int listed_arenas(const struct weights_owner *o)
     return WEIGHTS_ROLES + (o->adapters ? adapters_max(o->adapters) : 0);
 }
 
+// Of one shard of the policy: as many in each.
+static size_t shard_tensors(const struct weights_owner *o)
+{
+    return (size_t)o->arenas[WEIGHTS_POLICY].weights->n_tensors;
+}
+
 int weights_owner_tensors(const struct weights_owner *o)
 {
-    int n = 0;
+    int n = (group_size(o->group) - 1) * (int)shard_tensors(o);
     for (int i = 0; i < listed_arenas(o); i++)
         if (listed_arena(o, i)) n += listed_arena(o, i)->n_tensors;
     return n;
 }
 
-static enum status arena_checksums(struct weights_owner *o, const struct weights *w, uint64_t *sums)
-{
-    const size_t n = (size_t)w->n_tensors, element = dtype_size(w->dt);
-    uint64_t *ranges = malloc(2 * n * sizeof *ranges); // offsets, then lengths
-    if (!ranges) return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", n);
-    for (size_t i = 0; i < n; i++) {
-        ranges[i] = (uint64_t)w->tensors[i].offset * element;
-        ranges[n + i] = (uint64_t)w->tensors[i].n * element;
-    }
-    device_ops(o->dev)->checksum(o->dev, sums, w->base, ranges, ranges + n, w->n_tensors);
-    free(ranges);
-    return device_sync(o->dev);
-}
-
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums)
 {
-    enum status st = ST_OK;
-    for (int i = 0; i < listed_arenas(o) && st == ST_OK; i++) {
+    enum status st;
+    CHECK(group_order(o->group, ORDER_SUMS, NULL, 0));
+    for (int i = 0; i < listed_arenas(o); i++) {
         const struct weights *w = listed_arena(o, i);
         if (!w) continue;
-        st = arena_checksums(o, w, sums);
+        CHECK(arena_checksums(o->dev, w, sums));
         sums += w->n_tensors;
     }
+    st = group_wait(o->group, sums, shard_tensors(o) * sizeof *sums);
+out:
     return st;
 }

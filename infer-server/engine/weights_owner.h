@@ -11,6 +11,7 @@
 #include "bridge/control.h"
 #include "common/model/weights.h"
 #include "infer-server/engine/adapters.h"
+#include "infer-server/engine/group.h"
 #include "kernels/device.h"
 
 struct weights_owner;
@@ -23,8 +24,9 @@ struct weights_source {
 };
 
 // Plans the arenas, takes the control page, allocates, and loads the folders: version 2. ST_BUSY
-// where a living server uses the same bridge path. All pointers are borrowed for its life.
-enum status weights_owner_new(struct device *dev,
+// where a living server uses the same bridge path. All pointers are borrowed for its life. group:
+// its followers hold the policy's other shards, and load whatever is loaded here; NULL: none.
+enum status weights_owner_new(struct device *dev, struct group *group,
                               const struct weights_source sources[WEIGHTS_ROLES], enum dtype dt,
                               const char *bridge_path, struct weights_owner **ret);
 // Writes the bridge file: clients find the weights from here on.
@@ -66,10 +68,20 @@ enum status weights_owner_restore(struct weights_owner *o, struct weights_restor
 enum status weights_owner_reload(struct weights_owner *o, const char *folder,
                                  const char *draft_folder);
 
-// The 64-bit word at the start of the policy's canary; its complement is then stored beside it.
-enum status weights_owner_canary(struct weights_owner *o, uint64_t *ret_word);
-int weights_owner_tensors(const struct weights_owner *o); // of all roles
-// ops.checksum of every tensor in arena order, role by role; sums (weights_owner_tensors).
+// The 64-bit word at the start of the policy's canary; its complement is then stored beside it. Of
+// every shard: words (weights_owner_shards).
+int weights_owner_shards(const struct weights_owner *o);
+enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words);
+int weights_owner_tensors(const struct weights_owner *o); // of all roles, and other shards
+// ops.checksum of every tensor in arena order, role by role, then those of the other shards; sums
+// (weights_owner_tensors).
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums);
+
+// weights_probe.c: the same of one arena; and where on this machine it is, with the name of a new
+// segment, which says which process made it.
+enum status arena_canary(struct device *dev, const struct weights *w, uint64_t *ret_word);
+enum status arena_checksums(struct device *dev, const struct weights *w, uint64_t *sums);
+#define SEGMENT_BYTES 96
+void segment_name(const char *bridge_path, const char *role, char ret[SEGMENT_BYTES]);
 
 #endif

@@ -15,7 +15,8 @@
 
 struct bridge_job {
     struct job job;
-    uint64_t version, canary;
+    uint64_t version, *canaries; // (n_shards)
+    int n_shards;
     int n_checksums;
     uint64_t *checksums;
     bool want_checksums;
@@ -33,6 +34,7 @@ static void finish(struct bridge_job *b, json_t *answer)
     else if (q)
         http_fail_status(q, st);
     if (!q || st != ST_OK) json_decref(answer);
+    free(b->canaries);
     free(b->checksums);
     free(b);
 }
@@ -86,17 +88,30 @@ static json_t *hex_json(uint64_t q)
     return json_string(text);
 }
 
+static json_t *hex_list(const uint64_t *q, int n)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(list, hex_json(q[i]));
+    return list;
+}
+
+static enum status copy_words(const uint64_t *from, int n, uint64_t **ret)
+{
+    uint64_t *words = malloc((size_t)n * sizeof *words);
+    if (!words) return status_fail(ST_NO_MEMORY, "out of memory");
+    memcpy(words, from, (size_t)n * sizeof *words);
+    *ret = words;
+    return ST_OK;
+}
+
 static void facts_reply(struct job *job)
 {
     struct bridge_job *b = (struct bridge_job *)job;
     json_t *info = info_json(job->server, b->version);
-    json_object_set_new(info, "canary", hex_json(b->canary));
-    if (b->want_checksums) {
-        json_t *sums = json_array();
-        for (int i = 0; i < b->n_checksums; i++)
-            json_array_append_new(sums, hex_json(b->checksums[i]));
-        json_object_set_new(info, "checksums", sums);
-    }
+    json_object_set_new(info, "canary", hex_json(b->canaries[0]));
+    json_object_set_new(info, "canaries", hex_list(b->canaries, b->n_shards));
+    if (b->want_checksums)
+        json_object_set_new(info, "checksums", hex_list(b->checksums, b->n_checksums));
     finish(b, info);
 }
 
@@ -110,16 +125,12 @@ static void facts_done(void *context, const struct engine_bridge_facts *facts)
                     "the engine could not read its weights (it is stopping, or its device failed)");
     if (facts) {
         b->version = facts->version;
-        b->canary = facts->canary;
+        b->n_shards = facts->n_shards;
+        st = copy_words(facts->canaries, b->n_shards, &b->canaries);
     }
-    if (facts && facts->checksums) {
-        const size_t bytes = (size_t)facts->n_tensors * sizeof *b->checksums;
-        b->checksums = malloc(bytes);
-        if (b->checksums)
-            memcpy(b->checksums, facts->checksums, bytes);
-        else
-            st = status_fail(ST_NO_MEMORY, "out of memory");
+    if (st == ST_OK && facts->checksums) {
         b->n_checksums = facts->n_tensors;
+        st = copy_words(facts->checksums, b->n_checksums, &b->checksums);
     }
     status_keep(&b->job.status, st);
     job_post(&b->job);

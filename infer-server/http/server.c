@@ -296,9 +296,9 @@ out:
 
 static void start_handles(struct server *s)
 {
-    static const int numbers[2] = {SIGTERM, SIGINT};
+    static const int numbers[3] = {SIGTERM, SIGINT, SIGUSR1}; // the last: of mpirun
     uint64_t watchdog_us = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         uv_signal_init(&s->loop, &s->signals[i]);
         s->signals[i].data = s;
         uv_signal_start(&s->signals[i], on_signal, numbers[i]);
@@ -325,7 +325,7 @@ static void stop(struct server *s)
         engine_resume(s->engine);
         uv_run(&s->loop, UV_RUN_ONCE);
     }
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         if (s->signals[i].data) uv_signal_stop(&s->signals[i]);
     engine_free(s->engine, 0);
     inbox_close(&s->host.inbox);

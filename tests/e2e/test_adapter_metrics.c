@@ -60,8 +60,8 @@ static void adapters_have_rows(void **state)
     int n = snprintf(text, sizeof text,
                      "POST /v1/completions HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s", strlen(body),
                      body);
-    const int fd = wire_open(d.socket);
-    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    const int fd = daemon_connect(d.socket);
+    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
     wait_for_metric(ROW("requests_waiting", "a") "2\n");
     assert_metric(ROW("requests_waiting", "b") "0\n");
     assert_metric(ROW("requests_running", "a") "0\n");

@@ -151,8 +151,8 @@ static int ask(const char *who, int seed)
     int n = snprintf(text, sizeof text,
                      "POST /v1/completions HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s", strlen(body),
                      body);
-    int fd = wire_open(d.socket);
-    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    int fd = daemon_connect(d.socket);
+    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
     return fd;
 }
 
@@ -231,8 +231,8 @@ static int ask_rollouts(void)
     int n =
         snprintf(text, sizeof text, "POST /v1/rollouts HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s",
                  sizeof body - 1, body);
-    int fd = wire_open(d.socket);
-    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    int fd = daemon_connect(d.socket);
+    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
     return fd;
 }
 

@@ -269,7 +269,7 @@ static void wait_until_it_listens(const char *port, struct test_child *child)
 {
     const int64_t deadline = clock_deadline_ns(LIMIT_MS);
     int fd;
-    while ((fd = wire_open_tcp(atoi(port))) < 0) {
+    while ((fd = daemon_connect_tcp(atoi(port))) < 0) {
         assert_true(test_running(child) && clock_ms_until(deadline) > 0);
         clock_sleep_ms(50);
     }

@@ -99,8 +99,8 @@ static int ask(const struct daemon *d)
     int n =
         snprintf(text, sizeof text, "POST /v1/rollouts HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s",
                  sizeof body - 1, body);
-    int fd = wire_open(d->socket);
-    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    int fd = daemon_connect(d->socket);
+    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
     return fd;
 }
 

@@ -33,9 +33,9 @@ static int tcp_status(int port, const char *method, const char *path, const char
     char text[512];
     struct wire_answer a = {0};
     int n = snprintf(text, sizeof text, "%s %s HTTP/1.0\r\n%s\r\n", method, path, headers);
-    int fd = wire_open_tcp(port);
+    int fd = daemon_connect_tcp(port);
     if (fd < 0) return 0;
-    wire_send(fd, text, (size_t)n);
+    daemon_send(fd, text, (size_t)n);
     wire_read(fd, SOON_MS, &a);
     close(fd);
     int status = a.status;
@@ -77,10 +77,10 @@ static void crowd(int port, int n, const char *same, enum leaving how)
     int *fds = calloc((size_t)n, sizeof *fds);
     assert_non_null(fds);
     for (int i = 0; i < n; i++) {
-        fds[i] = wire_open_tcp(port);
+        fds[i] = daemon_connect_tcp(port);
         if (fds[i] < 0) fail_msg("connection %d is refused", i);
         const char *text = same ? same : beginnings[i % texts];
-        wire_send(fds[i], text, strlen(text));
+        daemon_send(fds[i], text, strlen(text));
     }
     clock_sleep_ms(20);
     for (int i = 0; i < n; i++) leave(fds[i], how);
@@ -159,8 +159,8 @@ static void test_left_before_accept(void **state)
     for (int k = 0; k < BATCHES; k++) {
         test_kill(&d.child, SIGSTOP);
         for (int i = 0; i < BATCH; i++) {
-            int fd = wire_open_tcp(port);
-            assert_true(fd >= 0 && wire_send(fd, beginnings[4], strlen(beginnings[4])));
+            int fd = daemon_connect_tcp(port);
+            assert_true(fd >= 0 && daemon_send(fd, beginnings[4], strlen(beginnings[4])));
             close(fd);
         }
         test_kill(&d.child, SIGCONT);
@@ -182,10 +182,10 @@ static void test_drippers(void **state)
     struct daemon d = {0};
     daemon_start(&d, model, options);
     for (size_t i = 0; i < sizeof begun / sizeof *begun; i++) {
-        int fd = wire_open(d.socket);
-        assert_true(fd >= 0 && wire_send(fd, begun[i], strlen(begun[i])));
+        int fd = daemon_connect(d.socket);
+        assert_true(fd >= 0 && daemon_send(fd, begun[i], strlen(begun[i])));
         int64_t deadline = clock_deadline_ns(2 * SOON_MS);
-        while (wire_send(fd, " ", 1)) {
+        while (daemon_send(fd, " ", 1)) {
             if (clock_now_ns() > deadline) fail_msg("\"%s\" drips for ever", begun[i]);
             clock_sleep_ms(200);
         }
@@ -215,7 +215,7 @@ static void test_few_descriptors(void **state)
     assert_contains(log, "36 connections");
     free(log);
     int fds[100];
-    for (int i = 0; i < 100; i++) assert_true((fds[i] = wire_open_tcp(port)) >= 0);
+    for (int i = 0; i < 100; i++) assert_true((fds[i] = daemon_connect_tcp(port)) >= 0);
     clock_sleep_ms(100);
     json_decref(daemon_get(d.socket, "/health", 200)); // the other listener has its own
     for (int i = 0; i < 100; i++) close(fds[i]);
@@ -264,11 +264,11 @@ static void test_loopback_without_key(void **state)
             assert_int_equal(tcp_status(port, "GET", k ? "/health" : "/v1/models", refused[i]),
                              403);
     // nothing that a page may read or send more by
-    int fd = wire_open_tcp(port);
+    int fd = daemon_connect_tcp(port);
     struct wire_answer a;
     static const char ask[] = "OPTIONS /v1/models HTTP/1.0\r\nHost: localhost\r\n"
                               "Origin: http://localhost\r\n\r\n";
-    assert_true(fd >= 0 && wire_send(fd, ask, sizeof ask - 1) && wire_read(fd, SOON_MS, &a));
+    assert_true(fd >= 0 && daemon_send(fd, ask, sizeof ask - 1) && wire_read(fd, SOON_MS, &a));
     assert_int_equal(a.status, 405);
     assert_null(strcasestr(bytes_text(&a.head), "Access-Control"));
     wire_answer_release(&a);
@@ -313,8 +313,8 @@ static void *send_large(void *argument)
     char head[128];
     int n = snprintf(head, sizeof head,
                      "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", s->path, s->len);
-    int fd = wire_open(s->socket);
-    if (fd >= 0 && wire_send(fd, head, (size_t)n)) wire_send(fd, s->body, s->len);
+    int fd = daemon_connect(s->socket);
+    if (fd >= 0 && daemon_send(fd, head, (size_t)n)) daemon_send(fd, s->body, s->len);
     s->sent = true;
     if (fd >= 0) wire_read(fd, 300000, &s->answer);
     s->answered = true;
@@ -429,9 +429,9 @@ static void test_buffered_bodies(void **state)
     other =
         (struct sender){.socket = d.socket, .path = "/v1/completions", .body = body, .len = part};
     for (int i = 0; i < HOLDERS; i++) {
-        fds[i] = wire_open(d.socket);
-        assert_true(fds[i] >= 0 && wire_send(fds[i], head, sizeof head - 1) &&
-                    wire_send(fds[i], body, part));
+        fds[i] = daemon_connect(d.socket);
+        assert_true(fds[i] >= 0 && daemon_send(fds[i], head, sizeof head - 1) &&
+                    daemon_send(fds[i], body, part));
     }
     send_large(&other);
     assert_int_equal(other.answer.status, 429);
@@ -488,8 +488,9 @@ static void test_leaves_while_parsed(void **state)
                      "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
                      LARGE / 2);
     for (int i = 0; i < 6; i++) {
-        int fd = wire_open(d.socket);
-        assert_true(fd >= 0 && wire_send(fd, head, (size_t)n) && wire_send(fd, body, LARGE / 2));
+        int fd = daemon_connect(d.socket);
+        assert_true(fd >= 0 && daemon_send(fd, head, (size_t)n) &&
+                    daemon_send(fd, body, LARGE / 2));
         close(fd);
     }
     json_decref(daemon_get(d.socket, "/health", 200));

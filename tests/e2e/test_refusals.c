@@ -153,8 +153,8 @@ static void test_large_bodies(void **state)
     // a client that asks first is told at once
     const char *ask = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n"
                       "Expect: 100-continue\r\n\r\n";
-    int fd = wire_open(served.socket);
-    wire_send(fd, ask, strlen(ask));
+    int fd = daemon_connect(served.socket);
+    daemon_send(fd, ask, strlen(ask));
     assert_true(wire_read(fd, 10000, &a));
     assert_int_equal(a.status, 413);
     wire_answer_release(&a);
@@ -162,10 +162,10 @@ static void test_large_bodies(void **state)
     // chunked, so that the length is not known before
     const char *head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
                        "Transfer-Encoding: chunked\r\n\r\n493e0\r\n"; // 300000
-    fd = wire_open(served.socket);
-    wire_send(fd, head, strlen(head));
-    wire_send(fd, body.data, 300000);
-    wire_send(fd, "\r\n0\r\n\r\n", 7);
+    fd = daemon_connect(served.socket);
+    daemon_send(fd, head, strlen(head));
+    daemon_send(fd, body.data, 300000);
+    daemon_send(fd, "\r\n0\r\n\r\n", 7);
     assert_true(wire_read(fd, 10000, &a));
     assert_int_equal(a.status, 413);
     wire_answer_release(&a);
@@ -187,8 +187,8 @@ static void test_broken_http(void **state)
     };
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         struct wire_answer a;
-        int fd = wire_open(served.socket);
-        wire_send(fd, broken[i], strlen(broken[i]));
+        int fd = daemon_connect(served.socket);
+        daemon_send(fd, broken[i], strlen(broken[i]));
         wire_read(fd, 200, &a);
         if (a.status == 200) fail_msg("answered 200 to broken request %zu", i);
         wire_answer_release(&a);
@@ -221,8 +221,8 @@ static void *crowd_client(void *context)
     int n = snprintf(text, sizeof text,
                      "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
                      strlen(body), body);
-    int fd = wire_open(served.socket);
-    if (fd >= 0 && wire_send(fd, text, (size_t)n)) wire_read(fd, 60000, &c->answer);
+    int fd = daemon_connect(served.socket);
+    if (fd >= 0 && daemon_send(fd, text, (size_t)n)) wire_read(fd, 60000, &c->answer);
     if (fd >= 0) close(fd);
     return NULL;
 }
@@ -328,8 +328,8 @@ static void test_kept_connection(void **state)
         "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n"
         "Connection: close\r\n\r\n";
     struct wire_answer a;
-    int fd = wire_open(served.socket);
-    wire_send(fd, two, strlen(two));
+    int fd = daemon_connect(served.socket);
+    daemon_send(fd, two, strlen(two));
     assert_true(wire_read(fd, 10000, &a));
     assert_contains(bytes_text(&a.body), "max_model_len");
     wire_answer_release(&a);

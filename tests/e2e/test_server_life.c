@@ -31,8 +31,8 @@ static int open_request(const struct daemon *d, const char *path, const char *bo
     int n =
         snprintf(text, sizeof text, "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
                  path, strlen(body), body);
-    int fd = wire_open(d->socket);
-    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    int fd = daemon_connect(d->socket);
+    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
     return fd;
 }
 
@@ -228,10 +228,10 @@ static void *keep_asking(void *argument)
     const struct asker *asker = argument;
     static const char text[] = "GET /bridge/info?canary=1 HTTP/1.0\r\nHost: x\r\n\r\n";
     while (!atomic_load(asker->stop)) {
-        int fd = wire_open(asker->socket);
+        int fd = daemon_connect(asker->socket);
         struct wire_answer a;
         if (fd < 0) continue;
-        if (wire_send(fd, text, sizeof text - 1)) {
+        if (daemon_send(fd, text, sizeof text - 1)) {
             wire_read(fd, 1000, &a);
             wire_answer_release(&a);
         }
@@ -269,8 +269,8 @@ static int tcp_status(int port, const char *path, const char *headers)
     char text[512];
     struct wire_answer a;
     int n = snprintf(text, sizeof text, "GET %s HTTP/1.0\r\nHost: x\r\n%s\r\n", path, headers);
-    int fd = wire_open_tcp(port);
-    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    int fd = daemon_connect_tcp(port);
+    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
     assert_true(wire_read(fd, 10000, &a));
     close(fd);
     int status = a.status;
@@ -331,8 +331,8 @@ static void test_request_timeout(void **state)
     assert_contains(bytes_text(&a.body), "--request-timeout");
     wire_answer_release(&a);
     // a client that sends half a request is not waited for
-    int fd = wire_open(d.socket);
-    wire_send(fd, "POST /generate HTTP/1.1\r\nContent-Le", 35);
+    int fd = daemon_connect(d.socket);
+    daemon_send(fd, "POST /generate HTTP/1.1\r\nContent-Le", 35);
     assert_true(wire_read(fd, 8000, &a));
     assert_true(a.status != 200);
     wire_answer_release(&a);

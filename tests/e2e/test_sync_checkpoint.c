@@ -161,9 +161,9 @@ static int samples_running(const char *run)
 {
     static const char request[] = "GET /health HTTP/1.0\r\nHost: x\r\n\r\n";
     struct wire_answer a = {0};
-    const int fd = wire_open(test_path(test_path(scene.folder, run), "server.sock"));
+    const int fd = daemon_connect(test_path(test_path(scene.folder, run), "server.sock"));
     if (fd < 0) return -1;
-    wire_send(fd, request, strlen(request));
+    daemon_send(fd, request, strlen(request));
     wire_read(fd, LIMIT_MS, &a);
     close(fd);
     const json_t *running = json_object_get(a.json, "running");

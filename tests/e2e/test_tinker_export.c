@@ -164,10 +164,10 @@ static int64_t drain(const char *path)
     char request[768];
     int64_t n_bytes = 0;
     ssize_t n;
-    int fd = wire_open_tcp(s.port);
+    int fd = daemon_connect_tcp(s.port);
     assert_true(fd >= 0);
     snprintf(request, sizeof request, "GET %s HTTP/1.0\r\nHost: localhost\r\n\r\n", path);
-    assert_true(wire_send(fd, request, strlen(request)));
+    assert_true(daemon_send(fd, request, strlen(request)));
     while ((n = read(fd, buffer, sizeof buffer)) > 0) n_bytes += n;
     close(fd);
     return n_bytes;

@@ -249,11 +249,11 @@ static void ask_broken(struct rng *r, struct bytes *text)
         "POST /api/v1/optim_step HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
         "chunked\r\n\r\nzz\r\n"};
     static int slot;
-    const int fd = wire_open_tcp(s.port);
+    const int fd = daemon_connect_tcp(s.port);
     assert_true(fd >= 0);
     bytes_puts(text, starts[pick(r, 8)]);
     if (pick(r, 2)) put_random(r, 30, text);
-    wire_send(fd, bytes_text(text), text->len);
+    daemon_send(fd, bytes_text(text), text->len);
     if (pick(r, 2)) {
         close(fd);
         return;
@@ -321,13 +321,13 @@ static void step_request(int seq_id, struct bytes *body)
 static int hold(const char *path, const char *body)
 {
     struct bytes text = BYTES_INIT;
-    const int fd = wire_open_tcp(s.port);
+    const int fd = daemon_connect_tcp(s.port);
     assert_true(fd >= 0);
     bytes_printf(&text,
                  "POST /api/v1/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                  "Content-Length: %zu\r\n\r\n%s",
                  path, strlen(body), body);
-    wire_send(fd, bytes_text(&text), text.len);
+    daemon_send(fd, bytes_text(&text), text.len);
     bytes_release(&text);
     return fd;
 }

@@ -5,6 +5,7 @@
 #include "common/base/file.h"
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 
@@ -32,26 +33,37 @@ const char *daemon_model(const char *folder, bool tokenizer, uint64_t seed)
     return model;
 }
 
-void daemon_spawn(struct daemon *d, const char *model, const char *const options[])
+// `before` (may be NULL) are words before the program's.
+static void spawn(struct daemon *d, const char *const before[], const char *model,
+                  const char *const options[])
 {
     d->folder = test_folder();
     d->socket = test_path(d->folder, "s.sock");
     d->bridge = test_path(d->folder, "bridge.json");
     d->log = test_path(d->folder, "daemon.log");
-    const char *argv[OPTIONS_MAX + 12] = {test_binary("cw-infer-server"),
-                                          "--model",
-                                          model,
-                                          "--device",
-                                          test_device(),
-                                          "--dtype",
-                                          "f32",
-                                          "--socket",
-                                          d->socket,
-                                          "--bridge",
-                                          d->bridge};
-    int n = 11;
-    for (int i = 0; options && options[i]; i++) argv[n++] = options[i];
+    const char *const *parts[] = {before,
+                                  OPTIONS(test_binary("cw-infer-server"), "--model", model,
+                                          "--device", test_device(), "--dtype", "f32", "--socket",
+                                          d->socket, "--bridge", d->bridge),
+                                  options};
+    const char *argv[OPTIONS_MAX + 24] = {NULL};
+    int n = 0;
+    for (int k = 0; k < 3; k++)
+        for (const char *const *word = parts[k]; word && *word; word++) argv[n++] = *word;
     test_spawn(&d->child, d->log, argv);
+}
+
+void daemon_spawn(struct daemon *d, const char *model, const char *const options[])
+{
+    spawn(d, NULL, model, options);
+}
+
+void daemon_spawn_ranks(struct daemon *d, int n, const char *model, const char *const options[])
+{
+    const char *words[MPIRUN_WORDS + 1];
+    words[mpirun_put(n, words)] = NULL;
+    setenv("OMP_NUM_THREADS", "1", 1);
+    spawn(d, words, model, options);
 }
 
 const char *daemon_exact_dtype(void)
@@ -202,7 +214,7 @@ void wire_answer_release(struct wire_answer *a)
     a->json = NULL;
 }
 
-int wire_open(const char *socket_path)
+int daemon_connect(const char *socket_path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s", socket_path);
@@ -212,7 +224,7 @@ int wire_open(const char *socket_path)
     return -1;
 }
 
-int wire_open_tcp(int port)
+int daemon_connect_tcp(int port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -222,7 +234,7 @@ int wire_open_tcp(int port)
     return -1;
 }
 
-bool wire_send(int fd, const char *text, size_t len)
+bool daemon_send(int fd, const char *text, size_t len)
 {
     while (len > 0) {
         ssize_t n = send(fd, text, len, MSG_NOSIGNAL);
@@ -269,13 +281,13 @@ void daemon_request(const char *socket_path, const char *method, const char *pat
                     const char *headers, const char *body, struct wire_answer *ret)
 {
     struct bytes text = BYTES_INIT;
-    int fd = wire_open(socket_path);
+    int fd = daemon_connect(socket_path);
     if (fd < 0) fail_msg("%s: refused", socket_path);
     bytes_printf(&text, "%s %s HTTP/1.0\r\nHost: x\r\n%s", method, path, headers);
     if (body) bytes_printf(&text, "Content-Length: %zu\r\n", strlen(body));
     bytes_puts(&text, "\r\n");
     if (body) bytes_puts(&text, body);
-    wire_send(fd, text.data, text.len);
+    daemon_send(fd, text.data, text.len);
     bytes_release(&text);
     bool ended = wire_read(fd, ANSWER_MS, ret);
     close(fd);

@@ -1,6 +1,6 @@
 /* daemon.h: a cw-infer-server of this build for end-to-end tests, and HTTP to it byte by byte, so
  * that also broken requests can be sent. Failures fail the running test. One thread, but for
- * wire_send(), wire_open() and wire_read(), which any thread may use. */
+ * daemon_send(), daemon_connect() and wire_read(), which any thread may use. */
 #ifndef TESTS_SUPPORT_DAEMON_H
 #define TESTS_SUPPORT_DAEMON_H
 
@@ -22,9 +22,12 @@ const char *daemon_model(const char *folder, bool tokenizer, uint64_t seed);
 void daemon_start(struct daemon *d, const char *model, const char *const options[]);
 void daemon_spawn(struct daemon *d, const char *model,
                   const char *const options[]); // does not wait
-void daemon_wait(struct daemon *d);             // until /health says ok
-int daemon_stop(struct daemon *d);              // SIGTERM; its exit status
-void daemon_kill(struct daemon *d);             // for teardowns: also when it never ran
+// The same on n ranks, under mpirun, which leaves the others be where one is killed. Skips the test
+// where there is no mpirun.
+void daemon_spawn_ranks(struct daemon *d, int n, const char *model, const char *const options[]);
+void daemon_wait(struct daemon *d); // until /health says ok
+int daemon_stop(struct daemon *d);  // SIGTERM; its exit status
+void daemon_kill(struct daemon *d); // for teardowns: also when it never ran
 // The command line of a cw-trainer train that trains it: `options`, then `more` (both NULL-ended;
 // more may be NULL).
 #define TRAINER_WORDS 80
@@ -54,9 +57,9 @@ struct wire_answer {
 };
 void wire_answer_release(struct wire_answer *a);
 
-int wire_open(const char *socket_path); // connected; -1: refused
-int wire_open_tcp(int port);
-bool wire_send(int fd, const char *text, size_t len);
+int daemon_connect(const char *socket_path); // connected; -1: refused
+int daemon_connect_tcp(int port);
+bool daemon_send(int fd, const char *text, size_t len);
 // Reads to the end of the connection (HTTP/1.0 answers have no other); false past ms.
 bool wire_read(int fd, int ms, struct wire_answer *ret);
 

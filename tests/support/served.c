@@ -70,7 +70,7 @@ int open_request(const char *path, const char *body)
     int n =
         snprintf(text, sizeof text, "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
                  path, strlen(body), body);
-    int fd = wire_open(served.socket);
-    assert_true(fd >= 0 && wire_send(fd, text, (size_t)n));
+    int fd = daemon_connect(served.socket);
+    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
     return fd;
 }

@@ -88,13 +88,13 @@ void tinker_request(const struct tinker_server *s, const char *method, const cha
                     const char *type, const struct bytes *body, struct wire_answer *ret)
 {
     struct bytes text = BYTES_INIT;
-    int fd = wire_open_tcp(s->port);
+    int fd = daemon_connect_tcp(s->port);
     if (fd < 0) fail_msg("port %d: refused", s->port);
     bytes_printf(&text, "%s %s HTTP/1.0\r\nHost: localhost\r\n", method, path);
     if (type) bytes_printf(&text, "Content-Type: %s\r\nContent-Length: %zu\r\n", type, body->len);
     bytes_puts(&text, "\r\n");
     if (type) bytes_append(&text, bytes_text(body), body->len);
-    wire_send(fd, text.data, text.len);
+    daemon_send(fd, text.data, text.len);
     bytes_release(&text);
     bool ended = wire_read(fd, ANSWER_MS, ret);
     close(fd);

@@ -123,7 +123,7 @@ static const struct {
     {"socket", NULL, ST_FORMAT, "socket"},
     {"layout_hash", "\"cc\"", ST_MISMATCH, "layout_hash"},
     {"model", "\"other\"", ST_MISMATCH, "\"model\" is other"},
-    {"tp_degree", "2", ST_UNSUPPORTED, "\"tp_degree\" is 2"},
+    {"tp_degree", "2", ST_FORMAT, "\"tp_degree\" is 2, and there are 1 shards"},
     {"single_copy_enabled", "false", ST_UNSUPPORTED, "single_copy_enabled"},
     {"num_params", "4", ST_MISMATCH, "num_params"},
     {"segments", "[]", ST_FORMAT, "0 segments"},

@@ -34,7 +34,7 @@ static void on_facts(void *context, const struct engine_bridge_facts *facts)
     b->facts_given = facts != NULL;
     if (facts) {
         b->version = facts->version;
-        b->canary = facts->canary;
+        b->canary = facts->canaries[0];
         if (facts->checksums) memcpy(b->first_sums, facts->checksums, sizeof b->first_sums);
     }
     pthread_cond_broadcast(&b->changed);

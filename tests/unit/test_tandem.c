@@ -427,7 +427,7 @@ static void rows_apart_change_nothing(void **state)
         struct executor *x;
         struct request *requests[N];
         bool stepped = true;
-        assert_ok(executor_new(dev, models, &options, on_drawn, NULL, &stats, &x));
+        assert_ok(executor_new(dev, models, NULL, &options, on_drawn, NULL, &stats, &x));
         scheduler_update(x->scheduler, 2, false);
         for (int i = 0; i < RUNNERS; i++)
             if (x->runners[i]) x->runners[i]->rows_apart = apart;

@@ -304,7 +304,7 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
                                                .speculative = arm->choice,
                                                .speculative_fixed = arm->fixed};
         enum status st =
-            executor_new(b->dev, weights, &options, on_event, c, &arm->stats, &arm->executor);
+            executor_new(b->dev, weights, NULL, &options, on_event, c, &arm->stats, &arm->executor);
         if (st != ST_OK) return st;
         scheduler_update(arm->executor->scheduler, 2, false);
     }

@@ -12,8 +12,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define GRACE_MS     10000 // of ranks to end once one has failed, which they know by themselves
-#define LAST_WORDS_S 3     // the same of mpirun, which waits for them twice
+#define GRACE_MS 10000 // of ranks to end once one has failed, which they know by themselves
 
 // Of the ranks of one host; those of several hosts have no id in common but what the environment
 // says.
@@ -33,21 +32,6 @@ static enum status become_rank(void *context, int rank)
     return ranks_export(&r);
 }
 
-static enum status put_line(const struct job *job, char **argv, struct bytes *ret)
-{
-    if (!job->n_gpus)
-        bytes_printf(ret,
-                     "mpirun -n %d --oversubscribe --bind-to none --mca odls_base_sigkill_timeout "
-                     "%d%s ",
-                     job->ranks.size, LAST_WORDS_S, geteuid() == 0 ? " --allow-run-as-root" : "");
-    spawn_put_program(ret, "cw-trainer");
-    for (char **word = argv; *word; word++) {
-        bytes_puts(ret, " ");
-        spawn_put_word(ret, *word);
-    }
-    return bytes_status(ret);
-}
-
 enum status job_launch(struct job *job, char **argv)
 {
     struct bytes line = BYTES_INIT;
@@ -63,7 +47,7 @@ enum status job_launch(struct job *job, char **argv)
         plan = (struct processes){
             .n = 1, .name = "mpirun", .stop_signal = SIGUSR1, .grace_ms = GRACE_MS};
     make_run_id(job);
-    CHECK(put_line(job, argv, &line));
+    CHECK(processes_line("cw-trainer", argv, job->n_gpus ? 0 : job->ranks.size, &line));
     plan.line = bytes_text(&line);
     log_info("%d ranks, %d of them started here%s", job->ranks.size, job->ranks.local_size,
              job->n_gpus ? "" : ", with mpirun");

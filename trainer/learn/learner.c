@@ -137,9 +137,10 @@ static size_t operations_scratch(const struct learner *l)
     return max;
 }
 
+// As they are, and of a shard as they come from the ranks.
 static size_t logits_row_bytes(const struct learner *l)
 {
-    return (size_t)l->config->vocab_size * sizeof(float);
+    return (size_t)l->config->vocab_size * sizeof(float) * (l->options.shards ? 2 : 1);
 }
 
 // A draft has no batch of its own, and shares the operations' scratch with its policy.
@@ -185,17 +186,20 @@ static enum status open_model(struct learner *l, int logits_rows)
     plan_arrays(l, l->plan.free);
     enum status st = model_new(l->dev, l->config, l->policy, o->token_budget, logits_rows,
                                o->max_context, &l->model);
-    if (st == ST_OK) plan_workspace(l);
-    return st;
+    if (st != ST_OK) return st;
+    model_use_comm(l->model, o->shards);
+    plan_workspace(l);
+    return ST_OK;
 }
 
 // All logits of a micro-batch have room on a GPU that has it left, which is nobody else's memory:
-// the head's forward pass is then done once. Else a chunk of them.
+// the head's forward pass is then done once. Else a chunk of them; and where ranks share the model,
+// which must all do the same and may not have the same room.
 static enum status choose_model(struct learner *l)
 {
     const int chunk = l->options.logits_chunk;
     const size_t all = (size_t)l->max_targets * logits_row_bytes(l);
-    const bool all_fit = !l->is_draft && device_kind(l->dev) == DEVICE_CUDA &&
+    const bool all_fit = !l->is_draft && !l->options.shards && device_kind(l->dev) == DEVICE_CUDA &&
                          all <= (l->plan.free - l->plan.total) / 4;
     enum status st = open_model(l, all_fit ? l->max_targets : chunk);
     if (st == ST_OK && all_fit && l->plan.total > l->plan.free) st = open_model(l, chunk);
@@ -335,9 +339,10 @@ static enum status reference_new(struct learner *l)
     struct reference *ref = &l->ref;
     enum status st;
     if (!l->options.adapter) CHECK(reference_copy(l));
-    st = model_new(l->dev, l->config, ref->weights ? ref->weights : l->policy,
-                   l->options.token_budget, l->options.logits_chunk, l->options.max_context,
-                   &ref->model);
+    CHECK(model_new(l->dev, l->config, ref->weights ? ref->weights : l->policy,
+                    l->options.token_budget, l->options.logits_chunk, l->options.max_context,
+                    &ref->model));
+    model_use_comm(ref->model, l->options.shards);
 out:
     return status_context(st, "the KL term's reference model");
 }
@@ -422,14 +427,19 @@ out:
     return st;
 }
 
+static enum status new_optimizer(struct learner *l)
+{
+    const struct learner_config *o = &l->options;
+    enum status st = optimizer_new(l->dev, &l->trained, o->comm, &o->optimizer, &l->optimizer);
+    return st == ST_OK ? optimizer_use_shards(l->optimizer, &l->trained, o->shards) : st;
+}
+
 enum status learner_prepare(struct learner *l)
 {
     enum status st;
     CHECK(check_room(&l->plan, l->dev));
     if (!l->is_draft) CHECK(device_reserve(l->dev, l->scratch));
-    if (!l->options.many_adapters)
-        CHECK(optimizer_new(l->dev, &l->trained, l->options.comm, &l->options.optimizer,
-                            &l->optimizer));
+    if (!l->options.many_adapters) CHECK(new_optimizer(l));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
     CHECK(prepare_backward(l));
     CHECK(prepare_rows(l));

@@ -11,10 +11,11 @@
 struct learner;
 struct learner_config {
     struct optimizer_config optimizer;
-    const char *freeze;            // tensors that are not trained (param_range.h); NULL: none
-    float lora_dropout;            // of an adapter's input, while gradients are computed
-    uint64_t seed;                 // of that
-    struct comm *comm;             // of the ranks that train together; NULL: one
+    const char *freeze;  // tensors that are not trained (param_range.h); NULL: none
+    float lora_dropout;  // of an adapter's input, while gradients are computed
+    uint64_t seed;       // of that
+    struct comm *comm;   // of the ranks that train together; NULL: one
+    struct comm *shards; // of those that hold the other shards of the policy; NULL: it is whole
     const struct adapter *adapter; // bound: is trained instead of the policy; NULL: none
     bool many_adapters;            // it is the largest's plan, of those of learner_use_adapter()
     float temperature;             // log-probabilities are of logits / temperature

@@ -23,6 +23,7 @@
 #include "trainer/learn/optimizer.h"
 #include "common/base/clock.h"
 #include "common/model/safetensors.h"
+#include "common/model/shard_join.h"
 #include "kernels/moments.h"
 #include "trainer/learn/replicas.h"
 
@@ -57,9 +58,10 @@ struct optimizer {
     float *gradients;          // (n), device, as all that follows
     struct moments moments;    // of the rank's n_state elements
     uint16_t *low;             // (n_low); NULL: there are none
-    struct replicas *replicas; // of a sharded model, else NULL
     double *sums;              // (n_stretches)
     float *grad_scale;         // (1)
+    struct comm *shards;       // ranks that hold the model's other shards; NULL: there are none
+    struct replicas *replicas; // with them
     bool prepared;
     double wait_ms; // for sums over the ranks
     int64_t steps;
@@ -198,12 +200,6 @@ enum status optimizer_new_whole(struct device *dev, const struct weights *weight
     return optimizer_new(dev, &trained, NULL, config, ret);
 }
 
-enum status optimizer_use_comm(struct optimizer *o, const struct param_ranges *trained,
-                               struct comm *comm)
-{
-    return replicas_new(o->dev, comm, trained, o->gradients, &o->replicas);
-}
-
 void optimizer_free(struct optimizer *o)
 {
     struct device_part parts[N_PARTS];
@@ -252,6 +248,28 @@ static int64_t gradients_at(const struct optimizer *o, const struct stretch *t)
            stretch_first(&o->slices, t, comm_rank(o->comm));
 }
 
+enum status optimizer_use_shards(struct optimizer *o, const struct param_ranges *trained,
+                                 struct comm *comm)
+{
+    const struct slices *s = &o->slices;
+    if (comm && o->moments.kind == MOMENTS_8BIT)
+        return status_fail(ST_UNSUPPORTED,
+                           "moments in 8 bits do not go with a tensor-parallel server: their "
+                           "scales are of a shard's blocks, and no checkpoint could hold them; "
+                           "give --optim-moments bf16");
+    struct gradient_run *runs = calloc((size_t)s->n_stretches, sizeof *runs);
+    if (!runs) return status_fail(ST_NO_MEMORY, "no memory for the list of this rank's gradients");
+    for (int i = 0; i < s->n_stretches; i++) {
+        const struct stretch *t = &s->stretches[i];
+        runs[i] = (struct gradient_run){o->gradients + gradients_at(o, t), t->n, t->shared};
+    }
+    enum status st =
+        replicas_new(o->dev, comm, trained, o->gradients, runs, s->n_stretches, &o->replicas);
+    if (st == ST_OK) o->shards = comm;
+    free(runs);
+    return st;
+}
+
 // Squares of this rank's gradients, and of those that every rank has. Stretches that adjoin are
 // one sum.
 static enum status sum_squares(struct optimizer *o, double *ret_own, double *ret_shared)
@@ -284,15 +302,16 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
     enum status st;
     double own = 0, sum = 0;
     const int64_t start_ns = clock_now_ns();
-    replicas_sum(o->replicas);
     optimizer_sum_grads(o, INT64_MIN);
     comm_join(o->beside);
+    replicas_sum(o->replicas);
     CHECK(device_sync(o->dev));
     o->wait_ms = clock_ms_since(start_ns);
     CHECK(sum_squares(o, &own, &sum));
+    CHECK(replicas_discount(o->replicas, &own, &sum));
     CHECK(comm_sum_host(o->comm, &own, 1));
     sum += own;
-    CHECK(replicas_sum_squares(o->replicas, &sum));
+    CHECK(replicas_add_shards(o->replicas, &sum));
     double norm = sqrt(sum);
     if (!isfinite(norm))
         FAIL(ST_INVALID, "the gradient norm is %f: the step must be skipped", norm);
@@ -424,8 +443,8 @@ static int state_arrays(const struct optimizer *o, struct state_array ret[MAX_AR
 // A tensor's part of an array.
 struct piece {
     struct state_array array;
-    int range;
-    int64_t first, n; // entries, from the range's start
+    int range, tensor; // of the range's arena
+    int64_t first, n;  // entries, from the range's start
 };
 
 static enum status state_piece(const struct optimizer *o, const struct piece *base,
@@ -434,6 +453,7 @@ static enum status state_piece(const struct optimizer *o, const struct piece *ba
 {
     const struct state_array *array = &base->array;
     const struct param_range *range = &o->trained[base->range].range;
+    const int64_t *whole = tensor->slice.whole; // which is what a file holds
     int len = snprintf(ret->name, sizeof ret->name, "%s.%s%s", array->name,
                        range->arena ? range->arena : "", tensor->name);
     if (len < 0 || (size_t)len >= sizeof ret->name)
@@ -441,13 +461,14 @@ static enum status state_piece(const struct optimizer *o, const struct piece *ba
                            tensor->name);
     const int64_t at = tensor->offset - range->first, last = (at + tensor->n - 1) / MOMENT_BLOCK;
     *ret_piece = *base;
+    ret_piece->tensor = (int)(tensor - range->weights->tensors);
     ret_piece->first = array->per_block ? at / MOMENT_BLOCK : at;
     ret_piece->n = array->per_block ? last - at / MOMENT_BLOCK + 1 : tensor->n;
     ret->dt = array->dt;
     ret->tag = ret_piece;
     ret->n_dims = array->per_block ? 1 : tensor->n_dims;
     if (array->per_block) ret->shape[0] = ret_piece->n;
-    for (int d = 0; !array->per_block && d < tensor->n_dims; d++) ret->shape[d] = tensor->shape[d];
+    for (int d = 0; !array->per_block && d < tensor->n_dims; d++) ret->shape[d] = whole[d];
     return ST_OK;
 }
 
@@ -541,19 +562,65 @@ static enum status gather_piece(struct optimizer *o, const struct piece *p, char
     return device_sync(o->dev);
 }
 
+// What is needed while the state is put together: of a shard, a piece of this rank's.
+struct saving {
+    struct optimizer *o;
+    struct shard_join *join; // NULL: the pieces are whole
+    char *own;
+};
+
+static const struct weight_tensor *tensor_of(const struct optimizer *o, const struct piece *p)
+{
+    return &o->trained[p->range].range.weights->tensors[p->tensor];
+}
+
+static enum status saving_open(struct optimizer *o, struct saving *ret)
+{
+    const struct weights *w = o->trained[0].range.weights;
+    enum status st;
+    int64_t largest = 0;
+    *ret = (struct saving){.o = o};
+    if (!o->shards) return ST_OK;
+    CHECK(shard_join_new(w, o->dev, o->shards, &ret->join));
+    for (int i = 0; i < w->n_tensors; i++)
+        if (w->tensors[i].n > largest) largest = w->tensors[i].n;
+    ret->own = malloc((size_t)largest * sizeof(float));
+    if (!ret->own) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
+out:
+    return st;
+}
+
+static void saving_close(struct saving *s)
+{
+    shard_join_free(s->join);
+    free(s->own);
+}
+
+// A piece of all ranks of this shard, and then of all shards; `to`: rank 0's of both.
+static enum status collect_piece(struct saving *s, const struct piece *p, char *to)
+{
+    enum status st = gather_piece(s->o, p, s->join ? s->own : to);
+    if (st != ST_OK || !s->join || comm_rank(s->o->comm) > 0) return st;
+    return shard_join_tensor(s->join, p->tensor, s->own, dtype_size(p->array.dt), to);
+}
+
 static enum status read_state(void *context, const struct safetensors_source *source, size_t bytes,
                               void *to)
 {
     (void)bytes;
-    return gather_piece(context, source->tag, to);
+    return collect_piece(context, source->tag, to);
 }
 
 enum status optimizer_save_part(struct optimizer *o)
 {
-    struct state_list list;
-    enum status st = list_state(o, &list);
-    if (st != ST_OK) return st;
-    for (int i = 0; st == ST_OK && i < list.n; i++) st = gather_piece(o, &list.pieces[i], NULL);
+    struct state_list list = {0};
+    struct saving saving;
+    enum status st;
+    CHECK(saving_open(o, &saving));
+    CHECK(list_state(o, &list));
+    for (int i = 0; i < list.n; i++) CHECK(collect_piece(&saving, &list.pieces[i], NULL));
+out:
+    saving_close(&saving);
     state_list_release(&list);
     return st;
 }
@@ -564,13 +631,16 @@ enum status optimizer_save(struct optimizer *o, const char *path)
     json_t *metadata = NULL;
     char steps[24];
     struct state_list state = {0};
+    struct saving saving;
+    CHECK(saving_open(o, &saving));
     CHECK(list_state(o, &state));
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
                          moments_kind_names[o->moments.kind]);
     if (!metadata) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
-    CHECK(safetensors_write(path, state.sources, state.n, metadata, read_state, o));
+    CHECK(safetensors_write(path, state.sources, state.n, metadata, read_state, &saving));
 out:
+    saving_close(&saving);
     json_decref(metadata);
     state_list_release(&state);
     return st;
@@ -621,14 +691,23 @@ static enum status read_steps(const char *path, const struct safetensors *set, i
     return ST_OK;
 }
 
-// This rank's part of a piece.
-static void load_piece(struct optimizer *o, const struct piece *p, const char *data)
+// This rank's part of a whole tensor's piece.
+static enum status load_piece(struct optimizer *o, const struct piece *p, const char *data)
 {
     const size_t entry = dtype_size(p->array.dt);
+    char *own = NULL;
+    if (o->shards) {
+        own = malloc((size_t)p->n * entry);
+        if (!own) return status_fail(ST_NO_MEMORY, "no memory to load the optimizer's state");
+        shard_take(tensor_of(o, p), data, entry, own);
+        data = own;
+    }
     for (int i = 0; i < o->slices.n_stretches; i++) {
         const struct overlap part = overlap_of(o, p, &o->slices.stretches[i], comm_rank(o->comm));
         device_copy_in(o->dev, part.memory, data + (size_t)part.at * entry, (size_t)part.n * entry);
     }
+    free(own);
+    return ST_OK;
 }
 
 enum status optimizer_load(struct optimizer *o, const char *path)
@@ -650,7 +729,7 @@ enum status optimizer_load(struct optimizer *o, const char *path)
         FAIL(ST_MISMATCH, "%s: holds %d tensors, the state of what is trained here has %d", path,
              safetensors_count(set), state.n);
     for (int i = 0; i < state.n; i++)
-        load_piece(o, &state.pieces[i], safetensors_find(set, state.sources[i].name)->data);
+        CHECK(load_piece(o, &state.pieces[i], safetensors_find(set, state.sources[i].name)->data));
     CHECK(device_sync(o->dev));
     o->steps = steps;
 out:

@@ -2,7 +2,9 @@
  * table: nothing here knows a layer's shape. */
 #include "trainer/learn/replicas.h"
 
+#include "common/base/bytes.h"
 #include "kernels/ops.h"
+
 #include <stdlib.h>
 
 struct replica { // a run of a tensor's rows that several ranks hold
@@ -12,13 +14,20 @@ struct replica { // a run of a tensor's rows that several ranks hold
     struct comm *among; // ranks over which it is summed; NULL: it is the same on all holders
 };
 
+struct piece { // of a replica, that this rank keeps
+    struct gradient_run run;
+    int holders;
+};
+
 struct replicas {
     struct device *dev;
     struct comm *comm, *neighbours; // all ranks; those that share key-value heads, NULL: none do
     int sharing;                    // of neighbours
     struct replica *list;
-    int n, room;
-    double *squares; // (n), then (ranks); device
+    int n;
+    struct piece *pieces;
+    int n_pieces;
+    double *squares; // (n_pieces) device
 };
 
 // Ranks add their heads' parts of these gradients.
@@ -60,8 +69,32 @@ out:
     return st;
 }
 
+// What is both the replica's and the run's.
+static struct gradient_run overlap(const struct replica *one, const struct gradient_run *run)
+{
+    float *first = one->gradient > run->at ? one->gradient : run->at;
+    float *end =
+        one->gradient + one->n < run->at + run->n ? one->gradient + one->n : run->at + run->n;
+    return (struct gradient_run){first, end > first ? end - first : 0, run->shared};
+}
+
+static enum status list_pieces(struct replicas *r, const struct gradient_run *kept, int n_kept)
+{
+    for (int i = 0; i < r->n; i++)
+        for (int k = 0; k < n_kept; k++) {
+            const struct gradient_run run = overlap(&r->list[i], &kept[k]);
+            if (run.n == 0) continue;
+            struct piece *room = array_room(r->pieces, (size_t)r->n_pieces, sizeof *room);
+            if (!room) return status_fail(ST_NO_MEMORY, "no memory for what ranks hold alike");
+            r->pieces = room;
+            r->pieces[r->n_pieces++] = (struct piece){run, r->list[i].holders};
+        }
+    return ST_OK;
+}
+
 enum status replicas_new(struct device *dev, struct comm *comm, const struct param_ranges *trained,
-                         float *gradients, struct replicas **ret)
+                         float *gradients, const struct gradient_run *kept, int n_kept,
+                         struct replicas **ret)
 {
     struct replicas *r = NULL;
     enum status st = ST_OK;
@@ -85,8 +118,8 @@ enum status replicas_new(struct device *dev, struct comm *comm, const struct par
                                  gradients + (w->tensors[t].offset - range->first)));
         gradients += range->n;
     }
-    CHECK(device_alloc(dev, (size_t)(r->n + comm_size(comm)) * sizeof *r->squares,
-                       (void **)&r->squares));
+    CHECK(list_pieces(r, kept, n_kept));
+    CHECK(device_alloc(dev, (size_t)(r->n_pieces + 1) * sizeof *r->squares, (void **)&r->squares));
     *ret = r;
     r = NULL;
 out:
@@ -99,6 +132,7 @@ void replicas_free(struct replicas *r)
     if (!r) return;
     device_release(r->dev, r->squares);
     comm_free(r->neighbours);
+    free(r->pieces);
     free(r->list);
     free(r);
 }
@@ -109,39 +143,25 @@ void replicas_sum(struct replicas *r)
         comm_all_reduce(r->list[i].among, r->list[i].gradient, (size_t)r->list[i].n, DT_F32);
 }
 
-// What this rank adds to the whole model's sum: of what several hold each adds its share.
-static enum status own_part(struct replicas *r, double *sum)
+enum status replicas_discount(struct replicas *r, double *alone, double *shared)
 {
+    if (!r) return ST_OK;
     const struct ops *ops = device_ops(r->dev);
-    double *squares = calloc((size_t)r->n + 1, sizeof *squares);
+    double *squares = calloc((size_t)r->n_pieces + 1, sizeof *squares);
     if (!squares) return status_fail(ST_NO_MEMORY, "no memory for the gradients' norm");
-    for (int i = 0; i < r->n; i++)
-        ops->sum_squares(r->dev, r->squares + i, r->list[i].gradient, r->list[i].n);
-    device_copy_out(r->dev, squares, r->squares, (size_t)r->n * sizeof *squares);
+    for (int i = 0; i < r->n_pieces; i++)
+        ops->sum_squares(r->dev, r->squares + i, r->pieces[i].run.at, r->pieces[i].run.n);
+    device_copy_out(r->dev, squares, r->squares, (size_t)r->n_pieces * sizeof *squares);
     enum status st = device_sync(r->dev);
-    for (int i = 0; i < r->n; i++)
-        *sum -= squares[i] * (r->list[i].holders - 1) / r->list[i].holders;
+    for (int i = 0; i < r->n_pieces; i++) { // each holder counts its share
+        const struct piece *p = &r->pieces[i];
+        *(p->run.shared ? shared : alone) -= squares[i] * (p->holders - 1) / p->holders;
+    }
     free(squares);
     return st;
 }
 
-enum status replicas_sum_squares(struct replicas *r, double *sum)
+enum status replicas_add_shards(struct replicas *r, double *sum)
 {
-    enum status st = ST_OK;
-    double *parts = NULL;
-    if (!r) return ST_OK;
-    const int ranks = comm_size(r->comm), own = comm_rank(r->comm);
-    double *all = r->squares + r->n;
-    parts = calloc((size_t)ranks, sizeof *parts);
-    if (!parts) FAIL(ST_NO_MEMORY, "no memory for the gradients' norm");
-    CHECK(own_part(r, sum));
-    device_copy_in(r->dev, all + own, sum, sizeof *sum);
-    comm_all_gather(r->comm, all + own, all, sizeof *all);
-    device_copy_out(r->dev, parts, all, (size_t)ranks * sizeof *parts);
-    CHECK(device_sync(r->dev));
-    *sum = 0;
-    for (int i = 0; i < ranks; i++) *sum += parts[i];
-out:
-    free(parts);
-    return st;
+    return r ? comm_sum_host(r->comm, sum, 1) : ST_OK;
 }

@@ -33,7 +33,11 @@ struct run {
     char folder[512];
     int folder_lock; // open while this process writes there; -1: none
     // the ranks that train together
-    struct comm *comm;          // NULL: there is one
+    struct comm *comm; // NULL: there is one
+    // of these, who hold copies of the same weights, and who hold a server's model together, this
+    // rank its shard of that number; NULL: it does so alone
+    struct comm *copies, *shards;
+    int shard, n_shards;
     char bridge_path[PATH_MAX]; // this rank's; "": --bridge as it is
     uint64_t next_version;      // that the servers are brought to
     // the policy
@@ -98,7 +102,9 @@ enum status run_retry(enum status restoring, enum status (*attempt)(void *), voi
 // run_ranks.c. Who this process is, before anything else; ST_UNSUPPORTED names an option that is
 // for one rank. Then, of several: they meet, once each has its bridge.
 enum status run_find_ranks(struct run *run);
+enum status run_attach(struct run *run);
 enum status run_meet_ranks(struct run *run);
+void run_free_ranks(struct run *run);
 // Says farewell to the others, or what this one failed by; before run_close().
 void run_leave_ranks(struct run *run, enum status outcome);
 bool run_leads(const struct run *run);         // rank 0: writes the run's folder, and logs

@@ -76,12 +76,15 @@ static enum status say_failed_save(const struct run *run, enum status st)
     return status_context(st, "checkpoint of step %" PRId64, run->step);
 }
 
-// This rank's parts of what rank 0 writes, in its order.
-static enum status save_parts(const struct checkpoint_model *policy,
+// This rank's parts of what rank 0 writes, in its order; of the weights where it holds another
+// shard of rank 0's server.
+static enum status save_parts(const struct run *run, const struct checkpoint_model *policy,
                               const struct checkpoint_model *draft)
 {
     struct optimizer *optimizers[] = {policy->optimizer, draft->optimizer};
     enum status st = ST_OK;
+    if (run->shards && comm_rank(run->copies) == 0)
+        CHECK(weights_save_part(run->policy, bridge_device(run->bridge)));
     for (int i = 0; i < 2; i++)
         if (optimizers[i] && optimizer_steps(optimizers[i]) > 0)
             CHECK(optimizer_save_part(optimizers[i]));
@@ -122,7 +125,7 @@ enum status run_save(struct run *run, bool interim)
                                run->draft ? &draft : NULL, (int)run->config->save_total_limit,
                                &folder));
     else
-        CHECK(save_parts(&policy, &draft));
+        CHECK(save_parts(run, &policy, &draft));
     CHECK(agree_on_path(run, &folder));
     run->saved_step = run->step;
     run->interim_step = interim ? run->step : -1;

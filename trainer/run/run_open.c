@@ -57,7 +57,7 @@ static enum status open_shared(struct run *run)
 {
     enum status st;
     CHECK(run_make_adapter(run));
-    CHECK(bridge_attach(run_bridge(run), NULL, &run->bridge));
+    CHECK(run_attach(run));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
@@ -209,7 +209,8 @@ static enum status open_learner(struct run *run)
                            ", over 1048576 samples a step",
                            samples);
     CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
-    options.comm = run->comm;
+    options.comm = run->copies;
+    options.shards = run->shards;
     options.adapter = run->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
@@ -298,7 +299,7 @@ void run_close(struct run *run, enum status outcome)
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);
-    comm_free(run->comm);
+    run_free_ranks(run);
     curriculum_free(run->curriculum);
     dataset_free(run->eval_data);
     dataset_free(run->data);

@@ -1,6 +1,7 @@
-/* run_ranks.c: several ranks that train one model together, data parallel (docs/scaling.md). Each
- * is a process like the only one of a run: it has a server of its own, whose weights it maps and
- * writes, samples its share of every step's prompts there, and goes through the same steps. What
+/* run_ranks.c: several ranks that train one model together (docs/scaling.md). Each is a process
+ * like the only one of a run: it has a server of its own, or with others one whose model they hold
+ * in shards; it maps and writes that server's weights, or its shard, samples its share of every
+ * step's prompts there, and goes through the same steps. What
  * must not be decided twice (when to stop, what a reward says, where the run's folder is) rank 0
  * decides for all; it also writes the run's folder, and logs. The main thread. */
 #include "common/base/clock.h"
@@ -42,25 +43,57 @@ static enum status check_options(const struct run *run)
     return ST_OK;
 }
 
-// --bridge with this rank's number in it.
+// --bridge with a server's number in it, where there are several.
+static enum status put_bridge_path(struct run *run, int server)
+{
+    const char *given = run->config->bridge, *field = strstr(given, RANK_FIELD);
+    const size_t size = sizeof run->bridge_path;
+    if (!field) return server == 0 ? bridge_find(given, run->bridge_path, size) : ST_NOT_FOUND;
+    int len = snprintf(run->bridge_path, size, "%.*s%d%s", (int)(field - given), given, server,
+                       field + strlen(RANK_FIELD));
+    if (len >= (int)size) return status_fail(ST_INVALID, "--bridge is too long");
+    return ST_OK;
+}
+
+// How many shards the server of that number has, and whether it is this rank's.
+static enum status try_server(struct run *run, int server, bool *ret_own)
+{
+    struct bridge_file *file = NULL;
+    const struct ranks *r = &run->job->ranks;
+    enum status st;
+    CHECK(put_bridge_path(run, server));
+    CHECK(bridge_file_read(run->bridge_path, &file));
+    run->n_shards = file->tp_degree;
+    run->shard = r->rank % run->n_shards;
+    *ret_own = r->rank / run->n_shards == server && r->size % run->n_shards == 0 &&
+               (strstr(run->config->bridge, RANK_FIELD) || r->size == run->n_shards);
+out:
+    bridge_file_free(file);
+    return st;
+}
+
+// Ranks in order share the servers: each has as many as its model has shards, mostly one.
 static enum status place_bridge(struct run *run)
 {
-    const char *given = run->config->bridge, *field = given ? strstr(given, RANK_FIELD) : NULL;
-    if (!field)
-        return status_fail(ST_INVALID,
-                           "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
-                           "each rank's own server, as run/" RANK_FIELD "/bridge.json",
-                           run->job->ranks.size);
-    int len = snprintf(run->bridge_path, sizeof run->bridge_path, "%.*s%d%s", (int)(field - given),
-                       given, run->job->ranks.rank, field + strlen(RANK_FIELD));
-    if (len >= (int)sizeof run->bridge_path) return status_fail(ST_INVALID, "--bridge is too long");
-    return ST_OK;
+    bool own = false;
+    for (int server = run->job->ranks.rank; server >= 0 && !own; server--)
+        if (try_server(run, server, &own) != ST_OK) own = false;
+    if (own) return ST_OK;
+    run->n_shards = 1;
+    if (strstr(run->config->bridge, RANK_FIELD)) // attaching to it says what is amiss
+        return put_bridge_path(run, run->job->ranks.rank);
+    return status_fail(ST_INVALID,
+                       "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
+                       "each rank's own server, as run/" RANK_FIELD "/bridge.json; or that of one "
+                       "server with --tensor-parallel-size %d",
+                       run->job->ranks.size, run->job->ranks.size);
 }
 
 enum status run_find_ranks(struct run *run)
 {
     enum status st;
     const enum log_level level = run->config->log_level;
+    run->n_shards = 1;
     if (run->job->ranks.size == 1) return ST_OK;
     CHECK(check_options(run));
     if (run->job->launches) return ST_OK;
@@ -76,11 +109,45 @@ const char *run_bridge(const struct run *run)
     return run->job->bridge[0] ? run->job->bridge : run->config->bridge;
 }
 
+enum status run_attach(struct run *run)
+{
+    if (run->n_shards == 1) return bridge_attach(run_bridge(run), NULL, &run->bridge);
+    return bridge_attach_shard(run_bridge(run), run->shard, NULL, NULL, NULL, &run->bridge);
+}
+
 // ---- meeting -----------------------------------------------------------------------------------
 
 static enum status meet_to_publish(void *run)
 {
     return comm_barrier(((struct run *)run)->comm);
+}
+
+// Those with the same shard share a step's work; those of one server hold its model.
+static enum status divide_ranks(struct run *run)
+{
+    const int size = run->job->ranks.size, server = run->job->ranks.rank / run->n_shards;
+    enum status st = ST_OK;
+    if (run->n_shards == 1) {
+        run->copies = run->comm;
+    } else if (run->n_shards == size) {
+        run->shards = run->comm;
+    } else {
+        CHECK(comm_split(run->comm, run->shard, &run->copies));
+        CHECK(comm_split(run->comm, server, &run->shards));
+    }
+    weights_use_comm(run->policy, run->shards);
+    log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
+             size / run->n_shards, size == run->n_shards ? "" : "s", run->n_shards,
+             run->n_shards == 1 ? "" : "s");
+out:
+    return st;
+}
+
+void run_free_ranks(struct run *run)
+{
+    if (run->copies != run->comm) comm_free(run->copies);
+    if (run->shards != run->comm) comm_free(run->shards);
+    comm_free(run->comm);
 }
 
 enum status run_meet_ranks(struct run *run)
@@ -94,14 +161,14 @@ enum status run_meet_ranks(struct run *run)
         CHECK(comm_new_id(device_kind(dev), id));
         bytes_append(&shared, id, sizeof id);
     }
-    CHECK(job_meet(run->job, bridge_file_of(run->bridge)->roles[0].layout_hash, &shared,
-                   &run->liveness));
+    CHECK(job_meet(run->job, bridge_file_of(run->bridge)->page_layout, &shared, &run->liveness));
     if (shared.len != sizeof id) FAIL(ST_FORMAT, "rank 0 gave %zu bytes as id", shared.len);
     CHECK(comm_open(dev, (const unsigned char *)shared.data, run->job->ranks.rank,
                     run->job->ranks.size, run->config->rank_timeout, &run->comm));
     comm_watch(run->comm, liveness_watch, run->liveness);
     bridge_publish_with(run->bridge, meet_to_publish, run);
     run->source.comm = run->comm;
+    st = divide_ranks(run);
 out:
     bytes_release(&shared);
     return st;
@@ -167,8 +234,8 @@ static enum status compare(const struct run *run, const char *which, const struc
     enum status st;
     device_ops(dev)->checksum(dev, &sum, w->base, &offset, &bytes, 1);
     CHECK(device_sync(dev));
-    CHECK(comm_gather_host(run->comm, &sum, all, sizeof sum));
-    for (int r = 1; r < comm_size(run->comm); r++)
+    CHECK(comm_gather_host(run->copies, &sum, all, sizeof sum));
+    for (int r = 1; r < comm_size(run->copies); r++)
         if (all[r] != all[0])
             FAIL(ST_MISMATCH,
                  "after step %" PRId64 " the %s of rank %d's server is not that of rank 0's "

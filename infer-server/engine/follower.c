@@ -1,0 +1,179 @@
+/* follower.c: see follower.h. Owns a device, one shared arena and one runner; what it computes is
+ * what the engine on rank 0 computes at the same time (runner.c), so nothing here decides anything.
+ * One thread. */
+#include "infer-server/engine/follower.h"
+#include "bridge/process.h"
+#include "common/base/log.h"
+#include "infer-server/engine/executor.h"
+#include "infer-server/engine/group.h"
+#include "infer-server/engine/runner.h"
+#include "infer-server/engine/weights_owner.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct follower {
+    struct device *dev;
+    struct group *group;
+    struct model_config *config;
+    struct weights *weights;
+    struct shared_memory *memory;
+    struct runner *runner;
+    int32_t *rows; // (runner's max_rows) device
+};
+
+static enum status open_all(struct follower *f, const struct engine_options *o)
+{
+    char name[SEGMENT_BYTES];
+    enum status st;
+    CHECK(group_open_device(o->device, &o->who, &f->dev));
+    CHECK(group_open(f->dev, o->bridge_path, &o->who, &f->group));
+    CHECK(model_config_load(o->model_folder, &f->config));
+    f->config->rope_context = executor_requested_context(f->config, (int)o->max_context);
+    CHECK(model_config_shard(f->config, (struct shard){o->who.rank, o->who.size}));
+    CHECK(weights_plan(f->config,
+                       o->dtype < 0 ? device_default_dtype(f->dev) : (enum dtype)o->dtype,
+                       &f->weights));
+    segment_name(o->bridge_path, "policy", name);
+    CHECK(shared_memory_create(f->dev, name, f->weights->bytes, &f->memory));
+    weights_bind(f->weights, shared_memory_data(f->memory));
+out:
+    return st;
+}
+
+static void close_all(struct follower *f)
+{
+    if (f->dev) device_release(f->dev, f->rows);
+    runner_free(f->runner);
+    shared_memory_free(f->memory);
+    weights_free(f->weights);
+    model_config_free(f->config);
+    group_free(f->group);
+    device_free(f->dev);
+}
+
+// ---- orders that rank 0 waits for ---------------------------------------------------------------
+static enum status make_runner(struct follower *f, const struct bytes *data)
+{
+    struct runner_limits limits;
+    enum status st;
+    memcpy(&limits, data->data, sizeof limits);
+    CHECK(runner_new(f->dev, f->weights, &limits, &f->runner));
+    model_use_comm(f->runner->model, group_comm(f->group));
+    CHECK(device_alloc(f->dev, (size_t)limits.max_rows * sizeof *f->rows, (void **)&f->rows));
+    st = group_answer(f->group, ST_OK, NULL, 0);
+out:
+    return st;
+}
+
+static enum status make_kv(struct follower *f, const struct bytes *data)
+{
+    int n_blocks;
+    memcpy(&n_blocks, data->data, sizeof n_blocks);
+    enum status st = runner_allocate_kv(f->runner, n_blocks);
+    return st == ST_OK ? group_answer(f->group, ST_OK, NULL, 0) : st;
+}
+
+static enum status load(struct follower *f, const struct bytes *data)
+{
+    // a folder that cannot be loaded is no end: rank 0 may know another
+    return group_answer(f->group, weights_load(f->weights, f->dev, bytes_text(data)), NULL, 0);
+}
+
+static enum status tell_segment(struct follower *f, const struct bytes *data)
+{
+    struct segment_info info = {.pid = getpid(),
+                                .pid_start_time = (int64_t)process_start_time(getpid())};
+    (void)data;
+    snprintf(info.kind, sizeof info.kind, "%s", shared_memory_kind(f->dev));
+    snprintf(info.handle, sizeof info.handle, "%s", shared_memory_handle(f->memory));
+    snprintf(info.device, sizeof info.device, "%s", device_spec(f->dev));
+    snprintf(info.device_uuid, sizeof info.device_uuid, "%s", device_uuid(f->dev));
+    return group_answer(f->group, ST_OK, &info, sizeof info);
+}
+
+static enum status tell_canary(struct follower *f, const struct bytes *data)
+{
+    uint64_t word;
+    (void)data;
+    enum status st = arena_canary(f->dev, f->weights, &word);
+    return st == ST_OK ? group_answer(f->group, ST_OK, &word, sizeof word) : st;
+}
+
+static enum status tell_sums(struct follower *f, const struct bytes *data)
+{
+    const size_t bytes = (size_t)f->weights->n_tensors * sizeof(uint64_t);
+    uint64_t *sums = malloc(bytes);
+    enum status st = ST_OK;
+    (void)data;
+    if (!sums) FAIL(ST_NO_MEMORY, "no memory for checksums");
+    CHECK(arena_checksums(f->dev, f->weights, sums));
+    st = group_answer(f->group, ST_OK, sums, bytes);
+out:
+    free(sums);
+    return st;
+}
+
+// ---- orders of a step ---------------------------------------------------------------------------
+static enum status step(struct follower *f, const struct bytes *data)
+{
+    return runner_follow(f->runner, data->data, data->len);
+}
+
+static enum status copy_block(struct follower *f, const struct bytes *data)
+{
+    int32_t blocks[2];
+    memcpy(blocks, data->data, sizeof blocks);
+    enum status st = runner_copy_block(f->runner, blocks[0], blocks[1]);
+    return st == ST_OK ? device_sync(f->dev) : st;
+}
+
+static enum status head(struct follower *f, const struct bytes *data)
+{
+    const int n = (int)(data->len / sizeof(int32_t));
+    enum status st = runner_head(f->runner, (const int32_t *)data->data, n, f->rows);
+    return st == ST_OK ? device_sync(f->dev) : st;
+}
+
+typedef enum status order_fn(struct follower *f, const struct bytes *data);
+static order_fn *const orders[ORDER_END] = {
+    [ORDER_LOAD] = load,          [ORDER_SEGMENT] = tell_segment,
+    [ORDER_RUNNER] = make_runner, [ORDER_KV] = make_kv,
+    [ORDER_STEP] = step,          [ORDER_COPY] = copy_block,
+    [ORDER_HEAD] = head,          [ORDER_CANARY] = tell_canary,
+    [ORDER_SUMS] = tell_sums,
+};
+
+static enum status follow(struct follower *f)
+{
+    struct bytes data = BYTES_INIT;
+    enum order order = ORDER_LOAD;
+    enum status st = ST_OK;
+    while (st == ST_OK && (st = group_next(f->group, &order, &data)) == ST_OK) {
+        if (order >= ORDER_END) break;
+        st = orders[order](f, &data);
+    }
+    bytes_release(&data);
+    return st;
+}
+
+enum status follower_run(const struct engine_options *options)
+{
+    struct follower f = {0};
+    enum status st = open_all(&f, options);
+    if (st == ST_OK) {
+        // rank 0 ends what runs, and then its followers: what stops all of them is for it to hear
+        signal(SIGTERM, SIG_IGN);
+        signal(SIGINT, SIG_IGN);
+        signal(SIGUSR1, SIG_IGN);
+        log_info("rank %d of %d: %.1f MB of weights on %s", options->who.rank, options->who.size,
+                 (double)f.weights->bytes / 1e6, device_name(f.dev));
+        st = follow(&f);
+    }
+    if (st != ST_OK && f.group) group_answer(f.group, st, NULL, 0);
+    close_all(&f);
+    return st;
+}
