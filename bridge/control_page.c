@@ -182,6 +182,9 @@ enum status control_create(const char *name, const char *layout_hash, struct con
     shm_unlink(fresh);
     int fd = shm_open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0) FAIL(ST_IO, "control page %s: %s", fresh, strerror(errno));
+    // Before it looks like a page: none is ever seen without its owner's lock, under either name.
+    if (flock(fd, LOCK_EX) != 0)
+        FAIL(ST_IO, "control page %s cannot be locked: %s", fresh, strerror(errno));
     // posix_fallocate: a full /dev/shm is an error here, not a SIGBUS later
     int error = posix_fallocate(fd, 0, CONTROL_BYTES);
     if (error) FAIL(ST_IO, "control page %s: no room in /dev/shm: %s", fresh, strerror(error));
@@ -189,9 +192,6 @@ enum status control_create(const char *name, const char *layout_hash, struct con
     if (page == MAP_FAILED)
         FAIL(ST_IO, "control page %s cannot be mapped: %s", fresh, strerror(errno));
     fill_page(page, layout_hash);
-    // Before it has its name: no page without its owner's lock is ever seen under it.
-    if (flock(fd, LOCK_EX) != 0)
-        FAIL(ST_IO, "control page %s cannot be locked: %s", fresh, strerror(errno));
     CHECK(take_name(fresh_path, path, name));
     snprintf(c->name, sizeof c->name, "%s", name);
     c->owner = true;

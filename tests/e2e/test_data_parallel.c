@@ -276,6 +276,27 @@ static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state
     pair_close(&p);
 }
 
+// What is compared every step, and at the start.
+static void servers_of_other_weights_are_refused(void **state)
+{
+    (void)state;
+    struct pair p = {0};
+    struct test_child child = {0};
+    scene_open(&p.s);
+    const char *model = p.s.model;
+    p.s.model = daemon_model(test_folder(), true, 99); // of the same shapes
+    open_other(&p, NULL);
+    p.s.model = model;
+    start_both(&p, &child, "run", OPTIONS(COMMON, "--max-steps", "1"));
+    test_wait(&child, LIMIT_MS);
+    char *log = test_read(child.log);
+    assert_contains(log, "after step 0 the policy of rank 1's server is not that of rank 0's");
+    assert_contains(log, "start all servers from one folder");
+    free(log);
+    assert_int_equal(steps_done(&p.s, "run"), 0);
+    pair_close(&p);
+}
+
 static void options_of_one_rank_are_refused(void **state)
 {
     (void)state;
@@ -304,6 +325,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_of_one_rank_are_refused),
+        cmocka_unit_test(servers_of_other_weights_are_refused),
         cmocka_unit_test(two_ranks_learn_as_one),
         cmocka_unit_test(a_checkpoint_of_two_ranks_is_one_of_one),
         cmocka_unit_test(adapters_learn_as_one),

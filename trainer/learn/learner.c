@@ -570,8 +570,10 @@ static enum status run_all(struct learner *l, const struct pack_group *groups, i
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
     if (passes.distil) CHECK(plan_distillation(l, packing, groups, &passes));
     const bool whole = passes.last;
-    for (int i = 0; i < packing->n; i++) {
-        passes.last = whole && i == packing->n - 1;
+    // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
+    // beside the last one learned from.
+    for (int i = packing->n - 1; i >= 0; i--) {
+        passes.last = whole && i == 0;
         CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, &passes));
     }
 out:

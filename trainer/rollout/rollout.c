@@ -13,6 +13,7 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
+#include "trainer/rollout/completion_pack.h"
 #include "trainer/rollout/environment.h"
 
 #include <inttypes.h>
@@ -43,7 +44,7 @@ struct pull {
     int64_t again_ns[ROLLOUT_MAX_SERVERS]; // when a busy server is asked again
     int n_parts;
     struct part *parts; // (n_parts)
-    struct bytes lines; // as they came, where other ranks want them
+    struct bytes taken; // completions, packed, where other ranks want them
 };
 
 struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
@@ -262,6 +263,8 @@ static enum status take_sample(struct part *p, const char *path, const json_t *l
     if (worker) worker->n_samples++;
     p->n_taken++;
     r->n_tokens += completion->n;
+    if (p->pull->source->comm)
+        CHECK(completion_pack(completion, (int)(completion - r->completions), &p->pull->taken));
 out:
     return st;
 }
@@ -283,50 +286,51 @@ static enum status take_line(void *context, const char *text, size_t len)
                          message ? message : "it gives no reason");
         goto out;
     }
-    CHECK(take_sample(p, ROLLOUTS, line));
-    if (p->pull->source->comm) bytes_printf(&p->pull->lines, "%.*s\n", (int)len, text);
-    st = bytes_status(&p->pull->lines);
+    st = take_sample(p, ROLLOUTS, line);
 out:
     json_decref(line);
     return st;
 }
 
-// The lines that another rank's server gave, of groups that are not asked for here.
-static enum status take_lines(struct pull *pull, char *lines)
+// What another rank's server gave, of groups that are not asked for here.
+static enum status take_packed(struct rollout *r, const char *packed, size_t len)
 {
-    struct part of_all = {.pull = pull, .n_groups = pull->rollout->n_groups};
     enum status st = ST_OK;
-    char *rest = NULL;
-    for (char *line = strtok_r(lines, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        json_t *json = NULL;
-        CHECK(json_parse("a rank's response to " ROLLOUTS, line, strlen(line), &json));
-        st = take_sample(&of_all, ROLLOUTS, json);
-        json_decref(json);
-        if (st != ST_OK) break;
+    for (size_t at = 0; at < len;) {
+        struct completion c;
+        int place;
+        CHECK(completion_unpack(packed, len, &at, &place, &c));
+        if (place >= r->n_groups * r->n_per_group || r->completions[place].text) {
+            completion_release(&c);
+            FAIL(ST_MISMATCH, "another rank's completion %d of %d is not wanted here", place,
+                 r->n_groups * r->n_per_group);
+        }
+        r->completions[place] = c;
+        r->n_tokens += c.n;
     }
 out:
     return st;
 }
 
-static enum status share_lines(struct pull *pull)
+static enum status share_completions(struct pull *pull)
 {
     struct comm *comm = pull->source->comm;
-    enum status st;
-    char *text = NULL;
-    for (int r = 0; r < comm_size(comm); r++) {
+    enum status st = ST_OK;
+    char *packed = NULL;
+    for (int r = 0; comm && r < comm_size(comm); r++) {
         const bool own = r == comm_rank(comm);
-        size_t len = pull->lines.len;
+        size_t len = pull->taken.len;
         CHECK(comm_broadcast_host(comm, &len, sizeof len, r));
-        if (!(text = calloc(1, len + 1)))
+        if (!(packed = malloc(len + 1)))
             FAIL(ST_NO_MEMORY, "no memory for the completions of rank %d", r);
-        if (own) memcpy(text, bytes_text(&pull->lines), len);
-        CHECK(comm_broadcast_host(comm, text, len, r));
-        if (!own) CHECK(take_lines(pull, text));
-        free(text);
-        text = NULL;
+        if (own) memcpy(packed, bytes_text(&pull->taken), len);
+        CHECK(comm_broadcast_host(comm, packed, len, r));
+        if (!own) CHECK(take_packed(pull->rollout, packed, len));
+        free(packed);
+        packed = NULL;
     }
 out:
-    free(text);
+    free(packed);
     return st;
 }
 
@@ -581,10 +585,10 @@ enum status rollout_pull(const struct rollout_source *source,
         return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
     enum status st = plan_parts(&pull);
     if (st == ST_OK) st = pull_parts(&pull);
-    if (st == ST_OK) st = share_lines(&pull);
+    if (st == ST_OK) st = share_completions(&pull);
     for (int k = 0; pull.parts && k < pull.n_parts; k++) http_cancel(pull.parts[k].request);
     free(pull.parts);
-    bytes_release(&pull.lines);
+    bytes_release(&pull.taken);
     if (st != ST_OK) return st;
     r->seconds += clock_ms_since(start) / 1e3;
     log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,
