@@ -4,6 +4,7 @@
 #include "common/base/clock.h"
 #include "kernels/comm_backend.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,10 +39,17 @@ static const struct comm *root_of(const struct comm *comm)
     return comm;
 }
 
+// A watch is not asked any more once it has been taken away, also by a backend's own thread.
+static pthread_mutex_t watching = PTHREAD_MUTEX_INITIALIZER;
+
 enum status comm_check(const struct comm *comm)
 {
     const struct comm *root = comm ? root_of(comm) : NULL;
-    return root && root->watch ? root->watch(root->watch_context) : ST_OK;
+    enum status st = ST_OK;
+    pthread_mutex_lock(&watching);
+    if (root && root->watch) st = root->watch(root->watch_context);
+    pthread_mutex_unlock(&watching);
+    return st;
 }
 
 bool comm_may_wait(struct comm *comm, const char *what, int64_t start_ns, const char *whom)
@@ -162,8 +170,10 @@ int comm_size(const struct comm *comm)
 void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context)
 {
     if (!comm) return;
+    pthread_mutex_lock(&watching);
     comm->watch_context = context;
     comm->watch = watch;
+    pthread_mutex_unlock(&watching);
 }
 
 void comm_set_deadline(struct comm *comm, double deadline_s)

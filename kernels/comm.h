@@ -49,7 +49,8 @@ int comm_size(const struct comm *comm);
 // this one.
 void comm_set_deadline(struct comm *comm, double deadline_s);
 // Asked during every wait, by any thread, of communicators made of this one too: a
-// status other than ST_OK ends the wait with its sentence. What it knows: that a rank is gone.
+// status other than ST_OK ends the wait with its sentence. What it knows: that a rank is gone. When
+// comm_watch() returns, the one before it is not being asked any more.
 typedef enum status comm_watch_fn(void *context);
 void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context);
 enum status comm_check(const struct comm *comm); // what it says now; of one rank ST_OK

@@ -155,6 +155,17 @@ static void say_idle_tandem(const struct option_set *set, const struct train_con
         if (options_given(set, names[i])) log_warn("--%s has no effect without --tandem", names[i]);
 }
 
+// Options of servers that are started, where --bridge names some that run.
+static enum status check_servers(const struct train *t)
+{
+    const struct train_config *c = &t->config;
+    if (!c->serves || !c->bridge || (!c->model && !c->job.server_args)) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "--%s is for servers that are started, --bridge names one that runs: leave "
+                       "one of the two out",
+                       c->model ? "model" : "server-args");
+}
+
 static enum status check(void *context, struct option_set *set)
 {
     struct train *t = context;
@@ -163,6 +174,7 @@ static enum status check(void *context, struct option_set *set)
     CHECK(job_find(&c->job, &t->job));
     c->serves = t->job.serves || t->job.launches;
     CHECK(run_folder_options(set, c));
+    CHECK(check_servers(t));
     CHECK(train_config_resolve(c, &t->run.resolved));
     c->reward.environment = c->rollouts != NULL;
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
@@ -190,7 +202,6 @@ static enum status train(void *context)
     struct curriculum_batch first;
     enum status st;
     if (t->job.launches) return job_launch(&t->job, t->argv);
-    stop_catch_signals();
     if (t->job.serves && !c->bridge) CHECK(job_open_server(&t->job, c->model, c->server_timeout));
     CHECK(run_open(run));
     curriculum_next(run->curriculum, 0, &first);
@@ -208,7 +219,7 @@ out:
 
 int train_main(int argc, char **argv)
 {
-    struct train t = {.run = {.config = &t.config, .job = &t.job}, .argv = argv};
+    struct train t = {.run = {.config = &t.config, .job = &t.job, .folder_lock = -1}, .argv = argv};
     struct bytes usage = BYTES_INIT;
     bytes_puts(&usage,
                "--data FILE.jsonl --reward NAME [options]\n\n"

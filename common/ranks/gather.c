@@ -230,9 +230,10 @@ static enum status gather_all(struct gathering *g, int64_t deadline_ns)
         tell_missing(g);
         wait_for_any(g, deadline_ns);
         if (g->polls[0].revents & POLLIN) greet(g);
-        for (int i = g->n_knocks - 1; i >= 0; i--) CHECK(hear_knock(g, i));
+        // first who has gone, whose rank may knock again
         for (int i = 0; i < g->p->n; i++)
             if (g->p->list[i].here) hear_peer(g, &g->p->list[i]);
+        for (int i = g->n_knocks - 1; i >= 0; i--) CHECK(hear_knock(g, i));
     }
 out:
     return st;

@@ -126,6 +126,7 @@ enum status processes_run(const struct processes *plan)
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGUSR1);
     sigaddset(&signals, SIGCHLD);
     sigprocmask(SIG_BLOCK, &signals, &before);
     g.pids = calloc((size_t)plan->n, sizeof *g.pids);

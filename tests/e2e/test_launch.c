@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static struct scene scene;
@@ -92,9 +94,56 @@ static void test_a_run_goes_on_otherwise(void **state)
                                                  "--max-steps", "2")),
                      0);
     assert_said(&scene, "is started on cpu");
+    assert_said(&scene, "the recorded --bridge");
     assert_int_equal(train_alone(&scene, "otherwise", OPTIONS("--resume", "--max-steps", "3")), 0);
     assert_int_equal(steps_done(&scene, "otherwise"), 3);
     nothing_is_left();
+}
+
+// --model asks for servers to be started, so that the ones a run had before are not taken.
+static void test_a_run_of_named_servers_goes_on_otherwise(void **state)
+{
+    (void)state;
+    const char *bridge = test_path(scene.folder, "of-{rank}.json");
+    assert_int_equal(symlink(scene.daemon.bridge, bridge), 0);
+    assert_int_equal(launch("named", OPTIONS("--bridge", bridge, "--max-steps", "1")), 0);
+    assert_int_equal(launch("named", OPTIONS("--ranks", "1", "--model", scene.model, "--resume",
+                                             "--max-steps", "2")),
+                     0);
+    assert_said(&scene, "is started on cpu");
+    nothing_is_left();
+}
+
+// Before a run has begun there is nothing to save, and a signal is the end: also while a server is
+// waited for, here one that never answers.
+static void test_a_signal_ends_the_wait_for_a_server(void **state)
+{
+    (void)state;
+    struct test_child child = {0};
+    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "wait.log"),
+                                     *path = test_path(runtime, "commonweight/cpu-0/server.sock");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_ok(file_make_folders(test_path(runtime, "commonweight/cpu-0")));
+    assert_true(strlen(path) < sizeof address.sun_path);
+    strcpy(address.sun_path, path);
+    assert_true(bind(fd, (struct sockaddr *)&address, sizeof address) == 0 && listen(fd, 8) == 0);
+    command("wait", OPTIONS("--ranks", "1", "--max-steps", "1"), argv);
+    test_write(log, "", 0);
+    test_spawn(&child, log, argv);
+    bool said = false;
+    for (int i = 0; i < 1000 && !said && test_running(&child); i++) {
+        char *text = test_read(log);
+        said = strstr(text, "is not ready yet, and is waited for");
+        free(text);
+        usleep(20000);
+    }
+    test_kill(&child, SIGTERM);
+    const int status = test_wait(&child, LIMIT_MS);
+    close(fd);
+    unlink(path);
+    assert_true(said);
+    assert_int_equal(status, 128 + SIGTERM);
 }
 
 static void test_a_server_that_fails(void **state)
@@ -185,6 +234,10 @@ static void test_refused(void **state)
         {{"--server-args", "--exact --max-batch 8"},
          "--server-args is for servers that are started with"},
         {{"--sync", "checkpoint", "--gpus", "0"}, "--gpus with --sync checkpoint"},
+        {{"--gpus", "0", "--bridge", "b", "--model", "m"},
+         "--model is for servers that are started"},
+        {{"--gpus", "0", "--bridge", "b", "--server-args", "--exact x"},
+         "--server-args is for servers that are started"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (launch("refused", cases[i].more) != 2) fail_msg("case %zu is not refused", i);
@@ -213,6 +266,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_server_is_started),
         cmocka_unit_test(test_a_run_goes_on_otherwise),
+        cmocka_unit_test(test_a_run_of_named_servers_goes_on_otherwise),
+        cmocka_unit_test(test_a_signal_ends_the_wait_for_a_server),
         cmocka_unit_test(test_a_server_that_fails),
         cmocka_unit_test(test_a_killed_rank_leaves_no_server),
         cmocka_unit_test(test_a_running_server_is_used),

@@ -93,9 +93,8 @@ static void test_who_does_not_end_is_killed(void **state)
     }
 }
 
-static void test_signal_is_handed_on(void **state)
+static void is_handed_on(int number)
 {
-    (void)state;
     const char *folder = test_folder();
     const pid_t launcher = fork();
     if (launcher == 0) {
@@ -109,10 +108,17 @@ static void test_signal_is_handed_on(void **state)
                                                                           "told-6", "told-7"};
     int status = 1;
     for (int i = 0; i < 4; i++) test_wait_for_file(test_path(folder, up[i]), 20000, NULL);
-    kill(launcher, SIGTERM);
+    kill(launcher, number);
     assert_int_equal(waitpid(launcher, &status, 0), launcher);
     assert_int_equal(status, 0);
     for (int i = 0; i < 4; i++) assert_true(is_there(folder, told[i]));
+}
+
+static void test_signals_are_handed_on(void **state)
+{
+    (void)state;
+    is_handed_on(SIGTERM);
+    is_handed_on(SIGUSR1); // of a batch system, before it ends the job
 }
 
 static void test_no_such_program(void **state)
@@ -132,7 +138,7 @@ int main(void)
         cmocka_unit_test(test_first_failure_is_named),
         cmocka_unit_test(test_killed_is_named),
         cmocka_unit_test(test_who_does_not_end_is_killed),
-        cmocka_unit_test(test_signal_is_handed_on),
+        cmocka_unit_test(test_signals_are_handed_on),
         cmocka_unit_test(test_no_such_program),
     };
     return cmocka_run_group_tests_name("processes", tests, NULL, NULL);

@@ -55,9 +55,12 @@ static enum status look(const char *folder, double timeout_s, bool *ret_runs)
     CHECK(path_put(socket, folder, "server.sock"));
     if (!file_exists(socket)) goto out;
     CHECK(http_client_new(socket, &http));
-    while ((st = http_get(http, "/health", HEALTH_MS, NULL)) != ST_OK && st != ST_PEER_GONE &&
-           clock_ms_until(deadline) > 0)
+    for (bool said = false; (st = http_get(http, "/health", HEALTH_MS, NULL)) != ST_OK &&
+                            st != ST_PEER_GONE && clock_ms_until(deadline) > 0;
+         said = true) {
+        if (!said) log_info("the server of %s is not ready yet, and is waited for", socket);
         clock_sleep_ms(LOOK_MS);
+    }
     *ret_runs = st == ST_OK;
     if (st == ST_PEER_GONE) st = ST_OK; // a dead one's socket
     st = status_context(st, "the server of %s was not ready within %g s (--server-timeout)", socket,

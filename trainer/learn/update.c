@@ -45,7 +45,7 @@ struct update { // what the loss function works on
     int rank, n_ranks;
     struct sums sums;
     long differing;        // log-probabilities that are not the server's to the bit
-    struct difference far; // the first of the farthest
+    struct difference far; // one of the farthest
 };
 
 static bool counts(const struct update *u, const struct completion *s)

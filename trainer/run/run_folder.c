@@ -107,12 +107,16 @@ out:
     return st;
 }
 
-// The bridge file of one server is none of several ranks', and theirs none of one process.
+// The bridge file of one server is none of several ranks', and theirs none of one process; nor is
+// it that of servers which are to be started.
 static void forget_other_bridge(const struct train_config *c, json_t *recorded)
 {
     const char *bridge = json_string_value(json_object_get(recorded, "bridge"));
-    if (bridge && c->serves != (strstr(bridge, RANK_FIELD) != NULL))
-        json_object_del(recorded, "bridge");
+    const bool fits = bridge && c->serves == (strstr(bridge, RANK_FIELD) != NULL) &&
+                      !(c->serves && (c->model || c->job.server_args));
+    if (!bridge || fits) return;
+    if (!c->bridge) log_info("the recorded --bridge %s is not taken over", bridge);
+    json_object_del(recorded, "bridge");
 }
 
 enum status run_folder_options(struct option_set *set, struct train_config *config)
