@@ -14,7 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LAST_WORDS_S 3 // that mpirun gives ranks, twice, once one has failed
+#define LAST_WORDS_S 3   // that mpirun gives ranks, twice, once one has failed
+#define SETTLE_MS    200 // until who was killed is seen to have ended
 
 struct group {
     const struct processes *plan;
@@ -56,19 +57,30 @@ static void note_failure(struct group *g, int i, int status)
                             (int)g->pids[i], how, g->n_left > 1 ? ", and the others with it" : ""));
 }
 
-// One that a signal ended did so of no other's failing, so it goes before those that ended with a
-// status in the same moment.
-static void look_for_failure(struct group *g)
+// The one that has failed, -1 where none has. One that a signal ended did so of no other's failing,
+// so it goes before those that ended with a status.
+static int failed_one(const struct group *g, int *ret_status)
 {
-    int first = -1, first_status = 0, status;
+    int first = -1, status;
     for (int i = 0; i < g->plan->n; i++) {
         if (!g->pids[i] || !spawn_exited(g->pids[i], &status) || status == 0) continue;
-        if (first >= 0 && (WIFSIGNALED(first_status) || !WIFSIGNALED(status))) continue;
+        if (first >= 0 && (WIFSIGNALED(*ret_status) || !WIFSIGNALED(status))) continue;
         first = i;
-        first_status = status;
+        *ret_status = status;
     }
-    if (first < 0 || g->failed.code != ST_OK) return;
-    note_failure(g, first, first_status);
+    return first;
+}
+
+static void look_for_failure(struct group *g)
+{
+    int status = 0, first = g->failed.code == ST_OK ? failed_one(g, &status) : -1;
+    if (first < 0) return;
+    // A killed process's connections close before it can be waited for: others may end first.
+    if (!WIFSIGNALED(status)) {
+        clock_sleep_ms(SETTLE_MS);
+        first = failed_one(g, &status);
+    }
+    note_failure(g, first, status);
     g->kill_ns = clock_deadline_ns(g->plan->grace_ms);
     signal_all(g, SIGTERM);
 }
