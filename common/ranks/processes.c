@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define LAST_WORDS_S 3   // that mpirun gives ranks, twice, once one has failed
-#define SETTLE_MS    200 // until who was killed is seen to have ended
+#define SETTLE_MS    500 // from a failure until the others are told to end
 
 struct group {
     const struct processes *plan;
@@ -73,14 +73,12 @@ static int failed_one(const struct group *g, int *ret_status)
 
 static void look_for_failure(struct group *g)
 {
-    int status = 0, first = g->failed.code == ST_OK ? failed_one(g, &status) : -1;
-    if (first < 0) return;
-    // A killed process's connections close before it can be waited for: others may end first.
-    if (!WIFSIGNALED(status)) {
-        clock_sleep_ms(SETTLE_MS);
-        first = failed_one(g, &status);
-    }
-    note_failure(g, first, status);
+    int status = 0;
+    if (g->failed.code != ST_OK || failed_one(g, &status) < 0) return;
+    // A killed process's connections close before it can be waited for, so others may end first;
+    // and those that are told to end at once are as gone as it is when rank 0 looks.
+    clock_sleep_ms(SETTLE_MS);
+    note_failure(g, failed_one(g, &status), status);
     g->kill_ns = clock_deadline_ns(g->plan->grace_ms);
     signal_all(g, SIGTERM);
 }
