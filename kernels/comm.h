@@ -9,7 +9,8 @@
  * Failures are as those of operations (ops.h): they stick, and the next device_sync() reports them
  * with a sentence that says which rank, which call, and whom it waited for. A communicator that has
  * failed stays so: its calls do nothing, and each device_sync() says the same again, until it is
- * freed. No call waits longer than the deadline given to comm_open().
+ * freed. No call waits longer than the deadline given to comm_open(), but for those of a captured
+ * graph, which nobody watches when it is launched: where another rank hangs, so does this one.
  *
  * NULL is a communicator of one rank, on which every call does nothing: so callers need no branch
  * where the parts lie at their places.

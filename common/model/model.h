@@ -4,8 +4,9 @@
  *
  * Of a shard (shard.h) every rank runs the same passes over the same batches, at the same time; the
  * residual stream and the logits are then whole on all of them, and the same to the bit: what ranks
- * hold parts of is summed in rank order, in four places: behind the look-up of embeddings, at the
- * end of each of a layer's two branches, and (put together, not summed) the logits. */
+ * hold parts of is summed, in an order that is the same for all (comm.h), in four places: behind
+ * the look-up of embeddings, at the end of each of a layer's two branches, and (put together, not
+ * summed) the logits. */
 #ifndef COMMON_MODEL_MODEL_H
 #define COMMON_MODEL_MODEL_H
 

@@ -14,7 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LAST_WORDS_S 3 // that mpirun gives ranks, twice, once one has failed
+#define LAST_WORDS_S 3   // that mpirun gives ranks, twice, once one has failed
+#define SETTLE_MS    500 // from a failure until the others are told to end
 
 struct group {
     const struct processes *plan;
@@ -56,19 +57,28 @@ static void note_failure(struct group *g, int i, int status)
                             (int)g->pids[i], how, g->n_left > 1 ? ", and the others with it" : ""));
 }
 
-// One that a signal ended did so of no other's failing, so it goes before those that ended with a
-// status in the same moment.
-static void look_for_failure(struct group *g)
+// The one that has failed, -1 where none has. One that a signal ended did so of no other's failing,
+// so it goes before those that ended with a status.
+static int failed_one(const struct group *g, int *ret_status)
 {
-    int first = -1, first_status = 0, status;
+    int first = -1, status;
     for (int i = 0; i < g->plan->n; i++) {
         if (!g->pids[i] || !spawn_exited(g->pids[i], &status) || status == 0) continue;
-        if (first >= 0 && (WIFSIGNALED(first_status) || !WIFSIGNALED(status))) continue;
+        if (first >= 0 && (WIFSIGNALED(*ret_status) || !WIFSIGNALED(status))) continue;
         first = i;
-        first_status = status;
+        *ret_status = status;
     }
-    if (first < 0 || g->failed.code != ST_OK) return;
-    note_failure(g, first, first_status);
+    return first;
+}
+
+static void look_for_failure(struct group *g)
+{
+    int status = 0;
+    if (g->failed.code != ST_OK || failed_one(g, &status) < 0) return;
+    // A killed process's connections close before it can be waited for, so others may end first;
+    // and those that are told to end at once are as gone as it is when rank 0 looks.
+    clock_sleep_ms(SETTLE_MS);
+    note_failure(g, failed_one(g, &status), status);
     g->kill_ns = clock_deadline_ns(g->plan->grace_ms);
     signal_all(g, SIGTERM);
 }

@@ -53,7 +53,8 @@ static enum status wait_for(const struct peer *p, short events, int64_t deadline
     do n = poll(&fd, 1, deadline_ns == INT64_MAX ? -1 : clock_ms_until(deadline_ns));
     while (n < 0 && errno == EINTR);
     if (n > 0) return ST_OK;
-    return status_fail(ST_TIMEOUT, "%s of the tensor-parallel server does not answer",
+    // for good: what it says later would be taken for the answer to something else
+    return status_fail(ST_PEER_GONE, "%s of the tensor-parallel server does not answer",
                        name_of(p, name));
 }
 
@@ -132,7 +133,12 @@ enum status group_open_device(const char *spec, const struct ranks *who, struct 
                            spec);
     snprintf(own, sizeof own, "cuda:%d", who->local_rank);
     enum status st = device_open(own, ret);
-    return any && (st == ST_NOT_FOUND || st == ST_UNSUPPORTED) ? device_open("cpu", ret) : st;
+    if (!any || (st != ST_NOT_FOUND && st != ST_UNSUPPORTED)) return st;
+    struct device *first; // too few GPUs for the ranks are not as good as none
+    if (who->local_rank == 0 || device_open("cuda:0", &first) != ST_OK)
+        return device_open("cpu", ret);
+    device_free(first);
+    return device_open(own, ret); // says why not
 }
 
 // What the communicator asks while it waits.

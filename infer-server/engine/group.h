@@ -36,7 +36,7 @@ enum order {
     ORDER_STEP,    // batch_write()
     ORDER_COPY,    // int[2]: a KV block, from and to
     ORDER_HEAD,    // int32_t[]: rows of the last step whose logits are computed
-    ORDER_CANARY,  // asks for uint64_t: weights_canary()
+    ORDER_CANARY,  // asks for uint64_t: arena_canary()
     ORDER_SUMS,    // asks for uint64_t[n_tensors]
     ORDER_END,
 };

@@ -42,17 +42,26 @@ bool api_names_frozen(const struct api_model *model, const char *name)
     return model->frozen && strcmp(name, API_FROZEN) == 0 && strcmp(name, model->name) != 0;
 }
 
+static bool names_policy(const struct api_model *model, const char *name)
+{
+    return !*name || strcmp(name, model->name) == 0 || strcmp(name, model->folder) == 0;
+}
+
+static enum status fail_model_name(const struct api_model *model, const char *name)
+{
+    return status_fail(ST_NOT_FOUND, "request: \"model\" is '%.200s'; this server has '%s'", name,
+                       model->name);
+}
+
 enum status api_check_model_name(const json_t *object, const struct api_model *model)
 {
     const char *name = NULL;
     struct adapter_ref ref;
     enum status st = json_get_string(where, object, "model", &name);
-    if (st != ST_OK || !name || !*name) return st;
-    if (strcmp(name, model->name) == 0 || strcmp(name, model->folder) == 0) return ST_OK;
-    if (api_names_frozen(model, name)) return ST_OK;
+    if (st != ST_OK || !name) return st;
+    if (names_policy(model, name) || api_names_frozen(model, name)) return ST_OK;
     if (model->engine && engine_find_adapter(model->engine, name, &ref)) return ST_OK;
-    return status_fail(ST_NOT_FOUND, "request: \"model\" is '%.200s'; this server has '%s'", name,
-                       model->name);
+    return fail_model_name(model, name);
 }
 
 static bool use_adapter(struct api_request *r, const struct api_model *model, const char *name)
@@ -63,8 +72,8 @@ static bool use_adapter(struct api_request *r, const struct api_model *model, co
     return true;
 }
 
-// "lora": an adapter's name; or "model", where that is one's, or the frozen model's.
-// api_check_model_name() was content.
+// "lora": an adapter's name; or "model", where that is one's, or the frozen model's. An adapter may
+// have gone since api_check_model_name() was content.
 static enum status read_adapter(struct api_request *r, const json_t *object,
                                 const struct api_model *model)
 {
@@ -75,8 +84,8 @@ static enum status read_adapter(struct api_request *r, const json_t *object,
     if (name && api_names_frozen(model, name)) {
         r->sampling.frozen = true;
         snprintf(r->adapter, sizeof r->adapter, API_FROZEN);
-    } else if (name) {
-        use_adapter(r, model, name);
+    } else if (name && !use_adapter(r, model, name) && !names_policy(model, name)) {
+        return fail_model_name(model, name);
     }
     if (!lora && !name && r->kind == API_GENERATE && model->active_adapter[0])
         lora = model->active_adapter;

@@ -150,6 +150,34 @@ static void test_changed(void **state)
     json_decref(list);
 }
 
+// A checkpoint that is saved anew while an archive of it is on its way: another folder of the same
+// names and sizes has its place, and none of that is sent.
+static void test_replaced(void **state)
+{
+    (void)state;
+    struct download *d;
+    struct bytes piece = BYTES_INIT;
+    int64_t n_bytes;
+    const char *in = test_folder(), *of = test_path(in, "at"), *next = test_path(in, "next");
+    json_t *list = json_pack("{s:i, s:i}", "a", 1, "b", 1);
+    for (int i = 0; i < 2; i++) {
+        const char *to = i ? next : of;
+        assert_ok(file_make_folders(to));
+        test_write(test_path(to, "a"), i ? "2" : "1", 1);
+        test_write(test_path(to, "b"), i ? "2" : "1", 1);
+    }
+    assert_ok(download_new(of, list, "", &d, &n_bytes));
+    assert_int_equal(download_next(d, &piece), STREAM_MORE);
+    assert_int_equal(rename(of, test_path(in, "before")), 0);
+    assert_int_equal(rename(next, of), 0);
+    assert_ok(file_remove_tree(test_path(in, "before")));
+    assert_int_equal(download_next(d, &piece), STREAM_FAIL);
+    assert_message("b: No such file");
+    bytes_release(&piece);
+    download_free(d);
+    json_decref(list);
+}
+
 static void test_signatures(void **state)
 {
     (void)state;
@@ -175,7 +203,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_files),      cmocka_unit_test(test_archive),
         cmocka_unit_test(test_signatures), cmocka_unit_test(test_beyond_octal_digits),
-        cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_changed),    cmocka_unit_test(test_replaced),
     };
     return cmocka_run_group_tests(tests, make_folder, NULL);
 }

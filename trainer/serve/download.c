@@ -17,6 +17,7 @@
 
 struct download {
     char folder[PATH_ROOM], path[PATH_ROOM]; // path: of the open file
+    int folder_fd; // what is saved over it meanwhile is another folder, of which nothing is read
     json_t *files;
     void *next;   // of files; NULL: all were opened
     int fd;       // -1: none
@@ -40,6 +41,8 @@ enum status download_new(const char *folder, const json_t *files, const char *fi
     struct download *d = calloc(1, sizeof *d);
     if (!d) return status_fail(ST_NO_MEMORY, "out of memory");
     d->fd = -1;
+    d->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (d->folder_fd < 0) FAIL(ST_NOT_FOUND, "%s: %s", folder, strerror(errno));
     if (!(d->files = json_object())) FAIL(ST_NO_MEMORY, "out of memory");
     snprintf(d->folder, sizeof d->folder, "%s", folder);
     d->archive = !*file;
@@ -64,6 +67,7 @@ void download_free(struct download *d)
 {
     if (!d) return;
     if (d->fd >= 0) close(d->fd);
+    if (d->folder_fd >= 0) close(d->folder_fd);
     json_decref(d->files);
     free(d);
 }
@@ -122,7 +126,7 @@ static enum status open_next(struct download *d, struct bytes *to)
     enum status st;
     d->next = json_object_iter_next(d->files, d->next);
     CHECK(path_put(d->path, d->folder, "%s", name));
-    d->fd = open(d->path, O_RDONLY | O_CLOEXEC);
+    d->fd = openat(d->folder_fd, name, O_RDONLY | O_CLOEXEC);
     if (d->fd < 0 || fstat(d->fd, &info) != 0) FAIL(ST_IO, "%s: %s", d->path, strerror(errno));
     if (info.st_size != size) FAIL(ST_IO, "%s: is another file than before", d->path);
     d->left = size;

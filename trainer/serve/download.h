@@ -12,8 +12,9 @@ struct download;
 enum status download_new(const char *folder, const json_t *files, const char *file,
                          struct download **ret, int64_t *ret_bytes);
 void download_free(struct download *d); // NULL is fine
-// The next piece. STREAM_FAIL where a file is not there any more, or not as long as it was; the
-// sentence says which.
+// The next piece. STREAM_FAIL where a file is not there any more, also because the folder was put
+// in the place of another since download_new(), or is not as long as it was; the sentence says
+// which.
 enum stream_state download_next(struct download *d, struct bytes *to);
 
 #endif

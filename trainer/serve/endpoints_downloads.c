@@ -5,6 +5,7 @@
  * SDK's own downloads) sends none. What is signed is the checkpoint, the file ("": all, as an
  * archive), and which folder it is: once the checkpoint is saved anew, URLs of before lead nowhere,
  * so that nobody puts files of two of them together. */
+#include "common/base/log.h"
 #include "trainer/serve/download.h"
 #include "trainer/serve/tinker.h"
 
@@ -62,7 +63,9 @@ static enum status make_url(const struct tinker *t, struct http_request *q,
     bytes_puts(&url, "/");
     put_escaped(file, &url);
     CHECK(bytes_status(&url));
-    *ret = json_string(bytes_text(&url));
+    json_t *made = json_string(bytes_text(&url));
+    if (!made) FAIL(ST_INVALID, "the Host header, which URLs are made of, is not UTF-8");
+    *ret = made;
 out:
     bytes_release(&url);
     return st;
@@ -143,7 +146,10 @@ static bool is_signed(struct tinker *t, struct http_request *q, const struct url
 
 static enum stream_state next_piece(void *attached, struct http_request *q, struct bytes *to)
 {
-    return http_expired(q) ? STREAM_FAIL : download_next(attached, to);
+    if (http_expired(q)) return STREAM_FAIL;
+    const enum stream_state state = download_next(attached, to);
+    if (state == STREAM_FAIL) log_warn("a download is cut off: %s", status_message());
+    return state;
 }
 
 static void on_close(void *attached, bool answered)
