@@ -106,19 +106,6 @@ static void both_hold(const struct pair *p, const char *run)
     assert_int_equal(served_version(&p->s.daemon), served_version(&p->other));
 }
 
-static void same_losses(const struct pair *p, const char *a, const char *b, double most)
-{
-    static const char *const keys[] = {"loss", "kl", "reward", "entropy"};
-    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
-        double x[STEPS], y[STEPS];
-        assert_int_equal(column(&p->s, a, keys[k], x, STEPS), STEPS);
-        assert_int_equal(column(&p->s, b, keys[k], y, STEPS), STEPS);
-        for (int i = 0; i < STEPS; i++)
-            if (fabs(x[i] - y[i]) > most * (k == 0 ? 1 : 10))
-                fail_msg("%s of step %d: %.9g and %.9g", keys[k], i + 1, x[i], y[i]);
-    }
-}
-
 static void two_ranks_learn_as_one(void **state)
 {
     (void)state;
@@ -127,10 +114,10 @@ static void two_ranks_learn_as_one(void **state)
     assert_int_equal(train_one(&p, "one", "20"), 0);
     train_both(&p, "two", "20");
     both_hold(&p, "two");
-    same_losses(&p, "one", "two", 1e-5);
+    same_losses(&p.s, "one", "two", STEPS, 1e-5);
 
     train_both(&p, "again", "20");
-    same_losses(&p, "two", "again", 0);
+    same_losses(&p.s, "two", "again", STEPS, 0);
     test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "model.safetensors");
     test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "trainer/optimizer.safetensors");
     pair_close(&p);
@@ -144,11 +131,11 @@ static void a_checkpoint_of_two_ranks_is_one_of_one(void **state)
     assert_int_equal(train_one(&p, "one", "20"), 0);
     train_both(&p, "first-two", "10");
     assert_int_equal(train_one(&p, "first-two", "20"), 0);
-    same_losses(&p, "one", "first-two", 1e-5);
+    same_losses(&p.s, "one", "first-two", STEPS, 1e-5);
     assert_int_equal(train_one(&p, "first-one", "10"), 0);
     train_both(&p, "first-one", "20");
     both_hold(&p, "first-one");
-    same_losses(&p, "one", "first-one", 1e-5);
+    same_losses(&p.s, "one", "first-one", STEPS, 1e-5);
     pair_close(&p);
 }
 
@@ -166,7 +153,7 @@ static void as_one(struct pair *p, const char *model, const char *const server[]
     assert_int_equal(train(&p->s, "one", run), 0);
     start_both(p, &child, "two", run);
     if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
-    same_losses(p, "one", "two", 1e-5);
+    same_losses(&p->s, "one", "two", STEPS, 1e-5);
 }
 
 static void adapters_learn_as_one(void **state)

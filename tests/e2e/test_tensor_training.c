@@ -73,19 +73,6 @@ static void train_ranks(struct servers *p, int n, const char *run, const char *s
     if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
 }
 
-static void same_losses(const struct servers *p, const char *a, const char *b, double most)
-{
-    static const char *const keys[] = {"loss", "kl", "reward", "entropy"};
-    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
-        double x[STEPS], y[STEPS];
-        assert_int_equal(column(&p->s, a, keys[k], x, STEPS), STEPS);
-        assert_int_equal(column(&p->s, b, keys[k], y, STEPS), STEPS);
-        for (int i = 0; i < STEPS; i++)
-            if (fabs(x[i] - y[i]) > most * (k == 0 ? 1 : 10))
-                fail_msg("%s of step %d: %.9g and %.9g", keys[k], i + 1, x[i], y[i]);
-    }
-}
-
 // The server serves what the run has learned, in all its shards.
 static void server_is_healthy(const struct servers *p, int i)
 {
@@ -106,13 +93,13 @@ static void ranks_of_a_server_learn_as_one(void **state)
     servers_open(p);
     train_one(p, "one", "20");
     train_ranks(p, 2, "two", "20");
-    same_losses(p, "one", "two", 1e-5);
+    same_losses(&p->s, "one", "two", STEPS, 1e-5);
     // sampler and trainer of a shard compute the same bits
     assert_int_equal(column(&p->s, "two", "sampler_mismatch/max", mismatch, STEPS), STEPS);
     for (int i = 0; i < STEPS; i++) assert_true(mismatch[i] == 0);
     server_is_healthy(p, 0);
     train_ranks(p, 2, "again", "20");
-    same_losses(p, "two", "again", 0);
+    same_losses(&p->s, "two", "again", STEPS, 0);
     test_same_file(latest(&p->s, "two"), latest(&p->s, "again"), "model.safetensors");
     test_same_file(latest(&p->s, "two"), latest(&p->s, "again"), "trainer/optimizer.safetensors");
 }
@@ -126,7 +113,7 @@ static void a_checkpoint_is_of_whole_tensors(void **state)
     train_ranks(p, 2, "mixed", "7");
     train_one(p, "mixed", "13");
     train_ranks(p, 4, "mixed", "20");
-    same_losses(p, "one", "mixed", 1e-5);
+    same_losses(&p->s, "one", "mixed", STEPS, 1e-5);
     server_is_healthy(p, 0);
     server_is_healthy(p, 1);
     // what they serve is what they saved

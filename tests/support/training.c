@@ -4,6 +4,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,5 +169,19 @@ void wait_for_log(const struct scene *s, const char *part)
         if (!found && clock_ms_until(deadline) == 0) fail_msg("no \"%s\" in:\n%s", part, log);
         free(log);
         clock_sleep_ms(10);
+    }
+}
+
+void same_losses(const struct scene *s, const char *a, const char *b, int steps, double most)
+{
+    static const char *const keys[] = {"loss", "kl", "reward", "entropy"};
+    double x[64], y[64];
+    assert_in_range(steps, 1, 64);
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+        assert_int_equal(column(s, a, keys[k], x, steps), steps);
+        assert_int_equal(column(s, b, keys[k], y, steps), steps);
+        for (int i = 0; i < steps; i++)
+            if (fabs(x[i] - y[i]) > most * (k == 0 ? 1 : 10))
+                fail_msg("%s of step %d: %.9g and %.9g", keys[k], i + 1, x[i], y[i]);
     }
 }
