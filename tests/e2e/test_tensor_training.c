@@ -5,7 +5,6 @@
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
