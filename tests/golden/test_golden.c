@@ -201,7 +201,7 @@ out:
 // What is trained, and its optimizer: all of the model, or the adapter.
 static enum status open_training(struct golden *g, int max_tokens)
 {
-    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
     enum status st;
     CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
     CHECK(optimizer_new_whole(g->dev, g->adapter ? g->adapter->weights : g->weights, &adamw,

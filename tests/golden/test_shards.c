@@ -72,7 +72,7 @@ static void fill_batch(struct side *s)
 // False where the model's numbers are not so many ranks' to share.
 static bool open_side(struct side *s, struct device *dev, struct comm *comm, const char *folder)
 {
-    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
     *s = (struct side){.dev = dev, .comm = comm};
     must_ok(model_config_load(folder, &s->config));
     if (model_config_shard(s->config, (struct shard){comm_rank(comm), comm_size(comm)}) != ST_OK)

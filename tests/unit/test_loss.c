@@ -1,11 +1,10 @@
 /* test_loss.c: trainer/loss against a table of torch's values (tests/golden/losses), hand-computed
- * ones and finite differences, trainer/advantage, and trainer/schedule. */
+ * ones and finite differences, and trainer/advantage. */
 #include "common/base/names.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/advantage.h"
 #include "trainer/learn/loss.h"
-#include "trainer/learn/schedule.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -520,26 +519,6 @@ static void equal_rewards_give_zero(void **state)
     for (int i = 0; i < 6; i++) assert_true(a[i] == 0);
 }
 
-// ---- schedule -----------------------------------------------------------------------------------
-
-static void schedules(void **state)
-{
-    (void)state;
-    struct schedule s = {SCHEDULE_LINEAR, 2.0, 4, 12};
-    assert_true(schedule_at(&s, 0) == 0);
-    assert_true(schedule_at(&s, 2) == 1.0);
-    assert_true(schedule_at(&s, 4) == 2.0);
-    assert_true(fabs(schedule_at(&s, 8) - 1.0) < 1e-12);
-    assert_true(schedule_at(&s, 12) == 0);
-    s.type = SCHEDULE_COSINE;
-    assert_true(fabs(schedule_at(&s, 8) - 1.0) < 1e-12);
-    assert_true(fabs(schedule_at(&s, 6) - (1 + cos(M_PI / 4))) < 1e-12);
-    s.type = SCHEDULE_CONSTANT;
-    assert_true(schedule_at(&s, 11) == 2.0);
-    s = (struct schedule){SCHEDULE_LINEAR, 1.0, 0, 10};
-    assert_true(schedule_at(&s, 0) == 1.0);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -554,7 +533,6 @@ int main(void)
         cmocka_unit_test(torch_agrees),
         cmocka_unit_test(advantages_by_hand),
         cmocka_unit_test(equal_rewards_give_zero),
-        cmocka_unit_test(schedules),
     };
     return cmocka_run_group_tests_name("loss", tests, NULL, NULL);
 }

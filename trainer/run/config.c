@@ -523,6 +523,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
     if (config->curriculum.num_generations < 2)
         FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
                          "which needs 2 samples or more");
+    CHECK(schedule_check(&r.schedule));
     CHECK(check_lora(config));
     CHECK(resolve_staleness(config, &r));
     CHECK(resolve_sync(config, &r));

@@ -284,6 +284,7 @@ enum status run_open(struct run *run)
     CHECK(runlog_new(run_leads(run) ? run->folder : NULL, run->step, run->total_steps,
                      run->config->logging_steps, &run->log));
     run_plan_steps(run);
+    CHECK(schedule_check(&run->resolved.schedule));
     CHECK(run_open_atropos(run));
     CHECK(run_open_rollouts(run));
 out:
