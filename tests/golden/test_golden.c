@@ -472,7 +472,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     };
     loss_compute(&config, &batch, &stats, dlogprobs);
     *ret_loss = stats.loss;
-    st = backward_run(g->backward, g->batch, g->tape, dlogprobs, 1.0f);
+    st = backward_run(g->backward, g->batch, g->tape, dlogprobs, NULL, 1.0f);
 out:
     return st;
 }

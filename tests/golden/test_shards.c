@@ -124,7 +124,7 @@ static void differentiate(struct side *s, enum recompute recompute)
     model_forward(s->model, batch_view(s->batch), NULL, tape, &x);
     must_ok(backward_logprobs(s->backward, s->batch, x, s->targets, 0.7f, s->logprobs, s->entropy));
     device_copy_out(s->dev, s->logits, s->model->logits, logits * sizeof(float));
-    must_ok(backward_run(s->backward, s->batch, tape, dlogprobs, 0.7f));
+    must_ok(backward_run(s->backward, s->batch, tape, dlogprobs, NULL, 0.7f));
     must_ok(optimizer_prepare(s->optimizer, &s->norm));
     device_copy_out(s->dev, s->grads, optimizer_grads(s->optimizer, 0)->base,
                     (size_t)s->weights->n_elements * sizeof(float));

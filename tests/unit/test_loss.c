@@ -167,7 +167,8 @@ static void values_by_hand(void **state)
     static const int bounds[3] = {0, 2, 3};
     static const float logprobs[3] = {-1.0f, -2.0f, -1.5f}, old[3] = {-1.5f, -2.0f, -1.0f};
     static const float advantages[2] = {1, -2};
-    struct loss_batch batch = {2, bounds, logprobs, old, NULL, NULL, advantages, 2, 3, NULL, NULL};
+    struct loss_batch batch = {2,          bounds, logprobs, old,  NULL, NULL,
+                               advantages, 2,      3,        NULL, NULL, NULL};
     static const struct {
         enum loss_type type;
         double loss, slope[3];
@@ -208,7 +209,8 @@ static void kl_by_hand(void **state)
     (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, ref = -0.5f, zero = 0;
-    struct loss_batch batch = {1, bounds, &logprob, &logprob, NULL, &ref, &zero, 1, 1, NULL, NULL};
+    struct loss_batch batch = {1,     bounds, &logprob, &logprob, NULL, &ref,
+                               &zero, 1,      1,        NULL,     NULL, NULL};
     static const struct {
         enum kl_estimator estimator;
         double kl, slope;
@@ -235,7 +237,8 @@ static void dual_clip_by_hand(void **state)
     (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, old = -2, down = -1, up = 1;
-    struct loss_batch batch = {1, bounds, &logprob, &old, NULL, NULL, &down, 1, 1, NULL, NULL};
+    struct loss_batch batch = {1,     bounds, &logprob, &old, NULL, NULL,
+                               &down, 1,      1,        NULL, NULL, NULL};
     struct loss_config config = plain;
     struct loss_stats stats = {0};
     float slope;
@@ -308,7 +311,7 @@ static void check_empty(const struct loss_config *config)
     static const float advantages[2] = {1, -1};
     float nothing = 0;
     struct loss_batch batch = {2,          bounds, &nothing, &nothing, &nothing, &nothing,
-                               advantages, 2,      0,        NULL,     NULL};
+                               advantages, 2,      0,        NULL,     NULL,     NULL};
     struct loss_stats stats = {0};
     loss_compute(config, &batch, &stats, &nothing);
     assert_true(stats.loss == 0 && stats.tokens == 0 && stats.seqs == 2);
