@@ -259,6 +259,7 @@ enum status run_open(struct run *run)
     run->saved_step = run->interim_step = -1;
     run->saved_ns = clock_now_ns();
     run->best = BEST_NONE;
+    run->entropy = entropy_begin(&run->config->entropy);
     CHECK(open_policy(run));
     CHECK(run_meet_ranks(run));
     stop_catch_signals(); // until here there is nothing to save, and a signal is the end
