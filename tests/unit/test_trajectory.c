@@ -179,7 +179,7 @@ static void rewards_of_turns_are_of_what_comes_before(void **state)
     double rewards[] = {1, 0, 1};
     float advantages[3];
     struct scores s = {.n = 3, .rewards = rewards, .advantages = advantages};
-    const struct scoring how = {.scale = SCALE_NONE};
+    const struct scoring how = {.advantage = {.scale = SCALE_NONE}};
     assert_ok(scoring_turns(&how, &r, &s));
     const double mean = 2.0 / 5; // of all five rewards
     assert_true(fabs(samples[0].advantages[0] - (1 - 2 * mean)) < 1e-6);

@@ -237,9 +237,14 @@ enum status reward_score_all(struct reward *r, const struct reward_input *inputs
     }
     for (int i = 0; i < n; i++) {
         double sum = 0;
-        for (int k = 0; k < r->n; k++)
-            sum += r->terms[k].weight * ret_terms[(size_t)k * (size_t)n + (size_t)i];
-        ret_sums[i] = sum;
+        int applied = 0;
+        for (int k = 0; k < r->n; k++) {
+            const double term = ret_terms[(size_t)k * (size_t)n + (size_t)i];
+            if (isnan(term)) continue;
+            sum += r->terms[k].weight * term;
+            applied++;
+        }
+        ret_sums[i] = applied ? sum : NAN;
     }
     return ST_OK;
 }

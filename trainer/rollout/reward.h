@@ -51,8 +51,9 @@ const char *reward_prompt_template(const struct reward *r);
 enum status reward_check_row(struct reward *r, const char *answer, const json_t *row);
 // Before the first sample: the scorers are ready, and commands are alive.
 enum status reward_check(struct reward *r);
-// ret_terms: (reward_terms, n) unweighted scores. ret_sums: (n) weighted. A scorer that cannot tell
-// is an error, never a 0; ret_failed: whose.
+// ret_terms: (reward_terms, n) unweighted scores, NaN where a scorer said that it does not apply.
+// ret_sums: (n) weighted, of those that do; NaN where none does. A scorer that cannot tell is an
+// error, never a 0; ret_failed: whose.
 enum status reward_score_all(struct reward *r, const struct reward_input *inputs, int n,
                              double *ret_terms, double *ret_sums, int *ret_failed);
 

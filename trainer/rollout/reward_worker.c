@@ -61,11 +61,12 @@ static enum status take_reply(struct worker *w, struct score_batch *b, const cha
     const json_t *reward = json_object_get(reply, "reward");
     const char *why = json_string_value(json_object_get(reply, "error")), *line = w->child.line;
     const int place = whose(w, b, reply), shown = len > 200 ? 200 : (int)len;
-    const double score = json_number_value(reward); // 0 where it is no number
+    // null: it does not apply to the sample; 0 where it is neither
+    const double score = json_is_null(reward) ? NAN : json_number_value(reward);
     if (place >= 0) *ret_failed = w->owed[place];
     if (why)
         st = status_fail(ST_INVALID, "command \"%s\": %s", line, why);
-    else if (!json_is_number(reward) || !isfinite(score))
+    else if (!json_is_null(reward) && (!json_is_number(reward) || !isfinite(score)))
         st = status_fail(ST_FORMAT, "command \"%s\": not {\"reward\": NUMBER}: %.*s", line, shown,
                          text);
     else if (place < 0 && w->n_owed)

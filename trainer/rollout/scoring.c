@@ -132,7 +132,8 @@ static void add_z_scores(const double *term, double weight, int n_groups, int n_
         double *sums = ret_sums + (size_t)g * n_per_group, mean, std;
         mean_std(x, n_per_group, &mean, &std);
         if (std <= SCORING_NOISE * largest) continue;
-        for (int i = 0; i < n_per_group; i++) sums[i] += weight * (x[i] - mean) / std;
+        for (int i = 0; i < n_per_group; i++)
+            if (!isnan(x[i])) sums[i] += weight * (x[i] - mean) / std;
     }
 }
 
@@ -160,11 +161,26 @@ static enum status normalised_advantages(const struct scoring *how, const struct
         scoring_normalise(s->costs, costs, COST_TERMS, r->n_groups, r->n_per_group, sums + n);
         for (size_t i = 0; i < n; i++) sums[i] += sums[n + i];
     }
+    for (size_t i = 0; i < n; i++)
+        if (isnan(s->rewards[i])) sums[i] = NAN;
     advantage_compute(sums, r->n_groups, r->n_per_group, SCALE_BATCH, &stats, s->advantages);
     s->stats.frac_zero_std = stats.frac_zero_std;
     s->stats.mean = stats.mean;
     s->stats.std = stats.std;
     free(sums);
+    return ST_OK;
+}
+
+enum status scoring_again(const struct scoring *how, const struct rollout *r, struct scores *s)
+{
+    int *n_tokens = calloc((size_t)s->n + 1, sizeof *n_tokens);
+    if (!n_tokens) return status_fail(ST_NO_MEMORY, "no memory for %d advantages", s->n);
+    for (int i = 0; i < s->n; i++)
+        for (int t = 0; t < r->completions[i].n; t++)
+            n_tokens[i] += completion_is_policys(&r->completions[i], t);
+    advantage_estimate(&how->advantage, s->rewards, n_tokens, r->n_groups, r->n_per_group,
+                       &s->stats, s->advantages);
+    free(n_tokens);
     return ST_OK;
 }
 
@@ -180,7 +196,7 @@ enum status scoring_rollout(const struct scoring *how, const struct rollout *r, 
         FAIL(ST_NO_MEMORY, "no memory for %d rewards", s.n);
     CHECK(scoring_task(how->reward, how->data, r, s.terms, s.rewards));
     if (how->cost) CHECK(read_costs(how, r, &s));
-    advantage_compute(s.rewards, r->n_groups, r->n_per_group, how->scale, &s.stats, s.advantages);
+    CHECK(scoring_again(how, r, &s));
     if (how->normalise_terms) CHECK(normalised_advantages(how, r, &s));
     *ret = s;
 out:
@@ -228,12 +244,17 @@ enum status scoring_turns(const struct scoring *how, struct rollout *r, struct s
     if (how->normalise_terms)
         FAIL(ST_UNSUPPORTED, "--reward-normalise terms: an environment gave \"rewards\" of turns, "
                              "and terms are of whole samples; let it give one \"reward\"");
+    if (how->advantage.estimator != ADVANTAGE_GRPO)
+        FAIL(ST_UNSUPPORTED,
+             "--advantage-estimator %s: an environment gave \"rewards\" of turns, "
+             "whose advantages are grpo's; let it give one \"reward\"",
+             advantage_estimator_names[how->advantage.estimator]);
     rewards = calloc((size_t)n, sizeof *rewards);
     advantages = calloc((size_t)n, sizeof *advantages);
     if (!rewards || !advantages) FAIL(ST_NO_MEMORY, "no memory for %d rewards", n);
     for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++]))
         list_rewards(&r->completions[i], s->rewards[i], rewards + at);
-    advantage_compute_groups(rewards, first, r->n_groups, how->scale, &stats, advantages);
+    advantage_compute_groups(rewards, first, r->n_groups, how->advantage.scale, &stats, advantages);
     for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++])) {
         CHECK(advantages_of_tokens(&r->completions[i], advantages + at));
         s->advantages[i] = 0;

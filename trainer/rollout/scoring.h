@@ -11,7 +11,7 @@
 struct scoring { // borrowed parts; how it is done
     struct reward *reward;
     const char *data; // path of the data set, for errors
-    enum advantage_scale scale;
+    struct advantage_config advantage;
     bool normalise_terms; // --reward-normalise terms; the batch is then the scale
     bool cost;            // the cost terms count
     struct cost_weights weights;
@@ -41,6 +41,9 @@ enum status scoring_rollout(const struct scoring *s, const struct rollout *rollo
 // that come after it (process supervision, Shao et al. 2024). What else counts (other terms, costs)
 // stands with the last. ST_UNSUPPORTED with normalise_terms.
 enum status scoring_turns(const struct scoring *s, struct rollout *rollout, struct scores *scores);
+// The advantages again, of rewards that were changed since. Not with normalise_terms.
+enum status scoring_again(const struct scoring *s, const struct rollout *rollout,
+                          struct scores *scores);
 void scores_release(struct scores *s);
 
 // Every line of the data set has what the reward needs of it: an answer, a pattern; and the reward

@@ -164,8 +164,11 @@ const struct option_spec train_options[] = {
                "how that is estimated"),
     OPT_FLAG("use-bias-correction-kl", loss.bias_correction_kl, "true",
              "multiply it by the ratio, for an unbiased gradient"),
-    OPT_CHOICE("scale-rewards", scale_rewards, "group", advantage_scale_names,
-               "what advantages are divided by"),
+    OPT_CHOICE("advantage-estimator", advantage.estimator, "grpo", advantage_estimator_names,
+               "how rewards become advantages (docs/recipes.md)"),
+    OPT_CHOICE("scale-rewards", advantage.scale, "group", advantage_scale_names,
+               "what advantages are divided by; of grpo and grpo_passk"),
+    OPT_INT("pass-k", pass_k, "1", "K", 1, 4096, "of --advantage-estimator pass_at_k"),
     OPT_INT("num-iterations", num_iterations, "1", "N", 1, 1000,
             "times through each rollout, with --steps-per-generation updates each time"),
     OPT_INT("steps-per-generation", steps_per_generation, "1", "N", 1, 4096,
@@ -544,6 +547,31 @@ static enum status check_updates(const struct train_config *c, const struct trai
     return ST_OK;
 }
 
+static enum status check_advantage(const struct train_config *c)
+{
+    const struct advantage_config *a = &c->advantage;
+    const char *name = advantage_estimator_names[a->estimator];
+    if (a->estimator != ADVANTAGE_GRPO && c->normalise_terms)
+        return status_fail(ST_INVALID,
+                           "--reward-normalise terms with --advantage-estimator %s: it has an "
+                           "estimate of its own; leave one of the two out",
+                           name);
+    if (a->estimator != ADVANTAGE_GRPO && c->atropos)
+        return status_fail(ST_INVALID,
+                           "--advantage-estimator %s with --atropos: groups are of any size there, "
+                           "which only grpo's are; leave one of the two out",
+                           name);
+    if (a->estimator == ADVANTAGE_PASS_AT_K && c->pass_k > c->curriculum.num_generations)
+        return status_fail(ST_INVALID,
+                           "--pass-k %" PRId64 " is above --num-generations %" PRId64
+                           ", of which so many are drawn",
+                           c->pass_k, c->curriculum.num_generations);
+    if (a->estimator != ADVANTAGE_PASS_AT_K && c->pass_k > 1)
+        return status_fail(ST_INVALID,
+                           "--pass-k with --advantage-estimator %s: it is for pass_at_k", name);
+    return ST_OK;
+}
+
 static enum status check_entropy(const struct train_config *c)
 {
     const struct entropy_config *e = &c->entropy;
@@ -592,6 +620,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
     CHECK(schedule_check(&r.schedule));
     CHECK(check_updates(config, &r));
     CHECK(check_entropy(config));
+    CHECK(check_advantage(config));
     CHECK(check_lora(config));
     CHECK(resolve_staleness(config, &r));
     CHECK(resolve_sync(config, &r));

@@ -55,7 +55,8 @@ struct train_config {
     struct curriculum_options curriculum; // likewise without the run's
     // loss; as it is meant: train_resolved
     struct loss_config loss;
-    enum advantage_scale scale_rewards;
+    struct advantage_config advantage; // without its pass_k
+    int64_t pass_k;
     int64_t num_iterations, steps_per_generation;
     int count_updates; // 0 or 1
     struct entropy_config entropy;

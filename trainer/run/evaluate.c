@@ -42,22 +42,23 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
     const struct example *e = r->examples[i];
     json_t *parts = json_object();
     for (int k = 0; parts && k < reward_terms(reward); k++)
-        json_object_set_new(parts, reward_term_name(reward, k),
-                            json_real(terms[k * r->n_groups + i]));
+        metrics_put(parts, reward_term_name(reward, k), terms[k * r->n_groups + i]);
     json_t *line =
-        json_pack("{s:i, s:O*, s:s*, s:s, s:f, s:o, s:s, s:i, s:O*}", "line", e->line, "prompt",
-                  e->prompt_json, "answer", e->answer, "completion", s->text, "reward", sum,
-                  "terms", parts, "finish_reason", s->truncated ? "length" : "stop", "tokens", s->n,
-                  "telemetry", s->telemetry);
+        json_pack("{s:i, s:O*, s:s*, s:s, s:o, s:o, s:s, s:i, s:O*}", "line", e->line, "prompt",
+                  e->prompt_json, "answer", e->answer, "completion", s->text, "reward",
+                  isnan(sum) ? json_null() : json_real(sum), "terms", parts, "finish_reason",
+                  s->truncated ? "length" : "stop", "tokens", s->n, "telemetry", s->telemetry);
     return json_put_line(ret, line, JSON_REAL_PRECISION(9));
 }
 
 static void count_sample(struct tally *t, const struct completion *s, double reward, double correct)
 {
-    double delta = reward - t->reward_mean;
-    t->reward_mean += delta / ++t->n;
-    t->reward_squares += delta * (reward - t->reward_mean);
-    t->correct += correct;
+    if (!isnan(reward)) {
+        double delta = reward - t->reward_mean;
+        t->reward_mean += delta / ++t->n;
+        t->reward_squares += delta * (reward - t->reward_mean);
+    }
+    if (!isnan(correct)) t->correct += correct;
     t->tokens += s->n;
     t->truncated += s->truncated;
     if (s->n) t->weight_version = s->versions[s->n - 1];
@@ -100,7 +101,8 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
     *ret = (struct eval_result){
         .n = n,
         .reward = tally.reward_mean,
-        .reward_standard_error = sqrt(tally.reward_squares / n / n),
+        .reward_standard_error =
+            sqrt(tally.reward_squares / (tally.n > 0 ? tally.n : 1) / (tally.n > 0 ? tally.n : 1)),
         .accuracy = reward_accuracy_term(reward) >= 0 ? accuracy : -1,
         .standard_error = sqrt(accuracy * (1 - accuracy) / n),
         .mean_length = tally.tokens / n,

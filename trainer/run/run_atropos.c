@@ -160,7 +160,7 @@ enum status run_take_batch(struct run *run, struct rollout_step *s)
         .max_tokens = (int)run_longest(run),
         .temperature = run->config->sampling.temperature,
         .needs_logprobs = run->resolved.loss.tis != TIS_OFF,
-        .scale = run->config->scale_rewards,
+        .scale = run->config->advantage.scale,
     };
     const int64_t start = clock_now_ns();
     struct rollout *rollout = NULL;

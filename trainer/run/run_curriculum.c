@@ -59,6 +59,9 @@ enum status run_record(struct run *run, const struct rollout_step *s, json_t *me
     for (int g = 0; g < rollout->n_groups; g++)
         mean_std(s->scores.rewards + (size_t)g * rollout->n_per_group, rollout->n_per_group,
                  &means[g], NULL);
+    for (int g = 0; g < rollout->n_groups; g++) // where nothing scored a group, it tells nothing
+        if (isnan(means[g]))
+            means[g] = isnan(s->scores.stats.reward_mean) ? 0 : s->scores.stats.reward_mean;
     enum status st = curriculum_record(run->curriculum, means, &buckets);
     free(means);
     if (st != ST_OK) return st;

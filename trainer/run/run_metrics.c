@@ -328,11 +328,12 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
     const struct completion *sample = &r->completions[i];
     const struct example *e = r->examples[i / r->n_per_group];
     int number = i % r->n_per_group;
-    json_t *line = json_pack(
-        "{s:i, s:i, s:s*, s:s, s:f, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line, "sample", number,
-        "answer", e->answer, "completion", sample->text, "reward", s->rewards[i], "advantage",
-        (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
-        "truncated", sample->truncated, "telemetry", sample->telemetry);
+    json_t *line =
+        json_pack("{s:i, s:i, s:s*, s:s, s:o, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line,
+                  "sample", number, "answer", e->answer, "completion", sample->text, "reward",
+                  isnan(s->rewards[i]) ? json_null() : json_real(s->rewards[i]), "advantage",
+                  (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
+                  "truncated", sample->truncated, "telemetry", sample->telemetry);
     bool ok = line != NULL;
     if (ok && number == 0 && e->prompt_json)
         ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;

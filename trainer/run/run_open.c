@@ -178,12 +178,13 @@ static void plan_scoring(struct run *run)
     run->scoring = (struct scoring){
         .reward = run->reward,
         .data = run->data->path,
-        .scale = run->config->scale_rewards,
+        .advantage = c->advantage,
         .normalise_terms = run->config->normalise_terms,
         .cost = c->cost,
         .weights = c->cost_weights,
         .latency = c->cost && c->latency_modelled ? &run->scored_latency : NULL,
     };
+    run->scoring.advantage.pass_k = (int)c->pass_k;
 }
 
 static enum status open_learner(struct run *run)

@@ -1,0 +1,85 @@
+/* test_estimators.c: the estimators of advantages against verl's own functions and choices counted
+ * out, and samples that nothing scored as in TRL (tests/golden/advantages). */
+#include "common/base/names.h"
+#include "tests/support/support.h"
+#include "trainer/rollout/advantage.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GROUPS = 4, EACH = 6, N = GROUPS * EACH };
+
+static int value_of(const char *const names[], const char *text)
+{
+    int value = 0;
+    assert_ok(name_parse(names, text, &value));
+    return value;
+}
+
+static void read_row(char *text, double ret[N])
+{
+    for (int i = 0; i < N; i++) ret[i] = strtod(text, &text);
+}
+
+static void check_line(char *line)
+{
+    double rewards[N], lengths[N], want[N];
+    float have[N];
+    int n_tokens[N];
+    struct advantage_stats stats;
+    struct advantage_config config = {0};
+    const char *name = strsep(&line, " ");
+    config.estimator = (enum advantage_estimator)value_of(advantage_estimator_names, name);
+    config.scale = (enum advantage_scale)value_of(advantage_scale_names, strsep(&line, " "));
+    config.pass_k = atoi(strsep(&line, " "));
+    strsep(&line, "|");
+    read_row(strsep(&line, "|"), rewards);
+    read_row(strsep(&line, "|"), lengths);
+    read_row(line, want);
+    for (int i = 0; i < N; i++) n_tokens[i] = (int)lengths[i];
+    advantage_estimate(&config, rewards, n_tokens, GROUPS, EACH, &stats, have);
+    for (int i = 0; i < N; i++)
+        if (!(fabs(have[i] - want[i]) <= 2e-6 * fmax(1, fabs(want[i]))))
+            fail_msg("%s, k %d, sample %d: %.9g, not %.9g", name, config.pass_k, i, (double)have[i],
+                     want[i]);
+}
+
+static void verl_and_trl_agree(void **state)
+{
+    (void)state;
+    char *text = test_read(test_path(test_root(), "tests/golden/advantages/advantages.txt")),
+         *next = text;
+    int n = 0;
+    for (char *line; (line = strsep(&next, "\n"));) {
+        if (!*line || *line == '#') continue;
+        check_line(line);
+        n++;
+    }
+    free(text);
+    assert_int_equal(n, 34);
+}
+
+// Means of what was scored; a group of which nothing was tells nothing.
+static void unscored_is_not_counted(void **state)
+{
+    (void)state;
+    const double rewards[6] = {1, NAN, 0, NAN, NAN, NAN};
+    float advantages[6];
+    struct advantage_stats stats;
+    advantage_compute(rewards, 2, 3, SCALE_NONE, &stats, advantages);
+    assert_true(stats.reward_mean == 0.5 && stats.frac_zero_std == 0.5);
+    assert_true(advantages[0] == 0.5f && advantages[1] == 0 && advantages[4] == 0);
+    double mean;
+    mean_std(rewards + 3, 3, &mean, NULL);
+    assert_true(isnan(mean));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(verl_and_trl_agree),
+        cmocka_unit_test(unscored_is_not_counted),
+    };
+    return cmocka_run_group_tests_name("estimators", tests, NULL, NULL);
+}
