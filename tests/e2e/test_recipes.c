@@ -2,9 +2,13 @@
  * metrics.jsonl, and that a run taken up again goes on as one that never ended. */
 #include "common/base/json.h"
 #include "tests/support/daemon.h"
+#include "tests/support/reference.h"
 #include "tests/support/training.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define ADAPTIVE                                                                                   \
     "--steps-per-generation", "3", "--count-steps", "updates", "--lr-scheduler-type", "linear",    \
@@ -41,6 +45,91 @@ static void updates_are_counted(void **state)
     scene_close(&s);
 }
 
+// After one step of alpha 0.6 the reference is that mixture of the policy and of what it was; a run
+// taken up again has it from the checkpoint.
+static void reference_moves(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct reference start, policy, moved;
+    double kl[4];
+    scene_open(&s);
+    assert_int_equal(train(&s, "mixed",
+                           OPTIONS("--max-steps", "1", "--beta", "0.01", "--sync-ref-model",
+                                   "--ref-model-sync-steps", "1")),
+                     0);
+    const char *folder = latest(&s, "mixed");
+    reference_open(s.model, "cpu", &start);
+    reference_open(folder, "cpu", &policy);
+    // with the policy's config
+    char command[3 * PATH_MAX];
+    snprintf(command, sizeof command, "cp -n %s/*.json %s/reference/", folder, folder);
+    assert_int_equal(system(command), 0);
+    reference_open(test_path(folder, "reference"), "cpu", &moved);
+    const float *a = start.weights->base, *b = policy.weights->base, *m = moved.weights->base;
+    for (int64_t i = 0; i < start.weights->n_elements; i++)
+        assert_true(fabs(m[i] - (0.6 * b[i] + 0.4 * a[i])) < 1e-7);
+    reference_close(&start);
+    reference_close(&policy);
+    reference_close(&moved);
+    assert_int_equal(train_alone(&s, "mixed", OPTIONS("--resume", "--max-steps", "2")), 0);
+    assert_said(&s, "as --sync-ref-model has moved it");
+    // with alpha 1 the policy is its own reference at the beginning of each step
+    assert_int_equal(train(&s, "copied",
+                           OPTIONS("--max-steps", "3", "--beta", "0.01", "--sync-ref-model",
+                                   "--ref-model-sync-steps", "1", "--ref-model-mixup-alpha", "1")),
+                     0);
+    assert_int_equal(column(&s, "copied", "kl", kl, 4), 3);
+    for (int i = 0; i < 3; i++) assert_true(kl[i] == 0);
+    scene_close(&s);
+}
+
+static void kl_is_priced(void **state)
+{
+    (void)state;
+    struct scene s;
+    double kl[3], price[3], rewards[3], lengths[3];
+    scene_open(&s);
+    assert_int_equal(train(&s, "priced",
+                           OPTIONS("--max-steps", "3", "--kl-reward-coef", "0.5", "--learning-rate",
+                                   "1e-2", "--advantage-estimator", "rloo")),
+                     0);
+    assert_int_equal(column(&s, "priced", "kl_reward/kl", kl, 3), 3);
+    column(&s, "priced", "rewards/kl", price, 3);
+    column(&s, "priced", "reward", rewards, 3);
+    column(&s, "priced", "rewards/length/mean", lengths, 3);
+    assert_true(kl[0] == 0 && kl[1] != 0 && kl[2] != 0);
+    for (int i = 0; i < 3; i++) {
+        assert_true(price[i] == -0.5 * kl[i]);
+        assert_true(fabs(rewards[i] - lengths[i] - price[i]) < 1e-6);
+    }
+    scene_close(&s);
+}
+
+// A program that scores every second sample alone.
+static void null_is_no_reward(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    const char *program = test_path(s.folder, "second.sh");
+    const char *text = "while read -r line; do\n"
+                       "echo '{\"reward\": null}'; read -r line; echo '{\"reward\": 2}'\ndone\n";
+    test_write(program, text, strlen(text));
+    char reward[PATH_MAX + 32];
+    snprintf(reward, sizeof reward, "command:sh %s", program);
+    assert_int_equal(
+        train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward, "--log-completions")), 0);
+    json_t *m = last_metrics(&s, "run");
+    assert_true(metric(m, "reward") == 2 && metric(m, "frac_reward_zero_std") == 1);
+    assert_true(metric(m, "grad_norm") == 0);
+    json_decref(m);
+    char *rollouts = test_read(test_path(s.folder, "run/rollouts/step-1.jsonl"));
+    assert_contains(rollouts, "\"reward\":null");
+    free(rollouts);
+    scene_close(&s);
+}
+
 static void what_does_not_go_is_named(void **state)
 {
     (void)state;
@@ -70,6 +159,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(updates_are_counted),
+        cmocka_unit_test(reference_moves),
+        cmocka_unit_test(kl_is_priced),
+        cmocka_unit_test(null_is_no_reward),
         cmocka_unit_test(what_does_not_go_is_named),
     };
     return cmocka_run_group_tests_name("recipes", tests, NULL, NULL);

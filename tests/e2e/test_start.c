@@ -130,7 +130,7 @@ static void reference_survives(void **state)
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, NULL);
     assert_int_equal(train_alone(&s, "halves", OPTIONS("--max-steps", "4", "--resume")), 0);
-    assert_said(&s, "the reference of --beta: ");
+    assert_said(&s, "the reference of the KL divergence: ");
     same_weights(latest(&s, "whole"), latest(&s, "halves"));
     double whole[4], halves[4];
     assert_int_equal(column(&s, "whole", "kl", whole, 4), 4);

@@ -322,6 +322,33 @@ enum status learner_set_reference(struct learner *l, const char *folder)
     return device_sync(l->dev);
 }
 
+enum status learner_mix_reference(struct learner *l, double alpha)
+{
+    const struct weights *reference = l->ref.weights;
+    enum status st = ST_OK;
+    int64_t most = 0;
+    if (alpha == 1) return learner_set_reference(l, NULL);
+    for (int i = 0; i < reference->n_tensors; i++)
+        if (reference->tensors[i].n > most) most = reference->tensors[i].n;
+    float *now = malloc(2 * (size_t)most * sizeof *now), *own = now + most;
+    if (!now) return status_fail(ST_NO_MEMORY, "no memory to mix the reference model");
+    for (int i = 0; i < reference->n_tensors; i++) {
+        CHECK(weights_read(l->policy, l->dev, i, now));
+        CHECK(weights_read(reference, l->dev, i, own));
+        for (int64_t k = 0; k < reference->tensors[i].n; k++)
+            own[k] = (float)(alpha * now[k] + (1 - alpha) * own[k]);
+        CHECK(weights_write(reference, l->dev, i, own));
+    }
+out:
+    free(now);
+    return status_context(st, "the KL term's reference model");
+}
+
+const struct weights *learner_reference(const struct learner *l)
+{
+    return l->ref.weights;
+}
+
 static enum status reference_copy(struct learner *l)
 {
     struct reference *ref = &l->ref;

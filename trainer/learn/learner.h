@@ -77,6 +77,11 @@ enum status learner_use_adapter(struct learner *l, const struct adapter *adapter
 // model folder's. With an adapter nothing is to be done.
 enum status learner_set_reference(struct learner *l, const char *folder);
 
+// Moves it: alpha x the policy's present weights + (1 - alpha) x its own (TR-DPO, Gorbatovski et
+// al. 2024), computed in f32 and rounded once. Waits.
+enum status learner_mix_reference(struct learner *l, double alpha);
+const struct weights *learner_reference(const struct learner *l); // NULL: none, or an adapter's
+
 // What the passes over one micro-batch gave, for its targets in the order of mb->first.
 struct learner_rows {
     const struct micro_batch *mb;

@@ -398,3 +398,44 @@ out:
     free(completions);
     return st;
 }
+
+struct kl_sums {
+    const struct update *update;
+    double *kl; // (n_samples)
+};
+
+static void sum_kl(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    struct kl_sums *sums = context;
+    const struct micro_batch *mb = rows->mb;
+    (void)ret_dlogprobs;
+    for (int s = 0; s < mb->n_seqs; s++) {
+        const int number = sample_of(sums->update, mb->sample[s]);
+        const struct completion *sample = &sums->update->rollout->completions[number];
+        for (int t = 0; t < sample->n; t++)
+            if (completion_is_policys(sample, t))
+                sums->kl[number] +=
+                    (double)rows->logprobs[mb->first[s] + t] - rows->ref_logprobs[mb->first[s] + t];
+    }
+}
+
+enum status update_measure_kl(struct learner *l, const struct rollout *rollout, double *ret_kl)
+{
+    struct pack_group *groups = NULL;
+    struct pack_completion *completions = NULL;
+    const struct update u = {.rollout = rollout,
+                             .rank = comm_rank(learner_comm(l)),
+                             .n_ranks = comm_size(learner_comm(l))};
+    const int n = rollout->n_groups * rollout->n_per_group;
+    struct kl_sums sums = {&u, ret_kl};
+    int n_own;
+    enum status st;
+    memset(ret_kl, 0, (size_t)n * sizeof *ret_kl);
+    CHECK(make_groups(&u, &groups, &completions, &n_own));
+    CHECK(learner_evaluate(l, groups, n_own, sum_kl, &sums));
+    st = comm_sum_host(learner_comm(l), ret_kl, n);
+out:
+    free(groups);
+    free(completions);
+    return st;
+}

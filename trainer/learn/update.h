@@ -48,6 +48,10 @@ struct update_stats {
     double gradient_wait_ms;      // likewise: optimizer_wait_ms()
 };
 
+// The KL divergence of the policy from the reference, which there must be, of each sample: the sum
+// over its policy's tokens of logprob - ref (k1). On all ranks. ret_kl (samples of the rollout).
+enum status update_measure_kl(struct learner *l, const struct rollout *rollout, double *ret_kl);
+
 // A failure leaves the weights as they are, but for those of earlier iterations.
 // advantages: one a sample. publish_lock is held while an update is published: whoever holds it may
 // end the process without tearing the weights.

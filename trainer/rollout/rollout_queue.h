@@ -28,6 +28,7 @@ struct rollout_step {
     struct environment_stats environment; // with --rollouts
     struct scores scores;
     struct latency_model latency; // as it is with these completions
+    double kl; // with --kl-reward-coef, while it is learned from: mean over samples
     // the queue's
     enum rollout_state state;
     enum status status; // of the work on it

@@ -91,6 +91,16 @@ static enum status write_draft(const struct trainer_files *files, const char *fo
                                     draft->source_folder, write_optimizer, draft->optimizer);
 }
 
+static enum status write_reference(const struct trainer_files *files, const char *folder)
+{
+    const struct weights *reference = files->checkpoint->reference;
+    char path[PATH_ROOM];
+    enum status st = path_put(path, folder, CHECKPOINT_REFERENCE);
+    return st != ST_OK ? st
+                       : model_folder_write(path, files->dev, reference, reference->dt,
+                                            files->policy->source_folder, NULL, NULL);
+}
+
 static enum status write_trainer_files(void *context, const char *folder)
 {
     const struct trainer_files *files = context;
@@ -110,6 +120,7 @@ static enum status write_trainer_files(void *context, const char *folder)
     CHECK(new_trainer_file(folder, STATE_FILE, path));
     CHECK(json_write_file(path, 0644, state));
     if (files->draft) CHECK(write_draft(files, folder));
+    if (c->reference) CHECK(write_reference(files, folder));
 out:
     json_decref(state);
     return st;

@@ -2,8 +2,9 @@
  * model.safetensors, tokenizer and generation files), with the trainer's own state in
  * step-N/trainer/ (trainer_state.json, optimizer.safetensors): vLLM and SGLang load every
  * *.safetensors of a folder without an index. A draft model that is trained too has the same in
- * step-N/draft/. Of a run that trains an adapter, step-N is a PEFT folder. Checkpoints of before,
- * with the state beside the model, are read as well. One thread.
+ * step-N/draft/, and a reference that moves (--sync-ref-model) its weights in step-N/reference/. Of
+ * a run that trains an adapter, step-N is a PEFT folder. Checkpoints of before, with the state
+ * beside the model, are read as well. One thread.
  *
  * A folder is written under a temporary name, synced, and renamed: step-N is whole or not there.
  * The links checkpoints/best and checkpoints/latest are swapped after it. A crash at any point
@@ -23,10 +24,12 @@ struct checkpoint {
     const int64_t *best_step;
     const int64_t *replaced_step; // on write: whose checkpoint goes once this one is there, or NULL
     bool keep_start;              // on write: that of step 0 is never removed
+    const struct weights *reference; // on write: a reference that moves; NULL: it stays the start's
 };
 
-#define CHECKPOINT_DRAFT   "draft" // the folders' names
-#define CHECKPOINT_TRAINER "trainer"
+#define CHECKPOINT_DRAFT     "draft" // the folders' names
+#define CHECKPOINT_TRAINER   "trainer"
+#define CHECKPOINT_REFERENCE "reference"
 
 struct checkpoint_model { // one model of a checkpoint
     const struct weights *weights;

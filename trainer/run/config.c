@@ -160,6 +160,15 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("beta", loss.beta, "0", "B", 0, 1e6,
                "weight of the KL divergence from the weights the run started from (--start-from), "
                "of which it then keeps a copy in memory"),
+    OPT_DOUBLE("kl-reward-coef", kl_reward_coef, "0", "B", 0, 1e6,
+               "taken off a sample's reward for its KL divergence from these weights, summed over "
+               "its tokens"),
+    OPT_FLAG("sync-ref-model", sync_ref_model, NULL,
+             "move the weights that are the reference of both towards the policy's"),
+    OPT_DOUBLE("ref-model-mixup-alpha", ref_model_mixup_alpha, "0.6", "A", 0, 1,
+               "to A x the policy's + (1 - A) x their own"),
+    OPT_INT("ref-model-sync-steps", ref_model_sync_steps, "512", "STEPS", 1, 1e9,
+            "every so many steps"),
     OPT_CHOICE("kl-estimator", loss.kl_estimator, "k3", kl_estimator_names,
                "how that is estimated"),
     OPT_FLAG("use-bias-correction-kl", loss.bias_correction_kl, "true",
@@ -572,6 +581,33 @@ static enum status check_advantage(const struct train_config *c)
     return ST_OK;
 }
 
+static enum status check_reference(const struct train_config *c, const struct train_resolved *r)
+{
+    const struct {
+        const char *option;
+        bool given;
+        const char *why;
+    } of_kl[] = {
+        {"rollouts", c->rollouts != NULL, "environments may give rewards of turns"},
+        {"atropos", c->atropos != NULL, "environments there give advantages too"},
+        {"reward-normalise", c->normalise_terms, "it has terms of its own"},
+    };
+    for (size_t i = 0; c->kl_reward_coef > 0 && i < sizeof of_kl / sizeof *of_kl; i++)
+        if (of_kl[i].given)
+            return status_fail(ST_INVALID,
+                               "--kl-reward-coef with --%s: %s; take --beta, which puts the KL "
+                               "divergence into the loss",
+                               of_kl[i].option, of_kl[i].why);
+    if (!c->sync_ref_model) return ST_OK;
+    if (!r->has_reference)
+        return status_fail(ST_INVALID, "--sync-ref-model needs a reference: --beta or "
+                                       "--kl-reward-coef above 0");
+    if (c->lora.r > 0)
+        return status_fail(ST_INVALID, "--sync-ref-model with --lora-r: the reference is the model "
+                                       "itself, beside the adapter; leave one of the two out");
+    return ST_OK;
+}
+
 static enum status check_entropy(const struct train_config *c)
 {
     const struct entropy_config *e = &c->entropy;
@@ -595,6 +631,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                    ? config->learning.adamw.max_grad_norm
                                    : config->draft_max_grad_norm,
         .updates_per_step = config->num_iterations * config->steps_per_generation,
+        .has_reference = config->loss.beta > 0 || config->kl_reward_coef > 0,
     };
     if (!config->data && !config->atropos)
         FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
@@ -621,6 +658,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
     CHECK(check_updates(config, &r));
     CHECK(check_entropy(config));
     CHECK(check_advantage(config));
+    CHECK(check_reference(config, &r));
     CHECK(check_lora(config));
     CHECK(resolve_staleness(config, &r));
     CHECK(resolve_sync(config, &r));

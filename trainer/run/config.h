@@ -59,6 +59,10 @@ struct train_config {
     int64_t pass_k;
     int64_t num_iterations, steps_per_generation;
     int count_updates; // 0 or 1
+    double kl_reward_coef;
+    bool sync_ref_model;
+    double ref_model_mixup_alpha;
+    int64_t ref_model_sync_steps;
     struct entropy_config entropy;
     bool importance_sampling_correction;
     int importance_sampling_mode; // tis_mode without off: from 0 on
@@ -100,6 +104,7 @@ struct train_resolved {
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
     int64_t updates_per_step;
+    bool has_reference; // weights that the policy is compared with
     // --async or --rollout-ahead; without, steps_ahead is 0
     bool async;
     int64_t max_staleness; // updates; also of --restart-interval

@@ -142,8 +142,9 @@ enum status run_folder_describe(const struct run *run, bool resumed);
 // run_start.c: brings the weights to where --start-from says that a new run starts, says what they
 // were and are, and makes them the reference of the KL term.
 enum status run_start(struct run *run);
-// The KL term's reference of a run that goes on: what it started from. Nothing without --beta.
-enum status run_resume_reference(struct run *run);
+// The reference of the KL divergence of a run that goes on: what it started from, or what the
+// checkpoint has of one that moves. Nothing without one.
+enum status run_resume_reference(struct run *run, const char *checkpoint);
 // What the server's weights are: folder, updates since, by which run. New reference; NULL: no
 // memory.
 json_t *run_weights(const struct run *run);
@@ -227,8 +228,7 @@ enum status run_forget_journals(const struct run *run);
 void run_put_environment(const struct run *run, const struct rollout_step *s, json_t *metrics);
 
 // run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
-enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
-                      struct update_stats *ret);
+enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret);
 
 // run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.
 // wait_s: until its rollouts were there.

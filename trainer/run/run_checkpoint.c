@@ -133,7 +133,8 @@ enum status run_save(struct run *run, bool interim)
                            .state = state_of(run, interim),
                            .best_step = run->best.step >= 0 ? &run->best.step : NULL,
                            .replaced_step = run->interim_step >= 0 ? &run->interim_step : NULL,
-                           .keep_start = run->config->loss.beta > 0};
+                           .keep_start = run->resolved.has_reference};
+    if (run->config->sync_ref_model) c.reference = learner_reference(run->learner);
     if (!c.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     struct checkpoint_model policy = {run->policy, learner_optimizer(run->learner),
                                       run->model_folder, run->adapter};
@@ -332,7 +333,7 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     CHECK(resume_draft(run, folder, &c, draft_folder));
     run->start = json_incref(json_object_get(c.state, "start"));
-    CHECK(run_resume_reference(run));
+    CHECK(run_resume_reference(run, folder));
     CHECK(run_load_weights(run, folder, draft_folder[0] ? draft_folder : NULL));
     run->step = run->saved_step = c.step;
     if (json_is_true(json_object_get(c.state, "interim"))) run->interim_step = c.step;

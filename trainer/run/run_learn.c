@@ -18,8 +18,33 @@ static enum status note_draft(struct run *run, const struct update_stats *update
                             "lower --draft-learning-rate or go back to a checkpoint");
 }
 
-enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
-                      struct update_stats *ret)
+// --kl-reward-coef: of each sample's reward, and the advantages anew.
+static enum status price_kl(struct run *run, struct rollout_step *s)
+{
+    struct scores *scores = &s->scores;
+    enum status st;
+    double *kl = calloc((size_t)scores->n + 1, sizeof *kl);
+    if (!kl) return status_fail(ST_NO_MEMORY, "no memory for %d divergences", scores->n);
+    CHECK(update_measure_kl(run->learner, s->rollout, kl));
+    for (int i = 0; i < scores->n; i++) scores->rewards[i] -= run->config->kl_reward_coef * kl[i];
+    mean_std(kl, scores->n, &s->kl, NULL);
+    st = scoring_again(&run->scoring, s->rollout, scores);
+out:
+    free(kl);
+    return st;
+}
+
+// --sync-ref-model, behind an update.
+static enum status move_reference(struct run *run)
+{
+    const struct train_config *c = run->config;
+    if (!c->sync_ref_model || (run->step + 1) % c->ref_model_sync_steps != 0) return ST_OK;
+    log_debug("step %" PRId64 ": the reference moves by %g towards the policy", run->step + 1,
+              c->ref_model_mixup_alpha);
+    return learner_mix_reference(run->learner, c->ref_model_mixup_alpha);
+}
+
+enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret)
 {
     const struct train_config *c = run->config;
     struct update_config config = {
@@ -35,9 +60,12 @@ enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
         .entropy = entropy_is_used(&c->entropy) ? &c->entropy : NULL,
         .entropy_state = &run->entropy,
     };
-    enum status st = update_policy(run->learner, run->bridge, &config, s->rollout,
-                                   s->scores.advantages, lr, stop_publish_lock(run->stop), ret);
+    enum status st = c->kl_reward_coef != 0 ? price_kl(run, s) : ST_OK;
+    if (st == ST_OK)
+        st = update_policy(run->learner, run->bridge, &config, s->rollout, s->scores.advantages, lr,
+                           stop_publish_lock(run->stop), ret);
     if (st == ST_OK) st = run_compare_weights(run);
+    if (st == ST_OK) st = move_reference(run);
     if (st != ST_OK) return st;
     if (!run->said_memory) memory_say_taken(run->learner);
     run->said_memory = true;

@@ -199,6 +199,10 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     if (!metrics) return NULL;
     json_object_set_new(metrics, "step", json_integer(run->step));
     put_rewards(metrics, run, scores);
+    if (run->config->kl_reward_coef != 0) {
+        metrics_put(metrics, "kl_reward/kl", s->kl);
+        metrics_put(metrics, "rewards/kl", -run->config->kl_reward_coef * s->kl);
+    }
     put_costs(metrics, run, scores);
     put_inference(metrics, rollout, scores);
     spec_counters_put(&s->spec, metrics);

@@ -203,6 +203,9 @@ static enum status open_learner(struct run *run)
         shape.tokens = samples * shape.longest;
         shape.seqs = 2 * samples;
     }
+    if (c->sync_ref_model && run->shards)
+        return status_fail(ST_UNSUPPORTED, "--sync-ref-model with a tensor-parallel server: no "
+                                           "checkpoint could hold the reference's shards");
     if (samples > 1 << 20)
         return status_fail(ST_INVALID,
                            "--prompts-per-step times --num-generations (with a curriculum: "
@@ -215,8 +218,8 @@ static enum status open_learner(struct run *run)
     options.adapter = run->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
-    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy, c->loss.beta > 0,
-                      &options, &run->learner));
+    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
+                      run->resolved.has_reference, &options, &run->learner));
     if (run->draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;

@@ -98,8 +98,9 @@ enum status run_start(struct run *run)
     control_facts(bridge_control(run->bridge), &f);
     control_origin_words(&f, &now);
     log_info("weights at the start: %s%s", bytes_text(&now),
-             run->config->loss.beta > 0 ? "; a copy of them is the reference of --beta" : "");
-    if (run->config->loss.beta > 0) CHECK(learner_set_reference(run->learner, NULL));
+             run->resolved.has_reference ? "; a copy of them is the reference of the KL divergence"
+                                         : "");
+    if (run->resolved.has_reference) CHECK(learner_set_reference(run->learner, NULL));
     if (!(run->start = run_weights(run)))
         st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
 out:
@@ -116,22 +117,28 @@ static const char *start_folder(const struct run *run, const char *step_0)
     return folder && folder[0] == '/' && exactly ? folder : NULL;
 }
 
-enum status run_resume_reference(struct run *run)
+enum status run_resume_reference(struct run *run, const char *checkpoint)
 {
     enum status st;
-    char step_0[PATH_ROOM];
-    if (run->config->loss.beta <= 0 || run->adapter) return ST_OK; // there it is the model
+    char step_0[PATH_ROOM], moved[PATH_ROOM];
+    if (!run->resolved.has_reference || run->adapter) return ST_OK; // there it is the model
+    CHECK(path_put(moved, checkpoint, CHECKPOINT_REFERENCE));
+    if (file_exists(moved)) {
+        log_info("the reference of the KL divergence: %s, as --sync-ref-model has moved it", moved);
+        return learner_set_reference(run->learner, moved);
+    }
     CHECK(path_put(step_0, run->folder, "checkpoints/step-0"));
     const char *folder = start_folder(run, step_0);
     if (!folder)
         FAIL(ST_NOT_FOUND,
-             "--beta %g: its reference, the weights this run started from, is gone: "
+             "--beta or --kl-reward-coef: its reference, the weights this run started from, is "
+             "gone: "
              "%s/checkpoints/step-0 was removed (it is kept where a run begins with "
-             "--beta); go on with --beta 0, or begin a run with --start-from of a "
+             "a reference); go on with both 0, or begin a run with --start-from of a "
              "checkpoint",
-             run->config->loss.beta, run->folder);
+             run->folder);
     CHECK(learner_set_reference(run->learner, folder));
-    log_info("the reference of --beta: %s, the weights this run started from", folder);
+    log_info("the reference of the KL divergence: %s, the weights this run started from", folder);
 out:
     return st;
 }
