@@ -130,14 +130,50 @@ static void null_is_no_reward(void **state)
     scene_close(&s);
 }
 
+// Rewards that are 0 or 1 by chance: flat groups are replaced until none is left, or the bound is
+// reached; all of it is a function of the seed.
+static void flat_groups_are_drawn_anew(void **state)
+{
+    (void)state;
+    struct scene s;
+    double plain[4], kept[4], drawn[4], flat[4], again[4], norms[4];
+    scene_open(&s);
+#define CHANCE                                                                                     \
+    "--max-steps", "3", "--reward", "regex", "--reward-pattern", "[a-f]", "--num-generations",     \
+        "2", "--max-completion-length", "3", "--logging-steps", "1"
+    assert_int_equal(train(&s, "plain", OPTIONS(CHANCE)), 0);
+    assert_int_equal(train(&s, "one", OPTIONS(CHANCE, "--filter-groups", "1")), 0);
+    assert_int_equal(train(&s, "many", OPTIONS(CHANCE, "--filter-groups", "50")), 0);
+    assert_int_equal(train(&s, "same", OPTIONS(CHANCE, "--filter-groups", "50")), 0);
+    assert_int_equal(column(&s, "plain", "frac_reward_zero_std", plain, 4), 3);
+    column(&s, "one", "filter_groups/flat", kept, 4);
+    column(&s, "one", "filter_groups/drawn", drawn, 4);
+    column(&s, "many", "filter_groups/flat", flat, 4);
+    assert_true(plain[0] > 0 && fabs(drawn[0] - 3 * plain[0]) < 1e-9); // 3 prompts a step
+    assert_true(kept[0] <= plain[0]);
+    for (int i = 0; i < 3; i++) assert_true(flat[i] == 0);
+    column(&s, "many", "frac_reward_zero_std", flat, 4);
+    column(&s, "many", "grad_norm", norms, 4);
+    column(&s, "same", "grad_norm", again, 4);
+    for (int i = 0; i < 3; i++) assert_true(flat[i] == 0 && norms[i] > 0 && norms[i] == again[i]);
+    json_t *m = last_metrics(&s, "many");
+    assert_true(metric(m, "filter_groups/reward") >= 0 && metric(m, "reward") == 0.5);
+    json_decref(m);
+    scene_close(&s);
+}
+
 static void what_does_not_go_is_named(void **state)
 {
     (void)state;
     static const struct {
-        const char *options[5], *part;
+        const char *options[6], *part;
     } refused[] = {
         {{"--steps-per-generation", "4", NULL}, "an update learns from whole groups"},
         {{"--loss-type", "luspo", NULL}, "needs --importance-sampling-level sequence"},
+        {{"--filter-groups", "2", "--async", "--max-staleness", "1"},
+         "--filter-groups with --async"},
+        {{"--sync-ref-model", NULL}, "needs a reference"},
+        {{"--pass-k", "2", NULL}, "it is for pass_at_k"},
         {{"--entropy-coef-min", "2", NULL}, "--entropy-coef-min 2 is above"},
         {{"--lr-scheduler-type", "warmup_stable_decay", NULL}, "needs --num-decay-steps"},
     };
@@ -162,6 +198,7 @@ int main(void)
         cmocka_unit_test(reference_moves),
         cmocka_unit_test(kl_is_priced),
         cmocka_unit_test(null_is_no_reward),
+        cmocka_unit_test(flat_groups_are_drawn_anew),
         cmocka_unit_test(what_does_not_go_is_named),
     };
     return cmocka_run_group_tests_name("recipes", tests, NULL, NULL);

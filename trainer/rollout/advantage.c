@@ -30,7 +30,7 @@ void mean_std(const double *x, int n, double *ret_mean, double *ret_std)
     if (ret_std) *ret_std = known > 1 ? sqrt(squares / (known - 1)) : 0;
 }
 
-static bool all_equal(const double *x, int n)
+bool rewards_are_equal(const double *x, int n)
 {
     double first = NAN;
     for (int i = 0; i < n; i++) {
@@ -67,7 +67,7 @@ static void compute(const double *rewards, const int *first, int n_groups, int n
         double mean, std;
         mean_std(group, size, &mean, &std);
         stats.group_std += std;
-        n_flat += all_equal(group, size);
+        n_flat += rewards_are_equal(group, size);
         double divisor = scale == SCALE_GROUP   ? std + ADVANTAGE_EPS
                          : scale == SCALE_BATCH ? batch_std + ADVANTAGE_EPS
                                                 : 1;

@@ -53,6 +53,9 @@ void advantage_compute_groups(const double *rewards, const int *first, int n_gro
                               enum advantage_scale scale, struct advantage_stats *ret_stats,
                               float *ret_advantages);
 
+// NaNs aside; also where there is none but these.
+bool rewards_are_equal(const double *rewards, int n);
+
 // Mean and standard deviation with n - 1; both 0 for n = 0, the second 0 for n = 1. Of equal
 // numbers the mean is exactly their value and the deviation exactly 0. NaNs are left out; where all
 // are, the mean is one. Either may be NULL.

@@ -28,6 +28,11 @@ struct rollout_step {
     struct environment_stats environment; // with --rollouts
     struct scores scores;
     struct latency_model latency; // as it is with these completions
+    struct {
+        int drawn, flat;   // groups beyond the step's own; of these, those that teach nothing
+        double reward_sum; // of all that was drawn
+        int n_rewards;
+    } filter;  // with --filter-groups
     double kl; // with --kl-reward-coef, while it is learned from: mean over samples
     // the queue's
     enum rollout_state state;

@@ -181,7 +181,7 @@ enum status scoring_again(const struct scoring *how, const struct rollout *r, st
     advantage_estimate(&how->advantage, s->rewards, n_tokens, r->n_groups, r->n_per_group,
                        &s->stats, s->advantages);
     free(n_tokens);
-    return ST_OK;
+    return how->normalise_terms ? normalised_advantages(how, r, s) : ST_OK;
 }
 
 enum status scoring_rollout(const struct scoring *how, const struct rollout *r, struct scores *ret)
@@ -197,7 +197,6 @@ enum status scoring_rollout(const struct scoring *how, const struct rollout *r, 
     CHECK(scoring_task(how->reward, how->data, r, s.terms, s.rewards));
     if (how->cost) CHECK(read_costs(how, r, &s));
     CHECK(scoring_again(how, r, &s));
-    if (how->normalise_terms) CHECK(normalised_advantages(how, r, &s));
     *ret = s;
 out:
     if (st != ST_OK) scores_release(&s);

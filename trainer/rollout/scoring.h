@@ -41,7 +41,7 @@ enum status scoring_rollout(const struct scoring *s, const struct rollout *rollo
 // that come after it (process supervision, Shao et al. 2024). What else counts (other terms, costs)
 // stands with the last. ST_UNSUPPORTED with normalise_terms.
 enum status scoring_turns(const struct scoring *s, struct rollout *rollout, struct scores *scores);
-// The advantages again, of rewards that were changed since. Not with normalise_terms.
+// The advantages of rewards that were changed since; with normalise_terms of such terms.
 enum status scoring_again(const struct scoring *s, const struct rollout *rollout,
                           struct scores *scores);
 void scores_release(struct scores *s);

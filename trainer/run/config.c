@@ -83,6 +83,9 @@ const struct option_spec train_options[] = {
             "groups in one step"),
     OPT_INT("num-generations", curriculum.num_generations, "8", "N", 1, 4096,
             "samples of each prompt, without a curriculum"),
+    OPT_INT("filter-groups", filter_groups, "0", "N", 0, 1000,
+            "dynamic sampling (DAPO): groups whose rewards are all equal are dropped and other "
+            "prompts drawn for them, at most N times a step; 0: off"),
     OPT_TEXT("rollouts", rollouts, NULL, "command:PROGRAM ARGS",
              "environments: child processes that make a trajectory of a line of --data and of what "
              "they have the policy sample, turn by turn, and give its reward "
@@ -581,6 +584,27 @@ static enum status check_advantage(const struct train_config *c)
     return ST_OK;
 }
 
+static enum status check_filter(const struct train_config *c, const struct train_resolved *r)
+{
+    const struct {
+        const char *option;
+        bool given;
+        const char *why;
+    } refused[] = {
+        {"async", r->steps_ahead > 0, "steps sampled ahead are not scored until their turn"},
+        {"rollouts", c->rollouts != NULL, "an environment makes each prompt's samples once"},
+        {"atropos", c->atropos != NULL, "prompts are the environments'"},
+        {"curriculum", c->curriculum.mode != CURRICULUM_OFF, "it has each prompt once an epoch"},
+        {"cost", c->cost, "with costs no two rewards are equal"},
+    };
+    for (size_t i = 0; c->filter_groups > 0 && i < sizeof refused / sizeof *refused; i++)
+        if (refused[i].given)
+            return status_fail(ST_INVALID,
+                               "--filter-groups with --%s: %s; leave one of the two out",
+                               refused[i].option, refused[i].why);
+    return ST_OK;
+}
+
 static enum status check_reference(const struct train_config *c, const struct train_resolved *r)
 {
     const struct {
@@ -666,6 +690,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
     CHECK(check_atropos(config, &r));
     CHECK(check_rollouts(config));
     CHECK(check_workers(config, &r));
+    CHECK(check_filter(config, &r));
     CHECK(resolve_loss(config, &r.loss));
     // of what an environment wrote between turns
     if (config->atropos || config->rollouts) r.loss.frozen_weight = 0;

@@ -49,6 +49,7 @@ struct train_config {
     struct cost_weights cost_weights;
     int latency_modelled, normalise_terms; // 0 or 1
     // rollouts
+    int64_t filter_groups; // times that flat ones are drawn anew
     bool async;
     int64_t max_staleness, rollout_ahead;
     struct sampling_options sampling;     // without its seed, which is each step's

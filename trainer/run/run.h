@@ -227,6 +227,11 @@ void run_end_environment(struct environment_rollouts *of);
 enum status run_forget_journals(const struct run *run);
 void run_put_environment(const struct run *run, const struct rollout_step *s, json_t *metrics);
 
+// run_filter.c: with --filter-groups, of a step that is sampled and scored: draws other prompts in
+// place of groups whose rewards are all equal.
+enum status run_filter_groups(struct run *run, struct rollout_step *s);
+void run_put_filter(const struct run *run, const struct rollout_step *s, json_t *metrics);
+
 // run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
 enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret);
 

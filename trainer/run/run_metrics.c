@@ -211,6 +211,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     if (run->draft)
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
     if (run->config->sampling.tandem.on) put_tandem(metrics, rollout, update);
+    run_put_filter(run, s, metrics);
     run_put_staleness(run, s, wait_s, metrics);
     run_put_environment(run, s, metrics);
     run_put_workers(run, metrics);

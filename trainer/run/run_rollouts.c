@@ -64,6 +64,7 @@ static enum status score_step(void *context, struct rollout_step *s)
     enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
     if (st == ST_OK) st = scoring_turns(&run->scoring, s->rollout, &s->scores);
     if (st == ST_OK) st = agree_on_scores(run, &s->scores);
+    if (st == ST_OK) st = run_filter_groups(run, s);
     s->latency = run->scored_latency;
     log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, clock_ms_since(start) / 1e3);
     return st;
