@@ -174,6 +174,7 @@ static enum status check(void *context, struct option_set *set)
     log_open("cw-trainer", e->config.log_level);
     if (!e->config.data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&e->config.prompts));
+    e->config.reward.max_completion_length = e->config.sampling.max_tokens;
     st = reward_new(&e->config.reward, &e->reward);
 out:
     return st;

@@ -177,6 +177,7 @@ static enum status check(void *context, struct option_set *set)
     CHECK(check_servers(t));
     CHECK(train_config_resolve(c, &t->run.resolved));
     c->reward.environment = c->rollouts != NULL;
+    c->reward.max_completion_length = c->sampling.max_tokens;
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &t->run.reward));
     log_open(t->job.log_name, c->log_level);

@@ -21,15 +21,17 @@ struct reward {
 };
 
 static const struct scorer *const scorers[] = {
-    &scorer_exact,    &scorer_numeric, &scorer_gsm8k,   &scorer_regex,       &scorer_length,
-    &scorer_constant, &scorer_plugin,  &scorer_command, &scorer_environment,
+    &scorer_exact,       &scorer_numeric,  &scorer_gsm8k,        &scorer_regex,
+    &scorer_length,      &scorer_constant, &scorer_plugin,       &scorer_command,
+    &scorer_environment, &scorer_overlong, &scorer_think_format, &scorer_repetition,
+    &scorer_json,
 };
 #define N_SCORERS (sizeof scorers / sizeof *scorers)
 
 void reward_describe_all(struct bytes *ret)
 {
     for (size_t i = 0; i < N_SCORERS; i++)
-        bytes_printf(ret, "\n  %-11s %s", scorers[i]->name, scorers[i]->help);
+        bytes_printf(ret, "\n  %-12s %s", scorers[i]->name, scorers[i]->help);
 }
 
 // ---- the list of terms --------------------------------------------------------------------------

@@ -14,6 +14,7 @@ struct reward_input {
     const char *text;        // of the completion, special tokens left out
     const char *answer;      // of the data set; NULL where it has none
     int n_tokens;            // of the completion
+    const int32_t *ids;      // (n_tokens)
     bool truncated;          // it ended at the token limit
     const json_t *telemetry; // of this sample (docs/protocol.md); may be NULL
     const json_t *prompt;    // text or messages, as the data set has it; may be NULL
@@ -30,9 +31,11 @@ struct reward_options {
     const char *weights;  // "1,0.1"; NULL or "": all 1
     const char *pattern;  // of `regex`, where a line has no "pattern" of its own; NULL: none
     double length_target; // of `length`; characters
-    double timeout_s;     // of `command`: longest wait for a reply
-    int64_t processes;    // of each `command`; 0: 1
-    bool environment;     // samples are made by environments, which give them a reward
+    int64_t overlong_buffer, max_completion_length; // of `overlong`; tokens
+    int64_t repetition_ngram;                       // of `repetition`; tokens, 0: 3
+    double timeout_s;                               // of `command`: longest wait for a reply
+    int64_t processes;                              // of each `command`; 0: 1
+    bool environment; // samples are made by environments, which give them a reward
 };
 // Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
 enum status reward_new(const struct reward_options *options, struct reward **ret);

@@ -50,6 +50,7 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
             .text = completion->text,
             .answer = example->answer,
             .n_tokens = completion->n,
+            .ids = completion->ids,
             .truncated = completion->truncated,
             .telemetry = completion->telemetry,
             .prompt = example->prompt_json,

@@ -37,6 +37,10 @@
         OPT_TEXT("reward-weights", reward.weights, NULL, "W,...", "their weights (default: 1)"),   \
         OPT_DOUBLE("length-target", reward.length_target, "20", "CHARS", 1, 1e9,                   \
                    "of the reward \"length\""),                                                    \
+        OPT_INT("overlong-buffer", reward.overlong_buffer, "0", "TOKENS", 0, 1e9,                  \
+                "of the reward \"overlong\": the last of --max-completion-length"),                \
+        OPT_INT("repetition-ngram", reward.repetition_ngram, "3", "TOKENS", 1, 1000,               \
+                "of the reward \"repetition\""),                                                   \
         OPT_TEXT("reward-pattern", reward.pattern, NULL, "REGEX",                                  \
                  "of the reward \"regex\", for lines without a \"pattern\""),                      \
         OPT_DOUBLE("reward-timeout", reward.timeout_s, "30", "SECONDS", 0.01, 1e6,                 \
