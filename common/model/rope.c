@@ -75,6 +75,7 @@ static enum status read_yarn(const struct rope_source *s, int max_positions, str
     if (!json_has(s->object, "factor"))
         r->factor = (double)max_positions / r->original_max_positions;
     r->attention_factor = yarn_mscale(r->factor, 1);
+    r->mscale_all = yarn_mscale(r->factor, mscale_all);
     if (mscale > 0 && mscale_all > 0)
         r->attention_factor = yarn_mscale(r->factor, mscale) / yarn_mscale(r->factor, mscale_all);
     st = json_get_double(s->where, s->object, "attention_factor", 1e-6, 1e6, &r->attention_factor);
@@ -144,7 +145,7 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
     enum status st = ST_OK;
     c->n_ropes = 1;
     r->theta = 10000.0;
-    r->factor = r->attention_factor = 1.0;
+    r->factor = r->attention_factor = r->mscale_all = 1.0;
     r->original_max_positions = c->max_positions;
     if (!s.object || json_is_null(s.object)) {
         s.key = "rope_scaling";
