@@ -238,27 +238,63 @@ static enum status configure_gemma(const char *where, const json_t *json, struct
     return ST_OK;
 }
 
-static enum status configure_gemma2(const char *where, const json_t *json, struct model_config *c)
+// A cap of tanh: null is "none", absent is the default.
+static enum status read_cap(const char *where, const json_t *json, const char *key, double cap,
+                            float *ret)
 {
-    double attn_cap = 50, logit_cap = 30, scalar = 256;
+    enum status st = json_get_double(where, json, key, 1e-3, 1e6, &cap);
+    if (st == ST_OK) *ret = json_is_null(json_object_get(json, key)) ? 0 : (float)cap;
+    return st;
+}
+
+// What Gemma 2 and 3 have beyond Gemma's block.
+static enum status gemma_scores(const char *where, const json_t *json, float attn_cap,
+                                double logit_cap, struct model_config *c)
+{
+    double scalar = 256;
     bool bias = false;
     enum status st = ST_OK;
     CHECK(configure_gemma(where, json, c));
     c->post_norm = true;
-    CHECK(json_get_double(where, json, "attn_logit_softcapping", 1e-3, 1e6, &attn_cap));
-    CHECK(json_get_double(where, json, "final_logit_softcapping", 1e-3, 1e6, &logit_cap));
+    CHECK(read_cap(where, json, "final_logit_softcapping", logit_cap, &c->logit_softcap));
     CHECK(json_get_double(where, json, "query_pre_attn_scalar", 1e-3, 1e6, &scalar));
     CHECK(json_get_bool(where, json, "attention_bias", &bias));
     c->qkv_bias = c->o_bias = bias;
-    // null is "none", absent is the default
-    if (json_is_null(json_object_get(json, "attn_logit_softcapping"))) attn_cap = 0;
-    c->logit_softcap =
-        json_is_null(json_object_get(json, "final_logit_softcapping")) ? 0 : (float)logit_cap;
     for (int l = 0; l < c->n_layers; l++) {
-        c->layers[l].attn_softcap = (float)attn_cap;
+        c->layers[l].attn_softcap = attn_cap;
         c->layers[l].attn_scale = (float)(1.0 / sqrt(scalar));
     }
+out:
+    return st;
+}
+
+static enum status configure_gemma2(const char *where, const json_t *json, struct model_config *c)
+{
+    float cap = 0;
+    enum status st = ST_OK;
+    CHECK(read_cap(where, json, "attn_logit_softcapping", 50, &cap));
+    CHECK(gemma_scores(where, json, cap, 30, c));
     st = read_windows(where, json, 4096, 0, 2, c);
+out:
+    return st;
+}
+
+// Windows in five layers of six, with positions of their own that are not stretched.
+static enum status configure_gemma3(const char *where, const json_t *json, struct model_config *c)
+{
+    int full_every = 6;
+    bool both_ways = false;
+    enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "use_bidirectional_attention", &both_ways));
+    if (both_ways || json_has(json, "attn_logit_softcapping"))
+        FAIL(ST_UNSUPPORTED,
+             "%s: %s is not supported (no published Gemma 3 model that generates has it)", where,
+             both_ways ? "use_bidirectional_attention" : "attn_logit_softcapping");
+    CHECK(gemma_scores(where, json, 0, 0, c));
+    c->qk_norm = true;
+    CHECK(json_get_int32(where, json, "sliding_window_pattern", 1, 1024, &full_every));
+    CHECK(read_windows(where, json, 4096, 0, full_every, c));
+    st = rope_config_read_local(where, json, "rope_local_base_freq", 10000, c);
 out:
     return st;
 }
@@ -499,6 +535,12 @@ out:
         QK_NORM_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",            \
                        [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
 
+#define GEMMA2_NAMES                                                                               \
+    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
+        GATED_MLP_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",          \
+                         [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",               \
+                         [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
+
 #define QWEN_EXPERTS_NAMES                                                                         \
     LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
                  [ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER           \
@@ -648,11 +690,17 @@ static const struct family families[] = {
      .norm = NORM_RMS_PLUS_ONE,
      .head_dim = 256,
      .tied = true,
-     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,
-               GATED_MLP_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",
-               [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",
-               [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"},
+     .names = {GEMMA2_NAMES},
      .configure = configure_gemma2},
+    {.model_type = "gemma3_text",
+     .architecture = "Gemma3ForCausalLM",
+     .title = "Gemma 3 (text)",
+     .norm = NORM_RMS_PLUS_ONE,
+     .head_dim = 256,
+     .rope_theta = 1e6,
+     .tied = true,
+     .names = {GEMMA2_NAMES, QK_NORM_NAMES},
+     .configure = configure_gemma3},
     {.model_type = "starcoder2",
      .architecture = "Starcoder2ForCausalLM",
      .title = "StarCoder2",

@@ -63,6 +63,10 @@ static void older_keys_say_the_same(void **state)
     same_layers("olmo3", "{\"rope_theta\": 500000}");
     same_layers("olmo3", "{\"rope_theta\": 500000, \"rope_scaling\": null}");
     same_layers("smollm3", "{\"rope_theta\": 2000000.0, \"no_rope_layer_interval\": 4}");
+    same_layers("gemma3", "{\"rope_theta\": 1000000, \"rope_local_base_freq\": 10000,"
+                          "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8.0},"
+                          "\"sliding_window_pattern\": 6}");
+    same_layers("gemma3", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8.0}}");
     same_layers("smollm3", "{\"no_rope_layers\": [1, 1, 1, 0], \"no_rope_layer_interval\": 2}");
 }
 
@@ -96,12 +100,27 @@ static void smollm3_windows(void **state)
     json_decref(json);
 }
 
+static void gemma3_refusals(void **state)
+{
+    (void)state;
+    struct model_config *c;
+    json_t *json = older_config("gemma3", "{\"attn_logit_softcapping\": 50.0}");
+    assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
+    assert_message("attn_logit_softcapping is not supported");
+    json_object_del(json, "attn_logit_softcapping");
+    json_object_set_new(json, "use_bidirectional_attention", json_true());
+    assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
+    assert_message("use_bidirectional_attention is not supported");
+    json_decref(json);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(older_keys_say_the_same),
         cmocka_unit_test(olmo3_stretches_full_layers),
         cmocka_unit_test(smollm3_windows),
+        cmocka_unit_test(gemma3_refusals),
     };
     return cmocka_run_group_tests_name("family_config", tests, NULL, NULL);
 }
