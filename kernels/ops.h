@@ -212,6 +212,11 @@ struct head_args {
     int n, vocab;
     float temperature;
 };
+// What comes back to each row of logits, (n) each.
+struct head_grads {
+    const float *dlogprob, *lse;
+    const float *dentropy, *entropy; // NULL: the loss has no term of the entropy
+};
 // Distillation (Hinton et al. 2015) of a teacher's rows of logits into a student's.
 struct distill_args {
     const float *student, *teacher; // (n, vocab), (n, teacher_vocab) f32
@@ -446,8 +451,9 @@ struct ops {
     // entropy (n) of softmax(z), NULL to skip.
     void (*logprob)(struct device *, float *logprob, float *lse, float *entropy,
                     const struct head_args *);
-    // dlogits (n, vocab) of dtype dt = dlogprob[i] * (onehot(target[i]) - softmax(z)) / temperature
-    void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *lse,
+    // With p = softmax(z): dlogits (n, vocab) of dtype dt = (dlogprob[i] * (onehot(target[i]) - p)
+    // - dentropy[i] * p * (log p + entropy[i])) / temperature
+    void (*logprob_back)(struct device *, void *dlogits, const struct head_grads *,
                          const struct head_args *, enum dtype dt);
     // For each row i: out[i] (1 + k) is target[i], then the k likeliest tokens, likeliest first; k
     // is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of `logprob`, to the bit.

@@ -201,7 +201,7 @@ out:
 // What is trained, and its optimizer: all of the model, or the adapter.
 static enum status open_training(struct golden *g, int max_tokens)
 {
-    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
     enum status st;
     CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
     CHECK(optimizer_new_whole(g->dev, g->adapter ? g->adapter->weights : g->weights, &adamw,
@@ -472,7 +472,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     };
     loss_compute(&config, &batch, &stats, dlogprobs);
     *ret_loss = stats.loss;
-    st = backward_run(g->backward, g->batch, g->tape, dlogprobs, 1.0f);
+    st = backward_run(g->backward, g->batch, g->tape, dlogprobs, NULL, 1.0f);
 out:
     return st;
 }

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 29
+#define N_PARTS 30
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -50,6 +50,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(lse, n * sizeof(float)),
         PART(entropy, n * sizeof(float)),
         PART(dlogprob, n * sizeof(float)),
+        PART(dentropy, n * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
     latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
@@ -211,6 +212,7 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
 struct head_loss {
     float temperature;
     const struct distillation *distillation; // NULL: dlogprob
+    bool has_entropy;                        // and b->dentropy
 };
 
 // The logits of a chunk of wanted rows; gives the row of model.logits where they begin.
@@ -249,7 +251,11 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
     } else {
         const struct head_args head =
             model_head_args(m, first, b->targets + at, rows, loss->temperature);
-        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, b->lse + at, &head, dt);
+        const struct head_grads grads = {.dlogprob = b->dlogprob + at,
+                                         .lse = b->lse + at,
+                                         .dentropy = loss->has_entropy ? b->dentropy + at : NULL,
+                                         .entropy = b->entropy + at};
+        m->ops->logprob_back(m->dev, dlogits, &grads, &head, dt);
     }
     if (!capped) return;
     m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap);
@@ -564,13 +570,14 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
-                         const float *dlogprobs, float temperature)
+                         const float *dlogprobs, const float *dentropy, float temperature)
 {
-    struct head_loss loss = {temperature, NULL};
+    const size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
+    struct head_loss loss = {.temperature = temperature, .has_entropy = dentropy != NULL};
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
-    device_copy_in(b->m->dev, b->dlogprob, dlogprobs,
-                   (size_t)batch_rows(batch) * sizeof *dlogprobs);
+    device_copy_in(b->m->dev, b->dlogprob, dlogprobs, bytes);
+    if (dentropy) device_copy_in(b->m->dev, b->dentropy, dentropy, bytes);
     pass_back(b, batch, tape, &loss);
     return device_sync(b->m->dev);
 }
@@ -578,7 +585,7 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
 enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
                              const struct distillation *d, float *ret_kl, float *ret_overlap)
 {
-    struct head_loss loss = {d->temperature, d};
+    struct head_loss loss = {.temperature = d->temperature, .distillation = d};
     size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;

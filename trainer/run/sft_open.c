@@ -88,7 +88,8 @@ enum status sft_check(const struct sft_config *c)
     if (!c->data) return status_fail(ST_INVALID, "--data is missing: a JSONL file of examples");
     if (!c->model && !c->tokenizer)
         return status_fail(ST_INVALID, "--init needs --tokenizer, a folder with tokenizer.json");
-    enum status st = check_out(c);
+    enum status st = schedule_check(&c->learning.schedule);
+    if (st == ST_OK) st = check_out(c);
     return st == ST_OK ? prompts_check(&c->prompts) : st;
 }
 
@@ -224,6 +225,7 @@ static enum status open_data(struct sft *s)
         c->max_steps >= 0
             ? c->max_steps
             : (int64_t)ceil(c->num_train_epochs * s->data->n / (double)c->examples_per_step);
+    st = schedule_check(&s->schedule);
 out:
     return st;
 }
