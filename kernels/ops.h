@@ -385,9 +385,10 @@ struct ops {
                              const float *lse, const void *qkv, const struct batch_view *,
                              const struct attn_shape *);
 
-    // q (rows, n_heads, nope + rope) into the absorbed form's queries, the first n_heads of every
-    // row of qkv (rows, n_heads + 1, rank + rope). A row has the same bits in any batch.
-    void (*latent_query)(struct device *, void *qkv, const void *q, const void *w,
+    // q (rows, n_heads, nope + rope) and keys (rows, rank + rope) into the absorbed form, qkv
+    // (rows, n_heads + 1, rank + rope): queries, then the key. A row has the same bits in any
+    // batch.
+    void (*latent_query)(struct device *, void *qkv, const void *q, const void *keys, const void *w,
                          const struct latent_shape *);
     // out (rows, n_heads, value) from o (rows, n_heads, rank), likewise.
     void (*latent_value)(struct device *, void *out, const void *o, const void *w,

@@ -49,6 +49,27 @@ static enum status name_factor(struct weight_tensor *t, const char *module, cons
     return status_fail(ST_UNSUPPORTED, "%s: the name is too long for an adapter", module);
 }
 
+// What makes keys and values of latents is multiplied into queries and results instead (ops.h,
+// struct latent_shape), where an adapter has no place. "all-linear" means what can be adapted.
+static enum status check_left_alone(const struct adapter *a, const struct weight_tensor *t)
+{
+    const char *word = json_string_value(json_object_get(a->config->source, "target_modules"));
+    char module[sizeof t->name];
+    int rank = 0;
+    float scale;
+    enum status st = ST_OK;
+    if (t->role != ROLE_KV_B || (word && strcmp(word, "all-linear") == 0)) return ST_OK;
+    module_of(t, module);
+    st = adapter_config_match(a->config, module, &rank, &scale);
+    if (st == ST_OK && rank > 0)
+        st = status_fail(ST_UNSUPPORTED,
+                         "target_modules: adapters of kv_b_proj (%s) are not supported; name "
+                         "others of latent attention: q_proj, q_a_proj, q_b_proj, "
+                         "kv_a_proj_with_mqa, o_proj",
+                         module);
+    return st;
+}
+
 // Adds tensor i of the base and its two factors, where it is adapted.
 static enum status add_matrix(struct adapter *a, int i, struct weight_tensor *factors)
 {
@@ -57,7 +78,10 @@ static enum status add_matrix(struct adapter *a, int i, struct weight_tensor *fa
     struct weight_tensor *fa = &factors[2 * a->n], *fb = fa + 1;
     char module[sizeof t->name];
     enum status st = ST_OK;
-    if (!adapter_takes(a->base, i)) goto out;
+    if (!adapter_takes(a->base, i)) {
+        st = check_left_alone(a, t);
+        goto out;
+    }
     module_of(t, module);
     CHECK(adapter_config_match(a->config, module, &m.rank, &m.scale));
     if (m.rank == 0) goto out;
