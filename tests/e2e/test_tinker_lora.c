@@ -429,7 +429,6 @@ static void test_refused(void **state)
 {
     (void)state;
     start("2", NULL);
-    tinker_refused(create(session, 0, 400, "\"rank\":4"), "--unembed skip");
     tinker_refused(create(session, 0, 400, LORA ",\"train_mlp\":false,\"train_attn\":false"),
                    "nothing is left to train");
     tinker_refused(
@@ -445,10 +444,6 @@ static void test_refused(void **state)
                                         "\"optimizer\":false}",
                                         r.id, path)),
         "trains an adapter");
-    assert_int_equal(tinker_server_stop(&s), 0);
-    tinker_server_start(&s, &d, NULL, OPTIONS("--unembed", "skip"));
-    open_session(session);
-    begun(tinker_retrieve(&s, create(session, 0, 200, "\"rank\":4")));
     end();
 }
 

@@ -65,7 +65,7 @@ static void targets_match_as_in_peft(void **state)
         for (char *c = text; *c; c++)
             if (*c == '\'') *c = '"';
         struct adapter_config *config = config_of(text);
-        assert_ok(adapter_config_match(config, cases[i].module, &rank, &scale));
+        assert_ok(adapter_config_match(config, cases[i].module, false, &rank, &scale));
         if (rank != cases[i].rank || (rank && fabs(scale - cases[i].scale) > 1e-6))
             fail_msg("%s: %s has rank %d and scale %g", text, cases[i].module, rank, scale);
         adapter_config_free(config);
@@ -113,19 +113,19 @@ static void broken_patterns_are_told(void **state)
     int rank;
     float scale;
     struct adapter_config *config = config_of("{\"target_modules\": \"a(\"}");
-    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    assert_status(adapter_config_match(config, "a", false, &rank, &scale), ST_INVALID);
     assert_message("target_modules: the regular expression \"a(\"");
     adapter_config_free(config);
     config = config_of("{\"target_modules\":[\"a\"],\"rank_pattern\":{\"a\":\"x\"}}");
-    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    assert_status(adapter_config_match(config, "a", false, &rank, &scale), ST_INVALID);
     assert_message("rank_pattern: the value of \"a\"");
     adapter_config_free(config);
     config = config_of("{\"target_modules\":[\"a\"],\"rank_pattern\":{\"a\":1.5}}");
-    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    assert_status(adapter_config_match(config, "a", false, &rank, &scale), ST_INVALID);
     assert_message("a has rank 1.5");
     adapter_config_free(config);
     config = config_of("{\"target_modules\":[\"a\"],\"alpha_pattern\":{\"a\":1e300}}");
-    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    assert_status(adapter_config_match(config, "a", false, &rank, &scale), ST_INVALID);
     assert_message("alpha_pattern: a has alpha 1e+300");
     adapter_config_free(config);
 }
