@@ -17,17 +17,15 @@
 // ---- the plan -----------------------------------------------------------------------------------
 enum tensor_role adapter_role(const struct weights *base, int tensor)
 {
-    const struct weight_tensor *t = &base->tensors[tensor];
-    switch (t->role) {
+    switch (base->tensors[tensor].role) {
     case ROLE_QKV:
     case ROLE_O:
+    case ROLE_GATE_UP:
+    case ROLE_DOWN:
     case ROLE_SHARED_GATE_UP:
     case ROLE_SHARED_DOWN:
     case ROLE_HEAD:
-        return t->role;
-    case ROLE_GATE_UP:
-    case ROLE_DOWN:
-        return base->config->layers[t->layer].moe.n_experts == 0 ? t->role : ROLE_COUNT;
+        return base->tensors[tensor].role;
     case ROLE_EMBED:
         return base->config->tie_embeddings ? ROLE_HEAD : ROLE_COUNT;
     default:

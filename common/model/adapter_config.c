@@ -33,18 +33,10 @@ static const char *const read_keys[] = {"peft_type",
                                         "ensure_weight_tying",
                                         NULL};
 // How it was made, by whom and of what; and options of kinds that are off.
-static const char *const silent_keys[] = {"auto_mapping",
-                                          "base_model_name_or_path",
-                                          "inference_mode",
-                                          "megatron_core",
-                                          "peft_version",
-                                          "qalora_group_size",
-                                          "revision",
-                                          "task_type",
-                                          "loftq_config",
-                                          "runtime_config",
-                                          "eva_config",
-                                          NULL};
+static const char *const silent_keys[] = {
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core",
+    "peft_version", "qalora_group_size",       "revision",       "task_type",
+    "loftq_config", "runtime_config",          "eva_config",     NULL};
 
 #define MERGE "merge it into its base with PEFT's merge_and_unload() and serve the result"
 // What is refused, and the way out; any other key that is not empty gets the last.

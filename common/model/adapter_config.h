@@ -28,8 +28,8 @@ enum status adapter_config_json(int r, double alpha, double dropout, bool rslora
                                 const char *targets, json_t **ret);
 void adapter_config_free(struct adapter_config *config);
 
-// What is done to a module ("model.layers.0.self_attn.q_proj"): *ret_rank 0: nothing. is_head: it is
-// the output's matrix, which all-linear leaves alone.
+// What is done to a module ("model.layers.0.self_attn.q_proj"): *ret_rank 0: nothing. is_head: it
+// is the output's matrix, which all-linear leaves alone.
 enum status adapter_config_match(const struct adapter_config *config, const char *module,
                                  bool is_head, int *ret_rank, float *ret_scale);
 

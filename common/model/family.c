@@ -86,8 +86,17 @@ static enum status configure_mistral(const char *where, const json_t *json, stru
     return read_windows(where, json, silent ? 4096 : 0, 0, 1, c);
 }
 
-// Experts in every layer, as the Qwen families write them; the numbers are those of a silent
-// config.
+static bool lists(const json_t *list, int number)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        if (json_is_integer(entry) && json_integer_value(entry) == number) return true;
+    }
+    return false;
+}
+
+// Experts as the Qwen families write them: in every decoder_sparse_step-th layer that
+// mlp_only_layers does not list. The numbers are those of a silent config.
 static enum status qwen_experts(const char *where, const json_t *json, struct model_config *c,
                                 int experts, int per_token, int width)
 {
@@ -96,16 +105,13 @@ static enum status qwen_experts(const char *where, const json_t *json, struct mo
     const json_t *dense = json_object_get(json, "mlp_only_layers");
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "decoder_sparse_step", 1, 1024, &every));
-    if (every != 1 || json_array_size(dense) > 0)
-        FAIL(ST_UNSUPPORTED,
-             "%s: %s: models with experts in some of their layers are not supported", where,
-             every != 1 ? "decoder_sparse_step" : "mlp_only_layers");
     CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts)); // transformers 5
     CHECK(json_get_int32(where, json, "num_experts", 1, 1024, &experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
     CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
     CHECK(json_get_bool(where, json, "norm_topk_prob", &norm));
     for (int l = 0; l < c->n_layers; l++) {
+        if ((l + 1) % every != 0 || lists(dense, l)) continue;
         c->layers[l].intermediate = width;
         c->layers[l].moe = (struct moe_shape){
             .n_experts = experts, .top_k = per_token, .norm_topk = norm, .scale = 1};
@@ -124,6 +130,7 @@ static enum status configure_qwen2_moe(const char *where, const json_t *json,
     CHECK(qwen_experts(where, json, c, 60, 4, 1408));
     CHECK(json_get_int32(where, json, "shared_expert_intermediate_size", 1, 1 << 20, &shared));
     for (int l = 0; l < c->n_layers; l++) {
+        if (c->layers[l].moe.n_experts == 0) continue;
         c->layers[l].shared_intermediate = shared;
         c->layers[l].shared_gate = true;
     }
@@ -241,12 +248,10 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
         GATED_MLP_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
 
 #define QWEN_EXPERTS_NAMES                                                                         \
-    COMMON_NAMES, SPLIT_QKV_NAMES,                                                                 \
-        O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                        \
-                 [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
-                 [ROLE_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER                   \
-                                        "mlp.experts.%d.up_proj.weight",                           \
-                 [ROLE_DOWN] = LAYER "mlp.experts.%d.down_proj.weight"
+    LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
+                 [ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER           \
+                                                "mlp.experts.%d.up_proj.weight",                   \
+                 [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.%d.down_proj.weight"
 
 // ---- the table ----------------------------------------------------------------------------------
 static const struct family families[] = {
@@ -294,9 +299,9 @@ static const struct family families[] = {
      .names = {COMMON_NAMES, SPLIT_QKV_NAMES,
                O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
                [ROLE_ROUTER] = LAYER "block_sparse_moe.gate.weight",
-               [ROLE_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER
-                                      "block_sparse_moe.experts.%d.w3.weight",
-               [ROLE_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"},
+               [ROLE_EXPERTS_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER
+                                              "block_sparse_moe.experts.%d.w3.weight",
+               [ROLE_EXPERTS_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"},
      .configure = configure_mixtral},
     {.model_type = "phi3",
      .architecture = "Phi3ForCausalLM",

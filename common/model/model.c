@@ -13,7 +13,7 @@
  * operation before ends (`early`, ops.h).
  *
  * One thread, the owner of the device. */
-#include "common/model/model.h"
+#include "common/model/layer.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -236,17 +236,6 @@ bool model_keeps_router_logits(const struct layer_config *l)
 }
 
 // ---- the forward pass ---------------------------------------------------------------------------
-// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y], and what the rows' adapters add to the block
-// of that role.
-struct linear {
-    enum tensor_role role;
-    int layer;
-    const void *w, *bias;
-    int n, k;
-    bool add;
-    enum dtype out; // of y
-};
-
 static struct matmul linear_shape(const struct model *m, int rows, const struct linear *l)
 {
     return (struct matmul){.m = rows,
@@ -279,7 +268,7 @@ static void linear_of(struct model *m, void *y, const void *x, int rows, const i
     m->ops->lora(m->dev, y, x, &adapters);
 }
 
-static void linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
+void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
 {
     linear_of(m, y, x, rows, NULL, l);
 }
@@ -292,7 +281,7 @@ static void linear_act(struct model *m, void *y, void *gate_up, const void *x, i
     const struct act_shape act = model_act_shape(m, rows, inner);
     struct lora_args adapters;
     if (is_adapted(m, rows, l, &adapters)) {
-        linear(m, gate_up, x, rows, l);
+        model_linear(m, gate_up, x, rows, l);
         m->ops->act(m->dev, y, gate_up, &act);
         return;
     }
@@ -346,14 +335,14 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
                          hidden,  b->width, begins, m->dt};
     if (!b->norm) {
         if (begins) copy_rows(m, x_to, x_from, rows, hidden);
-        linear(m, x_to, b->in, rows, &out);
+        model_linear(m, x_to, b->in, rows, &out);
         model_sum_ranks(m, x_to, rows);
         return;
     }
     void *proj = b->proj ? b->proj : m->block;
     copy_rows(m, x_to, x_from, rows, hidden);
     out.add = false;
-    linear(m, proj, b->in, rows, &out);
+    model_linear(m, proj, b->in, rows, &out);
     model_sum_ranks(m, proj, rows);
     normalise(m, m->block, rows, &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
@@ -395,7 +384,7 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
         m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, in.w, in.bias, &shape, &store);
         return;
     }
-    linear(m, m->qkv, m->normed, batch->n_tokens, &in);
+    model_linear(m, m->qkv, m->normed, batch->n_tokens, &in);
     if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
     if (rope < 0)
         m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
@@ -424,7 +413,7 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         paged_qkv(m, l, batch, kv);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
-        linear(m, raw, m->normed, rows, &in);
+        model_linear(m, raw, m->normed, rows, &in);
         copy_rows(m, qkv, raw, rows, in.n);
         if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
         model_rotate(m, l, qkv, batch, 1.0f);
@@ -461,9 +450,9 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct matmul second = {a, c->hidden, inner, false, true, 0, m->dt, m->dt, .early = true};
     const struct act_shape act = model_act_shape(m, a, inner);
 
-    linear(m, logits, m->normed, rows,
-           &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden, false,
-                            DT_F32});
+    model_linear(m, logits, m->normed, rows,
+                 &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden,
+                                  false, DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
@@ -494,12 +483,12 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
                                 layer_shared_up_width(c, layer), c->hidden, false, m->dt},
                inner, tape != NULL);
     if (!layer->shared_gate) {
-        linear(m, x_out, m->act, rows, &down);
+        model_linear(m, x_out, m->act, rows, &down);
         return;
     }
     down.add = false;
-    linear(m, out, m->act, rows, &down);
-    linear(
+    model_linear(m, out, m->act, rows, &down);
+    model_linear(
         m, logits, m->normed, rows,
         &(struct linear){ROLE_SHARED_GATE, l, w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &one);

@@ -5,9 +5,8 @@
 #include <string.h>
 
 // p: rows, k, parts, adapters, rank, first part's width; later parts are 3 and 6 columns narrower.
-// p[6]: hundredths of dropout. p[7]: y is f32, and the rows are those of a batch in reverse. Adapter
-// i has rank - i, and leaves part i alone where there are
-// several parts.
+// p[6]: hundredths of dropout. p[7]: y is f32, and the rows are those of a batch in reverse.
+// Adapter i has rank - i, and leaves part i alone where there are several parts.
 enum { MAX_FACTORS = 12 };
 
 static int part_width(const int *p, int part)
@@ -89,17 +88,17 @@ static void lora_setup(struct op_test *t)
 static struct lora_args lora_args_of(const struct op_test *t, const int32_t *adapter, void **lists)
 {
     const int *p = t->c->p;
-    struct lora_args l = {.adapter = adapter,
-                          .row = lists && p[7] ? lists[2] : NULL,
-                          .dropout = {(float)p[6] / 100, 77, 9, lists ? lists[0] : NULL,
-                                      lists ? lists[1] : NULL},
-                          .n_adapters = p[3],
-                          .n_parts = p[2],
-                          .max_rank = p[4],
-                          .rows = p[0],
-                          .k = p[1],
-                          .dt = t->dt,
-                          .out = p[7] ? DT_F32 : t->dt};
+    struct lora_args l = {
+        .adapter = adapter,
+        .row = lists && p[7] ? lists[2] : NULL,
+        .dropout = {(float)p[6] / 100, 77, 9, lists ? lists[0] : NULL, lists ? lists[1] : NULL},
+        .n_adapters = p[3],
+        .n_parts = p[2],
+        .max_rank = p[4],
+        .rows = p[0],
+        .k = p[1],
+        .dt = t->dt,
+        .out = p[7] ? DT_F32 : t->dt};
     for (int part = 0; part < p[2]; part++) l.first[part + 1] = l.first[part] + part_width(p, part);
     return l;
 }
@@ -232,10 +231,7 @@ static const struct op_case cases[] = {
     {&op_lora, "rows 37 k53 of 4 adapters r5 logits", {37, 53, 1, 4, 5, 131, 0, 1}, false},
     {&op_lora, "rows 70 k64 of 3 adapters r8 logits", {70, 64, 1, 3, 8, 512, 0, 1}, false},
     {&op_lora, "rows 19 k64 r8 logits dropout", {19, 64, 1, 2, 8, 128, 30, 1}, false},
-    {&op_lora,
-     "rows 300 k1536 of 4 adapters r16 logits",
-     {300, 1536, 1, 4, 16, 16384, 0, 1},
-     true},
+    {&op_lora, "rows 300 k1536 of 4 adapters r16 logits", {300, 1536, 1, 4, 16, 16384, 0, 1}, true},
     {&op_lora_back, "rows 3 k5 parts 1 r2", {3, 5, 1, 1, 2, 7}, false},
     {&op_lora_back, "rows 9 k33 parts 1 r6", {9, 33, 1, 1, 6, 11}, false},
     {&op_lora_back, "rows 7 k16 parts 3 r3", {7, 16, 3, 1, 3, 13}, false},

@@ -9,39 +9,10 @@
  * Of a shard (model.h) dx is whole on every rank; what a rank's part of a matrix gives to it is
  * summed over the ranks where the gradient of a norm begins: once in the head and twice in a layer.
  */
-#include "trainer/learn/backward.h"
+#include "trainer/learn/layer_back.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct backward {
-    struct model *m;
-    const struct weights *grads;
-    const struct adapter *adapter; // that is trained; NULL: none
-    const struct weights *adapter_grads;
-    int lowest; // layer that is trained, or has something below it that is
-    int max_tokens, max_targets, chunk;
-    // device scratch
-    void *dx, *dnormed; // (max_tokens, hidden)
-    void *dproj;     // (max_tokens, hidden) of what a residual branch gives, before its post-norm
-    void *dparallel; // (max_tokens, hidden) what a parallel block's MLP adds to dx
-    void *dgate_up;  // (A, 2 * intermediate); A as in model.h
-    void *dact;      // (A, intermediate)
-    void *dexpert;   // (A, hidden) sorted by expert
-    void *drouter;   // (max_tokens, n_experts)
-    float *dweight;  // (max_tokens, moe.top_k)
-    void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
-    void *dlogits;      // (chunk, vocab)
-    void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
-    float *dlogits_f32; // the same before the soft cap's gradient, where there is one
-    void *drows;        // (max_targets, hidden)
-    int32_t *targets;   // (max_targets)
-    float *logprob, *lse, *entropy, *dlogprob; // (max_targets); distilling: logprob holds the
-                                               // divergences, entropy the overlaps
-    backward_done_fn *done;                    // NULL: nobody asks
-    void *done_context;
-    bool logits_kept; // the last backward_logprobs left all its logits in model.logits
-};
 
 #define N_PARTS 20
 #define PART(name, size)                                                                           \
@@ -139,8 +110,7 @@ void backward_use_adapter(struct backward *b, const struct adapter *a, const str
     b->adapter = a;
     b->adapter_grads = grads;
     // the head's matrix is the last
-    if (a->list[0].role != ROLE_HEAD && a->list[0].layer < b->lowest)
-        b->lowest = a->list[0].layer;
+    if (a->list[0].role != ROLE_HEAD && a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
 }
 
 void backward_free(struct backward *b)
@@ -221,18 +191,7 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
-// A matmul, y (rows, n) = x (rows, k) . w (n, k)^T + bias, and where its gradients go.
-struct matrix {
-    enum tensor_role role;
-    int layer;
-    const void *w;
-    void *dw, *db; // NULL: not trained
-    int n, k;
-    bool add;
-};
-
-// dx (rows, k) = (add ? dx : 0) + the gradient, through the adapter too where there is one. of:
-// which rows of the batch these are (device); NULL: all, in order.
+// matrix_back() of some rows of the batch (of, device); NULL: of all, in order.
 static void rows_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
                       const int32_t *of, const struct matrix *w)
 {
@@ -248,8 +207,8 @@ static void rows_back(struct backward *b, void *dx, const void *dy, const void *
     m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
 }
 
-static void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                        const struct matrix *w)
+void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                 const struct matrix *w)
 {
     rows_back(b, dx, dy, x, rows, NULL, w);
 }

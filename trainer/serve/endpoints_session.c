@@ -46,8 +46,7 @@ void handle_create_session(void *tinker, struct http_request *q)
     s->next = t->sessions;
     t->sessions = s;
     log_info("session %s: SDK %.20s", s->id, version ? version : "of no version");
-    http_reply_json(q, 200,
-                    json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
+    http_reply_json(q, 200, json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
     json_decref(body);
 }
 

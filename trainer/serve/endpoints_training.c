@@ -93,8 +93,8 @@ static struct training_run *training_run_new(struct tinker *t, struct session *s
 static json_t *describe(const struct beginning *b, const char *base, const json_t *body)
 {
     return json_pack("{s:s, s:i, s:b, s:b, s:b, s:O?}", "base_model", base, "lora_rank", b->rank,
-                     run_trains[0], b->attention, run_trains[1], b->mlp, run_trains[2],
-                     b->unembed, "user_metadata", json_object_get(body, "user_metadata"));
+                     run_trains[0], b->attention, run_trains[1], b->mlp, run_trains[2], b->unembed,
+                     "user_metadata", json_object_get(body, "user_metadata"));
 }
 
 // The first request of a model, which is begun from `path`, or new.
@@ -161,8 +161,9 @@ static enum status read_lora(struct tinker *t, const json_t *body, struct beginn
              "model and wants about a tenth of an adapter's learning rate",
              b->rank);
     if (!b->attention && !b->mlp && !b->unembed)
-        FAIL(ST_INVALID, "\"train_attn\", \"train_mlp\" and \"train_unembed\" are false: nothing is "
-                         "left to train");
+        FAIL(ST_INVALID,
+             "\"train_attn\", \"train_mlp\" and \"train_unembed\" are false: nothing is "
+             "left to train");
 out:
     return st;
 }

@@ -34,7 +34,7 @@ struct sources *policy_sources(struct policy *p);
 
 // What a training run begins with.
 struct beginning {
-    int rank; // of an adapter; 0: the model itself
+    int rank;                     // of an adapter; 0: the model itself
     bool attention, mlp, unembed; // whose matrices it is on; the last is the head
     uint64_t seed;
     const char *folder;  // a checkpoint, which then says what of the above it is; NULL: new
