@@ -13,8 +13,10 @@
 
 enum { HIDDEN = 32, VOCAB = 50, LAYERS = 2, TOKENS = 6 };
 #define HEAD "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"lm_head\"]}"
-#define BOTH "{\"r\":3,\"lora_alpha\":8,\"target_modules\":[\"lm_head\",\"q_proj\"]}"
-#define ALL  "{\"r\":3,\"target_modules\":\"all-linear\"}"
+#define BOTH                                                                                       \
+    "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":8,\"target_modules\":[\"lm_head\",\"q_proj\"]" \
+    "}"
+#define ALL "{\"r\":3,\"target_modules\":\"all-linear\"}"
 
 static const int32_t ids[TOKENS] = {3, 14, 15, 9, 26, 5};
 
