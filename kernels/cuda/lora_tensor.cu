@@ -326,9 +326,9 @@ __device__ __forceinline__ void add_part(float (&total)[Q][2][4], const float (&
 // part after the other; y: of its first column; before: load_tile(). packed: rows of y are aligned
 // to four columns. For all lanes of a warp.
 template <bool BACK, typename Y, int Q>
-__device__ __forceinline__ void
-widen_tile(Y *y, const four<Y> (&before)[2][Q], const float *h, int part0, int parts, int adapter,
-           int of, int base, int c0, bool packed, const lora_view &l)
+__device__ __forceinline__ void widen_tile(Y *y, const four<Y> (&before)[2][Q], const float *h,
+                                           int part0, int parts, int adapter, int of, int base,
+                                           int c0, bool packed, const lora_view &l)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int end = min(base + ROWS, l.rows), last = end - base - 1;
@@ -356,8 +356,7 @@ widen_tile(Y *y, const four<Y> (&before)[2][Q], const float *h, int part0, int p
             float v[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                v[i] = fmaf(scale, total[q][i % 2][2 * half + i / 2],
-                            element(before[half][q], i));
+                v[i] = fmaf(scale, total[q][i % 2][2 * half + i / 2], element(before[half][q], i));
             store_four(y + (int64_t)row * width, v, c0 + 16 * q + 4 * t, n, packed);
         }
     }
