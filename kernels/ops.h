@@ -290,17 +290,19 @@ struct lora_dropout {
     float p; // 0: none
     uint64_t seed;
     uint32_t matrix;                  // of part 0; part i has that number + i
-    const int32_t *sample, *position; // (rows), device
+    const int32_t *sample, *position; // of each row, device
 };
 struct lora_args {
     const struct lora_factors *factors; // (n_parts, n_adapters)
-    const int32_t *adapter;             // (rows) whose factors; -1: nobody's
+    const int32_t *adapter;             // whose factors a row has; -1: nobody's
+    const int32_t *row; // (rows) where in `adapter` and in dropout's lists a row's entries stand;
+                        // NULL: in order
     int n_adapters, n_parts, max_rank;
     int rows, k;
     int first[LORA_PARTS +
               1]; // part p is columns first[p] .. first[p + 1] - 1; the last is y's end
     struct lora_dropout dropout;
-    enum dtype dt;
+    enum dtype dt, out; // of x, the factors and the gradients; of y: f32 (logits) or dt
 };
 struct lora_grads { // of one part's factors, f32
     float *a, *b;
@@ -330,6 +332,7 @@ struct scratch_shape { // of a training step
     int logits_chunk, vocab; // of the logits that exist at one time
     int64_t n_elements;      // gradients
     int lora_rank;           // of an adapter; 0: none
+    bool lora_head;          // that changes the logits too
     bool lora_dropout;
     enum dtype dt;
 };

@@ -112,7 +112,8 @@ void backward_use_adapter(struct backward *b, const struct adapter *a, const str
 {
     b->adapter = a;
     b->adapter_grads = grads;
-    if (a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
+    // the head's matrix is the last
+    if (a->list[0].role != ROLE_HEAD && a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
 }
 
 void backward_free(struct backward *b)
@@ -193,8 +194,9 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
-void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                 const struct matrix *w)
+// matrix_back() of some rows of the batch (of, device); NULL: of all, in order.
+static void rows_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                      const int32_t *of, const struct matrix *w)
 {
     struct model *m = b->m;
     struct lora_args args;
@@ -204,7 +206,14 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
     if (!b->adapter || !adapter_table_args(m->adapters, w->role, w->layer, rows, NULL, &args))
         return;
     adapter_grads(b->adapter, b->adapter_grads, w->role, w->layer, grads);
+    args.row = of;
     m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
+}
+
+void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                 const struct matrix *w)
+{
+    rows_back(b, dx, dy, x, rows, NULL, w);
 }
 
 // Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a
@@ -291,8 +300,9 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         logits_back(b, batch, loss, at, rows, first);
         const void *dlogits = own_dlogits(b, rows);
-        back_to_weight(m, g->head, g->head_bias, dlogits, head.normed, rows, vocab, c->hidden);
-        back_to_input(m, drows, dlogits, w->head, rows, vocab, c->hidden);
+        rows_back(b, drows, dlogits, head.normed, rows, batch_rows_device(batch) + at,
+                  &(struct matrix){ROLE_HEAD, 0, w->head, g->head, g->head_bias, vocab, c->hidden,
+                                   false});
         model_sum_ranks(m, drows, rows);
         m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
                           false);

@@ -37,7 +37,7 @@ struct backward {
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };
 
-// A matmul of a layer, y (rows, n) = x (rows, k) . w (n, k)^T + bias, and where its gradients go.
+// A matmul, y (rows, n) = x (rows, k) . w (n, k)^T + bias, and where its gradients go.
 struct matrix {
     enum tensor_role role;
     int layer;

@@ -131,6 +131,7 @@ static size_t operations_scratch(const struct learner *l)
             .vocab = c->vocab_size,
             .n_elements = trained_elements(l),
             .lora_rank = l->options.adapter ? l->options.adapter->max_rank : 0,
+            .lora_head = l->options.adapter && adapter_changes(l->options.adapter, ROLE_HEAD),
             .lora_dropout = l->options.lora_dropout > 0,
             .dt = l->policy->dt,
         };
