@@ -17,6 +17,15 @@
 #include "common/model/family.h"
 #include "kernels/device.h"
 
+// Where a tensor of the table lies in one of the folder's that holds several (family.h): its
+// element (row, col) is that one's first + row * row_step + col * col_step, and its row is that
+// one's first_row + row * row_step, counted over all experts.
+struct stored_in {
+    char name[160];
+    int n_dims; // 0: the folder has the tensor as it is
+    int64_t shape[3];
+    int64_t first, first_row, row_step, col_step;
+};
 struct weight_tensor {
     char name[160];        // Hugging Face name
     enum tensor_role role; // ROLE_COUNT: none (weights_plan_list)
@@ -26,6 +35,7 @@ struct weight_tensor {
     int64_t n;                 // elements
     int64_t offset;            // elements from the arena's start
     struct tensor_slice slice; // of the Hugging Face tensor
+    struct stored_in stored;   // of the whole tensor
 };
 
 struct layer_weights {                // pointers into the arena; NULL where the family has none
@@ -33,10 +43,11 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *qkv;                        // (q + 2 kv width, hidden)
     void *qkv_bias;                   // (q + 2 kv width)
     void *q_norm, *k_norm;            // (head_dim)
+    void *sinks;                      // (n_heads)
     void *o, *o_bias;                 // (hidden, q width), (hidden)
     void *post_attn_norm;             // (hidden)
     void *mlp_norm, *mlp_norm_bias;   // (hidden)
-    void *router;                     // (n_experts, hidden)
+    void *router, *router_bias;       // (n_experts, hidden), (n_experts)
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts
     void *down, *down_bias;       // (hidden, intermediate), as many
