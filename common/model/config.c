@@ -135,7 +135,10 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
 int64_t config_kv_elements(const struct model_config *config)
 {
     int64_t n = 0;
-    for (int l = 0; l < config->n_layers; l++) n += 2 * layer_kv_width(&config->layers[l]);
+    for (int l = 0; l < config->n_layers; l++) {
+        const struct layer_config *layer = &config->layers[l];
+        n += layer->latent.rank > 0 ? layer_latent_width(layer) : 2 * layer_kv_width(layer);
+    }
     return n;
 }
 

@@ -17,21 +17,34 @@ enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN
 struct rope_config { // filled by rope_config_read (rope.c)
     enum rope_kind kind;
     double theta;
-    int dim; // entries of a head that are rotated: head_dim unless partial
+    int dim;          // entries of a head that are rotated: head_dim unless partial
+    bool interleaved; // pairs are neighbours, not half of dim apart
     double factor;
     double attention_factor;                  // cos and sin are multiplied by it; 1 for most kinds
     double low_freq_factor, high_freq_factor; // llama3
     double beta_fast, beta_slow;              // yarn
     bool truncate;                            // yarn
-    double *short_factor, *long_factor;       // longrope, (dim / 2) each; else NULL
+    double mscale_all; // yarn: scores are multiplied by its square where a family says so; 1: none
+    double *short_factor, *long_factor; // longrope, (dim / 2) each; else NULL
     int original_max_positions;
 };
 
 struct family; // common/model/family.h: tensor names and config quirks, one table row each
 
+// Latent attention (DeepSeek-V2, 2024): keys and values of all heads are made of one latent vector
+// a token. A query has head_dim entries, of which the last `rope` are rotated; so is the end of the
+// latent, which is part of every head's key.
+struct latent_config {
+    int rank;   // of the latent without its rotated end; 0: attention is not latent
+    int rope;   // rotated entries
+    int value;  // entries of a head's value
+    int q_rank; // queries are made of a vector of so many entries; 0: of the residual stream itself
+};
+
 // One layer. Every layer begins with what config.json says of all; a family then sets what differs.
 struct layer_config {
     int n_heads, n_kv_heads, head_dim;
+    struct latent_config latent;
     int rope;           // its positions: model_config.ropes[rope]; -1: none are encoded
     int window;         // 0: full attention, else positions a token sees, itself included
     float attn_scale;   // of scores
@@ -43,6 +56,7 @@ struct layer_config {
     // whether what it gives is multiplied by the sigmoid of a gate of its own.
     int shared_intermediate;
     bool shared_gate;
+    bool router_bias; // experts are chosen by their scores and a bias that nothing trains
 };
 
 #define MAX_ROPES 2
@@ -66,7 +80,7 @@ struct model_config {
     float act_alpha, act_limit; // of ACT_CLAMPED
     bool gated_mlp;             // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
-    bool router_bias;
+    bool router_logit_bias;
     bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
     bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
     bool qk_norm_whole;  // or all of a row's together
@@ -82,6 +96,9 @@ struct model_config {
     // Longrope, chosen once for all who compute with the same weights: the longest sequence that is
     // meant, in tokens. 0: not chosen, a table goes by its own length.
     int rope_context;
+    // The folder's layers behind n_layers, which predict further tokens (DeepSeek-V3's MTP) and are
+    // not loaded.
+    int n_skipped_layers;
     int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
@@ -123,6 +140,17 @@ static inline int layer_qk_norm_width(const struct model_config *c, const struct
 static inline int layer_qk_norms(const struct model_config *c, int n)
 {
     return c->qk_norm_whole ? 1 : n;
+}
+// What attention gives, and the output matmul takes.
+static inline int layer_attn_width(const struct layer_config *l)
+{
+    return l->latent.rank > 0 ? l->n_heads * l->latent.value : layer_q_width(l);
+}
+// Of latent attention: a token's entry in the cache; its query and that entry in absorbed form
+// (kernels/latent.h).
+static inline int layer_latent_width(const struct layer_config *l)
+{
+    return l->latent.rank + l->latent.rope;
 }
 // Of the MLP's first matmul: gate and up, or up alone.
 static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)

@@ -7,7 +7,8 @@
 
 #include "common/model/config.h"
 
-// The blocks of the weights arena, in its order: the first, those of each layer, the last four.
+// The blocks of the weights arena, in its order: the first, those of each layer, the last four, and
+// then each layer's buffers.
 enum tensor_role {
     ROLE_EMBED,
     ROLE_ATTN_NORM,
@@ -17,13 +18,20 @@ enum tensor_role {
     ROLE_Q_NORM,
     ROLE_K_NORM,
     ROLE_SINKS,
+    ROLE_Q_A, // of latent attention, as far as ROLE_KV_B
+    ROLE_Q_A_NORM,
+    ROLE_Q_B,
+    ROLE_Q, // in place of those three
+    ROLE_KV_A,
+    ROLE_KV_A_NORM,
+    ROLE_KV_B,
     ROLE_O,
     ROLE_O_BIAS,
     ROLE_POST_ATTN_NORM,
     ROLE_MLP_NORM,
     ROLE_MLP_NORM_BIAS,
     ROLE_ROUTER,
-    ROLE_ROUTER_BIAS,
+    ROLE_ROUTER_LOGIT_BIAS,
     ROLE_GATE_UP,
     ROLE_GATE_UP_BIAS,
     ROLE_EXPERTS_GATE_UP, // of every expert, one after the other, in layers that have experts
@@ -40,6 +48,7 @@ enum tensor_role {
     ROLE_FINAL_NORM_BIAS,
     ROLE_HEAD, // absent where tied
     ROLE_HEAD_BIAS,
+    ROLE_ROUTER_BIAS, // of every layer, behind all that is trained: a buffer
     ROLE_COUNT
 };
 

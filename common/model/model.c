@@ -30,7 +30,7 @@ static void routing_parts(int n_experts, size_t a, size_t base, struct device_pa
                                   n_experts > 0 ? ((size_t)n_experts + 1) * i32 : 0};
 }
 
-#define N_SCRATCH 25
+#define N_SCRATCH 33
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -47,11 +47,15 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
            expert = l->moe.n_experts > 0 ? a * h * e : 0;
     size_t gate_up = inner * 2 * e,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
-    struct device_part parts[N_SCRATCH - 10] = {
+    const bool latent = l->latent.rank > 0;
+    const size_t absorbed = (size_t)(l->n_heads + 1) * (size_t)layer_latent_width(l);
+    struct device_part parts[N_SCRATCH - 16] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
-        SCRATCH(qkv, t * (size_t)layer_qkv_width(l) * e),
-        SCRATCH(attn_out, t * (size_t)layer_q_width(l) * e),
+        SCRATCH(qkv, t * (latent ? absorbed : (size_t)layer_qkv_width(l)) * e),
+        SCRATCH(attn_out, t * (size_t)layer_attn_width(l) * e),
+        SCRATCH(q_a_normed, t * (size_t)l->latent.q_rank * e),
+        SCRATCH(latent_out, t * (size_t)(l->n_heads * l->latent.rank) * e),
         SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
         SCRATCH(act, inner * e),
         SCRATCH(block, c->post_norm ? t * h * e : 0),
@@ -65,6 +69,7 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(logit_parts, c->shard.size > 1 ? r * (size_t)c->vocab_size * sizeof(float) : 0),
     };
     memcpy(ret, parts, sizeof parts);
+    latent_rows_parts(l, m->dt, t, offsetof(struct model, latent), false, ret + N_SCRATCH - 16);
     routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct model, routing),
                   ret + N_SCRATCH - 10);
     routing_parts(l->shared_gate, l->shared_gate ? t : 0, offsetof(struct model, shared_routing),
@@ -142,6 +147,11 @@ enum status model_new(struct device *dev, const struct model_config *config,
                                          .window = l->window,
                                          .dt = m->dt,
                                          .early = true};
+        if (l->latent.rank > 0) {
+            m->attn[i].n_kv_heads = 1;
+            m->attn[i].head_dim = layer_latent_width(l);
+            m->attn[i].latent = l->latent.rank;
+        }
     }
     CHECK(alloc_scratch(m));
     for (int i = 0; i < config->n_ropes; i++) CHECK(upload_rope(m, i));
@@ -406,7 +416,10 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     model_normalise(m, m->normed, rows,
                     &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
                                         tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL});
-    if (kv) {
+    if (layer->latent.rank > 0) {
+        latent_attention(m, l, batch, kv, tape ? &tape->latent : &m->latent,
+                         tape ? tape->lse : (float *)m->gate_up, out);
+    } else if (kv) {
         paged_qkv(m, l, batch, kv);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
@@ -425,7 +438,7 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
                        w->o,
                        w->o_bias,
                        w->post_attn_norm,
-                       layer_q_width(layer),
+                       layer_attn_width(layer),
                        tape ? tape->attn_proj : NULL,
                        tape ? tape->rstd_post1 : NULL};
     add_branch(m, rows, &o, x, x_mid);
@@ -456,9 +469,9 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct act_shape act = model_act_shape(m, a, inner);
 
     model_linear(m, logits, m->normed, rows,
-                 &(struct linear){ROLE_ROUTER, l, w->router, w->router_bias, shape.n_experts,
+                 &(struct linear){ROLE_ROUTER, l, w->router, w->router_logit_bias, shape.n_experts,
                                   c->hidden, false, DT_F32});
-    m->ops->moe_route(m->dev, routing, logits, NULL, &shape);
+    m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
     m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
@@ -628,7 +641,7 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 }
 
 // ---- the tape -----------------------------------------------------------------------------------
-#define N_TAPE 32
+#define N_TAPE 38
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
@@ -638,9 +651,10 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
                        size_t t, struct device_part ret[N_TAPE])
 {
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
-    size_t qkv = t * (size_t)layer_qkv_width(l) * e, a = layer_mlp_rows(l, t);
+    size_t qkv = l->latent.rank > 0 ? 0 : t * (size_t)layer_qkv_width(l) * e;
+    size_t a = layer_mlp_rows(l, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
-    struct device_part parts[N_TAPE - 10] = {
+    struct device_part parts[N_TAPE - 16] = {
         TAPE(x, hidden), // first: lay_out()
         TAPE(rstd1, c->pre_norm ? stat : 0),
         TAPE(mean1, mean),
@@ -648,7 +662,7 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(rstd_q, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_heads) : 0),
         TAPE(rstd_k, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_kv_heads) : 0),
         TAPE(qkv, qkv),
-        TAPE(attn, t * (size_t)layer_q_width(l) * e),
+        TAPE(attn, t * (size_t)layer_attn_width(l) * e),
         TAPE(lse, stat * (size_t)l->n_heads),
         TAPE(attn_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post1, c->post_norm ? stat : 0),
@@ -665,6 +679,7 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(rstd_post2, c->post_norm ? stat : 0),
     };
     memcpy(ret, parts, sizeof parts);
+    latent_rows_parts(l, dt, t, offsetof(struct layer_tape, latent), true, ret + N_TAPE - 16);
     routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct layer_tape, routing),
                   ret + N_TAPE - 10);
     routing_parts(l->shared_gate, l->shared_gate ? t : 0,

@@ -76,6 +76,7 @@ static enum status read_yarn(const struct rope_source *s, int max_positions, str
     if (!json_has(s->object, "factor"))
         r->factor = (double)max_positions / r->original_max_positions;
     r->attention_factor = yarn_mscale(r->factor, 1);
+    r->mscale_all = yarn_mscale(r->factor, mscale_all);
     if (mscale > 0 && mscale_all > 0)
         r->attention_factor = yarn_mscale(r->factor, mscale) / yarn_mscale(r->factor, mscale_all);
     st = json_get_double(s->where, s->object, "attention_factor", 1e-6, 1e6, &r->attention_factor);
@@ -154,7 +155,7 @@ static enum status read_rope(const struct rope_source *s, const struct model_con
     const int head_dim = c->layers[0].head_dim;
     double share = c->rotary_share;
     enum status st = ST_OK;
-    r->factor = r->attention_factor = 1.0;
+    r->factor = r->attention_factor = r->mscale_all = 1.0;
     r->original_max_positions = c->max_positions;
     CHECK(json_get_double(s->where, s->json, "partial_rotary_factor", 0.01, 1.0, &share));
     if (s->object)

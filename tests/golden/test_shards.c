@@ -161,6 +161,7 @@ static void slices_must_be_close(const struct side *part, const float *have,
     for (int i = 0; i < part->weights->n_tensors; i++) {
         const struct weight_tensor *t = &part->weights->tensors[i];
         const struct weight_tensor *all = weights_find(whole->weights, t->name);
+        if (t->is_buffer) continue; // without a gradient; replicas_must_be_same()
         const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, width = all->n / all->shape[0];
         const float *from = have + t->offset;
         for (int r = 0; r < t->slice.n_runs; r++)

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 20
+#define N_PARTS 29
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -29,7 +29,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
            h = (size_t)c->hidden;
     size_t a = layer_mlp_rows(l, t);
     size_t logits = (size_t)chunk * (size_t)c->vocab_size;
-    struct device_part parts[N_PARTS] = {
+    struct device_part parts[N_PARTS - N_LATENT_GRADS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
         PART(dproj, c->post_norm ? t * h * e : 0),
@@ -40,7 +40,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(drouter, t * (size_t)l->moe.n_experts * e),
         PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
         PART(dqkv, t * (size_t)layer_qkv_width(l) * e),
-        PART(dattn, t * (size_t)layer_q_width(l) * e),
+        PART(dattn, t * (size_t)layer_attn_width(l) * e),
         PART(dlogits, logits * e),
         PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
         PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
@@ -52,6 +52,8 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dlogprob, n * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
+    latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
+                       ret + N_PARTS - N_LATENT_GRADS);
 }
 
 static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,
@@ -383,7 +385,8 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                         &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
-    back_to_weight(m, g->router, g->router_bias, b->drouter, m->normed, rows, experts, hidden);
+    back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
+                   hidden);
     if (model_begins_sum(m))
         back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
     else
@@ -492,8 +495,8 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]),
-        q_width = layer_q_width(&c->layers[l]);
+    const struct layer_config *layer = &c->layers[l];
+    int rows = batch->n_tokens, width = layer_qkv_width(layer);
     const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
                                    tape->mean1};
     const struct norm_args post_norm = {
@@ -501,18 +504,24 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
 
     matrix_back(b, b->dattn, dout, tape->attn, rows,
-                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden, q_width, false});
-    m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
-                             &m->attn[l]);
+                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden,
+                                 layer_attn_width(layer), false});
     if (g->sinks)
         m->ops->attn_sinks_back(m->dev, g->sinks, b->dattn, tape->attn, tape->lse, rows,
                                 &m->attn[l]);
-    model_rotate(m, l, b->dqkv, batch, -1.0f);
-    if (c->qk_norm) heads_norm_back(b, l, rows, tape);
+    if (layer->latent.rank == 0) {
+        m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
+                                 &m->attn[l]);
+        model_rotate(m, l, b->dqkv, batch, -1.0f);
+        if (c->qk_norm) heads_norm_back(b, l, rows, tape);
+    }
     model_normalise(m, m->normed, rows, &norm);
-    matrix_back(
-        b, b->dnormed, b->dqkv, m->normed, rows,
-        &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+    if (layer->latent.rank > 0)
+        latent_back(b, l, batch, tape);
+    else
+        matrix_back(
+            b, b->dnormed, b->dqkv, m->normed, rows,
+            &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
     model_sum_ranks(m, b->dnormed, rows);
     pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
     if (c->parallel_block)
