@@ -80,7 +80,9 @@ struct norm_args {
     float *rstd, *mean; // (rows) f32, mean of NORM_LAYER alone; norm writes those that are not NULL
 };
 
-enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU };
+// ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,
+// y = g * sigmoid(alpha * g) * (u + 1).
+enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_CLAMPED };
 // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
 // Plain: x (rows, width): y = act(x).
 struct act_shape {
@@ -88,6 +90,7 @@ struct act_shape {
     enum act_kind kind;
     bool gated;
     enum dtype dt;
+    float alpha, limit; // of ACT_CLAMPED
 };
 
 // A rotary embedding of the first n heads of every row (Su et al. 2021; Hugging Face's rotate_half
@@ -118,6 +121,10 @@ struct attn_shape {
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
     enum dtype dt; // of packed batches; the pool has its own
     bool early;    // attn_paged: the batch's lists, and keys of earlier batches (see Order, above)
+    // (n_heads) of the rows' dtype: a score more in each row's softmax, of a key whose value is 0
+    // (Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks; gpt-oss); or
+    // NULL
+    const void *sinks;
 };
 
 // Elements of a row of qkv, and of what attention gives for it.
@@ -268,6 +275,11 @@ struct moe_shape {
     int width;     // of the experts' rows
     enum dtype dt; // of the experts' rows and of dlogits
 };
+// What experts give or take, sorted by expert.
+struct expert_rows {
+    int rows, n_experts, width;
+    enum dtype dt;
+};
 struct moe_routing {  // device memory; A = rows * top_k
     int32_t *expert;  // (rows, top_k) chosen, likeliest first; of equal logits the lower number
     float *weight;    // (rows, top_k)
@@ -380,7 +392,8 @@ struct ops {
     // `stored` keys were in the pool before the operation in front of this one began.
     void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *,
                        int layer, const struct batch_view *, const struct attn_shape *);
-    // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores. packed batches
+    // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores, the sink's
+    // included. packed batches
     void (*attn_packed)(struct device *, void *out, float *lse, const void *qkv,
                         const struct batch_view *, const struct attn_shape *);
     // dqkv (whole rows: queries, keys, values) = gradient from dout.           packed batches
@@ -388,6 +401,9 @@ struct ops {
                              const float *lse, const void *qkv, const struct batch_view *,
                              const struct attn_shape *);
 
+    // dsinks (n_heads) f32 += the gradient of the shape's sinks; rows of a packed batch.
+    void (*attn_sinks_back)(struct device *, float *dsinks, const void *dout, const void *out,
+                            const float *lse, int rows, const struct attn_shape *);
     // q (rows, n_heads, nope + rope) and keys (rows, rank + rope) into the absorbed form, qkv
     // (rows, n_heads + 1, rank + rope): queries, then the key. A row has the same bits in any
     // batch.
@@ -432,6 +448,12 @@ struct ops {
     // shape->m is all rows.
     void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,
                                 const int32_t *offsets, int n_experts, const struct matmul *shape);
+    // y (rows, width) += the bias of each row's expert; bias (n_experts, width) of dt.
+    void (*experts_bias)(struct device *, void *y, const void *bias, const int32_t *offsets,
+                         const struct expert_rows *);
+    // Its gradient: dbias (n_experts, width) f32 += column sums of each expert's rows of dy.
+    void (*experts_bias_back)(struct device *, float *dbias, const void *dy, const int32_t *offsets,
+                              const struct expert_rows *);
     // y (rows, width) (+)= sum over choices of weight * x[place]; weight NULL: 1. x is sorted, (A,
     // width).
     void (*moe_combine)(struct device *, void *y, const void *x, const int32_t *place,

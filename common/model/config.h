@@ -61,6 +61,11 @@ struct layer_config {
 
 #define MAX_ROPES 2
 
+// What users are told of a folder whose config says mxfp4.
+#define MXFP4_NOTE                                                                                 \
+    "its experts' MXFP4 weights become ordinary ones of the model's dtype, and checkpoints are "   \
+    "saved with those"
+
 struct model_config {
     const struct family *family;
     char model_type[32], architecture[64];
@@ -72,8 +77,11 @@ struct model_config {
     enum norm_kind norm;
     float norm_eps;
     enum act_kind act;
-    bool gated_mlp; // act(gate) * up, else act(up)
+    float act_alpha, act_limit; // of ACT_CLAMPED
+    bool gated_mlp;             // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
+    bool router_logit_bias;
+    bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
     bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
     bool qk_norm_whole;  // or all of a row's together
     bool pre_norm;       // what attention and MLP read is normalised
@@ -94,6 +102,7 @@ struct model_config {
     int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
+    bool mxfp4;             // the folder's experts are MXFP4 (mxfp4.h)
     json_t *source;         // the parsed config.json, for writing checkpoints
 };
 

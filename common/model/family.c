@@ -206,6 +206,33 @@ out:
     return st;
 }
 
+// Attention sinks, biases everywhere, a clamped SwiGLU in every expert, and a window in every other
+// layer.
+static enum status configure_gpt_oss(const char *where, const json_t *json, struct model_config *c)
+{
+    int experts = 128, per_token = 4;
+    bool bias = true;
+    double alpha = 1.702, limit = 7;
+    enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "attention_bias", &bias));
+    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
+    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
+    CHECK(json_get_double(where, json, "swiglu_alpha", 1e-3, 1e3, &alpha));
+    CHECK(json_get_double(where, json, "swiglu_limit", 1e-3, 1e6, &limit));
+    c->act = ACT_CLAMPED;
+    c->act_alpha = (float)alpha;
+    c->act_limit = (float)limit;
+    c->qkv_bias = c->o_bias = bias;
+    c->mlp_bias = c->router_logit_bias = c->sinks = true;
+    for (int l = 0; l < c->n_layers; l++) {
+        c->layers[l].moe = (struct moe_shape){
+            .n_experts = experts, .top_k = per_token, .norm_topk = true, .scale = 1};
+    }
+    st = read_windows(where, json, 128, 0, 2, c);
+out:
+    return st;
+}
+
 static enum status configure_phi3(const char *where, const json_t *json, struct model_config *c)
 {
     return read_windows(where, json, 0, 0, 0, c);
@@ -341,11 +368,11 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
                          [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",               \
                          [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
 
+#define EXPERT LAYER "mlp.experts.%d."
 #define QWEN_EXPERTS_NAMES                                                                         \
     LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
-                 [ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER           \
-                                                "mlp.experts.%d.up_proj.weight",                   \
-                 [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.%d.down_proj.weight"
+                 [ROLE_EXPERTS_GATE_UP] = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",      \
+                 [ROLE_EXPERTS_DOWN] = EXPERT "down_proj.weight"
 
 #define DEEPSEEK_NAMES                                                                             \
     COMMON_NAMES, O_NAMES, GATED_MLP_NAMES,                                                        \
@@ -450,6 +477,25 @@ static const struct family families[] = {
                                               "block_sparse_moe.experts.%d.w3.weight",
                [ROLE_EXPERTS_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"},
      .configure = configure_mixtral},
+    {.model_type = "gpt_oss",
+     .architecture = "GptOssForCausalLM",
+     .title = "gpt-oss",
+     .norm_eps = 1e-5,
+     .rope_theta = 150000,
+     .head_dim = 64,
+     .names = {COMMON_NAMES, SPLIT_QKV_NAMES,
+               O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
+               [ROLE_SINKS] = ATTN "sinks", [ROLE_ROUTER] = LAYER "mlp.router.weight",
+               [ROLE_ROUTER_LOGIT_BIAS] = LAYER "mlp.router.bias",
+               [ROLE_EXPERTS_GATE_UP] = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",
+               [ROLE_EXPERTS_GATE_UP_BIAS] = EXPERT "gate_proj.bias|" EXPERT "up_proj.bias",
+               [ROLE_EXPERTS_DOWN] = EXPERT "down_proj.weight",
+               [ROLE_EXPERTS_DOWN_BIAS] = EXPERT "down_proj.bias"},
+     .stored = {[ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.gate_up_proj",
+                [ROLE_EXPERTS_GATE_UP_BIAS] = LAYER "mlp.experts.gate_up_proj_bias",
+                [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.down_proj",
+                [ROLE_EXPERTS_DOWN_BIAS] = LAYER "mlp.experts.down_proj_bias"},
+     .configure = configure_gpt_oss},
     {.model_type = "phi3",
      .architecture = "Phi3ForCausalLM",
      .title = "Phi-3, Phi-4",

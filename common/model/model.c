@@ -222,7 +222,8 @@ struct moe_shape model_shared_shape(const struct model *m, int rows)
 
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)
 {
-    return (struct act_shape){rows, inner, m->config->act, m->config->gated_mlp, m->dt};
+    const struct model_config *c = m->config;
+    return (struct act_shape){rows, inner, c->act, c->gated_mlp, m->dt, c->act_alpha, c->act_limit};
 }
 
 struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,
@@ -453,6 +454,14 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     add_branch(m, rows, &o, x, x_mid);
 }
 
+// y (a, width) += each row's expert's bias, where experts have any.
+static void add_experts_bias(struct model *m, void *y, const void *bias,
+                             const struct moe_routing *routing, int l, int a, int width)
+{
+    const struct expert_rows rows = {a, m->config->layers[l].moe.n_experts, width, m->dt};
+    if (bias) m->ops->experts_bias(m->dev, y, bias, routing->offsets, &rows);
+}
+
 // The experts' part of mlp_block: from m->normed to x_out += the weighted sum of what they give.
 static void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
 {
@@ -470,16 +479,18 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct act_shape act = model_act_shape(m, a, inner);
 
     model_linear(m, logits, m->normed, rows,
-                 &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden,
-                                  false, DT_F32});
+                 &(struct linear){ROLE_ROUTER, l, w->router, w->router_logit_bias, shape.n_experts,
+                                  c->hidden, false, DT_F32});
     m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
     m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
                            shape.n_experts, &first);
+    add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up);
     m->ops->act(m->dev, m->act, gate_up, &act);
     m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts,
                            &second);
+    if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, c->hidden);
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, true);
 }
 
@@ -563,6 +574,7 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
     void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
     m->row_adapter = batch->adapter;
+    m->attn[l].sinks = m->weights->layers[l].sinks;
     attention_block(m, l, batch, kv, lt, x, x_mid);
     mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
     if (tape) tape->held = l;

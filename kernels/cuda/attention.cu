@@ -113,6 +113,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
         int p = base + warp * ROWS + i;
         if (p >= n_packed) break;
         int64_t at = (int64_t)(start + p / a.group) * a.n_heads + kv_head * a.group + p % a.group;
+        sum[i] = with_sink(a, kv_head * a.group + p % a.group, top[i], sum[i]);
         float scale = sum[i] > 0 ? 1.f / sum[i] : 0.f;
 #pragma unroll
         for (int k = 0; k < DIMS; k++) {

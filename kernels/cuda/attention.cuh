@@ -21,8 +21,9 @@ template <typename T> struct attn_args {
     T *out;             // (T, n_heads, attn_value_dim())
     float *lse;         // (T, n_heads) or NULL
     int n_heads, n_kv_heads, group, head_dim, window;
-    int latent; // see attn_shape
-    bool early; // see attn_shape
+    int latent; // see attn_shape, as of the next two
+    bool early;
+    const T *sinks; // (n_heads) or NULL
     float scale, softcap;
     int n_seqs, n_tokens;
     const int32_t *query_start, *positions, *context_len, *stored, *block_table;
@@ -57,6 +58,7 @@ static attn_args<T> attn_args_make(const struct batch_view *batch, const struct 
     a.window = s->window;
     a.latent = s->latent;
     a.early = s->early;
+    a.sinks = (const T *)s->sinks;
     a.scale = s->scale;
     a.softcap = s->softcap;
     a.n_seqs = batch->n_seqs;
@@ -145,6 +147,15 @@ __device__ __forceinline__ float exp2_fast(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+// The sum of a row's weights, those of its keys being relative to `top` (log2 units), and of its
+// head's sink. A row that sees nothing has none.
+template <typename T>
+__device__ __forceinline__ float with_sink(const attn_args<T> &a, int head, float top, float sum)
+{
+    if (!a.sinks || top == -INFINITY) return sum;
+    return __fadd_rn(sum, exp2_fast(__fmaf_rn(to_f32(a.sinks[head]), LOG2E, -top)));
 }
 
 // The packed rows of a tile of a sequence: base .. of n.

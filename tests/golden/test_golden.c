@@ -63,6 +63,7 @@ struct golden { // one folder, opened
     struct backward *backward;
     int n_seqs, prompt, completion, first[65];
     int32_t targets[4096];
+    float *stored; // see stored_value()
 };
 
 static const void *value(const struct golden *g, const char *name)
@@ -72,13 +73,30 @@ static const void *value(const struct golden *g, const char *name)
     return e ? e->data : NULL;
 }
 
-// "<prefix>NAME" of a tensor. The reference keeps a mixture's experts in two tensors a layer, one
-// expert after the other, as the arena does: there it is a part of one of those.
-static const float *tensor_value(const struct golden *g, const char *prefix,
-                                 const struct weights *w, int t)
+// A tensor that the folder has in one with others, as the table has it; the golden's to free.
+static const float *stored_value(struct golden *g, const char *prefix,
+                                 const struct weight_tensor *t)
+{
+    char name[220];
+    const struct stored_in *s = &t->stored;
+    const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1;
+    snprintf(name, sizeof name, "%s%s", prefix, s->name);
+    const float *whole = value(g, name);
+    g->stored = realloc(g->stored, (size_t)t->n * sizeof *g->stored);
+    for (int64_t i = 0; whole && i < t->n; i++)
+        g->stored[i] = whole[s->first + i / cols * s->row_step + i % cols * s->col_step];
+    return whole ? g->stored : NULL;
+}
+
+// "<prefix>NAME" of a tensor, until the next is asked for. The reference keeps a mixture's experts
+// in two tensors a layer, one expert after the other, as the arena does: there it is a part of one
+// of those.
+static const float *tensor_value(struct golden *g, const char *prefix, const struct weights *w,
+                                 int t)
 {
     char name[220];
     const struct weight_tensor *tensor = &w->tensors[t];
+    if (tensor->stored.n_dims) return stored_value(g, prefix, tensor);
     snprintf(name, sizeof name, "%s%s", prefix, tensor->name);
     const float *whole = value(g, name);
     if (whole) return whole;
@@ -242,6 +260,7 @@ static void close_golden(struct golden *g)
     optimizer_free(g->optimizer);
     tape_free(g->dev, g->tape);
     batch_free(g->batch);
+    free(g->stored);
     model_free(g->model);
     adapter_table_free(g->table);
     adapter_free(g->adapter);

@@ -357,6 +357,14 @@ static void down_back(struct backward *b, const void *dout, const void *gate_up,
     back_to_weight(m, w->dw, w->db, dout, m->act, act->rows, w->n, w->k);
 }
 
+// dbias (experts, width) += column sums of each expert's rows, where it is trained.
+static void add_bias_gradient(struct model *m, float *dbias, const void *dy,
+                              const struct moe_routing *r, int experts, int a, int width)
+{
+    const struct expert_rows rows = {a, experts, width, m->dt};
+    if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, r->offsets, &rows);
+}
+
 // From m->normed and dx, the experts' gradients; leaves the gradient of m->normed in dnormed.
 static void experts_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
@@ -379,11 +387,13 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
+    add_bias_gradient(m, g->down_bias, b->dexpert, r, experts, a, hidden);
     if (g->down)
         ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
                                  &to_down);
     ops->gather_rows(m->dev, m->expert_in, m->normed,
                      &(struct gather_args){r->row, a, hidden, 1.0f, m->dt, 0, 0});
+    add_bias_gradient(m, g->gate_up_bias, b->dgate_up, r, experts, a, up);
     if (g->gate_up)
         ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
                                  &to_gate_up);
@@ -391,7 +401,8 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                         &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
-    back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, experts, hidden);
+    back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
+                   hidden);
     if (model_begins_sum(m))
         back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
     else
@@ -511,6 +522,9 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     matrix_back(b, b->dattn, dout, tape->attn, rows,
                 &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden,
                                  layer_attn_width(layer), false});
+    if (g->sinks)
+        m->ops->attn_sinks_back(m->dev, g->sinks, b->dattn, tape->attn, tape->lse, rows,
+                                &m->attn[l]);
     if (layer->latent.rank == 0) {
         m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
                                  &m->attn[l]);
