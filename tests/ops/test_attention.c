@@ -54,7 +54,7 @@ static void rope_reference(struct op_test *t, double **v)
 static const struct op_def op_rope = {"rope", rope_setup, rope_launch, rope_reference};
 
 // p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged);
-// latent at p[8]
+// latent at p[8], sinks at p[9]
 
 // Packed layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or
 // -1}
@@ -129,11 +129,12 @@ static struct batch_view packed_view(const struct op_test *t, void **d)
     return b;
 }
 
-/* One row's attention in double: keys and values given as pointers per visible entry. */
+/* One row's attention in double: keys and values given as pointers per visible entry; sink: of the
+ * head, or NULL. */
 static double attention_row(double *out, const double *q, const double **k, const double **v, int n,
-                            const struct attn_shape *s)
+                            const double *sink, const struct attn_shape *s)
 {
-    double *p = must(malloc((size_t)n * sizeof *p)), max = -INFINITY, sum = 0;
+    double *p = must(malloc((size_t)n * sizeof *p)), max = sink ? *sink : -INFINITY, sum = 0;
     for (int j = 0; j < n; j++) {
         p[j] = 0;
         for (int d = 0; d < s->head_dim; d++) p[j] += q[d] * k[j][d];
@@ -142,6 +143,7 @@ static double attention_row(double *out, const double *q, const double **k, cons
         max = fmax(max, p[j]);
     }
     for (int j = 0; j < n; j++) sum += p[j] = exp(p[j] - max);
+    if (sink) sum += exp(*sink - max);
     for (int d = 0; d < attn_value_dim(s); d++) out[d] = 0;
     for (int j = 0; j < n; j++)
         for (int d = 0; d < attn_value_dim(s); d++) out[d] += p[j] / sum * v[j][d];
@@ -149,9 +151,15 @@ static double attention_row(double *out, const double *q, const double **k, cons
     return max + log(sum);
 }
 
+// A head's of the sinks, which are the case's or none.
+static const double *sink_of(const struct op_test *t, const double *sinks, int h)
+{
+    return t->c->p[9] ? sinks + h : NULL;
+}
+
 // out, lse of a packed batch in double, from the masks as batch_view.h words them
 static void packed_formula(struct op_test *t, int index_arrays, double *out, double *lse,
-                           const double *qkv)
+                           const double *qkv, const double *sinks)
 {
     const struct attn_shape s = attn_shape_of(t->c->p);
     const struct array *a = t->a + index_arrays;
@@ -170,14 +178,15 @@ static void packed_formula(struct op_test *t, int index_arrays, double *out, dou
                 n++;
             }
             double l = attention_row(out + ((int64_t)row * s.n_heads + h) * attn_value_dim(&s),
-                                     qkv + row * width + h * s.head_dim, k, v, n, &s);
+                                     qkv + row * width + h * s.head_dim, k, v, n,
+                                     sink_of(t, sinks, h), &s);
             if (lse) lse[(int64_t)row * s.n_heads + h] = l;
         }
     free(k);
     free(v);
 }
 
-enum { AP_INDEX, AP_OUT = 6, AP_LSE, AP_QKV };
+enum { AP_INDEX, AP_OUT = 6, AP_LSE, AP_QKV, AP_SINKS };
 
 static void attn_packed_setup(struct op_test *t)
 {
@@ -188,6 +197,7 @@ static void attn_packed_setup(struct op_test *t)
     floats(t, "out", OUT, DATA, rows * p[0] * attn_value_dim(&s), 1);
     floats(t, "lse", OUT, F32, rows * p[0], 1);
     floats(t, "qkv", IN, DATA, rows * attn_row_width(&s), 1);
+    floats(t, "sinks", IN, DATA, p[0], 1);
 }
 
 static void attn_packed_launch(struct op_test *t, struct device *dev, const struct ops *ops,
@@ -196,18 +206,19 @@ static void attn_packed_launch(struct op_test *t, struct device *dev, const stru
     struct attn_shape s = attn_shape_of(t->c->p);
     struct batch_view b = packed_view(t, d);
     s.dt = t->dt;
+    s.sinks = t->c->p[9] ? d[AP_SINKS] : NULL;
     ops->attn_packed(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], &b, &s);
 }
 
 static void attn_packed_reference(struct op_test *t, double **v)
 {
-    packed_formula(t, AP_INDEX, t->a[AP_OUT].expect, t->a[AP_LSE].expect, v[AP_QKV]);
+    packed_formula(t, AP_INDEX, t->a[AP_OUT].expect, t->a[AP_LSE].expect, v[AP_QKV], v[AP_SINKS]);
 }
 
 static const struct op_def op_attn_packed = {"attn_packed", attn_packed_setup, attn_packed_launch,
                                              attn_packed_reference};
 
-enum { AB_INDEX, AB_DQKV = 6, AB_DOUT, AB_OUT, AB_LSE, AB_QKV };
+enum { AB_INDEX, AB_DQKV = 6, AB_DOUT, AB_OUT, AB_LSE, AB_QKV, AB_SINKS, AB_DSINKS };
 
 static void attn_back_setup(struct op_test *t)
 {
@@ -220,11 +231,16 @@ static void attn_back_setup(struct op_test *t)
     float *lse = floats(t, "lse", IN, F32, rows * p[0], 1);
     struct array *qkv = &t->a[t->n_arrays];
     floats(t, "qkv", IN, DATA, t->a[AB_DQKV].n, 1);
-    double *x = must(malloc((size_t)qkv->n * 8)), *o = must(malloc((size_t)n * 8));
+    struct array *sinks = &t->a[t->n_arrays];
+    floats(t, "sinks", IN, DATA, p[0], 1);
+    floats(t, "dsinks", INOUT, F32, p[0], 1);
+    double *x = must(malloc((size_t)qkv->n * 8)), *o = must(malloc((size_t)n * 8)), z[32];
     double *l = must(malloc((size_t)rows * p[0] * 8));
     for (int64_t i = 0; i < qkv->n; i++) // rounded as bf16 first, so that out and lse fit both runs
         x[i] = qkv->f[i] = f32_from_bf16(bf16_from_f32(qkv->f[i]));
-    packed_formula(t, AB_INDEX, o, l, x);
+    for (int64_t i = 0; i < sinks->n; i++)
+        z[i] = sinks->f[i] = f32_from_bf16(bf16_from_f32(sinks->f[i]));
+    packed_formula(t, AB_INDEX, o, l, x, z);
     for (int64_t i = 0; i < n; i++) out[i] = (float)o[i];
     for (int64_t i = 0; i < rows * p[0]; i++) lse[i] = (float)l[i];
     free(x);
@@ -238,12 +254,15 @@ static void attn_back_launch(struct op_test *t, struct device *dev, const struct
     struct batch_view b = packed_view(t, d);
     s.dt = t->dt;
     ops->attn_packed_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
+    s.sinks = d[AB_SINKS];
+    if (t->c->p[9])
+        ops->attn_sinks_back(dev, d[AB_DSINKS], d[AB_DOUT], d[AB_OUT], d[AB_LSE], b.n_tokens, &s);
 }
 
 static double attn_loss(struct op_test *t, double **v)
 {
     double *out = must(malloc((size_t)t->a[AB_OUT].n * 8)), loss = 0;
-    packed_formula(t, AB_INDEX, out, NULL, v[AB_QKV]);
+    packed_formula(t, AB_INDEX, out, NULL, v[AB_QKV], v[AB_SINKS]);
     for (int64_t i = 0; i < t->a[AB_OUT].n; i++) loss += v[AB_DOUT][i] * out[i];
     free(out);
     return loss;
@@ -252,6 +271,7 @@ static double attn_loss(struct op_test *t, double **v)
 static void attn_back_reference(struct op_test *t, double **v)
 {
     differentiate(t, v, AB_DQKV, AB_QKV, false, attn_loss);
+    differentiate(t, v, AB_DSINKS, AB_SINKS, true, attn_loss);
 }
 
 static const struct op_def op_attn_back = {"attn_packed_back", attn_back_setup, attn_back_launch,
@@ -267,7 +287,19 @@ static const struct {
     {{9, 9}, {20, 4}, {31, 1}, {16, 16}, {7, 2}},
 };
 
-enum { PG_OUT, PG_K, PG_V, PG_QKV, PG_POSITIONS, PG_SEQ, PG_START, PG_SLOTS, PG_CONTEXT, PG_TABLE };
+enum {
+    PG_OUT,
+    PG_K,
+    PG_V,
+    PG_QKV,
+    PG_POSITIONS,
+    PG_SEQ,
+    PG_START,
+    PG_SLOTS,
+    PG_CONTEXT,
+    PG_TABLE,
+    PG_SINKS
+};
 
 static void attn_paged_setup(struct op_test *t)
 {
@@ -294,6 +326,7 @@ static void attn_paged_setup(struct op_test *t)
     int32_t *start = ints(t, "query_start", n_seqs + 2), *slots = ints(t, "slots", rows);
     int32_t *context_len = ints(t, "context_len", n_seqs + 1);
     int32_t *table = ints(t, "block_table", (int64_t)(n_seqs + 1) * table_stride);
+    floats(t, "sinks", IN, DATA, p[0], 1);
     int32_t *order = must(malloc((size_t)blocks * sizeof *order));
     for (int i = 0; i < blocks; i++) order[i] = i;
     for (int i = blocks - 1; i > 0; i--) {
@@ -339,6 +372,7 @@ static void attn_paged_launch(struct op_test *t, struct device *dev, const struc
     b.slots = d[PG_SLOTS];
     b.context_len = d[PG_CONTEXT];
     b.block_table = d[PG_TABLE];
+    s.sinks = t->c->p[9] ? d[PG_SINKS] : NULL;
     int block = t->c->p[7];
     const int width = s.n_kv_heads * s.head_dim;
     const struct kv_layer layers[2] = {{0, width}, {t->a[PG_K].n / 2, width}};
@@ -389,7 +423,8 @@ static void attn_paged_reference(struct op_test *t, double **v)
                 k[n] = pool_k + at;
                 w[n++] = (s.latent ? pool_k : pool_v) + at;
             }
-            attention_row(out, v[PG_QKV] + row * width + h * s.head_dim, k, w, n, &s);
+            attention_row(out, v[PG_QKV] + row * width + h * s.head_dim, k, w, n,
+                          sink_of(t, v[PG_SINKS], h), &s);
         }
     free(k);
     free(w);
@@ -418,6 +453,10 @@ static const struct op_case cases[] = {
     {&op_attn_packed, "h7/1 d128 shared x4", {7, 1, 128, 2, 4, 0, 0}, false},
     {&op_attn_packed, "h2/1 d256 shared softcap", {2, 1, 256, 2, 1, 0, 2}, false},
     {&op_attn_packed, "h14/2 d64 three x11 window softcap", {14, 2, 64, 1, 11, 20, 5}, false},
+    {&op_attn_packed, "h6/2 d32 shared sinks", {6, 2, 32, 2, 1, 0, 0, 0, 0, 1}, false},
+    {&op_attn_packed, "h8/1 d64 three x9 window sinks", {8, 1, 64, 1, 9, 20, 0, 0, 0, 1}, false},
+    {&op_attn_packed, "h8/2 d64 one x100 sinks", {8, 2, 64, 0, 100, 0, 0, 0, 0, 1}, true},
+    {&op_attn_packed, "h2/1 d256 one x30 sinks", {2, 1, 256, 0, 30, 0, 0, 0, 0, 1}, true},
     {&op_attn_packed, "h12/2 d128 shared x40", {12, 2, 128, 2, 40, 0, 0}, true},
     {&op_attn_packed, "h8/2 d64 one x100", {8, 2, 64, 0, 100, 0, 0}, true},
     {&op_attn_back, "h2/2 d8 one", {2, 2, 8, 0, 1, 0, 0}, false},
@@ -428,6 +467,9 @@ static const struct op_case cases[] = {
     {&op_attn_back, "h3/1 d96 shared window softcap", {3, 1, 96, 2, 1, 6, 2}, false},
     {&op_attn_back, "h6/3 d128 three", {6, 3, 128, 1, 1, 0, 0}, false},
     {&op_attn_back, "h2/1 d256 shared", {2, 1, 256, 2, 1, 0, 0}, false},
+    {&op_attn_back, "h4/2 d16 three sinks", {4, 2, 16, 1, 1, 0, 0, 0, 0, 1}, false},
+    {&op_attn_back, "h8/2 d64 shared window sinks", {8, 2, 64, 2, 1, 5, 0, 0, 0, 1}, false},
+    {&op_attn_back, "h8/1 d64 one x50 sinks", {8, 1, 64, 0, 50, 0, 0, 0, 0, 1}, true},
     {&op_attn_back, "h12/2 d128 shared x20", {12, 2, 128, 2, 20, 0, 0}, true},
     {&op_attn_back, "h14/2 d64 one x50", {14, 2, 64, 0, 50, 0, 0}, true},
     {&op_attn_back, "h4/4 d64 shared x9 window", {4, 4, 64, 2, 9, 30, 0}, true},
@@ -446,6 +488,12 @@ static const struct op_case cases[] = {
     {&op_attn_paged, "latent decode h16 512 of 576 b16", {16, 1, 576, 0, 2, 0, 0, 16, 512}, false},
     {&op_attn_paged, "latent chunks h3 7 of 10 b8", {3, 1, 10, 1, 2, 0, 0, 8, 7}, false},
     {&op_attn_paged, "latent chunks h16 512 of 576 b16", {16, 1, 576, 1, 8, 0, 0, 16, 512}, true},
+    {&op_attn_paged, "decode h8/1 d64 b16 sinks", {8, 1, 64, 0, 3, 0, 0, 16, 0, 1}, false},
+    {&op_attn_paged, "decode h4/2 d16 b4 window sinks", {4, 2, 16, 0, 2, 9, 0, 4, 0, 1}, false},
+    {&op_attn_paged, "chunks h8/1 d64 b16 sinks", {8, 1, 64, 1, 3, 0, 0, 16, 0, 1}, false},
+    {&op_attn_paged, "decode h8/1 d64 b16 long sinks", {8, 1, 64, 0, 120, 0, 0, 16, 0, 1}, true},
+    {&op_attn_paged, "chunks h8/1 d64 b16 long sinks", {8, 1, 64, 1, 20, 0, 0, 16, 0, 1}, true},
+    {&op_attn_paged, "chunks h2/1 d256 b16 long sinks", {2, 1, 256, 1, 20, 0, 0, 16, 0, 1}, true},
     {&op_attn_paged, "decode h12/2 d128 b16 long", {12, 2, 128, 0, 120, 0, 0, 16}, true},
     {&op_attn_paged, "chunks h12/2 d128 b16 long", {12, 2, 128, 1, 20, 0, 0, 16}, true},
 };
@@ -469,8 +517,14 @@ static void attention_forms(struct device *dev)
         slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
     }
     const struct ops *ops = device_ops(dev);
-    const struct attn_shape shape = {
-        .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .scale = 0.17f, .window = 20};
+    static const float sinks[HEADS] = {0.5f, -1, 2, 0, -3, 1};
+    float *d_sinks = to_device(dev, sinks, sizeof sinks);
+    const struct attn_shape shape = {.n_heads = HEADS,
+                                     .n_kv_heads = KV_HEADS,
+                                     .head_dim = DIM,
+                                     .scale = 0.17f,
+                                     .window = 20,
+                                     .sinks = d_sinks};
     float *d_qkv = to_device(dev, qkv, sizeof qkv), *d_out = to_device(dev, NULL, sizeof packed);
     float *d_lse = to_device(dev, NULL, ROWS * HEADS * sizeof *d_lse);
     int32_t *d_positions = to_device(dev, positions, sizeof positions);
@@ -528,8 +582,8 @@ static void attention_forms(struct device *dev)
     }
     printf("attention: packed, paged and decoded differ by %.2g on %s\n", worst, device_spec(dev));
     assert_true(worst <= (device_kind(dev) == DEVICE_CPU ? 0 : 1e-5));
-    void *all[] = {d_qkv,   d_out,   d_lse,   d_positions, d_zeros,
-                   d_slots, d_start, d_table, d_rows,      pool};
+    void *all[] = {d_sinks, d_qkv,   d_out,   d_lse,  d_positions, d_zeros,
+                   d_slots, d_start, d_table, d_rows, pool};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
