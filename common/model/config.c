@@ -121,7 +121,7 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     c->norm = c->family->norm;
     c->rotary_share = c->family->rotary_share > 0 ? c->family->rotary_share : 1;
     c->tie_embeddings = c->family->tied;
-    c->gated_mlp = true;
+    c->gated_mlp = c->pre_norm = true;
     c->embed_scale = 1;
     all->attn_scale = (float)(1.0 / sqrt((double)all->head_dim));
     c->layers = calloc((size_t)c->n_layers, sizeof *c->layers);

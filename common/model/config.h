@@ -74,7 +74,9 @@ struct model_config {
     enum act_kind act;
     bool gated_mlp; // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
-    bool qk_norm;        // queries and keys are normalised per head, before rope
+    bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
+    bool qk_norm_whole;  // or all of a row's together
+    bool pre_norm;       // what attention and MLP read is normalised
     bool post_norm;      // what attention and MLP give is normalised before it is added
     bool parallel_block; // attention and MLP read the same normalised input
     bool tie_embeddings;
@@ -121,6 +123,16 @@ static inline int layer_kv_width(const struct layer_config *l)
 static inline int layer_qkv_width(const struct layer_config *l)
 {
     return layer_q_width(l) + 2 * layer_kv_width(l);
+}
+// Of a norm over n heads' queries or keys, and how many of these norms a row has.
+static inline int layer_qk_norm_width(const struct model_config *c, const struct layer_config *l,
+                                      int n)
+{
+    return c->qk_norm_whole ? n * l->head_dim : l->head_dim;
+}
+static inline int layer_qk_norms(const struct model_config *c, int n)
+{
+    return c->qk_norm_whole ? 1 : n;
 }
 // What attention gives, and the output matmul takes.
 static inline int layer_attn_width(const struct layer_config *l)
@@ -174,10 +186,14 @@ static inline int config_first_vocab_row(const struct model_config *c)
 // Keys and values of one token in all layers, on this rank.
 int64_t config_kv_elements(const struct model_config *config);
 
-// Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters,
-// partial_rotary_factor) into ropes[0], which all layers have. Layers and max_positions must be
-// set.
+// Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters or its
+// full_attention, partial_rotary_factor) into ropes[0], which all layers have. Layers and
+// max_positions must be set.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
+// Layers with a window get a table of their own, ropes[1]: rope_parameters' sliding_attention, else
+// the default kind with the theta of `key`, or `theta`.
+enum status rope_config_read_local(const char *where, const json_t *json, const char *key,
+                                   double theta, struct model_config *config);
 // Of ropes[i]: (n_positions, dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope takes
 // its long factors where rope_context (or n_positions, if that is 0) is above
 // original_max_positions.

@@ -59,6 +59,7 @@ struct family {
     const char *norm_eps_key; // NULL: "rms_norm_eps"
     double norm_eps;          // 0: 1e-6
     double rotary_share;      // 0: 1
+    double rope_theta;        // 0: 10000
     int head_dim;             // 0: hidden_size / num_attention_heads
     bool tied;
     // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the

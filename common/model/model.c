@@ -194,8 +194,10 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
-    return (struct norm_shape){c->norm,     rows * n, layer->head_dim, n, layer_qkv_width(layer),
-                               c->norm_eps, m->dt};
+    const int norms = layer_qk_norms(c, n);
+    return (struct norm_shape){c->norm, rows * norms,           layer_qk_norm_width(c, layer, n),
+                               norms,   layer_qkv_width(layer), c->norm_eps,
+                               m->dt};
 }
 
 struct moe_shape model_moe_shape(const struct model *m, int l, int rows)
@@ -288,13 +290,21 @@ static void linear_act(struct model *m, void *y, void *gate_up, const void *x, i
     m->ops->matmul_act(m->dev, y, gate_up, x, l->w, l->bias, &shape, &act, keep);
 }
 
-static void normalise(struct model *m, void *y, int rows, const struct norm_args *args)
+static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)
 {
-    const struct norm_shape shape = model_norm_shape(m, rows);
-    m->ops->norm(m->dev, y, args, &shape);
+    if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
-// The q and k norms: each head of each row by itself, in place.
+void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args)
+{
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    if (args->w)
+        m->ops->norm(m->dev, y, args, &shape);
+    else
+        copy_rows(m, y, args->x, rows, m->config->hidden);
+}
+
+// The q and k norms, in place.
 static void normalise_heads(struct model *m, int l, void *qkv, const struct layer_tape *tape,
                             int rows)
 {
@@ -307,11 +317,6 @@ static void normalise_heads(struct model *m, int l, void *qkv, const struct laye
     const struct norm_args of_k = {.x = keys, .w = w->k_norm, .rstd = tape ? tape->rstd_k : NULL};
     m->ops->norm(m->dev, qkv, &of_q, &q);
     m->ops->norm(m->dev, keys, &of_k, &k);
-}
-
-static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)
-{
-    if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
 // The end of a residual branch: x_to = x_from + in . w^T + bias, normalised first where there is a
@@ -344,7 +349,8 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
     out.add = false;
     model_linear(m, proj, b->in, rows, &out);
     model_sum_ranks(m, proj, rows);
-    normalise(m, m->block, rows, &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
+    model_normalise(m, m->block, rows,
+                    &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
 }
 
@@ -406,9 +412,9 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
 
-    normalise(m, m->normed, rows,
-              &(struct norm_args){x, w->attn_norm, w->attn_norm_bias, tape ? tape->rstd1 : NULL,
-                                  tape ? tape->mean1 : NULL});
+    model_normalise(m, m->normed, rows,
+                    &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
+                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL});
     if (layer->latent.rank > 0) {
         latent_attention(m, l, batch, kv, tape ? &tape->latent : &m->latent,
                          tape ? tape->lse : (float *)m->gate_up, out);
@@ -509,9 +515,9 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     void *gate_up = tape ? tape->gate_up : m->gate_up;
 
     if (!c->parallel_block)
-        normalise(m, m->normed, rows,
-                  &(struct norm_args){x_mid, w->mlp_norm, w->mlp_norm_bias,
-                                      tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
+        model_normalise(m, m->normed, rows,
+                        &(struct norm_args){x_mid, w->mlp_norm, w->mlp_norm_bias,
+                                            tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
     if (layer->moe.n_experts > 0) {
         if (model_begins_sum(m))
             copy_rows(m, x_out, x_mid, rows, c->hidden);
@@ -609,9 +615,9 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
     const struct head_rows to = model_head_rows(m, first);
     m->ops->gather_rows(m->dev, to.x, x,
                         &(struct gather_args){rows, n, c->hidden, 1.0f, m->dt, 0, 0});
-    normalise(m, to.normed, n,
-              &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
-                                  c->norm == NORM_LAYER ? to.mean : NULL});
+    model_normalise(m, to.normed, n,
+                    &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
+                                        c->norm == NORM_LAYER ? to.mean : NULL});
     const int width = config_vocab_rows(c);
     float *parts = m->logit_parts ? m->logit_parts : to.logits;
     float *own = parts + (size_t)c->shard.rank * (size_t)n * (size_t)width;
@@ -638,18 +644,18 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
     struct device_part parts[N_TAPE - 16] = {
         TAPE(x, hidden), // first: lay_out()
-        TAPE(rstd1, stat),
+        TAPE(rstd1, c->pre_norm ? stat : 0),
         TAPE(mean1, mean),
         TAPE(qkv_raw, c->qk_norm ? qkv : 0),
-        TAPE(rstd_q, c->qk_norm ? stat * (size_t)l->n_heads : 0),
-        TAPE(rstd_k, c->qk_norm ? stat * (size_t)l->n_kv_heads : 0),
+        TAPE(rstd_q, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_heads) : 0),
+        TAPE(rstd_k, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_kv_heads) : 0),
         TAPE(qkv, qkv),
         TAPE(attn, t * (size_t)layer_attn_width(l) * e),
         TAPE(lse, stat * (size_t)l->n_heads),
         TAPE(attn_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post1, c->post_norm ? stat : 0),
         TAPE(x_mid, hidden),
-        TAPE(rstd2, c->parallel_block ? 0 : stat),
+        TAPE(rstd2, c->parallel_block || !c->pre_norm ? 0 : stat),
         TAPE(mean2, c->parallel_block ? 0 : mean),
         TAPE(router_logits, model_keeps_router_logits(l) ? stat * (size_t)l->moe.n_experts : 0),
         TAPE(shared_gate_up, t * (size_t)layer_shared_up_width(c, l) * e),

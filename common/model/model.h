@@ -24,7 +24,7 @@ struct layer_tape {
     void *x;                   // (T, hidden) residual stream at the layer's entry
     float *rstd1, *mean1;      // (T) of the attention norm; mean of NORM_LAYER only, here and below
     void *qkv_raw;             // (T, qkv width) before the q/k norms
-    float *rstd_q, *rstd_k;    // (T, n_heads), (T, n_kv_heads)
+    float *rstd_q, *rstd_k;    // (T, n_heads), (T, n_kv_heads); (T) where norms go over all heads
     void *qkv;                 // (T, qkv width) after bias, q/k norm and rope
     struct latent_rows latent; // in place of all since mean1
     void *attn;                // (T, attention width) attention output
@@ -119,8 +119,12 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 // backward pass.
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign);
 
+// What a residual branch reads, (rows, hidden): args->x normalised, or as it is where there are no
+// weights to it.
+void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args);
+
 // Shapes of calls for `rows` rows, as the forward and the backward pass make them: of the norms
-// over the residual stream, of those over each of n heads of layer l, of the layer's routing and of
+// over the residual stream, of those over n heads of layer l, of the layer's routing and of
 // its activation.
 struct norm_shape model_norm_shape(const struct model *m, int rows);
 struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n);

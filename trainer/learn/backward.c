@@ -310,6 +310,19 @@ static const void *residual_back(struct backward *b, int rows, const struct norm
     return b->dproj;
 }
 
+// dx = (add ? dx : 0) + dnormed, taken back through the norm in front of a residual branch where
+// there is one; where there is none, the branch's input is added to.
+static void pre_norm_back(struct backward *b, void *dx, void *dnorm, void *dbias, int rows,
+                          const struct norm_args *norm, bool add)
+{
+    struct model *m = b->m;
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    if (norm->w)
+        m->ops->norm_back(m->dev, dx, dnorm, dbias, b->dnormed, norm, &shape, add);
+    else
+        m->ops->add(m->dev, dx, b->dnormed, (int64_t)rows * m->config->hidden, m->dt);
+}
+
 // From the gradient of what the matrix behind an activation gives: that of the activation's input,
 // in dgate_up, and the matrix's. The activation itself is computed again on the way; beforehand
 // where an adapter reads it.
@@ -428,7 +441,6 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct norm_shape shape = model_norm_shape(m, rows);
     bool parallel = c->parallel_block;
     const struct norm_args norm =
         parallel
@@ -438,15 +450,14 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
          *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
 
-    m->ops->norm(m->dev, m->normed, &norm, &shape);
+    model_normalise(m, m->normed, rows, &norm);
     if (c->layers[l].moe.n_experts > 0)
         experts_back(b, l, rows, tape);
     else
         plain_mlp_back(b, l, rows, tape);
     if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
     model_sum_ranks(m, b->dnormed, rows);
-    m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, &norm,
-                      &shape, !parallel);
+    pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel);
 }
 
 // Takes dqkv back through the q and k norms, in place.
@@ -475,7 +486,6 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct layer_config *layer = &c->layers[l];
     int rows = batch->n_tokens, width = layer_qkv_width(layer);
-    const struct norm_shape shape = model_norm_shape(m, rows);
     const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
                                    tape->mean1};
     const struct norm_args post_norm = {
@@ -491,7 +501,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
         model_rotate(m, l, b->dqkv, batch, -1.0f);
         if (c->qk_norm) heads_norm_back(b, l, rows, tape);
     }
-    m->ops->norm(m->dev, m->normed, &norm, &shape);
+    model_normalise(m, m->normed, rows, &norm);
     if (layer->latent.rank > 0)
         latent_back(b, l, batch, tape);
     else
@@ -499,8 +509,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
             b, b->dnormed, b->dqkv, m->normed, rows,
             &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
     model_sum_ranks(m, b->dnormed, rows);
-    m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, &norm, &shape,
-                      true);
+    pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
     if (c->parallel_block)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
 }
