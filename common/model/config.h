@@ -148,11 +148,17 @@ static inline int layer_attn_width(const struct layer_config *l)
 {
     return l->latent.rank > 0 ? l->n_heads * l->latent.value : layer_q_width(l);
 }
-// Of latent attention: a token's entry in the cache; its query and that entry in absorbed form
-// (kernels/latent.h).
+// Of latent attention: a token's entry in the cache.
 static inline int layer_latent_width(const struct layer_config *l)
 {
     return l->latent.rank + l->latent.rope;
+}
+// Multiplications of attention for a query of all heads and a key: scores and the weighted sum, as
+// the forward pass computes them.
+static inline int layer_attn_products(const struct layer_config *l)
+{
+    return l->latent.rank > 0 ? l->n_heads * (layer_latent_width(l) + l->latent.rank)
+                              : 2 * layer_q_width(l);
 }
 // Of the MLP's first matmul: gate and up, or up alone.
 static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)

@@ -117,10 +117,33 @@ static void sampler_is_the_trainer(void **state)
     scene_close(&s);
 }
 
+// With a frozen model beside it, an adapter is trained, and then the model through tandem.
+static void adapters_and_tandem(void **state)
+{
+    struct scene s;
+    const char *model = write_model();
+    (void)state;
+    scene_open_model(&s, model,
+                     OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--tandem-model", model,
+                             "--max-adapters", "1"));
+    learn(&s, "adapter",
+          OPTIONS("--lora-r", "4", "--lora-target", "q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj",
+                  "--recompute", "layer"));
+    daemon_holds(&s.daemon, "policy", model);
+    daemon_holds_adapter(&s.daemon, "policy", latest(&s, "adapter"));
+    assert_int_equal(train_alone(&s, "no", OPTIONS("--lora-r", "4", "--lora-target", "kv_b_proj")),
+                     1);
+    assert_said(&s, "adapters of kv_b_proj");
+    learn(&s, "tandem", OPTIONS("--tandem", "--tandem-p", "0.5", "--save-steps", "0"));
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sampler_is_the_trainer),
+        cmocka_unit_test(adapters_and_tandem),
     };
     return cmocka_run_group_tests_name("latent", tests, NULL, NULL);
 }
