@@ -21,6 +21,7 @@
 
 typedef __nv_bfloat16 bf16;
 
+struct comm;
 struct matmul_state; // matmul_plan.cu
 
 struct cuda_state {
@@ -35,6 +36,8 @@ struct cuda_state {
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
     cudaEvent_t started, stopped;
     bool capturing;
+    struct comm *captured; // whose calls are in what is being captured, or NULL (comm.cu)
+    void (*launched)(struct comm *comm); // called when that is launched
     bool
         after_graph; // a graph's capture began or ended, or one was launched, since the last kernel
 };
@@ -52,6 +55,9 @@ static inline struct cuda_state *cuda_use(struct device *dev)
 // Scratch memory for the operation being enqueued; the next operation may overwrite it. NULL after
 // a recorded failure. 256-byte aligned.
 void *cuda_workspace(struct device *dev, size_t bytes);
+
+// "GPU-..." as nvidia-smi writes it (device.cu).
+void cuda_uuid(const cudaDeviceProp *prop, char *ret, size_t size);
 
 // Records a failed call as the device's failure; true where it succeeded.
 bool cuda_ok(struct device *dev, cudaError_t error, const char *what);

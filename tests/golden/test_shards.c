@@ -161,6 +161,7 @@ static void slices_must_be_close(const struct side *part, const float *have,
     for (int i = 0; i < part->weights->n_tensors; i++) {
         const struct weight_tensor *t = &part->weights->tensors[i];
         const struct weight_tensor *all = weights_find(whole->weights, t->name);
+        if (t->is_buffer) continue; // without a gradient; replicas_must_be_same()
         const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, width = all->n / all->shape[0];
         const float *from = have + t->offset;
         for (int r = 0; r < t->slice.n_runs; r++)
@@ -312,7 +313,15 @@ static int rank_main(const char *root)
 // ---- the test -----------------------------------------------------------------------------------
 static char self[PATH_MAX];
 
-static void run_ranks(int n, int agree)
+static int count(const char *text, const char *words)
+{
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, words)); at++) n++;
+    return n;
+}
+
+// All folders agree but those whose numbers so many ranks cannot share.
+static void run_ranks(int n, int not_to_be_shared)
 {
     const char *log = test_path(test_folder(), "log"),
                *root = test_path(test_root(), "tests/golden");
@@ -325,22 +334,21 @@ static void run_ranks(int n, int agree)
     char *text = test_read(log);
     if (status != 0) print_error("%s\n", text);
     assert_int_equal(status, 0);
-    int found = 0;
-    for (const char *at = text; (at = strstr(at, " agrees\n")); at++) found++;
-    assert_int_equal(found, agree);
+    assert_int_equal(count(text, " is not to be shared\n"), not_to_be_shared);
+    assert_true(count(text, " agrees\n") > 10);
     free(text);
 }
 
 static void two_ranks_agree_with_one(void **state)
 {
     (void)state;
-    run_ranks(2, 16);
+    run_ranks(2, 2); // norms over all heads: olmo2, olmo3
 }
 
 static void four_ranks_agree_with_one(void **state)
 {
     (void)state;
-    run_ranks(4, 15); // llama3 has 6 heads
+    run_ranks(4, 3); // llama3 has 6 heads
 }
 
 int main(int argc, char **argv)

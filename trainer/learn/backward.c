@@ -9,42 +9,12 @@
  * Of a shard (model.h) dx is whole on every rank; what a rank's part of a matrix gives to it is
  * summed over the ranks where the gradient of a norm begins: once in the head and twice in a layer.
  */
-#include "trainer/learn/backward.h"
+#include "trainer/learn/layer_back.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct backward {
-    struct model *m;
-    const struct weights *grads;
-    const struct adapter *adapter; // that is trained; NULL: none
-    const struct weights *adapter_grads;
-    int lowest; // layer that is trained, or has something below it that is
-    int max_tokens, max_targets, chunk;
-    // device scratch
-    void *dx, *dnormed; // (max_tokens, hidden)
-    void *dproj;     // (max_tokens, hidden) of what a residual branch gives, before its post-norm
-    void *dparallel; // (max_tokens, hidden) what a parallel block's MLP adds to dx
-    void *dgate_up;  // (A, 2 * intermediate); A as in model.h
-    void *dact;      // (A, intermediate)
-    void *dexpert;   // (A, hidden) sorted by expert
-    void *drouter;   // (max_tokens, n_experts)
-    float *dweight;  // (max_tokens, moe.top_k)
-    void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
-    void *dlogits;      // (chunk, vocab)
-    void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
-    float *dlogits_f32; // the same before the soft cap's gradient, where there is one
-    void *drows;        // (max_targets, hidden)
-    int32_t *targets;   // (max_targets)
-    float *logprob, *lse, *entropy; // (max_targets); distilling: logprob holds the divergences,
-                                    // entropy the overlaps
-    float *dlogprob, *dentropy;     // (max_targets)
-    backward_done_fn *done;         // NULL: nobody asks
-    void *done_context;
-    bool logits_kept; // the last backward_logprobs left all its logits in model.logits
-};
-
-#define N_PARTS 21
+#define N_PARTS 30
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -59,7 +29,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
            h = (size_t)c->hidden;
     size_t a = layer_mlp_rows(l, t);
     size_t logits = (size_t)chunk * (size_t)c->vocab_size;
-    struct device_part parts[N_PARTS] = {
+    struct device_part parts[N_PARTS - N_LATENT_GRADS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
         PART(dproj, c->post_norm ? t * h * e : 0),
@@ -70,7 +40,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(drouter, t * (size_t)l->moe.n_experts * e),
         PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
         PART(dqkv, t * (size_t)layer_qkv_width(l) * e),
-        PART(dattn, t * (size_t)layer_q_width(l) * e),
+        PART(dattn, t * (size_t)layer_attn_width(l) * e),
         PART(dlogits, logits * e),
         PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
         PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
@@ -83,6 +53,8 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dentropy, n * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
+    latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
+                       ret + N_PARTS - N_LATENT_GRADS);
 }
 
 static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,
@@ -140,7 +112,8 @@ void backward_use_adapter(struct backward *b, const struct adapter *a, const str
 {
     b->adapter = a;
     b->adapter_grads = grads;
-    if (a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
+    // the head's matrix is the last
+    if (a->list[0].role != ROLE_HEAD && a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
 }
 
 void backward_free(struct backward *b)
@@ -221,19 +194,9 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
-// A matmul of a layer, y (rows, n) = x (rows, k) . w (n, k)^T + bias, and where its gradients go.
-struct matrix {
-    enum tensor_role role;
-    int layer;
-    const void *w;
-    void *dw, *db; // NULL: not trained
-    int n, k;
-    bool add;
-};
-
-// dx (rows, k) = (add ? dx : 0) + the gradient, through the adapter too where there is one.
-static void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                        const struct matrix *w)
+// matrix_back() of some rows of the batch (of, device); NULL: of all, in order.
+static void rows_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                      const int32_t *of, const struct matrix *w)
 {
     struct model *m = b->m;
     struct lora_args args;
@@ -243,7 +206,14 @@ static void matrix_back(struct backward *b, void *dx, const void *dy, const void
     if (!b->adapter || !adapter_table_args(m->adapters, w->role, w->layer, rows, NULL, &args))
         return;
     adapter_grads(b->adapter, b->adapter_grads, w->role, w->layer, grads);
+    args.row = of;
     m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
+}
+
+void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                 const struct matrix *w)
+{
+    rows_back(b, dx, dy, x, rows, NULL, w);
 }
 
 // Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a
@@ -330,8 +300,9 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         logits_back(b, batch, loss, at, rows, first);
         const void *dlogits = own_dlogits(b, rows);
-        back_to_weight(m, g->head, g->head_bias, dlogits, head.normed, rows, vocab, c->hidden);
-        back_to_input(m, drows, dlogits, w->head, rows, vocab, c->hidden);
+        rows_back(b, drows, dlogits, head.normed, rows, batch_rows_device(batch) + at,
+                  &(struct matrix){ROLE_HEAD, 0, w->head, g->head, g->head_bias, vocab, c->hidden,
+                                   false});
         model_sum_ranks(m, drows, rows);
         m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
                           false);
@@ -355,6 +326,19 @@ static const void *residual_back(struct backward *b, int rows, const struct norm
     return b->dproj;
 }
 
+// dx = (add ? dx : 0) + dnormed, taken back through the norm in front of a residual branch where
+// there is one; where there is none, the branch's input is added to.
+static void pre_norm_back(struct backward *b, void *dx, void *dnorm, void *dbias, int rows,
+                          const struct norm_args *norm, bool add)
+{
+    struct model *m = b->m;
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    if (norm->w)
+        m->ops->norm_back(m->dev, dx, dnorm, dbias, b->dnormed, norm, &shape, add);
+    else
+        m->ops->add(m->dev, dx, b->dnormed, (int64_t)rows * m->config->hidden, m->dt);
+}
+
 // From the gradient of what the matrix behind an activation gives: that of the activation's input,
 // in dgate_up, and the matrix's. The activation itself is computed again on the way; beforehand
 // where an adapter reads it.
@@ -371,6 +355,14 @@ static void down_back(struct backward *b, const void *dout, const void *gate_up,
     input_back(m, b->dact, dout, w->w, act->rows, w->n, w->k, w->add);
     m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, act);
     back_to_weight(m, w->dw, w->db, dout, m->act, act->rows, w->n, w->k);
+}
+
+// dbias (experts, width) += column sums of each expert's rows, where it is trained.
+static void add_bias_gradient(struct model *m, float *dbias, const void *dy,
+                              const struct moe_routing *r, int experts, int a, int width)
+{
+    const struct expert_rows rows = {a, experts, width, m->dt};
+    if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, r->offsets, &rows);
 }
 
 // From m->normed and dx, the experts' gradients; leaves the gradient of m->normed in dnormed.
@@ -395,11 +387,13 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
+    add_bias_gradient(m, g->down_bias, b->dexpert, r, experts, a, hidden);
     if (g->down)
         ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
                                  &to_down);
     ops->gather_rows(m->dev, m->expert_in, m->normed,
                      &(struct gather_args){r->row, a, hidden, 1.0f, m->dt, 0, 0});
+    add_bias_gradient(m, g->gate_up_bias, b->dgate_up, r, experts, a, up);
     if (g->gate_up)
         ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
                                  &to_gate_up);
@@ -407,7 +401,8 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                         &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
-    back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, experts, hidden);
+    back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
+                   hidden);
     if (model_begins_sum(m))
         back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
     else
@@ -473,7 +468,6 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct norm_shape shape = model_norm_shape(m, rows);
     bool parallel = c->parallel_block;
     const struct norm_args norm =
         parallel
@@ -483,15 +477,14 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
          *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
 
-    m->ops->norm(m->dev, m->normed, &norm, &shape);
+    model_normalise(m, m->normed, rows, &norm);
     if (c->layers[l].moe.n_experts > 0)
         experts_back(b, l, rows, tape);
     else
         plain_mlp_back(b, l, rows, tape);
     if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
     model_sum_ranks(m, b->dnormed, rows);
-    m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, &norm,
-                      &shape, !parallel);
+    pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel);
 }
 
 // Takes dqkv back through the q and k norms, in place.
@@ -518,9 +511,8 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]),
-        q_width = layer_q_width(&c->layers[l]);
-    const struct norm_shape shape = model_norm_shape(m, rows);
+    const struct layer_config *layer = &c->layers[l];
+    int rows = batch->n_tokens, width = layer_qkv_width(layer);
     const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
                                    tape->mean1};
     const struct norm_args post_norm = {
@@ -528,18 +520,26 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
 
     matrix_back(b, b->dattn, dout, tape->attn, rows,
-                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden, q_width, false});
-    m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
-                             &m->attn[l]);
-    model_rotate(m, l, b->dqkv, batch, -1.0f);
-    if (c->qk_norm) heads_norm_back(b, l, rows, tape);
-    m->ops->norm(m->dev, m->normed, &norm, &shape);
-    matrix_back(
-        b, b->dnormed, b->dqkv, m->normed, rows,
-        &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden,
+                                 layer_attn_width(layer), false});
+    if (g->sinks)
+        m->ops->attn_sinks_back(m->dev, g->sinks, b->dattn, tape->attn, tape->lse, rows,
+                                &m->attn[l]);
+    if (layer->latent.rank == 0) {
+        m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
+                                 &m->attn[l]);
+        model_rotate(m, l, b->dqkv, batch, -1.0f);
+        if (c->qk_norm) heads_norm_back(b, l, rows, tape);
+    }
+    model_normalise(m, m->normed, rows, &norm);
+    if (layer->latent.rank > 0)
+        latent_back(b, l, batch, tape);
+    else
+        matrix_back(
+            b, b->dnormed, b->dqkv, m->normed, rows,
+            &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
     model_sum_ranks(m, b->dnormed, rows);
-    m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, &norm, &shape,
-                      true);
+    pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
     if (c->parallel_block)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
 }

@@ -10,6 +10,7 @@
  * micro-batch's where a GPU has the room (backward.c).
  */
 #include "trainer/learn/learner.h"
+#include "trainer/learn/latent_back.h"
 #include "common/base/rng.h"
 
 #include <stdlib.h>
@@ -120,7 +121,8 @@ static size_t operations_scratch(const struct learner *l)
     for (int i = 0; i < c->n_layers; i++) {
         int up = layer_up_width(c, &c->layers[i]), qkv = layer_qkv_width(&c->layers[i]);
         struct scratch_shape shape = {
-            .attn = l->model->attn[i],
+            .attn =
+                c->layers[i].latent.rank > 0 ? latent_attn_shape(l->model, i) : l->model->attn[i],
             .rows = l->options.token_budget,
             .max_context = l->options.max_context,
             .hidden = c->hidden,
@@ -129,6 +131,7 @@ static size_t operations_scratch(const struct learner *l)
             .vocab = c->vocab_size,
             .n_elements = trained_elements(l),
             .lora_rank = l->options.adapter ? l->options.adapter->max_rank : 0,
+            .lora_head = l->options.adapter && adapter_changes(l->options.adapter, ROLE_HEAD),
             .lora_dropout = l->options.lora_dropout > 0,
             .dt = l->policy->dt,
         };
@@ -318,7 +321,7 @@ enum status learner_set_reference(struct learner *l, const char *folder)
     if (l->options.adapter) return ST_OK;
     if (folder)
         return status_context(weights_load(w, l->dev, folder), "the KL term's reference model");
-    device_copy(l->dev, w->base, l->policy->base, (size_t)w->n_elements * dtype_size(w->dt));
+    device_copy(l->dev, w->base, l->policy->base, w->canary_offset);
     return device_sync(l->dev);
 }
 

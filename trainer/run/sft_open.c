@@ -134,6 +134,7 @@ static enum status check_tokenizer(const struct sft *s)
 static enum status open_model(struct sft *s)
 {
     enum status st;
+    char words[256];
     const struct sft_config *c = s->config;
     CHECK(device_open(c->device, &s->dev));
     if (c->model)
@@ -149,6 +150,8 @@ static enum status open_model(struct sft *s)
         CHECK(weights_load(s->weights, s->dev, c->model));
     else
         CHECK(weights_init_random(s->weights, s->dev, (uint64_t)c->seed));
+    if (c->model && skipped_layers_describe(s->model, words, sizeof words))
+        log_info("%s: %s", c->model, words);
 out:
     return st;
 }
