@@ -119,6 +119,19 @@ static const struct option_spec table[] = {
     OPT_HEADING("General"),
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged"),
     OPT_CONFIG,
+    // vLLM's
+    OPT_FOREIGN("max-model-len", "--max-context"),
+    OPT_FOREIGN("max-num-seqs", "--max-batch"),
+    OPT_FOREIGN("max-num-batched-tokens", "--prefill-chunk"),
+    OPT_FOREIGN("gpu-memory-utilization", "--kv-memory takes bytes"),
+    OPT_FOREIGN("enable-prefix-caching", "--prefix-cache"),
+    OPT_FOREIGN("enable-lora", "--max-adapters above 0"),
+    OPT_FOREIGN("max-loras", "--max-adapters"),
+    OPT_FOREIGN("speculative-config", "--speculative, and --draft for a draft model"),
+    OPT_FOREIGN("host", "--listen HOST:PORT"),
+    OPT_FOREIGN("port", "--listen HOST:PORT"),
+    OPT_FOREIGN("api-key", "--api-key-file"),
+    OPT_FOREIGN("uds", "--socket"),
     OPT_END,
 };
 

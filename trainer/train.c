@@ -43,6 +43,14 @@ static bool evaluation_due(const struct run *run, int64_t epochs_before)
            epochs_done(run) / c->eval_epochs > epochs_before / c->eval_epochs;
 }
 
+// Prompts once a sample, as TRL counts.
+static int64_t count_tokens(const struct rollout *r)
+{
+    int64_t n = r->n_tokens;
+    for (int g = 0; g < r->n_groups; g++) n += (int64_t)r->n_per_group * rollout_prompt(r, g)->n;
+    return n;
+}
+
 static enum status train_step(struct run *run)
 {
     enum status st;
@@ -57,6 +65,7 @@ static enum status train_step(struct run *run)
     CHECK(run_learn(run, s, lr, &update));
     const double train_s = clock_ms_since(start) / 1e3 - wait_s;
     run->step++;
+    run->num_tokens += count_tokens(s->rollout);
     run->latency = s->latency;
 
     run->line = run_metrics(run, s, &update, wait_s, train_s);

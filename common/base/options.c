@@ -27,7 +27,7 @@ struct option_set {
 
 static bool is_option(const struct option_spec *spec)
 {
-    return spec->type != OPTION_HEADING;
+    return spec->type != OPTION_HEADING && spec->type != OPTION_FOREIGN;
 }
 
 // Names that options had once: still read, in no list, and never suggested.
@@ -213,6 +213,7 @@ static enum status store(struct option_set *set, const struct option_spec *spec,
             st = value_fail(from, "%s", status_message());
         break;
     case OPTION_HEADING:
+    case OPTION_FOREIGN:
         break;
     }
     return st;
@@ -272,11 +273,23 @@ static const struct option_spec *find_key(const struct option_spec *table, const
     return table_find(table, name, len);
 }
 
+// What stands here for an option of another program, of whose name the last part counts; NULL:
+// nothing is known of it.
+static const char *foreign_name(const struct option_spec *table, const char *word)
+{
+    const char *dot = strrchr(word, '.'), *name = dot ? dot + 1 : word;
+    for (; table->name; table++)
+        if (table->type == OPTION_FOREIGN && strcmp(table->name, name) == 0) return table->help;
+    return NULL;
+}
+
 static enum status unknown_key(const struct option_set *set, const char *path, const char *key)
 {
     char name[NAME_MAX_LEN + 1];
     snprintf(name, sizeof name, "%s", key);
     swap_letter(name, '_', '-');
+    const char *here = foreign_name(set->table, name);
+    if (here) return status_fail(ST_INVALID, "%s: unknown key \"%s\": here %s", path, key, here);
     const char *near = nearest_name(set->table, name);
     if (!near)
         return status_fail(ST_INVALID, "%s: unknown key \"%s\" (--help lists the names)", path,
@@ -319,6 +332,8 @@ static enum status unknown_option(const struct option_spec *table, const char *w
     char name[NAME_MAX_LEN + 1];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
     swap_letter(name, '_', '-');
+    const char *here = foreign_name(table, name);
+    if (here) return status_fail(ST_INVALID, "unknown option %s: here %s", word, here);
     const char *near = nearest_name(table, name);
     if (near) return status_fail(ST_INVALID, "unknown option %s; did you mean --%s?", word, near);
     return status_fail(ST_INVALID, "unknown option %s (--help lists the options)", word);
@@ -470,7 +485,7 @@ static void print_help(const struct option_spec *table, const char *program, con
     for (; table->name; table++) {
         if (is_option(table))
             print_option(table, width);
-        else
+        else if (table->type == OPTION_HEADING)
             printf("\n%s:\n", table->help);
     }
     printf("\n");
@@ -602,6 +617,7 @@ static json_t *field_to_json(const struct option_spec *spec, const void *config)
         return text ? json_string(text) : json_null();
     }
     case OPTION_HEADING:
+    case OPTION_FOREIGN:
         break;
     }
     return NULL;

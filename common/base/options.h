@@ -10,14 +10,16 @@
 #include <stdint.h>
 
 enum option_type {
-    OPTION_FLAG,   // bool; --name, --no-name, --name=true|false
-    OPTION_INT,    // int64_t
-    OPTION_DOUBLE, // double
-    OPTION_STRING, // const char *; NULL when not given and without a default. Owned by the set.
-    OPTION_FILE,   // as OPTION_STRING: the JSON file that options are read from
-    OPTION_SIZE,   // int64_t bytes: 512, 64K, 10M, 2G (powers of 1024)
-    OPTION_CHOICE, // an enum or int: which of the names
-    OPTION_HEADING // a line of --help; `help` is its text
+    OPTION_FLAG,    // bool; --name, --no-name, --name=true|false
+    OPTION_INT,     // int64_t
+    OPTION_DOUBLE,  // double
+    OPTION_STRING,  // const char *; NULL when not given and without a default. Owned by the set.
+    OPTION_FILE,    // as OPTION_STRING: the JSON file that options are read from
+    OPTION_SIZE,    // int64_t bytes: 512, 64K, 10M, 2G (powers of 1024)
+    OPTION_CHOICE,  // an enum or int: which of the names
+    OPTION_HEADING, // a line of --help; `help` is its text
+    OPTION_FOREIGN  // no option: another program's name, for those who come from there; `help` says
+                    // what is here in its place
 };
 
 struct option_spec {
@@ -59,7 +61,9 @@ struct option_spec {
 #define OPT_CONFIG                                                                                 \
     OPTION_ROW("config", OPTION_FILE, offsetof(OPTIONS_OF, config), NULL, "FILE",                  \
                "these options as JSON, with _ for -; a flag beats the file", 0, 0, NULL)
-#define OPT_END OPTION_ROW(NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL)
+// Not listed; whoever gives it is told. name: its last part ("lr" of "optim.lr").
+#define OPT_FOREIGN(name, here) OPTION_ROW(name, OPTION_FOREIGN, 0, NULL, NULL, here, 0, 0, NULL)
+#define OPT_END                 OPTION_ROW(NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL)
 
 struct option_set; // owns the strings it put into a config
 enum option_result {

@@ -36,12 +36,18 @@ static void updates_are_counted(void **state)
     assert_true(metric(m, "policy_loss") > metric(m, "loss"));
     assert_true(metric(m, "off_policy_mask/sequences") == 0);
     assert_true(metric(m, "weight_version") == 2 + 2 * 12);
+    const double tokens = metric(m, "num_tokens");
+    assert_true(tokens > 4 * 12 * metric(m, "completions/min_length"));
+    assert_true(metric(m, "completions/mean_terminated_length") <
+                metric(m, "completions/max_length"));
     json_decref(m);
     assert_int_equal(train(&s, "cut", OPTIONS("--max-steps", "6", ADAPTIVE)), 0);
     assert_int_equal(
         train(&s, "cut", OPTIONS("--resume", "--max-steps", "12", "--save-steps", "2")), 0);
     column(&s, "cut", "entropy_coef", again, 8);
     for (int i = 0; i < 4; i++) assert_true(again[i] == coefs[i]);
+    column(&s, "cut", "num_tokens", again, 8);
+    assert_true(again[3] == tokens);
     scene_close(&s);
 }
 

@@ -34,7 +34,7 @@ const char *const kl_estimator_names[] = {"k1", "k2", "k3", NULL};
 const char *const tis_mode_names[] = {
     "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", NULL};
 
-static void range_add(struct range_stats *r, double x)
+void range_add(struct range_stats *r, double x)
 {
     if (r->n == 0 || x < r->min) r->min = x;
     if (r->n == 0 || x > r->max) r->max = x;

@@ -101,6 +101,7 @@ void loss_compute(const struct loss_config *config, const struct loss_batch *bat
                   struct loss_stats *stats, float *ret_dlogprobs);
 // Adds those of other sequences of the same step.
 void loss_stats_add(struct loss_stats *to, const struct loss_stats *other);
+void range_add(struct range_stats *r, double x);
 double range_mean(const struct range_stats *r); // 0 where it has no entry
 // What a count of its entries is of them: 0 where there are none.
 double range_share(const struct range_stats *r, double count);

@@ -1,6 +1,7 @@
 /* config.c: the options table of `cw-trainer train`. Read once at start. */
 #include "trainer/run/config.h"
 #include "trainer/rollout/environment.h"
+#include "trainer/run/foreign_options.h"
 #include "trainer/run/options_shared.h"
 
 #include <inttypes.h>
@@ -293,6 +294,7 @@ const struct option_spec train_options[] = {
         "rank-timeout", rank_timeout, "3600", "SECONDS", 0.1, 1e6,
         "longest wait of a rank for the others, where several train together: as long as one "
         "may be ahead of another (docs/scaling.md)"),
+    FOREIGN_OPTIONS,
     OPT_END,
 };
 

@@ -81,6 +81,7 @@ struct run {
     struct best best;             // of the evaluations
     json_t *best_of;              // what they were made of: run_checkpoint.c; NULL: not yet said
     struct entropy_state entropy; // of the loss' bonus
+    int64_t num_tokens;           // learned from: each sample's completion, with its prompt
     int64_t skipped;              // updates whose gradient was not finite
     int skipped_in_a_row;         // steps
     int draft_skips_in_a_row;     // the same of the draft model

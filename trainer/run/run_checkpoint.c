@@ -63,12 +63,12 @@ static json_t *state_of(struct run *run, bool interim)
     char digest[DIGEST_ROOM];
     if (run->eval_data && !run->best_of && !(run->best_of = evaluation_of(run))) return NULL;
     json_t *state = json_pack(
-        "{s:I, s:s, s:s*, s:I, s:s, s:s, s:o*, s:o, s:O*, s:O*}", "seed",
+        "{s:I, s:s, s:s*, s:I, s:I, s:s, s:s, s:o*, s:o, s:O*, s:O*}", "seed",
         (json_int_t)run->config->seed, "data_digest", digest_text(run->data, digest), "freeze",
-        run->config->learning.freeze, "skipped_updates", (json_int_t)run->skipped, "version",
-        COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->bridge)), "curriculum",
-        curriculum_to_json(run->curriculum), "best", best_to_json(&run->best), "best_of",
-        run->best_of, "start", run->start);
+        run->config->learning.freeze, "skipped_updates", (json_int_t)run->skipped, "num_tokens",
+        (json_int_t)run->num_tokens, "version", COMMONWEIGHT_VERSION, "device",
+        device_name(bridge_device(run->bridge)), "curriculum", curriculum_to_json(run->curriculum),
+        "best", best_to_json(&run->best), "best_of", run->best_of, "start", run->start);
     bool ok = state != NULL;
     if (ok && run->scoring.latency)
         ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
@@ -340,6 +340,7 @@ enum status run_resume(struct run *run, const char *folder)
     run->line = json_incref(json_object_get(c.state, "line"));
     run->evaluation_due = json_is_true(json_object_get(c.state, "evaluation_due"));
     run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
+    run->num_tokens = json_integer_value(json_object_get(c.state, "num_tokens"));
     resume_entropy(run, c.state);
     log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
              run->step, folder, control_version(bridge_control(run->bridge)));

@@ -38,6 +38,17 @@ double run_cut_off(const struct rollout *r)
     return (double)cut_off / n;
 }
 
+// Of samples that came to an end of their own; 0 where none did, as in TRL.
+static void put_terminated(json_t *metrics, const struct rollout *r)
+{
+    struct range_stats lengths = {0};
+    for (int i = 0; i < r->n_groups * r->n_per_group; i++)
+        if (!r->completions[i].truncated) range_add(&lengths, r->completions[i].n);
+    metrics_put(metrics, "completions/mean_terminated_length", range_mean(&lengths));
+    metrics_put(metrics, "completions/min_terminated_length", lengths.min);
+    metrics_put(metrics, "completions/max_terminated_length", lengths.max);
+}
+
 static void put_lengths(json_t *metrics, const struct rollout *r)
 {
     int n = r->n_groups * r->n_per_group;
@@ -51,6 +62,7 @@ static void put_lengths(json_t *metrics, const struct rollout *r)
     metrics_put(metrics, "completions/min_length", shortest);
     metrics_put(metrics, "completions/max_length", longest);
     metrics_put(metrics, "completions/clipped_ratio", run_cut_off(r));
+    put_terminated(metrics, r);
 }
 
 static void put_rewards(json_t *metrics, const struct run *run, const struct scores *s)
@@ -207,6 +219,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     put_inference(metrics, rollout, scores);
     spec_counters_put(&s->spec, metrics);
     put_lengths(metrics, rollout);
+    metrics_put(metrics, "num_tokens", (double)run->num_tokens);
     put_update(metrics, run, update);
     if (run->draft)
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));

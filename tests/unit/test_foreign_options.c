@@ -1,0 +1,86 @@
+/* test_foreign_options.c: names of TRL's and verl's options: each is answered by an option that
+ * there is, and stands in the table of docs/recipes.md. */
+#include "common/base/bytes.h"
+#include "tests/support/support.h"
+#include "trainer/run/config.h"
+
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool is_there(const char *name, size_t len)
+{
+    for (const struct option_spec *o = train_options; o->name; o++)
+        if (o->type != OPTION_FOREIGN && strlen(o->name) == len && memcmp(o->name, name, len) == 0)
+            return true;
+    return false;
+}
+
+// Every --option of the sentence.
+static void check_names(const struct option_spec *row)
+{
+    int n = 0;
+    for (const char *s = row->help; (s = strstr(s, "--")); n++) {
+        s += 2;
+        size_t len = strspn(s, "abcdefghijklmnopqrstuvwxyz-");
+        if (!is_there(s, len)) fail_msg("%s: there is no --%.*s", row->name, (int)len, s);
+    }
+    if (n == 0) fail_msg("%s: names no option", row->name);
+    if (is_there(row->name, strlen(row->name))) fail_msg("%s is an option here", row->name);
+}
+
+static void each_names_an_option(void **state)
+{
+    (void)state;
+    char *page = test_read(test_path(test_root(), "docs/recipes.md"));
+    int n = 0;
+    for (const struct option_spec *o = train_options; o->name; o++) {
+        char cell[80];
+        if (o->type != OPTION_FOREIGN) continue;
+        check_names(o);
+        snprintf(cell, sizeof cell, "| `%s` |", o->name);
+        for (char *c = cell; *c; c++)
+            if (*c == '-') *c = '_';
+        assert_contains(page, cell);
+        n++;
+    }
+    assert_true(n > 50);
+    free(page);
+}
+
+static void refused(const char *word, const char *part)
+{
+    struct train_config config = {0};
+    struct option_set *set = NULL;
+    char *argv[] = {"train", "--data", "x.jsonl", (char *)word, "1"};
+    assert_int_equal(options_parse(train_options, "train", "", 5, argv, 0, &config, NULL, &set),
+                     OPTIONS_BAD);
+    assert_message(part);
+    options_free(set);
+}
+
+static void the_way_is_told(void **state)
+{
+    (void)state;
+    refused("--ppo_mini_batch_size", "here --steps-per-generation is train_batch_size /");
+    refused("--actor_rollout_ref.actor.clip_ratio_high", "here --epsilon-high");
+    refused("--vllm-importance-sampling-mode", "here --importance-sampling-mode");
+    const char *path = test_path(test_folder(), "config.json");
+    test_write(path, "{\"kl_loss_coef\": 0.1}", 21);
+    struct train_config config = {0};
+    struct option_set *set = NULL;
+    char *argv[] = {"train", "--config", (char *)path};
+    assert_int_equal(options_parse(train_options, "train", "", 3, argv, 0, &config, NULL, &set),
+                     OPTIONS_BAD);
+    assert_message("unknown key \"kl_loss_coef\": here --beta");
+    options_free(set);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_names_an_option),
+        cmocka_unit_test(the_way_is_told),
+    };
+    return cmocka_run_group_tests_name("foreign options", tests, NULL, NULL);
+}
