@@ -31,7 +31,7 @@ struct eval_config {
     bool json;
     struct sampling_options sampling; // without its seed
     double rollout_timeout;
-    int64_t limit, seed;
+    int64_t limit, seed, num_samples;
 };
 
 #define OPTIONS_OF struct eval_config
@@ -45,6 +45,8 @@ static const struct option_spec eval_options[] = {
     PROMPT_OPTIONS,
     OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one answer"),
     OPT_DOUBLE("temperature", sampling.temperature, "0", "T", 0, 100, "0: greedy"),
+    OPT_INT("num-samples", num_samples, "1", "N", 1, 2048,
+            "of each prompt, for pass@k and maj@N; wants a temperature"),
     OPT_TEXT("stop", sampling.stop, NULL, "TEXT", "text that ends an answer"),
     OPT_INT("seed", seed, "42", "N", 0, 1e15, "of sampling, where it is not greedy"),
     OPT_INT("limit", limit, "0", "N", 0, 1e9, "first N prompts; 0: all"),
@@ -75,6 +77,11 @@ static void print_result(const struct eval_config *config, const struct eval_res
                100 * r->standard_error);
     printf("reward %.4f +- %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, ", r->reward,
            r->reward_standard_error, r->n, r->mean_length, 100 * r->truncated);
+    for (int i = 0; i < r->n_pass; i++)
+        printf("pass@%d %.2f%% +- %.2f%%, ", 1 << i, 100 * r->pass[i].mean, 100 * r->pass[i].error);
+    if (r->n_pass > 0)
+        printf("maj@%d %.2f%% +- %.2f%%, ", r->n_samples, 100 * r->majority.mean,
+               100 * r->majority.error);
     if (r->spec.num_draft_tokens > 0)
         printf("%.1f%% of drafts accepted, ", 100 * spec_acceptance_rate(&r->spec));
     printf("%.1f s, weight version %" PRIu64 "\n", r->seconds, r->weight_version);
@@ -114,11 +121,11 @@ static enum status eval_on(const struct eval *e, const struct rollout_source *so
     sampling.top_p = 1;
     sampling.seed = (uint64_t)config->seed;
     CHECK(rollout_check_context(source, data, config->limit, sampling.max_tokens));
-    CHECK(evaluate(source, data, (int)config->limit, e->reward, &sampling,
+    CHECK(evaluate(source, data, (int)config->limit, (int)config->num_samples, e->reward, &sampling,
                    config->output ? &lines : NULL, &result));
     if (config->output) {
         CHECK(file_write_atomic(config->output, 0644, bytes_text(&lines), lines.len));
-        log_info("%s: %d samples", config->output, result.n);
+        log_info("%s: %d samples", config->output, result.n * result.n_samples);
     }
     print_result(config, &result);
 out:
@@ -174,6 +181,9 @@ static enum status check(void *context, struct option_set *set)
     log_open("cw-trainer", e->config.log_level);
     if (!e->config.data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&e->config.prompts));
+    if (e->config.num_samples > 1 && e->config.sampling.temperature == 0)
+        FAIL(ST_INVALID, "--num-samples with --temperature 0: greedy samples of a prompt are all "
+                         "the same; give a temperature");
     e->config.reward.max_completion_length = e->config.sampling.max_tokens;
     st = reward_new(&e->config.reward, &e->reward);
 out:

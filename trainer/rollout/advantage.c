@@ -141,8 +141,7 @@ static void best_alone(const double *rewards, int n, double batch_std, enum adva
     ret[best] = (float)((rewards[best] - rewards[second]) / divisor);
 }
 
-// The share of choices of k out of n that are out of `some` of them.
-static double all_among(int some, int n, int k)
+double share_of_choices(int some, int n, int k)
 {
     double share = 1;
     for (int i = 0; i < k; i++) share *= (double)(some - i > 0 ? some - i : 0) / (n - i);
@@ -156,11 +155,11 @@ static void of_choices(const double *rewards, int n, int pass_k, float *ret)
     const int known = count_known(rewards, n), k = pass_k < known ? pass_k : known;
     int failed = 0;
     for (int i = 0; i < n; i++) failed += rewards[i] <= 0;
-    const double passes = 1 - all_among(failed, known, k), std = sqrt(passes * (1 - passes));
+    const double passes = 1 - share_of_choices(failed, known, k), std = sqrt(passes * (1 - passes));
     for (int i = 0; i < n; i++) {
         ret[i] = 0;
         if (isnan(rewards[i]) || std == 0) continue;
-        const double mine = rewards[i] > 0 ? 1 : 1 - all_among(failed - 1, known - 1, k - 1);
+        const double mine = rewards[i] > 0 ? 1 : 1 - share_of_choices(failed - 1, known - 1, k - 1);
         ret[i] = (float)((mine - passes) / std);
     }
 }

@@ -53,6 +53,8 @@ void advantage_compute_groups(const double *rewards, const int *first, int n_gro
                               enum advantage_scale scale, struct advantage_stats *ret_stats,
                               float *ret_advantages);
 
+// The share of choices of k out of n that are out of `some` of them alone.
+double share_of_choices(int some, int n, int k);
 // NaNs aside; also where there is none but these.
 bool rewards_are_equal(const double *rewards, int n);
 

@@ -89,6 +89,8 @@ struct train_config {
     bool log_completions;
     const char *eval_data;
     int eval_by_epoch; // 0 or 1
+    int64_t num_generations_eval;
+    double eval_temperature;
     int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
     bool load_best_model_at_end;
     // several ranks

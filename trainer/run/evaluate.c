@@ -5,23 +5,43 @@
 #include "trainer/run/evaluate.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "trainer/rollout/number.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/run/runlog.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#define EVAL_GROUPS 64
+#define EVAL_GROUPS 64 // samples, if a prompt has no more
+
+struct spread { // mean, and squares of the deviations from it (Welford 1962), over prompts
+    int n;
+    double mean, squares;
+};
 
 struct tally {
     struct reward *reward;
-    int n;
-    double reward_mean, reward_squares; // of its deviations from the mean (Welford 1962)
-    double correct, tokens, truncated;
+    int n_samples; // of a prompt
+    struct spread of_reward, correct, pass[EVAL_MOST_PASS], majority;
+    double n_correct, tokens, truncated;
     uint64_t weight_version;
     struct spec_counters spec;
 };
+
+static void spread_add(struct spread *s, double x)
+{
+    const double delta = x - s->mean;
+    s->mean += delta / ++s->n;
+    s->squares += delta * (x - s->mean);
+}
+
+static struct eval_figure figure_of(const struct spread *s)
+{
+    const int n = s->n > 0 ? s->n : 1;
+    return (struct eval_figure){s->mean, sqrt(s->squares / n / n)};
+}
 
 static void count_drafts(struct tally *t, const json_t *telemetry)
 {
@@ -39,10 +59,11 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
                             int i, const double *terms, double sum)
 {
     const struct completion *s = &r->completions[i];
-    const struct example *e = r->examples[i];
+    const struct example *e = r->examples[i / r->n_per_group];
     json_t *parts = json_object();
     for (int k = 0; parts && k < reward_terms(reward); k++)
-        metrics_put(parts, reward_term_name(reward, k), terms[k * r->n_groups + i]);
+        metrics_put(parts, reward_term_name(reward, k),
+                    terms[k * r->n_groups * r->n_per_group + i]);
     json_t *line =
         json_pack("{s:i, s:O*, s:s*, s:s, s:o, s:o, s:s, s:i, s:O*}", "line", e->line, "prompt",
                   e->prompt_json, "answer", e->answer, "completion", s->text, "reward",
@@ -51,66 +72,125 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
     return json_put_line(ret, line, JSON_REAL_PRECISION(9));
 }
 
-static void count_sample(struct tally *t, const struct completion *s, double reward, double correct)
+static void count_sample(struct tally *t, const struct completion *s)
 {
-    if (!isnan(reward)) {
-        double delta = reward - t->reward_mean;
-        t->reward_mean += delta / ++t->n;
-        t->reward_squares += delta * (reward - t->reward_mean);
-    }
-    if (!isnan(correct)) t->correct += correct;
     t->tokens += s->n;
     t->truncated += s->truncated;
     if (s->n) t->weight_version = s->versions[s->n - 1];
     count_drafts(t, s->telemetry);
 }
 
-// One sample a group. ret_lines may be NULL.
+// By the number that a text gives as its answer, else by the text itself.
+static bool same_answer(const char *a, const char *b)
+{
+    double x, y;
+    const bool x_found = number_answer(a, &x), y_found = number_answer(b, &y);
+    return x_found && y_found ? number_same(x, y) : !x_found && !y_found && strcmp(a, b) == 0;
+}
+
+// Whether the answer that most of n samples gave is right; of several such, how many of them are.
+static double majority(const struct completion *samples, const double *correct, int n)
+{
+    int most = 0, n_most = 0;
+    double right = 0;
+    for (int i = 0; i < n; i++) {
+        int votes = 0;
+        bool first = true;
+        for (int j = 0; j < n; j++) {
+            if (!same_answer(samples[i].text, samples[j].text)) continue;
+            votes++;
+            first = first && j >= i;
+        }
+        if (!first || votes < most) continue;
+        if (votes > most) n_most = 0, right = 0;
+        most = votes;
+        n_most++;
+        right += correct[i];
+    }
+    return right / n_most;
+}
+
+static void count_correct(struct tally *t, const struct completion *samples, const double *correct)
+{
+    const int n = t->n_samples;
+    int n_correct = 0;
+    for (int i = 0; i < n; i++) n_correct += correct[i] > 0;
+    t->n_correct += n_correct;
+    spread_add(&t->correct, (double)n_correct / n);
+    if (n == 1) return;
+    for (int i = 0; i < EVAL_MOST_PASS && 1 << i <= n; i++)
+        spread_add(&t->pass[i], 1 - share_of_choices(n - n_correct, n, 1 << i));
+    spread_add(&t->majority, majority(samples, correct, n));
+}
+
+// ret_lines may be NULL.
 static enum status count(struct tally *t, const char *data, const struct rollout *r,
                          struct bytes *ret_lines)
 {
-    const int accuracy = reward_accuracy_term(t->reward), n = r->n_groups;
-    double terms[REWARD_MAX_TERMS * EVAL_GROUPS], rewards[EVAL_GROUPS];
-    enum status st = scoring_task(t->reward, data, r, terms, rewards);
-    for (int i = 0; st == ST_OK && i < n; i++) {
-        count_sample(t, &r->completions[i], rewards[i],
-                     accuracy >= 0 ? terms[accuracy * n + i] : 0);
-        if (ret_lines) st = put_line(ret_lines, t->reward, r, i, terms, rewards[i]);
+    const int accuracy = reward_accuracy_term(t->reward), each = r->n_per_group,
+              n = r->n_groups * each;
+    enum status st;
+    double *rewards = malloc((size_t)n * (REWARD_MAX_TERMS + 1) * sizeof *rewards),
+           *terms = rewards + n;
+    if (!rewards) return status_fail(ST_NO_MEMORY, "no memory for %d rewards", n);
+    CHECK(scoring_task(t->reward, data, r, terms, rewards));
+    for (int i = 0; i < n; i++) {
+        count_sample(t, &r->completions[i]);
+        if (ret_lines) CHECK(put_line(ret_lines, t->reward, r, i, terms, rewards[i]));
     }
+    for (int i = 0; i < n; i += each) {
+        double mean;
+        mean_std(rewards + i, each, &mean, NULL);
+        if (!isnan(mean)) spread_add(&t->of_reward, mean);
+        if (accuracy >= 0) count_correct(t, &r->completions[i], terms + accuracy * n + i);
+    }
+out:
+    free(rewards);
     return st;
 }
 
+static struct eval_result result_of(const struct tally *t, int n, int64_t start)
+{
+    const double all = (double)n * t->n_samples;
+    const struct eval_figure reward = figure_of(&t->of_reward), correct = figure_of(&t->correct);
+    struct eval_result r = {
+        .n = n,
+        .n_samples = t->n_samples,
+        .reward = reward.mean,
+        .reward_standard_error = reward.error,
+        .accuracy = reward_accuracy_term(t->reward) >= 0 ? t->n_correct / all : -1,
+        .standard_error = correct.error,
+        .mean_length = t->tokens / all,
+        .truncated = t->truncated / all,
+        .seconds = clock_ms_since(start) / 1e3,
+        .weight_version = t->weight_version,
+        .spec = t->spec,
+        .majority = figure_of(&t->majority),
+    };
+    for (int i = 0; i < EVAL_MOST_PASS && t->pass[i].n > 0; i++)
+        r.pass[r.n_pass++] = figure_of(&t->pass[i]);
+    return r;
+}
+
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
-                     struct reward *reward, const struct sampling_options *sampling,
+                     int n_samples, struct reward *reward, const struct sampling_options *sampling,
                      struct bytes *ret_lines, struct eval_result *ret)
 {
-    struct tally tally = {.reward = reward};
+    struct tally tally = {.reward = reward, .n_samples = n_samples};
     int n = limit > 0 && limit < data->n ? limit : data->n;
+    const int at_once = n_samples < EVAL_GROUPS ? EVAL_GROUPS / n_samples : 1;
     int64_t start = clock_now_ns();
-    for (int i = 0; i < n; i += EVAL_GROUPS) {
-        const int groups = n - i < EVAL_GROUPS ? n - i : EVAL_GROUPS;
+    for (int i = 0; i < n; i += at_once) {
+        const int groups = n - i < at_once ? n - i : at_once;
         struct rollout *r = NULL;
-        enum status st = rollout_new(groups, 1, &r);
+        enum status st = rollout_new(groups, n_samples, &r);
         for (int g = 0; r && g < groups; g++) r->examples[g] = &data->examples[i + g];
         if (st == ST_OK) st = status_context(rollout_pull(source, sampling, r), "evaluation");
         if (st == ST_OK) st = count(&tally, data->path, r, ret_lines);
         rollout_free(r);
         if (st != ST_OK) return st;
     }
-    double accuracy = tally.correct / n;
-    *ret = (struct eval_result){
-        .n = n,
-        .reward = tally.reward_mean,
-        .reward_standard_error =
-            sqrt(tally.reward_squares / (tally.n > 0 ? tally.n : 1) / (tally.n > 0 ? tally.n : 1)),
-        .accuracy = reward_accuracy_term(reward) >= 0 ? accuracy : -1,
-        .standard_error = sqrt(accuracy * (1 - accuracy) / n),
-        .mean_length = tally.tokens / n,
-        .truncated = tally.truncated / n,
-        .seconds = clock_ms_since(start) / 1e3,
-        .weight_version = tally.weight_version,
-        .spec = tally.spec,
-    };
+    *ret = result_of(&tally, n, start);
     return ST_OK;
 }
 
@@ -134,4 +214,11 @@ void eval_result_put(const struct eval_result *r, const char *prefix, json_t *me
         if (figures[i].given)
             metrics_putf(metrics, figures[i].value, "%s%s", prefix, figures[i].name);
     }
+    for (int i = 0; i < r->n_pass; i++) {
+        metrics_putf(metrics, r->pass[i].mean, "%spass@%d", prefix, 1 << i);
+        metrics_putf(metrics, r->pass[i].error, "%spass@%d_standard_error", prefix, 1 << i);
+    }
+    if (r->n_pass == 0) return;
+    metrics_putf(metrics, r->majority.mean, "%smaj@%d", prefix, r->n_samples);
+    metrics_putf(metrics, r->majority.error, "%smaj@%d_standard_error", prefix, r->n_samples);
 }

@@ -7,19 +7,27 @@
 #include "trainer/rollout/rollout.h"
 #include "trainer/rollout/spec_counters.h"
 
+#define EVAL_MOST_PASS 12 // k = 1, 2, 4 .. 2048
+struct eval_figure {
+    double mean, error; // over prompts
+};
 struct eval_result {
-    int n;                                // prompts
+    int n, n_samples;                     // prompts; of each
     double reward, reward_standard_error; // mean
     double accuracy, standard_error; // of the reward's first 0/1 term; accuracy -1: it has none
-    double mean_length, truncated;   // tokens; share
+    // With it and several samples: that of 2^i of them any is right (unbiased, Chen et al. 2021),
+    // and that the answer that most of them gave is.
+    struct eval_figure pass[EVAL_MOST_PASS], majority;
+    int n_pass;
+    double mean_length, truncated; // tokens; share
     double seconds;
     uint64_t weight_version;   // of the last token
     struct spec_counters spec; // of these answers alone, by their telemetry; without positions
 };
-// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy. ret_lines: a JSON
-// object a sample and line is appended (docs/rewards.md), NULL: not wanted.
+// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy. n_samples of each.
+// ret_lines: a JSON object a sample and line is appended (docs/rewards.md), NULL: not wanted.
 enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
-                     struct reward *reward, const struct sampling_options *sampling,
+                     int n_samples, struct reward *reward, const struct sampling_options *sampling,
                      struct bytes *ret_lines, struct eval_result *ret);
 // Its figures as metrics, behind a prefix ("eval/"): those that the reward and the drafts have.
 void eval_result_put(const struct eval_result *r, const char *prefix, json_t *metrics);

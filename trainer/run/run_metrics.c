@@ -253,15 +253,15 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     struct environment_rollouts of = {0};
     char best[64];
     trained.n_servers = 1; // the workers' weights are those of the step before
-    sampling.temperature = 0;
+    sampling.temperature = run->config->eval_temperature;
     sampling.tandem.on = false; // the policy alone is evaluated
     rollout_queue_pause(run->queue);
     enum status st = ST_OK;
     if (run->config->sync == SYNC_CHECKPOINT) st = run_sync(run, run->step, true);
     if (st == ST_OK) st = run_use_environment(run, run->step, true, &of, &trained);
     if (st == ST_OK)
-        st = evaluate(&trained, run->eval_data, (int)run->config->eval_limit, run->reward,
-                      &sampling, NULL, &r);
+        st = evaluate(&trained, run->eval_data, (int)run->config->eval_limit,
+                      (int)run->config->num_generations_eval, run->reward, &sampling, NULL, &r);
     rollout_queue_resume(run->queue);
     if (st == ST_OK) st = run_agree(run, &r, sizeof r);
     if (st != ST_OK) return st;

@@ -1,0 +1,147 @@
+/* test_pass_at_k.c: evaluations of several samples a prompt: pass@k and maj@N against the samples
+ * that were written out, every choice of them counted. */
+#include "common/base/json.h"
+#include "tests/support/daemon.h"
+#include "tests/support/training.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SAMPLES = 4, MOST = 64 };
+
+struct sample {
+    int line;
+    bool right;
+    char text[64];
+};
+
+static int read_samples(const char *path, struct sample *ret)
+{
+    char *text = test_read(path), *next = text;
+    int n = 0;
+    for (char *line; (line = strsep(&next, "\n")) && *line;) {
+        json_t *json;
+        assert_true(n < MOST);
+        assert_ok(json_parse("sample", line, strlen(line), &json));
+        ret[n].line = (int)json_integer_value(json_object_get(json, "line"));
+        ret[n].right = json_number_value(json_object_get(json, "reward")) > 0;
+        snprintf(ret[n++].text, sizeof ret->text, "%s",
+                 json_string_value(json_object_get(json, "completion")));
+        json_decref(json);
+    }
+    free(text);
+    return n;
+}
+
+// Of all choices of k of a prompt's samples (bits of a mask), how many hold a right one.
+static double pass_at(const struct sample *of, int k)
+{
+    int choices = 0, passing = 0;
+    for (int mask = 0; mask < 1 << SAMPLES; mask++) {
+        bool any = false;
+        if (__builtin_popcount((unsigned)mask) != k) continue;
+        for (int i = 0; i < SAMPLES; i++) any |= mask >> i & 1 && of[i].right;
+        choices++;
+        passing += any;
+    }
+    return (double)passing / choices;
+}
+
+// Each sample votes for its text; the winners' share that is right.
+static double majority_of(const struct sample *of)
+{
+    int votes[SAMPLES] = {0}, most = 0;
+    double right = 0, winners = 0;
+    for (int i = 0; i < SAMPLES; i++)
+        for (int j = 0; j < SAMPLES; j++) votes[i] += strcmp(of[i].text, of[j].text) == 0;
+    for (int i = 0; i < SAMPLES; i++) most = votes[i] > most ? votes[i] : most;
+    for (int i = 0; i < SAMPLES; i++) {
+        if (votes[i] != most) continue;
+        right += (double)of[i].right / most; // each winner has `most` samples
+        winners += 1.0 / most;
+    }
+    return right / winners;
+}
+
+static void check_figure(const json_t *result, const char *name, const double *of, int n)
+{
+    double mean = 0, squares = 0;
+    char error[64];
+    snprintf(error, sizeof error, "%s_standard_error", name);
+    for (int i = 0; i < n; i++) mean += of[i] / n;
+    for (int i = 0; i < n; i++) squares += (of[i] - mean) * (of[i] - mean);
+    assert_true(fabs(metric(result, name) - mean) < 1e-6);
+    assert_true(fabs(metric(result, error) - sqrt(squares) / n) < 1e-6);
+}
+
+static void samples_are_counted_out(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct sample samples[MOST];
+    double each[4][MOST]; // pass@1, @2, @4, maj@4
+    scene_open(&s);
+    const char *output = test_path(s.folder, "samples.jsonl"),
+               *log = test_path(s.folder, "eval.log");
+    // one token, by its text: some prompts' answers are all letters, some none, some mixed
+    assert_int_equal(
+        test_command(log, LIMIT_MS,
+                     OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
+                             "--data", s.data, "--reward", "regex", "--reward-pattern", "[a-m+]",
+                             "--max-completion-length", "1", "--temperature", "0.5",
+                             "--num-samples", "4", "--limit", "12", "--output", output, "--json")),
+        0);
+    const int n = read_samples(output, samples) / SAMPLES;
+    assert_int_equal(n, 12);
+    for (int i = 0; i < n; i++) {
+        const struct sample *of = samples + i * SAMPLES;
+        assert_int_equal(of[0].line, of[SAMPLES - 1].line);
+        for (int k = 0; k < 3; k++) each[k][i] = pass_at(of, 1 << k);
+        each[3][i] = majority_of(of);
+    }
+    char *text = test_read(log), *object = strstr(text, "{\"");
+    json_t *result;
+    assert_non_null(object);
+    assert_ok(json_parse("eval", object, strlen(object), &result));
+    check_figure(result, "pass@1", each[0], n);
+    check_figure(result, "pass@2", each[1], n);
+    check_figure(result, "pass@4", each[2], n);
+    check_figure(result, "maj@4", each[3], n);
+    assert_true(fabs(metric(result, "accuracy") - metric(result, "pass@1")) < 1e-6);
+    assert_true(metric(result, "pass@4") > metric(result, "pass@1"));
+    json_decref(result);
+    free(text);
+    scene_close(&s);
+}
+
+static void runs_evaluate_so_too(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train(&s, "run",
+                           OPTIONS("--max-steps", "1", "--reward", "regex", "--reward-pattern",
+                                   "[a-m]", "--eval-data", s.data, "--eval-limit", "4",
+                                   "--num-generations-eval", "2", "--eval-temperature", "1")),
+                     0);
+    json_t *m = last_metrics(&s, "run");
+    assert_true(metric(m, "eval/pass@2") >= metric(m, "eval/pass@1"));
+    assert_true(metric(m, "eval/maj@2") >= 0);
+    json_decref(m);
+    assert_int_equal(
+        train_alone(&s, "greedy", OPTIONS("--eval-data", s.data, "--num-generations-eval", "2")),
+        2);
+    assert_said(&s, "give a temperature");
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(samples_are_counted_out),
+        cmocka_unit_test(runs_evaluate_so_too),
+    };
+    return cmocka_run_group_tests_name("pass at k", tests, NULL, NULL);
+}
