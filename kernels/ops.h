@@ -219,6 +219,11 @@ struct head_args {
     int n, vocab;
     float temperature;
 };
+// What comes back to each row of logits, (n) each.
+struct head_grads {
+    const float *dlogprob, *lse;
+    const float *dentropy, *entropy; // NULL: the loss has no term of the entropy
+};
 // Distillation (Hinton et al. 2015) of a teacher's rows of logits into a student's.
 struct distill_args {
     const float *student, *teacher; // (n, vocab), (n, teacher_vocab) f32
@@ -297,17 +302,19 @@ struct lora_dropout {
     float p; // 0: none
     uint64_t seed;
     uint32_t matrix;                  // of part 0; part i has that number + i
-    const int32_t *sample, *position; // (rows), device
+    const int32_t *sample, *position; // of each row, device
 };
 struct lora_args {
     const struct lora_factors *factors; // (n_parts, n_adapters)
-    const int32_t *adapter;             // (rows) whose factors; -1: nobody's
+    const int32_t *adapter;             // whose factors a row has; -1: nobody's
+    const int32_t *row; // (rows) where in `adapter` and in dropout's lists a row's entries stand;
+                        // NULL: in order
     int n_adapters, n_parts, max_rank;
     int rows, k;
     int first[LORA_PARTS +
               1]; // part p is columns first[p] .. first[p + 1] - 1; the last is y's end
     struct lora_dropout dropout;
-    enum dtype dt;
+    enum dtype dt, out; // of x, the factors and the gradients; of y: f32 (logits) or dt
 };
 struct lora_grads { // of one part's factors, f32
     float *a, *b;
@@ -337,6 +344,7 @@ struct scratch_shape { // of a training step
     int logits_chunk, vocab; // of the logits that exist at one time
     int64_t n_elements;      // gradients
     int lora_rank;           // of an adapter; 0: none
+    bool lora_head;          // that changes the logits too
     bool lora_dropout;
     enum dtype dt;
 };
@@ -396,9 +404,10 @@ struct ops {
     // dsinks (n_heads) f32 += the gradient of the shape's sinks; rows of a packed batch.
     void (*attn_sinks_back)(struct device *, float *dsinks, const void *dout, const void *out,
                             const float *lse, int rows, const struct attn_shape *);
-    // q (rows, n_heads, nope + rope) into the absorbed form's queries, the first n_heads of every
-    // row of qkv (rows, n_heads + 1, rank + rope). A row has the same bits in any batch.
-    void (*latent_query)(struct device *, void *qkv, const void *q, const void *w,
+    // q (rows, n_heads, nope + rope) and keys (rows, rank + rope) into the absorbed form, qkv
+    // (rows, n_heads + 1, rank + rope): queries, then the key. A row has the same bits in any
+    // batch.
+    void (*latent_query)(struct device *, void *qkv, const void *q, const void *keys, const void *w,
                          const struct latent_shape *);
     // out (rows, n_heads, value) from o (rows, n_heads, rank), likewise.
     void (*latent_value)(struct device *, void *out, const void *o, const void *w,
@@ -468,8 +477,9 @@ struct ops {
     // entropy (n) of softmax(z), NULL to skip.
     void (*logprob)(struct device *, float *logprob, float *lse, float *entropy,
                     const struct head_args *);
-    // dlogits (n, vocab) of dtype dt = dlogprob[i] * (onehot(target[i]) - softmax(z)) / temperature
-    void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *lse,
+    // With p = softmax(z): dlogits (n, vocab) of dtype dt = (dlogprob[i] * (onehot(target[i]) - p)
+    // - dentropy[i] * p * (log p + entropy[i])) / temperature
+    void (*logprob_back)(struct device *, void *dlogits, const struct head_grads *,
                          const struct head_args *, enum dtype dt);
     // For each row i: out[i] (1 + k) is target[i], then the k likeliest tokens, likeliest first; k
     // is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of `logprob`, to the bit.

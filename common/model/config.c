@@ -132,6 +132,18 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     return ST_OK;
 }
 
+bool skipped_layers_describe(const struct model_config *config, char *ret, size_t size)
+{
+    const int n = config->n_skipped_layers, first = config->n_layers;
+    if (n == 0) return false;
+    snprintf(ret, size,
+             "num_nextn_predict_layers is %d: model.layers.%d%s, which predict%s further tokens, "
+             "%s not loaded where the folder has %s, and not in what is saved",
+             n, first, n > 1 ? " and those behind it" : "", n > 1 ? "" : "s", n > 1 ? "are" : "is",
+             n > 1 ? "them" : "it");
+    return true;
+}
+
 int64_t config_kv_elements(const struct model_config *config)
 {
     int64_t n = 0;

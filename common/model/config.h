@@ -114,6 +114,8 @@ enum status model_config_load_file(const char *path, struct model_config **ret);
 // The same from parsed JSON; `where` names it in errors. Keeps a reference to `json`.
 enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret);
 void model_config_free(struct model_config *config);
+// For logs: that the folder's further layers are left out. False where config.json knows of none.
+bool skipped_layers_describe(const struct model_config *config, char *ret, size_t size);
 // Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size
 // stays the whole model's. ST_INVALID names a number that so many ranks cannot share.
 enum status model_config_shard(struct model_config *config, struct shard shard);
@@ -146,11 +148,17 @@ static inline int layer_attn_width(const struct layer_config *l)
 {
     return l->latent.rank > 0 ? l->n_heads * l->latent.value : layer_q_width(l);
 }
-// Of latent attention: a token's entry in the cache; its query and that entry in absorbed form
-// (kernels/latent.h).
+// Of latent attention: a token's entry in the cache.
 static inline int layer_latent_width(const struct layer_config *l)
 {
     return l->latent.rank + l->latent.rope;
+}
+// Multiplications of attention for a query of all heads and a key: scores and the weighted sum, as
+// the forward pass computes them.
+static inline int layer_attn_products(const struct layer_config *l)
+{
+    return l->latent.rank > 0 ? l->n_heads * (layer_latent_width(l) + l->latent.rank)
+                              : 2 * layer_q_width(l);
 }
 // Of the MLP's first matmul: gate and up, or up alone.
 static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)

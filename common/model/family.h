@@ -76,6 +76,14 @@ struct family {
     enum status (*configure)(const char *where, const json_t *json, struct model_config *config);
 };
 
+// Of the families with latent attention (deepseek.c).
+enum status configure_deepseek_v2(const char *where, const json_t *json,
+                                  struct model_config *config);
+enum status configure_deepseek_v3(const char *where, const json_t *json,
+                                  struct model_config *config);
+enum status configure_glm4_moe_lite(const char *where, const json_t *json,
+                                    struct model_config *config);
+
 const struct family *family_find(const char *model_type, const char *architecture); // NULL: unknown
 const struct family *family_at(int i); // the i-th row; NULL past the end
 const char *family_list(void); // "Qwen2/Qwen2.5 (Qwen2ForCausalLM), ..."; one thread's own text

@@ -268,12 +268,22 @@ static bool is_adapted(const struct model *m, int rows, const struct linear *l,
            adapter_table_args(m->adapters, l->role, l->layer, rows, m->row_adapter, ret);
 }
 
-void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
+// of: which rows of the batch x's are (device); NULL: all, in order.
+static void linear_of(struct model *m, void *y, const void *x, int rows, const int32_t *of,
+                      const struct linear *l)
 {
     const struct matmul shape = linear_shape(m, rows, l);
     struct lora_args adapters;
     m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
-    if (is_adapted(m, rows, l, &adapters)) m->ops->lora(m->dev, y, x, &adapters);
+    if (!is_adapted(m, rows, l, &adapters)) return;
+    adapters.row = of;
+    adapters.out = l->out;
+    m->ops->lora(m->dev, y, x, &adapters);
+}
+
+void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
+{
+    linear_of(m, y, x, rows, NULL, l);
 }
 
 // y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.
@@ -633,8 +643,8 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
     const int width = config_vocab_rows(c);
     float *parts = m->logit_parts ? m->logit_parts : to.logits;
     float *own = parts + (size_t)c->shard.rank * (size_t)n * (size_t)width;
-    model_linear(
-        m, own, to.normed, n,
+    linear_of(
+        m, own, to.normed, n, rows,
         &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, width, c->hidden, false, DT_F32});
     if (c->logit_softcap > 0) m->ops->softcap(m->dev, own, (int64_t)n * width, c->logit_softcap);
     if (parts != to.logits) join_logits(m, to.logits, own, n);

@@ -685,7 +685,8 @@ static void run_logprob_back(void *context)
 {
     struct vocabulary *v = context;
     const struct head_args head = {v->logits, v->target, v->n, VOCAB, 1};
-    ops->logprob_back(dev, v->dlogits, v->logprob, v->lse, &head, DT_BF16);
+    const struct head_grads grads = {.dlogprob = v->logprob, .lse = v->lse};
+    ops->logprob_back(dev, v->dlogits, &grads, &head, DT_BF16);
 }
 
 static void run_sample(void *context)

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 29
+#define N_PARTS 30
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -50,6 +50,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(lse, n * sizeof(float)),
         PART(entropy, n * sizeof(float)),
         PART(dlogprob, n * sizeof(float)),
+        PART(dentropy, n * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
     latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
@@ -111,7 +112,8 @@ void backward_use_adapter(struct backward *b, const struct adapter *a, const str
 {
     b->adapter = a;
     b->adapter_grads = grads;
-    if (a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
+    // the head's matrix is the last
+    if (a->list[0].role != ROLE_HEAD && a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
 }
 
 void backward_free(struct backward *b)
@@ -192,8 +194,9 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
-void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                 const struct matrix *w)
+// matrix_back() of some rows of the batch (of, device); NULL: of all, in order.
+static void rows_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                      const int32_t *of, const struct matrix *w)
 {
     struct model *m = b->m;
     struct lora_args args;
@@ -203,7 +206,14 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
     if (!b->adapter || !adapter_table_args(m->adapters, w->role, w->layer, rows, NULL, &args))
         return;
     adapter_grads(b->adapter, b->adapter_grads, w->role, w->layer, grads);
+    args.row = of;
     m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
+}
+
+void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                 const struct matrix *w)
+{
+    rows_back(b, dx, dy, x, rows, NULL, w);
 }
 
 // Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a
@@ -211,6 +221,7 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
 struct head_loss {
     float temperature;
     const struct distillation *distillation; // NULL: dlogprob
+    bool has_entropy;                        // and b->dentropy
 };
 
 // The logits of a chunk of wanted rows; gives the row of model.logits where they begin.
@@ -249,7 +260,11 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
     } else {
         const struct head_args head =
             model_head_args(m, first, b->targets + at, rows, loss->temperature);
-        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, b->lse + at, &head, dt);
+        const struct head_grads grads = {.dlogprob = b->dlogprob + at,
+                                         .lse = b->lse + at,
+                                         .dentropy = loss->has_entropy ? b->dentropy + at : NULL,
+                                         .entropy = b->entropy + at};
+        m->ops->logprob_back(m->dev, dlogits, &grads, &head, dt);
     }
     if (!capped) return;
     m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap);
@@ -285,8 +300,9 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         logits_back(b, batch, loss, at, rows, first);
         const void *dlogits = own_dlogits(b, rows);
-        back_to_weight(m, g->head, g->head_bias, dlogits, head.normed, rows, vocab, c->hidden);
-        back_to_input(m, drows, dlogits, w->head, rows, vocab, c->hidden);
+        rows_back(b, drows, dlogits, head.normed, rows, batch_rows_device(batch) + at,
+                  &(struct matrix){ROLE_HEAD, 0, w->head, g->head, g->head_bias, vocab, c->hidden,
+                                   false});
         model_sum_ranks(m, drows, rows);
         m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
                           false);
@@ -578,13 +594,14 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
-                         const float *dlogprobs, float temperature)
+                         const float *dlogprobs, const float *dentropy, float temperature)
 {
-    struct head_loss loss = {temperature, NULL};
+    const size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
+    struct head_loss loss = {.temperature = temperature, .has_entropy = dentropy != NULL};
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
-    device_copy_in(b->m->dev, b->dlogprob, dlogprobs,
-                   (size_t)batch_rows(batch) * sizeof *dlogprobs);
+    device_copy_in(b->m->dev, b->dlogprob, dlogprobs, bytes);
+    if (dentropy) device_copy_in(b->m->dev, b->dentropy, dentropy, bytes);
     pass_back(b, batch, tape, &loss);
     return device_sync(b->m->dev);
 }
@@ -592,7 +609,7 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
 enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
                              const struct distillation *d, float *ret_kl, float *ret_overlap)
 {
-    struct head_loss loss = {d->temperature, d};
+    struct head_loss loss = {.temperature = d->temperature, .distillation = d};
     size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
