@@ -167,6 +167,20 @@ static void adapters_learn_as_one(void **state)
     pair_close(&p);
 }
 
+// Parts of a rollout, a choice of tokens over all ranks, the bonus' coefficient and a priced KL
+// divergence are of the whole step.
+static void recipes_learn_as_one(void **state)
+{
+    (void)state;
+    struct pair p;
+    as_one(&p, NULL, NULL,
+           OPTIONS(COMMON, "--max-steps", "20", "--steps-per-generation", "2",
+                   "--top-entropy-quantile", "0.5", "--entropy-coef", "0.01",
+                   "--use-adaptive-entropy", "--entropy-target", "100", "--kl-reward-coef", "0.01",
+                   "--loss-type", "sapo"));
+    pair_close(&p);
+}
+
 // With --exact, because what is drafted otherwise goes by the clock, and with it what is sampled.
 static void a_draft_learns_as_one(void **state)
 {
@@ -317,6 +331,7 @@ int main(void)
         cmocka_unit_test(a_checkpoint_of_two_ranks_is_one_of_one),
         cmocka_unit_test(adapters_learn_as_one),
         cmocka_unit_test(a_draft_learns_as_one),
+        cmocka_unit_test(recipes_learn_as_one),
         cmocka_unit_test(a_rank_that_is_killed_ends_all),
         cmocka_unit_test(a_rank_that_is_killed_in_an_update_leaves_whole_weights),
     };

@@ -141,7 +141,7 @@ static void command_that_fails(void **state)
     static const char script[] =
         "n=0\n"
         "while read -r line; do n=$((n + 1))\n"
-        "[ $n -le 6 ] && echo '{\"reward\": 1}' || echo '{\"reward\": null}'\n"
+        "[ $n -le 6 ] && echo '{\"reward\": 1}' || echo '{\"reward\": \"none\"}'\n"
         "done\n";
     test_write(scorer, script, strlen(script));
     char reward[PATH_MAX + 32];
