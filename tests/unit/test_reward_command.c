@@ -46,6 +46,44 @@ static enum status ask(struct reward *r, int n, double *ret_terms, double *ret_s
 #define TAKE_TEXT "text=${line#*completion\\\":\\\"}; text=${text%%\\\"*}\n"
 #define TAKE_ID   "id=${line#*\\\"id\\\":}; id=${id%%,*}\n"
 
+// Each process waits for a whole group before it answers, with how many of the group's texts are
+// below 50: of 100 samples in groups of 20 the third is cut in the middle.
+static void groups_come_whole(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "while read -r line; do\n"
+        "size=${line#*\\\"group_size\\\":}; size=${size%%[,\\}]*}\n"
+        "small=0; left=$size\n"
+        "while :; do\n" TAKE_TEXT "[ $text -lt 50 ] && small=$((small + 1))\n"
+        "left=$((left - 1)); [ $left -eq 0 ] && break; read -r line\n"
+        "done\n"
+        "while [ $size -gt 0 ]; do\n"
+        "echo \"{\\\"reward\\\": $small}\"; size=$((size - 1)); done\n"
+        "done\n";
+    for (int processes = 1; processes <= 3; processes++) {
+        struct reward *r;
+        struct reward_options o = {.names = script(test_folder(), text),
+                                   .timeout_s = 20,
+                                   .processes = processes,
+                                   .whole_groups = true};
+        char texts[N][8];
+        double terms[N], sums[N];
+        int failed;
+        struct reward_input inputs[N] = {0};
+        for (int i = 0; i < N; i++) {
+            snprintf(texts[i], sizeof texts[i], "%d", i);
+            inputs[i] = (struct reward_input){.text = texts[i], .group = i / 20, .group_size = 20};
+        }
+        assert_ok(reward_new(&o, &r));
+        assert_ok(reward_score_all(r, inputs, N, terms, sums, &failed));
+        for (int i = 0; i < N; i++) assert_true(sums[i] == (i < 40 ? 20 : i < 60 ? 10 : 0));
+        inputs[0].group_size = 257;
+        assert_status(reward_score_all(r, inputs, N, terms, sums, &failed), ST_INVALID);
+        reward_free(r);
+    }
+}
+
 // The child reads all lines before it answers the first: they are in flight together.
 static void many_in_flight(void **state)
 {
@@ -246,11 +284,11 @@ static void answers_before_reading(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(many_in_flight),         cmocka_unit_test(replies_by_id),
-        cmocka_unit_test(several_processes),      cmocka_unit_test(restart_owes),
-        cmocka_unit_test(too_many_lines),         cmocka_unit_test(several_commands),
-        cmocka_unit_test(cannot_start),           cmocka_unit_test(buffered_output),
-        cmocka_unit_test(answers_before_reading),
+        cmocka_unit_test(groups_come_whole), cmocka_unit_test(many_in_flight),
+        cmocka_unit_test(replies_by_id),     cmocka_unit_test(several_processes),
+        cmocka_unit_test(restart_owes),      cmocka_unit_test(too_many_lines),
+        cmocka_unit_test(several_commands),  cmocka_unit_test(cannot_start),
+        cmocka_unit_test(buffered_output),   cmocka_unit_test(answers_before_reading),
     };
     return cmocka_run_group_tests_name("reward command", tests, NULL, NULL);
 }

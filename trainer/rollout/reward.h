@@ -20,6 +20,7 @@ struct reward_input {
     const json_t *prompt;    // text or messages, as the data set has it; may be NULL
     const json_t *row;       // the data set's line; may be NULL
     double environment;      // with reward_options.environment: what it gave
+    int group, group_size;   // number of its prompt's in the batch, whose samples stand together
 };
 
 #define REWARD_MAX_TERMS 16
@@ -35,7 +36,8 @@ struct reward_options {
     int64_t repetition_ngram;                       // of `repetition`; tokens, 0: 3
     double timeout_s;                               // of `command`: longest wait for a reply
     int64_t processes;                              // of each `command`; 0: 1
-    bool environment; // samples are made by environments, which give them a reward
+    bool whole_groups; // of each `command`: one process has all of a group, and is told so
+    bool environment;  // samples are made by environments, which give them a reward
 };
 // Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
 enum status reward_new(const struct reward_options *options, struct reward **ret);

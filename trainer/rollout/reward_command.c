@@ -27,6 +27,8 @@ struct command {
     struct worker *workers; // (n_workers)
     json_int_t n_asked;     // samples of earlier batches: ids go on
     bool failed;            // a reply is missing for ever: nothing can be scored any more
+    bool whole_groups;
+    struct worker *current; // that has the last sample handed out
     bool hinted;
 };
 
@@ -41,10 +43,20 @@ static struct worker *idlest(struct command *c)
     return idlest;
 }
 
+// Who is asked for the next sample; NULL: nobody has room. The rest of a group goes where its first
+// went, whose window has room for it.
+static struct worker *next_worker(struct command *c, const struct score_batch *b)
+{
+    const struct reward_input *next = &b->inputs[b->next];
+    if (!b->whole_groups || b->next == 0 || next->group != b->inputs[b->next - 1].group)
+        return c->current = idlest(c);
+    return worker_has_room(c->current) ? c->current : NULL;
+}
+
 static enum status hand_out(struct command *c, struct score_batch *b, int *ret_failed)
 {
     struct worker *w;
-    while (b->next < b->n && (w = idlest(c))) {
+    while (b->next < b->n && (w = next_worker(c, b))) {
         enum status st = worker_ask(w, b, b->next);
         if (st != ST_OK) {
             *ret_failed = b->next;
@@ -124,6 +136,7 @@ static enum status command_open(const struct reward_options *options, const char
     struct command *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for the reward \"command\"");
     c->timeout_ms = (int)(options->timeout_s * 1e3);
+    c->whole_groups = options->whole_groups;
     c->n_workers = options->processes > 1 ? (int)options->processes : 1;
     if (strspn(argument, " ") == strlen(argument))
         FAIL(ST_INVALID, "reward \"command:\" names no program");
@@ -186,9 +199,18 @@ static enum status command_score(void *state, const struct reward_input *inputs,
                                  double *ret_scores, int *ret_failed)
 {
     struct command *c = state;
-    struct score_batch b = {.inputs = inputs, .n = n, .first_id = c->n_asked, .scores = ret_scores};
+    struct score_batch b = {.inputs = inputs,
+                            .n = n,
+                            .first_id = c->n_asked,
+                            .scores = ret_scores,
+                            .whole_groups = c->whole_groups};
     c->n_asked += n;
     *ret_failed = 0;
+    if (b.whole_groups && n > 0 && inputs[0].group_size > WORKER_WINDOW)
+        return status_fail(ST_INVALID,
+                           "--reward-groups: a group has %d samples, and a process is given %d at "
+                           "most before it has replied",
+                           inputs[0].group_size, WORKER_WINDOW);
     if (c->failed) return status_fail(ST_PEER_GONE, "command \"%s\" is gone", c->line);
     enum status st = score_batch(c, &b, ret_failed);
     if (st == ST_OK) return ST_OK;

@@ -25,6 +25,10 @@ static enum status put_request(struct child *child, const struct score_batch *b,
                   input->prompt, "completion", input->text, "answer", input->answer, "tokens",
                   input->n_tokens, "truncated", input->truncated, "telemetry", input->telemetry,
                   "example", input->row);
+    if (request && b->whole_groups) {
+        json_object_set_new(request, "group", json_integer(input->group));
+        json_object_set_new(request, "group_size", json_integer(input->group_size));
+    }
     return json_put_line(&child->out, request, 0);
 }
 

@@ -21,6 +21,7 @@ struct score_batch {
     int n, next, n_done; // next: to be handed out
     json_int_t first_id;
     double *scores; // (n)
+    bool whole_groups;
 };
 
 // It owes a reply, or has yet to read what it was sent: one may reply before it has read all.

@@ -56,6 +56,8 @@ enum status scoring_task(struct reward *reward, const char *data, const struct r
             .prompt = example->prompt_json,
             .row = example->row,
             .environment = completion_reward(completion),
+            .group = i / r->n_per_group,
+            .group_size = r->n_per_group,
         };
     }
     enum status st = reward_score_all(reward, inputs, n, ret_terms, ret_sums, &failed);

@@ -45,6 +45,10 @@
                  "of the reward \"regex\", for lines without a \"pattern\""),                      \
         OPT_DOUBLE("reward-timeout", reward.timeout_s, "30", "SECONDS", 0.01, 1e6,                 \
                    "longest wait for the next reply of the reward \"command\""),                   \
+        OPT_FLAG(                                                                                  \
+            "reward-groups", reward.whole_groups, NULL,                                            \
+            "a reward \"command\" is given all of a prompt's samples one after another, with "     \
+            "their \"group\" and \"group_size\", and may reply once it has them all"),             \
         OPT_INT("reward-processes", reward.processes, "1", "N", 1, 256,                            \
                 "processes of each reward \"command\", among which a step's samples are divided")
 
