@@ -110,6 +110,8 @@ print("# Made by make_recipe_losses.py. A batch, then its cases:")
 print("# type level beta bias_correction_kl off_policy_threshold top_entropy_quantile entropy_coef clamp:")
 print("# loss; d loss / d logprob, d loss / d entropy of each token")
 near, far = make_batch(7, 0.4), make_batch(8, 11)
+far.old[2, 0] = far.logprobs[2, 0] - 15  # beyond the bound of a sequence, where no clip hides it
+far.advantages[2] = -0.5
 show_batch(near)
 for loss_type, beta, threshold, top, coef in itertools.product(
         ("sapo", "luspo", "dapo", "grpo", "dr_grpo"), (0, BETA), (0, 0.1), (1, 0.2, 0.5, 0), (0, 0.01)):
