@@ -80,7 +80,9 @@ struct norm_args {
     float *rstd, *mean; // (rows) f32, mean of NORM_LAYER alone; norm writes those that are not NULL
 };
 
-enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU };
+// ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,
+// y = g * sigmoid(alpha * g) * (u + 1).
+enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_CLAMPED };
 // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
 // Plain: x (rows, width): y = act(x).
 struct act_shape {
@@ -88,29 +90,65 @@ struct act_shape {
     enum act_kind kind;
     bool gated;
     enum dtype dt;
+    float alpha, limit; // of ACT_CLAMPED
 };
 
 // A rotary embedding of the first n heads of every row (Su et al. 2021; Hugging Face's rotate_half
-// order): of each head's first rot_dim entries the pairs (i, i + rot_dim / 2), by the angle of the
-// row's position.
+// order): of each head's first rot_dim entries the pairs (i, i + rot_dim / 2), or where interleaved
+// (2 i, 2 i + 1), by the angle of the row's position.
 struct rope_args {
     const float *table;       // (max_positions, rot_dim / 2, 2) f32: cos and sin
     const int32_t *positions; // (rows)
     int rows, n, head_dim, rot_dim;
     int64_t stride; // elements between rows
     float sign;     // 1; -1: the inverse, which is the backward pass
+    bool interleaved;
     enum dtype dt;
 };
 
 // Attention geometry. qkv rows are (n_heads + 2 * n_kv_heads) * head_dim wide: queries, keys,
 // values. Query head h reads kv head h / (n_heads / n_kv_heads).
+//
+// Where latent > 0 (latent attention in absorbed form, struct latent_shape), values are the first
+// `latent` entries of the keys, of which there is one head: rows of qkv are (n_heads + 1) *
+// head_dim wide, queries and the key, out is n_heads * latent wide, and the pool holds keys alone.
+// There is no gradient of that form.
 struct attn_shape {
     int n_heads, n_kv_heads, head_dim;
+    int latent;
     float scale;   // scores are q.k * scale
     float softcap; // 0: none; else scores = softcap * tanh(scores / softcap)   (Gemma 2)
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
     enum dtype dt; // of packed batches; the pool has its own
     bool early;    // attn_paged: the batch's lists, and keys of earlier batches (see Order, above)
+    // (n_heads) of the rows' dtype: a score more in each row's softmax, of a key whose value is 0
+    // (Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks; gpt-oss); or
+    // NULL
+    const void *sinks;
+};
+
+// Elements of a row of qkv, and of what attention gives for it.
+static inline int64_t attn_row_width(const struct attn_shape *s)
+{
+    return (int64_t)(s->n_heads + (s->latent > 0 ? 1 : 2) * s->n_kv_heads) * s->head_dim;
+}
+static inline int attn_value_dim(const struct attn_shape *s)
+{
+    return s->latent > 0 ? s->latent : s->head_dim;
+}
+
+// Latent attention (DeepSeek-V2, 2024). A token has one latent vector c of `rank` entries and a
+// rotated key r of `rope` entries, which all heads share; w (n_heads * (nope + value), rank) makes
+// of c each head's key and, below it, each head's value. Query head h is (a, b) of nope + rope
+// entries, b rotated, and its score of a token a . w_key c + b . r.
+//  - Absorbed form: the same score is (a w_key) . c + b . r, so that (c, r) is the one key of all
+//    heads and c the one value; what attention gives, o of `rank` entries, becomes w_value o.
+//  - Expanded form: keys (w_key c, r) and values w_value c of every head, as of ordinary attention
+//    with heads of nope + rope; values end with zeros.
+struct latent_shape {
+    int rows, n_heads;
+    int nope, rope, rank, value; // value is not above nope + rope
+    enum dtype dt;
 };
 
 // The rotation of all queries and keys of a batch, in rows as of attention.
@@ -127,6 +165,7 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     args.rot_dim = rot_dim;
     args.stride = (int64_t)(s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
     args.sign = sign;
+    args.interleaved = false;
     args.dt = dt;
     return args;
 }
@@ -180,6 +219,11 @@ struct head_args {
     int n, vocab;
     float temperature;
 };
+// What comes back to each row of logits, (n) each.
+struct head_grads {
+    const float *dlogprob, *lse;
+    const float *dentropy, *entropy; // NULL: the loss has no term of the entropy
+};
 // Distillation (Hinton et al. 2015) of a teacher's rows of logits into a student's.
 struct distill_args {
     const float *student, *teacher; // (n, vocab), (n, teacher_vocab) f32
@@ -230,6 +274,11 @@ struct moe_shape {
     float scale;
     int width;     // of the experts' rows
     enum dtype dt; // of the experts' rows and of dlogits
+};
+// What experts give or take, sorted by expert.
+struct expert_rows {
+    int rows, n_experts, width;
+    enum dtype dt;
 };
 struct moe_routing {  // device memory; A = rows * top_k
     int32_t *expert;  // (rows, top_k) chosen, likeliest first; of equal logits the lower number
@@ -343,13 +392,33 @@ struct ops {
     // `stored` keys were in the pool before the operation in front of this one began.
     void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *,
                        int layer, const struct batch_view *, const struct attn_shape *);
-    // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores. packed batches
+    // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores, the sink's
+    // included. packed batches
     void (*attn_packed)(struct device *, void *out, float *lse, const void *qkv,
                         const struct batch_view *, const struct attn_shape *);
     // dqkv (whole rows: queries, keys, values) = gradient from dout.           packed batches
     void (*attn_packed_back)(struct device *, void *dqkv, const void *dout, const void *out,
                              const float *lse, const void *qkv, const struct batch_view *,
                              const struct attn_shape *);
+
+    // dsinks (n_heads) f32 += the gradient of the shape's sinks; rows of a packed batch.
+    void (*attn_sinks_back)(struct device *, float *dsinks, const void *dout, const void *out,
+                            const float *lse, int rows, const struct attn_shape *);
+    // q (rows, n_heads, nope + rope) and keys (rows, rank + rope) into the absorbed form, qkv
+    // (rows, n_heads + 1, rank + rope): queries, then the key. A row has the same bits in any
+    // batch.
+    void (*latent_query)(struct device *, void *qkv, const void *q, const void *keys, const void *w,
+                         const struct latent_shape *);
+    // out (rows, n_heads, value) from o (rows, n_heads, rank), likewise.
+    void (*latent_value)(struct device *, void *out, const void *o, const void *w,
+                         const struct latent_shape *);
+    // qkv (rows, 3 * n_heads, nope + rope) of the expanded form from q as above, kv (rows, n_heads,
+    // nope + value) and the keys (rows, rank + rope).
+    void (*latent_expand)(struct device *, void *qkv, const void *q, const void *kv,
+                          const void *keys, const struct latent_shape *);
+    // Its gradient: dq and dkv, and of dkeys the last `rope` entries.
+    void (*latent_expand_back)(struct device *, void *dq, void *dkv, void *dkeys, const void *dqkv,
+                               const struct latent_shape *);
 
     void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
     // x = matmul of a, b and bias (beta 0), then y = act(x). x is scratch, which may stay
@@ -379,6 +448,12 @@ struct ops {
     // shape->m is all rows.
     void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,
                                 const int32_t *offsets, int n_experts, const struct matmul *shape);
+    // y (rows, width) += the bias of each row's expert; bias (n_experts, width) of dt.
+    void (*experts_bias)(struct device *, void *y, const void *bias, const int32_t *offsets,
+                         const struct expert_rows *);
+    // Its gradient: dbias (n_experts, width) f32 += column sums of each expert's rows of dy.
+    void (*experts_bias_back)(struct device *, float *dbias, const void *dy, const int32_t *offsets,
+                              const struct expert_rows *);
     // y (rows, width) (+)= sum over choices of weight * x[place]; weight NULL: 1. x is sorted, (A,
     // width).
     void (*moe_combine)(struct device *, void *y, const void *x, const int32_t *place,
@@ -402,8 +477,9 @@ struct ops {
     // entropy (n) of softmax(z), NULL to skip.
     void (*logprob)(struct device *, float *logprob, float *lse, float *entropy,
                     const struct head_args *);
-    // dlogits (n, vocab) of dtype dt = dlogprob[i] * (onehot(target[i]) - softmax(z)) / temperature
-    void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *lse,
+    // With p = softmax(z): dlogits (n, vocab) of dtype dt = (dlogprob[i] * (onehot(target[i]) - p)
+    // - dentropy[i] * p * (log p + entropy[i])) / temperature
+    void (*logprob_back)(struct device *, void *dlogits, const struct head_grads *,
                          const struct head_args *, enum dtype dt);
     // For each row i: out[i] (1 + k) is target[i], then the k likeliest tokens, likeliest first; k
     // is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of `logprob`, to the bit.

@@ -19,6 +19,10 @@ enum tensor_role adapter_role(const struct weights *base, int tensor)
 {
     switch (base->tensors[tensor].role) {
     case ROLE_QKV:
+    case ROLE_Q_A:
+    case ROLE_Q_B:
+    case ROLE_Q:
+    case ROLE_KV_A:
     case ROLE_O:
     case ROLE_GATE_UP:
     case ROLE_DOWN:
@@ -54,6 +58,28 @@ static enum status name_factor(struct weight_tensor *t, const char *module, cons
     return status_fail(ST_UNSUPPORTED, "%s: the name is too long for an adapter", module);
 }
 
+// What makes keys and values of latents is multiplied into queries and results instead (ops.h,
+// struct latent_shape), where an adapter has no place. "all-linear" means what can be adapted.
+static enum status check_left_alone(const struct adapter *a, int tensor)
+{
+    const struct weight_tensor *t = &a->base->tensors[tensor];
+    const char *word = json_string_value(json_object_get(a->config->source, "target_modules"));
+    char module[sizeof t->name];
+    int rank = 0;
+    float scale;
+    enum status st = ST_OK;
+    if (t->role != ROLE_KV_B || (word && strcmp(word, "all-linear") == 0)) return ST_OK;
+    adapter_module(a->base, tensor, module, sizeof module);
+    st = adapter_config_match(a->config, module, false, &rank, &scale);
+    if (st == ST_OK && rank > 0)
+        st = status_fail(ST_UNSUPPORTED,
+                         "target_modules: adapters of kv_b_proj (%s) are not supported; name "
+                         "others of latent attention: q_proj, q_a_proj, q_b_proj, "
+                         "kv_a_proj_with_mqa, o_proj",
+                         module);
+    return st;
+}
+
 // Adds tensor i of the base and its two factors, where it is adapted.
 static enum status add_matrix(struct adapter *a, int i, struct weight_tensor *factors)
 {
@@ -63,7 +89,10 @@ static enum status add_matrix(struct adapter *a, int i, struct weight_tensor *fa
     struct weight_tensor *fa = &factors[2 * a->n], *fb = fa + 1;
     char module[sizeof t->name];
     enum status st = ST_OK;
-    if (role == ROLE_COUNT) goto out;
+    if (role == ROLE_COUNT) {
+        st = check_left_alone(a, i);
+        goto out;
+    }
     adapter_module(a->base, i, module, sizeof module);
     CHECK(adapter_config_match(a->config, module, role == ROLE_HEAD, &m.rank, &m.scale));
     if (m.rank == 0) goto out;

@@ -13,6 +13,7 @@
 #include "common/model/adapter_table.h"
 #include "common/model/batch.h"
 #include "common/model/config.h"
+#include "common/model/latent.h"
 #include "common/model/weights.h"
 #include "kernels/comm.h"
 #include "kernels/ops.h"
@@ -20,17 +21,18 @@
 // What one layer's backward pass needs. dt is the weights' dtype; A is T * moe.top_k, or T where
 // there are no experts. Fields that the config has no use for are NULL.
 struct layer_tape {
-    void *x;                // (T, hidden) residual stream at the layer's entry
-    float *rstd1, *mean1;   // (T) of the attention norm; mean of NORM_LAYER only, here and below
-    void *qkv_raw;          // (T, qkv width) before the q/k norms
-    float *rstd_q, *rstd_k; // (T, n_heads), (T, n_kv_heads)
-    void *qkv;              // (T, qkv width) after bias, q/k norm and rope
-    void *attn;             // (T, q width) attention output
-    float *lse;             // (T, n_heads)
-    void *attn_proj;        // (T, hidden) what attention gives, before its post-norm
-    float *rstd_post1;      // (T)
-    void *x_mid;            // (T, hidden) residual stream after attention
-    float *rstd2, *mean2;   // (T) of the MLP norm
+    void *x;                   // (T, hidden) residual stream at the layer's entry
+    float *rstd1, *mean1;      // (T) of the attention norm; mean of NORM_LAYER only, here and below
+    void *qkv_raw;             // (T, qkv width) before the q/k norms
+    float *rstd_q, *rstd_k;    // (T, n_heads), (T, n_kv_heads); (T) where norms go over all heads
+    void *qkv;                 // (T, qkv width) after bias, q/k norm and rope
+    struct latent_rows latent; // in place of all since mean1
+    void *attn;                // (T, attention width) attention output
+    float *lse;                // (T, n_heads)
+    void *attn_proj;           // (T, hidden) what attention gives, before its post-norm
+    float *rstd_post1;         // (T)
+    void *x_mid;               // (T, hidden) residual stream after attention
+    float *rstd2, *mean2;      // (T) of the MLP norm
     struct moe_routing routing;
     float *router_logits; // (T, n_experts) where routing's gradient reads them
     void *shared_gate_up; // (T, 2 * shared_intermediate)
@@ -71,7 +73,10 @@ struct model {
     int max_tokens, max_rows, max_context;
     // scratch of the forward pass, device
     void *x, *normed;             // (max_tokens, hidden)
-    void *qkv, *attn_out;         // (max_tokens, qkv width), (max_tokens, q width)
+    void *qkv, *attn_out;         // (max_tokens, qkv width), (max_tokens, attention width)
+    struct latent_rows latent;    // of latent attention, as the next two
+    void *q_a_normed;             // (max_tokens, q_rank)
+    void *latent_out;             // (max_tokens, n_heads, rank)
     void *gate_up, *act;          // (A, 2 * intermediate), (A, intermediate)
     void *block;                  // (max_tokens, hidden) what a block gives, before its post-norm
     void *expert_in, *expert_out; // (A, hidden) sorted by expert
@@ -114,8 +119,12 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 // backward pass.
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign);
 
+// What a residual branch reads, (rows, hidden): args->x normalised, or as it is where there are no
+// weights to it.
+void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args);
+
 // Shapes of calls for `rows` rows, as the forward and the backward pass make them: of the norms
-// over the residual stream, of those over each of n heads of layer l, of the layer's routing and of
+// over the residual stream, of those over n heads of layer l, of the layer's routing and of
 // its activation.
 struct norm_shape model_norm_shape(const struct model *m, int rows);
 struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n);

@@ -17,6 +17,15 @@
 #include "common/model/family.h"
 #include "kernels/device.h"
 
+// Where a tensor of the table lies in one of the folder's that holds several (family.h): its
+// element (row, col) is that one's first + row * row_step + col * col_step, and its row is that
+// one's first_row + row * row_step, counted over all experts.
+struct stored_in {
+    char name[160];
+    int n_dims; // 0: the folder has the tensor as it is
+    int64_t shape[3];
+    int64_t first, first_row, row_step, col_step;
+};
 struct weight_tensor {
     char name[160];        // Hugging Face name
     enum tensor_role role; // ROLE_COUNT: none (weights_plan_list)
@@ -26,6 +35,8 @@ struct weight_tensor {
     int64_t n;                 // elements
     int64_t offset;            // elements from the arena's start
     struct tensor_slice slice; // of the Hugging Face tensor
+    struct stored_in stored;   // of the whole tensor
+    bool is_buffer;            // f32 in an arena of any dtype, behind n_elements: nothing trains it
 };
 
 struct layer_weights {                // pointers into the arena; NULL where the family has none
@@ -33,10 +44,16 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *qkv;                        // (q + 2 kv width, hidden)
     void *qkv_bias;                   // (q + 2 kv width)
     void *q_norm, *k_norm;            // (head_dim)
-    void *o, *o_bias;                 // (hidden, q width), (hidden)
-    void *post_attn_norm;             // (hidden)
-    void *mlp_norm, *mlp_norm_bias;   // (hidden)
-    void *router;                     // (n_experts, hidden)
+    void *sinks;                      // (n_heads)
+    // latent attention: (q_rank, hidden), (q_rank), (q width, q_rank), or q (q width, hidden); then
+    // (rank + rope, hidden), (rank), (n_heads * (head_dim - rope + value), rank)
+    void *q_a, *q_a_norm, *q_b, *q, *kv_a, *kv_a_norm, *kv_b;
+    void *o, *o_bias;               // (hidden, q width), (hidden)
+    void *post_attn_norm;           // (hidden)
+    void *mlp_norm, *mlp_norm_bias; // (hidden)
+    void *router;                   // (n_experts, hidden)
+    void *router_logit_bias;        // (n_experts)
+    void *router_bias;              // (n_experts) f32
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts
     void *down, *down_bias;       // (hidden, intermediate), as many
@@ -49,7 +66,7 @@ struct weights {
     const struct model_config *config; // borrowed
     enum dtype dt;
     int64_t n_elements;   // of the range the optimizer walks: tensors and padding between them
-    int64_t n_parameters; // of the tensors
+    int64_t n_parameters; // of the tensors, buffers included
     size_t bytes;         // of the arena: n_elements * dtype_size + canary, rounded up
     size_t canary_offset; // bytes
     int n_tensors;
@@ -75,6 +92,12 @@ void weights_bind(struct weights *w, void *base); // sets base and all pointers;
 // The same for the blocks of elements first to first + n alone, which lie at `at`; base, and the
 // pointers of other blocks (NULL in a new plan), stay as they are.
 void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at);
+// Of a tensor in the arena.
+static inline enum dtype weights_tensor_dtype(const struct weights *w,
+                                              const struct weight_tensor *t)
+{
+    return t->is_buffer ? DT_F32 : w->dt;
+}
 // Whether tensor i is the first of its block.
 bool weights_begins_block(const struct weights *w, int i);
 void weights_free(struct weights *w); // the table, not the memory

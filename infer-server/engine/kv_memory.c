@@ -69,22 +69,27 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
 {
     enum status st = ST_OK;
     int64_t elements = 0; // of the keys
+    bool latent = true;   // all layers: a token's key is its value too
     *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers};
     m->layers = malloc((size_t)config->n_layers * sizeof *m->layers);
     if (!m->layers) FAIL(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
     for (int l = 0; l < config->n_layers; l++) {
-        m->layers[l] = (struct kv_layer){elements, layer_kv_width(&config->layers[l])};
+        const struct layer_config *layer = &config->layers[l];
+        const bool is_latent = layer->latent.rank > 0;
+        m->layers[l] = (struct kv_layer){elements, is_latent ? layer_latent_width(layer)
+                                                             : layer_kv_width(layer)};
+        latent = latent && is_latent;
         elements += (int64_t)n_blocks * block_size * m->layers[l].width;
     }
-    const size_t half = (size_t)elements * dtype_size(dt);
+    const size_t half = (size_t)elements * dtype_size(dt), values = latent ? 0 : half;
     m->view = (struct kv_view){
         .layers = m->layers, .n_blocks = n_blocks, .block_size = block_size, .dt = dt};
     CHECK(device_alloc(dev, half, &m->view.k));
-    CHECK(device_alloc(dev, half, &m->view.v));
+    if (values > 0) CHECK(device_alloc(dev, values, &m->view.v));
     // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
     // zeros keep NaN out of such sums.
     device_fill(dev, m->view.k, 0, half);
-    device_fill(dev, m->view.v, 0, half);
+    if (values > 0) device_fill(dev, m->view.v, 0, values);
     return ST_OK;
 out:
     kv_memory_release(m);
@@ -109,7 +114,7 @@ void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
         const size_t element = dtype_size(m->view.dt), at = (size_t)layers[l].offset * element;
         const size_t bytes = (size_t)m->view.block_size * (size_t)layers[l].width * element;
         const size_t pitch = bytes * (size_t)m->view.n_blocks;
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < (m->view.v ? 2 : 1); i++)
             device_copy_2d(m->dev, halves[i] + at + (size_t)to * bytes, pitch,
                            halves[i] + at + (size_t)from * bytes, pitch, bytes, (size_t)(end - l));
     }

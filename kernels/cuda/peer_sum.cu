@@ -286,7 +286,7 @@ enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, s
         *ret = NULL;
         return ST_OK;
     }
-    enum status st = make(comm, &peers);
+    enum status st = make(comm, &sum);
     if (st == ST_OK) st = reach_all(comm, sum, &all, why, why_size);
     if (st != ST_OK || !all) {
         peer_sum_free(sum);

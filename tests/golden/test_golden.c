@@ -63,6 +63,7 @@ struct golden { // one folder, opened
     struct backward *backward;
     int n_seqs, prompt, completion, first[65];
     int32_t targets[4096];
+    float *stored; // see stored_value()
 };
 
 static const void *value(const struct golden *g, const char *name)
@@ -72,13 +73,30 @@ static const void *value(const struct golden *g, const char *name)
     return e ? e->data : NULL;
 }
 
-// "<prefix>NAME" of a tensor. The reference keeps a mixture's experts in two tensors a layer, one
-// expert after the other, as the arena does: there it is a part of one of those.
-static const float *tensor_value(const struct golden *g, const char *prefix,
-                                 const struct weights *w, int t)
+// A tensor that the folder has in one with others, as the table has it; the golden's to free.
+static const float *stored_value(struct golden *g, const char *prefix,
+                                 const struct weight_tensor *t)
+{
+    char name[220];
+    const struct stored_in *s = &t->stored;
+    const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1;
+    snprintf(name, sizeof name, "%s%s", prefix, s->name);
+    const float *whole = value(g, name);
+    g->stored = realloc(g->stored, (size_t)t->n * sizeof *g->stored);
+    for (int64_t i = 0; whole && i < t->n; i++)
+        g->stored[i] = whole[s->first + i / cols * s->row_step + i % cols * s->col_step];
+    return whole ? g->stored : NULL;
+}
+
+// "<prefix>NAME" of a tensor, until the next is asked for. The reference keeps a mixture's experts
+// in two tensors a layer, one expert after the other, as the arena does: there it is a part of one
+// of those.
+static const float *tensor_value(struct golden *g, const char *prefix, const struct weights *w,
+                                 int t)
 {
     char name[220];
     const struct weight_tensor *tensor = &w->tensors[t];
+    if (tensor->stored.n_dims) return stored_value(g, prefix, tensor);
     snprintf(name, sizeof name, "%s%s", prefix, tensor->name);
     const float *whole = value(g, name);
     if (whole) return whole;
@@ -201,7 +219,7 @@ out:
 // What is trained, and its optimizer: all of the model, or the adapter.
 static enum status open_training(struct golden *g, int max_tokens)
 {
-    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
     enum status st;
     CHECK(tape_new(g->model, max_tokens, RECOMPUTE_NONE, &g->tape));
     CHECK(optimizer_new_whole(g->dev, g->adapter ? g->adapter->weights : g->weights, &adamw,
@@ -242,6 +260,7 @@ static void close_golden(struct golden *g)
     optimizer_free(g->optimizer);
     tape_free(g->dev, g->tape);
     batch_free(g->batch);
+    free(g->stored);
     model_free(g->model);
     adapter_table_free(g->table);
     adapter_free(g->adapter);
@@ -472,7 +491,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     };
     loss_compute(&config, &batch, &stats, dlogprobs);
     *ret_loss = stats.loss;
-    st = backward_run(g->backward, g->batch, g->tape, dlogprobs, 1.0f);
+    st = backward_run(g->backward, g->batch, g->tape, dlogprobs, NULL, 1.0f);
 out:
     return st;
 }
@@ -488,6 +507,7 @@ static enum status compare_arena(struct golden *g, const struct weights *w, cons
     device_copy_out(g->dev, have, w->base, (size_t)w->n_elements * sizeof *have);
     CHECK(device_sync(g->dev));
     for (int t = 0; t < w->n_tensors; t++) {
+        if (w->tensors[t].is_buffer) continue; // not trained
         const float *want = tensor_value(g, prefix, w, t);
         if (!want) {
             st = status_fail(ST_NOT_FOUND, "%s: golden.safetensors has no %s%s", g->folder, prefix,

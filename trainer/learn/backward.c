@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 20
+#define N_PARTS 30
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -29,7 +29,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
            h = (size_t)c->hidden;
     size_t a = layer_mlp_rows(l, t);
     size_t logits = (size_t)chunk * (size_t)c->vocab_size;
-    struct device_part parts[N_PARTS] = {
+    struct device_part parts[N_PARTS - N_LATENT_GRADS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
         PART(dproj, c->post_norm ? t * h * e : 0),
@@ -40,7 +40,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(drouter, t * (size_t)l->moe.n_experts * e),
         PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
         PART(dqkv, t * (size_t)layer_qkv_width(l) * e),
-        PART(dattn, t * (size_t)layer_q_width(l) * e),
+        PART(dattn, t * (size_t)layer_attn_width(l) * e),
         PART(dlogits, logits * e),
         PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
         PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
@@ -50,8 +50,11 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(lse, n * sizeof(float)),
         PART(entropy, n * sizeof(float)),
         PART(dlogprob, n * sizeof(float)),
+        PART(dentropy, n * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
+    latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
+                       ret + N_PARTS - N_LATENT_GRADS);
 }
 
 static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,
@@ -218,6 +221,7 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
 struct head_loss {
     float temperature;
     const struct distillation *distillation; // NULL: dlogprob
+    bool has_entropy;                        // and b->dentropy
 };
 
 // The logits of a chunk of wanted rows; gives the row of model.logits where they begin.
@@ -256,7 +260,11 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
     } else {
         const struct head_args head =
             model_head_args(m, first, b->targets + at, rows, loss->temperature);
-        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, b->lse + at, &head, dt);
+        const struct head_grads grads = {.dlogprob = b->dlogprob + at,
+                                         .lse = b->lse + at,
+                                         .dentropy = loss->has_entropy ? b->dentropy + at : NULL,
+                                         .entropy = b->entropy + at};
+        m->ops->logprob_back(m->dev, dlogits, &grads, &head, dt);
     }
     if (!capped) return;
     m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap);
@@ -318,6 +326,19 @@ static const void *residual_back(struct backward *b, int rows, const struct norm
     return b->dproj;
 }
 
+// dx = (add ? dx : 0) + dnormed, taken back through the norm in front of a residual branch where
+// there is one; where there is none, the branch's input is added to.
+static void pre_norm_back(struct backward *b, void *dx, void *dnorm, void *dbias, int rows,
+                          const struct norm_args *norm, bool add)
+{
+    struct model *m = b->m;
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    if (norm->w)
+        m->ops->norm_back(m->dev, dx, dnorm, dbias, b->dnormed, norm, &shape, add);
+    else
+        m->ops->add(m->dev, dx, b->dnormed, (int64_t)rows * m->config->hidden, m->dt);
+}
+
 // From the gradient of what the matrix behind an activation gives: that of the activation's input,
 // in dgate_up, and the matrix's. The activation itself is computed again on the way; beforehand
 // where an adapter reads it.
@@ -334,6 +355,14 @@ static void down_back(struct backward *b, const void *dout, const void *gate_up,
     input_back(m, b->dact, dout, w->w, act->rows, w->n, w->k, w->add);
     m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, act);
     back_to_weight(m, w->dw, w->db, dout, m->act, act->rows, w->n, w->k);
+}
+
+// dbias (experts, width) += column sums of each expert's rows, where it is trained.
+static void add_bias_gradient(struct model *m, float *dbias, const void *dy,
+                              const struct moe_routing *r, int experts, int a, int width)
+{
+    const struct expert_rows rows = {a, experts, width, m->dt};
+    if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, r->offsets, &rows);
 }
 
 // From m->normed and dx, the experts' gradients; leaves the gradient of m->normed in dnormed.
@@ -358,11 +387,13 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
+    add_bias_gradient(m, g->down_bias, b->dexpert, r, experts, a, hidden);
     if (g->down)
         ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
                                  &to_down);
     ops->gather_rows(m->dev, m->expert_in, m->normed,
                      &(struct gather_args){r->row, a, hidden, 1.0f, m->dt, 0, 0});
+    add_bias_gradient(m, g->gate_up_bias, b->dgate_up, r, experts, a, up);
     if (g->gate_up)
         ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
                                  &to_gate_up);
@@ -370,7 +401,8 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                         &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
-    back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, experts, hidden);
+    back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
+                   hidden);
     if (model_begins_sum(m))
         back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
     else
@@ -436,7 +468,6 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct norm_shape shape = model_norm_shape(m, rows);
     bool parallel = c->parallel_block;
     const struct norm_args norm =
         parallel
@@ -446,15 +477,14 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
          *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
 
-    m->ops->norm(m->dev, m->normed, &norm, &shape);
+    model_normalise(m, m->normed, rows, &norm);
     if (c->layers[l].moe.n_experts > 0)
         experts_back(b, l, rows, tape);
     else
         plain_mlp_back(b, l, rows, tape);
     if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
     model_sum_ranks(m, b->dnormed, rows);
-    m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, &norm,
-                      &shape, !parallel);
+    pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel);
 }
 
 // Takes dqkv back through the q and k norms, in place.
@@ -481,9 +511,8 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]),
-        q_width = layer_q_width(&c->layers[l]);
-    const struct norm_shape shape = model_norm_shape(m, rows);
+    const struct layer_config *layer = &c->layers[l];
+    int rows = batch->n_tokens, width = layer_qkv_width(layer);
     const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
                                    tape->mean1};
     const struct norm_args post_norm = {
@@ -491,18 +520,26 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
 
     matrix_back(b, b->dattn, dout, tape->attn, rows,
-                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden, q_width, false});
-    m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
-                             &m->attn[l]);
-    model_rotate(m, l, b->dqkv, batch, -1.0f);
-    if (c->qk_norm) heads_norm_back(b, l, rows, tape);
-    m->ops->norm(m->dev, m->normed, &norm, &shape);
-    matrix_back(
-        b, b->dnormed, b->dqkv, m->normed, rows,
-        &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden,
+                                 layer_attn_width(layer), false});
+    if (g->sinks)
+        m->ops->attn_sinks_back(m->dev, g->sinks, b->dattn, tape->attn, tape->lse, rows,
+                                &m->attn[l]);
+    if (layer->latent.rank == 0) {
+        m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
+                                 &m->attn[l]);
+        model_rotate(m, l, b->dqkv, batch, -1.0f);
+        if (c->qk_norm) heads_norm_back(b, l, rows, tape);
+    }
+    model_normalise(m, m->normed, rows, &norm);
+    if (layer->latent.rank > 0)
+        latent_back(b, l, batch, tape);
+    else
+        matrix_back(
+            b, b->dnormed, b->dqkv, m->normed, rows,
+            &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
     model_sum_ranks(m, b->dnormed, rows);
-    m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, &norm, &shape,
-                      true);
+    pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
     if (c->parallel_block)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
 }
@@ -557,13 +594,14 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
-                         const float *dlogprobs, float temperature)
+                         const float *dlogprobs, const float *dentropy, float temperature)
 {
-    struct head_loss loss = {temperature, NULL};
+    const size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
+    struct head_loss loss = {.temperature = temperature, .has_entropy = dentropy != NULL};
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
-    device_copy_in(b->m->dev, b->dlogprob, dlogprobs,
-                   (size_t)batch_rows(batch) * sizeof *dlogprobs);
+    device_copy_in(b->m->dev, b->dlogprob, dlogprobs, bytes);
+    if (dentropy) device_copy_in(b->m->dev, b->dentropy, dentropy, bytes);
     pass_back(b, batch, tape, &loss);
     return device_sync(b->m->dev);
 }
@@ -571,7 +609,7 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
 enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
                              const struct distillation *d, float *ret_kl, float *ret_overlap)
 {
-    struct head_loss loss = {d->temperature, d};
+    struct head_loss loss = {.temperature = d->temperature, .distillation = d};
     size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;

@@ -4,6 +4,7 @@
 #define TRAINER_LAYER_BACK_H
 
 #include "trainer/learn/backward.h"
+#include "trainer/learn/latent_back.h"
 
 struct backward {
     struct model *m;
@@ -21,15 +22,17 @@ struct backward {
     void *dexpert;   // (A, hidden) sorted by expert
     void *drouter;   // (max_tokens, n_experts)
     float *dweight;  // (max_tokens, moe.top_k)
-    void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
+    void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, attention width)
+    struct latent_grads latent;
     void *dlogits;      // (chunk, vocab)
     void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
     float *dlogits_f32; // the same before the soft cap's gradient, where there is one
     void *drows;        // (max_targets, hidden)
     int32_t *targets;   // (max_targets)
-    float *logprob, *lse, *entropy, *dlogprob; // (max_targets); distilling: logprob holds the
-                                               // divergences, entropy the overlaps
-    backward_done_fn *done;                    // NULL: nobody asks
+    float *logprob, *lse, *entropy; // (max_targets); distilling: logprob holds the divergences,
+                                    // entropy the overlaps
+    float *dlogprob, *dentropy;     // (max_targets)
+    backward_done_fn *done;         // NULL: nobody asks
     void *done_context;
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };

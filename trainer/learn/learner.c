@@ -10,6 +10,7 @@
  * micro-batch's where a GPU has the room (backward.c).
  */
 #include "trainer/learn/learner.h"
+#include "trainer/learn/latent_back.h"
 #include "common/base/rng.h"
 
 #include <stdlib.h>
@@ -48,7 +49,7 @@ struct learner {
     struct optimizer *optimizer;
     // host, (max_targets)
     int32_t *targets;
-    float *logprobs, *entropy, *ref_logprobs, *dlogprobs;
+    float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
     // the draft model
     struct learner *draft; // NULL: none
     bool is_draft;         // it has no batch of its own
@@ -84,6 +85,7 @@ void learner_free(struct learner *l)
     free(l->entropy);
     free(l->ref_logprobs);
     free(l->dlogprobs);
+    free(l->dentropy);
     free(l->kl);
     free(l->overlap);
     free(l);
@@ -119,7 +121,8 @@ static size_t operations_scratch(const struct learner *l)
     for (int i = 0; i < c->n_layers; i++) {
         int up = layer_up_width(c, &c->layers[i]), qkv = layer_qkv_width(&c->layers[i]);
         struct scratch_shape shape = {
-            .attn = l->model->attn[i],
+            .attn =
+                c->layers[i].latent.rank > 0 ? latent_attn_shape(l->model, i) : l->model->attn[i],
             .rows = l->options.token_budget,
             .max_context = l->options.max_context,
             .hidden = c->hidden,
@@ -318,7 +321,7 @@ enum status learner_set_reference(struct learner *l, const char *folder)
     if (l->options.adapter) return ST_OK;
     if (folder)
         return status_context(weights_load(w, l->dev, folder), "the KL term's reference model");
-    device_copy(l->dev, w->base, l->policy->base, (size_t)w->n_elements * dtype_size(w->dt));
+    device_copy(l->dev, w->base, l->policy->base, w->canary_offset);
     return device_sync(l->dev);
 }
 
@@ -367,7 +370,9 @@ static enum status prepare_rows(struct learner *l)
     l->entropy = malloc(n * sizeof *l->entropy);
     l->ref_logprobs = malloc(n * sizeof *l->ref_logprobs);
     l->dlogprobs = malloc(n * sizeof *l->dlogprobs);
-    if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs)
+    l->dentropy = malloc(n * sizeof *l->dentropy);
+    if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs ||
+        !l->dentropy)
         return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
     return ST_OK;
 }
@@ -526,7 +531,8 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     void *x;
     int n = mb->first[mb->n_seqs];
     bool backward = passes->backward;
-    struct learner_rows rows = {mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL};
+    struct learner_rows rows = {mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL,
+                                l->dentropy};
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));
@@ -538,12 +544,15 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
                                 l->logprobs, l->entropy));
         if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
     }
+    memset(l->dentropy, 0, (size_t)n * sizeof *l->dentropy);
     loss(context, &rows, l->dlogprobs);
+    const bool of_entropy = !all_zero(l->dentropy, n);
     // Groups without spread have no gradient to compute.
     backward_watch(l->backward, passes->last && !l->options.adapter ? sum_grads : NULL,
                    l->optimizer);
-    if (backward && !all_zero(l->dlogprobs, n))
-        CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs, l->options.temperature));
+    if (backward && (of_entropy || !all_zero(l->dlogprobs, n)))
+        CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs,
+                           of_entropy ? l->dentropy : NULL, l->options.temperature));
 out:
     return st;
 }

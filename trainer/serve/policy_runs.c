@@ -261,17 +261,9 @@ static const char *module_end(const char *module)
 
 static bool is_wanted(const struct beginning *b, enum tensor_role role)
 {
-    switch (role) {
-    case ROLE_COUNT:
-        return false;
-    case ROLE_QKV:
-    case ROLE_O:
-        return b->attention;
-    case ROLE_HEAD:
-        return b->unembed;
-    default:
-        return b->mlp;
-    }
+    if (role == ROLE_COUNT) return false;
+    if (role == ROLE_HEAD) return b->unembed;
+    return role >= ROLE_QKV && role <= ROLE_O ? b->attention : b->mlp;
 }
 
 // The adapted matrices' names, between commas; PEFT's word for all but the head.
