@@ -31,7 +31,9 @@ struct family; // common/model/family.h: tensor names and config quirks, one tab
 
 // One layer. Every layer begins with what config.json says of all; a family then sets what differs.
 struct layer_config {
-    int n_heads, n_kv_heads, head_dim;
+    int n_heads, n_kv_heads, head_dim; // of attention: n_heads 0 where delta stands in its place
+    // Linear attention with a state that goes along the sequence; n_heads 0: none. dt is a call's.
+    struct delta_shape delta;
     int rope;           // its positions: model_config.ropes[rope]; -1: none are encoded
     int window;         // 0: full attention, else positions a token sees, itself included
     float attn_scale;   // of scores
@@ -60,6 +62,7 @@ struct model_config {
     enum act_kind act;
     bool gated_mlp; // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
+    bool attn_gate;      // what attention gives is multiplied by the sigmoid of a gate
     bool qk_norm;        // queries and keys are normalised per head, before rope
     bool post_norm;      // what attention and MLP give is normalised before it is added
     bool parallel_block; // attention and MLP read the same normalised input
@@ -103,6 +106,21 @@ static inline int layer_qkv_width(const struct layer_config *l)
 {
     return layer_q_width(l) + 2 * layer_kv_width(l);
 }
+// Of the matmul in front of attention: each query has a gate beside it where there are any.
+static inline int layer_attn_in_width(const struct model_config *c, const struct layer_config *l)
+{
+    return layer_qkv_width(l) + (c->attn_gate ? layer_q_width(l) : 0);
+}
+// Of the first matmul of linear attention: what goes into its convolution, and the output's gate.
+static inline int layer_delta_in_width(const struct layer_config *l)
+{
+    return delta_conv_width(&l->delta) + delta_value_width(&l->delta);
+}
+// Of what attention of either kind gives.
+static inline int layer_mixed_width(const struct layer_config *l)
+{
+    return layer_q_width(l) + delta_value_width(&l->delta);
+}
 // Of the MLP's first matmul: gate and up, or up alone.
 static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)
 {
@@ -137,6 +155,8 @@ static inline int config_first_vocab_row(const struct model_config *c)
 }
 // Keys and values of one token in all layers, on this rank.
 int64_t config_kv_elements(const struct model_config *config);
+// What one sequence carries along in the states of all layers, f32 elements; 0: there are none.
+int64_t config_state_elements(const struct model_config *config);
 
 // Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters,
 // partial_rotary_factor) into ropes[0], which all layers have. Layers and max_positions must be

@@ -34,6 +34,11 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *qkv_bias;                   // (q + 2 kv width)
     void *q_norm, *k_norm;            // (head_dim)
     void *o, *o_bias;                 // (hidden, q width), (hidden)
+    void *delta_in, *delta_gates;     // (conv + value width, hidden), (2 * heads, hidden)
+    void *delta_conv;                 // (conv width, taps)
+    void *delta_a_log, *delta_dt_bias; // (heads)
+    void *delta_norm;                 // (head_dim) of every head
+    void *delta_out;                  // (hidden, value width)
     void *post_attn_norm;             // (hidden)
     void *mlp_norm, *mlp_norm_bias;   // (hidden)
     void *router;                     // (n_experts, hidden)
