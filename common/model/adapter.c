@@ -17,16 +17,14 @@
 // ---- the plan -----------------------------------------------------------------------------------
 bool adapter_takes(const struct weights *base, int tensor)
 {
-    const struct weight_tensor *t = &base->tensors[tensor];
-    switch (t->role) {
+    switch (base->tensors[tensor].role) {
     case ROLE_QKV:
     case ROLE_O:
+    case ROLE_GATE_UP:
+    case ROLE_DOWN:
     case ROLE_SHARED_GATE_UP:
     case ROLE_SHARED_DOWN:
         return true;
-    case ROLE_GATE_UP:
-    case ROLE_DOWN:
-        return base->config->layers[t->layer].moe.n_experts == 0;
     default:
         return false;
     }

@@ -117,7 +117,7 @@ static inline int layer_delta_in_width(const struct layer_config *l)
     return delta_conv_width(&l->delta) + delta_value_width(&l->delta);
 }
 // Of what attention of either kind gives.
-static inline int layer_mixed_width(const struct layer_config *l)
+static inline int layer_attn_width(const struct layer_config *l)
 {
     return layer_q_width(l) + delta_value_width(&l->delta);
 }

@@ -86,8 +86,17 @@ static enum status configure_mistral(const char *where, const json_t *json, stru
     return read_windows(where, json, silent ? 4096 : 0, 0, 1, c);
 }
 
-// Experts in every layer, as the Qwen families write them; the numbers are those of a silent
-// config.
+static bool lists(const json_t *list, int number)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        if (json_is_integer(entry) && json_integer_value(entry) == number) return true;
+    }
+    return false;
+}
+
+// Experts as the Qwen families write them: in every decoder_sparse_step-th layer that
+// mlp_only_layers does not list. The numbers are those of a silent config.
 static enum status qwen_experts(const char *where, const json_t *json, struct model_config *c,
                                 int experts, int per_token, int width)
 {
@@ -96,16 +105,13 @@ static enum status qwen_experts(const char *where, const json_t *json, struct mo
     const json_t *dense = json_object_get(json, "mlp_only_layers");
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "decoder_sparse_step", 1, 1024, &every));
-    if (every != 1 || json_array_size(dense) > 0)
-        FAIL(ST_UNSUPPORTED,
-             "%s: %s: models with experts in some of their layers are not supported", where,
-             every != 1 ? "decoder_sparse_step" : "mlp_only_layers");
     CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts)); // transformers 5
     CHECK(json_get_int32(where, json, "num_experts", 1, 1024, &experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
     CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
     CHECK(json_get_bool(where, json, "norm_topk_prob", &norm));
     for (int l = 0; l < c->n_layers; l++) {
+        if ((l + 1) % every != 0 || lists(dense, l)) continue;
         c->layers[l].intermediate = width;
         c->layers[l].moe = (struct moe_shape){
             .n_experts = experts, .top_k = per_token, .norm_topk = norm, .scale = 1};
@@ -124,6 +130,7 @@ static enum status configure_qwen2_moe(const char *where, const json_t *json,
     CHECK(qwen_experts(where, json, c, 60, 4, 1408));
     CHECK(json_get_int32(where, json, "shared_expert_intermediate_size", 1, 1 << 20, &shared));
     for (int l = 0; l < c->n_layers; l++) {
+        if (c->layers[l].moe.n_experts == 0) continue;
         c->layers[l].shared_intermediate = shared;
         c->layers[l].shared_gate = true;
     }
@@ -136,6 +143,56 @@ static enum status configure_qwen3_moe(const char *where, const json_t *json,
 {
     enum status st = configure_qwen3(where, json, c);
     return st == ST_OK ? qwen_experts(where, json, c, 128, 8, 768) : st;
+}
+
+static enum status read_delta(const char *where, const json_t *json, struct delta_shape *ret)
+{
+    struct delta_shape s = {
+        .n_key_heads = 16, .n_heads = 32, .key_dim = 128, .head_dim = 128, .taps = 4};
+    enum status st = ST_OK;
+    CHECK(json_get_int32(where, json, "linear_num_key_heads", 1, 1024, &s.n_key_heads));
+    CHECK(json_get_int32(where, json, "linear_num_value_heads", 1, 1024, &s.n_heads));
+    CHECK(json_get_int32(where, json, "linear_key_head_dim", 1, DELTA_MOST_DIM, &s.key_dim));
+    CHECK(json_get_int32(where, json, "linear_value_head_dim", 1, DELTA_MOST_DIM, &s.head_dim));
+    CHECK(json_get_int32(where, json, "linear_conv_kernel_dim", 2, DELTA_MOST_TAPS, &s.taps));
+    if (s.n_heads % s.n_key_heads != 0)
+        FAIL(ST_FORMAT,
+             "%s: linear_num_value_heads %d is not a multiple of linear_num_key_heads %d", where,
+             s.n_heads, s.n_key_heads);
+    *ret = s;
+out:
+    return st;
+}
+
+// Qwen3's block with gates on attention, which stands in every fourth layer; linear attention in
+// the others.
+static enum status configure_qwen3_5(const char *where, const json_t *json, struct model_config *c)
+{
+    const json_t *types = json_object_get(json, "layer_types");
+    struct delta_shape delta = {0};
+    int every = 4;
+    enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "attention_bias", &c->qkv_bias));
+    c->o_bias = c->qkv_bias;
+    c->qk_norm = c->attn_gate = true;
+    CHECK(json_get_int32(where, json, "full_attention_interval", 1, 1024, &every));
+    CHECK(read_delta(where, json, &delta));
+    if (json_has(json, "layer_types") && (int)json_array_size(types) != c->n_layers)
+        FAIL(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words", where,
+             c->n_layers);
+    for (int l = 0; l < c->n_layers; l++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)l));
+        const bool linear = type ? strcmp(type, "linear_attention") == 0 : (l + 1) % every != 0;
+        if (type && !linear && strcmp(type, "full_attention") != 0)
+            FAIL(ST_UNSUPPORTED,
+                 "%s: layer_types[%d] is \"%s\"; full_attention and linear_attention are supported",
+                 where, l, type);
+        if (!linear) continue;
+        c->layers[l].n_heads = c->layers[l].n_kv_heads = 0;
+        c->layers[l].delta = delta;
+    }
+out:
+    return st;
 }
 
 static enum status configure_mixtral(const char *where, const json_t *json, struct model_config *c)
@@ -240,13 +297,19 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
         GATED_MLP_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
 
+#define DELTA LAYER "linear_attn."
+#define DELTA_NAMES                                                                                \
+    [ROLE_DELTA_IN] = DELTA "in_proj_qkv.weight|" DELTA "in_proj_z.weight",                        \
+    [ROLE_DELTA_GATES] = DELTA "in_proj_b.weight|" DELTA "in_proj_a.weight",                       \
+    [ROLE_DELTA_CONV] = DELTA "conv1d.weight", [ROLE_DELTA_A_LOG] = DELTA "A_log",                 \
+    [ROLE_DELTA_DT_BIAS] = DELTA "dt_bias", [ROLE_DELTA_NORM] = DELTA "norm.weight",               \
+    [ROLE_DELTA_OUT] = DELTA "out_proj.weight"
+
 #define QWEN_EXPERTS_NAMES                                                                         \
-    COMMON_NAMES, SPLIT_QKV_NAMES,                                                                 \
-        O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                        \
-                 [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
-                 [ROLE_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER                   \
-                                        "mlp.experts.%d.up_proj.weight",                           \
-                 [ROLE_DOWN] = LAYER "mlp.experts.%d.down_proj.weight"
+    LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
+                 [ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER           \
+                                                "mlp.experts.%d.up_proj.weight",                   \
+                 [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.%d.down_proj.weight"
 
 // ---- the table ----------------------------------------------------------------------------------
 static const struct family families[] = {
@@ -277,6 +340,15 @@ static const struct family families[] = {
      .names = {QWEN_EXPERTS_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight",
                [ROLE_K_NORM] = ATTN "k_norm.weight"},
      .configure = configure_qwen3_moe},
+    {.model_type = "qwen3_5_text",
+     .architecture = "Qwen3_5ForCausalLM",
+     .title = "Qwen3.5 (text)",
+     .norm = NORM_RMS_PLUS_ONE,
+     .head_dim = 256,
+     .rotary_share = 0.25,
+     .names = {LLAMA_NAMES, DELTA_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight",
+               [ROLE_K_NORM] = ATTN "k_norm.weight"},
+     .configure = configure_qwen3_5},
     {.model_type = "llama",
      .architecture = "LlamaForCausalLM",
      .title = "Llama 1 to 3.2, Yi, DeepSeek-Coder",
@@ -294,9 +366,9 @@ static const struct family families[] = {
      .names = {COMMON_NAMES, SPLIT_QKV_NAMES,
                O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
                [ROLE_ROUTER] = LAYER "block_sparse_moe.gate.weight",
-               [ROLE_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER
-                                      "block_sparse_moe.experts.%d.w3.weight",
-               [ROLE_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"},
+               [ROLE_EXPERTS_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER
+                                              "block_sparse_moe.experts.%d.w3.weight",
+               [ROLE_EXPERTS_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"},
      .configure = configure_mixtral},
     {.model_type = "phi3",
      .architecture = "Phi3ForCausalLM",

@@ -29,10 +29,14 @@ enum tensor_role {
     ROLE_MLP_NORM,
     ROLE_MLP_NORM_BIAS,
     ROLE_ROUTER,
-    ROLE_GATE_UP, // of every expert, one after the other, where there are experts; so is ROLE_DOWN
+    ROLE_GATE_UP,
     ROLE_GATE_UP_BIAS,
+    ROLE_EXPERTS_GATE_UP, // of every expert, one after the other, in layers that have experts
+    ROLE_EXPERTS_GATE_UP_BIAS,
     ROLE_DOWN,
     ROLE_DOWN_BIAS,
+    ROLE_EXPERTS_DOWN,
+    ROLE_EXPERTS_DOWN_BIAS,
     ROLE_SHARED_GATE_UP,
     ROLE_SHARED_DOWN,
     ROLE_SHARED_GATE,

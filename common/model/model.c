@@ -13,7 +13,7 @@
  * operation before ends (`early`, ops.h).
  *
  * One thread, the owner of the device. */
-#include "common/model/model.h"
+#include "common/model/layer.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static void routing_parts(int n_experts, size_t a, size_t base, struct device_pa
                                   n_experts > 0 ? ((size_t)n_experts + 1) * i32 : 0};
 }
 
-#define N_SCRATCH 25
+#define N_SCRATCH 28
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -47,11 +47,17 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
            expert = l->moe.n_experts > 0 ? a * h * e : 0;
     size_t gate_up = inner * 2 * e,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
+    const int attn_in =
+        layer_delta_in_width(l) + (c->attn_gate ? layer_attn_in_width(c, l) : 0);
     struct device_part parts[N_SCRATCH - 10] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
-        SCRATCH(qkv, t * (size_t)layer_qkv_width(l) * e),
-        SCRATCH(attn_out, t * (size_t)layer_q_width(l) * e),
+        SCRATCH(qkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
+        SCRATCH(attn_out, t * (size_t)layer_attn_width(l) * e),
+        SCRATCH(attn_in, t * (size_t)attn_in * e),
+        SCRATCH(gate, t * (size_t)(c->attn_gate ? layer_q_width(l) : 0) * e +
+                          t * (size_t)delta_value_width(&l->delta) * e),
+        SCRATCH(delta_gates, t * 2 * (size_t)l->delta.n_heads * sizeof(float)),
         SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
         SCRATCH(act, inner * e),
         SCRATCH(block, c->post_norm ? t * h * e : 0),
@@ -208,6 +214,46 @@ struct moe_shape model_shared_shape(const struct model *m, int rows)
                               .dt = m->dt};
 }
 
+struct delta_shape model_delta_shape(const struct model *m, int l)
+{
+    struct delta_shape shape = m->config->layers[l].delta;
+    shape.dt = m->dt;
+    return shape;
+}
+
+struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows)
+{
+    const struct delta_shape *s = &m->config->layers[l].delta;
+    return (struct norm_shape){NORM_RMS,
+                               rows * s->n_heads,
+                               s->head_dim,
+                               s->n_heads,
+                               delta_value_width(s),
+                               m->config->norm_eps,
+                               m->dt};
+}
+
+struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
+                                 int rows)
+{
+    const int width = layer_q_width(&m->config->layers[l]);
+    return (struct gate_args){x, gate, rows, width, width, GATE_SIGMOID, m->dt};
+}
+
+struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
+                                  int rows)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const size_t before = (size_t)delta_conv_width(&layer->delta) * dtype_size(m->dt);
+    return (struct gate_args){x,
+                              (const char *)in + before,
+                              rows,
+                              delta_value_width(&layer->delta),
+                              layer_delta_in_width(layer),
+                              GATE_SILU,
+                              m->dt};
+}
+
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)
 {
     return (struct act_shape){rows, inner, m->config->act, m->config->gated_mlp, m->dt};
@@ -236,17 +282,6 @@ bool model_keeps_router_logits(const struct layer_config *l)
 }
 
 // ---- the forward pass ---------------------------------------------------------------------------
-// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y], and what the rows' adapters add to the block
-// of that role.
-struct linear {
-    enum tensor_role role;
-    int layer;
-    const void *w, *bias;
-    int n, k;
-    bool add;
-    enum dtype out; // of y
-};
-
 static struct matmul linear_shape(const struct model *m, int rows, const struct linear *l)
 {
     return (struct matmul){.m = rows,
@@ -266,7 +301,7 @@ static bool is_adapted(const struct model *m, int rows, const struct linear *l,
            adapter_table_args(m->adapters, l->role, l->layer, rows, m->row_adapter, ret);
 }
 
-static void linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
+void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
 {
     const struct matmul shape = linear_shape(m, rows, l);
     struct lora_args adapters;
@@ -282,7 +317,7 @@ static void linear_act(struct model *m, void *y, void *gate_up, const void *x, i
     const struct act_shape act = model_act_shape(m, rows, inner);
     struct lora_args adapters;
     if (is_adapted(m, rows, l, &adapters)) {
-        linear(m, gate_up, x, rows, l);
+        model_linear(m, gate_up, x, rows, l);
         m->ops->act(m->dev, y, gate_up, &act);
         return;
     }
@@ -336,14 +371,14 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
                          hidden,  b->width, begins, m->dt};
     if (!b->norm) {
         if (begins) copy_rows(m, x_to, x_from, rows, hidden);
-        linear(m, x_to, b->in, rows, &out);
+        model_linear(m, x_to, b->in, rows, &out);
         model_sum_ranks(m, x_to, rows);
         return;
     }
     void *proj = b->proj ? b->proj : m->block;
     copy_rows(m, x_to, x_from, rows, hidden);
     out.add = false;
-    linear(m, proj, b->in, rows, &out);
+    model_linear(m, proj, b->in, rows, &out);
     model_sum_ranks(m, proj, rows);
     normalise(m, m->block, rows, &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
@@ -361,9 +396,18 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
 static struct linear qkv_of(const struct model *m, int l)
 {
     const struct layer_weights *w = &m->weights->layers[l];
-    const int width = layer_qkv_width(&m->config->layers[l]);
+    const int width = layer_attn_in_width(m->config, &m->config->layers[l]);
     return (struct linear){ROLE_QKV,          l,     w->qkv, w->qkv_bias, width,
                            m->config->hidden, false, m->dt};
+}
+
+// From m->normed to queries, keys and values, and the queries' gates where they have any.
+static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows)
+{
+    const struct linear in = qkv_of(m, l);
+    model_linear(m, m->config->attn_gate ? m->attn_in : qkv, m->normed, rows, &in);
+    if (m->config->attn_gate)
+        m->ops->split_gate(m->dev, qkv, gate, m->attn_in, rows, &m->attn[l], false);
 }
 
 // From m->normed to m->qkv, rotated, its keys and values in the pool.
@@ -381,11 +425,11 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
                                      .batch = batch,
                                      .shape = &m->attn[l]};
     struct lora_args adapters;
-    if (rope >= 0 && !c->qk_norm && !is_adapted(m, batch->n_tokens, &in, &adapters)) {
+    if (rope >= 0 && !c->qk_norm && !c->attn_gate && !is_adapted(m, batch->n_tokens, &in, &adapters)) {
         m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, in.w, in.bias, &shape, &store);
         return;
     }
-    linear(m, m->qkv, m->normed, batch->n_tokens, &in);
+    project_qkv(m, l, m->qkv, m->gate, batch->n_tokens);
     if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
     if (rope < 0)
         m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
@@ -393,29 +437,23 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
         m->ops->rope_store(m->dev, m->qkv, &store);
 }
 
-// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
-// which is x itself outside of training.
-static void attention_block(struct model *m, int l, const struct batch_view *batch,
-                            const struct kv_view *kv, struct layer_tape *tape, void *x, void *x_mid)
+// From m->normed to what attention gives, which is returned.
+static void *attend(struct model *m, int l, const struct batch_view *batch,
+                    const struct kv_view *kv, struct layer_tape *tape)
 {
     const struct model_config *c = m->config;
-    const struct layer_config *layer = &c->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
     const struct ops *ops = m->ops;
-    const struct linear in = qkv_of(m, l);
     int rows = batch->n_tokens;
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
+    void *gate = tape ? tape->gate : m->gate;
 
-    normalise(m, m->normed, rows,
-              &(struct norm_args){x, w->attn_norm, w->attn_norm_bias, tape ? tape->rstd1 : NULL,
-                                  tape ? tape->mean1 : NULL});
     if (kv) {
         paged_qkv(m, l, batch, kv);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
-        linear(m, raw, m->normed, rows, &in);
-        copy_rows(m, qkv, raw, rows, in.n);
+        project_qkv(m, l, raw, gate, rows);
+        copy_rows(m, qkv, raw, rows, layer_qkv_width(&c->layers[l]));
         if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
         model_rotate(m, l, qkv, batch, 1.0f);
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
@@ -423,13 +461,33 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
                          &m->attn[l]);
     }
-    struct branch o = {ROLE_O,
+    if (!c->attn_gate) return out;
+    const struct gate_args open = model_attn_gate(m, l, out, gate, rows);
+    ops->gate(m->dev, m->attn_out, &open);
+    return m->attn_out;
+}
+
+// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
+// which is x itself outside of training.
+static void attention_block(struct model *m, int l, const struct batch_view *batch,
+                            const struct kv_view *kv, struct layer_tape *tape, void *x, void *x_mid)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const bool delta = layer->delta.n_heads > 0;
+    const int rows = batch->n_tokens;
+
+    normalise(m, m->normed, rows,
+              &(struct norm_args){x, w->attn_norm, w->attn_norm_bias, tape ? tape->rstd1 : NULL,
+                                  tape ? tape->mean1 : NULL});
+    if (delta) model_delta(m, l, batch, kv, tape);
+    struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
-                       out,
-                       w->o,
+                       delta ? m->attn_out : attend(m, l, batch, kv, tape),
+                       delta ? w->delta_out : w->o,
                        w->o_bias,
                        w->post_attn_norm,
-                       layer_q_width(layer),
+                       layer_attn_width(layer),
                        tape ? tape->attn_proj : NULL,
                        tape ? tape->rstd_post1 : NULL};
     add_branch(m, rows, &o, x, x_mid);
@@ -451,9 +509,9 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct matmul second = {a, c->hidden, inner, false, true, 0, m->dt, m->dt, .early = true};
     const struct act_shape act = model_act_shape(m, a, inner);
 
-    linear(m, logits, m->normed, rows,
-           &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden, false,
-                            DT_F32});
+    model_linear(m, logits, m->normed, rows,
+                 &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden,
+                                  false, DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
@@ -484,12 +542,12 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
                                 layer_shared_up_width(c, layer), c->hidden, false, m->dt},
                inner, tape != NULL);
     if (!layer->shared_gate) {
-        linear(m, x_out, m->act, rows, &down);
+        model_linear(m, x_out, m->act, rows, &down);
         return;
     }
     down.add = false;
-    linear(m, out, m->act, rows, &down);
-    linear(
+    model_linear(m, out, m->act, rows, &down);
+    model_linear(
         m, logits, m->normed, rows,
         &(struct linear){ROLE_SHARED_GATE, l, w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &one);
@@ -613,14 +671,15 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
     const int width = config_vocab_rows(c);
     float *parts = m->logit_parts ? m->logit_parts : to.logits;
     float *own = parts + (size_t)c->shard.rank * (size_t)n * (size_t)width;
-    linear(m, own, to.normed, n,
-           &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, width, c->hidden, false, DT_F32});
+    model_linear(
+        m, own, to.normed, n,
+        &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, width, c->hidden, false, DT_F32});
     if (c->logit_softcap > 0) m->ops->softcap(m->dev, own, (int64_t)n * width, c->logit_softcap);
     if (parts != to.logits) join_logits(m, to.logits, own, n);
 }
 
 // ---- the tape -----------------------------------------------------------------------------------
-#define N_TAPE 32
+#define N_TAPE 36
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
@@ -640,8 +699,12 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(rstd_q, c->qk_norm ? stat * (size_t)l->n_heads : 0),
         TAPE(rstd_k, c->qk_norm ? stat * (size_t)l->n_kv_heads : 0),
         TAPE(qkv, qkv),
-        TAPE(attn, t * (size_t)layer_q_width(l) * e),
+        TAPE(gate, c->attn_gate ? t * (size_t)layer_q_width(l) * e : 0),
+        TAPE(attn, t * (size_t)layer_attn_width(l) * e),
         TAPE(lse, stat * (size_t)l->n_heads),
+        TAPE(delta_in, t * (size_t)layer_delta_in_width(l) * e),
+        TAPE(delta_gates, 2 * stat * (size_t)l->delta.n_heads),
+        TAPE(rstd_delta, stat * (size_t)l->delta.n_heads),
         TAPE(attn_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post1, c->post_norm ? stat : 0),
         TAPE(x_mid, hidden),

@@ -86,8 +86,10 @@ enum when {
     IF_QK_NORM,
     IF_QKV_BIAS,
     IF_O_BIAS,
+    IF_MLP,
     IF_MLP_BIAS,
     IF_EXPERTS,
+    IF_EXPERTS_BIAS,
     IF_SHARED,
     IF_SHARED_GATE,
     IF_UNTIED,
@@ -96,7 +98,8 @@ enum when {
 
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
-    const bool layer_norm = c->norm == NORM_LAYER, attention = l->n_heads > 0;
+    const bool layer_norm = c->norm == NORM_LAYER, experts = l->moe.n_experts > 0;
+    const bool attention = l->n_heads > 0;
     const bool is[] = {
         [ALWAYS] = true,
         [IF_ATTENTION] = attention,
@@ -108,8 +111,10 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
         [IF_QK_NORM] = attention && c->qk_norm,
         [IF_QKV_BIAS] = attention && c->qkv_bias,
         [IF_O_BIAS] = attention && c->o_bias,
-        [IF_MLP_BIAS] = c->mlp_bias,
-        [IF_EXPERTS] = l->moe.n_experts > 0,
+        [IF_MLP] = !experts,
+        [IF_MLP_BIAS] = !experts && c->mlp_bias,
+        [IF_EXPERTS] = experts,
+        [IF_EXPERTS_BIAS] = experts && c->mlp_bias,
         [IF_SHARED] = l->shared_intermediate > 0,
         [IF_SHARED_GATE] = l->shared_gate,
         [IF_UNTIED] = !c->tie_embeddings,
@@ -130,6 +135,12 @@ struct role {
 #define IN_MODEL(field) .pointer = offsetof(struct weights, field)
 #define NORM            .is_norm = true, .rows = SIZE_HIDDEN
 #define OF_EXPERTS      .of_experts = true
+// A layer has one MLP or experts, in the same place.
+#define UP_ROWS       .rows = SIZE_UP, .parts = {SIZE_INNER, SIZE_INNER}
+#define MLP_UP        IN_LAYER(gate_up), UP_ROWS
+#define MLP_UP_BIAS   IN_LAYER(gate_up_bias), UP_ROWS
+#define MLP_DOWN      IN_LAYER(down), .rows = SIZE_HIDDEN
+#define MLP_DOWN_BIAS IN_LAYER(down_bias), .rows = SIZE_HIDDEN
 
 static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
@@ -161,12 +172,14 @@ static const struct role roles[ROLE_COUNT] = {
                             .rows = SIZE_HIDDEN},
     [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, .rows = SIZE_EXPERTS,
                      .cols = SIZE_HIDDEN},
-    [ROLE_GATE_UP] = {IN_LAYER(gate_up), OF_EXPERTS, .rows = SIZE_UP, .cols = SIZE_HIDDEN,
-                      .parts = {SIZE_INNER, SIZE_INNER}},
-    [ROLE_GATE_UP_BIAS] = {IN_LAYER(gate_up_bias), OF_EXPERTS, .when = IF_MLP_BIAS, .rows = SIZE_UP,
-                           .parts = {SIZE_INNER, SIZE_INNER}},
-    [ROLE_DOWN] = {IN_LAYER(down), OF_EXPERTS, .rows = SIZE_HIDDEN, .cols = SIZE_INNER},
-    [ROLE_DOWN_BIAS] = {IN_LAYER(down_bias), OF_EXPERTS, .when = IF_MLP_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_GATE_UP] = {MLP_UP, .when = IF_MLP, .cols = SIZE_HIDDEN},
+    [ROLE_GATE_UP_BIAS] = {MLP_UP_BIAS, .when = IF_MLP_BIAS},
+    [ROLE_EXPERTS_GATE_UP] = {MLP_UP, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_HIDDEN},
+    [ROLE_EXPERTS_GATE_UP_BIAS] = {MLP_UP_BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
+    [ROLE_DOWN] = {MLP_DOWN, .when = IF_MLP, .cols = SIZE_INNER},
+    [ROLE_DOWN_BIAS] = {MLP_DOWN_BIAS, .when = IF_MLP_BIAS},
+    [ROLE_EXPERTS_DOWN] = {MLP_DOWN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_INNER},
+    [ROLE_EXPERTS_DOWN_BIAS] = {MLP_DOWN_BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
     [ROLE_SHARED_GATE_UP] = {IN_LAYER(shared_gate_up), .when = IF_SHARED, .rows = SIZE_SHARED_UP,
                              .cols = SIZE_HIDDEN, .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
     [ROLE_SHARED_DOWN] = {IN_LAYER(shared_down), .when = IF_SHARED, .rows = SIZE_HIDDEN,
@@ -219,7 +232,7 @@ static struct cut cut_role(const struct model_config *c, const struct layer_conf
     const struct role *r = &roles[i];
     struct cut cut = {0};
     if (!holds(c, l, r->when)) return cut;
-    cut.experts = r->of_experts && l->moe.n_experts > 0 ? l->moe.n_experts : 1;
+    cut.experts = r->of_experts ? l->moe.n_experts : 1;
     cut.cols = size_of(c, l, vocab, r->cols);
     int64_t left = size_of(c, l, vocab, r->rows);
     for (; left > 0; left -= cut.rows[cut.n_parts++])

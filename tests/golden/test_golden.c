@@ -82,9 +82,9 @@ static const float *tensor_value(const struct golden *g, const char *prefix,
     snprintf(name, sizeof name, "%s%s", prefix, tensor->name);
     const float *whole = value(g, name);
     if (whole) return whole;
-    const char *part = tensor->role == ROLE_ROUTER    ? "gate.weight"
-                       : tensor->role == ROLE_GATE_UP ? "experts.gate_up_proj"
-                                                      : "experts.down_proj";
+    const char *part = tensor->role == ROLE_ROUTER            ? "gate.weight"
+                       : tensor->role == ROLE_EXPERTS_GATE_UP ? "experts.gate_up_proj"
+                                                              : "experts.down_proj";
     snprintf(name, sizeof name, "%smodel.layers.%d.mlp.%s", prefix, tensor->layer, part);
     while (t > 0 && w->tensors[t - 1].role == tensor->role &&
            w->tensors[t - 1].layer == tensor->layer)

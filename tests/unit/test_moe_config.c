@@ -1,4 +1,4 @@
-/* test_moe_config.c: what config.json says of experts, and what of it is refused by name. */
+/* test_moe_config.c: what config.json says of experts, and of which layers have them. */
 #include "common/base/json.h"
 #include "common/model/config.h"
 #include "tests/support/support.h"
@@ -35,22 +35,37 @@ static void qwen_experts_are_read(void **state)
     json_decref(json);
 }
 
-static void experts_in_some_layers_are_refused(void **state)
+// Layer l's experts, of which there are `experts` in a layer that has them.
+static void expect_experts(const json_t *json, int l, int experts)
 {
     struct model_config *c = NULL;
-    json_t *json = read_folder("qwen3-moe");
+    assert_ok(model_config_from_json("config.json", (json_t *)json, &c));
+    assert_int_equal(c->layers[l].moe.n_experts, experts);
+    assert_int_equal(c->layers[l].intermediate, experts ? 40 : 72);
+    model_config_free(c);
+}
+
+static void experts_in_some_layers(void **state)
+{
+    struct model_config *c = NULL;
+    json_t *json = read_folder("qwen3-moe-some");
     (void)state;
-    json_object_set_new(json, "mlp_only_layers", json_pack("[i]", 0));
-    assert_int_equal(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
-    assert_non_null(strstr(status_message(), "mlp_only_layers"));
-    json_object_set_new(json, "mlp_only_layers", json_array());
-    json_object_set_new(json, "decoder_sparse_step", json_integer(2));
-    assert_int_equal(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
-    assert_non_null(strstr(status_message(), "decoder_sparse_step"));
+    for (int l = 0; l < 4; l++) expect_experts(json, l, l == 1 ? 5 : 0);
+    json_object_set_new(json, "mlp_only_layers", json_pack("[ii]", 1, 7)); // there is no layer 7
+    for (int l = 0; l < 4; l++) expect_experts(json, l, l == 3 ? 5 : 0);
     json_object_set_new(json, "decoder_sparse_step", json_integer(1));
-    json_object_set_new(json, "num_experts_per_tok", json_integer(9)); // of 8
+    for (int l = 0; l < 4; l++) expect_experts(json, l, l != 1 ? 5 : 0);
+    json_object_set_new(json, "num_experts_per_tok", json_integer(9)); // of 5
     assert_int_not_equal(model_config_from_json("config.json", json, &c), ST_OK);
     assert_non_null(strstr(status_message(), "num_experts_per_tok"));
+    json_decref(json);
+    json = read_folder("qwen2-moe"); // its shared expert stands beside experts alone
+    json_object_set_new(json, "mlp_only_layers", json_pack("[i]", 0));
+    assert_ok(model_config_from_json("config.json", json, &c));
+    assert_int_equal(c->layers[0].shared_intermediate, 0);
+    assert_int_equal(c->layers[0].intermediate, 96);
+    assert_int_equal(c->layers[1].shared_intermediate, 72);
+    model_config_free(c);
     json_decref(json);
 }
 
@@ -58,7 +73,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(qwen_experts_are_read),
-        cmocka_unit_test(experts_in_some_layers_are_refused),
+        cmocka_unit_test(experts_in_some_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,8 +70,8 @@ static void experts_with_biases(void **state)
     struct weights *w;
     assert_ok(model_config_load(test_path(test_root(), "tests/golden/mixtral-6x3"), &config));
     struct family biased = *config->family;
-    biased.names[ROLE_GATE_UP_BIAS] = EXPERT "w1.bias|" EXPERT "w3.bias";
-    biased.names[ROLE_DOWN_BIAS] = EXPERT "w2.bias";
+    biased.names[ROLE_EXPERTS_GATE_UP_BIAS] = EXPERT "w1.bias|" EXPERT "w3.bias";
+    biased.names[ROLE_EXPERTS_DOWN_BIAS] = EXPERT "w2.bias";
     config->family = &biased;
     config->mlp_bias = true;
     for (int l = 0; l < config->n_layers; l++) config->layers[l].moe.n_experts = 64;

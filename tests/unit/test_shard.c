@@ -72,6 +72,7 @@ static void check_held(const struct loaded *whole, const unsigned char *held, in
         const struct weight_tensor *t = &w->tensors[i];
         const bool split = t->role == ROLE_EMBED || t->role == ROLE_HEAD || t->role == ROLE_O ||
                            t->role == ROLE_GATE_UP || t->role == ROLE_DOWN ||
+                           t->role == ROLE_EXPERTS_GATE_UP || t->role == ROLE_EXPERTS_DOWN ||
                            strstr(t->name, "q_proj") || strstr(t->name, "shared_expert.");
         for (int64_t e = 0; e < t->n; e++) {
             assert_in_range(held[t->offset + e], 1, size);
@@ -105,17 +106,19 @@ static void every_family(void **state)
 {
     (void)state;
     const char *root = test_path(test_root(), "tests/golden");
-    int n[5] = {0};
+    int folders = 0, n[5] = {0};
     DIR *dir = opendir(root);
     assert_non_null(dir);
     for (struct dirent *e = readdir(dir); e; e = readdir(dir)) {
         const char *folder = test_path(root, e->d_name);
         if (!file_exists(test_path(folder, "config.json"))) continue;
+        folders++;
         for (int size = 2; size <= 4; size += 2) n[size] += shards_equal_whole(folder, size);
     }
     closedir(dir);
-    assert_int_equal(n[2], 16);
-    assert_int_equal(n[4], 15); // llama3 has 6 heads
+    assert_true(folders > 10);
+    assert_int_equal(n[2], folders);
+    assert_int_equal(n[4], folders - 1); // llama3 has 6 heads
 }
 
 // Which rows and columns they are.

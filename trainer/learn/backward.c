@@ -9,41 +9,12 @@
  * Of a shard (model.h) dx is whole on every rank; what a rank's part of a matrix gives to it is
  * summed over the ranks where the gradient of a norm begins: once in the head and twice in a layer.
  */
-#include "trainer/learn/backward.h"
+#include "trainer/learn/layer_back.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct backward {
-    struct model *m;
-    const struct weights *grads;
-    const struct adapter *adapter; // that is trained; NULL: none
-    const struct weights *adapter_grads;
-    int lowest; // layer that is trained, or has something below it that is
-    int max_tokens, max_targets, chunk;
-    // device scratch
-    void *dx, *dnormed; // (max_tokens, hidden)
-    void *dproj;     // (max_tokens, hidden) of what a residual branch gives, before its post-norm
-    void *dparallel; // (max_tokens, hidden) what a parallel block's MLP adds to dx
-    void *dgate_up;  // (A, 2 * intermediate); A as in model.h
-    void *dact;      // (A, intermediate)
-    void *dexpert;   // (A, hidden) sorted by expert
-    void *drouter;   // (max_tokens, n_experts)
-    float *dweight;  // (max_tokens, moe.top_k)
-    void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, q width)
-    void *dlogits;      // (chunk, vocab)
-    void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
-    float *dlogits_f32; // the same before the soft cap's gradient, where there is one
-    void *drows;        // (max_targets, hidden)
-    int32_t *targets;   // (max_targets)
-    float *logprob, *lse, *entropy, *dlogprob; // (max_targets); distilling: logprob holds the
-                                               // divergences, entropy the overlaps
-    backward_done_fn *done;                    // NULL: nobody asks
-    void *done_context;
-    bool logits_kept; // the last backward_logprobs left all its logits in model.logits
-};
-
-#define N_PARTS 20
+#define N_PARTS 22
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -68,8 +39,11 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dexpert, l->moe.n_experts > 0 ? a * h * e : 0),
         PART(drouter, t * (size_t)l->moe.n_experts * e),
         PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
-        PART(dqkv, t * (size_t)layer_qkv_width(l) * e),
-        PART(dattn, t * (size_t)layer_q_width(l) * e),
+        PART(dqkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
+        PART(dattn, t * (size_t)layer_attn_width(l) * e),
+        PART(dattn_in, t * (size_t)layer_delta_in_width(l) * e +
+                           (c->attn_gate ? t * (size_t)layer_attn_in_width(c, l) * e : 0)),
+        PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
         PART(dlogits, logits * e),
         PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
         PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
@@ -219,19 +193,8 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
-// A matmul of a layer, y (rows, n) = x (rows, k) . w (n, k)^T + bias, and where its gradients go.
-struct matrix {
-    enum tensor_role role;
-    int layer;
-    const void *w;
-    void *dw, *db; // NULL: not trained
-    int n, k;
-    bool add;
-};
-
-// dx (rows, k) = (add ? dx : 0) + the gradient, through the adapter too where there is one.
-static void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                        const struct matrix *w)
+void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                 const struct matrix *w)
 {
     struct model *m = b->m;
     struct lora_args args;
@@ -504,6 +467,36 @@ static void heads_norm_back(struct backward *b, int l, int rows, const struct la
     m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, &of_k, &k, false);
 }
 
+// From the gradient of what attention gives, projected, to that of m->normed (in dnormed), which
+// it computes again. m->gate, free here, takes the gradient of the gates.
+static void attend_back(struct backward *b, int l, const struct batch_view *batch,
+                        const struct layer_tape *tape, const void *dout,
+                        const struct norm_args *norm, const struct norm_shape *shape)
+{
+    struct model *m = b->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const int rows = batch->n_tokens, q_width = layer_q_width(&c->layers[l]);
+    const int width = layer_attn_in_width(c, &c->layers[l]);
+    const struct gate_args gate = model_attn_gate(m, l, tape->attn, tape->gate, rows);
+    void *din = c->attn_gate ? b->dattn_in : b->dqkv;
+
+    if (c->attn_gate) m->ops->gate(m->dev, m->attn_out, &gate);
+    matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows,
+                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden, q_width, false});
+    if (c->attn_gate) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
+    m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
+                             &m->attn[l]);
+    model_rotate(m, l, b->dqkv, batch, -1.0f);
+    if (c->qk_norm) heads_norm_back(b, l, rows, tape);
+    if (c->attn_gate)
+        m->ops->split_gate(m->dev, b->dqkv, m->gate, din, rows, &m->attn[l], true);
+    m->ops->norm(m->dev, m->normed, norm, shape);
+    matrix_back(
+        b, b->dnormed, din, m->normed, rows,
+        &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+}
+
 // dx is the gradient of x_mid on entry, of the layer's input on return.
 static void attention_back(struct backward *b, int l, const struct batch_view *batch,
                            const struct layer_tape *tape)
@@ -511,8 +504,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    int rows = batch->n_tokens, width = layer_qkv_width(&c->layers[l]),
-        q_width = layer_q_width(&c->layers[l]);
+    int rows = batch->n_tokens;
     const struct norm_shape shape = model_norm_shape(m, rows);
     const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
                                    tape->mean1};
@@ -520,16 +512,12 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
         .x = tape->attn_proj, .w = w->post_attn_norm, .rstd = tape->rstd_post1};
     const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
 
-    matrix_back(b, b->dattn, dout, tape->attn, rows,
-                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden, q_width, false});
-    m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
-                             &m->attn[l]);
-    model_rotate(m, l, b->dqkv, batch, -1.0f);
-    if (c->qk_norm) heads_norm_back(b, l, rows, tape);
-    m->ops->norm(m->dev, m->normed, &norm, &shape);
-    matrix_back(
-        b, b->dnormed, b->dqkv, m->normed, rows,
-        &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+    if (c->layers[l].delta.n_heads > 0) {
+        m->ops->norm(m->dev, m->normed, &norm, &shape);
+        delta_back(b, l, batch, tape, dout);
+    } else {
+        attend_back(b, l, batch, tape, dout, &norm, &shape);
+    }
     model_sum_ranks(m, b->dnormed, rows);
     m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, &norm, &shape,
                       true);

@@ -1,0 +1,59 @@
+/* layer_back.h: what the files of the one backward pass share, as common/model/layer.h does for the
+ * forward pass. Nobody else includes it. */
+#ifndef TRAINER_LAYER_BACK_H
+#define TRAINER_LAYER_BACK_H
+
+#include "trainer/learn/backward.h"
+
+struct backward {
+    struct model *m;
+    const struct weights *grads;
+    const struct adapter *adapter; // that is trained; NULL: none
+    const struct weights *adapter_grads;
+    int lowest; // layer that is trained, or has something below it that is
+    int max_tokens, max_targets, chunk;
+    // device scratch
+    void *dx, *dnormed; // (max_tokens, hidden)
+    void *dproj;     // (max_tokens, hidden) of what a residual branch gives, before its post-norm
+    void *dparallel; // (max_tokens, hidden) what a parallel block's MLP adds to dx
+    void *dgate_up;  // (A, 2 * intermediate); A as in model.h
+    void *dact;      // (A, intermediate)
+    void *dexpert;   // (A, hidden) sorted by expert
+    void *drouter;   // (max_tokens, n_experts)
+    float *dweight;  // (max_tokens, moe.top_k)
+    void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, attention width)
+    void *dattn_in;     // (max_tokens, attention in width), where queries have gates, or linear
+                        // attention's
+    void *ddelta_gates; // (max_tokens, 2 * heads)
+    void *dlogits;      // (chunk, vocab)
+    void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
+    float *dlogits_f32; // the same before the soft cap's gradient, where there is one
+    void *drows;        // (max_targets, hidden)
+    int32_t *targets;   // (max_targets)
+    float *logprob, *lse, *entropy, *dlogprob; // (max_targets); distilling: logprob holds the
+                                               // divergences, entropy the overlaps
+    backward_done_fn *done;                    // NULL: nobody asks
+    void *done_context;
+    bool logits_kept; // the last backward_logprobs left all its logits in model.logits
+};
+
+// A matmul of a layer, y (rows, n) = x (rows, k) . w (n, k)^T + bias, and where its gradients go.
+struct matrix {
+    enum tensor_role role;
+    int layer;
+    const void *w;
+    void *dw, *db; // NULL: not trained
+    int n, k;
+    bool add;
+};
+
+// dx (rows, k) = (add ? dx : 0) + the gradient, through the adapter too where there is one.
+void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                 const struct matrix *w);
+
+// delta_back.c: from the gradient of a layer's linear attention, projected, to that of m->normed (in
+// dnormed), which it computes again.
+void delta_back(struct backward *b, int l, const struct batch_view *batch,
+                const struct layer_tape *tape, const void *dout);
+
+#endif
