@@ -42,7 +42,7 @@ static enum status plan_states(const struct kv_request *request, int64_t *bytes,
     const int64_t fit = *bytes / 2 / request->state_bytes;
     if (fit < 1)
         return status_fail(ST_INVALID,
-                           "a KV cache of %lld bytes has no room for the %lld bytes that this model "
+                           "half of a KV cache of %lld bytes has no room for the %lld that this model "
                            "carries along a sequence; give --kv-memory %lld or more",
                            (long long)*bytes, (long long)request->state_bytes,
                            (long long)(2 * request->state_bytes));
