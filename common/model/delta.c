@@ -11,7 +11,8 @@ void model_delta(struct model *m, int l, const struct batch_view *batch, const s
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens, hidden = m->config->hidden, width = layer_delta_in_width(layer);
+    const int rows = batch->n_tokens, hidden = m->config->hidden,
+              width = layer_delta_in_width(layer);
     void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
     float *gates = tape ? tape->delta_gates : m->delta_gates;
     const struct delta_batch order = {batch, kv, l};
@@ -22,8 +23,9 @@ void model_delta(struct model *m, int l, const struct batch_view *batch, const s
         .x = out, .w = w->delta_norm, .rstd = tape ? tape->rstd_delta : NULL};
     const struct gate_args gate = model_delta_gate(m, l, m->gate, in, rows);
 
-    model_linear(m, in, m->normed, rows,
-                 &(struct linear){ROLE_DELTA_IN, l, w->delta_in, NULL, width, hidden, false, m->dt});
+    model_linear(
+        m, in, m->normed, rows,
+        &(struct linear){ROLE_DELTA_IN, l, w->delta_in, NULL, width, hidden, false, m->dt});
     model_linear(m, gates, m->normed, rows,
                  &(struct linear){ROLE_DELTA_GATES, l, w->delta_gates, NULL, 2 * shape.n_heads,
                                   hidden, false, DT_F32});

@@ -50,13 +50,14 @@ static int key_head_of(const struct delta_shape *s, int head)
     return head / (s->n_heads / s->n_key_heads);
 }
 
-static __attribute__((noinline)) void read_row(const struct delta_args *a, const struct delta_shape *s, int head, int row,
-                     struct row *ret)
+static __attribute__((noinline)) void read_row(const struct delta_args *a,
+                                               const struct delta_shape *s, int head, int row,
+                                               struct row *ret)
 {
     const int keys = delta_key_width(s), at = key_head_of(s, head) * s->key_dim;
     const float *gates = a->gates + (int64_t)row * 2 * s->n_heads;
-    ret->q_scale = normalise(ret->q, row_part(a, s, row, at), s->key_dim,
-                             1.0f / sqrtf((float)s->key_dim));
+    ret->q_scale =
+        normalise(ret->q, row_part(a, s, row, at), s->key_dim, 1.0f / sqrtf((float)s->key_dim));
     ret->k_scale = normalise(ret->k, row_part(a, s, row, keys + at), s->key_dim, 1);
     ret->v = row_part(a, s, row, 2 * keys + head * s->head_dim);
     ret->beta = sigmoid(gates[head]);
@@ -65,9 +66,10 @@ static __attribute__((noinline)) void read_row(const struct delta_args *a, const
     ret->decay = expf(-ret->rate * softplus(ret->a));
 }
 
-// S and what it gives, one row further (one piece of code, so that all who call it get one result); error (head_dim): the value less what S had for its key.
-static __attribute__((noinline)) void advance(float *S, float *out, float *error, const struct row *r,
-                    const struct delta_shape *s)
+// S and what it gives, one row further (one piece of code, so that all who call it get one result);
+// error (head_dim): the value less what S had for its key.
+static __attribute__((noinline)) void advance(float *S, float *out, float *error,
+                                              const struct row *r, const struct delta_shape *s)
 {
     const int n = s->head_dim;
     float add[DIM];
@@ -128,8 +130,8 @@ static int unit_end(const struct delta_batch *b, int s)
     return s;
 }
 
-static void run_paged(float *out, const struct delta_args *a, const struct delta_shape *s,
-                      int head, int seq)
+static void run_paged(float *out, const struct delta_args *a, const struct delta_shape *s, int head,
+                      int seq)
 {
     const struct batch_view *b = a->batch.view;
     const struct kv_view *kv = a->batch.kv;
@@ -182,7 +184,7 @@ struct back {
     const struct delta_shape *s;
     const struct delta_grads *grads;
     const float *dout;
-    float *rate_part; // (T, n_heads) of the gradient of a_log
+    float *rate_part;          // (T, n_heads) of the gradient of a_log
     float *kept, *kept_prefix; // S before every CHUNK-th row, and behind the last
     float *chunk;              // (CHUNK + 1) S before the rows of a chunk, and behind its last
     float *dS, *dS_prefix;

@@ -14,8 +14,8 @@ static int row_before(const struct batch_view *b, int s, int r, int back)
 }
 
 // The sum before SiLU; from[i]: inputs that meet tap i, NULL: zeros.
-static void convolve(float *sum, const float *const from[DELTA_MOST_TAPS], const float *w,
-                     int taps, int width)
+static void convolve(float *sum, const float *const from[DELTA_MOST_TAPS], const float *w, int taps,
+                     int width)
 {
     memset(sum, 0, (size_t)width * sizeof *sum);
     for (int i = 0; i < taps; i++)
@@ -24,8 +24,9 @@ static void convolve(float *sum, const float *const from[DELTA_MOST_TAPS], const
             for (int c = 0; c < width; c++) sum[c] += w[(int64_t)c * taps + i] * from[i][c];
 }
 
-static __attribute__((noinline)) void convolve_silu(float *y, const float *const from[DELTA_MOST_TAPS], const float *w,
-                          int taps, int width)
+static __attribute__((noinline)) void convolve_silu(float *y,
+                                                    const float *const from[DELTA_MOST_TAPS],
+                                                    const float *w, int taps, int width)
 {
     convolve(y, from, w, taps, width);
 #pragma omp simd
@@ -51,8 +52,8 @@ static void paged_rows(float *y, const struct conv_args *a, const struct delta_s
     const struct batch_view *b = a->batch.view;
     const struct kv_view *kv = a->batch.kv;
     const int width = delta_conv_width(s), before = s->taps - 1;
-    float *window = kv->states + b->state_slot[seq] * kv->slot_elements +
-                    kv->layers[a->batch.layer].state;
+    float *window =
+        kv->states + b->state_slot[seq] * kv->slot_elements + kv->layers[a->batch.layer].state;
     if (b->positions[b->query_start[seq]] == 0)
         memset(window, 0, (size_t)delta_window_elements(s) * sizeof *window);
     for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++) {

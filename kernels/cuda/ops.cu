@@ -10,7 +10,9 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
     size_t head_sums = cuda_column_sum_scratch(s->logits_chunk, s->vocab);
     size_t lora = cuda_lora_scratch(s->rows, s->lora_rank, max(s->widest, LORA_PARTS * s->hidden),
                                     s->lora_dropout ? s->widest * dtype_size(s->dt) : 0);
+    size_t delta = cuda_delta_scratch(dev, &s->delta, s->rows, s->max_context);
     if (lora > most) most = lora;
+    if (delta > most) most = delta;
     if (norm > most) most = norm;
     if (sums > most) most = sums;
     if (matmul > most) most = matmul;

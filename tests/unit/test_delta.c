@@ -246,12 +246,9 @@ static void prefixes_are_shared_to_the_bit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(served_as_packed),
-        cmocka_unit_test(served_as_packed_when_preempted),
-        cmocka_unit_test(states_bound_the_batch),
-        cmocka_unit_test(drafts_and_shards_are_refused),
-        cmocka_unit_test(folder_comes_back),
-        cmocka_unit_test(prefixes_are_shared_to_the_bit),
+        cmocka_unit_test(served_as_packed),       cmocka_unit_test(served_as_packed_when_preempted),
+        cmocka_unit_test(states_bound_the_batch), cmocka_unit_test(drafts_and_shards_are_refused),
+        cmocka_unit_test(folder_comes_back),      cmocka_unit_test(prefixes_are_shared_to_the_bit),
     };
     return cmocka_run_group_tests_name("delta", tests, set_up, NULL);
 }

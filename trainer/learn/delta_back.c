@@ -1,5 +1,6 @@
-/* delta_back.c: common/model/delta.c in reverse. What the convolution, the norm and the gate give is
- * computed again; the states along the sequence too, within the rule's own gradient. One thread. */
+/* delta_back.c: common/model/delta.c in reverse. What the convolution, the norm and the gate give
+ * is computed again; the states along the sequence too, within the rule's own gradient. One thread.
+ */
 #include "trainer/learn/layer_back.h"
 
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
@@ -32,9 +33,9 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     ops->short_conv(m->dev, m->qkv, &conv, &shape);
     ops->delta_rule_back(m->dev, &grads, b->dattn, &rule, &shape);
     ops->short_conv_back(m->dev, b->dattn_in, g->delta_conv, b->dqkv, &conv, &shape);
-    matrix_back(b, b->dnormed, b->dattn_in, m->normed, rows,
-                &(struct matrix){ROLE_DELTA_IN, l, w->delta_in, g->delta_in, NULL, width, hidden,
-                                 false});
+    matrix_back(
+        b, b->dnormed, b->dattn_in, m->normed, rows,
+        &(struct matrix){ROLE_DELTA_IN, l, w->delta_in, g->delta_in, NULL, width, hidden, false});
     matrix_back(b, b->dnormed, b->ddelta_gates, m->normed, rows,
                 &(struct matrix){ROLE_DELTA_GATES, l, w->delta_gates, g->delta_gates, NULL,
                                  2 * shape.n_heads, hidden, true});
