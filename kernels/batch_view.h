@@ -48,7 +48,8 @@ struct batch_view {
 };
 
 // A layer's keys in the block pool of a model begin `offset` elements behind k, its values as many
-// behind v: (n_blocks, block_size, width), of which a token's n_kv_heads * head_dim come first.
+// behind v: (n_blocks, block_size, width), of which a token's n_kv_heads * head_dim come first. Of
+// latent attention (ops.h, struct attn_shape) there are no values, and v may be NULL.
 struct kv_layer {
     int64_t offset;
     int width;

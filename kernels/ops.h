@@ -91,26 +91,57 @@ struct act_shape {
 };
 
 // A rotary embedding of the first n heads of every row (Su et al. 2021; Hugging Face's rotate_half
-// order): of each head's first rot_dim entries the pairs (i, i + rot_dim / 2), by the angle of the
-// row's position.
+// order): of each head's first rot_dim entries the pairs (i, i + rot_dim / 2), or where interleaved
+// (2 i, 2 i + 1), by the angle of the row's position.
 struct rope_args {
     const float *table;       // (max_positions, rot_dim / 2, 2) f32: cos and sin
     const int32_t *positions; // (rows)
     int rows, n, head_dim, rot_dim;
     int64_t stride; // elements between rows
     float sign;     // 1; -1: the inverse, which is the backward pass
+    bool interleaved;
     enum dtype dt;
 };
 
 // Attention geometry. qkv rows are (n_heads + 2 * n_kv_heads) * head_dim wide: queries, keys,
 // values. Query head h reads kv head h / (n_heads / n_kv_heads).
+//
+// Where latent > 0 (latent attention in absorbed form, struct latent_shape), values are the first
+// `latent` entries of the keys, of which there is one head: rows of qkv are (n_heads + 1) *
+// head_dim wide, queries and the key, out is n_heads * latent wide, and the pool holds keys alone.
+// There is no gradient of that form.
 struct attn_shape {
     int n_heads, n_kv_heads, head_dim;
+    int latent;
     float scale;   // scores are q.k * scale
     float softcap; // 0: none; else scores = softcap * tanh(scores / softcap)   (Gemma 2)
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
     enum dtype dt; // of packed batches; the pool has its own
     bool early;    // attn_paged: the batch's lists, and keys of earlier batches (see Order, above)
+};
+
+// Elements of a row of qkv, and of what attention gives for it.
+static inline int64_t attn_row_width(const struct attn_shape *s)
+{
+    return (int64_t)(s->n_heads + (s->latent > 0 ? 1 : 2) * s->n_kv_heads) * s->head_dim;
+}
+static inline int attn_value_dim(const struct attn_shape *s)
+{
+    return s->latent > 0 ? s->latent : s->head_dim;
+}
+
+// Latent attention (DeepSeek-V2, 2024). A token has one latent vector c of `rank` entries and a
+// rotated key r of `rope` entries, which all heads share; w (n_heads * (nope + value), rank) makes
+// of c each head's key and, below it, each head's value. Query head h is (a, b) of nope + rope
+// entries, b rotated, and its score of a token a . w_key c + b . r.
+//  - Absorbed form: the same score is (a w_key) . c + b . r, so that (c, r) is the one key of all
+//    heads and c the one value; what attention gives, o of `rank` entries, becomes w_value o.
+//  - Expanded form: keys (w_key c, r) and values w_value c of every head, as of ordinary attention
+//    with heads of nope + rope; values end with zeros.
+struct latent_shape {
+    int rows, n_heads;
+    int nope, rope, rank, value; // value is not above nope + rope
+    enum dtype dt;
 };
 
 // The rotation of all queries and keys of a batch, in rows as of attention.
@@ -127,6 +158,7 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     args.rot_dim = rot_dim;
     args.stride = (int64_t)(s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
     args.sign = sign;
+    args.interleaved = false;
     args.dt = dt;
     return args;
 }
@@ -152,7 +184,7 @@ struct delta_shape {
     enum dtype dt;
 };
 #define DELTA_MOST_TAPS 8
-#define DELTA_MOST_DIM  128 // of key_dim and head_dim
+#define DELTA_MOST_DIM  128                                    // of key_dim and head_dim
 static inline int delta_key_width(const struct delta_shape *s) // of queries, of keys
 {
     return s->n_key_heads * s->key_dim;
@@ -185,15 +217,15 @@ struct delta_batch {
     int layer;
 };
 struct conv_args {
-    const void *x;  // (T, conv width), rows x_stride elements apart
+    const void *x; // (T, conv width), rows x_stride elements apart
     int64_t x_stride;
     const void *w; // (conv width, taps), the row's own last
     struct delta_batch batch;
 };
 struct delta_args {
-    const void *qkv;               // (T, conv width) as the convolution gives it
-    const float *gates;            // (T, 2 * n_heads): b of every head, then a
-    const void *a_log, *dt_bias;   // (n_heads)
+    const void *qkv;             // (T, conv width) as the convolution gives it
+    const float *gates;          // (T, 2 * n_heads): b of every head, then a
+    const void *a_log, *dt_bias; // (n_heads)
     struct delta_batch batch;
 };
 struct delta_grads {
@@ -359,11 +391,11 @@ struct moments {
 struct scratch_shape { // of a training step
     struct attn_shape attn;
     struct delta_shape delta; // n_heads 0: no such layer
-    int rows, max_context;   // of packed batches, at most
-    int hidden, widest;      // width of the norms; columns of the widest matmul in a layer
-    int logits_chunk, vocab; // of the logits that exist at one time
-    int64_t n_elements;      // gradients
-    int lora_rank;           // of an adapter; 0: none
+    int rows, max_context;    // of packed batches, at most
+    int hidden, widest;       // width of the norms; columns of the widest matmul in a layer
+    int logits_chunk, vocab;  // of the logits that exist at one time
+    int64_t n_elements;       // gradients
+    int lora_rank;            // of an adapter; 0: none
     bool lora_dropout;
     enum dtype dt;
 };
@@ -419,6 +451,20 @@ struct ops {
                              const float *lse, const void *qkv, const struct batch_view *,
                              const struct attn_shape *);
 
+    // q (rows, n_heads, nope + rope) into the absorbed form's queries, the first n_heads of every
+    // row of qkv (rows, n_heads + 1, rank + rope). A row has the same bits in any batch.
+    void (*latent_query)(struct device *, void *qkv, const void *q, const void *w,
+                         const struct latent_shape *);
+    // out (rows, n_heads, value) from o (rows, n_heads, rank), likewise.
+    void (*latent_value)(struct device *, void *out, const void *o, const void *w,
+                         const struct latent_shape *);
+    // qkv (rows, 3 * n_heads, nope + rope) of the expanded form from q as above, kv (rows, n_heads,
+    // nope + value) and the keys (rows, rank + rope).
+    void (*latent_expand)(struct device *, void *qkv, const void *q, const void *kv,
+                          const void *keys, const struct latent_shape *);
+    // Its gradient: dq and dkv, and of dkeys the last `rope` entries.
+    void (*latent_expand_back)(struct device *, void *dq, void *dkv, void *dkeys, const void *dqkv,
+                               const struct latent_shape *);
     // Rows of n_heads times (query, gate), then keys and values, as some models' matmul gives them,
     // into rows as of attention and gates (T, n_heads * head_dim); join: the other way.
     void (*split_gate)(struct device *, void *qkv, void *gate, void *fused, int rows,
@@ -439,8 +485,8 @@ struct ops {
     // out (T, n_heads * head_dim): for each value head, with the query q and key k of its key head
     // divided by their lengths, sqrt(sum of squares + 1e-6), q also by sqrt(key_dim), v its value,
     // row after row: S *= exp(-exp(a_log) * softplus(a + dt_bias));
-    // S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q. In f32, in this order, in every batch: a row
-    // has the same bits however its sequence is cut into batches.
+    // S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q. In f32, in this order, in every batch: a
+    // row has the same bits however its sequence is cut into batches.
     void (*delta_rule)(struct device *, void *out, const struct delta_args *,
                        const struct delta_shape *);
     // The gradient from dout.                                                  packed batches

@@ -19,6 +19,10 @@ bool adapter_takes(const struct weights *base, int tensor)
 {
     switch (base->tensors[tensor].role) {
     case ROLE_QKV:
+    case ROLE_Q_A:
+    case ROLE_Q_B:
+    case ROLE_Q:
+    case ROLE_KV_A:
     case ROLE_O:
     case ROLE_GATE_UP:
     case ROLE_DOWN:

@@ -121,7 +121,7 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     c->norm = c->family->norm;
     c->rotary_share = c->family->rotary_share > 0 ? c->family->rotary_share : 1;
     c->tie_embeddings = c->family->tied;
-    c->gated_mlp = true;
+    c->gated_mlp = c->pre_norm = true;
     c->embed_scale = 1;
     all->attn_scale = (float)(1.0 / sqrt((double)all->head_dim));
     c->layers = calloc((size_t)c->n_layers, sizeof *c->layers);
@@ -135,7 +135,10 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
 int64_t config_kv_elements(const struct model_config *config)
 {
     int64_t n = 0;
-    for (int l = 0; l < config->n_layers; l++) n += 2 * layer_kv_width(&config->layers[l]);
+    for (int l = 0; l < config->n_layers; l++) {
+        const struct layer_config *layer = &config->layers[l];
+        n += layer->latent.rank > 0 ? layer_latent_width(layer) : 2 * layer_kv_width(layer);
+    }
     return n;
 }
 
@@ -143,7 +146,8 @@ int64_t config_state_elements(const struct model_config *config)
 {
     int64_t n = 0;
     for (int l = 0; l < config->n_layers; l++)
-        if (config->layers[l].delta.n_heads > 0) n += delta_state_elements(&config->layers[l].delta);
+        if (config->layers[l].delta.n_heads > 0)
+            n += delta_state_elements(&config->layers[l].delta);
     return n;
 }
 

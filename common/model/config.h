@@ -17,21 +17,34 @@ enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN
 struct rope_config { // filled by rope_config_read (rope.c)
     enum rope_kind kind;
     double theta;
-    int dim; // entries of a head that are rotated: head_dim unless partial
+    int dim;          // entries of a head that are rotated: head_dim unless partial
+    bool interleaved; // pairs are neighbours, not half of dim apart
     double factor;
     double attention_factor;                  // cos and sin are multiplied by it; 1 for most kinds
     double low_freq_factor, high_freq_factor; // llama3
     double beta_fast, beta_slow;              // yarn
     bool truncate;                            // yarn
-    double *short_factor, *long_factor;       // longrope, (dim / 2) each; else NULL
+    double mscale_all; // yarn: scores are multiplied by its square where a family says so; 1: none
+    double *short_factor, *long_factor; // longrope, (dim / 2) each; else NULL
     int original_max_positions;
 };
 
 struct family; // common/model/family.h: tensor names and config quirks, one table row each
 
+// Latent attention (DeepSeek-V2, 2024): keys and values of all heads are made of one latent vector
+// a token. A query has head_dim entries, of which the last `rope` are rotated; so is the end of the
+// latent, which is part of every head's key.
+struct latent_config {
+    int rank;   // of the latent without its rotated end; 0: attention is not latent
+    int rope;   // rotated entries
+    int value;  // entries of a head's value
+    int q_rank; // queries are made of a vector of so many entries; 0: of the residual stream itself
+};
+
 // One layer. Every layer begins with what config.json says of all; a family then sets what differs.
 struct layer_config {
     int n_heads, n_kv_heads, head_dim; // of attention: n_heads 0 where delta stands in its place
+    struct latent_config latent;
     // Linear attention with a state that goes along the sequence; n_heads 0: none. dt is a call's.
     struct delta_shape delta;
     int rope;           // its positions: model_config.ropes[rope]; -1: none are encoded
@@ -45,6 +58,7 @@ struct layer_config {
     // whether what it gives is multiplied by the sigmoid of a gate of its own.
     int shared_intermediate;
     bool shared_gate;
+    bool router_bias; // experts are chosen by their scores and a bias that nothing trains
 };
 
 #define MAX_ROPES 2
@@ -63,7 +77,9 @@ struct model_config {
     bool gated_mlp; // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
     bool attn_gate;      // what attention gives is multiplied by the sigmoid of a gate
-    bool qk_norm;        // queries and keys are normalised per head, before rope
+    bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
+    bool qk_norm_whole;  // or all of a row's together
+    bool pre_norm;       // what attention and MLP read is normalised
     bool post_norm;      // what attention and MLP give is normalised before it is added
     bool parallel_block; // attention and MLP read the same normalised input
     bool tie_embeddings;
@@ -75,6 +91,9 @@ struct model_config {
     // Longrope, chosen once for all who compute with the same weights: the longest sequence that is
     // meant, in tokens. 0: not chosen, a table goes by its own length.
     int rope_context;
+    // The folder's layers behind n_layers, which predict further tokens (DeepSeek-V3's MTP) and are
+    // not loaded.
+    int n_skipped_layers;
     int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
@@ -116,10 +135,34 @@ static inline int layer_delta_in_width(const struct layer_config *l)
 {
     return delta_conv_width(&l->delta) + delta_value_width(&l->delta);
 }
-// Of what attention of either kind gives.
+// Of what stands between the first matmul and attention of either kind, where that is not qkv
+// alone.
+static inline int layer_before_attn_width(const struct model_config *c,
+                                          const struct layer_config *l)
+{
+    return layer_delta_in_width(l) + (c->attn_gate ? layer_attn_in_width(c, l) : 0);
+}
+// Of a norm over n heads' queries or keys, and how many of these norms a row has.
+static inline int layer_qk_norm_width(const struct model_config *c, const struct layer_config *l,
+                                      int n)
+{
+    return c->qk_norm_whole ? n * l->head_dim : l->head_dim;
+}
+static inline int layer_qk_norms(const struct model_config *c, int n)
+{
+    return c->qk_norm_whole ? 1 : n;
+}
+// What attention gives, and the output matmul takes.
 static inline int layer_attn_width(const struct layer_config *l)
 {
-    return layer_q_width(l) + delta_value_width(&l->delta);
+    if (l->delta.n_heads > 0) return delta_value_width(&l->delta);
+    return l->latent.rank > 0 ? l->n_heads * l->latent.value : layer_q_width(l);
+}
+// Of latent attention: a token's entry in the cache; its query and that entry in absorbed form
+// (kernels/latent.h).
+static inline int layer_latent_width(const struct layer_config *l)
+{
+    return l->latent.rank + l->latent.rope;
 }
 // Of the MLP's first matmul: gate and up, or up alone.
 static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)
@@ -158,10 +201,14 @@ int64_t config_kv_elements(const struct model_config *config);
 // What one sequence carries along in the states of all layers, f32 elements; 0: there are none.
 int64_t config_state_elements(const struct model_config *config);
 
-// Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters,
-// partial_rotary_factor) into ropes[0], which all layers have. Layers and max_positions must be
-// set.
+// Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters or its
+// full_attention, partial_rotary_factor) into ropes[0], which all layers have. Layers and
+// max_positions must be set.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
+// Layers with a window get a table of their own, ropes[1]: rope_parameters' sliding_attention, else
+// the default kind with the theta of `key`, or `theta`.
+enum status rope_config_read_local(const char *where, const json_t *json, const char *key,
+                                   double theta, struct model_config *config);
 // Of ropes[i]: (n_positions, dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope takes
 // its long factors where rope_context (or n_positions, if that is 0) is above
 // original_max_positions.

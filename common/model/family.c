@@ -9,9 +9,9 @@
 
 // ---- keys that several families share -----------------------------------------------------------
 // A sliding window in the layers that "layer_types" calls sliding_attention, else in those from
-// first_layer on that `chosen` picks.
+// first_layer on but every full_every-th layer (0: none).
 static enum status read_windows(const char *where, const json_t *json, int window, int first_layer,
-                                int every, struct model_config *c)
+                                int full_every, struct model_config *c)
 {
     const json_t *types = json_object_get(json, "layer_types");
     enum status st = ST_OK;
@@ -27,7 +27,7 @@ static enum status read_windows(const char *where, const json_t *json, int windo
     for (int l = 0; l < c->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, (size_t)l));
         bool sliding = type ? strcmp(type, "sliding_attention") == 0
-                            : l >= first_layer && (l - first_layer) % every == 0;
+                            : l >= first_layer && !(full_every && (l + 1) % full_every == 0);
         if (type && !sliding && strcmp(type, "full_attention") != 0)
             FAIL(ST_UNSUPPORTED,
                  "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
@@ -60,7 +60,7 @@ static enum status qwen_windows(const char *where, const json_t *json, struct mo
     enum status st = ST_OK;
     CHECK(json_get_bool(where, json, "use_sliding_window", &use_window));
     CHECK(json_get_int32(where, json, "max_window_layers", 0, 1 << 20, &full_layers));
-    if (use_window) st = read_windows(where, json, 4096, full_layers, 1, c);
+    if (use_window) st = read_windows(where, json, 4096, full_layers, 0, c);
 out:
     return st;
 }
@@ -83,7 +83,7 @@ static enum status configure_qwen3(const char *where, const json_t *json, struct
 static enum status configure_mistral(const char *where, const json_t *json, struct model_config *c)
 {
     bool silent = json_object_get(json, "sliding_window") == NULL;
-    return read_windows(where, json, silent ? 4096 : 0, 0, 1, c);
+    return read_windows(where, json, silent ? 4096 : 0, 0, 0, c);
 }
 
 static bool lists(const json_t *list, int number)
@@ -195,6 +195,52 @@ out:
     return st;
 }
 
+// Norms behind the two halves of a block and none before them; of queries and keys as a whole.
+static enum status configure_olmo2(const char *where, const json_t *json, struct model_config *c)
+{
+    bool bias = false;
+    enum status st = json_get_bool(where, json, "attention_bias", &bias);
+    c->qkv_bias = c->o_bias = bias;
+    c->pre_norm = false;
+    c->post_norm = c->qk_norm = c->qk_norm_whole = true;
+    return st;
+}
+
+// OLMo 2's block; windows in three layers of four, whose positions are not stretched.
+static enum status configure_olmo3(const char *where, const json_t *json, struct model_config *c)
+{
+    enum status st = ST_OK;
+    CHECK(configure_olmo2(where, json, c));
+    CHECK(read_windows(where, json, 4096, 0, 4, c));
+    st = rope_config_read_local(where, json, "rope_theta", c->family->rope_theta, c);
+out:
+    return st;
+}
+
+// Llama's block, without positions in some layers: every fourth, or where no_rope_layers says 0.
+static enum status configure_smollm3(const char *where, const json_t *json, struct model_config *c)
+{
+    const json_t *list = json_object_get(json, "no_rope_layers");
+    bool use_window = false;
+    int every = 4;
+    enum status st = ST_OK;
+    CHECK(configure_llama(where, json, c));
+    CHECK(json_get_int32(where, json, "no_rope_layer_interval", 1, 1 << 20, &every));
+    if (json_has(json, "no_rope_layers") && (int)json_array_size(list) < c->n_layers)
+        FAIL(ST_FORMAT, "%s: no_rope_layers must list num_hidden_layers (%d) numbers", where,
+             c->n_layers);
+    for (int l = 0; l < c->n_layers; l++) {
+        const json_t *rope = json_array_get(list, (size_t)l);
+        if (rope ? json_integer_value(rope) == 0 : (l + 1) % every == 0) c->layers[l].rope = -1;
+    }
+    CHECK(json_get_bool(where, json, "use_sliding_window", &use_window));
+    if (use_window) CHECK(read_windows(where, json, 0, 0, 0, c));
+    for (int l = 0; l < c->n_layers && !json_has(json, "layer_types"); l++)
+        if (c->layers[l].rope >= 0) c->layers[l].window = 0; // those without positions slide
+out:
+    return st;
+}
+
 static enum status configure_mixtral(const char *where, const json_t *json, struct model_config *c)
 {
     int experts = 8, per_token = 2;
@@ -205,14 +251,14 @@ static enum status configure_mixtral(const char *where, const json_t *json, stru
         c->layers[l].moe = (struct moe_shape){
             .n_experts = experts, .top_k = per_token, .norm_topk = true, .scale = 1};
     }
-    st = read_windows(where, json, 0, 0, 1, c);
+    st = read_windows(where, json, 0, 0, 0, c);
 out:
     return st;
 }
 
 static enum status configure_phi3(const char *where, const json_t *json, struct model_config *c)
 {
-    return read_windows(where, json, 0, 0, 1, c);
+    return read_windows(where, json, 0, 0, 0, c);
 }
 
 // Phi-1, 1.5 and 2: attention and MLP side by side, biases everywhere.
@@ -242,27 +288,63 @@ static enum status configure_gemma(const char *where, const json_t *json, struct
     return ST_OK;
 }
 
-static enum status configure_gemma2(const char *where, const json_t *json, struct model_config *c)
+// A cap of tanh: null is "none", absent is the default.
+static enum status read_cap(const char *where, const json_t *json, const char *key, double cap,
+                            float *ret)
 {
-    double attn_cap = 50, logit_cap = 30, scalar = 256;
+    enum status st = json_get_double(where, json, key, 1e-3, 1e6, &cap);
+    if (st == ST_OK) *ret = json_is_null(json_object_get(json, key)) ? 0 : (float)cap;
+    return st;
+}
+
+// What Gemma 2 and 3 have beyond Gemma's block.
+static enum status gemma_scores(const char *where, const json_t *json, float attn_cap,
+                                double logit_cap, struct model_config *c)
+{
+    double scalar = 256;
     bool bias = false;
     enum status st = ST_OK;
     CHECK(configure_gemma(where, json, c));
     c->post_norm = true;
-    CHECK(json_get_double(where, json, "attn_logit_softcapping", 1e-3, 1e6, &attn_cap));
-    CHECK(json_get_double(where, json, "final_logit_softcapping", 1e-3, 1e6, &logit_cap));
+    CHECK(read_cap(where, json, "final_logit_softcapping", logit_cap, &c->logit_softcap));
     CHECK(json_get_double(where, json, "query_pre_attn_scalar", 1e-3, 1e6, &scalar));
     CHECK(json_get_bool(where, json, "attention_bias", &bias));
     c->qkv_bias = c->o_bias = bias;
-    // null is "none", absent is the default
-    if (json_is_null(json_object_get(json, "attn_logit_softcapping"))) attn_cap = 0;
-    c->logit_softcap =
-        json_is_null(json_object_get(json, "final_logit_softcapping")) ? 0 : (float)logit_cap;
     for (int l = 0; l < c->n_layers; l++) {
-        c->layers[l].attn_softcap = (float)attn_cap;
+        c->layers[l].attn_softcap = attn_cap;
         c->layers[l].attn_scale = (float)(1.0 / sqrt(scalar));
     }
+out:
+    return st;
+}
+
+static enum status configure_gemma2(const char *where, const json_t *json, struct model_config *c)
+{
+    float cap = 0;
+    enum status st = ST_OK;
+    CHECK(read_cap(where, json, "attn_logit_softcapping", 50, &cap));
+    CHECK(gemma_scores(where, json, cap, 30, c));
     st = read_windows(where, json, 4096, 0, 2, c);
+out:
+    return st;
+}
+
+// Windows in five layers of six, with positions of their own that are not stretched.
+static enum status configure_gemma3(const char *where, const json_t *json, struct model_config *c)
+{
+    int full_every = 6;
+    bool both_ways = false;
+    enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "use_bidirectional_attention", &both_ways));
+    if (both_ways || json_has(json, "attn_logit_softcapping"))
+        FAIL(ST_UNSUPPORTED,
+             "%s: %s is not supported (no published Gemma 3 model that generates has it)", where,
+             both_ways ? "use_bidirectional_attention" : "attn_logit_softcapping");
+    CHECK(gemma_scores(where, json, 0, 0, c));
+    c->qk_norm = true;
+    CHECK(json_get_int32(where, json, "sliding_window_pattern", 1, 1024, &full_every));
+    CHECK(read_windows(where, json, 4096, 0, full_every, c));
+    st = rope_config_read_local(where, json, "rope_local_base_freq", 10000, c);
 out:
     return st;
 }
@@ -275,7 +357,207 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     c->gated_mlp = false;
     c->qkv_bias = c->o_bias = c->mlp_bias = bias;
     if (!json_has(json, "hidden_act")) c->act = ACT_GELU_TANH;
-    return st == ST_OK ? read_windows(where, json, 0, 0, 1, c) : st;
+    return st == ST_OK ? read_windows(where, json, 0, 0, 0, c) : st;
+}
+
+// ---- latent attention ---------------------------------------------------------------------------
+// A number that a config.json of these families may write as null: 0 then.
+static enum status read_or_null(const char *where, const json_t *json, const char *key, int *field)
+{
+    if (json_is_null(json_object_get(json, key))) *field = 0;
+    return json_get_int32(where, json, key, 0, 1 << 20, field);
+}
+
+// A field that may have one value; absent is that.
+static enum status check_word(const char *where, const json_t *json, const char *key,
+                              const char *want)
+{
+    const char *have = want;
+    enum status st = json_get_string(where, json, key, &have);
+    if (st != ST_OK || strcmp(have, want) == 0) return st;
+    return status_fail(ST_UNSUPPORTED, "%s: %s is \"%s\"; \"%s\" is supported", where, key, have,
+                       want);
+}
+
+static enum status refuse_bias(const char *where, const json_t *json, const char *key)
+{
+    bool bias = false;
+    enum status st = json_get_bool(where, json, key, &bias);
+    if (st == ST_OK && bias)
+        st = status_fail(ST_UNSUPPORTED, "%s: %s: latent attention has no biases here", where, key);
+    return st;
+}
+
+// What these families' layers have in common; the numbers are those of a silent config. `all` is
+// every layer's attention.
+static enum status latent_attention(const char *where, const json_t *json, struct model_config *c,
+                                    struct layer_config all)
+{
+    struct latent_config *of = &all.latent;
+    struct rope_config *rope = &c->ropes[0];
+    int nope = all.head_dim - of->rope;
+    enum status st = ST_OK;
+    rope->interleaved = true;
+    CHECK(refuse_bias(where, json, "attention_bias"));
+    CHECK(refuse_bias(where, json, "mlp_bias"));
+    CHECK(json_get_bool(where, json, "rope_interleave", &rope->interleaved));
+    CHECK(json_get_int32(where, json, "kv_lora_rank", 1, 4096, &of->rank));
+    CHECK(read_or_null(where, json, "q_lora_rank", &of->q_rank));
+    CHECK(json_get_int32(where, json, "qk_nope_head_dim", 1, 256, &nope));
+    CHECK(json_get_int32(where, json, "qk_rope_head_dim", 2, 256, &of->rope));
+    CHECK(json_get_int32(where, json, "v_head_dim", 1, 256, &of->value));
+    all.head_dim = nope + of->rope;
+    if (all.head_dim > 256 || of->rope % 2 || of->value > all.head_dim)
+        FAIL(ST_UNSUPPORTED,
+             "%s: qk_nope_head_dim %d, qk_rope_head_dim %d, v_head_dim %d: heads of up to 256 "
+             "entries, of which an even number is rotated and a value has no more, are supported",
+             where, nope, of->rope, of->value);
+    if (all.n_kv_heads != all.n_heads)
+        FAIL(ST_UNSUPPORTED,
+             "%s: num_key_value_heads %d: latent attention has as many as num_attention_heads (%d)",
+             where, all.n_kv_heads, all.n_heads);
+    rope->dim = of->rope;
+    all.attn_scale = (float)(rope->mscale_all * rope->mscale_all / sqrt((double)all.head_dim));
+    for (int l = 0; l < c->n_layers; l++) c->layers[l] = all;
+out:
+    return st;
+}
+
+// Experts in the layers from `first` on, and shared ones, which are one of their widths together.
+static enum status deepseek_experts(const char *where, const json_t *json, struct model_config *c,
+                                    int first, struct moe_shape moe)
+{
+    int width = 1408, shared = 1, every = 1;
+    double scale = moe.scale;
+    enum status st = ST_OK;
+    CHECK(json_get_int32(where, json, "first_k_dense_replace", 0, 1 << 20, &first));
+    CHECK(json_get_int32(where, json, "moe_layer_freq", 1, 1 << 20, &every));
+    CHECK(json_get_int32(where, json, "n_routed_experts", 1, 1024, &moe.n_experts));
+    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, moe.n_experts, &moe.top_k));
+    CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
+    CHECK(read_or_null(where, json, "n_shared_experts", &shared));
+    CHECK(json_get_bool(where, json, "norm_topk_prob", &moe.norm_topk));
+    CHECK(json_get_double(where, json, "routed_scaling_factor", 1e-6, 1e6, &scale));
+    CHECK(read_or_null(where, json, "n_group", &moe.n_group));
+    CHECK(read_or_null(where, json, "topk_group", &moe.topk_group));
+    moe.scale = (float)scale;
+    if (moe.n_group > 1 &&
+        (moe.n_experts % moe.n_group != 0 || moe.topk_group < 1 || moe.topk_group > moe.n_group ||
+         moe.topk_group * (moe.n_experts / moe.n_group) < moe.top_k))
+        FAIL(ST_FORMAT,
+             "%s: topk_group %d of n_group %d groups of %d experts cannot give %d experts a token",
+             where, moe.topk_group, moe.n_group, moe.n_experts, moe.top_k);
+    for (int l = first; l < c->n_layers; l++) {
+        if (l % every != 0) continue;
+        c->layers[l].intermediate = width;
+        c->layers[l].moe = moe;
+        c->layers[l].shared_intermediate = shared * width;
+        c->layers[l].router_bias = moe.scoring == MOE_SIGMOID;
+    }
+out:
+    return st;
+}
+
+// DeepSeek-V2, V2-Lite, V2.5, Coder-V2.
+static enum status configure_deepseek_v2(const char *where, const json_t *json,
+                                         struct model_config *c)
+{
+    struct layer_config all = c->layers[0];
+    struct moe_shape moe = {.n_experts = 64, .top_k = 6, .scoring = MOE_SOFTMAX, .scale = 1};
+    const char *method = "greedy";
+    enum status st = ST_OK;
+    all.head_dim = 192;
+    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
+    CHECK(latent_attention(where, json, c, all));
+    CHECK(check_word(where, json, "scoring_func", "softmax"));
+    CHECK(json_get_string(where, json, "topk_method", &method));
+    if (strcmp(method, "greedy") != 0 && strcmp(method, "group_limited_greedy") != 0)
+        FAIL(ST_UNSUPPORTED,
+             "%s: topk_method is \"%s\"; greedy and group_limited_greedy are supported", where,
+             method);
+    CHECK(deepseek_experts(where, json, c, 0, moe));
+    for (int l = 0; l < c->n_layers; l++) {
+        if (c->layers[l].moe.norm_topk)
+            FAIL(ST_UNSUPPORTED,
+                 "%s: norm_topk_prob: no published DeepSeek-V2 has it, and implementations differ",
+                 where);
+        if (strcmp(method, "greedy") == 0) c->layers[l].moe.n_group = 0;
+    }
+out:
+    return st;
+}
+
+// DeepSeek-V3, Moonlight, and GLM-4.7-Flash, whose first layers are dense by another key.
+static enum status configure_deepseek_v3(const char *where, const json_t *json,
+                                         struct model_config *c)
+{
+    struct layer_config all = c->layers[0];
+    struct moe_shape moe = {.n_experts = 256,
+                            .top_k = 8,
+                            .scoring = MOE_SIGMOID,
+                            .norm_topk = true,
+                            .n_group = 8,
+                            .topk_group = 4,
+                            .scale = 2.5f};
+    enum status st = ST_OK;
+    all.head_dim = 192;
+    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
+    CHECK(latent_attention(where, json, c, all));
+    CHECK(check_word(where, json, "scoring_func", "sigmoid"));
+    CHECK(check_word(where, json, "topk_method", "noaux_tc"));
+    CHECK(deepseek_experts(where, json, c, 3, moe));
+    CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
+out:
+    return st;
+}
+
+// "mlp_layer_types", else one dense layer: the first.
+static enum status dense_layers(const char *where, const json_t *json, int n_layers, int *ret_first)
+{
+    const json_t *types = json_object_get(json, "mlp_layer_types");
+    int dense = 0;
+    if (!types || json_is_null(types)) {
+        *ret_first = 1;
+        return ST_OK;
+    }
+    for (int l = 0; l < n_layers; l++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)l));
+        const bool is_dense = type && strcmp(type, "dense") == 0;
+        if (!type || (!is_dense && strcmp(type, "sparse") != 0) || (is_dense && dense < l))
+            return status_fail(
+                ST_UNSUPPORTED,
+                "%s: mlp_layer_types[%d]: %d entries, \"dense\" first and \"sparse\" "
+                "behind them, are supported",
+                where, l, n_layers);
+        dense += is_dense;
+    }
+    *ret_first = dense;
+    return ST_OK;
+}
+
+static enum status configure_glm4_moe_lite(const char *where, const json_t *json,
+                                           struct model_config *c)
+{
+    struct layer_config all = c->layers[0];
+    struct moe_shape moe = {.n_experts = 64,
+                            .top_k = 4,
+                            .scoring = MOE_SIGMOID,
+                            .norm_topk = true,
+                            .n_group = 1,
+                            .topk_group = 1,
+                            .scale = 1.8f};
+    int first = 1;
+    enum status st = ST_OK;
+    all.head_dim = 256;
+    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 256, .q_rank = 768};
+    CHECK(latent_attention(where, json, c, all));
+    CHECK(check_word(where, json, "scoring_func", "sigmoid"));
+    CHECK(check_word(where, json, "topk_method", "noaux_tc"));
+    CHECK(dense_layers(where, json, c->n_layers, &first));
+    CHECK(deepseek_experts(where, json, c, first, moe));
+    CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
+out:
+    return st;
 }
 
 // ---- names --------------------------------------------------------------------------------------
@@ -304,12 +586,39 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     [ROLE_DELTA_CONV] = DELTA "conv1d.weight", [ROLE_DELTA_A_LOG] = DELTA "A_log",                 \
     [ROLE_DELTA_DT_BIAS] = DELTA "dt_bias", [ROLE_DELTA_NORM] = DELTA "norm.weight",               \
     [ROLE_DELTA_OUT] = DELTA "out_proj.weight"
+#define QK_NORM_NAMES [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"
+#define OLMO_NAMES                                                                                 \
+    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,                                       \
+        QK_NORM_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",            \
+                       [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
+
+#define GEMMA2_NAMES                                                                               \
+    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
+        GATED_MLP_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",          \
+                         [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",               \
+                         [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
 
 #define QWEN_EXPERTS_NAMES                                                                         \
     LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
                  [ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER           \
                                                 "mlp.experts.%d.up_proj.weight",                   \
                  [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.%d.down_proj.weight"
+
+#define DEEPSEEK_NAMES                                                                             \
+    COMMON_NAMES, O_NAMES, GATED_MLP_NAMES,                                                        \
+        [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                                 \
+        [ROLE_Q_A] = ATTN "q_a_proj.weight", [ROLE_Q_A_NORM] = ATTN "q_a_layernorm.weight",        \
+        [ROLE_Q_B] = ATTN "q_b_proj.weight", [ROLE_Q] = ATTN "q_proj.weight",                      \
+        [ROLE_KV_A] = ATTN "kv_a_proj_with_mqa.weight",                                            \
+        [ROLE_KV_A_NORM] = ATTN "kv_a_layernorm.weight", [ROLE_KV_B] = ATTN "kv_b_proj.weight",    \
+        [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                                   \
+        [ROLE_ROUTER_BIAS] = LAYER "mlp.gate.e_score_correction_bias",                             \
+        [ROLE_EXPERTS_GATE_UP] =                                                                   \
+            LAYER "mlp.experts.%d.gate_proj.weight|" LAYER "mlp.experts.%d.up_proj.weight",        \
+        [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.%d.down_proj.weight",                             \
+        [ROLE_SHARED_GATE_UP] = LAYER "mlp.shared_experts.gate_proj.weight|" LAYER                 \
+                                      "mlp.shared_experts.up_proj.weight",                         \
+        [ROLE_SHARED_DOWN] = LAYER "mlp.shared_experts.down_proj.weight"
 
 // ---- the table ----------------------------------------------------------------------------------
 static const struct family families[] = {
@@ -322,8 +631,7 @@ static const struct family families[] = {
      .architecture = "Qwen3ForCausalLM",
      .title = "Qwen3",
      .head_dim = 128,
-     .names =
-         {LLAMA_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"},
+     .names = {LLAMA_NAMES, QK_NORM_NAMES},
      .configure = configure_qwen3},
     {.model_type = "qwen2_moe",
      .architecture = "Qwen2MoeForCausalLM",
@@ -337,8 +645,7 @@ static const struct family families[] = {
     {.model_type = "qwen3_moe",
      .architecture = "Qwen3MoeForCausalLM",
      .title = "Qwen3-MoE",
-     .names = {QWEN_EXPERTS_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight",
-               [ROLE_K_NORM] = ATTN "k_norm.weight"},
+     .names = {QWEN_EXPERTS_NAMES, QK_NORM_NAMES},
      .configure = configure_qwen3_moe},
     {.model_type = "qwen3_5_text",
      .architecture = "Qwen3_5ForCausalLM",
@@ -346,9 +653,27 @@ static const struct family families[] = {
      .norm = NORM_RMS_PLUS_ONE,
      .head_dim = 256,
      .rotary_share = 0.25,
-     .names = {LLAMA_NAMES, DELTA_NAMES, [ROLE_Q_NORM] = ATTN "q_norm.weight",
-               [ROLE_K_NORM] = ATTN "k_norm.weight"},
+     .names = {LLAMA_NAMES, DELTA_NAMES, QK_NORM_NAMES},
      .configure = configure_qwen3_5},
+    {.model_type = "deepseek_v2",
+     .architecture = "DeepseekV2ForCausalLM",
+     .title = "DeepSeek-V2, V2.5, Coder-V2",
+     .head_dim = 64, // what config.json calls so is the rotated part
+     .names = {DEEPSEEK_NAMES},
+     .configure = configure_deepseek_v2},
+    {.model_type = "deepseek_v3",
+     .architecture = "DeepseekV3ForCausalLM",
+     .title = "DeepSeek-V3, Moonlight",
+     .head_dim = 64,
+     .names = {DEEPSEEK_NAMES},
+     .configure = configure_deepseek_v3},
+    {.model_type = "glm4_moe_lite",
+     .architecture = "Glm4MoeLiteForCausalLM",
+     .title = "GLM-4.7-Flash",
+     .head_dim = 64,
+     .norm_eps = 1e-5,
+     .names = {DEEPSEEK_NAMES},
+     .configure = configure_glm4_moe_lite},
     {.model_type = "llama",
      .architecture = "LlamaForCausalLM",
      .title = "Llama 1 to 3.2, Yi, DeepSeek-Coder",
@@ -359,6 +684,26 @@ static const struct family families[] = {
      .title = "Mistral",
      .names = {LLAMA_NAMES},
      .configure = configure_mistral},
+    {.model_type = "olmo2",
+     .architecture = "Olmo2ForCausalLM",
+     .title = "OLMo 2",
+     .norm_eps = 1e-5,
+     .names = {OLMO_NAMES},
+     .configure = configure_olmo2},
+    {.model_type = "olmo3",
+     .architecture = "Olmo3ForCausalLM",
+     .title = "OLMo 3",
+     .norm_eps = 1e-5,
+     .rope_theta = 500000,
+     .names = {OLMO_NAMES},
+     .configure = configure_olmo3},
+    {.model_type = "smollm3",
+     .architecture = "SmolLM3ForCausalLM",
+     .title = "SmolLM3",
+     .rope_theta = 2000000,
+     .tied = true,
+     .names = {LLAMA_NAMES},
+     .configure = configure_smollm3},
     {.model_type = "mixtral",
      .architecture = "MixtralForCausalLM",
      .title = "Mixtral",
@@ -410,11 +755,17 @@ static const struct family families[] = {
      .norm = NORM_RMS_PLUS_ONE,
      .head_dim = 256,
      .tied = true,
-     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,
-               GATED_MLP_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",
-               [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",
-               [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"},
+     .names = {GEMMA2_NAMES},
      .configure = configure_gemma2},
+    {.model_type = "gemma3_text",
+     .architecture = "Gemma3ForCausalLM",
+     .title = "Gemma 3 (text)",
+     .norm = NORM_RMS_PLUS_ONE,
+     .head_dim = 256,
+     .rope_theta = 1e6,
+     .tied = true,
+     .names = {GEMMA2_NAMES, QK_NORM_NAMES},
+     .configure = configure_gemma3},
     {.model_type = "starcoder2",
      .architecture = "Starcoder2ForCausalLM",
      .title = "StarCoder2",
@@ -452,7 +803,7 @@ const struct family *family_find(const char *model_type, const char *architectur
 
 const char *family_list(void)
 {
-    static _Thread_local char text[1024];
+    static _Thread_local char text[4096];
     size_t at = 0;
     for (int i = 0; i < N_FAMILIES && at < sizeof text; i++)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s (%s)", i ? ", " : "",

@@ -7,7 +7,8 @@
 
 #include "common/model/config.h"
 
-// The blocks of the weights arena, in its order: the first, those of each layer, the last four.
+// The blocks of the weights arena, in its order: the first, those of each layer, the last four, and
+// then each layer's buffers.
 enum tensor_role {
     ROLE_EMBED,
     ROLE_ATTN_NORM,
@@ -16,6 +17,13 @@ enum tensor_role {
     ROLE_QKV_BIAS,
     ROLE_Q_NORM,
     ROLE_K_NORM,
+    ROLE_Q_A, // of latent attention, as far as ROLE_KV_B
+    ROLE_Q_A_NORM,
+    ROLE_Q_B,
+    ROLE_Q, // in place of those three
+    ROLE_KV_A,
+    ROLE_KV_A_NORM,
+    ROLE_KV_B,
     ROLE_O,
     ROLE_O_BIAS,
     ROLE_DELTA_IN,    // of linear attention: into the convolution and the output's gate
@@ -45,6 +53,7 @@ enum tensor_role {
     ROLE_FINAL_NORM_BIAS,
     ROLE_HEAD, // absent where tied
     ROLE_HEAD_BIAS,
+    ROLE_ROUTER_BIAS, // of every layer, behind all that is trained: a buffer
     ROLE_COUNT
 };
 
@@ -57,6 +66,7 @@ struct family {
     const char *norm_eps_key; // NULL: "rms_norm_eps"
     double norm_eps;          // 0: 1e-6
     double rotary_share;      // 0: 1
+    double rope_theta;        // 0: 10000
     int head_dim;             // 0: hidden_size / num_attention_heads
     bool tied;
     // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the

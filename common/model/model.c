@@ -30,7 +30,7 @@ static void routing_parts(int n_experts, size_t a, size_t base, struct device_pa
                                   n_experts > 0 ? ((size_t)n_experts + 1) * i32 : 0};
 }
 
-#define N_SCRATCH 28
+#define N_SCRATCH 36
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -47,17 +47,21 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
            expert = l->moe.n_experts > 0 ? a * h * e : 0;
     size_t gate_up = inner * 2 * e,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
-    const int attn_in =
-        layer_delta_in_width(l) + (c->attn_gate ? layer_attn_in_width(c, l) : 0);
-    struct device_part parts[N_SCRATCH - 10] = {
+    const bool latent = l->latent.rank > 0;
+    const size_t absorbed = (size_t)(l->n_heads + 1) * (size_t)layer_latent_width(l);
+    const size_t qkv =
+        latent ? absorbed : (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
+    const int gated = c->attn_gate ? layer_q_width(l) : 0;
+    struct device_part parts[N_SCRATCH - 16] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
-        SCRATCH(qkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
+        SCRATCH(qkv, t * qkv * e),
         SCRATCH(attn_out, t * (size_t)layer_attn_width(l) * e),
-        SCRATCH(attn_in, t * (size_t)attn_in * e),
-        SCRATCH(gate, t * (size_t)(c->attn_gate ? layer_q_width(l) : 0) * e +
-                          t * (size_t)delta_value_width(&l->delta) * e),
+        SCRATCH(attn_in, t * (size_t)layer_before_attn_width(c, l) * e),
+        SCRATCH(gate, t * (size_t)(gated + delta_value_width(&l->delta)) * e),
         SCRATCH(delta_gates, t * 2 * (size_t)l->delta.n_heads * sizeof(float)),
+        SCRATCH(q_a_normed, t * (size_t)l->latent.q_rank * e),
+        SCRATCH(latent_out, t * (size_t)(l->n_heads * l->latent.rank) * e),
         SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
         SCRATCH(act, inner * e),
         SCRATCH(block, c->post_norm ? t * h * e : 0),
@@ -71,6 +75,7 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(logit_parts, c->shard.size > 1 ? r * (size_t)c->vocab_size * sizeof(float) : 0),
     };
     memcpy(ret, parts, sizeof parts);
+    latent_rows_parts(l, m->dt, t, offsetof(struct model, latent), false, ret + N_SCRATCH - 16);
     routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct model, routing),
                   ret + N_SCRATCH - 10);
     routing_parts(l->shared_gate, l->shared_gate ? t : 0, offsetof(struct model, shared_routing),
@@ -148,6 +153,11 @@ enum status model_new(struct device *dev, const struct model_config *config,
                                          .window = l->window,
                                          .dt = m->dt,
                                          .early = true};
+        if (l->latent.rank > 0) {
+            m->attn[i].n_kv_heads = 1;
+            m->attn[i].head_dim = layer_latent_width(l);
+            m->attn[i].latent = l->latent.rank;
+        }
     }
     CHECK(alloc_scratch(m));
     for (int i = 0; i < config->n_ropes; i++) CHECK(upload_rope(m, i));
@@ -190,8 +200,10 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
-    return (struct norm_shape){c->norm,     rows * n, layer->head_dim, n, layer_qkv_width(layer),
-                               c->norm_eps, m->dt};
+    const int norms = layer_qk_norms(c, n);
+    return (struct norm_shape){c->norm, rows * norms,           layer_qk_norm_width(c, layer, n),
+                               norms,   layer_qkv_width(layer), c->norm_eps,
+                               m->dt};
 }
 
 struct moe_shape model_moe_shape(const struct model *m, int l, int rows)
@@ -224,12 +236,8 @@ struct delta_shape model_delta_shape(const struct model *m, int l)
 struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows)
 {
     const struct delta_shape *s = &m->config->layers[l].delta;
-    return (struct norm_shape){NORM_RMS,
-                               rows * s->n_heads,
-                               s->head_dim,
-                               s->n_heads,
-                               delta_value_width(s),
-                               m->config->norm_eps,
+    return (struct norm_shape){NORM_RMS,   rows * s->n_heads,    s->head_dim,
+                               s->n_heads, delta_value_width(s), m->config->norm_eps,
                                m->dt};
 }
 
@@ -324,13 +332,21 @@ static void linear_act(struct model *m, void *y, void *gate_up, const void *x, i
     m->ops->matmul_act(m->dev, y, gate_up, x, l->w, l->bias, &shape, &act, keep);
 }
 
-static void normalise(struct model *m, void *y, int rows, const struct norm_args *args)
+static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)
 {
-    const struct norm_shape shape = model_norm_shape(m, rows);
-    m->ops->norm(m->dev, y, args, &shape);
+    if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
-// The q and k norms: each head of each row by itself, in place.
+void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args)
+{
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    if (args->w)
+        m->ops->norm(m->dev, y, args, &shape);
+    else
+        copy_rows(m, y, args->x, rows, m->config->hidden);
+}
+
+// The q and k norms, in place.
 static void normalise_heads(struct model *m, int l, void *qkv, const struct layer_tape *tape,
                             int rows)
 {
@@ -343,11 +359,6 @@ static void normalise_heads(struct model *m, int l, void *qkv, const struct laye
     const struct norm_args of_k = {.x = keys, .w = w->k_norm, .rstd = tape ? tape->rstd_k : NULL};
     m->ops->norm(m->dev, qkv, &of_q, &q);
     m->ops->norm(m->dev, keys, &of_k, &k);
-}
-
-static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)
-{
-    if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
 // The end of a residual branch: x_to = x_from + in . w^T + bias, normalised first where there is a
@@ -380,7 +391,8 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
     out.add = false;
     model_linear(m, proj, b->in, rows, &out);
     model_sum_ranks(m, proj, rows);
-    normalise(m, m->block, rows, &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
+    model_normalise(m, m->block, rows,
+                    &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
 }
 
@@ -425,7 +437,8 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
                                      .batch = batch,
                                      .shape = &m->attn[l]};
     struct lora_args adapters;
-    if (rope >= 0 && !c->qk_norm && !c->attn_gate && !is_adapted(m, batch->n_tokens, &in, &adapters)) {
+    if (rope >= 0 && !c->qk_norm && !c->attn_gate &&
+        !is_adapted(m, batch->n_tokens, &in, &adapters)) {
         m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, in.w, in.bias, &shape, &store);
         return;
     }
@@ -442,18 +455,22 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
                     const struct kv_view *kv, struct layer_tape *tape)
 {
     const struct model_config *c = m->config;
+    const struct layer_config *layer = &c->layers[l];
     const struct ops *ops = m->ops;
     int rows = batch->n_tokens;
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
     void *gate = tape ? tape->gate : m->gate;
 
-    if (kv) {
+    if (layer->latent.rank > 0) {
+        latent_attention(m, l, batch, kv, tape ? &tape->latent : &m->latent,
+                         tape ? tape->lse : (float *)m->gate_up, out);
+    } else if (kv) {
         paged_qkv(m, l, batch, kv);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
         project_qkv(m, l, raw, gate, rows);
-        copy_rows(m, qkv, raw, rows, layer_qkv_width(&c->layers[l]));
+        copy_rows(m, qkv, raw, rows, layer_qkv_width(layer));
         if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
         model_rotate(m, l, qkv, batch, 1.0f);
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
@@ -477,9 +494,9 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     const bool delta = layer->delta.n_heads > 0;
     const int rows = batch->n_tokens;
 
-    normalise(m, m->normed, rows,
-              &(struct norm_args){x, w->attn_norm, w->attn_norm_bias, tape ? tape->rstd1 : NULL,
-                                  tape ? tape->mean1 : NULL});
+    model_normalise(m, m->normed, rows,
+                    &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
+                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL});
     if (delta) model_delta(m, l, batch, kv, tape);
     struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
@@ -512,7 +529,7 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     model_linear(m, logits, m->normed, rows,
                  &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden,
                                   false, DT_F32});
-    m->ops->moe_route(m->dev, routing, logits, NULL, &shape);
+    m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
     m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
@@ -565,9 +582,9 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     void *gate_up = tape ? tape->gate_up : m->gate_up;
 
     if (!c->parallel_block)
-        normalise(m, m->normed, rows,
-                  &(struct norm_args){x_mid, w->mlp_norm, w->mlp_norm_bias,
-                                      tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
+        model_normalise(m, m->normed, rows,
+                        &(struct norm_args){x_mid, w->mlp_norm, w->mlp_norm_bias,
+                                            tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
     if (layer->moe.n_experts > 0) {
         if (model_begins_sum(m))
             copy_rows(m, x_out, x_mid, rows, c->hidden);
@@ -665,9 +682,9 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
     const struct head_rows to = model_head_rows(m, first);
     m->ops->gather_rows(m->dev, to.x, x,
                         &(struct gather_args){rows, n, c->hidden, 1.0f, m->dt, 0, 0});
-    normalise(m, to.normed, n,
-              &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
-                                  c->norm == NORM_LAYER ? to.mean : NULL});
+    model_normalise(m, to.normed, n,
+                    &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
+                                        c->norm == NORM_LAYER ? to.mean : NULL});
     const int width = config_vocab_rows(c);
     float *parts = m->logit_parts ? m->logit_parts : to.logits;
     float *own = parts + (size_t)c->shard.rank * (size_t)n * (size_t)width;
@@ -679,7 +696,7 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 }
 
 // ---- the tape -----------------------------------------------------------------------------------
-#define N_TAPE 36
+#define N_TAPE 42
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
@@ -689,15 +706,16 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
                        size_t t, struct device_part ret[N_TAPE])
 {
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
-    size_t qkv = t * (size_t)layer_qkv_width(l) * e, a = layer_mlp_rows(l, t);
+    size_t qkv = l->latent.rank > 0 ? 0 : t * (size_t)layer_qkv_width(l) * e;
+    size_t a = layer_mlp_rows(l, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
-    struct device_part parts[N_TAPE - 10] = {
+    struct device_part parts[N_TAPE - 16] = {
         TAPE(x, hidden), // first: lay_out()
-        TAPE(rstd1, stat),
+        TAPE(rstd1, c->pre_norm ? stat : 0),
         TAPE(mean1, mean),
         TAPE(qkv_raw, c->qk_norm ? qkv : 0),
-        TAPE(rstd_q, c->qk_norm ? stat * (size_t)l->n_heads : 0),
-        TAPE(rstd_k, c->qk_norm ? stat * (size_t)l->n_kv_heads : 0),
+        TAPE(rstd_q, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_heads) : 0),
+        TAPE(rstd_k, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_kv_heads) : 0),
         TAPE(qkv, qkv),
         TAPE(gate, c->attn_gate ? t * (size_t)layer_q_width(l) * e : 0),
         TAPE(attn, t * (size_t)layer_attn_width(l) * e),
@@ -708,7 +726,7 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(attn_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post1, c->post_norm ? stat : 0),
         TAPE(x_mid, hidden),
-        TAPE(rstd2, c->parallel_block ? 0 : stat),
+        TAPE(rstd2, c->parallel_block || !c->pre_norm ? 0 : stat),
         TAPE(mean2, c->parallel_block ? 0 : mean),
         TAPE(router_logits, model_keeps_router_logits(l) ? stat * (size_t)l->moe.n_experts : 0),
         TAPE(shared_gate_up, t * (size_t)layer_shared_up_width(c, l) * e),
@@ -720,6 +738,7 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(rstd_post2, c->post_norm ? stat : 0),
     };
     memcpy(ret, parts, sizeof parts);
+    latent_rows_parts(l, dt, t, offsetof(struct layer_tape, latent), true, ret + N_TAPE - 16);
     routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct layer_tape, routing),
                   ret + N_TAPE - 10);
     routing_parts(l->shared_gate, l->shared_gate ? t : 0,

@@ -13,6 +13,7 @@
 #include "common/model/adapter_table.h"
 #include "common/model/batch.h"
 #include "common/model/config.h"
+#include "common/model/latent.h"
 #include "common/model/weights.h"
 #include "kernels/comm.h"
 #include "kernels/ops.h"
@@ -20,21 +21,22 @@
 // What one layer's backward pass needs. dt is the weights' dtype; A is T * moe.top_k, or T where
 // there are no experts. Fields that the config has no use for are NULL.
 struct layer_tape {
-    void *x;                // (T, hidden) residual stream at the layer's entry
-    float *rstd1, *mean1;   // (T) of the attention norm; mean of NORM_LAYER only, here and below
-    void *qkv_raw;          // (T, qkv width) before the q/k norms
-    float *rstd_q, *rstd_k; // (T, n_heads), (T, n_kv_heads)
-    void *qkv;              // (T, qkv width) after bias, q/k norm and rope
-    void *gate;             // (T, q width) of attention's output, where it has one
-    void *attn;             // (T, attention width) attention output, before a gate
-    float *lse;             // (T, n_heads)
-    void *delta_in;         // (T, delta in width); of linear attention, as the next two
-    float *delta_gates;     // (T, 2 * heads)
-    float *rstd_delta;      // (T, heads) of the output's norm
-    void *attn_proj;        // (T, hidden) what attention gives, before its post-norm
-    float *rstd_post1;      // (T)
-    void *x_mid;            // (T, hidden) residual stream after attention
-    float *rstd2, *mean2;   // (T) of the MLP norm
+    void *x;                   // (T, hidden) residual stream at the layer's entry
+    float *rstd1, *mean1;      // (T) of the attention norm; mean of NORM_LAYER only, here and below
+    void *qkv_raw;             // (T, qkv width) before the q/k norms
+    float *rstd_q, *rstd_k;    // (T, n_heads), (T, n_kv_heads); (T) where norms go over all heads
+    void *qkv;                 // (T, qkv width) after bias, q/k norm and rope
+    struct latent_rows latent; // in place of all since mean1
+    void *gate;                // (T, q width) of attention's output, where it has one
+    void *attn;                // (T, attention width) attention output, before a gate
+    float *lse;                // (T, n_heads)
+    void *delta_in;            // (T, delta in width); of linear attention, as the next two
+    float *delta_gates;        // (T, 2 * heads)
+    float *rstd_delta;         // (T, heads) of the output's norm
+    void *attn_proj;           // (T, hidden) what attention gives, before its post-norm
+    float *rstd_post1;         // (T)
+    void *x_mid;               // (T, hidden) residual stream after attention
+    float *rstd2, *mean2;      // (T) of the MLP norm
     struct moe_routing routing;
     float *router_logits; // (T, n_experts) where routing's gradient reads them
     void *shared_gate_up; // (T, 2 * shared_intermediate)
@@ -74,11 +76,14 @@ struct model {
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
     int max_tokens, max_rows, max_context;
     // scratch of the forward pass, device
-    void *x, *normed;             // (max_tokens, hidden)
-    void *qkv, *attn_out;         // (max_tokens, qkv width), (max_tokens, attention width)
+    void *x, *normed;     // (max_tokens, hidden)
+    void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, attention width)
     void *attn_in, *gate; // (max_tokens, attention in width), (max_tokens, q width) where queries
                           // have gates. Linear attention: its in width; its normalised output
     float *delta_gates;   // (max_tokens, 2 * heads) of linear attention
+    struct latent_rows latent;    // of latent attention, as the next two
+    void *q_a_normed;             // (max_tokens, q_rank)
+    void *latent_out;             // (max_tokens, n_heads, rank)
     void *gate_up, *act;          // (A, 2 * intermediate), (A, intermediate)
     void *block;                  // (max_tokens, hidden) what a block gives, before its post-norm
     void *expert_in, *expert_out; // (A, hidden) sorted by expert
@@ -121,8 +126,12 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 // backward pass.
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign);
 
+// What a residual branch reads, (rows, hidden): args->x normalised, or as it is where there are no
+// weights to it.
+void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args);
+
 // Shapes of calls for `rows` rows, as the forward and the backward pass make them: of the norms
-// over the residual stream, of those over each of n heads of layer l, of the layer's routing and of
+// over the residual stream, of those over n heads of layer l, of the layer's routing and of
 // its activation.
 struct norm_shape model_norm_shape(const struct model *m, int rows);
 struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n);

@@ -3,6 +3,7 @@
  * et al. 2024), each with the keys and defaults that Hugging Face's configs use. Any thread. */
 #include "common/base/json.h"
 #include "common/model/config.h"
+#include "common/model/family.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,6 +76,7 @@ static enum status read_yarn(const struct rope_source *s, int max_positions, str
     if (!json_has(s->object, "factor"))
         r->factor = (double)max_positions / r->original_max_positions;
     r->attention_factor = yarn_mscale(r->factor, 1);
+    r->mscale_all = yarn_mscale(r->factor, mscale_all);
     if (mscale > 0 && mscale_all > 0)
         r->attention_factor = yarn_mscale(r->factor, mscale) / yarn_mscale(r->factor, mscale_all);
     st = json_get_double(s->where, s->object, "attention_factor", 1e-6, 1e6, &r->attention_factor);
@@ -134,36 +136,73 @@ out:
     return st;
 }
 
-enum status rope_config_read(const char *where, const json_t *json, struct model_config *c)
+// s->object: that of s->key, or what that says of a kind of layers (Gemma 3 and OLMo 3 of
+// transformers 5); NULL where there is none.
+static enum status find_object(struct rope_source *s, const char *layers)
 {
-    int head_dim = c->layers[0].head_dim;
-    struct rope_config *r = &c->ropes[0];
-    struct rope_source s = {where, "rope_parameters", json,
-                            json_object_get(json, "rope_parameters")};
+    const json_t *object = json_object_get(s->json, s->key),
+                 *part = json_object_get(object, layers);
+    s->object = part ? part : object;
+    if (json_is_null(s->object)) s->object = NULL;
+    if (s->object && !json_is_object(s->object))
+        return status_fail(ST_FORMAT, "%s: %s must be an object", s->where, s->key);
+    return ST_OK;
+}
+
+static enum status read_rope(const struct rope_source *s, const struct model_config *c,
+                             struct rope_config *r)
+{
+    const int head_dim = c->layers[0].head_dim;
     double share = c->rotary_share;
     enum status st = ST_OK;
-    c->n_ropes = 1;
-    r->theta = 10000.0;
-    r->factor = r->attention_factor = 1.0;
+    r->factor = r->attention_factor = r->mscale_all = 1.0;
     r->original_max_positions = c->max_positions;
-    if (!s.object || json_is_null(s.object)) {
-        s.key = "rope_scaling";
-        s.object = json_object_get(json, s.key);
-    }
-    if (s.object && json_is_null(s.object)) s.object = NULL;
-    if (s.object && !json_is_object(s.object))
-        FAIL(ST_FORMAT, "%s: %s must be an object", where, s.key);
-    CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
-    CHECK(json_get_double(where, json, "partial_rotary_factor", 0.01, 1.0, &share));
-    if (s.object)
-        CHECK(json_get_double(where, s.object, "partial_rotary_factor", 0.01, 1.0, &share));
+    CHECK(json_get_double(s->where, s->json, "partial_rotary_factor", 0.01, 1.0, &share));
+    if (s->object)
+        CHECK(json_get_double(s->where, s->object, "partial_rotary_factor", 0.01, 1.0, &share));
     r->dim = (int)(head_dim * share);
     if (r->dim < 2 || r->dim % 2 != 0)
         FAIL(ST_UNSUPPORTED,
              "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
              "number is needed",
-             where, share, r->dim, head_dim);
-    if (s.object) st = read_kind(&s, c->max_positions, r);
+             s->where, share, r->dim, head_dim);
+    if (s->object) st = read_kind(s, c->max_positions, r);
+out:
+    return st;
+}
+
+enum status rope_config_read(const char *where, const json_t *json, struct model_config *c)
+{
+    struct rope_config *r = &c->ropes[0];
+    struct rope_source s = {where, "rope_parameters", json, NULL};
+    enum status st = ST_OK;
+    c->n_ropes = 1;
+    r->theta = c->family->rope_theta > 0 ? c->family->rope_theta : 10000.0;
+    CHECK(find_object(&s, "full_attention"));
+    if (!s.object) {
+        s.key = "rope_scaling";
+        CHECK(find_object(&s, "full_attention"));
+    }
+    CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
+    st = read_rope(&s, c, r);
+out:
+    return st;
+}
+
+enum status rope_config_read_local(const char *where, const json_t *json, const char *key,
+                                   double theta, struct model_config *c)
+{
+    struct rope_config *r = &c->ropes[1];
+    const json_t *both = json_object_get(json, "rope_parameters");
+    struct rope_source s = {where, "rope_parameters", json, NULL};
+    enum status st = ST_OK;
+    r->theta = theta;
+    CHECK(json_get_double(where, json, key, 1.0, 1e12, &r->theta));
+    if (json_has(both, "sliding_attention")) CHECK(find_object(&s, "sliding_attention"));
+    CHECK(read_rope(&s, c, r));
+    c->n_ropes = 2;
+    for (int l = 0; l < c->n_layers; l++)
+        if (c->layers[l].window > 0) c->layers[l].rope = 1;
 out:
     return st;
 }

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #define ALIGN_ELEMENTS   128
+#define BUFFER_ELEMENTS  2 // of the arena's narrowest dtype that one f32 takes
 #define STAGING_ELEMENTS ((int64_t)4 << 20)
 
 // ---- the roles ----------------------------------------------------------------------------------
@@ -29,7 +30,14 @@ enum size {
     SIZE_KV,
     SIZE_Q_IN,
     SIZE_ATTN_IN,
+    SIZE_Q_NORM,
+    SIZE_K_NORM,
     SIZE_HEAD,
+    SIZE_ATTN,
+    SIZE_Q_RANK,
+    SIZE_LATENT,
+    SIZE_LATENT_RANK,
+    SIZE_LATENT_HEADS,
     SIZE_DELTA_IN,
     SIZE_DELTA_CONV,
     SIZE_DELTA_VALUE,
@@ -54,6 +62,8 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
         [SIZE_VOCAB] = vocab,
         [SIZE_Q] = layer_q_width(l),
         [SIZE_KV] = layer_kv_width(l),
+        [SIZE_Q_NORM] = layer_qk_norm_width(c, l, l->n_heads),
+        [SIZE_K_NORM] = layer_qk_norm_width(c, l, l->n_kv_heads),
         [SIZE_Q_IN] = layer_q_width(l) * (c->attn_gate ? 2 : 1),
         [SIZE_ATTN_IN] = layer_attn_in_width(c, l),
         [SIZE_DELTA_IN] = layer_delta_in_width(l),
@@ -64,6 +74,11 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
         [SIZE_DELTA_HEADS] = l->delta.n_heads,
         [SIZE_DELTA_HEAD] = l->delta.head_dim,
         [SIZE_HEAD] = l->head_dim,
+        [SIZE_ATTN] = layer_attn_width(l),
+        [SIZE_Q_RANK] = l->latent.q_rank,
+        [SIZE_LATENT] = layer_latent_width(l),
+        [SIZE_LATENT_RANK] = l->latent.rank,
+        [SIZE_LATENT_HEADS] = l->n_heads * (l->head_dim - l->latent.rope + l->latent.value),
         [SIZE_EXPERTS] = l->moe.n_experts,
         [SIZE_UP] = layer_up_width(c, l),
         [SIZE_INNER] = l->intermediate,
@@ -80,9 +95,14 @@ enum when {
     IF_ATTENTION,
     IF_DELTA,
     IF_LAYER_NORM,
+    IF_PRE_NORM,
     IF_MLP_NORM,
     IF_MLP_LAYER_NORM,
     IF_POST_NORM,
+    IF_QKV,
+    IF_LATENT,
+    IF_LATENT_Q_A,
+    IF_LATENT_Q,
     IF_QK_NORM,
     IF_QKV_BIAS,
     IF_O_BIAS,
@@ -90,6 +110,7 @@ enum when {
     IF_MLP_BIAS,
     IF_EXPERTS,
     IF_EXPERTS_BIAS,
+    IF_ROUTER_BIAS,
     IF_SHARED,
     IF_SHARED_GATE,
     IF_UNTIED,
@@ -99,15 +120,20 @@ enum when {
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
     const bool layer_norm = c->norm == NORM_LAYER, experts = l->moe.n_experts > 0;
-    const bool attention = l->n_heads > 0;
+    const bool latent = l->latent.rank > 0, attention = l->n_heads > 0;
     const bool is[] = {
         [ALWAYS] = true,
         [IF_ATTENTION] = attention,
         [IF_DELTA] = l->delta.n_heads > 0,
         [IF_LAYER_NORM] = layer_norm,
-        [IF_MLP_NORM] = !c->parallel_block,
+        [IF_PRE_NORM] = c->pre_norm,
+        [IF_MLP_NORM] = c->pre_norm && !c->parallel_block,
         [IF_MLP_LAYER_NORM] = layer_norm && !c->parallel_block,
         [IF_POST_NORM] = c->post_norm,
+        [IF_QKV] = attention && !latent,
+        [IF_LATENT] = latent,
+        [IF_LATENT_Q_A] = latent && l->latent.q_rank > 0,
+        [IF_LATENT_Q] = latent && l->latent.q_rank == 0,
         [IF_QK_NORM] = attention && c->qk_norm,
         [IF_QKV_BIAS] = attention && c->qkv_bias,
         [IF_O_BIAS] = attention && c->o_bias,
@@ -115,6 +141,7 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
         [IF_MLP_BIAS] = !experts && c->mlp_bias,
         [IF_EXPERTS] = experts,
         [IF_EXPERTS_BIAS] = experts && c->mlp_bias,
+        [IF_ROUTER_BIAS] = l->router_bias,
         [IF_SHARED] = l->shared_intermediate > 0,
         [IF_SHARED_GATE] = l->shared_gate,
         [IF_UNTIED] = !c->tie_embeddings,
@@ -127,7 +154,7 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
 // where it is theirs. `parts` are the rows of the tensors that most families store it in.
 struct role {
     size_t pointer; // where the block's address stands, in struct layer_weights or struct weights
-    bool in_layer, is_norm, of_experts;
+    bool in_layer, is_norm, of_experts, is_buffer;
     enum when when;
     enum size rows, cols, parts[3];
 };
@@ -144,15 +171,25 @@ struct role {
 
 static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
-    [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM},
+    [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
     [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
-    [ROLE_QKV] = {IN_LAYER(qkv), .when = IF_ATTENTION, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
+    [ROLE_QKV] = {IN_LAYER(qkv), .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
                   .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
     [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_ATTN_IN,
                        .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
-    [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_HEAD},
-    [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_HEAD},
-    [ROLE_O] = {IN_LAYER(o), .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_Q},
+    [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
+    [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_K_NORM},
+    [ROLE_Q_A] = {IN_LAYER(q_a), .when = IF_LATENT_Q_A, .rows = SIZE_Q_RANK, .cols = SIZE_HIDDEN},
+    [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), .is_norm = true, .when = IF_LATENT_Q_A,
+                       .rows = SIZE_Q_RANK},
+    [ROLE_Q_B] = {IN_LAYER(q_b), .when = IF_LATENT_Q_A, .rows = SIZE_Q, .cols = SIZE_Q_RANK},
+    [ROLE_Q] = {IN_LAYER(q), .when = IF_LATENT_Q, .rows = SIZE_Q, .cols = SIZE_HIDDEN},
+    [ROLE_KV_A] = {IN_LAYER(kv_a), .when = IF_LATENT, .rows = SIZE_LATENT, .cols = SIZE_HIDDEN},
+    [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), .is_norm = true, .when = IF_LATENT,
+                        .rows = SIZE_LATENT_RANK},
+    [ROLE_KV_B] = {IN_LAYER(kv_b), .when = IF_LATENT, .rows = SIZE_LATENT_HEADS,
+                   .cols = SIZE_LATENT_RANK},
+    [ROLE_O] = {IN_LAYER(o), .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
     [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_DELTA_IN] = {IN_LAYER(delta_in), .when = IF_DELTA, .rows = SIZE_DELTA_IN,
                        .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_CONV, SIZE_DELTA_VALUE}},
@@ -192,6 +229,8 @@ static const struct role roles[ROLE_COUNT] = {
                               .rows = SIZE_HIDDEN},
     [ROLE_HEAD] = {IN_MODEL(head), .when = IF_UNTIED, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
     [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .when = IF_HEAD_BIAS, .rows = SIZE_VOCAB},
+    [ROLE_ROUTER_BIAS] = {IN_LAYER(router_bias), .is_buffer = true, .when = IF_ROUTER_BIAS,
+                          .rows = SIZE_EXPERTS},
 };
 
 // ---- the plan -----------------------------------------------------------------------------------
@@ -266,8 +305,7 @@ static int64_t aligned(int64_t element)
 // The tensors end at element `at`.
 static void finish_plan(struct weights *w, int64_t at)
 {
-    w->n_elements = aligned(at);
-    w->canary_offset = (size_t)w->n_elements * dtype_size(w->dt);
+    w->canary_offset = (size_t)aligned(at) * dtype_size(w->dt);
     w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
 }
 
@@ -323,12 +361,13 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         t->layer = layer;
         plan_slice(c, &own, &whole, i % tensors * parts, parts, t);
         t->offset = *at;
-        *at += t->n;
+        t->is_buffer = roles[role].is_buffer;
+        *at += t->is_buffer ? BUFFER_ELEMENTS * t->n : t->n;
         w->n_parameters += t->n;
     }
 }
 
-// Every block in the arena's order.
+// Every block in the arena's order: those that the optimizer walks, and the buffers.
 static void each_role(struct weights *w,
                       void (*visit)(struct weights *, enum tensor_role, int, int64_t *),
                       int64_t *sum)
@@ -336,7 +375,15 @@ static void each_role(struct weights *w,
     for (enum tensor_role r = 0; r < ROLE_ATTN_NORM; r++) visit(w, r, 0, sum);
     for (int l = 0; l < w->config->n_layers; l++)
         for (enum tensor_role r = ROLE_ATTN_NORM; r < ROLE_FINAL_NORM; r++) visit(w, r, l, sum);
-    for (enum tensor_role r = ROLE_FINAL_NORM; r < ROLE_COUNT; r++) visit(w, r, 0, sum);
+    for (enum tensor_role r = ROLE_FINAL_NORM; r < ROLE_ROUTER_BIAS; r++) visit(w, r, 0, sum);
+}
+
+static void each_buffer(struct weights *w,
+                        void (*visit)(struct weights *, enum tensor_role, int, int64_t *),
+                        int64_t *sum)
+{
+    for (int l = 0; l < w->config->n_layers; l++)
+        for (enum tensor_role r = ROLE_ROUTER_BIAS; r < ROLE_COUNT; r++) visit(w, r, l, sum);
 }
 
 enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret)
@@ -347,6 +394,7 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
     w->config = config;
     w->dt = dt;
     each_role(w, count_role, &n);
+    each_buffer(w, count_role, &n);
     w->tensors = calloc((size_t)n, sizeof *w->tensors);
     w->layers = calloc((size_t)config->n_layers, sizeof *w->layers);
     if (!w->tensors || !w->layers) {
@@ -354,6 +402,8 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
         return status_fail(ST_NO_MEMORY, "no memory for the weights table");
     }
     each_role(w, plan_role, &at);
+    w->n_elements = aligned(at);
+    each_buffer(w, plan_role, &at);
     finish_plan(w, at);
     *ret = w;
     return ST_OK;
@@ -379,6 +429,7 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
         at = t->offset + t->n;
         w->n_parameters += t->n;
     }
+    w->n_elements = aligned(at);
     finish_plan(w, at);
     *ret = w;
     return ST_OK;
@@ -423,7 +474,7 @@ void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
 void weights_bind(struct weights *w, void *base)
 {
     w->base = base;
-    weights_bind_range(w, 0, w->n_elements, base);
+    weights_bind_range(w, 0, (int64_t)(w->canary_offset / dtype_size(w->dt)), base);
 }
 
 void weights_free(struct weights *w)
@@ -487,16 +538,17 @@ static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtyp
     }
 }
 
-// n elements of type `dt` to element `at` on; `staging`, of STAGING_ELEMENTS, is used where the
-// arena has another type.
-static void copy_in(const struct weights *w, struct device *dev, int64_t at, const void *data,
-                    enum dtype dt, int64_t n, void *staging)
+// n elements of type `dt` to element `at` of tensor t on; `staging`, of STAGING_ELEMENTS, is used
+// where the arena has another type.
+static void copy_in(const struct weights *w, struct device *dev, const struct weight_tensor *t,
+                    int64_t at, const void *data, enum dtype dt, int64_t n, void *staging)
 {
-    for (int64_t n_now; n > 0; n -= n_now, at += n_now) {
+    const enum dtype own = weights_tensor_dtype(w, t);
+    char *to = (char *)device_address(w, t->offset) + (size_t)at * dtype_size(own);
+    for (int64_t n_now; n > 0; n -= n_now, to += (size_t)n_now * dtype_size(own)) {
         n_now = n < STAGING_ELEMENTS ? n : STAGING_ELEMENTS;
-        if (dt != w->dt) convert_host(staging, w->dt, data, dt, n_now);
-        device_copy_in(dev, device_address(w, at), dt != w->dt ? staging : data,
-                       (size_t)n_now * dtype_size(w->dt));
+        if (dt != own) convert_host(staging, own, data, dt, n_now);
+        device_copy_in(dev, to, dt != own ? staging : data, (size_t)n_now * dtype_size(own));
         data = (const char *)data + (size_t)n_now * dtype_size(dt);
     }
 }
@@ -504,12 +556,13 @@ static void copy_in(const struct weights *w, struct device *dev, int64_t at, con
 enum status weights_read(const struct weights *w, struct device *dev, int tensor, float *ret)
 {
     const struct weight_tensor *t = &w->tensors[tensor];
-    const size_t bytes = (size_t)t->n * dtype_size(w->dt);
+    const enum dtype own = weights_tensor_dtype(w, t);
+    const size_t bytes = (size_t)t->n * dtype_size(own);
     void *staging = malloc(bytes);
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to read tensor %s", t->name);
     device_copy_out(dev, staging, device_address(w, t->offset), bytes);
     enum status st = device_sync(dev);
-    if (st == ST_OK) convert_host(ret, DT_F32, staging, w->dt, t->n);
+    if (st == ST_OK) convert_host(ret, DT_F32, staging, own, t->n);
     free(staging);
     return st;
 }
@@ -518,13 +571,20 @@ enum status weights_write(const struct weights *w, struct device *dev, int tenso
 {
     void *staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to write a tensor through");
-    copy_in(w, dev, w->tensors[tensor].offset, x, DT_F32, w->tensors[tensor].n, staging);
+    copy_in(w, dev, &w->tensors[tensor], 0, x, DT_F32, w->tensors[tensor].n, staging);
     enum status st = device_sync(dev);
     free(staging);
     return st;
 }
 
 // ---- loading ------------------------------------------------------------------------------------
+static bool is_skipped_layer(const struct model_config *c, const char *name)
+{
+    int layer = -1;
+    return sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= c->n_layers &&
+           layer < c->n_layers + c->n_skipped_layers;
+}
+
 // Tensors of published folders that carry no weights of ours.
 static bool ignorable(const struct weights *w, const char *name)
 {
@@ -533,6 +593,7 @@ static bool ignorable(const struct weights *w, const char *name)
     if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&
         strcmp(name, w->config->family->names[ROLE_HEAD]) == 0)
         return true;
+    if (is_skipped_layer(w->config, name)) return true;
     return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
 }
 
@@ -644,14 +705,14 @@ static void copy_in_slice(const struct weights *w, struct device *dev,
     const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, all = t->n_dims == 2 ? s->whole[1] : 1;
     const size_t element = dtype_size(e->dt);
     const int64_t most = cols == all ? INT64_MAX : STAGING_ELEMENTS / cols;
-    int64_t at = t->offset;
+    int64_t at = 0;
     for (int r = 0; r < s->n_runs; r++)
         for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
             const int64_t first = (s->runs[r].first + row) * all + s->first_col;
             const char *from = (const char *)e->data + (size_t)first * element;
             n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
             if (cols != all) pack_columns(packed, from, n, cols, all, element);
-            copy_in(w, dev, at, cols == all ? from : packed, e->dt, n * cols, staging);
+            copy_in(w, dev, t, at, cols == all ? from : packed, e->dt, n * cols, staging);
         }
 }
 
@@ -703,12 +764,12 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                 int64_t end = begin + chunk < n ? begin + chunk : n;
                 rng_init(&r, seed, ((uint64_t)i << 32) + (uint64_t)((at + begin) / chunk));
                 for (int64_t j = begin; j < end; j++)
-                    staging[j] = t->n_dims == 2              ? 0.02f * rng_normal(&r)
+                    staging[j] = t->n_dims == 2               ? 0.02f * rng_normal(&r)
                                  : t->role == ROLE_DELTA_NORM ? 1.0f
                                  : roles[t->role].is_norm     ? norm_one
                                                               : 0.0f;
             }
-            copy_in(w, dev, t->offset + at, staging, DT_F32, n, halves);
+            copy_in(w, dev, t, at, staging, DT_F32, n, halves);
         }
     }
     st = device_sync(dev);
@@ -723,7 +784,7 @@ struct save {
     const struct weights *w;
     struct device *dev;
     struct shard_join *join;
-    void *own, *whole; // one tensor in the arena's dtype: what is held, and all of it
+    void *own, *whole; // one tensor in its dtype of the arena: what is held, and all of it
 };
 
 void weights_use_comm(struct weights *w, struct comm *comm)
@@ -745,8 +806,8 @@ static enum status save_open(const struct weights *w, struct device *dev, struct
         FAIL(ST_UNSUPPORTED, "a folder's tensors are whole, and this is shard %d of %d",
              w->config->shard.rank, w->config->shard.size);
     CHECK(shard_join_new(w, dev, w->comm, &ret->join));
-    ret->own = malloc((size_t)own * dtype_size(w->dt));
-    if (ret->join) ret->whole = malloc((size_t)whole * dtype_size(w->dt));
+    ret->own = malloc((size_t)own * sizeof(float));
+    if (ret->join) ret->whole = malloc((size_t)whole * sizeof(float));
     if (!ret->own || (ret->join && !ret->whole)) FAIL(ST_NO_MEMORY, "no memory to save weights");
 out:
     return st;
@@ -763,7 +824,7 @@ static void save_close(struct save *s)
 static enum status collect_tensor(struct save *s, int i)
 {
     const struct weight_tensor *t = &s->w->tensors[i];
-    const size_t element = dtype_size(s->w->dt);
+    const size_t element = dtype_size(weights_tensor_dtype(s->w, t));
     device_copy_out(s->dev, s->own, device_address(s->w, t->offset), (size_t)t->n * element);
     enum status st = device_sync(s->dev);
     return st == ST_OK && s->join ? shard_join_tensor(s->join, i, s->own, element, s->whole) : st;
@@ -775,11 +836,12 @@ static enum status read_for_save(void *context, const struct safetensors_source 
     struct save *s = context;
     const struct weight_tensor *t = source->tag;
     enum status st = collect_tensor(s, (int)(t - s->w->tensors));
+    const enum dtype own = weights_tensor_dtype(s->w, t);
     const void *from = s->join ? s->whole : s->own;
-    if (st == ST_OK && source->dt == s->w->dt)
+    if (st == ST_OK && source->dt == own)
         memcpy(to, from, bytes);
     else if (st == ST_OK)
-        convert_host(to, source->dt, from, s->w->dt, shard_whole_elements(t));
+        convert_host(to, source->dt, from, own, shard_whole_elements(t));
     return st;
 }
 
@@ -804,7 +866,7 @@ enum status weights_save_as(const struct weights *w, struct device *dev, const c
     for (int i = 0; sources && i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         snprintf(sources[i].name, sizeof sources[i].name, "%s", t->name);
-        sources[i].dt = as;
+        sources[i].dt = t->is_buffer ? DT_F32 : as;
         sources[i].n_dims = file_shape(t, sources[i].shape);
         sources[i].tag = t;
     }

@@ -26,6 +26,7 @@ struct weight_tensor {
     int64_t n;                 // elements
     int64_t offset;            // elements from the arena's start
     struct tensor_slice slice; // of the Hugging Face tensor
+    bool is_buffer;            // f32 in an arena of any dtype, behind n_elements: nothing trains it
 };
 
 struct layer_weights {                // pointers into the arena; NULL where the family has none
@@ -33,15 +34,19 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *qkv;                        // (q + 2 kv width, hidden)
     void *qkv_bias;                   // (q + 2 kv width)
     void *q_norm, *k_norm;            // (head_dim)
-    void *o, *o_bias;                 // (hidden, q width), (hidden)
-    void *delta_in, *delta_gates;     // (conv + value width, hidden), (2 * heads, hidden)
-    void *delta_conv;                 // (conv width, taps)
+    // latent attention: (q_rank, hidden), (q_rank), (q width, q_rank), or q (q width, hidden); then
+    // (rank + rope, hidden), (rank), (n_heads * (head_dim - rope + value), rank)
+    void *q_a, *q_a_norm, *q_b, *q, *kv_a, *kv_a_norm, *kv_b;
+    void *o, *o_bias;                  // (hidden, q width), (hidden)
+    void *delta_in, *delta_gates;      // (conv + value width, hidden), (2 * heads, hidden)
+    void *delta_conv;                  // (conv width, taps)
     void *delta_a_log, *delta_dt_bias; // (heads)
-    void *delta_norm;                 // (head_dim) of every head
-    void *delta_out;                  // (hidden, value width)
-    void *post_attn_norm;             // (hidden)
-    void *mlp_norm, *mlp_norm_bias;   // (hidden)
-    void *router;                     // (n_experts, hidden)
+    void *delta_norm;                  // (head_dim) of every head
+    void *delta_out;                   // (hidden, value width)
+    void *post_attn_norm;              // (hidden)
+    void *mlp_norm, *mlp_norm_bias;    // (hidden)
+    void *router;                      // (n_experts, hidden)
+    void *router_bias;                 // (n_experts) f32
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts
     void *down, *down_bias;       // (hidden, intermediate), as many
@@ -54,7 +59,7 @@ struct weights {
     const struct model_config *config; // borrowed
     enum dtype dt;
     int64_t n_elements;   // of the range the optimizer walks: tensors and padding between them
-    int64_t n_parameters; // of the tensors
+    int64_t n_parameters; // of the tensors, buffers included
     size_t bytes;         // of the arena: n_elements * dtype_size + canary, rounded up
     size_t canary_offset; // bytes
     int n_tensors;
@@ -80,6 +85,12 @@ void weights_bind(struct weights *w, void *base); // sets base and all pointers;
 // The same for the blocks of elements first to first + n alone, which lie at `at`; base, and the
 // pointers of other blocks (NULL in a new plan), stay as they are.
 void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at);
+// Of a tensor in the arena.
+static inline enum dtype weights_tensor_dtype(const struct weights *w,
+                                              const struct weight_tensor *t)
+{
+    return t->is_buffer ? DT_F32 : w->dt;
+}
 // Whether tensor i is the first of its block.
 bool weights_begins_block(const struct weights *w, int i);
 void weights_free(struct weights *w); // the table, not the memory

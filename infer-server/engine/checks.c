@@ -94,10 +94,11 @@ enum status checks_states(const struct engine_options *o, const struct model_con
                            "rejected draft cannot be taken away; give a model without one",
                            o->draft_folder);
     if (frozen && config_state_elements(frozen) > 0 && config_state_elements(policy) == 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "--tandem-model %s: it carries a state along each sequence, which is not "
-                           "shared among samples that two models write; give a model without one",
-                           o->frozen_folder);
+        return status_fail(
+            ST_UNSUPPORTED,
+            "--tandem-model %s: it carries a state along each sequence, which is not "
+            "shared among samples that two models write; give a model without one",
+            o->frozen_folder);
     return ST_OK;
 }
 
@@ -111,9 +112,10 @@ static enum status check_stateless(const struct model_config *config, const stru
                            "speculative: this model carries a state along each sequence, and "
                            "nothing is drafted for it; leave \"speculative\" out");
     if (s->tandem.on)
-        return status_fail(ST_UNSUPPORTED,
-                           "tandem: this model carries a state along each sequence, and writes none "
-                           "together with another; leave \"tandem\" out");
+        return status_fail(
+            ST_UNSUPPORTED,
+            "tandem: this model carries a state along each sequence, and writes none "
+            "together with another; leave \"tandem\" out");
     return ST_OK;
 }
 

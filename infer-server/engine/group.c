@@ -3,6 +3,7 @@
  * looks: rank 0 does between steps and while it waits in the communicator. */
 #include "infer-server/engine/group.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/ranks/rendezvous.h"
 #include "kernels/device.h"
@@ -150,7 +151,7 @@ static enum status watch(void *group)
 enum status group_open(struct device *dev, const char *bridge_path, const struct ranks *who,
                        struct group **ret)
 {
-    char url[PATH_MAX + 16];
+    char url[PATH_MAX + 16], why[300];
     unsigned char id[COMM_ID_BYTES] = {0};
     struct bytes bytes = BYTES_INIT;
     struct group *g = NULL;
@@ -174,6 +175,8 @@ enum status group_open(struct device *dev, const char *bridge_path, const struct
     memcpy(id, bytes.data, sizeof id);
     CHECK(comm_open(dev, id, who->rank, who->size, COMM_S, &g->comm));
     comm_watch(g->comm, watch, g);
+    CHECK(comm_map_peers(g->comm, why, sizeof why));
+    if (why[0]) log_warn("sums of the ranks are NCCL's alone, and slower: %s", why);
     *ret = g;
     g = NULL;
 out:

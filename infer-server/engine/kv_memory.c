@@ -41,11 +41,12 @@ static enum status plan_states(const struct kv_request *request, int64_t *bytes,
     if (request->state_bytes == 0) return ST_OK;
     const int64_t fit = *bytes / 2 / request->state_bytes;
     if (fit < 1)
-        return status_fail(ST_INVALID,
-                           "half of a KV cache of %lld bytes has no room for the %lld that this model "
-                           "carries along a sequence; give --kv-memory %lld or more",
-                           (long long)*bytes, (long long)request->state_bytes,
-                           (long long)(2 * request->state_bytes));
+        return status_fail(
+            ST_INVALID,
+            "half of a KV cache of %lld bytes has no room for the %lld that this model "
+            "carries along a sequence; give --kv-memory %lld or more",
+            (long long)*bytes, (long long)request->state_bytes,
+            (long long)(2 * request->state_bytes));
     if (*ret > fit) *ret = (int)fit;
     *bytes -= *ret * request->state_bytes;
     return ST_OK;
@@ -71,11 +72,11 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
             "%d; give --kv-memory %lld or more, or a smaller --max-context",
             (long long)bytes, (long long)(n_blocks * request->block_size), request->max_context,
             (long long)(requested * request->block_bytes));
-    *ret = (struct kv_plan){.n_blocks = (int)n_blocks,
-                            .max_batch = max_batch,
-                            .max_context = n_blocks < requested
-                                               ? (int)(n_blocks * request->block_size)
-                                               : request->max_context};
+    *ret =
+        (struct kv_plan){.n_blocks = (int)n_blocks,
+                         .max_batch = max_batch,
+                         .max_context = n_blocks < requested ? (int)(n_blocks * request->block_size)
+                                                             : request->max_context};
     return ST_OK;
 }
 
@@ -95,30 +96,36 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
 {
     enum status st = ST_OK;
     int64_t elements = 0, state = 0; // of the keys; of a slot of the states
+    bool latent = true;              // all layers: a token's key is its value too
     *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers, .n_states = n_states};
     m->layers = malloc((size_t)config->n_layers * sizeof *m->layers);
     if (!m->layers) FAIL(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
     for (int l = 0; l < config->n_layers; l++) {
+        const struct layer_config *layer = &config->layers[l];
+        const bool is_latent = layer->latent.rank > 0;
         m->layers[l] = (struct kv_layer){.offset = elements,
-                                         .width = layer_kv_width(&config->layers[l]),
+                                         .width = is_latent ? layer_latent_width(layer)
+                                                            : layer_kv_width(layer),
                                          .state = state};
-        if (config->layers[l].delta.n_heads > 0)
-            state += delta_state_elements(&config->layers[l].delta);
+        if (layer->delta.n_heads > 0) state += delta_state_elements(&layer->delta);
+        latent = latent && is_latent;
         elements += (int64_t)n_blocks * block_size * m->layers[l].width;
     }
-    const size_t half = (size_t)elements * dtype_size(dt);
-    m->view = (struct kv_view){
-        .layers = m->layers, .n_blocks = n_blocks, .block_size = block_size, .dt = dt,
-        .slot_elements = config_state_elements(config)};
+    const size_t half = (size_t)elements * dtype_size(dt), values = latent ? 0 : half;
+    m->view = (struct kv_view){.layers = m->layers,
+                               .n_blocks = n_blocks,
+                               .block_size = block_size,
+                               .dt = dt,
+                               .slot_elements = config_state_elements(config)};
     if (m->view.slot_elements > 0)
         CHECK(device_alloc(dev, (size_t)n_states * (size_t)kv_memory_state_bytes(config),
                            (void **)&m->view.states));
     CHECK(device_alloc(dev, half, &m->view.k));
-    CHECK(device_alloc(dev, half, &m->view.v));
+    if (values > 0) CHECK(device_alloc(dev, values, &m->view.v));
     // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
     // zeros keep NaN out of such sums.
     device_fill(dev, m->view.k, 0, half);
-    device_fill(dev, m->view.v, 0, half);
+    if (values > 0) device_fill(dev, m->view.v, 0, values);
     return ST_OK;
 out:
     kv_memory_release(m);
@@ -144,7 +151,7 @@ void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
         const size_t element = dtype_size(m->view.dt), at = (size_t)layers[l].offset * element;
         const size_t bytes = (size_t)m->view.block_size * (size_t)layers[l].width * element;
         const size_t pitch = bytes * (size_t)m->view.n_blocks;
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < (m->view.v ? 2 : 1); i++)
             device_copy_2d(m->dev, halves[i] + at + (size_t)to * bytes, pitch,
                            halves[i] + at + (size_t)from * bytes, pitch, bytes, (size_t)(end - l));
     }

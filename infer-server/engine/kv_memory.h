@@ -31,9 +31,9 @@ struct kv_plan {
     int max_context; // the longest sequence that fits: as requested, or less where not firm
 };
 
-// How many blocks each pool gets (never more than max_batch sequences of max_context can use). States
-// of sequences take half of the memory at most. ST_INVALID or ST_NO_MEMORY name what to change. Call
-// it when all else is allocated.
+// How many blocks each pool gets (never more than max_batch sequences of max_context can use).
+// States of sequences take half of the memory at most. ST_INVALID or ST_NO_MEMORY name what to
+// change. Call it when all else is allocated.
 enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
                            struct kv_plan *ret);
 

@@ -436,8 +436,7 @@ const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
     }
     for (int i = 0; i < step->n_items; i++) start_siblings(s, i);
     for (int i = 0; i < step->n_items; i++) {
-        if (!s->limits.no_reuse)
-            sample_blocks_cache(s->manager, step->items[i].sample, s->version);
+        if (!s->limits.no_reuse) sample_blocks_cache(s->manager, step->items[i].sample, s->version);
         sample_check(step->items[i].sample, block_manager_block_size(s->manager));
     }
     return step;

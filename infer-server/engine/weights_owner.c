@@ -222,9 +222,9 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
             stride *= t->shape[d];
         }
         if (w->config->shard.size > 1) describe_slice(t, &to->slice);
-        to->dt = w->dt;
+        to->dt = weights_tensor_dtype(w, t);
         to->offset = (uint64_t)t->offset * element;
-        to->bytes = (uint64_t)t->n * element;
+        to->bytes = (uint64_t)t->n * dtype_size(to->dt);
     }
     *ret = role;
     return ST_OK;

@@ -40,8 +40,9 @@ enum status arena_checksums(struct device *dev, const struct weights *w, uint64_
     uint64_t *ranges = malloc(2 * n * sizeof *ranges); // offsets, then lengths
     if (!ranges) return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", n);
     for (size_t i = 0; i < n; i++) {
-        ranges[i] = (uint64_t)w->tensors[i].offset * element;
-        ranges[n + i] = (uint64_t)w->tensors[i].n * element;
+        const struct weight_tensor *t = &w->tensors[i];
+        ranges[i] = (uint64_t)t->offset * element;
+        ranges[n + i] = (uint64_t)t->n * dtype_size(weights_tensor_dtype(w, t));
     }
     device_ops(dev)->checksum(dev, sums, w->base, ranges, ranges + n, w->n_tensors);
     free(ranges);

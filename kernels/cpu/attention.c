@@ -51,20 +51,15 @@ static int context_run(const struct context *ctx, int j, const float **ret_k, co
     return run;
 }
 
-static int64_t qkv_width(const struct attn_shape *shape)
-{
-    return (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * shape->head_dim;
-}
-
 static struct context packed_context(const float *qkv, const struct batch_view *batch,
                                      const struct attn_shape *shape, int row, int kv_head)
 {
     const int s = batch->seq_of[row], start = batch->query_start[s];
-    const int64_t stride = qkv_width(shape);
+    const int64_t stride = attn_row_width(shape);
     const int prefix_len = batch->prefix_len[s];
     const int64_t prefix = prefix_len > 0 ? batch->prefix_start[s] : 0;
     const float *k = qkv + (int64_t)(shape->n_heads + kv_head) * shape->head_dim;
-    const float *v = k + (int64_t)shape->n_kv_heads * shape->head_dim;
+    const float *v = shape->latent > 0 ? k : k + (int64_t)shape->n_kv_heads * shape->head_dim;
     const int n = prefix_len + row - start + 1;
     return (struct context){
         .first = shape->window > 0 && n > shape->window ? n - shape->window : 0,
@@ -90,7 +85,7 @@ static struct context paged_context(const struct kv_view *kv, int layer,
         .n = n,
         .stride = kv->layers[layer].width,
         .pool_k = (const float *)kv->k + at,
-        .pool_v = (const float *)kv->v + at,
+        .pool_v = (const float *)(shape->latent > 0 ? kv->k : kv->v) + at,
         .blocks = batch->block_table + (int64_t)s * batch->table_stride,
         .block_size = kv->block_size,
     };
@@ -220,7 +215,7 @@ static void block_begin(struct block *b, const struct source *from)
         b->first[i] = row[i].first - b->all.first;
         b->end[i] = row[i].n - b->all.first;
         const float *q =
-            from->qkv + (b->row + i) * qkv_width(shape) + (int64_t)b->kv_head * b->group * dim;
+            from->qkv + (b->row + i) * attn_row_width(shape) + (int64_t)b->kv_head * b->group * dim;
         float *to = b->q + (int64_t)i * b->group * dim;
 #pragma omp simd
         for (int c = 0; c < b->group * dim; c++) to[c] = shape->scale * q[c];
@@ -248,7 +243,7 @@ static void block_dots(const struct block *b, float *scores, const float *a, boo
 // out (queries, dim) += weights (queries, keys) times all values, or all keys
 static void block_sum(const struct block *b, float *out, const float *weights, bool values)
 {
-    const int dim = b->shape->head_dim;
+    const int dim = values ? attn_value_dim(b->shape) : b->shape->head_dim;
     const float *k, *v;
     for (int j = b->all.first, run; j < b->all.n; j += run) {
         run = context_run(&b->all, j, &k, &v);
@@ -301,7 +296,7 @@ static void clear_unseen(float *p, int first, int end, int n)
 static void attend(float *out, float *lse, struct block *b, float *sum)
 {
     const struct attn_shape *shape = b->shape;
-    const int n = keys_of(b), dim = shape->head_dim, head = b->kv_head * b->group;
+    const int n = keys_of(b), dim = attn_value_dim(shape), head = b->kv_head * b->group;
     memset(sum, 0, (size_t)queries_of(b) * dim * sizeof *sum);
     if (n > 0) block_scores(b);
     for (int q = 0; q < queries_of(b) && n > 0; q++) {
@@ -398,10 +393,10 @@ void cpu_kv_store(struct device *dev, const struct kv_view *kv, int layer, const
     for (int row = 0; row < batch->n_tokens; row++) {
         int64_t slot = batch->slots[row];
         if (slot < 0) continue;
-        const float *from =
-            (const float *)qkv + row * qkv_width(shape) + (int64_t)shape->n_heads * shape->head_dim;
+        const float *from = (const float *)qkv + row * attn_row_width(shape) +
+                            (int64_t)shape->n_heads * shape->head_dim;
         memcpy(k + slot * stride, from, (size_t)width * sizeof *k);
-        memcpy(v + slot * stride, from + width, (size_t)width * sizeof *v);
+        if (shape->latent == 0) memcpy(v + slot * stride, from + width, (size_t)width * sizeof *v);
     }
 }
 
@@ -461,7 +456,7 @@ static void attend_back(float *dqkv, const float *dout, const float *out, const 
     memset(g->dq, 0, (size_t)queries * dim * sizeof *g->dq);
     block_sum(b, g->dq, g->dp, false);
     for (int i = 0; i < b->rows; i++) {
-        float *to = dqkv + (b->row + i) * qkv_width(shape) + (int64_t)head * dim;
+        float *to = dqkv + (b->row + i) * attn_row_width(shape) + (int64_t)head * dim;
         const float *dq = g->dq + (int64_t)i * b->group * dim;
 #pragma omp simd
         for (int c = 0; c < b->group * dim; c++) to[c] = shape->scale * dq[c];
@@ -509,7 +504,7 @@ void cpu_attn_packed_back(struct device *dev, void *dqkv, const void *dout, cons
                   per_thread = back_floats(shape, batch->max_context);
     float *scratch = cpu_workspace(dev, cpu_attn_scratch(shape, batch->max_context));
     if (!scratch || !contexts_fit(dev, batch)) return;
-    memset(dqkv, 0, (size_t)batch->n_tokens * qkv_width(shape) * sizeof(float));
+    memset(dqkv, 0, (size_t)batch->n_tokens * attn_row_width(shape) * sizeof(float));
     const int units = batch->n_seqs * shape->n_kv_heads;
 #pragma omp parallel for schedule(dynamic) if (many(&from))
     for (int unit = 0; unit < units; unit++) {

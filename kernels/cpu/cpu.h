@@ -19,7 +19,8 @@ extern const struct ops cpu_ops;
 
 // Scratch of at least `bytes`, 64-byte aligned, valid until the next call; NULL after device_fail.
 void *cpu_workspace(struct device *dev, size_t bytes);
-// What attention and the delta rule of packed batches, the sum of squares, and an adapter ask of it.
+// What attention and the delta rule of packed batches, the sum of squares, and an adapter ask of
+// it.
 size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
 size_t cpu_squares_scratch(int64_t n);
 size_t cpu_delta_scratch(const struct delta_shape *shape, int rows, int max_context);

@@ -1,6 +1,16 @@
 /* rope.c: rotary position embedding, in place, from a table of cosines and sines. */
 #include "kernels/cpu/cpu.h"
 
+static void rotate_neighbours(float *x, const float *angle, int half, float sign)
+{
+    for (int i = 0; i < half; i++) {
+        float c = angle[2 * i], s = sign * angle[2 * i + 1];
+        float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * c - b * s;
+        x[2 * i + 1] = b * c + a * s;
+    }
+}
+
 void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
 {
     if (!cpu_is_f32(dev, "rope", args->dt)) return;
@@ -12,6 +22,10 @@ void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
         for (int h = 0; h < n; h++) {
             float *lower = (float *)qkv + r * args->stride + (int64_t)h * args->head_dim;
             float *upper = lower + half;
+            if (args->interleaved) {
+                rotate_neighbours(lower, angle, half, sign);
+                continue;
+            }
 #pragma omp simd
             for (int i = 0; i < half; i++) {
                 float c = angle[2 * i], s = sign * angle[2 * i + 1];

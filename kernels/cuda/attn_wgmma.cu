@@ -76,7 +76,7 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
         weigh(tile);
         wgmma_wait<0>();
         settle(r.out);
-        if (summing) c.done_with(summing);
+        if (summing) barrier_arrive(summing);
         as_left(x, dots);
         settle(x);
         values = c.stream.stage() + tile_bytes<HD>;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
     add_sums();
     wgmma_wait<0>();
     settle(r.out);
-    c.done_with(summing);
+    barrier_arrive(summing);
     if (!first_chunk) join_chunk(r, before, false);
     store_result<HD>(r, a, w.p, c.row0);
 }

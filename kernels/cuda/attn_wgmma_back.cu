@@ -155,7 +155,7 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
     for (int tile = w.first;; tile += ROWS) {
         uint32_t stage = c.stream.stage();
         wgmma_wait<1>();
-        if (summing) c.done_with(summing);
+        if (summing) barrier_arrive(summing);
         multiply<HD>(ds, dout, stage + tile_bytes<HD>);
         wgmma_wait<1>();
         settle(scores);
@@ -182,7 +182,7 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
     }
     wgmma_wait<0>();
     settle(dq);
-    c.done_with(summing);
+    barrier_arrive(summing);
     scale_rows<HD>(dq, a.scale);
     store_rows<HD>(dq, a.head_dim, [&](int r) -> bf16 * {
         r += c.row0;
@@ -372,7 +372,7 @@ __device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, co
         uint32_t queries = c.stream.stage(), grads = queries + tile_bytes<HD>;
         const row_numbers &n = numbers[c.stream.slot];
         wgmma_wait<1>();
-        if (summing) c.done_with(summing);
+        if (summing) barrier_arrive(summing);
         multiply<HD>(ds, values, grads);
         wgmma_wait<1>();
         settle(scores);
@@ -395,7 +395,7 @@ __device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, co
     wgmma_wait<0>();
     settle(dk);
     settle(dv);
-    c.done_with(summing);
+    barrier_arrive(summing);
 }
 
 template <int HD>
@@ -410,7 +410,7 @@ __device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, co
          p.base += item.step) { // rows that come before all keys
         if (p.start + by_group(a, p.base + ROWS - 1) >= first_key) break;
         c.wait_stage();
-        c.done_with(c.stream.is_empty());
+        barrier_arrive(c.stream.is_empty());
         c.stream.next();
     }
     if (p.base < item.end) sum_rows<HD>(c, g, item, numbers, p, dk, dv);

@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "kernels/comm_backend.h"
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/peer_sum.cuh"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -80,6 +81,8 @@ FORWARD(Broadcast,
         (const void *from, void *to, size_t n, ncclDataType_t dt, int root, ncclComm_t comm,
          cudaStream_t stream),
         (from, to, n, dt, root, comm, stream))
+FORWARD(GroupStart, (), ())
+FORWARD(GroupEnd, (), ())
 FORWARD(Send,
         (const void *from, size_t n, ncclDataType_t dt, int to, ncclComm_t comm,
          cudaStream_t stream),
@@ -112,7 +115,8 @@ struct open_call {
 
 struct nccl_state {
     ncclComm_t comm;
-    cudaStream_t stream; // own, or NULL: the device's
+    cudaStream_t stream;    // own, or NULL: the device's
+    struct peer_sum *peers; // NULL: sums are all NCCL's
     cudaEvent_t before, after;
     bool watching; // the thread runs
     pthread_t thread;
@@ -130,6 +134,7 @@ static struct nccl_state *state_of(const struct comm *comm)
 
 static void abort_comm(struct nccl_state *s)
 {
+    peer_sum_abort(s->peers);
     if (s->comm && !s->aborted) nccl_CommAbort(s->comm);
     s->aborted = true;
 }
@@ -188,10 +193,19 @@ static void *watch_calls(void *context)
     return NULL;
 }
 
-// With the mutex held: a call was enqueued on `stream`.
+static void graph_launched(struct comm *comm);
+
+// With the mutex held: a call was enqueued on `stream`. One that is being captured is not under
+// way; its graph will be.
 static void note(struct comm *comm, const char *what, cudaStream_t stream)
 {
     struct nccl_state *s = state_of(comm);
+    struct cuda_state *cuda = cuda_use(comm->dev);
+    if (cuda->capturing) {
+        cuda->captured = comm;
+        cuda->launched = graph_launched;
+        return;
+    }
     forget_done(s);
     const bool full = s->n_open == MAX_OPEN;
     struct open_call *call = &s->open[(s->first + s->n_open - full) % MAX_OPEN];
@@ -212,10 +226,20 @@ template <typename F> static void enqueue(struct comm *comm, const char *what, F
         cuda_ok(comm->dev, cudaEventRecord(s->before, cuda->stream), what);
         cuda_ok(comm->dev, cudaStreamWaitEvent(s->stream, s->before, 0), what);
     }
-    if (!comm_failed(comm) && settle(comm, s->comm, what, f(s->comm, stream)) && !cuda->capturing)
+    if (!comm_failed(comm) && settle(comm, s->comm, what, f(s->comm, stream)))
         note(comm, what, stream);
     if (comm_failed(comm)) abort_comm(s);
     cuda->after_graph = true; // the next kernel waits for NCCL's whole
+    pthread_mutex_unlock(&s->mutex);
+}
+
+// A captured graph with calls in it was launched.
+static void graph_launched(struct comm *comm)
+{
+    struct nccl_state *s = state_of(comm);
+    pthread_mutex_lock(&s->mutex);
+    note(comm, "a captured step", cuda_use(comm->dev)->stream);
+    if (comm_failed(comm)) abort_comm(s);
     pthread_mutex_unlock(&s->mutex);
 }
 
@@ -334,6 +358,7 @@ static void nccl_close(struct comm *comm)
         nccl_CommDestroy(s->comm);
     else
         abort_comm(s);
+    peer_sum_free(s->peers);
     for (int i = 0; i < MAX_OPEN; i++)
         if (s->open[i].done) cudaEventDestroy(s->open[i].done);
     if (s->before) cudaEventDestroy(s->before);
@@ -341,6 +366,17 @@ static void nccl_close(struct comm *comm)
     if (s->stream) cudaStreamDestroy(s->stream);
     pthread_mutex_destroy(&s->mutex);
     if (!s->splitting) free(s);
+}
+
+static enum status nccl_map_peers(struct comm *comm, char *why, size_t why_size)
+{
+    struct nccl_state *s = state_of(comm);
+    struct peer_sum *peers = NULL;
+    enum status st = s->peers ? ST_OK : peer_sum_open(comm, &peers, why, why_size);
+    pthread_mutex_lock(&s->mutex);
+    if (peers) s->peers = peers;
+    pthread_mutex_unlock(&s->mutex);
+    return st;
 }
 
 // ---- calls -------------------------------------------------------------------------------------
@@ -360,11 +396,71 @@ static void nccl_join(struct comm *comm)
     cuda->after_graph = true;
 }
 
+// n elements in shares, one a rank, of whole words of peer_sum_add(); the last ones may be short.
+struct shares {
+    size_t n, each;
+    size_t first(int r) const { return each * (size_t)r < n ? each * (size_t)r : n; }
+    size_t count(int r) const { return first(r + 1) - first(r); }
+};
+
+// Every rank's share of this rank's addend goes to it, and of the others' addends this one's comes
+// to `rest`. NULL: this rank's share, which is summed, goes to all, and theirs come to their
+// places.
+static void change_shares(struct comm *comm, char *data, char *rest, struct shares part,
+                          enum dtype dt)
+{
+    const size_t e = dtype_size(dt);
+    const int rank = comm->rank;
+    enqueue(comm, "all_reduce", [=](ncclComm_t c, cudaStream_t stream) {
+        nccl_GroupStart();
+        for (int i = 1; i < comm->size; i++) {
+            const int r = (rank + i) % comm->size, given = rest ? r : rank, got = rest ? rank : r;
+            char *to =
+                rest ? rest + (size_t)(r - (r > rank)) * part.each * e : data + part.first(r) * e;
+            if (part.count(given))
+                nccl_Send(data + part.first(given) * e, part.count(given), type_of(dt), r, c,
+                          stream);
+            if (part.count(got)) nccl_Recv(to, part.count(got), type_of(dt), r, c, stream);
+        }
+        return nccl_GroupEnd();
+    });
+}
+
+static void sum_shares(struct comm *comm, char *data, size_t n, enum dtype dt)
+{
+    const size_t size = (size_t)comm->size, each = ((n + size - 1) / size + 3) / 4 * 4;
+    const struct shares part = {n, each};
+    const size_t own = part.count(comm->rank), e = dtype_size(dt);
+    char *rest = (char *)cuda_workspace(comm->dev, each * (size - 1) * e);
+    if (!rest) return;
+    change_shares(comm, data, rest, part, dt);
+    if (own)
+        peer_sum_add(comm->dev, data + part.first(comm->rank) * e, rest, own, each, comm->rank,
+                     comm->size, dt);
+    change_shares(comm, data, NULL, part, dt);
+}
+
+static bool sum_through_peers(struct comm *comm, void *data, size_t n, enum dtype dt)
+{
+    struct nccl_state *s = state_of(comm);
+    pthread_mutex_lock(&s->mutex);
+    const bool done = s->peers && peer_sum_begin(s->peers, comm->dev, data, n, dt);
+    if (done) note(comm, "all_reduce", cuda_use(comm->dev)->stream);
+    pthread_mutex_unlock(&s->mutex);
+    return done;
+}
+
+// What has room in the memory of peers goes there; of more, each rank adds up a share. Both in rank
+// order, so that the bits of a row do not depend on how many come with it. Sums beside the device's
+// stream, which are of gradients, and of what does not lie at whole words are NCCL's own.
 static void nccl_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt)
 {
-    enqueue(comm, "all_reduce", [=](ncclComm_t c, cudaStream_t stream) {
-        return nccl_AllReduce(data, data, n, type_of(dt), ncclSum, c, stream);
-    });
+    if (state_of(comm)->stream || (uintptr_t)data % 8)
+        enqueue(comm, "all_reduce", [=](ncclComm_t c, cudaStream_t stream) {
+            return nccl_AllReduce(data, data, n, type_of(dt), ncclSum, c, stream);
+        });
+    else if (!sum_through_peers(comm, data, n, dt))
+        sum_shares(comm, (char *)data, n, dt);
 }
 
 static void nccl_all_gather(struct comm *comm, const void *part, void *all, size_t bytes)
@@ -404,8 +500,9 @@ static void nccl_recv(struct comm *comm, void *data, size_t bytes, int from)
 }
 
 const struct comm_backend comm_nccl = {
-    nccl_open,       nccl_split,          nccl_close,     nccl_join, nccl_all_reduce,
-    nccl_all_gather, nccl_reduce_scatter, nccl_broadcast, nccl_send, nccl_recv,
+    nccl_open,      nccl_split,      nccl_close,      nccl_map_peers,
+    nccl_join,      nccl_all_reduce, nccl_all_gather, nccl_reduce_scatter,
+    nccl_broadcast, nccl_send,       nccl_recv,
 };
 
 #else
@@ -431,7 +528,7 @@ enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
                                        "package libnccl-dev");
 }
 
-const struct comm_backend comm_nccl = {no_open, NULL, no_close, NULL, NULL,
+const struct comm_backend comm_nccl = {no_open, NULL, no_close, NULL, NULL, NULL,
                                        NULL,    NULL, NULL,     NULL, NULL};
 
 #endif

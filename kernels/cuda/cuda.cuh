@@ -21,6 +21,7 @@
 
 typedef __nv_bfloat16 bf16;
 
+struct comm;
 struct matmul_state; // matmul_plan.cu
 
 struct cuda_state {
@@ -35,6 +36,8 @@ struct cuda_state {
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
     cudaEvent_t started, stopped;
     bool capturing;
+    struct comm *captured; // whose calls are in what is being captured, or NULL (comm.cu)
+    void (*launched)(struct comm *comm); // called when that is launched
     bool
         after_graph; // a graph's capture began or ended, or one was launched, since the last kernel
 };
@@ -52,6 +55,9 @@ static inline struct cuda_state *cuda_use(struct device *dev)
 // Scratch memory for the operation being enqueued; the next operation may overwrite it. NULL after
 // a recorded failure. 256-byte aligned.
 void *cuda_workspace(struct device *dev, size_t bytes);
+
+// "GPU-..." as nvidia-smi writes it (device.cu).
+void cuda_uuid(const cudaDeviceProp *prop, char *ret, size_t size);
 
 // Records a failed call as the device's failure; true where it succeeded.
 bool cuda_ok(struct device *dev, cudaError_t error, const char *what);
@@ -290,9 +296,9 @@ void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, i
 
 // What the operations of a training step ask of cuda_workspace(), at most.
 size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,
-                         enum dtype dt);                 // attention.cu
+                         enum dtype dt); // attention.cu
 size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *shape, int rows,
-                          int max_context);              // delta.cu, and short_conv.cu
+                          int max_context); // delta.cu, and short_conv.cu
 size_t cuda_conv_scratch(const struct delta_shape *shape, int rows);
 size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu

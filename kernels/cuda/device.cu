@@ -16,6 +16,8 @@ extern "C" const struct ops ops_cuda;
 
 struct device_graph {
     cudaGraphExec_t exec;
+    struct comm *comm; // whose calls are in it, or NULL; and who is to know when it is launched
+    void (*launched)(struct comm *comm);
 };
 
 static enum status fail(struct device *dev, cudaError_t error, const char *what)
@@ -96,6 +98,14 @@ static void device_close(struct device *dev)
     dev->state = NULL;
 }
 
+void cuda_uuid(const cudaDeviceProp *prop, char *ret, size_t size)
+{
+    const unsigned char *u = (const unsigned char *)prop->uuid.bytes;
+    snprintf(ret, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13],
+             u[14], u[15]);
+}
+
 static enum status open_at(int index, struct device *dev)
 {
     int n = 0;
@@ -114,11 +124,7 @@ static enum status open_at(int index, struct device *dev)
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&prop, index);
     if (error != cudaSuccess) return fail(dev, error, "opening");
     snprintf(dev->name, sizeof dev->name, "%.*s", (int)sizeof dev->name - 1, prop.name);
-    const unsigned char *u = (const unsigned char *)prop.uuid.bytes;
-    snprintf(dev->uuid, sizeof dev->uuid,
-             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
-             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
-             u[15]);
+    cuda_uuid(&prop, dev->uuid, sizeof dev->uuid);
     cudaFuncAttributes attributes;
     error = cudaFuncGetAttributes(&attributes, probe);
     if (error != cudaSuccess) {
@@ -370,6 +376,7 @@ static bool capture_begin(struct device *dev)
 {
     struct cuda_state *state = cuda_use(dev);
     state->after_graph = true;
+    state->captured = NULL;
     state->capturing = cuda_ok(
         dev, cudaStreamBeginCapture(state->stream, cudaStreamCaptureModeThreadLocal), "capture");
     return state->capturing;
@@ -394,6 +401,8 @@ static enum status capture_end(struct device *dev, struct device_graph **ret)
         free(made);
         return fail(dev, error, "making a graph of captured work");
     }
+    made->comm = state->captured;
+    made->launched = state->launched;
     *ret = made;
     return ST_OK;
 }
@@ -403,6 +412,7 @@ static void graph_launch(struct device *dev, struct device_graph *graph)
     struct cuda_state *state = cuda_use(dev);
     state->after_graph = true;
     cuda_ok(dev, cudaGraphLaunch(graph->exec, state->stream), "launching a graph");
+    if (graph->comm) graph->launched(graph->comm);
 }
 
 static void graph_free(struct device_graph *graph)

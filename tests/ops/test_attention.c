@@ -335,7 +335,8 @@ static void attn_paged_launch(struct op_test *t, struct device *dev, const struc
     b.block_table = d[PG_TABLE];
     int block = t->c->p[7];
     const int width = s.n_kv_heads * s.head_dim;
-    const struct kv_layer layers[2] = {{.width = width}, {.offset = t->a[PG_K].n / 2, .width = width}};
+    const struct kv_layer layers[2] = {{.width = width},
+                                       {.offset = t->a[PG_K].n / 2, .width = width}};
     struct kv_view kv = {.k = d[PG_K],
                          .v = d[PG_V],
                          .layers = layers,

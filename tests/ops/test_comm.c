@@ -185,6 +185,54 @@ out:
     return st;
 }
 
+// Sums behind one another, of a length each, without a wait between: the second and later ones add
+// what is the same on all ranks. As calls, and as a captured graph where the device has graphs.
+static void sum_often(const struct rank *r, size_t n)
+{
+    static const size_t counts[] = {0, 900, 20000, 3, 900};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        comm_all_reduce(r->comm, r->memory, counts[i] ? counts[i] : n, DT_F32);
+}
+
+static float sum_of_same(int size, float x)
+{
+    float sum = x;
+    for (int r = 1; r < size; r++) sum += x;
+    return sum;
+}
+
+static enum status often_is_right(const struct rank *r, float *host, size_t n, int times)
+{
+    device_copy_out(r->dev, host, r->memory, n * sizeof *host);
+    enum status st = device_sync(r->dev);
+    for (size_t i = 0; st == ST_OK && i < n; i++) {
+        const int more = 1 + (i < 3) + 2 * (i < 900) + 1;
+        float wanted = sum_of(r->size, i, DT_F32);
+        for (int k = 1; k < times * more; k++) wanted = sum_of_same(r->size, wanted);
+        st = expect(memcmp(&host[i], &wanted, sizeof wanted) == 0, r, "sums in a row", i);
+    }
+    return st;
+}
+
+static enum status sums_in_a_row(const struct rank *r, void *host)
+{
+    const size_t n = 20000;
+    struct device_graph *graph = NULL;
+    enum status st;
+    put(r, host, 0, n, DT_F32);
+    sum_often(r, n);
+    CHECK(often_is_right(r, host, n, 1));
+    if (!device_capture_begin(r->dev)) goto out;
+    sum_often(r, n);
+    CHECK(device_capture_end(r->dev, &graph));
+    put(r, host, 0, n, DT_F32);
+    for (int i = 0; i < 3; i++) device_graph_launch(r->dev, graph);
+    CHECK(often_is_right(r, host, n, 3));
+out:
+    device_graph_free(graph);
+    return st;
+}
+
 static enum status all_calls(struct rank *r, void *host)
 {
     static const size_t counts[] = {1, 7, 1000, (1 << 18) + 3}; // the last is more than one message
@@ -194,9 +242,18 @@ static enum status all_calls(struct rank *r, void *host)
         CHECK(sums(r, host, counts[i], DT_BF16));
         CHECK(copies(r, host, counts[i] * sizeof(float)));
     }
+    CHECK(sums_in_a_row(r, host));
     CHECK(splits(r, host));
     CHECK(comm_barrier(r->comm));
 out:
+    return st;
+}
+
+static enum status map_peers(struct rank *r)
+{
+    char why[300] = "not written";
+    enum status st = comm_map_peers(r->comm, why, sizeof why);
+    if (st == ST_OK && why[0]) st = status_fail(ST_MISMATCH, "peers are not mapped: %s", why);
     return st;
 }
 
@@ -207,6 +264,16 @@ static enum status rank_is_gone(void *context)
     return status_fail(ST_PEER_GONE, "rank 1 (there, process 7) is gone");
 }
 
+static enum status sum_in_graph(const struct rank *r)
+{
+    struct device_graph *graph = NULL;
+    if (!device_capture_begin(r->dev)) return status_fail(ST_UNSUPPORTED, "no graphs here");
+    comm_all_reduce(r->comm, r->memory, 1000, DT_F32);
+    enum status st = device_capture_end(r->dev, &graph);
+    if (st == ST_OK) device_graph_launch(r->dev, graph);
+    return st; // the process ends soon, the graph with it
+}
+
 // The last rank takes no part. What the others say, and what they say when asked again.
 static enum status wait_in_vain(struct rank *r)
 {
@@ -215,9 +282,15 @@ static enum status wait_in_vain(struct rank *r)
         clock_sleep_ms(1500);
         return ST_OK;
     }
+    enum status st = ST_OK;
     if (strcmp(r->mode, "gone") == 0) comm_watch(r->comm, rank_is_gone, &start_ns);
-    comm_all_gather(r->comm, (char *)r->memory + r->rank, r->memory, 1);
-    enum status st = device_sync(r->dev);
+    if (strcmp(r->mode, "late graph") == 0)
+        st = sum_in_graph(r);
+    else if (strcmp(r->mode, "late sum") == 0)
+        comm_all_reduce(r->comm, r->memory, 1000, DT_F32);
+    else
+        comm_all_gather(r->comm, (char *)r->memory + r->rank, r->memory, 1);
+    if (st == ST_OK) st = device_sync(r->dev);
     if (st == ST_OK) return status_fail(ST_MISMATCH, "the call came to its end");
     char said[1024];
     snprintf(said, sizeof said, "%s", status_message());
@@ -234,11 +307,14 @@ static enum status rank_run(struct rank *r, void *host)
     const bool vain = strcmp(r->mode, "calls") != 0;
     CHECK(comm_open(r->dev, r->id, r->rank, r->size, DEADLINE_S, &r->comm));
     CHECK(comm_barrier(r->comm));
-    if (strcmp(r->mode, "late") == 0) comm_set_deadline(r->comm, SHORT_S);
+    if (strncmp(r->mode, "late ", 5) == 0) CHECK(map_peers(r));
+    if (strncmp(r->mode, "late", 4) == 0) comm_set_deadline(r->comm, SHORT_S);
     if (vain) {
         wait_in_vain(r);
         _exit(0); // without an end of MPI, which would wait
     }
+    CHECK(all_calls(r, host));
+    CHECK(map_peers(r));
     CHECK(all_calls(r, host));
 out:
     comm_free(r->comm);
@@ -346,6 +422,19 @@ static void a_rank_that_does_not_answer_is_named_after_the_deadline(void **state
     run_ranks("late", 2, "rank 0 of 2: all_gather: nothing from", true);
 }
 
+static void so_it_is_in_a_sum(void **state)
+{
+    (void)state;
+    run_ranks("late sum", 2, "rank 0 of 2: all_reduce: nothing from", true);
+}
+
+static void so_it_is_in_a_captured_graph(void **state)
+{
+    (void)state;
+    if (strncmp(test_device(), "cuda", 4) != 0) test_skip("only GPUs have graphs");
+    run_ranks("late graph", 2, "rank 0 of 2: a captured step: nothing from", true);
+}
+
 static void a_rank_that_is_gone_ends_the_wait(void **state)
 {
     (void)state;
@@ -377,6 +466,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(two_ranks_give_the_bits_of_sums_in_rank_order),
         cmocka_unit_test(four_ranks_give_the_bits_of_sums_in_rank_order),
         cmocka_unit_test(a_rank_that_does_not_answer_is_named_after_the_deadline),
+        cmocka_unit_test(so_it_is_in_a_sum),
+        cmocka_unit_test(so_it_is_in_a_captured_graph),
         cmocka_unit_test(a_rank_that_is_gone_ends_the_wait),
     };
     if (argc == 8 && strcmp(argv[1], "rank") == 0) return rank_main(argv);

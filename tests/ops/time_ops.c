@@ -598,8 +598,8 @@ static void time_step(int batch, int context)
     s.table = random_f32((size_t)(context + 1) * DIM, 0.7f, 21);
     s.result = take(batch * sizeof *s.result);
     for (int l = 0; l < LAYERS; l++)
-        s.kv_layers[l] = (struct kv_layer){.offset = (int64_t)l * (int64_t)kv_layer,
-                                              .width = KV_HEADS * DIM};
+        s.kv_layers[l] =
+            (struct kv_layer){.offset = (int64_t)l * (int64_t)kv_layer, .width = KV_HEADS * DIM};
     s.kv = (struct kv_view){.k = random_bf16(kv_layer * LAYERS, 1, 22),
                             .v = random_bf16(kv_layer * LAYERS, 1, 23),
                             .layers = s.kv_layers,

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 22
+#define N_PARTS 31
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -29,7 +29,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
            h = (size_t)c->hidden;
     size_t a = layer_mlp_rows(l, t);
     size_t logits = (size_t)chunk * (size_t)c->vocab_size;
-    struct device_part parts[N_PARTS] = {
+    struct device_part parts[N_PARTS - N_LATENT_GRADS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
         PART(dproj, c->post_norm ? t * h * e : 0),
@@ -41,8 +41,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
         PART(dqkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
         PART(dattn, t * (size_t)layer_attn_width(l) * e),
-        PART(dattn_in, t * (size_t)layer_delta_in_width(l) * e +
-                           (c->attn_gate ? t * (size_t)layer_attn_in_width(c, l) * e : 0)),
+        PART(dattn_in, t * (size_t)layer_before_attn_width(c, l) * e),
         PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
         PART(dlogits, logits * e),
         PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
@@ -55,6 +54,8 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dlogprob, n * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
+    latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
+                       ret + N_PARTS - N_LATENT_GRADS);
 }
 
 static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,
@@ -311,6 +312,19 @@ static const void *residual_back(struct backward *b, int rows, const struct norm
     return b->dproj;
 }
 
+// dx = (add ? dx : 0) + dnormed, taken back through the norm in front of a residual branch where
+// there is one; where there is none, the branch's input is added to.
+static void pre_norm_back(struct backward *b, void *dx, void *dnorm, void *dbias, int rows,
+                          const struct norm_args *norm, bool add)
+{
+    struct model *m = b->m;
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    if (norm->w)
+        m->ops->norm_back(m->dev, dx, dnorm, dbias, b->dnormed, norm, &shape, add);
+    else
+        m->ops->add(m->dev, dx, b->dnormed, (int64_t)rows * m->config->hidden, m->dt);
+}
+
 // From the gradient of what the matrix behind an activation gives: that of the activation's input,
 // in dgate_up, and the matrix's. The activation itself is computed again on the way; beforehand
 // where an adapter reads it.
@@ -429,7 +443,6 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct norm_shape shape = model_norm_shape(m, rows);
     bool parallel = c->parallel_block;
     const struct norm_args norm =
         parallel
@@ -439,15 +452,14 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
          *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
 
-    m->ops->norm(m->dev, m->normed, &norm, &shape);
+    model_normalise(m, m->normed, rows, &norm);
     if (c->layers[l].moe.n_experts > 0)
         experts_back(b, l, rows, tape);
     else
         plain_mlp_back(b, l, rows, tape);
     if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
     model_sum_ranks(m, b->dnormed, rows);
-    m->ops->norm_back(m->dev, parallel ? b->dparallel : b->dx, dnorm, dbias, b->dnormed, &norm,
-                      &shape, !parallel);
+    pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel);
 }
 
 // Takes dqkv back through the q and k norms, in place.
@@ -471,30 +483,36 @@ static void heads_norm_back(struct backward *b, int l, int rows, const struct la
 // it computes again. m->gate, free here, takes the gradient of the gates.
 static void attend_back(struct backward *b, int l, const struct batch_view *batch,
                         const struct layer_tape *tape, const void *dout,
-                        const struct norm_args *norm, const struct norm_shape *shape)
+                        const struct norm_args *norm)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const int rows = batch->n_tokens, q_width = layer_q_width(&c->layers[l]);
-    const int width = layer_attn_in_width(c, &c->layers[l]);
+    const struct layer_config *layer = &c->layers[l];
+    const int rows = batch->n_tokens, width = layer_attn_in_width(c, layer);
     const struct gate_args gate = model_attn_gate(m, l, tape->attn, tape->gate, rows);
     void *din = c->attn_gate ? b->dattn_in : b->dqkv;
 
     if (c->attn_gate) m->ops->gate(m->dev, m->attn_out, &gate);
     matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows,
-                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden, q_width, false});
+                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden,
+                                 layer_attn_width(layer), false});
     if (c->attn_gate) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
-    m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
-                             &m->attn[l]);
-    model_rotate(m, l, b->dqkv, batch, -1.0f);
-    if (c->qk_norm) heads_norm_back(b, l, rows, tape);
-    if (c->attn_gate)
-        m->ops->split_gate(m->dev, b->dqkv, m->gate, din, rows, &m->attn[l], true);
-    m->ops->norm(m->dev, m->normed, norm, shape);
-    matrix_back(
-        b, b->dnormed, din, m->normed, rows,
-        &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+    if (layer->latent.rank == 0) {
+        m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
+                                 &m->attn[l]);
+        model_rotate(m, l, b->dqkv, batch, -1.0f);
+        if (c->qk_norm) heads_norm_back(b, l, rows, tape);
+        if (c->attn_gate)
+            m->ops->split_gate(m->dev, b->dqkv, m->gate, din, rows, &m->attn[l], true);
+    }
+    model_normalise(m, m->normed, rows, norm);
+    if (layer->latent.rank > 0)
+        latent_back(b, l, batch, tape);
+    else
+        matrix_back(
+            b, b->dnormed, din, m->normed, rows,
+            &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
 }
 
 // dx is the gradient of x_mid on entry, of the layer's input on return.
@@ -505,7 +523,6 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     int rows = batch->n_tokens;
-    const struct norm_shape shape = model_norm_shape(m, rows);
     const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
                                    tape->mean1};
     const struct norm_args post_norm = {
@@ -513,14 +530,13 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
 
     if (c->layers[l].delta.n_heads > 0) {
-        m->ops->norm(m->dev, m->normed, &norm, &shape);
+        model_normalise(m, m->normed, rows, &norm);
         delta_back(b, l, batch, tape, dout);
     } else {
-        attend_back(b, l, batch, tape, dout, &norm, &shape);
+        attend_back(b, l, batch, tape, dout, &norm);
     }
     model_sum_ranks(m, b->dnormed, rows);
-    m->ops->norm_back(m->dev, b->dx, g->attn_norm, g->attn_norm_bias, b->dnormed, &norm, &shape,
-                      true);
+    pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
     if (c->parallel_block)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
 }

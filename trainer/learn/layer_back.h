@@ -4,6 +4,7 @@
 #define TRAINER_LAYER_BACK_H
 
 #include "trainer/learn/backward.h"
+#include "trainer/learn/latent_back.h"
 
 struct backward {
     struct model *m;
@@ -25,6 +26,7 @@ struct backward {
     void *dattn_in;     // (max_tokens, attention in width), where queries have gates, or linear
                         // attention's
     void *ddelta_gates; // (max_tokens, 2 * heads)
+    struct latent_grads latent;
     void *dlogits;      // (chunk, vocab)
     void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
     float *dlogits_f32; // the same before the soft cap's gradient, where there is one
@@ -51,8 +53,8 @@ struct matrix {
 void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
                  const struct matrix *w);
 
-// delta_back.c: from the gradient of a layer's linear attention, projected, to that of m->normed (in
-// dnormed), which it computes again.
+// delta_back.c: from the gradient of a layer's linear attention, projected, to that of m->normed
+// (in dnormed), which it computes again.
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
                 const struct layer_tape *tape, const void *dout);
 

@@ -10,6 +10,7 @@
  * micro-batch's where a GPU has the room (backward.c).
  */
 #include "trainer/learn/learner.h"
+#include "trainer/learn/latent_back.h"
 #include "common/base/rng.h"
 
 #include <stdlib.h>
@@ -117,10 +118,11 @@ static size_t operations_scratch(const struct learner *l)
     const struct model_config *c = l->config;
     size_t max = 0;
     for (int i = 0; i < c->n_layers; i++) {
-        int up = layer_up_width(c, &c->layers[i]), qkv = layer_attn_in_width(c, &c->layers[i]) +
-                                                      layer_delta_in_width(&c->layers[i]);
+        int up = layer_up_width(c, &c->layers[i]),
+            qkv = layer_attn_in_width(c, &c->layers[i]) + layer_delta_in_width(&c->layers[i]);
         struct scratch_shape shape = {
-            .attn = l->model->attn[i],
+            .attn =
+                c->layers[i].latent.rank > 0 ? latent_attn_shape(l->model, i) : l->model->attn[i],
             .delta = model_delta_shape(l->model, i),
             .rows = l->options.token_budget,
             .max_context = l->options.max_context,
@@ -319,7 +321,7 @@ enum status learner_set_reference(struct learner *l, const char *folder)
     if (l->options.adapter) return ST_OK;
     if (folder)
         return status_context(weights_load(w, l->dev, folder), "the KL term's reference model");
-    device_copy(l->dev, w->base, l->policy->base, (size_t)w->n_elements * dtype_size(w->dt));
+    device_copy(l->dev, w->base, l->policy->base, w->canary_offset);
     return device_sync(l->dev);
 }
 

@@ -68,6 +68,7 @@ enum status param_ranges_of(const struct weights *w, const char *freeze, struct 
     if (!frozen || !ranges.list) FAIL(ST_NO_MEMORY, "no memory for the list of what is trained");
     if (freeze) CHECK(apply_patterns(w, freeze, frozen));
     CHECK(check_blocks(w, frozen));
+    for (int i = 0; i < w->n_tensors; i++) frozen[i] = frozen[i] || w->tensors[i].is_buffer;
     join(w, frozen, &ranges);
     if (ranges.n == 0) {
         st = status_fail(ST_INVALID,

@@ -33,7 +33,9 @@ struct replicas {
 // Ranks add their heads' parts of these gradients.
 static bool is_of_heads(enum tensor_role role)
 {
-    return role == ROLE_Q_NORM || role == ROLE_K_NORM || role == ROLE_QKV || role == ROLE_QKV_BIAS;
+    return role == ROLE_Q_NORM || role == ROLE_K_NORM || role == ROLE_QKV ||
+           role == ROLE_QKV_BIAS || role == ROLE_Q_A || role == ROLE_Q_A_NORM ||
+           role == ROLE_KV_A || role == ROLE_KV_A_NORM;
 }
 
 // The communicator of `holders` ranks that are neighbours.

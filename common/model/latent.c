@@ -1,0 +1,139 @@
+/* latent.c: the forward pass of latent attention.
+ *
+ * Queries come from the residual stream, or in two steps with a norm between; the token's latent
+ * vector is normalised, its end rotated, and that is the token's key and value for all heads: the
+ * queries are multiplied into its space (latent_query), and what attention gives out of it
+ * (latent_value). One thread. */
+#include "common/model/latent.h"
+#include "common/model/layer.h"
+#include <stddef.h>
+#include <string.h>
+
+void latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base,
+                       bool tape, struct device_part ret[N_LATENT_ROWS])
+{
+    const size_t e = dtype_size(dt), n = l->latent.rank > 0 ? t : 0, stat = tape ? n * 4 : 0;
+    const size_t width = n * (size_t)layer_latent_width(l) * e, q_rank = (size_t)l->latent.q_rank;
+    const struct device_part parts[N_LATENT_ROWS] = {
+        {base + offsetof(struct latent_rows, q_a), n * q_rank * e},
+        {base + offsetof(struct latent_rows, rstd_q), q_rank > 0 ? stat : 0},
+        {base + offsetof(struct latent_rows, q), n * (size_t)layer_q_width(l) * e},
+        {base + offsetof(struct latent_rows, kv_a), width},
+        {base + offsetof(struct latent_rows, rstd_kv), stat},
+        {base + offsetof(struct latent_rows, keys), width},
+    };
+    memcpy(ret, parts, sizeof parts);
+}
+
+struct latent_shape model_latent_shape(const struct model *m, int l, int rows)
+{
+    const struct layer_config *c = &m->config->layers[l];
+    return (struct latent_shape){.rows = rows,
+                                 .n_heads = c->n_heads,
+                                 .nope = c->head_dim - c->latent.rope,
+                                 .rope = c->latent.rope,
+                                 .rank = c->latent.rank,
+                                 .value = c->latent.value,
+                                 .dt = m->dt};
+}
+
+struct norm_shape model_latent_norm(const struct model *m, int rows, int width, int stride)
+{
+    // published models take this eps here, whatever their rms_norm_eps
+    return (struct norm_shape){m->config->norm, rows, width, 1, stride, 1e-6f, m->dt};
+}
+
+void model_latent_rotate(struct model *m, int l, void *rotated, int n, int width,
+                         const struct batch_view *batch, float sign)
+{
+    const int index = m->config->layers[l].rope;
+    const struct rope_config *rope = &m->config->ropes[index];
+    const struct rope_args args = {.table = m->ropes[index],
+                                   .positions = batch->positions,
+                                   .rows = batch->n_tokens,
+                                   .n = n,
+                                   .head_dim = width,
+                                   .rot_dim = rope->dim,
+                                   .stride = (int64_t)n * width,
+                                   .sign = sign,
+                                   .interleaved = rope->interleaved,
+                                   .dt = m->dt};
+    m->ops->rope(m->dev, rotated, &args);
+}
+
+// `width` of every `pitch` elements of each row, from one matrix into another.
+static void copy_columns(struct model *m, void *to, int to_pitch, const void *from, int from_pitch,
+                         int width, int rows)
+{
+    const size_t e = dtype_size(m->dt);
+    device_copy_2d(m->dev, to, (size_t)to_pitch * e, from, (size_t)from_pitch * e,
+                   (size_t)width * e, (size_t)rows);
+}
+
+static void *element(const struct model *m, void *x, int i)
+{
+    return (char *)x + (size_t)i * dtype_size(m->dt);
+}
+
+static void latent_queries(struct model *m, int l, const struct batch_view *batch,
+                           const struct latent_rows *to)
+{
+    const struct layer_config *c = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const int rows = batch->n_tokens, q_rank = c->latent.q_rank, hidden = m->config->hidden;
+    const int width = layer_q_width(c);
+    if (q_rank > 0) {
+        const struct norm_shape norm = model_latent_norm(m, rows, q_rank, q_rank);
+        model_linear(m, to->q_a, m->normed, rows,
+                     &(struct linear){ROLE_Q_A, l, w->q_a, NULL, q_rank, hidden, false, m->dt});
+        m->ops->norm(m->dev, m->q_a_normed,
+                     &(struct norm_args){.x = to->q_a, .w = w->q_a_norm, .rstd = to->rstd_q},
+                     &norm);
+        model_linear(m, to->q, m->q_a_normed, rows,
+                     &(struct linear){ROLE_Q_B, l, w->q_b, NULL, width, q_rank, false, m->dt});
+    } else {
+        model_linear(m, to->q, m->normed, rows,
+                     &(struct linear){ROLE_Q, l, w->q, NULL, width, hidden, false, m->dt});
+    }
+    model_latent_rotate(m, l, element(m, to->q, c->head_dim - c->latent.rope), c->n_heads,
+                        c->head_dim, batch, 1.0f);
+}
+
+static void latent_keys(struct model *m, int l, const struct batch_view *batch,
+                        const struct latent_rows *to)
+{
+    const struct layer_config *c = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const int rows = batch->n_tokens, rank = c->latent.rank, width = layer_latent_width(c);
+    const struct norm_shape norm = model_latent_norm(m, rows, rank, width);
+    model_linear(
+        m, to->kv_a, m->normed, rows,
+        &(struct linear){ROLE_KV_A, l, w->kv_a, NULL, width, m->config->hidden, false, m->dt});
+    m->ops->norm(m->dev, to->keys,
+                 &(struct norm_args){.x = to->kv_a, .w = w->kv_a_norm, .rstd = to->rstd_kv}, &norm);
+    copy_columns(m, element(m, to->keys, rank), width, element(m, to->kv_a, rank), width,
+                 c->latent.rope, rows);
+    model_latent_rotate(m, l, element(m, to->keys, rank), 1, width, batch, 1.0f);
+}
+
+void latent_attention(struct model *m, int l, const struct batch_view *batch,
+                      const struct kv_view *kv, const struct latent_rows *rows, float *lse,
+                      void *out)
+{
+    const struct layer_config *c = &m->config->layers[l];
+    const void *w = m->weights->layers[l].kv_b;
+    const int width = layer_latent_width(c), n = batch->n_tokens;
+    const struct latent_shape shape = model_latent_shape(m, l, n);
+    latent_queries(m, l, batch, rows);
+    latent_keys(m, l, batch, rows);
+    m->ops->latent_query(m->dev, m->qkv, rows->q, w, &shape);
+    copy_columns(m, element(m, m->qkv, c->n_heads * width), (c->n_heads + 1) * width, rows->keys,
+                 width, width, n);
+    if (kv) {
+        m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
+        m->ops->attn_paged(m->dev, m->latent_out, m->qkv, kv, l, batch, &m->attn[l]);
+    } else {
+        m->ops->attn_packed(m->dev, m->latent_out, lse, m->qkv, batch, &m->attn[l]);
+    }
+    m->ops->latent_value(m->dev, out, m->latent_out, w, &shape);
+}

@@ -1,0 +1,100 @@
+/* latent.c: what latent attention needs beside attention (ops.h, struct latent_shape): queries into
+ * the absorbed form and its results out of it, and the layout of the expanded form. Each row is
+ * computed by itself and in one order. */
+#include "kernels/cpu/cpu.h"
+#include <string.h>
+
+static bool many(const struct latent_shape *s, int64_t per_head)
+{
+    return (int64_t)s->rows * s->n_heads * per_head > PARALLEL_WORK * 8;
+}
+
+// The rows of w that make head h's key; those of its value follow.
+static const float *key_rows(const void *w, const struct latent_shape *s, int h)
+{
+    return (const float *)w + (int64_t)h * (s->nope + s->value) * s->rank;
+}
+
+void cpu_latent_query(struct device *dev, void *qkv, const void *q, const void *w,
+                      const struct latent_shape *s)
+{
+    if (!cpu_is_f32(dev, "latent_query", s->dt)) return;
+    const int width = s->rank + s->rope, rank = s->rank;
+#pragma omp parallel for collapse(2) if (many(s, (int64_t)s->nope * s->rank))
+    for (int h = 0; h < s->n_heads; h++)
+        for (int r = 0; r < s->rows; r++) {
+            const float *from =
+                (const float *)q + ((int64_t)r * s->n_heads + h) * (s->nope + s->rope);
+            float *to = (float *)qkv + ((int64_t)r * (s->n_heads + 1) + h) * width;
+            memset(to, 0, (size_t)rank * sizeof *to);
+            for (int d = 0; d < s->nope; d++) {
+                const float *row = key_rows(w, s, h) + (int64_t)d * rank;
+                const float x = from[d];
+#pragma omp simd
+                for (int c = 0; c < rank; c++) to[c] += x * row[c];
+            }
+            memcpy(to + rank, from + s->nope, (size_t)s->rope * sizeof *to);
+        }
+}
+
+void cpu_latent_value(struct device *dev, void *out, const void *o, const void *w,
+                      const struct latent_shape *s)
+{
+    if (!cpu_is_f32(dev, "latent_value", s->dt)) return;
+#pragma omp parallel for if (many(s, (int64_t)s->value * s->rank))
+    for (int h = 0; h < s->n_heads; h++) {
+        const struct dots dots = {.a = (const float *)o + (int64_t)h * s->rank,
+                                  .b = key_rows(w, s, h) + (int64_t)s->nope * s->rank,
+                                  .c = (float *)out + (int64_t)h * s->value,
+                                  .lda = (int64_t)s->n_heads * s->rank,
+                                  .ldb = s->rank,
+                                  .ldc = (int64_t)s->n_heads * s->value,
+                                  .k = s->rank};
+        cpu_dots(&dots, 0, s->rows, 0, s->value);
+    }
+}
+
+void cpu_latent_expand(struct device *dev, void *qkv, const void *q, const void *kv,
+                       const void *keys, const struct latent_shape *s)
+{
+    if (!cpu_is_f32(dev, "latent_expand", s->dt)) return;
+    const int dim = s->nope + s->rope;
+    const int64_t queries = (int64_t)s->n_heads * dim;
+#pragma omp parallel for if (many(s, dim))
+    for (int r = 0; r < s->rows; r++) {
+        float *to = (float *)qkv + 3 * r * queries;
+        const float *rotated = (const float *)keys + (int64_t)r * (s->rank + s->rope) + s->rank;
+        memcpy(to, (const float *)q + r * queries, (size_t)queries * sizeof *to);
+        for (int h = 0; h < s->n_heads; h++) {
+            const float *from =
+                (const float *)kv + ((int64_t)r * s->n_heads + h) * (s->nope + s->value);
+            float *key = to + queries + (int64_t)h * dim, *value = key + queries;
+            memcpy(key, from, (size_t)s->nope * sizeof *key);
+            memcpy(key + s->nope, rotated, (size_t)s->rope * sizeof *key);
+            memset(value, 0, (size_t)dim * sizeof *value);
+            memcpy(value, from + s->nope, (size_t)s->value * sizeof *value);
+        }
+    }
+}
+
+void cpu_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkeys, const void *dqkv,
+                            const struct latent_shape *s)
+{
+    if (!cpu_is_f32(dev, "latent_expand_back", s->dt)) return;
+    const int dim = s->nope + s->rope;
+    const int64_t queries = (int64_t)s->n_heads * dim;
+#pragma omp parallel for if (many(s, dim))
+    for (int r = 0; r < s->rows; r++) {
+        const float *from = (const float *)dqkv + 3 * r * queries;
+        float *rotated = (float *)dkeys + (int64_t)r * (s->rank + s->rope) + s->rank;
+        memcpy((float *)dq + r * queries, from, (size_t)queries * sizeof *from);
+        memset(rotated, 0, (size_t)s->rope * sizeof *rotated);
+        for (int h = 0; h < s->n_heads; h++) {
+            float *to = (float *)dkv + ((int64_t)r * s->n_heads + h) * (s->nope + s->value);
+            const float *key = from + queries + (int64_t)h * dim, *value = key + queries;
+            memcpy(to, key, (size_t)s->nope * sizeof *to);
+            memcpy(to + s->nope, value, (size_t)s->value * sizeof *to);
+            for (int i = 0; i < s->rope; i++) rotated[i] += key[s->nope + i];
+        }
+    }
+}

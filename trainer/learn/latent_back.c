@@ -1,0 +1,135 @@
+/* latent_back.c: the gradient of latent attention. Keys and values of every head are made of the
+ * latents again, and attention's own gradient does the rest; of the forward pass, which computed
+ * the same scores in absorbed form, it takes the log-sum-exp and the result. One thread. */
+#include "trainer/learn/latent_back.h"
+#include "trainer/learn/layer_back.h"
+#include <stddef.h>
+#include <string.h>
+
+void latent_grads_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base,
+                        struct device_part ret[N_LATENT_GRADS])
+{
+    const size_t e = dtype_size(dt), n = l->latent.rank > 0 ? t * e : 0;
+    const size_t heads = n * (size_t)layer_q_width(l);
+    const size_t kv = (size_t)(l->n_heads * (l->head_dim - l->latent.rope + l->latent.value));
+    const size_t rank = n * (size_t)l->latent.rank, q_rank = n * (size_t)l->latent.q_rank;
+#define GRADS(name, size)                                                                          \
+    {                                                                                              \
+        base + offsetof(struct latent_grads, name), (size)                                         \
+    }
+    const struct device_part parts[N_LATENT_GRADS] = {
+        GRADS(latent, rank),
+        GRADS(dlatent, rank),
+        GRADS(kv, n * kv),
+        GRADS(qkv, 3 * heads),
+        GRADS(out, heads),
+        GRADS(dout, heads),
+        GRADS(dkeys, n * (size_t)layer_latent_width(l)),
+        GRADS(q_a, q_rank),
+        GRADS(dq_a, q_rank),
+    };
+#undef GRADS
+    memcpy(ret, parts, sizeof parts);
+}
+
+struct attn_shape latent_attn_shape(const struct model *m, int l)
+{
+    const struct layer_config *c = &m->config->layers[l];
+    struct attn_shape shape = m->attn[l];
+    shape.n_kv_heads = c->n_heads;
+    shape.head_dim = c->head_dim;
+    shape.latent = 0;
+    return shape;
+}
+
+// y (rows, n) = the first n of every k entries of x (rows, k), or those first where y is wider.
+static void copy_rows(struct model *m, void *y, int n, const void *x, int k, int64_t rows)
+{
+    const size_t e = dtype_size(m->dt), both = (size_t)(n < k ? n : k);
+    device_copy_2d(m->dev, y, (size_t)n * e, x, (size_t)k * e, both * e, (size_t)rows);
+}
+
+// y (rows, n) = x (rows, k) and zeros behind.
+static void pad_rows(struct model *m, void *y, int n, const void *x, int k, int64_t rows)
+{
+    if (n > k) device_fill(m->dev, y, 0, (size_t)rows * (size_t)n * dtype_size(m->dt));
+    copy_rows(m, y, n, x, k, rows);
+}
+
+// From the gradient of the queries in g->dout; adds that of m->normed to b->dnormed.
+static void queries_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
+{
+    struct model *m = b->m;
+    const struct layer_config *c = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const struct latent_grads *s = &b->latent;
+    const int q_rank = c->latent.q_rank, hidden = m->config->hidden, width = layer_q_width(c);
+    if (q_rank == 0) {
+        matrix_back(b, b->dnormed, s->dout, m->normed, rows,
+                    &(struct matrix){ROLE_Q, l, w->q, g->q, NULL, width, hidden, true});
+        return;
+    }
+    const struct norm_shape shape = model_latent_norm(m, rows, q_rank, q_rank);
+    const struct norm_args norm = {
+        .x = tape->latent.q_a, .w = w->q_a_norm, .rstd = tape->latent.rstd_q};
+    m->ops->norm(m->dev, s->q_a, &norm, &shape);
+    matrix_back(b, s->dq_a, s->dout, s->q_a, rows,
+                &(struct matrix){ROLE_Q_B, l, w->q_b, g->q_b, NULL, width, q_rank, false});
+    m->ops->norm_back(m->dev, s->dq_a, g->q_a_norm, NULL, s->dq_a, &norm, &shape, false);
+    matrix_back(b, b->dnormed, s->dq_a, m->normed, rows,
+                &(struct matrix){ROLE_Q_A, l, w->q_a, g->q_a, NULL, q_rank, hidden, true});
+}
+
+// From the gradients of keys and values in g->kv and of their rotated part in g->dkeys; leaves that
+// of m->normed in b->dnormed.
+static void keys_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
+{
+    struct model *m = b->m;
+    const struct layer_config *c = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const struct latent_grads *s = &b->latent;
+    const struct latent_shape of = model_latent_shape(m, l, rows);
+    const int width = layer_latent_width(c), kv = of.n_heads * (of.nope + of.value);
+    const struct norm_shape shape = model_latent_norm(m, rows, of.rank, width);
+    const struct norm_args norm = {
+        .x = tape->latent.kv_a, .w = w->kv_a_norm, .rstd = tape->latent.rstd_kv};
+    matrix_back(b, s->dlatent, s->kv, s->latent, rows,
+                &(struct matrix){ROLE_KV_B, l, w->kv_b, g->kv_b, NULL, kv, of.rank, false});
+    copy_rows(m, s->dkeys, width, s->dlatent, of.rank, rows);
+    m->ops->norm_back(m->dev, s->dkeys, g->kv_a_norm, NULL, s->dkeys, &norm, &shape, false);
+    matrix_back(
+        b, b->dnormed, s->dkeys, m->normed, rows,
+        &(struct matrix){ROLE_KV_A, l, w->kv_a, g->kv_a, NULL, width, m->config->hidden, false});
+}
+
+void latent_back(struct backward *b, int l, const struct batch_view *batch,
+                 const struct layer_tape *tape)
+{
+    struct model *m = b->m;
+    const struct layer_config *c = &m->config->layers[l];
+    const struct latent_grads *s = &b->latent;
+    const struct latent_shape shape = model_latent_shape(m, l, batch->n_tokens);
+    const struct attn_shape attn = latent_attn_shape(m, l);
+    const int rows = batch->n_tokens, dim = c->head_dim, width = layer_latent_width(c);
+    const int64_t heads = (int64_t)rows * shape.n_heads;
+    const struct matmul expand = {.m = rows,
+                                  .n = shape.n_heads * (shape.nope + shape.value),
+                                  .k = shape.rank,
+                                  .trans_b = true,
+                                  .in = m->dt,
+                                  .out = m->dt};
+    const size_t e = dtype_size(m->dt);
+
+    copy_rows(m, s->latent, shape.rank, tape->latent.keys, width, rows);
+    m->ops->matmul(m->dev, s->kv, s->latent, m->weights->layers[l].kv_b, NULL, &expand);
+    m->ops->latent_expand(m->dev, s->qkv, tape->latent.q, s->kv, tape->latent.keys, &shape);
+    pad_rows(m, s->out, dim, tape->attn, shape.value, heads);
+    pad_rows(m, s->dout, dim, b->dattn, shape.value, heads);
+    m->ops->attn_packed_back(m->dev, b->dqkv, s->dout, s->out, tape->lse, s->qkv, batch, &attn);
+    m->ops->latent_expand_back(m->dev, s->dout, s->kv, s->dkeys, b->dqkv, &shape);
+    model_latent_rotate(m, l, (char *)s->dout + (size_t)shape.nope * e, shape.n_heads, dim, batch,
+                        -1.0f);
+    model_latent_rotate(m, l, (char *)s->dkeys + (size_t)shape.rank * e, 1, width, batch, -1.0f);
+    keys_back(b, l, rows, tape);
+    queries_back(b, l, rows, tape);
+}
