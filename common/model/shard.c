@@ -18,7 +18,7 @@ static enum status check_layer(const struct model_config *c, const struct layer_
 {
     enum status st;
     if (l->delta.n_heads > 0)
-        FAIL(ST_UNSUPPORTED,
+        FAIL(ST_INVALID,
              "%s: layers of linear attention are not divided among ranks; leave "
              "--tensor-parallel-size at 1",
              c->architecture);

@@ -144,10 +144,11 @@ static void states_bound_the_batch(void **state)
 }
 
 // ---- what does not go with states ---------------------------------------------------------------
-static void refused_at_start(const struct engine_options *options, const char *words)
+static void refused_at_start(const struct engine_options *options, enum status st,
+                             const char *words)
 {
     struct engine *e = NULL;
-    assert_int_equal(engine_new(options, on_event, NULL, &e), ST_UNSUPPORTED);
+    assert_int_equal(engine_new(options, on_event, NULL, &e), st);
     assert_contains(status_message(), words);
 }
 
@@ -162,13 +163,13 @@ static void drafts_and_shards_are_refused(void **state)
     options.model_folder = model;
     options.speculative.chosen = true;
     options.speculative.k[SPECULATIVE_NGRAM] = 4;
-    refused_at_start(&options, "--speculative: ");
+    refused_at_start(&options, ST_UNSUPPORTED, "--speculative: ");
     options.speculative = (struct speculative_choice){0};
     options.draft_folder = model;
-    refused_at_start(&options, "--draft ");
+    refused_at_start(&options, ST_UNSUPPORTED, "--draft ");
     options.draft_folder = NULL;
     options.who = (struct ranks){.size = 2, .local_size = 2};
-    refused_at_start(&options, "leave --tensor-parallel-size at 1");
+    refused_at_start(&options, ST_INVALID, "leave --tensor-parallel-size at 1");
     options.who = (struct ranks){0};
     bench_start(&b, &options);
     s.speculative.chosen = true;
