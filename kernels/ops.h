@@ -389,8 +389,8 @@ struct moments {
 };
 
 struct scratch_shape { // of a training step
-    struct attn_shape attn;
-    struct delta_shape delta; // n_heads 0: no such layer
+    struct attn_shape attn;   // n_heads 0: no such layer
+    struct delta_shape delta; // likewise
     int rows, max_context;    // of packed batches, at most
     int hidden, widest;       // width of the norms; columns of the widest matmul in a layer
     int logits_chunk, vocab;  // of the logits that exist at one time

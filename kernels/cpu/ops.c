@@ -4,7 +4,8 @@
 size_t cpu_scratch_bytes(struct device *dev, const struct scratch_shape *shape)
 {
     (void)dev;
-    size_t attention = cpu_attn_scratch(&shape->attn, shape->max_context);
+    size_t attention =
+        shape->attn.n_heads > 0 ? cpu_attn_scratch(&shape->attn, shape->max_context) : 0;
     size_t delta = cpu_delta_scratch(&shape->delta, shape->rows, shape->max_context);
     size_t squares = cpu_squares_scratch(shape->n_elements);
     size_t lora =

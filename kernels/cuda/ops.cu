@@ -3,7 +3,7 @@
 
 size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
 {
-    size_t most = cuda_attn_scratch(dev, &s->attn, s->rows, s->dt);
+    size_t most = s->attn.n_heads > 0 ? cuda_attn_scratch(dev, &s->attn, s->rows, s->dt) : 0;
     size_t norm = cuda_norm_scratch(dev, s->hidden);
     size_t sums = cuda_column_sum_scratch(s->rows, s->widest);
     size_t matmul = cuda_matmul_scratch(s->rows, s->hidden); // added to the residual stream

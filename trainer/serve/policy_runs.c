@@ -267,7 +267,7 @@ static enum status target_names(const struct policy *p, const struct beginning *
     bytes_puts(to, b->attention && b->mlp ? "all-linear" : ",");
     for (int i = 0; i < p->weights->n_tensors && !(b->attention && b->mlp); i++) {
         const struct weight_tensor *w = &p->weights->tensors[i];
-        const bool attention = w->role >= ROLE_QKV && w->role <= ROLE_O;
+        const bool attention = w->role >= ROLE_QKV && w->role < ROLE_POST_ATTN_NORM;
         char name[sizeof w->name], entry[sizeof w->name + 2];
         if (!adapter_takes(p->weights, i) || !(attention ? b->attention : b->mlp)) continue;
         snprintf(name, sizeof name, "%s", w->name);
