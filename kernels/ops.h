@@ -80,7 +80,9 @@ struct norm_args {
     float *rstd, *mean; // (rows) f32, mean of NORM_LAYER alone; norm writes those that are not NULL
 };
 
-enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU };
+// ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,
+// y = g * sigmoid(alpha * g) * (u + 1).
+enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_CLAMPED };
 // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
 // Plain: x (rows, width): y = act(x).
 struct act_shape {
@@ -88,6 +90,7 @@ struct act_shape {
     enum act_kind kind;
     bool gated;
     enum dtype dt;
+    float alpha, limit; // of ACT_CLAMPED
 };
 
 // A rotary embedding of the first n heads of every row (Su et al. 2021; Hugging Face's rotate_half
@@ -118,6 +121,10 @@ struct attn_shape {
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
     enum dtype dt; // of packed batches; the pool has its own
     bool early;    // attn_paged: the batch's lists, and keys of earlier batches (see Order, above)
+    // (n_heads) of the rows' dtype: a score more in each row's softmax, of a key whose value is 0
+    // (Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks; gpt-oss); or
+    // NULL
+    const void *sinks;
 };
 
 // Elements of a row of qkv, and of what attention gives for it.
@@ -282,6 +289,11 @@ struct head_args {
     int n, vocab;
     float temperature;
 };
+// What comes back to each row of logits, (n) each.
+struct head_grads {
+    const float *dlogprob, *lse;
+    const float *dentropy, *entropy; // NULL: the loss has no term of the entropy
+};
 // Distillation (Hinton et al. 2015) of a teacher's rows of logits into a student's.
 struct distill_args {
     const float *student, *teacher; // (n, vocab), (n, teacher_vocab) f32
@@ -333,6 +345,11 @@ struct moe_shape {
     int width;     // of the experts' rows
     enum dtype dt; // of the experts' rows and of dlogits
 };
+// What experts give or take, sorted by expert.
+struct expert_rows {
+    int rows, n_experts, width;
+    enum dtype dt;
+};
 struct moe_routing {  // device memory; A = rows * top_k
     int32_t *expert;  // (rows, top_k) chosen, likeliest first; of equal logits the lower number
     float *weight;    // (rows, top_k)
@@ -355,17 +372,19 @@ struct lora_dropout {
     float p; // 0: none
     uint64_t seed;
     uint32_t matrix;                  // of part 0; part i has that number + i
-    const int32_t *sample, *position; // (rows), device
+    const int32_t *sample, *position; // of each row, device
 };
 struct lora_args {
     const struct lora_factors *factors; // (n_parts, n_adapters)
-    const int32_t *adapter;             // (rows) whose factors; -1: nobody's
+    const int32_t *adapter;             // whose factors a row has; -1: nobody's
+    const int32_t *row; // (rows) where in `adapter` and in dropout's lists a row's entries stand;
+                        // NULL: in order
     int n_adapters, n_parts, max_rank;
     int rows, k;
     int first[LORA_PARTS +
               1]; // part p is columns first[p] .. first[p + 1] - 1; the last is y's end
     struct lora_dropout dropout;
-    enum dtype dt;
+    enum dtype dt, out; // of x, the factors and the gradients; of y: f32 (logits) or dt
 };
 struct lora_grads { // of one part's factors, f32
     float *a, *b;
@@ -388,7 +407,7 @@ struct moments {
     float *m_scale, *v_scale; // (ceil(n / MOMENT_BLOCK)) of 8-bit codes, else NULL
 };
 
-struct scratch_shape { // of a training step
+struct scratch_shape {        // of a training step
     struct attn_shape attn;   // n_heads 0: no such layer
     struct delta_shape delta; // likewise
     int rows, max_context;    // of packed batches, at most
@@ -396,6 +415,7 @@ struct scratch_shape { // of a training step
     int logits_chunk, vocab;  // of the logits that exist at one time
     int64_t n_elements;       // gradients
     int lora_rank;            // of an adapter; 0: none
+    bool lora_head;           // that changes the logits too
     bool lora_dropout;
     enum dtype dt;
 };
@@ -443,7 +463,8 @@ struct ops {
     // `stored` keys were in the pool before the operation in front of this one began.
     void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *,
                        int layer, const struct batch_view *, const struct attn_shape *);
-    // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores. packed batches
+    // out as above and lse (T, n_heads) f32, the log-sum-exp of each row's scores, the sink's
+    // included. packed batches
     void (*attn_packed)(struct device *, void *out, float *lse, const void *qkv,
                         const struct batch_view *, const struct attn_shape *);
     // dqkv (whole rows: queries, keys, values) = gradient from dout.           packed batches
@@ -451,9 +472,13 @@ struct ops {
                              const float *lse, const void *qkv, const struct batch_view *,
                              const struct attn_shape *);
 
-    // q (rows, n_heads, nope + rope) into the absorbed form's queries, the first n_heads of every
-    // row of qkv (rows, n_heads + 1, rank + rope). A row has the same bits in any batch.
-    void (*latent_query)(struct device *, void *qkv, const void *q, const void *w,
+    // dsinks (n_heads) f32 += the gradient of the shape's sinks; rows of a packed batch.
+    void (*attn_sinks_back)(struct device *, float *dsinks, const void *dout, const void *out,
+                            const float *lse, int rows, const struct attn_shape *);
+    // q (rows, n_heads, nope + rope) and keys (rows, rank + rope) into the absorbed form, qkv
+    // (rows, n_heads + 1, rank + rope): queries, then the key. A row has the same bits in any
+    // batch.
+    void (*latent_query)(struct device *, void *qkv, const void *q, const void *keys, const void *w,
                          const struct latent_shape *);
     // out (rows, n_heads, value) from o (rows, n_heads, rank), likewise.
     void (*latent_value)(struct device *, void *out, const void *o, const void *w,
@@ -521,6 +546,12 @@ struct ops {
     // shape->m is all rows.
     void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,
                                 const int32_t *offsets, int n_experts, const struct matmul *shape);
+    // y (rows, width) += the bias of each row's expert; bias (n_experts, width) of dt.
+    void (*experts_bias)(struct device *, void *y, const void *bias, const int32_t *offsets,
+                         const struct expert_rows *);
+    // Its gradient: dbias (n_experts, width) f32 += column sums of each expert's rows of dy.
+    void (*experts_bias_back)(struct device *, float *dbias, const void *dy, const int32_t *offsets,
+                              const struct expert_rows *);
     // y (rows, width) (+)= sum over choices of weight * x[place]; weight NULL: 1. x is sorted, (A,
     // width).
     void (*moe_combine)(struct device *, void *y, const void *x, const int32_t *place,
@@ -544,8 +575,9 @@ struct ops {
     // entropy (n) of softmax(z), NULL to skip.
     void (*logprob)(struct device *, float *logprob, float *lse, float *entropy,
                     const struct head_args *);
-    // dlogits (n, vocab) of dtype dt = dlogprob[i] * (onehot(target[i]) - softmax(z)) / temperature
-    void (*logprob_back)(struct device *, void *dlogits, const float *dlogprob, const float *lse,
+    // With p = softmax(z): dlogits (n, vocab) of dtype dt = (dlogprob[i] * (onehot(target[i]) - p)
+    // - dentropy[i] * p * (log p + entropy[i])) / temperature
+    void (*logprob_back)(struct device *, void *dlogits, const struct head_grads *,
                          const struct head_args *, enum dtype dt);
     // For each row i: out[i] (1 + k) is target[i], then the k likeliest tokens, likeliest first; k
     // is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of `logprob`, to the bit.

@@ -43,6 +43,7 @@ static enum status merge(const struct merge_config *c)
     struct adapter_config *adapter_config;
     struct adapter *adapter = NULL;
     void *base_memory = NULL, *adapter_memory = NULL;
+    char words[256];
     CHECK(device_open("cpu", &dev));
     CHECK(model_config_load(c->model, &config));
     CHECK(weights_plan(config, DT_F32, &base));
@@ -56,6 +57,7 @@ static enum status merge(const struct merge_config *c)
     enum dtype as = config->file_dtype == DT_BF16 ? DT_BF16 : DT_F32;
     if (c->dtype) as = (enum dtype)(c->dtype - 1);
     CHECK(model_folder_write(c->out, dev, base, as, c->model, NULL, NULL));
+    if (skipped_layers_describe(config, words, sizeof words)) log_info("%s: %s", c->model, words);
     log_info("wrote %s: %d matrices of %s changed by %s, in %s", c->out, adapter->n, c->model,
              c->adapter, dtype_name(as));
 out:

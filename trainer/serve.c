@@ -51,9 +51,6 @@ static const struct option_spec table[] = {
     OPT_INT("keep-snapshots", policy.keep_snapshots, "2", "N", 0, 64,
             "older snapshots of each adapter that stay on the server as copies, each in a place of "
             "its --max-adapters; the least lately sampled goes first"),
-    OPT_CHOICE("unembed", tinker.skip_unembed, "refuse", OPTION_WORDS("refuse", "skip"),
-               "adapters that clients want for the head too, which there are none for: refuse; or "
-               "skip: they are made without, for recipes that cannot say train_unembed=False"),
     OPT_FLAG("exact", policy.exact, NULL,
              "each datum is a micro-batch of its own, so that gradients have the same bits however "
              "datums are cut into requests; slower"),

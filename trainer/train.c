@@ -59,7 +59,7 @@ static enum status train_step(struct run *run)
     run->step++;
     run->latency = s->latency;
 
-    run->line = run_metrics(run, s, &update, lr, wait_s, train_s);
+    run->line = run_metrics(run, s, &update, wait_s, train_s);
     if (!run->line) FAIL(ST_NO_MEMORY, "no memory for the step's metrics");
     CHECK(run_record(run, s, run->line));
     run->step_version = control_version(bridge_control(run->bridge));

@@ -15,7 +15,7 @@
 #define PREFIX       "base_model.model."
 
 // ---- the plan -----------------------------------------------------------------------------------
-bool adapter_takes(const struct weights *base, int tensor)
+enum tensor_role adapter_role(const struct weights *base, int tensor)
 {
     switch (base->tensors[tensor].role) {
     case ROLE_QKV:
@@ -30,16 +30,25 @@ bool adapter_takes(const struct weights *base, int tensor)
     case ROLE_DOWN:
     case ROLE_SHARED_GATE_UP:
     case ROLE_SHARED_DOWN:
-        return true;
+    case ROLE_HEAD:
+        return base->tensors[tensor].role;
+    case ROLE_EMBED:
+        return base->config->tie_embeddings ? ROLE_HEAD : ROLE_COUNT;
     default:
-        return false;
+        return ROLE_COUNT;
     }
 }
 
-// The name without ".weight".
-static void module_of(const struct weight_tensor *t, char ret[sizeof t->name])
+int adapter_nth(const struct weights *base, int i)
 {
-    snprintf(ret, sizeof t->name, "%s", t->name);
+    return (i + 1) % base->n_tensors; // embeddings, which are the first, last
+}
+
+void adapter_module(const struct weights *base, int tensor, char *ret, size_t size)
+{
+    const bool head = adapter_role(base, tensor) == ROLE_HEAD;
+    snprintf(ret, size, "%s",
+             head ? base->config->family->names[ROLE_HEAD] : base->tensors[tensor].name);
     char *end = strrchr(ret, '.');
     if (end) *end = '\0';
 }
@@ -51,18 +60,49 @@ static enum status name_factor(struct weight_tensor *t, const char *module, cons
     return status_fail(ST_UNSUPPORTED, "%s: the name is too long for an adapter", module);
 }
 
+// What makes keys and values of latents is multiplied into queries and results instead (ops.h,
+// struct latent_shape), where an adapter has no place. "all-linear" means what can be adapted.
+static enum status check_left_alone(const struct adapter *a, int tensor)
+{
+    const struct weight_tensor *t = &a->base->tensors[tensor];
+    const char *word = json_string_value(json_object_get(a->config->source, "target_modules"));
+    char module[sizeof t->name];
+    int rank = 0;
+    float scale;
+    enum status st = ST_OK;
+    if (t->role != ROLE_KV_B || (word && strcmp(word, "all-linear") == 0)) return ST_OK;
+    adapter_module(a->base, tensor, module, sizeof module);
+    st = adapter_config_match(a->config, module, false, &rank, &scale);
+    if (st == ST_OK && rank > 0)
+        st = status_fail(ST_UNSUPPORTED,
+                         "target_modules: adapters of kv_b_proj (%s) are not supported; name "
+                         "others of latent attention: q_proj, q_a_proj, q_b_proj, "
+                         "kv_a_proj_with_mqa, o_proj",
+                         module);
+    return st;
+}
+
 // Adds tensor i of the base and its two factors, where it is adapted.
 static enum status add_matrix(struct adapter *a, int i, struct weight_tensor *factors)
 {
     const struct weight_tensor *t = &a->base->tensors[i];
-    struct adapted m = {.role = t->role, .layer = t->layer, .base = i};
+    const enum tensor_role role = adapter_role(a->base, i);
+    struct adapted m = {.role = role, .layer = t->layer, .base = i};
     struct weight_tensor *fa = &factors[2 * a->n], *fb = fa + 1;
     char module[sizeof t->name];
     enum status st = ST_OK;
-    if (!adapter_takes(a->base, i)) goto out;
-    module_of(t, module);
-    CHECK(adapter_config_match(a->config, module, &m.rank, &m.scale));
+    if (role == ROLE_COUNT) {
+        st = check_left_alone(a, i);
+        goto out;
+    }
+    adapter_module(a->base, i, module, sizeof module);
+    CHECK(adapter_config_match(a->config, module, role == ROLE_HEAD, &m.rank, &m.scale));
     if (m.rank == 0) goto out;
+    if (t->role == ROLE_EMBED && a->config->ties)
+        FAIL(ST_UNSUPPORTED,
+             "ensure_weight_tying is set, and %s is the embeddings too: adapters of embeddings are "
+             "not supported",
+             module);
     while (!weights_begins_block(a->base, i - m.part)) m.part++;
     m.a = 2 * a->n;
     m.b = m.a + 1;
@@ -81,11 +121,12 @@ static enum status nothing_matches(const struct adapter *a)
     char *targets = json_dumps(json_object_get(a->config->source, "target_modules"),
                                JSON_ENCODE_ANY | JSON_COMPACT);
     char module[sizeof a->base->tensors->name] = "";
-    for (int i = 0; i < a->base->n_tensors && !module[0]; i++)
-        if (adapter_takes(a->base, i)) module_of(&a->base->tensors[i], module);
+    for (int i = a->base->n_tensors - 1; i >= 0; i--)
+        if (adapter_role(a->base, adapter_nth(a->base, i)) != ROLE_COUNT)
+            adapter_module(a->base, adapter_nth(a->base, i), module, sizeof module);
     enum status st = status_fail(ST_INVALID,
                                  "target_modules %.300s names no matrix that can be adapted: these "
-                                 "are attention's and the plain MLP's, like %s",
+                                 "are attention's, the plain MLP's and the head, like %s",
                                  targets ? targets : "", module);
     free(targets);
     return st;
@@ -106,7 +147,7 @@ enum status adapter_new(struct adapter_config *config, const struct weights *bas
     a->list = calloc((size_t)base->n_tensors, sizeof *a->list);
     factors = calloc(2 * (size_t)base->n_tensors, sizeof *factors);
     if (!a->list || !factors) FAIL(ST_NO_MEMORY, "no memory for an adapter");
-    for (int i = 0; i < base->n_tensors; i++) CHECK(add_matrix(a, i, factors));
+    for (int i = 0; i < base->n_tensors; i++) CHECK(add_matrix(a, adapter_nth(base, i), factors));
     if (a->n == 0) {
         st = nothing_matches(a);
         goto out;
@@ -132,14 +173,29 @@ void adapter_free(struct adapter *a)
 }
 
 // ---- PEFT's folder ------------------------------------------------------------------------------
+// Whether it is the head's own matrix, as large as here, which PEFT saves beside its adapter. It is
+// frozen there, and not read.
+static bool is_head(const struct adapter *a, const struct safetensors_entry *e)
+{
+    const struct adapted *last = &a->list[a->n - 1];
+    const int64_t *shape = a->base->tensors[last->base].shape;
+    char module[sizeof a->base->tensors->name], name[sizeof module + sizeof PREFIX + 32];
+    if (last->role != ROLE_HEAD) return false;
+    adapter_module(a->base, last->base, module, sizeof module);
+    snprintf(name, sizeof name, PREFIX "%s.base_layer.weight", module);
+    return strcmp(e->name, name) == 0 && e->n_dims == 2 && e->shape[0] == shape[0] &&
+           e->shape[1] == shape[1];
+}
+
 static enum status check_extra(const struct adapter *a, const struct safetensors *set)
 {
     for (int i = 0; i < safetensors_count(set); i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);
-        if (weights_find(a->weights, e->name)) continue;
+        if (weights_find(a->weights, e->name) || is_head(a, e)) continue;
         return status_fail(ST_UNSUPPORTED,
                            "%s: tensor %s is none that target_modules calls for, or of a module "
-                           "that cannot be adapted (embeddings, head, router, experts)",
+                           "that cannot be adapted (embeddings, router, experts), or whose own "
+                           "matrix is another here",
                            e->file, e->name);
     }
     return ST_OK;
@@ -169,6 +225,13 @@ enum status adapter_load(const struct adapter *a, struct device *dev, const char
     if (st == ST_OK) st = weights_load_set(a->weights, dev, set, folder);
     safetensors_free(set);
     return st;
+}
+
+bool adapter_changes(const struct adapter *a, enum tensor_role role)
+{
+    for (int i = 0; i < a->n; i++)
+        if (a->list[i].role == role) return true;
+    return false;
 }
 
 bool adapter_same(const struct adapter *a, const struct adapter *b)
@@ -260,6 +323,11 @@ static void add_product(float *w, const float *a, const float *b, int64_t rows, 
 enum status adapter_merge(const struct adapter *a, const struct weights *w, struct device *dev)
 {
     enum status st = ST_OK;
+    if (w->config->tie_embeddings && adapter_changes(a, ROLE_HEAD))
+        return status_fail(ST_UNSUPPORTED,
+                           "the adapter changes the head, whose matrix is the embeddings too, and "
+                           "not these: save the model with tie_word_embeddings false first, or "
+                           "load the adapter beside it");
     for (int i = 0; i < a->n && st == ST_OK; i++) {
         const struct adapted *m = &a->list[i];
         const struct weight_tensor *t = &w->tensors[m->base];

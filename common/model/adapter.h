@@ -9,7 +9,7 @@
 
 // A matrix of the base that is adapted: W + scale * B A.
 struct adapted {
-    enum tensor_role role; // of its block in the base's arena,
+    enum tensor_role role; // adapter_role(); of its block in the base's arena,
     int layer, part;       // and which of the block's parts it is
     int base;              // tensor of the base
     int a, b;              // tensors of the adapter: (rank, columns of W), (rows of W, rank)
@@ -20,18 +20,25 @@ struct adapter {
     struct adapter_config *config;
     const struct weights *base; // borrowed; need not be bound
     struct weights *weights;    // the arena's plan; not bound
-    struct adapted *list;       // (n) in the base's order
+    struct adapted *list;       // (n) in the order of adapter_nth()
     int n, max_rank;
 };
 
-// Whether adapters can change a tensor of the base: a matrix of attention or of a plain MLP.
-bool adapter_takes(const struct weights *base, int tensor);
+// Whose product in the forward pass an adapter of that tensor of the base changes: a matrix of
+// attention, of a plain MLP, or the head. Embeddings that are the head too: the head's, as in PEFT;
+// the look-up stays. ROLE_COUNT: nobody's, it cannot be adapted.
+enum tensor_role adapter_role(const struct weights *base, int tensor);
+// The name of that tensor's module ("model.layers.0.mlp.up_proj").
+void adapter_module(const struct weights *base, int tensor, char *ret, size_t size);
+// The tensors of the base in the order in which they are adapted: the layers', then the head's.
+int adapter_nth(const struct weights *base, int i);
 
 // Takes `config`, also on failure. ST_INVALID where it names no matrix of the base that can be
 // adapted.
 enum status adapter_new(struct adapter_config *config, const struct weights *base, enum dtype dt,
                         struct adapter **ret);
 void adapter_free(struct adapter *a); // the plan, not the memory
+bool adapter_changes(const struct adapter *a, enum tensor_role role);
 // Of one base: whether both change the same matrices with the same ranks and scales.
 bool adapter_same(const struct adapter *a, const struct adapter *b);
 
@@ -46,7 +53,7 @@ enum status adapter_init(const struct adapter *a, struct device *dev, uint64_t s
 enum status adapter_save(const struct adapter *a, struct device *dev, const char *folder,
                          enum dtype as);
 // Adds scale * B A to every adapted matrix of `w`, which has the base's plan and is bound, as the
-// adapter is. Waits.
+// adapter is. ST_UNSUPPORTED where that would change the embeddings with the head. Waits.
 enum status adapter_merge(const struct adapter *a, const struct weights *w, struct device *dev);
 
 #endif

@@ -30,21 +30,13 @@ static const char *const read_keys[] = {"peft_type",
                                         "init_lora_weights",
                                         "exclude_modules",
                                         "layers_to_transform",
+                                        "ensure_weight_tying",
                                         NULL};
 // How it was made, by whom and of what; and options of kinds that are off.
-static const char *const silent_keys[] = {"auto_mapping",
-                                          "base_model_name_or_path",
-                                          "inference_mode",
-                                          "megatron_core",
-                                          "peft_version",
-                                          "qalora_group_size",
-                                          "revision",
-                                          "task_type",
-                                          "loftq_config",
-                                          "runtime_config",
-                                          "eva_config",
-                                          "ensure_weight_tying",
-                                          NULL};
+static const char *const silent_keys[] = {
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core",
+    "peft_version", "qalora_group_size",       "revision",       "task_type",
+    "loftq_config", "runtime_config",          "eva_config",     NULL};
 
 #define MERGE "merge it into its base with PEFT's merge_and_unload() and serve the result"
 // What is refused, and the way out; any other key that is not empty gets the last.
@@ -141,6 +133,7 @@ enum status adapter_config_from_json(const char *where, json_t *json, struct ada
     CHECK(json_get_double(where, json, "lora_alpha", 0, MAX_ALPHA, &c->alpha));
     CHECK(json_get_double(where, json, "lora_dropout", 0, 0.99, &c->dropout));
     CHECK(json_get_bool(where, json, "use_rslora", &c->rslora));
+    CHECK(json_get_bool(where, json, "ensure_weight_tying", &c->ties));
     *ret = c;
     c = NULL;
 out:
@@ -233,7 +226,17 @@ static enum status names_match(const char *field, const json_t *names, const cha
     return ST_OK;
 }
 
-// layers_to_transform: a layer or a list of them; of lists of targets only.
+static bool is_named(const json_t *names, const char *module)
+{
+    const json_t *name;
+    size_t i;
+    json_array_foreach (names, i, name)
+        if (json_is_string(name) && strcmp(json_string_value(name), module) == 0) return true;
+    return false;
+}
+
+// layers_to_transform: a layer or a list of them; of lists of targets only, and of those not named
+// in full.
 static bool layer_wanted(const json_t *layers, const char *module)
 {
     const char *at = strstr(module, ".layers.");
@@ -269,7 +272,8 @@ static enum status pattern_value(const json_t *json, const char *field, const ch
     return ST_OK;
 }
 
-static enum status is_target(const struct adapter_config *c, const char *module, bool *ret)
+static enum status is_target(const struct adapter_config *c, const char *module, bool is_head,
+                             bool *ret)
 {
     const json_t *targets = json_object_get(c->source, "target_modules");
     const char *word = json_string_value(targets);
@@ -279,21 +283,23 @@ static enum status is_target(const struct adapter_config *c, const char *module,
     CHECK(names_match("exclude_modules", json_object_get(c->source, "exclude_modules"), module,
                       &excluded));
     if (excluded) goto out;
-    *ret = word && strcmp(word, "all-linear") == 0;
-    if (!*ret) CHECK(names_match("target_modules", targets, module, ret));
-    if (!word)
+    if (word && strcmp(word, "all-linear") == 0)
+        *ret = !is_head;
+    else
+        CHECK(names_match("target_modules", targets, module, ret));
+    if (!word && !is_named(targets, module))
         *ret = *ret && layer_wanted(json_object_get(c->source, "layers_to_transform"), module);
 out:
     return st;
 }
 
 enum status adapter_config_match(const struct adapter_config *config, const char *module,
-                                 int *ret_rank, float *ret_scale)
+                                 bool is_head, int *ret_rank, float *ret_scale)
 {
     double rank = config->r, alpha = config->alpha;
     bool wanted;
     enum status st;
-    CHECK(is_target(config, module, &wanted));
+    CHECK(is_target(config, module, is_head, &wanted));
     CHECK(pattern_value(config->source, "rank_pattern", module, &rank));
     CHECK(pattern_value(config->source, "alpha_pattern", module, &alpha));
     if (wanted && !(rank >= 1 && rank <= ADAPTER_MAX_RANK && rank == (int)rank))

@@ -16,6 +16,7 @@ struct adapter_config {
     int r;
     double alpha, dropout;
     bool rslora;    // scale is alpha / sqrt(r) (Kalajdzievski 2023) instead of alpha / r
+    bool ties;      // ensure_weight_tying: the adapter of one of tied matrices is the other's too
     json_t *source; // the parsed file, for writing it again
 };
 
@@ -27,8 +28,9 @@ enum status adapter_config_json(int r, double alpha, double dropout, bool rslora
                                 const char *targets, json_t **ret);
 void adapter_config_free(struct adapter_config *config);
 
-// What is done to a module ("model.layers.0.self_attn.q_proj"): *ret_rank 0: nothing.
+// What is done to a module ("model.layers.0.self_attn.q_proj"): *ret_rank 0: nothing. is_head: it
+// is the output's matrix, which all-linear leaves alone.
 enum status adapter_config_match(const struct adapter_config *config, const char *module,
-                                 int *ret_rank, float *ret_scale);
+                                 bool is_head, int *ret_rank, float *ret_scale);
 
 #endif

@@ -30,7 +30,9 @@ static struct site *site_at(const struct adapter_table *t, enum tensor_role role
 static void add_part(struct adapter_table *t, const struct weights *base, int i)
 {
     const struct weight_tensor *tensor = &base->tensors[i];
-    struct site *s = site_at(t, tensor->role, tensor->layer);
+    const enum tensor_role role = adapter_role(base, i);
+    struct site *s = site_at(t, role, tensor->layer);
+    if (role == ROLE_COUNT) return;
     if (s->n_parts == 0) s->at = t->n_parts;
     s->k = (int)tensor->shape[1];
     s->first[s->n_parts + 1] = s->first[s->n_parts] + (int)tensor->shape[0];
@@ -52,8 +54,7 @@ enum status adapter_table_new(struct device *dev, const struct weights *base, in
     t->max_rank = max_rank;
     t->sites = calloc((size_t)base->config->n_layers * ROLE_COUNT, sizeof *t->sites);
     if (t->sites)
-        for (int i = 0; i < base->n_tensors; i++)
-            if (adapter_takes(base, i)) add_part(t, base, i);
+        for (int i = 0; i < base->n_tensors; i++) add_part(t, base, adapter_nth(base, i));
     n = (size_t)t->n_parts * (size_t)max_adapters;
     t->host = calloc(n + 1, sizeof *t->host);
     if (!t->sites || !t->host) FAIL(ST_NO_MEMORY, "no memory for a table of adapters");
@@ -133,7 +134,8 @@ bool adapter_table_args(const struct adapter_table *t, enum tensor_role role, in
                               .rows = rows,
                               .k = s->k,
                               .dropout = t->dropout,
-                              .dt = t->dt};
+                              .dt = t->dt,
+                              .out = t->dt};
     ret->dropout.matrix = (uint32_t)s->at;
     memcpy(ret->first, s->first, sizeof s->first);
     return true;

@@ -132,6 +132,18 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     return ST_OK;
 }
 
+bool skipped_layers_describe(const struct model_config *config, char *ret, size_t size)
+{
+    const int n = config->n_skipped_layers, first = config->n_layers;
+    if (n == 0) return false;
+    snprintf(ret, size,
+             "num_nextn_predict_layers is %d: model.layers.%d%s, which predict%s further tokens, "
+             "%s not loaded where the folder has %s, and not in what is saved",
+             n, first, n > 1 ? " and those behind it" : "", n > 1 ? "" : "s", n > 1 ? "are" : "is",
+             n > 1 ? "them" : "it");
+    return true;
+}
+
 int64_t config_kv_elements(const struct model_config *config)
 {
     int64_t n = 0;
@@ -151,9 +163,26 @@ int64_t config_state_elements(const struct model_config *config)
     return n;
 }
 
+static enum status read_quantization(const char *where, const json_t *json, struct model_config *c)
+{
+    const json_t *object = json_object_get(json, "quantization_config");
+    const char *method = "";
+    enum status st = ST_OK;
+    if (!json_has(json, "quantization_config")) return ST_OK;
+    if (json_is_object(object)) CHECK(json_get_string(where, object, "quant_method", &method));
+    c->mxfp4 = c->family->stored[ROLE_EXPERTS_GATE_UP] && strcmp(method, "mxfp4") == 0;
+    if (!c->mxfp4)
+        FAIL(ST_UNSUPPORTED,
+             "%s: quantization_config: quantised weights are not supported, but for gpt-oss's "
+             "MXFP4; use the model's bf16, f16 or f32 folder",
+             where);
+out:
+    return st;
+}
+
 static enum status read_config(const char *where, json_t *json, struct model_config *c)
 {
-    const char *type = "", *architecture = "", *dtype = "float32";
+    const char *type = "", *architecture = "", *dtype;
     char torch_name[32];
     double eps = 1e-6;
     struct layer_config all = {0};
@@ -168,11 +197,7 @@ static enum status read_config(const char *where, json_t *json, struct model_con
         FAIL(ST_UNSUPPORTED,
              "%s: model_type \"%s\", architecture \"%s\" is not supported; supported: %s", where,
              type, architecture, family_list());
-    if (json_has(json, "quantization_config"))
-        FAIL(ST_UNSUPPORTED,
-             "%s: quantization_config: quantised weights are not supported; use the model's "
-             "bf16, f16 or f32 folder",
-             where);
+    CHECK(read_quantization(where, json, c));
     if (f->norm_eps > 0) eps = f->norm_eps;
     snprintf(c->model_type, sizeof c->model_type, "%s", type);
     snprintf(c->architecture, sizeof c->architecture, "%s", f->architecture);
@@ -182,6 +207,7 @@ static enum status read_config(const char *where, json_t *json, struct model_con
                           &eps));
     c->norm_eps = (float)eps;
     CHECK(json_get_bool(where, json, "tie_word_embeddings", &c->tie_embeddings));
+    dtype = c->mxfp4 ? "bfloat16" : "float32";
     CHECK(json_get_string(where, json, "torch_dtype", &dtype));
     CHECK(json_get_string(where, json, "dtype", &dtype));
     snprintf(torch_name, sizeof torch_name, "torch.%s", dtype);
@@ -191,7 +217,8 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     CHECK(rope_config_read(where, json, c));
     CHECK(read_special_ids(where, json, c));
     CHECK(f->configure(where, json, c));
-    c->source = json_incref(json);
+    c->source = c->mxfp4 ? json_copy(json) : json_incref(json);
+    if (c->mxfp4) json_object_del(c->source, "quantization_config"); // no checkpoint is quantised
 out:
     return st;
 }

@@ -63,6 +63,11 @@ struct layer_config {
 
 #define MAX_ROPES 2
 
+// What users are told of a folder whose config says mxfp4.
+#define MXFP4_NOTE                                                                                 \
+    "its experts' MXFP4 weights become ordinary ones of the model's dtype, and checkpoints are "   \
+    "saved with those"
+
 struct model_config {
     const struct family *family;
     char model_type[32], architecture[64];
@@ -74,9 +79,12 @@ struct model_config {
     enum norm_kind norm;
     float norm_eps;
     enum act_kind act;
-    bool gated_mlp; // act(gate) * up, else act(up)
+    float act_alpha, act_limit; // of ACT_CLAMPED
+    bool gated_mlp;             // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
-    bool attn_gate;      // what attention gives is multiplied by the sigmoid of a gate
+    bool attn_gate; // what attention gives is multiplied by the sigmoid of a gate
+    bool router_logit_bias;
+    bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
     bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
     bool qk_norm_whole;  // or all of a row's together
     bool pre_norm;       // what attention and MLP read is normalised
@@ -97,6 +105,7 @@ struct model_config {
     int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
+    bool mxfp4;             // the folder's experts are MXFP4 (mxfp4.h)
     json_t *source;         // the parsed config.json, for writing checkpoints
 };
 
@@ -108,6 +117,8 @@ enum status model_config_load_file(const char *path, struct model_config **ret);
 // The same from parsed JSON; `where` names it in errors. Keeps a reference to `json`.
 enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret);
 void model_config_free(struct model_config *config);
+// For logs: that the folder's further layers are left out. False where config.json knows of none.
+bool skipped_layers_describe(const struct model_config *config, char *ret, size_t size);
 // Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size
 // stays the whole model's. ST_INVALID names a number that so many ranks cannot share.
 enum status model_config_shard(struct model_config *config, struct shard shard);
@@ -158,11 +169,17 @@ static inline int layer_attn_width(const struct layer_config *l)
     if (l->delta.n_heads > 0) return delta_value_width(&l->delta);
     return l->latent.rank > 0 ? l->n_heads * l->latent.value : layer_q_width(l);
 }
-// Of latent attention: a token's entry in the cache; its query and that entry in absorbed form
-// (kernels/latent.h).
+// Of latent attention: a token's entry in the cache.
 static inline int layer_latent_width(const struct layer_config *l)
 {
     return l->latent.rank + l->latent.rope;
+}
+// Multiplications of attention for a query of all heads and a key: scores and the weighted sum, as
+// the forward pass computes them.
+static inline int layer_attn_products(const struct layer_config *l)
+{
+    return l->latent.rank > 0 ? l->n_heads * (layer_latent_width(l) + l->latent.rank)
+                              : 2 * layer_q_width(l);
 }
 // Of the MLP's first matmul: gate and up, or up alone.
 static inline int layer_up_width(const struct model_config *c, const struct layer_config *l)

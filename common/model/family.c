@@ -256,6 +256,33 @@ out:
     return st;
 }
 
+// Attention sinks, biases everywhere, a clamped SwiGLU in every expert, and a window in every other
+// layer.
+static enum status configure_gpt_oss(const char *where, const json_t *json, struct model_config *c)
+{
+    int experts = 128, per_token = 4;
+    bool bias = true;
+    double alpha = 1.702, limit = 7;
+    enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "attention_bias", &bias));
+    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
+    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
+    CHECK(json_get_double(where, json, "swiglu_alpha", 1e-3, 1e3, &alpha));
+    CHECK(json_get_double(where, json, "swiglu_limit", 1e-3, 1e6, &limit));
+    c->act = ACT_CLAMPED;
+    c->act_alpha = (float)alpha;
+    c->act_limit = (float)limit;
+    c->qkv_bias = c->o_bias = bias;
+    c->mlp_bias = c->router_logit_bias = c->sinks = true;
+    for (int l = 0; l < c->n_layers; l++) {
+        c->layers[l].moe = (struct moe_shape){
+            .n_experts = experts, .top_k = per_token, .norm_topk = true, .scale = 1};
+    }
+    st = read_windows(where, json, 128, 0, 2, c);
+out:
+    return st;
+}
+
 static enum status configure_phi3(const char *where, const json_t *json, struct model_config *c)
 {
     return read_windows(where, json, 0, 0, 0, c);
@@ -360,206 +387,6 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     return st == ST_OK ? read_windows(where, json, 0, 0, 0, c) : st;
 }
 
-// ---- latent attention ---------------------------------------------------------------------------
-// A number that a config.json of these families may write as null: 0 then.
-static enum status read_or_null(const char *where, const json_t *json, const char *key, int *field)
-{
-    if (json_is_null(json_object_get(json, key))) *field = 0;
-    return json_get_int32(where, json, key, 0, 1 << 20, field);
-}
-
-// A field that may have one value; absent is that.
-static enum status check_word(const char *where, const json_t *json, const char *key,
-                              const char *want)
-{
-    const char *have = want;
-    enum status st = json_get_string(where, json, key, &have);
-    if (st != ST_OK || strcmp(have, want) == 0) return st;
-    return status_fail(ST_UNSUPPORTED, "%s: %s is \"%s\"; \"%s\" is supported", where, key, have,
-                       want);
-}
-
-static enum status refuse_bias(const char *where, const json_t *json, const char *key)
-{
-    bool bias = false;
-    enum status st = json_get_bool(where, json, key, &bias);
-    if (st == ST_OK && bias)
-        st = status_fail(ST_UNSUPPORTED, "%s: %s: latent attention has no biases here", where, key);
-    return st;
-}
-
-// What these families' layers have in common; the numbers are those of a silent config. `all` is
-// every layer's attention.
-static enum status latent_attention(const char *where, const json_t *json, struct model_config *c,
-                                    struct layer_config all)
-{
-    struct latent_config *of = &all.latent;
-    struct rope_config *rope = &c->ropes[0];
-    int nope = all.head_dim - of->rope;
-    enum status st = ST_OK;
-    rope->interleaved = true;
-    CHECK(refuse_bias(where, json, "attention_bias"));
-    CHECK(refuse_bias(where, json, "mlp_bias"));
-    CHECK(json_get_bool(where, json, "rope_interleave", &rope->interleaved));
-    CHECK(json_get_int32(where, json, "kv_lora_rank", 1, 4096, &of->rank));
-    CHECK(read_or_null(where, json, "q_lora_rank", &of->q_rank));
-    CHECK(json_get_int32(where, json, "qk_nope_head_dim", 1, 256, &nope));
-    CHECK(json_get_int32(where, json, "qk_rope_head_dim", 2, 256, &of->rope));
-    CHECK(json_get_int32(where, json, "v_head_dim", 1, 256, &of->value));
-    all.head_dim = nope + of->rope;
-    if (all.head_dim > 256 || of->rope % 2 || of->value > all.head_dim)
-        FAIL(ST_UNSUPPORTED,
-             "%s: qk_nope_head_dim %d, qk_rope_head_dim %d, v_head_dim %d: heads of up to 256 "
-             "entries, of which an even number is rotated and a value has no more, are supported",
-             where, nope, of->rope, of->value);
-    if (all.n_kv_heads != all.n_heads)
-        FAIL(ST_UNSUPPORTED,
-             "%s: num_key_value_heads %d: latent attention has as many as num_attention_heads (%d)",
-             where, all.n_kv_heads, all.n_heads);
-    rope->dim = of->rope;
-    all.attn_scale = (float)(rope->mscale_all * rope->mscale_all / sqrt((double)all.head_dim));
-    for (int l = 0; l < c->n_layers; l++) c->layers[l] = all;
-out:
-    return st;
-}
-
-// Experts in the layers from `first` on, and shared ones, which are one of their widths together.
-static enum status deepseek_experts(const char *where, const json_t *json, struct model_config *c,
-                                    int first, struct moe_shape moe)
-{
-    int width = 1408, shared = 1, every = 1;
-    double scale = moe.scale;
-    enum status st = ST_OK;
-    CHECK(json_get_int32(where, json, "first_k_dense_replace", 0, 1 << 20, &first));
-    CHECK(json_get_int32(where, json, "moe_layer_freq", 1, 1 << 20, &every));
-    CHECK(json_get_int32(where, json, "n_routed_experts", 1, 1024, &moe.n_experts));
-    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, moe.n_experts, &moe.top_k));
-    CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
-    CHECK(read_or_null(where, json, "n_shared_experts", &shared));
-    CHECK(json_get_bool(where, json, "norm_topk_prob", &moe.norm_topk));
-    CHECK(json_get_double(where, json, "routed_scaling_factor", 1e-6, 1e6, &scale));
-    CHECK(read_or_null(where, json, "n_group", &moe.n_group));
-    CHECK(read_or_null(where, json, "topk_group", &moe.topk_group));
-    moe.scale = (float)scale;
-    if (moe.n_group > 1 &&
-        (moe.n_experts % moe.n_group != 0 || moe.topk_group < 1 || moe.topk_group > moe.n_group ||
-         moe.topk_group * (moe.n_experts / moe.n_group) < moe.top_k))
-        FAIL(ST_FORMAT,
-             "%s: topk_group %d of n_group %d groups of %d experts cannot give %d experts a token",
-             where, moe.topk_group, moe.n_group, moe.n_experts, moe.top_k);
-    for (int l = first; l < c->n_layers; l++) {
-        if (l % every != 0) continue;
-        c->layers[l].intermediate = width;
-        c->layers[l].moe = moe;
-        c->layers[l].shared_intermediate = shared * width;
-        c->layers[l].router_bias = moe.scoring == MOE_SIGMOID;
-    }
-out:
-    return st;
-}
-
-// DeepSeek-V2, V2-Lite, V2.5, Coder-V2.
-static enum status configure_deepseek_v2(const char *where, const json_t *json,
-                                         struct model_config *c)
-{
-    struct layer_config all = c->layers[0];
-    struct moe_shape moe = {.n_experts = 64, .top_k = 6, .scoring = MOE_SOFTMAX, .scale = 1};
-    const char *method = "greedy";
-    enum status st = ST_OK;
-    all.head_dim = 192;
-    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
-    CHECK(latent_attention(where, json, c, all));
-    CHECK(check_word(where, json, "scoring_func", "softmax"));
-    CHECK(json_get_string(where, json, "topk_method", &method));
-    if (strcmp(method, "greedy") != 0 && strcmp(method, "group_limited_greedy") != 0)
-        FAIL(ST_UNSUPPORTED,
-             "%s: topk_method is \"%s\"; greedy and group_limited_greedy are supported", where,
-             method);
-    CHECK(deepseek_experts(where, json, c, 0, moe));
-    for (int l = 0; l < c->n_layers; l++) {
-        if (c->layers[l].moe.norm_topk)
-            FAIL(ST_UNSUPPORTED,
-                 "%s: norm_topk_prob: no published DeepSeek-V2 has it, and implementations differ",
-                 where);
-        if (strcmp(method, "greedy") == 0) c->layers[l].moe.n_group = 0;
-    }
-out:
-    return st;
-}
-
-// DeepSeek-V3, Moonlight, and GLM-4.7-Flash, whose first layers are dense by another key.
-static enum status configure_deepseek_v3(const char *where, const json_t *json,
-                                         struct model_config *c)
-{
-    struct layer_config all = c->layers[0];
-    struct moe_shape moe = {.n_experts = 256,
-                            .top_k = 8,
-                            .scoring = MOE_SIGMOID,
-                            .norm_topk = true,
-                            .n_group = 8,
-                            .topk_group = 4,
-                            .scale = 2.5f};
-    enum status st = ST_OK;
-    all.head_dim = 192;
-    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
-    CHECK(latent_attention(where, json, c, all));
-    CHECK(check_word(where, json, "scoring_func", "sigmoid"));
-    CHECK(check_word(where, json, "topk_method", "noaux_tc"));
-    CHECK(deepseek_experts(where, json, c, 3, moe));
-    CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
-out:
-    return st;
-}
-
-// "mlp_layer_types", else one dense layer: the first.
-static enum status dense_layers(const char *where, const json_t *json, int n_layers, int *ret_first)
-{
-    const json_t *types = json_object_get(json, "mlp_layer_types");
-    int dense = 0;
-    if (!types || json_is_null(types)) {
-        *ret_first = 1;
-        return ST_OK;
-    }
-    for (int l = 0; l < n_layers; l++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)l));
-        const bool is_dense = type && strcmp(type, "dense") == 0;
-        if (!type || (!is_dense && strcmp(type, "sparse") != 0) || (is_dense && dense < l))
-            return status_fail(
-                ST_UNSUPPORTED,
-                "%s: mlp_layer_types[%d]: %d entries, \"dense\" first and \"sparse\" "
-                "behind them, are supported",
-                where, l, n_layers);
-        dense += is_dense;
-    }
-    *ret_first = dense;
-    return ST_OK;
-}
-
-static enum status configure_glm4_moe_lite(const char *where, const json_t *json,
-                                           struct model_config *c)
-{
-    struct layer_config all = c->layers[0];
-    struct moe_shape moe = {.n_experts = 64,
-                            .top_k = 4,
-                            .scoring = MOE_SIGMOID,
-                            .norm_topk = true,
-                            .n_group = 1,
-                            .topk_group = 1,
-                            .scale = 1.8f};
-    int first = 1;
-    enum status st = ST_OK;
-    all.head_dim = 256;
-    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 256, .q_rank = 768};
-    CHECK(latent_attention(where, json, c, all));
-    CHECK(check_word(where, json, "scoring_func", "sigmoid"));
-    CHECK(check_word(where, json, "topk_method", "noaux_tc"));
-    CHECK(dense_layers(where, json, c->n_layers, &first));
-    CHECK(deepseek_experts(where, json, c, first, moe));
-    CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
-out:
-    return st;
-}
-
 // ---- names --------------------------------------------------------------------------------------
 #define LAYER "model.layers.%d."
 #define ATTN  LAYER "self_attn."
@@ -598,11 +425,11 @@ out:
                          [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",               \
                          [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
 
+#define EXPERT LAYER "mlp.experts.%d."
 #define QWEN_EXPERTS_NAMES                                                                         \
     LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
-                 [ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.%d.gate_proj.weight|" LAYER           \
-                                                "mlp.experts.%d.up_proj.weight",                   \
-                 [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.%d.down_proj.weight"
+                 [ROLE_EXPERTS_GATE_UP] = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",      \
+                 [ROLE_EXPERTS_DOWN] = EXPERT "down_proj.weight"
 
 #define DEEPSEEK_NAMES                                                                             \
     COMMON_NAMES, O_NAMES, GATED_MLP_NAMES,                                                        \
@@ -715,6 +542,25 @@ static const struct family families[] = {
                                               "block_sparse_moe.experts.%d.w3.weight",
                [ROLE_EXPERTS_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"},
      .configure = configure_mixtral},
+    {.model_type = "gpt_oss",
+     .architecture = "GptOssForCausalLM",
+     .title = "gpt-oss",
+     .norm_eps = 1e-5,
+     .rope_theta = 150000,
+     .head_dim = 64,
+     .names = {COMMON_NAMES, SPLIT_QKV_NAMES,
+               O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
+               [ROLE_SINKS] = ATTN "sinks", [ROLE_ROUTER] = LAYER "mlp.router.weight",
+               [ROLE_ROUTER_LOGIT_BIAS] = LAYER "mlp.router.bias",
+               [ROLE_EXPERTS_GATE_UP] = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",
+               [ROLE_EXPERTS_GATE_UP_BIAS] = EXPERT "gate_proj.bias|" EXPERT "up_proj.bias",
+               [ROLE_EXPERTS_DOWN] = EXPERT "down_proj.weight",
+               [ROLE_EXPERTS_DOWN_BIAS] = EXPERT "down_proj.bias"},
+     .stored = {[ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.gate_up_proj",
+                [ROLE_EXPERTS_GATE_UP_BIAS] = LAYER "mlp.experts.gate_up_proj_bias",
+                [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.down_proj",
+                [ROLE_EXPERTS_DOWN_BIAS] = LAYER "mlp.experts.down_proj_bias"},
+     .configure = configure_gpt_oss},
     {.model_type = "phi3",
      .architecture = "Phi3ForCausalLM",
      .title = "Phi-3, Phi-4",

@@ -17,6 +17,7 @@ enum tensor_role {
     ROLE_QKV_BIAS,
     ROLE_Q_NORM,
     ROLE_K_NORM,
+    ROLE_SINKS,
     ROLE_Q_A, // of latent attention, as far as ROLE_KV_B
     ROLE_Q_A_NORM,
     ROLE_Q_B,
@@ -37,6 +38,7 @@ enum tensor_role {
     ROLE_MLP_NORM,
     ROLE_MLP_NORM_BIAS,
     ROLE_ROUTER,
+    ROLE_ROUTER_LOGIT_BIAS,
     ROLE_GATE_UP,
     ROLE_GATE_UP_BIAS,
     ROLE_EXPERTS_GATE_UP, // of every expert, one after the other, in layers that have experts
@@ -72,9 +74,22 @@ struct family {
     // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the
     // layer, the second the expert. Roles that the config rules out are not looked up.
     const char *names[ROLE_COUNT];
+    // Where a folder has all experts of a layer in one tensor (gpt-oss), what it is called: their
+    // matrices (n_experts, columns, rows), their biases (n_experts, rows), a row of each part in
+    // turn. `names` are then what the table calls them. In published folders matrices may be
+    // MXFP4, in two tensors (mxfp4.h).
+    const char *stored[ROLE_COUNT];
     // Reads the family's own keys, after the common ones were read.
     enum status (*configure)(const char *where, const json_t *json, struct model_config *config);
 };
+
+// Of the families with latent attention (deepseek.c).
+enum status configure_deepseek_v2(const char *where, const json_t *json,
+                                  struct model_config *config);
+enum status configure_deepseek_v3(const char *where, const json_t *json,
+                                  struct model_config *config);
+enum status configure_glm4_moe_lite(const char *where, const json_t *json,
+                                    struct model_config *config);
 
 const struct family *family_find(const char *model_type, const char *architecture); // NULL: unknown
 const struct family *family_at(int i); // the i-th row; NULL past the end

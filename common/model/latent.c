@@ -18,7 +18,7 @@ void latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, si
         {base + offsetof(struct latent_rows, q_a), n * q_rank * e},
         {base + offsetof(struct latent_rows, rstd_q), q_rank > 0 ? stat : 0},
         {base + offsetof(struct latent_rows, q), n * (size_t)layer_q_width(l) * e},
-        {base + offsetof(struct latent_rows, kv_a), width},
+        {base + offsetof(struct latent_rows, kv_a), tape ? width : 0},
         {base + offsetof(struct latent_rows, rstd_kv), stat},
         {base + offsetof(struct latent_rows, keys), width},
     };
@@ -61,15 +61,6 @@ void model_latent_rotate(struct model *m, int l, void *rotated, int n, int width
     m->ops->rope(m->dev, rotated, &args);
 }
 
-// `width` of every `pitch` elements of each row, from one matrix into another.
-static void copy_columns(struct model *m, void *to, int to_pitch, const void *from, int from_pitch,
-                         int width, int rows)
-{
-    const size_t e = dtype_size(m->dt);
-    device_copy_2d(m->dev, to, (size_t)to_pitch * e, from, (size_t)from_pitch * e,
-                   (size_t)width * e, (size_t)rows);
-}
-
 static void *element(const struct model *m, void *x, int i)
 {
     return (char *)x + (size_t)i * dtype_size(m->dt);
@@ -106,13 +97,14 @@ static void latent_keys(struct model *m, int l, const struct batch_view *batch,
     const struct layer_weights *w = &m->weights->layers[l];
     const int rows = batch->n_tokens, rank = c->latent.rank, width = layer_latent_width(c);
     const struct norm_shape norm = model_latent_norm(m, rows, rank, width);
+    void *raw = to->kv_a ? to->kv_a : to->keys;
     model_linear(
-        m, to->kv_a, m->normed, rows,
+        m, raw, m->normed, rows,
         &(struct linear){ROLE_KV_A, l, w->kv_a, NULL, width, m->config->hidden, false, m->dt});
+    if (raw != to->keys)
+        device_copy(m->dev, to->keys, raw, (size_t)rows * (size_t)width * dtype_size(m->dt));
     m->ops->norm(m->dev, to->keys,
-                 &(struct norm_args){.x = to->kv_a, .w = w->kv_a_norm, .rstd = to->rstd_kv}, &norm);
-    copy_columns(m, element(m, to->keys, rank), width, element(m, to->kv_a, rank), width,
-                 c->latent.rope, rows);
+                 &(struct norm_args){.x = to->keys, .w = w->kv_a_norm, .rstd = to->rstd_kv}, &norm);
     model_latent_rotate(m, l, element(m, to->keys, rank), 1, width, batch, 1.0f);
 }
 
@@ -120,15 +112,11 @@ void latent_attention(struct model *m, int l, const struct batch_view *batch,
                       const struct kv_view *kv, const struct latent_rows *rows, float *lse,
                       void *out)
 {
-    const struct layer_config *c = &m->config->layers[l];
     const void *w = m->weights->layers[l].kv_b;
-    const int width = layer_latent_width(c), n = batch->n_tokens;
-    const struct latent_shape shape = model_latent_shape(m, l, n);
+    const struct latent_shape shape = model_latent_shape(m, l, batch->n_tokens);
     latent_queries(m, l, batch, rows);
     latent_keys(m, l, batch, rows);
-    m->ops->latent_query(m->dev, m->qkv, rows->q, w, &shape);
-    copy_columns(m, element(m, m->qkv, c->n_heads * width), (c->n_heads + 1) * width, rows->keys,
-                 width, width, n);
+    m->ops->latent_query(m->dev, m->qkv, rows->q, rows->keys, w, &shape);
     if (kv) {
         m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
         m->ops->attn_paged(m->dev, m->latent_out, m->qkv, kv, l, batch, &m->attn[l]);

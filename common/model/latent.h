@@ -12,9 +12,10 @@ struct latent_rows {
     void *q_a;     // (T, q_rank) before its norm, where queries are made in two steps
     float *rstd_q; // (T) of that norm; on the tape, as rstd_kv
     void *q;       // (T, n_heads, head_dim), rotated
-    void *kv_a;    // (T, D) before the norm of its first rank entries and rotation of the others
+    void *keys;    // (T, D) what the cache holds
+    void *kv_a;    // (T, D) the same before the norm of its first rank entries and the rotation of
+                   // the others; on the tape
     float *rstd_kv;
-    void *keys; // (T, D) after: what the cache holds
 };
 #define N_LATENT_ROWS 6
 // Their bytes for t tokens of a layer (0 where its attention is not latent), in a struct that has

@@ -264,7 +264,8 @@ struct gate_args model_delta_gate(const struct model *m, int l, const void *x, c
 
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)
 {
-    return (struct act_shape){rows, inner, m->config->act, m->config->gated_mlp, m->dt};
+    const struct model_config *c = m->config;
+    return (struct act_shape){rows, inner, c->act, c->gated_mlp, m->dt, c->act_alpha, c->act_limit};
 }
 
 struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,
@@ -309,12 +310,22 @@ static bool is_adapted(const struct model *m, int rows, const struct linear *l,
            adapter_table_args(m->adapters, l->role, l->layer, rows, m->row_adapter, ret);
 }
 
-void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
+// of: which rows of the batch x's are (device); NULL: all, in order.
+static void linear_of(struct model *m, void *y, const void *x, int rows, const int32_t *of,
+                      const struct linear *l)
 {
     const struct matmul shape = linear_shape(m, rows, l);
     struct lora_args adapters;
     m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
-    if (is_adapted(m, rows, l, &adapters)) m->ops->lora(m->dev, y, x, &adapters);
+    if (!is_adapted(m, rows, l, &adapters)) return;
+    adapters.row = of;
+    adapters.out = l->out;
+    m->ops->lora(m->dev, y, x, &adapters);
+}
+
+void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
+{
+    linear_of(m, y, x, rows, NULL, l);
 }
 
 // y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.
@@ -510,6 +521,14 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     add_branch(m, rows, &o, x, x_mid);
 }
 
+// y (a, width) += each row's expert's bias, where experts have any.
+static void add_experts_bias(struct model *m, void *y, const void *bias,
+                             const struct moe_routing *routing, int l, int a, int width)
+{
+    const struct expert_rows rows = {a, m->config->layers[l].moe.n_experts, width, m->dt};
+    if (bias) m->ops->experts_bias(m->dev, y, bias, routing->offsets, &rows);
+}
+
 // The experts' part of mlp_block: from m->normed to x_out += the weighted sum of what they give.
 static void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
 {
@@ -527,16 +546,18 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct act_shape act = model_act_shape(m, a, inner);
 
     model_linear(m, logits, m->normed, rows,
-                 &(struct linear){ROLE_ROUTER, l, w->router, NULL, shape.n_experts, c->hidden,
-                                  false, DT_F32});
+                 &(struct linear){ROLE_ROUTER, l, w->router, w->router_logit_bias, shape.n_experts,
+                                  c->hidden, false, DT_F32});
     m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
     m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
                            shape.n_experts, &first);
+    add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up);
     m->ops->act(m->dev, m->act, gate_up, &act);
     m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts,
                            &second);
+    if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, c->hidden);
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, true);
 }
 
@@ -620,6 +641,7 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
     void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
     m->row_adapter = batch->adapter;
+    m->attn[l].sinks = m->weights->layers[l].sinks;
     attention_block(m, l, batch, kv, lt, x, x_mid);
     mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
     if (tape) tape->held = l;
@@ -688,8 +710,8 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
     const int width = config_vocab_rows(c);
     float *parts = m->logit_parts ? m->logit_parts : to.logits;
     float *own = parts + (size_t)c->shard.rank * (size_t)n * (size_t)width;
-    model_linear(
-        m, own, to.normed, n,
+    linear_of(
+        m, own, to.normed, n, rows,
         &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, width, c->hidden, false, DT_F32});
     if (c->logit_softcap > 0) m->ops->softcap(m->dev, own, (int64_t)n * width, c->logit_softcap);
     if (parts != to.logits) join_logits(m, to.logits, own, n);

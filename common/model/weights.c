@@ -9,6 +9,7 @@
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/rng.h"
+#include "common/model/mxfp4.h"
 #include "common/model/safetensors.h"
 #include "common/model/shard_join.h"
 #include <stddef.h>
@@ -32,6 +33,7 @@ enum size {
     SIZE_ATTN_IN,
     SIZE_Q_NORM,
     SIZE_K_NORM,
+    SIZE_HEADS,
     SIZE_HEAD,
     SIZE_ATTN,
     SIZE_Q_RANK,
@@ -73,6 +75,7 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
         [SIZE_DELTA_GATES] = 2 * l->delta.n_heads,
         [SIZE_DELTA_HEADS] = l->delta.n_heads,
         [SIZE_DELTA_HEAD] = l->delta.head_dim,
+        [SIZE_HEADS] = l->n_heads,
         [SIZE_HEAD] = l->head_dim,
         [SIZE_ATTN] = layer_attn_width(l),
         [SIZE_Q_RANK] = l->latent.q_rank,
@@ -104,12 +107,14 @@ enum when {
     IF_LATENT_Q_A,
     IF_LATENT_Q,
     IF_QK_NORM,
+    IF_SINKS,
     IF_QKV_BIAS,
     IF_O_BIAS,
     IF_MLP,
     IF_MLP_BIAS,
     IF_EXPERTS,
     IF_EXPERTS_BIAS,
+    IF_ROUTER_LOGIT_BIAS,
     IF_ROUTER_BIAS,
     IF_SHARED,
     IF_SHARED_GATE,
@@ -135,12 +140,14 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
         [IF_LATENT_Q_A] = latent && l->latent.q_rank > 0,
         [IF_LATENT_Q] = latent && l->latent.q_rank == 0,
         [IF_QK_NORM] = attention && c->qk_norm,
+        [IF_SINKS] = attention && c->sinks,
         [IF_QKV_BIAS] = attention && c->qkv_bias,
         [IF_O_BIAS] = attention && c->o_bias,
         [IF_MLP] = !experts,
         [IF_MLP_BIAS] = !experts && c->mlp_bias,
         [IF_EXPERTS] = experts,
         [IF_EXPERTS_BIAS] = experts && c->mlp_bias,
+        [IF_ROUTER_LOGIT_BIAS] = experts && c->router_logit_bias,
         [IF_ROUTER_BIAS] = l->router_bias,
         [IF_SHARED] = l->shared_intermediate > 0,
         [IF_SHARED_GATE] = l->shared_gate,
@@ -179,6 +186,7 @@ static const struct role roles[ROLE_COUNT] = {
                        .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
     [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_K_NORM},
+    [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
     [ROLE_Q_A] = {IN_LAYER(q_a), .when = IF_LATENT_Q_A, .rows = SIZE_Q_RANK, .cols = SIZE_HIDDEN},
     [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), .is_norm = true, .when = IF_LATENT_Q_A,
                        .rows = SIZE_Q_RANK},
@@ -209,6 +217,8 @@ static const struct role roles[ROLE_COUNT] = {
                             .rows = SIZE_HIDDEN},
     [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, .rows = SIZE_EXPERTS,
                      .cols = SIZE_HIDDEN},
+    [ROLE_ROUTER_LOGIT_BIAS] = {IN_LAYER(router_logit_bias), .when = IF_ROUTER_LOGIT_BIAS,
+                                .rows = SIZE_EXPERTS},
     [ROLE_GATE_UP] = {MLP_UP, .when = IF_MLP, .cols = SIZE_HIDDEN},
     [ROLE_GATE_UP_BIAS] = {MLP_UP_BIAS, .when = IF_MLP_BIAS},
     [ROLE_EXPERTS_GATE_UP] = {MLP_UP, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_HIDDEN},
@@ -347,6 +357,23 @@ static void plan_slice(const struct model_config *c, const struct cut *own, cons
     if (own->cols) s->first_col = shard_first(c->shard, whole->cols, own->cols);
 }
 
+// Part `part` of `parts` of expert e, which are in one tensor of the folder.
+static void plan_stored(const char *pattern, int layer, int experts, int e, int part, int parts,
+                        struct weight_tensor *t)
+{
+    struct stored_in *s = &t->stored;
+    const int64_t rows = t->slice.whole[0] * parts, cols = t->n_dims == 2 ? t->slice.whole[1] : 1;
+    tensor_name(pattern, 0, layer, 0, s->name);
+    s->n_dims = t->n_dims + 1;
+    s->shape[0] = experts;
+    s->shape[1] = t->n_dims == 2 ? cols : rows;
+    s->shape[2] = t->n_dims == 2 ? rows : 0;
+    s->first = e * rows * cols + part;
+    s->first_row = e * rows + part;
+    s->row_step = parts;
+    s->col_step = rows;
+}
+
 static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
 {
     const struct model_config *c = w->config;
@@ -360,6 +387,9 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         t->role = role;
         t->layer = layer;
         plan_slice(c, &own, &whole, i % tensors * parts, parts, t);
+        if (c->family->stored[role])
+            plan_stored(c->family->stored[role], layer, own.experts, i / tensors, i % tensors,
+                        tensors, t);
         t->offset = *at;
         t->is_buffer = roles[role].is_buffer;
         *at += t->is_buffer ? BUFFER_ELEMENTS * t->n : t->n;
@@ -601,6 +631,8 @@ static bool ignorable(const struct weights *w, const char *name)
 static int file_shape(const struct weight_tensor *t, int64_t ret[3])
 {
     const bool conv = t->role == ROLE_DELTA_CONV;
+    memcpy(ret, t->stored.shape, sizeof t->stored.shape);
+    if (t->stored.n_dims > 0) return t->stored.n_dims;
     ret[0] = t->slice.whole[0];
     ret[1] = conv ? 1 : t->slice.whole[1];
     ret[2] = t->slice.whole[1];
@@ -615,14 +647,29 @@ static void shape_words(const int64_t *shape, int n_dims, char ret[96])
         snprintf(ret + strlen(ret), 96 - strlen(ret), "%s%lld", d ? ", " : "", (long long)shape[d]);
 }
 
+// What the folder calls the tensor, or the one that holds it.
+static const char *folder_name(const struct weight_tensor *t)
+{
+    return t->stored.n_dims ? t->stored.name : t->name;
+}
+
+// Whether it is the first of the table that is in that tensor of the folder.
+static bool is_first_stored(const struct weight_tensor *t)
+{
+    return t->stored.first == 0;
+}
+
 static enum status check_tensor(const struct weight_tensor *t, const struct safetensors *set,
                                 const char *folder)
 {
-    const struct safetensors_entry *e = safetensors_find(set, t->name);
+    const bool stored = t->stored.n_dims > 0;
+    const char *name = folder_name(t);
+    const struct safetensors_entry *e = safetensors_find(set, name);
     const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
+    if (!e && stored && mxfp4_find(set, name, NULL)) return mxfp4_check(set, name, t->stored.shape);
     if (!e)
-        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder,
-                           t->name, config);
+        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder, name,
+                           config);
     char have[96], want[96];
     int64_t shape[3];
     const int n_dims = file_shape(t, shape);
@@ -630,22 +677,42 @@ static enum status check_tensor(const struct weight_tensor *t, const struct safe
     shape_words(shape, n_dims, want);
     if (strcmp(have, want) != 0)
         return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); %s calls for (%s)", e->file,
-                           t->name, have, config, want);
+                           name, have, config, want);
     if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
         return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16",
-                           e->file, t->name, dtype_safetensors_name(e->dt));
+                           e->file, name, dtype_safetensors_name(e->dt));
     return ST_OK;
+}
+
+// How many of the folder's tensors hold those of the table.
+static int count_expected(const struct weights *w, const struct safetensors *set)
+{
+    int n = 0;
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        if (is_first_stored(t)) n += safetensors_find(set, folder_name(t)) ? 1 : 2; // 2: MXFP4
+    }
+    return n;
+}
+
+static bool is_expected(const struct weights *w, const char *name)
+{
+    for (int i = 0; i < w->n_tensors; i++) {
+        const char *of_table = folder_name(&w->tensors[i]);
+        if (strcmp(of_table, name) == 0 || mxfp4_names(of_table, name)) return true;
+    }
+    return false;
 }
 
 // The table's tensors are all there: only where the folder has more is one of them none of ours.
 static enum status check_extra(const struct weights *w, const struct safetensors *set)
 {
     const int n = safetensors_count(set);
-    int more = n - w->n_tensors;
+    int more = n - count_expected(w, set);
     for (int i = 0; i < n; i++) more -= ignorable(w, safetensors_at(set, i)->name);
     for (int i = 0; more > 0 && i < n; i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);
-        if (!ignorable(w, e->name) && !weights_find(w, e->name))
+        if (!ignorable(w, e->name) && !is_expected(w, e->name))
             return status_fail(
                 ST_MISMATCH, "%s: tensor %s is not part of a %s model as config.json describes it",
                 e->file, e->name, w->config->architecture);
@@ -686,13 +753,41 @@ enum status weights_check(const struct weights *w, const char *folder)
     return st;
 }
 
-// n rows of `cols` elements, which lie `all` elements apart, one after the other.
-static void pack_columns(void *to, const char *from, int64_t n, int64_t cols, int64_t all,
-                         size_t element)
+// n rows of `cols` elements, one after the other. In `from` an element is row_step behind that of
+// the row before, and col_step behind the one before it.
+struct spread {
+    const char *from;
+    int64_t row_step, col_step;
+};
+
+static void pack_rows(void *to, const struct spread *s, int64_t n, int64_t cols, size_t element)
 {
-    for (int64_t i = 0; i < n; i++)
-        memcpy((char *)to + (size_t)(i * cols) * element, from + (size_t)(i * all) * element,
-               (size_t)cols * element);
+    enum { TOGETHER = 64 }; // rows whose elements lie near each other
+    if (s->col_step == 1) {
+        for (int64_t i = 0; i < n; i++)
+            memcpy((char *)to + (size_t)(i * cols) * element,
+                   s->from + (size_t)(i * s->row_step) * element, (size_t)cols * element);
+        return;
+    }
+#pragma omp parallel for
+    for (int64_t begin = 0; begin < n; begin += TOGETHER)
+        for (int64_t c = 0; c < cols; c++)
+            for (int64_t i = begin; i < n && i < begin + TOGETHER; i++)
+                memcpy((char *)to + (size_t)(i * cols + c) * element,
+                       s->from + (size_t)(i * s->row_step + c * s->col_step) * element, element);
+}
+
+// Where the folder's tensor has row `row` of the whole one, from the slice's first column on.
+static struct spread rows_of_folder(const struct weight_tensor *t,
+                                    const struct safetensors_entry *e, int64_t row)
+{
+    const struct tensor_slice *s = &t->slice;
+    const bool stored = t->stored.n_dims > 0;
+    const int64_t row_step = stored ? t->stored.row_step : t->n_dims == 2 ? s->whole[1] : 1;
+    const int64_t col_step = stored ? t->stored.col_step : 1;
+    const int64_t at = t->stored.first + row * row_step + s->first_col * col_step;
+    return (struct spread){(const char *)e->data + (size_t)at * dtype_size(e->dt), row_step,
+                           col_step};
 }
 
 // What the table holds of a file's tensor. Rows are read as they lie; where they are parts of the
@@ -703,16 +798,35 @@ static void copy_in_slice(const struct weights *w, struct device *dev,
 {
     const struct tensor_slice *s = &t->slice;
     const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, all = t->n_dims == 2 ? s->whole[1] : 1;
-    const size_t element = dtype_size(e->dt);
-    const int64_t most = cols == all ? INT64_MAX : STAGING_ELEMENTS / cols;
+    const bool as_it_lies = cols == all && t->stored.n_dims == 0;
+    const int64_t most = as_it_lies ? INT64_MAX : STAGING_ELEMENTS / cols;
     int64_t at = 0;
     for (int r = 0; r < s->n_runs; r++)
         for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
-            const int64_t first = (s->runs[r].first + row) * all + s->first_col;
-            const char *from = (const char *)e->data + (size_t)first * element;
+            const struct spread rows = rows_of_folder(t, e, s->runs[r].first + row);
             n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
-            if (cols != all) pack_columns(packed, from, n, cols, all, element);
-            copy_in(w, dev, t, at, cols == all ? from : packed, e->dt, n * cols, staging);
+            if (!as_it_lies) pack_rows(packed, &rows, n, cols, dtype_size(e->dt));
+            copy_in(w, dev, t, at, as_it_lies ? rows.from : packed, e->dt, n * cols, staging);
+        }
+}
+
+// The same of a tensor whose values are MXFP4.
+static void copy_in_mxfp4(const struct weights *w, struct device *dev,
+                          const struct weight_tensor *t, const struct mxfp4 *from, void *staging,
+                          void *packed)
+{
+    const struct tensor_slice *s = &t->slice;
+    const int64_t cols = t->shape[1], most = STAGING_ELEMENTS / cols;
+    int64_t at = 0;
+    for (int r = 0; r < s->n_runs; r++)
+        for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
+            n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
+#pragma omp parallel for
+            for (int64_t i = 0; i < n; i++)
+                mxfp4_read(from,
+                           t->stored.first_row + (s->runs[r].first + row + i) * t->stored.row_step,
+                           s->first_col, cols, (uint16_t *)packed + i * cols);
+            copy_in(w, dev, t, at, packed, DT_BF16, n * cols, staging);
         }
 }
 
@@ -724,8 +838,13 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
     void *staging = malloc(bytes), *packed = malloc(bytes);
     if (!staging || !packed) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {
-        const struct safetensors_entry *e = safetensors_find(set, w->tensors[i].name);
-        copy_in_slice(w, dev, &w->tensors[i], e, staging, packed);
+        const struct weight_tensor *t = &w->tensors[i];
+        const struct safetensors_entry *e = safetensors_find(set, folder_name(t));
+        struct mxfp4 quantised;
+        if (!e && mxfp4_find(set, folder_name(t), &quantised))
+            copy_in_mxfp4(w, dev, t, &quantised, staging, packed);
+        else
+            copy_in_slice(w, dev, t, e, staging, packed);
     }
     st = device_sync(dev);
 out:
@@ -785,6 +904,7 @@ struct save {
     struct device *dev;
     struct shard_join *join;
     void *own, *whole; // one tensor in its dtype of the arena: what is held, and all of it
+    void *converted;   // the same as it is saved, on its way into one that holds several
 };
 
 void weights_use_comm(struct weights *w, struct comm *comm)
@@ -795,12 +915,13 @@ void weights_use_comm(struct weights *w, struct comm *comm)
 static enum status save_open(const struct weights *w, struct device *dev, struct save *ret)
 {
     enum status st;
-    int64_t own = 0, whole = 0;
+    int64_t own = 0, whole = 0, stored = 0;
     *ret = (struct save){.w = w, .dev = dev};
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         if (t->n > own) own = t->n;
         if (shard_whole_elements(t) > whole) whole = shard_whole_elements(t);
+        if (t->stored.n_dims) stored = whole;
     }
     if (w->config->shard.size > 1 && !w->comm)
         FAIL(ST_UNSUPPORTED, "a folder's tensors are whole, and this is shard %d of %d",
@@ -808,7 +929,9 @@ static enum status save_open(const struct weights *w, struct device *dev, struct
     CHECK(shard_join_new(w, dev, w->comm, &ret->join));
     ret->own = malloc((size_t)own * sizeof(float));
     if (ret->join) ret->whole = malloc((size_t)whole * sizeof(float));
-    if (!ret->own || (ret->join && !ret->whole)) FAIL(ST_NO_MEMORY, "no memory to save weights");
+    if (stored) ret->converted = malloc((size_t)stored * sizeof(float));
+    if (!ret->own || (stored && !ret->converted) || (ret->join && !ret->whole))
+        FAIL(ST_NO_MEMORY, "no memory to save weights");
 out:
     return st;
 }
@@ -818,6 +941,7 @@ static void save_close(struct save *s)
     shard_join_free(s->join);
     free(s->own);
     free(s->whole);
+    free(s->converted);
 }
 
 // A tensor into s->own, and of several ranks into rank 0's s->whole.
@@ -830,18 +954,50 @@ static enum status collect_tensor(struct save *s, int i)
     return st == ST_OK && s->join ? shard_join_tensor(s->join, i, s->own, element, s->whole) : st;
 }
 
+static void convert_for_save(struct save *s, const struct weight_tensor *t, enum dtype as, void *to)
+{
+    const void *from = s->join ? s->whole : s->own;
+    const int64_t n = shard_whole_elements(t);
+    const enum dtype own = weights_tensor_dtype(s->w, t);
+    if (as == own)
+        memcpy(to, from, (size_t)n * dtype_size(as));
+    else
+        convert_host(to, as, from, own, n);
+}
+
+// Every tensor of the table from t on that the folder has in the same one, each to its places in
+// it.
+static enum status read_stored(struct save *s, const struct weight_tensor *t, enum dtype as,
+                               char *to)
+{
+    const struct weight_tensor *end = s->w->tensors + s->w->n_tensors, *first = t;
+    const size_t element = dtype_size(as);
+    enum status st = ST_OK;
+    for (; t < end && strcmp(t->stored.name, first->stored.name) == 0; t++) {
+        const int64_t cols = t->n_dims == 2 ? t->slice.whole[1] : 1;
+        CHECK(collect_tensor(s, (int)(t - s->w->tensors)));
+        convert_for_save(s, t, as, s->converted);
+#pragma omp parallel for
+        for (int64_t c = 0; c < cols; c++)
+            for (int64_t row = 0; row < t->slice.whole[0]; row++)
+                memcpy(to + (size_t)(t->stored.first + row * t->stored.row_step +
+                                     c * t->stored.col_step) *
+                                element,
+                       (char *)s->converted + (size_t)(row * cols + c) * element, element);
+    }
+out:
+    return st;
+}
+
 static enum status read_for_save(void *context, const struct safetensors_source *source,
                                  size_t bytes, void *to)
 {
     struct save *s = context;
     const struct weight_tensor *t = source->tag;
+    (void)bytes;
+    if (t->stored.n_dims) return read_stored(s, t, source->dt, to);
     enum status st = collect_tensor(s, (int)(t - s->w->tensors));
-    const enum dtype own = weights_tensor_dtype(s->w, t);
-    const void *from = s->join ? s->whole : s->own;
-    if (st == ST_OK && source->dt == own)
-        memcpy(to, from, bytes);
-    else if (st == ST_OK)
-        convert_host(to, source->dt, from, own, shard_whole_elements(t));
+    if (st == ST_OK) convert_for_save(s, t, source->dt, to);
     return st;
 }
 
@@ -854,6 +1010,15 @@ enum status weights_save_part(const struct weights *w, struct device *dev)
     return st;
 }
 
+static void describe_source(const struct weight_tensor *t, enum dtype as,
+                            struct safetensors_source *ret)
+{
+    snprintf(ret->name, sizeof ret->name, "%s", folder_name(t));
+    ret->dt = t->is_buffer ? DT_F32 : as;
+    ret->n_dims = file_shape(t, ret->shape);
+    ret->tag = t;
+}
+
 enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
                             const char *name, enum dtype as)
 {
@@ -861,17 +1026,13 @@ enum status weights_save_as(const struct weights *w, struct device *dev, const c
     struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);
     json_t *metadata = json_pack("{s:s}", "format", "pt"); // what Hugging Face's loaders look for
     char *path = path_join(folder, name);
+    int n = 0;
     enum status st = save_open(w, dev, &save);
     if (st != ST_OK) goto out;
-    for (int i = 0; sources && i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        snprintf(sources[i].name, sizeof sources[i].name, "%s", t->name);
-        sources[i].dt = t->is_buffer ? DT_F32 : as;
-        sources[i].n_dims = file_shape(t, sources[i].shape);
-        sources[i].tag = t;
-    }
+    for (int i = 0; sources && i < w->n_tensors; i++)
+        if (is_first_stored(&w->tensors[i])) describe_source(&w->tensors[i], as, &sources[n++]);
     if (!sources || !metadata || !path) FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
-    CHECK(safetensors_write(path, sources, w->n_tensors, metadata, read_for_save, &save));
+    CHECK(safetensors_write(path, sources, n, metadata, read_for_save, &save));
     st = file_sync_folder(folder);
 out:
     save_close(&save);

@@ -17,6 +17,15 @@
 #include "common/model/family.h"
 #include "kernels/device.h"
 
+// Where a tensor of the table lies in one of the folder's that holds several (family.h): its
+// element (row, col) is that one's first + row * row_step + col * col_step, and its row is that
+// one's first_row + row * row_step, counted over all experts.
+struct stored_in {
+    char name[160];
+    int n_dims; // 0: the folder has the tensor as it is
+    int64_t shape[3];
+    int64_t first, first_row, row_step, col_step;
+};
 struct weight_tensor {
     char name[160];        // Hugging Face name
     enum tensor_role role; // ROLE_COUNT: none (weights_plan_list)
@@ -26,6 +35,7 @@ struct weight_tensor {
     int64_t n;                 // elements
     int64_t offset;            // elements from the arena's start
     struct tensor_slice slice; // of the Hugging Face tensor
+    struct stored_in stored;   // of the whole tensor
     bool is_buffer;            // f32 in an arena of any dtype, behind n_elements: nothing trains it
 };
 
@@ -34,6 +44,7 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *qkv;                        // (q + 2 kv width, hidden)
     void *qkv_bias;                   // (q + 2 kv width)
     void *q_norm, *k_norm;            // (head_dim)
+    void *sinks;                      // (n_heads)
     // latent attention: (q_rank, hidden), (q_rank), (q width, q_rank), or q (q width, hidden); then
     // (rank + rope, hidden), (rank), (n_heads * (head_dim - rope + value), rank)
     void *q_a, *q_a_norm, *q_b, *q, *kv_a, *kv_a_norm, *kv_b;
@@ -46,6 +57,7 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *post_attn_norm;              // (hidden)
     void *mlp_norm, *mlp_norm_bias;    // (hidden)
     void *router;                      // (n_experts, hidden)
+    void *router_logit_bias;           // (n_experts)
     void *router_bias;                 // (n_experts) f32
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts

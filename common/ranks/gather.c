@@ -30,6 +30,7 @@ struct gathering {
     int n_refused; // and why the last one was
     struct status_kept refused;
     int64_t notice_ns; // of the next notice
+    int64_t say_ns;    // of the next line in the log
     struct pollfd *polls;
 };
 
@@ -70,6 +71,7 @@ static void tell_missing(struct gathering *g)
     struct bytes missing = BYTES_INIT;
     if (clock_ms_until(g->notice_ns) > 0) return;
     put_missing(g, &missing);
+    rendezvous_say(g->place, bytes_text(&missing), &g->say_ns);
     for (int i = 0; i < g->p->n; i++)
         if (g->p->list[i].here)
             wire_send(&g->p->list[i].wire, json_pack("{s:s}", "missing", bytes_text(&missing)));

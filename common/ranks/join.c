@@ -16,6 +16,7 @@ struct joining {
     int64_t deadline_ns;
     char missing[256]; // what rank 0 said last
     bool final;        // no other try would end otherwise
+    int64_t say_ns;    // of the next line in the log
 };
 
 // What rank 0 says of itself; afterwards this rank has made its own statement.
@@ -112,6 +113,7 @@ enum status join(struct place *place, int64_t deadline_ns, struct peers *p, stru
         const enum status st = try_once(&j, ret_bytes);
         if (st == ST_OK || j.final) return st;
         status_keep(&why, st);
+        if (!j.missing[0]) rendezvous_say(place, "0", &j.say_ns);
         if (clock_ms_until(deadline_ns) == 0) return timed_out(&j, &why);
         const int ms = clock_ms_until(deadline_ns);
         clock_sleep_ms(ms < AGAIN_MS ? ms : AGAIN_MS);

@@ -1,9 +1,13 @@
 /* rendezvous.c: what both sides begin with. */
 #include "common/ranks/rendezvous.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "common/ranks/rendezvous_impl.h"
 
 #include <stdlib.h>
+
+#define SAY_FIRST_MS 5000 // after this: most meet at once
+#define SAY_MS       30000
 
 static struct peers *peers_new(int n)
 {
@@ -19,6 +23,14 @@ void peers_free(struct peers *p)
     if (!p) return;
     for (int i = 0; i < p->n; i++) wire_close(&p->list[i].wire);
     free(p);
+}
+
+void rendezvous_say(const struct place *place, const char *ranks, int64_t *next_ns)
+{
+    if (!*next_ns) *next_ns = clock_deadline_ns(SAY_FIRST_MS);
+    if (clock_ms_until(*next_ns) > 0) return;
+    log_info("--rendezvous %s: waiting for rank %s", place->text, ranks);
+    *next_ns = clock_deadline_ns(SAY_MS);
 }
 
 enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, struct peers **ret)

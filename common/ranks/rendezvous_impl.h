@@ -5,6 +5,9 @@
 #include "common/ranks/place.h"
 #include "common/ranks/rendezvous.h"
 
+// Says now and then that this process waits, and for which ranks; *next_ns: when to say so again,
+// 0 at first.
+void rendezvous_say(const struct place *place, const char *ranks, int64_t *next_ns);
 // Rank 0: until all are there.
 enum status gather(struct place *place, int64_t deadline_ns, const struct bytes *bytes,
                    struct peers *p);

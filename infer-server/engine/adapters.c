@@ -71,7 +71,7 @@ enum status adapters_new(struct device *dev, const struct weights *base, int max
         st = status_fail(ST_NO_MEMORY, "no memory for adapters");
         goto out;
     }
-    snprintf(text, sizeof text, "{\"target_modules\": \"all-linear\", \"r\": %d}", max_rank);
+    snprintf(text, sizeof text, "{\"target_modules\": \".*\", \"r\": %d}", max_rank);
     CHECK(plan_of(a, "--max-lora-rank", text, &largest));
     a->slot_bytes = largest->weights->bytes;
     for (int i = 0; i < max_adapters; i++)

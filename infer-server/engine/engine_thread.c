@@ -240,10 +240,12 @@ static enum status open_device(struct engine *e)
     return group_open(e->dev, e->options.bridge_path, &e->options.who, &e->group);
 }
 
-static void log_rope(const struct model_config *config, const char *folder)
+static void log_config(const struct model_config *config, const char *folder)
 {
-    char words[128];
+    char words[256];
     if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
+    if (skipped_layers_describe(config, words, sizeof words))
+        log_info("engine: %s: %s", folder, words);
 }
 
 static void log_states(const struct engine *e)
@@ -265,7 +267,7 @@ static void log_further(const struct engine *e, const char *what, const char *fo
         kv_memory_block_bytes(w->config, w->dt, s->kv_block_tokens) * s->kv_blocks_total;
     log_info("engine: %s %s: %.1f MB of weights, %.1f of the KV blocks' MB", what, folder,
              (double)w->bytes / 1e6, (double)kv_bytes / 1e6);
-    log_rope(w->config, folder);
+    log_config(w->config, folder);
 }
 
 static enum status load(struct engine *e)
@@ -304,7 +306,7 @@ static enum status load(struct engine *e)
              (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
-    log_rope(e->config, o->model_folder);
+    log_config(e->config, o->model_folder);
     log_states(e);
     if (draft) log_further(e, "draft model", o->draft_folder, draft);
     if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);

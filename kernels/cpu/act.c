@@ -18,6 +18,8 @@ static inline float activate(float x, enum act_kind kind)
         return x * sigmoid(gelu_tanh_2u(x));
     case ACT_GELU:
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case ACT_CLAMPED:
+        break; // clamped_row()
     }
     return x;
 }
@@ -36,6 +38,8 @@ static inline float derivative(float x, enum act_kind kind)
     }
     case ACT_GELU:
         return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
+    case ACT_CLAMPED:
+        break; // clamped_back_row()
     }
     return 1.0f;
 }
@@ -50,6 +54,16 @@ act_row(float *y, const float *gate, const float *up, int width, enum act_kind k
     } else {
 #pragma omp simd
         for (int c = 0; c < width; c++) y[c] = activate(gate[c], kind);
+    }
+}
+
+static void clamped_row(float *y, const float *gate, const float *up, const struct act_shape *s)
+{
+    const float alpha = s->alpha, limit = s->limit;
+#pragma omp simd
+    for (int c = 0; c < s->width; c++) {
+        const float g = fminf(gate[c], limit), u = fmaxf(fminf(up[c], limit), -limit);
+        y[c] = g * sigmoid(alpha * g) * (u + 1.0f);
     }
 }
 
@@ -72,6 +86,9 @@ void cpu_act(struct device *dev, void *y, const void *x, const struct act_shape 
             break;
         case ACT_GELU:
             act_row(out, gate, up, width, ACT_GELU);
+            break;
+        case ACT_CLAMPED:
+            clamped_row(out, gate, up, s);
             break;
         }
     }
@@ -103,6 +120,21 @@ static inline __attribute__((always_inline)) void act_back_row(float *dgate, flo
     }
 }
 
+// What is clamped has no gradient.
+static void clamped_back_row(float *dgate, float *dup, const float *dy, const float *gate,
+                             const float *up, const struct act_shape *s)
+{
+    const float alpha = s->alpha, limit = s->limit;
+#pragma omp simd
+    for (int c = 0; c < s->width; c++) {
+        const float g = fminf(gate[c], limit), u = fmaxf(fminf(up[c], limit), -limit);
+        const float share = sigmoid(alpha * g);
+        const float slope = share * (1.0f + alpha * g * (1.0f - share));
+        dgate[c] = gate[c] <= limit ? dy[c] * (u + 1.0f) * slope : 0.0f;
+        dup[c] = up[c] == u ? dy[c] * g * share : 0.0f;
+    }
+}
+
 void cpu_act_back(struct device *dev, void *dx, void *y, const void *dy, const void *x,
                   const struct act_shape *s)
 {
@@ -125,6 +157,9 @@ void cpu_act_back(struct device *dev, void *dx, void *y, const void *dy, const v
             break;
         case ACT_GELU:
             act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU);
+            break;
+        case ACT_CLAMPED:
+            clamped_back_row(dgate, dup, grad, gate, up, s);
             break;
         }
     }

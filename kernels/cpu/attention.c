@@ -269,10 +269,11 @@ static void block_scores(const struct block *b)
             b->p[i] = cap * tanhf(b->p[i] / cap);
 }
 
-// Turns n scores into weights; returns their log-sum-exp.
-static float softmax(float *p, int n)
+// Turns n scores into weights, beside that of a sink (NULL: there is none); returns their
+// log-sum-exp.
+static float softmax(float *p, int n, const float *sink)
 {
-    float max = -INFINITY, sum = 0;
+    float max = sink ? *sink : -INFINITY, sum = 0;
 #pragma omp simd reduction(max : max)
     for (int j = 0; j < n; j++) max = p[j] > max ? p[j] : max;
 #pragma omp simd reduction(+ : sum)
@@ -280,6 +281,7 @@ static float softmax(float *p, int n)
         p[j] = exp_f32(p[j] - max);
         sum += p[j];
     }
+    if (sink) sum += exp_f32(*sink - max);
     const float scale = 1.0f / sum;
 #pragma omp simd
     for (int j = 0; j < n; j++) p[j] *= scale;
@@ -301,7 +303,8 @@ static void attend(float *out, float *lse, struct block *b, float *sum)
     if (n > 0) block_scores(b);
     for (int q = 0; q < queries_of(b) && n > 0; q++) {
         const int i = q / b->group, first = b->first[i], end = b->end[i];
-        float *p = b->p + (int64_t)q * n, log_sum = softmax(p + first, end - first);
+        const float *sink = shape->sinks ? (const float *)shape->sinks + head + q % b->group : NULL;
+        float *p = b->p + (int64_t)q * n, log_sum = softmax(p + first, end - first, sink);
         clear_unseen(p, first, end, n);
         if (lse) lse[(int64_t)(b->row + i) * shape->n_heads + head + q % b->group] = log_sum;
     }

@@ -15,7 +15,7 @@ static const float *key_rows(const void *w, const struct latent_shape *s, int h)
     return (const float *)w + (int64_t)h * (s->nope + s->value) * s->rank;
 }
 
-void cpu_latent_query(struct device *dev, void *qkv, const void *q, const void *w,
+void cpu_latent_query(struct device *dev, void *qkv, const void *q, const void *keys, const void *w,
                       const struct latent_shape *s)
 {
     if (!cpu_is_f32(dev, "latent_query", s->dt)) return;
@@ -34,6 +34,9 @@ void cpu_latent_query(struct device *dev, void *qkv, const void *q, const void *
                 for (int c = 0; c < rank; c++) to[c] += x * row[c];
             }
             memcpy(to + rank, from + s->nope, (size_t)s->rope * sizeof *to);
+            if (h == 0)
+                memcpy(to + (int64_t)s->n_heads * width, (const float *)keys + (int64_t)r * width,
+                       (size_t)width * sizeof *to);
         }
 }
 

@@ -113,7 +113,18 @@ void cpu_top_logprobs(struct device *dev, struct token_logprob *out, int k,
     }
 }
 
-void cpu_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, const float *lse,
+// p log p falls to 0 with p, where a logit of -inf would make it no number.
+static void add_entropy_back(float *out, const float *row, int vocab, float scale, float lse,
+                             float entropy, float g)
+{
+#pragma omp simd
+    for (int t = 0; t < vocab; t++) {
+        const float log_p = row[t] * scale - lse, p = exp_f32(log_p);
+        out[t] -= p > 0 ? g * p * (log_p + entropy) : 0;
+    }
+}
+
+void cpu_logprob_back(struct device *dev, void *dlogits, const struct head_grads *grads,
                       const struct head_args *head, enum dtype dt)
 {
     if (!cpu_is_f32(dev, "logprob_back", dt)) return;
@@ -123,13 +134,15 @@ void cpu_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, 
     for (int i = 0; i < head->n; i++) {
         const float *row = head->logits + (int64_t)i * vocab;
         float *out = (float *)dlogits + (int64_t)i * vocab;
-        float g = dlogprob[i] * scale, shift = lse[i];
+        float g = grads->dlogprob[i] * scale, shift = grads->lse[i];
+        float e = grads->dentropy ? grads->dentropy[i] * scale : 0;
         if (g == 0) {
             memset(out, 0, (size_t)vocab * sizeof *out);
-            continue;
-        }
+        } else {
 #pragma omp simd
-        for (int t = 0; t < vocab; t++) out[t] = -g * exp_f32(row[t] * scale - shift);
-        out[head->target[i]] += g;
+            for (int t = 0; t < vocab; t++) out[t] = -g * exp_f32(row[t] * scale - shift);
+            out[head->target[i]] += g;
+        }
+        if (e != 0) add_entropy_back(out, row, vocab, scale, shift, grads->entropy[i], e);
     }
 }

@@ -12,11 +12,21 @@ static const struct lora_factors *factors_at(const struct lora_args *l, int part
     return &l->factors[part * l->n_adapters + adapter];
 }
 
+static int place_of(const struct lora_args *l, int row)
+{
+    return l->row ? l->row[row] : row;
+}
+
+static int adapter_of(const struct lora_args *l, int row)
+{
+    return l->adapter[place_of(l, row)];
+}
+
 // Rows i0 .. i1 - 1 of one adapter. h (i1 - i0, max_rank) is scratch.
 static void run_forward(const struct lora_args *l, int part, float *y, const float *x, float *h,
                         int i0, int i1)
 {
-    const struct lora_factors *f = factors_at(l, part, l->adapter[i0]);
+    const struct lora_factors *f = factors_at(l, part, adapter_of(l, i0));
     const int width = l->first[l->n_parts], n = i1 - i0;
     if (!f->a) return;
     const struct dots down = {.a = x + (int64_t)i0 * l->k,
@@ -44,15 +54,18 @@ static void drop(const struct lora_args *l, int part, float *to, const float *x,
 {
     const struct lora_dropout *d = &l->dropout;
 #pragma omp parallel for if ((int64_t)l->rows * l->k > PARALLEL_WORK)
-    for (int row = 0; row < l->rows; row++)
+    for (int row = 0; row < l->rows; row++) {
+        const int at_row = place_of(l, row);
         for (int c = 0; c < l->k; c += 4) {
             float factors[4];
-            dropout_factors(d, part, d->sample[row], d->position[row], (uint32_t)c / 4, factors);
+            dropout_factors(d, part, d->sample[at_row], d->position[at_row], (uint32_t)c / 4,
+                            factors);
             for (int i = 0; i < 4 && c + i < l->k; i++) {
                 const int64_t at = (int64_t)row * l->k + c + i;
                 to[at] = (add ? to[at] : 0) + factors[i] * x[at];
             }
         }
+    }
 }
 
 // One part, for all rows.
@@ -67,8 +80,9 @@ static void part_forward(const struct lora_args *l, int part, float *y, const fl
         int end = (block + 1) * BLOCK < l->rows ? (block + 1) * BLOCK : l->rows, to;
         float *h = scratch + (int64_t)block * BLOCK * l->max_rank;
         for (int at = block * BLOCK; at < end; at = to) {
-            for (to = at + 1; to < end && l->adapter[to] == l->adapter[at];) to++;
-            if (l->adapter[at] >= 0) run_forward(l, part, y, x, h, at, to);
+            const int adapter = adapter_of(l, at);
+            for (to = at + 1; to < end && adapter_of(l, to) == adapter;) to++;
+            if (adapter >= 0) run_forward(l, part, y, x, h, at, to);
         }
     }
 }
@@ -82,7 +96,7 @@ size_t cpu_lora_scratch(int rows, int max_rank, int dropped)
 void cpu_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
 {
     const bool drops = l->dropout.p > 0;
-    if (!cpu_is_f32(dev, "lora", l->dt) || l->rows <= 0) return;
+    if (!cpu_is_f32(dev, "lora", l->dt) || !cpu_is_f32(dev, "lora", l->out) || l->rows <= 0) return;
     float *h = cpu_workspace(dev, cpu_lora_scratch(l->rows, l->max_rank, drops ? l->k : 0));
     if (!h) return;
     float *dropped = h + (int64_t)(l->rows + BLOCK) * 2 * l->max_rank;

@@ -19,10 +19,11 @@ __device__ __forceinline__ float derivative(float x, act_kind kind)
 }
 
 // A thread's V columns: block x is the row.
-template <typename T, int V>
-__global__ void act_kernel(T *y, const T *x, int width, act_kind kind, bool gated)
+template <typename T, int V> __global__ void act_kernel(T *y, const T *x, act_shape s)
 {
     grid_begin_early();
+    const int width = s.width;
+    const bool gated = s.gated;
     int c = (blockIdx.y * THREADS + threadIdx.x) * V;
     if (c >= width) return;
     const T *in = x + (int64_t)blockIdx.x * (gated ? 2 : 1) * width + c;
@@ -30,15 +31,39 @@ __global__ void act_kernel(T *y, const T *x, int width, act_kind kind, bool gate
     load<T, V>(gate, in);
     if (gated) load<T, V>(up, in + width);
 #pragma unroll
-    for (int i = 0; i < V; i++) gate[i] = activate(gate[i], kind) * (gated ? up[i] : 1.f);
+    for (int i = 0; i < V; i++)
+        gate[i] = s.kind == ACT_CLAMPED ? clamped_pair(gate[i], up[i], s).value()
+                                        : activate(gate[i], s.kind) * (gated ? up[i] : 1.f);
     store<T, V>(y + (int64_t)blockIdx.x * width + c, gate);
 }
 
+// From gate and up to their gradients; what is clamped has none. Gives y again.
+__device__ __forceinline__ float clamped_back(float &gate, float &up, float grad,
+                                              const act_shape &s)
+{
+    const clamped_pair c(gate, up, s);
+    float slope = c.share * (1.f + s.alpha * c.gate * (1.f - c.share));
+    gate = gate <= s.limit ? grad * (c.up + 1.f) * slope : 0.f;
+    up = up == c.up ? grad * c.gate * c.share : 0.f;
+    return c.value();
+}
+
+__device__ __forceinline__ float act_back(float &gate, float &up, float grad, const act_shape &s)
+{
+    if (s.kind == ACT_CLAMPED) return clamped_back(gate, up, grad, s);
+    float dgate = grad * derivative(gate, s.kind), value = activate(gate, s.kind);
+    float y = value * (s.gated ? up : 1.f);
+    gate = s.gated ? dgate * up : dgate;
+    up = grad * value;
+    return y;
+}
+
 template <typename T, int V>
-__global__ void act_back_kernel(T *dx, T *y, const T *dy, const T *x, int width, act_kind kind,
-                                bool gated)
+__global__ void act_back_kernel(T *dx, T *y, const T *dy, const T *x, act_shape s)
 {
     grid_begin();
+    const int width = s.width;
+    const bool gated = s.gated;
     int c = (blockIdx.y * THREADS + threadIdx.x) * V;
     if (c >= width) return;
     int64_t at = (int64_t)blockIdx.x * (gated ? 2 : 1) * width + c;
@@ -47,15 +72,7 @@ __global__ void act_back_kernel(T *dx, T *y, const T *dy, const T *x, int width,
     load<T, V>(grad, dy + (int64_t)blockIdx.x * width + c);
     if (gated) load<T, V>(up, x + at + width);
 #pragma unroll
-    for (int i = 0; i < V; i++) {
-        float dgate = grad[i] * derivative(gate[i], kind), value = activate(gate[i], kind);
-        again[i] = value * (gated ? up[i] : 1.f);
-        if (gated) {
-            dgate *= up[i];
-            up[i] = grad[i] * value;
-        }
-        gate[i] = dgate;
-    }
+    for (int i = 0; i < V; i++) again[i] = act_back(gate[i], up[i], grad[i], s);
     store<T, V>(dx + at, gate);
     if (gated) store<T, V>(dx + at + width, up);
     if (y) store<T, V>(y + (int64_t)blockIdx.x * width + c, again);
@@ -69,7 +86,7 @@ void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "act", act_kernel<T, V>, dim3(s->rows, ceil_div(s->width, THREADS * V)),
-                    THREADS, 0, (T *)y, (const T *)x, s->width, s->kind, s->gated);
+                    THREADS, 0, (T *)y, (const T *)x, *s);
     });
 }
 
@@ -78,7 +95,9 @@ void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const 
                      bool keep)
 {
     if (shape->m <= 0 || shape->n <= 0) return;
-    if (act->gated && !keep && matmul_small_gated(dev, y, a, b, bias, shape, act->kind)) return;
+    if (act->gated && act->kind != ACT_CLAMPED && !keep &&
+        matmul_small_gated(dev, y, a, b, bias, shape, act->kind))
+        return;
     cuda_matmul(dev, x, a, b, bias, shape);
     cuda_act(dev, y, x, act);
 }
@@ -93,7 +112,7 @@ void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const 
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "act_back", act_back_kernel<T, V>,
                     dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, (T *)dx, (T *)y,
-                    (const T *)dy, (const T *)x, s->width, s->kind, s->gated);
+                    (const T *)dy, (const T *)x, *s);
     });
 }
 

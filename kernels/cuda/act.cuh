@@ -23,4 +23,16 @@ __device__ __forceinline__ float activate(float x, act_kind kind)
     return 0.5f * x * (1.f + erff(x * 0.70710678f));
 }
 
+// What ACT_CLAMPED makes of a gate and an up.
+struct clamped_pair {
+    float gate, up, share; // share: the sigmoid
+
+    __device__ __forceinline__ clamped_pair(float g, float u, const act_shape &s)
+        : gate(fminf(g, s.limit)), up(fmaxf(fminf(u, s.limit), -s.limit)),
+          share(sigmoid(s.alpha * gate))
+    {
+    }
+    __device__ __forceinline__ float value() const { return gate * share * (up + 1.f); }
+};
+
 #endif

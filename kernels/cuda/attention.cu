@@ -12,11 +12,12 @@
  */
 #include "kernels/cuda/attention.cuh"
 
-#define WARPS    8
-#define ROWS     4 // rows (or keys) of a warp
-#define TILE     (WARPS * ROWS)
-#define KEYS     32 // keys (or rows) of a shared tile: a warp's lanes
-#define MAX_DIMS 8  // dimensions of a lane: head_dim <= 256
+#define WARPS           8
+#define ROWS            4 // rows (or keys) of a warp
+#define TILE            (WARPS * ROWS)
+#define KEYS            32 // keys (or rows) of a shared tile: a warp's lanes
+#define MAX_DIMS        8  // dimensions of a lane: head_dim <= 256
+#define MAX_LATENT_DIMS 16 // the same of latent attention: latent <= 512
 
 // One head of 32 rows into a tile with an odd stride, so that lanes on different rows hit different
 // banks.
@@ -30,13 +31,16 @@ __device__ __forceinline__ void load_tile(float *tile, int dims, F row_of)
     }
 }
 
-template <typename T, bool PAGED>
+// LATENT: values are the keys' first entries.
+template <typename T, bool PAGED, bool LATENT>
 __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
 {
     grid_begin();
     extern __shared__ float shared[];
-    const int dims = a.head_dim, stride = dims + 1;
-    float *queries = shared, *keys = queries + TILE * stride, *values = keys + KEYS * stride;
+    constexpr int DIMS = LATENT ? MAX_LATENT_DIMS : MAX_DIMS; // of a value
+    const int dims = a.head_dim, stride = dims + 1, value_dims = LATENT ? a.latent : dims;
+    float *queries = shared, *keys = queries + TILE * stride;
+    float *values = LATENT ? keys : keys + KEYS * stride;
     int s = blockIdx.z, kv_head = blockIdx.y, start = a.query_start[s];
     int n_packed = (a.query_start[s + 1] - start) * a.group, base = blockIdx.x * TILE;
     if (base >= n_packed) return;
@@ -54,7 +58,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
     lo = a.window > 0 ? max(0, lo - a.window + 1) : 0;
 
     int position[ROWS];
-    float top[ROWS], sum[ROWS], out[ROWS][MAX_DIMS] = {};
+    float top[ROWS], sum[ROWS], out[ROWS][DIMS] = {};
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         int p = base + warp * ROWS + i;
@@ -69,7 +73,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
         };
         __syncthreads();
         load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
-        load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
+        if (!LATENT) load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
         __syncthreads();
         float p[ROWS] = {};
         for (int d = 0; d < dims; d++) {
@@ -87,7 +91,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
             top[i] = now;
             sum[i] = __fmaf_rn(sum[i], factor, lanes_sum(p[i]));
 #pragma unroll
-            for (int k = 0; k < MAX_DIMS; k++) out[i][k] *= factor;
+            for (int k = 0; k < DIMS; k++) out[i][k] *= factor;
         }
         int n = min(KEYS, hi - tile + 1);
         for (int j = 0; j < n; j++) {
@@ -95,10 +99,10 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
 #pragma unroll
             for (int i = 0; i < ROWS; i++) w[i] = __shfl_sync(~0u, p[i], j);
 #pragma unroll
-            for (int k = 0; k < MAX_DIMS; k++) {
-                if (k * 32 >= dims) break;
+            for (int k = 0; k < DIMS; k++) {
+                if (k * 32 >= value_dims) break;
                 int d = k * 32 + lane;
-                float v = d < dims ? values[j * stride + d] : 0.f;
+                float v = d < value_dims ? values[j * stride + d] : 0.f;
 #pragma unroll
                 for (int i = 0; i < ROWS; i++) out[i][k] = __fmaf_rn(w[i], v, out[i][k]);
             }
@@ -109,11 +113,12 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
         int p = base + warp * ROWS + i;
         if (p >= n_packed) break;
         int64_t at = (int64_t)(start + p / a.group) * a.n_heads + kv_head * a.group + p % a.group;
+        sum[i] = with_sink(a, kv_head * a.group + p % a.group, top[i], sum[i]);
         float scale = sum[i] > 0 ? 1.f / sum[i] : 0.f;
 #pragma unroll
-        for (int k = 0; k < MAX_DIMS; k++) {
+        for (int k = 0; k < DIMS; k++) {
             int d = k * 32 + lane;
-            if (d < dims) a.out[at * dims + d] = from_f32<T>(out[i][k] * scale);
+            if (d < value_dims) a.out[at * value_dims + d] = from_f32<T>(out[i][k] * scale);
         }
         if (a.lse && lane == 0) a.lse[at] = sum[i] > 0 ? (top[i] + log2f(sum[i])) * LN2 : -INFINITY;
     }
@@ -123,16 +128,34 @@ template <typename T>
 static void forward(struct device *dev, const attn_args<T> &a, int max_query, bool paged)
 {
     dim3 grid(ceil_div((int64_t)max_query * a.group, TILE), a.n_kv_heads, a.n_seqs);
-    size_t shared = (size_t)(TILE + 2 * KEYS) * (a.head_dim + 1) * sizeof(float);
-    if (paged)
-        cuda_launch(dev, "attention", forward_kernel<T, true>, grid, WARPS * 32, shared, a);
+    size_t tiles = TILE + (a.latent > 0 ? 1 : 2) * KEYS;
+    auto launch = [&](auto kernel) {
+        cuda_launch(dev, "attention", kernel, grid, WARPS * 32,
+                    tiles * (a.head_dim + 1) * sizeof(float), a);
+    };
+    if (a.latent > 0)
+        launch(paged ? forward_kernel<T, true, true> : forward_kernel<T, false, true>);
     else
-        cuda_launch(dev, "attention", forward_kernel<T, false>, grid, WARPS * 32, shared, a);
+        launch(paged ? forward_kernel<T, true, false> : forward_kernel<T, false, false>);
+}
+
+// Whether a block has the shared memory of a tile of queries and one of keys.
+static bool latent_fits(struct device *dev, const struct attn_shape *s)
+{
+    const size_t bytes = (size_t)(TILE + KEYS) * (s->head_dim + 1) * sizeof(float);
+    const size_t most = cuda_use(dev)->max_shared;
+    if (s->latent <= 32 * MAX_LATENT_DIMS && s->n_kv_heads == 1 && bytes <= most) return true;
+    device_fail(dev,
+                "latent attention: keys of %d entries, of which %d are the value, take %zu bytes "
+                "of shared memory: values go up to %d, and a block of this GPU has %zu bytes",
+                s->head_dim, s->latent, bytes, 32 * MAX_LATENT_DIMS, most);
+    return false;
 }
 
 static bool shape_fits(struct device *dev, const struct attn_shape *s,
                        const struct batch_view *batch)
 {
+    if (s->latent > 0 && batch->n_seqs <= 65535) return latent_fits(dev, s);
     if (s->head_dim >= 1 && s->head_dim <= 32 * MAX_DIMS && s->n_heads % s->n_kv_heads == 0 &&
         batch->n_seqs <= 65535)
         return true;
@@ -159,6 +182,7 @@ void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struc
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, NULL);
         attn_args_use_pool(&a, kv, layer);
+        if (a.latent > 0) return forward(dev, a, batch->max_query, true);
         if constexpr (sizeof(T) == 2) {
             if (attn_is_for_tensor(a)) return paged(dev, a, batch);
         } else if (batch->max_query == 1 && attn_decode(dev, a, batch->max_context)) {
@@ -176,7 +200,8 @@ void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, lse);
         if constexpr (sizeof(T) == 2)
-            if (attn_is_for_tensor(a)) return attn_tensor(dev, a, batch->max_query, false);
+            if (a.latent == 0 && attn_is_for_tensor(a))
+                return attn_tensor(dev, a, batch->max_query, false);
         forward(dev, a, batch->max_query, false);
     });
 }

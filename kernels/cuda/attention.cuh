@@ -18,10 +18,12 @@ template <typename T> struct attn_args {
     const T *q, *k, *v; // first query, key and value of row 0, head 0
     int64_t q_stride;   // elements between rows of q
     int64_t kv_stride;  // elements between keys
-    T *out;             // (T, n_heads, head_dim)
+    T *out;             // (T, n_heads, attn_value_dim())
     float *lse;         // (T, n_heads) or NULL
     int n_heads, n_kv_heads, group, head_dim, window;
-    bool early; // see attn_shape
+    int latent; // see attn_shape, as of the next two
+    bool early;
+    const T *sinks; // (n_heads) or NULL
     float scale, softcap;
     int n_seqs, n_tokens;
     const int32_t *query_start, *positions, *context_len, *stored, *block_table;
@@ -42,9 +44,9 @@ static attn_args<T> attn_args_make(const struct batch_view *batch, const struct 
 {
     attn_args<T> a = {};
     a.q = (const T *)qkv;
-    a.q_stride = (int64_t)(s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
+    a.q_stride = attn_row_width(s);
     a.k = a.q + (int64_t)s->n_heads * s->head_dim;
-    a.v = a.k + (int64_t)s->n_kv_heads * s->head_dim;
+    a.v = s->latent > 0 ? a.k : a.k + (int64_t)s->n_kv_heads * s->head_dim;
     a.kv_stride = a.q_stride;
     a.out = (T *)out;
     a.lse = lse;
@@ -54,7 +56,9 @@ static attn_args<T> attn_args_make(const struct batch_view *batch, const struct 
     a.group_inverse = a.group > 1 ? (uint32_t)(((1ull << 32) + a.group - 1) / a.group) : 0;
     a.head_dim = s->head_dim;
     a.window = s->window;
+    a.latent = s->latent;
     a.early = s->early;
+    a.sinks = (const T *)s->sinks;
     a.scale = s->scale;
     a.softcap = s->softcap;
     a.n_seqs = batch->n_seqs;
@@ -76,7 +80,7 @@ template <typename T>
 static void attn_args_use_pool(attn_args<T> *a, const struct kv_view *kv, int layer)
 {
     a->k = (const T *)kv->k + kv->layers[layer].offset;
-    a->v = (const T *)kv->v + kv->layers[layer].offset;
+    a->v = a->latent > 0 ? a->k : (const T *)kv->v + kv->layers[layer].offset;
     a->kv_stride = kv->layers[layer].width;
     a->block_size = kv->block_size;
     a->block_shift =
@@ -143,6 +147,15 @@ __device__ __forceinline__ float exp2_fast(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+// The sum of a row's weights, those of its keys being relative to `top` (log2 units), and of its
+// head's sink. A row that sees nothing has none.
+template <typename T>
+__device__ __forceinline__ float with_sink(const attn_args<T> &a, int head, float top, float sum)
+{
+    if (!a.sinks || top == -INFINITY) return sum;
+    return __fadd_rn(sum, exp2_fast(__fmaf_rn(to_f32(a.sinks[head]), LOG2E, -top)));
 }
 
 // The packed rows of a tile of a sequence: base .. of n.

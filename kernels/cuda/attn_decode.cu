@@ -68,7 +68,8 @@ __device__ __forceinline__ void finish(partial<G, STRIDE> &p, const task &w,
             all += factor[i] * p.sum[i][g];
         }
         bool whole = w.n_chunks == 1;
-        float scale = !whole ? 1.f : all > 0 ? 1.f / all : 0.f;
+        float total = with_sink(a, w.head0 + g, most, all);
+        float scale = !whole ? 1.f : total > 0 ? 1.f / total : 0.f;
         int64_t head = (int64_t)w.row * a.n_heads + w.head0 + g;
         int64_t part = ((int64_t)w.s * a.n_heads + w.head0 + g) * max_chunks + blockIdx.x;
         for (int d = lane; d < a.head_dim; d += 32) {
@@ -103,7 +104,7 @@ __device__ __forceinline__ void finish(partial<G, STRIDE> &p, const task &w,
             all += factor * e[i].y;
         }
         all = lanes_sum(all);
-        if (lane == 0) p.total[g] = all;
+        if (lane == 0) p.total[g] = with_sink(a, w.head0 + g, most, all);
     }
     __syncthreads();
     for (int g = warp; g < w.heads; g += WARPS)

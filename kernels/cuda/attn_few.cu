@@ -319,10 +319,11 @@ __device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task
             x[3] = joined(x[3], next.w, step);
         }
         if (d >= a.head_dim) continue;
-        float inverse = inverse_of(sum);
+        place at = place_of(a, w.rows, r);
+        float inverse = inverse_of(with_sink(a, at.head, top, sum));
 #pragma unroll
         for (int e = 0; e < 4; e++) x[e] = finished(x[e], inverse);
-        store<bf16, 4>(a.out + index_of(a, place_of(a, w.rows, r)) * a.head_dim + d, x);
+        store<bf16, 4>(a.out + index_of(a, at) * a.head_dim + d, x);
     }
 }
 
@@ -341,7 +342,11 @@ finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const floa
 {
     int lane = threadIdx.x % 32;
     if (w.n_chunks == 1) {
-        float inverse[2] = {inverse_of(sum[0]), inverse_of(sum[2])};
+        float inverse[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            inverse[h] = inverse_of(
+                with_sink(a, place_of(a, w.rows, lane / 4 + h * 8).head, top[h], sum[h * 2]));
         each_pair<HD>(out, w, [&](int h, int d, float x, float y) {
             place at = place_of(a, w.rows, lane / 4 + h * 8);
             if (d < a.head_dim)

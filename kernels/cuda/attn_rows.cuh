@@ -195,13 +195,14 @@ __device__ __forceinline__ void store_result(row_sums<HD> &r, const attn_args<bf
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float sum = r.sum[h * 2], scale = inverse_of(sum);
+        int row = row0 + lane / 4 + h * 8;
+        float sum = with_sink(a, place_of(a, p, row).head, r.top[h], r.sum[h * 2]);
+        float scale = inverse_of(sum);
 #pragma unroll
         for (int i = 0; i < HD / 8; i++) {
             r.out[i][h * 2] = finished(r.out[i][h * 2], scale);
             r.out[i][h * 2 + 1] = finished(r.out[i][h * 2 + 1], scale);
         }
-        int row = row0 + lane / 4 + h * 8;
         if (a.lse && lane % 4 == 0 && p.in(row))
             a.lse[index_of(a, place_of(a, p, row))] =
                 sum > 0 ? (r.top[h] + log2f(sum)) * LN2 : -INFINITY;

@@ -248,15 +248,24 @@ void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
 // ---- the gradient ------------------------------------------------------------------------------
 
 template <typename T, int V>
-__global__ void logprob_back_kernel(T *dlogits, const float *dlogprob, const float *logits,
-                                    const float *lse, const int32_t *target, int vocab, float scale)
+__global__ void logprob_back_kernel(T *dlogits, head_grads grads, const float *logits,
+                                    const int32_t *target, int vocab, float scale)
 {
     grid_begin();
     int t = (blockIdx.y * THREADS + threadIdx.x) * V, hit = target[blockIdx.x];
     if (t >= vocab) return;
-    float g = dlogprob[blockIdx.x] * scale, shift = lse[blockIdx.x], z[V];
+    float g = grads.dlogprob[blockIdx.x] * scale, shift = grads.lse[blockIdx.x], z[V];
+    float e = grads.dentropy ? grads.dentropy[blockIdx.x] * scale : 0.f;
     int64_t at = (int64_t)blockIdx.x * vocab + t;
-    if (g != 0) {
+    if (e != 0) { // p log p falls to 0 with p, where a logit of -inf would make it no number
+        float h = grads.entropy[blockIdx.x];
+        load<float, V>(z, logits + at);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float log_p = z[i] * scale - shift, p = expf(log_p);
+            z[i] = g * ((t + i == hit ? 1.f : 0.f) - p) - (p > 0 ? e * p * (log_p + h) : 0.f);
+        }
+    } else if (g != 0) {
         load<float, V>(z, logits + at);
 #pragma unroll
         for (int i = 0; i < V; i++)
@@ -268,7 +277,7 @@ __global__ void logprob_back_kernel(T *dlogits, const float *dlogprob, const flo
     store<T, V>(dlogits + at, z);
 }
 
-void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob, const float *lse,
+void cuda_logprob_back(struct device *dev, void *dlogits, const struct head_grads *grads,
                        const struct head_args *h, enum dtype dt)
 {
     if (h->n <= 0) return;
@@ -277,7 +286,7 @@ void cuda_logprob_back(struct device *dev, void *dlogits, const float *dlogprob,
         using T = decltype(t);
         auto launch = [&](auto kernel, int wide) {
             cuda_launch(dev, "logprob_back", kernel, dim3(h->n, ceil_div(h->vocab, THREADS * wide)),
-                        THREADS, 0, (T *)dlogits, dlogprob, h->logits, lse, h->target, h->vocab,
+                        THREADS, 0, (T *)dlogits, *grads, h->logits, h->target, h->vocab,
                         1.f / h->temperature);
         };
         if (fits)

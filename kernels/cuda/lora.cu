@@ -29,8 +29,7 @@ template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, c
     const int row = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * 4;
     if (c >= l.k) return;
     float factors[4];
-    dropout_factors(&l.dropout, part, l.dropout.sample[row], l.dropout.position[row], c / 4,
-                    factors);
+    dropped(factors, l, part, row, c / 4);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (c + i < l.k)
@@ -89,8 +88,7 @@ __device__ __forceinline__ float kept(const lora_view &l, int part, int row, int
 {
     if (l.dropout.p <= 0.f) return 1.f;
     float factors[4];
-    dropout_factors(&l.dropout, part, l.dropout.sample[row], l.dropout.position[row], c / 4,
-                    factors);
+    dropped(factors, l, part, row, c / 4);
     return c % 4 == 0 ? factors[0] : c % 4 == 1 ? factors[1] : c % 4 == 2 ? factors[2] : factors[3];
 }
 
@@ -183,7 +181,7 @@ static void thin(struct device *dev, float *h, const void *x, int part0, int n, 
         cuda_launch(dev, "lora", thin_kernel<1, false>, grid, THREADS, 0, h, from, part0, l);
 }
 
-static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back)
+static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back, bool)
 {
     const int width = back ? l.k : l.first[l.n_parts];
     cuda_launch(dev, "lora", back ? widen_kernel<true> : widen_kernel<false>,
@@ -210,6 +208,7 @@ static lora_view view_of(const struct lora_args *l)
     lora_view v = {};
     v.factors = l->factors;
     v.adapter = l->adapter;
+    v.row = l->row;
     v.n_adapters = l->n_adapters;
     v.n_parts = l->n_parts;
     v.max_rank = l->max_rank;
@@ -289,15 +288,15 @@ void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_arg
     const lora_view v = view_of(l);
     const struct lora_steps *steps = steps_of(l);
     const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    const bool few = l->rows <= FEW_ROWS && l->max_rank <= FEW_RANKS;
-    if (steps->both && few && l->dropout.p <= 0.f) {
+    const bool few = l->rows <= FEW_ROWS && l->max_rank <= FEW_RANKS, alike = l->out == l->dt;
+    if (steps->both && few && alike && l->dropout.p <= 0.f) {
         steps->both(dev, y, x, v);
         return;
     }
     if (!take_scratch(dev, l, &s)) return;
     for (int p = 0; p < l->n_parts; p += at_once)
         steps->thin(dev, s.h, drop(dev, s.dropped, x, p, l, v), p, at_once, v, false);
-    steps->widen(dev, y, s.h, v, false);
+    steps->widen(dev, y, s.h, v, false, l->out == DT_F32);
 }
 
 void cuda_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
@@ -318,5 +317,5 @@ void cuda_lora_back(struct device *dev, void *dx, const struct lora_grads *grads
         steps->outer(dev, s.sums, xp, s.dh, p, at_once, v, false);
     }
     steps->outer(dev, s.sums, dy, s.h, 0, l->n_parts, v, true);
-    steps->widen(dev, dx, s.dh, v, true);
+    steps->widen(dev, dx, s.dh, v, true, l->dt == DT_F32);
 }

@@ -234,16 +234,49 @@ __device__ __forceinline__ void widen_sums(float (&sum)[Q][2][4], const float *h
     }
 }
 
-// Four elements of y from c on, of n; packed: aligned to 8 bytes.
-__device__ __forceinline__ void store_four(bf16 *y, const float (&v)[4], int c, int n, bool packed)
+// Four elements of y, as they lie.
+template <typename Y> struct four {
+    uint32_t word[sizeof(Y)];
+};
+
+// Those from c on, of n, zeros behind these; packed: aligned to all four of them.
+__device__ __forceinline__ void load_four(four<bf16> &ret, const bf16 *y, int c, int n, bool packed)
+{
+    load_pairs<4>(ret.word, y, c, n, packed);
+}
+__device__ __forceinline__ void load_four(four<float> &ret, const float *y, int c, int n,
+                                          bool packed)
+{
+    float v[4] = {};
+    if (packed && c + 4 <= n)
+        load<float, 4>(v, y + c);
+    else
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (c + i < n) v[i] = y[c + i];
+#pragma unroll
+    for (int i = 0; i < 4; i++) ret.word[i] = __float_as_uint(v[i]);
+}
+
+__device__ __forceinline__ float element(const four<bf16> &v, int i)
+{
+    return __uint_as_float(i % 2 ? v.word[i / 2] & 0xffff0000u : v.word[i / 2] << 16);
+}
+__device__ __forceinline__ float element(const four<float> &v, int i)
+{
+    return __uint_as_float(v.word[i]);
+}
+
+template <typename Y>
+__device__ __forceinline__ void store_four(Y *y, const float (&v)[4], int c, int n, bool packed)
 {
     if (packed && c + 4 <= n) {
-        store<bf16, 4>(y + c, v);
+        store<Y, 4>(y + c, v);
         return;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (c + i < n) y[c + i] = from_f32<bf16>(v[i]);
+        if (c + i < n) y[c + i] = from_f32<Y>(v[i]);
 }
 
 // What the parts' dropout keeps of columns c .. c + 3.
@@ -251,29 +284,22 @@ __device__ __forceinline__ void keep_four(float (&ret)[4], const lora_view &l, i
                                           int c)
 {
     ret[0] = ret[1] = ret[2] = ret[3] = 1.f;
-    if (l.dropout.p > 0.f)
-        dropout_factors(&l.dropout, part, l.dropout.sample[row], l.dropout.position[row], c / 4,
-                        ret);
+    if (l.dropout.p > 0.f) dropped(ret, l, part, row, c / 4);
 }
 
 // A lane's elements of a tile's rows of y, from column c0 on, which widen_tile() adds to: all at
 // once, so that they are on their way while it computes.
-template <int Q>
-__device__ __forceinline__ void load_tile(uint32_t (&ret)[2][Q][2], const bf16 *y, int width,
-                                          int base, int end, int c0, int n, bool packed)
+template <typename Y, int Q>
+__device__ __forceinline__ void load_tile(four<Y> (&ret)[2][Q], const Y *y, int width, int base,
+                                          int end, int c0, int n, bool packed)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int q = 0; q < Q; q++)
-            load_pairs<4>(ret[half][q], y + (int64_t)min(base + g + 8 * half, end - 1) * width,
-                          c0 + 16 * q + 4 * t, n, packed);
-}
-
-__device__ __forceinline__ float element(uint32_t pair, int i)
-{
-    return __uint_as_float(i ? pair & 0xffff0000u : pair << 16);
+            load_four(ret[half][q], y + (int64_t)min(base + g + 8 * half, end - 1) * width,
+                      c0 + 16 * q + 4 * t, n, packed);
 }
 
 // total += sum, of the gradient (BACK) what the part's dropout keeps of it.
@@ -297,12 +323,12 @@ __device__ __forceinline__ void add_part(float (&total)[Q][2][4], const float (&
 
 // y += what an adapter adds to columns c0 .. c0 + COLUMNS - 1 of parts part0 .. part0 + parts - 1
 // of those of the tile's rows that have it (`of`: tile_adapters()). h: of the tile's first row, a
-// part after the other; y: of its first column; before: load_tile(). packed: four columns of y are
-// aligned to 8 bytes. For all lanes of a warp.
-template <bool BACK, int Q>
-__device__ __forceinline__ void
-widen_tile(bf16 *y, const uint32_t (&before)[2][Q][2], const float *h, int part0, int parts,
-           int adapter, int of, int base, int c0, bool packed, const lora_view &l)
+// part after the other; y: of its first column; before: load_tile(). packed: rows of y are aligned
+// to four columns. For all lanes of a warp.
+template <bool BACK, typename Y, int Q>
+__device__ __forceinline__ void widen_tile(Y *y, const four<Y> (&before)[2][Q], const float *h,
+                                           int part0, int parts, int adapter, int of, int base,
+                                           int c0, bool packed, const lora_view &l)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int end = min(base + ROWS, l.rows), last = end - base - 1;
@@ -330,8 +356,7 @@ widen_tile(bf16 *y, const uint32_t (&before)[2][Q][2], const float *h, int part0
             float v[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                v[i] = fmaf(scale, total[q][i % 2][2 * half + i / 2],
-                            element(before[half][q][i / 2], i % 2));
+                v[i] = fmaf(scale, total[q][i % 2][2 * half + i / 2], element(before[half][q], i));
             store_four(y + (int64_t)row * width, v, c0 + 16 * q + 4 * t, n, packed);
         }
     }
@@ -339,9 +364,9 @@ widen_tile(bf16 *y, const uint32_t (&before)[2][Q][2], const float *h, int part0
 
 // A warp has FEWER_COLUMNS of a part (blockIdx.z); of the gradient (BACK) of dx, which has all
 // parts' sums.
-template <bool BACK>
+template <bool BACK, typename Y>
 __global__ void __launch_bounds__(THREADS, 3)
-    widen_tensor_kernel(bf16 *y, const float *h, bool packed, const lora_view l)
+    widen_tensor_kernel(Y *y, const float *h, bool packed, const lora_view l)
 {
     grid_begin();
     const int part = BACK ? 0 : blockIdx.z;
@@ -352,7 +377,7 @@ __global__ void __launch_bounds__(THREADS, 3)
     if (c0 >= n) return;
     if (!BACK) y += l.first[part];
     h += ((int64_t)part * l.rows + base) * l.max_rank;
-    uint32_t before[2][FEWER_COLUMNS / 16][2];
+    four<Y> before[2][FEWER_COLUMNS / 16];
     load_tile(before, y, BACK ? l.k : l.first[l.n_parts], base, end, c0, n, packed);
     for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1)
         widen_tile<BACK>(y, before, h, part, BACK ? l.n_parts : 1,
@@ -375,7 +400,7 @@ __global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
     int of;
     if (blockIdx.y * WARPS * COLUMNS >= n) return;
     y += l.first[part];
-    uint32_t before[2][COLUMNS / 16][2];
+    four<bf16> before[2][COLUMNS / 16];
     load_tile(before, y, l.first[l.n_parts], base, end, min(c0, n), n, y_packed);
     for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1) {
         const int adapter = __shfl_sync(~0u, of, __ffs(todo) - 1);
@@ -492,10 +517,11 @@ __global__ void outer_add_kernel(const float *sums, int slices, int part0, const
 
 // ---- launches -----------------------------------------------------------------------------------
 
-// Whether rows of the parts' columns, or of x, are aligned to n elements.
-static bool rows_aligned(const void *x, const lora_view &l, bool parts, int n)
+// Whether rows of the parts' columns, or of x, are aligned to n elements of so many bytes.
+static bool rows_aligned(const void *x, const lora_view &l, bool parts, int n,
+                         size_t element = sizeof(bf16))
 {
-    bool fits = aligned(n * sizeof(bf16), {x}, {});
+    bool fits = aligned(n * element, {x}, {});
     if (!parts) return fits && l.k % n == 0;
     for (int p = 0; p <= l.n_parts; p++) fits = fits && l.first[p] % n == 0;
     return fits;
@@ -517,13 +543,19 @@ static void thin(struct device *dev, float *h, const void *x, int part0, int n, 
                 rows_aligned(x, l, back, 64), l);
 }
 
-static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back)
+static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
+                  bool f32)
 {
     const int width = back ? l.k : widest_part(l);
     const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(width, WARPS * FEWER_COLUMNS),
                     back ? 1 : l.n_parts);
-    cuda_launch(dev, "lora", back ? widen_tensor_kernel<true> : widen_tensor_kernel<false>, grid,
-                THREADS, 0, (bf16 *)y, h, rows_aligned(y, l, !back, 4), l);
+    if (f32) // logits
+        cuda_launch(dev, "lora", widen_tensor_kernel<false, float>, grid, THREADS, 0, (float *)y, h,
+                    rows_aligned(y, l, true, 4, sizeof(float)), l);
+    else
+        cuda_launch(dev, "lora",
+                    back ? widen_tensor_kernel<true, bf16> : widen_tensor_kernel<false, bf16>, grid,
+                    THREADS, 0, (bf16 *)y, h, rows_aligned(y, l, !back, 4), l);
 }
 
 static void both(struct device *dev, void *y, const void *x, const lora_view &l)

@@ -8,10 +8,16 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
     size_t sums = cuda_column_sum_scratch(s->rows, s->widest);
     size_t matmul = cuda_matmul_scratch(s->rows, s->hidden); // added to the residual stream
     size_t head_sums = cuda_column_sum_scratch(s->logits_chunk, s->vocab);
+    const size_t row = dtype_size(s->dt);
     size_t lora = cuda_lora_scratch(s->rows, s->lora_rank, max(s->widest, LORA_PARTS * s->hidden),
-                                    s->lora_dropout ? s->widest * dtype_size(s->dt) : 0);
-    size_t delta = cuda_delta_scratch(dev, &s->delta, s->rows, s->max_context);
+                                    s->lora_dropout ? s->widest * row : 0);
+    size_t lora_head =
+        s->lora_head ? cuda_lora_scratch(s->logits_chunk, s->lora_rank, max(s->vocab, s->hidden),
+                                         s->lora_dropout ? s->hidden * row : 0)
+                     : 0;
     if (lora > most) most = lora;
+    if (lora_head > most) most = lora_head;
+    size_t delta = cuda_delta_scratch(dev, &s->delta, s->rows, s->max_context);
     if (delta > most) most = delta;
     if (norm > most) most = norm;
     if (sums > most) most = sums;

@@ -23,6 +23,22 @@ __global__ void rope_kernel(T *qkv, const float *table, const int32_t *positions
     store<T, V>(upper, b);
 }
 
+// A thread rotates a pair of neighbours.
+template <typename T>
+__global__ void rope_neighbours_kernel(T *qkv, const float *table, const int32_t *positions,
+                                       int64_t stride, int n, int head_dim, int half, float sign)
+{
+    grid_begin();
+    int i = blockIdx.y * THREADS + threadIdx.x;
+    if (i >= n * half) return;
+    int head = i / half, pair = i % half;
+    T *at = qkv + blockIdx.x * stride + (int64_t)head * head_dim + 2 * pair;
+    float a = to_f32(at[0]), b = to_f32(at[1]);
+    rotate(a, b, ((const float2 *)table)[(int64_t)positions[blockIdx.x] * half + pair], sign);
+    at[0] = from_f32<T>(a);
+    at[1] = from_f32<T>(b);
+}
+
 void cuda_rope(struct device *dev, void *qkv, const struct rope_args *a)
 {
     int half = a->rot_dim / 2, size = (int)dtype_size(a->dt);
@@ -36,21 +52,23 @@ void cuda_rope(struct device *dev, void *qkv, const struct rope_args *a)
                         THREADS, 0, (T *)qkv, a->table, a->positions, a->stride, a->n, a->head_dim,
                         half, a->sign);
         };
-        if (fits)
+        if (a->interleaved)
+            launch(rope_neighbours_kernel<T>, 1);
+        else if (fits)
             launch(rope_kernel<T, 4>, 4);
         else
             launch(rope_kernel<T, 1>, 1);
     });
 }
 
-// Copies units of U bytes' worth (an integer type) of each row's keys, then values.
+// Copies units of U bytes' worth (an integer type) of each row's keys, then values: `units` in all.
 template <typename U>
 __global__ void kv_store_kernel(U *k, U *v, const U *qkv, const int32_t *slots, int64_t row_units,
-                                int64_t q_units, int kv_units, int64_t slot_units)
+                                int64_t q_units, int kv_units, int units, int64_t slot_units)
 {
     grid_begin();
     int i = blockIdx.y * THREADS + threadIdx.x, slot = slots[blockIdx.x];
-    if (i >= 2 * kv_units || slot < 0) return;
+    if (i >= units || slot < 0) return;
     U unit = qkv[blockIdx.x * row_units + q_units + i];
     U *to = i < kv_units ? k + i : v + (i - kv_units);
     to[slot * slot_units] = unit;
@@ -63,17 +81,17 @@ void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, cons
     int64_t size = dtype_size(kv->dt), shift = kv->layers[layer].offset * size;
     char *k = (char *)kv->k + shift, *v = (char *)kv->v + shift;
     int64_t head = s->head_dim * size, q = s->n_heads * head, n = s->n_kv_heads * head;
-    int64_t slot = kv->layers[layer].width * size;
+    int64_t slot = kv->layers[layer].width * size, row = attn_row_width(s) * size, both = row - q;
     if (aligned(16, {k, v, qkv}, {q, n, slot}))
         cuda_launch(dev, "kv_store", kv_store_kernel<uint4>,
-                    dim3(batch->n_tokens, ceil_div(2 * n / 16, THREADS)), THREADS, 0, (uint4 *)k,
-                    (uint4 *)v, (const uint4 *)qkv, batch->slots, (q + 2 * n) / 16, q / 16,
-                    (int)(n / 16), slot / 16);
+                    dim3(batch->n_tokens, ceil_div(both / 16, THREADS)), THREADS, 0, (uint4 *)k,
+                    (uint4 *)v, (const uint4 *)qkv, batch->slots, row / 16, q / 16, (int)(n / 16),
+                    (int)(both / 16), slot / 16);
     else
         cuda_launch(dev, "kv_store", kv_store_kernel<uint16_t>,
-                    dim3(batch->n_tokens, ceil_div(n, THREADS)), THREADS, 0, (uint16_t *)k,
-                    (uint16_t *)v, (const uint16_t *)qkv, batch->slots, (q + 2 * n) / 2, q / 2,
-                    (int)(n / 2), slot / 2);
+                    dim3(batch->n_tokens, ceil_div(both / 2, THREADS)), THREADS, 0, (uint16_t *)k,
+                    (uint16_t *)v, (const uint16_t *)qkv, batch->slots, row / 2, q / 2,
+                    (int)(n / 2), (int)(both / 2), slot / 2);
 }
 
 // Rotation and storing in one: a thread has FOUR pairs of a query or key head, or FOUR elements

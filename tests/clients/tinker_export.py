@@ -35,7 +35,7 @@ def there(client):
 
 def train(rank):
     service = tinker.ServiceClient(base_url=URL)
-    client = there(service.create_lora_training_client(base_model=MODEL, rank=rank, train_unembed=rank == 0))
+    client = there(service.create_lora_training_client(base_model=MODEL, rank=rank))
     client.forward_backward([datum()], "cross_entropy")
     client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
     return service, client

@@ -35,7 +35,6 @@ service = connect()
 
 
 def train(rank=4, of=None, **more):
-    more.setdefault("train_unembed", False)
     return there((of or service).create_lora_training_client(base_model=MODEL, rank=rank, seed=3, **more))
 
 

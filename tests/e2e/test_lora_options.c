@@ -85,7 +85,7 @@ static void each_works_or_is_named(void **state)
         {0, {"--save-steps", "1", "--save-total-limit", "1"}, NULL},
         {0, {"--start-from", "current"}, "starts as it is served"},
         {0, {"--log-completions", "--cost"}, NULL},
-        {0, {"--lora-target", "q_proj,down_proj", "--lora-name", "two"}, NULL},
+        {0, {"--lora-target", "q_proj,down_proj,lm_head", "--lora-name", "two"}, NULL},
         {0, {"--tandem", "--tandem-p", "0.7"}, NULL},
         {2, {"--train-draft"}, "--train-draft with --lora-r"},
         {2, {"--workers", "http://127.0.0.1:1"}, "--workers with --lora-r"},
@@ -97,7 +97,7 @@ static void each_works_or_is_named(void **state)
         {2, {"--lora-dropout", "1"}, "--lora-dropout"},
         {1, {"--lora-r", "9", "--lora-name", "nine"}, "--max-lora-rank 9"},
         {1, {"--start-from", "MODEL"}, "adapter_config.json"},
-        {1, {"--lora-target", "lm_head", "--lora-name", "head"}, "names no matrix"},
+        {1, {"--lora-target", "embed_tokens", "--lora-name", "embeddings"}, "names no matrix"},
     };
     char run[16];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

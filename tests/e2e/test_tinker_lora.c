@@ -75,7 +75,7 @@ static json_t *create(const char *of, int number, int status, const char *lora)
                        of, number, lora);
 }
 
-#define LORA "\"rank\":4,\"seed\":9,\"train_unembed\":false"
+#define LORA "\"rank\":4,\"seed\":9"
 
 // Takes the answer of a future that gives a model.
 static struct run begun(json_t *answer)
@@ -269,14 +269,21 @@ static void test_side_by_side(void **state)
 static void test_parts(void **state)
 {
     (void)state;
-    float first[N], attention[N], mlp[N], seeded[N];
-    static const char *const wishes[] = {LORA, LORA ",\"train_mlp\":false",
-                                         LORA ",\"train_attn\":false",
-                                         "\"rank\":4,\"seed\":10,\"train_unembed\":false"};
-    float *const ends[] = {first, attention, mlp, seeded};
-    start("4", NULL);
-    for (int i = 0; i < 4; i++) {
-        struct run r = begun(tinker_retrieve(&s, create(session, i, 200, wishes[i])));
+    enum { PARTS = 6 };
+    float ends[PARTS][N];
+    static const struct {
+        const char *lora, *has, *has_not; // of the folder's target_modules
+    } parts[PARTS] = {
+        {LORA, "lm_head", "all-linear"},
+        {LORA ",\"train_unembed\":false", "all-linear", "lm_head"},
+        {LORA ",\"train_mlp\":false", "self_attn.q_proj", "mlp"},
+        {LORA ",\"train_attn\":false", "mlp.down_proj", "self_attn"},
+        {LORA ",\"train_attn\":false,\"train_mlp\":false", "lm_head", "proj"},
+        {"\"rank\":4,\"seed\":10", "mlp.down_proj", "all-linear"},
+    };
+    start("6", NULL);
+    for (int i = 0; i < PARTS; i++) {
+        struct run r = begun(tinker_retrieve(&s, create(session, i, 200, parts[i].lora)));
         char path[256], config[1024];
         learn(&r, &one);
         step(&r, 1e-2);
@@ -285,11 +292,10 @@ static void test_parts(void **state)
         snprintf(config, sizeof config, "%s/%s/sampler_weights/x/adapter_config.json", s.runs,
                  r.id);
         char *text = test_read(config);
-        assert_true(strstr(text, "all-linear") ? i % 3 == 0 : i % 3 != 0);
-        if (i == 1) assert_contains(text, "self_attn.q_proj");
-        if (i == 2) assert_contains(text, "mlp.down_proj");
+        assert_contains(text, parts[i].has);
+        assert_null(strstr(text, parts[i].has_not));
         free(text);
-        for (int k = 0; k < i; k++) assert_memory_not_equal(ends[i], ends[k], sizeof first);
+        for (int k = 0; k < i; k++) assert_memory_not_equal(ends[i], ends[k], sizeof ends[i]);
     }
     end();
 }
@@ -429,12 +435,11 @@ static void test_refused(void **state)
 {
     (void)state;
     start("2", NULL);
-    tinker_refused(create(session, 0, 400, "\"rank\":4"), "--unembed skip");
-    tinker_refused(create(session, 0, 400, LORA ",\"train_mlp\":false,\"train_attn\":false"),
+    tinker_refused(create(session, 0, 400,
+                          LORA ",\"train_mlp\":false,\"train_attn\":false,"
+                               "\"train_unembed\":false"),
                    "nothing is left to train");
-    tinker_refused(
-        tinker_retrieve(&s, create(session, 0, 200, "\"rank\":9,\"train_unembed\":false")),
-        "--max-lora-rank 9");
+    tinker_refused(tinker_retrieve(&s, create(session, 0, 200, "\"rank\":9")), "--max-lora-rank 9");
     struct run whole = begun(tinker_retrieve(&s, create(session, 1, 200, "\"rank\":0")));
     char path[256];
     save(&whole, "save_weights", "whole", path);
@@ -445,10 +450,6 @@ static void test_refused(void **state)
                                         "\"optimizer\":false}",
                                         r.id, path)),
         "trains an adapter");
-    assert_int_equal(tinker_server_stop(&s), 0);
-    tinker_server_start(&s, &d, NULL, OPTIONS("--unembed", "skip"));
-    open_session(session);
-    begun(tinker_retrieve(&s, create(session, 0, 200, "\"rank\":4")));
     end();
 }
 
@@ -505,7 +506,7 @@ static void test_checkpoints(void **state)
     assert_memory_equal(again, then, sizeof then);
     json_t *info = tinker_post(&s, "weights_info", 200, "{\"tinker_path\":\"%s\"}", path);
     assert_int_equal(json_integer_value(json_object_get(info, "lora_rank")), 4);
-    assert_true(json_is_false(json_object_get(info, "train_unembed")));
+    assert_true(json_is_true(json_object_get(info, "train_unembed")));
     json_decref(info);
     end();
 }

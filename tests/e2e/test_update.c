@@ -301,6 +301,93 @@ static void exact_wants_every_bit(void **state)
     scene_close(&s);
 }
 
+static struct update_stats update_by(struct scene *s, const struct update_config *config,
+                                     const struct rollout *rollout, const float *by, double lr)
+{
+    struct update_stats stats;
+    assert_ok(update_policy(s->learner, s->bridge, config, rollout, by, lr, &s->lock, &stats));
+    return stats;
+}
+
+// Two updates of a group each: the second has the gradient of its group alone, is compared with
+// the policy before the first, and has a rate of its own.
+static void parts_have_updates_of_their_own(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct update_config config = plain;
+    const struct schedule falling = {.type = SCHEDULE_LINEAR, .peak = 1e-2, .total_steps = 10};
+    scene_open(&s, false);
+    const struct rollout second = {.n_groups = 1,
+                                   .n_per_group = PER_GROUP,
+                                   .examples = s.examples + 1,
+                                   .completions = s.samples + PER_GROUP,
+                                   .n_tokens = PER_GROUP * TOKENS};
+    const struct update_stats alone = update_by(&s, &config, &second, advantages + PER_GROUP, 0);
+    config.mini_batches = GROUPS;
+    struct update_stats u = update_by(&s, &config, &s.rollout, advantages, 0);
+    assert_int_equal(u.applied, GROUPS);
+    assert_true(near(u.grad_norm, alone.grad_norm));
+    assert_true(u.all.ratio.min == 1 && u.all.ratio.max == 1);
+    config.schedule = &falling;
+    config.first_update = 3;
+    u = update_by(&s, &config, &s.rollout, advantages, 0);
+    assert_true(u.lr == schedule_at(&falling, 4) && u.mismatch_max == 0);
+    // the first part, whose ratio is 1, then the second, which that has moved
+    assert_true(u.all.ratio.max > 1 || u.all.ratio.min < 1);
+    assert_int_equal(u.all.ratio.n, SAMPLES * TOKENS);
+    config.num_iterations = 2;
+    assert_int_equal(update_by(&s, &config, &s.rollout, advantages, 0).applied, 2 * GROUPS);
+    scene_close(&s);
+}
+
+// The bonus alone moves the policy, towards more entropy or less; the tokens of highest entropy are
+// found in a pass of their own.
+static void entropy_is_rewarded(void **state)
+{
+    (void)state;
+    static const float none[SAMPLES] = {0};
+    for (int sign = -1; sign <= 1; sign += 2) {
+        struct scene s;
+        struct update_config config = plain;
+        const struct entropy_config entropy = {.coef = sign * 0.5, .top_quantile = 1};
+        struct entropy_state bonus = entropy_begin(&entropy);
+        scene_open(&s, false);
+        config.entropy = &entropy;
+        config.entropy_state = &bonus;
+        const struct update_stats before = update_by(&s, &config, &s.rollout, none, 1e-3);
+        assert_true(near(before.loss, before.policy_loss - entropy.coef * before.entropy));
+        assert_true(before.grad_norm > 1e-4 && before.policy_loss == 0);
+        const struct update_stats after = update_by(&s, &config, &s.rollout, none, 0);
+        assert_true(sign * (after.entropy - before.entropy) > 1e-5);
+        scene_close(&s);
+    }
+}
+
+static void high_entropy_alone(void **state)
+{
+    (void)state;
+    static const float ones[SAMPLES] = {1, 1, 1, 1};
+    struct scene s;
+    struct update_config config = plain;
+    struct entropy_config entropy = {.coef = 0, .top_quantile = 1};
+    struct entropy_state bonus = entropy_begin(&entropy);
+    scene_open(&s, false);
+    const struct update_stats all = update_by(&s, &config, &s.rollout, ones, 0);
+    config.entropy = &entropy;
+    config.entropy_state = &bonus;
+    assert_true(update_by(&s, &config, &s.rollout, ones, 0).grad_norm == all.grad_norm);
+    // One token, or the first ones of a group, which have the same context: at a ratio of 1 the
+    // term is the advantage.
+    entropy.top_quantile = 0;
+    const struct update_stats one = update_by(&s, &config, &s.rollout, ones, 0);
+    const double term = fabs(one.loss) * SAMPLES * TOKENS;
+    assert_true(near(term, 1) || near(term, 2));
+    assert_true(one.grad_norm > 0 && one.grad_norm < all.grad_norm);
+    assert_true(one.entropy == all.entropy && one.mismatch_max == 0);
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -309,6 +396,9 @@ int main(void)
         cmocka_unit_test(draft_learns_once_a_step),
         cmocka_unit_test(broken_draft_is_left_alone),
         cmocka_unit_test(exact_wants_every_bit),
+        cmocka_unit_test(parts_have_updates_of_their_own),
+        cmocka_unit_test(entropy_is_rewarded),
+        cmocka_unit_test(high_entropy_alone),
     };
     return cmocka_run_group_tests_name("update", tests, NULL, NULL);
 }

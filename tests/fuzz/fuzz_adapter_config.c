@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         for (size_t i = 0; i < sizeof modules / sizeof *modules; i++) {
             int rank = -1;
             float scale = NAN;
-            if (adapter_config_match(config, modules[i], &rank, &scale) != ST_OK) continue;
+            if (adapter_config_match(config, modules[i], i == 0, &rank, &scale) != ST_OK) continue;
             if (rank < 0 || rank > ADAPTER_MAX_RANK || (rank > 0 && !isfinite(scale))) abort();
         }
     adapter_config_free(config);

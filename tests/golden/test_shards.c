@@ -72,7 +72,7 @@ static void fill_batch(struct side *s)
 // False where the model's numbers are not so many ranks' to share.
 static bool open_side(struct side *s, struct device *dev, struct comm *comm, const char *folder)
 {
-    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
     *s = (struct side){.dev = dev, .comm = comm};
     must_ok(model_config_load(folder, &s->config));
     if (model_config_shard(s->config, (struct shard){comm_rank(comm), comm_size(comm)}) != ST_OK)
@@ -124,7 +124,7 @@ static void differentiate(struct side *s, enum recompute recompute)
     model_forward(s->model, batch_view(s->batch), NULL, tape, &x);
     must_ok(backward_logprobs(s->backward, s->batch, x, s->targets, 0.7f, s->logprobs, s->entropy));
     device_copy_out(s->dev, s->logits, s->model->logits, logits * sizeof(float));
-    must_ok(backward_run(s->backward, s->batch, tape, dlogprobs, 0.7f));
+    must_ok(backward_run(s->backward, s->batch, tape, dlogprobs, NULL, 0.7f));
     must_ok(optimizer_prepare(s->optimizer, &s->norm));
     device_copy_out(s->dev, s->grads, optimizer_grads(s->optimizer, 0)->base,
                     (size_t)s->weights->n_elements * sizeof(float));

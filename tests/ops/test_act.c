@@ -10,11 +10,24 @@ static double act_formula(double x, int kind)
     return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
+static struct act_shape shape_of(const struct op_test *t)
+{
+    const int *p = t->c->p;
+    return (struct act_shape){p[0], p[1], (enum act_kind)p[2], p[3], t->dt, 1.702f, 1.3f};
+}
+
+static double clamped_formula(double gate, double up)
+{
+    const double alpha = 1.702f, limit = 1.3f, g = fmin(gate, limit);
+    return g / (1 + exp(-alpha * g)) * (fmin(fmax(up, -limit), limit) + 1);
+}
+
 static double act_at(const int *p, const double *x, int r, int c)
 {
+    const double *pair = x + (int64_t)r * 2 * p[1];
+    if (p[2] == ACT_CLAMPED) return clamped_formula(pair[c], pair[p[1] + c]);
     if (!p[3]) return act_formula(x[(int64_t)r * p[1] + c], p[2]);
-    const double *row = x + (int64_t)r * 2 * p[1];
-    return act_formula(row[c], p[2]) * row[p[1] + c];
+    return act_formula(pair[c], p[2]) * pair[p[1] + c];
 }
 
 static void act_setup(struct op_test *t)
@@ -28,8 +41,7 @@ static void act_setup(struct op_test *t)
 
 static void act_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
-    const int *p = t->c->p;
-    const struct act_shape shape = {p[0], p[1], (enum act_kind)p[2], p[3], t->dt};
+    const struct act_shape shape = shape_of(t);
     ops->act(dev, d[0], d[1], &shape);
 }
 
@@ -55,8 +67,7 @@ static void act_back_setup(struct op_test *t)
 
 static void act_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
-    const int *p = t->c->p;
-    const struct act_shape shape = {p[0], p[1], (enum act_kind)p[2], p[3], t->dt};
+    const struct act_shape shape = shape_of(t);
     ops->act_back(dev, d[0], d[3], d[1], d[2], &shape);
 }
 
@@ -141,6 +152,8 @@ static const struct op_case cases[] = {
     {&op_act, "gelu_tanh 9 x 100", {9, 100, ACT_GELU_TANH, 0}, false},
     {&op_act, "gelu 9 x 100", {9, 100, ACT_GELU, 0}, false},
     {&op_act, "gelu gated 3 x 65", {3, 65, ACT_GELU, 1}, false},
+    {&op_act, "clamped 5 x 7", {5, 7, ACT_CLAMPED, 1}, false},
+    {&op_act, "clamped 9 x 104", {9, 104, ACT_CLAMPED, 1}, false},
     {&op_act, "silu gated 200 x 4096", {200, 4096, ACT_SILU, 1}, true},
     {&op_act_back, "silu gated 5 x 7", {5, 7, ACT_SILU, 1}, false},
     {&op_act_back, "silu 3 x 33", {3, 33, ACT_SILU, 0}, false},
@@ -148,6 +161,9 @@ static const struct op_case cases[] = {
     {&op_act_back, "gelu_tanh 3 x 17", {3, 17, ACT_GELU_TANH, 0}, false},
     {&op_act_back, "gelu gated 3 x 17", {3, 17, ACT_GELU, 1}, false},
     {&op_act_back, "gelu 3 x 17", {3, 17, ACT_GELU, 0}, false},
+    {&op_act_back, "clamped 5 x 7", {5, 7, ACT_CLAMPED, 1}, false},
+    {&op_act_back, "clamped 3 x 24", {3, 24, ACT_CLAMPED, 1}, false},
+    {&op_act_back, "clamped 301 x 1001", {301, 1001, ACT_CLAMPED, 1}, true},
     {&op_act_back, "silu gated 301 x 1001", {301, 1001, ACT_SILU, 1}, true},
     {&op_softcap, "n1001", {1001, 30}, false},
     {&op_softcap_back, "n77", {77, 30}, false},

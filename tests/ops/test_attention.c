@@ -2,7 +2,7 @@
  * that the two forms agree. */
 #include "tests/support/op_table.h"
 
-// p: rows heads(rotated) head_dim rot_dim extra(elements after the rotated heads) sign
+// p: rows heads(rotated) head_dim rot_dim extra(elements after the rotated heads) sign interleaved
 
 static void rope_setup(struct op_test *t)
 {
@@ -29,6 +29,7 @@ static void rope_launch(struct op_test *t, struct device *dev, const struct ops 
                                    .rot_dim = p[3],
                                    .stride = p[1] * p[2] + p[4],
                                    .sign = (float)p[5],
+                                   .interleaved = p[6] != 0,
                                    .dt = t->dt};
     ops->rope(dev, d[0], &args);
 }
@@ -37,21 +38,23 @@ static void rope_reference(struct op_test *t, double **v)
 {
     const int *p = t->c->p, half = p[3] / 2;
     const int64_t stride = p[1] * p[2] + p[4];
+    const int step = p[6] ? 2 : 1, apart = p[6] ? 1 : half;
     for (int64_t i = 0; i < t->a[0].n; i++) t->a[0].expect[i] = v[0][i];
     for (int r = 0; r < p[0]; r++)
         for (int h = 0; h < p[1]; h++)
             for (int i = 0; i < half; i++) {
-                int64_t at = r * stride + h * p[2] + i;
+                int64_t at = r * stride + h * p[2] + i * step;
                 double c = v[1][((int64_t)t->a[2].i[r] * half + i) * 2];
                 double s = p[5] * v[1][((int64_t)t->a[2].i[r] * half + i) * 2 + 1];
-                t->a[0].expect[at] = v[0][at] * c - v[0][at + half] * s;
-                t->a[0].expect[at + half] = v[0][at + half] * c + v[0][at] * s;
+                t->a[0].expect[at] = v[0][at] * c - v[0][at + apart] * s;
+                t->a[0].expect[at + apart] = v[0][at + apart] * c + v[0][at] * s;
             }
 }
 
 static const struct op_def op_rope = {"rope", rope_setup, rope_launch, rope_reference};
 
-// p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged)
+// p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged);
+// latent at p[8], sinks at p[9]
 
 // Packed layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or
 // -1}
@@ -71,7 +74,8 @@ static struct attn_shape attn_shape_of(const int *p)
                                .head_dim = p[2],
                                .scale = 1.0f / sqrtf((float)p[2]),
                                .window = p[5],
-                               .softcap = (float)p[6]};
+                               .softcap = (float)p[6],
+                               .latent = p[8]};
 }
 
 // The seven index arrays of a packed batch, as arrays first..first + 6.
@@ -125,11 +129,12 @@ static struct batch_view packed_view(const struct op_test *t, void **d)
     return b;
 }
 
-/* One row's attention in double: keys and values given as pointers per visible entry. */
+/* One row's attention in double: keys and values given as pointers per visible entry; sink: of the
+ * head, or NULL. */
 static double attention_row(double *out, const double *q, const double **k, const double **v, int n,
-                            const struct attn_shape *s)
+                            const double *sink, const struct attn_shape *s)
 {
-    double *p = must(malloc((size_t)n * sizeof *p)), max = -INFINITY, sum = 0;
+    double *p = must(malloc((size_t)n * sizeof *p)), max = sink ? *sink : -INFINITY, sum = 0;
     for (int j = 0; j < n; j++) {
         p[j] = 0;
         for (int d = 0; d < s->head_dim; d++) p[j] += q[d] * k[j][d];
@@ -138,20 +143,27 @@ static double attention_row(double *out, const double *q, const double **k, cons
         max = fmax(max, p[j]);
     }
     for (int j = 0; j < n; j++) sum += p[j] = exp(p[j] - max);
-    for (int d = 0; d < s->head_dim; d++) out[d] = 0;
+    if (sink) sum += exp(*sink - max);
+    for (int d = 0; d < attn_value_dim(s); d++) out[d] = 0;
     for (int j = 0; j < n; j++)
-        for (int d = 0; d < s->head_dim; d++) out[d] += p[j] / sum * v[j][d];
+        for (int d = 0; d < attn_value_dim(s); d++) out[d] += p[j] / sum * v[j][d];
     free(p);
     return max + log(sum);
 }
 
+// A head's of the sinks, which are the case's or none.
+static const double *sink_of(const struct op_test *t, const double *sinks, int h)
+{
+    return t->c->p[9] ? sinks + h : NULL;
+}
+
 // out, lse of a packed batch in double, from the masks as batch_view.h words them
 static void packed_formula(struct op_test *t, int index_arrays, double *out, double *lse,
-                           const double *qkv)
+                           const double *qkv, const double *sinks)
 {
     const struct attn_shape s = attn_shape_of(t->c->p);
     const struct array *a = t->a + index_arrays;
-    const int64_t width = (int64_t)(s.n_heads + 2 * s.n_kv_heads) * s.head_dim;
+    const int64_t width = attn_row_width(&s);
     const double **k = must(malloc((size_t)t->batch.n_tokens * sizeof *k));
     const double **v = must(malloc((size_t)t->batch.n_tokens * sizeof *v));
     for (int row = 0; row < t->batch.n_tokens; row++)
@@ -162,27 +174,30 @@ static void packed_formula(struct op_test *t, int index_arrays, double *out, dou
                 if (!prefix && j < a[2].i[seq]) continue;
                 if (s.window && a[0].i[j] <= a[0].i[row] - s.window) continue;
                 k[n] = qkv + j * width + (s.n_heads + kv) * s.head_dim;
-                v[n] = k[n] + s.n_kv_heads * s.head_dim;
+                v[n] = s.latent ? k[n] : k[n] + s.n_kv_heads * s.head_dim;
                 n++;
             }
-            double l = attention_row(out + ((int64_t)row * s.n_heads + h) * s.head_dim,
-                                     qkv + row * width + h * s.head_dim, k, v, n, &s);
+            double l = attention_row(out + ((int64_t)row * s.n_heads + h) * attn_value_dim(&s),
+                                     qkv + row * width + h * s.head_dim, k, v, n,
+                                     sink_of(t, sinks, h), &s);
             if (lse) lse[(int64_t)row * s.n_heads + h] = l;
         }
     free(k);
     free(v);
 }
 
-enum { AP_INDEX, AP_OUT = 6, AP_LSE, AP_QKV };
+enum { AP_INDEX, AP_OUT = 6, AP_LSE, AP_QKV, AP_SINKS };
 
 static void attn_packed_setup(struct op_test *t)
 {
     const int *p = t->c->p;
+    const struct attn_shape s = attn_shape_of(p);
     packed_setup(t, layouts[p[3]], p[4]);
     int64_t rows = t->batch.n_tokens;
-    floats(t, "out", OUT, DATA, rows * p[0] * p[2], 1);
+    floats(t, "out", OUT, DATA, rows * p[0] * attn_value_dim(&s), 1);
     floats(t, "lse", OUT, F32, rows * p[0], 1);
-    floats(t, "qkv", IN, DATA, rows * (p[0] + 2 * p[1]) * p[2], 1);
+    floats(t, "qkv", IN, DATA, rows * attn_row_width(&s), 1);
+    floats(t, "sinks", IN, DATA, p[0], 1);
 }
 
 static void attn_packed_launch(struct op_test *t, struct device *dev, const struct ops *ops,
@@ -191,18 +206,19 @@ static void attn_packed_launch(struct op_test *t, struct device *dev, const stru
     struct attn_shape s = attn_shape_of(t->c->p);
     struct batch_view b = packed_view(t, d);
     s.dt = t->dt;
+    s.sinks = t->c->p[9] ? d[AP_SINKS] : NULL;
     ops->attn_packed(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], &b, &s);
 }
 
 static void attn_packed_reference(struct op_test *t, double **v)
 {
-    packed_formula(t, AP_INDEX, t->a[AP_OUT].expect, t->a[AP_LSE].expect, v[AP_QKV]);
+    packed_formula(t, AP_INDEX, t->a[AP_OUT].expect, t->a[AP_LSE].expect, v[AP_QKV], v[AP_SINKS]);
 }
 
 static const struct op_def op_attn_packed = {"attn_packed", attn_packed_setup, attn_packed_launch,
                                              attn_packed_reference};
 
-enum { AB_INDEX, AB_DQKV = 6, AB_DOUT, AB_OUT, AB_LSE, AB_QKV };
+enum { AB_INDEX, AB_DQKV = 6, AB_DOUT, AB_OUT, AB_LSE, AB_QKV, AB_SINKS, AB_DSINKS };
 
 static void attn_back_setup(struct op_test *t)
 {
@@ -215,11 +231,16 @@ static void attn_back_setup(struct op_test *t)
     float *lse = floats(t, "lse", IN, F32, rows * p[0], 1);
     struct array *qkv = &t->a[t->n_arrays];
     floats(t, "qkv", IN, DATA, t->a[AB_DQKV].n, 1);
-    double *x = must(malloc((size_t)qkv->n * 8)), *o = must(malloc((size_t)n * 8));
+    struct array *sinks = &t->a[t->n_arrays];
+    floats(t, "sinks", IN, DATA, p[0], 1);
+    floats(t, "dsinks", INOUT, F32, p[0], 1);
+    double *x = must(malloc((size_t)qkv->n * 8)), *o = must(malloc((size_t)n * 8)), z[32];
     double *l = must(malloc((size_t)rows * p[0] * 8));
     for (int64_t i = 0; i < qkv->n; i++) // rounded as bf16 first, so that out and lse fit both runs
         x[i] = qkv->f[i] = f32_from_bf16(bf16_from_f32(qkv->f[i]));
-    packed_formula(t, AB_INDEX, o, l, x);
+    for (int64_t i = 0; i < sinks->n; i++)
+        z[i] = sinks->f[i] = f32_from_bf16(bf16_from_f32(sinks->f[i]));
+    packed_formula(t, AB_INDEX, o, l, x, z);
     for (int64_t i = 0; i < n; i++) out[i] = (float)o[i];
     for (int64_t i = 0; i < rows * p[0]; i++) lse[i] = (float)l[i];
     free(x);
@@ -233,12 +254,15 @@ static void attn_back_launch(struct op_test *t, struct device *dev, const struct
     struct batch_view b = packed_view(t, d);
     s.dt = t->dt;
     ops->attn_packed_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
+    s.sinks = d[AB_SINKS];
+    if (t->c->p[9])
+        ops->attn_sinks_back(dev, d[AB_DSINKS], d[AB_DOUT], d[AB_OUT], d[AB_LSE], b.n_tokens, &s);
 }
 
 static double attn_loss(struct op_test *t, double **v)
 {
     double *out = must(malloc((size_t)t->a[AB_OUT].n * 8)), loss = 0;
-    packed_formula(t, AB_INDEX, out, NULL, v[AB_QKV]);
+    packed_formula(t, AB_INDEX, out, NULL, v[AB_QKV], v[AB_SINKS]);
     for (int64_t i = 0; i < t->a[AB_OUT].n; i++) loss += v[AB_DOUT][i] * out[i];
     free(out);
     return loss;
@@ -247,6 +271,7 @@ static double attn_loss(struct op_test *t, double **v)
 static void attn_back_reference(struct op_test *t, double **v)
 {
     differentiate(t, v, AB_DQKV, AB_QKV, false, attn_loss);
+    differentiate(t, v, AB_DSINKS, AB_SINKS, true, attn_loss);
 }
 
 static const struct op_def op_attn_back = {"attn_packed_back", attn_back_setup, attn_back_launch,
@@ -262,7 +287,19 @@ static const struct {
     {{9, 9}, {20, 4}, {31, 1}, {16, 16}, {7, 2}},
 };
 
-enum { PG_OUT, PG_K, PG_V, PG_QKV, PG_POSITIONS, PG_SEQ, PG_START, PG_SLOTS, PG_CONTEXT, PG_TABLE };
+enum {
+    PG_OUT,
+    PG_K,
+    PG_V,
+    PG_QKV,
+    PG_POSITIONS,
+    PG_SEQ,
+    PG_START,
+    PG_SLOTS,
+    PG_CONTEXT,
+    PG_TABLE,
+    PG_SINKS
+};
 
 static void attn_paged_setup(struct op_test *t)
 {
@@ -280,14 +317,16 @@ static void attn_paged_setup(struct op_test *t)
         n_seqs++;
     }
     int64_t pool = (int64_t)2 * blocks * block * p[1] * p[2];
-    floats(t, "out", OUT, DATA, (int64_t)rows * p[0] * p[2], 1);
+    const struct attn_shape shape = attn_shape_of(p);
+    floats(t, "out", OUT, DATA, (int64_t)rows * p[0] * attn_value_dim(&shape), 1);
     floats(t, "pool keys", INOUT, DATA, pool, 1);
     floats(t, "pool values", INOUT, DATA, pool, 1);
-    floats(t, "qkv", IN, DATA, (int64_t)rows * (p[0] + 2 * p[1]) * p[2], 1);
+    floats(t, "qkv", IN, DATA, (int64_t)rows * attn_row_width(&shape), 1);
     int32_t *positions = ints(t, "positions", rows), *seq_of = ints(t, "seq_of", rows);
     int32_t *start = ints(t, "query_start", n_seqs + 2), *slots = ints(t, "slots", rows);
     int32_t *context_len = ints(t, "context_len", n_seqs + 1);
     int32_t *table = ints(t, "block_table", (int64_t)(n_seqs + 1) * table_stride);
+    floats(t, "sinks", IN, DATA, p[0], 1);
     int32_t *order = must(malloc((size_t)blocks * sizeof *order));
     for (int i = 0; i < blocks; i++) order[i] = i;
     for (int i = blocks - 1; i > 0; i--) {
@@ -333,6 +372,7 @@ static void attn_paged_launch(struct op_test *t, struct device *dev, const struc
     b.slots = d[PG_SLOTS];
     b.context_len = d[PG_CONTEXT];
     b.block_table = d[PG_TABLE];
+    s.sinks = t->c->p[9] ? d[PG_SINKS] : NULL;
     int block = t->c->p[7];
     const int width = s.n_kv_heads * s.head_dim;
     const struct kv_layer layers[2] = {{.width = width},
@@ -352,7 +392,8 @@ static void attn_paged_reference(struct op_test *t, double **v)
     const struct attn_shape s = attn_shape_of(t->c->p);
     const int block = t->c->p[7];
     const int64_t kv_width = (int64_t)s.n_kv_heads * s.head_dim;
-    const int64_t width = s.n_heads * s.head_dim + 2 * kv_width, layer = t->a[PG_K].n / 2;
+    const int64_t width = attn_row_width(&s), layer = t->a[PG_K].n / 2;
+    const int value_dim = attn_value_dim(&s);
     double *pool_k = t->a[PG_K].expect, *pool_v = t->a[PG_V].expect;
     for (int64_t i = 0; i < t->a[PG_K].n; i++) {
         pool_k[i] = v[PG_K][i];
@@ -363,16 +404,16 @@ static void attn_paged_reference(struct op_test *t, double **v)
             const double *from = v[PG_QKV] + row * width + s.n_heads * s.head_dim;
             int64_t to = layer + t->a[PG_SLOTS].i[row] * kv_width + c;
             pool_k[to] = from[c];
-            pool_v[to] = from[kv_width + c];
+            if (!s.latent) pool_v[to] = from[kv_width + c];
         }
     const double **k = must(malloc((size_t)t->batch.max_context * sizeof *k));
     const double **w = must(malloc((size_t)t->batch.max_context * sizeof *w));
     for (int row = 0; row < t->batch.n_tokens; row++)
         for (int h = 0; h < s.n_heads; h++) {
-            double *out = t->a[PG_OUT].expect + ((int64_t)row * s.n_heads + h) * s.head_dim;
+            double *out = t->a[PG_OUT].expect + ((int64_t)row * s.n_heads + h) * value_dim;
             int seq = t->a[PG_SEQ].i[row], n = 0, last = t->a[PG_POSITIONS].i[row];
             if (t->a[PG_SLOTS].i[row] < 0) {
-                for (int c = 0; c < s.head_dim; c++) out[c] = 0;
+                for (int c = 0; c < value_dim; c++) out[c] = 0;
                 continue;
             }
             for (int j = 0; j <= last; j++) {
@@ -381,9 +422,10 @@ static void attn_paged_reference(struct op_test *t, double **v)
                 int64_t at = layer + ((int64_t)number * block + j % block) * kv_width +
                              h / (s.n_heads / s.n_kv_heads) * s.head_dim;
                 k[n] = pool_k + at;
-                w[n++] = pool_v + at;
+                w[n++] = (s.latent ? pool_k : pool_v) + at;
             }
-            attention_row(out, v[PG_QKV] + row * width + h * s.head_dim, k, w, n, &s);
+            attention_row(out, v[PG_QKV] + row * width + h * s.head_dim, k, w, n,
+                          sink_of(t, v[PG_SINKS], h), &s);
         }
     free(k);
     free(w);
@@ -396,7 +438,13 @@ static const struct op_case cases[] = {
     {&op_rope, "5 rows 3 x 8", {5, 3, 8, 8, 8, 1}, false},
     {&op_rope, "33 rows 6 x 64 partial 16", {33, 6, 64, 16, 128, 1}, false},
     {&op_rope, "17 rows 14 x 128 inverse", {17, 14, 128, 128, 256, -1}, false},
-    // heads kv_heads head_dim layout scale window softcap
+    {&op_rope, "9 rows 5 x 12 interleaved", {9, 5, 12, 6, 7, 1, 1}, false},
+    {&op_rope, "33 rows 16 x 192 interleaved inverse", {33, 16, 192, 64, 0, -1, 1}, false},
+    // heads kv_heads head_dim layout scale window softcap, block_size, latent
+    {&op_attn_packed, "latent h4 24 of 32 shared", {4, 1, 32, 2, 1, 0, 0, 0, 24}, false},
+    {&op_attn_packed, "latent h3 7 of 10 three x3", {3, 1, 10, 1, 3, 0, 0, 0, 7}, false},
+    {&op_attn_packed, "latent h16 512 of 576 shared", {16, 1, 576, 2, 1, 0, 0, 0, 512}, false},
+    {&op_attn_packed, "latent h20 512 of 576 one x20", {20, 1, 576, 0, 20, 0, 0, 0, 512}, true},
     {&op_attn_packed, "h2/2 d8 one", {2, 2, 8, 0, 1, 0, 0}, false},
     {&op_attn_packed, "h4/2 d16 three", {4, 2, 16, 1, 1, 0, 0}, false},
     {&op_attn_packed, "h6/2 d32 shared", {6, 2, 32, 2, 1, 0, 0}, false},
@@ -406,6 +454,10 @@ static const struct op_case cases[] = {
     {&op_attn_packed, "h7/1 d128 shared x4", {7, 1, 128, 2, 4, 0, 0}, false},
     {&op_attn_packed, "h2/1 d256 shared softcap", {2, 1, 256, 2, 1, 0, 2}, false},
     {&op_attn_packed, "h14/2 d64 three x11 window softcap", {14, 2, 64, 1, 11, 20, 5}, false},
+    {&op_attn_packed, "h6/2 d32 shared sinks", {6, 2, 32, 2, 1, 0, 0, 0, 0, 1}, false},
+    {&op_attn_packed, "h8/1 d64 three x9 window sinks", {8, 1, 64, 1, 9, 20, 0, 0, 0, 1}, false},
+    {&op_attn_packed, "h8/2 d64 one x100 sinks", {8, 2, 64, 0, 100, 0, 0, 0, 0, 1}, true},
+    {&op_attn_packed, "h2/1 d256 one x30 sinks", {2, 1, 256, 0, 30, 0, 0, 0, 0, 1}, true},
     {&op_attn_packed, "h12/2 d128 shared x40", {12, 2, 128, 2, 40, 0, 0}, true},
     {&op_attn_packed, "h8/2 d64 one x100", {8, 2, 64, 0, 100, 0, 0}, true},
     {&op_attn_back, "h2/2 d8 one", {2, 2, 8, 0, 1, 0, 0}, false},
@@ -416,6 +468,9 @@ static const struct op_case cases[] = {
     {&op_attn_back, "h3/1 d96 shared window softcap", {3, 1, 96, 2, 1, 6, 2}, false},
     {&op_attn_back, "h6/3 d128 three", {6, 3, 128, 1, 1, 0, 0}, false},
     {&op_attn_back, "h2/1 d256 shared", {2, 1, 256, 2, 1, 0, 0}, false},
+    {&op_attn_back, "h4/2 d16 three sinks", {4, 2, 16, 1, 1, 0, 0, 0, 0, 1}, false},
+    {&op_attn_back, "h8/2 d64 shared window sinks", {8, 2, 64, 2, 1, 5, 0, 0, 0, 1}, false},
+    {&op_attn_back, "h8/1 d64 one x50 sinks", {8, 1, 64, 0, 50, 0, 0, 0, 0, 1}, true},
     {&op_attn_back, "h12/2 d128 shared x20", {12, 2, 128, 2, 20, 0, 0}, true},
     {&op_attn_back, "h14/2 d64 one x50", {14, 2, 64, 0, 50, 0, 0}, true},
     {&op_attn_back, "h4/4 d64 shared x9 window", {4, 4, 64, 2, 9, 30, 0}, true},
@@ -430,6 +485,16 @@ static const struct op_case cases[] = {
     {&op_attn_paged, "chunks h8/2 d64 b16", {8, 2, 64, 1, 3, 0, 0, 16}, false},
     {&op_attn_paged, "chunks h3/1 d96 b16", {3, 1, 96, 1, 2, 0, 0, 16}, false},
     {&op_attn_paged, "chunks h7/1 d128 b16 softcap", {7, 1, 128, 1, 2, 0, 4, 16}, false},
+    {&op_attn_paged, "latent decode h4 24 of 32 b4", {4, 1, 32, 0, 1, 0, 0, 4, 24}, false},
+    {&op_attn_paged, "latent decode h16 512 of 576 b16", {16, 1, 576, 0, 2, 0, 0, 16, 512}, false},
+    {&op_attn_paged, "latent chunks h3 7 of 10 b8", {3, 1, 10, 1, 2, 0, 0, 8, 7}, false},
+    {&op_attn_paged, "latent chunks h16 512 of 576 b16", {16, 1, 576, 1, 8, 0, 0, 16, 512}, true},
+    {&op_attn_paged, "decode h8/1 d64 b16 sinks", {8, 1, 64, 0, 3, 0, 0, 16, 0, 1}, false},
+    {&op_attn_paged, "decode h4/2 d16 b4 window sinks", {4, 2, 16, 0, 2, 9, 0, 4, 0, 1}, false},
+    {&op_attn_paged, "chunks h8/1 d64 b16 sinks", {8, 1, 64, 1, 3, 0, 0, 16, 0, 1}, false},
+    {&op_attn_paged, "decode h8/1 d64 b16 long sinks", {8, 1, 64, 0, 120, 0, 0, 16, 0, 1}, true},
+    {&op_attn_paged, "chunks h8/1 d64 b16 long sinks", {8, 1, 64, 1, 20, 0, 0, 16, 0, 1}, true},
+    {&op_attn_paged, "chunks h2/1 d256 b16 long sinks", {2, 1, 256, 1, 20, 0, 0, 16, 0, 1}, true},
     {&op_attn_paged, "decode h12/2 d128 b16 long", {12, 2, 128, 0, 120, 0, 0, 16}, true},
     {&op_attn_paged, "chunks h12/2 d128 b16 long", {12, 2, 128, 1, 20, 0, 0, 16}, true},
 };
@@ -453,8 +518,14 @@ static void attention_forms(struct device *dev)
         slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
     }
     const struct ops *ops = device_ops(dev);
-    const struct attn_shape shape = {
-        .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .scale = 0.17f, .window = 20};
+    static const float sinks[HEADS] = {0.5f, -1, 2, 0, -3, 1};
+    float *d_sinks = to_device(dev, sinks, sizeof sinks);
+    const struct attn_shape shape = {.n_heads = HEADS,
+                                     .n_kv_heads = KV_HEADS,
+                                     .head_dim = DIM,
+                                     .scale = 0.17f,
+                                     .window = 20,
+                                     .sinks = d_sinks};
     float *d_qkv = to_device(dev, qkv, sizeof qkv), *d_out = to_device(dev, NULL, sizeof packed);
     float *d_lse = to_device(dev, NULL, ROWS * HEADS * sizeof *d_lse);
     int32_t *d_positions = to_device(dev, positions, sizeof positions);
@@ -516,8 +587,8 @@ static void attention_forms(struct device *dev)
     }
     printf("attention: packed, paged and decoded differ by %.2g on %s\n", worst, device_spec(dev));
     assert_true(worst <= (device_kind(dev) == DEVICE_CPU ? 0 : 1e-5));
-    void *all[] = {d_qkv,   d_out,   d_lse,   d_positions, d_zeros,
-                   d_slots, d_start, d_table, d_rows,      pool};
+    void *all[] = {d_sinks, d_qkv,   d_out,   d_lse,  d_positions, d_zeros,
+                   d_slots, d_start, d_table, d_rows, pool};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 

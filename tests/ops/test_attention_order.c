@@ -19,20 +19,24 @@ static const struct attention_case {
     float softcap;
     int tokens, block;
     bool cuda_only; // long on a CPU
+    bool sinks;     // attn_shape has some
 } cases[] = {
-    {"h12/2 d128", 12, 2, 128, 0, 0, 700, 16, true},
-    {"h12/2 d128, long", 12, 2, 128, 0, 0, 1200, 32, true},
-    {"h28/4 d128", 28, 4, 128, 0, 0, 530, 16, true},
-    {"h16/8 d128 window", 16, 8, 128, 100, 0, 600, 1, true},
-    {"h14/2 d64", 14, 2, 64, 0, 0, 700, 7, true},
-    {"h4/4 d64 window softcap", 4, 4, 64, 300, 5, 700, 16, true},
-    {"h32/1 d64", 32, 1, 64, 0, 0, 300, 16, true},
-    {"h3/3 d96", 3, 3, 96, 0, 0, 600, 16, true},
-    {"h2/1 d80 window", 2, 1, 80, 9, 0, 520, 3, false},
-    {"h2/1 d256 softcap", 2, 1, 256, 0, 3, 520, 16, true},
-    {"h8/4 d256 window", 8, 4, 256, 257, 0, 600, 16, true},
-    {"h2/1 d16", 2, 1, 16, 0, 0, 520, 16, false},
-    {"h2/1 d20", 2, 1, 20, 0, 0, 280, 16, false},
+    {"h12/2 d128", 12, 2, 128, 0, 0, 700, 16, true, false},
+    {"h12/2 d128, long", 12, 2, 128, 0, 0, 1200, 32, true, false},
+    {"h28/4 d128", 28, 4, 128, 0, 0, 530, 16, true, false},
+    {"h16/8 d128 window", 16, 8, 128, 100, 0, 600, 1, true, false},
+    {"h14/2 d64", 14, 2, 64, 0, 0, 700, 7, true, false},
+    {"h4/4 d64 window softcap", 4, 4, 64, 300, 5, 700, 16, true, false},
+    {"h32/1 d64", 32, 1, 64, 0, 0, 300, 16, true, false},
+    {"h8/1 d64 sinks", 8, 1, 64, 0, 0, 700, 16, true, true},
+    {"h8/1 d64 window sinks", 8, 1, 64, 128, 0, 530, 16, false, true},
+    {"h4/2 d256 sinks", 4, 2, 256, 0, 0, 600, 16, true, true},
+    {"h3/3 d96", 3, 3, 96, 0, 0, 600, 16, true, false},
+    {"h2/1 d80 window", 2, 1, 80, 9, 0, 520, 3, false, false},
+    {"h2/1 d256 softcap", 2, 1, 256, 0, 3, 520, 16, true, false},
+    {"h8/4 d256 window", 8, 4, 256, 257, 0, 600, 16, true, false},
+    {"h2/1 d16", 2, 1, 16, 0, 0, 520, 16, false, false},
+    {"h2/1 d20", 2, 1, 20, 0, 0, 280, 16, false, false},
 };
 
 // One context of n tokens, as rows of qkv and in a pool.
@@ -396,6 +400,7 @@ static void check_case(const struct attention_case *c)
     void *out = NULL;
     s.out_bytes = c->heads * c->dim * (int)dtype_size(dt);
     s.qkv = take_rows(&s, s.n, 5);
+    if (c->sinks) s.shape.sinks = s.qkv; // any numbers do
     take_pool(&s);
     run_packed(&s, 0, 0, &out);
     s.expected = malloc((size_t)s.n * (size_t)s.out_bytes);

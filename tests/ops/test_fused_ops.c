@@ -158,7 +158,7 @@ static void check_matmul_act(int rows, int width, enum act_kind kind, bool gated
 {
     const int n = gated ? 2 * width : width;
     const struct matmul product = matmul_of(rows, n);
-    const struct act_shape act = {rows, width, kind, gated, dt};
+    const struct act_shape act = {rows, width, kind, gated, dt, 1.702f, 1.3f};
     size_t bytes = (size_t)rows * width * dtype_size(dt), x_bytes = bytes * (gated ? 2 : 1);
     void *a = take_random((size_t)rows * HIDDEN, 1), *b = take_random((size_t)n * HIDDEN, 2);
     void *bias = take_random((size_t)n, 3), *added = has_bias ? bias : NULL;

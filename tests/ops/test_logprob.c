@@ -52,7 +52,8 @@ static void logprob_reference(struct op_test *t, double **v)
 static const struct op_def op_logprob = {"logprob", logprob_setup, logprob_launch,
                                          logprob_reference};
 
-enum { LB_DLOGITS, LB_DLOGPROB, LB_LOGITS, LB_LSE, LB_TARGET };
+// p: n vocab temperature * 10, whether with a term of the entropy
+enum { LB_DLOGITS, LB_DLOGPROB, LB_LOGITS, LB_LSE, LB_DENTROPY, LB_ENTROPY, LB_TARGET };
 
 static void logprob_back_setup(struct op_test *t)
 {
@@ -61,14 +62,20 @@ static void logprob_back_setup(struct op_test *t)
     float *dlogprob = floats(t, "dlogprob", IN, F32, p[0], 1);
     float *logits = floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 3);
     float *lse = floats(t, "lse", IN, F32, p[0], 1);
+    float *dentropy = floats(t, "dentropy", IN, F32, p[0], 1);
+    float *entropy = floats(t, "entropy", IN, F32, p[0], 1);
     int32_t *target = ints(t, "target", p[0]);
     double *z = must(malloc((size_t)p[1] * sizeof *z));
     for (int i = 0; i < p[0]; i++) {
         target[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[1]);
         for (int c = 0; c < p[1]; c++) z[c] = logits[(int64_t)i * p[1] + c];
-        lse[i] = (float)log_sum_exp(z, p[1], (double)((float)p[2] / 10), NULL);
+        double of_row;
+        lse[i] = (float)log_sum_exp(z, p[1], (double)((float)p[2] / 10), &of_row);
+        entropy[i] = (float)of_row;
+        if (!p[3]) dentropy[i] = 0;
     }
     if (p[0] > 2) dlogprob[2] = 0; // a masked token
+    if (p[0] > 3) dentropy[3] = 0;
     free(z);
 }
 
@@ -77,7 +84,11 @@ static void logprob_back_launch(struct op_test *t, struct device *dev, const str
 {
     const int *p = t->c->p;
     const struct head_args head = {d[LB_LOGITS], d[LB_TARGET], p[0], p[1], (float)p[2] / 10};
-    ops->logprob_back(dev, d[LB_DLOGITS], d[LB_DLOGPROB], d[LB_LSE], &head, t->dt);
+    const struct head_grads grads = {.dlogprob = d[LB_DLOGPROB],
+                                     .lse = d[LB_LSE],
+                                     .dentropy = p[3] ? d[LB_DENTROPY] : NULL,
+                                     .entropy = d[LB_ENTROPY]};
+    ops->logprob_back(dev, d[LB_DLOGITS], &grads, &head, t->dt);
 }
 
 static double logprob_loss(struct op_test *t, double **v)
@@ -86,8 +97,10 @@ static double logprob_loss(struct op_test *t, double **v)
     double temperature = (double)((float)p[2] / 10), loss = 0;
     for (int i = 0; i < p[0]; i++) {
         const double *row = v[LB_LOGITS] + (int64_t)i * p[1];
+        double entropy;
         loss += v[LB_DLOGPROB][i] * (row[t->a[LB_TARGET].i[i]] / temperature -
-                                     log_sum_exp(row, p[1], temperature, NULL));
+                                     log_sum_exp(row, p[1], temperature, &entropy));
+        loss += v[LB_DENTROPY][i] * entropy;
     }
     return loss;
 }
@@ -173,6 +186,8 @@ static const struct op_case cases[] = {
     {&op_logprob, "n3 vocab50257 t0.7", {3, 50257, 7}, false},
     {&op_logprob, "n2 vocab151936", {2, 151936, 10}, false},
     {&op_logprob_back, "n4 vocab11", {4, 11, 10}, false},
+    {&op_logprob_back, "n5 vocab11 entropy", {5, 11, 10, 1}, false},
+    {&op_logprob_back, "n6 vocab1003 t0.7 entropy", {6, 1003, 7, 1}, false},
     {&op_logprob_back, "n3 vocab1003 t0.7", {3, 1003, 7}, false},
     {&op_logprob_back, "n33 vocab50257", {33, 50257, 10}, true},
     {&op_distill, "n4 vocab11", {4, 11, 11, 10, 0}, false},

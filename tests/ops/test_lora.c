@@ -5,8 +5,8 @@
 #include <string.h>
 
 // p: rows, k, parts, adapters, rank, first part's width; later parts are 3 and 6 columns narrower.
-// p[6]: hundredths of dropout. Adapter i has rank - i, and leaves part i alone where there are
-// several parts.
+// p[6]: hundredths of dropout. p[7]: y is f32, and the rows are those of a batch in reverse.
+// Adapter i has rank - i, and leaves part i alone where there are several parts.
 enum { MAX_FACTORS = 12 };
 
 static int part_width(const int *p, int part)
@@ -45,13 +45,20 @@ static void adapter_rows(struct op_test *t)
         of[i] = i % 11 < 3 ? 0 : (int)rng_below(&t->rng, (uint32_t)t->c->p[3] + 1) - 1;
 }
 
+// Where in the lists a row's entries stand.
+static int place_of(const int *p, int row)
+{
+    return p[7] ? p[0] - 1 - row : row;
+}
+
 // What row r's dropout makes of column c of a part's x.
 static double kept(const int *p, int part, int row, int c)
 {
     const struct lora_dropout d = {.p = (float)p[6] / 100, .seed = 77, .matrix = 9};
+    const int at = place_of(p, row);
     float factors[4];
     if (p[6] == 0) return 1;
-    dropout_factors(&d, part, row / 3, row % 3, (uint32_t)c / 4, factors);
+    dropout_factors(&d, part, at / 3, at % 3, (uint32_t)c / 4, factors);
     return factors[c % 4];
 }
 
@@ -59,34 +66,39 @@ static double kept(const int *p, int part, int row, int c)
 static void sample_rows(struct op_test *t)
 {
     int32_t *sample = ints(t, "sample", t->c->p[0]), *position = ints(t, "position", t->c->p[0]);
+    int32_t *row = ints(t, "row", t->c->p[0]);
     for (int i = 0; i < t->c->p[0]; i++) {
         sample[i] = i / 3;
         position[i] = i % 3;
+        row[i] = place_of(t->c->p, i);
     }
 }
 
 static void lora_setup(struct op_test *t)
 {
     const int *p = t->c->p;
-    floats(t, "y", INOUT, DATA, (int64_t)p[0] * width_of(p), 1);
+    floats(t, "y", INOUT, p[7] ? F32 : DATA, (int64_t)p[0] * width_of(p), 1);
     floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
     floats(t, "factors", IN, DATA, place(p, p[2], 0, false), 0.3f);
     adapter_rows(t);
     sample_rows(t);
 }
 
-static struct lora_args lora_args_of(const struct op_test *t, const int32_t *adapter,
-                                     const int32_t *sample, const int32_t *position)
+// lists: sample, position and row; NULL: not needed.
+static struct lora_args lora_args_of(const struct op_test *t, const int32_t *adapter, void **lists)
 {
     const int *p = t->c->p;
-    struct lora_args l = {.adapter = adapter,
-                          .dropout = {(float)p[6] / 100, 77, 9, sample, position},
-                          .n_adapters = p[3],
-                          .n_parts = p[2],
-                          .max_rank = p[4],
-                          .rows = p[0],
-                          .k = p[1],
-                          .dt = t->dt};
+    struct lora_args l = {
+        .adapter = adapter,
+        .row = lists && p[7] ? lists[2] : NULL,
+        .dropout = {(float)p[6] / 100, 77, 9, lists ? lists[0] : NULL, lists ? lists[1] : NULL},
+        .n_adapters = p[3],
+        .n_parts = p[2],
+        .max_rank = p[4],
+        .rows = p[0],
+        .k = p[1],
+        .dt = t->dt,
+        .out = p[7] ? DT_F32 : t->dt};
     for (int part = 0; part < p[2]; part++) l.first[part + 1] = l.first[part] + part_width(p, part);
     return l;
 }
@@ -111,7 +123,7 @@ static struct lora_factors *upload(const struct op_test *t, struct device *dev, 
 
 static void lora_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
 {
-    struct lora_args l = lora_args_of(t, d[3], d[4], d[5]);
+    struct lora_args l = lora_args_of(t, d[3], d + 4);
     struct lora_factors *factors = upload(t, dev, d[2]);
     l.factors = factors;
     ops->lora(dev, d[0], d[1], &l);
@@ -138,12 +150,12 @@ static double delta(const int *p, const double *x, const double *factors, int pa
 static void lora_reference(struct op_test *t, double **v)
 {
     const int *p = t->c->p, width = width_of(p);
-    const struct lora_args l = lora_args_of(t, NULL, NULL, NULL);
+    const struct lora_args l = lora_args_of(t, NULL, NULL);
     for (int row = 0; row < p[0]; row++)
         for (int part = 0; part < p[2]; part++)
             for (int c = 0; c < part_width(p, part); c++) {
                 const int64_t at = (int64_t)row * width + l.first[part] + c;
-                const int adapter = t->a[3].i[row];
+                const int adapter = t->a[3].i[place_of(p, row)];
                 t->a[0].expect[at] = v[0][at];
                 if (adapter >= 0)
                     t->a[0].expect[at] +=
@@ -168,7 +180,7 @@ static void lora_back_launch(struct op_test *t, struct device *dev, const struct
 {
     const int *p = t->c->p;
     struct lora_grads grads[LORA_PARTS] = {{0}};
-    struct lora_args l = lora_args_of(t, NULL, d[5], d[6]);
+    struct lora_args l = lora_args_of(t, NULL, d + 5);
     struct lora_factors *factors = upload(t, dev, d[4]);
     l.factors = factors;
     for (int part = 0; part < p[2]; part++)
@@ -183,7 +195,7 @@ static void lora_back_launch(struct op_test *t, struct device *dev, const struct
 static double lora_loss(struct op_test *t, double **v)
 {
     const int *p = t->c->p, width = width_of(p);
-    const struct lora_args l = lora_args_of(t, NULL, NULL, NULL);
+    const struct lora_args l = lora_args_of(t, NULL, NULL);
     double loss = 0;
     for (int row = 0; row < p[0]; row++)
         for (int part = 0; part < p[2]; part++)
@@ -215,11 +227,17 @@ static const struct op_case cases[] = {
      "rows 300 k1536 parts 3 of 4 adapters r16 dropout",
      {300, 1536, 3, 4, 16, 1536, 10},
      true},
+    {&op_lora, "rows 1 k64 r4 logits", {1, 64, 1, 1, 4, 101, 0, 1}, false},
+    {&op_lora, "rows 37 k53 of 4 adapters r5 logits", {37, 53, 1, 4, 5, 131, 0, 1}, false},
+    {&op_lora, "rows 70 k64 of 3 adapters r8 logits", {70, 64, 1, 3, 8, 512, 0, 1}, false},
+    {&op_lora, "rows 19 k64 r8 logits dropout", {19, 64, 1, 2, 8, 128, 30, 1}, false},
+    {&op_lora, "rows 300 k1536 of 4 adapters r16 logits", {300, 1536, 1, 4, 16, 16384, 0, 1}, true},
     {&op_lora_back, "rows 3 k5 parts 1 r2", {3, 5, 1, 1, 2, 7}, false},
     {&op_lora_back, "rows 9 k33 parts 1 r6", {9, 33, 1, 1, 6, 11}, false},
     {&op_lora_back, "rows 7 k16 parts 3 r3", {7, 16, 3, 1, 3, 13}, false},
     {&op_lora_back, "rows 37 k72 parts 1 r18", {37, 72, 1, 1, 18, 24}, false},
     {&op_lora_back, "rows 7 k18 parts 3 r3 dropout", {7, 18, 3, 1, 3, 13, 40}, false},
+    {&op_lora_back, "rows 7 k18 r3 logits dropout", {7, 18, 1, 1, 3, 13, 40, 1}, false},
     {&op_lora_back, "rows 515 k1024 parts 3 r16 dropout", {515, 1024, 3, 1, 16, 512, 10}, true},
     {&op_lora_back, "rows 515 k1025 parts 1 r16", {515, 1025, 1, 1, 16, 2049}, true},
     {&op_lora_back, "rows 515 k1024 parts 3 r33", {515, 1024, 3, 1, 33, 512}, true},
@@ -245,22 +263,25 @@ static void *upload_as(struct device *dev, const float *x, int n, enum dtype dt)
     return as;
 }
 
-static void rows_alone_in(struct device *dev, enum dtype dt)
+// out: of y.
+static void rows_alone_in(struct device *dev, enum dtype dt, enum dtype out)
 {
     static float x[ALL * K], y[ALL * N], memory[1024 * 2 * ADAPTERS];
     static char before[ALL * N * sizeof(float)], whole[ALL * N * sizeof(float)];
     char one[N * sizeof(float)];
-    const size_t row = N * dtype_size(dt);
-    int32_t adapter[ALL];
+    const size_t row = N * dtype_size(out);
+    int32_t adapter[ALL], place[ALL];
     struct rng rng;
     rng_init(&rng, 5, 0);
     random_fill(&rng, x, ALL * K);
     random_fill(&rng, y, ALL * N);
     random_fill(&rng, memory, 1024 * 2 * ADAPTERS);
     for (int i = 0; i < ALL; i++) adapter[i] = (int)rng_below(&rng, ADAPTERS + 1) - 1;
-    char *dx = upload_as(dev, x, ALL * K, dt), *dy = upload_as(dev, y, ALL * N, dt),
+    for (int i = 0; i < ALL; i++) place[i] = i;
+    char *dx = upload_as(dev, x, ALL * K, dt), *dy = upload_as(dev, y, ALL * N, out),
          *dm = upload_as(dev, memory, 1024 * 2 * ADAPTERS, dt);
     int32_t *da = to_device(dev, adapter, sizeof adapter);
+    int32_t *places = to_device(dev, place, sizeof place);
     struct lora_factors list[ADAPTERS];
     for (size_t i = 0; i < ADAPTERS; i++)
         list[i] =
@@ -275,14 +296,15 @@ static void rows_alone_in(struct device *dev, enum dtype dt)
                           .rows = ALL,
                           .k = K,
                           .first = {0, N},
-                          .dt = dt};
+                          .dt = dt,
+                          .out = out};
     from_device(dev, before, dy, ALL * row);
     device_ops(dev)->lora(dev, dy, dx, &l);
     from_device(dev, whole, dy, ALL * row);
     l.rows = 1;
     for (size_t i = 0; i < ALL; i++) {
         device_copy_in(dev, dy, before + i * row, row);
-        l.adapter = da + i;
+        l.row = places + i;
         device_ops(dev)->lora(dev, dy, dx + i * K * dtype_size(dt), &l);
         from_device(dev, one, dy, row);
         assert_memory_equal(one, whole + i * row, row);
@@ -292,13 +314,16 @@ static void rows_alone_in(struct device *dev, enum dtype dt)
     device_release(dev, dy);
     device_release(dev, dm);
     device_release(dev, da);
+    device_release(dev, places);
     device_release(dev, factors);
 }
 
 static void rows_alone(struct device *dev)
 {
-    rows_alone_in(dev, DT_F32);
-    if (device_kind(dev) == DEVICE_CUDA) rows_alone_in(dev, DT_BF16);
+    rows_alone_in(dev, DT_F32, DT_F32);
+    if (device_kind(dev) != DEVICE_CUDA) return;
+    rows_alone_in(dev, DT_BF16, DT_BF16);
+    rows_alone_in(dev, DT_BF16, DT_F32);
 }
 
 static void rows_are_alone(void **state)

@@ -417,7 +417,88 @@ static void experts_back_reference(struct op_test *t, double **v)
 static const struct op_def op_experts_back = {"matmul_experts_back", experts_back_setup,
                                               experts_back_launch, experts_back_reference};
 
+// experts_bias: p: rows width n_experts pattern
+
+enum { BI_Y, BI_BIAS, BI_OFFSETS };
+
+static void bias_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "y", INOUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "bias", IN, DATA, (int64_t)p[2] * p[1], 1);
+    fill_offsets(t, ints(t, "offsets", p[2] + 1), p[0], p[2], (enum rows)p[3]);
+}
+
+static struct expert_rows bias_shape(const struct op_test *t)
+{
+    const int *p = t->c->p;
+    return (struct expert_rows){p[0], p[2], p[1], t->dt};
+}
+
+static void bias_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct expert_rows shape = bias_shape(t);
+    ops->experts_bias(dev, d[BI_Y], d[BI_BIAS], d[BI_OFFSETS], &shape);
+}
+
+static void bias_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, width = p[1];
+    const int32_t *offsets = t->a[BI_OFFSETS].i;
+    for (int e = 0; e < p[2]; e++)
+        for (int64_t i = (int64_t)offsets[e] * width; i < (int64_t)offsets[e + 1] * width; i++)
+            t->a[BI_Y].expect[i] = v[BI_Y][i] + v[BI_BIAS][e * width + i % width];
+}
+
+static const struct op_def op_bias = {"experts_bias", bias_setup, bias_launch, bias_reference};
+
+// experts_bias_back: p as above. The loss is the sum of dy * (y + bias).
+
+enum { BB_DBIAS, BB_DY, BB_OFFSETS, BB_BIAS };
+
+static void bias_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "dbias", INOUT, F32, (int64_t)p[2] * p[1], 1);
+    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
+    fill_offsets(t, ints(t, "offsets", p[2] + 1), p[0], p[2], (enum rows)p[3]);
+    floats(t, "bias", IN, F32, (int64_t)p[2] * p[1], 1);
+}
+
+static void bias_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct expert_rows shape = bias_shape(t);
+    ops->experts_bias_back(dev, d[BB_DBIAS], d[BB_DY], d[BB_OFFSETS], &shape);
+}
+
+static double bias_loss(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, width = p[1];
+    const int32_t *offsets = t->a[BB_OFFSETS].i;
+    double loss = 0;
+    for (int e = 0; e < p[2]; e++)
+        for (int64_t i = (int64_t)offsets[e] * width; i < (int64_t)offsets[e + 1] * width; i++)
+            loss += v[BB_DY][i] * v[BB_BIAS][e * width + i % width];
+    return loss;
+}
+
+static void bias_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, BB_DBIAS, BB_BIAS, true, bias_loss);
+}
+
+static const struct op_def op_bias_back = {"experts_bias_back", bias_back_setup, bias_back_launch,
+                                           bias_back_reference};
+
 static const struct op_case cases[] = {
+    {&op_bias, "1 row of 7, 3 experts", {1, 7, 3, SPREAD}, false},
+    {&op_bias, "40 rows of 64, 8 experts gaps", {40, 64, 8, GAPS}, false},
+    {&op_bias, "33 rows of 130, 5 experts last", {33, 130, 5, LAST}, false},
+    {&op_bias, "2000 rows of 5760, 128 experts", {2000, 5760, 128, SPREAD}, true},
+    {&op_bias_back, "9 rows of 7, 3 experts", {9, 7, 3, SPREAD}, false},
+    {&op_bias_back, "40 rows of 64, 8 experts gaps", {40, 64, 8, GAPS}, false},
+    {&op_bias_back, "33 rows of 130, 5 experts first", {33, 130, 5, FIRST}, false},
+    {&op_bias_back, "2000 rows of 2880, 32 experts", {2000, 2880, 32, UNEVEN}, true},
     {&op_route, "1 row, 2 of 8", {1, 8, 2, ANY}, false},
     {&op_route, "37 rows, 2 of 8", {37, 8, 2, ANY}, false},
     {&op_route, "37 rows, 3 of 6 ties", {37, 6, 3, TIES}, false},

@@ -541,7 +541,7 @@ static void run_step(void *context)
     struct step *s = context;
     const struct norm_shape norm = {NORM_RMS, s->batch, HIDDEN, 1, HIDDEN, 1e-6f, DT_BF16};
     const struct norm_args normed = {.x = s->x, .w = s->norm};
-    const struct act_shape act = {s->batch, FFN, ACT_SILU, true, DT_BF16};
+    const struct act_shape act = {s->batch, FFN, ACT_SILU, true, DT_BF16, 0, 0};
     const struct sample_args rows = {
         .logits = s->logits, .params = s->params, .n = s->batch, .vocab = VOCAB};
     const uint16_t *w = s->weights;
@@ -686,7 +686,8 @@ static void run_logprob_back(void *context)
 {
     struct vocabulary *v = context;
     const struct head_args head = {v->logits, v->target, v->n, VOCAB, 1};
-    ops->logprob_back(dev, v->dlogits, v->logprob, v->lse, &head, DT_BF16);
+    const struct head_grads grads = {.dlogprob = v->logprob, .lse = v->lse};
+    ops->logprob_back(dev, v->dlogits, &grads, &head, DT_BF16);
 }
 
 static void run_sample(void *context)

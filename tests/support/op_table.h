@@ -54,7 +54,7 @@ struct op_def {
 struct op_case {
     const struct op_def *op;
     const char *shape;
-    int p[9];
+    int p[10];
     bool big; // too large for the double-precision reference; CUDA against CPU only
 };
 

@@ -3,9 +3,37 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
+#include "tests/support/support.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+struct adapter_config *tiny_adapter_config(const char *text)
+{
+    json_t *json;
+    struct adapter_config *config;
+    assert_ok(json_parse("adapter_config.json", text, strlen(text), &json));
+    assert_ok(adapter_config_from_json("adapter_config.json", json, &config));
+    json_decref(json);
+    return config;
+}
+
+struct adapter *tiny_adapter_new(struct device *dev, const struct weights *base, const char *text)
+{
+    struct adapter *a;
+    void *memory;
+    assert_ok(adapter_new(tiny_adapter_config(text), base, DT_F32, &a));
+    assert_ok(device_alloc(dev, a->weights->bytes, &memory));
+    device_fill(dev, memory, 0, a->weights->bytes);
+    weights_bind(a->weights, memory);
+    return a;
+}
+
+void tiny_adapter_free(struct device *dev, struct adapter *a)
+{
+    device_release(dev, a->weights->base);
+    adapter_free(a);
+}
 
 enum status tiny_adapter_fill(const struct adapter *a, struct device *dev, uint64_t seed)
 {

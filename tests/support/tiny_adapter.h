@@ -1,5 +1,5 @@
-/* tiny_adapter.h: writes a PEFT folder of a LoRA adapter for a model folder, with random factors,
- * as if it had been trained. The same numbers give the same bytes. */
+/* tiny_adapter.h: LoRA adapters with random factors, as if they had been trained: as PEFT folders
+ * for a model folder, and in memory. The same numbers give the same bytes. */
 #ifndef TESTS_SUPPORT_TINY_ADAPTER_H
 #define TESTS_SUPPORT_TINY_ADAPTER_H
 
@@ -8,6 +8,11 @@
 // Makes the folder where needed. config: adapter_config.json's text.
 enum status tiny_adapter_write(const char *folder, const char *model, const char *config,
                                uint64_t seed);
+// The config of that text; and an adapter with it, bound to zeros in device memory, its own.
+// Failures fail the running test.
+struct adapter_config *tiny_adapter_config(const char *text);
+struct adapter *tiny_adapter_new(struct device *dev, const struct weights *base, const char *text);
+void tiny_adapter_free(struct device *dev, struct adapter *a);
 // Random values for both factors of one that is bound.
 enum status tiny_adapter_fill(const struct adapter *a, struct device *dev, uint64_t seed);
 

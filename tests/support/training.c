@@ -10,18 +10,23 @@
 #include <string.h>
 #include <unistd.h>
 
-static void open_in(struct scene *s, const char *dtype)
+void scene_open_model(struct scene *s, const char *model, const char *const options[])
 {
     struct bytes lines = BYTES_INIT;
     memset(s, 0, sizeof *s);
     s->folder = test_folder();
-    s->model = daemon_model(s->folder, true, 11);
+    s->model = model;
     s->data = test_path(s->folder, "data.jsonl");
     for (int a = 0; a < 20; a++)
         bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", a, a + 3, 2 * a + 3);
     test_write(s->data, lines.data, lines.len);
     bytes_release(&lines);
-    daemon_start(&s->daemon, s->model, OPTIONS("--dtype", dtype));
+    daemon_start(&s->daemon, s->model, options);
+}
+
+static void open_in(struct scene *s, const char *dtype)
+{
+    scene_open_model(s, daemon_model(test_folder(), true, 11), OPTIONS("--dtype", dtype));
 }
 
 void scene_open(struct scene *s)

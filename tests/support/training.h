@@ -14,6 +14,8 @@ struct scene { // one daemon and a data set
 };
 void scene_open(struct scene *s);
 void scene_open_exact(struct scene *s); // in daemon_exact_dtype()
+// With a model folder of the test's own, and further options (NULL-ended) of the server.
+void scene_open_model(struct scene *s, const char *model, const char *const options[]);
 void scene_close(struct scene *s);
 
 // cw-trainer train with small numbers, into the run folder `run` of the scene; `more` (NULL-ended)

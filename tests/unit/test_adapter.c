@@ -4,6 +4,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/safetensors.h"
+#include "tests/support/peft.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_adapter.h"
@@ -15,16 +16,6 @@
 #include <string.h>
 
 enum { VOCAB = 50, LAYERS = 2, TOKENS = 6 };
-
-static struct adapter_config *config_of(const char *text)
-{
-    json_t *json;
-    struct adapter_config *config;
-    assert_ok(json_parse("adapter_config.json", text, strlen(text), &json));
-    assert_ok(adapter_config_from_json("adapter_config.json", json, &config));
-    json_decref(json);
-    return config;
-}
 
 // ---- the config ---------------------------------------------------------------------------------
 static void targets_match_as_in_peft(void **state)
@@ -64,8 +55,8 @@ static void targets_match_as_in_peft(void **state)
         snprintf(text, sizeof text, "{'peft_type': 'LORA', %s}", cases[i].fields);
         for (char *c = text; *c; c++)
             if (*c == '\'') *c = '"';
-        struct adapter_config *config = config_of(text);
-        assert_ok(adapter_config_match(config, cases[i].module, &rank, &scale));
+        struct adapter_config *config = tiny_adapter_config(text);
+        assert_ok(adapter_config_match(config, cases[i].module, false, &rank, &scale));
         if (rank != cases[i].rank || (rank && fabs(scale - cases[i].scale) > 1e-6))
             fail_msg("%s: %s has rank %d and scale %g", text, cases[i].module, rank, scale);
         adapter_config_free(config);
@@ -112,20 +103,20 @@ static void broken_patterns_are_told(void **state)
     (void)state;
     int rank;
     float scale;
-    struct adapter_config *config = config_of("{\"target_modules\": \"a(\"}");
-    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    struct adapter_config *config = tiny_adapter_config("{\"target_modules\": \"a(\"}");
+    assert_status(adapter_config_match(config, "a", false, &rank, &scale), ST_INVALID);
     assert_message("target_modules: the regular expression \"a(\"");
     adapter_config_free(config);
-    config = config_of("{\"target_modules\":[\"a\"],\"rank_pattern\":{\"a\":\"x\"}}");
-    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    config = tiny_adapter_config("{\"target_modules\":[\"a\"],\"rank_pattern\":{\"a\":\"x\"}}");
+    assert_status(adapter_config_match(config, "a", false, &rank, &scale), ST_INVALID);
     assert_message("rank_pattern: the value of \"a\"");
     adapter_config_free(config);
-    config = config_of("{\"target_modules\":[\"a\"],\"rank_pattern\":{\"a\":1.5}}");
-    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    config = tiny_adapter_config("{\"target_modules\":[\"a\"],\"rank_pattern\":{\"a\":1.5}}");
+    assert_status(adapter_config_match(config, "a", false, &rank, &scale), ST_INVALID);
     assert_message("a has rank 1.5");
     adapter_config_free(config);
-    config = config_of("{\"target_modules\":[\"a\"],\"alpha_pattern\":{\"a\":1e300}}");
-    assert_status(adapter_config_match(config, "a", &rank, &scale), ST_INVALID);
+    config = tiny_adapter_config("{\"target_modules\":[\"a\"],\"alpha_pattern\":{\"a\":1e300}}");
+    assert_status(adapter_config_match(config, "a", false, &rank, &scale), ST_INVALID);
     assert_message("alpha_pattern: a has alpha 1e+300");
     adapter_config_free(config);
 }
@@ -157,22 +148,14 @@ static int close_base(void **state)
     return 0;
 }
 
-// A bound adapter of the base with memory of its own, zeros.
 static struct adapter *adapter_of(const char *text)
 {
-    struct adapter *a;
-    void *memory;
-    assert_ok(adapter_new(config_of(text), base.weights, DT_F32, &a));
-    assert_ok(device_alloc(base.dev, a->weights->bytes, &memory));
-    device_fill(base.dev, memory, 0, a->weights->bytes);
-    weights_bind(a->weights, memory);
-    return a;
+    return tiny_adapter_new(base.dev, base.weights, text);
 }
 
 static void release(struct adapter *a)
 {
-    device_release(base.dev, a->weights->base);
-    adapter_free(a);
+    tiny_adapter_free(base.dev, a);
 }
 
 // One that was trained: B is not zero.
@@ -199,9 +182,9 @@ static void a_plan_lists_what_is_adapted(void **state)
         assert_int_equal(a->weights->tensors[i].offset % 128, 0);
     release(a);
     struct adapter *none = NULL;
-    assert_status(
-        adapter_new(config_of("{\"target_modules\":[\"c_attn\"]}"), base.weights, DT_F32, &none),
-        ST_INVALID);
+    assert_status(adapter_new(tiny_adapter_config("{\"target_modules\":[\"c_attn\"]}"),
+                              base.weights, DT_F32, &none),
+                  ST_INVALID);
     assert_message("[\"c_attn\"] names no matrix that can be adapted");
     assert_message("model.layers.0.self_attn.q_proj");
 }
@@ -344,11 +327,8 @@ static void our_config_is_one_for_vllm(void **state)
 static void peft_opens_our_folder(void **state)
 {
     (void)state;
-    enum { ALL_LOGITS = TOKENS * VOCAB };
-    const char *python = test_python("torch, transformers, peft");
-    const char *folder = test_folder(), *out = test_path(folder, "logits"),
-               *log = test_path(folder, "peft.log");
-    static float have[ALL_LOGITS];
+    static float have[TOKENS * VOCAB];
+    const char *python = peft_python(), *folder = test_folder();
     json_t *json;
     struct adapter_config *config;
     struct adapter *made, *a = random_adapter(ALL, 8);
@@ -364,29 +344,7 @@ static void peft_opens_our_folder(void **state)
     assert_ok(adapter_table_set(table, 0, made));
     model_use_adapters(base.model, table);
     logits_of((int[]){0}, 1, have);
-    const char *const argv[] = {
-        python,        test_path(test_root(), "tests/clients/peft_logits.py"),
-        base_folder(), folder,
-        out,           "3",
-        "14",          "15",
-        "9",           "26",
-        "5",           NULL};
-    if (test_command(log, 120000, argv) != 0) {
-        char *text = test_read(log);
-        print_message("%s\n", text);
-        free(text);
-        fail_msg("the script failed");
-    }
-    char *bytes = test_read(out);
-    const float *want = (const float *)(const void *)bytes;
-    double most = 0, worst = 0;
-    for (int i = 0; i < ALL_LOGITS; i++) {
-        most = fmax(most, fabs((double)want[i]));
-        worst = fmax(worst, fabs((double)want[i] - have[i]));
-    }
-    print_message("logits differ by %.2g of the largest\n", worst / most);
-    assert_true(worst / most <= 1e-5);
-    free(bytes);
+    peft_agrees(python, base_folder(), folder, ids, TOKENS, have, VOCAB);
     model_use_adapters(base.model, NULL);
     batch_use_adapter(base.batch, -1);
     adapter_table_free(table);

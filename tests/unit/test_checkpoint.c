@@ -30,7 +30,7 @@ struct fixture {
 
 static void fixture_open(struct fixture *f)
 {
-    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32};
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
     f->draft = NULL;
     f->best = NULL;
     f->source = test_folder();
@@ -130,7 +130,7 @@ static void round_trip(void **state)
     assert_int_equal(c.data_index, 30);
     assert_string_equal(json_string_value(json_object_get(c.state, "note")), "kept");
     struct optimizer *fresh;
-    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32};
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
     assert_ok(optimizer_new_whole(f.dev, f.weights, &adamw, &fresh));
     assert_ok(checkpoint_load_optimizer(folder, &c, fresh));
     assert_int_equal(optimizer_steps(fresh), 1);
@@ -188,7 +188,7 @@ static void draft_round_trip(void **state)
     assert_holds(&draft, inside, draft.memory);
     assert_int_equal(entries(inside), 4); // config, tokenizer, weights, optimizer
     assert_int_equal(entries(test_path(f.run, "checkpoints")), 2);
-    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32};
+    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
     struct optimizer *fresh[2];
     assert_ok(optimizer_new_whole(f.dev, f.weights, &adamw, &fresh[0]));
     assert_ok(optimizer_new_whole(draft.dev, draft.weights, &adamw, &fresh[1]));

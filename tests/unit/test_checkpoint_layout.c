@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32};
+static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
 
 struct trained {
     const char *folder;

@@ -44,7 +44,7 @@ static const char *capped_folder(void)
     return test_path(test_root(), "tests/golden/gemma2");
 }
 
-static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_F32};
+static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_F32, false};
 
 static void machine_open(const char *draft, int budget, int logits_chunk, float loss_weight,
                          struct machine *m)

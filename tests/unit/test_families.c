@@ -36,7 +36,7 @@ static void test_every_family_is_described(void **state)
     }
     assert_ptr_equal(family_find("gemma2", ""), family_find("gemma2", "Gemma2ForCausalLM"));
     assert_null(family_find("gemma2", "Gemma2ForSequenceClassification"));
-    assert_null(family_find("deepseek_v2", "DeepseekV2ForCausalLM"));
+    assert_null(family_find("deepseek_v4", "DeepseekV4ForCausalLM"));
     free(doc);
 }
 

@@ -1,11 +1,10 @@
 /* test_loss.c: trainer/loss against a table of torch's values (tests/golden/losses), hand-computed
- * ones and finite differences, trainer/advantage, and trainer/schedule. */
+ * ones and finite differences, and trainer/advantage. */
 #include "common/base/names.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/advantage.h"
 #include "trainer/learn/loss.h"
-#include "trainer/learn/schedule.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -168,7 +167,8 @@ static void values_by_hand(void **state)
     static const int bounds[3] = {0, 2, 3};
     static const float logprobs[3] = {-1.0f, -2.0f, -1.5f}, old[3] = {-1.5f, -2.0f, -1.0f};
     static const float advantages[2] = {1, -2};
-    struct loss_batch batch = {2, bounds, logprobs, old, NULL, NULL, advantages, 2, 3, NULL, NULL};
+    struct loss_batch batch = {2,          bounds, logprobs, old,  NULL, NULL,
+                               advantages, 2,      3,        NULL, NULL, NULL};
     static const struct {
         enum loss_type type;
         double loss, slope[3];
@@ -209,7 +209,8 @@ static void kl_by_hand(void **state)
     (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, ref = -0.5f, zero = 0;
-    struct loss_batch batch = {1, bounds, &logprob, &logprob, NULL, &ref, &zero, 1, 1, NULL, NULL};
+    struct loss_batch batch = {1,     bounds, &logprob, &logprob, NULL, &ref,
+                               &zero, 1,      1,        NULL,     NULL, NULL};
     static const struct {
         enum kl_estimator estimator;
         double kl, slope;
@@ -236,7 +237,8 @@ static void dual_clip_by_hand(void **state)
     (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, old = -2, down = -1, up = 1;
-    struct loss_batch batch = {1, bounds, &logprob, &old, NULL, NULL, &down, 1, 1, NULL, NULL};
+    struct loss_batch batch = {1,     bounds, &logprob, &old, NULL, NULL,
+                               &down, 1,      1,        NULL, NULL, NULL};
     struct loss_config config = plain;
     struct loss_stats stats = {0};
     float slope;
@@ -309,7 +311,7 @@ static void check_empty(const struct loss_config *config)
     static const float advantages[2] = {1, -1};
     float nothing = 0;
     struct loss_batch batch = {2,          bounds, &nothing, &nothing, &nothing, &nothing,
-                               advantages, 2,      0,        NULL,     NULL};
+                               advantages, 2,      0,        NULL,     NULL,     NULL};
     struct loss_stats stats = {0};
     loss_compute(config, &batch, &stats, &nothing);
     assert_true(stats.loss == 0 && stats.tokens == 0 && stats.seqs == 2);
@@ -520,26 +522,6 @@ static void equal_rewards_give_zero(void **state)
     for (int i = 0; i < 6; i++) assert_true(a[i] == 0);
 }
 
-// ---- schedule -----------------------------------------------------------------------------------
-
-static void schedules(void **state)
-{
-    (void)state;
-    struct schedule s = {SCHEDULE_LINEAR, 2.0, 4, 12};
-    assert_true(schedule_at(&s, 0) == 0);
-    assert_true(schedule_at(&s, 2) == 1.0);
-    assert_true(schedule_at(&s, 4) == 2.0);
-    assert_true(fabs(schedule_at(&s, 8) - 1.0) < 1e-12);
-    assert_true(schedule_at(&s, 12) == 0);
-    s.type = SCHEDULE_COSINE;
-    assert_true(fabs(schedule_at(&s, 8) - 1.0) < 1e-12);
-    assert_true(fabs(schedule_at(&s, 6) - (1 + cos(M_PI / 4))) < 1e-12);
-    s.type = SCHEDULE_CONSTANT;
-    assert_true(schedule_at(&s, 11) == 2.0);
-    s = (struct schedule){SCHEDULE_LINEAR, 1.0, 0, 10};
-    assert_true(schedule_at(&s, 0) == 1.0);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -554,7 +536,6 @@ int main(void)
         cmocka_unit_test(torch_agrees),
         cmocka_unit_test(advantages_by_hand),
         cmocka_unit_test(equal_rewards_give_zero),
-        cmocka_unit_test(schedules),
     };
     return cmocka_run_group_tests_name("loss", tests, NULL, NULL);
 }

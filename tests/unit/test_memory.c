@@ -55,7 +55,7 @@ static void machine_open(const struct setting *s, struct machine *m)
     const char *folder = test_folder(), *draft = test_folder();
     assert_ok(tiny_model_write(folder, s->smallest ? 32 : 64, s->smallest ? 1 : 3, VOCAB, 3));
     assert_ok(tiny_model_write(draft, 96, 2, VOCAB, 4)); // wider than its policy
-    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, s->moments};
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, s->moments, false};
     struct learner_config options = {
         .optimizer = adamw,
         .temperature = 1,

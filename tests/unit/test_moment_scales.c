@@ -29,7 +29,7 @@ static void steps(struct optimizer *o, int from, int to)
 static void scales_beyond_a_border_are_kept(void **state)
 {
     (void)state;
-    const struct optimizer_config config = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_8BIT};
+    const struct optimizer_config config = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_8BIT, false};
     const char *folder = test_folder(), *path = test_path(folder, "state.safetensors");
     struct device *dev;
     struct model_config *model;

@@ -70,7 +70,7 @@ static void fill_grads(struct optimizer *o, int step)
     }
 }
 
-static const struct optimizer_config defaults = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32};
+static const struct optimizer_config defaults = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
 
 static struct optimizer_config with_moments(enum moments_kind kind)
 {

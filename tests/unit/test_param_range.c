@@ -357,7 +357,7 @@ static void two_arenas_are_one_list(void **state)
     struct optimizer *together, *apart[2], *again;
     struct param_ranges two = {NULL, 0}, one[2];
     const char *path = test_path(test_folder(), "optimizer.safetensors");
-    const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 0, MOMENTS_F32};
+    const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 0, MOMENTS_F32, false};
     struct param_range list[8];
     double norm, norms[2];
     assert_ok(device_open("cpu", &dev));
@@ -415,7 +415,7 @@ static void odd_ranges_are_refused(void **state)
     struct device *dev;
     struct arena a;
     struct optimizer *o;
-    const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32};
+    const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
     assert_ok(device_open("cpu", &dev));
     arena_open(dev, 1, DT_F32, &a);
     const int64_t n = a.weights->n_elements;

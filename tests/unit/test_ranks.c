@@ -27,7 +27,7 @@ static const char *const names[] = {
     "LOCAL_WORLD_SIZE",
     "TORCHELASTIC_RUN_ID",
     "SLURM_PROCID",
-    "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
     "SLURM_LOCALID",
     "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_JOB_ID",
@@ -54,7 +54,7 @@ static void put(const char *settings)
     free(copy);
 }
 
-#define SRUN "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=77 SLURM_STEP_ID=0 "
+#define SRUN "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=77 SLURM_STEP_ID=0 "
 #define MPI  "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 "
 
 static void test_found(void **state)
@@ -87,7 +87,7 @@ static void test_found(void **state)
         {SRUN "SLURM_STEP_TASKS_PER_NODE=6,2", -1, 0, {5, 8, true, 1, 0, "77.0", "srun"}},
         {SRUN "SLURM_STEP_TASKS_PER_NODE=3(x2),2", -1, 0, {5, 8, true, 1, 0, "77.0", "srun"}},
         // a batch script, no task of a step
-        {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=77",
+        {"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=8 SLURM_JOB_ID=77",
          -1,
          0,
          {0, 1, false, 0, 1, "", "--ranks"}},
@@ -120,7 +120,7 @@ static void test_refused(void **state)
     } cases[] = {
         {MPI, 1, 0, "--rank says 1", "OMPI_COMM_WORLD_RANK says 2"},
         {MPI, -1, 3, "--ranks says 3", "OMPI_COMM_WORLD_SIZE says 4"},
-        {SRUN, -1, 4, "--ranks says 4", "SLURM_NTASKS says 8"},
+        {SRUN, -1, 4, "--ranks says 4", "SLURM_STEP_NUM_TASKS says 8"},
         {MPI "RANK=1 WORLD_SIZE=4", -1, 0, "OMPI_COMM_WORLD_RANK says 2", "RANK says 1"},
         {MPI "PMI_RANK=2 PMI_SIZE=5", -1, 0, "OMPI_COMM_WORLD_SIZE says 4", "PMI_SIZE says 5"},
         {"RANK=1", -1, 0, "RANK is in the environment without WORLD_SIZE", "unset"},

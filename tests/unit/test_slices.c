@@ -120,7 +120,7 @@ static void gradients_that_are_complete_stay(void **state)
     w.from = w.n;
     w.seen = malloc((size_t)w.n * sizeof *w.seen);
     backward_watch(b, complete, &w);
-    assert_ok(backward_run(b, batch, tape, back, 1));
+    assert_ok(backward_run(b, batch, tape, back, NULL, 1));
     assert_int_equal(w.calls, shape.layers);
     assert_true(w.from > 0 && w.from < w.n / 4); // but for the embeddings
     assert_memory_equal(w.seen + w.from, w.grads + w.from, (size_t)(w.n - w.from) * sizeof *w.seen);

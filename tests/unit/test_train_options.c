@@ -64,7 +64,7 @@ static void defaults_are_trls(void **state)
         {"log_completions", "false"},
         {"logging_steps", "10"},
         {"lr_scheduler_type", "\"linear\""},
-        {"warmup_steps", "0"},
+        {"warmup_steps", "0.0"},
         {"adam_beta1", "0.9"},
         {"adam_beta2", "0.999"},
         {"adam_epsilon", "1e-8"},

@@ -122,7 +122,7 @@ enum status bench_decode(struct bench *b)
                            (double)dtype_size(b->dt) / b->read_bandwidth;
     // 2 operations a weight and row, and the attention scores and sums
     const double work = 2 * (weights - idle_weights(c)) * d.n +
-                        4 * keys * (double)c->n_layers * layer_q_width(c->layers);
+                        2 * keys * (double)c->n_layers * layer_attn_products(c->layers);
     const double product_ms = 1e3 * work / flops;
     const double limit_ms = read_ms > product_ms ? read_ms : product_ms;
     bench_print(b, "decode",

@@ -98,7 +98,7 @@ enum status bench_prefill(struct bench *b)
     const double n = (double)p.n * p.context, head = (double)c->vocab_size * c->hidden;
     const double layers = (double)b->weights->n_parameters - (c->tie_embeddings ? 1 : 2) * head;
     const double work = 2 * layers * n + 2 * head * p.n +
-                        2.0 * c->n_layers * n * p.context * layer_q_width(c->layers);
+                        (double)c->n_layers * n * p.context * layer_attn_products(c->layers);
     const double limit_ms = 1e3 * work / flops;
     bench_print(b, "prefill",
                 json_pack("{s:i, s:i, s:I, s:f, s:f, s:f, s:f, s:f}", "batch", p.n, "context",

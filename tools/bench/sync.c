@@ -35,7 +35,7 @@ typedef double publish_times_ms[N_TIMES];
 static enum status publish_all(const struct bench_options *o, const char *bridge_path,
                                publish_times_ms *ret_records)
 {
-    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0, MOMENTS_F32};
+    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.0, 1.0, MOMENTS_F32, false};
     struct bridge *bridge = NULL;
     struct model_config *config = NULL;
     struct weights *weights = NULL;

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 31
+#define N_PARTS 32
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -52,6 +52,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(lse, n * sizeof(float)),
         PART(entropy, n * sizeof(float)),
         PART(dlogprob, n * sizeof(float)),
+        PART(dentropy, n * sizeof(float)),
     };
     memcpy(ret, parts, sizeof parts);
     latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
@@ -113,7 +114,8 @@ void backward_use_adapter(struct backward *b, const struct adapter *a, const str
 {
     b->adapter = a;
     b->adapter_grads = grads;
-    if (a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
+    // the head's matrix is the last
+    if (a->list[0].role != ROLE_HEAD && a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
 }
 
 void backward_free(struct backward *b)
@@ -194,8 +196,9 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
-void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                 const struct matrix *w)
+// matrix_back() of some rows of the batch (of, device); NULL: of all, in order.
+static void rows_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                      const int32_t *of, const struct matrix *w)
 {
     struct model *m = b->m;
     struct lora_args args;
@@ -205,7 +208,14 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
     if (!b->adapter || !adapter_table_args(m->adapters, w->role, w->layer, rows, NULL, &args))
         return;
     adapter_grads(b->adapter, b->adapter_grads, w->role, w->layer, grads);
+    args.row = of;
     m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
+}
+
+void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
+                 const struct matrix *w)
+{
+    rows_back(b, dx, dy, x, rows, NULL, w);
 }
 
 // Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a
@@ -213,6 +223,7 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
 struct head_loss {
     float temperature;
     const struct distillation *distillation; // NULL: dlogprob
+    bool has_entropy;                        // and b->dentropy
 };
 
 // The logits of a chunk of wanted rows; gives the row of model.logits where they begin.
@@ -251,7 +262,11 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
     } else {
         const struct head_args head =
             model_head_args(m, first, b->targets + at, rows, loss->temperature);
-        m->ops->logprob_back(m->dev, dlogits, b->dlogprob + at, b->lse + at, &head, dt);
+        const struct head_grads grads = {.dlogprob = b->dlogprob + at,
+                                         .lse = b->lse + at,
+                                         .dentropy = loss->has_entropy ? b->dentropy + at : NULL,
+                                         .entropy = b->entropy + at};
+        m->ops->logprob_back(m->dev, dlogits, &grads, &head, dt);
     }
     if (!capped) return;
     m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap);
@@ -287,8 +302,9 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         logits_back(b, batch, loss, at, rows, first);
         const void *dlogits = own_dlogits(b, rows);
-        back_to_weight(m, g->head, g->head_bias, dlogits, head.normed, rows, vocab, c->hidden);
-        back_to_input(m, drows, dlogits, w->head, rows, vocab, c->hidden);
+        rows_back(b, drows, dlogits, head.normed, rows, batch_rows_device(batch) + at,
+                  &(struct matrix){ROLE_HEAD, 0, w->head, g->head, g->head_bias, vocab, c->hidden,
+                                   false});
         model_sum_ranks(m, drows, rows);
         m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
                           false);
@@ -343,6 +359,14 @@ static void down_back(struct backward *b, const void *dout, const void *gate_up,
     back_to_weight(m, w->dw, w->db, dout, m->act, act->rows, w->n, w->k);
 }
 
+// dbias (experts, width) += column sums of each expert's rows, where it is trained.
+static void add_bias_gradient(struct model *m, float *dbias, const void *dy,
+                              const struct moe_routing *r, int experts, int a, int width)
+{
+    const struct expert_rows rows = {a, experts, width, m->dt};
+    if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, r->offsets, &rows);
+}
+
 // From m->normed and dx, the experts' gradients; leaves the gradient of m->normed in dnormed.
 static void experts_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
@@ -365,11 +389,13 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
+    add_bias_gradient(m, g->down_bias, b->dexpert, r, experts, a, hidden);
     if (g->down)
         ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
                                  &to_down);
     ops->gather_rows(m->dev, m->expert_in, m->normed,
                      &(struct gather_args){r->row, a, hidden, 1.0f, m->dt, 0, 0});
+    add_bias_gradient(m, g->gate_up_bias, b->dgate_up, r, experts, a, up);
     if (g->gate_up)
         ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
                                  &to_gate_up);
@@ -377,7 +403,8 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                         &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
-    back_to_weight(m, g->router, NULL, b->drouter, m->normed, rows, experts, hidden);
+    back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
+                   hidden);
     if (model_begins_sum(m))
         back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
     else
@@ -498,6 +525,9 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
                 &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden,
                                  layer_attn_width(layer), false});
     if (c->attn_gate) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
+    if (g->sinks)
+        m->ops->attn_sinks_back(m->dev, g->sinks, b->dattn, tape->attn, tape->lse, rows,
+                                &m->attn[l]);
     if (layer->latent.rank == 0) {
         m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
                                  &m->attn[l]);
@@ -591,13 +621,14 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
-                         const float *dlogprobs, float temperature)
+                         const float *dlogprobs, const float *dentropy, float temperature)
 {
-    struct head_loss loss = {temperature, NULL};
+    const size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
+    struct head_loss loss = {.temperature = temperature, .has_entropy = dentropy != NULL};
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
-    device_copy_in(b->m->dev, b->dlogprob, dlogprobs,
-                   (size_t)batch_rows(batch) * sizeof *dlogprobs);
+    device_copy_in(b->m->dev, b->dlogprob, dlogprobs, bytes);
+    if (dentropy) device_copy_in(b->m->dev, b->dentropy, dentropy, bytes);
     pass_back(b, batch, tape, &loss);
     return device_sync(b->m->dev);
 }
@@ -605,7 +636,7 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
 enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
                              const struct distillation *d, float *ret_kl, float *ret_overlap)
 {
-    struct head_loss loss = {d->temperature, d};
+    struct head_loss loss = {.temperature = d->temperature, .distillation = d};
     size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;

@@ -34,11 +34,12 @@ enum status backward_logprobs(struct backward *b, const struct batch *batch, con
 enum status backward_other_logprobs(struct backward *b, struct model *other,
                                     const struct batch *batch, const void *x,
                                     const int32_t *targets, float temperature, float *ret_logprobs);
-// Adds to the gradients what dlogprobs (host, n) of the same rows and targets cause. The tape must
-// hold the batch's forward pass (layers that it does not keep are run again), and backward_logprobs
-// must have run on it last.
+// Adds to the gradients what dlogprobs (host, n) of the same rows and targets cause, and dentropy
+// (host, n; NULL: nothing) of the entropies. The tape must hold the batch's forward pass (layers
+// that it does not keep are run again), and backward_logprobs must have run on it last, with
+// entropies where dentropy is given.
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
-                         const float *dlogprobs, float temperature);
+                         const float *dlogprobs, const float *dentropy, float temperature);
 
 // Distillation (Hinton et al. 2015; ops.h, distill): the wanted rows of `batch` are to be answered
 // as another model answers them. The teacher may have a larger vocabulary, of which the first

@@ -49,7 +49,7 @@ struct learner {
     struct optimizer *optimizer;
     // host, (max_targets)
     int32_t *targets;
-    float *logprobs, *entropy, *ref_logprobs, *dlogprobs;
+    float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
     // the draft model
     struct learner *draft; // NULL: none
     bool is_draft;         // it has no batch of its own
@@ -85,6 +85,7 @@ void learner_free(struct learner *l)
     free(l->entropy);
     free(l->ref_logprobs);
     free(l->dlogprobs);
+    free(l->dentropy);
     free(l->kl);
     free(l->overlap);
     free(l);
@@ -132,6 +133,7 @@ static size_t operations_scratch(const struct learner *l)
             .vocab = c->vocab_size,
             .n_elements = trained_elements(l),
             .lora_rank = l->options.adapter ? l->options.adapter->max_rank : 0,
+            .lora_head = l->options.adapter && adapter_changes(l->options.adapter, ROLE_HEAD),
             .lora_dropout = l->options.lora_dropout > 0,
             .dt = l->policy->dt,
         };
@@ -370,7 +372,9 @@ static enum status prepare_rows(struct learner *l)
     l->entropy = malloc(n * sizeof *l->entropy);
     l->ref_logprobs = malloc(n * sizeof *l->ref_logprobs);
     l->dlogprobs = malloc(n * sizeof *l->dlogprobs);
-    if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs)
+    l->dentropy = malloc(n * sizeof *l->dentropy);
+    if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs ||
+        !l->dentropy)
         return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
     return ST_OK;
 }
@@ -529,7 +533,8 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     void *x;
     int n = mb->first[mb->n_seqs];
     bool backward = passes->backward;
-    struct learner_rows rows = {mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL};
+    struct learner_rows rows = {mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL,
+                                l->dentropy};
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));
@@ -541,12 +546,15 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
                                 l->logprobs, l->entropy));
         if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
     }
+    memset(l->dentropy, 0, (size_t)n * sizeof *l->dentropy);
     loss(context, &rows, l->dlogprobs);
+    const bool of_entropy = !all_zero(l->dentropy, n);
     // Groups without spread have no gradient to compute.
     backward_watch(l->backward, passes->last && !l->options.adapter ? sum_grads : NULL,
                    l->optimizer);
-    if (backward && !all_zero(l->dlogprobs, n))
-        CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs, l->options.temperature));
+    if (backward && (of_entropy || !all_zero(l->dlogprobs, n)))
+        CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs,
+                           of_entropy ? l->dentropy : NULL, l->options.temperature));
 out:
     return st;
 }

@@ -82,8 +82,9 @@ struct learner_rows {
     const struct micro_batch *mb;
     const float *logprobs, *entropy;
     const float *ref_logprobs; // NULL without a reference
+    float *dentropy;           // for d loss / d entropy of each target; all 0
 };
-// Fills d loss / d logprob of each target.
+// Fills d loss / d logprob of each target, and rows->dentropy where the loss has such a term.
 typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
                                 float *ret_dlogprobs);
 

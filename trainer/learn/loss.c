@@ -3,11 +3,12 @@
  * Every loss is a weighted sum over tokens of
  *     -weight * surrogate(ratio, advantage) + beta * kl,
  * and the types differ in two things only: the weight of a token (token_weight) and what is done to
- * the importance ratio (surrogate). The weights are normalised over the whole optimizer step, so
+ * the importance ratio (surrogate.h). The weights are normalised over the whole optimizer step, so
  * the micro-batches of a step simply add up, however they were cut; BNPO, whose name says "batch
  * normalised", therefore equals DAPO here. The ratio is that of a token, or, sequence_level, the
  * geometric mean over its sequence: then each token's log-probability moves all of them, so the
- * derivatives through the ratio are summed over the sequence before any is written.
+ * derivatives through the ratio are summed over the sequence before any is written. GMPO's ratio is
+ * such a mean too, of what clipping leaves of each token's.
  *
  * Two quotients of probabilities are kept apart. The ratio is the policy now over the policy before
  * the step's first update, both by the trainer: it is exactly 1 in the first iteration, moves with
@@ -22,11 +23,13 @@
  * counted of ratios.
  */
 #include "trainer/learn/loss.h"
+#include "trainer/learn/surrogate.h"
 
 #include <math.h>
 #include <string.h>
 
-const char *const loss_type_names[] = {"grpo", "bnpo", "dapo", "dr_grpo", "cispo", NULL};
+const char *const loss_type_names[] = {"grpo", "bnpo",  "dapo", "dr_grpo", "cispo",
+                                       "sapo", "luspo", "gmpo", NULL};
 const char *const kl_estimator_names[] = {"k1", "k2", "k3", NULL};
 const char *const tis_mode_names[] = {
     "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", NULL};
@@ -60,6 +63,7 @@ void loss_stats_add(struct loss_stats *to, const struct loss_stats *other)
     range_join(&to->seq_clip_high, &other->seq_clip_high);
     range_join(&to->tis, &other->tis);
     to->tis_cut += other->tis_cut;
+    to->off_policy += other->off_policy;
     to->tokens += other->tokens;
     to->seqs += other->seqs;
 }
@@ -81,7 +85,11 @@ static double token_weight(const struct loss_config *config, const struct loss_b
     double seqs = batch->step_seqs > 0 ? batch->step_seqs : 1;
     switch (config->type) {
     case LOSS_GRPO:
+    case LOSS_SAPO:
+    case LOSS_GMPO:
         return n > 0 ? 1.0 / (n * seqs) : 0;
+    case LOSS_LUSPO:
+        return 1.0 / seqs;
     case LOSS_DR_GRPO:
         return 1.0 / (seqs * config->max_completion_length);
     case LOSS_BNPO:
@@ -92,52 +100,10 @@ static double token_weight(const struct loss_config *config, const struct loss_b
     return 1.0 / (batch->step_tokens > 0 ? batch->step_tokens : 1);
 }
 
-// ---- the importance ratio -----------------------------------------------------------------------
-
-struct surrogate {
-    double value;        // what is maximised
-    double by_log_ratio; // its derivative through the ratio; 0 where clipped
-    double by_logprob;   // its derivative by the token's own log-probability (CISPO)
-    bool low, high;      // clipped at that bound
-    bool delta;          // cut by the dual clip
-};
-
-static struct surrogate surrogate(const struct loss_config *config, double ratio, double logprob,
-                                  double advantage)
-{
-    struct surrogate s = {0};
-    if (config->type == LOSS_CISPO) { // the ratio is a constant weight of log p, cut above
-        double weight = fmin(ratio, config->epsilon_high);
-        s.high = advantage > 0 && ratio > config->epsilon_high;
-        s.value = weight * advantage * logprob;
-        s.by_logprob = weight * advantage;
-        return s;
-    }
-    // The worse of two values: the ratio clipped on both sides, and the ratio as it is. The second
-    // has no bound where the advantage is negative: the dual clip gives it one.
-    double low = 1 - config->epsilon, high = 1 + config->epsilon_high;
-    double clipped = fmin(fmax(ratio, low), high) * advantage;
-    bool cut = config->delta > 0 && ratio > config->delta;
-    double plain = (cut ? config->delta : ratio) * advantage;
-    s.low = advantage < 0 && ratio < low;
-    s.high = advantage > 0 && ratio > high;
-    if (plain < clipped) {
-        s.value = plain;
-        s.by_log_ratio = cut ? 0 : plain;
-        s.delta = cut;
-    } else {
-        s.value = clipped;
-        s.by_log_ratio = ratio >= low && ratio <= high ? clipped : 0;
-    }
-    return s;
-}
-
 // ---- KL to the reference ------------------------------------------------------------------------
 
-static double kl_estimate(enum kl_estimator estimator, double logprob, double ref,
-                          double *ret_by_logprob)
+static double kl_of(enum kl_estimator estimator, double d, double *ret_by_logprob)
 {
-    double d = ref - logprob;
     switch (estimator) {
     case KL_K1:
         *ret_by_logprob = 1;
@@ -150,6 +116,20 @@ static double kl_estimate(enum kl_estimator estimator, double logprob, double re
     }
     *ret_by_logprob = -expm1(d);
     return expm1(d) - d;
+}
+
+#define K3_MOST 10
+
+static double kl_estimate(const struct loss_config *config, double logprob, double ref,
+                          double *ret_by_logprob)
+{
+    bool held;
+    const double d = ref - logprob;
+    if (!config->clamp_log_ratios || config->kl_estimator != KL_K3)
+        return kl_of(config->kl_estimator, d, ret_by_logprob);
+    const double kl = kl_of(KL_K3, log_ratio_clamped(config, d, false, &held), ret_by_logprob);
+    if (kl > K3_MOST || held) *ret_by_logprob = 0;
+    return fmin(kl, K3_MOST);
 }
 
 // ---- truncated importance sampling --------------------------------------------------------------
@@ -167,7 +147,8 @@ static bool tis_is_of_sequence(const struct loss_config *config)
 static struct tis tis_weight(const struct loss_config *config, double log_weight)
 {
     bool mask = config->tis == TIS_TOKEN_MASK || config->tis == TIS_SEQUENCE_MASK;
-    double weight = exp(log_weight);
+    bool held;
+    double weight = exp(log_ratio_clamped(config, log_weight, false, &held));
     bool below = config->tis_min > 0 && weight < config->tis_min;
     bool above = config->tis_max > 0 && weight > config->tis_max;
     if (below || above) weight = mask ? 0 : below ? config->tis_min : config->tis_max;
@@ -189,8 +170,10 @@ struct sequence {                                // one sequence's part of the b
     double frozen_weight, weight;                // of a token that is not; of all its tokens
     double advantage;
     const float *token_advantages; // NULL: that one
-    double log_ratio;              // mean over the policy's tokens
-    struct tis tis;                // where it is the whole sequence's
+    const uint8_t *chosen;         // NULL: all tokens
+    double log_ratio; // mean over the policy's tokens; LOSS_GMPO: of what clipping left
+    double drift;     // mean log-ratio of the sampler to the policy now
+    struct tis tis;   // where it is the whole sequence's
 };
 
 static bool is_policys(const struct sequence *s, int t)
@@ -202,11 +185,24 @@ static double weight_of(const struct sequence *s, int t)
     return is_policys(s, t) ? 1 : s->frozen_weight;
 }
 
+static double advantage_of(const struct sequence *s, int t)
+{
+    return s->token_advantages ? s->token_advantages[t] : s->advantage;
+}
+
+// One ratio for all tokens of a sequence.
+static bool shares_ratio(const struct loss_config *config)
+{
+    return config->sequence_level || config->type == LOSS_GMPO;
+}
+
 static struct sequence sequence_of(const struct loss_config *config, const struct loss_batch *batch,
                                    int seq)
 {
     int first = batch->first[seq];
     double log_weight = 0;
+    const float *sampler =
+        (batch->sampler_logprobs ? batch->sampler_logprobs : batch->old_logprobs) + first;
     struct sequence s = {
         .n = batch->first[seq + 1] - first,
         .logprobs = batch->logprobs + first,
@@ -217,15 +213,21 @@ static struct sequence sequence_of(const struct loss_config *config, const struc
         .frozen_weight = config->frozen_weight,
         .advantage = batch->advantages[seq],
         .token_advantages = batch->token_advantages ? batch->token_advantages + first : NULL,
+        .chosen = batch->chosen ? batch->chosen + first : NULL,
     };
     for (int t = 0; t < s.n; t++) {
         s.weight += weight_of(&s, t);
         if (!is_policys(&s, t)) continue;
         s.n_policy++;
-        s.log_ratio += (double)s.logprobs[t] - s.old[t];
+        const double log_ratio = (double)s.logprobs[t] - s.old[t];
+        s.log_ratio += config->type == LOSS_GMPO
+                           ? gmpo_clip(config, log_ratio, advantage_of(&s, t)).log_ratio
+                           : log_ratio;
+        s.drift += (double)sampler[t] - s.logprobs[t];
         if (s.sampler) log_weight += (double)s.old[t] - s.sampler[t];
     }
     if (s.n_policy > 0) s.log_ratio /= s.n_policy;
+    if (s.n_policy > 0) s.drift /= s.n_policy;
     s.tis = tis_weight(config, log_weight);
     return s;
 }
@@ -238,27 +240,43 @@ struct term { // of one token, before its weight in the mean
     double by_log_ratio, by_logprob; // derivatives of loss
 };
 
+// Whether a token has a part in the policy's term.
+static bool counts(const struct loss_config *config, const struct sequence *s, int t)
+{
+    const bool far = config->off_policy_threshold > 0 && s->drift > config->off_policy_threshold;
+    return !(far && advantage_of(s, t) < 0) && (!s->chosen || s->chosen[t]);
+}
+
 static struct term term_of(const struct loss_config *config, const struct sequence *s, int t)
 {
-    double logprob = s->logprobs[t];
+    const double logprob = s->logprobs[t], own = logprob - s->old[t];
+    const double log_ratio = shares_ratio(config) ? s->log_ratio : own;
+    bool held = false; // as verl, GMPO's has its clips alone
     struct term term = {.tis = {1, false}};
-    term.ratio = exp(config->sequence_level ? s->log_ratio : logprob - s->old[t]);
+    term.ratio = exp(config->type == LOSS_GMPO
+                         ? log_ratio
+                         : log_ratio_clamped(config, log_ratio, config->sequence_level, &held));
     if (tis_is_of_sequence(config))
         term.tis = s->tis;
     else if (s->sampler && is_policys(s, t))
         term.tis = tis_weight(config, (double)s->old[t] - s->sampler[t]);
-    term.surrogate = surrogate(config, term.ratio, logprob,
-                               s->token_advantages ? s->token_advantages[t] : s->advantage);
-    term.loss = -term.tis.weight * term.surrogate.value;
-    term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
-    term.by_logprob = -term.tis.weight * term.surrogate.by_logprob;
+    if (config->type == LOSS_GMPO)
+        term.surrogate = gmpo_surrogate(config, term.ratio, own, advantage_of(s, t));
+    else
+        term.surrogate = surrogate(config, term.ratio, logprob, advantage_of(s, t));
+    if (counts(config, s, t)) {
+        term.loss = -term.tis.weight * term.surrogate.value;
+        term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
+        term.by_logprob = -term.tis.weight * term.surrogate.by_logprob;
+    }
     if (s->ref) {
         double by_logprob, scale = config->beta * (config->bias_correction_kl ? term.ratio : 1);
-        term.kl = kl_estimate(config->kl_estimator, logprob, s->ref[t], &by_logprob);
+        term.kl = kl_estimate(config, logprob, s->ref[t], &by_logprob);
         term.loss += scale * term.kl;
         term.by_logprob += scale * by_logprob;
         if (config->bias_correction_kl) term.by_log_ratio += scale * term.kl;
     }
+    if (held) term.by_log_ratio = 0;
     return term;
 }
 
@@ -282,14 +300,15 @@ static void loss_sequence(const struct loss_config *config, const struct loss_ba
     int n_counted = 0;
 
     // Every token of the policy in a sequence moves its ratio by 1 / n.
-    if (config->sequence_level && s.n_policy > 0)
+    if (shares_ratio(config) && s.n_policy > 0)
         for (int t = 0; t < s.n; t++)
             shared += weight_of(&s, t) * term_of(config, &s, t).by_log_ratio / s.n_policy;
     for (int t = 0; t < s.n; t++) {
         const struct term term = term_of(config, &s, t);
         const double weight = weight_of(&s, t);
         double through_ratio = weight * term.by_log_ratio;
-        if (config->sequence_level) through_ratio = is_policys(&s, t) ? shared : 0;
+        if (shares_ratio(config))
+            through_ratio = is_policys(&s, t) && !term.surrogate.held ? shared : 0;
         dlogprobs[t] = (float)(share * (weight * term.by_logprob + through_ratio));
         stats->loss += share * weight * term.loss;
         stats->kl += term.kl;
@@ -299,6 +318,8 @@ static void loss_sequence(const struct loss_config *config, const struct loss_ba
         count_term(config, &s, &term, n_counted++ == 0, stats);
     }
     if (tis_is_of_sequence(config)) count_tis(s.tis, stats);
+    stats->off_policy += config->off_policy_threshold > 0 && s.advantage < 0 &&
+                         s.drift > config->off_policy_threshold;
     if (s.n_policy > 0) {
         range_add(&stats->seq_clip_low, low / s.n_policy);
         range_add(&stats->seq_clip_high, high / s.n_policy);

@@ -1,9 +1,11 @@
 /* loss.h: the policy-gradient losses, on host arrays, in double: from log-probabilities to the loss
  * and its derivative by each log-probability. No device, no model: small, exact, easy to check.
  * Formulas: GRPO (Shao et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025), GSPO (Zheng
- * et al. 2025), CISPO (MiniMax 2025), two-sided clipping (INTELLECT-2, 2025), KL estimators
- * (Schulman 2020), truncated and masked importance sampling between sampler and trainer (Yao et al.
- * 2025, Liu et al. 2025). Names and defaults are those of GRPOConfig in TRL's documentation (1.16);
+ * et al. 2025), CISPO (MiniMax 2025), SAPO (Gao et al. 2025), LUSPO (Liu et al. 2026), GMPO (Zhao
+ * et al. 2025), two-sided clipping (INTELLECT-2, 2025), KL estimators (Schulman 2020), truncated
+ * and masked importance sampling between sampler and trainer (Yao et al. 2025, Liu et al. 2025),
+ * masks of sequences far from their sampler (DeepSeek-V3.2, 2025) and of tokens of low entropy
+ * (Wang et al. 2025). Names and defaults are those of GRPOConfig in TRL's documentation (1.16);
  * docs/numerics.md has the formulas and the few differences. */
 #ifndef TRAINER_LOSS_H
 #define TRAINER_LOSS_H
@@ -11,7 +13,16 @@
 #include "common/base/status.h"
 #include <stdint.h>
 
-enum loss_type { LOSS_GRPO, LOSS_BNPO, LOSS_DAPO, LOSS_DR_GRPO, LOSS_CISPO };
+enum loss_type {
+    LOSS_GRPO,
+    LOSS_BNPO,
+    LOSS_DAPO,
+    LOSS_DR_GRPO,
+    LOSS_CISPO,
+    LOSS_SAPO,
+    LOSS_LUSPO,
+    LOSS_GMPO
+};
 // With d = logprob of the reference - logprob: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
 enum kl_estimator { KL_K1, KL_K2, KL_K3 };
 // Truncated importance sampling for the train-inference mismatch: the weight w = exp(trainer's -
@@ -30,7 +41,7 @@ struct loss_config {
     int sequence_level;  // 0 or 1: importance ratio of the whole sequence (GSPO) instead of each
                          // token
     double epsilon;      // ratio kept in [1 - epsilon, 1 + epsilon_high];
-    double epsilon_high; // LOSS_CISPO: cap of the ratio itself
+    double epsilon_high; // LOSS_CISPO: cap of the ratio itself; LOSS_GMPO: both of its logarithm
     double delta;        // dual clip: cap of the unclipped ratio too; 0: off. Not LOSS_CISPO's.
     double beta;         // weight of the KL divergence from the reference; 0: off
     enum kl_estimator kl_estimator;
@@ -39,6 +50,11 @@ struct loss_config {
     enum tis_mode tis;
     double tis_min, tis_max; // 0: none
     double frozen_weight;    // of a token that loss_batch.by_policy says is not the policy's
+    double sapo_temperature_neg, sapo_temperature_pos; // of LOSS_SAPO's gate
+    // A sequence of negative advantage counts only while the mean log-ratio of its sampler to the
+    // policy now is at most that; 0: always.
+    double off_policy_threshold;
+    bool clamp_log_ratios; // as verl: of tokens to +-20, of sequences to 10, of k3 to 10
 };
 
 // The sequences of one micro-batch, flat: sequence s owns entries first[s] .. first[s+1]-1.
@@ -57,6 +73,7 @@ struct loss_batch {
     // sampler_logprobs then, which is not looked at. NULL: the policy wrote all.
     const uint8_t *by_policy;
     const float *token_advantages; // one a token, in place of `advantages`; NULL: none
+    const uint8_t *chosen;         // 0: the token has no part but in the KL term; NULL: all have
 };
 
 struct range_stats { // sum / n is the mean; min and max are 0 where n is
@@ -73,7 +90,8 @@ struct loss_stats { // sums, so that micro-batches add up; divide by tokens or s
     struct range_stats seq_clip_low, seq_clip_high;
     // Weights as used; one entry a token, or a sequence in the sequence_ modes.
     struct range_stats tis;
-    double tis_cut; // how many weights were truncated or masked
+    double tis_cut;    // how many weights were truncated or masked
+    double off_policy; // sequences that off_policy_threshold took out
     long tokens;
     int seqs;
 };

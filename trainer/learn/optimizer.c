@@ -345,6 +345,25 @@ static struct moments moments_at(const struct moments *m, int64_t at)
     };
 }
 
+// Where the tensors end that are decayed alike from an arena's element `at` on, at most `end`.
+static int64_t same_decay(const struct optimizer *o, const struct weights *w, int64_t at,
+                          int64_t end, bool *ret_decays)
+{
+    bool known = false;
+    *ret_decays = true;
+    if (!o->config.decay_matrices || o->config.weight_decay == 0) return end;
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        const bool decays = t->n_dims > 1;
+        if (t->offset + t->n <= at) continue;
+        if (t->offset >= end) break;
+        if (known && decays != *ret_decays) return t->offset;
+        *ret_decays = decays;
+        known = true;
+    }
+    return end;
+}
+
 // AdamW on a stretch; a rank's part then goes to the others' arenas.
 static void update_stretch(struct optimizer *o, const struct stretch *t, struct adamw *adamw)
 {
@@ -354,11 +373,18 @@ static void update_stretch(struct optimizer *o, const struct stretch *t, struct 
     const size_t e = dtype_size(w->dt);
     const int64_t first = stretch_first(&o->slices, t, comm_rank(o->comm));
     char *base = (char *)w->base + (size_t)range->first * e;
-    const struct moments moments = moments_at(&o->moments, t->state_at);
     adamw->step = (uint32_t)(o->steps + 1) + (uint32_t)slice->range * RANGE_SEED;
-    adamw->first = first;
-    o->ops->adamw(o->dev, base + (size_t)first * e, w->dt == DT_BF16 ? o->low + t->low_at : NULL,
-                  &moments, o->gradients + gradients_at(o, t), t->n, adamw, w->dt);
+    for (int64_t at = 0, end; at < t->n; at = end) {
+        bool decays;
+        const int64_t begin = range->first + first; // in the arena
+        const struct moments moments = moments_at(&o->moments, t->state_at + at);
+        end = same_decay(o, w, begin + at, begin + t->n, &decays) - begin;
+        adamw->weight_decay = decays ? (float)o->config.weight_decay : 0;
+        adamw->first = first + at;
+        o->ops->adamw(o->dev, base + (size_t)(first + at) * e,
+                      w->dt == DT_BF16 ? o->low + t->low_at + at : NULL, &moments,
+                      o->gradients + gradients_at(o, t) + at, end - at, adamw, w->dt);
+    }
     if (!t->shared)
         comm_all_gather(o->beside, base + (size_t)first * e, base + (size_t)slice->first * e,
                         (size_t)slice->part * e);
@@ -374,7 +400,6 @@ enum status optimizer_apply(struct optimizer *o, double lr)
         .beta1 = o->config.beta1,
         .beta2 = o->config.beta2,
         .eps = (float)o->config.eps,
-        .weight_decay = (float)o->config.weight_decay,
         .bias_correction1 = (float)(1 - pow(o->config.beta1, step)),
         .bias_correction2 = (float)(1 - pow(o->config.beta2, step)),
         .grad_scale = o->grad_scale,

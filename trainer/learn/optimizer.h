@@ -13,6 +13,7 @@ struct optimizer_config {
     double beta1, beta2, eps, weight_decay;
     double max_grad_norm; // 0: no clipping
     enum moments_kind moments;
+    bool decay_matrices; // weight_decay is of these alone: no tensor of one dimension
 };
 extern const char *const moments_kind_names[];
 

@@ -1,19 +1,34 @@
 /* schedule.h: the learning rate of a step, as transformers' schedulers of the same names give it.
- */
+ * One difference: `constant` warms up where it is asked to, as constant_with_warmup does. */
 #ifndef TRAINER_SCHEDULE_H
 #define TRAINER_SCHEDULE_H
 
 #include "common/base/status.h"
 #include <stdint.h>
 
-enum schedule_type { SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_CONSTANT };
-extern const char *const schedule_type_names[];
+enum schedule_type {
+    SCHEDULE_LINEAR,
+    SCHEDULE_COSINE,
+    SCHEDULE_CONSTANT,
+    SCHEDULE_CONSTANT_WITH_WARMUP,
+    SCHEDULE_COSINE_WITH_MIN_LR,
+    SCHEDULE_WARMUP_STABLE_DECAY
+};
+enum decay_type { DECAY_COSINE, DECAY_LINEAR, DECAY_1_SQRT };
+extern const char *const schedule_type_names[], *const decay_type_names[];
 
 struct schedule {
     enum schedule_type type;
     double peak;
-    int64_t warmup_steps, total_steps;
+    double warmup_steps; // here and below: less than 1 is that share of all steps, rounded up
+    int64_t total_steps;
+    double decay_steps;    // the last ones; of SCHEDULE_WARMUP_STABLE_DECAY, as is:
+    enum decay_type decay; // how it comes down
+    double min_ratio;      // of the peak: what the last two types end at; the last begins there too
 };
 double schedule_at(const struct schedule *s, int64_t step); // step: 0-based
+// ST_INVALID names an option that the type needs or does not know, or, once total_steps is known,
+// steps that are not enough.
+enum status schedule_check(const struct schedule *s);
 
 #endif

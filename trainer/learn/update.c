@@ -12,66 +12,42 @@
  * step.
  */
 #include "trainer/learn/update.h"
+#include "trainer/learn/measured.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct difference { // of the server's and the trainer's log-probability of a token
-    int sample, token;
-    float server, trainer;
-    uint64_t version; // that sampled it
-};
-
-struct sums { // of a rank's groups, in all iterations or in the first
+struct sums { // of a rank's groups, in all updates or in those of the first iteration
     struct loss_stats loss;
-    double entropy, first_loss, first_kl;
+    double entropy, bonus, first_loss, first_kl;
     long first_tokens;
     double delta_sum, delta_max, k3;
+};
+
+struct part { // of the rollout: what one update learns from
+    int first_group, n_groups;
+    int n_samples;             // that the means over sequences divide by
+    double weight;             // of the tokens that count
+    long n_chosen;             // by entropy
+    struct pack_group *groups; // (n_own) of this rank; NULL: there are none
+    int n_own, own_at;         // own_at: those of the parts before
+    double entropy_sum, coef;  // of the chosen tokens; the bonus'
 };
 
 struct update { // what the loss function works on
     const struct update_config *config;
     const struct rollout *rollout;
     const float *advantages;
-    float *old_logprobs;     // of all samples, by the trainer, before the first update
-    long *first;             // (n_samples + 1) where each sample's begin
-    int n_samples;           // that the means over sequences divide by
+    struct measured measured;
+    uint8_t *counts;         // (n_samples) whether it does for the loss
     long n_tokens, n_policy; // that count; of all, those that the policy wrote
-    double weight;           // of those that count
-    uint64_t version;
     bool first_iteration;
+    bool is_measured; // before the first update
     int rank, n_ranks;
+    struct part *part; // the present one
     struct sums sums;
-    long differing;        // log-probabilities that are not the server's to the bit
-    struct difference far; // one of the farthest
 };
-
-static bool counts(const struct update *u, const struct completion *s)
-{
-    return !(u->config->mask_truncated && s->truncated);
-}
-
-// The sampler's numbers of tokens that a frozen model wrote are not the policy's.
-static void compare_with_daemon(struct update *u, int sample, const float *logprobs)
-{
-    const struct completion *s = &u->rollout->completions[sample];
-    for (int t = 0; s->logprobs && t < s->n; t++) {
-        if (!completion_is_policys(s, t)) continue;
-        double delta = (double)logprobs[t] - s->logprobs[t];
-        if (logprobs[t] != s->logprobs[t]) {
-            double before = (double)u->far.trainer - u->far.server;
-            if (u->differing++ == 0 || fabs(delta) > fabs(before))
-                u->far = (struct difference){sample, t, s->logprobs[t], logprobs[t],
-                                             s->versions ? s->versions[t] : 0};
-        }
-        u->sums.delta_sum += fabs(delta);
-        u->sums.k3 += expm1(delta) - delta;
-        if (!s->versions || s->versions[t] == u->version)
-            u->sums.delta_max = fmax(u->sums.delta_max, fabs(delta));
-    }
-}
 
 // Number in the rollout of a sample of this rank's groups.
 static int sample_of(const struct update *u, int own)
@@ -80,37 +56,66 @@ static int sample_of(const struct update *u, int own)
     return (own / n * u->n_ranks + u->rank) * n + own % n;
 }
 
+static bool chooses(const struct update *u)
+{
+    return u->config->entropy && u->config->entropy->top_quantile < 1;
+}
+
+static void note_sample(struct update *u, const struct learner_rows *rows, int number, int first)
+{
+    measured_note(&u->measured, number, rows->logprobs + first, rows->entropy + first);
+}
+
+// Of the pass before the first update, where there is one.
+static void measure(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    struct update *u = context;
+    (void)ret_dlogprobs;
+    for (int s = 0; s < rows->mb->n_seqs; s++)
+        note_sample(u, rows, sample_of(u, rows->mb->sample[s]), rows->mb->first[s]);
+}
+
+static void add_bonus(struct update *u, const struct learner_rows *rows, int first, int n,
+                      const uint8_t *chosen)
+{
+    struct part *part = u->part;
+    const double bonus = entropy_bonus(part->coef, part->n_chosen, n, rows->entropy + first, chosen,
+                                       rows->dentropy + first);
+    u->sums.loss.loss += bonus;
+    if (u->first_iteration) u->sums.bonus += bonus;
+    for (int t = 0; t < n; t++)
+        if (chosen[t]) part->entropy_sum += rows->entropy[first + t];
+}
+
 static void policy_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
     struct update *u = context;
     const struct micro_batch *mb = rows->mb;
     for (int s = 0; s < mb->n_seqs; s++) {
-        const int number = sample_of(u, mb->sample[s]);
+        const int number = sample_of(u, u->part->own_at * u->rollout->n_per_group + mb->sample[s]);
         const struct completion *sample = &u->rollout->completions[number];
         int first = mb->first[s], n = sample->n;
-        float *old = u->old_logprobs + u->first[number];
-        if (u->first_iteration) {
-            memcpy(old, rows->logprobs + first, (size_t)n * sizeof *old);
-            compare_with_daemon(u, number, rows->logprobs + first);
-            for (int t = 0; t < n; t++) u->sums.entropy += rows->entropy[first + t];
-        }
+        const uint8_t *chosen = u->measured.chosen + u->measured.first[number];
+        if (u->first_iteration && !u->is_measured) note_sample(u, rows, number, first);
         // One sequence at a time: a masked one is an empty sequence.
-        int bounds[2] = {0, counts(u, sample) ? n : 0};
+        int bounds[2] = {0, u->counts[number] ? n : 0};
         struct loss_batch batch = {
             .n_seqs = 1,
             .first = bounds,
             .logprobs = rows->logprobs + first,
-            .old_logprobs = old,
+            .old_logprobs = u->measured.old_logprobs + u->measured.first[number],
             .sampler_logprobs = sample->logprobs,
             .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
             .advantages = &u->advantages[number],
-            .step_seqs = u->n_samples,
-            .step_tokens = u->weight,
+            .step_seqs = u->part->n_samples,
+            .step_tokens = u->part->weight,
             .by_policy = sample->by_policy,
             .token_advantages = sample->advantages,
+            .chosen = chooses(u) ? chosen : NULL,
         };
         memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
         loss_compute(&u->config->loss, &batch, &u->sums.loss, ret_dlogprobs + first);
+        if (u->config->entropy) add_bonus(u, rows, first, n, chosen);
     }
 }
 
@@ -197,6 +202,7 @@ static enum status add_sums(struct comm *comm, struct sums *sums)
     for (int r = 1; st == ST_OK && r < n; r++) {
         loss_stats_add(&all->loss, &all[r].loss);
         all->entropy += all[r].entropy;
+        all->bonus += all[r].bonus;
         all->first_loss += all[r].first_loss;
         all->first_kl += all[r].first_kl;
         all->first_tokens += all[r].first_tokens;
@@ -209,12 +215,13 @@ static enum status add_sums(struct comm *comm, struct sums *sums)
     return st;
 }
 
-static void fill_stats(const struct update *u, struct update_stats *stats)
+static void fill_stats(const struct update *u, int n_parts, struct update_stats *stats)
 {
     double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
     double compared = u->n_policy > 0 ? (double)u->n_policy : 1;
     const struct sums *s = &u->sums;
-    stats->loss = s->first_loss;
+    stats->loss = s->first_loss / n_parts;
+    stats->policy_loss = (s->first_loss - s->bonus) / n_parts;
     stats->kl = s->first_tokens > 0 ? s->first_kl / (double)s->first_tokens : 0;
     stats->entropy = s->entropy / all;
     stats->all = s->loss;
@@ -225,44 +232,134 @@ static void fill_stats(const struct update *u, struct update_stats *stats)
     stats->frozen_tokens = u->rollout->n_tokens - u->n_policy;
 }
 
-static enum status check_exact(const struct update *u)
+// What counts of the rollout.
+static enum status count_samples(struct update *u)
 {
-    const struct difference *far = &u->far;
-    if (!u->config->exact || u->differing == 0) return ST_OK;
-    return status_fail(ST_MISMATCH,
-                       "--exact: %ld of %ld log-probabilities of this step differ from the "
-                       "server's, most that of line %d, sample %d, token %d: %.9g there (weight "
-                       "version %" PRIu64 "), %.9g here (version %" PRIu64
-                       "); are both programs of one build, on one kind of processor?",
-                       u->differing, u->rollout->n_tokens,
-                       u->rollout->examples[far->sample / u->rollout->n_per_group]->line,
-                       far->sample % u->rollout->n_per_group, far->token, (double)far->server,
-                       far->version, (double)far->trainer, u->version);
-}
-
-static enum status place_old_logprobs(struct update *u)
-{
-    size_t samples = (size_t)u->n_samples, tokens = (size_t)u->rollout->n_tokens;
-    u->first = calloc(samples + 1, sizeof *u->first);
-    u->old_logprobs = calloc(tokens + 1, sizeof *u->old_logprobs);
-    if (!u->first || !u->old_logprobs)
-        return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", tokens);
-    for (int i = 0; i < u->n_samples; i++)
-        u->first[i + 1] = u->first[i] + u->rollout->completions[i].n;
+    u->counts = calloc((size_t)u->measured.n_samples + 1, sizeof *u->counts);
+    if (!u->counts)
+        return status_fail(ST_NO_MEMORY, "no memory for %d samples", u->measured.n_samples);
+    for (int i = 0; i < u->measured.n_samples; i++) {
+        const struct completion *s = &u->rollout->completions[i];
+        u->counts[i] = !(u->config->mask_truncated && s->truncated);
+        for (int t = 0; t < s->n; t++) u->n_policy += completion_is_policys(s, t);
+        if (u->counts[i]) u->n_tokens += s->n;
+    }
     return ST_OK;
 }
 
-static void count_tokens(struct update *u)
+// The i-th of n parts, as equal as can be; groups: this rank's of the whole rollout.
+static struct part part_of(const struct update *u, int i, int n, struct pack_group *groups,
+                           int n_own)
 {
-    for (int i = 0; i < u->n_samples; i++) {
-        const struct completion *s = &u->rollout->completions[i];
+    const int all = u->rollout->n_groups, each = u->rollout->n_per_group;
+    struct part part = {.first_group = (int)((int64_t)all * i / n)};
+    const int end = (int)((int64_t)all * (i + 1) / n);
+    part.n_groups = end - part.first_group;
+    part.n_samples = part.n_groups * each;
+    for (int own = 0; own < n_own; own++) {
+        const int group = own * u->n_ranks + u->rank;
+        if (group < part.first_group) part.own_at++;
+        if (group >= part.first_group && group < end) part.n_own++;
+    }
+    part.groups = groups + part.own_at;
+    for (int k = part.first_group * each; k < end * each; k++) {
+        const struct completion *s = &u->rollout->completions[k];
         int n_policy = 0;
         for (int t = 0; t < s->n; t++) n_policy += completion_is_policys(s, t);
-        u->n_policy += n_policy;
-        if (!counts(u, s)) continue;
-        u->n_tokens += s->n;
-        u->weight += n_policy + u->config->loss.frozen_weight * (s->n - n_policy);
+        if (u->counts[k])
+            part.weight += n_policy + u->config->loss.frozen_weight * (s->n - n_policy);
     }
+    part.n_chosen = measured_chosen(&u->measured, part.first_group * each, part.n_samples);
+    return part;
+}
+
+// What of the notes is this rank's goes into the sums over all.
+static enum status take_notes(struct update *u)
+{
+    const struct measured *m = &u->measured;
+    u->sums.entropy = m->entropy;
+    u->sums.delta_sum = m->delta_sum;
+    u->sums.delta_max = m->delta_max;
+    u->sums.k3 = m->k3;
+    return u->config->exact ? measured_check_exact(m) : ST_OK;
+}
+
+// The pass before the first update, where its log-probabilities or entropies are wanted in a later
+// one; and which tokens are chosen.
+static enum status look_ahead(struct learner *l, struct update *u, struct pack_group *groups,
+                              int n_own)
+{
+    enum status st = ST_OK;
+    u->is_measured = chooses(u) || u->config->mini_batches > 1;
+    if (u->is_measured) {
+        CHECK(learner_evaluate(l, groups, n_own, measure, u));
+        CHECK(take_notes(u));
+    }
+    st = measured_choose(&u->measured, u->counts, chooses(u) ? u->config->entropy->top_quantile : 1,
+                         learner_comm(l));
+out:
+    return st;
+}
+
+// Before the weights of an update are written.
+static enum status end_of_gradients(struct learner *l, struct update *u, bool last_part)
+{
+    enum status st = ST_OK;
+    const struct update_config *config = u->config;
+    if (u->first_iteration && last_part) {
+        if (!u->is_measured) CHECK(take_notes(u));
+        u->sums.first_loss = u->sums.loss.loss;
+        u->sums.first_kl = u->sums.loss.kl;
+        u->sums.first_tokens = u->sums.loss.tokens;
+    }
+    if (config->entropy && config->entropy->adaptive && u->part->n_chosen > 0) {
+        CHECK(comm_sum_host(learner_comm(l), &u->part->entropy_sum, 1));
+        entropy_observe(config->entropy, u->part->entropy_sum / (double)u->part->n_chosen,
+                        config->entropy_state);
+    }
+out:
+    return st;
+}
+
+struct publishing {
+    struct bridge *bridge;
+    pthread_mutex_t *lock;
+};
+
+// One update by one part; number: of those before.
+static enum status update_part(struct learner *l, struct update *u, struct part *part, int number,
+                               bool last_part, double lr, const struct publishing *to,
+                               struct update_stats *stats)
+{
+    const struct update_config *config = u->config;
+    struct apply apply = {.policy = l, .lr = lr, .draft_lr = config->draft_lr};
+    double norm = 0;
+    bool skip;
+    enum status st;
+    u->part = part;
+    part->entropy_sum = 0;
+    part->coef = config->entropy ? entropy_coef(config->entropy, config->entropy_state) : 0;
+    if (config->schedule) apply.lr = schedule_at(config->schedule, config->first_update + number);
+    stats->lr = apply.lr;
+    CHECK(gradients(l, u, part->groups, part->n_own, stats));
+    CHECK(end_of_gradients(l, u, last_part));
+    CHECK(clip(l, &norm, &skip));
+    stats->gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));
+    if (skip) {
+        stats->skipped++;
+        apply.policy = NULL;
+    }
+    if (u->first_iteration && stats->draft.targets > 0) {
+        CHECK(clip(learner_draft(l), &stats->draft_grad_norm, &stats->draft_skipped));
+        if (!stats->draft_skipped) apply.draft = learner_draft(l);
+    }
+    if (!apply.policy && !apply.draft) return ST_OK;
+    CHECK(publish(&apply, to->bridge, config, to->lock, stats));
+    if (skip) return ST_OK;
+    stats->grad_norm = norm;
+    stats->applied++;
+out:
+    return st;
 }
 
 enum status update_policy(struct learner *l, struct bridge *bridge,
@@ -273,52 +370,30 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
     struct pack_group *groups = NULL;
     struct pack_completion *completions = NULL;
     struct update_stats stats = {0};
+    const struct publishing to = {bridge, publish_lock};
     struct update u = {.config = config,
                        .rollout = rollout,
                        .advantages = advantages,
                        .rank = comm_rank(learner_comm(l)),
                        .n_ranks = comm_size(learner_comm(l))};
     enum status st;
-    int n_groups = 0;
-    u.n_samples = rollout->n_groups * rollout->n_per_group;
-    u.version = control_version(bridge_control(bridge));
-    count_tokens(&u);
-    CHECK(place_old_logprobs(&u));
-    CHECK(make_groups(&u, &groups, &completions, &n_groups));
-    for (int i = 0; i < config->num_iterations; i++) {
-        u.first_iteration = i == 0;
-        struct apply apply = {.policy = l, .lr = lr, .draft_lr = config->draft_lr};
-        bool skip;
-        CHECK(gradients(l, &u, groups, n_groups, &stats));
-        if (u.first_iteration) {
-            CHECK(check_exact(&u));
-            u.sums.first_loss = u.sums.loss.loss;
-            u.sums.first_kl = u.sums.loss.kl;
-            u.sums.first_tokens = u.sums.loss.tokens;
-        }
-        double norm = 0;
-        CHECK(clip(l, &norm, &skip));
-        stats.gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));
-        if (skip) {
-            stats.skipped++;
-            apply.policy = NULL;
-        }
-        if (u.first_iteration && stats.draft.targets > 0) {
-            CHECK(clip(learner_draft(l), &stats.draft_grad_norm, &stats.draft_skipped));
-            if (!stats.draft_skipped) apply.draft = learner_draft(l);
-        }
-        if (!apply.policy && !apply.draft) continue;
-        CHECK(publish(&apply, bridge, config, publish_lock, &stats));
-        if (skip) continue;
-        stats.grad_norm = norm;
-        stats.applied++;
+    int n_own = 0, n_parts = config->mini_batches > 1 ? config->mini_batches : 1;
+    if (n_parts > rollout->n_groups) n_parts = rollout->n_groups;
+    CHECK(measured_init(&u.measured, rollout, control_version(bridge_control(bridge))));
+    CHECK(count_samples(&u));
+    CHECK(make_groups(&u, &groups, &completions, &n_own));
+    CHECK(look_ahead(l, &u, groups, n_own));
+    for (int i = 0; i < config->num_iterations * n_parts; i++) {
+        struct part part = part_of(&u, i % n_parts, n_parts, groups, n_own);
+        u.first_iteration = i < n_parts;
+        CHECK(update_part(l, &u, &part, i, (i + 1) % n_parts == 0, lr, &to, &stats));
     }
     CHECK(add_sums(learner_comm(l), &u.sums));
-    fill_stats(&u, &stats);
+    fill_stats(&u, n_parts, &stats);
     *ret = stats;
 out:
-    free(u.old_logprobs);
-    free(u.first);
+    measured_release(&u.measured);
+    free(u.counts);
     free(groups);
     free(completions);
     return st;

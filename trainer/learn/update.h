@@ -1,39 +1,50 @@
 /* update.h: one GRPO step on a rollout: the loss and its gradients over packed micro-batches, and
- * the published AdamW update; --num-iterations times. A draft model learns from the first of them
- * and is published with it. One thread. */
+ * the published AdamW update; of each of --steps-per-generation parts, --num-iterations times. A
+ * draft model learns from the first of them and is published with it. One thread. */
 #ifndef TRAINER_UPDATE_H
 #define TRAINER_UPDATE_H
 
 #include "bridge/attach.h"
 #include "trainer/learn/learner.h"
+#include "trainer/learn/entropy.h"
 #include "trainer/learn/loss.h"
+#include "trainer/learn/schedule.h"
 #include "trainer/rollout/rollout.h"
 #include <pthread.h>
 
 struct update_config {
     struct loss_config loss;
-    int num_iterations;
+    int num_iterations;  // over the whole rollout
+    int mini_batches;    // parts of it, whole groups, one update each; 0: 1, all of it
     bool mask_truncated; // samples that hit the token limit do not count
     bool exact;          // a log-probability that differs from the server's by a bit is ST_MISMATCH
     int64_t quiesce_timeout_ms; // longest wait for the engine's step boundary
     double draft_lr;            // of a draft model, where the learner has one
+    // The learning rate of the i-th update is that of the schedule's step first_update + i. NULL:
+    // lr of all.
+    const struct schedule *schedule;
+    int64_t first_update;
+    const struct entropy_config *entropy; // NULL: the loss has nothing of it
+    struct entropy_state *entropy_state;  // with it; after the call, what the updates made of it
 };
 
 struct update_stats {
-    double loss, kl, entropy; // of the first iteration; kl and entropy: token means
-    struct loss_stats all;    // sums over all iterations: ratios, clipping, importance weights
-    double grad_norm;         // of the last iteration that was applied, before clipping
+    double loss, kl, entropy; // of the first iteration: a mean over its updates, token means
+    double policy_loss;       // the loss without the entropy's bonus
+    double lr;                // of the last update
+    struct loss_stats all;    // sums over all updates: ratios, clipping, importance weights
+    double grad_norm;         // of the last update that was applied, before clipping
     // The server's log-probabilities against the trainer's of the same weights (first iteration).
     // The largest counts tokens of the current weight version only, and those whose version nobody
     // tells; all three the policy's alone.
     double mismatch_mean, mismatch_max, mismatch_k3;
     long tokens;                  // that count for the loss
     long frozen_tokens;           // of all in the rollout, those that a frozen model wrote
-    int applied, skipped;         // iterations; skipped: the gradient was not finite
+    int applied, skipped;         // updates; skipped: the gradient was not finite
     struct draft_stats draft;     // of the first iteration, which is the draft's only one
     double draft_grad_norm;       // before clipping
     bool draft_skipped;           // its gradient was not finite
-    struct publish_times publish; // summed over iterations
+    struct publish_times publish; // summed over updates
     double gradient_wait_ms;      // likewise: optimizer_wait_ms()
 };
 

@@ -153,7 +153,8 @@ const struct option_spec train_options[] = {
                OPTION_WORDS("token", "sequence"), "sequence: GSPO"),
     OPT_DOUBLE("epsilon", loss.epsilon, "0.2", "E", 0, 1, "clip the ratio below 1 - E"),
     OPT_DOUBLE("epsilon-high", loss.epsilon_high, "-1", "E", -1, 1e9,
-               "clip it above 1 + E; -1: as --epsilon. cispo: cap it at E itself; -1: 5"),
+               "clip it above 1 + E; -1: as --epsilon. cispo: cap it at E itself; -1: 5. gmpo: "
+               "clip its logarithm"),
     OPT_DOUBLE("delta", loss.delta, "0", "D", 0, 1e9,
                "dual clip: cap the ratio at D where the advantage is negative too; 0: off"),
     OPT_DOUBLE("beta", loss.beta, "0", "B", 0, 1e6,
@@ -165,7 +166,12 @@ const struct option_spec train_options[] = {
              "multiply it by the ratio, for an unbiased gradient"),
     OPT_CHOICE("scale-rewards", scale_rewards, "group", advantage_scale_names,
                "what advantages are divided by"),
-    OPT_INT("num-iterations", num_iterations, "1", "N", 1, 1000, "updates on each rollout"),
+    OPT_INT("num-iterations", num_iterations, "1", "N", 1, 1000,
+            "times through each rollout, with --steps-per-generation updates each time"),
+    OPT_INT("steps-per-generation", steps_per_generation, "1", "N", 1, 4096,
+            "parts of a rollout, whole groups, each with an update of its own"),
+    OPT_CHOICE("count-steps", count_updates, "rollouts", OPTION_WORDS("rollouts", "updates"),
+               "what --max-steps and the learning rate's schedule count; updates: as TRL"),
     OPT_FLAG("importance-sampling-correction", importance_sampling_correction, "true",
              "weigh the loss by the trainer's over the server's probabilities"),
     OPT_CHOICE("importance-sampling-mode", importance_sampling_mode, "sequence_mask",
@@ -175,13 +181,33 @@ const struct option_spec train_options[] = {
                "upper bound of these weights; 0: none"),
     OPT_DOUBLE("importance-sampling-clip-min", loss.tis_min, "0", "C", 0, 1e9,
                "lower bound of these weights; 0: none"),
+    OPT_DOUBLE("sapo-temperature-neg", loss.sapo_temperature_neg, "1.05", "T", 1e-3, 1e3,
+               "sharpness of sapo's gate where the advantage is not above 0"),
+    OPT_DOUBLE("sapo-temperature-pos", loss.sapo_temperature_pos, "1", "T", 1e-3, 1e3,
+               "and where it is"),
+    OPT_DOUBLE("off-policy-mask-threshold", loss.off_policy_threshold, "0", "D", 0, 1e9,
+               "samples of negative advantage do not count where the mean log-ratio of the "
+               "sampler's to the policy's probabilities is above D; 0: off"),
+    OPT_FLAG("clamp-log-ratios", loss.clamp_log_ratios, NULL,
+             "as verl: log-ratios of tokens to -20..20, of sequences to 10, k3 to 10"),
+    OPT_DOUBLE("top-entropy-quantile", entropy.top_quantile, "1", "SHARE", 0, 1,
+               "of a step's tokens, those of highest entropy, whose policy term counts; 1: all"),
+    OPT_DOUBLE("entropy-coef", entropy.coef, "0", "C", -1e3, 1e3,
+               "bonus in the loss for the mean entropy of a token"),
+    OPT_FLAG("use-adaptive-entropy", entropy.adaptive, NULL,
+             "that coefficient grows while the entropy is at most --entropy-target, else it falls "
+             "and has no effect"),
+    OPT_DOUBLE("entropy-coef-min", entropy.coef_min, "0", "C", -1e3, 1e3, "at least"),
+    OPT_DOUBLE("entropy-coef-max", entropy.coef_max, "1", "C", -1e3, 1e3, "at most"),
+    OPT_DOUBLE("entropy-coef-delta", entropy.coef_delta, "0.005", "C", 0, 1e3, "by each update"),
+    OPT_DOUBLE("entropy-target", entropy.target, "0.2", "NATS", 0, 1e3, "of a token"),
     OPT_FLAG("mask-truncated-completions", mask_truncated_completions, NULL,
              "samples cut off at the token limit do not count"),
 
     OPT_HEADING("Optimizer (AdamW)"),
     ADAMW_OPTIONS("1e-6"),
     OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9,
-            "steps of the run, each a rollout with its --num-iterations updates; -1: by epochs"),
+            "steps of the run, each a rollout with its updates (--count-steps); -1: by epochs"),
     OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6, "times through the data"),
     OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of sampling"),
 
@@ -280,6 +306,11 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
         loss.tis = (enum tis_mode)(config->importance_sampling_mode + 1);
     if (loss.epsilon_high < 0)
         loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : loss.epsilon;
+    if (loss.type == LOSS_LUSPO && !loss.sequence_level)
+        FAIL(ST_INVALID, "--loss-type luspo needs --importance-sampling-level sequence");
+    if (loss.type == LOSS_GMPO && loss.sequence_level)
+        FAIL(ST_INVALID, "--importance-sampling-level sequence with --loss-type gmpo, whose ratio "
+                         "is a sequence's by itself; leave one of the two out");
     if (loss.delta > 0 && loss.delta <= 1) {
         st = status_fail(ST_INVALID,
                          "--delta %g would cut the ratio of an unchanged policy, which is 1; take "
@@ -310,11 +341,11 @@ static enum status resolve_staleness(const struct train_config *config, struct t
         return status_fail(ST_INVALID,
                            "--async with --rollout-ahead %" PRId64
                            ", which is --async --max-staleness %" PRId64 "; give one of the two",
-                           ahead, ahead * config->num_iterations);
+                           ahead, ahead * ret->updates_per_step);
     ret->async = config->async || ahead > 0;
     if (!ret->async) return ST_OK;
-    ret->max_staleness = config->async ? config->max_staleness : ahead * config->num_iterations;
-    ret->steps_ahead = (int)(ret->max_staleness / config->num_iterations);
+    ret->max_staleness = config->async ? config->max_staleness : ahead * ret->updates_per_step;
+    ret->steps_ahead = (int)(ret->max_staleness / ret->updates_per_step);
     return ST_OK;
 }
 
@@ -360,7 +391,7 @@ static enum status resolve_sync(const struct train_config *c, struct train_resol
                            c->server_command ? "server-command" : "server-port");
     if (c->server_url && strncmp(c->server_url, "http://", strlen("http://")) != 0)
         return status_fail(ST_INVALID, "--server-url %s: take http://HOST:PORT", c->server_url);
-    ret->max_staleness = (c->restart_interval - 1) * c->num_iterations;
+    ret->max_staleness = (c->restart_interval - 1) * ret->updates_per_step;
     return ST_OK;
 }
 
@@ -493,6 +524,40 @@ static enum status check_lora(const struct train_config *config)
     return ST_OK;
 }
 
+static enum status check_updates(const struct train_config *c, const struct train_resolved *r)
+{
+    if (c->steps_per_generation > c->curriculum.prompts_per_step && !c->atropos)
+        return status_fail(ST_INVALID,
+                           "--steps-per-generation %" PRId64 " with --prompts-per-step %" PRId64
+                           ": an update learns from whole groups; lower the one or raise the other",
+                           c->steps_per_generation, c->curriculum.prompts_per_step);
+    if (c->steps_per_generation > 1 && c->train_draft)
+        return status_fail(ST_INVALID,
+                           "--steps-per-generation with --train-draft, which learns from all of a "
+                           "rollout at once; leave one of the two out");
+    if (c->count_updates && c->max_steps > 0 && c->max_steps % r->updates_per_step != 0)
+        return status_fail(ST_INVALID,
+                           "--max-steps %" PRId64 " with --count-steps updates is no multiple of "
+                           "the %" PRId64 " updates of a rollout (--steps-per-generation times "
+                           "--num-iterations)",
+                           c->max_steps, r->updates_per_step);
+    return ST_OK;
+}
+
+static enum status check_entropy(const struct train_config *c)
+{
+    const struct entropy_config *e = &c->entropy;
+    if (e->coef_min > e->coef_max)
+        return status_fail(ST_INVALID, "--entropy-coef-min %g is above --entropy-coef-max %g",
+                           e->coef_min, e->coef_max);
+    if (e->adaptive && (e->coef < e->coef_min || e->coef > e->coef_max))
+        return status_fail(ST_INVALID,
+                           "--entropy-coef %g, where --use-adaptive-entropy begins, is not within "
+                           "--entropy-coef-min %g and --entropy-coef-max %g",
+                           e->coef, e->coef_min, e->coef_max);
+    return ST_OK;
+}
+
 enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret)
 {
     enum status st = ST_OK;
@@ -501,6 +566,7 @@ enum status train_config_resolve(const struct train_config *config, struct train
         .draft_max_grad_norm = config->draft_max_grad_norm < 0
                                    ? config->learning.adamw.max_grad_norm
                                    : config->draft_max_grad_norm,
+        .updates_per_step = config->num_iterations * config->steps_per_generation,
     };
     if (!config->data && !config->atropos)
         FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
@@ -523,6 +589,9 @@ enum status train_config_resolve(const struct train_config *config, struct train
     if (config->curriculum.num_generations < 2)
         FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, "
                          "which needs 2 samples or more");
+    CHECK(schedule_check(&r.schedule));
+    CHECK(check_updates(config, &r));
+    CHECK(check_entropy(config));
     CHECK(check_lora(config));
     CHECK(resolve_staleness(config, &r));
     CHECK(resolve_sync(config, &r));

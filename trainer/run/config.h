@@ -10,6 +10,7 @@
 #include "trainer/rollout/cost.h"
 #include "trainer/rollout/curriculum.h"
 #include "trainer/launch/job.h"
+#include "trainer/learn/entropy.h"
 #include "trainer/learn/loss.h"
 #include "trainer/rollout/prompts.h"
 #include "trainer/rollout/reward.h"
@@ -55,7 +56,9 @@ struct train_config {
     // loss; as it is meant: train_resolved
     struct loss_config loss;
     enum advantage_scale scale_rewards;
-    int64_t num_iterations;
+    int64_t num_iterations, steps_per_generation;
+    int count_updates; // 0 or 1
+    struct entropy_config entropy;
     bool importance_sampling_correction;
     int importance_sampling_mode; // tis_mode without off: from 0 on
     bool mask_truncated_completions;
@@ -95,6 +98,7 @@ struct train_resolved {
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
+    int64_t updates_per_step;
     // --async or --rollout-ahead; without, steps_ahead is 0
     bool async;
     int64_t max_staleness; // updates; also of --restart-interval

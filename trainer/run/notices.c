@@ -78,14 +78,14 @@ void notice_async(const struct train_config *c, const struct train_resolved *r)
 {
     if (!r->async) return;
     if (r->steps_ahead == 0) {
-        log_info("--async --max-staleness %" PRId64 " with --num-iterations %" PRId64
-                 ": no step is sampled ahead, which is the run without --async",
-                 r->max_staleness, c->num_iterations);
+        log_info("--async --max-staleness %" PRId64 " with %" PRId64 " updates on each rollout: no "
+                 "step is sampled ahead, which is the run without --async",
+                 r->max_staleness, r->updates_per_step);
         return;
     }
     log_info("--async: up to %d steps are sampled ahead, by weights of up to %" PRId64
              " updates before those that learn from them (metric rollout/staleness_max)",
-             r->steps_ahead, r->steps_ahead * c->num_iterations);
+             r->steps_ahead, r->steps_ahead * r->updates_per_step);
     if (!c->importance_sampling_correction)
         log_warn("--async without --importance-sampling-correction: nothing corrects for the age "
                  "of the samples");

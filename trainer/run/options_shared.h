@@ -56,8 +56,15 @@
         OPT_DOUBLE("learning-rate", learning.schedule.peak, rate, "LR", 0, 10, "at its peak"),     \
         OPT_CHOICE("lr-scheduler-type", learning.schedule.type, "linear", schedule_type_names,     \
                    "after the warm-up"),                                                           \
-        OPT_INT("warmup-steps", learning.schedule.warmup_steps, "0", "N", 0, 1e9,                  \
-                "steps from 0 to the peak"),                                                       \
+        OPT_DOUBLE("warmup-steps", learning.schedule.warmup_steps, "0", "N", 0, 1e9,               \
+                   "steps from 0 to the peak; below 1: that share of the run's steps"),            \
+        OPT_DOUBLE("min-lr-ratio", learning.schedule.min_ratio, "0", "R", 0, 1,                    \
+                   "share of the peak that cosine_with_min_lr and warmup_stable_decay end at"),    \
+        OPT_DOUBLE("num-decay-steps", learning.schedule.decay_steps, "0", "N", 0, 1e9,             \
+                   "last steps, in which warmup_stable_decay comes down; below 1: that share of "  \
+                   "the run's"),                                                                   \
+        OPT_CHOICE("decay-type", learning.schedule.decay, "cosine", decay_type_names,              \
+                   "how it comes down"),                                                           \
         OPT_DOUBLE("adam-beta1", learning.adamw.beta1, "0.9", "B", 0, 0.999999,                    \
                    "decay of the first moment"),                                                   \
         OPT_DOUBLE("adam-beta2", learning.adamw.beta2, "0.999", "B", 0, 0.9999999,                 \
@@ -65,6 +72,8 @@
         OPT_DOUBLE("adam-epsilon", learning.adamw.eps, "1e-8", "E", 0, 1, "beside the root"),      \
         OPT_DOUBLE("weight-decay", learning.adamw.weight_decay, "0", "W", 0, 10,                   \
                    "decoupled; of every parameter"),                                               \
+        OPT_FLAG("weight-decay-matrices", learning.adamw.decay_matrices, NULL,                     \
+                 "of matrices alone, and not of norms and biases, as TRL"),                        \
         OPT_DOUBLE("max-grad-norm", learning.adamw.max_grad_norm, "1", "N", 0, 1e9,                \
                    "gradient clipping; 0: off")
 

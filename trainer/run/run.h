@@ -69,22 +69,23 @@ struct run {
     // the state
     struct runlog *log;
     struct stop *stop;
-    json_t *start;             // run_start.c: what the weights were at the first start
-    int64_t step, total_steps; // step: done
-    uint64_t step_version;     // of the weights, after the step done
-    int64_t saved_step;        // of the last checkpoint; -1: none
-    int64_t interim_step;      // the same, where the next one is to replace it; -1: it is not
-    int64_t saved_ns;          // clock_now_ns() of it
-    bool save_failed;          // the one after it
-    json_t *line;              // of the step done, not yet in metrics.jsonl; NULL: it is there
-    bool evaluation_due;       // before the line can be written
-    struct best best;          // of the evaluations
-    json_t *best_of;           // what they were made of: run_checkpoint.c; NULL: not yet said
-    int64_t skipped;           // updates whose gradient was not finite
-    int skipped_in_a_row;      // steps
-    int draft_skips_in_a_row;  // the same of the draft model
-    struct spec_watch *watch;  // the servers that count drafts
-    struct symptoms symptoms;  // of this process's steps
+    json_t *start;                // run_start.c: what the weights were at the first start
+    int64_t step, total_steps;    // step: done
+    uint64_t step_version;        // of the weights, after the step done
+    int64_t saved_step;           // of the last checkpoint; -1: none
+    int64_t interim_step;         // the same, where the next one is to replace it; -1: it is not
+    int64_t saved_ns;             // clock_now_ns() of it
+    bool save_failed;             // the one after it
+    json_t *line;                 // of the step done, not yet in metrics.jsonl; NULL: it is there
+    bool evaluation_due;          // before the line can be written
+    struct best best;             // of the evaluations
+    json_t *best_of;              // what they were made of: run_checkpoint.c; NULL: not yet said
+    struct entropy_state entropy; // of the loss' bonus
+    int64_t skipped;              // updates whose gradient was not finite
+    int skipped_in_a_row;         // steps
+    int draft_skips_in_a_row;     // the same of the draft model
+    struct spec_watch *watch;     // the servers that count drafts
+    struct symptoms symptoms;     // of this process's steps
     bool said_undrafted, said_memory;
 };
 
@@ -232,7 +233,7 @@ enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
 // run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.
 // wait_s: until its rollouts were there.
 json_t *run_metrics(const struct run *run, const struct rollout_step *s,
-                    const struct update_stats *update, double lr, double wait_s, double train_s);
+                    const struct update_stats *update, double wait_s, double train_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
 double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
 // Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says

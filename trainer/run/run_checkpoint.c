@@ -16,6 +16,7 @@
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +41,22 @@ static json_t *evaluation_of(const struct run *run)
                      "max_completion_length", (json_int_t)c->sampling.max_tokens);
 }
 
+static json_t *entropy_state_json(const struct entropy_state *s)
+{
+    return json_pack("{s:f, s:o}", "coef", s->coef, "last",
+                     isfinite(s->last) ? json_real(s->last) : json_null());
+}
+
+// The coefficient goes on where it was; a run that did not adapt begins with the option's.
+static void resume_entropy(struct run *run, const json_t *state)
+{
+    const json_t *entropy = json_object_get(state, "entropy");
+    if (!entropy || !run->config->entropy.adaptive) return;
+    run->entropy.coef = json_number_value(json_object_get(entropy, "coef"));
+    const json_t *last = json_object_get(entropy, "last");
+    if (json_is_number(last)) run->entropy.last = json_number_value(last);
+}
+
 // What trainer_state.json holds of a run. New reference; NULL: no memory.
 static json_t *state_of(struct run *run, bool interim)
 {
@@ -57,6 +74,8 @@ static json_t *state_of(struct run *run, bool interim)
         ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
     if (ok && run->adapter)
         ok = json_object_set_new(state, ADAPTER_STATE, json_string(run->config->lora.name)) == 0;
+    if (ok && run->config->entropy.adaptive)
+        ok = json_object_set_new(state, "entropy", entropy_state_json(&run->entropy)) == 0;
     if (ok && interim) ok = json_object_set_new(state, "interim", json_true()) == 0;
     if (ok && run->line)
         ok = json_object_set(state, "line", run->line) == 0 &&
@@ -320,6 +339,7 @@ enum status run_resume(struct run *run, const char *folder)
     run->line = json_incref(json_object_get(c.state, "line"));
     run->evaluation_due = json_is_true(json_object_get(c.state, "evaluation_due"));
     run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
+    resume_entropy(run, c.state);
     log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
              run->step, folder, control_version(bridge_control(run->bridge)));
 out:

@@ -29,6 +29,11 @@ enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
         .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing
         .quiesce_timeout_ms = (int64_t)(c->quiesce_timeout * 1e3),
         .draft_lr = schedule_at(&run->resolved.draft_schedule, run->step),
+        .mini_batches = (int)c->steps_per_generation,
+        .schedule = c->count_updates ? &run->resolved.schedule : NULL,
+        .first_update = run->step * run->resolved.updates_per_step,
+        .entropy = entropy_is_used(&c->entropy) ? &c->entropy : NULL,
+        .entropy_state = &run->entropy,
     };
     enum status st = update_policy(run->learner, run->bridge, &config, s->rollout,
                                    s->scores.advantages, lr, stop_publish_lock(run->stop), ret);
@@ -39,7 +44,7 @@ enum status run_learn(struct run *run, const struct rollout_step *s, double lr,
     run->skipped += ret->skipped;
     if (ret->skipped)
         log_warn("step %" PRId64 ": the gradient is not finite; %d of %d updates skipped",
-                 run->step + 1, ret->skipped, config.num_iterations);
+                 run->step + 1, ret->skipped, (int)run->resolved.updates_per_step);
     st = learning_skipped(&run->skipped_in_a_row, !ret->applied, "the",
                           "lower --learning-rate or go back to a checkpoint");
     return st == ST_OK ? note_draft(run, ret) : st;

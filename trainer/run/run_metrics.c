@@ -153,15 +153,21 @@ static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
     metrics_put(metrics, "draft_learning_rate", lr);
 }
 
-static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u,
-                       double lr)
+static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u)
 {
     metrics_put(metrics, "loss", u->loss);
     if (run->config->loss.beta > 0) metrics_put(metrics, "kl", u->kl);
     metrics_put(metrics, "entropy", u->entropy);
+    if (entropy_has_bonus(&run->config->entropy)) {
+        metrics_put(metrics, "policy_loss", u->policy_loss);
+        metrics_put(metrics, "entropy_coef", run->entropy.coef);
+    }
+    if (run->config->loss.off_policy_threshold > 0)
+        metrics_put(metrics, "off_policy_mask/sequences",
+                    u->all.seqs > 0 ? u->all.off_policy / u->all.seqs : 0);
     put_ratios(metrics, run, &u->all);
     metrics_put(metrics, "grad_norm", u->grad_norm);
-    metrics_put(metrics, "learning_rate", lr);
+    metrics_put(metrics, "learning_rate", u->lr);
     metrics_put(metrics, "sampler_mismatch/mean", u->mismatch_mean);
     metrics_put(metrics, "sampler_mismatch/max", u->mismatch_max);
     metrics_put(metrics, "sampler_mismatch/k3", u->mismatch_k3);
@@ -184,7 +190,7 @@ static void put_tandem(json_t *metrics, const struct rollout *r, const struct up
 }
 
 json_t *run_metrics(const struct run *run, const struct rollout_step *s,
-                    const struct update_stats *update, double lr, double wait_s, double train_s)
+                    const struct update_stats *update, double wait_s, double train_s)
 {
     const struct rollout *rollout = s->rollout;
     const struct scores *scores = &s->scores;
@@ -197,7 +203,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     put_inference(metrics, rollout, scores);
     spec_counters_put(&s->spec, metrics);
     put_lengths(metrics, rollout);
-    put_update(metrics, run, update, lr);
+    put_update(metrics, run, update);
     if (run->draft)
         put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
     if (run->config->sampling.tandem.on) put_tandem(metrics, rollout, update);

@@ -259,6 +259,7 @@ enum status run_open(struct run *run)
     run->saved_step = run->interim_step = -1;
     run->saved_ns = clock_now_ns();
     run->best = BEST_NONE;
+    run->entropy = entropy_begin(&run->config->entropy);
     CHECK(open_policy(run));
     CHECK(run_meet_ranks(run));
     stop_catch_signals(); // until here there is nothing to save, and a signal is the end
@@ -284,6 +285,7 @@ enum status run_open(struct run *run)
     CHECK(runlog_new(run_leads(run) ? run->folder : NULL, run->step, run->total_steps,
                      run->config->logging_steps, &run->log));
     run_plan_steps(run);
+    CHECK(schedule_check(&run->resolved.schedule));
     CHECK(run_open_atropos(run));
     CHECK(run_open_rollouts(run));
 out:

@@ -43,7 +43,7 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
         .kl = run->config->loss.beta > 0 ? update->kl : NAN,
         .grad_norm = update->grad_norm,
         .clipped =
-            run->config->num_iterations > 1
+            run->resolved.updates_per_step > 1
                 ? range_share(&update->all.ratio, update->all.clip_low + update->all.clip_high)
                 : -1,
         .cut_off = run_cut_off(rollout),

@@ -88,7 +88,8 @@ enum status sft_check(const struct sft_config *c)
     if (!c->data) return status_fail(ST_INVALID, "--data is missing: a JSONL file of examples");
     if (!c->model && !c->tokenizer)
         return status_fail(ST_INVALID, "--init needs --tokenizer, a folder with tokenizer.json");
-    enum status st = check_out(c);
+    enum status st = schedule_check(&c->learning.schedule);
+    if (st == ST_OK) st = check_out(c);
     return st == ST_OK ? prompts_check(&c->prompts) : st;
 }
 
@@ -133,6 +134,7 @@ static enum status check_tokenizer(const struct sft *s)
 static enum status open_model(struct sft *s)
 {
     enum status st;
+    char words[256];
     const struct sft_config *c = s->config;
     CHECK(device_open(c->device, &s->dev));
     if (c->model)
@@ -148,6 +150,8 @@ static enum status open_model(struct sft *s)
         CHECK(weights_load(s->weights, s->dev, c->model));
     else
         CHECK(weights_init_random(s->weights, s->dev, (uint64_t)c->seed));
+    if (c->model && skipped_layers_describe(s->model, words, sizeof words))
+        log_info("%s: %s", c->model, words);
 out:
     return st;
 }
@@ -224,6 +228,7 @@ static enum status open_data(struct sft *s)
         c->max_steps >= 0
             ? c->max_steps
             : (int64_t)ceil(c->num_train_epochs * s->data->n / (double)c->examples_per_step);
+    st = schedule_check(&s->schedule);
 out:
     return st;
 }

@@ -46,13 +46,7 @@ void handle_create_session(void *tinker, struct http_request *q)
     s->next = t->sessions;
     t->sessions = s;
     log_info("session %s: SDK %.20s", s->id, version ? version : "of no version");
-    http_reply_json(q, 200,
-                    json_pack("{s:s, s:s, s:s*}", "session_id", s->id, "type", "create_session",
-                              "info_message",
-                              t->options->skip_unembed && t->max_adapters > 0
-                                  ? "adapters here are made without one for the head "
-                                    "(train_unembed)"
-                                  : NULL));
+    http_reply_json(q, 200, json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
     json_decref(body);
 }
 

@@ -93,8 +93,8 @@ static struct training_run *training_run_new(struct tinker *t, struct session *s
 static json_t *describe(const struct beginning *b, const char *base, const json_t *body)
 {
     return json_pack("{s:s, s:i, s:b, s:b, s:b, s:O?}", "base_model", base, "lora_rank", b->rank,
-                     run_trains[0], b->attention, run_trains[1], b->mlp, run_trains[2],
-                     b->rank == 0, "user_metadata", json_object_get(body, "user_metadata"));
+                     run_trains[0], b->attention, run_trains[1], b->mlp, run_trains[2], b->unembed,
+                     "user_metadata", json_object_get(body, "user_metadata"));
 }
 
 // The first request of a model, which is begun from `path`, or new.
@@ -121,22 +121,6 @@ static void begin(struct tinker *t, struct http_request *q, const json_t *body,
     op_submit(op, q);
 }
 
-// The head has no adapter here; what recipes cannot leave away may be passed over on request.
-static enum status check_unembed(struct tinker *t, bool wanted)
-{
-    if (!wanted) return ST_OK;
-    if (!t->options->skip_unembed)
-        return status_fail(
-            ST_UNSUPPORTED,
-            "\"train_unembed\" is true, and adapters change the matrices of attention and of MLPs, "
-            "not the head: pass train_unembed=False, or, for recipes that cannot, start cw-trainer "
-            "serve with --unembed skip, which trains the others alone");
-    if (!t->unembed_told)
-        log_warn("\"train_unembed\": adapters are made without one for the head (--unembed skip)");
-    t->unembed_told = true;
-    return ST_OK;
-}
-
 // Full fine-tuning trains all of the model that --freeze leaves.
 static enum status check_whole(const bool trains[3])
 {
@@ -156,7 +140,7 @@ static enum status read_lora(struct tinker *t, const json_t *body, struct beginn
     bool trains[3] = {true, true, true};
     int64_t seed = 0;
     enum status st = ST_OK;
-    *b = (struct beginning){.attention = true, .mlp = true};
+    *b = (struct beginning){.attention = true, .mlp = true, .unembed = true};
     if (!json_is_object(lora)) return ST_OK; // none: all is trained
     CHECK(json_get_int32("lora_config", lora, "rank", 0, ADAPTER_MAX_RANK, &b->rank));
     CHECK(json_get_int("lora_config", lora, "seed", INT64_MIN, INT64_MAX, &seed));
@@ -165,6 +149,7 @@ static enum status read_lora(struct tinker *t, const json_t *body, struct beginn
     b->seed = (uint64_t)seed;
     b->attention = trains[0];
     b->mlp = trains[1];
+    b->unembed = trains[2];
     if (b->rank == 0) {
         st = check_whole(trains);
         goto out;
@@ -175,9 +160,10 @@ static enum status read_lora(struct tinker *t, const json_t *body, struct beginn
              "--max-adapters N, or take rank 0 (lora_rank=0 in recipes), which trains the whole "
              "model and wants about a tenth of an adapter's learning rate",
              b->rank);
-    if (!b->attention && !b->mlp)
-        FAIL(ST_INVALID, "\"train_attn\" and \"train_mlp\" are false: nothing is left to train");
-    st = check_unembed(t, trains[2]);
+    if (!b->attention && !b->mlp && !b->unembed)
+        FAIL(ST_INVALID,
+             "\"train_attn\", \"train_mlp\" and \"train_unembed\" are false: nothing is "
+             "left to train");
 out:
     return st;
 }
@@ -234,6 +220,7 @@ static struct beginning beginning_of(const json_t *run, bool with_optimizer)
     return (struct beginning){.rank = (int)json_integer_value(json_object_get(run, "lora_rank")),
                               .attention = json_is_true(json_object_get(run, run_trains[0])),
                               .mlp = json_is_true(json_object_get(run, run_trains[1])),
+                              .unembed = json_is_true(json_object_get(run, run_trains[2])),
                               .with_optimizer = with_optimizer};
 }
 

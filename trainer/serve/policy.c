@@ -66,8 +66,8 @@ static enum status plan_largest(struct policy *p)
     enum status st;
     struct adapter_config *config;
     json_t *json = NULL;
-    const int rank = server_adapters_max_rank(p->server);
-    CHECK(adapter_config_json(rank, rank, 0, false, "all-linear", &json));
+    json =
+        json_pack("{s:i, s:s}", "r", server_adapters_max_rank(p->server), "target_modules", ".*");
     CHECK(adapter_config_from_json("--max-lora-rank", json, &config));
     st = adapter_new(config, p->weights, p->weights->dt, &p->largest);
 out:

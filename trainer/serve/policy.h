@@ -34,8 +34,8 @@ struct sources *policy_sources(struct policy *p);
 
 // What a training run begins with.
 struct beginning {
-    int rank; // of an adapter on the matrices of attention, of MLPs, or both; 0: the model itself
-    bool attention, mlp;
+    int rank;                     // of an adapter; 0: the model itself
+    bool attention, mlp, unembed; // whose matrices it is on; the last is the head
     uint64_t seed;
     const char *folder;  // a checkpoint, which then says what of the above it is; NULL: new
     bool with_optimizer; // AdamW's state too

@@ -250,27 +250,32 @@ enum status policy_load(struct policy *p, const char *run, const char *folder, b
     return st == ST_OK ? load(p, t, folder, with_optimizer) : st;
 }
 
-// "model.layers.0.mlp.up_proj.weight": "mlp.up_proj", which tells attention's matrices from an
-// MLP's in every family.
-static const char *module_end(char *name)
+// "model.layers.0.mlp.up_proj": "mlp.up_proj", which tells attention's matrices from an MLP's in
+// every family.
+static const char *module_end(const char *module)
 {
-    char *at = strrchr(name, '.');
-    if (at) *at = 0;
-    at = strrchr(name, '.');
-    while (at && at > name && at[-1] != '.') at--;
-    return at ? at : name;
+    const char *at = strrchr(module, '.');
+    while (at && at > module && at[-1] != '.') at--;
+    return at ? at : module;
 }
 
-// The adapted matrices' names, between commas.
+static bool is_wanted(const struct beginning *b, enum tensor_role role)
+{
+    if (role == ROLE_COUNT) return false;
+    if (role == ROLE_HEAD) return b->unembed;
+    return role >= ROLE_QKV && role < ROLE_POST_ATTN_NORM ? b->attention : b->mlp;
+}
+
+// The adapted matrices' names, between commas; PEFT's word for all but the head.
 static enum status target_names(const struct policy *p, const struct beginning *b, struct bytes *to)
 {
-    bytes_puts(to, b->attention && b->mlp ? "all-linear" : ",");
-    for (int i = 0; i < p->weights->n_tensors && !(b->attention && b->mlp); i++) {
-        const struct weight_tensor *w = &p->weights->tensors[i];
-        const bool attention = w->role >= ROLE_QKV && w->role < ROLE_POST_ATTN_NORM;
-        char name[sizeof w->name], entry[sizeof w->name + 2];
-        if (!adapter_takes(p->weights, i) || !(attention ? b->attention : b->mlp)) continue;
-        snprintf(name, sizeof name, "%s", w->name);
+    const bool all_linear = b->attention && b->mlp && !b->unembed;
+    bytes_puts(to, all_linear ? "all-linear" : ",");
+    for (int i = 0; i < p->weights->n_tensors && !all_linear; i++) {
+        const int tensor = adapter_nth(p->weights, i);
+        char name[sizeof p->weights->tensors->name], entry[sizeof name + 2];
+        if (!is_wanted(b, adapter_role(p->weights, tensor))) continue;
+        adapter_module(p->weights, tensor, name, sizeof name);
         snprintf(entry, sizeof entry, ",%s,", module_end(name));
         if (!strstr(bytes_text(to), entry)) bytes_puts(to, entry + 1);
     }

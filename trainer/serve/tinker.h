@@ -20,7 +20,6 @@ struct tinker_options {       // all borrowed
     double sample_timeout;    // seconds
     double gap_timeout, session_timeout; // likewise
     int max_context;                     // of the server
-    int skip_unembed; // 1: adapters of clients that want one for the head too go without
 };
 struct tinker;
 
@@ -114,7 +113,7 @@ struct tinker {
     struct sampler *samplers;
     json_t *live; // of each path that was saved or loaded, by this process: run, version, and saves
     int n_sessions;
-    bool ttl_told, unembed_told;
+    bool ttl_told;
     struct signing_key signing; // of URLs
     const char *_Atomic why;    // everything fails; NULL: it does not
 };

@@ -1,0 +1,64 @@
+/* mxfp4.c: see mxfp4.h. */
+#include "common/model/mxfp4.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define BLOCK 32 // values with one scale
+
+static const struct safetensors_entry *find(const struct safetensors *set, const char *name,
+                                            const char *end)
+{
+    char whole[200];
+    snprintf(whole, sizeof whole, "%s%s", name, end);
+    return safetensors_find(set, whole);
+}
+
+bool mxfp4_find(const struct safetensors *set, const char *name, struct mxfp4 *ret)
+{
+    const struct safetensors_entry *blocks = find(set, name, "_blocks"),
+                                   *scales = find(set, name, "_scales");
+    if (!blocks || !scales) return false;
+    if (ret) *ret = (struct mxfp4){blocks->data, scales->data, blocks->shape[2] * BLOCK};
+    return true;
+}
+
+static enum status check_one(const struct safetensors_entry *e, int n_dims, const int64_t shape[3])
+{
+    const int64_t want[4] = {shape[0], shape[2], shape[1] / BLOCK, BLOCK / 2};
+    bool same = e->n_dims == n_dims && shape[1] % BLOCK == 0;
+    for (int d = 0; same && d < n_dims; d++) same = e->shape[d] == want[d];
+    if (same && e->dt == DT_U8) return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "%s: tensor %s must be U8 of shape (%lld, %lld, %lld%s), as MXFP4 of what "
+                       "config.json calls for",
+                       e->file, e->name, (long long)want[0], (long long)want[1], (long long)want[2],
+                       n_dims == 4 ? ", 16" : "");
+}
+
+enum status mxfp4_check(const struct safetensors *set, const char *name, const int64_t shape[3])
+{
+    enum status st = check_one(find(set, name, "_blocks"), 4, shape);
+    return st == ST_OK ? check_one(find(set, name, "_scales"), 3, shape) : st;
+}
+
+bool mxfp4_names(const char *name, const char *tensor)
+{
+    const size_t len = strlen(name);
+    return strncmp(name, tensor, len) == 0 &&
+           (strcmp(tensor + len, "_blocks") == 0 || strcmp(tensor + len, "_scales") == 0);
+}
+
+void mxfp4_read(const struct mxfp4 *x, int64_t row, int64_t first, int64_t n, uint16_t *ret)
+{
+    static const float values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                     -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    const uint8_t *blocks = x->blocks + row * (x->cols / 2),
+                  *scales = x->scales + row * (x->cols / BLOCK);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t c = first + i;
+        const int code = c % 2 ? blocks[c / 2] >> 4 : blocks[c / 2] & 15;
+        ret[i] = bf16_from_f32(ldexpf(values[code], scales[c / BLOCK] - 127));
+    }
+}

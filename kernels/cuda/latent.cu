@@ -1,0 +1,202 @@
+/* latent.cu: what latent attention needs beside attention (ops.h, struct latent_shape): queries
+ * into the absorbed form and its results out of it, and the layout of the expanded form.
+ *
+ * The two products are an ordinary tiled one for each head, on the ordinary units in f32. An entry
+ * is one sum in the order of the inner dimension, whatever the number of rows: a row has the same
+ * bits in decoding and in training. */
+#include "kernels/cuda/cuda.cuh"
+
+#define THREADS 256
+#define ROWS    32 // of a block's tile of the result, two a thread
+#define COLS    64 // four a thread
+#define DEPTH   16
+
+// Of head blockIdx.z: C (rows, cols) = A (rows, depth) B, of which entry (k, c) is at
+// b[k * b_depth + c * b_col].
+template <typename T> struct heads_product {
+    T *c;
+    const T *a, *b;
+    int rows, cols, depth;
+    int64_t a_row, a_head, b_head, c_row, c_head, b_depth, b_col;
+};
+
+template <typename T> __global__ void __launch_bounds__(THREADS) product_kernel(heads_product<T> p)
+{
+    grid_begin();
+    __shared__ float left[DEPTH][ROWS + 1], right[DEPTH][COLS + 1];
+    const T *a = p.a + blockIdx.z * p.a_head, *b = p.b + blockIdx.z * p.b_head;
+    int row0 = blockIdx.x * ROWS, col0 = blockIdx.y * COLS;
+    int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    float sum[2][4] = {};
+    for (int k0 = 0; k0 < p.depth; k0 += DEPTH) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < DEPTH * ROWS; i += THREADS) {
+            int k = i % DEPTH, r = i / DEPTH;
+            bool in = row0 + r < p.rows && k0 + k < p.depth;
+            left[k][r] = in ? to_f32(a[(row0 + r) * p.a_row + k0 + k]) : 0.f;
+        }
+        for (int i = threadIdx.x; i < DEPTH * COLS; i += THREADS) {
+            // neighbouring threads read neighbours in memory
+            int k = p.b_col == 1 ? i / COLS : i % DEPTH, c = p.b_col == 1 ? i % COLS : i / DEPTH;
+            bool in = col0 + c < p.cols && k0 + k < p.depth;
+            right[k][c] = in ? to_f32(b[(k0 + k) * p.b_depth + (col0 + c) * p.b_col]) : 0.f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    sum[i][j] = __fmaf_rn(left[k][y + 16 * i], right[k][x + 16 * j], sum[i][j]);
+    }
+    T *c = p.c + blockIdx.z * p.c_head;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int row = row0 + y + 16 * i, col = col0 + x + 16 * j;
+            if (row < p.rows && col < p.cols) c[row * p.c_row + col] = from_f32<T>(sum[i][j]);
+        }
+}
+
+template <typename T>
+static void product(struct device *dev, const heads_product<T> &p, int n_heads)
+{
+    cuda_launch(dev, "latent attention's heads", product_kernel<T>,
+                dim3(ceil_div(p.rows, ROWS), ceil_div(p.cols, COLS), n_heads), THREADS, 0, p);
+}
+
+// What of the absorbed form is there already: the rotated part of every query, and the key.
+template <typename T>
+__global__ void absorbed_rest_kernel(T *qkv, const T *q, const T *keys, latent_shape s)
+{
+    grid_begin();
+    int width = s.rank + s.rope, rotated = s.n_heads * s.rope;
+    int i = blockIdx.y * THREADS + threadIdx.x;
+    T *to = qkv + (int64_t)blockIdx.x * (s.n_heads + 1) * width;
+    if (i < rotated) {
+        int head = i / s.rope, d = i % s.rope, dim = s.nope + s.rope;
+        to[(int64_t)head * width + s.rank + d] =
+            q[((int64_t)blockIdx.x * s.n_heads + head) * dim + s.nope + d];
+    } else if (i < rotated + width) {
+        to[(int64_t)s.n_heads * width + i - rotated] =
+            keys[(int64_t)blockIdx.x * width + i - rotated];
+    }
+}
+
+void cuda_latent_query(struct device *dev, void *qkv, const void *q, const void *keys,
+                       const void *w, const struct latent_shape *s)
+{
+    if (s->rows <= 0) return;
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        heads_product<T> p = {};
+        p.c = (T *)qkv;
+        p.a = (const T *)q;
+        p.b = (const T *)w;
+        p.rows = s->rows;
+        p.cols = s->rank;
+        p.depth = s->nope;
+        p.a_head = s->nope + s->rope;
+        p.a_row = s->n_heads * p.a_head;
+        p.b_head = (int64_t)(s->nope + s->value) * s->rank;
+        p.b_depth = s->rank;
+        p.b_col = 1;
+        p.c_head = s->rank + s->rope;
+        p.c_row = (s->n_heads + 1) * p.c_head;
+        product(dev, p, s->n_heads);
+        int rest = s->n_heads * s->rope + s->rank + s->rope;
+        cuda_launch(dev, "latent attention's queries", absorbed_rest_kernel<T>,
+                    dim3(s->rows, ceil_div(rest, THREADS)), THREADS, 0, (T *)qkv, (const T *)q,
+                    (const T *)keys, *s);
+    });
+}
+
+void cuda_latent_value(struct device *dev, void *out, const void *o, const void *w,
+                       const struct latent_shape *s)
+{
+    if (s->rows <= 0) return;
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        heads_product<T> p = {};
+        p.c = (T *)out;
+        p.a = (const T *)o;
+        p.b = (const T *)w + (int64_t)s->nope * s->rank;
+        p.rows = s->rows;
+        p.cols = s->value;
+        p.depth = s->rank;
+        p.a_head = s->rank;
+        p.a_row = (int64_t)s->n_heads * s->rank;
+        p.b_head = (int64_t)(s->nope + s->value) * s->rank;
+        p.b_depth = 1;
+        p.b_col = s->rank;
+        p.c_head = s->value;
+        p.c_row = (int64_t)s->n_heads * s->value;
+        product(dev, p, s->n_heads);
+    });
+}
+
+// A thread has entry d of head h: of its query, its key and its value.
+template <typename T>
+__global__ void expand_kernel(T *qkv, const T *q, const T *kv, const T *keys, latent_shape s)
+{
+    grid_begin();
+    int dim = s.nope + s.rope, i = blockIdx.y * THREADS + threadIdx.x, n = s.n_heads * dim;
+    if (i >= n) return;
+    int h = i / dim, d = i % dim;
+    int64_t row = blockIdx.x;
+    const T *from = kv + (row * s.n_heads + h) * (s.nope + s.value);
+    T *to = qkv + 3 * row * n + i;
+    to[0] = q[row * n + i];
+    to[n] = d < s.nope ? from[d] : keys[row * (s.rank + s.rope) + s.rank + d - s.nope];
+    to[2 * n] = d < s.value ? from[s.nope + d] : from_f32<T>(0.f);
+}
+
+void cuda_latent_expand(struct device *dev, void *qkv, const void *q, const void *kv,
+                        const void *keys, const struct latent_shape *s)
+{
+    if (s->rows <= 0) return;
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        cuda_launch(dev, "latent attention's expanded form", expand_kernel<T>,
+                    dim3(s->rows, ceil_div(s->n_heads * (s->nope + s->rope), THREADS)), THREADS, 0,
+                    (T *)qkv, (const T *)q, (const T *)kv, (const T *)keys, *s);
+    });
+}
+
+// The same, and behind these threads one for each rotated entry, which adds up the heads' in order.
+template <typename T>
+__global__ void expand_back_kernel(T *dq, T *dkv, T *dkeys, const T *dqkv, latent_shape s)
+{
+    grid_begin();
+    int dim = s.nope + s.rope, i = blockIdx.y * THREADS + threadIdx.x, n = s.n_heads * dim;
+    int64_t row = blockIdx.x;
+    const T *from = dqkv + 3 * row * n;
+    if (i < n) {
+        int h = i / dim, d = i % dim;
+        T *to = dkv + (row * s.n_heads + h) * (s.nope + s.value);
+        dq[row * n + i] = from[i];
+        if (d < s.nope) to[d] = from[n + i];
+        if (d < s.value) to[s.nope + d] = from[2 * n + i];
+        return;
+    }
+    int d = i - n;
+    if (d >= s.rope) return;
+    float sum = 0;
+    for (int h = 0; h < s.n_heads; h++) sum += to_f32(from[n + h * dim + s.nope + d]);
+    dkeys[row * (s.rank + s.rope) + s.rank + d] = from_f32<T>(sum);
+}
+
+void cuda_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkeys, const void *dqkv,
+                             const struct latent_shape *s)
+{
+    if (s->rows <= 0) return;
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        int units = s->n_heads * (s->nope + s->rope) + s->rope;
+        cuda_launch(dev, "latent attention's gradient", expand_back_kernel<T>,
+                    dim3(s->rows, ceil_div(units, THREADS)), THREADS, 0, (T *)dq, (T *)dkv,
+                    (T *)dkeys, (const T *)dqkv, *s);
+    });
+}

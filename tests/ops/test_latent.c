@@ -1,0 +1,376 @@
+/* test_latent.c: what latent attention needs beside attention: queries into the absorbed form and
+ * results out of it, the expanded form and its gradient, that both forms give one result, and that
+ * a row has the same bits in decoding and in training. */
+#include "tests/support/op_table.h"
+#include <string.h>
+
+// p: rows heads nope rope rank value
+static struct latent_shape shape_of(const struct op_test *t)
+{
+    const int *p = t->c->p;
+    return (struct latent_shape){.rows = p[0],
+                                 .n_heads = p[1],
+                                 .nope = p[2],
+                                 .rope = p[3],
+                                 .rank = p[4],
+                                 .value = p[5],
+                                 .dt = t->dt};
+}
+
+static int64_t weights_of(const struct latent_shape *s)
+{
+    return (int64_t)s->n_heads * (s->nope + s->value) * s->rank;
+}
+
+// ---- into the absorbed form ---------------------------------------------------------------------
+enum { Q_QKV, Q_Q, Q_KEYS, Q_W };
+
+static void query_setup(struct op_test *t)
+{
+    const struct latent_shape s = shape_of(t);
+    const int64_t rows = s.rows, width = s.rank + s.rope;
+    floats(t, "qkv", OUT, DATA, rows * (s.n_heads + 1) * width, 1);
+    floats(t, "q", IN, DATA, rows * s.n_heads * (s.nope + s.rope), 1);
+    floats(t, "keys", IN, DATA, rows * width, 1);
+    floats(t, "w", IN, DATA, weights_of(&s), 1);
+}
+
+static void query_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct latent_shape s = shape_of(t);
+    ops->latent_query(dev, d[Q_QKV], d[Q_Q], d[Q_KEYS], d[Q_W], &s);
+}
+
+static void query_reference(struct op_test *t, double **v)
+{
+    const struct latent_shape s = shape_of(t);
+    const int width = s.rank + s.rope, dim = s.nope + s.rope;
+    for (int64_t r = 0; r < s.rows; r++) {
+        double *row = t->a[Q_QKV].expect + r * (s.n_heads + 1) * width;
+        for (int h = 0; h < s.n_heads; h++) {
+            const double *q = v[Q_Q] + (r * s.n_heads + h) * dim;
+            const double *w = v[Q_W] + (int64_t)h * (s.nope + s.value) * s.rank;
+            for (int c = 0; c < width; c++) {
+                double sum = c < s.rank ? 0 : q[s.nope + c - s.rank];
+                for (int d = 0; d < s.nope && c < s.rank; d++) sum += q[d] * w[d * s.rank + c];
+                row[h * width + c] = sum;
+            }
+        }
+        for (int c = 0; c < width; c++) row[s.n_heads * width + c] = v[Q_KEYS][r * width + c];
+    }
+}
+
+static const struct op_def op_query = {"latent_query", query_setup, query_launch, query_reference};
+
+// ---- and out of it ------------------------------------------------------------------------------
+enum { V_OUT, V_O, V_W };
+
+static void value_setup(struct op_test *t)
+{
+    const struct latent_shape s = shape_of(t);
+    floats(t, "out", OUT, DATA, (int64_t)s.rows * s.n_heads * s.value, 1);
+    floats(t, "o", IN, DATA, (int64_t)s.rows * s.n_heads * s.rank, 1);
+    floats(t, "w", IN, DATA, weights_of(&s), 1);
+}
+
+static void value_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct latent_shape s = shape_of(t);
+    ops->latent_value(dev, d[V_OUT], d[V_O], d[V_W], &s);
+}
+
+static void value_reference(struct op_test *t, double **v)
+{
+    const struct latent_shape s = shape_of(t);
+    for (int64_t i = 0; i < t->a[V_OUT].n; i++) {
+        const int64_t head = i / s.value, j = s.nope + i % s.value; // of all rows
+        const double *w = v[V_W] + (head % s.n_heads * (s.nope + s.value) + j) * s.rank,
+                     *o = v[V_O] + head * s.rank;
+        double sum = 0;
+        for (int c = 0; c < s.rank; c++) sum += o[c] * w[c];
+        t->a[V_OUT].expect[i] = sum;
+    }
+}
+
+static const struct op_def op_value = {"latent_value", value_setup, value_launch, value_reference};
+
+// ---- the expanded form --------------------------------------------------------------------------
+enum { E_QKV, E_Q, E_KV, E_KEYS };
+
+static void expand_setup(struct op_test *t)
+{
+    const struct latent_shape s = shape_of(t);
+    const int64_t heads = (int64_t)s.rows * s.n_heads, dim = s.nope + s.rope;
+    floats(t, "qkv", OUT, DATA, 3 * heads * dim, 1);
+    floats(t, "q", IN, DATA, heads * dim, 1);
+    floats(t, "kv", IN, DATA, heads * (s.nope + s.value), 1);
+    floats(t, "keys", IN, DATA, (int64_t)s.rows * (s.rank + s.rope), 1);
+}
+
+static void expand_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct latent_shape s = shape_of(t);
+    ops->latent_expand(dev, d[E_QKV], d[E_Q], d[E_KV], d[E_KEYS], &s);
+}
+
+static void expand(double *qkv, const double *q, const double *kv, const double *keys,
+                   const struct latent_shape *s)
+{
+    const int64_t dim = s->nope + s->rope, n = s->n_heads * dim;
+    for (int64_t r = 0; r < s->rows; r++)
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t h = i / dim, d = i % dim;
+            const double *head = kv + (r * s->n_heads + h) * (s->nope + s->value);
+            double *to = qkv + 3 * r * n + i;
+            to[0] = q[r * n + i];
+            to[n] = d < s->nope ? head[d] : keys[r * (s->rank + s->rope) + s->rank + d - s->nope];
+            to[2 * n] = d < s->value ? head[s->nope + d] : 0;
+        }
+}
+
+static void expand_reference(struct op_test *t, double **v)
+{
+    const struct latent_shape s = shape_of(t);
+    expand(t->a[E_QKV].expect, v[E_Q], v[E_KV], v[E_KEYS], &s);
+}
+
+static const struct op_def op_expand = {"latent_expand", expand_setup, expand_launch,
+                                        expand_reference};
+
+// ---- its gradient -------------------------------------------------------------------------------
+enum { B_DQ, B_DKV, B_DKEYS, B_DQKV, B_Q, B_KV, B_KEYS };
+
+static void expand_back_setup(struct op_test *t)
+{
+    const struct latent_shape s = shape_of(t);
+    const int64_t heads = (int64_t)s.rows * s.n_heads, dim = s.nope + s.rope;
+    const int64_t kv = heads * (s.nope + s.value), keys = (int64_t)s.rows * (s.rank + s.rope);
+    floats(t, "dq", OUT, DATA, heads * dim, 1);
+    floats(t, "dkv", OUT, DATA, kv, 1);
+    floats(t, "dkeys", INOUT, DATA, keys, 1); // all but the last `rope` entries stay
+    floats(t, "dqkv", IN, DATA, 3 * heads * dim, 1);
+    floats(t, "q", IN, DATA, heads * dim, 1);
+    floats(t, "kv", IN, DATA, kv, 1);
+    floats(t, "keys", IN, DATA, keys, 1);
+}
+
+static void expand_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                               void **d)
+{
+    const struct latent_shape s = shape_of(t);
+    ops->latent_expand_back(dev, d[B_DQ], d[B_DKV], d[B_DKEYS], d[B_DQKV], &s);
+}
+
+static double expand_loss(struct op_test *t, double **v)
+{
+    const struct latent_shape s = shape_of(t);
+    double *qkv = must(malloc((size_t)t->a[B_DQKV].n * sizeof *qkv)), sum = 0;
+    expand(qkv, v[B_Q], v[B_KV], v[B_KEYS], &s);
+    for (int64_t i = 0; i < t->a[B_DQKV].n; i++) sum += qkv[i] * v[B_DQKV][i];
+    free(qkv);
+    return sum;
+}
+
+static void expand_back_reference(struct op_test *t, double **v)
+{
+    const struct latent_shape s = shape_of(t);
+    const int width = s.rank + s.rope;
+    differentiate(t, v, B_DQ, B_Q, false, expand_loss);
+    differentiate(t, v, B_DKV, B_KV, false, expand_loss);
+    differentiate(t, v, B_DKEYS, B_KEYS, false, expand_loss);
+    for (int64_t i = 0; i < t->a[B_DKEYS].n; i++)
+        if (i % width < s.rank) t->a[B_DKEYS].expect[i] = v[B_DKEYS][i];
+}
+
+static const struct op_def op_expand_back = {"latent_expand_back", expand_back_setup,
+                                             expand_back_launch, expand_back_reference};
+
+static const struct op_case cases[] = {
+    // rows heads nope rope rank value
+    {&op_query, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
+    {&op_query, "37 rows h4 16+8 of 24, values 12", {37, 4, 16, 8, 24, 12}, false},
+    {&op_query, "3 rows h16 128+64 of 512, values 128", {3, 16, 128, 64, 512, 128}, false},
+    {&op_query, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},
+    {&op_value, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
+    {&op_value, "37 rows h4 16+8 of 24, values 12", {37, 4, 16, 8, 24, 12}, false},
+    {&op_value, "3 rows h16 128+64 of 512, values 128", {3, 16, 128, 64, 512, 128}, false},
+    {&op_value, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},
+    {&op_expand, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
+    {&op_expand, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},
+    {&op_expand_back, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
+    {&op_expand_back, "9 rows h4 16+8 of 24, values 24", {9, 4, 16, 8, 24, 24}, false},
+    {&op_expand_back, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},
+};
+
+// ---- both forms, and both batches ---------------------------------------------------------------
+enum { ROWS = 45, HEADS = 3, NOPE = 10, ROPE = 6, RANK = 20, VALUE = 8, DIM = NOPE + ROPE };
+enum { WIDTH = RANK + ROPE, KV = HEADS * (NOPE + VALUE), BLOCK = 8, BLOCKS = 6 };
+
+static const struct latent_shape latent = {ROWS, HEADS, NOPE, ROPE, RANK, VALUE, DT_F32};
+static const struct attn_shape absorbed = {
+    .n_heads = HEADS, .n_kv_heads = 1, .head_dim = WIDTH, .latent = RANK, .scale = 0.3f};
+static const struct attn_shape expanded = {
+    .n_heads = HEADS, .n_kv_heads = HEADS, .head_dim = DIM, .scale = 0.3f};
+
+struct input { // one sequence; device
+    float *q, *keys, *latents, *w;
+    int32_t *positions, *zeros, *rows, *start, *slots, *table;
+    float *qkv, *o, *out, *lse; // results
+};
+
+static float *normal(struct device *dev, struct rng *rng, int n)
+{
+    float *x = must(malloc((size_t)n * sizeof *x));
+    for (int i = 0; i < n; i++) x[i] = rng_normal(rng);
+    float *d = to_device(dev, x, (size_t)n * sizeof *x);
+    free(x);
+    return d;
+}
+
+static void input_open(struct device *dev, struct input *in)
+{
+    static const int32_t table[BLOCKS] = {3, 0, 5, 1, 4, 2}, start[2] = {0, ROWS}, rows = ROWS;
+    int32_t positions[ROWS], zeros[ROWS] = {0}, slots[ROWS];
+    struct rng rng;
+    rng_init(&rng, 5, 0);
+    for (int i = 0; i < ROWS; i++) {
+        positions[i] = i;
+        slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
+    }
+    in->q = normal(dev, &rng, ROWS * HEADS * DIM);
+    in->keys = normal(dev, &rng, ROWS * WIDTH);
+    in->w = normal(dev, &rng, KV * RANK);
+    in->latents = to_device(dev, NULL, sizeof(float) * ROWS * RANK);
+    device_copy_2d(dev, in->latents, RANK * sizeof(float), in->keys, WIDTH * sizeof(float),
+                   RANK * sizeof(float), ROWS);
+    in->positions = to_device(dev, positions, sizeof positions);
+    in->zeros = to_device(dev, zeros, sizeof zeros);
+    in->slots = to_device(dev, slots, sizeof slots);
+    in->table = to_device(dev, table, sizeof table);
+    in->start = to_device(dev, start, sizeof start);
+    in->rows = to_device(dev, &rows, sizeof rows);
+    in->qkv = to_device(dev, NULL, sizeof(float) * ROWS * 3 * HEADS * (DIM + WIDTH));
+    in->o = to_device(dev, NULL, sizeof(float) * ROWS * HEADS * (DIM + RANK));
+    in->out = to_device(dev, NULL, sizeof(float) * ROWS * HEADS * VALUE);
+    in->lse = to_device(dev, NULL, sizeof(float) * ROWS * HEADS);
+}
+
+static void input_close(struct device *dev, struct input *in)
+{
+    void *all[] = {in->q,     in->keys,  in->latents, in->w,   in->positions, in->zeros, in->rows,
+                   in->start, in->slots, in->table,   in->qkv, in->o,         in->out,   in->lse};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
+static struct batch_view packed_batch(const struct input *in)
+{
+    return (struct batch_view){.n_tokens = ROWS,
+                               .n_seqs = 1,
+                               .max_query = ROWS,
+                               .max_context = ROWS,
+                               .packed = true,
+                               .positions = in->positions,
+                               .seq_of = in->zeros,
+                               .query_start = in->start,
+                               .prefix_start = in->zeros,
+                               .prefix_len = in->zeros,
+                               .attend_end = in->rows,
+                               .slots = in->slots,
+                               .context_len = in->rows,
+                               .block_table = in->table,
+                               .table_stride = BLOCKS};
+}
+
+typedef float values[ROWS][HEADS][VALUE];
+
+static void run_absorbed(struct device *dev, struct input *in, values ret)
+{
+    const struct ops *ops = device_ops(dev);
+    const struct batch_view batch = packed_batch(in);
+    ops->latent_query(dev, in->qkv, in->q, in->keys, in->w, &latent);
+    ops->attn_packed(dev, in->o, in->lse, in->qkv, &batch, &absorbed);
+    ops->latent_value(dev, in->out, in->o, in->w, &latent);
+    from_device(dev, ret, in->out, sizeof(values));
+}
+
+// Row by row, each behind those before it, from a pool of latents alone.
+static void run_decoding(struct device *dev, struct input *in, values ret)
+{
+    const struct ops *ops = device_ops(dev);
+    const struct kv_layer layer = {.width = WIDTH};
+    struct kv_view kv = {.layers = &layer, .n_blocks = BLOCKS, .block_size = BLOCK, .dt = DT_F32};
+    const int32_t one_row[2] = {0, 1};
+    kv.k = to_device(dev, NULL, sizeof(float) * BLOCKS * BLOCK * WIDTH);
+    device_copy_in(dev, in->start, one_row, sizeof one_row);
+    for (int i = 0; i < ROWS; i++) {
+        const int32_t context = i + 1;
+        struct latent_shape shape = latent;
+        struct batch_view batch = packed_batch(in);
+        device_copy_in(dev, in->rows, &context, sizeof context);
+        shape.rows = batch.n_tokens = batch.max_query = 1;
+        batch.max_context = context;
+        batch.packed = false;
+        batch.positions += i;
+        batch.slots += i;
+        ops->latent_query(dev, in->qkv, in->q + i * HEADS * DIM, in->keys + i * WIDTH, in->w,
+                          &shape);
+        ops->kv_store(dev, &kv, 0, in->qkv, &batch, &absorbed);
+        ops->attn_paged(dev, in->o, in->qkv, &kv, 0, &batch, &absorbed);
+        ops->latent_value(dev, in->out, in->o, in->w, &shape);
+        from_device(dev, ret[i], in->out, sizeof ret[i]);
+    }
+    device_release(dev, kv.k);
+}
+
+static void run_expanded(struct device *dev, struct input *in, values ret)
+{
+    static float all[ROWS][HEADS][DIM];
+    const struct ops *ops = device_ops(dev);
+    const struct batch_view batch = packed_batch(in);
+    const struct matmul of_latents = {ROWS, KV, RANK, false, true, 0, DT_F32, DT_F32, false};
+    float *kv = to_device(dev, NULL, sizeof(float) * ROWS * KV);
+    ops->matmul(dev, kv, in->latents, in->w, NULL, &of_latents);
+    ops->latent_expand(dev, in->qkv, in->q, kv, in->keys, &latent);
+    ops->attn_packed(dev, in->o, in->lse, in->qkv, &batch, &expanded);
+    from_device(dev, all, in->o, sizeof all);
+    for (int i = 0; i < ROWS; i++)
+        for (int h = 0; h < HEADS; h++) memcpy(ret[i][h], all[i][h], sizeof ret[i][h]);
+    device_release(dev, kv);
+}
+
+static void forms_agree(struct device *dev)
+{
+    static values packed, decoded, by_heads;
+    struct input in;
+    double worst = 0, largest = 0;
+    input_open(dev, &in);
+    run_absorbed(dev, &in, packed);
+    run_expanded(dev, &in, by_heads);
+    run_decoding(dev, &in, decoded);
+    assert_memory_equal(packed, decoded, sizeof packed);
+    const float *x = (const float *)packed, *y = (const float *)by_heads;
+    for (int i = 0; i < ROWS * HEADS * VALUE; i++) {
+        worst = fmax(worst, fabs((double)x[i] - (double)y[i]));
+        largest = fmax(largest, fabs((double)y[i]));
+    }
+    printf("latent attention: the two forms differ by %.2g of %.2g on %s\n", worst, largest,
+           device_spec(dev));
+    assert_true(worst < 1e-5 * largest);
+    input_close(dev, &in);
+}
+
+static void test_forms_agree(void **state)
+{
+    (void)state;
+    on_each_device("latent forms", forms_agree);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_forms_agree),
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
+                   sizeof tests / sizeof tests[0]);
+}
