@@ -24,6 +24,8 @@ enum tensor_role adapter_role(const struct weights *base, int tensor)
     case ROLE_Q:
     case ROLE_KV_A:
     case ROLE_O:
+    case ROLE_DELTA_IN:
+    case ROLE_DELTA_OUT:
     case ROLE_GATE_UP:
     case ROLE_DOWN:
     case ROLE_SHARED_GATE_UP:

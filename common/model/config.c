@@ -154,6 +154,15 @@ int64_t config_kv_elements(const struct model_config *config)
     return n;
 }
 
+int64_t config_state_elements(const struct model_config *config)
+{
+    int64_t n = 0;
+    for (int l = 0; l < config->n_layers; l++)
+        if (config->layers[l].delta.n_heads > 0)
+            n += delta_state_elements(&config->layers[l].delta);
+    return n;
+}
+
 static enum status read_quantization(const char *where, const json_t *json, struct model_config *c)
 {
     const json_t *object = json_object_get(json, "quantization_config");

@@ -43,8 +43,10 @@ struct latent_config {
 
 // One layer. Every layer begins with what config.json says of all; a family then sets what differs.
 struct layer_config {
-    int n_heads, n_kv_heads, head_dim;
+    int n_heads, n_kv_heads, head_dim; // of attention: n_heads 0 where delta stands in its place
     struct latent_config latent;
+    // Linear attention with a state that goes along the sequence; n_heads 0: none. dt is a call's.
+    struct delta_shape delta;
     int rope;           // its positions: model_config.ropes[rope]; -1: none are encoded
     int window;         // 0: full attention, else positions a token sees, itself included
     float attn_scale;   // of scores
@@ -80,6 +82,7 @@ struct model_config {
     float act_alpha, act_limit; // of ACT_CLAMPED
     bool gated_mlp;             // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
+    bool attn_gate; // what attention gives is multiplied by the sigmoid of a gate
     bool router_logit_bias;
     bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
     bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
@@ -133,6 +136,23 @@ static inline int layer_qkv_width(const struct layer_config *l)
 {
     return layer_q_width(l) + 2 * layer_kv_width(l);
 }
+// Of the matmul in front of attention: each query has a gate beside it where there are any.
+static inline int layer_attn_in_width(const struct model_config *c, const struct layer_config *l)
+{
+    return layer_qkv_width(l) + (c->attn_gate ? layer_q_width(l) : 0);
+}
+// Of the first matmul of linear attention: what goes into its convolution, and the output's gate.
+static inline int layer_delta_in_width(const struct layer_config *l)
+{
+    return delta_conv_width(&l->delta) + delta_value_width(&l->delta);
+}
+// Of what stands between the first matmul and attention of either kind, where that is not qkv
+// alone.
+static inline int layer_before_attn_width(const struct model_config *c,
+                                          const struct layer_config *l)
+{
+    return layer_delta_in_width(l) + (c->attn_gate ? layer_attn_in_width(c, l) : 0);
+}
 // Of a norm over n heads' queries or keys, and how many of these norms a row has.
 static inline int layer_qk_norm_width(const struct model_config *c, const struct layer_config *l,
                                       int n)
@@ -146,6 +166,7 @@ static inline int layer_qk_norms(const struct model_config *c, int n)
 // What attention gives, and the output matmul takes.
 static inline int layer_attn_width(const struct layer_config *l)
 {
+    if (l->delta.n_heads > 0) return delta_value_width(&l->delta);
     return l->latent.rank > 0 ? l->n_heads * l->latent.value : layer_q_width(l);
 }
 // Of latent attention: a token's entry in the cache.
@@ -194,6 +215,8 @@ static inline int config_first_vocab_row(const struct model_config *c)
 }
 // Keys and values of one token in all layers, on this rank.
 int64_t config_kv_elements(const struct model_config *config);
+// What one sequence carries along in the states of all layers, f32 elements; 0: there are none.
+int64_t config_state_elements(const struct model_config *config);
 
 // Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters or its
 // full_attention, partial_rotary_factor) into ropes[0], which all layers have. Layers and

@@ -27,6 +27,13 @@ enum tensor_role {
     ROLE_KV_B,
     ROLE_O,
     ROLE_O_BIAS,
+    ROLE_DELTA_IN,    // of linear attention: into the convolution and the output's gate
+    ROLE_DELTA_GATES, // b and a of every head
+    ROLE_DELTA_CONV,
+    ROLE_DELTA_A_LOG,
+    ROLE_DELTA_DT_BIAS,
+    ROLE_DELTA_NORM,
+    ROLE_DELTA_OUT,
     ROLE_POST_ATTN_NORM,
     ROLE_MLP_NORM,
     ROLE_MLP_NORM_BIAS,

@@ -29,7 +29,8 @@ enum size {
     SIZE_VOCAB,
     SIZE_Q,
     SIZE_KV,
-    SIZE_QKV,
+    SIZE_Q_IN,
+    SIZE_ATTN_IN,
     SIZE_Q_NORM,
     SIZE_K_NORM,
     SIZE_HEADS,
@@ -39,6 +40,13 @@ enum size {
     SIZE_LATENT,
     SIZE_LATENT_RANK,
     SIZE_LATENT_HEADS,
+    SIZE_DELTA_IN,
+    SIZE_DELTA_CONV,
+    SIZE_DELTA_VALUE,
+    SIZE_DELTA_TAPS,
+    SIZE_DELTA_GATES,
+    SIZE_DELTA_HEADS,
+    SIZE_DELTA_HEAD,
     SIZE_EXPERTS,
     SIZE_UP,
     SIZE_INNER,
@@ -56,9 +64,17 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
         [SIZE_VOCAB] = vocab,
         [SIZE_Q] = layer_q_width(l),
         [SIZE_KV] = layer_kv_width(l),
-        [SIZE_QKV] = layer_qkv_width(l),
         [SIZE_Q_NORM] = layer_qk_norm_width(c, l, l->n_heads),
         [SIZE_K_NORM] = layer_qk_norm_width(c, l, l->n_kv_heads),
+        [SIZE_Q_IN] = layer_q_width(l) * (c->attn_gate ? 2 : 1),
+        [SIZE_ATTN_IN] = layer_attn_in_width(c, l),
+        [SIZE_DELTA_IN] = layer_delta_in_width(l),
+        [SIZE_DELTA_CONV] = delta_conv_width(&l->delta),
+        [SIZE_DELTA_VALUE] = delta_value_width(&l->delta),
+        [SIZE_DELTA_TAPS] = l->delta.taps,
+        [SIZE_DELTA_GATES] = 2 * l->delta.n_heads,
+        [SIZE_DELTA_HEADS] = l->delta.n_heads,
+        [SIZE_DELTA_HEAD] = l->delta.head_dim,
         [SIZE_HEADS] = l->n_heads,
         [SIZE_HEAD] = l->head_dim,
         [SIZE_ATTN] = layer_attn_width(l),
@@ -79,6 +95,8 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
 // When a model, or a layer, has a role's block.
 enum when {
     ALWAYS,
+    IF_ATTENTION,
+    IF_DELTA,
     IF_LAYER_NORM,
     IF_PRE_NORM,
     IF_MLP_NORM,
@@ -107,22 +125,24 @@ enum when {
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
     const bool layer_norm = c->norm == NORM_LAYER, experts = l->moe.n_experts > 0;
-    const bool latent = l->latent.rank > 0;
+    const bool latent = l->latent.rank > 0, attention = l->n_heads > 0;
     const bool is[] = {
         [ALWAYS] = true,
+        [IF_ATTENTION] = attention,
+        [IF_DELTA] = l->delta.n_heads > 0,
         [IF_LAYER_NORM] = layer_norm,
         [IF_PRE_NORM] = c->pre_norm,
         [IF_MLP_NORM] = c->pre_norm && !c->parallel_block,
         [IF_MLP_LAYER_NORM] = layer_norm && !c->parallel_block,
         [IF_POST_NORM] = c->post_norm,
-        [IF_QKV] = !latent,
+        [IF_QKV] = attention && !latent,
         [IF_LATENT] = latent,
         [IF_LATENT_Q_A] = latent && l->latent.q_rank > 0,
         [IF_LATENT_Q] = latent && l->latent.q_rank == 0,
-        [IF_QK_NORM] = c->qk_norm,
-        [IF_SINKS] = c->sinks,
-        [IF_QKV_BIAS] = c->qkv_bias,
-        [IF_O_BIAS] = c->o_bias,
+        [IF_QK_NORM] = attention && c->qk_norm,
+        [IF_SINKS] = attention && c->sinks,
+        [IF_QKV_BIAS] = attention && c->qkv_bias,
+        [IF_O_BIAS] = attention && c->o_bias,
         [IF_MLP] = !experts,
         [IF_MLP_BIAS] = !experts && c->mlp_bias,
         [IF_EXPERTS] = experts,
@@ -160,10 +180,10 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
     [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
-    [ROLE_QKV] = {IN_LAYER(qkv), .when = IF_QKV, .rows = SIZE_QKV, .cols = SIZE_HIDDEN,
-                  .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
-    [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_QKV,
-                       .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
+    [ROLE_QKV] = {IN_LAYER(qkv), .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
+                  .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
+    [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_ATTN_IN,
+                       .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
     [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_K_NORM},
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
@@ -177,8 +197,20 @@ static const struct role roles[ROLE_COUNT] = {
                         .rows = SIZE_LATENT_RANK},
     [ROLE_KV_B] = {IN_LAYER(kv_b), .when = IF_LATENT, .rows = SIZE_LATENT_HEADS,
                    .cols = SIZE_LATENT_RANK},
-    [ROLE_O] = {IN_LAYER(o), .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
+    [ROLE_O] = {IN_LAYER(o), .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
     [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_DELTA_IN] = {IN_LAYER(delta_in), .when = IF_DELTA, .rows = SIZE_DELTA_IN,
+                       .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_CONV, SIZE_DELTA_VALUE}},
+    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA, .rows = SIZE_DELTA_GATES,
+                          .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_HEADS, SIZE_DELTA_HEADS}},
+    [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, .rows = SIZE_DELTA_CONV,
+                         .cols = SIZE_DELTA_TAPS},
+    [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA,
+                         .rows = SIZE_DELTA_HEAD},
+    [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), .when = IF_DELTA, .rows = SIZE_HIDDEN,
+                        .cols = SIZE_DELTA_VALUE},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
     [ROLE_MLP_NORM_BIAS] = {IN_LAYER(mlp_norm_bias), .when = IF_MLP_LAYER_NORM,
@@ -595,6 +627,18 @@ static bool ignorable(const struct weights *w, const char *name)
     return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
 }
 
+// A tensor's dimensions in a folder: a convolution's have its one input channel in the middle.
+static int file_shape(const struct weight_tensor *t, int64_t ret[3])
+{
+    const bool conv = t->role == ROLE_DELTA_CONV;
+    memcpy(ret, t->stored.shape, sizeof t->stored.shape);
+    if (t->stored.n_dims > 0) return t->stored.n_dims;
+    ret[0] = t->slice.whole[0];
+    ret[1] = conv ? 1 : t->slice.whole[1];
+    ret[2] = t->slice.whole[1];
+    return t->n_dims + conv;
+}
+
 // "1024, 64": no two shapes have the same words.
 static void shape_words(const int64_t *shape, int n_dims, char ret[96])
 {
@@ -627,9 +671,10 @@ static enum status check_tensor(const struct weight_tensor *t, const struct safe
         return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder, name,
                            config);
     char have[96], want[96];
+    int64_t shape[3];
+    const int n_dims = file_shape(t, shape);
     shape_words(e->shape, e->n_dims, have);
-    shape_words(stored ? t->stored.shape : t->slice.whole, stored ? t->stored.n_dims : t->n_dims,
-                want);
+    shape_words(shape, n_dims, want);
     if (strcmp(have, want) != 0)
         return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); %s calls for (%s)", e->file,
                            name, have, config, want);
@@ -838,9 +883,10 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                 int64_t end = begin + chunk < n ? begin + chunk : n;
                 rng_init(&r, seed, ((uint64_t)i << 32) + (uint64_t)((at + begin) / chunk));
                 for (int64_t j = begin; j < end; j++)
-                    staging[j] = t->n_dims == 2           ? 0.02f * rng_normal(&r)
-                                 : roles[t->role].is_norm ? norm_one
-                                                          : 0.0f;
+                    staging[j] = t->n_dims == 2               ? 0.02f * rng_normal(&r)
+                                 : t->role == ROLE_DELTA_NORM ? 1.0f
+                                 : roles[t->role].is_norm     ? norm_one
+                                                              : 0.0f;
             }
             copy_in(w, dev, t, at, staging, DT_F32, n, halves);
         }
@@ -967,12 +1013,9 @@ enum status weights_save_part(const struct weights *w, struct device *dev)
 static void describe_source(const struct weight_tensor *t, enum dtype as,
                             struct safetensors_source *ret)
 {
-    const bool stored = t->stored.n_dims > 0;
     snprintf(ret->name, sizeof ret->name, "%s", folder_name(t));
     ret->dt = t->is_buffer ? DT_F32 : as;
-    ret->n_dims = stored ? t->stored.n_dims : t->n_dims;
-    for (int d = 0; d < ret->n_dims; d++)
-        ret->shape[d] = stored ? t->stored.shape[d] : t->slice.whole[d];
+    ret->n_dims = file_shape(t, ret->shape);
     ret->tag = t;
 }
 

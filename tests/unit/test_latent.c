@@ -271,7 +271,7 @@ static void cache_holds_latents(void **state)
     (void)state;
     open_folder(&o, golden("deepseek-v2"), DT_F32);
     device_allocated(o.dev, &before, &peak);
-    assert_ok(kv_memory_alloc(&m, o.dev, o.config, DT_F32, BLOCK, BLOCKS));
+    assert_ok(kv_memory_alloc(&m, o.dev, o.config, DT_F32, BLOCK, BLOCKS, 0));
     device_allocated(o.dev, &after, &peak);
     assert_int_equal(after - before, 2 * BLOCKS * BLOCK * WIDTH * sizeof(float));
     assert_int_equal(kv_memory_block_bytes(o.config, DT_F32, BLOCK),

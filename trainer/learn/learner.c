@@ -119,10 +119,12 @@ static size_t operations_scratch(const struct learner *l)
     const struct model_config *c = l->config;
     size_t max = 0;
     for (int i = 0; i < c->n_layers; i++) {
-        int up = layer_up_width(c, &c->layers[i]), qkv = layer_qkv_width(&c->layers[i]);
+        int up = layer_up_width(c, &c->layers[i]),
+            qkv = layer_attn_in_width(c, &c->layers[i]) + layer_delta_in_width(&c->layers[i]);
         struct scratch_shape shape = {
             .attn =
                 c->layers[i].latent.rank > 0 ? latent_attn_shape(l->model, i) : l->model->attn[i],
+            .delta = model_delta_shape(l->model, i),
             .rows = l->options.token_budget,
             .max_context = l->options.max_context,
             .hidden = c->hidden,
