@@ -139,6 +139,10 @@ static size_t operations_scratch(const struct learner *l)
         };
         size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
         if (bytes > max) max = bytes;
+        if (c->layers[i].latent.rank == 0) continue;
+        shape.attn = l->model->attn[i]; // of the forward pass, which has another form
+        bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+        if (bytes > max) max = bytes;
     }
     return max;
 }
