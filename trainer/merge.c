@@ -52,6 +52,7 @@ static enum status merge(const struct merge_config *c)
     CHECK(alloc_bound(dev, base, &base_memory));
     CHECK(alloc_bound(dev, adapter->weights, &adapter_memory));
     CHECK(adapter_load(adapter, dev, c->adapter));
+    if (config->mxfp4) log_info("%s: %s", c->model, MXFP4_NOTE);
     CHECK(weights_load(base, dev, c->model));
     CHECK(adapter_merge(adapter, base, dev));
     enum dtype as = config->file_dtype == DT_BF16 ? DT_BF16 : DT_F32;

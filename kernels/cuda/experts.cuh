@@ -16,12 +16,12 @@ static inline int expert_tiles(int m, int n_experts, int height)
 }
 
 // Rows from `start` up to `end`, where the next expert's begin; a tile's are the first `height`.
-struct expert_rows {
+struct expert_span {
     int expert, start, end;
 };
 
 // Finds the rows of a tile; false where there are fewer tiles. Every warp finds the same.
-__device__ __forceinline__ bool find_expert_rows(expert_rows &ret, const int32_t *offsets,
+__device__ __forceinline__ bool find_expert_rows(expert_span &ret, const int32_t *offsets,
                                                  int n_experts, int tile, int height)
 {
     int lane = threadIdx.x % 32;

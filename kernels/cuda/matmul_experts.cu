@@ -63,7 +63,7 @@ __device__ __forceinline__ bool find_tile(tile &ret, const experts_args<T, U> &a
         ret.p_end = a.offsets[ret.expert + 1];
         return ret.i < a.n && ret.p < ret.p_end;
     }
-    expert_rows rows;
+    expert_span rows;
     if (!find_expert_rows(rows, a.offsets, a.n_experts, down, height)) return false;
     ret.expert = rows.expert;
     ret.i = rows.start;

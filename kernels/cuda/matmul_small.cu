@@ -65,7 +65,7 @@ __device__ __forceinline__ bool find_rows(few_rows &ret, const few_args &p, int 
         ret.weights = 0;
         return true;
     }
-    expert_rows e;
+    expert_span e;
     if (!find_expert_rows(e, p.offsets, p.n_experts, blockIdx.y, height)) return false;
     ret.first = e.start;
     ret.rows = min(height, e.end - e.start);

@@ -5,7 +5,7 @@
 
 #include <inttypes.h>
 
-void notice_router(const struct model_config *model)
+void notice_model(const struct model_config *model)
 {
     int experts = 0;
     for (int l = 0; l < model->n_layers; l++)
@@ -15,6 +15,7 @@ void notice_router(const struct model_config *model)
                  "(router_aux_loss_coef) is no part of what is trained, and the router may come to "
                  "favour few experts",
                  experts);
+    if (model->mxfp4) log_info("the model's folder: %s", MXFP4_NOTE);
 }
 
 void notice_filtering(const struct train_config *c)

@@ -7,8 +7,8 @@
 #include "common/model/config.h"
 #include "trainer/run/config.h"
 
-// A mixture of experts is trained without its router's load-balancing loss.
-void notice_router(const struct model_config *model);
+// What a model is trained without or as: a mixture of experts, its load-balancing loss; MXFP4.
+void notice_model(const struct model_config *model);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.
 void notice_filtering(const struct train_config *config);
 // How a data set was read: its chat template, what of it was ignored, and left out for its length.

@@ -268,7 +268,7 @@ enum status run_open(struct run *run)
     CHECK(run_open_environment(run));
     CHECK(open_data(run));
     plan_scoring(run);
-    notice_router(run->model);
+    notice_model(run->model);
     notice_filtering(run->config);
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);

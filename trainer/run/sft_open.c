@@ -252,7 +252,7 @@ static enum status open_learner(struct sft *s)
         return status_fail(ST_NO_MEMORY, "no memory for %zu examples", n);
     CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
-    notice_router(s->model);
+    notice_model(s->model);
     memory_say(s->learner, "of its own, beside what follows", c->learning.freeze);
     CHECK(learner_prepare(s->learner));
 out:

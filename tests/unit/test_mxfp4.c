@@ -1,0 +1,155 @@
+/* test_mxfp4.c: gpt-oss's published form: experts as 4-bit floats with a scale for each 32, read
+ * into ordinary weights and saved as those. That transformers computes the same from such a folder
+ * is what tests/golden/gpt-oss-mxfp4 shows. */
+#include "common/base/json.h"
+#include "common/model/safetensors.h"
+#include "common/model/weights.h"
+#include "tests/support/support.h"
+
+#include <math.h>
+#include <string.h>
+
+struct loaded {
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights;
+    void *arena;
+};
+
+static const char *golden_folder(void)
+{
+    return test_path(test_root(), "tests/golden/gpt-oss-mxfp4");
+}
+
+static void plan(const char *folder, enum dtype dt, struct loaded *m)
+{
+    *m = (struct loaded){0};
+    assert_ok(device_open("cpu", &m->dev));
+    assert_ok(model_config_load(folder, &m->config));
+    assert_ok(weights_plan(m->config, dt, &m->weights));
+    assert_ok(device_alloc(m->dev, m->weights->bytes, &m->arena));
+    device_fill(m->dev, m->arena, 0, m->weights->bytes);
+    weights_bind(m->weights, m->arena);
+}
+
+static void release(struct loaded *m)
+{
+    weights_free(m->weights);
+    model_config_free(m->config);
+    device_release(m->dev, m->arena);
+    device_free(m->dev);
+}
+
+// Value c of a row of blocks: sign, two bits of exponent, one of mantissa.
+static double decode(const uint8_t *blocks, const uint8_t *scales, int c)
+{
+    const int code = blocks[c / 2] >> (c % 2 * 4) & 15, exponent = code >> 1 & 3;
+    const double mantissa = (code & 1) * 0.5;
+    const double x = exponent ? (1 + mantissa) * exp2(exponent - 1) : mantissa;
+    return (code & 8 ? -x : x) * exp2(scales[c / 32] - 127);
+}
+
+// One of the folder's matrices against a matrix of the table: its rows are those from `first` on,
+// each `step`-th.
+static void compare(const struct loaded *m, const struct safetensors *set, const char *stored,
+                    const char *name, int64_t first, int64_t step)
+{
+    char blocks_name[128], scales_name[128];
+    snprintf(blocks_name, sizeof blocks_name, "%s_blocks", stored);
+    snprintf(scales_name, sizeof scales_name, "%s_scales", stored);
+    const struct safetensors_entry *blocks = safetensors_find(set, blocks_name),
+                                   *scales = safetensors_find(set, scales_name);
+    const struct weight_tensor *t = weights_find(m->weights, name);
+    assert_true(blocks && scales && t);
+    float *have = malloc((size_t)t->n * sizeof *have);
+    assert_ok(weights_read(m->weights, m->dev, (int)(t - m->weights->tensors), have));
+    for (int64_t r = 0; r < t->shape[0]; r++)
+        for (int64_t c = 0; c < t->shape[1]; c++) {
+            const int64_t row = first + r * step;
+            const double want =
+                decode((const uint8_t *)blocks->data + row * t->shape[1] / 2,
+                       (const uint8_t *)scales->data + row * t->shape[1] / 32, (int)c);
+            assert_true(have[r * t->shape[1] + c] == (float)want);
+        }
+    free(have);
+}
+
+static void values_are_read(void **state)
+{
+    (void)state;
+    struct loaded m;
+    struct safetensors *set;
+    plan(golden_folder(), DT_BF16, &m);
+    assert_true(m.config->mxfp4 && m.config->file_dtype == DT_F32); // "dtype" says so
+    assert_ok(weights_load(m.weights, m.dev, golden_folder()));
+    assert_ok(safetensors_open(golden_folder(), &set));
+    const int inner = m.config->layers[0].intermediate, hidden = m.config->hidden;
+    const char *stored = "model.layers.1.mlp.experts.gate_up_proj";
+    const char *expert = "model.layers.1.mlp.experts.3.";
+    char name[128];
+    snprintf(name, sizeof name, "%sgate_proj.weight", expert);
+    compare(&m, set, stored, name, 3 * 2 * inner, 2);
+    snprintf(name, sizeof name, "%sup_proj.weight", expert);
+    compare(&m, set, stored, name, 3 * 2 * inner + 1, 2);
+    snprintf(name, sizeof name, "%sdown_proj.weight", expert);
+    compare(&m, set, "model.layers.1.mlp.experts.down_proj", name, 3 * hidden, 1);
+    safetensors_free(set);
+    release(&m);
+}
+
+// What is saved is not quantised any more, and holds the same numbers.
+static void saved_as_ordinary_weights(void **state)
+{
+    (void)state;
+    struct loaded m, again;
+    struct safetensors *set;
+    const char *copy = test_folder();
+    plan(golden_folder(), DT_BF16, &m);
+    assert_ok(weights_load(m.weights, m.dev, golden_folder()));
+    assert_ok(weights_save(m.weights, m.dev, copy, DT_BF16));
+    assert_null(json_object_get(m.config->source, "quantization_config"));
+    assert_ok(json_write_file(test_path(copy, "config.json"), 0644, m.config->source));
+    plan(copy, DT_BF16, &again);
+    assert_false(again.config->mxfp4);
+    assert_ok(weights_load(again.weights, again.dev, copy));
+    assert_memory_equal(m.weights->base, again.weights->base, m.weights->canary_offset);
+    assert_ok(safetensors_open(copy, &set));
+    const struct safetensors_entry *e =
+        safetensors_find(set, "model.layers.0.mlp.experts.gate_up_proj");
+    assert_non_null(e);
+    assert_true(e->n_dims == 3 && e->shape[0] == 4 && e->shape[1] == 64 && e->shape[2] == 64);
+    assert_null(safetensors_find(set, "model.layers.0.mlp.experts.gate_up_proj_blocks"));
+    safetensors_free(set);
+    release(&m);
+    release(&again);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    struct loaded m;
+    struct model_config *c;
+    json_t *json;
+    const char *config = test_path(golden_folder(), "config.json"), *other = test_folder();
+    assert_ok(json_read_file(config, 1 << 20, &json));
+    json_object_set_new(json, "intermediate_size", json_integer(64)); // of 32
+    assert_ok(json_write_file(test_path(other, "config.json"), 0644, json));
+    plan(other, DT_BF16, &m);
+    assert_status(weights_load(m.weights, m.dev, golden_folder()), ST_MISMATCH);
+    assert_message("model.layers.0.mlp.experts.gate_up_proj_blocks must be U8 of shape (4, 128, 2");
+    release(&m);
+    json_object_set_new(json, "quantization_config", json_pack("{s:s}", "quant_method", "fp8"));
+    assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
+    assert_message("quantization_config");
+    json_decref(json);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(values_are_read),
+        cmocka_unit_test(saved_as_ordinary_weights),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests_name("mxfp4", tests, NULL, NULL);
+}
