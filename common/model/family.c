@@ -612,6 +612,14 @@ static const struct family families[] = {
      .tied = true,
      .names = {GEMMA2_NAMES, QK_NORM_NAMES},
      .configure = configure_gemma3},
+    {.model_type = "gemma3",
+     .architecture = "Gemma3ForConditionalGeneration",
+     .title = "Gemma 3 (text and images)",
+     .text_type = "gemma3_text",
+     .text_defaults = "{\"vocab_size\": 262208, \"hidden_size\": 2304, \"intermediate_size\": 9216,"
+                      "\"num_hidden_layers\": 26, \"num_attention_heads\": 8,"
+                      "\"num_key_value_heads\": 4, \"head_dim\": 256,"
+                      "\"max_position_embeddings\": 131072}"},
     {.model_type = "starcoder2",
      .architecture = "Starcoder2ForCausalLM",
      .title = "StarCoder2",
