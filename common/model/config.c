@@ -136,10 +136,11 @@ bool left_out_describe(const struct model_config *config, char *ret, size_t size
 {
     const int n = config->n_skipped_layers, first = config->n_layers;
     if (config->is_text_part)
-        snprintf(ret, size,
-                 "what reads images is not loaded: it is served and trained as a text model, and "
-                 "saved as one (%s)",
-                 config->model_type);
+        snprintf(
+            ret, size,
+            "what reads images is not loaded, nor what predicts further tokens: it is served and "
+            "trained as a text model, and saved as one (%s)",
+            config->model_type);
     if (n == 0) return config->is_text_part;
     snprintf(ret, size,
              "num_nextn_predict_layers is %d: model.layers.%d%s, which predict%s further tokens, "

@@ -646,11 +646,15 @@ static const char *name_in_table(const struct weights *w, const char *name, char
     return room;
 }
 
-static bool reads_images(const struct weights *w, const char *name)
+// Of such a folder: what reads images, and what predicts further tokens.
+static bool is_beside_text(const struct weights *w, const char *name)
 {
+    static const char *const parts[] = {"vision_tower.", "multi_modal_projector.", "visual.",
+                                        "mtp."};
+    bool beside = false;
     if (begins(name, "model.")) name += strlen("model.");
-    return w->config->is_text_part &&
-           (begins(name, "vision_tower.") || begins(name, "multi_modal_projector."));
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) beside |= begins(name, parts[i]);
+    return w->config->is_text_part && beside;
 }
 
 // Tensors of published folders that carry no weights of ours.
@@ -658,7 +662,7 @@ static bool ignorable(const struct weights *w, const char *of_folder)
 {
     char room[200];
     const char *name = name_in_table(w, of_folder, room);
-    if (reads_images(w, name)) return true;
+    if (is_beside_text(w, name)) return true;
     size_t len = strlen(name);
     const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
     if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&

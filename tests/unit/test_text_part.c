@@ -1,6 +1,6 @@
 /* test_text_part.c: folders whose model also reads images: the text model is taken out of them.
- * They are made here of tests/golden/gemma3: its config as text_config, its tensors below another
- * name, and tensors of what reads images beside them. */
+ * They are made here of folders of tests/golden: its config as text_config, its tensors below
+ * another name, and tensors of what reads images beside them. */
 #include "common/base/json.h"
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
@@ -8,9 +8,30 @@
 
 #include <string.h>
 
+static const struct kind { // how such folders are published, and as transformers 5 writes them
+    const char *golden, *type, *architecture, *text;
+    const char *formats[2]; // of the text model's names behind "model."
+    const char *extras[2];  // tensors beside it
+} kinds[] = {
+    {"tests/golden/gemma3",
+     "gemma3",
+     "Gemma3ForConditionalGeneration",
+     "Gemma3ForCausalLM",
+     {"language_model.model.%s", "model.language_model.%s"},
+     {"vision_tower.vision_model.post_layernorm.bias",
+      "model.multi_modal_projector.mm_soft_emb_norm.weight"}},
+    {"tests/golden/qwen35",
+     "qwen3_5",
+     "Qwen3_5ForConditionalGeneration",
+     "Qwen3_5ForCausalLM",
+     {"model.language_model.%s", "model.language_model.%s"},
+     {"model.visual.merger.norm.weight", "mtp.norm.weight"}},
+};
+static const struct kind *kind = kinds;
+
 static const char *golden_folder(void)
 {
-    return test_path(test_root(), "tests/golden/gemma3");
+    return test_path(test_root(), kind->golden);
 }
 
 static json_t *golden_config(void)
@@ -27,9 +48,9 @@ static json_t *whole_config(void)
     json_object_del(text, "architectures");
     json_object_del(text, "dtype");
     json_object_del(text, "eos_token_id");
-    return json_pack("{s:s, s:[s], s:o, s:{}, s:s, s:[i, i]}", "model_type", "gemma3",
-                     "architectures", "Gemma3ForConditionalGeneration", "text_config", text,
-                     "vision_config", "torch_dtype", "bfloat16", "eos_token_id", 2, 6);
+    return json_pack("{s:s, s:[s], s:o, s:{}, s:s, s:[i, i]}", "model_type", kind->type,
+                     "architectures", kind->architecture, "text_config", text, "vision_config",
+                     "torch_dtype", "bfloat16", "eos_token_id", 2, 6);
 }
 
 static enum status copy_data(void *context, const struct safetensors_source *source, size_t bytes,
@@ -91,26 +112,22 @@ static void release(struct loaded *m)
     device_free(m->dev);
 }
 
-static void text_model_is_taken(void **state)
+static void take_text_model(void)
 {
-    static const char *const formats[] = {"language_model.model.%s", "model.language_model.%s"};
-    static const char *const extras[] = {"vision_tower.vision_model.post_layernorm.bias",
-                                         "model.multi_modal_projector.mm_soft_emb_norm.weight"};
     struct loaded golden, part;
     char words[256];
-    (void)state;
     assert_ok(load(golden_folder(), &golden));
     assert_false(left_out_describe(golden.config, words, sizeof words));
     for (int i = 0; i < 2; i++) {
         const char *folder = test_folder();
-        write_folder(folder, formats[i], extras[i]);
+        write_folder(folder, kind->formats[i], kind->extras[i]);
         assert_ok(load(folder, &part));
         assert_memory_equal(part.weights->base, golden.weights->base, golden.weights->bytes);
         assert_true(left_out_describe(part.config, words, sizeof words));
         assert_contains(words, "what reads images is not loaded");
         assert_int_equal(part.config->file_dtype, DT_BF16);
         assert_int_equal(part.config->n_eos, 2);
-        assert_string_equal(part.config->architecture, "Gemma3ForCausalLM");
+        assert_string_equal(part.config->architecture, kind->text);
         // a checkpoint is a text model's
         assert_ok(weights_save(part.weights, part.dev, folder, DT_F32));
         assert_ok(json_write_file(test_path(folder, "config.json"), 0644, part.config->source));
@@ -121,6 +138,16 @@ static void text_model_is_taken(void **state)
         release(&part);
     }
     release(&golden);
+}
+
+static void text_model_is_taken(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        kind = &kinds[i];
+        take_text_model();
+    }
+    kind = kinds;
 }
 
 static void other_tensors_are_named(void **state)
