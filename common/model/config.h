@@ -105,6 +105,7 @@ struct model_config {
     int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
+    bool is_text_part;      // the folder's model also reads images; only the text model is taken
     bool mxfp4;             // the folder's experts are MXFP4 (mxfp4.h)
     json_t *source;         // the parsed config.json, for writing checkpoints
 };
@@ -117,8 +118,8 @@ enum status model_config_load_file(const char *path, struct model_config **ret);
 // The same from parsed JSON; `where` names it in errors. Keeps a reference to `json`.
 enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret);
 void model_config_free(struct model_config *config);
-// For logs: that the folder's further layers are left out. False where config.json knows of none.
-bool skipped_layers_describe(const struct model_config *config, char *ret, size_t size);
+// For logs: what of the folder is left out, further layers or what reads images. False: nothing.
+bool left_out_describe(const struct model_config *config, char *ret, size_t size);
 // Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size
 // stays the whole model's. ST_INVALID names a number that so many ranks cannot share.
 enum status model_config_shard(struct model_config *config, struct shard shard);

@@ -482,6 +482,15 @@ static const struct family families[] = {
      .rotary_share = 0.25,
      .names = {LLAMA_NAMES, DELTA_NAMES, QK_NORM_NAMES},
      .configure = configure_qwen3_5},
+    {.model_type = "qwen3_5",
+     .architecture = "Qwen3_5ForConditionalGeneration",
+     .title = "Qwen3.5 (text and images)",
+     .text_type = "qwen3_5_text",
+     .text_defaults =
+         "{\"vocab_size\": 248320, \"hidden_size\": 4096, \"intermediate_size\": 12288,"
+         "\"num_hidden_layers\": 32, \"num_attention_heads\": 16,"
+         "\"num_key_value_heads\": 4, \"head_dim\": 256,"
+         "\"max_position_embeddings\": 32768}"},
     {.model_type = "deepseek_v2",
      .architecture = "DeepseekV2ForCausalLM",
      .title = "DeepSeek-V2, V2.5, Coder-V2",
@@ -612,6 +621,14 @@ static const struct family families[] = {
      .tied = true,
      .names = {GEMMA2_NAMES, QK_NORM_NAMES},
      .configure = configure_gemma3},
+    {.model_type = "gemma3",
+     .architecture = "Gemma3ForConditionalGeneration",
+     .title = "Gemma 3 (text and images)",
+     .text_type = "gemma3_text",
+     .text_defaults = "{\"vocab_size\": 262208, \"hidden_size\": 2304, \"intermediate_size\": 9216,"
+                      "\"num_hidden_layers\": 26, \"num_attention_heads\": 8,"
+                      "\"num_key_value_heads\": 4, \"head_dim\": 256,"
+                      "\"max_position_embeddings\": 131072}"},
     {.model_type = "starcoder2",
      .architecture = "Starcoder2ForCausalLM",
      .title = "StarCoder2",

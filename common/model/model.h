@@ -138,8 +138,8 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
 struct moe_shape model_moe_shape(const struct model *m, int l, int rows);
 // The gate of a shared expert: the routing of a mixture of one, which every row goes to.
 struct moe_shape model_shared_shape(const struct model *m, int rows);
-// Linear attention, and the norm of its output; and the gate of attention's output x (0: not in
-// place there), of linear attention's within delta_in.
+// Layer l's linear attention, and the norm of its output. Gates on what attention gives, x: on
+// attention's, and on linear attention's, within the rows of its first matmul.
 struct delta_shape model_delta_shape(const struct model *m, int l);
 struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows);
 struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,

@@ -615,9 +615,54 @@ static bool is_skipped_layer(const struct model_config *c, const char *name)
            layer < c->n_layers + c->n_skipped_layers;
 }
 
-// Tensors of published folders that carry no weights of ours.
-static bool ignorable(const struct weights *w, const char *name)
+static bool begins(const char *name, const char *with)
 {
+    return strncmp(name, with, strlen(with)) == 0;
+}
+
+// A tensor of the table in a folder of more than a text model: published ones have that below
+// "language_model.", those that transformers 5 writes below "model.language_model.".
+static const struct safetensors_entry *find_tensor(const struct weights *w,
+                                                   const struct safetensors *set, const char *name)
+{
+    char other[200];
+    const struct safetensors_entry *e = safetensors_find(set, name);
+    if (e || !w->config->is_text_part) return e;
+    snprintf(other, sizeof other, "language_model.%s", name);
+    e = safetensors_find(set, other);
+    if (e || !begins(name, "model.")) return e;
+    snprintf(other, sizeof other, "model.language_model.%s", name + strlen("model."));
+    return safetensors_find(set, other);
+}
+
+// What the table would call a tensor of such a folder: its name, or one in `room`.
+static const char *name_in_table(const struct weights *w, const char *name, char room[200])
+{
+    static const char inside[] = "language_model.", below[] = "model.language_model.";
+    if (!w->config->is_text_part) return name;
+    if (begins(name, inside)) return name + strlen(inside);
+    if (!begins(name, below)) return name;
+    snprintf(room, 200, "model.%s", name + strlen(below));
+    return room;
+}
+
+// Of such a folder: what reads images, and what predicts further tokens.
+static bool is_beside_text(const struct weights *w, const char *name)
+{
+    static const char *const parts[] = {"vision_tower.", "multi_modal_projector.", "visual.",
+                                        "mtp."};
+    bool beside = false;
+    if (begins(name, "model.")) name += strlen("model.");
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) beside |= begins(name, parts[i]);
+    return w->config->is_text_part && beside;
+}
+
+// Tensors of published folders that carry no weights of ours.
+static bool ignorable(const struct weights *w, const char *of_folder)
+{
+    char room[200];
+    const char *name = name_in_table(w, of_folder, room);
+    if (is_beside_text(w, name)) return true;
     size_t len = strlen(name);
     const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
     if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&
@@ -659,12 +704,12 @@ static bool is_first_stored(const struct weight_tensor *t)
     return t->stored.first == 0;
 }
 
-static enum status check_tensor(const struct weight_tensor *t, const struct safetensors *set,
-                                const char *folder)
+static enum status check_tensor(const struct weights *w, const struct weight_tensor *t,
+                                const struct safetensors *set, const char *folder)
 {
     const bool stored = t->stored.n_dims > 0;
     const char *name = folder_name(t);
-    const struct safetensors_entry *e = safetensors_find(set, name);
+    const struct safetensors_entry *e = find_tensor(w, set, name);
     const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
     if (!e && stored && mxfp4_find(set, name, NULL)) return mxfp4_check(set, name, t->stored.shape);
     if (!e)
@@ -690,13 +735,15 @@ static int count_expected(const struct weights *w, const struct safetensors *set
     int n = 0;
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
-        if (is_first_stored(t)) n += safetensors_find(set, folder_name(t)) ? 1 : 2; // 2: MXFP4
+        if (is_first_stored(t)) n += find_tensor(w, set, folder_name(t)) ? 1 : 2; // 2: MXFP4
     }
     return n;
 }
 
-static bool is_expected(const struct weights *w, const char *name)
+static bool is_expected(const struct weights *w, const char *of_folder)
 {
+    char room[200];
+    const char *name = name_in_table(w, of_folder, room);
     for (int i = 0; i < w->n_tensors; i++) {
         const char *of_table = folder_name(&w->tensors[i]);
         if (strcmp(of_table, name) == 0 || mxfp4_names(of_table, name)) return true;
@@ -724,7 +771,7 @@ enum status weights_check_set(const struct weights *w, const struct safetensors 
                               const char *where)
 {
     enum status st = ST_OK;
-    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, where));
+    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(w, &w->tensors[i], set, where));
 out:
     return st;
 }
@@ -839,7 +886,7 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
     if (!staging || !packed) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
-        const struct safetensors_entry *e = safetensors_find(set, folder_name(t));
+        const struct safetensors_entry *e = find_tensor(w, set, folder_name(t));
         struct mxfp4 quantised;
         if (!e && mxfp4_find(set, folder_name(t), &quantised))
             copy_in_mxfp4(w, dev, t, &quantised, staging, packed);

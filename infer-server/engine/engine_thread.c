@@ -245,8 +245,7 @@ static void log_config(const struct model_config *config, const char *folder)
     char words[256];
     if (config->mxfp4) log_info("engine: %s: %s", folder, MXFP4_NOTE);
     if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
-    if (skipped_layers_describe(config, words, sizeof words))
-        log_info("engine: %s: %s", folder, words);
+    if (left_out_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
 }
 
 static void log_states(const struct engine *e)

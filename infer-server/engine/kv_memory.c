@@ -97,7 +97,7 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
     enum status st = ST_OK;
     int64_t elements = 0, state = 0; // of the keys; of a slot of the states
     bool latent = true;              // all layers: a token's key is its value too
-    *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers, .n_states = n_states};
+    *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers};
     m->layers = malloc((size_t)config->n_layers * sizeof *m->layers);
     if (!m->layers) FAIL(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
     for (int l = 0; l < config->n_layers; l++) {

@@ -12,7 +12,7 @@ struct kv_memory {
     struct device *dev;
     struct kv_view view;
     struct kv_layer *layers; // (n_layers) of the view
-    int n_layers, n_states;
+    int n_layers;
 };
 
 struct kv_request {

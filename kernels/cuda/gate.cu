@@ -12,7 +12,7 @@ __device__ __forceinline__ float open_to(gate_kind kind, float g)
 // Block x is the row.
 template <typename T> __global__ void gate_kernel(T *y, gate_args a)
 {
-    grid_begin_early();
+    grid_begin();
     int c = blockIdx.y * THREADS + threadIdx.x;
     if (c >= a.width) return;
     int64_t at = (int64_t)blockIdx.x * a.width + c;

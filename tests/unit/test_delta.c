@@ -244,12 +244,35 @@ static void prefixes_are_shared_to_the_bit(void **state)
     reference_close(&r);
 }
 
+// The scratch of a training step, of a layer that has no heads of attention.
+static void scratch_is_planned(void **state)
+{
+    (void)state;
+    struct reference r;
+    reference_open(model, "cpu", &r);
+    const struct scratch_shape shape = {.attn = r.model->attn[0],
+                                        .delta = model_delta_shape(r.model, 0),
+                                        .rows = 64,
+                                        .max_context = 64,
+                                        .hidden = r.config->hidden,
+                                        .widest = r.config->hidden,
+                                        .logits_chunk = 8,
+                                        .vocab = r.config->vocab_size,
+                                        .n_elements = 1,
+                                        .dt = DT_F32};
+    const size_t matrix = (size_t)(shape.delta.key_dim * shape.delta.head_dim) * sizeof(float);
+    assert_int_equal(shape.attn.n_heads, 0);
+    assert_true(device_ops(r.dev)->scratch_bytes(r.dev, &shape) > 32 * matrix);
+    reference_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(served_as_packed),       cmocka_unit_test(served_as_packed_when_preempted),
         cmocka_unit_test(states_bound_the_batch), cmocka_unit_test(drafts_and_shards_are_refused),
         cmocka_unit_test(folder_comes_back),      cmocka_unit_test(prefixes_are_shared_to_the_bit),
+        cmocka_unit_test(scratch_is_planned),
     };
     return cmocka_run_group_tests_name("delta", tests, set_up, NULL);
 }
