@@ -13,7 +13,8 @@
  *    and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after
  *    it, so rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
  * A decode batch may be padded with sequences of one row whose slot is -1 and context_len 0:
- * nothing is stored for them and their outputs are zeros.
+ * nothing is stored for them and their outputs are zeros. Where layers carry a state along the
+ * sequence (ops.h, delta_shape), a paged sequence has a slot for it, -1 of padding.
  */
 #ifndef KERNELS_BATCH_VIEW_H
 #define KERNELS_BATCH_VIEW_H
@@ -39,6 +40,7 @@ struct batch_view {
     const int32_t *stored;      // (S) keys that were in the pool before this batch; see above
     const int32_t *block_table; // (S, table_stride) block numbers
     int table_stride;
+    const int32_t *state_slot; // (S) of the pool's states, where layers have any; or -1
     // packed
     const int32_t *prefix_start; // (S) row
     const int32_t *prefix_len;   // (S) rows
@@ -51,12 +53,17 @@ struct batch_view {
 struct kv_layer {
     int64_t offset;
     int width;
+    int64_t state; // where what it carries along a sequence begins in a slot of the states
 };
 struct kv_view {
     void *k, *v;
     const struct kv_layer *layers; // (n_layers), host memory
     int n_blocks, block_size;
     enum dtype dt;
+    // What layers with a recurrence carry along a sequence: (n_slots, slot_elements). A sequence
+    // whose first row has position 0 begins with zeros, whatever its slot holds.
+    float *states;
+    int64_t slot_elements;
 };
 
 #endif

@@ -170,6 +170,76 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
     return args;
 }
 
+// A gate beside a value: y = x * f(g).
+enum gate_kind { GATE_SIGMOID, GATE_SILU };
+struct gate_args {
+    const void *x, *g; // (rows, width); of g rows lie g_stride elements apart
+    int rows, width;
+    int64_t g_stride;
+    enum gate_kind kind;
+    enum dtype dt;
+};
+
+// Linear attention by the gated delta rule (Yang et al. 2024, Gated Delta Networks): a layer of
+// heads that each carry a matrix S (key_dim, head_dim) along the sequence instead of keys and
+// values. A row has queries and keys of n_key_heads heads and values of n_heads, which are as many
+// for each key head; a causal convolution of `taps` rows, channel by channel, goes over all three.
+struct delta_shape {
+    int n_key_heads, n_heads;
+    int key_dim, head_dim;
+    int taps;
+    enum dtype dt;
+};
+#define DELTA_MOST_TAPS 8
+#define DELTA_MOST_DIM  128                                    // of key_dim and head_dim
+static inline int delta_key_width(const struct delta_shape *s) // of queries, of keys
+{
+    return s->n_key_heads * s->key_dim;
+}
+static inline int delta_value_width(const struct delta_shape *s)
+{
+    return s->n_heads * s->head_dim;
+}
+static inline int delta_conv_width(const struct delta_shape *s) // queries, keys, values
+{
+    return 2 * delta_key_width(s) + delta_value_width(s);
+}
+// What a sequence of a paged batch carries on of a layer: the convolution's last taps - 1 inputs
+// (taps - 1, conv width), oldest first, then S of every head. f32 elements.
+static inline int64_t delta_window_elements(const struct delta_shape *s)
+{
+    return (int64_t)(s->taps - 1) * delta_conv_width(s);
+}
+static inline int64_t delta_state_elements(const struct delta_shape *s)
+{
+    return delta_window_elements(s) + (int64_t)s->n_heads * s->key_dim * s->head_dim;
+}
+
+// A batch as a recurrence goes over it, row after row: of a paged one a sequence goes on from its
+// slot of the pool's states and leaves there what it ends with (sequences in a row that name one
+// slot go on from each other), of a packed one from the last row of its prefix.
+struct delta_batch {
+    const struct batch_view *view;
+    const struct kv_view *kv; // NULL: packed
+    int layer;
+};
+struct conv_args {
+    const void *x; // (T, conv width), rows x_stride elements apart
+    int64_t x_stride;
+    const void *w; // (conv width, taps), the row's own last
+    struct delta_batch batch;
+};
+struct delta_args {
+    const void *qkv;             // (T, conv width) as the convolution gives it
+    const float *gates;          // (T, 2 * n_heads): b of every head, then a
+    const void *a_log, *dt_bias; // (n_heads)
+    struct delta_batch batch;
+};
+struct delta_grads {
+    void *qkv, *gates;      // (T, conv width), (T, 2 * n_heads) of the shape's dtype
+    float *a_log, *dt_bias; // (n_heads) +=; NULL: not trained
+};
+
 // Rotation of a paged batch's queries and keys, and storing its keys and values: see rope_store.
 struct rope_store {
     const float *table; // as in rope_args
@@ -337,14 +407,15 @@ struct moments {
     float *m_scale, *v_scale; // (ceil(n / MOMENT_BLOCK)) of 8-bit codes, else NULL
 };
 
-struct scratch_shape { // of a training step
-    struct attn_shape attn;
-    int rows, max_context;   // of packed batches, at most
-    int hidden, widest;      // width of the norms; columns of the widest matmul in a layer
-    int logits_chunk, vocab; // of the logits that exist at one time
-    int64_t n_elements;      // gradients
-    int lora_rank;           // of an adapter; 0: none
-    bool lora_head;          // that changes the logits too
+struct scratch_shape {        // of a training step
+    struct attn_shape attn;   // n_heads 0: no such layer
+    struct delta_shape delta; // likewise
+    int rows, max_context;    // of packed batches, at most
+    int hidden, widest;       // width of the norms; columns of the widest matmul in a layer
+    int logits_chunk, vocab;  // of the logits that exist at one time
+    int64_t n_elements;       // gradients
+    int lora_rank;            // of an adapter; 0: none
+    bool lora_head;           // that changes the logits too
     bool lora_dropout;
     enum dtype dt;
 };
@@ -419,6 +490,33 @@ struct ops {
     // Its gradient: dq and dkv, and of dkeys the last `rope` entries.
     void (*latent_expand_back)(struct device *, void *dq, void *dkv, void *dkeys, const void *dqkv,
                                const struct latent_shape *);
+    // Rows of n_heads times (query, gate), then keys and values, as some models' matmul gives them,
+    // into rows as of attention and gates (T, n_heads * head_dim); join: the other way.
+    void (*split_gate)(struct device *, void *qkv, void *gate, void *fused, int rows,
+                       const struct attn_shape *, bool join);
+    // In place (y == x) is allowed.
+    void (*gate)(struct device *, void *y, const struct gate_args *);
+    // dx, and dg with rows g_stride apart, from dy; dx may be dy.
+    void (*gate_back)(struct device *, void *dx, void *dg, const void *dy,
+                      const struct gate_args *);
+
+    // y (T, conv width) = silu(sum over taps of w * x of the rows up to its own), zeros standing
+    // before a sequence's first row.
+    void (*short_conv)(struct device *, void *y, const struct conv_args *,
+                       const struct delta_shape *);
+    // dx with rows x_stride apart; dw (conv width, taps) f32 += , NULL: not wanted.  packed batches
+    void (*short_conv_back)(struct device *, void *dx, float *dw, const void *dy,
+                            const struct conv_args *, const struct delta_shape *);
+    // out (T, n_heads * head_dim): for each value head, with the query q and key k of its key head
+    // divided by their lengths, sqrt(sum of squares + 1e-6), q also by sqrt(key_dim), v its value,
+    // row after row: S *= exp(-exp(a_log) * softplus(a + dt_bias));
+    // S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q. In f32, in this order, in every batch: a
+    // row has the same bits however its sequence is cut into batches.
+    void (*delta_rule)(struct device *, void *out, const struct delta_args *,
+                       const struct delta_shape *);
+    // The gradient from dout.                                                  packed batches
+    void (*delta_rule_back)(struct device *, const struct delta_grads *, const void *dout,
+                            const struct delta_args *, const struct delta_shape *);
 
     void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
     // x = matmul of a, b and bias (beta 0), then y = act(x). x is scratch, which may stay

@@ -58,7 +58,7 @@ static enum status merge(const struct merge_config *c)
     enum dtype as = config->file_dtype == DT_BF16 ? DT_BF16 : DT_F32;
     if (c->dtype) as = (enum dtype)(c->dtype - 1);
     CHECK(model_folder_write(c->out, dev, base, as, c->model, NULL, NULL));
-    if (skipped_layers_describe(config, words, sizeof words)) log_info("%s: %s", c->model, words);
+    if (left_out_describe(config, words, sizeof words)) log_info("%s: %s", c->model, words);
     log_info("wrote %s: %d matrices of %s changed by %s, in %s", c->out, adapter->n, c->model,
              c->adapter, dtype_name(as));
 out:

@@ -24,6 +24,8 @@ enum tensor_role adapter_role(const struct weights *base, int tensor)
     case ROLE_Q:
     case ROLE_KV_A:
     case ROLE_O:
+    case ROLE_DELTA_IN:
+    case ROLE_DELTA_OUT:
     case ROLE_GATE_UP:
     case ROLE_DOWN:
     case ROLE_SHARED_GATE_UP:
@@ -59,16 +61,17 @@ static enum status name_factor(struct weight_tensor *t, const char *module, cons
 }
 
 // What makes keys and values of latents is multiplied into queries and results instead (ops.h,
-// struct latent_shape), where an adapter has no place. "all-linear" means what can be adapted.
+// struct latent_shape), where an adapter has no place: a list must not name it. An expression and
+// "all-linear" mean what can be adapted; factors of it in a folder are refused like any other's.
 static enum status check_left_alone(const struct adapter *a, int tensor)
 {
     const struct weight_tensor *t = &a->base->tensors[tensor];
-    const char *word = json_string_value(json_object_get(a->config->source, "target_modules"));
+    const bool listed = json_is_array(json_object_get(a->config->source, "target_modules"));
     char module[sizeof t->name];
     int rank = 0;
     float scale;
     enum status st = ST_OK;
-    if (t->role != ROLE_KV_B || (word && strcmp(word, "all-linear") == 0)) return ST_OK;
+    if (t->role != ROLE_KV_B || !listed) return ST_OK;
     adapter_module(a->base, tensor, module, sizeof module);
     st = adapter_config_match(a->config, module, false, &rank, &scale);
     if (st == ST_OK && rank > 0)

@@ -17,6 +17,7 @@ enum list {
     LIST_QUERY_START,
     LIST_CONTEXT_LEN,
     LIST_STORED,
+    LIST_STATE_SLOT,
     LIST_PREFIX_START,
     LIST_PREFIX_LEN,
     LIST_ATTEND_END,
@@ -32,7 +33,7 @@ struct batch {
     int max_tokens, max_seqs, max_blocks, max_rows;
     int n_tokens, n_seqs, n_rows, kind; // kind: 0 none yet, 1 paged, 2 packed
     int padded_rows, block_size;
-    int adapter; // of sequences that are appended
+    int adapter, state_slot; // of sequences that are appended
     int32_t *host[LIST_COUNT], *device[LIST_COUNT];
     int64_t *sort_keys; // (max of tokens and rows)
     size_t bytes;       // up to the block table
@@ -46,6 +47,7 @@ static size_t list_length(const struct batch *b, enum list list)
         return (size_t)b->max_seqs + 1;
     case LIST_CONTEXT_LEN:
     case LIST_STORED:
+    case LIST_STATE_SLOT:
     case LIST_PREFIX_START:
     case LIST_PREFIX_LEN:
     case LIST_ATTEND_END:
@@ -128,6 +130,7 @@ void batch_free(struct batch *b)
 void batch_clear(struct batch *b)
 {
     b->n_tokens = b->n_seqs = b->n_rows = b->kind = b->padded_rows = 0;
+    b->state_slot = -1;
     memset(&b->view, 0, sizeof b->view);
 }
 
@@ -183,6 +186,7 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
                    slots[row - 1] == slot_of(blocks, first_position - 1, block_size);
     stored[seq] = goes_on ? stored[seq - 1] : first_position;
     b->host[LIST_CONTEXT_LEN][seq] = first_position + n;
+    b->host[LIST_STATE_SLOT][seq] = b->state_slot;
     memcpy(b->host[LIST_BLOCK_TABLE] + (size_t)seq * (size_t)b->max_blocks, blocks,
            (size_t)n_blocks * sizeof *blocks);
     return ST_OK;
@@ -212,6 +216,11 @@ enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int 
 void batch_use_adapter(struct batch *b, int adapter)
 {
     b->adapter = adapter;
+}
+
+void batch_use_state(struct batch *b, int slot)
+{
+    b->state_slot = slot;
 }
 
 enum status batch_want_row(struct batch *b, int row)
@@ -253,7 +262,7 @@ static enum status pad(struct batch *b, int pad_seqs, int pad_rows)
         b->host[LIST_TOKENS][i] = b->host[LIST_POSITIONS][i] = 0;
         b->host[LIST_SEQ_OF][i] = i;
         b->host[LIST_ADAPTER][i] = -1;
-        b->host[LIST_SLOTS][i] = -1;
+        b->host[LIST_SLOTS][i] = b->host[LIST_STATE_SLOT][i] = -1;
         b->host[LIST_QUERY_START][i + 1] = i + 1;
         b->host[LIST_CONTEXT_LEN][i] = b->host[LIST_STORED][i] = 0;
     }
@@ -300,6 +309,7 @@ static void upload(struct batch *b, int n, int seqs)
     b->view.slots = b->device[LIST_SLOTS];
     b->view.context_len = b->device[LIST_CONTEXT_LEN];
     b->view.stored = b->device[LIST_STORED];
+    b->view.state_slot = b->device[LIST_STATE_SLOT];
     b->view.block_table = b->device[LIST_BLOCK_TABLE];
     b->view.prefix_start = b->device[LIST_PREFIX_START];
     b->view.prefix_len = b->device[LIST_PREFIX_LEN];

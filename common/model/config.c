@@ -132,10 +132,16 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     return ST_OK;
 }
 
-bool skipped_layers_describe(const struct model_config *config, char *ret, size_t size)
+bool left_out_describe(const struct model_config *config, char *ret, size_t size)
 {
     const int n = config->n_skipped_layers, first = config->n_layers;
-    if (n == 0) return false;
+    if (config->is_text_part)
+        snprintf(
+            ret, size,
+            "what reads images is not loaded, nor what predicts further tokens: it is served and "
+            "trained as a text model, and saved as one (%s)",
+            config->model_type);
+    if (n == 0) return config->is_text_part;
     snprintf(ret, size,
              "num_nextn_predict_layers is %d: model.layers.%d%s, which predict%s further tokens, "
              "%s not loaded where the folder has %s, and not in what is saved",
@@ -151,6 +157,15 @@ int64_t config_kv_elements(const struct model_config *config)
         const struct layer_config *layer = &config->layers[l];
         n += layer->latent.rank > 0 ? layer_latent_width(layer) : 2 * layer_kv_width(layer);
     }
+    return n;
+}
+
+int64_t config_state_elements(const struct model_config *config)
+{
+    int64_t n = 0;
+    for (int l = 0; l < config->n_layers; l++)
+        if (config->layers[l].delta.n_heads > 0)
+            n += delta_state_elements(&config->layers[l].delta);
     return n;
 }
 
@@ -214,15 +229,54 @@ out:
     return st;
 }
 
+// The config of the text model that a folder's model has beside what reads images, as such a text
+// model has it by itself; `json` where the folder's is nothing else. The caller's reference.
+static enum status text_config(const char *where, json_t *json, json_t **ret)
+{
+    static const char *const shared[] = {"torch_dtype",  "dtype",        "eos_token_id",
+                                         "bos_token_id", "pad_token_id", "quantization_config"};
+    const char *type = json_string_value(json_object_get(json, "model_type"));
+    const struct family *f = type ? family_find(type, "") : NULL, *text;
+    json_t *config = json_object_get(json, "text_config"), *defaults = NULL;
+    enum status st = ST_OK;
+    if (!f || !f->text_type) {
+        *ret = json_incref(json);
+        return ST_OK;
+    }
+    if (!json_is_object(config)) FAIL(ST_FORMAT, "%s: text_config must be an object", where);
+    config = json_deep_copy(config);
+    defaults = json_loads(f->text_defaults, 0, NULL);
+    text = family_find(f->text_type, "");
+    json_object_update_missing(config, defaults);
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
+        json_t *value = json_object_get(json, shared[i]);
+        if (value && !json_has(config, shared[i])) json_object_set(config, shared[i], value);
+    }
+    json_object_set_new(config, "model_type", json_string(text->model_type));
+    if (json_object_set_new(config, "architectures", json_pack("[s]", text->architecture)) != 0) {
+        json_decref(config);
+        FAIL(ST_NO_MEMORY, "%s: no memory for the config", where);
+    }
+    *ret = config;
+out:
+    json_decref(defaults);
+    return st;
+}
+
 enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret)
 {
+    json_t *text = NULL;
+    enum status st = ST_OK;
     struct model_config *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
-    enum status st = read_config(where, json, c);
-    if (st == ST_OK)
-        *ret = c;
-    else
-        model_config_free(c);
+    CHECK(text_config(where, json, &text));
+    CHECK(read_config(where, text, c));
+    c->is_text_part = text != json;
+    *ret = c;
+    c = NULL;
+out:
+    json_decref(text);
+    model_config_free(c);
     return st;
 }
 

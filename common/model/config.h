@@ -43,8 +43,10 @@ struct latent_config {
 
 // One layer. Every layer begins with what config.json says of all; a family then sets what differs.
 struct layer_config {
-    int n_heads, n_kv_heads, head_dim;
+    int n_heads, n_kv_heads, head_dim; // of attention: n_heads 0 where delta stands in its place
     struct latent_config latent;
+    // Linear attention with a state that goes along the sequence; n_heads 0: none. dt is a call's.
+    struct delta_shape delta;
     int rope;           // its positions: model_config.ropes[rope]; -1: none are encoded
     int window;         // 0: full attention, else positions a token sees, itself included
     float attn_scale;   // of scores
@@ -80,6 +82,7 @@ struct model_config {
     float act_alpha, act_limit; // of ACT_CLAMPED
     bool gated_mlp;             // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
+    bool attn_gate; // what attention gives is multiplied by the sigmoid of a gate
     bool router_logit_bias;
     bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
     bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
@@ -102,6 +105,7 @@ struct model_config {
     int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
+    bool is_text_part;      // the folder's model also reads images; only the text model is taken
     bool mxfp4;             // the folder's experts are MXFP4 (mxfp4.h)
     json_t *source;         // the parsed config.json, for writing checkpoints
 };
@@ -114,8 +118,8 @@ enum status model_config_load_file(const char *path, struct model_config **ret);
 // The same from parsed JSON; `where` names it in errors. Keeps a reference to `json`.
 enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret);
 void model_config_free(struct model_config *config);
-// For logs: that the folder's further layers are left out. False where config.json knows of none.
-bool skipped_layers_describe(const struct model_config *config, char *ret, size_t size);
+// For logs: what of the folder is left out, further layers or what reads images. False: nothing.
+bool left_out_describe(const struct model_config *config, char *ret, size_t size);
 // Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size
 // stays the whole model's. ST_INVALID names a number that so many ranks cannot share.
 enum status model_config_shard(struct model_config *config, struct shard shard);
@@ -133,6 +137,23 @@ static inline int layer_qkv_width(const struct layer_config *l)
 {
     return layer_q_width(l) + 2 * layer_kv_width(l);
 }
+// Of the matmul in front of attention: each query has a gate beside it where there are any.
+static inline int layer_attn_in_width(const struct model_config *c, const struct layer_config *l)
+{
+    return layer_qkv_width(l) + (c->attn_gate ? layer_q_width(l) : 0);
+}
+// Of the first matmul of linear attention: what goes into its convolution, and the output's gate.
+static inline int layer_delta_in_width(const struct layer_config *l)
+{
+    return delta_conv_width(&l->delta) + delta_value_width(&l->delta);
+}
+// Of what stands between the first matmul and attention of either kind, where that is not qkv
+// alone.
+static inline int layer_before_attn_width(const struct model_config *c,
+                                          const struct layer_config *l)
+{
+    return layer_delta_in_width(l) + (c->attn_gate ? layer_attn_in_width(c, l) : 0);
+}
 // Of a norm over n heads' queries or keys, and how many of these norms a row has.
 static inline int layer_qk_norm_width(const struct model_config *c, const struct layer_config *l,
                                       int n)
@@ -146,6 +167,7 @@ static inline int layer_qk_norms(const struct model_config *c, int n)
 // What attention gives, and the output matmul takes.
 static inline int layer_attn_width(const struct layer_config *l)
 {
+    if (l->delta.n_heads > 0) return delta_value_width(&l->delta);
     return l->latent.rank > 0 ? l->n_heads * l->latent.value : layer_q_width(l);
 }
 // Of latent attention: a token's entry in the cache.
@@ -194,6 +216,8 @@ static inline int config_first_vocab_row(const struct model_config *c)
 }
 // Keys and values of one token in all layers, on this rank.
 int64_t config_kv_elements(const struct model_config *config);
+// What one sequence carries along in the states of all layers, f32 elements; 0: there are none.
+int64_t config_state_elements(const struct model_config *config);
 
 // Reads the rope keys of a config.json (rope_theta, rope_scaling, rope_parameters or its
 // full_attention, partial_rotary_factor) into ropes[0], which all layers have. Layers and

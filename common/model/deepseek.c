@@ -3,7 +3,6 @@
 #include "common/model/family.h"
 #include "common/base/json.h"
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 // A number that a config.json of these families may write as null: 0 then.

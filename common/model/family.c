@@ -145,6 +145,56 @@ static enum status configure_qwen3_moe(const char *where, const json_t *json,
     return st == ST_OK ? qwen_experts(where, json, c, 128, 8, 768) : st;
 }
 
+static enum status read_delta(const char *where, const json_t *json, struct delta_shape *ret)
+{
+    struct delta_shape s = {
+        .n_key_heads = 16, .n_heads = 32, .key_dim = 128, .head_dim = 128, .taps = 4};
+    enum status st = ST_OK;
+    CHECK(json_get_int32(where, json, "linear_num_key_heads", 1, 1024, &s.n_key_heads));
+    CHECK(json_get_int32(where, json, "linear_num_value_heads", 1, 1024, &s.n_heads));
+    CHECK(json_get_int32(where, json, "linear_key_head_dim", 1, DELTA_MOST_DIM, &s.key_dim));
+    CHECK(json_get_int32(where, json, "linear_value_head_dim", 1, DELTA_MOST_DIM, &s.head_dim));
+    CHECK(json_get_int32(where, json, "linear_conv_kernel_dim", 2, DELTA_MOST_TAPS, &s.taps));
+    if (s.n_heads % s.n_key_heads != 0)
+        FAIL(ST_FORMAT,
+             "%s: linear_num_value_heads %d is not a multiple of linear_num_key_heads %d", where,
+             s.n_heads, s.n_key_heads);
+    *ret = s;
+out:
+    return st;
+}
+
+// Qwen3's block with gates on attention, which stands in every fourth layer; linear attention in
+// the others.
+static enum status configure_qwen3_5(const char *where, const json_t *json, struct model_config *c)
+{
+    const json_t *types = json_object_get(json, "layer_types");
+    struct delta_shape delta = {0};
+    int every = 4;
+    enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "attention_bias", &c->qkv_bias));
+    c->o_bias = c->qkv_bias;
+    c->qk_norm = c->attn_gate = true;
+    CHECK(json_get_int32(where, json, "full_attention_interval", 1, 1024, &every));
+    CHECK(read_delta(where, json, &delta));
+    if (json_has(json, "layer_types") && (int)json_array_size(types) != c->n_layers)
+        FAIL(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words", where,
+             c->n_layers);
+    for (int l = 0; l < c->n_layers; l++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)l));
+        const bool linear = type ? strcmp(type, "linear_attention") == 0 : (l + 1) % every != 0;
+        if (type && !linear && strcmp(type, "full_attention") != 0)
+            FAIL(ST_UNSUPPORTED,
+                 "%s: layer_types[%d] is \"%s\"; full_attention and linear_attention are supported",
+                 where, l, type);
+        if (!linear) continue;
+        c->layers[l].n_heads = c->layers[l].n_kv_heads = 0;
+        c->layers[l].delta = delta;
+    }
+out:
+    return st;
+}
+
 // Norms behind the two halves of a block and none before them; of queries and keys as a whole.
 static enum status configure_olmo2(const char *where, const json_t *json, struct model_config *c)
 {
@@ -356,6 +406,13 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
         GATED_MLP_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
 
+#define DELTA LAYER "linear_attn."
+#define DELTA_NAMES                                                                                \
+    [ROLE_DELTA_IN] = DELTA "in_proj_qkv.weight|" DELTA "in_proj_z.weight",                        \
+    [ROLE_DELTA_GATES] = DELTA "in_proj_b.weight|" DELTA "in_proj_a.weight",                       \
+    [ROLE_DELTA_CONV] = DELTA "conv1d.weight", [ROLE_DELTA_A_LOG] = DELTA "A_log",                 \
+    [ROLE_DELTA_DT_BIAS] = DELTA "dt_bias", [ROLE_DELTA_NORM] = DELTA "norm.weight",               \
+    [ROLE_DELTA_OUT] = DELTA "out_proj.weight"
 #define QK_NORM_NAMES [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"
 #define OLMO_NAMES                                                                                 \
     COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,                                       \
@@ -417,6 +474,23 @@ static const struct family families[] = {
      .title = "Qwen3-MoE",
      .names = {QWEN_EXPERTS_NAMES, QK_NORM_NAMES},
      .configure = configure_qwen3_moe},
+    {.model_type = "qwen3_5_text",
+     .architecture = "Qwen3_5ForCausalLM",
+     .title = "Qwen3.5 (text)",
+     .norm = NORM_RMS_PLUS_ONE,
+     .head_dim = 256,
+     .rotary_share = 0.25,
+     .names = {LLAMA_NAMES, DELTA_NAMES, QK_NORM_NAMES},
+     .configure = configure_qwen3_5},
+    {.model_type = "qwen3_5",
+     .architecture = "Qwen3_5ForConditionalGeneration",
+     .title = "Qwen3.5 (text and images)",
+     .text_type = "qwen3_5_text",
+     .text_defaults =
+         "{\"vocab_size\": 248320, \"hidden_size\": 4096, \"intermediate_size\": 12288,"
+         "\"num_hidden_layers\": 32, \"num_attention_heads\": 16,"
+         "\"num_key_value_heads\": 4, \"head_dim\": 256,"
+         "\"max_position_embeddings\": 32768}"},
     {.model_type = "deepseek_v2",
      .architecture = "DeepseekV2ForCausalLM",
      .title = "DeepSeek-V2, V2.5, Coder-V2",
@@ -547,6 +621,14 @@ static const struct family families[] = {
      .tied = true,
      .names = {GEMMA2_NAMES, QK_NORM_NAMES},
      .configure = configure_gemma3},
+    {.model_type = "gemma3",
+     .architecture = "Gemma3ForConditionalGeneration",
+     .title = "Gemma 3 (text and images)",
+     .text_type = "gemma3_text",
+     .text_defaults = "{\"vocab_size\": 262208, \"hidden_size\": 2304, \"intermediate_size\": 9216,"
+                      "\"num_hidden_layers\": 26, \"num_attention_heads\": 8,"
+                      "\"num_key_value_heads\": 4, \"head_dim\": 256,"
+                      "\"max_position_embeddings\": 131072}"},
     {.model_type = "starcoder2",
      .architecture = "Starcoder2ForCausalLM",
      .title = "StarCoder2",

@@ -27,6 +27,13 @@ enum tensor_role {
     ROLE_KV_B,
     ROLE_O,
     ROLE_O_BIAS,
+    ROLE_DELTA_IN,    // of linear attention: into the convolution and the output's gate
+    ROLE_DELTA_GATES, // b and a of every head
+    ROLE_DELTA_CONV,
+    ROLE_DELTA_A_LOG,
+    ROLE_DELTA_DT_BIAS,
+    ROLE_DELTA_NORM,
+    ROLE_DELTA_OUT,
     ROLE_POST_ATTN_NORM,
     ROLE_MLP_NORM,
     ROLE_MLP_NORM_BIAS,
@@ -72,6 +79,10 @@ struct family {
     // turn. `names` are then what the table calls them. In published folders matrices may be
     // MXFP4, in two tensors (mxfp4.h).
     const char *stored[ROLE_COUNT];
+    // A row of folders whose text model is one of another row, beside what reads images: the
+    // model_type of that, and what its config means where text_config is silent (JSON). Nothing
+    // else of such a row is used.
+    const char *text_type, *text_defaults;
     // Reads the family's own keys, after the common ones were read.
     enum status (*configure)(const char *where, const json_t *json, struct model_config *config);
 };

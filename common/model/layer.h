@@ -17,4 +17,8 @@ struct linear {
 };
 void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l);
 
+// delta.c: from m->normed to what linear attention gives (m->attn_out).
+void model_delta(struct model *m, int l, const struct batch_view *batch, const struct kv_view *kv,
+                 struct layer_tape *tape);
+
 #endif

@@ -30,7 +30,7 @@ static void routing_parts(int n_experts, size_t a, size_t base, struct device_pa
                                   n_experts > 0 ? ((size_t)n_experts + 1) * i32 : 0};
 }
 
-#define N_SCRATCH 33
+#define N_SCRATCH 36
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -49,11 +49,17 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
     const bool latent = l->latent.rank > 0;
     const size_t absorbed = (size_t)(l->n_heads + 1) * (size_t)layer_latent_width(l);
+    const size_t qkv =
+        latent ? absorbed : (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
+    const int gated = c->attn_gate ? layer_q_width(l) : 0;
     struct device_part parts[N_SCRATCH - 16] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
-        SCRATCH(qkv, t * (latent ? absorbed : (size_t)layer_qkv_width(l)) * e),
+        SCRATCH(qkv, t * qkv * e),
         SCRATCH(attn_out, t * (size_t)layer_attn_width(l) * e),
+        SCRATCH(attn_in, t * (size_t)layer_before_attn_width(c, l) * e),
+        SCRATCH(gate, t * (size_t)(gated + delta_value_width(&l->delta)) * e),
+        SCRATCH(delta_gates, t * 2 * (size_t)l->delta.n_heads * sizeof(float)),
         SCRATCH(q_a_normed, t * (size_t)l->latent.q_rank * e),
         SCRATCH(latent_out, t * (size_t)(l->n_heads * l->latent.rank) * e),
         SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
@@ -220,6 +226,42 @@ struct moe_shape model_shared_shape(const struct model *m, int rows)
                               .dt = m->dt};
 }
 
+struct delta_shape model_delta_shape(const struct model *m, int l)
+{
+    struct delta_shape shape = m->config->layers[l].delta;
+    shape.dt = m->dt;
+    return shape;
+}
+
+struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows)
+{
+    const struct delta_shape *s = &m->config->layers[l].delta;
+    return (struct norm_shape){NORM_RMS,   rows * s->n_heads,    s->head_dim,
+                               s->n_heads, delta_value_width(s), m->config->norm_eps,
+                               m->dt};
+}
+
+struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
+                                 int rows)
+{
+    const int width = layer_q_width(&m->config->layers[l]);
+    return (struct gate_args){x, gate, rows, width, width, GATE_SIGMOID, m->dt};
+}
+
+struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
+                                  int rows)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const size_t before = (size_t)delta_conv_width(&layer->delta) * dtype_size(m->dt);
+    return (struct gate_args){x,
+                              (const char *)in + before,
+                              rows,
+                              delta_value_width(&layer->delta),
+                              layer_delta_in_width(layer),
+                              GATE_SILU,
+                              m->dt};
+}
+
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)
 {
     const struct model_config *c = m->config;
@@ -377,9 +419,18 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
 static struct linear qkv_of(const struct model *m, int l)
 {
     const struct layer_weights *w = &m->weights->layers[l];
-    const int width = layer_qkv_width(&m->config->layers[l]);
+    const int width = layer_attn_in_width(m->config, &m->config->layers[l]);
     return (struct linear){ROLE_QKV,          l,     w->qkv, w->qkv_bias, width,
                            m->config->hidden, false, m->dt};
+}
+
+// From m->normed to queries, keys and values, and the queries' gates where they have any.
+static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows)
+{
+    const struct linear in = qkv_of(m, l);
+    model_linear(m, m->config->attn_gate ? m->attn_in : qkv, m->normed, rows, &in);
+    if (m->config->attn_gate)
+        m->ops->split_gate(m->dev, qkv, gate, m->attn_in, rows, &m->attn[l], false);
 }
 
 // From m->normed to m->qkv, rotated, its keys and values in the pool.
@@ -397,11 +448,12 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
                                      .batch = batch,
                                      .shape = &m->attn[l]};
     struct lora_args adapters;
-    if (rope >= 0 && !c->qk_norm && !is_adapted(m, batch->n_tokens, &in, &adapters)) {
+    if (rope >= 0 && !c->qk_norm && !c->attn_gate &&
+        !is_adapted(m, batch->n_tokens, &in, &adapters)) {
         m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, in.w, in.bias, &shape, &store);
         return;
     }
-    model_linear(m, m->qkv, m->normed, batch->n_tokens, &in);
+    project_qkv(m, l, m->qkv, m->gate, batch->n_tokens);
     if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
     if (rope < 0)
         m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
@@ -409,23 +461,18 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
         m->ops->rope_store(m->dev, m->qkv, &store);
 }
 
-// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
-// which is x itself outside of training.
-static void attention_block(struct model *m, int l, const struct batch_view *batch,
-                            const struct kv_view *kv, struct layer_tape *tape, void *x, void *x_mid)
+// From m->normed to what attention gives, which is returned.
+static void *attend(struct model *m, int l, const struct batch_view *batch,
+                    const struct kv_view *kv, struct layer_tape *tape)
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
     const struct ops *ops = m->ops;
-    const struct linear in = qkv_of(m, l);
     int rows = batch->n_tokens;
     void *qkv = tape ? tape->qkv : m->qkv, *out = tape ? tape->attn : m->attn_out;
     void *raw = tape && tape->qkv_raw ? tape->qkv_raw : qkv;
+    void *gate = tape ? tape->gate : m->gate;
 
-    model_normalise(m, m->normed, rows,
-                    &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
-                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL});
     if (layer->latent.rank > 0) {
         latent_attention(m, l, batch, kv, tape ? &tape->latent : &m->latent,
                          tape ? tape->lse : (float *)m->gate_up, out);
@@ -433,8 +480,8 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         paged_qkv(m, l, batch, kv);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
-        model_linear(m, raw, m->normed, rows, &in);
-        copy_rows(m, qkv, raw, rows, in.n);
+        project_qkv(m, l, raw, gate, rows);
+        copy_rows(m, qkv, raw, rows, layer_qkv_width(layer));
         if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
         model_rotate(m, l, qkv, batch, 1.0f);
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
@@ -442,10 +489,30 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
         ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
                          &m->attn[l]);
     }
-    struct branch o = {ROLE_O,
+    if (!c->attn_gate) return out;
+    const struct gate_args open = model_attn_gate(m, l, out, gate, rows);
+    ops->gate(m->dev, m->attn_out, &open);
+    return m->attn_out;
+}
+
+// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
+// which is x itself outside of training.
+static void attention_block(struct model *m, int l, const struct batch_view *batch,
+                            const struct kv_view *kv, struct layer_tape *tape, void *x, void *x_mid)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const bool delta = layer->delta.n_heads > 0;
+    const int rows = batch->n_tokens;
+
+    model_normalise(m, m->normed, rows,
+                    &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
+                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL});
+    if (delta) model_delta(m, l, batch, kv, tape);
+    struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
-                       out,
-                       w->o,
+                       delta ? m->attn_out : attend(m, l, batch, kv, tape),
+                       delta ? w->delta_out : w->o,
                        w->o_bias,
                        w->post_attn_norm,
                        layer_attn_width(layer),
@@ -651,7 +718,7 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 }
 
 // ---- the tape -----------------------------------------------------------------------------------
-#define N_TAPE 38
+#define N_TAPE 42
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
@@ -672,8 +739,12 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(rstd_q, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_heads) : 0),
         TAPE(rstd_k, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_kv_heads) : 0),
         TAPE(qkv, qkv),
+        TAPE(gate, c->attn_gate ? t * (size_t)layer_q_width(l) * e : 0),
         TAPE(attn, t * (size_t)layer_attn_width(l) * e),
         TAPE(lse, stat * (size_t)l->n_heads),
+        TAPE(delta_in, t * (size_t)layer_delta_in_width(l) * e),
+        TAPE(delta_gates, 2 * stat * (size_t)l->delta.n_heads),
+        TAPE(rstd_delta, stat * (size_t)l->delta.n_heads),
         TAPE(attn_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post1, c->post_norm ? stat : 0),
         TAPE(x_mid, hidden),

@@ -27,8 +27,12 @@ struct layer_tape {
     float *rstd_q, *rstd_k;    // (T, n_heads), (T, n_kv_heads); (T) where norms go over all heads
     void *qkv;                 // (T, qkv width) after bias, q/k norm and rope
     struct latent_rows latent; // in place of all since mean1
-    void *attn;                // (T, attention width) attention output
+    void *gate;                // (T, q width) of attention's output, where it has one
+    void *attn;                // (T, attention width) attention output, before a gate
     float *lse;                // (T, n_heads)
+    void *delta_in;            // (T, delta in width); of linear attention, as the next two
+    float *delta_gates;        // (T, 2 * heads)
+    float *rstd_delta;         // (T, heads) of the output's norm
     void *attn_proj;           // (T, hidden) what attention gives, before its post-norm
     float *rstd_post1;         // (T)
     void *x_mid;               // (T, hidden) residual stream after attention
@@ -72,8 +76,11 @@ struct model {
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
     int max_tokens, max_rows, max_context;
     // scratch of the forward pass, device
-    void *x, *normed;             // (max_tokens, hidden)
-    void *qkv, *attn_out;         // (max_tokens, qkv width), (max_tokens, attention width)
+    void *x, *normed;     // (max_tokens, hidden)
+    void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, attention width)
+    void *attn_in, *gate; // (max_tokens, attention in width), (max_tokens, q width) where queries
+                          // have gates. Linear attention: its in width; its normalised output
+    float *delta_gates;   // (max_tokens, 2 * heads) of linear attention
     struct latent_rows latent;    // of latent attention, as the next two
     void *q_a_normed;             // (max_tokens, q_rank)
     void *latent_out;             // (max_tokens, n_heads, rank)
@@ -131,6 +138,14 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
 struct moe_shape model_moe_shape(const struct model *m, int l, int rows);
 // The gate of a shared expert: the routing of a mixture of one, which every row goes to.
 struct moe_shape model_shared_shape(const struct model *m, int rows);
+// Layer l's linear attention, and the norm of its output. Gates on what attention gives, x: on
+// attention's, and on linear attention's, within the rows of its first matmul.
+struct delta_shape model_delta_shape(const struct model *m, int l);
+struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows);
+struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
+                                 int rows);
+struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
+                                  int rows);
 struct act_shape model_act_shape(const struct model *m, int rows, int inner);
 // n rows of m->logits from row `first` on, each with its target (device).
 struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,

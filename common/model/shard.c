@@ -17,6 +17,11 @@ static enum status check_shared(const struct model_config *c, const char *key, i
 static enum status check_layer(const struct model_config *c, const struct layer_config *l, int size)
 {
     enum status st;
+    if (l->delta.n_heads > 0)
+        FAIL(ST_INVALID,
+             "%s: layers of linear attention are not divided among ranks; leave "
+             "--tensor-parallel-size at 1",
+             c->architecture);
     CHECK(check_shared(c, "num_attention_heads", l->n_heads, size));
     if (size % l->n_kv_heads != 0)
         CHECK(check_shared(c, "num_key_value_heads", l->n_kv_heads, size));

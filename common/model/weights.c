@@ -29,7 +29,8 @@ enum size {
     SIZE_VOCAB,
     SIZE_Q,
     SIZE_KV,
-    SIZE_QKV,
+    SIZE_Q_IN,
+    SIZE_ATTN_IN,
     SIZE_Q_NORM,
     SIZE_K_NORM,
     SIZE_HEADS,
@@ -39,6 +40,13 @@ enum size {
     SIZE_LATENT,
     SIZE_LATENT_RANK,
     SIZE_LATENT_HEADS,
+    SIZE_DELTA_IN,
+    SIZE_DELTA_CONV,
+    SIZE_DELTA_VALUE,
+    SIZE_DELTA_TAPS,
+    SIZE_DELTA_GATES,
+    SIZE_DELTA_HEADS,
+    SIZE_DELTA_HEAD,
     SIZE_EXPERTS,
     SIZE_UP,
     SIZE_INNER,
@@ -56,9 +64,17 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
         [SIZE_VOCAB] = vocab,
         [SIZE_Q] = layer_q_width(l),
         [SIZE_KV] = layer_kv_width(l),
-        [SIZE_QKV] = layer_qkv_width(l),
         [SIZE_Q_NORM] = layer_qk_norm_width(c, l, l->n_heads),
         [SIZE_K_NORM] = layer_qk_norm_width(c, l, l->n_kv_heads),
+        [SIZE_Q_IN] = layer_q_width(l) * (c->attn_gate ? 2 : 1),
+        [SIZE_ATTN_IN] = layer_attn_in_width(c, l),
+        [SIZE_DELTA_IN] = layer_delta_in_width(l),
+        [SIZE_DELTA_CONV] = delta_conv_width(&l->delta),
+        [SIZE_DELTA_VALUE] = delta_value_width(&l->delta),
+        [SIZE_DELTA_TAPS] = l->delta.taps,
+        [SIZE_DELTA_GATES] = 2 * l->delta.n_heads,
+        [SIZE_DELTA_HEADS] = l->delta.n_heads,
+        [SIZE_DELTA_HEAD] = l->delta.head_dim,
         [SIZE_HEADS] = l->n_heads,
         [SIZE_HEAD] = l->head_dim,
         [SIZE_ATTN] = layer_attn_width(l),
@@ -79,6 +95,8 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
 // When a model, or a layer, has a role's block.
 enum when {
     ALWAYS,
+    IF_ATTENTION,
+    IF_DELTA,
     IF_LAYER_NORM,
     IF_PRE_NORM,
     IF_MLP_NORM,
@@ -107,22 +125,24 @@ enum when {
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
     const bool layer_norm = c->norm == NORM_LAYER, experts = l->moe.n_experts > 0;
-    const bool latent = l->latent.rank > 0;
+    const bool latent = l->latent.rank > 0, attention = l->n_heads > 0;
     const bool is[] = {
         [ALWAYS] = true,
+        [IF_ATTENTION] = attention,
+        [IF_DELTA] = l->delta.n_heads > 0,
         [IF_LAYER_NORM] = layer_norm,
         [IF_PRE_NORM] = c->pre_norm,
         [IF_MLP_NORM] = c->pre_norm && !c->parallel_block,
         [IF_MLP_LAYER_NORM] = layer_norm && !c->parallel_block,
         [IF_POST_NORM] = c->post_norm,
-        [IF_QKV] = !latent,
+        [IF_QKV] = attention && !latent,
         [IF_LATENT] = latent,
         [IF_LATENT_Q_A] = latent && l->latent.q_rank > 0,
         [IF_LATENT_Q] = latent && l->latent.q_rank == 0,
-        [IF_QK_NORM] = c->qk_norm,
-        [IF_SINKS] = c->sinks,
-        [IF_QKV_BIAS] = c->qkv_bias,
-        [IF_O_BIAS] = c->o_bias,
+        [IF_QK_NORM] = attention && c->qk_norm,
+        [IF_SINKS] = attention && c->sinks,
+        [IF_QKV_BIAS] = attention && c->qkv_bias,
+        [IF_O_BIAS] = attention && c->o_bias,
         [IF_MLP] = !experts,
         [IF_MLP_BIAS] = !experts && c->mlp_bias,
         [IF_EXPERTS] = experts,
@@ -160,10 +180,10 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
     [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
-    [ROLE_QKV] = {IN_LAYER(qkv), .when = IF_QKV, .rows = SIZE_QKV, .cols = SIZE_HIDDEN,
-                  .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
-    [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_QKV,
-                       .parts = {SIZE_Q, SIZE_KV, SIZE_KV}},
+    [ROLE_QKV] = {IN_LAYER(qkv), .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
+                  .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
+    [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_ATTN_IN,
+                       .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
     [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_K_NORM},
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
@@ -177,8 +197,20 @@ static const struct role roles[ROLE_COUNT] = {
                         .rows = SIZE_LATENT_RANK},
     [ROLE_KV_B] = {IN_LAYER(kv_b), .when = IF_LATENT, .rows = SIZE_LATENT_HEADS,
                    .cols = SIZE_LATENT_RANK},
-    [ROLE_O] = {IN_LAYER(o), .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
+    [ROLE_O] = {IN_LAYER(o), .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
     [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_DELTA_IN] = {IN_LAYER(delta_in), .when = IF_DELTA, .rows = SIZE_DELTA_IN,
+                       .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_CONV, SIZE_DELTA_VALUE}},
+    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA, .rows = SIZE_DELTA_GATES,
+                          .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_HEADS, SIZE_DELTA_HEADS}},
+    [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, .rows = SIZE_DELTA_CONV,
+                         .cols = SIZE_DELTA_TAPS},
+    [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA,
+                         .rows = SIZE_DELTA_HEAD},
+    [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), .when = IF_DELTA, .rows = SIZE_HIDDEN,
+                        .cols = SIZE_DELTA_VALUE},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
     [ROLE_MLP_NORM_BIAS] = {IN_LAYER(mlp_norm_bias), .when = IF_MLP_LAYER_NORM,
@@ -583,9 +615,54 @@ static bool is_skipped_layer(const struct model_config *c, const char *name)
            layer < c->n_layers + c->n_skipped_layers;
 }
 
-// Tensors of published folders that carry no weights of ours.
-static bool ignorable(const struct weights *w, const char *name)
+static bool begins(const char *name, const char *with)
 {
+    return strncmp(name, with, strlen(with)) == 0;
+}
+
+// A tensor of the table in a folder of more than a text model: published ones have that below
+// "language_model.", those that transformers 5 writes below "model.language_model.".
+static const struct safetensors_entry *find_tensor(const struct weights *w,
+                                                   const struct safetensors *set, const char *name)
+{
+    char other[200];
+    const struct safetensors_entry *e = safetensors_find(set, name);
+    if (e || !w->config->is_text_part) return e;
+    snprintf(other, sizeof other, "language_model.%s", name);
+    e = safetensors_find(set, other);
+    if (e || !begins(name, "model.")) return e;
+    snprintf(other, sizeof other, "model.language_model.%s", name + strlen("model."));
+    return safetensors_find(set, other);
+}
+
+// What the table would call a tensor of such a folder: its name, or one in `room`.
+static const char *name_in_table(const struct weights *w, const char *name, char room[200])
+{
+    static const char inside[] = "language_model.", below[] = "model.language_model.";
+    if (!w->config->is_text_part) return name;
+    if (begins(name, inside)) return name + strlen(inside);
+    if (!begins(name, below)) return name;
+    snprintf(room, 200, "model.%s", name + strlen(below));
+    return room;
+}
+
+// Of such a folder: what reads images, and what predicts further tokens.
+static bool is_beside_text(const struct weights *w, const char *name)
+{
+    static const char *const parts[] = {"vision_tower.", "multi_modal_projector.", "visual.",
+                                        "mtp."};
+    bool beside = false;
+    if (begins(name, "model.")) name += strlen("model.");
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) beside |= begins(name, parts[i]);
+    return w->config->is_text_part && beside;
+}
+
+// Tensors of published folders that carry no weights of ours.
+static bool ignorable(const struct weights *w, const char *of_folder)
+{
+    char room[200];
+    const char *name = name_in_table(w, of_folder, room);
+    if (is_beside_text(w, name)) return true;
     size_t len = strlen(name);
     const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
     if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&
@@ -593,6 +670,18 @@ static bool ignorable(const struct weights *w, const char *name)
         return true;
     if (is_skipped_layer(w->config, name)) return true;
     return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
+}
+
+// A tensor's dimensions in a folder: a convolution's have its one input channel in the middle.
+static int file_shape(const struct weight_tensor *t, int64_t ret[3])
+{
+    const bool conv = t->role == ROLE_DELTA_CONV;
+    memcpy(ret, t->stored.shape, sizeof t->stored.shape);
+    if (t->stored.n_dims > 0) return t->stored.n_dims;
+    ret[0] = t->slice.whole[0];
+    ret[1] = conv ? 1 : t->slice.whole[1];
+    ret[2] = t->slice.whole[1];
+    return t->n_dims + conv;
 }
 
 // "1024, 64": no two shapes have the same words.
@@ -615,21 +704,22 @@ static bool is_first_stored(const struct weight_tensor *t)
     return t->stored.first == 0;
 }
 
-static enum status check_tensor(const struct weight_tensor *t, const struct safetensors *set,
-                                const char *folder)
+static enum status check_tensor(const struct weights *w, const struct weight_tensor *t,
+                                const struct safetensors *set, const char *folder)
 {
     const bool stored = t->stored.n_dims > 0;
     const char *name = folder_name(t);
-    const struct safetensors_entry *e = safetensors_find(set, name);
+    const struct safetensors_entry *e = find_tensor(w, set, name);
     const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
     if (!e && stored && mxfp4_find(set, name, NULL)) return mxfp4_check(set, name, t->stored.shape);
     if (!e)
         return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder, name,
                            config);
     char have[96], want[96];
+    int64_t shape[3];
+    const int n_dims = file_shape(t, shape);
     shape_words(e->shape, e->n_dims, have);
-    shape_words(stored ? t->stored.shape : t->slice.whole, stored ? t->stored.n_dims : t->n_dims,
-                want);
+    shape_words(shape, n_dims, want);
     if (strcmp(have, want) != 0)
         return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); %s calls for (%s)", e->file,
                            name, have, config, want);
@@ -645,13 +735,15 @@ static int count_expected(const struct weights *w, const struct safetensors *set
     int n = 0;
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
-        if (is_first_stored(t)) n += safetensors_find(set, folder_name(t)) ? 1 : 2; // 2: MXFP4
+        if (is_first_stored(t)) n += find_tensor(w, set, folder_name(t)) ? 1 : 2; // 2: MXFP4
     }
     return n;
 }
 
-static bool is_expected(const struct weights *w, const char *name)
+static bool is_expected(const struct weights *w, const char *of_folder)
 {
+    char room[200];
+    const char *name = name_in_table(w, of_folder, room);
     for (int i = 0; i < w->n_tensors; i++) {
         const char *of_table = folder_name(&w->tensors[i]);
         if (strcmp(of_table, name) == 0 || mxfp4_names(of_table, name)) return true;
@@ -679,7 +771,7 @@ enum status weights_check_set(const struct weights *w, const struct safetensors 
                               const char *where)
 {
     enum status st = ST_OK;
-    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(&w->tensors[i], set, where));
+    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(w, &w->tensors[i], set, where));
 out:
     return st;
 }
@@ -794,7 +886,7 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
     if (!staging || !packed) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
-        const struct safetensors_entry *e = safetensors_find(set, folder_name(t));
+        const struct safetensors_entry *e = find_tensor(w, set, folder_name(t));
         struct mxfp4 quantised;
         if (!e && mxfp4_find(set, folder_name(t), &quantised))
             copy_in_mxfp4(w, dev, t, &quantised, staging, packed);
@@ -838,9 +930,10 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                 int64_t end = begin + chunk < n ? begin + chunk : n;
                 rng_init(&r, seed, ((uint64_t)i << 32) + (uint64_t)((at + begin) / chunk));
                 for (int64_t j = begin; j < end; j++)
-                    staging[j] = t->n_dims == 2           ? 0.02f * rng_normal(&r)
-                                 : roles[t->role].is_norm ? norm_one
-                                                          : 0.0f;
+                    staging[j] = t->n_dims == 2               ? 0.02f * rng_normal(&r)
+                                 : t->role == ROLE_DELTA_NORM ? 1.0f
+                                 : roles[t->role].is_norm     ? norm_one
+                                                              : 0.0f;
             }
             copy_in(w, dev, t, at, staging, DT_F32, n, halves);
         }
@@ -967,12 +1060,9 @@ enum status weights_save_part(const struct weights *w, struct device *dev)
 static void describe_source(const struct weight_tensor *t, enum dtype as,
                             struct safetensors_source *ret)
 {
-    const bool stored = t->stored.n_dims > 0;
     snprintf(ret->name, sizeof ret->name, "%s", folder_name(t));
     ret->dt = t->is_buffer ? DT_F32 : as;
-    ret->n_dims = stored ? t->stored.n_dims : t->n_dims;
-    for (int d = 0; d < ret->n_dims; d++)
-        ret->shape[d] = stored ? t->stored.shape[d] : t->slice.whole[d];
+    ret->n_dims = file_shape(t, ret->shape);
     ret->tag = t;
 }
 

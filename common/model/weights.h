@@ -48,12 +48,17 @@ struct layer_weights {                // pointers into the arena; NULL where the
     // latent attention: (q_rank, hidden), (q_rank), (q width, q_rank), or q (q width, hidden); then
     // (rank + rope, hidden), (rank), (n_heads * (head_dim - rope + value), rank)
     void *q_a, *q_a_norm, *q_b, *q, *kv_a, *kv_a_norm, *kv_b;
-    void *o, *o_bias;               // (hidden, q width), (hidden)
-    void *post_attn_norm;           // (hidden)
-    void *mlp_norm, *mlp_norm_bias; // (hidden)
-    void *router;                   // (n_experts, hidden)
-    void *router_logit_bias;        // (n_experts)
-    void *router_bias;              // (n_experts) f32
+    void *o, *o_bias;                  // (hidden, q width), (hidden)
+    void *delta_in, *delta_gates;      // (conv + value width, hidden), (2 * heads, hidden)
+    void *delta_conv;                  // (conv width, taps)
+    void *delta_a_log, *delta_dt_bias; // (heads)
+    void *delta_norm;                  // (head_dim) of every head
+    void *delta_out;                   // (hidden, value width)
+    void *post_attn_norm;              // (hidden)
+    void *mlp_norm, *mlp_norm_bias;    // (hidden)
+    void *router;                      // (n_experts, hidden)
+    void *router_logit_bias;           // (n_experts)
+    void *router_bias;                 // (n_experts) f32
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts
     void *down, *down_bias;       // (hidden, intermediate), as many

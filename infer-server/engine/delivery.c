@@ -27,6 +27,7 @@ static const struct sample_telemetry *close_telemetry(const struct executor *x,
     t->generated_tokens = sample->text.n_generated;
     t->cached_prompt_tokens = cached > 0 ? cached : 0;
     t->kv_bytes_peak = sample->blocks.peak * x->block_bytes;
+    if (sample->blocks.peak > 0) t->kv_bytes_peak += x->state_bytes;
     return t;
 }
 

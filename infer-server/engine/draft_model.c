@@ -79,7 +79,7 @@ enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks)
 {
     d->holds = calloc((size_t)n_blocks, sizeof *d->holds);
     if (!d->holds) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
-    return runner_allocate_kv(d->runner, n_blocks);
+    return runner_allocate_kv(d->runner, n_blocks, 0);
 }
 
 struct sampler_drafts draft_model_logits(const struct draft_model *d)

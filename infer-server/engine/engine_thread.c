@@ -245,8 +245,17 @@ static void log_config(const struct model_config *config, const char *folder)
     char words[256];
     if (config->mxfp4) log_info("engine: %s: %s", folder, MXFP4_NOTE);
     if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
-    if (skipped_layers_describe(config, words, sizeof words))
-        log_info("engine: %s: %s", folder, words);
+    if (left_out_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
+}
+
+static void log_states(const struct engine *e)
+{
+    const struct executor *x = e->executor;
+    if (x->state_bytes == 0) return;
+    log_info("engine: %s carries a state of %.1f MB along each sequence: there is no prefix cache, "
+             "nothing is drafted, and memory has room for %d sequences at once (--max-batch %lld)",
+             e->options.model_folder, (double)x->state_bytes / 1e6, x->max_batch,
+             (long long)e->options.max_batch);
 }
 
 // Of a model beside the policy: its part of the pool's bytes is in the line before.
@@ -298,6 +307,7 @@ static enum status load(struct engine *e)
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
     log_config(e->config, o->model_folder);
+    log_states(e);
     if (draft) log_further(e, "draft model", o->draft_folder, draft);
     if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);
     if (frozen && speculative_most(o->speculative) > 0)

@@ -75,13 +75,17 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                        .max_batch = options->max_batch,
                                        .max_context = context,
                                        .context_is_firm = options->max_context > 0,
-                                       .block_bytes = x->block_bytes};
-    int n_blocks;
-    enum status st = kv_memory_plan(policy->dev, &request, &n_blocks, &x->max_context);
-    if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks);
+                                       .block_bytes = x->block_bytes,
+                                       .state_bytes = x->state_bytes};
+    struct kv_plan plan = {0};
+    enum status st = kv_memory_plan(policy->dev, &request, &plan);
+    const int n_blocks = plan.n_blocks;
+    x->max_batch = plan.max_batch;
+    x->max_context = plan.max_context;
+    if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, x->max_batch);
     if (st == ST_OK && x->draft_model) st = draft_model_allocate_kv(x->draft_model, n_blocks);
     if (st == ST_OK && x->runners[RUNNER_FROZEN])
-        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks);
+        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, x->max_batch);
     if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
     return st;
 }
@@ -122,12 +126,15 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     x->on_event = on_event;
     x->context = context;
     for (int i = 0; i < RUNNERS; i++)
-        if (x->runners[i])
+        if (x->runners[i]) {
             x->block_bytes += kv_memory_block_bytes(x->runners[i]->config, x->runners[i]->model->dt,
                                                     options->block_size);
+            x->state_bytes += kv_memory_state_bytes(x->runners[i]->config);
+        }
     CHECK(drafting_new(options, x->draft_model, stats, &x->drafting));
     CHECK(allocate_kv(x, options, requested));
-    const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
+    const struct scheduler_limits limits = {
+        .max_batch = x->max_batch, .prefill_chunk = chunk, .no_reuse = x->state_bytes > 0};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
     if (!x->item_end) FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
@@ -213,6 +220,7 @@ static enum status feed_item(struct runner *r, const struct step_item *item, boo
     const int known = item->n - item->n_drafts, each = apart ? 1 : known;
     enum status st = ST_OK;
     batch_use_adapter(r->batch, sample->request->sampling.adapter.index - 1); // the policy's
+    batch_use_state(r->batch, sample->blocks.state);
     for (int k = 0; k < known && st == ST_OK; k += each)
         st = sample_feed(sample, r, item->first + k, each);
     for (int k = 0; k < item->n_drafts && st == ST_OK; k++)
@@ -371,6 +379,8 @@ static enum status copy_blocks(struct executor *x, const struct step *step)
         if (copy->frozen && st == ST_OK)
             st = runner_copy_block(x->runners[RUNNER_FROZEN], copy->from, copy->to);
     }
+    for (int i = 0; i < step->n_states && st == ST_OK; i++)
+        runner_copy_state(x->runners[step->runner], step->states[i].from, step->states[i].to);
     return st;
 }
 

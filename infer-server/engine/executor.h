@@ -11,6 +11,7 @@
 
 struct executor {    // read by the engine's own files, written by executor.c
     int max_context; // the longest sequence: as requested, or what memory has room for
+    int max_batch;   // sequences at once, likewise
     struct runner *runners[RUNNERS]; // NULL where there is no such model, but for the policy's
     struct block_manager *manager;
     struct scheduler *scheduler;
@@ -20,6 +21,7 @@ struct executor {    // read by the engine's own files, written by executor.c
     engine_event_fn on_event;
     void *context;
     int64_t block_bytes;        // of the KV cache, in all runners' pools
+    int64_t state_bytes;        // of a sequence's states, likewise; 0: no model has any
     struct engine_stats *stats; // the engine's: tokens and ends are counted there
     const uint8_t *token_ends;  // (n_token_ends) the options'
     int n_token_ends;

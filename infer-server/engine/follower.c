@@ -73,7 +73,7 @@ static enum status make_kv(struct follower *f, const struct bytes *data)
 {
     int n_blocks;
     memcpy(&n_blocks, data->data, sizeof n_blocks);
-    enum status st = runner_allocate_kv(f->runner, n_blocks);
+    enum status st = runner_allocate_kv(f->runner, n_blocks, 0);
     return st == ST_OK ? group_answer(f->group, ST_OK, NULL, 0) : st;
 }
 

@@ -34,16 +34,36 @@ static enum status pool_bytes(struct device *dev, const struct kv_request *reque
     return ST_OK;
 }
 
-enum status kv_memory_plan(struct device *dev, const struct kv_request *request, int *ret_blocks,
-                           int *ret_context)
+// Of so many bytes, for how many sequences there are states, which are then taken off.
+static enum status plan_states(const struct kv_request *request, int64_t *bytes, int *ret)
+{
+    *ret = request->max_batch;
+    if (request->state_bytes == 0) return ST_OK;
+    const int64_t fit = *bytes / 2 / request->state_bytes;
+    if (fit < 1)
+        return status_fail(
+            ST_INVALID,
+            "half of a KV cache of %lld bytes has no room for the %lld that this model "
+            "carries along a sequence; give --kv-memory %lld or more",
+            (long long)*bytes, (long long)request->state_bytes,
+            (long long)(2 * request->state_bytes));
+    if (*ret > fit) *ret = (int)fit;
+    *bytes -= *ret * request->state_bytes;
+    return ST_OK;
+}
+
+enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
+                           struct kv_plan *ret)
 {
     int64_t bytes = 0;
+    int max_batch = 0;
     enum status st = pool_bytes(dev, request, &bytes);
+    if (st == ST_OK) st = plan_states(request, &bytes, &max_batch);
     if (st != ST_OK) return st;
     const int64_t requested =
         (request->max_context + request->block_size - 1) / request->block_size;
     int64_t n_blocks = bytes / request->block_bytes;
-    if (n_blocks > requested * request->max_batch) n_blocks = requested * request->max_batch;
+    if (n_blocks > requested * max_batch) n_blocks = requested * max_batch;
     if (n_blocks > INT32_MAX / request->block_size) n_blocks = INT32_MAX / request->block_size;
     if (n_blocks < requested && (request->context_is_firm || n_blocks < 1))
         return status_fail(
@@ -52,9 +72,11 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
             "%d; give --kv-memory %lld or more, or a smaller --max-context",
             (long long)bytes, (long long)(n_blocks * request->block_size), request->max_context,
             (long long)(requested * request->block_bytes));
-    *ret_blocks = (int)n_blocks;
-    *ret_context =
-        n_blocks < requested ? (int)(n_blocks * request->block_size) : request->max_context;
+    *ret =
+        (struct kv_plan){.n_blocks = (int)n_blocks,
+                         .max_batch = max_batch,
+                         .max_context = n_blocks < requested ? (int)(n_blocks * request->block_size)
+                                                             : request->max_context};
     return ST_OK;
 }
 
@@ -63,27 +85,41 @@ int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, 
     return block_size * config_kv_elements(config) * (int64_t)dtype_size(dt);
 }
 
+int64_t kv_memory_state_bytes(const struct model_config *config)
+{
+    return config_state_elements(config) * (int64_t)sizeof(float);
+}
+
 enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
                             const struct model_config *config, enum dtype dt, int block_size,
-                            int n_blocks)
+                            int n_blocks, int n_states)
 {
     enum status st = ST_OK;
-    int64_t elements = 0; // of the keys
-    bool latent = true;   // all layers: a token's key is its value too
+    int64_t elements = 0, state = 0; // of the keys; of a slot of the states
+    bool latent = true;              // all layers: a token's key is its value too
     *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers};
     m->layers = malloc((size_t)config->n_layers * sizeof *m->layers);
     if (!m->layers) FAIL(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
     for (int l = 0; l < config->n_layers; l++) {
         const struct layer_config *layer = &config->layers[l];
         const bool is_latent = layer->latent.rank > 0;
-        m->layers[l] = (struct kv_layer){elements, is_latent ? layer_latent_width(layer)
-                                                             : layer_kv_width(layer)};
+        m->layers[l] = (struct kv_layer){.offset = elements,
+                                         .width = is_latent ? layer_latent_width(layer)
+                                                            : layer_kv_width(layer),
+                                         .state = state};
+        if (layer->delta.n_heads > 0) state += delta_state_elements(&layer->delta);
         latent = latent && is_latent;
         elements += (int64_t)n_blocks * block_size * m->layers[l].width;
     }
     const size_t half = (size_t)elements * dtype_size(dt), values = latent ? 0 : half;
-    m->view = (struct kv_view){
-        .layers = m->layers, .n_blocks = n_blocks, .block_size = block_size, .dt = dt};
+    m->view = (struct kv_view){.layers = m->layers,
+                               .n_blocks = n_blocks,
+                               .block_size = block_size,
+                               .dt = dt,
+                               .slot_elements = config_state_elements(config)};
+    if (m->view.slot_elements > 0)
+        CHECK(device_alloc(dev, (size_t)n_states * (size_t)kv_memory_state_bytes(config),
+                           (void **)&m->view.states));
     CHECK(device_alloc(dev, half, &m->view.k));
     if (values > 0) CHECK(device_alloc(dev, values, &m->view.v));
     // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
@@ -101,6 +137,7 @@ void kv_memory_release(struct kv_memory *m)
     if (!m->dev) return;
     device_release(m->dev, m->view.k);
     device_release(m->dev, m->view.v);
+    device_release(m->dev, m->view.states);
     free(m->layers);
     memset(m, 0, sizeof *m);
 }
@@ -118,4 +155,11 @@ void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
             device_copy_2d(m->dev, halves[i] + at + (size_t)to * bytes, pitch,
                            halves[i] + at + (size_t)from * bytes, pitch, bytes, (size_t)(end - l));
     }
+}
+
+void kv_memory_copy_state(const struct kv_memory *m, int32_t from, int32_t to)
+{
+    const int64_t n = m->view.slot_elements;
+    device_copy(m->dev, m->view.states + to * n, m->view.states + from * n,
+                (size_t)n * sizeof(float));
 }

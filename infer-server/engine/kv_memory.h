@@ -1,5 +1,6 @@
-/* kv_memory.h: the device memory of a runner's KV block pool, how many blocks the pools may have,
- * and copies of a block. The engine's thread. */
+/* kv_memory.h: the device memory of a runner's KV block pool, and of the states that layers with a
+ * recurrence carry along each sequence; how many of both there may be, and copies of one. The
+ * engine's thread. */
 #ifndef INFER_SERVER_KV_MEMORY_H
 #define INFER_SERVER_KV_MEMORY_H
 
@@ -22,23 +23,33 @@ struct kv_request {
     int max_context;      // tokens a sequence, requested
     bool context_is_firm; // the user named max_context: less is an error, else it shrinks to fit
     int64_t block_bytes;  // of a block, in all runners' pools together
+    int64_t state_bytes;  // of a sequence's states, likewise; 0: it has none
+};
+struct kv_plan {
+    int n_blocks;
+    int max_batch;   // sequences: as requested, or for how many there are states
+    int max_context; // the longest sequence that fits: as requested, or less where not firm
 };
 
 // How many blocks each pool gets (never more than max_batch sequences of max_context can use).
-// *ret_context is the longest sequence that fits: max_context, or less where that is not firm.
-// ST_INVALID or ST_NO_MEMORY name what to change. Call it when all else is allocated.
-enum status kv_memory_plan(struct device *dev, const struct kv_request *request, int *ret_blocks,
-                           int *ret_context);
+// States of sequences take half of the memory at most. ST_INVALID or ST_NO_MEMORY name what to
+// change. Call it when all else is allocated.
+enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
+                           struct kv_plan *ret);
 
 // Bytes of one block: keys and values of all layers.
 int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, int block_size);
-// Allocates a pool of so many blocks.
+// Bytes of one sequence's states in all layers; 0: the model has none.
+int64_t kv_memory_state_bytes(const struct model_config *config);
+// Allocates a pool of so many blocks, and states for so many sequences where the model has any.
 enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
                             const struct model_config *config, enum dtype dt, int block_size,
-                            int n_blocks);
+                            int n_blocks, int n_states);
 void kv_memory_release(struct kv_memory *m);
 
 // Enqueues a copy of a whole block, every layer's keys and values.
 void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to);
+// The same of a sequence's states.
+void kv_memory_copy_state(const struct kv_memory *m, int32_t from, int32_t to);
 
 #endif

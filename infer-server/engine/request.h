@@ -39,6 +39,7 @@ struct sample_text {    // what is known of it; written by verification (executo
 struct sample_blocks {         // its block table, the same in all runners' pools; the scheduler's
     int32_t *at;               // (all blocks it can ever need), of which n are allocated
     int n, peak;               // blocks shared with siblings count for each
+    int state;                 // its number among the running ones: its slot of the states
     int n_cached;              // blocks from the front that stand in the prefix cache
     struct block_hash *hashes; // of its blocks behind those that the prompt fills
     int n_hashed;              // blocks from the front whose hash is known, the prompt's among them

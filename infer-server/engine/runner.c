@@ -65,11 +65,12 @@ enum status runner_use_group(struct runner *r, struct group *group)
     return st == ST_OK ? group_wait(group, NULL, 0) : st;
 }
 
-enum status runner_allocate_kv(struct runner *r, int n_blocks)
+enum status runner_allocate_kv(struct runner *r, int n_blocks, int n_states)
 {
     enum status st;
     CHECK(group_order(r->group, ORDER_KV, &n_blocks, sizeof n_blocks));
-    CHECK(kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks));
+    CHECK(kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks,
+                          n_states));
     st = group_wait(r->group, NULL, 0);
 out:
     return st;
@@ -193,6 +194,11 @@ enum status runner_copy_block(struct runner *r, int32_t from, int32_t to)
     enum status st = group_order(r->group, ORDER_COPY, blocks, sizeof blocks);
     if (st == ST_OK) kv_memory_copy_block(&r->kv, from, to);
     return st;
+}
+
+void runner_copy_state(struct runner *r, int32_t from, int32_t to)
+{
+    if (r->kv.view.slot_elements > 0) kv_memory_copy_state(&r->kv, from, to);
 }
 
 enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device)

@@ -52,7 +52,8 @@ enum status runner_new(struct device *dev, const struct weights *weights,
                        const struct runner_limits *limits, struct runner **ret);
 void runner_free(struct runner *r);
 
-enum status runner_allocate_kv(struct runner *r, int n_blocks);
+// And states for so many sequences, where the model has any.
+enum status runner_allocate_kv(struct runner *r, int n_blocks, int n_states);
 
 // The adapters that its forward passes know (model.h), as they are now: to be said again whenever
 // they change, with no step in flight.
@@ -66,6 +67,7 @@ void runner_clear(struct runner *r);
 // n tokens at positions first.. of a sequence of its own in the batch, whose block table has
 // n_blocks entries. Sequences of one row each may have one table: each layer stores the keys of all
 // rows before any row attends.
+// Where the model has states, batch_use_state() names the sequence's slot before.
 enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int first,
                         const int32_t *blocks, int n_blocks);
 // Samples a token behind a row of the batch, which may be wanted more than once.
@@ -77,6 +79,8 @@ enum status runner_step(struct runner *r);
 enum status runner_follow(struct runner *r, const void *data, size_t n);
 // Enqueues a copy of one KV block to another.
 enum status runner_copy_block(struct runner *r, int32_t from, int32_t to);
+// The same of the states of a sequence; of a model without any, nothing.
+void runner_copy_state(struct runner *r, int32_t from, int32_t to);
 // Enqueues the logits of n rows of the last step, at most max_rows; rows is host memory, `device`
 // has room for them.
 enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device);

@@ -43,6 +43,7 @@ struct scheduler {
     struct scheduler_limits limits;
     struct block_manager *manager;
     struct sample_list running, waiting;
+    int *numbers; // (max_batch) sample_blocks.state: free ones, from running.n on
     uint64_t next_order, version;
     int passed_over; // steps in a row in which others waited for the other runner
     struct scheduler_counts counts;
@@ -94,7 +95,11 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct block_ma
     s->step.items = calloc(n, sizeof *s->step.items);
     s->step.sampled = calloc(n, sizeof *s->step.sampled);
     s->step.copies = calloc(n, sizeof *s->step.copies);
-    if (!s->step.items || !s->step.sampled || !s->step.copies) goto no_memory;
+    s->step.states = calloc(n, sizeof *s->step.states);
+    s->numbers = calloc(n, sizeof *s->numbers);
+    if (!s->step.items || !s->step.sampled || !s->step.copies || !s->step.states || !s->numbers)
+        goto no_memory;
+    for (int i = 0; i < limits->max_batch; i++) s->numbers[i] = i;
     if (!list_reserve(&s->running, limits->max_batch)) goto no_memory;
     *ret = s;
     return ST_OK;
@@ -110,6 +115,8 @@ void scheduler_free(struct scheduler *s)
     free(s->step.items);
     free(s->step.sampled);
     free(s->step.copies);
+    free(s->step.states);
+    free(s->numbers);
     free(s->running.at);
     free(s->waiting.at);
     free(s);
@@ -159,6 +166,7 @@ static void start(struct scheduler *s, struct sample *sample)
     list_remove(&s->waiting, sample);
     sample->queue.state = SAMPLE_RUNNING;
     sample->queue.started = true;
+    sample->blocks.state = s->numbers[s->running.n];
     list_insert(&s->running, sample);
 }
 
@@ -168,6 +176,7 @@ static void stop(struct scheduler *s, struct sample *sample)
     sample_blocks_drop(s->manager, sample);
     sample->draft.n_verify = 0;
     list_remove(&s->running, sample);
+    s->numbers[s->running.n] = sample->blocks.state;
 }
 
 static void preempt(struct scheduler *s, struct sample *sample)
@@ -231,9 +240,10 @@ static void count_found(struct scheduler *s, struct request *r, int n_tokens)
 static bool admit_one(struct scheduler *s, struct sample *sample, int places)
 {
     const int known = sample_known(sample), available = block_manager_available(s->manager);
-    int n_free;
+    int n_free = 0;
     if (available < 1 + places) return false; // whatever it finds
-    const int found = sample_blocks_find(s->manager, sample, s->version, &n_free);
+    const int found =
+        s->limits.no_reuse ? 0 : sample_blocks_find(s->manager, sample, s->version, &n_free);
     const int needed = block_manager_blocks_for(s->manager, known) - found;
     if (available - n_free < needed + places) return false;
     sample_blocks_share(s->manager, sample, sample->blocks.at, found);
@@ -337,6 +347,7 @@ static bool share_prompt(struct scheduler *s, const struct sample *from, int ite
     sample->kv[owner] = (struct sample_kv){.computed = shared, .version = from->kv[owner].version};
     if (tandem) sample->kv[RUNNER_FROZEN].computed = shared;
     start(s, sample);
+    step->states[step->n_states++] = (struct step_state){from->blocks.state, sample->blocks.state};
     if (!tandem)
         step->sampled[step->n_sampled++] = (struct step_sample){.sample = sample, .item = item};
     return true;
@@ -415,7 +426,7 @@ static void plan_items(struct scheduler *s)
 const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
 {
     struct step *step = &s->step;
-    step->n_items = step->n_sampled = step->n_copies = step->n_tokens = 0;
+    step->n_items = step->n_sampled = step->n_copies = step->n_states = step->n_tokens = 0;
     admit_waiting(s, admit);
     plan_items(s);
     // Those that were admitted wait for the other, or the one that waited was preempted.
@@ -425,7 +436,7 @@ const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
     }
     for (int i = 0; i < step->n_items; i++) start_siblings(s, i);
     for (int i = 0; i < step->n_items; i++) {
-        sample_blocks_cache(s->manager, step->items[i].sample, s->version);
+        if (!s->limits.no_reuse) sample_blocks_cache(s->manager, step->items[i].sample, s->version);
         sample_check(step->items[i].sample, block_manager_block_size(s->manager));
     }
     return step;

@@ -28,12 +28,16 @@ struct step_copy { // copy-on-write: block `to` becomes a copy of `from` once th
     int32_t from, to;
     bool frozen; // in the frozen model's pool too, whoever runs the step
 };
+struct step_state { // the same of a sequence's states
+    int32_t from, to;
+};
 struct step {
     enum runner_role runner; // that computes it: the policy, or the frozen model
-    int n_items, n_sampled, n_copies, n_tokens;
+    int n_items, n_sampled, n_copies, n_states, n_tokens;
     struct step_item *items;     // oldest sample first, decoding ones before prompts
     struct step_sample *sampled; // at most max_batch
     struct step_copy *copies;
+    struct step_state *states; // of siblings that begin behind their prompt
 };
 
 static inline bool step_item_decodes(const struct step_item *item)
@@ -44,6 +48,8 @@ static inline bool step_item_decodes(const struct step_item *item)
 struct scheduler_limits {
     int max_batch;     // sequences running at once
     int prefill_chunk; // prompt tokens a step
+    bool no_reuse;     // nothing is looked up in the prefix cache, nor put there: blocks alone are
+                       // not all that a sequence goes on from
 };
 
 enum scheduler_admit {

@@ -3,11 +3,6 @@
  */
 #include "kernels/cpu/cpu.h"
 
-static inline float sigmoid(float x)
-{
-    return 1.0f / (1.0f + exp_f32(-x));
-}
-
 // GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
 static inline float gelu_tanh_2u(float x)
 {

@@ -19,9 +19,11 @@ extern const struct ops cpu_ops;
 
 // Scratch of at least `bytes`, 64-byte aligned, valid until the next call; NULL after device_fail.
 void *cpu_workspace(struct device *dev, size_t bytes);
-// What attention of packed batches, the sum of squares, and an adapter ask of it.
+// What attention and the delta rule of packed batches, the sum of squares, and an adapter ask of
+// it.
 size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
 size_t cpu_squares_scratch(int64_t n);
+size_t cpu_delta_scratch(const struct delta_shape *shape, int rows, int max_context);
 size_t cpu_lora_scratch(int rows, int max_rank, int dropped); // dropped: columns of x, or 0
 // True for DT_F32; else records that operation `name` does not compute in `dt` here.
 bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt);
@@ -70,6 +72,11 @@ static inline float exp_f32(float x)
     memcpy(&fb, &b, 4);
     e = e * fa * fb;
     return x < -87.3f ? 0.0f : e;
+}
+
+static inline float sigmoid(float x)
+{
+    return 1.0f / (1.0f + exp_f32(-x));
 }
 
 static inline float max_f32(const float *x, int n)

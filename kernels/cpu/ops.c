@@ -4,11 +4,14 @@
 size_t cpu_scratch_bytes(struct device *dev, const struct scratch_shape *shape)
 {
     (void)dev;
-    size_t attention = cpu_attn_scratch(&shape->attn, shape->max_context);
+    size_t attention =
+        shape->attn.n_heads > 0 ? cpu_attn_scratch(&shape->attn, shape->max_context) : 0;
+    size_t delta = cpu_delta_scratch(&shape->delta, shape->rows, shape->max_context);
     size_t squares = cpu_squares_scratch(shape->n_elements);
     size_t lora =
         cpu_lora_scratch(shape->rows, shape->lora_rank, shape->lora_dropout ? shape->widest : 0);
     size_t most = attention > squares ? attention : squares;
+    if (delta > most) most = delta;
     return ((most > lora ? most : lora) + 63) / 64 * 64;
 }
 

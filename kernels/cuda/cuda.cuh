@@ -296,7 +296,10 @@ void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, i
 
 // What the operations of a training step ask of cuda_workspace(), at most.
 size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,
-                         enum dtype dt);                 // attention.cu
+                         enum dtype dt); // attention.cu
+size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *shape, int rows,
+                          int max_context); // delta.cu, and short_conv.cu
+size_t cuda_conv_scratch(const struct delta_shape *shape, int rows);
 size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu
 size_t cuda_matmul_scratch(int rows, int width);         // matmul.cu: of one added to bf16

@@ -3,7 +3,7 @@
 
 size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
 {
-    size_t most = cuda_attn_scratch(dev, &s->attn, s->rows, s->dt);
+    size_t most = s->attn.n_heads > 0 ? cuda_attn_scratch(dev, &s->attn, s->rows, s->dt) : 0;
     size_t norm = cuda_norm_scratch(dev, s->hidden);
     size_t sums = cuda_column_sum_scratch(s->rows, s->widest);
     size_t matmul = cuda_matmul_scratch(s->rows, s->hidden); // added to the residual stream
@@ -17,6 +17,8 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
                      : 0;
     if (lora > most) most = lora;
     if (lora_head > most) most = lora_head;
+    size_t delta = cuda_delta_scratch(dev, &s->delta, s->rows, s->max_context);
+    if (delta > most) most = delta;
     if (norm > most) most = norm;
     if (sums > most) most = sums;
     if (matmul > most) most = matmul;

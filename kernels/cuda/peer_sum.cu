@@ -6,6 +6,7 @@
 
 #define PLACES_BYTES ((size_t)32 << 20) // of a rank: two sets of a place for each rank
 #define LOOK_AFTER   1024               // tries between looks at host memory
+#define CALL         65536u             // more than a call has blocks
 
 // A word of an addend, and after each half the number of the call.
 struct alignas(16) line {
@@ -14,7 +15,7 @@ struct alignas(16) line {
 
 struct peer_places {
     struct line *of[MAX_PEERS]; // the memory of rank r, as this GPU sees it
-    unsigned *number;           // of the last call
+    unsigned long long *calls;  // of those begun, in units of CALL
     const volatile int *stop;   // host memory
     size_t room;                // lines of a place
     int rank, size;
@@ -24,7 +25,6 @@ struct peer_sum {
     struct device *dev;
     struct peer_places places;
     int *stop;
-    unsigned *ticket;
 };
 
 // ---- adding up ---------------------------------------------------------------------------------
@@ -104,11 +104,23 @@ __device__ __forceinline__ uint2 receive(const struct line *from, unsigned numbe
     }
 }
 
-template <typename T>
-__global__ void sum_kernel(struct peer_places p, T *data, size_t n, unsigned *ticket)
+// The number of the call that this block belongs to: its blocks add CALL together, whichever of
+// them comes first, and none waits for another. The number begins with 1.
+__device__ __forceinline__ unsigned call_number(unsigned long long *calls)
+{
+    __shared__ unsigned number;
+    if (threadIdx.x == 0) {
+        const unsigned part = blockIdx.x == 0 ? CALL - (gridDim.x - 1) : 1;
+        number = (unsigned)(atomicAdd(calls, (unsigned long long)part) / CALL) + 1;
+    }
+    __syncthreads();
+    return number;
+}
+
+template <typename T> __global__ void sum_kernel(struct peer_places p, T *data, size_t n)
 {
     grid_begin();
-    const unsigned number = *p.number + 1;
+    const unsigned number = call_number(p.calls);
     const size_t words = (n + word_elements<T> - 1) / word_elements<T>;
     const size_t set = (number & 1) * (size_t)p.size, step = (size_t)gridDim.x * blockDim.x;
     const size_t start = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -130,7 +142,6 @@ __global__ void sum_kernel(struct peer_places p, T *data, size_t n, unsigned *ti
         }
         put_word(data, w * word_elements<T>, n, rounded<T>(sum));
     }
-    if (last_block(ticket, gridDim.x) && threadIdx.x == 0) *p.number = number;
 }
 
 bool peer_sum_begin(struct peer_sum *sum, struct device *dev, void *data, size_t n, enum dtype dt)
@@ -144,7 +155,7 @@ bool peer_sum_begin(struct peer_sum *sum, struct device *dev, void *data, size_t
     with_type(dt, [&](auto t) {
         typedef decltype(t) T;
         cuda_launch(dev, "all_reduce", sum_kernel<T>, dim3((unsigned)grid), dim3((unsigned)block),
-                    0, *p, (T *)data, n, sum->ticket);
+                    0, *p, (T *)data, n);
     });
     return true;
 }
@@ -194,22 +205,21 @@ static enum status make(struct comm *comm, struct peer_sum **ret)
     *ret = sum;
     sum->dev = comm->dev;
     struct peer_places *p = &sum->places;
-    void *memory = NULL, *stop = NULL, *numbers = NULL;
+    void *memory = NULL, *stop = NULL, *calls = NULL;
     p->rank = comm->rank;
     p->size = comm->size;
     p->room = PLACES_BYTES / sizeof(struct line) / 2 / (size_t)comm->size;
     enum status st = device_alloc(comm->dev, PLACES_BYTES, &memory);
     p->of[p->rank] = (struct line *)memory;
-    if (st == ST_OK) st = device_alloc(comm->dev, 2 * sizeof(unsigned), &numbers);
-    p->number = (unsigned *)numbers;
-    sum->ticket = p->number + 1;
+    if (st == ST_OK) st = device_alloc(comm->dev, sizeof *p->calls, &calls);
+    p->calls = (unsigned long long *)calls;
     if (st == ST_OK) st = device_host_alloc(comm->dev, sizeof(int), &stop);
     if (st != ST_OK) return st;
     sum->stop = (int *)stop;
     *sum->stop = 0;
     p->stop = sum->stop;
     device_fill(comm->dev, memory, 0, PLACES_BYTES);
-    device_fill(comm->dev, numbers, 0, 2 * sizeof(unsigned));
+    device_fill(comm->dev, calls, 0, sizeof *p->calls);
     return device_sync(comm->dev);
 }
 
@@ -309,7 +319,7 @@ void peer_sum_free(struct peer_sum *sum)
     for (int r = 0; r < p->size; r++)
         if (r != p->rank && p->of[r]) cudaIpcCloseMemHandle(p->of[r]);
     device_release(sum->dev, p->of[p->rank]);
-    device_release(sum->dev, p->number);
+    device_release(sum->dev, p->calls);
     device_host_release(sum->dev, sum->stop);
     free(sum);
 }

@@ -2,8 +2,7 @@
  * trainer's log-probabilities are the sampler's to the bit in every step, while prompts are
  * prefilled in small chunks and found in the prefix cache, samples are preempted, and drafts are
  * verified. */
-#include "common/base/json.h"
-#include "common/model/weights.h"
+#include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
 
@@ -13,52 +12,11 @@
 
 enum { STEPS = 6 };
 
-// Rounded heads, a bias for the pick, two groups of which one may be picked from.
-static const char config[] =
-    "{\"architectures\":[\"DeepseekV3ForCausalLM\"],\"model_type\":\"deepseek_v3\","
-    "\"vocab_size\":300,\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":2,"
-    "\"num_attention_heads\":4,\"num_key_value_heads\":4,\"max_position_embeddings\":512,"
-    "\"q_lora_rank\":32,\"kv_lora_rank\":32,\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":16,"
-    "\"v_head_dim\":16,\"first_k_dense_replace\":1,\"moe_intermediate_size\":32,"
-    "\"n_routed_experts\":8,\"num_experts_per_tok\":2,\"n_shared_experts\":1,\"n_group\":2,"
-    "\"topk_group\":1,\"num_nextn_predict_layers\":1,\"torch_dtype\":\"float32\"}";
-
-// Matrices large enough that greedy text wanders, and biases that decide between experts.
-static void fill(struct weights *w, struct device *dev)
-{
-    assert_ok(weights_init_random(w, dev, 3));
-    for (int t = 0; t < w->n_tensors; t++) {
-        float *x = malloc((size_t)w->tensors[t].n * sizeof *x);
-        assert_non_null(x);
-        assert_ok(weights_read(w, dev, t, x));
-        for (int64_t i = 0; i < w->tensors[t].n; i++)
-            x[i] = w->tensors[t].is_buffer ? 0.1f * (float)(i % 3 - 1) : 6 * x[i];
-        if (w->tensors[t].n_dims == 2 || w->tensors[t].is_buffer)
-            assert_ok(weights_write(w, dev, t, x));
-        free(x);
-    }
-}
-
 static const char *write_model(void)
 {
-    const char *folder = test_folder(), *path = test_path(folder, "config.json");
-    struct device *dev;
-    struct model_config *c;
-    struct weights *w;
-    void *arena;
-    test_write(path, config, strlen(config));
+    const char *folder = test_folder();
+    assert_ok(tiny_latent_write(folder, 4, 300));
     assert_ok(tiny_tokenizer_write(folder));
-    assert_ok(device_open("cpu", &dev));
-    assert_ok(model_config_load(folder, &c));
-    assert_ok(weights_plan(c, DT_F32, &w));
-    assert_ok(device_alloc(dev, w->bytes, &arena));
-    weights_bind(w, arena);
-    fill(w, dev);
-    assert_ok(weights_save(w, dev, folder, DT_F32));
-    device_release(dev, arena);
-    weights_free(w);
-    model_config_free(c);
-    device_free(dev);
     return folder;
 }
 

@@ -57,19 +57,20 @@ static void test_template_unit(void **state)
 // ---- Slurm --------------------------------------------------------------------------------------
 
 // In the place of Slurm's: as many tasks as $TASKS, each with the variables that it sets.
-static const char srun[] = "#!/bin/bash\n"
-                           "n=$TASKS pids=() status=0\n"
-                           "while [[ $1 == --* ]]; do\n"
-                           "    if [[ $1 == --ntasks=* ]]; then n=${1#*=}; fi\n"
-                           "    shift\n"
-                           "done\n"
-                           "export SLURM_STEP_ID=3 SLURM_STEP_NUM_TASKS=$n SLURM_STEP_TASKS_PER_NODE=$n\n"
-                           "for ((i = 0; i < n; i++)); do\n"
-                           "    SLURM_PROCID=$i SLURM_LOCALID=$i \"$@\" &\n"
-                           "    pids+=($!)\n"
-                           "done\n"
-                           "for pid in \"${pids[@]}\"; do wait \"$pid\" || status=$?; done\n"
-                           "exit $status\n";
+static const char srun[] =
+    "#!/bin/bash\n"
+    "n=$TASKS pids=() status=0\n"
+    "while [[ $1 == --* ]]; do\n"
+    "    if [[ $1 == --ntasks=* ]]; then n=${1#*=}; fi\n"
+    "    shift\n"
+    "done\n"
+    "export SLURM_STEP_ID=3 SLURM_STEP_NUM_TASKS=$n SLURM_STEP_TASKS_PER_NODE=$n\n"
+    "for ((i = 0; i < n; i++)); do\n"
+    "    SLURM_PROCID=$i SLURM_LOCALID=$i \"$@\" &\n"
+    "    pids+=($!)\n"
+    "done\n"
+    "for pid in \"${pids[@]}\"; do wait \"$pid\" || status=$?; done\n"
+    "exit $status\n";
 
 static int run_script(const char *log, const char *gpus, const char *more)
 {

@@ -2,67 +2,47 @@
  * the model's own folder, snapshots of the beginning and sampling clients of the base model stay,
  * to the bit, log-probabilities of prompts included. Without it they end with what would help. With
  * the SDK, where there is one: the check `base` of tests/clients/tinker_sdk.py. */
-#include "tests/support/tinker_client.h"
+#include "tests/support/tinker_pair.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define N 6
-
 static const char *folder;
-static struct daemon d;
-static struct tinker_server s;
+static struct tinker_pair pair;
 static char session[128], model[128];
 static int n_asked, n_sessions;
-
-static const int32_t tokens[N] = {10, 20, 30, 40, 50, 60};
-static const int64_t targets[N] = {20, 30, 40, 50, 60, 70};
-static const float weights[N] = {0, 1, 1, 0.5f, 1, 1};
-static const struct tinker_datum one = {N, tokens, targets, {"weights"}, {weights}};
 
 static void start(const char *frozen, const char *const more[])
 {
     folder = daemon_model(test_folder(), true, 5);
     if (!frozen) frozen = folder;
-    daemon_start(&d, folder,
-                 OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--tandem-model", frozen));
-    tinker_server_start(&s, &d, NULL, more);
-    tinker_model(&s, session, model);
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    tinker_server_kill(&s);
-    daemon_kill(&d);
-    return 0;
-}
-
-static void end(void)
-{
-    assert_int_equal(tinker_server_stop(&s), 0);
-    assert_int_equal(daemon_stop(&d), 0);
+    tinker_pair_start(&pair, folder,
+                      OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--tandem-model", frozen),
+                      more);
+    tinker_model(&pair.server, session, model);
 }
 
 static void finish(void)
 {
     char path[160];
     snprintf(path, sizeof path, "sessions/%s/finish", session);
-    json_decref(tinker_post(&s, path, 200, "{}"));
+    json_decref(tinker_post(&pair.server, path, 200, "{}"));
 }
 
 static void step(int seq_id)
 {
-    float unused[N];
-    tinker_logprobs(&s, tinker_learn(&s, model, seq_id, "cross_entropy", false, &one, 1), N,
-                    unused);
-    assert_true(tinker_step(&s, model, seq_id + 1, 1e-2) > 0);
+    float unused[TINKER_N];
+    tinker_logprobs(
+        &pair.server,
+        tinker_learn(&pair.server, model, seq_id, "cross_entropy", false, &tinker_one, 1), TINKER_N,
+        unused);
+    assert_true(tinker_step(&pair.server, model, seq_id + 1, 1e-2) > 0);
 }
 
 static json_t *ask(const char *sampler, int status)
 {
-    return tinker_post(&s, "asample", status,
+    return tinker_post(&pair.server, "asample", status,
                        "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":2,"
                        "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20,30,40]"
                        "}]},\"sampling_params\":{\"max_tokens\":6,\"seed\":3,\"stop\":[]},"
@@ -82,7 +62,7 @@ static void put(struct bytes *to, struct proto_span span)
 static void listen_to(const char *sampler, struct said *ret)
 {
     struct bytes answer = BYTES_INIT;
-    tinker_retrieve_bytes(&s, ask(sampler, 200), &answer);
+    tinker_retrieve_bytes(&pair.server, ask(sampler, 200), &answer);
     const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
     bytes_clear(&ret->bytes);
     for (uint32_t field = 1; field <= 3; field++) put(&ret->bytes, tinker_field(message, field));
@@ -97,17 +77,18 @@ static bool is_same(const struct said *a, const struct said *b)
 static void snapshot(int seq_id, const char *kind, char ret[160])
 {
     json_t *answer = tinker_retrieve(
-        &s, tinker_post(&s, "save_weights_for_sampler", 200,
-                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d,"
-                        "\"kind\":\"%s\"}",
-                        model, seq_id, n_sessions++, kind));
+        &pair.server,
+        tinker_post(&pair.server, "save_weights_for_sampler", 200,
+                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d,"
+                    "\"kind\":\"%s\"}",
+                    model, seq_id, n_sessions++, kind));
     snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
     json_decref(answer);
 }
 
 static json_t *sample_base(int status)
 {
-    return tinker_post(&s, "create_sampling_session", status,
+    return tinker_post(&pair.server, "create_sampling_session", status,
                        "{\"session_id\":\"%s\",\"sampling_session_seq_id\":%d,"
                        "\"base_model\":\"any/model\"}",
                        session, n_sessions++);
@@ -148,14 +129,14 @@ static void test_kept(void **state)
     step(10);
     tinker_refused(ask(live, 400), "--snapshots inflight");
     finish();
-    tinker_model(&s, session, model); // another run begins with it
+    tinker_model(&pair.server, session, model); // another run begins with it
     listen_to(first, &now);
     assert_true(is_same(&now, &wanted));
-    daemon_holds(&d, "frozen", folder);
+    daemon_holds(&pair.daemon, "frozen", folder);
     bytes_release(&wanted.bytes);
     bytes_release(&now.bytes);
     bytes_release(&other.bytes);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 // A frozen model that is another one says nothing of version 0.
@@ -168,18 +149,18 @@ static void test_other_model(void **state)
     step(2);
     tinker_refused(ask(first, 400), "--tandem-model with the model's own folder");
     tinker_refused(sample_base(400), "--tandem-model");
-    char *log = test_read(s.log);
+    char *log = test_read(pair.server.log);
     assert_contains(log, "is not of the model's folder");
     free(log);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 static void run_script(const char *python)
 {
     start(NULL, OPTIONS("--exact"));
     finish();
-    tinker_script(&s, python, "tests/clients/tinker_sdk.py", "base");
-    end();
+    tinker_script(&pair.server, python, "tests/clients/tinker_sdk.py", "base");
+    tinker_pair_stop(&pair);
 }
 
 static void test_sdk(void **state)
@@ -191,9 +172,9 @@ static void test_sdk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_kept, stop),
-        cmocka_unit_test_teardown(test_other_model, stop),
-        cmocka_unit_test_teardown(test_sdk, stop),
+        TINKER_TEST(test_kept, &pair),
+        TINKER_TEST(test_other_model, &pair),
+        TINKER_TEST(test_sdk, &pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* test_tinker_export.c: checkpoints that are taken along: saved for others, their URLs, which need
  * no key and end, archives, and what is not given out. With the SDK, where there is one:
  * tests/clients/tinker_export.py says what it does. */
-#include "tests/support/tinker_client.h"
+#include "tests/support/tinker_pair.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -9,36 +9,20 @@
 #include <string.h>
 #include <unistd.h>
 
-static struct daemon d;
-static struct tinker_server s;
+static struct tinker_pair pair;
 static char session[128], model[128];
-
-static int stop(void **state)
-{
-    (void)state;
-    tinker_server_kill(&s);
-    daemon_kill(&d);
-    return 0;
-}
 
 static void start(void)
 {
-    daemon_start(&d, daemon_model(test_folder(), true, 5),
-                 OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"));
-    tinker_server_start(&s, &d, NULL, NULL);
-}
-
-static void end(void)
-{
-    assert_int_equal(tinker_server_stop(&s), 0);
-    assert_int_equal(daemon_stop(&d), 0);
+    tinker_pair_start(&pair, NULL, OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"), NULL);
 }
 
 static void export(int seq_id)
 {
-    json_decref(tinker_retrieve(
-        &s, tinker_post(&s, "save_weights_external", 200,
-                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"out\"}", model, seq_id)));
+    json_decref(tinker_retrieve(&pair.server,
+                                tinker_post(&pair.server, "save_weights_external", 200,
+                                            "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"out\"}",
+                                            model, seq_id)));
 }
 
 // The path of a URL of this server.
@@ -56,12 +40,12 @@ static json_t *urls_of(const char *part, const char *what)
 {
     char path[256];
     snprintf(path, sizeof path, "training_runs/%s/checkpoints/%s/%s", model, part, what);
-    return tinker_get(&s, path, 200);
+    return tinker_get(&pair.server, path, 200);
 }
 
 static void fetch(const char *path, int status, struct wire_answer *ret)
 {
-    tinker_request(&s, "GET", path, NULL, NULL, ret);
+    tinker_request(&pair.server, "GET", path, NULL, NULL, ret);
     if (ret->status != status)
         fail_msg("%s: status %d, not %d: %s", path, ret->status, status, bytes_text(&ret->body));
 }
@@ -87,12 +71,13 @@ static void test_urls(void **state)
 {
     (void)state;
     start();
-    tinker_model(&s, session, model);
+    tinker_model(&pair.server, session, model);
     export(1);
     json_t *answer = urls_of("external_weights/out", "external_weights_urls"), *url;
     const json_t *urls = json_object_get(answer, "urls");
     assert_non_null(json_object_get(answer, "expires"));
-    const char *name, *folder = test_path(test_path(s.runs, model), "external_weights/out");
+    const char *name,
+        *folder = test_path(test_path(pair.server.runs, model), "external_weights/out");
     json_object_foreach ((json_t *)urls, name, url) {
         struct wire_answer a;
         char *on_disk = test_read(test_path(folder, name)), length[64];
@@ -115,7 +100,7 @@ static void test_urls(void **state)
     export(2);
     refused(path, "saved anew");
     json_decref(answer);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 // Tar reads it; the optimizer's state is not in it.
@@ -124,14 +109,14 @@ static void test_archive(void **state)
     (void)state;
     struct wire_answer a;
     start();
-    tinker_model(&s, session, model);
+    tinker_model(&pair.server, session, model);
     json_decref(tinker_retrieve(
-        &s, tinker_post(&s, "save_weights", 200,
-                        "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"state\"}", model)));
+        &pair.server, tinker_post(&pair.server, "save_weights", 200,
+                                  "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"state\"}", model)));
     json_t *answer = urls_of("weights/state", "archive");
     fetch(path_of(json_object_get(answer, "url")), 200, &a);
     const char *to = test_folder(), *file = test_path(to, "archive.tar");
-    const char *from = test_path(test_path(s.runs, model), "weights/state");
+    const char *from = test_path(test_path(pair.server.runs, model), "weights/state");
     test_write(file, bytes_text(&a.body), a.body.len);
     wire_answer_release(&a);
     assert_int_equal(
@@ -142,14 +127,14 @@ static void test_archive(void **state)
     assert_int_equal(access(test_path(from, "trainer"), F_OK), 0);
     assert_int_not_equal(access(test_path(to, "trainer"), F_OK), 0);
     json_decref(answer);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 static int64_t peak_kib(void)
 {
     char path[64], line[256];
     long kib = 0;
-    snprintf(path, sizeof path, "/proc/%d/status", (int)s.child.pid);
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pair.server.child.pid);
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     while (fgets(line, sizeof line, f)) sscanf(line, "VmHWM: %ld", &kib);
@@ -164,7 +149,7 @@ static int64_t drain(const char *path)
     char request[768];
     int64_t n_bytes = 0;
     ssize_t n;
-    int fd = daemon_connect_tcp(s.port);
+    int fd = daemon_connect_tcp(pair.server.port);
     assert_true(fd >= 0);
     snprintf(request, sizeof request, "GET %s HTTP/1.0\r\nHost: localhost\r\n\r\n", path);
     assert_true(daemon_send(fd, request, strlen(request)));
@@ -179,9 +164,9 @@ static void test_large_file(void **state)
     (void)state;
     const int64_t size = (int64_t)512 << 20;
     start();
-    tinker_model(&s, session, model);
+    tinker_model(&pair.server, session, model);
     export(1);
-    const char *folder = test_path(test_path(s.runs, model), "external_weights/out");
+    const char *folder = test_path(test_path(pair.server.runs, model), "external_weights/out");
     int fd = open(test_path(folder, "model.safetensors"), O_WRONLY);
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, size), 0);
@@ -192,7 +177,7 @@ static void test_large_file(void **state)
     assert_true(drain(path_of(url)) > size);
     assert_true(peak_kib() - before < 16 << 10);
     json_decref(answer);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 static void run_script(const char *python)
@@ -200,8 +185,8 @@ static void run_script(const char *python)
     const char *const checks[] = {"whole", "adapter"};
     for (int i = 0; i < 2; i++) { // older SDKs do not tell when they end
         start();
-        tinker_script(&s, python, "tests/clients/tinker_export.py", checks[i]);
-        end();
+        tinker_script(&pair.server, python, "tests/clients/tinker_export.py", checks[i]);
+        tinker_pair_stop(&pair);
     }
 }
 
@@ -214,10 +199,10 @@ static void test_sdk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_urls, stop),
-        cmocka_unit_test_teardown(test_archive, stop),
-        cmocka_unit_test_teardown(test_large_file, stop),
-        cmocka_unit_test_teardown(test_sdk, stop),
+        TINKER_TEST(test_urls, &pair),
+        TINKER_TEST(test_archive, &pair),
+        TINKER_TEST(test_large_file, &pair),
+        TINKER_TEST(test_sdk, &pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* test_tinker_faults.c: cw-trainer serve and clients that misbehave: 10,000 malformed requests of
  * all kinds, clients that leave while their answer is held, requests behind a gap, and kill -9 of
  * either process at any moment. Nothing that was asked for properly is lost by it. */
-#include "tests/support/tinker_client.h"
+#include "tests/support/tinker_pair.h"
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "trainer/serve/protobuf.h"
@@ -18,45 +18,23 @@
 #define HALF_CLOSED 100
 #define SETTLE_MS   10000
 
-static struct daemon d;
-static struct tinker_server s;
+static struct tinker_pair pair;
 static char session[128], model[128], former[128]; // former: has the weights no more
-
-#define N 6
-static const int32_t tokens[N] = {10, 20, 30, 40, 50, 60};
-static const int64_t targets[N] = {20, 30, 40, 50, 60, 70};
-static const float weights[N] = {0, 1, 1, 0.5f, 1, 1};
-static const struct tinker_datum one = {N, tokens, targets, {"weights"}, {weights}};
 
 static int start(void **state)
 {
     (void)state;
-    daemon_start(&d, daemon_model(test_folder(), true, 5),
-                 OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
-    tinker_server_start(&s, &d, NULL, OPTIONS("--exact", "--max-body", "1M"));
-    tinker_model(&s, session, model);
+    tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()),
+                      OPTIONS("--exact", "--max-body", "1M"));
+    tinker_model(&pair.server, session, model);
     return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    tinker_server_kill(&s);
-    daemon_kill(&d);
-    return 0;
-}
-
-static void end(void)
-{
-    assert_int_equal(tinker_server_stop(&s), 0);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 static int open_files(void)
 {
     char path[64];
     int n = 0;
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)s.child.pid);
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pair.server.child.pid);
     DIR *folder = opendir(path);
     assert_non_null(folder);
     while (readdir(folder)) n++;
@@ -125,7 +103,7 @@ static void put_json(struct rng *r, struct bytes *body)
 // What is right but for the run, which has the weights no more: with bytes changed, or cut off.
 static void put_protobuf(struct rng *r, struct bytes *body)
 {
-    tinker_put_learn(body, former, 2 + pick(r, 50), "cross_entropy", false, &one, 1);
+    tinker_put_learn(body, former, 2 + pick(r, 50), "cross_entropy", false, &tinker_one, 1);
     if (pick(r, 2)) {
         body->len = (size_t)pick(r, (int)body->len);
         return;
@@ -147,7 +125,7 @@ static void put_future(struct rng *r, struct bytes *body)
                                       "%s--1",
                                       "%s-1x",
                                       "%s-99999999999999999999"};
-    json_t *known = tinker_learn(&s, former, 1, "cross_entropy", true, &one, 1);
+    json_t *known = tinker_learn(&pair.server, former, 1, "cross_entropy", true, &tinker_one, 1);
     const char *id = json_string_value(json_object_get(known, "request_id"));
     char process[64], asked[128];
     snprintf(process, sizeof process, "%.*s", (int)strcspn(id, "-"), id);
@@ -165,7 +143,7 @@ static void ask(const char *method, const char *path, const char *type, const st
     char whole[160];
     struct wire_answer a;
     snprintf(whole, sizeof whole, "/api/v1/%s", path);
-    tinker_request(&s, method, whole, type, body, &a);
+    tinker_request(&pair.server, method, whole, type, body, &a);
     if (a.status < 200 || a.status >= 500)
         fail_msg("%s %s: %d to %s", method, path, a.status, bytes_text(body));
     const json_t *error = json_object_get(json_object_get(a.json, "error"), "message");
@@ -249,7 +227,7 @@ static void ask_broken(struct rng *r, struct bytes *text)
         "POST /api/v1/optim_step HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
         "chunked\r\n\r\nzz\r\n"};
     static int slot;
-    const int fd = daemon_connect_tcp(s.port);
+    const int fd = daemon_connect_tcp(pair.server.port);
     assert_true(fd >= 0);
     bytes_puts(text, starts[pick(r, 8)]);
     if (pick(r, 2)) put_random(r, 30, text);
@@ -282,9 +260,10 @@ static void begin_next(int number)
 {
     snprintf(former, sizeof former, "%s", model);
     json_t *begun = tinker_retrieve(
-        &s, tinker_post(&s, "create_model", 200,
-                        "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"model\"}",
-                        session, number));
+        &pair.server,
+        tinker_post(&pair.server, "create_model", 200,
+                    "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"model\"}", session,
+                    number));
     snprintf(model, sizeof model, "%s", json_string_value(json_object_get(begun, "model_id")));
     json_decref(begun);
 }
@@ -293,20 +272,28 @@ static void begin_next(int number)
 static void test_malformed(void **state)
 {
     (void)state;
-    float unused[N], wanted[N], after[N];
-    tinker_logprobs(&s, tinker_learn(&s, model, 1, "cross_entropy", false, &one, 1), N, unused);
-    tinker_step(&s, model, 2, 1e-2);
-    tinker_logprobs(&s, tinker_learn(&s, model, 3, "cross_entropy", true, &one, 1), N, wanted);
+    float unused[TINKER_N], wanted[TINKER_N], after[TINKER_N];
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
+                    TINKER_N, unused);
+    tinker_step(&pair.server, model, 2, 1e-2);
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, model, 3, "cross_entropy", true, &tinker_one, 1),
+                    TINKER_N, wanted);
     begin_next(1);
     begin_next(2); // former: of no requests
     const int files = files_at_rest();
-    tinker_logprobs(&s, tinker_learn(&s, model, 1, "cross_entropy", false, &one, 1), N, unused);
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
+                    TINKER_N, unused);
     ask_malformed(REQUESTS);
     check_files(files);
-    tinker_step(&s, model, 2, 1e-2);
-    tinker_logprobs(&s, tinker_learn(&s, model, 3, "cross_entropy", true, &one, 1), N, after);
+    tinker_step(&pair.server, model, 2, 1e-2);
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, model, 3, "cross_entropy", true, &tinker_one, 1),
+                    TINKER_N, after);
     assert_memory_equal(after, wanted, sizeof after);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 // ---- clients that leave -------------------------------------------------------------------------
@@ -321,7 +308,7 @@ static void step_request(int seq_id, struct bytes *body)
 static int hold(const char *path, const char *body)
 {
     struct bytes text = BYTES_INIT;
-    const int fd = daemon_connect_tcp(s.port);
+    const int fd = daemon_connect_tcp(pair.server.port);
     assert_true(fd >= 0);
     bytes_printf(&text,
                  "POST /api/v1/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -337,18 +324,19 @@ static int hold(const char *path, const char *body)
 static void test_leavers(void **state)
 {
     (void)state;
-    float unused[N];
+    float unused[TINKER_N];
     char body[256], poll[256];
     struct bytes step = BYTES_INIT;
     const int files = files_at_rest();
     step_request(3, &step);
-    json_t *late = tinker_post(&s, "optim_step", 200, "%s", bytes_text(&step));
+    json_t *late = tinker_post(&pair.server, "optim_step", 200, "%s", bytes_text(&step));
     bytes_release(&step);
     snprintf(body, sizeof body, "{\"request_id\":\"%s\"}",
              json_string_value(json_object_get(late, "request_id")));
     json_t *snapshot = tinker_retrieve(
-        &s, tinker_post(&s, "save_weights_for_sampler", 200,
-                        "{\"model_id\":\"%s\",\"seq_id\":1,\"sampling_session_seq_id\":0}", model));
+        &pair.server,
+        tinker_post(&pair.server, "save_weights_for_sampler", 200,
+                    "{\"model_id\":\"%s\",\"seq_id\":1,\"sampling_session_seq_id\":0}", model));
     snprintf(poll, sizeof poll,
              "{\"target\":{\"sampling_session_id\":\"%s\",\"cloned_sampler_id\":0}}",
              json_string_value(json_object_get(snapshot, "sampling_session_id")));
@@ -364,18 +352,20 @@ static void test_leavers(void **state)
         }
     }
     check_files(files);
-    tinker_logprobs(&s, tinker_learn(&s, model, 2, "cross_entropy", false, &one, 1), N, unused);
-    json_t *answer = tinker_retrieve(&s, late);
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, model, 2, "cross_entropy", false, &tinker_one, 1),
+                    TINKER_N, unused);
+    json_t *answer = tinker_retrieve(&pair.server, late);
     assert_non_null(json_object_get(answer, "metrics"));
     json_decref(answer);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 // ---- kill -9 ------------------------------------------------------------------------------------
 
 static void start_again(void)
 {
-    tinker_server_start(&s, &d, s.runs, OPTIONS("--exact"));
+    tinker_server_start(&pair.server, &pair.daemon, pair.server.runs, OPTIONS("--exact"));
 }
 
 // A stream of gradients, steps and saves, whose answers nobody waits for.
@@ -383,11 +373,12 @@ static void submit_all(int seq_id)
 {
     for (int i = 0; i < 4; i++) {
         struct bytes step = BYTES_INIT;
-        json_decref(tinker_learn(&s, model, seq_id++, "cross_entropy", false, &one, 1));
+        json_decref(
+            tinker_learn(&pair.server, model, seq_id++, "cross_entropy", false, &tinker_one, 1));
         step_request(seq_id++, &step);
-        json_decref(tinker_post(&s, "optim_step", 200, "%s", bytes_text(&step)));
+        json_decref(tinker_post(&pair.server, "optim_step", 200, "%s", bytes_text(&step)));
         bytes_release(&step);
-        json_decref(tinker_post(&s, "save_weights", 200,
+        json_decref(tinker_post(&pair.server, "save_weights", 200,
                                 "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", model,
                                 seq_id++));
     }
@@ -397,7 +388,7 @@ static void end_session(void)
 {
     char finish[160];
     snprintf(finish, sizeof finish, "sessions/%s/finish", session);
-    json_decref(tinker_post(&s, finish, 200, "{\"reason\":{\"type\":\"errored\"}}"));
+    json_decref(tinker_post(&pair.server, finish, 200, "{\"reason\":{\"type\":\"errored\"}}"));
 }
 
 // kill -9 of cw-trainer serve, at any moment of its work: what save_weights had acknowledged is
@@ -405,48 +396,54 @@ static void end_session(void)
 static void test_killed(void **state)
 {
     (void)state;
-    float wanted[N], got[N];
+    float wanted[TINKER_N], got[TINKER_N];
     char path[256];
     struct rng r;
     rng_init(&r, 5, 0);
-    tinker_logprobs(&s, tinker_learn(&s, model, 1, "cross_entropy", false, &one, 1), N, got);
-    tinker_step(&s, model, 2, 1e-2);
-    json_t *kept = tinker_retrieve(&s, tinker_post(&s, "save_weights", 200,
-                                                   "{\"model_id\":\"%s\",\"seq_id\":3,"
-                                                   "\"path\":\"kept\"}",
-                                                   model));
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
+                    TINKER_N, got);
+    tinker_step(&pair.server, model, 2, 1e-2);
+    json_t *kept = tinker_retrieve(&pair.server, tinker_post(&pair.server, "save_weights", 200,
+                                                             "{\"model_id\":\"%s\",\"seq_id\":3,"
+                                                             "\"path\":\"kept\"}",
+                                                             model));
     snprintf(path, sizeof path, "%s", json_string_value(json_object_get(kept, "path")));
     json_decref(kept);
-    tinker_logprobs(&s, tinker_learn(&s, model, 4, "cross_entropy", true, &one, 1), N, wanted);
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, model, 4, "cross_entropy", true, &tinker_one, 1),
+                    TINKER_N, wanted);
     int seq_id = 5;
     for (int i = 0; i < 6; i++) {
         submit_all(seq_id);
         clock_sleep_ms(pick(&r, 25));
-        test_kill(&s.child, SIGKILL);
-        assert_int_equal(test_wait(&s.child, SETTLE_MS), 128 + SIGKILL);
+        test_kill(&pair.server.child, SIGKILL);
+        assert_int_equal(test_wait(&pair.server.child, SETTLE_MS), 128 + SIGKILL);
         start_again();
         end_session(); // what its client does once it has failed
-        tinker_model(&s, session, model);
+        tinker_model(&pair.server, session, model);
         json_t *loaded = tinker_retrieve(
-            &s, tinker_post(&s, "load_weights", 200,
-                            "{\"session_id\":\"%s\",\"model_seq_id\":1,\"path\":\"%s\","
-                            "\"optimizer\":true}",
-                            session, path));
+            &pair.server, tinker_post(&pair.server, "load_weights", 200,
+                                      "{\"session_id\":\"%s\",\"model_seq_id\":1,\"path\":\"%s\","
+                                      "\"optimizer\":true}",
+                                      session, path));
         snprintf(model, sizeof model, "%s", json_string_value(json_object_get(loaded, "model_id")));
         json_decref(loaded);
-        tinker_logprobs(&s, tinker_learn(&s, model, 1, "cross_entropy", true, &one, 1), N, got);
+        tinker_logprobs(&pair.server,
+                        tinker_learn(&pair.server, model, 1, "cross_entropy", true, &tinker_one, 1),
+                        TINKER_N, got);
         assert_memory_equal(got, wanted, sizeof got);
         seq_id = 2;
     }
-    end();
+    tinker_pair_stop(&pair);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_malformed, start, stop),
-        cmocka_unit_test_setup_teardown(test_leavers, start, stop),
-        cmocka_unit_test_setup_teardown(test_killed, start, stop),
+        cmocka_unit_test_prestate_setup_teardown(test_malformed, start, tinker_pair_kill, &pair),
+        cmocka_unit_test_prestate_setup_teardown(test_leavers, start, tinker_pair_kill, &pair),
+        cmocka_unit_test_prestate_setup_teardown(test_killed, start, tinker_pair_kill, &pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

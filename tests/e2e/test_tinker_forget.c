@@ -1,6 +1,6 @@
 /* test_tinker_forget.c: what cw-trainer serve waits for, and keeps, for so long and no longer: a
  * request whose number never comes, and clients that are gone, with their sampling sessions. */
-#include "tests/support/tinker_client.h"
+#include "tests/support/tinker_pair.h"
 #include "common/base/clock.h"
 
 #include <stdio.h>
@@ -9,34 +9,18 @@
 
 #define MOST_MS 20000
 
-static struct daemon d;
-static struct tinker_server s;
+static struct tinker_pair pair;
 static char session[128], model[128];
 
 static void start(const char *const more[])
 {
-    daemon_start(&d, daemon_model(test_folder(), true, 5), NULL);
-    tinker_server_start(&s, &d, NULL, more);
-    tinker_model(&s, session, model);
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    tinker_server_kill(&s);
-    daemon_kill(&d);
-    return 0;
-}
-
-static void end(void)
-{
-    assert_int_equal(tinker_server_stop(&s), 0);
-    assert_int_equal(daemon_stop(&d), 0);
+    tinker_pair_start(&pair, NULL, NULL, more);
+    tinker_model(&pair.server, session, model);
 }
 
 static json_t *save(int seq_id)
 {
-    return tinker_post(&s, "save_weights", 200,
+    return tinker_post(&pair.server, "save_weights", 200,
                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"at-%d\"}", model, seq_id,
                        seq_id);
 }
@@ -45,23 +29,25 @@ static void test_gap(void **state)
 {
     (void)state;
     start(OPTIONS("--gap-timeout", "0.5"));
-    json_decref(tinker_retrieve(&s, save(1)));
+    json_decref(tinker_retrieve(&pair.server, save(1)));
     json_t *held = save(4), *held_too = save(3);
-    tinker_refused(tinker_retrieve(&s, held), "request 2, which goes before it");
-    tinker_refused(tinker_retrieve(&s, held_too), "request 3 of");
-    tinker_refused(tinker_retrieve(&s, save(5)), "create_training_client_from_state"); // at once
-    json_t *late = tinker_retrieve(&s, save(2));
+    tinker_refused(tinker_retrieve(&pair.server, held), "request 2, which goes before it");
+    tinker_refused(tinker_retrieve(&pair.server, held_too), "request 3 of");
+    tinker_refused(tinker_retrieve(&pair.server, save(5)),
+                   "create_training_client_from_state"); // at once
+    json_t *late = tinker_retrieve(&pair.server, save(2));
     assert_non_null(json_object_get(late, "path"));
     json_decref(late);
-    tinker_refused(tinker_retrieve(&s, save(6)), "have no gaps");
-    end();
+    tinker_refused(tinker_retrieve(&pair.server, save(6)), "have no gaps");
+    tinker_pair_stop(&pair);
 }
 
 static void snapshot(char ret[160])
 {
     json_t *answer = tinker_retrieve(
-        &s, tinker_post(&s, "save_weights_for_sampler", 200,
-                        "{\"model_id\":\"%s\",\"seq_id\":1,\"sampling_session_seq_id\":0}", model));
+        &pair.server,
+        tinker_post(&pair.server, "save_weights_for_sampler", 200,
+                    "{\"model_id\":\"%s\",\"seq_id\":1,\"sampling_session_seq_id\":0}", model));
     snprintf(ret, 160, "samplers/%s",
              json_string_value(json_object_get(answer, "sampling_session_id")));
     json_decref(answer);
@@ -72,7 +58,7 @@ static bool is_there(const char *path)
     char whole[256];
     struct wire_answer a;
     snprintf(whole, sizeof whole, "/api/v1/%s", path);
-    tinker_request(&s, "GET", whole, NULL, NULL, &a);
+    tinker_request(&pair.server, "GET", whole, NULL, NULL, &a);
     const bool there = a.status == 200;
     if (!there) assert_contains(bytes_text(&a.body), "--session-timeout");
     wire_answer_release(&a);
@@ -87,28 +73,30 @@ static void test_sessions(void **state)
     start(OPTIONS("--session-timeout", "1"));
     snapshot(gone);
     snprintf(path, sizeof path, "sessions/%s/finish", session);
-    json_decref(tinker_post(&s, path, 200, "{}"));
-    tinker_model(&s, session, model);
+    json_decref(tinker_post(&pair.server, path, 200, "{}"));
+    tinker_model(&pair.server, session, model);
     snapshot(alive);
     for (const int64_t deadline = clock_deadline_ns(MOST_MS); is_there(gone); clock_sleep_ms(100)) {
         assert_true(clock_now_ns() < deadline);
-        json_decref(tinker_post(&s, "session_heartbeat", 200, "{\"session_id\":\"%s\"}", session));
+        json_decref(tinker_post(&pair.server, "session_heartbeat", 200, "{\"session_id\":\"%s\"}",
+                                session));
     }
     assert_true(is_there(alive));
     clock_sleep_ms(2000); // no heartbeats
     assert_true(is_there(alive));
-    tinker_refused(tinker_post(&s, "asample", 404, "{\"sampling_session_id\":\"%s\",\"seq_id\":0}",
+    tinker_refused(tinker_post(&pair.server, "asample", 404,
+                               "{\"sampling_session_id\":\"%s\",\"seq_id\":0}",
                                gone + strlen("samplers/")),
                    "--session-timeout");
-    json_decref(tinker_post(&s, "get_info", 200, "{\"model_id\":\"%s\"}", model));
-    end();
+    json_decref(tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", model));
+    tinker_pair_stop(&pair);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_gap, stop),
-        cmocka_unit_test_teardown(test_sessions, stop),
+        TINKER_TEST(test_gap, &pair),
+        TINKER_TEST(test_sessions, &pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

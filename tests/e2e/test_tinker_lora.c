@@ -1,7 +1,7 @@
 /* test_tinker_lora.c: adapters in cw-trainer serve, by a client of the Tinker API without Python:
  * to the bits of cw-trainer's own learner and of a run alone, beside the base; snapshots that are
  * kept, saved and dropped; what there is no room for; checkpoints, and each process's death. */
-#include "tests/support/tinker_client.h"
+#include "tests/support/tinker_pair.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 
@@ -13,63 +13,35 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static struct daemon d;
-static struct tinker_server s;
+static struct tinker_pair pair;
 static const char *model; // its folder
 static char session[128];
-
-#define N 6
-static const int32_t tokens[N] = {10, 20, 30, 40, 50, 60}, others[N] = {7, 8, 9, 10, 11, 12};
-static const int64_t targets[N] = {20, 30, 40, 50, 60, 70},
-                     other_targets[N] = {8, 9, 10, 11, 12, 13};
-static const float weights[N] = {0, 1, 1, 0.5f, 1, 1};
-static const struct tinker_datum one = {N, tokens, targets, {"weights"}, {weights}},
-                                 other = {N, others, other_targets, {"weights"}, {weights}};
 
 struct run { // a training run, and the number of its last request
     char id[128];
     int seq_id;
 };
 
-static void start_server(const char *adapters)
-{
-    model = daemon_model(test_folder(), true, 5);
-    daemon_start(&d, model,
-                 OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--max-adapters", adapters,
-                         "--max-lora-rank", "8"));
-}
-
 static void open_session(char ret[128])
 {
-    json_t *answer = tinker_post(&s, "create_session", 200, "{}");
+    json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
     snprintf(ret, 128, "%s", json_string_value(json_object_get(answer, "session_id")));
     json_decref(answer);
 }
 
 static void start(const char *adapters, const char *const more[])
 {
-    start_server(adapters);
-    tinker_server_start(&s, &d, NULL, more);
+    model = daemon_model(test_folder(), true, 5);
+    tinker_pair_start(&pair, model,
+                      OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--max-adapters",
+                              adapters, "--max-lora-rank", "8"),
+                      more);
     open_session(session);
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    tinker_server_kill(&s);
-    daemon_kill(&d);
-    return 0;
-}
-
-static void end(void)
-{
-    assert_int_equal(tinker_server_stop(&s), 0);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 static json_t *create(const char *of, int number, int status, const char *lora)
 {
-    return tinker_post(&s, "create_model", status,
+    return tinker_post(&pair.server, "create_model", status,
                        "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"model\","
                        "\"lora_config\":{%s}}",
                        of, number, lora);
@@ -90,25 +62,28 @@ static struct run begun(json_t *answer)
 
 static struct run train(const char *of, int number)
 {
-    return begun(tinker_retrieve(&s, create(of, number, 200, LORA)));
+    return begun(tinker_retrieve(&pair.server, create(of, number, 200, LORA)));
 }
 
 static void learn(struct run *r, const struct tinker_datum *datum)
 {
-    float unused[N];
-    tinker_logprobs(&s, tinker_learn(&s, r->id, ++r->seq_id, "cross_entropy", false, datum, 1), N,
-                    unused);
+    float unused[TINKER_N];
+    tinker_logprobs(
+        &pair.server,
+        tinker_learn(&pair.server, r->id, ++r->seq_id, "cross_entropy", false, datum, 1), TINKER_N,
+        unused);
 }
 
 static double step(struct run *r, double lr)
 {
-    return tinker_step(&s, r->id, ++r->seq_id, lr);
+    return tinker_step(&pair.server, r->id, ++r->seq_id, lr);
 }
 
-static void score(struct run *r, const struct tinker_datum *datum, float ret[N])
+static void score(struct run *r, const struct tinker_datum *datum, float ret[TINKER_N])
 {
-    tinker_logprobs(&s, tinker_learn(&s, r->id, ++r->seq_id, "cross_entropy", true, datum, 1), N,
-                    ret);
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, r->id, ++r->seq_id, "cross_entropy", true, datum, 1),
+                    TINKER_N, ret);
 }
 
 // ---- sampling -----------------------------------------------------------------------------------
@@ -120,7 +95,7 @@ struct completion {
 
 static json_t *ask(int seq_id, const char *sampler, int status)
 {
-    return tinker_post(&s, "asample", status,
+    return tinker_post(&pair.server, "asample", status,
                        "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
                        "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20,30]}]}"
                        ",\"sampling_params\":{\"max_tokens\":4,\"seed\":3,\"stop\":[]}}",
@@ -132,7 +107,7 @@ static struct completion sample(const char *sampler)
     static int seq_id;
     struct bytes answer = BYTES_INIT;
     struct completion got;
-    tinker_retrieve_bytes(&s, ask(++seq_id, sampler, 200), &answer);
+    tinker_retrieve_bytes(&pair.server, ask(++seq_id, sampler, 200), &answer);
     const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len},
                             sequence = tinker_field(message, 1);
     assert_int_equal(tinker_field(sequence, 2).len, sizeof got.tokens);
@@ -153,7 +128,7 @@ static int samplers; // so far
 static void sampler_of(const char *what, const char *value, char ret[160])
 {
     json_t *answer =
-        tinker_post(&s, "create_sampling_session", 200,
+        tinker_post(&pair.server, "create_sampling_session", 200,
                     "{\"session_id\":\"%s\",\"sampling_session_seq_id\":%d,\"%s\":\"%s\"}", session,
                     ++samplers, what, value);
     snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
@@ -163,9 +138,10 @@ static void sampler_of(const char *what, const char *value, char ret[160])
 static void take_snapshot(struct run *r, char ret[160])
 {
     json_t *answer = tinker_retrieve(
-        &s, tinker_post(&s, "save_weights_for_sampler", 200,
-                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d}", r->id,
-                        ++r->seq_id, ++samplers));
+        &pair.server,
+        tinker_post(&pair.server, "save_weights_for_sampler", 200,
+                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d}", r->id,
+                    ++r->seq_id, ++samplers));
     snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
     json_decref(answer);
 }
@@ -174,8 +150,9 @@ static void take_snapshot(struct run *r, char ret[160])
 static void save(struct run *r, const char *how, const char *name, char ret_path[256])
 {
     json_t *answer = tinker_retrieve(
-        &s, tinker_post(&s, how, 200, "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"%s\"}", r->id,
-                        ++r->seq_id, name));
+        &pair.server,
+        tinker_post(&pair.server, how, 200, "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"%s\"}",
+                    r->id, ++r->seq_id, name));
     if (!json_object_get(answer, "path")) fail_msg("%s: %s", how, json_dumps(answer, 0));
     snprintf(ret_path, 256, "%s", json_string_value(json_object_get(answer, "path")));
     json_decref(answer);
@@ -195,74 +172,76 @@ static void test_training(void **state)
 {
     (void)state;
     char base[160], live[160];
-    float learnt[N];
+    float learnt[TINKER_N];
     start("3", NULL);
     sampler_of("base_model", "model", base);
     const struct completion untrained = sample(base);
     struct run r = train(session, 0);
-    json_t *info = tinker_post(&s, "get_info", 200, "{\"model_id\":\"%s\"}", r.id);
+    json_t *info = tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", r.id);
     assert_int_equal(json_integer_value(json_object_get(info, "lora_rank")), 4);
     json_decref(info);
     take_snapshot(&r, live);
     same(live, &untrained); // B is zero
     for (int i = 0; i < 3; i++) {
-        learn(&r, &one);
+        learn(&r, &tinker_one);
         assert_true(step(&r, 1e-2) > 0);
         take_snapshot(&r, live);
         const struct completion got = sample(live);
         assert_memory_not_equal(got.logprobs, untrained.logprobs, sizeof got.logprobs);
-        int32_t input[N] = {10, 20, 30, got.tokens[0], got.tokens[1], got.tokens[2]};
-        int64_t wanted[N] = {20, 30, got.tokens[0], got.tokens[1], got.tokens[2], got.tokens[3]};
-        const struct tinker_datum datum = {N, input, wanted, {"weights"}, {weights}};
+        int32_t input[TINKER_N] = {10, 20, 30, got.tokens[0], got.tokens[1], got.tokens[2]};
+        int64_t wanted[TINKER_N] = {20,           30, got.tokens[0], got.tokens[1], got.tokens[2],
+                                    got.tokens[3]};
+        const struct tinker_datum datum = {
+            TINKER_N, input, wanted, {"weights"}, {tinker_one.inputs[0]}};
         score(&r, &datum, learnt);
         if (is_exact()) assert_memory_equal(learnt + 2, got.logprobs, sizeof got.logprobs);
     }
     same(base, &untrained);
-    daemon_holds(&d, "policy", model);
-    end();
+    daemon_holds(&pair.daemon, "policy", model);
+    tinker_pair_stop(&pair);
 }
 
 // Two runs in turns, and one alone: the same bits.
 static void test_side_by_side(void **state)
 {
     (void)state;
-    float left[N], right[N], alone[N], second[N];
+    float left[TINKER_N], right[TINKER_N], alone[TINKER_N], second[TINKER_N];
     char of_left[160], of_right[160];
     if (strcmp(daemon_exact_dtype(), "f32") != 0)
         test_skip("sums in another order, on this device");
     start("4", OPTIONS("--exact"));
     struct run a = train(session, 0), b = train(session, 1);
     for (int i = 0; i < 3; i++) {
-        learn(&a, &one);
-        learn(&b, &other);
-        learn(&a, &other);
+        learn(&a, &tinker_one);
+        learn(&b, &tinker_other);
+        learn(&a, &tinker_other);
         step(&b, 1e-2);
         step(&a, 2e-2);
     }
-    score(&a, &one, left);
-    score(&b, &one, right);
+    score(&a, &tinker_one, left);
+    score(&b, &tinker_one, right);
     take_snapshot(&a, of_left);
     take_snapshot(&b, of_right);
     const struct completion then_sampled = sample(of_left);
     struct run c = train(session, 2);
     for (int i = 0; i < 3; i++) {
-        learn(&c, &one);
-        learn(&c, &other);
+        learn(&c, &tinker_one);
+        learn(&c, &tinker_other);
         step(&c, 2e-2);
     }
-    score(&c, &one, alone);
+    score(&c, &tinker_one, alone);
     assert_memory_equal(alone, left, sizeof left);
     assert_memory_not_equal(alone, right, sizeof right);
     same(of_left, &then_sampled); // the other's updates moved the version on, and left it alone
     sample(of_right);
     struct run e = train(session, 3);
     for (int i = 0; i < 3; i++) {
-        learn(&e, &other);
+        learn(&e, &tinker_other);
         step(&e, 1e-2);
     }
-    score(&e, &one, second);
+    score(&e, &tinker_one, second);
     assert_memory_equal(second, right, sizeof right);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 // Parts of the model; and seeds, which draw A.
@@ -270,7 +249,7 @@ static void test_parts(void **state)
 {
     (void)state;
     enum { PARTS = 6 };
-    float ends[PARTS][N];
+    float ends[PARTS][TINKER_N];
     static const struct {
         const char *lora, *has, *has_not; // of the folder's target_modules
     } parts[PARTS] = {
@@ -283,21 +262,21 @@ static void test_parts(void **state)
     };
     start("6", NULL);
     for (int i = 0; i < PARTS; i++) {
-        struct run r = begun(tinker_retrieve(&s, create(session, i, 200, parts[i].lora)));
+        struct run r = begun(tinker_retrieve(&pair.server, create(session, i, 200, parts[i].lora)));
         char path[256], config[1024];
-        learn(&r, &one);
+        learn(&r, &tinker_one);
         step(&r, 1e-2);
-        score(&r, &one, ends[i]);
+        score(&r, &tinker_one, ends[i]);
         save(&r, "save_weights_for_sampler", "x", path);
-        snprintf(config, sizeof config, "%s/%s/sampler_weights/x/adapter_config.json", s.runs,
-                 r.id);
+        snprintf(config, sizeof config, "%s/%s/sampler_weights/x/adapter_config.json",
+                 pair.server.runs, r.id);
         char *text = test_read(config);
         assert_contains(text, parts[i].has);
         assert_null(strstr(text, parts[i].has_not));
         free(text);
         for (int k = 0; k < i; k++) assert_memory_not_equal(ends[i], ends[k], sizeof ends[i]);
     }
-    end();
+    tinker_pair_stop(&pair);
 }
 
 // Older snapshots stay as copies, as many as are asked for, those that are in use before others;
@@ -308,11 +287,11 @@ static void test_snapshots(void **state)
     char reference[160], old[160], path[256], of_path[160], live[160];
     start("5", OPTIONS("--keep-snapshots", "2"));
     struct run r = train(session, 0);
-    learn(&r, &one);
+    learn(&r, &tinker_one);
     step(&r, 1e-2);
     take_snapshot(&r, reference);
     const struct completion first = sample(reference);
-    learn(&r, &one);
+    learn(&r, &tinker_one);
     step(&r, 1e-2);
     same(reference, &first);
     take_snapshot(&r, old);
@@ -321,7 +300,7 @@ static void test_snapshots(void **state)
     sampler_of("model_path", path, of_path);
     same(of_path, &second);
     for (int i = 0; i < 3; i++) {
-        learn(&r, &one);
+        learn(&r, &tinker_one);
         step(&r, 1e-2);
         take_snapshot(&r, live);
         sample(live);
@@ -332,12 +311,12 @@ static void test_snapshots(void **state)
     assert_memory_not_equal(sample(live).logprobs, first.logprobs, sizeof first.logprobs);
     save(&r, "save_weights_for_sampler", "second", path); // in its place
     const struct completion now = sample(live);
-    learn(&r, &one);
+    learn(&r, &tinker_one);
     step(&r, 1e-2);
     tinker_refused(ask(2, of_path, 400), "was saved again");
     sampler_of("model_path", path, of_path);
     same(of_path, &now);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 // A run that takes a snapshot at every step leaves another's reference where it is.
@@ -347,27 +326,27 @@ static void test_kept_beside(void **state)
     char reference[160], live[160];
     start("3", NULL);
     struct run a = train(session, 0), b = train(session, 1);
-    learn(&a, &one);
+    learn(&a, &tinker_one);
     step(&a, 1e-2);
     take_snapshot(&a, reference);
     const struct completion first = sample(reference);
-    learn(&a, &one);
+    learn(&a, &tinker_one);
     step(&a, 1e-2);
     for (int i = 0; i < 3; i++) {
-        learn(&b, &other);
+        learn(&b, &tinker_other);
         step(&b, 1e-2);
         take_snapshot(&b, live);
         sample(live);
     }
     same(reference, &first);
-    char *log = test_read(s.log);
+    char *log = test_read(pair.server.log);
     char *said = strstr(log, "is not kept");
     assert_true(said && !strstr(said + 1, "is not kept")); // once
     free(log);
     struct run c = train(session, 2); // but a new run comes before any snapshot
     tinker_refused(ask(1, reference, 400), "--max-adapters");
     step(&c, 0);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 static void test_none_kept(void **state)
@@ -378,17 +357,17 @@ static void test_none_kept(void **state)
     struct run r = train(session, 0);
     take_snapshot(&r, old);
     sample(old);
-    learn(&r, &one);
+    learn(&r, &tinker_one);
     step(&r, 1e-2);
     tinker_refused(ask(1, old, 400), "--keep-snapshots");
-    end();
+    tinker_pair_stop(&pair);
 }
 
 static void finish(const char *of)
 {
     char path[256];
     snprintf(path, sizeof path, "sessions/%s/finish", of);
-    json_decref(tinker_post(&s, path, 200, "{\"reason\":{\"type\":\"success\"}}"));
+    json_decref(tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}"));
 }
 
 // As many adapters as the server holds; a client that has ended leaves its place. Full fine-tuning
@@ -403,32 +382,37 @@ static void test_room(void **state)
     open_session(second);
     open_session(third);
     struct run a = train(session, 0), b = train(second, 0);
-    tinker_refused(tinker_retrieve(&s, create(third, 0, 200, LORA)), "a larger --max-adapters");
+    tinker_refused(tinker_retrieve(&pair.server, create(third, 0, 200, LORA)),
+                   "a larger --max-adapters");
     tinker_refused(create(third, 1, 409, "\"rank\":0"), "no adapter beside it");
     finish(second);
     struct run c = train(third, 2);
-    tinker_refused(tinker_retrieve(&s, tinker_learn(&s, b.id, 1, "cross_entropy", true, &one, 1)),
-                   "has the weights no more");
-    char *log = test_read(s.log);
+    tinker_refused(
+        tinker_retrieve(&pair.server,
+                        tinker_learn(&pair.server, b.id, 1, "cross_entropy", true, &tinker_one, 1)),
+        "has the weights no more");
+    char *log = test_read(pair.server.log);
     assert_contains(log, "ends after 0 steps: its client has finished");
     free(log);
-    learn(&c, &one);
+    learn(&c, &tinker_one);
     step(&c, 1e-2);
     finish(session);
-    struct run whole = begun(tinker_retrieve(&s, create(third, 3, 200, "\"rank\":0")));
-    tinker_refused(tinker_retrieve(&s, tinker_learn(&s, c.id, 3, "cross_entropy", true, &one, 1)),
-                   "has the weights no more");
+    struct run whole = begun(tinker_retrieve(&pair.server, create(third, 3, 200, "\"rank\":0")));
+    tinker_refused(
+        tinker_retrieve(&pair.server,
+                        tinker_learn(&pair.server, c.id, 3, "cross_entropy", true, &tinker_one, 1)),
+        "has the weights no more");
     same(base, &untrained);
-    learn(&whole, &one);
+    learn(&whole, &tinker_one);
     step(&whole, 1e-2);
     take_snapshot(&whole, live);
     assert_memory_not_equal(sample(live).logprobs, untrained.logprobs, sizeof untrained.logprobs);
     tinker_refused(ask(1, base, 400), "is the snapshot of weight version");
     a = train(third, 4); // on the model as its folder has it
-    daemon_holds(&d, "policy", model);
-    learn(&a, &one);
+    daemon_holds(&pair.daemon, "policy", model);
+    learn(&a, &tinker_one);
     step(&a, 1e-2);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 static void test_refused(void **state)
@@ -439,28 +423,30 @@ static void test_refused(void **state)
                           LORA ",\"train_mlp\":false,\"train_attn\":false,"
                                "\"train_unembed\":false"),
                    "nothing is left to train");
-    tinker_refused(tinker_retrieve(&s, create(session, 0, 200, "\"rank\":9")), "--max-lora-rank 9");
-    struct run whole = begun(tinker_retrieve(&s, create(session, 1, 200, "\"rank\":0")));
+    tinker_refused(tinker_retrieve(&pair.server, create(session, 0, 200, "\"rank\":9")),
+                   "--max-lora-rank 9");
+    struct run whole = begun(tinker_retrieve(&pair.server, create(session, 1, 200, "\"rank\":0")));
     char path[256];
     save(&whole, "save_weights", "whole", path);
     struct run r = train(session, 2);
-    tinker_refused(
-        tinker_retrieve(&s, tinker_post(&s, "load_weights", 200,
-                                        "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"%s\","
-                                        "\"optimizer\":false}",
-                                        r.id, path)),
-        "trains an adapter");
-    end();
+    tinker_refused(tinker_retrieve(&pair.server,
+                                   tinker_post(&pair.server, "load_weights", 200,
+                                               "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"%s\","
+                                               "\"optimizer\":false}",
+                                               r.id, path)),
+                   "trains an adapter");
+    tinker_pair_stop(&pair);
 }
 
 // ---- checkpoints and deaths ---------------------------------------------------------------------
 
 static struct run load(int number, const char *path)
 {
-    return begun(tinker_retrieve(&s, tinker_post(&s, "load_weights", 200,
-                                                 "{\"session_id\":\"%s\",\"model_seq_id\":%d,"
-                                                 "\"path\":\"%s\",\"optimizer\":true}",
-                                                 session, number, path)));
+    return begun(
+        tinker_retrieve(&pair.server, tinker_post(&pair.server, "load_weights", 200,
+                                                  "{\"session_id\":\"%s\",\"model_seq_id\":%d,"
+                                                  "\"path\":\"%s\",\"optimizer\":true}",
+                                                  session, number, path)));
 }
 
 // What save_weights has acknowledged outlives a kill -9, and goes on from there to the same bits,
@@ -468,56 +454,57 @@ static struct run load(int number, const char *path)
 static void test_checkpoints(void **state)
 {
     (void)state;
-    float saved[N], then[N], again[N];
+    float saved[TINKER_N], then[TINKER_N], again[TINKER_N];
     char path[256], second[256], live[160];
     start("2", OPTIONS("--exact"));
     struct run r = train(session, 0);
-    learn(&r, &one);
+    learn(&r, &tinker_one);
     step(&r, 1e-2);
     save(&r, "save_weights", "first", path);
     take_snapshot(&r, live);
     const struct completion then_sampled = sample(live);
-    score(&r, &one, saved);
-    learn(&r, &one);
+    score(&r, &tinker_one, saved);
+    learn(&r, &tinker_one);
     step(&r, 1e-2);
-    score(&r, &one, then);
-    const char *runs = s.runs;
-    test_kill(&s.child, SIGKILL);
-    assert_int_equal(test_wait(&s.child, 10000), 128 + SIGKILL);
-    tinker_server_start(&s, &d, runs, OPTIONS("--exact"));
+    score(&r, &tinker_one, then);
+    const char *runs = pair.server.runs;
+    test_kill(&pair.server.child, SIGKILL);
+    assert_int_equal(test_wait(&pair.server.child, 10000), 128 + SIGKILL);
+    tinker_server_start(&pair.server, &pair.daemon, runs, OPTIONS("--exact"));
     open_session(session);
     sampler_of("model_path", path, live); // with no run at all
     same(live, &then_sampled);
     struct run on = load(0, path);
-    score(&on, &one, again);
+    score(&on, &tinker_one, again);
     assert_memory_equal(again, saved, sizeof saved);
-    learn(&on, &one);
+    learn(&on, &tinker_one);
     step(&on, 1e-2); // by the moments that were saved
-    score(&on, &one, again);
+    score(&on, &tinker_one, again);
     assert_memory_equal(again, then, sizeof then);
     save(&on, "save_weights", "second", second);
     json_decref(tinker_retrieve(
-        &s, tinker_post(&s, "load_weights", 200,
-                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"%s\",\"optimizer\":true}",
-                        on.id, ++on.seq_id, path)));
-    learn(&on, &one);
+        &pair.server,
+        tinker_post(&pair.server, "load_weights", 200,
+                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"%s\",\"optimizer\":true}", on.id,
+                    ++on.seq_id, path)));
+    learn(&on, &tinker_one);
     step(&on, 1e-2);
-    score(&on, &one, again);
+    score(&on, &tinker_one, again);
     assert_memory_equal(again, then, sizeof then);
-    json_t *info = tinker_post(&s, "weights_info", 200, "{\"tinker_path\":\"%s\"}", path);
+    json_t *info = tinker_post(&pair.server, "weights_info", 200, "{\"tinker_path\":\"%s\"}", path);
     assert_int_equal(json_integer_value(json_object_get(info, "lora_rank")), 4);
     assert_true(json_is_true(json_object_get(info, "train_unembed")));
     json_decref(info);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 // Requests of a run that nobody waits for.
 static void submit(struct run *r)
 {
     for (int i = 0; i < 4; i++) {
-        json_decref(
-            tinker_learn(&s, r->id, ++r->seq_id, "cross_entropy", false, i % 2 ? &other : &one, 1));
-        json_decref(tinker_post(&s, "optim_step", 200,
+        json_decref(tinker_learn(&pair.server, r->id, ++r->seq_id, "cross_entropy", false,
+                                 i % 2 ? &tinker_other : &tinker_one, 1));
+        json_decref(tinker_post(&pair.server, "optim_step", 200,
                                 "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{}}", r->id,
                                 ++r->seq_id));
     }
@@ -528,47 +515,48 @@ static void submit(struct run *r)
 static void test_killed(void **state)
 {
     (void)state;
-    float left[N], right[N], got[N];
+    float left[TINKER_N], right[TINKER_N], got[TINKER_N];
     char of_left[256], of_right[256], base[160];
     start("4", NULL);
     sampler_of("base_model", "model", base);
     const struct completion untrained = sample(base);
     struct run a = train(session, 0), b = train(session, 1);
-    learn(&a, &one);
-    learn(&b, &other);
+    learn(&a, &tinker_one);
+    learn(&b, &tinker_other);
     step(&a, 1e-2);
     step(&b, 1e-2);
     save(&a, "save_weights", "kept", of_left);
     save(&b, "save_weights", "kept", of_right);
-    score(&a, &one, left);
-    score(&b, &one, right);
+    score(&a, &tinker_one, left);
+    score(&b, &tinker_one, right);
     for (int i = 0; i < 5; i++) {
-        const char *runs = s.runs;
+        const char *runs = pair.server.runs;
         submit(&a);
         submit(&b);
         clock_sleep_ms(7 * i);
-        test_kill(&s.child, SIGKILL);
-        assert_int_equal(test_wait(&s.child, 10000), 128 + SIGKILL);
-        tinker_server_start(&s, &d, runs, NULL);
+        test_kill(&pair.server.child, SIGKILL);
+        assert_int_equal(test_wait(&pair.server.child, 10000), 128 + SIGKILL);
+        tinker_server_start(&pair.server, &pair.daemon, runs, NULL);
         open_session(session);
         sampler_of("base_model", "model", base);
         same(base, &untrained);
         a = load(0, of_left);
         b = load(1, of_right);
-        score(&a, &one, got);
+        score(&a, &tinker_one, got);
         assert_memory_equal(got, left, sizeof got);
-        score(&b, &one, got);
+        score(&b, &tinker_one, got);
         assert_memory_equal(got, right, sizeof got);
     }
-    daemon_holds(&d, "policy", model);
-    end();
+    daemon_holds(&pair.daemon, "policy", model);
+    tinker_pair_stop(&pair);
 }
 
 // In a child of its own: a writer that dies in the middle of an update of the role.
 static void die_in_an_update(const char *role)
 {
     struct bridge *b;
-    if (bridge_attach(d.bridge, NULL, &b) != ST_OK || bridge_become_writer(b) != ST_OK) _exit(1);
+    if (bridge_attach(pair.daemon.bridge, NULL, &b) != ST_OK || bridge_become_writer(b) != ST_OK)
+        _exit(1);
     struct control *c = bridge_control(b);
     if (control_quiesce(c, clock_deadline_ns(10000)) != ST_OK || control_write_begin(c) != ST_OK)
         _exit(2);
@@ -589,20 +577,20 @@ static void test_torn(void **state)
         test_skip("forks, which a GPU's driver does not survive");
     start("3", NULL);
     struct run a = train(session, 0), b = train(session, 1);
-    learn(&a, &one);
+    learn(&a, &tinker_one);
     step(&a, 1e-2);
     save(&a, "save_weights", "x", first);
-    learn(&b, &one);
+    learn(&b, &tinker_one);
     step(&b, 1e-2);
     save(&b, "save_weights", "x", second);
     step(&b, 0); // nothing changes
     step(&a, 0); // and the last that was written
-    snprintf(folder, sizeof folder, "%s/%s/weights/x", s.runs, a.id);
-    snprintf(other_folder, sizeof other_folder, "%s/%s/weights/x", s.runs, b.id);
+    snprintf(folder, sizeof folder, "%s/%s/weights/x", pair.server.runs, a.id);
+    snprintf(other_folder, sizeof other_folder, "%s/%s/weights/x", pair.server.runs, b.id);
     snprintf(role, sizeof role, "adapter:tinker:%s", a.id);
-    test_kill(&s.child, SIGKILL);
-    test_wait(&s.child, 10000);
-    daemon_holds_adapter(&d, role + strlen("adapter:"), folder);
+    test_kill(&pair.server.child, SIGKILL);
+    test_wait(&pair.server.child, 10000);
+    daemon_holds_adapter(&pair.daemon, role + strlen("adapter:"), folder);
     fflush(NULL);
     const pid_t pid = fork();
     if (pid == 0) die_in_an_update(role);
@@ -610,34 +598,29 @@ static void test_torn(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
     const int64_t deadline = clock_deadline_ns(30000);
     for (bool restored = false; !restored && clock_ms_until(deadline) > 0; clock_sleep_ms(20)) {
-        char *log = test_read(d.log);
+        char *log = test_read(pair.daemon.log);
         restored = strstr(log, "weights restored from") != NULL;
         free(log);
     }
-    daemon_holds_adapter(&d, role + strlen("adapter:"), folder);
+    daemon_holds_adapter(&pair.daemon, role + strlen("adapter:"), folder);
     snprintf(role, sizeof role, "tinker:%s", b.id);
-    daemon_holds_adapter(&d, role, other_folder);
-    daemon_holds(&d, "policy", model);
-    tinker_server_start(&s, &d, s.runs, NULL); // goes on
+    daemon_holds_adapter(&pair.daemon, role, other_folder);
+    daemon_holds(&pair.daemon, "policy", model);
+    tinker_server_start(&pair.server, &pair.daemon, pair.server.runs, NULL); // goes on
     open_session(session);
     load(0, first);
-    end();
+    tinker_pair_stop(&pair);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_training, stop),
-        cmocka_unit_test_teardown(test_side_by_side, stop),
-        cmocka_unit_test_teardown(test_parts, stop),
-        cmocka_unit_test_teardown(test_snapshots, stop),
-        cmocka_unit_test_teardown(test_kept_beside, stop),
-        cmocka_unit_test_teardown(test_none_kept, stop),
-        cmocka_unit_test_teardown(test_room, stop),
-        cmocka_unit_test_teardown(test_refused, stop),
-        cmocka_unit_test_teardown(test_checkpoints, stop),
-        cmocka_unit_test_teardown(test_killed, stop),
-        cmocka_unit_test_teardown(test_torn, stop),
+        TINKER_TEST(test_training, &pair),    TINKER_TEST(test_side_by_side, &pair),
+        TINKER_TEST(test_parts, &pair),       TINKER_TEST(test_snapshots, &pair),
+        TINKER_TEST(test_kept_beside, &pair), TINKER_TEST(test_none_kept, &pair),
+        TINKER_TEST(test_room, &pair),        TINKER_TEST(test_refused, &pair),
+        TINKER_TEST(test_checkpoints, &pair), TINKER_TEST(test_killed, &pair),
+        TINKER_TEST(test_torn, &pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

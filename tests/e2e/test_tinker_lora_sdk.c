@@ -1,27 +1,17 @@
 /* test_tinker_lora_sdk.c: the Tinker SDK, where there is one, with adapters against a real
  * cw-trainer serve: tests/clients/tinker_lora.py says what it does. */
-#include "tests/support/tinker_client.h"
+#include "tests/support/tinker_pair.h"
 
-static struct daemon d;
-static struct tinker_server s;
-
-static int stop(void **state)
-{
-    (void)state;
-    tinker_server_kill(&s);
-    daemon_kill(&d);
-    return 0;
-}
+static struct tinker_pair pair;
 
 static void run_script(const char *python)
 {
-    daemon_start(&d, daemon_model(test_folder(), true, 7),
-                 OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--max-adapters", "32",
-                         "--max-lora-rank", "8"));
-    tinker_server_start(&s, &d, NULL, OPTIONS("--exact"));
-    tinker_script(&s, python, "tests/clients/tinker_lora.py", NULL);
-    assert_int_equal(tinker_server_stop(&s), 0);
-    assert_int_equal(daemon_stop(&d), 0);
+    tinker_pair_start(&pair, NULL,
+                      OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--max-adapters", "32",
+                              "--max-lora-rank", "8"),
+                      OPTIONS("--exact"));
+    tinker_script(&pair.server, python, "tests/clients/tinker_lora.py", NULL);
+    tinker_pair_stop(&pair);
 }
 
 static void test_sdk(void **state)
@@ -33,7 +23,7 @@ static void test_sdk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_sdk, stop),
+        TINKER_TEST(test_sdk, &pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

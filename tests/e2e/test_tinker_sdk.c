@@ -1,24 +1,20 @@
 /* test_tinker_sdk.c: the Tinker SDK, where there is one, against a real cw-trainer serve:
  * tests/clients/tinker_sdk.py says what it does. */
-#include "tests/support/tinker_client.h"
+#include "tests/support/tinker_pair.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
-static struct daemon d;
-static struct tinker_server s;
+static struct tinker_pair pair;
 
 // With servers of its own for each version: older SDKs do not tell when they end, and keep the
 // weights from the next client until they were not heard of for long enough.
 static void run(const char *python, const char *const more[], const char *check)
 {
-    daemon_start(&d, daemon_model(test_folder(), true, 7),
-                 OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
-    tinker_server_start(&s, &d, NULL, more);
-    tinker_script(&s, python, "tests/clients/tinker_sdk.py", check);
-    assert_int_equal(tinker_server_stop(&s), 0);
-    assert_int_equal(daemon_stop(&d), 0);
+    tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()), more);
+    tinker_script(&pair.server, python, "tests/clients/tinker_sdk.py", check);
+    tinker_pair_stop(&pair);
 }
 
 static void run_all(const char *python)
@@ -51,19 +47,11 @@ static void test_key(void **state)
     tinker_each_python(run_key);
 }
 
-static int stop(void **state)
-{
-    (void)state;
-    tinker_server_kill(&s);
-    daemon_kill(&d);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_sdk, stop),
-        cmocka_unit_test_teardown(test_key, stop),
+        TINKER_TEST(test_sdk, &pair),
+        TINKER_TEST(test_key, &pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

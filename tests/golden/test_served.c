@@ -40,11 +40,12 @@ static void compare(struct reference *r, const int32_t *prompt, const struct tak
                      (double)take->sample[0].tokens[i].logprob, (double)have[i]);
 }
 
-static struct take *submit_one(struct bench *b, const int32_t *prompt, int request)
+static struct take *submit_one(struct bench *b, const int32_t *prompt, int request, bool drafts)
 {
     struct sampling s = request % 2 ? random_sampling(NEW, (uint64_t)request) : greedy(NEW);
     s.logprobs = 0;
-    s.speculative = (struct speculative_choice){.chosen = true, .k[SPECULATIVE_NGRAM] = 3};
+    s.speculative =
+        (struct speculative_choice){.chosen = true, .k[SPECULATIVE_NGRAM] = drafts ? 3 : 0};
     return submit_ids(b, prompt, PROMPT, &s);
 }
 
@@ -56,16 +57,18 @@ static void serve(const char *model)
     struct take *takes[REQUESTS];
     struct engine_options options = plain_options();
     reference_open(model, "cpu", &r);
+    const int64_t state_bytes = kv_memory_state_bytes(r.config); // such a model has no drafts
     options.model_folder = model;
     options.block_size = BLOCK_TOKENS;
     options.max_context = BLOCKS * BLOCK_TOKENS; // long, as the reference, by longrope
     options.prefill_chunk = 5;
     options.speculative_fixed = 1;
-    options.kv_bytes = BLOCKS * kv_memory_block_bytes(r.config, DT_F32, BLOCK_TOKENS);
+    options.kv_bytes =
+        BLOCKS * kv_memory_block_bytes(r.config, DT_F32, BLOCK_TOKENS) + 2 * state_bytes;
     bench_start(&b, &options);
     for (int i = 0; i < REQUESTS; i++) {
         fill_prompt(prompts[i], i, r.config->vocab_size);
-        takes[i] = submit_one(&b, prompts[i], i);
+        takes[i] = submit_one(&b, prompts[i], i, state_bytes == 0);
     }
     for (int i = 0; i < REQUESTS; i++) await_done(&b, takes[i]);
     const struct engine_stats stats = idle_stats(&b);

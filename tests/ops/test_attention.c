@@ -375,7 +375,8 @@ static void attn_paged_launch(struct op_test *t, struct device *dev, const struc
     s.sinks = t->c->p[9] ? d[PG_SINKS] : NULL;
     int block = t->c->p[7];
     const int width = s.n_kv_heads * s.head_dim;
-    const struct kv_layer layers[2] = {{0, width}, {t->a[PG_K].n / 2, width}};
+    const struct kv_layer layers[2] = {{.width = width},
+                                       {.offset = t->a[PG_K].n / 2, .width = width}};
     struct kv_view kv = {.k = d[PG_K],
                          .v = d[PG_V],
                          .layers = layers,
@@ -548,9 +549,13 @@ static void attention_forms(struct device *dev)
     ops->attn_packed(dev, d_out, d_lse, d_qkv, &batch, &shape);
     from_device(dev, packed, d_out, sizeof packed);
 
-    const struct kv_layer layer = {0, KV_HEADS * DIM};
-    struct kv_view kv = {pool,  pool + BLOCKS * BLOCK * KV_HEADS * DIM, &layer, BLOCKS, BLOCK,
-                         DT_F32};
+    const struct kv_layer layer = {.width = KV_HEADS * DIM};
+    struct kv_view kv = {.k = pool,
+                         .v = pool + BLOCKS * BLOCK * KV_HEADS * DIM,
+                         .layers = &layer,
+                         .n_blocks = BLOCKS,
+                         .block_size = BLOCK,
+                         .dt = DT_F32};
     batch.packed = false;
     batch.slots = d_slots;
     batch.context_len = d_rows;

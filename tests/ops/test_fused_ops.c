@@ -87,8 +87,9 @@ static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot
     for (int i = 0; i < POSITIONS * rot; i++) host[i] = (float)(i % 17) / 16 - 0.4f;
     device_copy_in(dev, table, host, (size_t)POSITIONS * rot * sizeof *table);
     device_copy(dev, other, qkv, qkv_bytes);
-    const struct kv_layer layers[LAYERS] = {{0, kv_heads * dim},
-                                            {(int64_t)SLOTS * kv_heads * dim, kv_heads * dim}};
+    const struct kv_layer layers[LAYERS] = {
+        {.width = kv_heads * dim},
+        {.offset = (int64_t)SLOTS * kv_heads * dim, .width = kv_heads * dim}};
     struct kv_view kv[2];
     for (int i = 0; i < 2; i++)
         kv[i] = (struct kv_view){.k = take(pool * size),

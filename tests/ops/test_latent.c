@@ -297,7 +297,7 @@ static void run_absorbed(struct device *dev, struct input *in, values ret)
 static void run_decoding(struct device *dev, struct input *in, values ret)
 {
     const struct ops *ops = device_ops(dev);
-    const struct kv_layer layer = {0, WIDTH};
+    const struct kv_layer layer = {.width = WIDTH};
     struct kv_view kv = {.layers = &layer, .n_blocks = BLOCKS, .block_size = BLOCK, .dt = DT_F32};
     const int32_t one_row[2] = {0, 1};
     kv.k = to_device(dev, NULL, sizeof(float) * BLOCKS * BLOCK * WIDTH);

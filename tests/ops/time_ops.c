@@ -598,13 +598,14 @@ static void time_step(int batch, int context)
     s.table = random_f32((size_t)(context + 1) * DIM, 0.7f, 21);
     s.result = take(batch * sizeof *s.result);
     for (int l = 0; l < LAYERS; l++)
-        s.kv_layers[l] = (struct kv_layer){(int64_t)l * (int64_t)kv_layer, KV_HEADS * DIM};
-    s.kv = (struct kv_view){random_bf16(kv_layer * LAYERS, 1, 22),
-                            random_bf16(kv_layer * LAYERS, 1, 23),
-                            s.kv_layers,
-                            batch * blocks,
-                            BLOCK,
-                            DT_BF16};
+        s.kv_layers[l] =
+            (struct kv_layer){.offset = (int64_t)l * (int64_t)kv_layer, .width = KV_HEADS * DIM};
+    s.kv = (struct kv_view){.k = random_bf16(kv_layer * LAYERS, 1, 22),
+                            .v = random_bf16(kv_layer * LAYERS, 1, 23),
+                            .layers = s.kv_layers,
+                            .n_blocks = batch * blocks,
+                            .block_size = BLOCK,
+                            .dt = DT_BF16};
     struct sample_params *params = calloc(batch, sizeof *params);
     int32_t *host = calloc((size_t)batch * blocks + batch + 1, sizeof *host);
     if (!params || !host) exit(1);

@@ -73,7 +73,7 @@ enum status greedy_decode(const struct model *like, const int32_t *prompt, int n
     enum status st = ST_OK;
     for (int i = 0; i < n_blocks; i++) blocks[i] = n_blocks - 1 - i;
     CHECK(runner_new(like->dev, like->weights, &limits, &r));
-    CHECK(runner_allocate_kv(r, n_blocks));
+    CHECK(runner_allocate_kv(r, n_blocks, 1));
     model_use_adapters(r->model, like->adapters);
     model_use_comm(r->model, like->comm);
     for (int at = 0; at < n_prompt + n_new - 1;) {
@@ -81,6 +81,7 @@ enum status greedy_decode(const struct model *like, const int32_t *prompt, int n
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;
         runner_clear(r);
         batch_use_adapter(r->batch, like->adapters ? 0 : -1);
+        batch_use_state(r->batch, 0);
         CHECK(runner_feed(r, prefill ? prompt + at : &next, take, at, blocks, n_blocks));
         CHECK(runner_want(r, take - 1, &unused));
         CHECK(runner_step(r));

@@ -67,7 +67,7 @@ static void copies_one_block(void **state)
     struct reference r;
     struct kv_memory kv;
     open_uneven(&r);
-    assert_ok(kv_memory_alloc(&kv, r.dev, r.config, DT_F32, BLOCK, BLOCKS));
+    assert_ok(kv_memory_alloc(&kv, r.dev, r.config, DT_F32, BLOCK, BLOCKS, 0));
     const int64_t per_block = kv_memory_block_bytes(r.config, DT_F32, BLOCK) / 2 / 4;
     assert_int_equal(per_block, BLOCK * (2 * 16 + 4 * 16 + 1 * 32));
     const size_t n = (size_t)per_block * BLOCKS;

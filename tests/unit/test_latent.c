@@ -242,7 +242,7 @@ static void further_layers_are_left_out(void **state)
     char words[256];
     (void)state;
     open_folder(&o, golden("deepseek-v3"), DT_F32);
-    assert_true(skipped_layers_describe(o.config, words, sizeof words));
+    assert_true(left_out_describe(o.config, words, sizeof words));
     assert_contains(words, "model.layers.2");
     const char *folder = golden("deepseek-v3");
     assert_ok(weights_check(o.weights, with_tensor(folder, "model.layers.2.enorm.weight")));
@@ -254,7 +254,7 @@ static void further_layers_are_left_out(void **state)
                      ST_MISMATCH);
     close_folder(&o);
     open_folder(&o, golden("deepseek-v2"), DT_F32); // which has none
-    assert_false(skipped_layers_describe(o.config, words, sizeof words));
+    assert_false(left_out_describe(o.config, words, sizeof words));
     folder = with_tensor(golden("deepseek-v2"), "model.layers.2.enorm.weight");
     assert_int_equal(weights_check(o.weights, folder), ST_MISMATCH);
     close_folder(&o);
@@ -271,7 +271,7 @@ static void cache_holds_latents(void **state)
     (void)state;
     open_folder(&o, golden("deepseek-v2"), DT_F32);
     device_allocated(o.dev, &before, &peak);
-    assert_ok(kv_memory_alloc(&m, o.dev, o.config, DT_F32, BLOCK, BLOCKS));
+    assert_ok(kv_memory_alloc(&m, o.dev, o.config, DT_F32, BLOCK, BLOCKS, 0));
     device_allocated(o.dev, &after, &peak);
     assert_int_equal(after - before, 2 * BLOCKS * BLOCK * WIDTH * sizeof(float));
     assert_int_equal(kv_memory_block_bytes(o.config, DT_F32, BLOCK),

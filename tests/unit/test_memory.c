@@ -5,6 +5,7 @@
 #include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/learner.h"
 
@@ -43,6 +44,7 @@ struct setting {
     bool draft, reference;
     int budget, logits_chunk;
     bool smallest; // a model of one layer
+    bool latent;   // one with latent attention, of more heads than the CPU takes at a time
 };
 
 struct machine {
@@ -53,7 +55,10 @@ struct machine {
 static void machine_open(const struct setting *s, struct machine *m)
 {
     const char *folder = test_folder(), *draft = test_folder();
-    assert_ok(tiny_model_write(folder, s->smallest ? 32 : 64, s->smallest ? 1 : 3, VOCAB, 3));
+    if (s->latent)
+        assert_ok(tiny_latent_write(folder, 48, VOCAB));
+    else
+        assert_ok(tiny_model_write(folder, s->smallest ? 32 : 64, s->smallest ? 1 : 3, VOCAB, 3));
     assert_ok(tiny_model_write(draft, 96, 2, VOCAB, 4)); // wider than its policy
     struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, s->moments, false};
     struct learner_config options = {
@@ -108,11 +113,12 @@ static void plan_holds(void **state)
     struct random_step step;
     make_step(&step, 5);
     size_t totals[2][3];
-    for (int i = 0; i < 24; i++) {
+    for (int i = 0; i < 25; i++) {
         struct setting s = {.recompute = (enum recompute)(i % 2),
                             .moments = (enum moments_kind)(i / 2 % 3),
                             .draft = i / 6 % 2,
-                            .reference = i / 12,
+                            .reference = i / 12 % 2,
+                            .latent = i == 24,
                             .budget = 90,
                             .logits_chunk = 32};
         struct machine m;

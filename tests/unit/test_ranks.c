@@ -54,8 +54,9 @@ static void put(const char *settings)
     free(copy);
 }
 
-#define SRUN "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=77 SLURM_STEP_ID=0 "
-#define MPI  "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 "
+#define SRUN                                                                                       \
+    "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=77 SLURM_STEP_ID=0 "
+#define MPI "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 "
 
 static void test_found(void **state)
 {

@@ -117,8 +117,9 @@ static void every_family(void **state)
     }
     closedir(dir);
     assert_true(folders > 10);
-    assert_int_equal(n[2], folders - 2); // olmo2 and olmo3 have norms over all heads
-    assert_int_equal(n[4], folders - 3); // llama3 has 6 heads
+    assert_int_equal(n[2],
+                     folders - 3); // olmo2 and olmo3: norms over all heads; qwen35: its states
+    assert_int_equal(n[4], folders - 4); // llama3 has 6 heads
 }
 
 // Which rows and columns they are.
@@ -185,6 +186,7 @@ static void uneven_numbers_are_named(void **state)
     refused("qwen2", 3, "vocab_size is 320, which 3 ranks cannot share");
     refused("qwen3", 5, "num_attention_heads is 4, which 5 ranks cannot share");
     refused("gemma2", 3, "num_attention_heads is 4, which 3 ranks cannot share");
+    refused("qwen35", 2, "layers of linear attention are not divided among ranks");
     refused("olmo3", 2, "norms of queries and keys go over all heads");
 }
 

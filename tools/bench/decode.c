@@ -21,6 +21,7 @@ static enum status decoder_prefill(struct decoder *d)
         for (int at = 0; at < context; at += max) {
             int n = context - at < max ? context - at : max;
             runner_clear(d->runner);
+            batch_use_state(d->runner->batch, s);
             CHECK(runner_feed(d->runner, prompt + at, n, at, d->blocks + s * d->blocks_each,
                               d->blocks_each));
             CHECK(runner_step(d->runner));
@@ -60,7 +61,7 @@ enum status decoder_open(struct decoder *d, struct bench *b)
         return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
     for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
     CHECK(runner_new(b->dev, b->weights, &limits, &d->runner));
-    CHECK(runner_allocate_kv(d->runner, d->n * d->blocks_each));
+    CHECK(runner_allocate_kv(d->runner, d->n * d->blocks_each, d->n));
     st = decoder_prefill(d);
 out:
     return st;
@@ -79,6 +80,7 @@ enum status decoder_step(void *decoder)
                                         .stream = (uint64_t)s,
                                         .position = (uint64_t)at,
                                         .draft = SAMPLER_NO_DRAFT};
+        batch_use_state(d->runner->batch, s);
         CHECK(runner_feed(d->runner, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each,
                           d->blocks_each));
         CHECK(runner_want(d->runner, s, &row));

@@ -35,7 +35,7 @@ static enum status prefill_open(struct prefill *p, struct bench *b)
         p->prompt[i] = (int32_t)rng_below(&r, (uint32_t)b->config->vocab_size);
     for (int i = 0; i < p->n * p->blocks_each; i++) p->blocks[i] = i;
     CHECK(runner_new(b->dev, b->weights, &limits, &p->runner));
-    st = runner_allocate_kv(p->runner, p->n * p->blocks_each);
+    st = runner_allocate_kv(p->runner, p->n * p->blocks_each, p->n);
 out:
     return st;
 }
@@ -51,6 +51,7 @@ static enum status feed_step(struct prefill *p, int *s, int *at)
     while (*s < p->n && row < p->runner->limits.max_tokens) {
         const int room = p->runner->limits.max_tokens - row, left = p->context - *at;
         const int n = left < room ? left : room;
+        batch_use_state(p->runner->batch, *s);
         CHECK(runner_feed(p->runner, p->prompt + *at, n, *at, p->blocks + *s * p->blocks_each,
                           p->blocks_each));
         row += n;

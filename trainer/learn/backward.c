@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 30
+#define N_PARTS 32
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -39,8 +39,10 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dexpert, l->moe.n_experts > 0 ? a * h * e : 0),
         PART(drouter, t * (size_t)l->moe.n_experts * e),
         PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
-        PART(dqkv, t * (size_t)layer_qkv_width(l) * e),
+        PART(dqkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
         PART(dattn, t * (size_t)layer_attn_width(l) * e),
+        PART(dattn_in, t * (size_t)layer_before_attn_width(c, l) * e),
+        PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
         PART(dlogits, logits * e),
         PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
         PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
@@ -504,24 +506,25 @@ static void heads_norm_back(struct backward *b, int l, int rows, const struct la
     m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, &of_k, &k, false);
 }
 
-// dx is the gradient of x_mid on entry, of the layer's input on return.
-static void attention_back(struct backward *b, int l, const struct batch_view *batch,
-                           const struct layer_tape *tape)
+// From the gradient of what attention gives, projected, to that of m->normed (in dnormed), which
+// it computes again. m->gate, free here, takes the gradient of the gates.
+static void attend_back(struct backward *b, int l, const struct batch_view *batch,
+                        const struct layer_tape *tape, const void *dout,
+                        const struct norm_args *norm)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct layer_config *layer = &c->layers[l];
-    int rows = batch->n_tokens, width = layer_qkv_width(layer);
-    const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
-                                   tape->mean1};
-    const struct norm_args post_norm = {
-        .x = tape->attn_proj, .w = w->post_attn_norm, .rstd = tape->rstd_post1};
-    const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
+    const int rows = batch->n_tokens, width = layer_attn_in_width(c, layer);
+    const struct gate_args gate = model_attn_gate(m, l, tape->attn, tape->gate, rows);
+    void *din = c->attn_gate ? b->dattn_in : b->dqkv;
 
-    matrix_back(b, b->dattn, dout, tape->attn, rows,
+    if (c->attn_gate) m->ops->gate(m->dev, m->attn_out, &gate);
+    matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows,
                 &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden,
                                  layer_attn_width(layer), false});
+    if (c->attn_gate) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
     if (g->sinks)
         m->ops->attn_sinks_back(m->dev, g->sinks, b->dattn, tape->attn, tape->lse, rows,
                                 &m->attn[l]);
@@ -530,14 +533,38 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
                                  &m->attn[l]);
         model_rotate(m, l, b->dqkv, batch, -1.0f);
         if (c->qk_norm) heads_norm_back(b, l, rows, tape);
+        if (c->attn_gate)
+            m->ops->split_gate(m->dev, b->dqkv, m->gate, din, rows, &m->attn[l], true);
     }
-    model_normalise(m, m->normed, rows, &norm);
+    model_normalise(m, m->normed, rows, norm);
     if (layer->latent.rank > 0)
         latent_back(b, l, batch, tape);
     else
         matrix_back(
-            b, b->dnormed, b->dqkv, m->normed, rows,
+            b, b->dnormed, din, m->normed, rows,
             &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+}
+
+// dx is the gradient of x_mid on entry, of the layer's input on return.
+static void attention_back(struct backward *b, int l, const struct batch_view *batch,
+                           const struct layer_tape *tape)
+{
+    struct model *m = b->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    int rows = batch->n_tokens;
+    const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
+                                   tape->mean1};
+    const struct norm_args post_norm = {
+        .x = tape->attn_proj, .w = w->post_attn_norm, .rstd = tape->rstd_post1};
+    const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
+
+    if (c->layers[l].delta.n_heads > 0) {
+        model_normalise(m, m->normed, rows, &norm);
+        delta_back(b, l, batch, tape, dout);
+    } else {
+        attend_back(b, l, batch, tape, dout, &norm);
+    }
     model_sum_ranks(m, b->dnormed, rows);
     pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
     if (c->parallel_block)

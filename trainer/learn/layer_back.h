@@ -23,6 +23,9 @@ struct backward {
     void *drouter;   // (max_tokens, n_experts)
     float *dweight;  // (max_tokens, moe.top_k)
     void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, attention width)
+    void *dattn_in;     // (max_tokens, attention in width), where queries have gates, or linear
+                        // attention's
+    void *ddelta_gates; // (max_tokens, 2 * heads)
     struct latent_grads latent;
     void *dlogits;      // (chunk, vocab)
     void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
@@ -50,5 +53,10 @@ struct matrix {
 // dx (rows, k) = (add ? dx : 0) + the gradient, through the adapter too where there is one.
 void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
                  const struct matrix *w);
+
+// delta_back.c: from the gradient of a layer's linear attention, projected, to that of m->normed
+// (in dnormed), which it computes again.
+void delta_back(struct backward *b, int l, const struct batch_view *batch,
+                const struct layer_tape *tape, const void *dout);
 
 #endif

@@ -119,10 +119,12 @@ static size_t operations_scratch(const struct learner *l)
     const struct model_config *c = l->config;
     size_t max = 0;
     for (int i = 0; i < c->n_layers; i++) {
-        int up = layer_up_width(c, &c->layers[i]), qkv = layer_qkv_width(&c->layers[i]);
+        int up = layer_up_width(c, &c->layers[i]),
+            qkv = layer_attn_in_width(c, &c->layers[i]) + layer_delta_in_width(&c->layers[i]);
         struct scratch_shape shape = {
             .attn =
                 c->layers[i].latent.rank > 0 ? latent_attn_shape(l->model, i) : l->model->attn[i],
+            .delta = model_delta_shape(l->model, i),
             .rows = l->options.token_budget,
             .max_context = l->options.max_context,
             .hidden = c->hidden,
@@ -136,6 +138,10 @@ static size_t operations_scratch(const struct learner *l)
             .dt = l->policy->dt,
         };
         size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+        if (bytes > max) max = bytes;
+        if (c->layers[i].latent.rank == 0) continue;
+        shape.attn = l->model->attn[i]; // of the forward pass, which has another form
+        bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
         if (bytes > max) max = bytes;
     }
     return max;

@@ -231,7 +231,7 @@ const struct option_spec train_options[] = {
                "share of an adapted matrix' inputs that an update leaves out"),
     OPT_FLAG("use-rslora", lora.rslora, NULL, "its scale is A / sqrt(R)"),
     OPT_TEXT("lora-target", lora.targets, "all-linear", "NAME,...|all-linear",
-             "modules that it changes (q_proj,v_proj)"),
+             "modules that it changes (q_proj,v_proj,lm_head)"),
     OPT_TEXT("lora-name", lora.name, "policy", "NAME",
              "by which the server knows it, and requests name it"),
 

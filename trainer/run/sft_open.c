@@ -150,7 +150,7 @@ static enum status open_model(struct sft *s)
         CHECK(weights_load(s->weights, s->dev, c->model));
     else
         CHECK(weights_init_random(s->weights, s->dev, (uint64_t)c->seed));
-    if (c->model && skipped_layers_describe(s->model, words, sizeof words))
+    if (c->model && left_out_describe(s->model, words, sizeof words))
         log_info("%s: %s", c->model, words);
 out:
     return st;

@@ -3,7 +3,8 @@
  * They carry numbers without gaps; the client may send them in another order (the parts of a large
  * forward_backward do come so), so that one behind a gap is held until the gap is filled. A number
  * that was seen before is the same request again: it gets the same future. A gap that is not filled
- * in time ends the run for its client: what is behind it cannot be done as it was meant. */
+ * in time ends the run for its client: what is behind it cannot be done as it was meant, and fails,
+ * then and later. */
 #include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -107,7 +108,8 @@ void op_sweep(struct tinker *t)
     }
 }
 
-// Lets those go that have nothing missing before them.
+// Lets those go that have nothing missing before them: of a run that was given up, the missing one
+// itself alone, should it come after all.
 static void release_held(struct tinker *t, struct training_run *m)
 {
     while (m->held && m->held->seq_id <= m->next_seq) {

@@ -263,7 +263,7 @@ static bool is_wanted(const struct beginning *b, enum tensor_role role)
 {
     if (role == ROLE_COUNT) return false;
     if (role == ROLE_HEAD) return b->unembed;
-    return role >= ROLE_QKV && role <= ROLE_O ? b->attention : b->mlp;
+    return role >= ROLE_QKV && role < ROLE_POST_ATTN_NORM ? b->attention : b->mlp;
 }
 
 // The adapted matrices' names, between commas; PEFT's word for all but the head.

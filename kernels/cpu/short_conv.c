@@ -1,0 +1,136 @@
+/* short_conv.c: a causal convolution of a few rows, channel by channel, with SiLU behind it, and
+ * its gradient. Rows before a sequence's first are those of its prefix (packed) or of its slot's
+ * window (paged), and zeros before these: the same sum of as many terms wherever a row stands. */
+#include "kernels/cpu/cpu.h"
+#include <string.h>
+
+// The row `back` rows before row r of sequence s of a packed batch; -1: there is none.
+static int row_before(const struct batch_view *b, int s, int r, int back)
+{
+    const int at = r - back, first = b->query_start[s];
+    if (at >= first) return at;
+    const int in_prefix = b->prefix_len[s] - (first - at);
+    return in_prefix >= 0 ? b->prefix_start[s] + in_prefix : -1;
+}
+
+// The sum before SiLU; from[i]: inputs that meet tap i, NULL: zeros.
+static void convolve(float *sum, const float *const from[DELTA_MOST_TAPS], const float *w, int taps,
+                     int width)
+{
+    memset(sum, 0, (size_t)width * sizeof *sum);
+    for (int i = 0; i < taps; i++)
+        if (from[i])
+#pragma omp simd
+            for (int c = 0; c < width; c++) sum[c] += w[(int64_t)c * taps + i] * from[i][c];
+}
+
+static __attribute__((noinline)) void convolve_silu(float *y,
+                                                    const float *const from[DELTA_MOST_TAPS],
+                                                    const float *w, int taps, int width)
+{
+    convolve(y, from, w, taps, width);
+#pragma omp simd
+    for (int c = 0; c < width; c++) y[c] *= sigmoid(y[c]);
+}
+
+static const float *input_row(const struct conv_args *a, int row)
+{
+    return row < 0 ? NULL : (const float *)a->x + row * a->x_stride;
+}
+
+static void packed_inputs(const struct conv_args *a, int row, int taps,
+                          const float *ret[DELTA_MOST_TAPS])
+{
+    const struct batch_view *b = a->batch.view;
+    for (int i = 0; i < taps; i++)
+        ret[i] = input_row(a, row_before(b, b->seq_of[row], row, taps - 1 - i));
+}
+
+// The rows of sequence s, in order, with the window of its slot, which they leave behind.
+static void paged_rows(float *y, const struct conv_args *a, const struct delta_shape *s, int seq)
+{
+    const struct batch_view *b = a->batch.view;
+    const struct kv_view *kv = a->batch.kv;
+    const int width = delta_conv_width(s), before = s->taps - 1;
+    float *window =
+        kv->states + b->state_slot[seq] * kv->slot_elements + kv->layers[a->batch.layer].state;
+    if (b->positions[b->query_start[seq]] == 0)
+        memset(window, 0, (size_t)delta_window_elements(s) * sizeof *window);
+    for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++) {
+        const float *from[DELTA_MOST_TAPS];
+        for (int i = 0; i < before; i++) from[i] = window + i * width;
+        from[before] = input_row(a, row);
+        convolve_silu(y + (int64_t)row * width, from, a->w, s->taps, width);
+        memmove(window, window + width, (size_t)(before - 1) * (size_t)width * sizeof *window);
+        memcpy(window + (before - 1) * width, from[before], (size_t)width * sizeof *window);
+    }
+}
+
+void cpu_short_conv(struct device *dev, void *y, const struct conv_args *a,
+                    const struct delta_shape *s)
+{
+    const struct batch_view *b = a->batch.view;
+    const int width = delta_conv_width(s);
+    if (!cpu_is_f32(dev, "short_conv", s->dt)) return;
+    if (a->batch.kv) {
+        for (int seq = 0; seq < b->n_seqs; seq++) {
+            const int first = b->query_start[seq], n = b->query_start[seq + 1] - first;
+            if (b->state_slot[seq] >= 0)
+                paged_rows(y, a, s, seq);
+            else
+                memset((float *)y + (int64_t)first * width, 0,
+                       (size_t)n * (size_t)width * sizeof(float));
+        }
+        return;
+    }
+#pragma omp parallel for if ((int64_t)b->n_tokens * width > PARALLEL_WORK / 8)
+    for (int row = 0; row < b->n_tokens; row++) {
+        const float *from[DELTA_MOST_TAPS];
+        packed_inputs(a, row, s->taps, from);
+        convolve_silu((float *)y + (int64_t)row * width, from, a->w, s->taps, width);
+    }
+}
+
+// Threads own channels: what a row adds to those before it, and to the weights, is added row after
+// row.
+enum { CHANNELS = 64 };
+
+static void back_row(float *dx, float *dw, const float *dy, const struct conv_args *a,
+                     const struct delta_shape *s, int row, int first, int n)
+{
+    const struct batch_view *b = a->batch.view;
+    const float *from[DELTA_MOST_TAPS], *w = (const float *)a->w + (int64_t)first * s->taps;
+    float sum[CHANNELS];
+    packed_inputs(a, row, s->taps, from);
+    for (int i = 0; i < s->taps; i++)
+        if (from[i]) from[i] += first;
+    convolve(sum, from, w, s->taps, n);
+    for (int c = 0; c < n; c++) {
+        const float open = sigmoid(sum[c]);
+        sum[c] = dy[first + c] * open * (1 + sum[c] * (1 - open));
+    }
+    for (int i = 0; i < s->taps; i++) {
+        const int to = row_before(b, b->seq_of[row], row, s->taps - 1 - i);
+        if (to < 0) continue;
+        float *grad = dx + to * a->x_stride + first;
+        for (int c = 0; c < n; c++) {
+            grad[c] += sum[c] * w[c * s->taps + i];
+            if (dw) dw[(first + c) * s->taps + i] += sum[c] * from[i][c];
+        }
+    }
+}
+
+void cpu_short_conv_back(struct device *dev, void *dx, float *dw, const void *dy,
+                         const struct conv_args *a, const struct delta_shape *s)
+{
+    const int rows = a->batch.view->n_tokens, width = delta_conv_width(s);
+    if (!cpu_is_f32(dev, "short_conv_back", s->dt)) return;
+#pragma omp parallel for if ((int64_t)rows * width > PARALLEL_WORK / 8)
+    for (int first = 0; first < width; first += CHANNELS) {
+        const int n = width - first < CHANNELS ? width - first : CHANNELS;
+        for (int row = 0; row < rows; row++)
+            memset((float *)dx + row * a->x_stride + first, 0, (size_t)n * sizeof(float));
+        for (int row = 0; row < rows; row++)
+            back_row(dx, dw, (const float *)dy + (int64_t)row * width, a, s, row, first, n);
+    }
+}

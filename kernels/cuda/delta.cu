@@ -1,0 +1,634 @@
+/* delta.cu: the gated delta rule (ops.h, delta_shape) and its gradient, row after row.
+ *
+ * A block has one value head of a sequence, of a packed batch with those that it is the prefix of.
+ * Its S (key_dim, head_dim) is in registers, PART entries of a column to a thread: a warp has a few
+ * columns, and PARTS lanes share one. Columns need nothing of each other. Each warp makes q and k
+ * of a row for itself, in shared memory, where all its lanes read them; what the next row needs is
+ * loaded meanwhile. Blocks take one unit after another, so that scratch is bounded by the blocks
+ * that run, not by the batch.
+ *
+ * The gradient needs S before every row, from the last to the first. A block goes forward again,
+ * keeps S before every CHUNK-th row, and from there on S before each of a chunk's rows while it is
+ * that chunk's turn: of a sequence of n rows n / CHUNK + CHUNK matrices, n_sms times. Sums over
+ * columns (of dq, dk, and of a row's gates) are of warps, in order; those over the value heads of a
+ * key head, and over rows, are kernels of their own. */
+#include "kernels/cuda/act.cuh"
+#include "kernels/cuda/delta.cuh"
+
+#define CHUNK          64
+#define PART           32
+#define PART_PITCH     (PART + 4) // in shared memory, where the parts are read side by side
+#define MOST_PARTS     (DELTA_MOST_DIM / PART)
+#define MOST_WARPS     (DELTA_MOST_DIM * MOST_PARTS / 32)
+#define BLOCKS_PER_SM  4 // of the forward pass of packed batches
+#define LENGTH_EPS     1e-6f
+#define SHARED_THREADS 256
+
+// ---- one row ------------------------------------------------------------------------------------
+
+struct source { // of a value head, and which part of which column a thread has
+    const float *gates;
+    float rate, dt_bias; // exp(a_log)
+    int head, key_at, value_at, width, n_heads, key_dim, head_dim;
+    int keys; // width of the queries, and of the keys
+    int part, column;
+};
+
+// A row's numbers as they lie in memory, a lane's part.
+template <int PARTS> struct raw_row {
+    float q[PARTS], k[PARTS], v, b, a;
+};
+
+template <typename T, int PARTS>
+__device__ __forceinline__ raw_row<PARTS> read_raw(const T *qkv, const source &f, int row)
+{
+    raw_row<PARTS> r;
+    const T *at = qkv + (int64_t)row * f.width;
+    const float *gates = f.gates + (int64_t)row * 2 * f.n_heads;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        int e = lane + PART * i;
+        r.q[i] = e < f.key_dim ? to_f32(at[f.key_at + e]) : 0.f;
+        r.k[i] = e < f.key_dim ? to_f32(at[f.keys + f.key_at + e]) : 0.f;
+    }
+    r.v = f.column < f.head_dim ? to_f32(at[f.value_at + f.column]) : 0.f;
+    r.b = gates[f.head];
+    r.a = gates[f.n_heads + f.head];
+    return r;
+}
+
+// What the rule takes of a row, beside q and k, which are in the warp's shared memory.
+struct gates_of_row {
+    float v, beta, decay, a, softplus;
+};
+
+__device__ __forceinline__ float softplus_of(float x)
+{
+    return x > 20.f ? x : log1pf(expf(x));
+}
+
+template <int PARTS> struct vectors { // a warp's
+    float q[PARTS * PART_PITCH], k[PARTS * PART_PITCH];
+};
+
+template <int PARTS>
+__device__ __forceinline__ gates_of_row prepare(vectors<PARTS> &to, const raw_row<PARTS> &r,
+                                                const source &f)
+{
+    gates_of_row g;
+    float qq = 0, kk = 0;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        qq = fmaf(r.q[i], r.q[i], qq);
+        kk = fmaf(r.k[i], r.k[i], kk);
+    }
+    float q_scale = 1.f / (sqrtf(lanes_sum(qq) + LENGTH_EPS) * sqrtf((float)f.key_dim));
+    float k_scale = 1.f / sqrtf(lanes_sum(kk) + LENGTH_EPS);
+    __syncwarp(); // the row before is done with
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        to.q[lane + PART_PITCH * i] = r.q[i] * q_scale;
+        to.k[lane + PART_PITCH * i] = r.k[i] * k_scale;
+    }
+    __syncwarp();
+    g.v = r.v;
+    g.beta = sigmoid(r.b);
+    g.a = r.a + f.dt_bias;
+    g.softplus = softplus_of(g.a);
+    g.decay = expf(-f.rate * g.softplus);
+    return g;
+}
+
+// The sum over the lanes that share a column, given to all of them.
+template <int PARTS> __device__ __forceinline__ float parts_sum(float x)
+{
+#pragma unroll
+    for (int o = 32 / PARTS; o < 32; o <<= 1) x += __shfl_xor_sync(~0u, x, o);
+    return x;
+}
+
+// A thread's part of S, one row further; returns what the column gives. error: the value less what
+// S had for its key.
+template <int PARTS>
+__device__ __forceinline__ float advance(float (&S)[PART], const vectors<PARTS> &row,
+                                         const gates_of_row &g, const source &f, float &error)
+{
+    const float *own_k = row.k + f.part * PART_PITCH, *own_q = row.q + f.part * PART_PITCH;
+    float had[4] = {}, out[4] = {};
+#pragma unroll
+    for (int k = 0; k < PART; k += 4) {
+        float4 key = *(const float4 *)(own_k + k);
+        float keys[4] = {key.x, key.y, key.z, key.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            S[k + i] *= g.decay;
+            had[i] = fmaf(S[k + i], keys[i], had[i]);
+        }
+    }
+    error = g.v - parts_sum<PARTS>((had[0] + had[1]) + (had[2] + had[3]));
+    float add = g.beta * error;
+#pragma unroll
+    for (int k = 0; k < PART; k += 4) {
+        float4 key = *(const float4 *)(own_k + k), query = *(const float4 *)(own_q + k);
+        float keys[4] = {key.x, key.y, key.z, key.w};
+        float queries[4] = {query.x, query.y, query.z, query.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            S[k + i] = fmaf(keys[i], add, S[k + i]);
+            out[i] = fmaf(S[k + i], queries[i], out[i]);
+        }
+    }
+    return parts_sum<PARTS>((out[0] + out[1]) + (out[2] + out[3]));
+}
+
+template <int PARTS>
+__device__ __forceinline__ source source_of(const delta_shape &s, const float *gates, float a_log,
+                                            float dt_bias, int head)
+{
+    const int columns = 32 / PARTS, lane = threadIdx.x % 32;
+    source f;
+    f.gates = gates;
+    f.rate = expf(a_log);
+    f.dt_bias = dt_bias;
+    f.head = head;
+    f.keys = s.n_key_heads * s.key_dim;
+    f.key_at = head / (s.n_heads / s.n_key_heads) * s.key_dim;
+    f.value_at = 2 * f.keys + head * s.head_dim;
+    f.width = 2 * f.keys + s.n_heads * s.head_dim;
+    f.n_heads = s.n_heads;
+    f.key_dim = s.key_dim;
+    f.head_dim = s.head_dim;
+    f.part = lane / columns;
+    f.column = threadIdx.x / 32 * columns + lane % columns;
+    return f;
+}
+
+// Whether a thread stores what its column has in common with the lanes that share it.
+__device__ __forceinline__ bool speaks(const source &f)
+{
+    return f.part == 0 && f.column < f.head_dim;
+}
+
+// ---- S in memory --------------------------------------------------------------------------------
+
+// In scratch a thread's part has a place of its own, whatever the head's size.
+__device__ __forceinline__ void keep(float *to, const float (&S)[PART])
+{
+#pragma unroll
+    for (int k = 0; k < PART; k++) to[k * blockDim.x + threadIdx.x] = S[k];
+}
+
+__device__ __forceinline__ void recall(float (&S)[PART], const float *from)
+{
+#pragma unroll
+    for (int k = 0; k < PART; k++) S[k] = from[k * blockDim.x + threadIdx.x];
+}
+
+__device__ __forceinline__ void clear(float (&S)[PART])
+{
+#pragma unroll
+    for (int k = 0; k < PART; k++) S[k] = 0.f;
+}
+
+// In a slot it lies (key_dim, head_dim).
+__device__ __forceinline__ void read_slot(float (&S)[PART], const float *slot, const source &f)
+{
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        int k = f.part * PART + i;
+        S[i] = k < f.key_dim && f.column < f.head_dim ? slot[k * f.head_dim + f.column] : 0.f;
+    }
+}
+
+__device__ __forceinline__ void write_slot(float *slot, const float (&S)[PART], const source &f)
+{
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        int k = f.part * PART + i;
+        if (k < f.key_dim && f.column < f.head_dim) slot[k * f.head_dim + f.column] = S[i];
+    }
+}
+
+// ---- forward ------------------------------------------------------------------------------------
+
+template <typename T, int PARTS>
+__device__ __forceinline__ void run(float (&S)[PART], T *out, const T *qkv, const source &f,
+                                    vectors<PARTS> &row_vectors, int first, int end)
+{
+    float error;
+    raw_row<PARTS> next = read_raw<T, PARTS>(qkv, f, first);
+    for (int row = first; row < end; row++) {
+        gates_of_row g = prepare<PARTS>(row_vectors, next, f);
+        if (row + 1 < end) next = read_raw<T, PARTS>(qkv, f, row + 1);
+        float y = advance<PARTS>(S, row_vectors, g, f, error);
+        if (speaks(f))
+            out[((int64_t)row * f.n_heads + f.head) * f.head_dim + f.column] = from_f32<T>(y);
+    }
+}
+
+template <typename T, int PARTS>
+__global__ void __launch_bounds__(MOST_WARPS * 32)
+    delta_kernel(T *out, const T *qkv, const float *gates, const T *a_log, const T *dt_bias,
+                 delta_rows b, delta_shape s, float *scratch)
+{
+    grid_begin();
+    __shared__ vectors<PARTS> shared[MOST_WARPS];
+    vectors<PARTS> &mine = shared[threadIdx.x / 32];
+    float *prefix = scratch + (int64_t)blockIdx.x * PART * blockDim.x;
+    for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads; unit += gridDim.x) {
+        int seq = unit / s.n_heads, head = unit % s.n_heads;
+        if (!delta_begins(b, seq)) continue;
+        source f = source_of<PARTS>(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head);
+        int first = b.query_start[seq], end = delta_unit_end(b, seq);
+        float S[PART], *slot = NULL;
+        clear(S);
+        if (b.paged) {
+            if (b.state_slot[seq] < 0) {
+                if (speaks(f))
+                    out[((int64_t)first * s.n_heads + head) * s.head_dim + f.column] =
+                        from_f32<T>(0.f);
+                continue;
+            }
+            slot = b.states + b.state_slot[seq] * b.slot_elements +
+                   (int64_t)(s.taps - 1) * f.width + (int64_t)head * s.key_dim * s.head_dim;
+            if (b.positions[first] > 0) read_slot(S, slot, f);
+        }
+        run<T, PARTS>(S, out, qkv, f, mine, first, b.query_start[seq + 1]);
+        if (!b.paged && end > seq + 1) keep(prefix, S);
+        for (int next = seq + 1; next < end; next++) {
+            if (!b.paged) recall(S, prefix);
+            run<T, PARTS>(S, out, qkv, f, mine, b.query_start[next], b.query_start[next + 1]);
+        }
+        if (b.paged) write_slot(slot, S, f);
+    }
+}
+
+// Parts of a column: a power of two, so that a warp has whole columns.
+static int parts_of(const struct delta_shape *s)
+{
+    return s->key_dim <= PART ? 1 : s->key_dim <= 2 * PART ? 2 : 4;
+}
+
+// Calls f(element, number<PARTS>).
+template <typename F> static void with_parts(const struct delta_shape *s, F f)
+{
+    with_type(s->dt, [&](auto t) {
+        if (parts_of(s) == 1)
+            f(t, number<1>());
+        else if (parts_of(s) == 2)
+            f(t, number<2>());
+        else
+            f(t, number<4>());
+    });
+}
+
+static int threads_of(const struct delta_shape *s)
+{
+    return ceil_div(s->head_dim * parts_of(s), 32) * 32;
+}
+
+static int64_t matrix_of(const struct delta_shape *s) // in scratch
+{
+    return (int64_t)PART * threads_of(s);
+}
+
+static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs, int per_sm)
+{
+    const int units = n_seqs * s->n_heads, most = cuda_use(dev)->n_sms * per_sm;
+    return units < most ? units : most;
+}
+
+void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
+                     const struct delta_shape *s)
+{
+    const struct delta_rows rows = delta_rows_of(&a->batch);
+    if (rows.n_tokens <= 0) return;
+    const int blocks =
+        rows.paged ? rows.n_seqs * s->n_heads : blocks_of(dev, s, rows.n_seqs, BLOCKS_PER_SM);
+    float *scratch = NULL; // a paged batch is computed without: its step may be being captured
+    if (!rows.paged &&
+        !(scratch = (float *)cuda_workspace(dev, blocks * matrix_of(s) * sizeof(float))))
+        return;
+    with_parts(s, [&](auto t, auto parts) {
+        using T = decltype(t);
+        constexpr int PARTS = decltype(parts)::value;
+        cuda_launch(dev, "delta_rule", delta_kernel<T, PARTS>, blocks, threads_of(s), 0, (T *)out,
+                    (const T *)a->qkv, a->gates, (const T *)a->a_log, (const T *)a->dt_bias, rows,
+                    *s, scratch);
+    });
+}
+
+// ---- backward -----------------------------------------------------------------------------------
+
+// Scratch: each block's own, and what all write into. Where things begin, in floats.
+struct back_memory {
+    float *at;
+    int64_t block;                              // a block's, of which:
+    int64_t kept, chunk, errors, dS, dS_prefix; // see the file's head
+    int64_t dvectors; // (T, n_heads, 2, key_dim): of q and k as the rule takes them
+    int64_t shared;   // (T, n_heads, 2): a row's part of the gradients of a_log and dt_bias
+    int64_t end;
+};
+
+static struct back_memory lay_out_back(const struct delta_shape *s, int blocks, int rows,
+                                       int max_context)
+{
+    const int64_t matrix = matrix_of(s), heads = (int64_t)rows * s->n_heads;
+    struct back_memory m = {};
+    m.kept = 0; // of a prefix and of a sequence behind it: before every chunk, and behind the last
+    m.chunk = m.kept + (ceil_div(max_context, CHUNK) + 3) * matrix;
+    m.errors = m.chunk + CHUNK * matrix;
+    m.dS = m.errors + (int64_t)CHUNK * threads_of(s);
+    m.dS_prefix = m.dS + matrix;
+    m.block = m.dS_prefix + matrix;
+    m.dvectors = m.block * blocks;
+    m.shared = m.dvectors + heads * 2 * s->key_dim;
+    m.end = m.shared + heads * 2;
+    return m;
+}
+
+size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int rows,
+                          int max_context)
+{
+    if (s->n_heads == 0) return 0;
+    const struct back_memory m = lay_out_back(s, cuda_use(dev)->n_sms, rows, max_context);
+    const size_t back = m.end * sizeof(float), conv = cuda_conv_scratch(s, rows);
+    const size_t forward =
+        (size_t)cuda_use(dev)->n_sms * BLOCKS_PER_SM * matrix_of(s) * sizeof(float);
+    return max(max(back, conv), forward);
+}
+
+// The sums over N neighbouring lanes of x[0] to x[N - 1]; the i-th of them has that of x[i].
+template <int N> __device__ __forceinline__ float lane_sums(float (&x)[N])
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int o = N / 2; o; o >>= 1) {
+        bool upper = lane & o;
+#pragma unroll
+        for (int i = 0; i < o; i++) {
+            float mine = upper ? x[i + o] : x[i], other = upper ? x[i] : x[i + o];
+            x[i] = mine + __shfl_xor_sync(~0u, other, o);
+        }
+    }
+    return x[0];
+}
+
+template <int PARTS> struct back_shared {
+    vectors<PARTS> rows[MOST_WARPS];
+    float dq[MOST_WARPS][PARTS * PART], dk[MOST_WARPS][PARTS * PART];
+    float dbeta[MOST_WARPS], ddecay[MOST_WARPS];
+};
+
+template <typename T> struct back_arrays {
+    T *dqkv, *dgates;
+    const T *dout, *qkv;
+};
+
+// S before every chunk of a sequence's rows, and behind the last, from S on.
+template <typename T, int PARTS>
+__device__ __noinline__ float *keep_states(float *kept, const float *from, const T *qkv,
+                                           const source &f, vectors<PARTS> &mine, int first,
+                                           int end)
+{
+    float S[PART], error;
+    if (from)
+        recall(S, from);
+    else
+        clear(S);
+    for (int row = first; row < end; row++) {
+        if ((row - first) % CHUNK == 0) {
+            keep(kept, S);
+            kept += PART * blockDim.x;
+        }
+        gates_of_row g = prepare<PARTS>(mine, read_raw<T, PARTS>(qkv, f, row), f);
+        advance<PARTS>(S, mine, g, f, error);
+    }
+    keep(kept, S);
+    return kept;
+}
+
+// S before each row of a chunk, and each row's error.
+template <typename T, int PARTS>
+__device__ __noinline__ void replay_chunk(float *chunk, float *errors, const float *from,
+                                          const T *qkv, const source &f, vectors<PARTS> &mine,
+                                          int first, int n)
+{
+    float S[PART], error;
+    recall(S, from);
+    for (int i = 0; i < n; i++) {
+        keep(chunk + (int64_t)i * PART * blockDim.x, S);
+        gates_of_row g = prepare<PARTS>(mine, read_raw<T, PARTS>(qkv, f, first + i), f);
+        advance<PARTS>(S, mine, g, f, error);
+        errors[i * blockDim.x + threadIdx.x] = error;
+    }
+}
+
+// The warps' sums of a row, added in order.
+template <typename T, int PARTS>
+__device__ __forceinline__ void join_warps(const back_shared<PARTS> &w, const back_arrays<T> &to,
+                                           const back_memory &m, const source &f,
+                                           const gates_of_row &g, int row)
+{
+    int warps = blockDim.x / 32;
+    int64_t at = (int64_t)row * f.n_heads + f.head;
+    for (int i = threadIdx.x; i < 2 * f.key_dim; i += blockDim.x) {
+        bool is_key = i >= f.key_dim;
+        int k = is_key ? i - f.key_dim : i;
+        float sum = 0;
+        for (int warp = 0; warp < warps; warp++) sum += is_key ? w.dk[warp][k] : w.dq[warp][k];
+        m.at[m.dvectors + at * 2 * f.key_dim + i] = sum;
+    }
+    if (threadIdx.x > 0) return;
+    float dbeta = 0, ddecay = 0;
+    for (int warp = 0; warp < warps; warp++) {
+        dbeta += w.dbeta[warp];
+        ddecay += w.ddecay[warp];
+    }
+    float dexponent = -ddecay * g.decay * f.rate, da = dexponent * sigmoid(g.a); // of softplus(a)
+    T *dgates = to.dgates + (int64_t)row * 2 * f.n_heads + f.head;
+    dgates[0] = from_f32<T>(dbeta * g.beta * (1.f - g.beta));
+    dgates[f.n_heads] = from_f32<T>(da);
+    m.at[m.shared + at * 2] = dexponent * g.softplus;
+    m.at[m.shared + at * 2 + 1] = da;
+}
+
+// From the gradient of S behind a row to that before it, in dS, and the row's own gradients.
+template <typename T, int PARTS>
+__device__ __forceinline__ void back_row(float (&dS)[PART], back_shared<PARTS> &w,
+                                         const float *before, float error, const back_arrays<T> &to,
+                                         const back_memory &m, const source &f, int row)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t value = ((int64_t)row * f.n_heads + f.head) * f.head_dim + f.column;
+    const float *q = w.rows[warp].q + f.part * PART_PITCH,
+                *k = w.rows[warp].k + f.part * PART_PITCH;
+    gates_of_row g = prepare<PARTS>(w.rows[warp], read_raw<T, PARTS>(to.qkv, f, row), f);
+    float dout = f.column < f.head_dim ? to_f32(to.dout[value]) : 0.f;
+    float add = g.beta * error, dadd = 0, ddecay = 0;
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        dS[i] = fmaf(q[i], dout, dS[i]);
+        dadd = fmaf(dS[i], k[i], dadd);
+    }
+    dadd = parts_sum<PARTS>(dadd);
+    float dv = g.beta * dadd, dread = -dv;
+    if (speaks(f)) to.dqkv[(int64_t)row * f.width + f.value_at + f.column] = from_f32<T>(dv);
+    constexpr int COLUMNS = 32 / PARTS;
+#pragma unroll
+    for (int from = 0; from < PART; from += COLUMNS) {
+        float dq[COLUMNS], dk[COLUMNS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            int i = from + c;
+            float S = before[i * blockDim.x + threadIdx.x], decayed = g.decay * S;
+            dq[c] = fmaf(k[i], add, decayed) * dout;
+            dk[c] = fmaf(dS[i], add, decayed * dread);
+            dS[i] = fmaf(k[i], dread, dS[i]);
+            ddecay = fmaf(S, dS[i], ddecay);
+            dS[i] *= g.decay;
+        }
+        int at = f.part * PART + from + lane % COLUMNS;
+        w.dq[warp][at] = lane_sums<COLUMNS>(dq);
+        w.dk[warp][at] = lane_sums<COLUMNS>(dk);
+    }
+    float dbeta = lanes_sum(speaks(f) ? dadd * error : 0.f);
+    ddecay = lanes_sum(ddecay);
+    if (lane == 0) {
+        w.dbeta[warp] = dbeta;
+        w.ddecay[warp] = ddecay;
+    }
+    __syncthreads();
+    join_warps<T, PARTS>(w, to, m, f, g, row);
+    __syncthreads();
+}
+
+// The rows of a sequence from the last to the first; dS is in the block's scratch between chunks.
+template <typename T, int PARTS>
+__device__ void back_sequence(back_shared<PARTS> &w, float *memory, const float *kept,
+                              const back_arrays<T> &to, const back_memory &m, const source &f,
+                              int first, int end)
+{
+    for (int c = (end - first + CHUNK - 1) / CHUNK - 1; c >= 0; c--) {
+        int from = first + c * CHUNK, n = min(end - from, CHUNK);
+        replay_chunk<T, PARTS>(memory + m.chunk, memory + m.errors,
+                               kept + (int64_t)c * PART * blockDim.x, to.qkv, f,
+                               w.rows[threadIdx.x / 32], from, n);
+        float dS[PART];
+        recall(dS, memory + m.dS);
+        for (int i = n - 1; i >= 0; i--)
+            back_row<T, PARTS>(dS, w, memory + m.chunk + (int64_t)i * PART * blockDim.x,
+                               memory[m.errors + i * blockDim.x + threadIdx.x], to, m, f, from + i);
+        keep(memory + m.dS, dS);
+    }
+}
+
+template <typename T, int PARTS>
+__global__ void __launch_bounds__(MOST_WARPS * 32)
+    delta_back_kernel(back_arrays<T> to, back_memory m, const float *gates, const T *a_log,
+                      const T *dt_bias, delta_rows b, delta_shape s)
+{
+    grid_begin();
+    __shared__ back_shared<PARTS> w;
+    float *memory = m.at + (int64_t)blockIdx.x * m.block;
+    vectors<PARTS> &mine = w.rows[threadIdx.x / 32];
+    for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads; unit += gridDim.x) {
+        int seq = unit / s.n_heads, head = unit % s.n_heads;
+        if (!delta_begins(b, seq)) continue;
+        source f = source_of<PARTS>(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head);
+        float *kept = memory + m.kept, *dS = memory + m.dS, *sum = memory + m.dS_prefix;
+        float *behind = keep_states<T, PARTS>(kept, NULL, to.qkv, f, mine, b.query_start[seq],
+                                              b.query_start[seq + 1]);
+        float *own = behind + PART * blockDim.x;
+        for (int k = 0; k < PART; k++) sum[k * blockDim.x + threadIdx.x] = 0.f;
+        for (int child = seq + 1; child < delta_unit_end(b, seq); child++) {
+            int first = b.query_start[child], end = b.query_start[child + 1];
+            keep_states<T, PARTS>(own, behind, to.qkv, f, mine, first, end);
+            for (int k = 0; k < PART; k++) dS[k * blockDim.x + threadIdx.x] = 0.f;
+            back_sequence<T, PARTS>(w, memory, own, to, m, f, first, end);
+            for (int k = 0; k < PART; k++)
+                sum[k * blockDim.x + threadIdx.x] += dS[k * blockDim.x + threadIdx.x];
+        }
+        for (int k = 0; k < PART; k++)
+            dS[k * blockDim.x + threadIdx.x] = sum[k * blockDim.x + threadIdx.x];
+        back_sequence<T, PARTS>(w, memory, kept, to, m, f, b.query_start[seq],
+                                b.query_start[seq + 1]);
+    }
+}
+
+// From the gradients of a row's q (block z 0) or k (1) as the value heads of a key head (block y)
+// take it to that of what it was made of. A warp's.
+template <typename T>
+__global__ void length_back_kernel(T *dqkv, const T *qkv, const float *dvectors, delta_shape s)
+{
+    grid_begin();
+    int each = s.n_heads / s.n_key_heads, lane = threadIdx.x;
+    int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
+    int64_t at =
+        (int64_t)blockIdx.x * width + (blockIdx.z * s.n_key_heads + blockIdx.y) * s.key_dim;
+    const float *from =
+        dvectors +
+        (((int64_t)blockIdx.x * s.n_heads + blockIdx.y * each) * 2 + blockIdx.z) * s.key_dim;
+    float d[DELTA_MOST_DIM / 32], x[DELTA_MOST_DIM / 32], squares = 0, along = 0;
+    for (int i = 0; i < DELTA_MOST_DIM / 32; i++) {
+        int e = lane + 32 * i;
+        d[i] = x[i] = 0;
+        if (e >= s.key_dim) continue;
+        x[i] = to_f32(qkv[at + e]);
+        for (int h = 0; h < each; h++) d[i] += from[(int64_t)h * 2 * s.key_dim + e];
+        squares += x[i] * x[i];
+        along += x[i] * d[i];
+    }
+    float inverse = 1.f / sqrtf(lanes_sum(squares) + LENGTH_EPS);
+    float scale = blockIdx.z ? inverse : inverse / sqrtf((float)s.key_dim);
+    along = lanes_sum(along) * inverse * inverse;
+    for (int i = 0; i < DELTA_MOST_DIM / 32; i++)
+        if (lane + 32 * i < s.key_dim)
+            dqkv[at + lane + 32 * i] = from_f32<T>(scale * (d[i] - x[i] * along));
+}
+
+// What all rows of a head share: block x is the head.
+__global__ void shared_back_kernel(float *da_log, float *ddt_bias, const float *parts, int rows,
+                                   int n_heads)
+{
+    grid_begin();
+    __shared__ float shared[32];
+    float a_log = 0, dt_bias = 0;
+    for (int row = threadIdx.x; row < rows; row += SHARED_THREADS) {
+        const float *part = parts + ((int64_t)row * n_heads + blockIdx.x) * 2;
+        a_log += part[0];
+        dt_bias += part[1];
+    }
+    a_log = block_sum(a_log, shared);
+    dt_bias = block_sum(dt_bias, shared);
+    if (threadIdx.x > 0) return;
+    if (da_log) da_log[blockIdx.x] += a_log;
+    if (ddt_bias) ddt_bias[blockIdx.x] += dt_bias;
+}
+
+void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, const void *dout,
+                          const struct delta_args *a, const struct delta_shape *s)
+{
+    const struct delta_rows rows = delta_rows_of(&a->batch);
+    const int n = rows.n_tokens;
+    if (n <= 0) return;
+    const int blocks = blocks_of(dev, s, rows.n_seqs, 1);
+    struct back_memory m = lay_out_back(s, blocks, n, a->batch.view->max_context);
+    m.at = (float *)cuda_workspace(dev, m.end * sizeof(float));
+    if (!m.at) return;
+    with_parts(s, [&](auto t, auto parts) {
+        using T = decltype(t);
+        constexpr int PARTS = decltype(parts)::value;
+        const back_arrays<T> arrays = {(T *)grads->qkv, (T *)grads->gates, (const T *)dout,
+                                       (const T *)a->qkv};
+        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T, PARTS>, blocks, threads_of(s), 0,
+                    arrays, m, a->gates, (const T *)a->a_log, (const T *)a->dt_bias, rows, *s);
+        cuda_launch(dev, "delta_rule_back", length_back_kernel<T>, dim3(n, s->n_key_heads, 2), 32,
+                    0, (T *)grads->qkv, (const T *)a->qkv, (const float *)(m.at + m.dvectors), *s);
+    });
+    if (grads->a_log || grads->dt_bias)
+        cuda_launch(dev, "delta_rule_back", shared_back_kernel, s->n_heads, SHARED_THREADS, 0,
+                    grads->a_log, grads->dt_bias, (const float *)(m.at + m.shared), n, s->n_heads);
+}

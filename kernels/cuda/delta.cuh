@@ -1,0 +1,53 @@
+/* delta.cuh: a batch as the recurrences of linear attention go over it (ops.h, delta_batch), by
+ * value, and who comes before whom in it. Private to kernels/cuda. */
+#ifndef KERNELS_CUDA_DELTA_CUH
+#define KERNELS_CUDA_DELTA_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+struct delta_rows {
+    const int32_t *query_start, *positions, *seq_of;
+    const int32_t *prefix_start, *prefix_len, *attend_end; // packed
+    const int32_t *state_slot;                             // paged
+    int n_tokens, n_seqs;
+    bool paged;
+    float *states; // of the layer, in slot 0
+    int64_t slot_elements;
+};
+
+static inline struct delta_rows delta_rows_of(const struct delta_batch *b)
+{
+    struct delta_rows r = {};
+    r.query_start = b->view->query_start;
+    r.positions = b->view->positions;
+    r.seq_of = b->view->seq_of;
+    r.prefix_start = b->view->prefix_start;
+    r.prefix_len = b->view->prefix_len;
+    r.attend_end = b->view->attend_end;
+    r.state_slot = b->view->state_slot;
+    r.n_tokens = b->view->n_tokens;
+    r.n_seqs = b->view->n_seqs;
+    r.paged = b->kv != NULL;
+    if (b->kv) {
+        r.states = b->kv->states + b->kv->layers[b->layer].state;
+        r.slot_elements = b->kv->slot_elements;
+    }
+    return r;
+}
+
+// Whether sequence s goes on from no other of the batch.
+__device__ __forceinline__ bool delta_begins(const delta_rows &b, int s)
+{
+    if (!b.paged) return b.prefix_len[s] == 0;
+    return s == 0 || b.state_slot[s] < 0 || b.state_slot[s - 1] != b.state_slot[s];
+}
+
+// The sequence behind the last that goes on from s, which begins.
+__device__ __forceinline__ int delta_unit_end(const delta_rows &b, int s)
+{
+    do s++;
+    while (s < b.n_seqs && !delta_begins(b, s));
+    return s;
+}
+
+#endif

@@ -1,0 +1,601 @@
+/* test_delta.c: linear attention by the gated delta rule, the convolution before it, the gates, and
+ * the gradients of all three; over packed batches with prefixes, and over paged ones that go on
+ * from states. */
+#include "tests/support/op_table.h"
+
+// p: prefix rows, sequences behind it, rows of each, key heads, heads, key_dim, head_dim, taps. A
+// batch is the prefix, the sequences, and one of as many rows as the prefix that shares nothing.
+enum { PREFIX, SEQS, EACH, KEY_HEADS, HEADS, KEY_DIM, HEAD_DIM, TAPS };
+
+static struct delta_shape shape_of(const struct op_test *t)
+{
+    const int *p = t->c->p;
+    return (struct delta_shape){.n_key_heads = p[KEY_HEADS],
+                                .n_heads = p[HEADS],
+                                .key_dim = p[KEY_DIM],
+                                .head_dim = p[HEAD_DIM],
+                                .taps = p[TAPS],
+                                .dt = t->dt};
+}
+
+static int rows_of(const int *p)
+{
+    return 2 * p[PREFIX] + p[SEQS] * p[EACH];
+}
+
+// ---- packed batches -----------------------------------------------------------------------------
+// The lists of a packed batch; pointers at launch are those from `first` on.
+static void packed_lists(struct op_test *t)
+{
+    const int *p = t->c->p, n = p[SEQS] + 2, rows = rows_of(p);
+    int32_t *start = ints(t, "query_start", n + 1), *seq = ints(t, "seq_of", rows);
+    int32_t *from = ints(t, "prefix_start", n), *len = ints(t, "prefix_len", n);
+    int32_t *end = ints(t, "attend_end", n);
+    start[0] = 0;
+    for (int s = 0; s < n; s++) {
+        const bool behind = s > 0 && s < n - 1;
+        start[s + 1] = start[s] + (behind ? p[EACH] : p[PREFIX]);
+        from[s] = 0;
+        len[s] = behind ? p[PREFIX] : 0;
+        for (int r = start[s]; r < start[s + 1]; r++) seq[r] = s;
+    }
+    for (int s = 0; s < n; s++) end[s] = s == 0 ? start[n - 1] : start[s + 1];
+}
+
+static struct delta_batch packed_batch(struct op_test *t, void **lists)
+{
+    const int *p = t->c->p;
+    t->batch = (struct batch_view){.n_tokens = rows_of(p),
+                                   .n_seqs = p[SEQS] + 2,
+                                   .max_context = p[PREFIX] + p[EACH],
+                                   .packed = true,
+                                   .query_start = lists[0],
+                                   .seq_of = lists[1],
+                                   .prefix_start = lists[2],
+                                   .prefix_len = lists[3],
+                                   .attend_end = lists[4]};
+    return (struct delta_batch){.view = &t->batch};
+}
+
+// The rows that row r goes on from, and itself last: `ret` has room for them.
+static int rows_up_to(const int *p, int r, int *ret)
+{
+    const int last = p[PREFIX] + p[SEQS] * p[EACH]; // the first row that shares nothing
+    const int own = r < p[PREFIX] ? 0
+                    : r < last    ? p[PREFIX] + (r - p[PREFIX]) / p[EACH] * p[EACH]
+                                  : last;
+    int n = 0;
+    if (r >= p[PREFIX] && r < last)
+        for (; n < p[PREFIX]; n++) ret[n] = n;
+    for (int i = own; i <= r; i++) ret[n++] = i;
+    return n;
+}
+
+// ---- formulas -----------------------------------------------------------------------------------
+static double sigmoid_of(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+// One head, one row further; `out` (head_dim) may be NULL.
+static void rule_row(const struct delta_shape *s, int head, double *S, double *out,
+                     const double *qkv, const double *gates, double a_log, double dt_bias)
+{
+    const int keys = delta_key_width(s), dim = s->key_dim, n = s->head_dim;
+    const double *q = qkv + head / (s->n_heads / s->n_key_heads) * dim, *k = q + keys;
+    const double *v = qkv + 2 * keys + head * n, beta = sigmoid_of(gates[head]);
+    const double decay = exp(-exp(a_log) * log1p(exp(gates[s->n_heads + head] + dt_bias)));
+    double qq = 1e-6, kk = 1e-6;
+    for (int i = 0; i < dim; i++) qq += q[i] * q[i];
+    for (int i = 0; i < dim; i++) kk += k[i] * k[i];
+    for (int c = 0; c < n; c++) {
+        double had = 0, y = 0;
+        for (int i = 0; i < dim; i++) {
+            S[i * n + c] *= decay;
+            had += S[i * n + c] * k[i] / sqrt(kk);
+        }
+        for (int i = 0; i < dim; i++) {
+            S[i * n + c] += k[i] / sqrt(kk) * beta * (v[c] - had);
+            y += S[i * n + c] * q[i] / sqrt(qq * dim);
+        }
+        if (out) out[c] = y;
+    }
+}
+
+static double conv_row(const struct delta_shape *s, const double *const from[DELTA_MOST_TAPS],
+                       const double *w, int c)
+{
+    double sum = 0;
+    for (int i = 0; i < s->taps; i++)
+        if (from[i]) sum += w[c * s->taps + i] * from[i][c];
+    return sum * sigmoid_of(sum);
+}
+
+// ---- the rule, packed ---------------------------------------------------------------------------
+static void rule_packed(struct op_test *t, double *out, const double *qkv, const double *gates,
+                        const double *a_log, const double *dt_bias)
+{
+    const struct delta_shape s = shape_of(t);
+    const int *p = t->c->p, n = s.key_dim * s.head_dim;
+    double *S = must(malloc((size_t)n * sizeof *S)), *prefix = must(malloc((size_t)n * sizeof *S));
+    for (int h = 0; h < s.n_heads; h++)
+        for (int seq = 0, row = 0; seq < p[SEQS] + 2; seq++) {
+            const bool behind = seq > 0 && seq <= p[SEQS];
+            for (int i = 0; i < n; i++) S[i] = behind ? prefix[i] : 0;
+            for (int end = row + (behind ? p[EACH] : p[PREFIX]); row < end; row++)
+                rule_row(&s, h, S, out + ((int64_t)row * s.n_heads + h) * s.head_dim,
+                         qkv + (int64_t)row * delta_conv_width(&s),
+                         gates + (int64_t)row * 2 * s.n_heads, a_log[h], dt_bias[h]);
+            for (int i = 0; i < n && seq == 0; i++) prefix[i] = S[i];
+        }
+    free(prefix);
+    free(S);
+}
+
+static void rule_inputs(struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    const int rows = rows_of(t->c->p);
+    floats(t, "qkv", IN, DATA, (int64_t)rows * delta_conv_width(&s), 1);
+    floats(t, "gates", IN, F32, (int64_t)rows * 2 * s.n_heads, 1.5f);
+    floats(t, "a_log", IN, DATA, s.n_heads, 0.5f);
+    floats(t, "dt_bias", IN, DATA, s.n_heads, 1);
+}
+
+static void rule_setup(struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    floats(t, "out", OUT, DATA, (int64_t)rows_of(t->c->p) * delta_value_width(&s), 1);
+    rule_inputs(t);
+    packed_lists(t);
+}
+
+static void rule_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct delta_shape s = shape_of(t);
+    const struct delta_args args = {d[1], d[2], d[3], d[4], packed_batch(t, d + 5)};
+    ops->delta_rule(dev, d[0], &args, &s);
+}
+
+static void rule_reference(struct op_test *t, double **v)
+{
+    rule_packed(t, t->a[0].expect, v[1], v[2], v[3], v[4]);
+}
+
+static const struct op_def op_rule = {"delta_rule", rule_setup, rule_launch, rule_reference};
+
+enum { RB_DQKV, RB_DGATES, RB_DA, RB_DDT, RB_DOUT, RB_QKV, RB_GATES, RB_A, RB_DT, RB_LISTS };
+
+static void rule_back_setup(struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    const int rows = rows_of(t->c->p);
+    floats(t, "dqkv", OUT, DATA, (int64_t)rows * delta_conv_width(&s), 1);
+    floats(t, "dgates", OUT, DATA, (int64_t)rows * 2 * s.n_heads, 1);
+    floats(t, "da_log", INOUT, F32, s.n_heads, 1);
+    floats(t, "ddt_bias", INOUT, F32, s.n_heads, 1);
+    floats(t, "dout", IN, DATA, (int64_t)rows * delta_value_width(&s), 1);
+    rule_inputs(t);
+    packed_lists(t);
+}
+
+static void rule_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct delta_shape s = shape_of(t);
+    const struct delta_grads grads = {d[RB_DQKV], d[RB_DGATES], d[RB_DA], d[RB_DDT]};
+    const struct delta_args args = {d[RB_QKV], d[RB_GATES], d[RB_A], d[RB_DT],
+                                    packed_batch(t, d + RB_LISTS)};
+    ops->delta_rule_back(dev, &grads, d[RB_DOUT], &args, &s);
+}
+
+static double rule_loss(struct op_test *t, double **v)
+{
+    const int64_t n = t->a[RB_DOUT].n;
+    double *out = must(malloc((size_t)n * sizeof *out)), loss = 0;
+    rule_packed(t, out, v[RB_QKV], v[RB_GATES], v[RB_A], v[RB_DT]);
+    for (int64_t i = 0; i < n; i++) loss += v[RB_DOUT][i] * out[i];
+    free(out);
+    return loss;
+}
+
+static void rule_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, RB_DQKV, RB_QKV, false, rule_loss);
+    differentiate(t, v, RB_DGATES, RB_GATES, false, rule_loss);
+    differentiate(t, v, RB_DA, RB_A, true, rule_loss);
+    differentiate(t, v, RB_DDT, RB_DT, true, rule_loss);
+}
+
+static const struct op_def op_rule_back = {"delta_rule_back", rule_back_setup, rule_back_launch,
+                                           rule_back_reference};
+
+// ---- the convolution, packed --------------------------------------------------------------------
+enum { GAP = 5 }; // elements between rows of x
+
+static int64_t x_stride(const struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    return delta_conv_width(&s) + GAP;
+}
+
+static void conv_packed(struct op_test *t, double *y, const double *x, const double *w)
+{
+    const struct delta_shape s = shape_of(t);
+    const int rows = rows_of(t->c->p), width = delta_conv_width(&s);
+    int *up_to = must(malloc((size_t)rows * sizeof *up_to));
+    for (int r = 0; r < rows; r++) {
+        const double *from[DELTA_MOST_TAPS];
+        const int n = rows_up_to(t->c->p, r, up_to);
+        for (int i = 0; i < s.taps; i++) {
+            const int at = n - s.taps + i;
+            from[i] = at < 0 ? NULL : x + up_to[at] * x_stride(t);
+        }
+        for (int c = 0; c < width; c++) y[(int64_t)r * width + c] = conv_row(&s, from, w, c);
+    }
+    free(up_to);
+}
+
+static void conv_inputs(struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    floats(t, "x", IN, DATA, rows_of(t->c->p) * x_stride(t), 1);
+    floats(t, "w", IN, DATA, (int64_t)delta_conv_width(&s) * s.taps, 1);
+}
+
+static void conv_setup(struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    floats(t, "y", OUT, DATA, (int64_t)rows_of(t->c->p) * delta_conv_width(&s), 1);
+    conv_inputs(t);
+    packed_lists(t);
+}
+
+static void conv_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct delta_shape s = shape_of(t);
+    const struct conv_args args = {d[1], x_stride(t), d[2], packed_batch(t, d + 3)};
+    ops->short_conv(dev, d[0], &args, &s);
+}
+
+static void conv_reference(struct op_test *t, double **v)
+{
+    conv_packed(t, t->a[0].expect, v[1], v[2]);
+}
+
+static const struct op_def op_conv = {"short_conv", conv_setup, conv_launch, conv_reference};
+
+enum { CB_DX, CB_DW, CB_DY, CB_X, CB_W, CB_LISTS };
+
+static void conv_back_setup(struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    floats(t, "dx", OUT, DATA, rows_of(t->c->p) * x_stride(t), 1);
+    floats(t, "dw", INOUT, F32, (int64_t)delta_conv_width(&s) * s.taps, 1);
+    floats(t, "dy", IN, DATA, (int64_t)rows_of(t->c->p) * delta_conv_width(&s), 1);
+    conv_inputs(t);
+    packed_lists(t);
+}
+
+static void conv_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct delta_shape s = shape_of(t);
+    const struct conv_args args = {d[CB_X], x_stride(t), d[CB_W], packed_batch(t, d + CB_LISTS)};
+    ops->short_conv_back(dev, d[CB_DX], d[CB_DW], d[CB_DY], &args, &s);
+}
+
+static double conv_loss(struct op_test *t, double **v)
+{
+    const int64_t n = t->a[CB_DY].n;
+    double *y = must(malloc((size_t)n * sizeof *y)), loss = 0;
+    conv_packed(t, y, v[CB_X], v[CB_W]);
+    for (int64_t i = 0; i < n; i++) loss += v[CB_DY][i] * y[i];
+    free(y);
+    return loss;
+}
+
+static void conv_back_reference(struct op_test *t, double **v)
+{
+    const struct delta_shape s = shape_of(t);
+    differentiate(t, v, CB_DX, CB_X, false, conv_loss);
+    for (int64_t i = 0; i < t->a[CB_DX].n; i++) // gaps between rows are nobody's
+        if (i % x_stride(t) >= delta_conv_width(&s)) t->a[CB_DX].expect[i] = NAN;
+    differentiate(t, v, CB_DW, CB_W, true, conv_loss);
+}
+
+static const struct op_def op_conv_back = {"short_conv_back", conv_back_setup, conv_back_launch,
+                                           conv_back_reference};
+
+// ---- paged batches ------------------------------------------------------------------------------
+// Of four slots: a sequence of EACH rows from its start in slot 2, one row in slot 0 that goes on
+// from earlier ones and two more behind it, a padded row, and a start in slot 3.
+enum { SLOTS = 4, PAGED_SEQS = 5 };
+static const int slot_of[PAGED_SEQS] = {2, 0, 0, -1, 3};
+static const int first_of[PAGED_SEQS] = {0, 9, 10, 0, 0};
+
+static int paged_rows(const int *p, int seq)
+{
+    return seq == 0 ? p[EACH] : seq == 2 ? 2 : 1;
+}
+
+static int all_paged_rows(const int *p)
+{
+    return p[EACH] + 5;
+}
+
+static void paged_lists(struct op_test *t)
+{
+    const int *p = t->c->p;
+    int32_t *start = ints(t, "query_start", PAGED_SEQS + 1);
+    int32_t *seq = ints(t, "seq_of", all_paged_rows(p));
+    int32_t *positions = ints(t, "positions", all_paged_rows(p));
+    int32_t *slot = ints(t, "state_slot", PAGED_SEQS);
+    start[0] = 0;
+    for (int s = 0; s < PAGED_SEQS; s++) {
+        start[s + 1] = start[s] + paged_rows(p, s);
+        slot[s] = slot_of[s];
+        for (int r = start[s]; r < start[s + 1]; r++) {
+            seq[r] = s;
+            positions[r] = first_of[s] + r - start[s];
+        }
+    }
+}
+
+static int64_t slot_elements(const struct delta_shape *s)
+{
+    return delta_state_elements(s) + GAP; // of another layer, before this one's
+}
+
+// kv and layer are the caller's.
+static struct delta_batch paged_batch(struct op_test *t, void **lists, void *states,
+                                      struct kv_view *kv, struct kv_layer *layer)
+{
+    const struct delta_shape s = shape_of(t);
+    *layer = (struct kv_layer){.state = GAP};
+    *kv = (struct kv_view){.layers = layer, .states = states, .slot_elements = slot_elements(&s)};
+    t->batch = (struct batch_view){.n_tokens = all_paged_rows(t->c->p),
+                                   .n_seqs = PAGED_SEQS,
+                                   .query_start = lists[0],
+                                   .seq_of = lists[1],
+                                   .positions = lists[2],
+                                   .state_slot = lists[3]};
+    return (struct delta_batch){.view = &t->batch, .kv = kv};
+}
+
+static void paged_rule_setup(struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    const int rows = all_paged_rows(t->c->p);
+    floats(t, "out", OUT, DATA, (int64_t)rows * delta_value_width(&s), 1);
+    floats(t, "states", INOUT, F32, SLOTS * slot_elements(&s), 1);
+    floats(t, "qkv", IN, DATA, (int64_t)rows * delta_conv_width(&s), 1);
+    floats(t, "gates", IN, F32, (int64_t)rows * 2 * s.n_heads, 1);
+    floats(t, "a_log", IN, DATA, s.n_heads, 0.5f);
+    floats(t, "dt_bias", IN, DATA, s.n_heads, 1);
+    paged_lists(t);
+}
+
+static void paged_rule_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                              void **d)
+{
+    const struct delta_shape s = shape_of(t);
+    struct kv_view kv;
+    struct kv_layer layer;
+    const struct delta_args args = {d[2], d[3], d[4], d[5],
+                                    paged_batch(t, d + 6, d[1], &kv, &layer)};
+    ops->delta_rule(dev, d[0], &args, &s);
+}
+
+static void paged_rule_reference(struct op_test *t, double **v)
+{
+    const struct delta_shape s = shape_of(t);
+    const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
+    double *out = t->a[0].expect, *states = t->a[1].expect;
+    for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
+    for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++)
+        for (int i = 0; i < paged_rows(t->c->p, seq); i++, row++)
+            for (int h = 0; h < s.n_heads; h++) {
+                double *y = out + ((int64_t)row * s.n_heads + h) * s.head_dim;
+                double *S = states + slot_of[seq] * slot_elements(&s) + GAP +
+                            delta_window_elements(&s) + h * matrix;
+                for (int c = 0; c < s.head_dim; c++) y[c] = 0;
+                if (slot_of[seq] < 0) continue;
+                for (int64_t k = 0; k < matrix && first_of[seq] + i == 0; k++) S[k] = 0;
+                rule_row(&s, h, S, y, v[2] + (int64_t)row * delta_conv_width(&s),
+                         v[3] + (int64_t)row * 2 * s.n_heads, v[4][h], v[5][h]);
+            }
+}
+
+static const struct op_def op_paged_rule = {"delta_rule", paged_rule_setup, paged_rule_launch,
+                                            paged_rule_reference};
+
+static void paged_conv_setup(struct op_test *t)
+{
+    const struct delta_shape s = shape_of(t);
+    const int rows = all_paged_rows(t->c->p);
+    floats(t, "y", OUT, DATA, (int64_t)rows * delta_conv_width(&s), 1);
+    floats(t, "states", INOUT, F32, SLOTS * slot_elements(&s), 1);
+    floats(t, "x", IN, DATA, rows * x_stride(t), 1);
+    floats(t, "w", IN, DATA, (int64_t)delta_conv_width(&s) * s.taps, 1);
+    paged_lists(t);
+}
+
+static void paged_conv_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                              void **d)
+{
+    const struct delta_shape s = shape_of(t);
+    struct kv_view kv;
+    struct kv_layer layer;
+    const struct conv_args args = {d[2], x_stride(t), d[3],
+                                   paged_batch(t, d + 4, d[1], &kv, &layer)};
+    ops->short_conv(dev, d[0], &args, &s);
+}
+
+static void paged_conv_reference(struct op_test *t, double **v)
+{
+    const struct delta_shape s = shape_of(t);
+    const int width = delta_conv_width(&s), before = s.taps - 1;
+    double *states = t->a[1].expect;
+    for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
+    for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++)
+        for (int i = 0; i < paged_rows(t->c->p, seq); i++, row++) {
+            const double *from[DELTA_MOST_TAPS], *x = v[2] + row * x_stride(t);
+            double *y = t->a[0].expect + (int64_t)row * width;
+            double *window = states + slot_of[seq] * slot_elements(&s) + GAP;
+            for (int c = 0; c < width; c++) y[c] = 0;
+            if (slot_of[seq] < 0) continue;
+            for (int k = 0; k < before * width && first_of[seq] + i == 0; k++) window[k] = 0;
+            for (int k = 0; k < before; k++) from[k] = window + k * width;
+            from[before] = x;
+            for (int c = 0; c < width; c++) y[c] = conv_row(&s, from, v[3], c);
+            for (int k = 0; k < (before - 1) * width; k++) window[k] = window[k + width];
+            for (int c = 0; c < width; c++) window[(before - 1) * width + c] = x[c];
+        }
+}
+
+static const struct op_def op_paged_conv = {"short_conv", paged_conv_setup, paged_conv_launch,
+                                            paged_conv_reference};
+
+// ---- gates --------------------------------------------------------------------------------------
+// p: rows width gap kind
+static struct gate_args gate_of(const struct op_test *t, const void *x, const void *g)
+{
+    const int *p = t->c->p;
+    return (struct gate_args){x, g, p[0], p[1], p[1] + p[2], (enum gate_kind)p[3], t->dt};
+}
+
+static void gate_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "g", IN, DATA, (int64_t)p[0] * (p[1] + p[2]), 2);
+}
+
+static void gate_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct gate_args args = gate_of(t, d[1], d[2]);
+    ops->gate(dev, d[0], &args);
+}
+
+static void gate_formula(const struct op_test *t, double *y, const double *x, const double *g)
+{
+    const int *p = t->c->p;
+    for (int i = 0; i < p[0] * p[1]; i++) {
+        const double at = g[i / p[1] * (p[1] + p[2]) + i % p[1]];
+        y[i] = x[i] * sigmoid_of(at) * (p[3] == GATE_SILU ? at : 1);
+    }
+}
+
+static void gate_reference(struct op_test *t, double **v)
+{
+    gate_formula(t, t->a[0].expect, v[1], v[2]);
+}
+
+static const struct op_def op_gate = {"gate", gate_setup, gate_launch, gate_reference};
+
+enum { GB_DX, GB_DG, GB_DY, GB_X, GB_G }; // dx is written over dy
+
+static void gate_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "dx", INOUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "dg", OUT, DATA, (int64_t)p[0] * (p[1] + p[2]), 1);
+    floats(t, "unused", IN, DATA, 1, 1);
+    floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "g", IN, DATA, (int64_t)p[0] * (p[1] + p[2]), 2);
+}
+
+static void gate_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct gate_args args = gate_of(t, d[GB_X], d[GB_G]);
+    ops->gate_back(dev, d[GB_DX], d[GB_DG], d[GB_DX], &args);
+}
+
+static double gate_loss(struct op_test *t, double **v)
+{
+    const int n = t->c->p[0] * t->c->p[1];
+    double *y = must(malloc((size_t)n * sizeof *y)), loss = 0;
+    gate_formula(t, y, v[GB_X], v[GB_G]);
+    for (int i = 0; i < n; i++) loss += v[GB_DX][i] * y[i];
+    free(y);
+    return loss;
+}
+
+static void gate_back_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    differentiate(t, v, GB_DX, GB_X, false, gate_loss);
+    differentiate(t, v, GB_DG, GB_G, false, gate_loss);
+    for (int64_t i = 0; i < t->a[GB_DG].n; i++)
+        if (i % (p[1] + p[2]) >= p[1]) t->a[GB_DG].expect[i] = NAN;
+}
+
+static const struct op_def op_gate_back = {"gate_back", gate_back_setup, gate_back_launch,
+                                           gate_back_reference};
+
+// p: rows n_heads n_kv_heads head_dim join
+static void split_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    const int64_t q = (int64_t)p[0] * p[1] * p[3], kv = (int64_t)p[0] * 2 * p[2] * p[3];
+    floats(t, "qkv", p[4] ? IN : OUT, DATA, q + kv, 1);
+    floats(t, "gate", p[4] ? IN : OUT, DATA, q, 1);
+    floats(t, "fused", p[4] ? OUT : IN, DATA, 2 * q + kv, 1);
+}
+
+static void split_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    const struct attn_shape shape = {
+        .n_heads = p[1], .n_kv_heads = p[2], .head_dim = p[3], .dt = t->dt};
+    ops->split_gate(dev, d[0], d[1], d[2], p[0], &shape, p[4]);
+}
+
+static void split_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, q = p[1] * p[3], kv = 2 * p[2] * p[3];
+    for (int r = 0; r < p[0]; r++)
+        for (int c = 0; c < 2 * q + kv; c++) {
+            const int head = c / p[3], in = c % p[3], both = r * (2 * q + kv) + c;
+            const bool is_gate = c < 2 * q && head % 2;
+            const int at = is_gate ? r * q + head / 2 * p[3] + in
+                                   : r * (q + kv) + (c < 2 * q ? head / 2 * p[3] + in : c - q);
+            if (p[4])
+                t->a[2].expect[both] = v[is_gate][at];
+            else
+                t->a[is_gate].expect[at] = v[2][both];
+        }
+}
+
+static const struct op_def op_split = {"split_gate", split_setup, split_launch, split_reference};
+
+static const struct op_case cases[] = {
+    {&op_rule, "2/4 heads of 8 x 12, prefix", {5, 2, 4, 2, 4, 8, 12, 3}, false},
+    {&op_rule, "1/3 heads of 40 x 33", {9, 1, 1, 1, 3, 40, 33, 4}, false},
+    {&op_rule, "2/2 heads of 128 x 128, prefix", {11, 3, 6, 2, 2, 128, 128, 4}, false},
+    {&op_rule, "16/32 heads of 128 x 128", {100, 3, 70, 16, 32, 128, 128, 4}, true},
+    {&op_rule_back, "2/4 heads of 8 x 12, prefix", {5, 2, 4, 2, 4, 8, 12, 3}, false},
+    {&op_rule_back, "1/3 heads of 40 x 33", {9, 1, 1, 1, 3, 40, 33, 4}, false},
+    {&op_rule_back, "1/1 heads of 70 x 20, several chunks", {70, 1, 67, 1, 1, 70, 20, 4}, false},
+    {&op_rule_back, "4/8 heads of 128 x 128, prefix", {150, 3, 70, 4, 8, 128, 128, 4}, true},
+    {&op_paged_rule, "paged, 2/4 heads of 8 x 12", {0, 0, 5, 2, 4, 8, 12, 3}, false},
+    {&op_paged_rule, "paged, 2/2 heads of 128 x 100", {0, 0, 17, 2, 2, 128, 100, 4}, false},
+    {&op_conv, "52 channels, 3 taps, prefix", {5, 2, 4, 2, 4, 3, 10, 3}, false},
+    {&op_conv, "300 channels, 4 taps, short rows", {2, 3, 1, 1, 2, 50, 100, 4}, false},
+    {&op_conv_back, "52 channels, 3 taps, prefix", {5, 2, 4, 2, 4, 3, 10, 3}, false},
+    {&op_conv_back, "28 channels, 4 taps, short rows", {2, 3, 1, 1, 2, 4, 10, 4}, false},
+    {&op_conv_back, "8192 channels, 4 taps", {150, 3, 70, 16, 32, 128, 128, 4}, true},
+    {&op_paged_conv, "paged, 52 channels, 3 taps", {0, 0, 5, 2, 4, 3, 10, 3}, false},
+    {&op_paged_conv, "paged, 300 channels, 8 taps", {0, 0, 3, 1, 2, 50, 100, 8}, false},
+    {&op_gate, "sigmoid 7 x 100", {7, 100, 0, GATE_SIGMOID}, false},
+    {&op_gate, "silu 9 x 64, apart", {9, 64, 30, GATE_SILU}, false},
+    {&op_gate_back, "sigmoid 5 x 40", {5, 40, 0, GATE_SIGMOID}, false},
+    {&op_gate_back, "silu 6 x 33, apart", {6, 33, 7, GATE_SILU}, false},
+    {&op_split, "split 4/2 heads of 6", {5, 4, 2, 6, 0}, false},
+    {&op_split, "join 4/1 heads of 16", {3, 4, 1, 16, 1}, false},
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], NULL, 0);
+}

@@ -1,0 +1,13 @@
+/* tiny_latent.h: writes a small model folder with latent attention (DeepSeek-V3) and random
+ * weights: config.json and model.safetensors, no tokenizer. The same numbers give the same bytes.
+ */
+#ifndef TESTS_SUPPORT_TINY_LATENT_H
+#define TESTS_SUPPORT_TINY_LATENT_H
+
+#include "common/base/status.h"
+
+// Two layers, the second with experts in two groups, of which one may be picked from. The folder
+// must be there.
+enum status tiny_latent_write(const char *folder, int heads, int vocab);
+
+#endif

@@ -1,0 +1,278 @@
+/* test_delta.c: a model with linear attention (tests/golden/qwen35) served and trained: its states
+ * give the bits of the packed pass whatever the batches, its folder comes back as it was, and what
+ * does not go with states is refused. */
+#include "common/base/file.h"
+#include "common/base/rng.h"
+#include "common/model/safetensors.h"
+#include "infer-server/engine/kv_memory.h"
+#include "tests/support/engine_bench.h"
+#include "tests/support/reference.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { LONGEST = 160, REQUESTS = 8, NEW = 24 };
+
+static const char *model;
+
+static int set_up(void **state)
+{
+    model = test_path(test_root(), "tests/golden/qwen35");
+    return engine_bench_set_up(state);
+}
+
+static int random_ids(int32_t *ids, int n, uint64_t seed, int vocab)
+{
+    struct rng r;
+    rng_init(&r, seed, 0);
+    for (int i = 0; i < n; i++) ids[i] = (int32_t)rng_below(&r, (uint32_t)vocab);
+    return n;
+}
+
+// ---- serving ------------------------------------------------------------------------------------
+// The packed pass, over prompt and completion at once, gives every token the server's bits.
+static void compare_with_packed(struct reference *r, const int32_t *prompt, int n_prompt,
+                                const struct take *take, int sample)
+{
+    const int n = take->sample[sample].n, vocab = r->config->vocab_size;
+    float *logits = malloc((size_t)LONGEST * (size_t)vocab * sizeof *logits);
+    int32_t ids[LONGEST];
+    assert_non_null(logits);
+    assert_int_equal(n, NEW);
+    memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
+    for (int i = 0; i < n; i++) ids[n_prompt + i] = take->sample[sample].tokens[i].token;
+    reference_logits(r, ids, n_prompt + n, logits);
+    for (int i = 0; i < n; i++) {
+        float logprob, lse;
+        const struct head_args head = {logits + (int64_t)(n_prompt + i - 1) * vocab,
+                                       ids + n_prompt + i, 1, vocab, 1};
+        r->model->ops->logprob(r->dev, &logprob, &lse, NULL, &head);
+        if (logprob != take->sample[sample].tokens[i].logprob)
+            fail_msg("sample %d, token %d: %.9g served, %.9g packed", sample, i,
+                     (double)take->sample[sample].tokens[i].logprob, (double)logprob);
+    }
+    free(logits);
+}
+
+// Prompts in chunks of 7, alone and in groups, with room for all, and with so little that samples
+// are preempted and computed again.
+static void serve(int64_t kv_bytes, bool preempts)
+{
+    struct bench b;
+    struct engine_options options = plain_options();
+    struct take *takes[REQUESTS];
+    int32_t prompts[REQUESTS][LONGEST];
+    int lengths[REQUESTS];
+    struct reference r;
+    options.model_folder = model;
+    options.prefill_chunk = 7;
+    options.kv_bytes = kv_bytes;
+    options.max_context = LONGEST;
+    bench_start(&b, &options);
+    for (int i = 0; i < REQUESTS; i++) {
+        struct sampling s = random_sampling(NEW, (uint64_t)i + 1);
+        s.n = i % 3 + 1;
+        lengths[i] = random_ids(prompts[i], 3 + 17 * i % 90, (uint64_t)i, 190);
+        takes[i] = submit_ids(&b, prompts[i], lengths[i], &s);
+    }
+    for (int i = 0; i < REQUESTS; i++) await_done(&b, takes[i]);
+    const struct engine_stats stats = idle_stats(&b);
+    assert_true((stats.preemptions > 0) == preempts);
+    assert_int_equal(stats.cache_hits, 0);
+    assert_int_equal(stats.kv_blocks_used, 0);
+    bench_end(&b);
+    reference_open(model, "cpu", &r);
+    for (int i = 0; i < REQUESTS; i++) {
+        for (int k = 0; k < i % 3 + 1; k++)
+            compare_with_packed(&r, prompts[i], lengths[i], takes[i], k);
+        const struct sample_telemetry *t = &takes[i]->sample[0].telemetry;
+        assert_true(t->kv_bytes_peak > kv_memory_state_bytes(r.config));
+        free(takes[i]);
+    }
+    reference_close(&r);
+}
+
+static void served_as_packed(void **state)
+{
+    (void)state;
+    serve(8 << 20, false);
+}
+
+static void served_as_packed_when_preempted(void **state)
+{
+    (void)state;
+    serve(120000, true);
+}
+
+// With room for the states of few sequences as many run at once, and all are served.
+static void states_bound_the_batch(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct engine_options options = plain_options();
+    struct sampling s = random_sampling(NEW, 3);
+    int32_t prompt[16];
+    struct model_config *config;
+    assert_ok(model_config_load(model, &config));
+    options.model_folder = model;
+    options.max_context = 64;
+    options.kv_bytes = 6 * kv_memory_state_bytes(config) + 1;
+    bench_start(&b, &options);
+    b.slow_ms = 1;
+    s.n = 6;
+    struct take *take = submit_ids(&b, prompt, random_ids(prompt, 16, 1, 190), &s);
+    await_tokens(&b, take, 0, 2);
+    const struct engine_stats stats = stats_of(&b);
+    assert_int_equal(stats.running, 3); // half of the memory
+    b.slow_ms = 0;
+    await_done(&b, take);
+    for (int i = 0; i < 6; i++) assert_int_equal(take->sample[i].n, NEW);
+    free(take);
+    bench_end(&b);
+    const struct kv_request request = {.bytes = kv_memory_state_bytes(config),
+                                       .block_size = 4,
+                                       .max_batch = 1,
+                                       .max_context = 64,
+                                       .block_bytes = 4,
+                                       .state_bytes = kv_memory_state_bytes(config)};
+    struct kv_plan plan;
+    struct device *dev;
+    assert_ok(device_open("cpu", &dev));
+    assert_int_equal(kv_memory_plan(dev, &request, &plan), ST_INVALID);
+    assert_contains(status_message(), "carries along a sequence; give --kv-memory 18816 or more");
+    device_free(dev);
+    model_config_free(config);
+}
+
+// ---- what does not go with states ---------------------------------------------------------------
+static void refused_at_start(const struct engine_options *options, enum status st,
+                             const char *words)
+{
+    struct engine *e = NULL;
+    assert_int_equal(engine_new(options, on_event, NULL, &e), st);
+    assert_contains(status_message(), words);
+}
+
+static void drafts_and_shards_are_refused(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct engine_options options = plain_options();
+    struct sampling s = greedy(4);
+    struct request *r;
+    const int32_t prompt[3] = {1, 2, 3};
+    options.model_folder = model;
+    options.speculative.chosen = true;
+    options.speculative.k[SPECULATIVE_NGRAM] = 4;
+    refused_at_start(&options, ST_UNSUPPORTED, "--speculative: ");
+    options.speculative = (struct speculative_choice){0};
+    options.draft_folder = model;
+    refused_at_start(&options, ST_UNSUPPORTED, "--draft ");
+    options.draft_folder = NULL;
+    options.who = (struct ranks){.size = 2, .local_size = 2};
+    refused_at_start(&options, ST_INVALID, "leave --tensor-parallel-size at 1");
+    options.who = (struct ranks){0};
+    bench_start(&b, &options);
+    s.speculative.chosen = true;
+    s.speculative.k[SPECULATIVE_NGRAM] = 4;
+    assert_ok(request_new(prompt, 3, &s, NULL, &r));
+    assert_int_equal(engine_submit(b.engine, r), ST_UNSUPPORTED);
+    assert_contains(status_message(), "nothing is drafted for it; leave \"speculative\" out");
+    request_free(r);
+    bench_end(&b);
+}
+
+// ---- the folder ---------------------------------------------------------------------------------
+static void folder_comes_back(void **state)
+{
+    (void)state;
+    const char *to = test_path(folder, "saved");
+    struct safetensors *a, *b;
+    struct reference r;
+    reference_open(model, "cpu", &r);
+    assert_ok(file_make_folders(to));
+    assert_ok(weights_save(r.weights, r.dev, to, DT_F32));
+    assert_ok(safetensors_open(model, &a));
+    assert_ok(safetensors_open(to, &b));
+    assert_int_equal(safetensors_count(a), safetensors_count(b));
+    for (int i = 0; i < safetensors_count(a); i++) {
+        const struct safetensors_entry *x = safetensors_at(a, i);
+        const struct safetensors_entry *y = safetensors_find(b, x->name);
+        assert_non_null(y);
+        assert_int_equal(x->n_dims, y->n_dims);
+        assert_memory_equal(x->shape, y->shape, (size_t)x->n_dims * sizeof *x->shape);
+        assert_int_equal(x->bytes, y->bytes);
+        assert_memory_equal(x->data, y->data, x->bytes);
+    }
+    safetensors_free(a);
+    safetensors_free(b);
+    reference_close(&r);
+}
+
+// ---- training -----------------------------------------------------------------------------------
+// Sequences behind a prefix that is packed once have the bits that they have with a prefix of their
+// own.
+static void prefixes_are_shared_to_the_bit(void **state)
+{
+    (void)state;
+    enum { PROMPT = 37, EACH = 11, GROUP = 3 };
+    struct reference r;
+    int32_t ids[PROMPT + GROUP * EACH];
+    void *x;
+    reference_open(model, "cpu", &r);
+    const size_t hidden = (size_t)r.config->hidden * sizeof(float);
+    char *together = malloc((PROMPT + GROUP * EACH) * hidden);
+    random_ids(ids, PROMPT + GROUP * EACH, 5, 190);
+    batch_clear(r.batch);
+    assert_ok(batch_add_packed(r.batch, ids, PROMPT, -1, NULL));
+    for (int i = 0; i < GROUP; i++)
+        assert_ok(batch_add_packed(r.batch, ids + PROMPT + i * EACH, EACH, 0, NULL));
+    assert_ok(batch_commit(r.batch, 0, 0));
+    model_forward(r.model, batch_view(r.batch), NULL, NULL, &x);
+    memcpy(together, x, (PROMPT + GROUP * EACH) * hidden);
+    for (int i = 0; i < GROUP; i++) {
+        const size_t own = (PROMPT + (size_t)i * EACH) * hidden;
+        int32_t alone[PROMPT + EACH];
+        memcpy(alone, ids, PROMPT * sizeof *ids);
+        memcpy(alone + PROMPT, ids + PROMPT + i * EACH, EACH * sizeof *ids);
+        batch_clear(r.batch);
+        assert_ok(batch_add_packed(r.batch, alone, PROMPT + EACH, -1, NULL));
+        assert_ok(batch_commit(r.batch, 0, 0));
+        model_forward(r.model, batch_view(r.batch), NULL, NULL, &x);
+        assert_memory_equal((char *)x + PROMPT * hidden, together + own, EACH * hidden);
+    }
+    free(together);
+    reference_close(&r);
+}
+
+// The scratch of a training step, of a layer that has no heads of attention.
+static void scratch_is_planned(void **state)
+{
+    (void)state;
+    struct reference r;
+    reference_open(model, "cpu", &r);
+    const struct scratch_shape shape = {.attn = r.model->attn[0],
+                                        .delta = model_delta_shape(r.model, 0),
+                                        .rows = 64,
+                                        .max_context = 64,
+                                        .hidden = r.config->hidden,
+                                        .widest = r.config->hidden,
+                                        .logits_chunk = 8,
+                                        .vocab = r.config->vocab_size,
+                                        .n_elements = 1,
+                                        .dt = DT_F32};
+    const size_t matrix = (size_t)(shape.delta.key_dim * shape.delta.head_dim) * sizeof(float);
+    assert_int_equal(shape.attn.n_heads, 0);
+    assert_true(device_ops(r.dev)->scratch_bytes(r.dev, &shape) > 32 * matrix);
+    reference_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(served_as_packed),       cmocka_unit_test(served_as_packed_when_preempted),
+        cmocka_unit_test(states_bound_the_batch), cmocka_unit_test(drafts_and_shards_are_refused),
+        cmocka_unit_test(folder_comes_back),      cmocka_unit_test(prefixes_are_shared_to_the_bit),
+        cmocka_unit_test(scratch_is_planned),
+    };
+    return cmocka_run_group_tests_name("delta", tests, set_up, NULL);
+}

@@ -1,0 +1,194 @@
+/* test_text_part.c: folders whose model also reads images: the text model is taken out of them.
+ * They are made here of folders of tests/golden: its config as text_config, its tensors below
+ * another name, and tensors of what reads images beside them. */
+#include "common/base/json.h"
+#include "common/model/safetensors.h"
+#include "common/model/weights.h"
+#include "tests/support/support.h"
+
+#include <string.h>
+
+static const struct kind { // how such folders are published, and as transformers 5 writes them
+    const char *golden, *type, *architecture, *text;
+    const char *formats[2]; // of the text model's names behind "model."
+    const char *extras[2];  // tensors beside it
+} kinds[] = {
+    {"tests/golden/gemma3",
+     "gemma3",
+     "Gemma3ForConditionalGeneration",
+     "Gemma3ForCausalLM",
+     {"language_model.model.%s", "model.language_model.%s"},
+     {"vision_tower.vision_model.post_layernorm.bias",
+      "model.multi_modal_projector.mm_soft_emb_norm.weight"}},
+    {"tests/golden/qwen35",
+     "qwen3_5",
+     "Qwen3_5ForConditionalGeneration",
+     "Qwen3_5ForCausalLM",
+     {"model.language_model.%s", "model.language_model.%s"},
+     {"model.visual.merger.norm.weight", "mtp.norm.weight"}},
+};
+static const struct kind *kind = kinds;
+
+static const char *golden_folder(void)
+{
+    return test_path(test_root(), kind->golden);
+}
+
+static json_t *golden_config(void)
+{
+    json_t *json = NULL;
+    assert_ok(json_read_file(test_path(golden_folder(), "config.json"), 1 << 20, &json));
+    return json;
+}
+
+// The config of such a folder, as published.
+static json_t *whole_config(void)
+{
+    json_t *text = golden_config();
+    json_object_del(text, "architectures");
+    json_object_del(text, "dtype");
+    json_object_del(text, "eos_token_id");
+    return json_pack("{s:s, s:[s], s:o, s:{}, s:s, s:[i, i]}", "model_type", kind->type,
+                     "architectures", kind->architecture, "text_config", text, "vision_config",
+                     "torch_dtype", "bfloat16", "eos_token_id", 2, 6);
+}
+
+static enum status copy_data(void *context, const struct safetensors_source *source, size_t bytes,
+                             void *to)
+{
+    (void)context;
+    memcpy(to, source->tag, bytes);
+    return ST_OK;
+}
+
+// tensor_format: of the text model's names behind "model.".
+static void write_folder(const char *folder, const char *tensor_format, const char *extra)
+{
+    struct safetensors *set;
+    static const float zeros[4];
+    static struct safetensors_source sources[128];
+    json_t *config = whole_config();
+    assert_ok(json_write_file(test_path(folder, "config.json"), 0644, config));
+    json_decref(config);
+    assert_ok(safetensors_open(golden_folder(), &set));
+    int n = 0;
+    for (; n < safetensors_count(set); n++) {
+        const struct safetensors_entry *e = safetensors_at(set, n);
+        assert_memory_equal(e->name, "model.", 6); // the head is tied
+        sources[n] = (struct safetensors_source){.dt = e->dt, .n_dims = e->n_dims, .tag = e->data};
+        memcpy(sources[n].shape, e->shape, sizeof e->shape);
+        snprintf(sources[n].name, sizeof sources[n].name, tensor_format, e->name + 6);
+    }
+    sources[n] = (struct safetensors_source){.n_dims = 1, .shape = {4}, .tag = zeros};
+    snprintf(sources[n++].name, sizeof sources->name, "%s", extra);
+    assert_ok(safetensors_write(test_path(folder, "model.safetensors"), sources, n, NULL, copy_data,
+                                NULL));
+    safetensors_free(set);
+}
+
+struct loaded {
+    struct device *dev;
+    struct model_config *config;
+    struct weights *weights;
+    void *arena;
+};
+
+static enum status load(const char *folder, struct loaded *m)
+{
+    assert_ok(device_open("cpu", &m->dev));
+    assert_ok(model_config_load(folder, &m->config));
+    assert_ok(weights_plan(m->config, DT_F32, &m->weights));
+    assert_ok(device_alloc(m->dev, m->weights->bytes, &m->arena));
+    device_fill(m->dev, m->arena, 0, m->weights->bytes);
+    weights_bind(m->weights, m->arena);
+    return weights_load(m->weights, m->dev, folder);
+}
+
+static void release(struct loaded *m)
+{
+    weights_free(m->weights);
+    model_config_free(m->config);
+    device_release(m->dev, m->arena);
+    device_free(m->dev);
+}
+
+static void take_text_model(void)
+{
+    struct loaded golden, part;
+    char words[256];
+    assert_ok(load(golden_folder(), &golden));
+    assert_false(left_out_describe(golden.config, words, sizeof words));
+    for (int i = 0; i < 2; i++) {
+        const char *folder = test_folder();
+        write_folder(folder, kind->formats[i], kind->extras[i]);
+        assert_ok(load(folder, &part));
+        assert_memory_equal(part.weights->base, golden.weights->base, golden.weights->bytes);
+        assert_true(left_out_describe(part.config, words, sizeof words));
+        assert_contains(words, "what reads images is not loaded");
+        assert_int_equal(part.config->file_dtype, DT_BF16);
+        assert_int_equal(part.config->n_eos, 2);
+        assert_string_equal(part.config->architecture, kind->text);
+        // a checkpoint is a text model's
+        assert_ok(weights_save(part.weights, part.dev, folder, DT_F32));
+        assert_ok(json_write_file(test_path(folder, "config.json"), 0644, part.config->source));
+        release(&part);
+        assert_ok(load(folder, &part));
+        assert_false(part.config->is_text_part);
+        assert_memory_equal(part.weights->base, golden.weights->base, golden.weights->bytes);
+        release(&part);
+    }
+    release(&golden);
+}
+
+static void text_model_is_taken(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        kind = &kinds[i];
+        take_text_model();
+    }
+    kind = kinds;
+}
+
+static void other_tensors_are_named(void **state)
+{
+    struct loaded m;
+    const char *folder = test_folder();
+    (void)state;
+    write_folder(folder, "language_model.model.%s", "audio_tower.weight");
+    assert_status(load(folder, &m), ST_MISMATCH);
+    assert_message("tensor audio_tower.weight is not part of a Gemma3ForCausalLM model");
+    release(&m);
+}
+
+// Published text_configs leave out what their class has by default.
+static void silence_has_a_meaning(void **state)
+{
+    struct model_config *c;
+    json_t *json = whole_config(), *text = json_object_get(json, "text_config");
+    (void)state;
+    json_object_del(text, "num_attention_heads");
+    json_object_del(text, "num_key_value_heads");
+    json_object_del(text, "vocab_size");
+    json_object_del(text, "head_dim");
+    assert_ok(model_config_from_json("config.json", json, &c));
+    assert_int_equal(c->vocab_size, 262208);
+    assert_int_equal(c->layers[0].n_heads, 8);
+    assert_int_equal(c->layers[0].n_kv_heads, 4);
+    assert_int_equal(c->layers[0].head_dim, 256);
+    model_config_free(c);
+    json_object_set_new(json, "text_config", json_string("gemma3_text"));
+    assert_status(model_config_from_json("config.json", json, &c), ST_FORMAT);
+    assert_message("text_config must be an object");
+    json_decref(json);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(text_model_is_taken),
+        cmocka_unit_test(other_tensors_are_named),
+        cmocka_unit_test(silence_has_a_meaning),
+    };
+    return cmocka_run_group_tests_name("text part", tests, NULL, NULL);
+}
