@@ -28,6 +28,7 @@ struct bridge_tensor {
     int n_dims;
     int64_t shape[4], stride[4]; // elements
     enum dtype dt;
+    bool is_buffer;            // nothing trains it; f32 in a role of any dtype
     uint64_t offset, bytes;    // in the role's segment
     struct bridge_slice slice; // of a server with several ranks
 };

@@ -66,6 +66,8 @@ enum status bridge_tensors_put(json_t *object, const struct bridge_file *file,
         json_object_set_new(mappings, t->name,
                             json_pack("{s:o, s:s, s:s}", "shape", int_array(t->shape, t->n_dims),
                                       "dtype", dtype_torch_name(t->dt), "device", device));
+        if (t->is_buffer)
+            json_object_set_new(json_object_get(mappings, t->name), "buffer", json_true());
         if (t->slice.n_runs > 0)
             json_object_set_new(json_object_get(mappings, t->name), "shard", slice_json(t));
         json_object_set_new(
@@ -197,6 +199,7 @@ static enum status read_tensor(const struct reader *r, const char *name, const j
     if (strcmp(text, r->device) != 0)
         return status_fail(ST_MISMATCH, "%s: device is \"%s\", the file's \"%s\"", where, text,
                            r->device);
+    CHECK(json_get_bool(where, mapping, "buffer", &t->is_buffer));
     CHECK(read_slice(where, mapping, t));
 
     snprintf(where, sizeof where, "%s: ipc_handles: %s", r->where, name);
@@ -208,9 +211,10 @@ static enum status read_tensor(const struct reader *r, const char *name, const j
     if (dt != t->dt)
         return status_fail(ST_MISMATCH, "%s: dtype is %s, in param_mappings %s", where,
                            dtype_torch_name(dt), dtype_torch_name(t->dt));
-    if (dt != role->dt)
-        return status_fail(ST_MISMATCH, "%s: dtype is %s, that of role %s %s", where,
-                           dtype_torch_name(dt), role->role, dtype_torch_name(role->dt));
+    if (dt != (t->is_buffer ? DT_F32 : role->dt))
+        return status_fail(ST_MISMATCH, "%s: dtype is %s, that of %s %s %s", where,
+                           dtype_torch_name(dt), t->is_buffer ? "buffers in role" : "role",
+                           role->role, dtype_torch_name(t->is_buffer ? DT_F32 : role->dt));
     CHECK(bridge_need_string(where, handle, "ipc_handle_b64", text, sizeof text));
     if (strcmp(text, r->handle) != 0)
         return status_fail(ST_MISMATCH, "%s: ipc_handle_b64 is not the handle of segment %s", where,

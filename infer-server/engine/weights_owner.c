@@ -223,6 +223,7 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
         }
         if (w->config->shard.size > 1) describe_slice(t, &to->slice);
         to->dt = weights_tensor_dtype(w, t);
+        to->is_buffer = t->is_buffer;
         to->offset = (uint64_t)t->offset * element;
         to->bytes = (uint64_t)t->n * dtype_size(to->dt);
     }

@@ -12,9 +12,10 @@
  * 0.1% of entries off by more than 1e-5, because Adam magnifies entries whose gradient is rounding
  * noise. On a GPU the logits are also computed in bf16, and compared with those that f32 computes
  * from the same rounded weights (to round weights is no kernel's error, and alone takes PEFT's
- * logits of llama3-r4-qv 2.5e-2 away): 1.5e-2 root mean square, where PyTorch has 1.1e-2 to 1.2e-2.
- * The largest difference is printed only: it follows the luck of single rows. Tokens whose choice
- * of experts hangs on a rounding are counted and left out. */
+ * logits of llama3-r4-qv 2.5e-2 away): 1.5e-2 root mean square, where PyTorch has 1.1e-2 to 1.2e-2;
+ * 4.7e-2 where states go from row to row, which is what PyTorch has for qwen35. The largest
+ * difference is printed only: it follows the luck of single rows. Tokens whose choice of experts
+ * hangs on a rounding are counted and left out. */
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/names.h"
@@ -37,6 +38,7 @@ static const char *const loss_names[N_LOSSES] = {"grpo",    "bnpo", "dapo",
 
 struct result {
     double bf16_rms, bf16_logits; // -1: not computed; over bf16_rows rows
+    double bf16_most;             // of bf16_rms
     int bf16_rows, bf16_flips;    // flips: tokens that went to other experts than in f32
     double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, after3_share_off,
         adamw_losses;
@@ -349,12 +351,17 @@ static int compare_ints(const void *a, const void *b)
 static enum status mark_same_experts(struct golden *g, const struct tape *x, const struct tape *y,
                                      bool *ret_rows, int *ret_flips)
 {
-    int k = g->config->layers[0].moe.top_k, rows = batch_tokens(g->batch);
-    size_t bytes = (size_t)(rows * k) * sizeof(int32_t);
-    int32_t *a = malloc(bytes + 1), *b = malloc(bytes + 1);
+    int most = 0, rows = batch_tokens(g->batch);
+    for (int l = 0; l < g->config->n_layers; l++)
+        if (g->config->layers[l].moe.top_k > most) most = g->config->layers[l].moe.top_k;
+    int32_t *a = malloc((size_t)(rows * most) * sizeof *a + 1);
+    int32_t *b = malloc((size_t)(rows * most) * sizeof *b + 1);
     enum status st = ST_OK;
     for (int r = 0; r < rows; r++) ret_rows[r] = true;
-    for (int l = 0; k > 0 && l < g->config->n_layers; l++) {
+    for (int l = 0; l < g->config->n_layers; l++) {
+        const int k = g->config->layers[l].moe.top_k;
+        const size_t bytes = (size_t)(rows * k) * sizeof *a;
+        if (g->config->layers[l].moe.n_experts == 0) continue;
         device_copy_out(g->dev, a, x->layers[l].routing.expert, bytes);
         device_copy_out(g->dev, b, y->layers[l].routing.expert, bytes);
         CHECK(device_sync(g->dev));
@@ -437,6 +444,9 @@ static enum status check_bf16(struct golden *g, struct result *r)
     bool *same = malloc((size_t)rows * sizeof *same);
     float *want = NULL;
     enum status st = ST_OK;
+    r->bf16_most = 1.5e-2;
+    for (int l = 0; l < g->config->n_layers; l++)
+        if (g->config->layers[l].delta.n_heads > 0) r->bf16_most = 4.7e-2;
     if (!device_computes_in(g->dev, DT_BF16)) goto out;
     CHECK(open_variant(g, DT_F32, &wide));
     CHECK(open_variant(g, DT_BF16, &narrow));
@@ -654,7 +664,7 @@ static enum status check_greedy(struct golden *g, bool *ret)
 
 static bool passed(const struct result *r)
 {
-    bool ok = r->logits <= 1e-4 && r->bf16_rms <= 1.5e-2 && r->grads <= 1e-4 && r->greedy &&
+    bool ok = r->logits <= 1e-4 && r->bf16_rms <= r->bf16_most && r->grads <= 1e-4 && r->greedy &&
               r->recompute && r->after3_rms < 2e-6 && r->after3_share_off <= 1e-3 &&
               r->adamw_losses <= 1e-5 && r->merged <= 1e-4;
     for (int i = 0; i < N_LOSSES; i++) ok = ok && r->losses[i] <= 1e-5 && r->norms[i] <= 1e-4;

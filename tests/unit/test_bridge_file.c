@@ -235,6 +235,30 @@ static void put_file(const char *path)
     assert_int_equal(file_write_atomic(path, 0600, "{}", 2), ST_OK);
 }
 
+// Of a bf16 model: DeepSeek-V3's correction bias, which is f32, and no other tensor.
+static void test_buffers_are_f32(void **state)
+{
+    (void)state;
+    struct bridge_file *f = bridge_sample(3, false), *again = NULL;
+    f->roles[0].dt = DT_BF16;
+    for (int i = 0; i < 2; i++) {
+        f->roles[0].tensors[i].dt = DT_BF16;
+        f->roles[0].tensors[i].bytes /= 2;
+    }
+    assert_int_equal(bridge_file_write(f), ST_MISMATCH);
+    assert_says("dtype is torch.float32, that of role policy torch.bfloat16");
+    f->roles[0].tensors[2].is_buffer = true;
+    assert_ok(bridge_file_write(f));
+    assert_ok(bridge_file_read(bridge_names.file, &again));
+    assert_true(again->roles[0].tensors[2].is_buffer);
+    assert_false(again->roles[0].tensors[1].is_buffer);
+    f->roles[0].tensors[1].is_buffer = true;
+    assert_int_equal(bridge_file_write(f), ST_MISMATCH);
+    assert_says("dtype is torch.bfloat16, that of buffers in role policy torch.float32");
+    bridge_file_free(again);
+    bridge_file_free(f);
+}
+
 static void test_search_order(void **state)
 {
     (void)state;
@@ -360,13 +384,10 @@ static void test_adapters_have_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_old_keys),
-        cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_write_refuses),
-        cmocka_unit_test(test_search_order),
-        cmocka_unit_test(test_roles_are_a_list),
-        cmocka_unit_test(test_adapters_have_names),
+        cmocka_unit_test(test_round_trip),       cmocka_unit_test(test_old_keys),
+        cmocka_unit_test(test_faults),           cmocka_unit_test(test_write_refuses),
+        cmocka_unit_test(test_buffers_are_f32),  cmocka_unit_test(test_search_order),
+        cmocka_unit_test(test_roles_are_a_list), cmocka_unit_test(test_adapters_have_names),
     };
     return cmocka_run_group_tests_name("bridge_file", tests, bridge_sample_open,
                                        bridge_sample_close);
