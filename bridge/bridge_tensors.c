@@ -3,9 +3,9 @@
  *
  * Reading is strict: a client maps memory and writes into it by these numbers, so whatever is
  * stated twice must agree, every range must lie inside its segment, and no two may overlap. */
-#include "common/base/json.h"
 #include "bridge/bridge_json.h"
 #include "common/base/bytes.h"
+#include "common/base/json.h"
 
 #include <limits.h>
 #include <stdio.h>
