@@ -238,6 +238,7 @@ static enum status text_config(const char *where, json_t *json, json_t **ret)
     const char *type = json_string_value(json_object_get(json, "model_type"));
     const struct family *f = type ? family_find(type, "") : NULL, *text;
     json_t *config = json_object_get(json, "text_config"), *defaults = NULL;
+    json_t *tied = json_object_get(json, "tie_word_embeddings"); // the whole model's word counts
     enum status st = ST_OK;
     if (!f || !f->text_type) {
         *ret = json_incref(json);
@@ -252,6 +253,7 @@ static enum status text_config(const char *where, json_t *json, json_t **ret)
         json_t *value = json_object_get(json, shared[i]);
         if (value && !json_has(config, shared[i])) json_object_set(config, shared[i], value);
     }
+    if (tied && !json_is_null(tied)) json_object_set(config, "tie_word_embeddings", tied);
     json_object_set_new(config, "model_type", json_string(text->model_type));
     if (json_object_set_new(config, "architectures", json_pack("[s]", text->architecture)) != 0) {
         json_decref(config);

@@ -50,6 +50,10 @@ static enum status latent_attention(const char *where, const json_t *json, struc
     CHECK(json_get_int32(where, json, "qk_nope_head_dim", 1, 256, &nope));
     CHECK(json_get_int32(where, json, "qk_rope_head_dim", 2, 256, &of->rope));
     CHECK(json_get_int32(where, json, "v_head_dim", 1, 256, &of->value));
+    if (rope->kind == ROPE_LONGROPE || rope->dim != c->layers[0].head_dim)
+        FAIL(ST_UNSUPPORTED,
+             "%s: longrope or a partial_rotary_factor is not supported with latent attention",
+             where);
     all.head_dim = nope + of->rope;
     if (all.head_dim > 256 || of->rope % 2 || of->value > all.head_dim)
         FAIL(ST_UNSUPPORTED,
@@ -84,6 +88,10 @@ static enum status deepseek_experts(const char *where, const json_t *json, struc
     CHECK(json_get_double(where, json, "routed_scaling_factor", 1e-6, 1e6, &scale));
     CHECK(read_or_null(where, json, "n_group", &moe.n_group));
     CHECK(read_or_null(where, json, "topk_group", &moe.topk_group));
+    if ((int64_t)shared * width > 1 << 20)
+        FAIL(ST_UNSUPPORTED,
+             "%s: n_shared_experts %d of moe_intermediate_size %d: %d together are supported",
+             where, shared, width, 1 << 20);
     moe.scale = (float)scale;
     if (moe.n_group > 1 &&
         (moe.n_experts % moe.n_group != 0 || moe.topk_group < 1 || moe.topk_group > moe.n_group ||

@@ -16,8 +16,7 @@ static enum status read_windows(const char *where, const json_t *json, int windo
     const json_t *types = json_object_get(json, "layer_types");
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "sliding_window", 1, 1 << 30, &window));
-    if (json_has(json, "sliding_window") && json_is_null(json_object_get(json, "sliding_window")))
-        window = 0;
+    if (json_is_null(json_object_get(json, "sliding_window"))) window = 0;
     if (types && !json_is_null(types) && (int)json_array_size(types) != c->n_layers) {
         st =
             status_fail(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words",
@@ -170,8 +169,14 @@ static enum status configure_qwen3_5(const char *where, const json_t *json, stru
 {
     const json_t *types = json_object_get(json, "layer_types");
     struct delta_shape delta = {0};
+    bool gated = true;
     int every = 4;
     enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "attn_output_gate", &gated));
+    if (!gated || c->act != ACT_SILU)
+        FAIL(ST_UNSUPPORTED,
+             "%s: %s is not supported (every published Qwen3.5 has gates on attention and silu)",
+             where, gated ? "another hidden_act than silu" : "attn_output_gate false");
     CHECK(json_get_bool(where, json, "attention_bias", &c->qkv_bias));
     c->o_bias = c->qkv_bias;
     c->qk_norm = c->attn_gate = true;
@@ -231,6 +236,9 @@ static enum status configure_smollm3(const char *where, const json_t *json, stru
              c->n_layers);
     for (int l = 0; l < c->n_layers; l++) {
         const json_t *rope = json_array_get(list, (size_t)l);
+        if (rope && !json_is_integer(rope))
+            FAIL(ST_FORMAT, "%s: no_rope_layers[%d] must be an integer: 0 where there is no rope",
+                 where, l);
         if (rope ? json_integer_value(rope) == 0 : (l + 1) % every == 0) c->layers[l].rope = -1;
     }
     CHECK(json_get_bool(where, json, "use_sliding_window", &use_window));
@@ -264,6 +272,11 @@ static enum status configure_gpt_oss(const char *where, const json_t *json, stru
     bool bias = true;
     double alpha = 1.702, limit = 7;
     enum status st = ST_OK;
+    if (!json_has(json, "rope_scaling") && !json_has(json, "rope_parameters"))
+        FAIL(ST_FORMAT,
+             "%s: rope_scaling is missing: published folders have it, and silence means different "
+             "positions in different programs",
+             where);
     CHECK(json_get_bool(where, json, "attention_bias", &bias));
     CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));

@@ -114,13 +114,44 @@ static void gemma3_refusals(void **state)
     json_decref(json);
 }
 
+static void no_window_is_said_by_null(void **state)
+{
+    (void)state;
+    struct model_config *c = read_config(
+        older_config("qwen3-moe", "{\"use_sliding_window\": true, \"max_window_layers\": 0,"
+                                  "\"sliding_window\": null}"));
+    assert_int_equal(c->layers[0].window, 0);
+    model_config_free(c);
+}
+
+// Keys that would change what is computed, and silence that means something else than here.
+static void other_maths_is_refused(void **state)
+{
+    static const struct {
+        const char *name, *older, *words;
+    } cases[] = {
+        {"smollm3", "{\"no_rope_layers\": [true, true, true, false]}", "no_rope_layers[0]"},
+        {"gpt-oss", "{}", "rope_scaling is missing"},
+        {"qwen35", "{\"attn_output_gate\": false}", "attn_output_gate"},
+        {"qwen35", "{\"hidden_act\": \"gelu\"}", "hidden_act"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config *c;
+        json_t *json = older_config(cases[i].name, cases[i].older);
+        if (model_config_from_json("config.json", json, &c) == ST_OK)
+            fail_msg("%s: %s was taken", cases[i].name, cases[i].older);
+        assert_contains(status_message(), cases[i].words);
+        json_decref(json);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(older_keys_say_the_same),
-        cmocka_unit_test(olmo3_stretches_full_layers),
-        cmocka_unit_test(smollm3_windows),
-        cmocka_unit_test(gemma3_refusals),
+        cmocka_unit_test(older_keys_say_the_same),   cmocka_unit_test(olmo3_stretches_full_layers),
+        cmocka_unit_test(smollm3_windows),           cmocka_unit_test(gemma3_refusals),
+        cmocka_unit_test(no_window_is_said_by_null), cmocka_unit_test(other_maths_is_refused),
     };
     return cmocka_run_group_tests_name("family_config", tests, NULL, NULL);
 }

@@ -115,6 +115,13 @@ static void refusals(void **state)
         {V2_LITE, ",\"num_key_value_heads\":8", "num_key_value_heads"},
         {V2_LITE, ",\"qk_rope_head_dim\":63", "qk_rope_head_dim"},
         {V2_LITE, ",\"v_head_dim\":200", "v_head_dim"},
+        {V2_LITE,
+         ",\"head_dim\":4,\"rope_scaling\":{\"type\":\"longrope\","
+         "\"original_max_position_embeddings\":64,\"short_factor\":[1,1],"
+         "\"long_factor\":[1,1]}",
+         "longrope"},
+        {V3, ",\"partial_rotary_factor\":0.5", "partial_rotary_factor"},
+        {V3, ",\"n_shared_experts\":1048576", "n_shared_experts"},
         {V3, ",\"topk_method\":\"greedy\"", "topk_method"},
         {V3, ",\"n_group\":7", "n_group"},
         {V3, ",\"topk_group\":9", "topk_group"},

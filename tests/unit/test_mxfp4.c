@@ -144,12 +144,55 @@ static void refusals(void **state)
     json_decref(json);
 }
 
+static enum status copy_data(void *context, const struct safetensors_source *source, size_t bytes,
+                             void *to)
+{
+    (void)context;
+    memcpy(to, source->tag, bytes);
+    return ST_OK;
+}
+
+// Experts' biases are ordinary ones, also where blocks and scales without any value go by the name.
+static void biases_are_not_quantised(void **state)
+{
+    (void)state;
+    static struct safetensors_source sources[128];
+    const char *bias = "model.layers.0.mlp.experts.gate_up_proj_bias", *folder = test_folder();
+    struct loaded m;
+    struct safetensors *set;
+    int n = 0;
+    assert_ok(safetensors_open(golden_folder(), &set));
+    for (int i = 0; i < safetensors_count(set); i++) {
+        const struct safetensors_entry *e = safetensors_at(set, i);
+        struct safetensors_source *to = &sources[n++];
+        *to = (struct safetensors_source){.dt = e->dt, .n_dims = e->n_dims, .tag = e->data};
+        memcpy(to->shape, e->shape, sizeof e->shape);
+        snprintf(to->name, sizeof to->name, "%s", e->name);
+        if (strcmp(e->name, bias) != 0) continue;
+        for (int k = 0; k < 2; k++) {
+            sources[n - 1 + k] = (struct safetensors_source){
+                .dt = DT_U8, .n_dims = 4 - k, .shape = {4, 0, e->shape[1] / 32, 16}, .tag = bias};
+            snprintf(sources[n - 1 + k].name, sizeof to->name, "%s%s", bias,
+                     k ? "_scales" : "_blocks");
+        }
+        n++;
+    }
+    assert_ok(safetensors_write(test_path(folder, "model.safetensors"), sources, n, NULL, copy_data,
+                                NULL));
+    plan(golden_folder(), DT_BF16, &m);
+    assert_status(weights_load(m.weights, m.dev, folder), ST_NOT_FOUND);
+    assert_message("gate_up_proj_bias is missing");
+    safetensors_free(set);
+    release(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_are_read),
         cmocka_unit_test(saved_as_ordinary_weights),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(biases_are_not_quantised),
     };
     return cmocka_run_group_tests_name("mxfp4", tests, NULL, NULL);
 }

@@ -183,12 +183,30 @@ static void silence_has_a_meaning(void **state)
     json_decref(json);
 }
 
+// The whole model's word counts, as in transformers, which writes text_config's default beside it.
+static void whole_model_says_whether_tied(void **state)
+{
+    struct model_config *c;
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        json_t *json = whole_config(), *text = json_object_get(json, "text_config");
+        json_object_set_new(text, "tie_word_embeddings", json_boolean(!tied));
+        json_object_set_new(json, "tie_word_embeddings", json_boolean(tied));
+        assert_ok(model_config_from_json("config.json", json, &c));
+        assert_int_equal(c->tie_embeddings, tied);
+        assert_int_equal(json_is_true(json_object_get(c->source, "tie_word_embeddings")), tied);
+        model_config_free(c);
+        json_decref(json);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_model_is_taken),
         cmocka_unit_test(other_tensors_are_named),
         cmocka_unit_test(silence_has_a_meaning),
+        cmocka_unit_test(whole_model_says_whether_tied),
     };
     return cmocka_run_group_tests_name("text part", tests, NULL, NULL);
 }
