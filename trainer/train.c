@@ -15,6 +15,7 @@
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 struct train {
     struct train_config config;
@@ -155,13 +156,43 @@ out:
     return st;
 }
 
-static void say_idle_tandem(const struct option_set *set, const struct train_config *c)
+// What was given and is part of something that was not. A run that goes on has been told.
+static void say_idle(const struct option_set *set, const struct train_config *c)
 {
-    static const char *const names[] = {"tandem-selector", "tandem-p", "tandem-chunk",
-                                        "tandem-shared", "tandem-frozen-weight"};
-    if (c->sampling.tandem.on || c->resume) return;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (options_given(set, names[i])) log_warn("--%s has no effect without --tandem", names[i]);
+    const enum loss_type type = c->loss.type;
+    const enum advantage_estimator estimator = c->advantage.estimator;
+    const bool clips = type != LOSS_SAPO && type != LOSS_CISPO;
+    const struct {
+        bool used;
+        const char *without, *options[6];
+    } parts[] = {
+        {c->sampling.tandem.on,
+         "--tandem",
+         {"tandem-selector", "tandem-p", "tandem-chunk", "tandem-shared", "tandem-frozen-weight"}},
+        {c->rollouts != NULL, "--rollouts", {"rollout-processes"}},
+        {c->async, "--async", {"max-staleness"}},
+        {c->sync_ref_model, "--sync-ref-model", {"ref-model-mixup-alpha", "ref-model-sync-steps"}},
+        {c->entropy.adaptive,
+         "--use-adaptive-entropy",
+         {"entropy-coef-min", "entropy-coef-max", "entropy-coef-delta", "entropy-target"}},
+        {type == LOSS_SAPO, "--loss-type sapo", {"sapo-temperature-neg", "sapo-temperature-pos"}},
+        {clips, "a --loss-type other than sapo and cispo", {"epsilon"}},
+        {type != LOSS_SAPO, "a --loss-type other than sapo", {"epsilon-high"}},
+        {clips && type != LOSS_GMPO, "a --loss-type other than sapo, gmpo and cispo", {"delta"}},
+        {estimator == ADVANTAGE_GRPO || estimator == ADVANTAGE_GRPO_PASSK,
+         "--advantage-estimator grpo or grpo_passk",
+         {"scale-rewards"}},
+        {!c->normalise_terms, "--reward-normalise none", {"scale-rewards"}},
+        {c->eval_data != NULL, "--eval-data", {"eval-temperature", "num-generations-eval"}},
+        {strstr(c->reward.names, "overlong") != NULL, "--reward overlong", {"overlong-buffer"}},
+        {strstr(c->reward.names, "repetition") != NULL,
+         "--reward repetition",
+         {"repetition-ngram"}},
+    };
+    for (size_t i = 0; !c->resume && i < sizeof parts / sizeof *parts; i++)
+        for (const char *const *name = parts[i].options; !parts[i].used && *name; name++)
+            if (options_given(set, *name))
+                log_warn("--%s has no effect without %s", *name, parts[i].without);
 }
 
 // Options of servers that are started, where --bridge names some that run.
@@ -193,11 +224,7 @@ static enum status check(void *context, struct option_set *set)
     CHECK(run_find_ranks(&t->run));
     const char *idle = train_config_idle_cost(c);
     if (idle) log_warn("--%s has no effect without --cost", idle);
-    say_idle_tandem(set, c);
-    if (!c->rollouts && options_given(set, "rollout-processes"))
-        log_warn("--rollout-processes has no effect without --rollouts");
-    if (!c->async && options_given(set, "max-staleness"))
-        log_warn("--max-staleness has no effect without --async");
+    say_idle(set, c);
     if (c->resume && options_given(set, "start-from"))
         log_warn("--start-from has no effect with --resume where the run has a checkpoint");
 out:

@@ -275,6 +275,7 @@ static enum status reach_all(struct comm *comm, struct peer_sum *sum, bool *ret_
     enum status st = comm_gather_host(comm, &own, all, sizeof own);
     if (st != ST_OK) return st;
     char good = own.made;
+    if (!good) snprintf(why, why_size, "rank %d has no CUDA IPC handle of its memory", comm->rank);
     for (int r = 0; r < comm->size; r++)
         if (r != comm->rank && !reach(sum, &all[r], r, why, why_size)) good = 0;
     st = comm_gather_host(comm, &good, reached, sizeof good);

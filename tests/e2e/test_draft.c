@@ -256,6 +256,23 @@ static void resumes_to_the_bit(void **state)
     daemon_kill(&s.daemon);
 }
 
+// The warm-up counts updates for both models: 2 of them are the first rollout of 2.
+static void schedule_counts_updates(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s, 64, 2, 0);
+    daemon_start(&s.daemon, s.policy, (const char *const[]){"--draft", s.draft, NULL});
+    assert_int_equal(
+        train(&s, "run",
+              OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--num-iterations", "2",
+                      "--count-steps", "updates", "--warmup-steps", "2", "--max-steps", "4")),
+        0);
+    assert_true(read_run(&s, "run", 1, 1).learning_rate == 0);
+    assert_true(fabs(read_run(&s, "run", 2, 2).learning_rate - 1e-3) < 1e-9);
+    daemon_kill(&s.daemon);
+}
+
 static enum status scribble_and_die(void *context)
 {
     float *const *arenas = context;
@@ -327,9 +344,8 @@ static void no_draft_is_an_error(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(acceptance_falls_or_holds),
-        cmocka_unit_test(resumes_to_the_bit),
-        cmocka_unit_test(torn_draft_is_restored),
+        cmocka_unit_test(acceptance_falls_or_holds), cmocka_unit_test(resumes_to_the_bit),
+        cmocka_unit_test(schedule_counts_updates),   cmocka_unit_test(torn_draft_is_restored),
         cmocka_unit_test(no_draft_is_an_error),
     };
     return cmocka_run_group_tests_name("draft", tests, NULL, NULL);

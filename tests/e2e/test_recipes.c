@@ -109,6 +109,15 @@ static void kl_is_priced(void **state)
         assert_true(price[i] == -0.5 * kl[i]);
         assert_true(fabs(rewards[i] - lengths[i] - price[i]) < 1e-6);
     }
+    // beside costs it is no part of the task's reward
+    assert_int_equal(train(&s, "costs",
+                           OPTIONS("--max-steps", "2", "--kl-reward-coef", "0.5", "--learning-rate",
+                                   "1e-2", "--cost")),
+                     0);
+    json_t *m = last_metrics(&s, "costs");
+    assert_true(metric(m, "rewards/kl") != 0);
+    assert_true(fabs(metric(m, "rewards/task") - metric(m, "rewards/length/mean")) < 1e-6);
+    json_decref(m);
     scene_close(&s);
 }
 
@@ -197,6 +206,44 @@ static void what_does_not_go_is_named(void **state)
     scene_close(&s);
 }
 
+static void what_has_no_effect_is_said(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(
+        train_alone(&s, "idle",
+                    OPTIONS("--max-steps", "1", "--ref-model-sync-steps", "2", "--entropy-target",
+                            "1", "--loss-type", "cispo", "--delta", "4", "--sapo-temperature-pos",
+                            "2", "--overlong-buffer", "2", "--eval-temperature", "1",
+                            "--advantage-estimator", "rloo", "--scale-rewards", "batch")),
+        0);
+    assert_said(&s, "--ref-model-sync-steps has no effect without --sync-ref-model");
+    assert_said(&s, "--entropy-target has no effect without --use-adaptive-entropy");
+    assert_said(&s, "--delta has no effect without a --loss-type other than sapo, gmpo and cispo");
+    assert_said(&s, "--sapo-temperature-pos has no effect without --loss-type sapo");
+    assert_said(&s, "--overlong-buffer has no effect without --reward overlong");
+    assert_said(&s, "--eval-temperature has no effect without --eval-data");
+    assert_said(&s, "--scale-rewards has no effect without --advantage-estimator grpo");
+    scene_close(&s);
+}
+
+// Samples are not compared with the greedy ones of before.
+static void other_evaluations_are_not_compared(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+#define EVALUATED(steps) "--max-steps", steps, "--eval-data", s.data, "--eval-limit", "2"
+    assert_int_equal(train(&s, "run", OPTIONS(EVALUATED("1"))), 0);
+    assert_int_equal(train(&s, "run",
+                           OPTIONS(EVALUATED("2"), "--resume", "--eval-temperature", "1",
+                                   "--num-generations-eval", "2")),
+                     0);
+    assert_log(&s, "is not compared with those to come");
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -206,6 +253,8 @@ int main(void)
         cmocka_unit_test(null_is_no_reward),
         cmocka_unit_test(flat_groups_are_drawn_anew),
         cmocka_unit_test(what_does_not_go_is_named),
+        cmocka_unit_test(what_has_no_effect_is_said),
+        cmocka_unit_test(other_evaluations_are_not_compared),
     };
     return cmocka_run_group_tests_name("recipes", tests, NULL, NULL);
 }

@@ -57,11 +57,10 @@ struct surrogate surrogate(const struct loss_config *config, double ratio, doubl
 
 struct gmpo_clip gmpo_clip(const struct loss_config *config, double log_ratio, double advantage)
 {
-    struct gmpo_clip clip = {
-        .log_ratio = advantage == 0 ? 0 : log_ratio, // as verl: sign(advantage) is a factor
-        .low = advantage < 0 && log_ratio<-config->epsilon, .high = advantage> 0 &&
-               log_ratio > config->epsilon_high,
-    };
+    // as verl: sign(advantage) is a factor
+    struct gmpo_clip clip = {.log_ratio = advantage == 0 ? 0 : log_ratio};
+    clip.low = advantage < 0 && log_ratio < -config->epsilon;
+    clip.high = advantage > 0 && log_ratio > config->epsilon_high;
     if (clip.low) clip.log_ratio = -config->epsilon;
     if (clip.high) clip.log_ratio = config->epsilon_high;
     return clip;

@@ -29,7 +29,8 @@ struct rollout_step {
     struct scores scores;
     struct latency_model latency; // as it is with these completions
     struct {
-        int drawn, flat;   // groups beyond the step's own; of these, those that teach nothing
+        int drawn, flat;   // groups beyond the step's own; of the step's in the end, those that
+                           // teach nothing
         double reward_sum; // of all that was drawn
         int n_rewards;
     } filter;  // with --filter-groups

@@ -107,7 +107,8 @@ struct train_resolved {
     struct schedule draft_schedule; // the same shape
     double draft_max_grad_norm;
     int64_t updates_per_step;
-    bool has_reference; // weights that the policy is compared with
+    int64_t schedule_per_step; // of the schedules' steps in a rollout: --count-steps
+    bool has_reference;        // weights that the policy is compared with
     // --async or --rollout-ahead; without, steps_ahead is 0
     bool async;
     int64_t max_staleness; // updates; also of --restart-interval

@@ -365,8 +365,10 @@ enum status train_config_resolve(const struct train_config *config, struct train
                                    ? config->learning.adamw.max_grad_norm
                                    : config->draft_max_grad_norm,
         .updates_per_step = config->num_iterations * config->steps_per_generation,
+        .schedule_per_step = 1,
         .has_reference = config->loss.beta > 0 || config->kl_reward_coef > 0,
     };
+    if (config->count_updates) r.schedule_per_step = r.updates_per_step;
     if (!config->data && !config->atropos)
         FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&config->prompts));

@@ -60,6 +60,14 @@ enum status notice_roles(const struct bridge_file *file, const struct bridge_rol
 void notice_dropout(const struct train_config *c)
 {
     if (!c->lora.r || c->lora.dropout == 0) return;
+    if (c->steps_per_generation > 1 || c->entropy.top_quantile < 1) {
+        log_info("--lora-dropout %g with --%s: the importance ratio is to log-probabilities of a "
+                 "pass without masks, and is not 1 in the first update%s",
+                 c->lora.dropout,
+                 c->steps_per_generation > 1 ? "steps-per-generation" : "top-entropy-quantile",
+                 c->exact ? "; --exact does not compare them" : "");
+        return;
+    }
     log_info(
         "--lora-dropout %g: an update's log-probabilities are of masked inputs, the sampler's are "
         "not: sampler_mismatch tells of that too%s",

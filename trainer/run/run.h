@@ -233,7 +233,9 @@ void run_put_environment(const struct run *run, const struct rollout_step *s, js
 enum status run_filter_groups(struct run *run, struct rollout_step *s);
 void run_put_filter(const struct run *run, const struct rollout_step *s, json_t *metrics);
 
-// run_learn.c: a step's update, published. ST_INVALID where too many in a row were not finite.
+// run_learn.c: the draft model's learning rate in a step.
+double run_draft_rate(const struct run *run, int64_t step);
+// A step's update, published. ST_INVALID where too many in a row were not finite.
 enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret);
 
 // run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.

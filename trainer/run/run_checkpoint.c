@@ -34,11 +34,30 @@ static json_t *evaluation_of(const struct run *run)
 {
     const struct train_config *c = run->config;
     char digest[DIGEST_ROOM];
-    return json_pack("{s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "data_digest",
-                     digest_text(run->eval_data, digest), "limit", (json_int_t)c->eval_limit,
-                     "reward", c->reward.names, "reward_weights", c->reward.weights,
-                     "reward_pattern", c->reward.pattern, "length_target", c->reward.length_target,
-                     "max_completion_length", (json_int_t)c->sampling.max_tokens);
+    json_t *of = json_pack(
+        "{s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "data_digest", digest_text(run->eval_data, digest),
+        "limit", (json_int_t)c->eval_limit, "reward", c->reward.names, "reward_weights",
+        c->reward.weights, "reward_pattern", c->reward.pattern, "length_target",
+        c->reward.length_target, "max_completion_length", (json_int_t)c->sampling.max_tokens);
+    // Only where they are used: checkpoints of before have none of them.
+    const struct {
+        const char *name;
+        bool used;
+        double value;
+    } newer[] = {
+        {"num_generations", c->num_generations_eval > 1, (double)c->num_generations_eval},
+        {"temperature", c->eval_temperature > 0, c->eval_temperature},
+        {"overlong_buffer", c->reward.overlong_buffer > 0, (double)c->reward.overlong_buffer},
+        {"repetition_ngram", strstr(c->reward.names, "repetition") != NULL,
+         (double)c->reward.repetition_ngram},
+    };
+    bool ok = of != NULL;
+    for (size_t i = 0; i < sizeof newer / sizeof *newer; i++)
+        if (ok && newer[i].used)
+            ok = json_object_set_new(of, newer[i].name, json_real(newer[i].value)) == 0;
+    if (ok) return of;
+    json_decref(of);
+    return NULL;
 }
 
 static json_t *entropy_state_json(const struct entropy_state *s)

@@ -13,12 +13,12 @@ void run_plan_steps(struct run *run)
 {
     const struct train_config *c = run->config;
     int64_t examples = (int64_t)ceil(c->num_train_epochs * run->data->n);
-    const int64_t updates = c->count_updates ? run->resolved.updates_per_step : 1;
+    const int64_t each = run->resolved.schedule_per_step;
     run->total_steps = c->max_steps >= 0
-                           ? c->max_steps / updates
+                           ? c->max_steps / each
                            : run->step + curriculum_steps_left(run->curriculum, examples);
-    run->resolved.schedule.total_steps = run->total_steps * updates;
-    run->resolved.draft_schedule.total_steps = run->total_steps;
+    run->resolved.schedule.total_steps = run->total_steps * each;
+    run->resolved.draft_schedule.total_steps = run->total_steps * each;
     runlog_set_total(run->log, run->total_steps);
 }
 

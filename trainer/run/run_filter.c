@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define FILTER_STREAM ((uint64_t)1 << 33) // of prompts drawn; apart from the data's and rollouts'
 
@@ -98,6 +99,7 @@ enum status run_filter_groups(struct run *run, struct rollout_step *s)
     struct rng rng;
     enum status st = ST_OK;
     if (most == 0) return ST_OK;
+    memset(&s->filter, 0, sizeof s->filter); // where it is scored again
     int *groups = calloc((size_t)s->rollout->n_groups, sizeof *groups);
     if (!groups) return status_fail(ST_NO_MEMORY, "no memory for %d groups", s->rollout->n_groups);
     rng_init(&rng, (uint64_t)run->config->seed, FILTER_STREAM + (uint64_t)s->step);

@@ -44,6 +44,11 @@ static enum status move_reference(struct run *run)
     return learner_mix_reference(run->learner, c->ref_model_mixup_alpha);
 }
 
+double run_draft_rate(const struct run *run, int64_t step)
+{
+    return schedule_at(&run->resolved.draft_schedule, step * run->resolved.schedule_per_step);
+}
+
 enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret)
 {
     const struct train_config *c = run->config;
@@ -53,7 +58,7 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
         .mask_truncated = c->mask_truncated_completions,
         .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing
         .quiesce_timeout_ms = (int64_t)(c->quiesce_timeout * 1e3),
-        .draft_lr = schedule_at(&run->resolved.draft_schedule, run->step),
+        .draft_lr = run_draft_rate(run, run->step),
         .mini_batches = (int)c->steps_per_generation,
         .schedule = c->count_updates ? &run->resolved.schedule : NULL,
         .first_update = run->step * run->resolved.updates_per_step,

@@ -83,8 +83,10 @@ static void put_rewards(json_t *metrics, const struct run *run, const struct sco
 }
 
 // What serving the samples cost: each quantity, and what it adds to the reward.
-static void put_costs(json_t *metrics, const struct run *run, const struct scores *s)
+static void put_costs(json_t *metrics, const struct run *run, const struct rollout_step *step)
 {
+    const struct scores *s = &step->scores;
+    const double kl = run->config->kl_reward_coef * step->kl;
     double costs = 0;
     if (!s->costs) return;
     for (int k = 0; k < COST_TERMS; k++) {
@@ -96,7 +98,7 @@ static void put_costs(json_t *metrics, const struct run *run, const struct score
         costs += weight * mean;
     }
     metrics_put(metrics, "rewards/cost", costs);
-    metrics_put(metrics, "rewards/task", s->stats.reward_mean - costs);
+    metrics_put(metrics, "rewards/task", s->stats.reward_mean - costs + kl);
     metrics_put(metrics, "inference/undrafted", (double)s->n_undrafted / s->n);
     const struct latency_model *m = &run->latency;
     if (!run->scoring.latency) return;
@@ -215,14 +217,13 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
         metrics_put(metrics, "kl_reward/kl", s->kl);
         metrics_put(metrics, "rewards/kl", -run->config->kl_reward_coef * s->kl);
     }
-    put_costs(metrics, run, scores);
+    put_costs(metrics, run, s);
     put_inference(metrics, rollout, scores);
     spec_counters_put(&s->spec, metrics);
     put_lengths(metrics, rollout);
     metrics_put(metrics, "num_tokens", (double)run->num_tokens);
     put_update(metrics, run, update);
-    if (run->draft)
-        put_draft(metrics, update, schedule_at(&run->resolved.draft_schedule, run->step - 1));
+    if (run->draft) put_draft(metrics, update, run_draft_rate(run, run->step - 1));
     if (run->config->sampling.tandem.on) put_tandem(metrics, rollout, update);
     run_put_filter(run, s, metrics);
     run_put_staleness(run, s, wait_s, metrics);

@@ -6,8 +6,8 @@
  * A group's staleness is the number of updates between the weights that sampled its oldest token
  * and those that learn from it. What may be ordered follows from its bound: of samples
  *     (max_staleness + version + 1) x batch - (accepted + running)
- * with the version in updates; each step being one batch for --num-iterations of these, that is the
- * next step and max_staleness / num_iterations behind it. Steps are learned from in the order in
+ * with the version in updates; each step being one batch for updates_per_step of these, that is the
+ * next step and max_staleness / updates_per_step behind it. Steps are learned from in the order in
  * which they were ordered, so that a checkpoint needs to know of no step that is in the queue: all
  * that was learned from comes before all that was not. */
 #include "common/base/clock.h"
