@@ -21,14 +21,12 @@
 #define SEND_MS    10000  // until a follower takes an order
 #define ANSWER_MS  600000 // until it has carried one out: loading weights is the longest
 #define MOST_BYTES (1u << 30)
-#define AWAKE_MS   5 // a GPU's follower looks for the next order this long before it sleeps
 
 struct group {
     struct peers *peers; // rank 0's are the followers, a follower's is rank 0
     struct comm *comm;
     int rank, size;
-    bool over;    // rank 0 has told the followers to end
-    bool on_gpus; // its ranks compute on processors of their own
+    bool over; // rank 0 has told the followers to end
     struct bytes answer;
 };
 
@@ -169,7 +167,6 @@ enum status group_open(struct device *dev, const char *bridge_path, const struct
     if (!g) FAIL(ST_NO_MEMORY, "no memory for a group of %d ranks", who->size);
     g->rank = who->rank;
     g->size = who->size;
-    g->on_gpus = device_kind(dev) == DEVICE_CUDA;
     if (who->rank == 0) CHECK(comm_new_id(device_kind(dev), id));
     bytes_append(&bytes, id, sizeof id);
     CHECK(bytes_status(&bytes));
@@ -259,19 +256,9 @@ enum status group_check(struct group *g)
 }
 
 // ---- a follower ---------------------------------------------------------------------------------
-// To be woken takes a thread some 50 us, for which all GPUs would wait in the step's first sum.
-static void stay_awake(const struct peer *p)
-{
-    const int64_t until_ns = clock_deadline_ns(AWAKE_MS);
-    struct pollfd fd = {.fd = p->wire.fd, .events = POLLIN};
-    while (poll(&fd, 1, 0) == 0 && clock_now_ns() < until_ns) {
-    }
-}
-
 enum status group_next(struct group *g, enum order *ret, struct bytes *ret_data)
 {
     uint32_t order = 0;
-    if (g->on_gpus) stay_awake(&g->peers->list[0]);
     enum status st = receive_message(&g->peers->list[0], INT64_MAX, &order, ret_data);
     if (st != ST_OK) return st;
     *ret = (enum order)order;
