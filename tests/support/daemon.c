@@ -149,8 +149,9 @@ void daemon_holds(const struct daemon *d, const char *role, const char *folder)
     for (int t = 0; t < wanted.weights->n_tensors; t++) {
         const struct weight_tensor *tensor = &wanted.weights->tensors[t];
         const size_t at = (size_t)tensor->offset, n = (size_t)tensor->n;
-        daemon_tensor_is(bridge, (char *)bridge_base(bridge, role) + at * dtype_size(dt), dt,
-                         (const float *)wanted.weights->base + at, DT_F32, n);
+        daemon_tensor_is(bridge, (char *)bridge_base(bridge, role) + at * dtype_size(dt),
+                         tensor->is_buffer ? DT_F32 : dt, (const float *)wanted.weights->base + at,
+                         DT_F32, n);
     }
     bridge_detach(bridge);
     reference_close(&wanted);
