@@ -1,5 +1,6 @@
 /* test_bench.c: cw-bench speculative on a tiny model with a draft model: the form of its report,
- * and what must hold of the figures whatever the machine; never a time. */
+ * and what must hold of the figures whatever the machine; never a time. And what a limit counts of
+ * a model with experts. */
 #include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
@@ -84,9 +85,44 @@ static void bad_methods_are_named(void **state)
     free(said);
 }
 
+// Operations of a pass, as its limit counts them, of a model with n experts of which a row is given
+// to two.
+static double operations(const char *folder, int n)
+{
+    const char *config = test_path(folder, "config.json"), *log = test_path(folder, "bench.log");
+    json_t *object = json_pack(
+        "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b}", "architectures",
+        "Qwen3MoeForCausalLM", "model_type", "qwen3_moe", "vocab_size", 64, "hidden_size", 32,
+        "intermediate_size", 64, "moe_intermediate_size", 64, "num_hidden_layers", 2,
+        "num_attention_heads", 2, "num_key_value_heads", 1, "num_experts", n, "num_experts_per_tok",
+        2, "norm_topk_prob", 1, "tie_word_embeddings", 1);
+    json_t *report = NULL;
+    assert_int_equal(json_dump_file(object, config, 0), 0);
+    assert_int_equal(test_command(log, LIMIT_MS,
+                                  OPTIONS(test_binary("cw-bench"), "prefill", "--config", config,
+                                          "--device", "cpu", "--batch", "2", "--context", "8",
+                                          "--steps", "1", "--warmup", "0", "--json")),
+                     0);
+    assert_ok(json_read_file(log, 1 << 20, &report));
+    const double work = json_real_value(json_object_get(report, "limit_ms")) *
+                        json_real_value(json_object_get(report, "product_tflops"));
+    json_decref(object);
+    json_decref(report);
+    return work;
+}
+
+// Twenty-eight more experts cost a row no more than their router.
+static void experts_that_rest_are_no_work(void **state)
+{
+    (void)state;
+    const double few = operations(test_folder(), 4), many = operations(test_folder(), 32);
+    assert_true(few > 0 && many > few && many < 1.2 * few);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(methods_are_compared),
+                                       cmocka_unit_test(experts_that_rest_are_no_work),
                                        cmocka_unit_test(bad_methods_are_named)};
     return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
 }

@@ -58,6 +58,12 @@ enum status limits_bandwidth(struct bench *b);
 // Floating-point operations a second of one large matmul of random numbers, in the faster of the
 // two layouts that training uses (on the CPU they are different kernels).
 enum status limits_matmul(struct bench *b, double *ret_flops);
+// Parameters that one row is multiplied by, or looks up: of experts those it is given to.
+double limits_row_parameters(const struct bench *b);
+// Parameters that n rows together read, where rows spread evenly over experts.
+double limits_read_parameters(const struct bench *b, double n);
+// layer_attn_products() of all layers.
+double limits_attn_products(const struct bench *b);
 
 double median(double *x, int n); // sorts x; n >= 1
 

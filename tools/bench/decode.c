@@ -92,18 +92,6 @@ out:
     return st;
 }
 
-// Weights of the experts that a row is not given to.
-static double idle_weights(const struct model_config *c)
-{
-    double n = 0;
-    for (int i = 0; i < c->n_layers; i++) {
-        const struct layer_config *l = &c->layers[i];
-        const double each = (double)c->hidden * (layer_up_width(c, l) + l->intermediate);
-        if (l->moe.n_experts > 0) n += each * (l->moe.n_experts - l->moe.top_k);
-    }
-    return n;
-}
-
 enum status bench_decode(struct bench *b)
 {
     struct decoder d = {0};
@@ -115,14 +103,14 @@ enum status bench_decode(struct bench *b)
     CHECK(decoder_open(&d, b));
     CHECK(bench_time(b->o.warmup, b->o.steps, decoder_step, &d, &step_ms));
     // an untied input embedding is looked up, not read through
-    const double weights = (double)b->weights->n_parameters -
-                           (c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden);
+    const double looked_up = c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden;
+    const double weights = limits_read_parameters(b, d.n) - looked_up;
     const double keys = (double)d.n * (double)b->o.context;
     const double read_ms = 1e3 * (weights + keys * (double)config_kv_elements(c)) *
                            (double)dtype_size(b->dt) / b->read_bandwidth;
     // 2 operations a weight and row, and the attention scores and sums
-    const double work = 2 * (weights - idle_weights(c)) * d.n +
-                        2 * keys * (double)c->n_layers * layer_attn_products(c->layers);
+    const double work =
+        2 * (limits_row_parameters(b) - looked_up) * d.n + 2 * keys * limits_attn_products(b);
     const double product_ms = 1e3 * work / flops;
     const double limit_ms = read_ms > product_ms ? read_ms : product_ms;
     bench_print(b, "decode",

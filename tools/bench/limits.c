@@ -124,3 +124,35 @@ out:
     free(staging);
     return st;
 }
+
+// ---- what a model needs -------------------------------------------------------------------------
+// Of the experts that none of n rows is given to.
+static double unread_parameters(const struct bench *b, double n)
+{
+    const struct model_config *c = b->config;
+    double unread = 0;
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        const double each = (double)c->hidden * (layer_up_width(c, l) + l->intermediate);
+        const double experts = l->moe.n_experts;
+        if (experts > 0) unread += each * experts * pow(1 - l->moe.top_k / experts, n);
+    }
+    return unread;
+}
+
+double limits_read_parameters(const struct bench *b, double n)
+{
+    return (double)b->weights->n_parameters - unread_parameters(b, n);
+}
+
+double limits_row_parameters(const struct bench *b)
+{
+    return limits_read_parameters(b, 1);
+}
+
+double limits_attn_products(const struct bench *b)
+{
+    double n = 0;
+    for (int i = 0; i < b->config->n_layers; i++) n += layer_attn_products(&b->config->layers[i]);
+    return n;
+}

@@ -96,9 +96,8 @@ enum status bench_prefill(struct bench *b)
     // 2 operations a parameter and token, the head for the last token alone, an embedding for none;
     // and the attention scores and sums of causal sequences
     const double n = (double)p.n * p.context, head = (double)c->vocab_size * c->hidden;
-    const double layers = (double)b->weights->n_parameters - (c->tie_embeddings ? 1 : 2) * head;
-    const double work = 2 * layers * n + 2 * head * p.n +
-                        (double)c->n_layers * n * p.context * layer_attn_products(c->layers);
+    const double layers = limits_row_parameters(b) - (c->tie_embeddings ? 1 : 2) * head;
+    const double work = 2 * layers * n + 2 * head * p.n + n * p.context * limits_attn_products(b);
     const double limit_ms = 1e3 * work / flops;
     bench_print(b, "prefill",
                 json_pack("{s:i, s:i, s:I, s:f, s:f, s:f, s:f, s:f}", "batch", p.n, "context",

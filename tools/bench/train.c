@@ -95,9 +95,8 @@ enum status bench_train(struct bench *b)
     p.n_tokens = p.sequences.n * (int)b->o.sequence;
     CHECK(bench_time(b->o.warmup, b->o.steps, pass, &p, &pass_ms));
     // 6 operations a parameter and token, and the attention scores and sums of causal sequences
-    double n = p.n_tokens,
-           work = 6 * (double)b->weights->n_parameters * n +
-                  6.0 * c->n_layers * n * (double)b->o.sequence * layer_q_width(c->layers);
+    double n = p.n_tokens, work = 6 * limits_row_parameters(b) * n +
+                                  3 * n * (double)b->o.sequence * limits_attn_products(b);
     if (!c->tie_embeddings)
         work -= 6 * (double)c->vocab_size * c->hidden * n; // looked up, not multiplied
     double limit_ms = 1e3 * work / flops;
