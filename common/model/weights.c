@@ -711,7 +711,7 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
     const char *name = folder_name(t);
     const struct safetensors_entry *e = find_tensor(w, set, name);
     const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
-    if (!e && stored && t->n_dims == 2 && mxfp4_find(set, name, NULL))
+    if (!e && w->config->mxfp4 && stored && t->n_dims == 2 && mxfp4_find(set, name, NULL))
         return mxfp4_check(set, name, t->stored.shape);
     if (!e)
         return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder, name,

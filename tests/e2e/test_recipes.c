@@ -181,14 +181,18 @@ static void what_does_not_go_is_named(void **state)
 {
     (void)state;
     static const struct {
-        const char *options[6], *part;
+        const char *options[8], *part;
     } refused[] = {
         {{"--steps-per-generation", "4", NULL}, "an update learns from whole groups"},
         {{"--loss-type", "luspo", NULL}, "needs --importance-sampling-level sequence"},
         {{"--filter-groups", "2", "--async", "--max-staleness", "1"},
          "--filter-groups with --async"},
         {{"--sync-ref-model", NULL}, "needs a reference"},
+        {{"--filter-groups", "2", "--reward-normalise", "terms"},
+         "--filter-groups with --reward-normalise"},
         {{"--pass-k", "2", NULL}, "it is for pass_at_k"},
+        {{"--advantage-estimator", "pass_at_k", "--pass-k", "6", "--curriculum", "kde"},
+         "--pass-k 6 is above --rollout-base 4"},
         {{"--entropy-coef-min", "2", NULL}, "--entropy-coef-min 2 is above"},
         {{"--lr-scheduler-type", "warmup_stable_decay", NULL}, "needs --num-decay-steps"},
     };

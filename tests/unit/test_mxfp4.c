@@ -138,6 +138,13 @@ static void refusals(void **state)
     assert_status(weights_load(m.weights, m.dev, golden_folder()), ST_MISMATCH);
     assert_message("model.layers.0.mlp.experts.gate_up_proj_blocks must be U8 of shape (4, 128, 2");
     release(&m);
+    json_object_set_new(json, "intermediate_size", json_integer(32));
+    json_object_del(json, "quantization_config"); // which alone says that blocks are weights
+    assert_ok(json_write_file(test_path(other, "config.json"), 0644, json));
+    plan(other, DT_BF16, &m);
+    assert_status(weights_load(m.weights, m.dev, golden_folder()), ST_NOT_FOUND);
+    assert_message("tensor model.layers.0.mlp.experts.gate_up_proj is missing");
+    release(&m);
     json_object_set_new(json, "quantization_config", json_pack("{s:s}", "quant_method", "fp8"));
     assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
     assert_message("quantization_config");

@@ -283,11 +283,13 @@ static enum status check_advantage(const struct train_config *c)
                            "--advantage-estimator %s with --atropos: groups are of any size there, "
                            "which only grpo's are; leave one of the two out",
                            name);
-    if (a->estimator == ADVANTAGE_PASS_AT_K && c->pass_k > c->curriculum.num_generations)
+    const bool whole = c->curriculum.mode == CURRICULUM_OFF;
+    const int64_t fewest = whole ? c->curriculum.num_generations : c->curriculum.base;
+    if (a->estimator == ADVANTAGE_PASS_AT_K && c->pass_k > fewest)
         return status_fail(ST_INVALID,
-                           "--pass-k %" PRId64 " is above --num-generations %" PRId64
+                           "--pass-k %" PRId64 " is above --%s %" PRId64
                            ", of which so many are drawn",
-                           c->pass_k, c->curriculum.num_generations);
+                           c->pass_k, whole ? "num-generations" : "rollout-base", fewest);
     if (a->estimator != ADVANTAGE_PASS_AT_K && c->pass_k > 1)
         return status_fail(ST_INVALID,
                            "--pass-k with --advantage-estimator %s: it is for pass_at_k", name);
@@ -306,6 +308,7 @@ static enum status check_filter(const struct train_config *c, const struct train
         {"atropos", c->atropos != NULL, "prompts are the environments'"},
         {"curriculum", c->curriculum.mode != CURRICULUM_OFF, "it has each prompt once an epoch"},
         {"cost", c->cost, "with costs no two rewards are equal"},
+        {"reward-normalise", c->normalise_terms, "terms may differ where their sums are equal"},
     };
     for (size_t i = 0; c->filter_groups > 0 && i < sizeof refused / sizeof *refused; i++)
         if (refused[i].given)
