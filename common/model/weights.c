@@ -1,25 +1,20 @@
-/* weights.c: lays the arena out, fills it from a folder, writes it back.
+/* weights.c: lays the arena out, and reads and writes single tensors of it. Folders are
+ * weights_load.c's and weights_save.c's.
  *
  * A new kind of tensor is one row of `roles`. The plan walks the roles in a fixed order; each
  * role's block is one matrix (or vector), and the family's names divide its rows among Hugging Face
- * tensors. Loading checks every tensor before it writes one, so a bad folder leaves the arena as it
- * was. One thread. */
-#include "common/model/weights.h"
+ * tensors. One thread. */
+#include "common/model/weights_impl.h"
 #include "common/base/hash.h"
-#include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/rng.h"
-#include "common/model/mxfp4.h"
-#include "common/model/safetensors.h"
-#include "common/model/shard_join.h"
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ALIGN_ELEMENTS   128
-#define BUFFER_ELEMENTS  2 // of the arena's narrowest dtype that one f32 takes
-#define STAGING_ELEMENTS ((int64_t)4 << 20)
+#define ALIGN_ELEMENTS  128
+#define BUFFER_ELEMENTS 2 // of the arena's narrowest dtype that one f32 takes
 
 // ---- the roles ----------------------------------------------------------------------------------
 // Sizes that shapes are made of.
@@ -538,7 +533,7 @@ void weights_layout_hash(const struct weights *w, char ret[65])
 }
 
 // ---- host and device ----------------------------------------------------------------------------
-static void *device_address(const struct weights *w, int64_t element)
+void *weights_address(const struct weights *w, int64_t element)
 {
     return (char *)w->base + (size_t)element * dtype_size(w->dt);
 }
@@ -555,8 +550,7 @@ static float load_f32(const void *data, enum dtype dt, int64_t i)
     return dt == DT_BF16 ? f32_from_bf16(half) : f32_from_f16(half);
 }
 
-static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtype from_dt,
-                         int64_t n)
+void weights_convert(void *to, enum dtype to_dt, const void *from, enum dtype from_dt, int64_t n)
 {
 #pragma omp parallel for if (n > 65536)
     for (int64_t i = 0; i < n; i++) {
@@ -568,16 +562,14 @@ static void convert_host(void *to, enum dtype to_dt, const void *from, enum dtyp
     }
 }
 
-// n elements of type `dt` to element `at` of tensor t on; `staging`, of STAGING_ELEMENTS, is used
-// where the arena has another type.
-static void copy_in(const struct weights *w, struct device *dev, const struct weight_tensor *t,
-                    int64_t at, const void *data, enum dtype dt, int64_t n, void *staging)
+void weights_copy_in(const struct weights *w, struct device *dev, const struct weight_tensor *t,
+                     int64_t at, const void *data, enum dtype dt, int64_t n, void *staging)
 {
     const enum dtype own = weights_tensor_dtype(w, t);
-    char *to = (char *)device_address(w, t->offset) + (size_t)at * dtype_size(own);
+    char *to = (char *)weights_address(w, t->offset) + (size_t)at * dtype_size(own);
     for (int64_t n_now; n > 0; n -= n_now, to += (size_t)n_now * dtype_size(own)) {
         n_now = n < STAGING_ELEMENTS ? n : STAGING_ELEMENTS;
-        if (dt != own) convert_host(staging, own, data, dt, n_now);
+        if (dt != own) weights_convert(staging, own, data, dt, n_now);
         device_copy_in(dev, to, dt != own ? staging : data, (size_t)n_now * dtype_size(own));
         data = (const char *)data + (size_t)n_now * dtype_size(dt);
     }
@@ -590,9 +582,9 @@ enum status weights_read(const struct weights *w, struct device *dev, int tensor
     const size_t bytes = (size_t)t->n * dtype_size(own);
     void *staging = malloc(bytes);
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to read tensor %s", t->name);
-    device_copy_out(dev, staging, device_address(w, t->offset), bytes);
+    device_copy_out(dev, staging, weights_address(w, t->offset), bytes);
     enum status st = device_sync(dev);
-    if (st == ST_OK) convert_host(ret, DT_F32, staging, own, t->n);
+    if (st == ST_OK) weights_convert(ret, DT_F32, staging, own, t->n);
     free(staging);
     return st;
 }
@@ -601,315 +593,13 @@ enum status weights_write(const struct weights *w, struct device *dev, int tenso
 {
     void *staging = malloc((size_t)STAGING_ELEMENTS * sizeof(float));
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to write a tensor through");
-    copy_in(w, dev, &w->tensors[tensor], 0, x, DT_F32, w->tensors[tensor].n, staging);
+    weights_copy_in(w, dev, &w->tensors[tensor], 0, x, DT_F32, w->tensors[tensor].n, staging);
     enum status st = device_sync(dev);
     free(staging);
     return st;
 }
 
-// ---- loading ------------------------------------------------------------------------------------
-static bool is_skipped_layer(const struct model_config *c, const char *name)
-{
-    int layer = -1;
-    return sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= c->n_layers &&
-           layer < c->n_layers + c->n_skipped_layers;
-}
-
-static bool begins(const char *name, const char *with)
-{
-    return strncmp(name, with, strlen(with)) == 0;
-}
-
-// A tensor of the table in a folder of more than a text model: published ones have that below
-// "language_model.", those that transformers 5 writes below "model.language_model.".
-static const struct safetensors_entry *find_tensor(const struct weights *w,
-                                                   const struct safetensors *set, const char *name)
-{
-    char other[200];
-    const struct safetensors_entry *e = safetensors_find(set, name);
-    if (e || !w->config->is_text_part) return e;
-    snprintf(other, sizeof other, "language_model.%s", name);
-    e = safetensors_find(set, other);
-    if (e || !begins(name, "model.")) return e;
-    snprintf(other, sizeof other, "model.language_model.%s", name + strlen("model."));
-    return safetensors_find(set, other);
-}
-
-// What the table would call a tensor of such a folder: its name, or one in `room`.
-static const char *name_in_table(const struct weights *w, const char *name, char room[200])
-{
-    static const char inside[] = "language_model.", below[] = "model.language_model.";
-    if (!w->config->is_text_part) return name;
-    if (begins(name, inside)) return name + strlen(inside);
-    if (!begins(name, below)) return name;
-    snprintf(room, 200, "model.%s", name + strlen(below));
-    return room;
-}
-
-// Of such a folder: what reads images, and what predicts further tokens.
-static bool is_beside_text(const struct weights *w, const char *name)
-{
-    static const char *const parts[] = {"vision_tower.", "multi_modal_projector.", "visual.",
-                                        "mtp."};
-    bool beside = false;
-    if (begins(name, "model.")) name += strlen("model.");
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) beside |= begins(name, parts[i]);
-    return w->config->is_text_part && beside;
-}
-
-// Tensors of published folders that carry no weights of ours.
-static bool ignorable(const struct weights *w, const char *of_folder)
-{
-    char room[200];
-    const char *name = name_in_table(w, of_folder, room);
-    if (is_beside_text(w, name)) return true;
-    size_t len = strlen(name);
-    const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
-    if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&
-        strcmp(name, w->config->family->names[ROLE_HEAD]) == 0)
-        return true;
-    if (is_skipped_layer(w->config, name)) return true;
-    return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
-}
-
-// A tensor's dimensions in a folder: a convolution's have its one input channel in the middle.
-static int file_shape(const struct weight_tensor *t, int64_t ret[3])
-{
-    const bool conv = t->role == ROLE_DELTA_CONV;
-    memcpy(ret, t->stored.shape, sizeof t->stored.shape);
-    if (t->stored.n_dims > 0) return t->stored.n_dims;
-    ret[0] = t->slice.whole[0];
-    ret[1] = conv ? 1 : t->slice.whole[1];
-    ret[2] = t->slice.whole[1];
-    return t->n_dims + conv;
-}
-
-// "1024, 64": no two shapes have the same words.
-static void shape_words(const int64_t *shape, int n_dims, char ret[96])
-{
-    ret[0] = '\0';
-    for (int d = 0; d < n_dims && d < 4; d++)
-        snprintf(ret + strlen(ret), 96 - strlen(ret), "%s%lld", d ? ", " : "", (long long)shape[d]);
-}
-
-// What the folder calls the tensor, or the one that holds it.
-static const char *folder_name(const struct weight_tensor *t)
-{
-    return t->stored.n_dims ? t->stored.name : t->name;
-}
-
-// Whether it is the first of the table that is in that tensor of the folder.
-static bool is_first_stored(const struct weight_tensor *t)
-{
-    return t->stored.first == 0;
-}
-
-static enum status check_tensor(const struct weights *w, const struct weight_tensor *t,
-                                const struct safetensors *set, const char *folder)
-{
-    const bool stored = t->stored.n_dims > 0;
-    const char *name = folder_name(t);
-    const struct safetensors_entry *e = find_tensor(w, set, name);
-    const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
-    if (!e && w->config->mxfp4 && stored && t->n_dims == 2 && mxfp4_find(set, name, NULL))
-        return mxfp4_check(set, name, t->stored.shape);
-    if (!e)
-        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder, name,
-                           config);
-    char have[96], want[96];
-    int64_t shape[3];
-    const int n_dims = file_shape(t, shape);
-    shape_words(e->shape, e->n_dims, have);
-    shape_words(shape, n_dims, want);
-    if (strcmp(have, want) != 0)
-        return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); %s calls for (%s)", e->file,
-                           name, have, config, want);
-    if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
-        return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16",
-                           e->file, name, dtype_safetensors_name(e->dt));
-    return ST_OK;
-}
-
-// How many of the folder's tensors hold those of the table.
-static int count_expected(const struct weights *w, const struct safetensors *set)
-{
-    int n = 0;
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        if (is_first_stored(t)) n += find_tensor(w, set, folder_name(t)) ? 1 : 2; // 2: MXFP4
-    }
-    return n;
-}
-
-static bool is_expected(const struct weights *w, const char *of_folder)
-{
-    char room[200];
-    const char *name = name_in_table(w, of_folder, room);
-    for (int i = 0; i < w->n_tensors; i++) {
-        const char *of_table = folder_name(&w->tensors[i]);
-        if (strcmp(of_table, name) == 0 || mxfp4_names(of_table, name)) return true;
-    }
-    return false;
-}
-
-// The table's tensors are all there: only where the folder has more is one of them none of ours.
-static enum status check_extra(const struct weights *w, const struct safetensors *set)
-{
-    const int n = safetensors_count(set);
-    int more = n - count_expected(w, set);
-    for (int i = 0; i < n; i++) more -= ignorable(w, safetensors_at(set, i)->name);
-    for (int i = 0; more > 0 && i < n; i++) {
-        const struct safetensors_entry *e = safetensors_at(set, i);
-        if (!ignorable(w, e->name) && !is_expected(w, e->name))
-            return status_fail(
-                ST_MISMATCH, "%s: tensor %s is not part of a %s model as config.json describes it",
-                e->file, e->name, w->config->architecture);
-    }
-    return ST_OK;
-}
-
-enum status weights_check_set(const struct weights *w, const struct safetensors *set,
-                              const char *where)
-{
-    enum status st = ST_OK;
-    for (int i = 0; i < w->n_tensors; i++) CHECK(check_tensor(w, &w->tensors[i], set, where));
-out:
-    return st;
-}
-
-// The folder's tensors, which are those of the table.
-static enum status open_tensors(const struct weights *w, const char *folder,
-                                struct safetensors **ret)
-{
-    struct safetensors *set = NULL;
-    enum status st;
-    CHECK(safetensors_open(folder, &set));
-    CHECK(weights_check_set(w, set, folder));
-    CHECK(check_extra(w, set));
-    *ret = set;
-    set = NULL;
-out:
-    safetensors_free(set);
-    return st;
-}
-
-enum status weights_check(const struct weights *w, const char *folder)
-{
-    struct safetensors *set = NULL;
-    enum status st = open_tensors(w, folder, &set);
-    safetensors_free(set);
-    return st;
-}
-
-// n rows of `cols` elements, one after the other. In `from` an element is row_step behind that of
-// the row before, and col_step behind the one before it.
-struct spread {
-    const char *from;
-    int64_t row_step, col_step;
-};
-
-static void pack_rows(void *to, const struct spread *s, int64_t n, int64_t cols, size_t element)
-{
-    enum { TOGETHER = 64 }; // rows whose elements lie near each other
-    if (s->col_step == 1) {
-        for (int64_t i = 0; i < n; i++)
-            memcpy((char *)to + (size_t)(i * cols) * element,
-                   s->from + (size_t)(i * s->row_step) * element, (size_t)cols * element);
-        return;
-    }
-#pragma omp parallel for
-    for (int64_t begin = 0; begin < n; begin += TOGETHER)
-        for (int64_t c = 0; c < cols; c++)
-            for (int64_t i = begin; i < n && i < begin + TOGETHER; i++)
-                memcpy((char *)to + (size_t)(i * cols + c) * element,
-                       s->from + (size_t)(i * s->row_step + c * s->col_step) * element, element);
-}
-
-// Where the folder's tensor has row `row` of the whole one, from the slice's first column on.
-static struct spread rows_of_folder(const struct weight_tensor *t,
-                                    const struct safetensors_entry *e, int64_t row)
-{
-    const struct tensor_slice *s = &t->slice;
-    const bool stored = t->stored.n_dims > 0;
-    const int64_t row_step = stored ? t->stored.row_step : t->n_dims == 2 ? s->whole[1] : 1;
-    const int64_t col_step = stored ? t->stored.col_step : 1;
-    const int64_t at = t->stored.first + row * row_step + s->first_col * col_step;
-    return (struct spread){(const char *)e->data + (size_t)at * dtype_size(e->dt), row_step,
-                           col_step};
-}
-
-// What the table holds of a file's tensor. Rows are read as they lie; where they are parts of the
-// file's, a few at a time through `packed`, like `staging` of STAGING_ELEMENTS.
-static void copy_in_slice(const struct weights *w, struct device *dev,
-                          const struct weight_tensor *t, const struct safetensors_entry *e,
-                          void *staging, void *packed)
-{
-    const struct tensor_slice *s = &t->slice;
-    const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, all = t->n_dims == 2 ? s->whole[1] : 1;
-    const bool as_it_lies = cols == all && t->stored.n_dims == 0;
-    const int64_t most = as_it_lies ? INT64_MAX : STAGING_ELEMENTS / cols;
-    int64_t at = 0;
-    for (int r = 0; r < s->n_runs; r++)
-        for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
-            const struct spread rows = rows_of_folder(t, e, s->runs[r].first + row);
-            n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
-            if (!as_it_lies) pack_rows(packed, &rows, n, cols, dtype_size(e->dt));
-            copy_in(w, dev, t, at, as_it_lies ? rows.from : packed, e->dt, n * cols, staging);
-        }
-}
-
-// The same of a tensor whose values are MXFP4.
-static void copy_in_mxfp4(const struct weights *w, struct device *dev,
-                          const struct weight_tensor *t, const struct mxfp4 *from, void *staging,
-                          void *packed)
-{
-    const struct tensor_slice *s = &t->slice;
-    const int64_t cols = t->shape[1], most = STAGING_ELEMENTS / cols;
-    int64_t at = 0;
-    for (int r = 0; r < s->n_runs; r++)
-        for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
-            n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
-#pragma omp parallel for
-            for (int64_t i = 0; i < n; i++)
-                mxfp4_read(from,
-                           t->stored.first_row + (s->runs[r].first + row + i) * t->stored.row_step,
-                           s->first_col, cols, (uint16_t *)packed + i * cols);
-            copy_in(w, dev, t, at, packed, DT_BF16, n * cols, staging);
-        }
-}
-
-enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
-                             const char *where)
-{
-    enum status st = ST_OK;
-    const size_t bytes = (size_t)STAGING_ELEMENTS * sizeof(float);
-    void *staging = malloc(bytes), *packed = malloc(bytes);
-    if (!staging || !packed) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        const struct safetensors_entry *e = find_tensor(w, set, folder_name(t));
-        struct mxfp4 quantised;
-        if (!e && mxfp4_find(set, folder_name(t), &quantised))
-            copy_in_mxfp4(w, dev, t, &quantised, staging, packed);
-        else
-            copy_in_slice(w, dev, t, e, staging, packed);
-    }
-    st = device_sync(dev);
-out:
-    free(staging);
-    free(packed);
-    return st;
-}
-
-enum status weights_load(struct weights *w, struct device *dev, const char *folder)
-{
-    struct safetensors *set = NULL;
-    enum status st = open_tensors(w, folder, &set);
-    if (st == ST_OK) st = weights_load_set(w, dev, set, folder);
-    safetensors_free(set);
-    return st;
-}
-
+// ---- random values ------------------------------------------------------------------------------
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed)
 {
     const int64_t chunk = 65536;
@@ -936,7 +626,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
                                  : roles[t->role].is_norm     ? norm_one
                                                               : 0.0f;
             }
-            copy_in(w, dev, t, at, staging, DT_F32, n, halves);
+            weights_copy_in(w, dev, t, at, staging, DT_F32, n, halves);
         }
     }
     st = device_sync(dev);
@@ -944,154 +634,4 @@ out:
     free(staging);
     free(halves);
     return st;
-}
-
-// ---- saving -------------------------------------------------------------------------------------
-struct save {
-    const struct weights *w;
-    struct device *dev;
-    struct shard_join *join;
-    void *own, *whole; // one tensor in its dtype of the arena: what is held, and all of it
-    void *converted;   // the same as it is saved, on its way into one that holds several
-};
-
-void weights_use_comm(struct weights *w, struct comm *comm)
-{
-    w->comm = comm;
-}
-
-static enum status save_open(const struct weights *w, struct device *dev, struct save *ret)
-{
-    enum status st;
-    int64_t own = 0, whole = 0, stored = 0;
-    *ret = (struct save){.w = w, .dev = dev};
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        if (t->n > own) own = t->n;
-        if (shard_whole_elements(t) > whole) whole = shard_whole_elements(t);
-        if (t->stored.n_dims) stored = whole;
-    }
-    if (w->config->shard.size > 1 && !w->comm)
-        FAIL(ST_UNSUPPORTED, "a folder's tensors are whole, and this is shard %d of %d",
-             w->config->shard.rank, w->config->shard.size);
-    CHECK(shard_join_new(w, dev, w->comm, &ret->join));
-    ret->own = malloc((size_t)own * sizeof(float));
-    if (ret->join) ret->whole = malloc((size_t)whole * sizeof(float));
-    if (stored) ret->converted = malloc((size_t)stored * sizeof(float));
-    if (!ret->own || (stored && !ret->converted) || (ret->join && !ret->whole))
-        FAIL(ST_NO_MEMORY, "no memory to save weights");
-out:
-    return st;
-}
-
-static void save_close(struct save *s)
-{
-    shard_join_free(s->join);
-    free(s->own);
-    free(s->whole);
-    free(s->converted);
-}
-
-// A tensor into s->own, and of several ranks into rank 0's s->whole.
-static enum status collect_tensor(struct save *s, int i)
-{
-    const struct weight_tensor *t = &s->w->tensors[i];
-    const size_t element = dtype_size(weights_tensor_dtype(s->w, t));
-    device_copy_out(s->dev, s->own, device_address(s->w, t->offset), (size_t)t->n * element);
-    enum status st = device_sync(s->dev);
-    return st == ST_OK && s->join ? shard_join_tensor(s->join, i, s->own, element, s->whole) : st;
-}
-
-static void convert_for_save(struct save *s, const struct weight_tensor *t, enum dtype as, void *to)
-{
-    const void *from = s->join ? s->whole : s->own;
-    const int64_t n = shard_whole_elements(t);
-    const enum dtype own = weights_tensor_dtype(s->w, t);
-    if (as == own)
-        memcpy(to, from, (size_t)n * dtype_size(as));
-    else
-        convert_host(to, as, from, own, n);
-}
-
-// Every tensor of the table from t on that the folder has in the same one, each to its places in
-// it.
-static enum status read_stored(struct save *s, const struct weight_tensor *t, enum dtype as,
-                               char *to)
-{
-    const struct weight_tensor *end = s->w->tensors + s->w->n_tensors, *first = t;
-    const size_t element = dtype_size(as);
-    enum status st = ST_OK;
-    for (; t < end && strcmp(t->stored.name, first->stored.name) == 0; t++) {
-        const int64_t cols = t->n_dims == 2 ? t->slice.whole[1] : 1;
-        CHECK(collect_tensor(s, (int)(t - s->w->tensors)));
-        convert_for_save(s, t, as, s->converted);
-#pragma omp parallel for
-        for (int64_t c = 0; c < cols; c++)
-            for (int64_t row = 0; row < t->slice.whole[0]; row++)
-                memcpy(to + (size_t)(t->stored.first + row * t->stored.row_step +
-                                     c * t->stored.col_step) *
-                                element,
-                       (char *)s->converted + (size_t)(row * cols + c) * element, element);
-    }
-out:
-    return st;
-}
-
-static enum status read_for_save(void *context, const struct safetensors_source *source,
-                                 size_t bytes, void *to)
-{
-    struct save *s = context;
-    const struct weight_tensor *t = source->tag;
-    (void)bytes;
-    if (t->stored.n_dims) return read_stored(s, t, source->dt, to);
-    enum status st = collect_tensor(s, (int)(t - s->w->tensors));
-    if (st == ST_OK) convert_for_save(s, t, source->dt, to);
-    return st;
-}
-
-enum status weights_save_part(const struct weights *w, struct device *dev)
-{
-    struct save save;
-    enum status st = save_open(w, dev, &save);
-    for (int i = 0; st == ST_OK && i < w->n_tensors; i++) st = collect_tensor(&save, i);
-    save_close(&save);
-    return st;
-}
-
-static void describe_source(const struct weight_tensor *t, enum dtype as,
-                            struct safetensors_source *ret)
-{
-    snprintf(ret->name, sizeof ret->name, "%s", folder_name(t));
-    ret->dt = t->is_buffer ? DT_F32 : as;
-    ret->n_dims = file_shape(t, ret->shape);
-    ret->tag = t;
-}
-
-enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
-                            const char *name, enum dtype as)
-{
-    struct save save;
-    struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);
-    json_t *metadata = json_pack("{s:s}", "format", "pt"); // what Hugging Face's loaders look for
-    char *path = path_join(folder, name);
-    int n = 0;
-    enum status st = save_open(w, dev, &save);
-    if (st != ST_OK) goto out;
-    for (int i = 0; sources && i < w->n_tensors; i++)
-        if (is_first_stored(&w->tensors[i])) describe_source(&w->tensors[i], as, &sources[n++]);
-    if (!sources || !metadata || !path) FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
-    CHECK(safetensors_write(path, sources, n, metadata, read_for_save, &save));
-    st = file_sync_folder(folder);
-out:
-    save_close(&save);
-    free(sources);
-    json_decref(metadata);
-    free(path);
-    return st;
-}
-
-enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
-                         enum dtype as)
-{
-    return weights_save_as(w, dev, folder, "model.safetensors", as);
 }
