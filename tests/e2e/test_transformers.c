@@ -1,0 +1,97 @@
+/* test_transformers.c: models of the families with layers of their own, trained by cw-trainer sft
+ * and written as folders: transformers opens each with no tensor missing or left over, and its
+ * log-probabilities are those that a server of the folder gives. */
+#include "tests/support/daemon.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static struct daemon d;
+
+static const char *const families[] = {
+    "deepseek-v2",   "deepseek-v2-lite", "deepseek-v3", "gemma3",
+    "glm4-moe-lite", "gpt-oss",          "olmo2",       "olmo3",
+    "qwen35",        "qwen3-moe-some",   "smollm3",
+};
+
+#define IDS "[5, 12, 19, 26, 33, 40, 47, 54, 61, 68, 75, 82, 89, 96, 103, 110, 117, 124, 131, 138]"
+
+// A golden folder's config with the demo model's tokens.
+static void write_config(const char *family, const char *path)
+{
+    char golden[64];
+    snprintf(golden, sizeof golden, "tests/golden/%s/config.json", family);
+    json_t *json = json_load_file(test_path(test_root(), golden), 0, NULL);
+    assert_non_null(json);
+    json_object_set_new(json, "vocab_size", json_integer(272));
+    json_object_set_new(json, "eos_token_id", json_integer(0));
+    json_object_set_new(json, "pad_token_id", json_integer(0));
+    json_object_del(json, "bos_token_id");
+    assert_int_equal(json_dump_file(json, path, 0), 0);
+    json_decref(json);
+}
+
+// Random weights, trained for some steps, in folder/out.
+static void train(const char *family, const char *folder, const char *data)
+{
+    const char *config = test_path(folder, "config.json");
+    write_config(family, config);
+    assert_int_equal(
+        test_command(test_path(folder, "log"), 60000,
+                     OPTIONS(test_binary("cw-trainer"), "sft", "--init", config, "--tokenizer",
+                             test_path(test_root(), "tools/demo-model"), "--data", data, "--out",
+                             test_path(folder, "out"), "--device", test_device(), "--max-steps",
+                             "3", "--learning-rate", "1e-3")),
+        0);
+}
+
+static void serve(const char *folder)
+{
+    memset(&d, 0, sizeof d);
+    daemon_start(&d, test_path(folder, "out"), OPTIONS("--max-context", "64", "--dtype", "f32"));
+    json_t *answer =
+        daemon_post(d.socket, "/v1/completions", 200,
+                    "{\"prompt\": " IDS ", \"max_tokens\": 1, \"prompt_logprobs\": 0}");
+    assert_int_equal(json_dump_file(answer, test_path(folder, "served.json"), 0), 0);
+    json_decref(answer);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+static void folders_are_transformers_own(void **state)
+{
+    (void)state;
+    const char *python = test_python("torch, transformers"), *root = test_folder();
+    const char *data = test_path(root, "data.jsonl"), *log = test_path(root, "log");
+    static const char lines[] = "{\"prompt\": \"2+3=\", \"answer\": \"5\"}\n"
+                                "{\"prompt\": \"4+5=\", \"answer\": \"9\"}\n";
+    test_write(data, lines, strlen(lines));
+    test_write(test_path(root, "ids.json"), IDS, strlen(IDS));
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        const char *folder = test_path(root, families[i]);
+        assert_int_equal(mkdir(folder, 0700), 0);
+        train(families[i], folder, data);
+        serve(folder);
+    }
+    const char *script = test_path(test_root(), "tests/clients/transformers_logprobs.py");
+    const int status = test_command(log, 120000, OPTIONS(python, script, root));
+    char *said = test_read(log);
+    print_message("%s\n", said);
+    free(said);
+    assert_int_equal(status, 0);
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    daemon_kill(&d);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(folders_are_transformers_own, stop)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
