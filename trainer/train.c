@@ -45,10 +45,11 @@ static bool evaluation_due(const struct run *run, int64_t epochs_before)
 }
 
 // Prompts once a sample, as TRL counts.
-static int64_t count_tokens(const struct rollout *r)
+static int64_t count_tokens(const struct run *run, const struct rollout *r)
 {
-    int64_t n = r->n_tokens;
-    for (int g = 0; g < r->n_groups; g++) n += (int64_t)r->n_per_group * rollout_prompt(r, g)->n;
+    int64_t n = 0;
+    for (int i = 0; i < r->n_groups * r->n_per_group; i++)
+        n += run_length(run, &r->completions[i]) + rollout_prompt(r, i / r->n_per_group)->n;
     return n;
 }
 
@@ -63,10 +64,11 @@ static enum status train_step(struct run *run)
     CHECK(run_order_steps(run));
     CHECK(run_take_step(run, &s)); // sampled, and scored against its groups
     const double wait_s = clock_ms_since(start) / 1e3;
+    run_lap_rollouts(run, s);
     CHECK(run_learn(run, s, lr, &update));
     const double train_s = clock_ms_since(start) / 1e3 - wait_s;
     run->step++;
-    run->num_tokens += count_tokens(s->rollout);
+    run->num_tokens += count_tokens(run, s->rollout);
     run->latency = s->latency;
 
     run->line = run_metrics(run, s, &update, wait_s, train_s);
@@ -90,7 +92,7 @@ static enum status baseline(struct run *run)
     run->best = BEST_NONE; // also where a run is taken up that ended before its first step
     enum status st =
         metrics ? run_evaluate(run, metrics) : status_fail(ST_NO_MEMORY, "no memory to evaluate");
-    if (st == ST_OK) return runlog_write(run->log, metrics);
+    if (st == ST_OK) return run_write_line(run, metrics);
     json_decref(metrics);
     return st;
 }
@@ -138,6 +140,7 @@ static enum status train_loop(struct run *run)
 {
     enum status st;
     bool stop;
+    spans_begin(&run->spans);
     CHECK(before_the_steps(run));
     while (run->step < run->total_steps && !run_out_of_patience(run)) {
         CHECK(agree_to_stop(run, &stop));
@@ -171,6 +174,7 @@ static void say_idle(const struct option_set *set, const struct train_config *c)
          {"tandem-selector", "tandem-p", "tandem-chunk", "tandem-shared", "tandem-frozen-weight"}},
         {c->rollouts != NULL, "--rollouts", {"rollout-processes"}},
         {c->async, "--async", {"max-staleness"}},
+        {c->log_completions, "--log-completions", {"log-logprobs"}},
         {c->sync_ref_model, "--sync-ref-model", {"ref-model-mixup-alpha", "ref-model-sync-steps"}},
         {c->entropy.adaptive,
          "--use-adaptive-entropy",

@@ -556,6 +556,15 @@ static void sum_grads(void *optimizer, int64_t first)
     optimizer_sum_grads(optimizer, first);
 }
 
+// What was enqueued is waited for where somebody counts, so that it is not taken for the work that
+// comes next; there the host has nothing left to do beside it.
+static enum status end_of_backward(struct learner *l)
+{
+    enum status st = l->options.spans ? device_sync(l->dev) : ST_OK;
+    spans_lap(l->options.spans, SPAN_BACKWARD);
+    return st;
+}
+
 static enum status run_micro_batch(struct learner *l, const struct micro_batch *mb,
                                    const struct pack_group *groups, learner_loss_fn loss,
                                    void *context, const struct passes *passes)
@@ -569,6 +578,8 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));
+        spans_lap(l->options.spans, SPAN_PACK);
+        CHECK(end_of_backward(l)); // of the micro-batch before
         CHECK(batch_commit(l->batch, 0, 0));
         set_dropout(l, mb, groups, backward);
         if (l->ref.model) CHECK(reference_logprobs(l));
@@ -576,6 +587,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         CHECK(backward_logprobs(l->backward, l->batch, x, l->targets, l->options.temperature,
                                 l->logprobs, l->entropy));
         if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
+        spans_lap(l->options.spans, SPAN_FORWARD);
     }
     memset(l->dentropy, 0, (size_t)n * sizeof *l->dentropy);
     loss(context, &rows, l->dlogprobs);
@@ -619,6 +631,7 @@ static enum status run_all(struct learner *l, const struct pack_group *groups, i
         passes.last = whole && i == 0;
         CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, &passes));
     }
+    st = end_of_backward(l);
 out:
     packing_free(packing);
     return st;
@@ -682,4 +695,9 @@ enum status learner_apply(struct learner *l, double lr)
 struct optimizer *learner_optimizer(struct learner *l)
 {
     return l->optimizer;
+}
+
+struct spans *learner_spans(struct learner *l)
+{
+    return l->options.spans;
 }

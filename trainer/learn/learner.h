@@ -7,6 +7,7 @@
 #include "trainer/learn/backward.h"
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/packing.h"
+#include "trainer/learn/spans.h"
 
 struct learner;
 struct learner_config {
@@ -24,6 +25,7 @@ struct learner_config {
     int max_seqs;                  // prompts and completions of a step
     int max_context;               // longest prompt with its completion
     enum recompute recompute;      // of activations, in the draft model's learner too
+    struct spans *spans;           // of the thread that drives it; NULL: nobody counts
 };
 
 // Where the device memory goes, in bytes. What is shared costs the trainer nothing.
@@ -121,5 +123,6 @@ enum status learner_evaluate(struct learner *l, const struct pack_group *groups,
 // One AdamW step with the clipped gradients; enqueues only.
 enum status learner_apply(struct learner *l, double lr);
 struct optimizer *learner_optimizer(struct learner *l);
+struct spans *learner_spans(struct learner *l); // NULL: nobody counts
 
 #endif

@@ -148,6 +148,11 @@ static enum status make_groups(const struct update *u, struct pack_group **ret_g
     return ST_OK;
 }
 
+struct publishing {
+    struct bridge *bridge;
+    pthread_mutex_t *lock;
+};
+
 struct apply { // NULL: nothing to write there
     struct learner *policy, *draft;
     double lr, draft_lr;
@@ -160,15 +165,16 @@ static enum status apply_update(void *context)
     return st == ST_OK && a->draft ? learner_apply(a->draft, a->draft_lr) : st;
 }
 
-static enum status publish(struct apply *apply, struct bridge *bridge,
-                           const struct update_config *config, pthread_mutex_t *publish_lock,
-                           struct update_stats *stats)
+static enum status publish(struct learner *l, struct apply *apply, const struct publishing *to,
+                           const struct update_config *config, struct update_stats *stats)
 {
     struct publish_times times = {0};
-    pthread_mutex_lock(publish_lock);
+    pthread_mutex_lock(to->lock);
     enum status st =
-        bridge_publish(bridge, config->quiesce_timeout_ms, apply_update, apply, &times);
-    pthread_mutex_unlock(publish_lock);
+        bridge_publish(to->bridge, config->quiesce_timeout_ms, apply_update, apply, &times);
+    pthread_mutex_unlock(to->lock);
+    spans_lap(learner_spans(l), SPAN_PUBLISH);
+    spans_move(learner_spans(l), SPAN_PUBLISH, SPAN_OPTIMIZER, times.write_ms / 1e3);
     stats->publish.wait_ms += times.wait_ms;
     stats->publish.write_ms += times.write_ms;
     stats->publish.total_ms += times.total_ms;
@@ -188,6 +194,7 @@ static enum status gradients(struct learner *l, struct update *u, const struct p
 static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 {
     enum status st = learner_clip(l, ret_norm);
+    spans_lap(learner_spans(l), SPAN_OPTIMIZER);
     *ret_skip = st == ST_INVALID;
     return *ret_skip ? ST_OK : st;
 }
@@ -321,11 +328,6 @@ out:
     return st;
 }
 
-struct publishing {
-    struct bridge *bridge;
-    pthread_mutex_t *lock;
-};
-
 // One update by one part; number: of those before.
 static enum status update_part(struct learner *l, struct update *u, struct part *part, int number,
                                bool last_part, double lr, const struct publishing *to,
@@ -354,12 +356,20 @@ static enum status update_part(struct learner *l, struct update *u, struct part 
         if (!stats->draft_skipped) apply.draft = learner_draft(l);
     }
     if (!apply.policy && !apply.draft) return ST_OK;
-    CHECK(publish(&apply, to->bridge, config, to->lock, stats));
+    CHECK(publish(l, &apply, to, config, stats));
     if (skip) return ST_OK;
     stats->grad_norm = norm;
     stats->applied++;
 out:
     return st;
+}
+
+// Each rank has those of its groups, and 0 for the others'.
+static enum status share_logprobs(struct learner *l, const struct measured *m, double *ret)
+{
+    const long n = m->first[m->n_samples];
+    for (long t = 0; t < n; t++) ret[t] = m->old_logprobs[t];
+    return comm_sum_host(learner_comm(l), ret, (int)n);
 }
 
 enum status update_policy(struct learner *l, struct bridge *bridge,
@@ -389,6 +399,7 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
         CHECK(update_part(l, &u, &part, i, (i + 1) % n_parts == 0, lr, &to, &stats));
     }
     CHECK(add_sums(learner_comm(l), &u.sums));
+    if (config->ret_logprobs) CHECK(share_logprobs(l, &u.measured, config->ret_logprobs));
     fill_stats(&u, n_parts, &stats);
     *ret = stats;
 out:

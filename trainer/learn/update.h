@@ -26,6 +26,9 @@ struct update_config {
     int64_t first_update;
     const struct entropy_config *entropy; // NULL: the loss has nothing of it
     struct entropy_state *entropy_state;  // with it; after the call, what the updates made of it
+    // (n_tokens of the rollout) filled with the tokens' log-probabilities before the first update,
+    // on all ranks; NULL: nobody asks
+    double *ret_logprobs;
 };
 
 struct update_stats {

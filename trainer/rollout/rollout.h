@@ -29,6 +29,7 @@ struct sampling_options {
     int64_t top_k, max_tokens;
     uint64_t seed;
     bool ignore_eos;
+    bool text_offset; // the places of tokens in the text are wanted, too
     const char *stop; // NULL: none
     struct tandem_options {
         bool on;      // the server's frozen model writes with the policy

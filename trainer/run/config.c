@@ -259,6 +259,8 @@ const struct option_spec train_options[] = {
         "bridge files of further servers, whose speculative decoding is added to spec_decode/*"),
     OPT_FLAG("log-completions", log_completions, NULL,
              "write the sampled text of each step into rollouts/"),
+    OPT_FLAG("log-logprobs", log_logprobs, NULL,
+             "with it each token's log-probability by the server and by the trainer"),
     OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out prompts, JSONL"),
     OPT_CHOICE("eval-strategy", eval_by_epoch, "steps", OPTION_WORDS("steps", "epoch"),
                "what evaluations go by; there is one before the first step and one at the end"),

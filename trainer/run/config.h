@@ -86,7 +86,7 @@ struct train_config {
     // run
     int64_t logging_steps, save_steps, save_total_limit;
     double save_minutes;
-    bool log_completions;
+    bool log_completions, log_logprobs;
     const char *eval_data;
     int eval_by_epoch; // 0 or 1
     int64_t num_generations_eval;

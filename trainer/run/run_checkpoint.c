@@ -147,6 +147,7 @@ enum status run_save(struct run *run, bool interim)
     char *folder = NULL;
     const int64_t start_ns = clock_now_ns();
     if (run->saved_step == run->step) return ST_OK;
+    spans_lap(&run->spans, SPAN_LOG);
     struct checkpoint c = {.step = run->step,
                            .data_index = curriculum_taken(run->curriculum),
                            .state = state_of(run, interim),
@@ -178,6 +179,7 @@ out:
     run->save_failed = st != ST_OK;
     json_decref(c.state);
     free(folder);
+    spans_lap(&run->spans, SPAN_CHECKPOINT);
     return say_failed_save(run, st);
 }
 

@@ -218,6 +218,7 @@ static enum status open_learner(struct run *run)
     options.adapter = run->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
+    options.spans = &run->spans;
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
                       run->resolved.has_reference, &options, &run->learner));
     if (run->draft) {
