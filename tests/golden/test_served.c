@@ -30,7 +30,7 @@ static void compare(struct reference *r, const int32_t *prompt, const struct tak
     assert_int_equal(n, NEW);
     memcpy(ids, prompt, PROMPT * sizeof *ids);
     for (int i = 0; i < n; i++) ids[PROMPT + i] = take->sample[0].tokens[i].token;
-    reference_logprobs(r, ids, PROMPT + n, PROMPT, have);
+    reference_token_logprobs(r, ids, PROMPT + n, PROMPT, have);
     for (int i = 0; i < n; i++)
         if (memcmp(&have[i], &take->sample[0].tokens[i].logprob, sizeof have[i]) != 0)
             fail_msg("token %d: served %.9g, packed %.9g", i,

@@ -49,7 +49,7 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
     assert_ok(device_sync(r->dev));
 }
 
-void reference_logprobs(struct reference *r, const int32_t *ids, int n, int from, float *ret)
+void reference_token_logprobs(struct reference *r, const int32_t *ids, int n, int from, float *ret)
 {
     const int vocab = r->config->vocab_size, rows = n - from;
     const size_t bytes = (size_t)rows * sizeof *ret;

@@ -21,7 +21,7 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
 
 // Log-probabilities of ids[from] to ids[n - 1], each behind those before it: ret (n - from). from
 // >= 1.
-void reference_logprobs(struct reference *r, const int32_t *ids, int n, int from, float *ret);
+void reference_token_logprobs(struct reference *r, const int32_t *ids, int n, int from, float *ret);
 
 // Greedy decoding over a paged cache whose blocks (of 4) are in scrambled order, the prompt in two
 // chunks: the ids after the prompt, n_new of them, no stop token.

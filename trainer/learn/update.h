@@ -33,7 +33,8 @@ struct update_config {
 
 struct update_stats {
     double loss, kl, entropy; // of the first iteration: a mean over its updates, token means
-    double policy_loss;       // the loss without the entropy's bonus
+    double policy_loss;       // the loss without the entropy's bonus and the routers'
+    double aux_loss;          // routers' load-balancing loss, where there is one; in `loss` too
     double lr;                // of the last update
     struct loss_stats all;    // sums over all updates: ratios, clipping, importance weights
     double grad_norm;         // of the last update that was applied, before clipping

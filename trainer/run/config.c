@@ -212,6 +212,7 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("entropy-coef-max", entropy.coef_max, "1", "C", -1e3, 1e3, "at most"),
     OPT_DOUBLE("entropy-coef-delta", entropy.coef_delta, "0.005", "C", 0, 1e3, "by each update"),
     OPT_DOUBLE("entropy-target", entropy.target, "0.2", "NATS", 0, 1e3, "of a token"),
+    EXPERTS_OPTION,
     OPT_FLAG("mask-truncated-completions", mask_truncated_completions, NULL,
              "samples cut off at the token limit do not count"),
 

@@ -5,15 +5,16 @@
 
 #include <inttypes.h>
 
-void notice_model(const struct model_config *model)
+void notice_model(const struct model_config *model, double balance_coef)
 {
-    int experts = 0;
-    for (int l = 0; l < model->n_layers; l++)
-        if (model->layers[l].moe.n_experts > experts) experts = model->layers[l].moe.n_experts;
-    if (experts > 0)
-        log_warn("the model is a mixture of %d experts: the router's load-balancing loss "
-                 "(router_aux_loss_coef) is no part of what is trained, and the router may come to "
-                 "favour few experts",
+    const int experts = config_experts(model);
+    if (experts > 0 && balance_coef > 0)
+        log_info("the model is a mixture of %d experts: the load-balancing loss of its routers is "
+                 "part of what is trained, with a coefficient of %g (--router-aux-loss-coef)",
+                 experts, balance_coef);
+    else if (experts > 0)
+        log_warn("the model is a mixture of %d experts: a load-balancing loss of its routers is no "
+                 "part of what is trained, and they may come to favour few experts",
                  experts);
     if (model->mxfp4) log_info("the model's folder: %s", MXFP4_NOTE);
 }

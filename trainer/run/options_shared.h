@@ -55,6 +55,12 @@
 #define LOG_LEVEL_OPTION                                                                           \
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
 
+// A part of the loss. A struct learning_options (learning.h) called `learning`.
+#define EXPERTS_OPTION                                                                             \
+    OPT_DOUBLE("router-aux-loss-coef", learning.router_aux_loss_coef, "-1", "C", -1, 1e6,          \
+               "of the routers' load-balancing loss, of a mixture of experts; -1: what the "       \
+               "model's config.json says, of families that train with one; 0: off")
+
 // A struct learning_options (learning.h) called `learning`: what is trained, AdamW and its learning
 // rate.
 #define ADAMW_OPTIONS(rate)                                                                        \
