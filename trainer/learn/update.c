@@ -104,7 +104,8 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
             .first = bounds,
             .logprobs = rows->logprobs + first,
             .old_logprobs = u->measured.old_logprobs + u->measured.first[number],
-            .sampler_logprobs = sample->logprobs,
+            .sampler_logprobs =
+                u->config->processed && sample->processed ? sample->processed : sample->logprobs,
             .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
             .advantages = &u->advantages[number],
             .step_seqs = u->part->n_samples,

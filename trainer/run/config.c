@@ -192,6 +192,9 @@ const struct option_spec train_options[] = {
                "upper bound of these weights; 0: none"),
     OPT_DOUBLE("importance-sampling-clip-min", loss.tis_min, "0", "C", 0, 1e9,
                "lower bound of these weights; 0: none"),
+    OPT_FLAG("processed-logprobs", processed_logprobs, "true",
+             "with --top-p, --top-k or --min-p the server's probabilities in these weights are "
+             "those of the filtered distribution, which was sampled from"),
     OPT_DOUBLE("sapo-temperature-neg", loss.sapo_temperature_neg, "1.05", "T", 1e-3, 1e3,
                "sharpness of sapo's gate where the advantage is not above 0"),
     OPT_DOUBLE("sapo-temperature-pos", loss.sapo_temperature_pos, "1", "T", 1e-3, 1e3,
