@@ -49,6 +49,9 @@
             "reward-groups", reward.whole_groups, NULL,                                            \
             "a reward \"command\" is given all of a prompt's samples one after another, with "     \
             "their \"group\" and \"group_size\", and may reply once it has them all"),             \
+        OPT_FLAG("reward-batches", reward.whole_batches, NULL,                                     \
+                 "the same of all samples that are scored at once, a step's, with their "          \
+                 "\"batch_size\""),                                                                \
         OPT_INT("reward-processes", reward.processes, "1", "N", 1, 256,                            \
                 "processes of each reward \"command\", among which a step's samples are divided")
 
