@@ -39,7 +39,8 @@ static enum status put_head(const char *connect, struct bytes *to)
     bytes_printf(to,
                  "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n"
                  "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
-                 "style-src 'unsafe-inline'; script-src 'sha256-%s'; connect-src %s\"/>\n"
+                 "style-src 'unsafe-inline'; script-src 'sha256-%s'; connect-src %s; form-action "
+                 "'none'; base-uri 'none'\"/>\n"
                  "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
                  "<title>cw-report</title>\n<style>\n",
                  bytes_text(&name), connect);
@@ -110,13 +111,14 @@ static enum status put_all_texts(int number, const struct run_folder *run, int64
     enum status st;
     int64_t n, bytes;
     size_t i = 0;
+    if (max == 0) return ST_OK;
     CHECK(measure(run, &n, &bytes));
-    const int64_t every = bytes > max ? (bytes + max) / (max > 0 ? max : 1) : 1;
+    const int64_t every = bytes / max + 1;
     const size_t before = to->len;
     for (int64_t k = 0; k < n; k++) {
         const int32_t step = next_step(&run->samples, &i);
-        if (k % every != 0 && k != n - 1) continue;
-        if ((int64_t)(to->len - before) > max) break;
+        const bool fits = (int64_t)(to->len - before) < max;
+        if (k < n - 1 && (k % every != 0 || !fits)) continue;
         CHECK(put_texts(number, run, step, to));
     }
 out:
