@@ -19,11 +19,16 @@ void handle_retrieve(void *tinker, struct http_request *q)
     struct future *future = id ? future_find(t->futures, id) : NULL;
     if (future)
         future_retrieve(future, q);
-    else if (id)
-        http_fail(q, 410,
-                  "request %.60s is gone: it is older than %d s, or cw-trainer serve was "
-                  "started anew since",
-                  id, FUTURE_KEEP_MS / 1000);
+    else if (id && futures_gave(t->futures, id))
+        http_fail(q, 410, "request %.60s is gone: it is older than %d s", id,
+                  FUTURE_KEEP_MS / 1000);
+    else if (id) // not 410, whose sentence the SDK does not show
+        http_reply_json(q, 200,
+                        json_pack("{s:o, s:s}", "error",
+                                  json_string("this request was lost: cw-trainer serve was "
+                                              "started anew since; go on from the last "
+                                              "checkpoint"),
+                                  "category", "server"));
     json_decref(body);
 }
 
