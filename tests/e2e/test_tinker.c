@@ -280,6 +280,9 @@ static void test_checkpoints(void **state)
     assert_int_equal(test_wait(&pair.server.child, 10000), 128 + SIGKILL);
     tinker_server_start(&pair.server, &pair.daemon, runs, OPTIONS("--exact"));
     tinker_refused(tinker_retrieve(&pair.server, lost), "cw-trainer serve was started anew since");
+    tinker_refused(tinker_post(&pair.server, "retrieve_futures", 404,
+                               "{\"target\":{\"sampling_session_id\":\"%s:sample:0\"}}", session),
+                   "cw-trainer serve was started anew since");
     tinker_refused(tinker_post(&pair.server, "get_info", 404, "{\"model_id\":\"%s\"}", model),
                    "there is no model");
     tinker_model(&pair.server, session, model);

@@ -103,7 +103,8 @@ void handle_retrieve_all(void *tinker, struct http_request *q)
     const char *id = tinker_text(q, target, "sampling_session_id");
     enum status st = ST_OK;
     if (!id) goto out;
-    if (!tinker_sampler(t, id)) FAIL(ST_NOT_FOUND, "there is no sampling session \"%.100s\"", id);
+    if (!tinker_sampler(t, id))
+        FAIL(ST_NOT_FOUND, "there is no sampling session \"%.100s\": " TINKER_FORGOTTEN, id);
     snprintf(poll.sampler, sizeof poll.sampler, "%s", id);
     CHECK(json_get_int("target", target, "cloned_sampler_id", 0, INT64_MAX, &poll.clone));
     CHECK(json_get_int("request", body, "prev_cursor", 0, INT64_MAX, &poll.cursor));
