@@ -21,7 +21,6 @@
 #define CANDIDATES       8
 #define TIMED_OPERATIONS (1ll << 29) // of a matmul that is worth the time
 #define CHOICES          512
-#define SUMMED_ALIKE     64 // fewer rows take an algorithm that the library names for as many
 
 struct choice { // key: of the shape, its tokens rounded by bucket()
     struct plan_key key;
@@ -99,15 +98,11 @@ static int bucket(int tokens)
     return tokens >= power + power / 2 ? power + power / 2 : power;
 }
 
-static int *tokens_of(struct plan_key *key)
-{
-    return key->trans_a ? &key->k : &key->m;
-}
-
 static struct plan_key choice_key(const struct plan_key *key)
 {
     struct plan_key rounded = *key;
-    *tokens_of(&rounded) = bucket(*tokens_of(&rounded));
+    int *tokens = key->trans_a ? &rounded.k : &rounded.m;
+    *tokens = bucket(*tokens);
     return rounded;
 }
 
@@ -209,14 +204,17 @@ static cublasStatus_t ask_library(struct matmul_state *state, struct plan *plan,
 // Describes the plan's matmul in cuBLASLt's words.
 static cublasStatus_t plan_describe(struct plan *plan);
 
-// What the library names, of what does not split k, for another number of tokens.
-static int ask_for_tokens(struct matmul_state *state, const struct plan *plan, int tokens,
-                          cublasLtMatmulHeuristicResult_t *ret)
+// What the library names for a number of tokens rounded up to a power of two.
+static int ask_for_more_tokens(struct matmul_state *state, const struct plan *plan,
+                               cublasLtMatmulHeuristicResult_t *ret)
 {
     struct plan more = {};
     int n = 0;
     more.key = plan->key;
-    *tokens_of(&more.key) = tokens;
+    int *tokens = more.key.trans_a ? &more.key.k : &more.key.m, power = 1;
+    while (power < *tokens) power *= 2;
+    if (power == *tokens) return 0;
+    *tokens = power;
     if (plan_describe(&more) != CUBLAS_STATUS_SUCCESS ||
         ask_library(state, &more, false, CANDIDATES, ret, &n) != CUBLAS_STATUS_SUCCESS)
         n = 0;
@@ -224,15 +222,14 @@ static int ask_for_tokens(struct matmul_state *state, const struct plan *plan, i
     return n;
 }
 
-static bool take_algorithm(struct matmul_state *state, struct plan *plan,
-                           const cublasLtMatmulAlgo_t *algorithm)
+static bool take_choice(struct matmul_state *state, struct plan *plan, const struct choice *choice)
 {
     cublasLtMatmulHeuristicResult_t result;
     if (cublasLtMatmulAlgoCheck(state->handle, plan->operation, plan->a, plan->b, plan->c, plan->c,
-                                algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
+                                &choice->algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
         result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > WORKSPACE_BYTES)
         return false;
-    plan->algorithm = *algorithm;
+    plan->algorithm = choice->algorithm;
     return true;
 }
 
@@ -248,21 +245,15 @@ static cublasStatus_t choose_algorithm(struct device *dev, struct matmul_state *
     if (n < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (found[0].state != CUBLAS_STATUS_SUCCESS) return found[0].state;
     plan->algorithm = found[0].algo;
-    // Few rows that are not matmul_small.cu's are summed as some more of them are.
-    if (forward && cuda_use(dev)->major == 9 && plan->key.m < SUMMED_ALIKE &&
-        ask_for_tokens(state, plan, SUMMED_ALIKE, found) > 0)
-        take_algorithm(state, plan, &found[0].algo);
     if (!may_be_timed(cuda_use(dev), plan, o)) return st;
     for (int i = 0; i < state->n_choices; i++)
         if (memcmp(&state->choices[i].key, &key, sizeof key) == 0 &&
-            take_algorithm(state, plan, &state->choices[i].algorithm))
+            take_choice(state, plan, &state->choices[i]))
             return st;
     if (state->n_choices == CHOICES ||
         ask_library(state, plan, false, CANDIDATES, found, &n) != CUBLAS_STATUS_SUCCESS)
         return st;
-    int tokens = *tokens_of(&plan->key), power = 1;
-    while (power < tokens) power *= 2;
-    if (power > tokens) n += ask_for_tokens(state, plan, power, found + n);
+    n += ask_for_more_tokens(state, plan, found + n);
     take_fastest(dev, plan, o, found, n);
     state->choices[state->n_choices++] = (struct choice){key, plan->algorithm};
     return st;
