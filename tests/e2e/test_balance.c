@@ -2,11 +2,13 @@
  * and reported. */
 #include "common/base/json.h"
 #include "tests/support/daemon.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // Makes a mixture with random weights by `cw-trainer sft`, and looks at what that says.
 static const char *mixture(void)
@@ -77,11 +79,45 @@ static void is_refused_without_experts(void **state)
     scene_close(&s);
 }
 
+// Rows of both ranks are one batch: the loss is one of all, not one of each.
+static void ranks_share_it(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct daemon other = {0};
+    struct test_child child = {0};
+    double one[2], both[2], loss[2], policy[2];
+    const char *argv[MPIRUN_WORDS + TRAINER_WORDS];
+    const char *const options[] = {"--max-steps", "1", "--entropy-coef", "1e-9", NULL};
+    if (strcmp(test_device(), "cpu") != 0) test_skip("ranks of mpirun are on the CPU");
+    const int n = mpirun_put(2, argv);
+    scene_open_model(&s, mixture(), OPTIONS(NULL));
+    daemon_start(&other, s.model, NULL);
+    trainer_command(&s, test_path(s.folder, "both"), options, argv + n);
+    assert_int_equal(symlink(s.daemon.bridge, test_path(s.folder, "rank-0.json")), 0);
+    assert_int_equal(symlink(other.bridge, test_path(s.folder, "rank-1.json")), 0);
+    for (const char **word = argv; *word; word++)
+        if (strcmp(*word, s.daemon.bridge) == 0) *word = test_path(s.folder, "rank-{rank}.json");
+    test_spawn(&child, test_path(s.folder, "trainer.log"), argv);
+    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+    assert_int_equal(train_alone(&s, "one", options), 0);
+    assert_int_equal(column(&s, "one", "aux_loss", one, 2), 1);
+    assert_int_equal(column(&s, "both", "aux_loss", both, 2), 1);
+    column(&s, "both", "loss", loss, 2);
+    column(&s, "both", "policy_loss", policy, 2);
+    // other micro-batches, and the first of the two has moved the weights by one step
+    assert_true(fabs(both[0] - one[0]) < 0.1);
+    assert_true(fabs(loss[0] - policy[0] - 0.02 * both[0]) < 1e-6);
+    daemon_kill(&other);
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loss_is_reported),
         cmocka_unit_test(is_refused_without_experts),
+        cmocka_unit_test(ranks_share_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
