@@ -2,15 +2,12 @@
  * memory and size; and its page, written and served, in a real browser where there is one. */
 #include "tests/support/html_check.h"
 #include "tests/support/long_run.h"
-#include "tests/support/support.h"
+#include "tests/support/report_server.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #define LIMIT_MS 300000
 #define MIB      ((int64_t)1 << 20)
@@ -66,37 +63,14 @@ static void long_runs_are_bounded(void **state)
     free(text);
 }
 
-static void serve(char ret_url[64])
-{
-    const char *log = test_path(folder, "serve.log");
-    const char *const argv[] = {test_binary("cw-report"),
-                                test_path(folder, "a"),
-                                test_path(folder, "b"),
-                                "--serve",
-                                "--listen",
-                                "127.0.0.1:0",
-                                NULL};
-    test_spawn(&server, log, argv);
-    test_wait_for_file(log, LIMIT_MS, &server);
-    for (int i = 0; i < 1200; i++) {
-        char *text = test_read(log);
-        const char *url = strstr(text, "http://");
-        const int found = url ? sscanf(url, "%63s", ret_url) : 0;
-        free(text);
-        if (found == 1) return;
-        if (!test_running(&server)) break;
-        const struct timespec pause = {0, 50000000};
-        nanosleep(&pause, NULL);
-    }
-    fail_msg("cw-report --serve does not say where");
-}
-
 static void in_a_browser(void **state)
 {
     (void)state;
     const char *python = test_python("playwright"), *log = test_path(folder, "browser.log");
     char url[64];
-    serve(url);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/",
+             report_server_start(&server, test_path(folder, "serve.log"), test_path(folder, "a"),
+                                 test_path(folder, "b")));
     const char *const argv[] = {python,
                                 test_path(test_root(), "tests/clients/report_page.py"),
                                 test_path(folder, "long.html"),
@@ -109,8 +83,7 @@ static void in_a_browser(void **state)
     print_message("%s", text);
     free(text);
     assert_int_equal(status, 0);
-    test_kill(&server, SIGTERM);
-    assert_int_equal(test_wait(&server, LIMIT_MS), 0);
+    report_server_stop(&server);
 }
 
 int main(void)

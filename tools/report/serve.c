@@ -56,18 +56,24 @@ static enum status query_run(const struct report_server *s, const struct http_re
     return query_int(q, "run", s->n - 1, 0, ret);
 }
 
+// Takes the body's memory. st: of making it.
+static void reply(struct http_request *q, enum status st, const char *type, struct bytes *body)
+{
+    http_header(q, "Cache-Control", "no-cache");
+    if (st == ST_OK)
+        http_reply(q, 200, type, body);
+    else
+        http_fail_status(q, st);
+    bytes_release(body);
+}
+
 // GET /
 static void handle_page(void *context, struct http_request *q)
 {
     const struct report_server *s = context;
     struct bytes page = BYTES_INIT;
     enum status st = page_put_live(s->n, &page);
-    http_header(q, "Cache-Control", "no-cache");
-    if (st == ST_OK)
-        http_reply(q, 200, "text/html; charset=utf-8", &page);
-    else
-        http_fail_status(q, st);
-    bytes_release(&page);
+    reply(q, st, "text/html; charset=utf-8", &page);
 }
 
 static enum status data_of(struct report_server *s, const struct http_request *q, struct bytes *to)
@@ -92,11 +98,7 @@ static void handle_data(void *context, struct http_request *q)
 {
     struct bytes data = BYTES_INIT;
     enum status st = data_of(context, q, &data);
-    if (st == ST_OK)
-        http_reply(q, 200, "application/json", &data);
-    else
-        http_fail_status(q, st);
-    bytes_release(&data);
+    reply(q, st, "application/json", &data);
 }
 
 static enum status rollouts_of(const struct report_server *s, const struct http_request *q,
@@ -118,11 +120,7 @@ static void handle_rollouts(void *context, struct http_request *q)
 {
     struct bytes lines = BYTES_INIT;
     enum status st = rollouts_of(context, q, &lines);
-    if (st == ST_OK)
-        http_reply(q, 200, "application/x-ndjson", &lines);
-    else
-        http_fail_status(q, st);
-    bytes_release(&lines);
+    reply(q, st, "application/x-ndjson", &lines);
 }
 
 static void handle_health(void *context, struct http_request *q)

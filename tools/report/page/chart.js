@@ -135,7 +135,7 @@ class Figure {
         this.paintAxes(ctx);
         ctx.save();
         ctx.beginPath();
-        ctx.rect(this.left, 0, this.right - this.left, this.bottom);
+        ctx.rect(this.left, MARGIN.top - 3, this.right - this.left, this.bottom - MARGIN.top + 3);
         ctx.clip();
         this.draw(ctx);
         ctx.restore();
@@ -171,7 +171,10 @@ class Figure {
             else hi = 1;
         }
         const {step} = linearTicks(lo, hi, 5);
-        return [Math.floor(lo / step + 1e-9) * step, Math.ceil(hi / step - 1e-9) * step];
+        lo = Math.floor(lo / step + 1e-9) * step;
+        hi = Math.ceil(hi / step - 1e-9) * step;
+        this.yTicks = Array.from({length: Math.round((hi - lo) / step) + 1}, (_, i) => lo + i * step);
+        return [lo, hi];
     }
     xTicks() {
         return xTicks(...this.xRange);
@@ -186,11 +189,12 @@ class Figure {
         };
         ctx.lineWidth = 1;
         ctx.fillStyle = colors.dim;
-        const [lo, hi] = this.yRange, {step, ticks} = linearTicks(lo, hi, 5);
+        const ticks = this.log ? logTicks(...this.yRange) : this.yTicks;
+        const step = ticks[1] - ticks[0];
         ctx.textAlign = "right";
-        for (const y of this.log ? logTicks(lo, hi) : ticks) {
+        for (const y of ticks) {
             line(this.left, this.atY(y), this.right, this.atY(y), colors.edge);
-            ctx.fillText(tickText(y, this.log ? y : step), this.left - 6, this.atY(y) + 3.5);
+            ctx.fillText(tickText(y, this.log ? y / 2 : step), this.left - 6, this.atY(y) + 3.5);
         }
         ctx.textAlign = "center";
         for (const {x, text} of this.xTicks()) {

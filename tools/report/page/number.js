@@ -38,12 +38,13 @@ function linearTicks(lo, hi, n, unit = 1) {
     return {step, ticks};
 }
 
-/* Powers of ten within lo to hi (above 0), or of less than two also their doubles and fives. */
+/* Powers of ten within lo to hi (above 0), of less than two also their doubles and fives, and where
+ * that is next to nothing, round numbers. */
 function logTicks(lo, hi) {
     const from = Math.floor(Math.log10(lo)), to = Math.ceil(Math.log10(hi));
     const every = Math.max(1, Math.ceil((to - from) / 6)), ticks = [];
     for (let power = from; power <= to; power += every)
         for (const k of to - from <= 2 ? [1, 2, 5] : [1])
             if (k * 10 ** power >= lo && k * 10 ** power <= hi) ticks.push(k * 10 ** power);
-    return ticks;
+    return ticks.length > 2 ? ticks : linearTicks(lo, hi, 4).ticks;
 }

@@ -186,7 +186,7 @@ class Rollouts {
         this.filters = make("div", {className: "filters"}, this.runLabel,
             make("label", {}, "steps ", f.from, " to ", f.to),
             make("label", {}, "rewards ", f.least, " to ", f.most),
-            make("label", {}, "prompt ", f.prompt), make("label", {}, "first ", f.sort));
+            make("label", {}, "prompt ", f.prompt), make("label", {}, "order ", f.sort));
         this.filters.addEventListener("input", () => { this.page = 0; this.find(); });
         this.head = make("p", {className: "dim"});
         this.rows = make("tbody");
