@@ -18,7 +18,7 @@ static const struct {
     {"train", train_main, "GRPO on the model a server is serving, on its own copy of the weights"},
     {"serve", serve_main, "the Tinker API on the model a server is serving"},
     {"sft", sft_main, "supervised training of a model folder, without a server"},
-    {"eval", eval_main, "accuracy of the model a server is serving"},
+    {"eval", eval_main, "accuracy of the model a server is serving, or of a model folder"},
     {"merge", merge_main, "a LoRA adapter and its base as one model folder"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
