@@ -57,6 +57,7 @@ static const struct option_spec eval_options[] = {
     OPT_CONFIG,
     REWARD_OPTIONS,
     PROMPT_OPTIONS,
+    ANSWER_FIELD_OPTION,
     OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one answer"),
     OPT_DOUBLE("temperature", sampling.temperature, "0", "T", 0, 100, "0: greedy"),
     OPT_INT("num-samples", num_samples, "1", "N", 1, 2048,

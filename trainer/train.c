@@ -24,11 +24,6 @@ struct train {
     char **argv; // of this program
 };
 
-static bool due(int64_t step, int64_t every, int64_t total)
-{
-    return step == total || (every > 0 && step % every == 0);
-}
-
 static int64_t epochs_done(const struct run *run)
 {
     return curriculum_taken(run->curriculum) / run->data->n;
@@ -39,7 +34,7 @@ static bool evaluation_due(const struct run *run, int64_t epochs_before)
 {
     const struct train_config *c = run->config;
     if (!run->eval_data) return false;
-    if (!c->eval_by_epoch) return due(run->step, c->eval_steps, run->total_steps);
+    if (!c->eval_by_epoch) return step_due(run->step, c->eval_steps, run->total_steps);
     return run->step == run->total_steps ||
            epochs_done(run) / c->eval_epochs > epochs_before / c->eval_epochs;
 }
@@ -98,12 +93,14 @@ static enum status baseline(struct run *run)
 // Whether the step just done has a checkpoint of its own, which stays.
 static bool checkpoint_due(const struct run *run)
 {
-    return due(run->step, run->config->save_steps, run->total_steps) || run->best.step == run->step;
+    return step_due(run->step, run->config->saving.save_steps, run->total_steps) ||
+           run->best.step == run->step;
 }
 
 static enum status save_if_due(struct run *run)
 {
-    const double minutes = clock_ms_since(run->saved_ns) / 60e3, every = run->config->save_minutes;
+    const double minutes = clock_ms_since(run->saved_ns) / 60e3,
+                 every = run->config->saving.save_minutes;
     bool interim = every > 0 && minutes >= every;
     if (checkpoint_due(run)) return run_save(run, false);
     enum status st = every > 0 ? run_agree(run, &interim, sizeof interim) : ST_OK;

@@ -24,6 +24,7 @@ struct learner_config {
     int max_seqs;                  // prompts and completions of a step
     int max_context;               // longest prompt with its completion
     enum recompute recompute;      // of activations, in the draft model's learner too
+    bool ranks;                    // learner_rows.ranked is wanted
 };
 
 // Where the device memory goes, in bytes. What is shared costs the trainer nothing.
@@ -86,8 +87,9 @@ const struct weights *learner_reference(const struct learner *l); // NULL: none,
 struct learner_rows {
     const struct micro_batch *mb;
     const float *logprobs, *entropy;
-    const float *ref_logprobs; // NULL without a reference
-    float *dentropy;           // for d loss / d entropy of each target; all 0
+    const float *ref_logprobs;          // NULL without a reference
+    const struct token_logprob *ranked; // the targets with their ranks; NULL: not asked for
+    float *dentropy;                    // for d loss / d entropy of each target; all 0
 };
 // Fills d loss / d logprob of each target, and rows->dentropy where the loss has such a term.
 typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
