@@ -20,6 +20,8 @@ const struct option_spec dpo_options[] = {
                "how closely the policy is held to the reference; more: closer"),
     OPT_DOUBLE("label-smoothing", preference.label_smoothing, "0", "E", 0, 0.499,
                "of robust and exo_pair: share of pairs taken to be the wrong way round"),
+    OPT_DOUBLE("sft-weight", sft_weight, "0", "W", 0, 1e6,
+               "of the chosen completions' cross-entropy beside it, which keeps them likely"),
     OFFLINE_RUN_OPTIONS("1e-6"),
     OFFLINE_FOREIGN_OPTIONS,
     DPO_FOREIGN_OPTIONS,
@@ -67,14 +69,14 @@ static void preferences(void *context, const struct learner_rows *rows, float *r
                                              mb->first[seq + 1] - mb->first[seq],
                                              mb->first[seq + 2] - mb->first[seq + 1]};
         const struct preference_loss loss = preference_loss(&pass->config->preference, &pair);
-        sums->loss += loss.loss * pass->weight;
+        sums->loss += loss.loss * pass->weight - chosen * pass->per_token;
         sums->chosen += chosen;
         sums->rejected += rejected;
         sums->chosen_ratio += pair.chosen;
         sums->rejected_ratio += pair.rejected;
         sums->right += pair.chosen > pair.rejected;
         sums->pairs++;
-        fill(mb, seq, loss.by_chosen * pass->weight, ret_dlogprobs);
+        fill(mb, seq, loss.by_chosen * pass->weight - pass->per_token, ret_dlogprobs);
         fill(mb, seq + 1, loss.by_rejected * pass->weight, ret_dlogprobs);
     }
 }

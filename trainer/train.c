@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -153,16 +154,13 @@ out:
     return st;
 }
 
-// What was given and is part of something that was not. A run that goes on has been told.
+// A run that goes on has been told.
 static void say_idle(const struct option_set *set, const struct train_config *c)
 {
     const enum loss_type type = c->loss.type;
     const enum advantage_estimator estimator = c->advantage.estimator;
     const bool clips = type != LOSS_SAPO && type != LOSS_CISPO;
-    const struct {
-        bool used;
-        const char *without, *options[6];
-    } parts[] = {
+    const struct idle_options parts[] = {
         {c->sampling.tandem.on,
          "--tandem",
          {"tandem-selector", "tandem-p", "tandem-chunk", "tandem-shared", "tandem-frozen-weight"}},
@@ -186,10 +184,7 @@ static void say_idle(const struct option_set *set, const struct train_config *c)
          "--reward repetition",
          {"repetition-ngram"}},
     };
-    for (size_t i = 0; !c->resume && i < sizeof parts / sizeof *parts; i++)
-        for (const char *const *name = parts[i].options; !parts[i].used && *name; name++)
-            if (options_given(set, *name))
-                log_warn("--%s has no effect without %s", *name, parts[i].without);
+    if (!c->resume) notice_idle(set, parts, sizeof parts / sizeof *parts);
 }
 
 // Options of servers that are started, where --bridge names some that run.

@@ -28,8 +28,9 @@ static const char *golden(const char *name)
 
 static void train_as(struct reference_run *r, const char *kind)
 {
-    const char *loss = strchr(kind, ':');
-    const bool pairs = loss != NULL;
+    char loss[32] = "", *with_sft;
+    const bool pairs = sscanf(kind, "dpo:%31s", loss) == 1;
+    if ((with_sft = strstr(loss, "+sft"))) *with_sft = '\0';
     r->scene.data = golden(pairs ? "trl/pairs.jsonl" : "trl/sft.jsonl");
     const char *words[32] = {"--tokenizer",
                              test_path(r->scene.folder, "bytes"),
@@ -44,8 +45,9 @@ static void train_as(struct reference_run *r, const char *kind)
                              "--weight-decay-matrices",
                              "--overwrite"};
     int n = 12;
-    if (pairs) words[n++] = "--loss-type", words[n++] = loss + 1;
+    if (pairs) words[n++] = "--loss-type", words[n++] = loss;
     if (pairs) words[n++] = "--beta", words[n++] = "0.3";
+    if (with_sft) words[n++] = "--sft-weight", words[n++] = "0.5";
     if (offline_train(&r->scene, pairs ? "dpo" : "sft", "run", words) != 0)
         fail_msg("%s:\n%s", kind, test_read(test_path(r->scene.folder, "alone.log")));
 }
@@ -123,8 +125,8 @@ static void as_trl(void **state)
     free(text);
     reference_close(&r.after);
     reference_close(&r.before);
-    assert_int_equal(r.figures, 3 * 6 + 3 + 4 * (3 * 12 + 9));
-    assert_int_equal(r.tensors, 5 * 30);
+    assert_int_equal(r.figures, 3 * 6 + 3 + 5 * (3 * 12 + 9));
+    assert_int_equal(r.tensors, 6 * 30);
 }
 
 int main(void)

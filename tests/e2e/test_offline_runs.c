@@ -139,6 +139,25 @@ static void without_a_run_folder(void **state)
     assert_true(file_exists(test_path(out, "model.safetensors")));
 }
 
+static void what_has_no_effect_is_said(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    assert_int_equal(offline_train(&s, "sft", "run",
+                                   OPTIONS("--max-steps", "1", "--eval-steps", "3", "--lora-alpha",
+                                           "8", "--dtype", "f32")),
+                     0);
+    assert_said(&s, "--eval-steps has no effect without --eval-data");
+    assert_said(&s, "--lora-alpha has no effect without --lora-r");
+    assert_said(&s, "--dtype has no effect without --out");
+    offline_sums(&s, true, 3);
+    assert_int_equal(
+        offline_train(&s, "dpo", "pairs", OPTIONS("--max-steps", "1", "--label-smoothing", "0.1")),
+        0);
+    assert_said(&s, "--label-smoothing has no effect without --loss-type robust or exo_pair");
+}
+
 // The adapter's folder, as PEFT reads it, gives what the trained model gives.
 static void an_adapter(void **state)
 {
@@ -184,9 +203,13 @@ static void an_adapter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_run_leaves),         cmocka_unit_test(held_out_is_not_learnt),
-        cmocka_unit_test(a_folder_that_holds_a_run), cmocka_unit_test(another_run_is_refused),
-        cmocka_unit_test(without_a_run_folder),      cmocka_unit_test(an_adapter),
+        cmocka_unit_test(what_a_run_leaves),
+        cmocka_unit_test(held_out_is_not_learnt),
+        cmocka_unit_test(a_folder_that_holds_a_run),
+        cmocka_unit_test(another_run_is_refused),
+        cmocka_unit_test(without_a_run_folder),
+        cmocka_unit_test(what_has_no_effect_is_said),
+        cmocka_unit_test(an_adapter),
     };
     return cmocka_run_group_tests_name("offline runs", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* learner.h: the computing half of training: everything between a step's packed sequences and its
  * gradients, and the optimizer that uses them. Knows nothing of rewards, server or bridge: GRPO
- * (update.h) and supervised training (sft.h) both drive it. One thread. */
+ * (update.h) and training without a server (offline.h) both drive it. One thread. */
 #ifndef TRAINER_LEARNER_H
 #define TRAINER_LEARNER_H
 

@@ -150,6 +150,11 @@ enum status preference_check(const struct preference_config *o)
     return ST_OK;
 }
 
+bool preference_smooths(const struct preference_config *config)
+{
+    return losses[config->type] == exo_pair || losses[config->type] == robust;
+}
+
 struct preference_loss preference_loss(const struct preference_config *config,
                                        const struct preference_pair *pair)
 {

@@ -7,6 +7,8 @@
 
 #include "common/base/status.h"
 
+#include <stdbool.h>
+
 extern const char *const preference_names[]; // of the losses; NULL-ended
 
 struct preference_config {
@@ -24,6 +26,7 @@ struct preference_loss {
 
 // ST_INVALID names an option that the loss needs otherwise.
 enum status preference_check(const struct preference_config *config);
+bool preference_smooths(const struct preference_config *config); // label_smoothing has an effect
 struct preference_loss preference_loss(const struct preference_config *config,
                                        const struct preference_pair *pair);
 

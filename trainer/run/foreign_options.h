@@ -107,6 +107,8 @@
                 "--model's log-probabilities are always computed once, before the first step"),    \
         OPT_FOREIGN("precompute-ref-batch-size", "--examples-per-step goes through at a time"),    \
         OPT_FOREIGN("ref-model-name-or-path", "--model is the reference too"),                     \
+        OPT_FOREIGN("loss-weights", "--sft-weight is that of the loss sft beside --loss-type"),    \
+        OPT_FOREIGN("rpo-alpha", "--sft-weight"),                                                  \
         OPT_FOREIGN("ref-model", "--model is the reference too")
 
 #endif

@@ -7,6 +7,12 @@
 #include "common/model/config.h"
 #include "trainer/run/config.h"
 
+// Options that were given, and are part of something that was not.
+struct idle_options {
+    bool used;
+    const char *without, *options[6];
+};
+void notice_idle(const struct option_set *set, const struct idle_options *parts, size_t n);
 // What a model is trained without or as: a mixture of experts, its load-balancing loss; MXFP4.
 void notice_model(const struct model_config *model);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.

@@ -24,6 +24,7 @@ struct offline_config {
     struct saving_options saving;
     int all_turns; // 0 or 1
     struct preference_config preference;
+    double sft_weight;
     int64_t rope_context;
     bool overwrite, resume;
     double num_train_epochs;
@@ -54,6 +55,7 @@ struct offline_pass {
     const struct offline_data *data;
     const int *items; // examples of the pass
     double weight;    // of a target, or of a pair, in the loss
+    double per_token; // of a preferred completion's token in the loss of sft_weight
     struct offline_sums sums;
 };
 

@@ -59,6 +59,18 @@ static enum status check_resume(const struct offline_config *c)
     return ST_OK;
 }
 
+static void say_idle(const struct option_set *set, const struct offline_config *c)
+{
+    const struct idle_options parts[] = {
+        {c->eval_data != NULL, "--eval-data", {"eval-steps", "eval-limit"}},
+        {c->lora.r > 0, "--lora-r", {"lora-alpha", "lora-dropout", "use-rslora", "lora-target"}},
+        {c->run_dir || !c->out, "--run-dir", {"save-steps", "save-minutes", "save-total-limit"}},
+        {c->out != NULL, "--out", {"dtype"}},
+        {preference_smooths(&c->preference), "--loss-type robust or exo_pair", {"label-smoothing"}},
+    };
+    notice_idle(set, parts, sizeof parts / sizeof *parts);
+}
+
 enum status offline_check(const struct offline_task *task, struct option_set *set,
                           struct offline_config *c)
 {
@@ -77,7 +89,8 @@ enum status offline_check(const struct offline_task *task, struct option_set *se
     if (task->reference) CHECK(preference_check(&c->preference));
     CHECK(schedule_check(&c->learning.schedule));
     CHECK(check_out(c));
-    st = prompts_check(&c->prompts);
+    CHECK(prompts_check(&c->prompts));
+    if (!c->resume) say_idle(set, c);
 out:
     return st;
 }

@@ -32,14 +32,37 @@ static void put_sums(const struct offline *s, const struct offline_sums *sums, c
     if (s->task->put) s->task->put(s->config, sums, prefix, metrics);
 }
 
+// What the loss is a mean over, of the examples s->items.
+struct counts {
+    int64_t targets, tokens;
+};
+
+static void count(const struct offline *s, const struct offline_data *data, int item,
+                  struct counts *ret)
+{
+    ret->targets += s->task->count(data, item);
+    ret->tokens += data->sides[0]->examples[item].completion_ids.n;
+}
+
+static struct offline_pass pass_over(const struct offline *s, const struct offline_data *data,
+                                     const struct counts *counts)
+{
+    return (struct offline_pass){
+        .config = s->config,
+        .data = data,
+        .items = s->items,
+        .weight = 1 / (double)(counts->targets > 0 ? counts->targets : 1),
+        .per_token = s->config->sft_weight / (double)(counts->tokens > 0 ? counts->tokens : 1),
+    };
+}
+
 // The mean over all held-out examples.
 static enum status evaluate(struct offline *s, json_t *metrics)
 {
     const int each = (int)s->config->examples_per_step;
-    struct offline_pass pass = {.config = s->config, .data = &s->eval, .items = s->items};
-    int64_t count = 0;
-    for (int i = 0; i < s->eval.n; i++) count += s->task->count(&s->eval, i);
-    pass.weight = 1 / (double)(count > 0 ? count : 1);
+    struct counts counts = {0};
+    for (int i = 0; i < s->eval.n; i++) count(s, &s->eval, i, &counts);
+    struct offline_pass pass = pass_over(s, &s->eval, &counts);
     for (int at = 0; at < s->eval.n; at += each) {
         const int n = s->eval.n - at < each ? s->eval.n - at : each;
         for (int i = 0; i < n; i++) s->items[i] = at + i;
@@ -67,15 +90,14 @@ static enum status offline_step(struct offline *s, struct step *ret)
     enum status st;
     const int n = (int)s->config->examples_per_step;
     const int64_t start = clock_now_ns();
-    struct offline_pass pass = {.config = s->config, .data = &s->data, .items = s->items};
-    int64_t count = 0;
+    struct counts counts = {0};
     *ret = (struct step){.lr = schedule_at(&s->schedule, s->step)};
     for (int i = 0; i < n; i++) {
         s->items[i] = data_order_at(&s->order, s->taken + i);
-        count += s->task->count(&s->data, s->items[i]);
+        count(s, &s->data, s->items[i], &counts);
         s->num_tokens += tokens_of(s, &s->data, s->items[i]);
     }
-    pass.weight = 1 / (double)count;
+    struct offline_pass pass = pass_over(s, &s->data, &counts);
     offline_groups(s, &s->data, n);
     CHECK(learner_gradients(s->learner, s->groups, n, s->task->loss, &pass));
     st = learner_clip(s->learner, &ret->norm);

@@ -78,9 +78,10 @@ with tempfile.TemporaryDirectory() as out:
                           eval_dataset=write("sft_heldout.jsonl", keys, SFT_HELDOUT)),
         ("loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy", "num_tokens"), before)
     keys = ("prompt", "chosen", "rejected")
-    for loss in ("sigmoid", "ipo", "hinge", "sigmoid_norm"):
+    for loss in ("sigmoid", "ipo", "hinge", "sigmoid_norm", "sigmoid+sft"):
         m, before = model()
-        args = DPOConfig(output_dir=out, per_device_train_batch_size=len(PAIRS), loss_type=[loss], beta=0.3,
+        args = DPOConfig(output_dir=out, per_device_train_batch_size=len(PAIRS), loss_type=loss.split("+"), beta=0.3,
+                         loss_weights=[1.0, 0.5] if "+" in loss else None,
                          precompute_ref_log_probs=True, disable_dropout=True, **common)
         run("dpo:" + loss,
             DPOTrainer(m, args=args, train_dataset=write("pairs.jsonl", keys, PAIRS), processing_class=tokenizer(),
