@@ -71,6 +71,29 @@ static void forms_of_a_pair(void **state)
     assert_true(losses[0][2] < losses[0][0]);
 }
 
+// However small the micro-batches, a pair is compared as a whole.
+static void any_token_budget(void **state)
+{
+    static const char *const budgets[] = {"8192", "16"};
+    struct scene s;
+    double figures[2][2][4];
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, true, 6);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(offline_train(&s, "dpo", budgets[i],
+                                       OPTIONS("--max-steps", "3", "--examples-per-step", "6",
+                                               "--token-budget", budgets[i])),
+                         0);
+        assert_int_equal(column(&s, budgets[i], "loss", figures[i][0], 4), 3);
+        assert_int_equal(column(&s, budgets[i], "rewards/margins", figures[i][1], 4), 3);
+    }
+    for (int k = 0; k < 2; k++)
+        for (int step = 0; step < 3; step++)
+            assert_true(fabs(figures[0][k][step] - figures[1][k][step]) < 1e-5);
+    assert_true(figures[0][1][2] > 0);
+}
+
 static void what_is_refused(void **state)
 {
     struct scene s;
@@ -101,6 +124,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(margins_rise),
         cmocka_unit_test(forms_of_a_pair),
+        cmocka_unit_test(any_token_budget),
         cmocka_unit_test(what_is_refused),
     };
     return cmocka_run_group_tests_name("dpo", tests, NULL, NULL);

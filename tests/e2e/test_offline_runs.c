@@ -79,11 +79,26 @@ static void a_folder_that_holds_a_run(void **state)
     assert_said(&s, "the run there is replaced (--overwrite)");
     assert_int_equal(steps_done(&s, "run"), 2);
     assert_false(file_exists(test_path(s.folder, "run/checkpoints/step-3")));
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume", "--overwrite")), 2);
-    assert_said(&s, "give one");
     // one that is over has nothing to do
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume")), 0);
     assert_int_equal(steps_done(&s, "run"), 2);
+}
+
+// --out of a run that goes on is replaced on request only, and the run is not.
+static void out_of_a_run_that_goes_on(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    const char *out = test_path(s.folder, "out");
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1", "--out", out)), 0);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume", "--max-steps", "2")), 2);
+    assert_said(&s, "is there already; take another folder, or say --overwrite");
+    assert_int_equal(
+        offline_train(&s, "sft", "run", OPTIONS("--resume", "--overwrite", "--max-steps", "2")), 0);
+    assert_int_equal(steps_done(&s, "run"), 2);
+    assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-1")));
+    test_same_file(out, latest(&s, "run"), "model.safetensors");
 }
 
 static void another_run_is_refused(void **state)
@@ -203,13 +218,10 @@ static void an_adapter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_run_leaves),
-        cmocka_unit_test(held_out_is_not_learnt),
-        cmocka_unit_test(a_folder_that_holds_a_run),
-        cmocka_unit_test(another_run_is_refused),
-        cmocka_unit_test(without_a_run_folder),
-        cmocka_unit_test(what_has_no_effect_is_said),
-        cmocka_unit_test(an_adapter),
+        cmocka_unit_test(what_a_run_leaves),          cmocka_unit_test(held_out_is_not_learnt),
+        cmocka_unit_test(a_folder_that_holds_a_run),  cmocka_unit_test(out_of_a_run_that_goes_on),
+        cmocka_unit_test(another_run_is_refused),     cmocka_unit_test(without_a_run_folder),
+        cmocka_unit_test(what_has_no_effect_is_said), cmocka_unit_test(an_adapter),
     };
     return cmocka_run_group_tests_name("offline runs", tests, NULL, NULL);
 }

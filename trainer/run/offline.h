@@ -141,7 +141,7 @@ int offline_main(const struct offline_task *task, const char *usage, int argc, c
                  "go on from the run folder's last checkpoint, if it has one, with the options "   \
                  "in its config.json where they are not given here"),                              \
         OPT_FLAG("overwrite", overwrite, NULL,                                                     \
-                 "replace --out, and the run in --run-dir, where they are there"),                 \
+                 "replace --out where it is there, and without --resume the run in --run-dir"),    \
         OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,                                     \
                    "of the folder --out; auto: as trained"),                                       \
         OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where it is trained"),              \

@@ -36,7 +36,7 @@ static enum status check_out(const struct offline_config *c)
     if (!c->out || !file_exists(c->out) || is_empty(c->out)) return ST_OK;
     CHECK(path_put(config, c->out, "config.json"));
     CHECK(path_put(adapter, c->out, ADAPTER_CONFIG_FILE));
-    if (!c->overwrite && !c->resume)
+    if (!c->overwrite)
         FAIL(ST_INVALID,
              "--out %s is there already; take another folder, or say --overwrite to replace it "
              "whole",
@@ -48,15 +48,6 @@ static enum status check_out(const struct offline_config *c)
              c->out);
 out:
     return st;
-}
-
-static enum status check_resume(const struct offline_config *c)
-{
-    if (c->resume && !c->run_dir)
-        return status_fail(ST_INVALID, "--resume needs --run-dir, the run to go on with");
-    if (c->resume && c->overwrite)
-        return status_fail(ST_INVALID, "--overwrite begins anew, --resume goes on: give one");
-    return ST_OK;
 }
 
 static void say_idle(const struct option_set *set, const struct offline_config *c)
@@ -76,7 +67,8 @@ enum status offline_check(const struct offline_task *task, struct option_set *se
 {
     enum status st;
     log_open("cw-trainer", c->log_level);
-    CHECK(check_resume(c));
+    if (c->resume && !c->run_dir)
+        FAIL(ST_INVALID, "--resume needs --run-dir, the run to go on with");
     if (c->resume) CHECK(folder_take_options(set, c->run_dir, NULL, c));
     if (!c->model == !c->init)
         FAIL(ST_INVALID, task->sides > 1 ? "--model is missing: the model folder to start from"
@@ -288,7 +280,7 @@ static enum status open_folder(struct offline *s, char **ret_latest)
              "%s holds a run already: go on with it (--resume), replace it (--overwrite), or take "
              "another --run-dir",
              s->folder);
-    if (latest && c->overwrite) {
+    if (latest && c->overwrite && !c->resume) {
         log_info("%s: the run there is replaced (--overwrite)", s->folder);
         CHECK(path_put(checkpoints, s->folder, "checkpoints"));
         CHECK(file_remove_tree(checkpoints));

@@ -217,6 +217,7 @@ static enum status run(void *context)
     st = offline_write_out(s);
 out:
     offline_release(s);
+    if (st == ST_CANCELLED) log_warn("%s", status_message());
     return st;
 }
 
