@@ -213,7 +213,7 @@ bench: $(BINARIES)
 UNIT_DIR    ?= $(PREFIX)/lib/systemd/system
 SHARE       := $(PREFIX)/share
 COMMANDS    := $(notdir $(BINARIES))
-PAGES       := $(COMMANDS) $(addprefix cw-trainer-,train serve sft eval merge)
+PAGES       := $(COMMANDS) $(addprefix cw-trainer-,train serve sft dpo eval merge)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g'
 
 # A page of the manual is what --help says.

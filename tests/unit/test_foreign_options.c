@@ -1,23 +1,27 @@
 /* test_foreign_options.c: names of TRL's and verl's options: each is answered by an option that
- * there is, and stands in the table of docs/recipes.md. */
+ * its command has, and stands in the table of docs/recipes.md. */
 #include "common/base/bytes.h"
 #include "tests/support/support.h"
+#include "trainer/dpo.h"
 #include "trainer/run/config.h"
+#include "trainer/sft.h"
 
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
 
-static bool is_there(const char *name, size_t len)
+static const struct option_spec *const tables[] = {train_options, sft_options, dpo_options};
+
+static bool is_there(const struct option_spec *table, const char *name, size_t len)
 {
-    for (const struct option_spec *o = train_options; o->name; o++)
+    for (const struct option_spec *o = table; o->name; o++)
         if (o->type != OPTION_FOREIGN && strlen(o->name) == len && memcmp(o->name, name, len) == 0)
             return true;
     return false;
 }
 
 // Every --option of the sentence that is not another program's.
-static void check_names(const struct option_spec *row)
+static void check_names(const struct option_spec *table, const struct option_spec *row)
 {
     static const char server[] = "cw-infer-server ", eval[] = "cw-trainer eval ";
     int n = strncmp(row->help, "nothing: ", 9) == 0;
@@ -29,10 +33,26 @@ static void check_names(const struct option_spec *row)
             (before >= strlen(eval) && strncmp(s - 2 - strlen(eval), eval, strlen(eval)) == 0))
             continue;
         size_t len = strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789-");
-        if (!is_there(s, len)) fail_msg("%s: there is no --%.*s", row->name, (int)len, s);
+        if (!is_there(table, s, len)) fail_msg("%s: there is no --%.*s", row->name, (int)len, s);
     }
     if (n == 0) fail_msg("%s: names no option", row->name);
-    if (is_there(row->name, strlen(row->name))) fail_msg("%s is an option here", row->name);
+    if (is_there(table, row->name, strlen(row->name))) fail_msg("%s is an option here", row->name);
+}
+
+static int check_table(const struct option_spec *table, const char *page)
+{
+    int n = 0;
+    for (const struct option_spec *o = table; o->name; o++) {
+        char cell[80];
+        if (o->type != OPTION_FOREIGN) continue;
+        check_names(table, o);
+        snprintf(cell, sizeof cell, "| `%s` |", o->name);
+        for (char *c = cell; *c; c++)
+            if (*c == '-') *c = '_';
+        assert_contains(page, cell);
+        n++;
+    }
+    return n;
 }
 
 static void each_names_an_option(void **state)
@@ -40,17 +60,8 @@ static void each_names_an_option(void **state)
     (void)state;
     char *page = test_read(test_path(test_root(), "docs/recipes.md"));
     int n = 0;
-    for (const struct option_spec *o = train_options; o->name; o++) {
-        char cell[80];
-        if (o->type != OPTION_FOREIGN) continue;
-        check_names(o);
-        snprintf(cell, sizeof cell, "| `%s` |", o->name);
-        for (char *c = cell; *c; c++)
-            if (*c == '-') *c = '_';
-        assert_contains(page, cell);
-        n++;
-    }
-    assert_true(n > 50);
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) n += check_table(tables[i], page);
+    assert_true(n > 90);
     free(page);
 }
 

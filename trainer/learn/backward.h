@@ -30,6 +30,9 @@ size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy);
+// Every backward_logprobs() from here on also ranks the targets, into a host array (max_targets)
+// of the caller's: what it gave is there once it has returned. NULL: not any more.
+void backward_rank(struct backward *b, struct token_logprob *ret_ranked);
 // The same by another model of the same shape, whose forward pass gave x, in this one's scratch.
 enum status backward_other_logprobs(struct backward *b, struct model *other,
                                     const struct batch *batch, const void *x,

@@ -53,6 +53,7 @@ struct learner {
     // host, (max_targets)
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
+    struct token_logprob *ranked; // NULL: not asked for
     // the draft model
     struct learner *draft; // NULL: none
     bool is_draft;         // it has no batch of its own
@@ -91,6 +92,7 @@ void learner_free(struct learner *l)
     free(l->ref_logprobs);
     free(l->dlogprobs);
     free(l->dentropy);
+    free(l->ranked);
     free(l->kl);
     free(l->overlap);
     free(l);
@@ -421,6 +423,10 @@ static enum status prepare_rows(struct learner *l)
     if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs ||
         !l->dentropy)
         return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
+    if (!l->options.ranks) return ST_OK;
+    if (!(l->ranked = malloc(n * sizeof *l->ranked)))
+        return status_fail(ST_NO_MEMORY, "no memory for %zu ranks", n);
+    backward_rank(l->backward, l->ranked);
     return ST_OK;
 }
 
@@ -612,8 +618,8 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     void *x;
     int n = mb->first[mb->n_seqs];
     bool backward = passes->backward;
-    struct learner_rows rows = {mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL,
-                                l->dentropy};
+    struct learner_rows rows = {
+        mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL, l->ranked, l->dentropy};
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));

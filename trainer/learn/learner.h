@@ -1,6 +1,6 @@
 /* learner.h: the computing half of training: everything between a step's packed sequences and its
  * gradients, and the optimizer that uses them. Knows nothing of rewards, server or bridge: GRPO
- * (update.h) and supervised training (sft.h) both drive it. One thread. */
+ * (update.h) and training without a server (offline.h) both drive it. One thread. */
 #ifndef TRAINER_LEARNER_H
 #define TRAINER_LEARNER_H
 
@@ -27,6 +27,7 @@ struct learner_config {
     int max_context;               // longest prompt with its completion
     enum recompute recompute;      // of activations, in the draft model's learner too
     struct spans *spans;           // of the thread that drives it; NULL: nobody counts
+    bool ranks;                    // learner_rows.ranked is wanted
 };
 
 // Where the device memory goes, in bytes. What is shared costs the trainer nothing.
@@ -89,8 +90,9 @@ const struct weights *learner_reference(const struct learner *l); // NULL: none,
 struct learner_rows {
     const struct micro_batch *mb;
     const float *logprobs, *entropy;
-    const float *ref_logprobs; // NULL without a reference
-    float *dentropy;           // for d loss / d entropy of each target; all 0
+    const float *ref_logprobs;          // NULL without a reference
+    const struct token_logprob *ranked; // the targets with their ranks; NULL: not asked for
+    float *dentropy;                    // for d loss / d entropy of each target; all 0
 };
 // Fills d loss / d logprob of each target, and rows->dentropy where the loss has such a term.
 typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,

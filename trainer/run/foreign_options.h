@@ -1,4 +1,4 @@
-/* foreign_options.h: names of other programs' options, for the rows of `cw-trainer train`: who
+/* foreign_options.h: names of other programs' options, for the rows of cw-trainer's commands: who
  * comes from TRL or verl and types one is told what stands here for it. docs/recipes.md has the
  * same as a table. */
 #ifndef TRAINER_FOREIGN_OPTIONS_H
@@ -6,30 +6,35 @@
 
 #include "common/base/options.h"
 
-#define FOREIGN_OPTIONS                                                                            \
-    OPT_FOREIGN("per-device-train-batch-size",                                                     \
-                "--prompts-per-step prompts times --num-generations samples are a step"),          \
-        OPT_FOREIGN("generation-batch-size",                                                       \
-                    "--prompts-per-step prompts times --num-generations samples are a step"),      \
-        OPT_FOREIGN("gradient-accumulation-steps",                                                 \
-                    "--token-budget cuts a step into micro-batches by itself"),                    \
-        OPT_FOREIGN("multi-objective-aggregation",                                                 \
-                    "--reward-normalise terms is normalise_then_sum"),                             \
-        OPT_FOREIGN("reward-funcs", "--reward names the scorers"),                                 \
+// Of every command that trains.
+#define COMMON_FOREIGN_OPTIONS                                                                     \
+    OPT_FOREIGN("gradient-accumulation-steps",                                                     \
+                "--token-budget cuts a step into micro-batches by itself"),                        \
         OPT_FOREIGN("dataset-name", "--data takes a JSONL file"),                                  \
-        OPT_FOREIGN("model-name-or-path",                                                          \
-                    "--bridge finds the server of the model, or --gpus with --model starts one"),  \
-        OPT_FOREIGN("output-dir", "--run-dir"),                                                    \
-        OPT_FOREIGN("resume-from-checkpoint", "--resume, with --run-dir"),                         \
-        OPT_FOREIGN("use-vllm",                                                                    \
-                    "--bridge finds the server, which samples by the weights that are trained"),   \
         OPT_FOREIGN("gradient-checkpointing", "--recompute layer"),                                \
         OPT_FOREIGN("optim", "--optim-moments says how AdamW's moments are kept"),                 \
         OPT_FOREIGN("use-peft", "--lora-r above 0"),                                               \
         OPT_FOREIGN("lora-target-modules", "--lora-target"),                                       \
         OPT_FOREIGN("warmup-ratio", "--warmup-steps below 1 is a share of the run's steps"),       \
         OPT_FOREIGN("lr-scheduler-kwargs", "--min-lr-ratio, --num-decay-steps and --decay-type"),  \
-        OPT_FOREIGN("min-lr-rate", "--min-lr-ratio"),                                              \
+        OPT_FOREIGN("min-lr-rate", "--min-lr-ratio")
+
+// Of `train`.
+#define FOREIGN_OPTIONS                                                                            \
+    COMMON_FOREIGN_OPTIONS,                                                                        \
+        OPT_FOREIGN("per-device-train-batch-size",                                                 \
+                    "--prompts-per-step prompts times --num-generations samples are a step"),      \
+        OPT_FOREIGN("generation-batch-size",                                                       \
+                    "--prompts-per-step prompts times --num-generations samples are a step"),      \
+        OPT_FOREIGN("multi-objective-aggregation",                                                 \
+                    "--reward-normalise terms is normalise_then_sum"),                             \
+        OPT_FOREIGN("reward-funcs", "--reward names the scorers"),                                 \
+        OPT_FOREIGN("model-name-or-path",                                                          \
+                    "--bridge finds the server of the model, or --gpus with --model starts one"),  \
+        OPT_FOREIGN("output-dir", "--run-dir"),                                                    \
+        OPT_FOREIGN("resume-from-checkpoint", "--resume, with --run-dir"),                         \
+        OPT_FOREIGN("use-vllm",                                                                    \
+                    "--bridge finds the server, which samples by the weights that are trained"),   \
         OPT_FOREIGN("vllm-importance-sampling-correction", "--importance-sampling-correction"),    \
         OPT_FOREIGN("vllm-importance-sampling-mode", "--importance-sampling-mode"),                \
         OPT_FOREIGN("vllm-importance-sampling-cap", "--importance-sampling-clip-max"),             \
@@ -192,5 +197,38 @@
         OPT_FOREIGN("log-val-generations",                                                         \
                     "cw-trainer eval --output; --log-completions writes those of training"),       \
         OPT_FOREIGN("balance-batch", "nothing: ranks take groups in turn")
+
+// Of `sft` and `dpo`, and of each alone.
+#define OFFLINE_FOREIGN_OPTIONS                                                                    \
+    COMMON_FOREIGN_OPTIONS,                                                                        \
+        OPT_FOREIGN("per-device-train-batch-size", "--examples-per-step is all of a step"),        \
+        OPT_FOREIGN("per-device-eval-batch-size",                                                  \
+                    "--examples-per-step goes through at a time, which changes no figure"),        \
+        OPT_FOREIGN("model-name-or-path", "--model takes a folder"),                               \
+        OPT_FOREIGN("output-dir",                                                                  \
+                    "--run-dir for metrics and checkpoints, --out for the model alone"),           \
+        OPT_FOREIGN("overwrite-output-dir", "--overwrite"),                                        \
+        OPT_FOREIGN("resume-from-checkpoint", "--resume, with --run-dir"),                         \
+        OPT_FOREIGN("eval-strategy", "--eval-data is evaluated every --eval-steps"),               \
+        OPT_FOREIGN("save-strategy", "--save-steps and --save-minutes"),                           \
+        OPT_FOREIGN("max-length",                                                                  \
+                    "--max-prompt-length leaves longer prompts out; nothing is truncated")
+
+#define SFT_FOREIGN_OPTIONS                                                                        \
+    OPT_FOREIGN("assistant-only-loss", "--train-on all"),                                          \
+        OPT_FOREIGN("completion-only-loss",                                                        \
+                    "--train-on says which turns are learnt; prompts never are"),                  \
+        OPT_FOREIGN("packing", "--token-budget packs sequences whole; nothing is padded"),         \
+        OPT_FOREIGN("dataset-text-field",                                                          \
+                    "--prompt-field and --answer-field name the two parts of a line")
+
+#define DPO_FOREIGN_OPTIONS                                                                        \
+    OPT_FOREIGN("precompute-ref-log-probs",                                                        \
+                "--model's log-probabilities are always computed once, before the first step"),    \
+        OPT_FOREIGN("precompute-ref-batch-size", "--examples-per-step goes through at a time"),    \
+        OPT_FOREIGN("ref-model-name-or-path", "--model is the reference too"),                     \
+        OPT_FOREIGN("loss-weights", "--sft-weight is that of the loss sft beside --loss-type"),    \
+        OPT_FOREIGN("rpo-alpha", "--sft-weight"),                                                  \
+        OPT_FOREIGN("ref-model", "--model is the reference too")
 
 #endif

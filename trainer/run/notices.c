@@ -5,6 +5,14 @@
 
 #include <inttypes.h>
 
+void notice_idle(const struct option_set *set, const struct idle_options *parts, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        for (const char *const *name = parts[i].options; !parts[i].used && *name; name++)
+            if (options_given(set, *name))
+                log_warn("--%s has no effect without %s", *name, parts[i].without);
+}
+
 void notice_model(const struct model_config *model, double balance_coef)
 {
     const int experts = config_experts(model);

@@ -9,6 +9,7 @@
 #include "trainer/run/best.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/config.h"
+#include "trainer/run/folder.h"
 #include "trainer/rollout/curriculum.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/rollout/rollout_queue.h"
@@ -30,7 +31,7 @@ struct run {
     struct train_resolved resolved;
     const struct job *job;
     struct liveness *liveness; // of the other ranks; NULL: there are none
-    char folder[512];
+    char folder[FOLDER_ROOM];
     int folder_lock; // open while this process writes there; -1: none
     // the ranks that train together
     struct comm *comm; // NULL: there is one

@@ -288,7 +288,7 @@ enum status run_open(struct run *run)
     run->step_version = control_version(bridge_control(run->bridge));
     CHECK(run_folder_describe(run, latest != NULL));
     CHECK(runlog_new(run_leads(run) ? run->folder : NULL, run->step, run->total_steps,
-                     run->config->logging_steps, &run->log));
+                     run->config->saving.logging_steps, &run->log));
     run_plan_steps(run);
     CHECK(schedule_check(&run->resolved.schedule));
     CHECK(run_open_atropos(run));

@@ -421,7 +421,7 @@ enum status policy_save(struct policy *p, const char *run, const char *folder, b
     CHECK(policy_select(p, run, &t));
     st = with_optimizer ? save_checkpoint(p, t, folder)
          : t->adapter
-             ? adapter_folder_write(folder, t->adapter, dev, NULL)
+             ? adapter_folder_write(folder, t->adapter, dev, t->adapter->weights->dt, NULL)
              : model_folder_write(folder, dev, p->weights, p->weights->dt, p->folder, NULL, NULL);
 out:
     return st;

@@ -10,7 +10,7 @@ const HIGH = 1, LOW = -1, NEITHER = 0; // which is better
 const SUMMARY = [
     ["reward", HIGH], ["rewards/task", HIGH], ["accuracy", HIGH], ["eval/accuracy", HIGH],
     ["eval/reward", HIGH], ["spec_decode/acceptance_rate", HIGH],
-    ["spec_decode/acceptance_length", HIGH], ["draft_loss", LOW], ["inference/latency_ms", LOW],
+    ["spec_decode/acceptance_length", HIGH], ["eval/loss", LOW], ["draft_loss", LOW], ["inference/latency_ms", LOW],
     ["completions/mean_length", NEITHER], ["kl", NEITHER], ["entropy", NEITHER],
     ["grad_norm", NEITHER], ["sampler_mismatch/mean", LOW], ["sampler_mismatch/max", LOW],
     ["publish/total_ms", LOW], ["step_s", LOW], ["tokens_per_s", HIGH],
