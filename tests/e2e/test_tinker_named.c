@@ -88,7 +88,7 @@ static void test_from_disk(void **state)
     save(4, "two", two, &second);
     assert_true(first.len != second.len ||
                 memcmp(bytes_text(&first), bytes_text(&second), first.len) != 0);
-    tinker_refused(sampler_of(one, 20, 400), "load_weights"); // a client trains what came after it
+    tinker_refused(sampler_of(one, 20, 400), "sample it once that one has finished");
     finish();
     sample_path(one, 21, &got);
     assert_same(&got, &first);

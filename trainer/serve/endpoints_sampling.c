@@ -73,10 +73,10 @@ static enum status fail_stale(const struct tinker *t, const struct sampler *s)
                            "%s was saved again since this sampling client was made: make another "
                            "one, of what is there now",
                            what);
-    if (s->of.version == 0)
+    if (s->of.version == 0 || (s->of.path[0] && !s->of.run[0]))
         return status_fail(ST_MISMATCH,
                            "%s is no snapshot of the live weights (version %" PRIu64
-                           "), which a client trains: sample it once that client has finished, or "
+                           "), which a client trains: sample it once that one has finished, or "
                            "load it as a training client's weights (load_weights), or start a "
                            "cw-infer-server of its own on that folder",
                            what, live);
