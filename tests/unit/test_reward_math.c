@@ -108,6 +108,8 @@ static void takes_bare_answers(void **state)
     assert_true(same(r, "Evelyn", "It is \\boxed{\\text{Evelyn}}"));
     assert_false(same(r, "Evelyn", "It is \\boxed{\\text{Briana}}"));
     assert_true(same(r, "72", "Natalia sold 48+24 = 72 clips.\n#### 72"));
+    assert_false(
+        same(r, "$\\begin{pmatrix}2&3\\end{pmatrix}$", "$\\begin{pmatrix}3&2\\end{pmatrix}$"));
     assert_ok(reward_check_row(r, "\\sqrt{2}", NULL));
     assert_int_equal(reward_check_row(r, "?!", NULL), ST_FORMAT);
     assert_contains(status_message(), "holds no formula and no number");

@@ -21,6 +21,7 @@ struct parser {
     const char *at, *end;
     int depth;
     int bars;   // open |
+    int cells;  // matrices, in which & stands between elements
     int commas; // brackets within which a comma stands between numbers, not within one
     bool failed;
 };
@@ -109,7 +110,7 @@ static void skip_blanks(struct parser *p)
         "\\limits", "\\boxed", "\\fbox",   "\\textstyle", "\\$",     "$",        "&",
         "\"",       "\\space", "\\mathop", NULL};
     size_t n;
-    while (p->at < p->end) {
+    while (p->at < p->end && !(*p->at == '&' && p->cells > 0)) {
         if (isspace((unsigned char)*p->at))
             p->at++;
         else if ((n = matches_any(p, nothing)) > 0)
@@ -296,6 +297,7 @@ static struct math_node *matrix(struct parser *p)
     size_t len;
     if (!braces(p, &len)) return fail(p);
     if (peek(p) == '{') braces(p, &len); // an array's columns
+    p->cells++;
     while (!p->failed && !take(p, "\\end")) {
         if (p->at >= p->end) return fail(p);
         if (take(p, "\\\\") || take(p, "\\hline")) {
@@ -303,8 +305,10 @@ static struct math_node *matrix(struct parser *p)
             row = node(p, MATH_LIST, "", 0);
             continue;
         }
-        push(row, list(p)); // blanks between elements are &
+        push(row, list(p));
+        take(p, "&");
     }
+    p->cells--;
     if (row && row->n) push(m, row);
     braces(p, &len);
     return m;

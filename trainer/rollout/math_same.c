@@ -130,7 +130,8 @@ static bool same_words(const struct math_node *wanted, const struct math_node *g
 }
 
 // ---- matrices -----------------------------------------------------------------------------------
-static bool same_matrices(const struct math_node *wanted, const struct math_node *got)
+// Entry by entry.
+static bool same_entries(const struct math_node *wanted, const struct math_node *got)
 {
     const struct math_node *a = wanted->first, *b = got->first;
     if (wanted->n != got->n) return false;
@@ -139,6 +140,26 @@ static bool same_matrices(const struct math_node *wanted, const struct math_node
         if (a->n != b->n) return false;
         for (; x; x = x->next, y = y->next)
             if (!same(item_of(x), item_of(y))) return false;
+    }
+    return true;
+}
+
+// Of sums and products too, by what their entries are worth.
+static bool same_matrices(const struct math_node *wanted, const struct math_node *got)
+{
+    int rows, cols, r, c;
+    if (wanted->kind == MATH_MATRIX && got->kind == MATH_MATRIX) return same_entries(wanted, got);
+    if (!math_matrix_size(wanted, &rows, &cols) || !math_matrix_size(got, &r, &c) || rows != r ||
+        cols != c)
+        return false;
+    for (int i = 0; i < rows * cols * MIN_POINTS; i++) {
+        struct math_value a, b;
+        const struct math_point point = {.number = i % MIN_POINTS, .sign = 1};
+        const int entry = i / MIN_POINTS;
+        if (!math_matrix_entry(wanted, entry / cols, entry % cols, &point, &a) ||
+            !math_matrix_entry(got, entry / cols, entry % cols, &point, &b) ||
+            !math_value_same(&a, &b))
+            return false;
     }
     return true;
 }
@@ -462,7 +483,7 @@ static bool same_plain(struct item wanted, struct item got)
     }
     double x, y;
     if (real_of(a, &x) && real_of(b, &y) && isinf(x)) return x == y;
-    if (a->kind == MATH_MATRIX && b->kind == MATH_MATRIX) return same_matrices(a, b);
+    if (same_matrices(a, b)) return true;
     return same_words(a, b) || same_numbers(wanted, got);
 }
 
