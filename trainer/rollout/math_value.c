@@ -141,6 +141,24 @@ bool math_is_imaginary(const struct math_node *n)
     return n->kind == MATH_SYMBOL && strcmp(n->name, "i") == 0;
 }
 
+static bool is_constant(const struct math_node *n)
+{
+    return n->kind == MATH_SYMBOL && (strcmp(n->name, "pi") == 0 || strcmp(n->name, "e") == 0);
+}
+
+bool math_is_letter(const struct math_node *n)
+{
+    return n->kind == MATH_SYMBOL && !is_constant(n) && !math_is_imaginary(n);
+}
+
+bool math_any_node(const struct math_node *n, bool (*is)(const struct math_node *))
+{
+    if (is(n)) return true;
+    for (const struct math_node *a = n->first; a; a = a->next)
+        if (math_any_node(a, is)) return true;
+    return false;
+}
+
 static bool symbol(const struct math_node *n, const struct math_point *p, struct math_value *ret)
 {
     if (strcmp(n->name, "pi") == 0)

@@ -34,5 +34,7 @@ bool math_matrix_entry(const struct math_node *n, int i, int j, const struct mat
                        struct math_value *ret);
 bool math_value_same(const struct math_value *a, const struct math_value *b);
 bool math_is_imaginary(const struct math_node *n); // the letter i
+bool math_is_letter(const struct math_node *n);    // but i, e and pi
+bool math_any_node(const struct math_node *n, bool (*is)(const struct math_node *));
 
 #endif
