@@ -15,7 +15,7 @@
                     "--token-budget cuts a step into micro-batches by itself"),                    \
         OPT_FOREIGN("multi-objective-aggregation",                                                 \
                     "--reward-normalise terms is normalise_then_sum"),                             \
-        OPT_FOREIGN("reward-funcs", "--reward names the scorers"),                                 \
+        OPT_FOREIGN("reward-funcs", "--reward names the scorers: accuracy_reward is math"),        \
         OPT_FOREIGN("dataset-name", "--data takes a JSONL file"),                                  \
         OPT_FOREIGN("model-name-or-path",                                                          \
                     "--bridge finds the server of the model, or --gpus with --model starts one"),  \
