@@ -124,6 +124,9 @@ static void bounds_its_work(void **state)
                                         "\\{1,\\{2,", "1 ",       "\\frac{1}{", "9!",     "\\sqrt",
                                         "-",          "|",        "1^2^",       "\\pm 1,"};
     struct reward *r = scorer();
+    char many[8192] = "The answer is 7.";
+    for (int i = 0; i < 700; i++) sprintf(many + strlen(many), " %d;", i);
+    assert_true(same(r, "699", many)); // of more than are kept the first ones are forgotten
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const size_t each = strlen(parts[i]), n = 40000 / each;
         char *text = calloc(1, n * each + 32);
