@@ -108,6 +108,8 @@ static void takes_bare_answers(void **state)
     assert_true(same(r, "Evelyn", "It is \\boxed{\\text{Evelyn}}"));
     assert_false(same(r, "Evelyn", "It is \\boxed{\\text{Briana}}"));
     assert_true(same(r, "72", "Natalia sold 48+24 = 72 clips.\n#### 72"));
+    assert_false(
+        same(r, "$\\begin{pmatrix}2&3\\end{pmatrix}$", "$\\begin{pmatrix}3&2\\end{pmatrix}$"));
     assert_ok(reward_check_row(r, "\\sqrt{2}", NULL));
     assert_int_equal(reward_check_row(r, "?!", NULL), ST_FORMAT);
     assert_contains(status_message(), "holds no formula and no number");
@@ -122,6 +124,9 @@ static void bounds_its_work(void **state)
                                         "\\{1,\\{2,", "1 ",       "\\frac{1}{", "9!",     "\\sqrt",
                                         "-",          "|",        "1^2^",       "\\pm 1,"};
     struct reward *r = scorer();
+    char many[8192] = "The answer is 7.";
+    for (int i = 0; i < 700; i++) sprintf(many + strlen(many), " %d;", i);
+    assert_true(same(r, "699", many)); // of more than are kept the first ones are forgotten
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const size_t each = strlen(parts[i]), n = 40000 / each;
         char *text = calloc(1, n * each + 32);

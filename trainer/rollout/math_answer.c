@@ -196,7 +196,7 @@ static const char *take_number(const char *text, const char *at, struct spans *a
 }
 
 // ---- which of them ------------------------------------------------------------------------------
-// Whether words end within `most` characters before `at`; ret_gap: what is between.
+// Behind the word, where it ends within `most` characters before `at`; NULL: it does not.
 static const char *announced_by(const char *text, const char *at, const char *word, long most)
 {
     const long n = (long)strlen(word);
@@ -249,12 +249,11 @@ static bool joins(const char *at, const char *to)
 static void find_spans(const char *text, struct spans *all)
 {
     for (const char *at = text; *at;) {
-        const int before = all->n;
         const char *next = take_formula(text, at, all);
         const bool formula = next != NULL;
         if (!next) next = take_fraction(text, at, all);
         if (!next) next = take_number(text, at, all);
-        if (all->n > before) {
+        if (next) {
             struct span *s = &all->items[all->n - 1], *last = all->n > 1 ? s - 1 : NULL;
             s->rank = rank_of(text, s, last);
             if (formula && last && last->to != last->end && joins(last->to, s->from) &&

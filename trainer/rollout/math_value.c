@@ -141,6 +141,24 @@ bool math_is_imaginary(const struct math_node *n)
     return n->kind == MATH_SYMBOL && strcmp(n->name, "i") == 0;
 }
 
+static bool is_constant(const struct math_node *n)
+{
+    return n->kind == MATH_SYMBOL && (strcmp(n->name, "pi") == 0 || strcmp(n->name, "e") == 0);
+}
+
+bool math_is_letter(const struct math_node *n)
+{
+    return n->kind == MATH_SYMBOL && !is_constant(n) && !math_is_imaginary(n);
+}
+
+bool math_any_node(const struct math_node *n, bool (*is)(const struct math_node *))
+{
+    if (is(n)) return true;
+    for (const struct math_node *a = n->first; a; a = a->next)
+        if (math_any_node(a, is)) return true;
+    return false;
+}
+
 static bool symbol(const struct math_node *n, const struct math_point *p, struct math_value *ret)
 {
     if (strcmp(n->name, "pi") == 0)
@@ -291,6 +309,75 @@ bool math_eval(const struct math_node *n, const struct math_point *p, struct mat
     const bool finite = isfinite(creal(v.x)) && isfinite(cimag(v.x));
     if (!finite && !v.exact) return false;
     *ret = v;
+    return true;
+}
+
+// ---- matrices -----------------------------------------------------------------------------------
+// levels: of products that there may be within each other, as each entry is summed anew.
+static bool matrix_size(const struct math_node *n, int levels, int *rows, int *cols)
+{
+    int r, c;
+    *rows = *cols = 0;
+    if (n->kind == MATH_MATRIX) {
+        *rows = n->n;
+        *cols = n->first ? n->first->n : 0;
+        for (const struct math_node *row = n->first; row; row = row->next)
+            if (row->n != *cols) return false;
+        return *rows > 0 && *cols > 0;
+    }
+    if (n->kind == MATH_NEGATIVE) return matrix_size(n->first, levels, rows, cols);
+    if ((n->kind != MATH_SUM && n->kind != MATH_PRODUCT) || levels == 0) return false;
+    const bool left = matrix_size(n->first, levels - 1, rows, cols);
+    const bool right = matrix_size(n->last, levels - 1, left ? &r : rows, left ? &c : cols);
+    if (n->kind == MATH_SUM) return left && right && r == *rows && c == *cols;
+    if (!left || !right) return left || right;
+    const bool fits = *cols == r;
+    *cols = c;
+    return fits;
+}
+
+bool math_matrix_size(const struct math_node *n, int *ret_rows, int *ret_cols)
+{
+    return matrix_size(n, 4, ret_rows, ret_cols);
+}
+
+static bool product_entry(const struct math_node *n, int i, int j, const struct math_point *p,
+                          struct math_value *ret)
+{
+    struct math_value a, b;
+    int rows, inner, cols;
+    const bool left = math_matrix_size(n->first, &rows, &inner),
+               right = math_matrix_size(n->last, &rows, &cols);
+    *ret = whole(0);
+    for (int k = 0; k < (left && right ? inner : 1); k++) {
+        if (!(left ? math_matrix_entry(n->first, i, right ? k : j, p, &a)
+                   : math_eval(n->first, p, &a)) ||
+            !(right ? math_matrix_entry(n->last, left ? k : i, j, p, &b)
+                    : math_eval(n->last, p, &b)))
+            return false;
+        *ret = plus(*ret, product(a, b));
+    }
+    return true;
+}
+
+bool math_matrix_entry(const struct math_node *n, int i, int j, const struct math_point *p,
+                       struct math_value *ret)
+{
+    struct math_value a, b;
+    if (n->kind == MATH_MATRIX) {
+        const struct math_node *row = n->first, *one;
+        while (i-- > 0) row = row->next;
+        for (one = row->first; j > 0; j--) one = one->next;
+        return math_eval(one, p, ret);
+    }
+    if (n->kind == MATH_PRODUCT) return product_entry(n, i, j, p, ret);
+    if (!math_matrix_entry(n->first, i, j, p, &a)) return false;
+    if (n->kind == MATH_NEGATIVE)
+        *ret = product(a, whole(-1));
+    else if (math_matrix_entry(n->last, i, j, p, &b))
+        *ret = plus(a, b);
+    else
+        return false;
     return true;
 }
 

@@ -27,7 +27,14 @@ struct math_point {
 
 // False where it has no value: a list, a division by 0, words.
 bool math_eval(const struct math_node *n, const struct math_point *point, struct math_value *ret);
+// Of a matrix, or sums and products of such: its size; false where it is none, or a product of more
+// than a few. And what the entry in row i and column j is worth.
+bool math_matrix_size(const struct math_node *n, int *ret_rows, int *ret_cols);
+bool math_matrix_entry(const struct math_node *n, int i, int j, const struct math_point *point,
+                       struct math_value *ret);
 bool math_value_same(const struct math_value *a, const struct math_value *b);
 bool math_is_imaginary(const struct math_node *n); // the letter i
+bool math_is_letter(const struct math_node *n);    // but i, e and pi
+bool math_any_node(const struct math_node *n, bool (*is)(const struct math_node *));
 
 #endif

@@ -28,7 +28,7 @@
                     "--prompts-per-step prompts times --num-generations samples are a step"),      \
         OPT_FOREIGN("multi-objective-aggregation",                                                 \
                     "--reward-normalise terms is normalise_then_sum"),                             \
-        OPT_FOREIGN("reward-funcs", "--reward names the scorers"),                                 \
+        OPT_FOREIGN("reward-funcs", "--reward names the scorers: accuracy_reward is math"),        \
         OPT_FOREIGN("model-name-or-path",                                                          \
                     "--bridge finds the server of the model, or --gpus with --model starts one"),  \
         OPT_FOREIGN("output-dir", "--run-dir"),                                                    \

@@ -50,7 +50,7 @@ ANSWERS = {  # an answer: completions' answers, right and wrong ones
     r"\frac{1}{1+i}": [r"\frac{1-i}{2}", r"\frac{1+i}{2}"],
     r"|x|": [r"|x|", r"\sqrt{x^2}", "x"],
     r"\lfloor 3.7 \rfloor": ["3", "4", r"\lceil 2.1\rceil"],
-    r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}": [r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 & 3 & 4 \end{pmatrix}", r"\begin{pmatrix} \frac{2}{2} & 2 \\ 3 & 4 \end{pmatrix}"],
+    r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}": [r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 & 3 & 4 \end{pmatrix}", r"\begin{pmatrix} \frac{2}{2} & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} 2 & 1 \\ 4 & 3 \end{pmatrix}", r"\begin{pmatrix} 1 & 1 \\ 0 & 1 \end{pmatrix} + \begin{pmatrix} 0 & 1 \\ 3 & 3 \end{pmatrix}", r"\begin{pmatrix} 1 & 0 \\ 3 & -2 \end{pmatrix}\begin{pmatrix} 1 & 2 \\ 0 & 1 \end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\ 0 & 1 \end{pmatrix}\begin{pmatrix} 1 & 0 \\ 3 & -2 \end{pmatrix}"],
     r"\begin{pmatrix} -7 \\ 16 \\ 5 \end{pmatrix}": [r"\begin{pmatrix} -7 \\ 16 \\ 5 \end{pmatrix}", r"\begin{pmatrix} -7 \\ 16 \\ 6 \end{pmatrix}"],
     "3:2": ["3:2", r"\frac{3}{2}", "2:3", "6:4", "1.5"],
     r"1\frac{1}{2}": [r"\frac{3}{2}", "1.5", r"1\frac12", r"\frac12"],
