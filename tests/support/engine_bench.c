@@ -216,6 +216,31 @@ void assert_same_records(const struct take *a, int i, const struct take *b, int 
     }
 }
 
+void assert_as_packed(struct reference *r, const int32_t *prompt, int n_prompt,
+                      const struct take *take, int sample)
+{
+    const struct token_record *tokens = take->sample[sample].tokens;
+    const int n = take->sample[sample].n, vocab = r->config->vocab_size;
+    const size_t all = (size_t)(n_prompt + n);
+    float *logits = malloc(all * (size_t)vocab * sizeof *logits);
+    float *have = malloc(2 * all * sizeof *have);
+    int32_t *ids = malloc(all * sizeof *ids);
+    assert_true(logits && have && ids);
+    memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
+    for (int i = 0; i < n; i++) ids[n_prompt + i] = tokens[i].token;
+    reference_logits(r, ids, n_prompt + n, logits);
+    const struct head_args head = {logits + (n_prompt - 1) * (int64_t)vocab, ids + n_prompt, n,
+                                   vocab, 1};
+    device_ops(r->dev)->logprob(r->dev, have, have + all, NULL, &head);
+    for (int i = 0; i < n; i++)
+        if (memcmp(&have[i], &tokens[i].logprob, sizeof have[i]) != 0)
+            fail_msg("sample %d, token %d: %.9g served, %.9g packed", sample, i,
+                     (double)tokens[i].logprob, (double)have[i]);
+    free(logits);
+    free(have);
+    free(ids);
+}
+
 struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prompt, int max_tokens)
 {
     struct sampling s = greedy(max_tokens);

@@ -5,6 +5,7 @@
 #define TESTS_SUPPORT_ENGINE_BENCH_H
 
 #include "infer-server/engine/engine.h"
+#include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include <pthread.h>
 
@@ -56,6 +57,10 @@ struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prompt,
                        int max_tokens); // and awaits it
 void assert_same_tokens(const struct take *a, int i, const struct take *b, int k);
 void assert_same_records(const struct take *a, int i, const struct take *b, int k);
+// The log-probabilities of a sample's tokens, of temperature 1, are those of the packed pass over
+// prompt and completion at once, the trainer's, to the bit.
+void assert_as_packed(struct reference *r, const int32_t *prompt, int n_prompt,
+                      const struct take *take, int sample);
 
 // ---- waiting: at most WAIT_MS ------------------------------------------------------------------
 bool wait_changed(struct bench *b, int64_t deadline_ns); // under the lock; false: too late
