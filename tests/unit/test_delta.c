@@ -1,9 +1,7 @@
 /* test_delta.c: a model with linear attention (tests/golden/qwen35) served and trained: its states
- * give the bits of the packed pass whatever the batches, its folder comes back as it was, and what
- * does not go with states is refused. */
-#include "common/base/file.h"
+ * give the bits of the packed pass whatever the batches, and what does not go with states is
+ * refused. */
 #include "common/base/rng.h"
-#include "common/model/safetensors.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 #include <stdlib.h>
@@ -151,33 +149,6 @@ static void shards_and_drafts_without_memory_are_refused(void **state)
     bench_end(&b);
 }
 
-// ---- the folder ---------------------------------------------------------------------------------
-static void folder_comes_back(void **state)
-{
-    (void)state;
-    const char *to = test_path(folder, "saved");
-    struct safetensors *a, *b;
-    struct reference r;
-    reference_open(model, "cpu", &r);
-    assert_ok(file_make_folders(to));
-    assert_ok(weights_save(r.weights, r.dev, to, DT_F32));
-    assert_ok(safetensors_open(model, &a));
-    assert_ok(safetensors_open(to, &b));
-    assert_int_equal(safetensors_count(a), safetensors_count(b));
-    for (int i = 0; i < safetensors_count(a); i++) {
-        const struct safetensors_entry *x = safetensors_at(a, i);
-        const struct safetensors_entry *y = safetensors_find(b, x->name);
-        assert_non_null(y);
-        assert_int_equal(x->n_dims, y->n_dims);
-        assert_memory_equal(x->shape, y->shape, (size_t)x->n_dims * sizeof *x->shape);
-        assert_int_equal(x->bytes, y->bytes);
-        assert_memory_equal(x->data, y->data, x->bytes);
-    }
-    safetensors_free(a);
-    safetensors_free(b);
-    reference_close(&r);
-}
-
 // ---- training -----------------------------------------------------------------------------------
 // Sequences behind a prefix that is packed once have the bits that they have with a prefix of their
 // own.
@@ -243,7 +214,6 @@ int main(void)
         cmocka_unit_test(served_as_packed_when_preempted),
         cmocka_unit_test(states_bound_the_batch),
         cmocka_unit_test(shards_and_drafts_without_memory_are_refused),
-        cmocka_unit_test(folder_comes_back),
         cmocka_unit_test(prefixes_are_shared_to_the_bit),
         cmocka_unit_test(scratch_is_planned),
     };
