@@ -4,11 +4,13 @@
 #define TRAINER_NOTICES_H
 
 #include "bridge/bridge_file.h"
-#include "common/model/config.h"
+#include "common/model/adapter.h"
 #include "trainer/run/config.h"
 
 // What a model is trained without or as: a mixture of experts, its load-balancing loss; MXFP4.
 void notice_model(const struct model_config *model);
+// An adapter whose folder another loader takes otherwise.
+void notice_adapter(const struct adapter *a);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.
 void notice_filtering(const struct train_config *config);
 // How a data set was read: its chat template, what of it was ignored, and left out for its length.
