@@ -14,7 +14,9 @@
  *    it, so rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
  * A decode batch may be padded with sequences of one row whose slot is -1 and context_len 0:
  * nothing is stored for them and their outputs are zeros. Where layers carry a state along the
- * sequence (ops.h, delta_shape), a paged sequence has a slot for it, -1 of padding.
+ * sequence (ops.h, delta_shape), a paged sequence begins with what lies in one slot of them and
+ * leaves its own in another or the same; -1 of padding. One that begins where the sequence before
+ * it leaves its own goes on from that one: drafts do, each of which leaves a state to go back to.
  */
 #ifndef KERNELS_BATCH_VIEW_H
 #define KERNELS_BATCH_VIEW_H
@@ -40,7 +42,8 @@ struct batch_view {
     const int32_t *stored;      // (S) keys that were in the pool before this batch; see above
     const int32_t *block_table; // (S, table_stride) block numbers
     int table_stride;
-    const int32_t *state_slot; // (S) of the pool's states, where layers have any; or -1
+    const int32_t *state_from,
+        *state_slot; // (S) of the pool's states, where layers have any; or -1
     // packed
     const int32_t *prefix_start; // (S) row
     const int32_t *prefix_len;   // (S) rows

@@ -215,9 +215,9 @@ static inline int64_t delta_state_elements(const struct delta_shape *s)
     return delta_window_elements(s) + (int64_t)s->n_heads * s->key_dim * s->head_dim;
 }
 
-// A batch as a recurrence goes over it, row after row: of a paged one a sequence goes on from its
-// slot of the pool's states and leaves there what it ends with (sequences in a row that name one
-// slot go on from each other), of a packed one from the last row of its prefix.
+// A batch as a recurrence goes over it, row after row: a sequence of a paged one goes on from a
+// slot of the pool's states and leaves what it ends with in a slot (batch_view.h), one of a packed
+// one from the last row of its prefix.
 struct delta_batch {
     const struct batch_view *view;
     const struct kv_view *kv; // NULL: packed

@@ -57,8 +57,9 @@ static struct value python_attribute(struct run *r, struct value of, const struc
 {
     const struct builtin *function = builtin_find(METHOD(of.kind), name);
     if (is_forbidden(of, name))
-        return undefined_because(r, "access to attribute '%.60s' of '%s' object is unsafe.",
-                                 name->data, value_type(of));
+        return undefined_because(r, "access to attribute '%.*s' of '%s' object is unsafe.",
+                                 (int)(name->n_bytes < 60 ? name->n_bytes : 60), name->data,
+                                 value_type(of));
     if (!function) return own_attribute(r, of, name);
     struct method *method = arena_alloc(&r->arena, sizeof *method);
     *method = (struct method){of, function};

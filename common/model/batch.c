@@ -17,6 +17,7 @@ enum list {
     LIST_QUERY_START,
     LIST_CONTEXT_LEN,
     LIST_STORED,
+    LIST_STATE_FROM,
     LIST_STATE_SLOT,
     LIST_PREFIX_START,
     LIST_PREFIX_LEN,
@@ -33,7 +34,7 @@ struct batch {
     int max_tokens, max_seqs, max_blocks, max_rows;
     int n_tokens, n_seqs, n_rows, kind; // kind: 0 none yet, 1 paged, 2 packed
     int padded_rows, block_size;
-    int adapter, state_slot; // of sequences that are appended
+    int adapter, state_from, state_slot; // of sequences that are appended
     int32_t *host[LIST_COUNT], *device[LIST_COUNT];
     int64_t *sort_keys; // (max of tokens and rows)
     size_t bytes;       // up to the block table
@@ -47,6 +48,7 @@ static size_t list_length(const struct batch *b, enum list list)
         return (size_t)b->max_seqs + 1;
     case LIST_CONTEXT_LEN:
     case LIST_STORED:
+    case LIST_STATE_FROM:
     case LIST_STATE_SLOT:
     case LIST_PREFIX_START:
     case LIST_PREFIX_LEN:
@@ -130,7 +132,7 @@ void batch_free(struct batch *b)
 void batch_clear(struct batch *b)
 {
     b->n_tokens = b->n_seqs = b->n_rows = b->kind = b->padded_rows = 0;
-    b->state_slot = -1;
+    b->state_from = b->state_slot = -1;
     memset(&b->view, 0, sizeof b->view);
 }
 
@@ -186,6 +188,7 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
                    slots[row - 1] == slot_of(blocks, first_position - 1, block_size);
     stored[seq] = goes_on ? stored[seq - 1] : first_position;
     b->host[LIST_CONTEXT_LEN][seq] = first_position + n;
+    b->host[LIST_STATE_FROM][seq] = b->state_from;
     b->host[LIST_STATE_SLOT][seq] = b->state_slot;
     memcpy(b->host[LIST_BLOCK_TABLE] + (size_t)seq * (size_t)b->max_blocks, blocks,
            (size_t)n_blocks * sizeof *blocks);
@@ -218,8 +221,9 @@ void batch_use_adapter(struct batch *b, int adapter)
     b->adapter = adapter;
 }
 
-void batch_use_state(struct batch *b, int slot)
+void batch_use_state(struct batch *b, int from, int slot)
 {
+    b->state_from = from;
     b->state_slot = slot;
 }
 
@@ -262,7 +266,8 @@ static enum status pad(struct batch *b, int pad_seqs, int pad_rows)
         b->host[LIST_TOKENS][i] = b->host[LIST_POSITIONS][i] = 0;
         b->host[LIST_SEQ_OF][i] = i;
         b->host[LIST_ADAPTER][i] = -1;
-        b->host[LIST_SLOTS][i] = b->host[LIST_STATE_SLOT][i] = -1;
+        b->host[LIST_SLOTS][i] = -1;
+        b->host[LIST_STATE_FROM][i] = b->host[LIST_STATE_SLOT][i] = -1;
         b->host[LIST_QUERY_START][i + 1] = i + 1;
         b->host[LIST_CONTEXT_LEN][i] = b->host[LIST_STORED][i] = 0;
     }
@@ -309,6 +314,7 @@ static void upload(struct batch *b, int n, int seqs)
     b->view.slots = b->device[LIST_SLOTS];
     b->view.context_len = b->device[LIST_CONTEXT_LEN];
     b->view.stored = b->device[LIST_STORED];
+    b->view.state_from = b->device[LIST_STATE_FROM];
     b->view.state_slot = b->device[LIST_STATE_SLOT];
     b->view.block_table = b->device[LIST_BLOCK_TABLE];
     b->view.prefix_start = b->device[LIST_PREFIX_START];

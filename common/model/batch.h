@@ -31,9 +31,9 @@ enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int 
 // Of the sequences added from now on, also after batch_clear(): whose adapter they are computed
 // with (model.h), -1: none, which a new batch begins with.
 void batch_use_adapter(struct batch *b, int adapter);
-// Likewise: the slot of the pool's states (batch_view.h), -1: none, which batch_clear() goes back
-// to.
-void batch_use_state(struct batch *b, int slot);
+// Likewise: the slots of the pool's states (batch_view.h) with which they begin and in which they
+// leave their own, -1: none, which batch_clear() goes back to.
+void batch_use_state(struct batch *b, int from, int slot);
 // Asks for the logits of a row (0..T-1). Rows may repeat (one prompt row, several first tokens).
 enum status batch_want_row(struct batch *b, int row);
 

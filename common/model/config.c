@@ -107,7 +107,7 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
     else if (all->head_dim % 2 != 0 || all->head_dim > 256)
         st = status_fail(ST_UNSUPPORTED, "%s: head_dim %d; even sizes up to 256 are supported",
                          where, all->head_dim);
-    c->max_positions = 2048;
+    c->max_positions = c->family->max_positions > 0 ? c->family->max_positions : 2048;
     if (st == ST_OK)
         st = json_get_int32(where, json, "max_position_embeddings", 1, 1 << 24, &c->max_positions);
 out:

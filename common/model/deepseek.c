@@ -71,11 +71,12 @@ out:
     return st;
 }
 
-// Experts in the layers from `first` on, and shared ones, which are one of their widths together.
+// Experts in the layers from `first` on, of that width, and shared ones, which are one of their
+// widths together.
 static enum status deepseek_experts(const char *where, const json_t *json, struct model_config *c,
-                                    int first, struct moe_shape moe)
+                                    int first, int width, int shared, struct moe_shape moe)
 {
-    int width = 1408, shared = 1, every = 1;
+    int every = 1;
     double scale = moe.scale;
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "first_k_dense_replace", 0, 1 << 20, &first));
@@ -114,19 +115,26 @@ out:
 enum status configure_deepseek_v2(const char *where, const json_t *json, struct model_config *c)
 {
     struct layer_config all = c->layers[0];
-    struct moe_shape moe = {.n_experts = 64, .top_k = 6, .scoring = MOE_SOFTMAX, .scale = 1};
+    struct moe_shape moe = {.n_experts = 64, .top_k = 1, .scoring = MOE_SOFTMAX, .scale = 1};
     const char *method = "greedy";
     enum status st = ST_OK;
     all.head_dim = 192;
     all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
     CHECK(latent_attention(where, json, c, all));
+    if (!c->ropes[0].interleaved)
+        FAIL(ST_UNSUPPORTED, "%s: rope_interleave is false; DeepSeek-V2 rotates neighbours", where);
     CHECK(check_word(where, json, "scoring_func", "softmax"));
     CHECK(json_get_string(where, json, "topk_method", &method));
     if (strcmp(method, "greedy") != 0 && strcmp(method, "group_limited_greedy") != 0)
         FAIL(ST_UNSUPPORTED,
              "%s: topk_method is \"%s\"; greedy and group_limited_greedy are supported", where,
              method);
-    CHECK(deepseek_experts(where, json, c, 0, moe));
+    if (!json_has(json, "num_experts_per_tok"))
+        FAIL(ST_FORMAT, "%s: num_experts_per_tok is missing", where);
+    if (strcmp(method, "greedy") != 0 &&
+        !(json_has(json, "n_group") && json_has(json, "topk_group")))
+        FAIL(ST_FORMAT, "%s: topk_method group_limited_greedy needs n_group and topk_group", where);
+    CHECK(deepseek_experts(where, json, c, 0, 1407, 2, moe));
     for (int l = 0; l < c->n_layers; l++) {
         if (c->layers[l].moe.norm_topk)
             FAIL(ST_UNSUPPORTED,
@@ -141,14 +149,14 @@ out:
 // Of DeepSeek-V3 and those like it: a sigmoid's scores, a bias for the pick, and layers that
 // predict further tokens.
 static enum status biased_experts(const char *where, const json_t *json, struct model_config *c,
-                                  int first, struct moe_shape moe)
+                                  int first, int width, struct moe_shape moe)
 {
     enum status st = ST_OK;
     moe.scoring = MOE_SIGMOID;
     moe.norm_topk = true;
     CHECK(check_word(where, json, "scoring_func", "sigmoid"));
     CHECK(check_word(where, json, "topk_method", "noaux_tc"));
-    CHECK(deepseek_experts(where, json, c, first, moe));
+    CHECK(deepseek_experts(where, json, c, first, width, 1, moe));
     CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
 out:
     return st;
@@ -163,7 +171,8 @@ enum status configure_deepseek_v3(const char *where, const json_t *json, struct 
     all.head_dim = 192;
     all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
     enum status st = latent_attention(where, json, c, all);
-    return st == ST_OK ? biased_experts(where, json, c, 3, moe) : st;
+    c->n_skipped_layers = 1;
+    return st == ST_OK ? biased_experts(where, json, c, 3, 2048, moe) : st;
 }
 
 // "mlp_layer_types", else one dense layer: the first.
@@ -202,7 +211,7 @@ enum status configure_glm4_moe_lite(const char *where, const json_t *json, struc
     all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 256, .q_rank = 768};
     CHECK(latent_attention(where, json, c, all));
     CHECK(dense_layers(where, json, c->n_layers, &first));
-    st = biased_experts(where, json, c, first, moe);
+    st = biased_experts(where, json, c, first, 1536, moe);
 out:
     return st;
 }

@@ -70,6 +70,7 @@ struct family {
     double rotary_share;      // 0: 1
     double rope_theta;        // 0: 10000
     int head_dim;             // 0: hidden_size / num_attention_heads
+    int max_positions;        // 0: 2048
     bool tied;
     // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the
     // layer, the second the expert. Roles that the config rules out are not looked up.

@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define BLOCK 32 // values with one scale
+#define BLOCK     32 // values with one scale
+#define NAN_SCALE 255
 
 static const struct safetensors_entry *find(const struct safetensors *set, const char *name,
                                             const char *end)
@@ -39,8 +40,15 @@ static enum status check_one(const struct safetensors_entry *e, int n_dims, cons
 
 enum status mxfp4_check(const struct safetensors *set, const char *name, const int64_t shape[3])
 {
+    const struct safetensors_entry *scales = find(set, name, "_scales");
     enum status st = check_one(find(set, name, "_blocks"), 4, shape);
-    return st == ST_OK ? check_one(find(set, name, "_scales"), 3, shape) : st;
+    if (st == ST_OK) st = check_one(scales, 3, shape);
+    if (st == ST_OK && memchr(scales->data, NAN_SCALE, scales->bytes))
+        st = status_fail(ST_FORMAT,
+                         "%s: tensor %s has a scale of %d, which stands for no number: the folder "
+                         "is broken, or was converted wrongly; take it from where it was published",
+                         scales->file, scales->name, NAN_SCALE);
+    return st;
 }
 
 bool mxfp4_names(const char *name, const char *tensor)

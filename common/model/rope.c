@@ -61,9 +61,10 @@ static double yarn_mscale(double factor, double mscale)
     return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
 
-static enum status read_yarn(const struct rope_source *s, int max_positions, struct rope_config *r)
+static enum status read_yarn(const struct rope_source *s, int max_positions, double mscale_all,
+                             struct rope_config *r)
 {
-    double mscale = 0, mscale_all = 0;
+    double mscale = 0;
     enum status st = ST_OK;
     r->beta_fast = 32;
     r->beta_slow = 1;
@@ -72,11 +73,9 @@ static enum status read_yarn(const struct rope_source *s, int max_positions, str
     CHECK(json_get_double(s->where, s->object, "beta_slow", 1e-6, 1e6, &r->beta_slow));
     CHECK(json_get_bool(s->where, s->object, "truncate", &r->truncate));
     CHECK(json_get_double(s->where, s->object, "mscale", 0, 1e6, &mscale));
-    CHECK(json_get_double(s->where, s->object, "mscale_all_dim", 0, 1e6, &mscale_all));
     if (!json_has(s->object, "factor"))
         r->factor = (double)max_positions / r->original_max_positions;
     r->attention_factor = yarn_mscale(r->factor, 1);
-    r->mscale_all = yarn_mscale(r->factor, mscale_all);
     if (mscale > 0 && mscale_all > 0)
         r->attention_factor = yarn_mscale(r->factor, mscale) / yarn_mscale(r->factor, mscale_all);
     st = json_get_double(s->where, s->object, "attention_factor", 1e-6, 1e6, &r->attention_factor);
@@ -112,6 +111,7 @@ static enum status read_kind(const struct rope_source *s, int max_positions, str
     };
     const char *name = "default";
     size_t i = 0, n = sizeof kinds / sizeof kinds[0];
+    double mscale_all = 0;
     enum status st = ST_OK;
     CHECK(json_get_string(s->where, s->object, "type", &name)); // the older spelling
     CHECK(json_get_string(s->where, s->object, "rope_type", &name));
@@ -129,9 +129,12 @@ static enum status read_kind(const struct rope_source *s, int max_positions, str
                          &r->original_max_positions));
     CHECK(json_get_int32(s->where, s->json, "original_max_position_embeddings", 1, 1 << 30,
                          &r->original_max_positions));
+    CHECK(json_get_double(s->where, s->object, "mscale_all_dim", 0, 1e6, &mscale_all));
     if (r->kind == ROPE_LLAMA3) st = read_llama3(s, r);
-    if (r->kind == ROPE_YARN) st = read_yarn(s, max_positions, r);
+    if (r->kind == ROPE_YARN) st = read_yarn(s, max_positions, mscale_all, r);
     if (r->kind == ROPE_LONGROPE) st = read_longrope(s, max_positions, r);
+    // of latent attention's scores, whatever else stretches positions
+    if (r->kind != ROPE_DEFAULT) r->mscale_all = yarn_mscale(r->factor, mscale_all);
 out:
     return st;
 }

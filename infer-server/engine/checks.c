@@ -80,19 +80,8 @@ enum status checks_options(struct engine_options *o)
 }
 
 enum status checks_states(const struct engine_options *o, const struct model_config *policy,
-                          const struct model_config *draft, const struct model_config *frozen)
+                          const struct model_config *frozen)
 {
-    const bool drafts = speculative_most(o->speculative) > 0;
-    if (drafts && config_state_elements(policy) > 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "--speculative: %s carries a state along each sequence, from which a "
-                           "rejected draft cannot be taken away; leave the option away",
-                           o->model_folder);
-    if (draft && config_state_elements(draft) > 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "--draft %s: it carries a state along each sequence, from which a "
-                           "rejected draft cannot be taken away; give a model without one",
-                           o->draft_folder);
     if (frozen && config_state_elements(frozen) > 0 && config_state_elements(policy) == 0)
         return status_fail(
             ST_UNSUPPORTED,
@@ -102,15 +91,17 @@ enum status checks_states(const struct engine_options *o, const struct model_con
     return ST_OK;
 }
 
-// A sequence's state cannot go back to where a draft was rejected, nor on to where another model
-// wrote.
-static enum status check_stateless(const struct model_config *config, const struct sampling *s)
+// Each draft takes memory for a state of its own; and a sequence's state cannot go on to where
+// another model wrote.
+static enum status check_states(const struct engine_options *o, const struct model_config *config,
+                                const struct sampling *s)
 {
     if (config_state_elements(config) == 0) return ST_OK;
-    if (speculative_most(s->speculative) > 0)
+    if (speculative_most(s->speculative) > 0 && speculative_most(o->speculative) == 0)
         return status_fail(ST_UNSUPPORTED,
-                           "speculative: this model carries a state along each sequence, and "
-                           "nothing is drafted for it; leave \"speculative\" out");
+                           "speculative: this model carries a state along each sequence, and the "
+                           "server has no memory for those of drafts; start it with --speculative, "
+                           "or leave \"speculative\" out");
     if (s->tandem.on)
         return status_fail(
             ST_UNSUPPORTED,
@@ -292,7 +283,7 @@ enum status checks_request(const struct engine_options *options, const struct mo
 {
     enum status st = check_ids(config, "prompt token", r->prompt, r->n_prompt);
     if (st == ST_OK) st = check_sampling(config, &r->sampling);
-    if (st == ST_OK) st = check_stateless(config, &r->sampling);
+    if (st == ST_OK) st = check_states(options, config, &r->sampling);
     if (st == ST_OK) st = check_tandem(options, &r->sampling);
     if (st == ST_OK) st = check_frozen(options, &r->sampling);
     if (st == ST_OK) st = check_choice(options, r->sampling.speculative, "speculative");

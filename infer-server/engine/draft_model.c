@@ -13,7 +13,11 @@
  * decode steps on CUDA. Each pass waits for its tokens, which the next one feeds. Drafts come from
  * a random stream of their own, derived from the sample's: acceptance by rejection must not know of
  * them. With shared Gumbel noise, where drafts are accepted if the policy samples the same, they
- * take the sample's own: like distributions then give like tokens. */
+ * take the sample's own: like distributions then give like tokens.
+ *
+ * States, where the model has any. A sample's slot holds the one behind the tokens that are known,
+ * computed here; each draft that is fed leaves its own in a slot that its row names, and what
+ * verification accepts is copied from there. Blocks that others computed are of no use then. */
 #include "infer-server/engine/draft_model.h"
 #include "common/base/clock.h"
 #include <assert.h>
@@ -28,6 +32,8 @@ struct draft_model {
     struct draft_model_limits limits;
     enum holds *holds;        // (n_blocks)
     float *logits;            // device; (max_drafts + max_batch, vocab) f32
+    int first_state;          // slot of the first draft's
+    int n_known_rows;         // of the last drafts: rows that fed no draft
     struct sample **sampling; // (max_rows) that the rows of the present pass sample for; or NULL
 };
 
@@ -75,11 +81,13 @@ void draft_model_free(struct draft_model *d)
     free(d);
 }
 
-enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks)
+enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int max_batch,
+                                    int max_drafts)
 {
+    d->first_state = max_batch;
     d->holds = calloc((size_t)n_blocks, sizeof *d->holds);
     if (!d->holds) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
-    return runner_allocate_kv(d->runner, n_blocks, 0);
+    return runner_allocate_kv(d->runner, n_blocks, max_batch + max_drafts);
 }
 
 struct sampler_drafts draft_model_logits(const struct draft_model *d)
@@ -97,6 +105,12 @@ void draft_model_look(const struct draft_model *d, const struct sample *sample, 
 }
 
 // ---- keys and values ---------------------------------------------------------------------------
+
+// In which the draft that row `row` of the drafts' rows feeds leaves its own.
+static int state_of_row(const struct draft_model *d, int row)
+{
+    return d->first_state + row - d->n_known_rows;
+}
 
 static int *computed_of(struct sample *sample)
 {
@@ -130,9 +144,16 @@ static void skip_computed(struct draft_model *d, struct sample *sample)
 {
     const int block = d->runner->limits.block_size;
     int *computed = computed_of(sample);
+    if (d->runner->kv.n_states > 0) return;
     while (*computed % block == 0 && *computed + block <= sample_computed(sample) &&
            d->holds[sample->blocks.at[*computed / block]] == ALL)
         *computed += block;
+}
+
+static enum status feed_known(struct draft_model *d, const struct sample *sample, int first, int n)
+{
+    batch_use_state(d->runner->batch, sample->blocks.state, sample->blocks.state);
+    return sample_feed(sample, d->runner, first, n);
 }
 
 // Puts the sample's tokens up to `end` into the batch, as far as *room, which becomes less,
@@ -144,7 +165,7 @@ static enum status feed(struct draft_model *d, struct sample *sample, int end, i
     if (end > first + *room) end = first + *room;
     if (end <= first) return ST_OK;
     *room -= end - first;
-    enum status st = sample_feed(sample, d->runner, first, end - first);
+    enum status st = feed_known(d, sample, first, end - first);
     if (st != ST_OK) return st;
     *computed_of(sample) = end;
     note_computed(d, sample, first);
@@ -179,6 +200,8 @@ enum status draft_model_follow(struct draft_model *d, const struct step *step, b
     if (*ret_tokens > 0) CHECK(runner_step(d->runner));
     // Siblings of an item's sample share its blocks, and have a copy of the last one.
     for (int i = 0; i < step->n_copies; i++) copy_block(d, &step->copies[i]);
+    for (int i = 0; i < step->n_states; i++)
+        runner_copy_state(d->runner, step->states[i].from, step->states[i].to);
     for (int i = 0; i < step->n_sampled; i++)
         *computed_of(step->sampled[i].sample) =
             *computed_of(step->items[step->sampled[i].item].sample);
@@ -191,6 +214,10 @@ out:
 void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_kept)
 {
     if (*computed_of(sample) > n_kept) *computed_of(sample) = n_kept;
+    const int n_fed = *computed_of(sample) - sample_known(sample); // drafts, accepted
+    if (n_fed > 0)
+        runner_copy_state(d->runner, state_of_row(d, sample->draft.rows[n_fed]),
+                          sample->blocks.state);
     assert(*computed_of(sample) <= sample_computed(sample));
     // A step and its drafts reach over two blocks at most, or over so many small ones.
     note_computed(d, sample, n_kept > SPECULATIVE_MOST ? n_kept - SPECULATIVE_MOST - 1 : 0);
@@ -239,7 +266,7 @@ static enum status begin(struct draft_model *d, struct sample *sample, struct pa
     const int first = *computed_of(sample);
     if (known - first <= 2) {
         for (int at = first; at < known; at++) {
-            CHECK(sample_feed(sample, d->runner, at, 1));
+            CHECK(feed_known(d, sample, at, 1));
             CHECK(want(d, pass, sample, at == known - 1 ? sample : NULL));
         }
         *computed_of(sample) = known;
@@ -258,8 +285,13 @@ out:
 
 static enum status go_on(struct draft_model *d, struct sample *sample, struct pass *pass)
 {
-    const int position = sample_known(sample) - 1 + pass->depth;
-    enum status st = runner_feed(d->runner, &sample->draft.tokens[pass->depth - 1], 1, position,
+    const int position = sample_known(sample) - 1 + pass->depth, depth = pass->depth;
+    const int row = pass->first_row + d->runner->n_rows;
+    batch_use_state(d->runner->batch,
+                    depth == 1 ? sample->blocks.state
+                               : state_of_row(d, sample->draft.rows[depth - 1]),
+                    state_of_row(d, row));
+    enum status st = runner_feed(d->runner, &sample->draft.tokens[depth - 1], 1, position,
                                  sample->blocks.at, sample->blocks.n);
     if (st != ST_OK) return st;
     *computed_of(sample) = position + 1;
@@ -334,6 +366,7 @@ enum status draft_model_sample(struct draft_model *d, struct sample *const *samp
                             .decodes = true};
         CHECK(run_pass(d, samples, n, &pass, passes, report));
         if (d->runner->n_rows == 0) break;
+        if (depth == 0) d->n_known_rows = d->runner->n_rows;
     }
 out:
     return st;

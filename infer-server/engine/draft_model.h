@@ -32,7 +32,9 @@ struct runner_limits draft_model_runner_limits(const struct draft_model_limits *
 enum status draft_model_new(struct runner *runner, const struct draft_model_limits *limits,
                             struct draft_model **ret);
 void draft_model_free(struct draft_model *d);
-enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks);
+// Where the model has states: for max_batch samples, and max_drafts of one step.
+enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int max_batch,
+                                    int max_drafts);
 
 // Of a decoding sample: tokens that it may draft at most, as the model has a context of its own;
 // and those that the model has yet to compute, its last one not counted.
@@ -45,8 +47,8 @@ void draft_model_look(const struct draft_model *d, const struct sample *sample, 
 enum status draft_model_follow(struct draft_model *d, const struct step *step, bool prompts,
                                int *ret_tokens, double *ret_ms);
 
-// A sample's drafts were verified: its first n_kept tokens are what both models have computed at
-// most.
+// A sample's drafts were verified, and are not yet among its tokens: n_kept tokens, those accepted
+// included, are what both models have computed at most.
 void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_kept);
 
 // Samples draft.n_verify tokens for each of n samples whose draft.method is the draft model, and

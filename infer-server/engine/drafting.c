@@ -36,7 +36,7 @@ int drafting_rows(const struct engine_options *options)
 }
 
 enum status drafting_new(const struct engine_options *options, struct draft_model *model,
-                         struct engine_stats *stats, struct drafting **ret)
+                         int max_rows, struct engine_stats *stats, struct drafting **ret)
 {
     const bool fixed = options->speculative_fixed || options->exact;
     enum status st = ST_OK;
@@ -49,7 +49,7 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     d->stats = stats;
     stats->drafts.draft_positions = speculative_most(d->choice);
     stats->speculative = d->choice;
-    CHECK(speculative_new(fixed, drafting_rows(options), &d->speculative));
+    CHECK(speculative_new(fixed, max_rows, &d->speculative));
     d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
     d->sampling = malloc((size_t)options->max_batch * sizeof *d->sampling);
     if (!d->drafts || !d->sampling) FAIL(ST_NO_MEMORY, "no memory for the drafts of a step");

@@ -15,11 +15,12 @@
 
 struct drafting;
 
-int drafting_rows(const struct engine_options *options); // of one step, at most
+int drafting_rows(const struct engine_options *options); // of one step, at most, if there is room
 
-// model: NULL where there is no draft model. Both are borrowed; counts into stats.
+// model: NULL where there is no draft model. max_rows: drafts of a step, at most. Both pointers are
+// borrowed; counts into stats.
 enum status drafting_new(const struct engine_options *options, struct draft_model *model,
-                         struct engine_stats *stats, struct drafting **ret);
+                         int max_rows, struct engine_stats *stats, struct drafting **ret);
 void drafting_free(struct drafting *d);
 // What steps take, where that decides how much is drafted. On empty KV pools.
 enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS]);

@@ -49,7 +49,7 @@ static enum status load_configs(struct engine *e)
         memcpy(e->frozen_config->eos_ids, e->config->eos_ids, sizeof e->config->eos_ids);
         e->frozen_config->n_eos = e->config->n_eos;
     }
-    CHECK(checks_states(o, e->config, e->draft_config, e->frozen_config));
+    CHECK(checks_states(o, e->config, e->frozen_config));
     choose_rope(e);
     if (o->who.size > 1)
         CHECK(model_config_shard(e->config, (struct shard){o->who.rank, o->who.size}));

@@ -251,11 +251,13 @@ static void log_config(const struct model_config *config, const char *folder)
 static void log_states(const struct engine *e)
 {
     const struct executor *x = e->executor;
+    const bool policy = config_state_elements(e->config) > 0; // else the draft model
     if (x->state_bytes == 0) return;
-    log_info("engine: %s carries a state of %.1f MB along each sequence: there is no prefix cache, "
-             "nothing is drafted, and memory has room for %d sequences at once (--max-batch %lld)",
-             e->options.model_folder, (double)x->state_bytes / 1e6, x->max_batch,
-             (long long)e->options.max_batch);
+    log_info("engine: %s carries a state of %.1f MB along each sequence: %smemory has room for %d "
+             "sequences at once (--max-batch %lld) and %d drafts a step",
+             policy ? e->options.model_folder : e->options.draft_folder,
+             (double)x->state_bytes / 1e6, policy ? "there is no prefix cache, and " : "",
+             x->max_batch, (long long)e->options.max_batch, x->max_drafts);
 }
 
 // Of a model beside the policy: its part of the pool's bytes is in the line before.

@@ -99,9 +99,9 @@ struct further_model {
 enum status checks_further_model(const struct further_model *m, const char *policy_folder,
                                  const struct model_config *policy, struct model_config **ret);
 // Models that carry a state along each sequence (config_state_elements()): what of the options does
-// not go with them. draft, frozen: NULL where there is none.
+// not go with them. frozen: NULL where there is none.
 enum status checks_states(const struct engine_options *options, const struct model_config *policy,
-                          const struct model_config *draft, const struct model_config *frozen);
+                          const struct model_config *frozen);
 // ST_INVALID names the field: what a model and an engine like these can never do.
 enum status checks_request(const struct engine_options *options, const struct model_config *config,
                            const struct request *r);

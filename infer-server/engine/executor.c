@@ -69,23 +69,29 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                int context)
 {
     const struct runner *policy = x->runners[RUNNER_POLICY];
+    // Drafts that only requests ask for would take states from sequences.
+    const bool drafts =
+        config_state_elements(policy->config) == 0 || speculative_most(options->speculative) > 0;
     const struct kv_request request = {.bytes = options->kv_bytes,
                                        .percent = options->kv_percent,
                                        .block_size = options->block_size,
                                        .max_batch = options->max_batch,
+                                       .max_drafts = drafts ? drafting_rows(options) : 0,
                                        .max_context = context,
                                        .context_is_firm = options->max_context > 0,
                                        .block_bytes = x->block_bytes,
                                        .state_bytes = x->state_bytes};
     struct kv_plan plan = {0};
     enum status st = kv_memory_plan(policy->dev, &request, &plan);
-    const int n_blocks = plan.n_blocks;
+    const int n_blocks = plan.n_blocks, n_states = plan.max_batch + plan.max_drafts;
     x->max_batch = plan.max_batch;
+    x->max_drafts = plan.max_drafts;
     x->max_context = plan.max_context;
-    if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, x->max_batch);
-    if (st == ST_OK && x->draft_model) st = draft_model_allocate_kv(x->draft_model, n_blocks);
+    if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, n_states);
+    if (st == ST_OK && x->draft_model)
+        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->max_batch, x->max_drafts);
     if (st == ST_OK && x->runners[RUNNER_FROZEN])
-        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, x->max_batch);
+        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, n_states);
     if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
     return st;
 }
@@ -131,10 +137,11 @@ enum status executor_new(struct device *dev, const struct weights *const weights
                                                     options->block_size);
             x->state_bytes += kv_memory_state_bytes(x->runners[i]->config);
         }
-    CHECK(drafting_new(options, x->draft_model, stats, &x->drafting));
     CHECK(allocate_kv(x, options, requested));
-    const struct scheduler_limits limits = {
-        .max_batch = x->max_batch, .prefill_chunk = chunk, .no_reuse = x->state_bytes > 0};
+    CHECK(drafting_new(options, x->draft_model, x->max_drafts, stats, &x->drafting));
+    const struct scheduler_limits limits = {.max_batch = x->max_batch,
+                                            .prefill_chunk = chunk,
+                                            .no_reuse = config_state_elements(config) > 0};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
     if (!x->item_end) FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
@@ -211,21 +218,35 @@ void executor_use_adapters(struct executor *x, const struct adapters *adapters)
 
 // ---- a step ------------------------------------------------------------------------------------
 
+// The slot of the states in which the k-th draft of an item leaves its own.
+static int draft_state(const struct executor *x, const struct step_item *item, int k)
+{
+    return x->max_batch + item->first_draft + k;
+}
+
 /* The drafts of a decoding sample go in as sequences of one row each, with the sample's block
  * table. A verifying step is thus a decode batch of more rows: it takes the same kernels and
- * captured graphs. So do, `apart`, the few tokens that a tandem's model has missed. */
-static enum status feed_item(struct runner *r, const struct step_item *item, bool apart)
+ * captured graphs. So do, `apart`, the few tokens that a tandem's model has missed. Each draft
+ * leaves its state in a slot of its own, behind those of the samples: the sample's is the one
+ * behind its last known token until drafts are accepted. */
+static enum status feed_item(const struct executor *x, struct runner *r,
+                             const struct step_item *item, bool apart)
 {
     const struct sample *sample = item->sample;
     const int known = item->n - item->n_drafts, each = apart ? 1 : known;
     enum status st = ST_OK;
     batch_use_adapter(r->batch, sample->request->sampling.adapter.index - 1); // the policy's
-    batch_use_state(r->batch, sample->blocks.state);
+    int from = sample->blocks.state;
+    batch_use_state(r->batch, from, from);
     for (int k = 0; k < known && st == ST_OK; k += each)
         st = sample_feed(sample, r, item->first + k, each);
-    for (int k = 0; k < item->n_drafts && st == ST_OK; k++)
+    for (int k = 0; k < item->n_drafts && st == ST_OK; k++) {
+        const int slot = draft_state(x, item, k);
+        batch_use_state(r->batch, from, slot);
         st = runner_feed(r, &sample->draft.tokens[k], 1, item->first + known + k, sample->blocks.at,
                          sample->blocks.n);
+        from = slot;
+    }
     return st;
 }
 
@@ -271,7 +292,7 @@ static enum status build_batch(struct executor *x, const struct step *step)
     enum status st = ST_OK;
     runner_clear(r);
     for (int i = 0; i < step->n_items; i++) {
-        CHECK(feed_item(r, &step->items[i], apart));
+        CHECK(feed_item(x, r, &step->items[i], apart));
         x->item_end[i] = batch_tokens(r->batch);
     }
     for (int i = 0; i < step->n_sampled; i++) {
@@ -314,14 +335,16 @@ static void choose_author(const struct executor *x, struct sample *sample)
 }
 
 // The sample gets the tokens of its rows; it is gone where they end it. Returns how many.
-static int take_tokens(struct executor *x, const struct runner *r, struct sample *sample, int row,
-                       int n_drafts, uint64_t version, int64_t now_ns)
+static int take_tokens(struct executor *x, struct runner *r, struct sample *sample,
+                       const struct step_item *item, int row, uint64_t version, int64_t now_ns)
 {
     const struct sample_result *results = r->results + row;
-    const struct verified v = verify(r, sample, results, n_drafts);
+    const struct verified v = verify(r, sample, results, item->n_drafts);
     const int before = sample->text.n_generated;
     const bool frozen = sample->author.frozen;
     scheduler_accept(x->scheduler, sample, v.n_accepted);
+    if (v.n_accepted > 0)
+        runner_copy_state(r, draft_state(x, item, v.n_accepted - 1), sample->blocks.state);
     drafting_verified(x->drafting, sample, &v, results[0].token);
     for (int i = 0; i < v.n; i++) {
         sample_append(sample, results[i].token);
@@ -350,14 +373,14 @@ static int take_step(struct executor *x, const struct step *step, uint64_t versi
     int n_tokens = 0;
     for (int i = 0, row = 0; i < step->n_sampled; i++) {
         struct sample *sample = step->sampled[i].sample;
-        const int n_drafts = step->items[step->sampled[i].item].n_drafts;
+        const struct step_item *item = &step->items[step->sampled[i].item];
         if (sample->request->sampling.max_tokens == 0) {
             deliver_prompt(x, sample, version, now_ns);
         } else {
             n_tokens +=
-                take_tokens(x, x->runners[step->runner], sample, row, n_drafts, version, now_ns);
+                take_tokens(x, x->runners[step->runner], sample, item, row, version, now_ns);
         }
-        row += n_drafts + 1;
+        row += item->n_drafts + 1;
     }
     return n_tokens;
 }

@@ -12,6 +12,7 @@
 struct executor {    // read by the engine's own files, written by executor.c
     int max_context; // the longest sequence: as requested, or what memory has room for
     int max_batch;   // sequences at once, likewise
+    int max_drafts;  // of a step, likewise
     struct runner *runners[RUNNERS]; // NULL where there is no such model, but for the policy's
     struct block_manager *manager;
     struct scheduler *scheduler;

@@ -34,10 +34,12 @@ static enum status pool_bytes(struct device *dev, const struct kv_request *reque
     return ST_OK;
 }
 
-// Of so many bytes, for how many sequences there are states, which are then taken off.
-static enum status plan_states(const struct kv_request *request, int64_t *bytes, int *ret)
+// Of so many bytes, for how many sequences and drafts there are states, which are then taken off.
+static enum status plan_states(const struct kv_request *request, int64_t *bytes,
+                               struct kv_plan *ret)
 {
-    *ret = request->max_batch;
+    ret->max_batch = request->max_batch;
+    ret->max_drafts = request->max_drafts;
     if (request->state_bytes == 0) return ST_OK;
     const int64_t fit = *bytes / 2 / request->state_bytes;
     if (fit < 1)
@@ -47,8 +49,9 @@ static enum status plan_states(const struct kv_request *request, int64_t *bytes,
             "carries along a sequence; give --kv-memory %lld or more",
             (long long)*bytes, (long long)request->state_bytes,
             (long long)(2 * request->state_bytes));
-    if (*ret > fit) *ret = (int)fit;
-    *bytes -= *ret * request->state_bytes;
+    if (ret->max_drafts > fit / 4) ret->max_drafts = (int)(fit / 4);
+    if (ret->max_batch > fit - ret->max_drafts) ret->max_batch = (int)(fit - ret->max_drafts);
+    *bytes -= (ret->max_batch + ret->max_drafts) * request->state_bytes;
     return ST_OK;
 }
 
@@ -56,14 +59,14 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
                            struct kv_plan *ret)
 {
     int64_t bytes = 0;
-    int max_batch = 0;
+    struct kv_plan plan = {.max_context = request->max_context};
     enum status st = pool_bytes(dev, request, &bytes);
-    if (st == ST_OK) st = plan_states(request, &bytes, &max_batch);
+    if (st == ST_OK) st = plan_states(request, &bytes, &plan);
     if (st != ST_OK) return st;
     const int64_t requested =
         (request->max_context + request->block_size - 1) / request->block_size;
     int64_t n_blocks = bytes / request->block_bytes;
-    if (n_blocks > requested * max_batch) n_blocks = requested * max_batch;
+    if (n_blocks > requested * plan.max_batch) n_blocks = requested * plan.max_batch;
     if (n_blocks > INT32_MAX / request->block_size) n_blocks = INT32_MAX / request->block_size;
     if (n_blocks < requested && (request->context_is_firm || n_blocks < 1))
         return status_fail(
@@ -72,11 +75,9 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
             "%d; give --kv-memory %lld or more, or a smaller --max-context",
             (long long)bytes, (long long)(n_blocks * request->block_size), request->max_context,
             (long long)(requested * request->block_bytes));
-    *ret =
-        (struct kv_plan){.n_blocks = (int)n_blocks,
-                         .max_batch = max_batch,
-                         .max_context = n_blocks < requested ? (int)(n_blocks * request->block_size)
-                                                             : request->max_context};
+    plan.n_blocks = (int)n_blocks;
+    if (n_blocks < requested) plan.max_context = plan.n_blocks * request->block_size;
+    *ret = plan;
     return ST_OK;
 }
 
@@ -117,9 +118,11 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
                                .block_size = block_size,
                                .dt = dt,
                                .slot_elements = config_state_elements(config)};
-    if (m->view.slot_elements > 0)
+    if (m->view.slot_elements > 0) {
+        m->n_states = n_states;
         CHECK(device_alloc(dev, (size_t)n_states * (size_t)kv_memory_state_bytes(config),
                            (void **)&m->view.states));
+    }
     CHECK(device_alloc(dev, half, &m->view.k));
     if (values > 0) CHECK(device_alloc(dev, values, &m->view.v));
     // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:

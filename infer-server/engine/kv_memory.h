@@ -13,6 +13,7 @@ struct kv_memory {
     struct kv_view view;
     struct kv_layer *layers; // (n_layers) of the view
     int n_layers;
+    int n_states; // slots of the states; 0: the model has none
 };
 
 struct kv_request {
@@ -20,20 +21,22 @@ struct kv_request {
     double percent;       // 0: 30
     int block_size;       // tokens
     int max_batch;        // sequences
+    int max_drafts;       // of a step, each of which leaves a state; 0: nothing is drafted
     int max_context;      // tokens a sequence, requested
     bool context_is_firm; // the user named max_context: less is an error, else it shrinks to fit
     int64_t block_bytes;  // of a block, in all runners' pools together
-    int64_t state_bytes;  // of a sequence's states, likewise; 0: it has none
+    int64_t state_bytes;  // of a sequence's states, likewise; 0: no model has any
 };
 struct kv_plan {
     int n_blocks;
     int max_batch;   // sequences: as requested, or for how many there are states
+    int max_drafts;  // of a step, likewise
     int max_context; // the longest sequence that fits: as requested, or less where not firm
 };
 
 // How many blocks each pool gets (never more than max_batch sequences of max_context can use).
-// States of sequences take half of the memory at most. ST_INVALID or ST_NO_MEMORY name what to
-// change. Call it when all else is allocated.
+// States take half of the memory at most, those of drafts a quarter of that. ST_INVALID or
+// ST_NO_MEMORY name what to change. Call it when all else is allocated.
 enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
                            struct kv_plan *ret);
 

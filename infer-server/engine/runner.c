@@ -198,7 +198,7 @@ enum status runner_copy_block(struct runner *r, int32_t from, int32_t to)
 
 void runner_copy_state(struct runner *r, int32_t from, int32_t to)
 {
-    if (r->kv.view.slot_elements > 0) kv_memory_copy_state(&r->kv, from, to);
+    if (r->kv.n_states > 0) kv_memory_copy_state(&r->kv, from, to);
 }
 
 enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device)

@@ -282,9 +282,13 @@ static void add_item(struct step *step, struct sample *sample, int n, int n_draf
     if (*computed + n == sample_known(sample) && step->runner == sample_author(sample))
         step->sampled[step->n_sampled++] =
             (struct step_sample){.sample = sample, .item = step->n_items};
-    step->items[step->n_items++] = (struct step_item){
-        .sample = sample, .first = *computed, .n = n + n_drafts, .n_drafts = n_drafts};
+    step->items[step->n_items++] = (struct step_item){.sample = sample,
+                                                      .first = *computed,
+                                                      .n = n + n_drafts,
+                                                      .n_drafts = n_drafts,
+                                                      .first_draft = step->n_drafts};
     step->n_tokens += n + n_drafts;
+    step->n_drafts += n_drafts;
     *computed += n;
 }
 
@@ -426,7 +430,8 @@ static void plan_items(struct scheduler *s)
 const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
 {
     struct step *step = &s->step;
-    step->n_items = step->n_sampled = step->n_copies = step->n_states = step->n_tokens = 0;
+    step->n_items = step->n_sampled = step->n_copies = step->n_states = 0;
+    step->n_tokens = step->n_drafts = 0;
     admit_waiting(s, admit);
     plan_items(s);
     // Those that were admitted wait for the other, or the one that waited was preempted.

@@ -17,7 +17,8 @@ struct scheduler;
 struct step_item { // n tokens of a sample, from position first on, are computed
     struct sample *sample;
     int first, n;
-    int n_drafts; // the last of them are drafts: they do not count as computed until accepted
+    int n_drafts;    // the last of them are drafts: they do not count as computed until accepted
+    int first_draft; // drafts of the items before it
 };
 struct step_sample { // the next token of a sample is sampled from the last row of an item; where
                      // that has drafts, one from each of its last n_drafts + 1 rows
@@ -33,7 +34,7 @@ struct step_state { // the same of a sequence's states
 };
 struct step {
     enum runner_role runner; // that computes it: the policy, or the frozen model
-    int n_items, n_sampled, n_copies, n_states, n_tokens;
+    int n_items, n_sampled, n_copies, n_states, n_tokens, n_drafts;
     struct step_item *items;     // oldest sample first, decoding ones before prompts
     struct step_sample *sampled; // at most max_batch
     struct step_copy *copies;

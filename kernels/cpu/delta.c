@@ -120,7 +120,7 @@ static bool begins(const struct delta_batch *b, int s)
 {
     const struct batch_view *v = b->view;
     if (!b->kv) return v->prefix_len[s] == 0;
-    return s == 0 || v->state_slot[s] < 0 || v->state_slot[s - 1] != v->state_slot[s];
+    return s == 0 || v->state_slot[s] < 0 || v->state_slot[s - 1] != v->state_from[s];
 }
 
 static int unit_end(const struct delta_batch *b, int s)
@@ -130,22 +130,33 @@ static int unit_end(const struct delta_batch *b, int s)
     return s;
 }
 
+float *cpu_delta_state(const struct delta_batch *b, int seq, int64_t at, int64_t n)
+{
+    const struct batch_view *v = b->view;
+    const int from = v->state_from[seq], slot = v->state_slot[seq];
+    float *states = b->kv->states + b->kv->layers[b->layer].state + at;
+    float *state = states + slot * b->kv->slot_elements;
+    const size_t bytes = (size_t)n * sizeof *state;
+    if (v->positions[v->query_start[seq]] == 0)
+        memset(state, 0, bytes);
+    else if (from != slot)
+        memcpy(state, states + from * b->kv->slot_elements, bytes);
+    return state;
+}
+
 static void run_paged(float *out, const struct delta_args *a, const struct delta_shape *s, int head,
                       int seq)
 {
     const struct batch_view *b = a->batch.view;
-    const struct kv_view *kv = a->batch.kv;
-    const int slot = b->state_slot[seq], first = b->query_start[seq];
-    if (slot < 0) {
-        for (int row = first; row < b->query_start[seq + 1]; row++)
+    if (b->state_slot[seq] < 0) {
+        for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++)
             memset(out + (int64_t)row * delta_value_width(s) + head * s->head_dim, 0,
                    (size_t)s->head_dim * sizeof *out);
         return;
     }
-    float *S = kv->states + slot * kv->slot_elements + kv->layers[a->batch.layer].state +
-               delta_window_elements(s) + head * matrix(s);
-    if (b->positions[first] == 0) memset(S, 0, (size_t)matrix(s) * sizeof *S);
-    for (int end = unit_end(&a->batch, seq); seq < end; seq++) run(S, out, a, s, head, seq);
+    const int64_t at = delta_window_elements(s) + head * matrix(s);
+    for (int end = unit_end(&a->batch, seq); seq < end; seq++)
+        run(cpu_delta_state(&a->batch, seq, at, matrix(s)), out, a, s, head, seq);
 }
 
 static void run_packed(float *out, const struct delta_args *a, const struct delta_shape *s,

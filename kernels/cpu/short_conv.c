@@ -46,16 +46,12 @@ static void packed_inputs(const struct conv_args *a, int row, int taps,
         ret[i] = input_row(a, row_before(b, b->seq_of[row], row, taps - 1 - i));
 }
 
-// The rows of sequence s, in order, with the window of its slot, which they leave behind.
+// The rows of sequence s, in order, with the window of its state, which they leave behind.
 static void paged_rows(float *y, const struct conv_args *a, const struct delta_shape *s, int seq)
 {
     const struct batch_view *b = a->batch.view;
-    const struct kv_view *kv = a->batch.kv;
     const int width = delta_conv_width(s), before = s->taps - 1;
-    float *window =
-        kv->states + b->state_slot[seq] * kv->slot_elements + kv->layers[a->batch.layer].state;
-    if (b->positions[b->query_start[seq]] == 0)
-        memset(window, 0, (size_t)delta_window_elements(s) * sizeof *window);
+    float *window = cpu_delta_state(&a->batch, seq, 0, delta_window_elements(s));
     for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++) {
         const float *from[DELTA_MOST_TAPS];
         for (int i = 0; i < before; i++) from[i] = window + i * width;

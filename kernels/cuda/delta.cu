@@ -242,7 +242,8 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
         if (!delta_begins(b, seq)) continue;
         source f = source_of<PARTS>(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head);
         int first = b.query_start[seq], end = delta_unit_end(b, seq);
-        float S[PART], *slot = NULL;
+        const int64_t at = (int64_t)(s.taps - 1) * f.width + (int64_t)head * s.key_dim * s.head_dim;
+        float S[PART];
         clear(S);
         if (b.paged) {
             if (b.state_slot[seq] < 0) {
@@ -251,17 +252,16 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
                         from_f32<T>(0.f);
                 continue;
             }
-            slot = b.states + b.state_slot[seq] * b.slot_elements +
-                   (int64_t)(s.taps - 1) * f.width + (int64_t)head * s.key_dim * s.head_dim;
-            if (b.positions[first] > 0) read_slot(S, slot, f);
+            if (b.positions[first] > 0)
+                read_slot(S, b.states + b.state_from[seq] * b.slot_elements + at, f);
         }
-        run<T, PARTS>(S, out, qkv, f, mine, first, b.query_start[seq + 1]);
-        if (!b.paged && end > seq + 1) keep(prefix, S);
-        for (int next = seq + 1; next < end; next++) {
-            if (!b.paged) recall(S, prefix);
+        for (int next = seq; next < end; next++) {
+            if (!b.paged && next > seq) recall(S, prefix);
             run<T, PARTS>(S, out, qkv, f, mine, b.query_start[next], b.query_start[next + 1]);
+            if (!b.paged && next == seq && end > seq + 1) keep(prefix, S);
+            if (b.paged && delta_leaves(b, next, end))
+                write_slot(b.states + b.state_slot[next] * b.slot_elements + at, S, f);
         }
-        if (b.paged) write_slot(slot, S, f);
     }
 }
 

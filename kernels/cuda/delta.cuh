@@ -8,7 +8,7 @@
 struct delta_rows {
     const int32_t *query_start, *positions, *seq_of;
     const int32_t *prefix_start, *prefix_len, *attend_end; // packed
-    const int32_t *state_slot;                             // paged
+    const int32_t *state_from, *state_slot;                // paged
     int n_tokens, n_seqs;
     bool paged;
     float *states; // of the layer, in slot 0
@@ -24,6 +24,7 @@ static inline struct delta_rows delta_rows_of(const struct delta_batch *b)
     r.prefix_start = b->view->prefix_start;
     r.prefix_len = b->view->prefix_len;
     r.attend_end = b->view->attend_end;
+    r.state_from = b->view->state_from;
     r.state_slot = b->view->state_slot;
     r.n_tokens = b->view->n_tokens;
     r.n_seqs = b->view->n_seqs;
@@ -39,7 +40,7 @@ static inline struct delta_rows delta_rows_of(const struct delta_batch *b)
 __device__ __forceinline__ bool delta_begins(const delta_rows &b, int s)
 {
     if (!b.paged) return b.prefix_len[s] == 0;
-    return s == 0 || b.state_slot[s] < 0 || b.state_slot[s - 1] != b.state_slot[s];
+    return s == 0 || b.state_slot[s] < 0 || b.state_slot[s - 1] != b.state_from[s];
 }
 
 // The sequence behind the last that goes on from s, which begins.
@@ -48,6 +49,13 @@ __device__ __forceinline__ int delta_unit_end(const delta_rows &b, int s)
     do s++;
     while (s < b.n_seqs && !delta_begins(b, s));
     return s;
+}
+
+// Whether sequence s of a unit that ends before `end` leaves its state: no sequence behind it
+// leaves another in the same slot.
+__device__ __forceinline__ bool delta_leaves(const delta_rows &b, int s, int end)
+{
+    return s + 1 == end || b.state_slot[s + 1] != b.state_slot[s];
 }
 
 #endif

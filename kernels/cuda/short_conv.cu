@@ -37,7 +37,7 @@ __device__ __forceinline__ float input(const T *x, const conv_rows &a, int s, in
     if (row >= first) return to_f32(x[row * a.x_stride + c]);
     int in_window = a.taps - 1 - (first - row);
     if (in_window < 0 || a.b.positions[first] == 0) return 0.f;
-    return a.b.states[a.b.state_slot[s] * a.b.slot_elements + in_window * a.width + c];
+    return a.b.states[a.b.state_from[s] * a.b.slot_elements + in_window * a.width + c];
 }
 
 // The sum before SiLU.
@@ -63,17 +63,21 @@ template <typename T> __global__ void conv_kernel(T *y, const T *x, const T *w, 
     y[(int64_t)row * a.width + c] = from_f32<T>(sum * sigmoid(sum));
 }
 
-// Block x is the sequence.
+// Block x is the sequence that begins a unit.
 template <typename T> __global__ void window_kernel(const T *x, conv_rows a)
 {
     grid_begin();
     int s = blockIdx.x, c = blockIdx.y * THREADS + threadIdx.x;
     if (c >= a.width || a.b.state_slot[s] < 0 || !delta_begins(a.b, s)) return;
-    int last = delta_unit_end(a.b, s) - 1, behind = a.b.query_start[last + 1];
-    float *window = a.b.states + a.b.state_slot[s] * a.b.slot_elements;
-    // an entry is written once those before it, and not those behind it, were read
-    for (int i = 0; i < a.taps - 1; i++)
-        window[i * a.width + c] = input(x, a, last, behind, a.taps - 1 - i, c);
+    const int end = delta_unit_end(a.b, s);
+    // The first sequence's last, since all read what its slot held; an entry of it is written once
+    // those before it, and not those behind it, were read.
+    for (int seq = end - 1; seq >= s; seq--) {
+        if (!delta_leaves(a.b, seq, end)) continue;
+        float *window = a.b.states + a.b.state_slot[seq] * a.b.slot_elements;
+        for (int i = 0; i < a.taps - 1; i++)
+            window[i * a.width + c] = input(x, a, seq, a.b.query_start[seq + 1], a.taps - 1 - i, c);
+    }
 }
 
 void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,

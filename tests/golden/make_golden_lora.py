@@ -1,14 +1,33 @@
-# Reference values of adapters of the head, by PEFT, transformers and torch (float32, CPU), over the
-# model folders beside this file: make_golden_lora.py OUT. Needs torch, transformers and peft.
+# Reference values of adapters of the head and of the newer families, by PEFT, transformers and torch (float32, CPU), over the
+# model folders beside this file: make_golden_lora.py OUT [NAME...]. Needs torch, transformers and peft.
 import json, os, sys
 import peft, torch, transformers
+from peft.utils import transformers_weight_conversion as conversion
 from safetensors.torch import load_file, save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+# PEFT 0.21 takes whatever ends in gate_proj, up_proj or down_proj of a model with experts for theirs;
+# here the modules that have these names are meant.
+conversion._convert_peft_config_moe = lambda *_: None
+PLAIN_MLP = r".*\.(mlp|shared_experts)\.(gate|up|down)_proj"
 FOLDERS = {  # name: base, seed, LoraConfig
     # tied, soft caps on the logits
     "gemma2-r3-head": ("gemma2", 31, dict(r=3, lora_alpha=6, target_modules=["q_proj", "up_proj", "lm_head"])),
     "llama3-r4-head": ("llama3", 32, dict(r=4, lora_alpha=2, target_modules=["lm_head"])),  # nothing below it
+    # dense, and of the experts' layers the shared ones
+    "deepseek-v2-lite-r2": ("deepseek-v2-lite", 33, dict(r=2, lora_alpha=4,
+        target_modules=rf"{PLAIN_MLP}|.*\.(q_proj|kv_a_proj_with_mqa|o_proj)")),
+    "deepseek-v3-r3": ("deepseek-v3", 34, dict(r=3, lora_alpha=6, use_rslora=True,
+        target_modules=rf"{PLAIN_MLP}|.*\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa)")),
+    "gemma3-r2": ("gemma3", 35, dict(r=2, lora_alpha=4, target_modules="all-linear")),
+    "glm4-moe-lite-r2": ("glm4-moe-lite", 36, dict(r=2, lora_alpha=2,
+        target_modules=r".*\.(q_b_proj|o_proj|shared_experts\.down_proj)")),
+    "gpt-oss-r3-head": ("gpt-oss", 37, dict(r=3, lora_alpha=6, target_modules=[*ATTENTION, "lm_head"])),
+    "olmo2-r2": ("olmo2", 38, dict(r=2, lora_alpha=4, target_modules="all-linear")),
+    "olmo3-r3": ("olmo3", 39, dict(r=3, lora_alpha=3, target_modules=["q_proj", "k_proj", "down_proj"])),
+    "qwen3-moe-r4": ("qwen3-moe", 40, dict(r=4, lora_alpha=8, target_modules=ATTENTION)),
+    "smollm3-r2": ("smollm3", 41, dict(r=2, lora_alpha=4, target_modules="all-linear")),
 }
 
 
@@ -71,7 +90,8 @@ def make(out, base, seed, options):
         values["greedy"] = model.generate(
             input_ids=ids[:1, :prompt], attention_mask=torch.ones(1, prompt).long(), max_new_tokens=24,
             do_sample=False, eos_token_id=None, pad_token_id=0)[0].int()
-        if not model.config.tie_word_embeddings:  # PEFT would change the embeddings with the head
+        # PEFT's merge would change the embeddings with a head that is tied to them
+        if not (model.config.tie_word_embeddings and "lm_head" in options["target_modules"]):
             values["merged_logits"] = logits_of(model.merge_and_unload())
     save_file({n: x.contiguous() for n, x in values.items()}, out + "/golden.safetensors")
     kept = {k: facts[k] for k in ("lr", "weight_decay", "betas", "eps", "max_grad_norm", "eps_low", "eps_high")}
@@ -81,4 +101,5 @@ def make(out, base, seed, options):
 
 
 for name, (base, seed, options) in FOLDERS.items():
-    make(os.path.join(sys.argv[1], name), base, seed, options)
+    if name in (sys.argv[2:] or FOLDERS):
+        make(os.path.join(sys.argv[1], name), base, seed, options)

@@ -281,7 +281,9 @@ static void run_folder(struct device *dev, struct comm *comm, const char *folder
         replicas_must_be_same(&part);
         close_side(&whole);
     }
-    if (comm_rank(comm) == 0) printf("%s %s\n", folder, fits ? "agrees" : "is not to be shared");
+    if (comm_rank(comm) == 0 && fits) printf("%s agrees\n", folder);
+    if (comm_rank(comm) == 0 && !fits)
+        printf("%s is not to be shared: %s\n", folder, status_message());
     close_side(&part);
 }
 
@@ -320,9 +322,10 @@ static int count(const char *text, const char *words)
     return n;
 }
 
-// All folders agree but those whose numbers so many ranks cannot share.
-static void run_ranks(int n, int not_to_be_shared)
+// All folders agree but those that so many ranks cannot share, each of which says what to do.
+static void run_ranks(int n, const char *const refused[])
 {
+    int n_refused = 0;
     const char *log = test_path(test_folder(), "log"),
                *root = test_path(test_root(), "tests/golden");
     const char *argv[MPIRUN_WORDS + 4] = {NULL};
@@ -334,7 +337,9 @@ static void run_ranks(int n, int not_to_be_shared)
     char *text = test_read(log);
     if (status != 0) print_error("%s\n", text);
     assert_int_equal(status, 0);
-    assert_int_equal(count(text, " is not to be shared\n"), not_to_be_shared);
+    for (; refused[n_refused]; n_refused++) assert_contains(text, refused[n_refused]);
+    assert_int_equal(count(text, " is not to be shared: "), n_refused);
+    assert_int_equal(count(text, " --tensor-parallel-size "), n_refused);
     assert_true(count(text, " agrees\n") > 10);
     free(text);
 }
@@ -342,13 +347,21 @@ static void run_ranks(int n, int not_to_be_shared)
 static void two_ranks_agree_with_one(void **state)
 {
     (void)state;
-    run_ranks(2, 3); // norms over all heads: olmo2, olmo3; linear attention: qwen35
+    static const char *const refused[] = {
+        "/olmo2 is not to be shared: Olmo2ForCausalLM: norms of queries and keys go over all heads",
+        "/olmo3 is not to be shared: Olmo3ForCausalLM: norms of queries and keys go over all heads",
+        "/qwen35 is not to be shared: Qwen3_5ForCausalLM: layers of linear attention", NULL};
+    run_ranks(2, refused);
 }
 
 static void four_ranks_agree_with_one(void **state)
 {
     (void)state;
-    run_ranks(4, 4); // llama3 has 6 heads
+    static const char *const refused[] = {
+        "/llama3 is not to be shared: LlamaForCausalLM: num_attention_heads is 6",
+        "/olmo2 is not to be shared: ", "/olmo3 is not to be shared: ",
+        "/qwen35 is not to be shared: ", NULL};
+    run_ranks(4, refused);
 }
 
 int main(int argc, char **argv)

@@ -306,11 +306,13 @@ static const struct op_def op_conv_back = {"short_conv_back", conv_back_setup, c
                                            conv_back_reference};
 
 // ---- paged batches ------------------------------------------------------------------------------
-// Of four slots: a sequence of EACH rows from its start in slot 2, one row in slot 0 that goes on
-// from earlier ones and two more behind it, a padded row, and a start in slot 3.
-enum { SLOTS = 4, PAGED_SEQS = 5 };
-static const int slot_of[PAGED_SEQS] = {2, 0, 0, -1, 3};
-static const int first_of[PAGED_SEQS] = {0, 9, 10, 0, 0};
+// A sequence of EACH rows from its start in slot 2; one row in slot 0 that goes on from earlier
+// ones, two more behind it, and two drafts behind these, which leave their states in slots 1 and 4;
+// a padded row; a start in slot 3; and a row that goes on from slot 5 and leaves that as it is.
+enum { SLOTS = 7, PAGED_SEQS = 8 };
+static const int from_of[PAGED_SEQS] = {2, 0, 0, 0, 1, -1, 3, 5};
+static const int slot_of[PAGED_SEQS] = {2, 0, 0, 1, 4, -1, 3, 6};
+static const int first_of[PAGED_SEQS] = {0, 9, 10, 12, 13, 0, 0, 20};
 
 static int paged_rows(const int *p, int seq)
 {
@@ -319,7 +321,7 @@ static int paged_rows(const int *p, int seq)
 
 static int all_paged_rows(const int *p)
 {
-    return p[EACH] + 5;
+    return p[EACH] + PAGED_SEQS;
 }
 
 static void paged_lists(struct op_test *t)
@@ -328,10 +330,12 @@ static void paged_lists(struct op_test *t)
     int32_t *start = ints(t, "query_start", PAGED_SEQS + 1);
     int32_t *seq = ints(t, "seq_of", all_paged_rows(p));
     int32_t *positions = ints(t, "positions", all_paged_rows(p));
+    int32_t *from = ints(t, "state_from", PAGED_SEQS);
     int32_t *slot = ints(t, "state_slot", PAGED_SEQS);
     start[0] = 0;
     for (int s = 0; s < PAGED_SEQS; s++) {
         start[s + 1] = start[s] + paged_rows(p, s);
+        from[s] = from_of[s];
         slot[s] = slot_of[s];
         for (int r = start[s]; r < start[s + 1]; r++) {
             seq[r] = s;
@@ -357,8 +361,18 @@ static struct delta_batch paged_batch(struct op_test *t, void **lists, void *sta
                                    .query_start = lists[0],
                                    .seq_of = lists[1],
                                    .positions = lists[2],
-                                   .state_slot = lists[3]};
+                                   .state_from = lists[3],
+                                   .state_slot = lists[4]};
     return (struct delta_batch){.view = &t->batch, .kv = kv};
+}
+
+// What sequence `seq` begins with, n elements at `at` of the slots: into its own.
+static void begin_state(const struct delta_shape *s, double *states, int seq, int64_t at, int64_t n)
+{
+    const int64_t each = slot_elements(s);
+    if (slot_of[seq] < 0) return;
+    for (int64_t i = at; i < at + n; i++)
+        states[slot_of[seq] * each + i] = first_of[seq] == 0 ? 0 : states[from_of[seq] * each + i];
 }
 
 static void paged_rule_setup(struct op_test *t)
@@ -391,7 +405,8 @@ static void paged_rule_reference(struct op_test *t, double **v)
     const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
     double *out = t->a[0].expect, *states = t->a[1].expect;
     for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
-    for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++)
+    for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
+        begin_state(&s, states, seq, GAP + delta_window_elements(&s), s.n_heads * matrix);
         for (int i = 0; i < paged_rows(t->c->p, seq); i++, row++)
             for (int h = 0; h < s.n_heads; h++) {
                 double *y = out + ((int64_t)row * s.n_heads + h) * s.head_dim;
@@ -399,10 +414,10 @@ static void paged_rule_reference(struct op_test *t, double **v)
                             delta_window_elements(&s) + h * matrix;
                 for (int c = 0; c < s.head_dim; c++) y[c] = 0;
                 if (slot_of[seq] < 0) continue;
-                for (int64_t k = 0; k < matrix && first_of[seq] + i == 0; k++) S[k] = 0;
                 rule_row(&s, h, S, y, v[2] + (int64_t)row * delta_conv_width(&s),
                          v[3] + (int64_t)row * 2 * s.n_heads, v[4][h], v[5][h]);
             }
+    }
 }
 
 static const struct op_def op_paged_rule = {"delta_rule", paged_rule_setup, paged_rule_launch,
@@ -436,20 +451,21 @@ static void paged_conv_reference(struct op_test *t, double **v)
     const int width = delta_conv_width(&s), before = s.taps - 1;
     double *states = t->a[1].expect;
     for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
-    for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++)
+    for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
+        begin_state(&s, states, seq, GAP, delta_window_elements(&s));
         for (int i = 0; i < paged_rows(t->c->p, seq); i++, row++) {
             const double *from[DELTA_MOST_TAPS], *x = v[2] + row * x_stride(t);
             double *y = t->a[0].expect + (int64_t)row * width;
             double *window = states + slot_of[seq] * slot_elements(&s) + GAP;
             for (int c = 0; c < width; c++) y[c] = 0;
             if (slot_of[seq] < 0) continue;
-            for (int k = 0; k < before * width && first_of[seq] + i == 0; k++) window[k] = 0;
             for (int k = 0; k < before; k++) from[k] = window + k * width;
             from[before] = x;
             for (int c = 0; c < width; c++) y[c] = conv_row(&s, from, v[3], c);
             for (int k = 0; k < (before - 1) * width; k++) window[k] = window[k + width];
             for (int c = 0; c < width; c++) window[(before - 1) * width + c] = x[c];
         }
+    }
 }
 
 static const struct op_def op_paged_conv = {"short_conv", paged_conv_setup, paged_conv_launch,

@@ -71,6 +71,30 @@ void await_done(struct bench *b, struct take *take)
     take->request = NULL;
 }
 
+void on_command(void *context, enum status st, const char *message, uint64_t version)
+{
+    struct bench *b = context;
+    pthread_mutex_lock(&b->lock);
+    b->commanded = true;
+    b->command_status = st;
+    b->version = version;
+    snprintf(b->message, sizeof b->message, "%s", message);
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+void await_command(struct bench *b)
+{
+    const int64_t deadline = clock_deadline_ns(WAIT_MS);
+    pthread_mutex_lock(&b->lock);
+    while (!b->commanded && wait_changed(b, deadline)) {
+    }
+    bool commanded = b->commanded;
+    b->commanded = false;
+    pthread_mutex_unlock(&b->lock);
+    assert_true(commanded);
+}
+
 void await_tokens(struct bench *b, struct take *take, int sample, int n)
 {
     const int64_t deadline = clock_deadline_ns(WAIT_MS);
@@ -214,6 +238,33 @@ void assert_same_records(const struct take *a, int i, const struct take *b, int 
                             sizeof x->processed_logprob);
         assert_memory_equal(&x->retained_mass, &y->retained_mass, sizeof x->retained_mass);
     }
+}
+
+void assert_same_logprob(const struct token_record *token, float packed, int i)
+{
+    if (memcmp(&packed, &token->logprob, sizeof packed) != 0)
+        fail_msg("token %d: %.9g served, %.9g packed", i, (double)token->logprob, (double)packed);
+}
+
+void packed_logprobs(struct reference *r, const int32_t *prompt, int n_prompt,
+                     const struct take *take, int sample, float ret[MOST_TOKENS])
+{
+    const int n = take->sample[sample].n;
+    int32_t *ids = malloc((size_t)(n_prompt + n) * sizeof *ids);
+    assert_non_null(ids);
+    memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
+    for (int i = 0; i < n; i++) ids[n_prompt + i] = take->sample[sample].tokens[i].token;
+    reference_token_logprobs(r, ids, n_prompt + n, n_prompt, ret);
+    free(ids);
+}
+
+void assert_as_packed(struct reference *r, const int32_t *prompt, int n_prompt,
+                      const struct take *take, int sample)
+{
+    float packed[MOST_TOKENS];
+    packed_logprobs(r, prompt, n_prompt, take, sample, packed);
+    for (int i = 0; i < take->sample[sample].n; i++)
+        assert_same_logprob(&take->sample[sample].tokens[i], packed[i], i);
 }
 
 struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prompt, int max_tokens)

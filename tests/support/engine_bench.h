@@ -5,6 +5,7 @@
 #define TESTS_SUPPORT_ENGINE_BENCH_H
 
 #include "infer-server/engine/engine.h"
+#include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include <pthread.h>
 
@@ -56,10 +57,21 @@ struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prompt,
                        int max_tokens); // and awaits it
 void assert_same_tokens(const struct take *a, int i, const struct take *b, int k);
 void assert_same_records(const struct take *a, int i, const struct take *b, int k);
+// The log-probabilities of a sample's tokens, of temperature 1, as the packed pass over prompt and
+// completion at once, the trainer's, gives them; and that the server's are these, to the bit.
+void packed_logprobs(struct reference *r, const int32_t *prompt, int n_prompt,
+                     const struct take *take, int sample, float ret[MOST_TOKENS]);
+void assert_same_logprob(const struct token_record *token, float packed, int i); // its i-th
+void assert_as_packed(struct reference *r, const int32_t *prompt, int n_prompt,
+                      const struct take *take, int sample);
 
 // ---- waiting: at most WAIT_MS ------------------------------------------------------------------
 bool wait_changed(struct bench *b, int64_t deadline_ns); // under the lock; false: too late
 void await_done(struct bench *b, struct take *take);
+// A command's callback, which `b` is the context of, and that it was called: its status and message
+// are in b.
+void on_command(void *context, enum status st, const char *message, uint64_t version);
+void await_command(struct bench *b);
 void await_tokens(struct bench *b, struct take *take, int sample, int n);
 int tokens_of(struct bench *b, const struct take *take, int sample);
 void await_state(struct bench *b, enum engine_state state);

@@ -105,7 +105,7 @@ enum status greedy_decode(const struct model *like, const int32_t *prompt, int n
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;
         runner_clear(r);
         batch_use_adapter(r->batch, like->adapters ? 0 : -1);
-        batch_use_state(r->batch, 0);
+        batch_use_state(r->batch, 0, 0);
         CHECK(runner_feed(r, prefill ? prompt + at : &next, take, at, blocks, n_blocks));
         CHECK(runner_want(r, take - 1, &unused));
         CHECK(runner_step(r));

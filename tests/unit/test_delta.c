@@ -1,12 +1,9 @@
 /* test_delta.c: a model with linear attention (tests/golden/qwen35) served and trained: its states
- * give the bits of the packed pass whatever the batches, its folder comes back as it was, and what
- * does not go with states is refused. */
-#include "common/base/file.h"
+ * give the bits of the packed pass whatever the batches, and what does not go with states is
+ * refused. */
 #include "common/base/rng.h"
-#include "common/model/safetensors.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
-#include "tests/support/reference.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,30 +26,6 @@ static int random_ids(int32_t *ids, int n, uint64_t seed, int vocab)
 }
 
 // ---- serving ------------------------------------------------------------------------------------
-// The packed pass, over prompt and completion at once, gives every token the server's bits.
-static void compare_with_packed(struct reference *r, const int32_t *prompt, int n_prompt,
-                                const struct take *take, int sample)
-{
-    const int n = take->sample[sample].n, vocab = r->config->vocab_size;
-    float *logits = malloc((size_t)LONGEST * (size_t)vocab * sizeof *logits);
-    int32_t ids[LONGEST];
-    assert_non_null(logits);
-    assert_int_equal(n, NEW);
-    memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
-    for (int i = 0; i < n; i++) ids[n_prompt + i] = take->sample[sample].tokens[i].token;
-    reference_logits(r, ids, n_prompt + n, logits);
-    for (int i = 0; i < n; i++) {
-        float logprob, lse;
-        const struct head_args head = {logits + (int64_t)(n_prompt + i - 1) * vocab,
-                                       ids + n_prompt + i, 1, vocab, 1};
-        r->model->ops->logprob(r->dev, &logprob, &lse, NULL, &head);
-        if (logprob != take->sample[sample].tokens[i].logprob)
-            fail_msg("sample %d, token %d: %.9g served, %.9g packed", sample, i,
-                     (double)take->sample[sample].tokens[i].logprob, (double)logprob);
-    }
-    free(logits);
-}
-
 // Prompts in chunks of 7, alone and in groups, with room for all, and with so little that samples
 // are preempted and computed again.
 static void serve(int64_t kv_bytes, bool preempts)
@@ -82,8 +55,10 @@ static void serve(int64_t kv_bytes, bool preempts)
     bench_end(&b);
     reference_open(model, "cpu", &r);
     for (int i = 0; i < REQUESTS; i++) {
-        for (int k = 0; k < i % 3 + 1; k++)
-            compare_with_packed(&r, prompts[i], lengths[i], takes[i], k);
+        for (int k = 0; k < i % 3 + 1; k++) {
+            assert_int_equal(takes[i]->sample[k].n, NEW);
+            assert_as_packed(&r, prompts[i], lengths[i], takes[i], k);
+        }
         const struct sample_telemetry *t = &takes[i]->sample[0].telemetry;
         assert_true(t->kv_bytes_peak > kv_memory_state_bytes(r.config));
         free(takes[i]);
@@ -152,7 +127,7 @@ static void refused_at_start(const struct engine_options *options, enum status s
     assert_contains(status_message(), words);
 }
 
-static void drafts_and_shards_are_refused(void **state)
+static void shards_and_drafts_without_memory_are_refused(void **state)
 {
     (void)state;
     struct bench b;
@@ -161,13 +136,6 @@ static void drafts_and_shards_are_refused(void **state)
     struct request *r;
     const int32_t prompt[3] = {1, 2, 3};
     options.model_folder = model;
-    options.speculative.chosen = true;
-    options.speculative.k[SPECULATIVE_NGRAM] = 4;
-    refused_at_start(&options, ST_UNSUPPORTED, "--speculative: ");
-    options.speculative = (struct speculative_choice){0};
-    options.draft_folder = model;
-    refused_at_start(&options, ST_UNSUPPORTED, "--draft ");
-    options.draft_folder = NULL;
     options.who = (struct ranks){.size = 2, .local_size = 2};
     refused_at_start(&options, ST_INVALID, "leave --tensor-parallel-size at 1");
     options.who = (struct ranks){0};
@@ -176,36 +144,9 @@ static void drafts_and_shards_are_refused(void **state)
     s.speculative.k[SPECULATIVE_NGRAM] = 4;
     assert_ok(request_new(prompt, 3, &s, NULL, &r));
     assert_int_equal(engine_submit(b.engine, r), ST_UNSUPPORTED);
-    assert_contains(status_message(), "nothing is drafted for it; leave \"speculative\" out");
+    assert_contains(status_message(), "no memory for those of drafts; start it with --speculative");
     request_free(r);
     bench_end(&b);
-}
-
-// ---- the folder ---------------------------------------------------------------------------------
-static void folder_comes_back(void **state)
-{
-    (void)state;
-    const char *to = test_path(folder, "saved");
-    struct safetensors *a, *b;
-    struct reference r;
-    reference_open(model, "cpu", &r);
-    assert_ok(file_make_folders(to));
-    assert_ok(weights_save(r.weights, r.dev, to, DT_F32));
-    assert_ok(safetensors_open(model, &a));
-    assert_ok(safetensors_open(to, &b));
-    assert_int_equal(safetensors_count(a), safetensors_count(b));
-    for (int i = 0; i < safetensors_count(a); i++) {
-        const struct safetensors_entry *x = safetensors_at(a, i);
-        const struct safetensors_entry *y = safetensors_find(b, x->name);
-        assert_non_null(y);
-        assert_int_equal(x->n_dims, y->n_dims);
-        assert_memory_equal(x->shape, y->shape, (size_t)x->n_dims * sizeof *x->shape);
-        assert_int_equal(x->bytes, y->bytes);
-        assert_memory_equal(x->data, y->data, x->bytes);
-    }
-    safetensors_free(a);
-    safetensors_free(b);
-    reference_close(&r);
 }
 
 // ---- training -----------------------------------------------------------------------------------
@@ -269,9 +210,11 @@ static void scratch_is_planned(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(served_as_packed),       cmocka_unit_test(served_as_packed_when_preempted),
-        cmocka_unit_test(states_bound_the_batch), cmocka_unit_test(drafts_and_shards_are_refused),
-        cmocka_unit_test(folder_comes_back),      cmocka_unit_test(prefixes_are_shared_to_the_bit),
+        cmocka_unit_test(served_as_packed),
+        cmocka_unit_test(served_as_packed_when_preempted),
+        cmocka_unit_test(states_bound_the_batch),
+        cmocka_unit_test(shards_and_drafts_without_memory_are_refused),
+        cmocka_unit_test(prefixes_are_shared_to_the_bit),
         cmocka_unit_test(scratch_is_planned),
     };
     return cmocka_run_group_tests_name("delta", tests, set_up, NULL);

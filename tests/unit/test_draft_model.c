@@ -46,7 +46,7 @@ static struct draft_model *new_draft_model(int chunk, struct runner **ret_runner
     struct draft_model *d = NULL;
     assert_ok(runner_new(dev, weights, &own, ret_runner));
     assert_ok(draft_model_new(*ret_runner, &limits, &d));
-    assert_ok(draft_model_allocate_kv(d, SAMPLES * BLOCKS));
+    assert_ok(draft_model_allocate_kv(d, SAMPLES * BLOCKS, SAMPLES, SAMPLES * 2));
     return d;
 }
 

@@ -14,18 +14,6 @@
 
 // ---- commands ----------------------------------------------------------------------------------
 
-static void on_reload(void *context, enum status st, const char *message, uint64_t version)
-{
-    struct bench *b = context;
-    pthread_mutex_lock(&b->lock);
-    b->commanded = true;
-    b->command_status = st;
-    b->version = version;
-    snprintf(b->message, sizeof b->message, "%s", message);
-    pthread_cond_broadcast(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-}
-
 static void on_facts(void *context, const struct engine_bridge_facts *facts)
 {
     struct bench *b = context;
@@ -39,18 +27,6 @@ static void on_facts(void *context, const struct engine_bridge_facts *facts)
     }
     pthread_cond_broadcast(&b->changed);
     pthread_mutex_unlock(&b->lock);
-}
-
-static void await_command(struct bench *b)
-{
-    const int64_t deadline = clock_deadline_ns(WAIT_MS);
-    pthread_mutex_lock(&b->lock);
-    while (!b->commanded && wait_changed(b, deadline)) {
-    }
-    bool commanded = b->commanded;
-    b->commanded = false;
-    pthread_mutex_unlock(&b->lock);
-    assert_true(commanded);
 }
 
 // The greedy continuation under a folder's weights, from an engine of its own.
@@ -83,14 +59,14 @@ static void reloads(void **state)
     assert_int_equal(b.version, 2);
     const uint64_t sums[2] = {b.first_sums[0], b.first_sums[1]};
 
-    assert_ok(engine_reload(b.engine, test_path(folder, "nowhere"), NULL, on_reload, &b));
+    assert_ok(engine_reload(b.engine, test_path(folder, "nowhere"), NULL, on_command, &b));
     await_command(&b);
     assert_int_not_equal(b.command_status, ST_OK);
     assert_contains(b.message, "nowhere");
     struct take *still = greedy_of(&b, prompt, 20, 30);
     assert_same_tokens(a, 0, still, 0);
 
-    assert_ok(engine_reload(b.engine, model_b, NULL, on_reload, &b));
+    assert_ok(engine_reload(b.engine, model_b, NULL, on_command, &b));
     await_command(&b);
     assert_int_equal(b.command_status, ST_OK);
     assert_int_equal(b.version % 2, 0);
@@ -359,7 +335,7 @@ static void reloaded_weights_are_restored(void **state)
     bench_start(&b, &options);
     start_writer(&child, model_a, "1", false); // leaves model_a as its snapshot
     assert_int_equal(test_wait(&child, WAIT_MS), 0);
-    assert_ok(engine_reload(b.engine, model_b, NULL, on_reload, &b));
+    assert_ok(engine_reload(b.engine, model_b, NULL, on_command, &b));
     await_command(&b);
     assert_int_equal(b.command_status, ST_OK);
     start_writer(&child, model_a, "0", true);

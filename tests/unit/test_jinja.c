@@ -58,7 +58,7 @@ static void assert_error(const char *text, enum status code, const char *message
 static bool is_jinjas(const char *error)
 {
     return strncmp(error, "TemplateError: ", 15) == 0 ||
-           strncmp(error, "UndefinedError: ", 16) == 0;
+           strncmp(error, "UndefinedError: ", 16) == 0 || strstr(error, " object is unsafe.");
 }
 
 static bool is_case_equal(const json_t *line, const json_t *variables)

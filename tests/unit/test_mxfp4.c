@@ -193,6 +193,39 @@ static void biases_are_not_quantised(void **state)
     release(&m);
 }
 
+// The one scale that stands for no number would make 32 weights NaN.
+static void a_scale_without_a_number_is_refused(void **state)
+{
+    (void)state;
+    static struct safetensors_source sources[128];
+    const char *scales = "model.layers.1.mlp.experts.down_proj_scales", *folder = test_folder();
+    struct loaded m;
+    struct safetensors *set;
+    uint8_t *broken = NULL;
+    assert_ok(safetensors_open(golden_folder(), &set));
+    for (int i = 0; i < safetensors_count(set); i++) {
+        const struct safetensors_entry *e = safetensors_at(set, i);
+        sources[i] = (struct safetensors_source){.dt = e->dt, .n_dims = e->n_dims, .tag = e->data};
+        memcpy(sources[i].shape, e->shape, sizeof e->shape);
+        snprintf(sources[i].name, sizeof sources[i].name, "%s", e->name);
+        if (strcmp(e->name, scales) != 0) continue;
+        broken = malloc(e->bytes);
+        assert_non_null(broken);
+        memcpy(broken, e->data, e->bytes);
+        broken[e->bytes - 1] = 255;
+        sources[i].tag = broken;
+    }
+    assert_non_null(broken);
+    assert_ok(safetensors_write(test_path(folder, "model.safetensors"), sources,
+                                safetensors_count(set), NULL, copy_data, NULL));
+    plan(golden_folder(), DT_BF16, &m);
+    assert_status(weights_load(m.weights, m.dev, folder), ST_FORMAT);
+    assert_message("model.layers.1.mlp.experts.down_proj_scales has a scale of 255");
+    safetensors_free(set);
+    free(broken);
+    release(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -200,6 +233,7 @@ int main(void)
         cmocka_unit_test(saved_as_ordinary_weights),
         cmocka_unit_test(refusals),
         cmocka_unit_test(biases_are_not_quantised),
+        cmocka_unit_test(a_scale_without_a_number_is_refused),
     };
     return cmocka_run_group_tests_name("mxfp4", tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ static enum status decoder_prefill(struct decoder *d)
         for (int at = 0; at < context; at += max) {
             int n = context - at < max ? context - at : max;
             runner_clear(d->runner);
-            batch_use_state(d->runner->batch, s);
+            batch_use_state(d->runner->batch, s, s);
             CHECK(runner_feed(d->runner, prompt + at, n, at, d->blocks + s * d->blocks_each,
                               d->blocks_each));
             CHECK(runner_step(d->runner));
@@ -80,7 +80,7 @@ enum status decoder_step(void *decoder)
                                         .stream = (uint64_t)s,
                                         .position = (uint64_t)at,
                                         .draft = SAMPLER_NO_DRAFT};
-        batch_use_state(d->runner->batch, s);
+        batch_use_state(d->runner->batch, s, s);
         CHECK(runner_feed(d->runner, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each,
                           d->blocks_each));
         CHECK(runner_want(d->runner, s, &row));

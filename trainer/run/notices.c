@@ -27,6 +27,21 @@ void notice_model(const struct model_config *model, double balance_coef)
     if (model->mxfp4) log_info("the model's folder: %s", MXFP4_NOTE);
 }
 
+void notice_adapter(const struct adapter *a)
+{
+    const struct model_config *model = a->base->config;
+    const bool plain_mlp = adapter_changes(a, ROLE_GATE_UP) || adapter_changes(a, ROLE_DOWN) ||
+                           adapter_changes(a, ROLE_SHARED_GATE_UP) ||
+                           adapter_changes(a, ROLE_SHARED_DOWN);
+    bool experts = false;
+    for (int l = 0; l < model->n_layers; l++) experts |= model->layers[l].moe.n_experts > 0;
+    if (experts && plain_mlp)
+        log_warn("the adapter changes dense or shared MLPs of a model with experts: this server "
+                 "takes such a folder, but PEFT on transformers 5 reads gate_proj, up_proj and "
+                 "down_proj as the experts' and leaves these out; where PEFT is to open it, name "
+                 "attention's matrices alone as its targets, or merge it (cw-trainer merge)");
+}
+
 void notice_filtering(const struct train_config *c)
 {
     struct bytes options = BYTES_INIT;

@@ -4,7 +4,7 @@
 #define TRAINER_NOTICES_H
 
 #include "bridge/bridge_file.h"
-#include "common/model/config.h"
+#include "common/model/adapter.h"
 #include "trainer/run/config.h"
 
 // Options that were given, and are part of something that was not.
@@ -16,6 +16,8 @@ void notice_idle(const struct option_set *set, const struct idle_options *parts,
 // What a model is trained with or as: a mixture of experts, its load-balancing loss by that
 // coefficient (0: without); MXFP4.
 void notice_model(const struct model_config *model, double balance_coef);
+// An adapter whose folder another loader takes otherwise.
+void notice_adapter(const struct adapter *a);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.
 void notice_filtering(const struct train_config *config);
 // How a data set was read: its chat template, what of it was ignored, and left out for its length.

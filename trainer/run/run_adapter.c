@@ -6,6 +6,7 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/run/adapter_folder.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -99,6 +100,7 @@ enum status run_open_adapter(struct run *run)
              "--lora-name, or unload it (POST /v1/unload_lora_adapter)",
              run->config->lora.name);
     weights_bind(run->adapter->weights, bridge_base(run->bridge, role_text));
+    notice_adapter(run->adapter);
     run->source.adapter = run->config->lora.name;
 out:
     json_decref(json);

@@ -168,6 +168,7 @@ enum status policy_open(const struct policy_options *options, struct policy **re
     CHECK(bridge_become_writer(p->bridge));
     CHECK(open_sources(p));
     CHECK(policy_use_learner(p, policy_max_adapters(p) > 0));
+    if (p->largest) notice_adapter(p->largest);
     *ret = p;
     p = NULL;
 out:

@@ -1,0 +1,161 @@
+/* test_served_with.c: every model of tests/golden, served with a LoRA adapter, and writing together
+ * with a frozen model (itself, without the adapter): prompts in chunks, a pool too small for all,
+ * drafts. The log-probability of each token is that of its author's packed pass, to the bit. Models
+ * that carry states along a sequence write none together, and say so. The adapter is a folder that
+ * was saved and read again. */
+#include "common/base/file.h"
+#include "common/model/adapter_table.h"
+#include "infer-server/engine/adapters.h"
+#include "infer-server/engine/kv_memory.h"
+#include "tests/support/engine_bench.h"
+#include "tests/support/tiny_adapter.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { REQUESTS = 8, PROMPT = 21, NEW = 15, BLOCKS = 26, BLOCK_TOKENS = 4 };
+#define ADAPTER "{\"r\":2,\"lora_alpha\":0.2,\"target_modules\":\"all-linear\"}"
+
+static int64_t all_drafted; // of all folders
+
+// Request i: whether the adapter samples, and whether with the frozen model.
+static bool is_adapted(int i)
+{
+    return i % 2 == 0;
+}
+static bool is_tandem(int i)
+{
+    return i % 4 >= 2;
+}
+
+static void start(struct bench *b, const char *model, const char *adapter,
+                  const struct model_config *config)
+{
+    struct engine_options options = plain_options();
+    const struct adapter_order order = {.name = "a", .folder = adapter};
+    options.model_folder = options.frozen_folder = model;
+    options.max_adapters = 1;
+    options.max_lora_rank = 4;
+    options.block_size = BLOCK_TOKENS;
+    options.max_context = BLOCKS * BLOCK_TOKENS;
+    options.prefill_chunk = 5;
+    options.speculative_fixed = 1;
+    options.speculative = (struct speculative_choice){.chosen = true, .k[SPECULATIVE_NGRAM] = 3};
+    options.kv_bytes = 2 * (BLOCKS * kv_memory_block_bytes(config, DT_F32, BLOCK_TOKENS) +
+                            16 * kv_memory_state_bytes(config));
+    bench_start(b, &options);
+    assert_ok(engine_load_adapter(b->engine, &order, on_command, b));
+    await_command(b);
+    if (b->command_status != ST_OK) fail_msg("%s", b->message);
+}
+
+// NULL: refused, for its states.
+static struct take *submit_one(struct bench *b, const int32_t *prompt, int i, bool states)
+{
+    struct sampling s = random_sampling(NEW, (uint64_t)i);
+    struct request *r;
+    s.logprobs = 0;
+    if (is_adapted(i)) assert_true(engine_find_adapter(b->engine, "a", &s.adapter));
+    if (is_tandem(i))
+        s.tandem =
+            (struct tandem_choice){.on = true, .selector = TANDEM_CHUNK, .p = 0.5, .chunk = 3};
+    if (!states || !is_tandem(i)) return submit_ids(b, prompt, PROMPT, &s);
+    assert_ok(request_new(prompt, PROMPT, &s, NULL, &r));
+    assert_int_equal(engine_submit(b->engine, r), ST_UNSUPPORTED);
+    assert_contains(status_message(), "tandem: this model carries a state along each sequence");
+    assert_contains(status_message(), "leave \"tandem\" out");
+    request_free(r);
+    return NULL;
+}
+
+// Each token as its author has it: the model with the adapter or without. Returns the tokens of the
+// frozen model.
+static int check(struct reference *r, const int32_t *prompt, const struct take *take, int i)
+{
+    float plain[MOST_TOKENS], adapted[MOST_TOKENS];
+    int n_frozen = 0;
+    assert_int_equal(take->sample[0].n, NEW);
+    batch_use_adapter(r->batch, -1);
+    packed_logprobs(r, prompt, PROMPT, take, 0, plain);
+    batch_use_adapter(r->batch, 0);
+    packed_logprobs(r, prompt, PROMPT, take, 0, adapted);
+    assert_memory_not_equal(plain, adapted, NEW * sizeof *plain);
+    for (int t = 0; t < NEW; t++) {
+        const struct token_record *token = &take->sample[0].tokens[t];
+        assert_same_logprob(token, is_adapted(i) && !token->frozen ? adapted[t] : plain[t], t);
+        n_frozen += token->frozen;
+    }
+    return n_frozen;
+}
+
+static void use_adapter(struct reference *r, const char *saved, struct adapter **ret,
+                        struct adapter_table **ret_table)
+{
+    *ret = tiny_adapter_new(r->dev, r->weights, ADAPTER);
+    assert_ok(adapter_load(*ret, r->dev, saved));
+    assert_ok(adapter_table_new(r->dev, r->weights, 1, (*ret)->max_rank, ret_table));
+    assert_ok(adapter_table_set(*ret_table, 0, *ret));
+    model_use_adapters(r->model, *ret_table);
+}
+
+static void serve(const char *model, const char *saved)
+{
+    struct bench b;
+    struct reference r;
+    struct adapter *adapter;
+    struct adapter_table *table;
+    int32_t prompts[REQUESTS][PROMPT];
+    struct take *takes[REQUESTS];
+    int n_frozen = 0, n_tandem = 0;
+    assert_ok(tiny_adapter_write(saved, model, ADAPTER, 5));
+    reference_open(model, "cpu", &r);
+    const bool states = config_state_elements(r.config) > 0;
+    start(&b, model, saved, r.config);
+    for (int i = 0; i < REQUESTS; i++) {
+        for (int k = 0; k < PROMPT; k++)
+            prompts[i][k] = (k % 5 * 31 + 7 + i / 4 * 17) % r.config->vocab_size;
+        takes[i] = submit_one(&b, prompts[i], i, states);
+    }
+    for (int i = 0; i < REQUESTS; i++)
+        if (takes[i]) await_done(&b, takes[i]);
+    all_drafted += idle_stats(&b).drafts.num_draft_tokens;
+    bench_end(&b);
+    use_adapter(&r, saved, &adapter, &table);
+    for (int i = 0; i < REQUESTS; i++) {
+        if (!takes[i]) continue;
+        n_tandem += is_tandem(i) ? NEW : 0;
+        n_frozen += check(&r, prompts[i], takes[i], i);
+        free(takes[i]);
+    }
+    assert_true(states ? n_tandem == 0 : n_frozen > 0 && n_frozen < n_tandem);
+    adapter_table_free(table);
+    tiny_adapter_free(r.dev, adapter);
+    reference_close(&r);
+}
+
+static void every_model(void **state)
+{
+    const char *root = test_path(test_root(), "tests/golden");
+    struct dirent **list;
+    const int n = scandir(root, &list, NULL, alphasort);
+    int served = 0;
+    (void)state;
+    for (int i = 0; i < n; i++) {
+        const char *model = test_path(root, list[i]->d_name);
+        if (file_exists(test_path(model, "config.json"))) {
+            printf("%s\n", list[i]->d_name);
+            serve(model, test_path(folder, list[i]->d_name));
+            served++;
+        }
+        free(list[i]);
+    }
+    free(list);
+    assert_true(served > 10 && all_drafted > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_model)};
+    return cmocka_run_group_tests_name("served with", tests, engine_bench_set_up, NULL);
+}

@@ -1,0 +1,198 @@
+/* test_state_drafts.c: drafts for and by a model that carries a state along each sequence
+ * (tests/golden/qwen35): wherever drafts are rejected, preempted or end a sample, what is sampled
+ * has the bits of the packed pass, and a draft model drafts from the right state. */
+#include "infer-server/engine/kv_memory.h"
+#include "tests/support/engine_bench.h"
+#include <stdlib.h>
+
+enum { REQUESTS = 8, NEW = 56, LONGEST = 112, VOCAB_HERE = 200 };
+
+static const char *model, *stateless; // of one vocabulary
+
+static int set_up(void **state)
+{
+    model = test_path(test_root(), "tests/golden/qwen35");
+    stateless = test_path(test_root(), "tests/golden/olmo2");
+    return engine_bench_set_up(state);
+}
+
+// Prompts of several lengths that repeat themselves.
+static int fill_prompt(int32_t *prompt, int request)
+{
+    const int n = 5 + 13 * request % 37;
+    for (int i = 0; i < n; i++) prompt[i] = (i % 7 * 29 + 3 + request) % VOCAB_HERE;
+    return n;
+}
+
+static struct engine_options options_for(const char *policy, const char *draft)
+{
+    struct engine_options options = plain_options();
+    options.model_folder = policy;
+    options.draft_folder = draft;
+    options.prefill_chunk = 7;
+    options.block_size = 4;
+    options.max_context = LONGEST;
+    options.kv_bytes = 8 << 20;
+    options.speculative_fixed = 1;
+    options.speculative.chosen = true;
+    options.speculative.k[draft ? SPECULATIVE_DRAFT_MODEL : SPECULATIVE_SUFFIX] = 4;
+    return options;
+}
+
+// All requests twice, the second time with what the first wrote in memory; ret: of both times.
+static void serve_twice(struct bench *b, const char *policy, struct take *ret[2][REQUESTS])
+{
+    struct reference r;
+    int32_t prompts[REQUESTS][LONGEST];
+    int lengths[REQUESTS];
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < REQUESTS; i++) {
+            struct sampling s = i % 2 ? random_sampling(NEW, (uint64_t)i) : greedy(NEW);
+            s.logprobs = 0;
+            s.n = i % 3 + 1;
+            lengths[i] = fill_prompt(prompts[i], i);
+            ret[round][i] = submit_ids(b, prompts[i], lengths[i], &s);
+        }
+        for (int i = 0; i < REQUESTS; i++) await_done(b, ret[round][i]);
+    }
+    reference_open(policy, "cpu", &r);
+    for (int i = 0; i < REQUESTS; i++)
+        for (int k = 0; k < i % 3 + 1; k++)
+            for (int round = 0; round < 2; round++)
+                assert_as_packed(&r, prompts[i], lengths[i], ret[round][i], k);
+    reference_close(&r);
+}
+
+static void release(struct take *takes[2][REQUESTS])
+{
+    for (int i = 0; i < 2 * REQUESTS; i++) free(takes[i / REQUESTS][i % REQUESTS]);
+}
+
+// Drafts of earlier texts: most are accepted the second time, and some never.
+static void serve_drafted(int64_t kv_bytes, bool preempts)
+{
+    struct bench b;
+    struct engine_options options = options_for(model, NULL);
+    struct take *takes[2][REQUESTS];
+    options.kv_bytes = kv_bytes;
+    bench_start(&b, &options);
+    serve_twice(&b, model, takes);
+    const struct engine_stats stats = idle_stats(&b);
+    assert_true((stats.preemptions > 0) == preempts);
+    assert_true(stats.drafts.num_accepted_tokens > REQUESTS * NEW / 4);
+    assert_true(stats.drafts.num_draft_tokens > stats.drafts.num_accepted_tokens + NEW);
+    assert_int_equal(stats.kv_blocks_used, 0);
+    for (int i = 0; i < REQUESTS; i++)
+        for (int k = 0; k < i % 3 + 1; k++) assert_same_records(takes[0][i], k, takes[1][i], k);
+    release(takes);
+    bench_end(&b);
+}
+
+static void drafted_as_packed(void **state)
+{
+    (void)state;
+    serve_drafted(8 << 20, false);
+}
+
+static void drafted_as_packed_when_preempted(void **state)
+{
+    (void)state;
+    serve_drafted(160000, true);
+}
+
+// A model that drafts for itself, with the policy's noise, is never wrong.
+static void a_twin_is_always_accepted(void **state)
+{
+    struct bench b;
+    struct engine_options options = options_for(model, model);
+    struct take *takes[2][REQUESTS];
+    (void)state;
+    options.exact = true;
+    bench_start(&b, &options);
+    serve_twice(&b, model, takes);
+    const struct engine_stats stats = idle_stats(&b);
+    assert_true(stats.drafts.num_draft_tokens > REQUESTS * NEW);
+    assert_int_equal(stats.drafts.num_accepted_tokens, stats.drafts.num_draft_tokens);
+    release(takes);
+    bench_end(&b);
+}
+
+static int likeliest(const float *logits)
+{
+    int best = 0;
+    for (int i = 1; i < VOCAB_HERE; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+// Of a penalty the twin knows nothing: its drafts are rejected where that changes the likeliest
+// token, and nowhere else, so behind each rejection it goes on from the right state.
+static void a_twin_is_rejected_only_where_it_must_be(void **state)
+{
+    struct bench b;
+    struct reference r;
+    struct engine_options options = options_for(model, model);
+    int32_t ids[LONGEST];
+    float *logits = malloc(LONGEST * VOCAB_HERE * sizeof *logits);
+    (void)state;
+    assert_non_null(logits);
+    bench_start(&b, &options);
+    reference_open(model, "cpu", &r);
+    const int n_prompt = fill_prompt(ids, 3);
+    struct sampling s = greedy(NEW);
+    s.presence_penalty = 1;
+    struct take *take = submit_ids(&b, ids, n_prompt, &s);
+    await_done(&b, take);
+    const struct token_record *tokens = take->sample[0].tokens;
+    for (int i = 0; i < NEW; i++) ids[n_prompt + i] = tokens[i].token;
+    reference_logits(&r, ids, n_prompt + NEW, logits);
+    int n_rejected = 0, n_behind = 0; // drafts accepted behind the first rejection
+    for (int i = 0; i < NEW; i++) {
+        int n = 0;
+        while (i + n < NEW && tokens[i + n].accepted_at > 0) n++;
+        n_behind += n_rejected > 0 ? n : 0;
+        if (tokens[i].drafted > n && i + n < NEW) {
+            const int at = n_prompt + i + n;
+            assert_int_not_equal(likeliest(logits + (at - 1) * VOCAB_HERE), ids[at]);
+            n_rejected++;
+        }
+        i += n;
+    }
+    printf("%d rejected, %d accepted behind the first\n", n_rejected, n_behind);
+    assert_true(n_rejected > 0 && n_behind > 0);
+    free(take);
+    free(logits);
+    reference_close(&r);
+    bench_end(&b);
+}
+
+// Either of the two may have states and the other none.
+static void one_of_two_has_states(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct bench b;
+        struct engine_options options = options_for(i ? model : stateless, i ? stateless : model);
+        struct take *takes[2][REQUESTS];
+        options.exact = true;
+        bench_start(&b, &options);
+        serve_twice(&b, options.model_folder, takes);
+        const struct engine_stats stats = idle_stats(&b);
+        assert_true(stats.drafts.num_draft_tokens > 0);
+        assert_true((stats.cache_hits > 0) == (i == 0));
+        release(takes);
+        bench_end(&b);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(drafted_as_packed),
+        cmocka_unit_test(drafted_as_packed_when_preempted),
+        cmocka_unit_test(a_twin_is_always_accepted),
+        cmocka_unit_test(a_twin_is_rejected_only_where_it_must_be),
+        cmocka_unit_test(one_of_two_has_states),
+    };
+    return cmocka_run_group_tests_name("state drafts", tests, set_up, NULL);
+}
