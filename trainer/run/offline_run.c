@@ -32,7 +32,7 @@ static void put_sums(const struct offline *s, const struct offline_sums *sums, c
     if (s->task->put) s->task->put(s->config, sums, prefix, metrics);
 }
 
-// What the loss is a mean over, of the examples s->items.
+// Of examples: what their loss is a mean over.
 struct counts {
     int64_t targets, tokens;
 };
