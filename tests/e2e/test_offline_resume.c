@@ -139,11 +139,29 @@ static void ten_and_ten_are_twenty(void **state)
     json_decref(lines_again);
 }
 
+static void a_signal_ends_with_a_checkpoint(void **state)
+{
+    struct scene s;
+    struct test_child child = {0};
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, false, 20);
+    offline_start(&s, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
+    wait_for_steps(&s, "run", 3, &child);
+    test_kill(&child, SIGTERM);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 0);
+    assert_log(&s, "stopped at step ");
+    assert_int_equal(last_saved(&s, "run"), steps_done(&s, "run"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ten_and_ten_are_twenty),  cmocka_unit_test(all_weights),
-        cmocka_unit_test(an_adapter_with_dropout), cmocka_unit_test(pairs),
+        cmocka_unit_test(ten_and_ten_are_twenty),
+        cmocka_unit_test(a_signal_ends_with_a_checkpoint),
+        cmocka_unit_test(all_weights),
+        cmocka_unit_test(an_adapter_with_dropout),
+        cmocka_unit_test(pairs),
         cmocka_unit_test(an_adapter_of_pairs),
     };
     return cmocka_run_group_tests_name("offline resume", tests, NULL, NULL);
