@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ON 10 // steps from the last checkpoint of the killed run to the end
 
@@ -108,9 +109,56 @@ static void an_adapter_of_pairs(void **state)
     goes_on("dpo", OPTIONS("--lora-r", "4"), "adapter_model.safetensors");
 }
 
+// What a kill in the midst of steps 11 to 20 leaves, with a learning rate that falls to 0.
+static void ten_and_ten_are_twenty(void **state)
+{
+    struct scene s;
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, false, 20);
+    const char *whole = test_path(s.folder, "out"), *again = test_path(s.folder, "again"),
+               *checkpoints = test_path(s.folder, "run/checkpoints");
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--max-steps", "20", "--save-steps", "10", "--lr-scheduler-type",
+                              "linear", "--warmup-steps", "3", "--out", whole)),
+        0);
+    json_t *lines = lines_of(&s, "run");
+    assert_ok(file_remove_tree(test_path(checkpoints, "step-20")));
+    assert_int_equal(unlink(latest(&s, "run")), 0);
+    assert_int_equal(symlink("step-10", latest(&s, "run")), 0);
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--resume", "--lr-scheduler-type", "linear", "--out", again)),
+        0);
+    assert_said(&s, "resumed at step 10 from ");
+    test_same_file(whole, again, "model.safetensors");
+    json_t *lines_again = lines_of(&s, "run");
+    assert_true(json_equal(lines, lines_again));
+    json_decref(lines);
+    json_decref(lines_again);
+}
+
+static void a_signal_ends_with_a_checkpoint(void **state)
+{
+    struct scene s;
+    struct test_child child = {0};
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, false, 20);
+    offline_start(&s, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
+    wait_for_steps(&s, "run", 3, &child);
+    test_kill(&child, SIGTERM);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 0);
+    assert_log(&s, "stopped at step ");
+    assert_int_equal(last_saved(&s, "run"), steps_done(&s, "run"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ten_and_ten_are_twenty),
+        cmocka_unit_test(a_signal_ends_with_a_checkpoint),
         cmocka_unit_test(all_weights),
         cmocka_unit_test(an_adapter_with_dropout),
         cmocka_unit_test(pairs),

@@ -123,8 +123,7 @@ enum status offline_resume(struct offline *s, const char *folder);
 enum status offline_describe(const struct offline *s, bool resumed); // config.json and run.json
 enum status offline_write_out(struct offline *s);                    // --out
 
-// offline_run.c: all steps, with evaluations and checkpoints. A task's main.
-enum status offline_train(struct offline *s);
+// offline_run.c: a task's main.
 int offline_main(const struct offline_task *task, const char *usage, int argc, char **argv);
 
 // Rows that both commands have, of a struct offline_config.

@@ -32,7 +32,7 @@ static void put_sums(const struct offline *s, const struct offline_sums *sums, c
     if (s->task->put) s->task->put(s->config, sums, prefix, metrics);
 }
 
-// What the loss is a mean over, of the examples s->items.
+// Of examples: what their loss is a mean over.
 struct counts {
     int64_t targets, tokens;
 };
@@ -169,7 +169,7 @@ static enum status save_if_due(struct offline *s)
     return o->save_minutes > 0 && minutes >= o->save_minutes ? offline_save(s, true) : ST_OK;
 }
 
-enum status offline_train(struct offline *s)
+static enum status offline_train(struct offline *s)
 {
     const int64_t total = s->schedule.total_steps, first = s->step;
     struct recent recent = {.start_ns = clock_now_ns(), .first_step = first};
@@ -201,15 +201,20 @@ out:
 
 // ---- the program --------------------------------------------------------------------------------
 
+struct started {
+    struct offline_config config;
+    struct offline run;
+};
+
 static enum status check(void *context, struct option_set *set)
 {
-    struct offline *s = context;
-    return offline_check(s->task, set, (struct offline_config *)s->config);
+    struct started *p = context;
+    return offline_check(p->run.task, set, &p->config);
 }
 
 static enum status run(void *context)
 {
-    struct offline *s = context;
+    struct offline *s = &((struct started *)context)->run;
     enum status st;
     stop_catch_signals();
     CHECK(offline_open(s));
@@ -223,17 +228,16 @@ out:
 
 int offline_main(const struct offline_task *task, const char *usage, int argc, char **argv)
 {
-    struct offline_config config = {0};
-    struct offline s = {.task = task, .config = &config};
+    struct started p = {.run = {.task = task, .config = &p.config}};
     const struct program program = {
         .name = "cw-trainer",
         .command = task->command,
         .usage = usage,
         .options = task->options,
-        .config = &config,
+        .config = &p.config,
         .check = check,
         .run = run,
-        .context = &s,
+        .context = &p,
     };
     return program_main(&program, argc, argv);
 }
