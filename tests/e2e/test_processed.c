@@ -26,11 +26,14 @@ static void weights_are_retained_mass(void **state)
     // random weights spread over the vocabulary: three tokens have little of the mass
     assert_int_equal(train_alone(&s, "filtered", OPTIONS(FILTER)), 0);
     assert_said(&s, "weighed by its probabilities over those that sampled");
+    assert_false(said(&s, "long ones hardly count"));
     m = last_metrics(&s, "filtered");
     assert_true(metric(m, RATIO "max") < 0.5);
     assert_true(metric(m, RATIO "min") > 0);
     assert_true(metric(m, "sampler_mismatch/max") <= rounding);
     json_decref(m);
+    assert_int_equal(train_alone(&s, "sequences", OPTIONS("--top-k", "3", "--max-steps", "1")), 0);
+    assert_said(&s, "sequence_mask: these weights, at most 1 a token, are multiplied");
     assert_int_equal(train_alone(&s, "raw", OPTIONS(FILTER, "--no-processed-logprobs")), 0);
     assert_said(&s, "nothing corrects for it");
     m = last_metrics(&s, "raw");

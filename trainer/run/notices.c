@@ -48,11 +48,17 @@ void notice_filtering(const struct train_config *c)
     if (c->sampling.top_k > 0) bytes_printf(&options, ", --top-k %" PRId64, c->sampling.top_k);
     if (c->sampling.top_p < 1) bytes_printf(&options, ", --top-p %g", c->sampling.top_p);
     if (c->sampling.min_p > 0) bytes_printf(&options, ", --min-p %g", c->sampling.min_p);
-    if (options.len && c->importance_sampling_correction && c->processed_logprobs)
+    const bool corrected = c->importance_sampling_correction && c->processed_logprobs;
+    if (options.len && corrected)
         log_info("%s: samples come from the filtered distribution; the loss is of the whole one, "
                  "weighed by its probabilities over those that sampled (--processed-logprobs)",
                  bytes_text(&options) + 2);
-    else if (options.len)
+    if (options.len && corrected && c->importance_sampling_mode + 1 >= TIS_SEQUENCE_TRUNCATE)
+        log_warn("--importance-sampling-mode %s: these weights, at most 1 a token, are multiplied "
+                 "over a sample, so that long ones hardly count; token_truncate weighs each token "
+                 "by itself",
+                 tis_mode_names[c->importance_sampling_mode + 1]);
+    if (options.len && !corrected)
         log_warn("%s: samples come from the filtered distribution, but are trained on with the "
                  "log-probabilities of the whole one, before filtering: nothing corrects for it "
                  "without --importance-sampling-correction and --processed-logprobs",
