@@ -58,12 +58,13 @@ def figure(key):
     return f"page.charts.figures.find(f => f.keys.includes('{key}'))"
 
 
-def colored(page, key):
-    """Pixels of a chart that are of its first line's colour, more or less."""
+def colored(page, key, above="-Infinity"):
+    """Pixels of a chart, above a value, that are of its first line's colour, more or less."""
     return page.js(
         f"""() => {{
-        const f = {figure(key)}, c = f.canvas;
-        const data = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+        const f = {figure(key)}, c = f.canvas, scale = c.height / f.height;
+        const bottom = {above} > f.yRange[0] ? f.atY({above}) * scale : c.height;
+        const data = c.getContext("2d").getImageData(0, 0, c.width, Math.round(bottom)).data;
         let n = 0;
         for (let i = 0; i < data.length; i += 4)
             n += data[i + 3] > 200 && data[i + 2] > data[i] + 60;
@@ -96,6 +97,7 @@ def charts_of_a_long_run(page):
     assert colored(page, "reward") > 300
     # a single step's value is not lost among ten thousand
     assert page.js(f"() => {figure('reward')}.yRange[1]") >= 77
+    assert 20 < colored(page, "reward", 50) < 200
 
 
 def zooming(page):

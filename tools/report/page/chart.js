@@ -303,7 +303,7 @@ class LineChart extends Figure {
     makePoints(run, key) {
         const series = run.series.get(key), xs = run.x(view.x);
         if (!series || !xs) return null;
-        const {lines, values} = series.data;
+        const lines = series.lines.all, values = series.values.all;
         const x = Float64Array.from(lines, line => xs[line]);
         const raw = Float64Array.from(values, value => value * this.scale);
         return {x, raw, y: view.smooth > 0 ? smoothed(raw, view.smooth) : raw};

@@ -17,13 +17,14 @@ const SUMMARY = [
 ];
 
 function summaryOf(run, key, better) {
-    const {lines, values} = run.series.get(key).data, n = values.length;
+    const lines = run.series.get(key).lines.all, values = run.series.get(key).values.all;
+    const n = values.length;
     const tenth = values.subarray(n - Math.ceil(n / 10));
     let best = 0;
     for (let i = 1; i < n; i++) if (better * values[i] > better * values[best]) best = i;
     return {
         first: values[0], last: values[n - 1], mean: tenth.reduce((a, b) => a + b, 0) / tenth.length,
-        best: better ? values[best] : NaN, step: run.steps.values[lines[best]],
+        best: better ? values[best] : NaN, step: run.steps.all[lines[best]],
     };
 }
 
@@ -94,7 +95,7 @@ function reportsOf(run, several) {
 /* ---- the runs ---- */
 
 function runFacts(run) {
-    const steps = run.steps.values, time = run.x("time"), parts = [];
+    const steps = run.steps.all, time = run.x("time"), parts = [];
     if (run.lines) {
         parts.push(`steps ${numberText(steps[0])} to ${numberText(steps[run.lines - 1])}`);
         if (time) parts.push(durationText(time[run.lines - 1]));

@@ -218,7 +218,7 @@ class Rollouts {
     /* Lists the samples that the filters leave, sorted. */
     find() {
         const run = this.run, f = this.fields, s = {};
-        for (const key in run.samples) s[key] = run.samples[key].values;
+        for (const key in run.samples) s[key] = run.samples[key].all;
         const bound = (field, otherwise) => field.value === "" ? otherwise : Number(field.value);
         const from = bound(f.from, -Infinity), to = bound(f.to, Infinity);
         const least = bound(f.least, NaN), most = bound(f.most, NaN);
@@ -274,7 +274,7 @@ class Rollouts {
     }
 
     async show(run, i) {
-        const samples = run.samples, step = samples.step.values[i], row = samples.row.values[i];
+        const step = run.samples.step.all[i], row = run.samples.row.all[i];
         const what = `${run.number} ${run.generation} ${step}`;
         this.shown = i;
         this.shownRun = run;
@@ -292,12 +292,12 @@ class Rollouts {
     }
 
     draw(run, i, line) {
-        const {step, row, number} = run.samples, at = row.values[i];
-        let first = at; // of the group, which has the prompt
+        const step = run.samples.step.all, number = run.samples.number.all;
+        let first = run.samples.row.all[i]; // of the group, which has the prompt
         while (first > 0 && this.text.lines[first] && this.text.lines[first].sample > 0) first--;
         const neighbour = (text, by) => {
-            const k = i + by, there = step.values[k] === step.values[i] &&
-                number.values[k] === number.values[i] + by;
+            const k = i + by, there = step[k] === step[i] &&
+                number[k] === number[i] + by;
             const button = make("button", {type: "button", disabled: !there}, text);
             button.addEventListener("click", () => this.show(run, k));
             return button;
@@ -311,7 +311,7 @@ class Rollouts {
         const answer = typeof line.answer === "string"
             ? [make("p", {}, "answer: ", make("code", {}, visible(line.answer)))] : [];
         this.detail.replaceChildren(
-            make("h3", {}, `Step ${step.values[i]}, prompt #${line.line}, sample ${line.sample} `,
+            make("h3", {}, `Step ${step[i]}, prompt #${line.line}, sample ${line.sample} `,
                  make("span", {}, run.name)),
             make("div", {className: "pager"}, neighbour("◀", -1), "sample of the group", neighbour("▶", 1), same),
             ...promptElements(this.text.lines[first] || {}), ...answer, sampleFacts(line),
