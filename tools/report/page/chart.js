@@ -57,10 +57,7 @@ function schedule() {
         const end = performance.now() + FRAME_MS;
         for (const figure of waiting) {
             if (!figure.inSight) continue;
-            if (performance.now() > end) {
-                schedule();
-                break;
-            }
+            if (performance.now() > end) return schedule();
             waiting.delete(figure);
             figure.paint();
         }
