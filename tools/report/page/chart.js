@@ -437,15 +437,16 @@ class LineChart extends Figure {
             const {x: xs, y, raw} = curve.points;
             let i = lowerBound(xs, x);
             if (i > 0 && (i === xs.length || x - xs[i - 1] < xs[i] - x)) i--;
-            const errors = this.errors(curve), error = errors && errors.get(xs[i]);
-            const text = this.valueText(y[i]) + (error !== undefined && error !== null ? ` ± ${this.valueText(error)}` : "") +
-                         (view.smooth > 0 ? ` (${this.valueText(raw[i])})` : "") +
-                         (Math.abs(this.atX(xs[i]) - this.atX(x)) > 3 ? ` at ${xText(xs[i])}` : "");
-            return {color: curve.color, name: curve.name, text};
+            const error = this.errors(curve)?.get(xs[i]), parts = [this.valueText(y[i])];
+            if (error !== undefined) parts.push(`± ${this.valueText(error)}`);
+            if (view.smooth > 0) parts.push(`(${this.valueText(raw[i])})`);
+            if (Math.abs(this.atX(xs[i]) - this.atX(x)) > 3) parts.push(`at ${xText(xs[i])}`);
+            return {color: curve.color, name: curve.name, text: parts.join(" ")};
         });
     }
     putLegend() {
-        this.legend.replaceChildren(...(this.xRange ? this.curves() : []).map(({run, line, color, dash, name}) => {
+        const curves = this.xRange ? this.curves() : [];
+        this.legend.replaceChildren(...curves.map(({run, line, color, dash, name}) => {
             const swatch = make("i", {className: "swatch"});
             swatch.style.borderColor = color;
             swatch.style.borderTopStyle = BORDERS[dash];

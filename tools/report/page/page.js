@@ -2,7 +2,7 @@
  * of a served page, what is new every few seconds. */
 
 const REFRESH_MS = 2000;
-const frame = () => new Promise(done => setTimeout(done, 0));
+const breath = () => new Promise(done => setTimeout(done, 0)); // for the browser to draw
 
 /* ---- tables ---- */
 
@@ -76,7 +76,7 @@ function optionTables(runs) {
     if (known.length > 1 && differ.length)
         ret.push(make("p", {className: "dim"}, "those that differ"),
                  make("div", {className: "wide"}, table(differ)));
-    ret.push(make("details", {}, make("summary", {}, known.length > 1 ? "all options" : "All options of the run"),
+    ret.push(make("details", {}, make("summary", {}, "all options"),
                   make("div", {className: "wide"}, table(keys))));
     return ret;
 }
@@ -184,12 +184,11 @@ class Page {
         this.putX();
         byId("summary").replaceChildren(...runs.length && runs.some(run => run.lines)
             ? [make("div", {className: "wide"}, summaryTable(runs))] : []);
-        await frame();
-        if (this.inCharts !== runs.map(run => `${run.number} ${run.generation} ${run.lines}`).join()) {
-            this.inCharts = runs.map(run => `${run.number} ${run.generation} ${run.lines}`).join();
-            this.charts.update(this.runs);
-        }
-        await frame();
+        await breath();
+        const lines = runs.map(run => `${run.number} ${run.generation} ${run.lines}`).join();
+        if (this.inCharts !== lines) this.charts.update(this.runs);
+        this.inCharts = lines;
+        await breath();
         this.rollouts.update(runs);
         this.putOnce("reports", runs.map(run => `${run.name} ${run.generation} ${run.nReports}`), () =>
             runs.filter(run => run.reports.length).map(run => reportsOf(run, runs.length > 1)));

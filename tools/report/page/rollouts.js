@@ -15,7 +15,8 @@ function visible(text) {
 /* A colour for a share of -1 (blue) to 1 (orange); 0 is none. */
 function shade(share) {
     const strength = Math.min(1, Math.abs(share));
-    return strength < 0.02 ? "" : `color-mix(in srgb, var(${share > 0 ? "--s1" : "--s0"}) ${Math.round(65 * strength)}%, transparent)`;
+    const color = share > 0 ? "var(--s1)" : "var(--s0)", percent = Math.round(65 * strength);
+    return strength < 0.02 ? "" : `color-mix(in srgb, ${color} ${percent}%, transparent)`;
 }
 
 /* What a token may be coloured by: the value of token t, as text, and its colour's share. */
@@ -200,7 +201,7 @@ class Rollouts {
             make("div", {className: "browser"}, make("div", {}, this.table, this.pager), this.detail));
     }
     get run() {
-        return this.runs[Number(this.fields.run.value)] || this.runs[0];
+        return this.runs.find(run => String(run.number) === this.fields.run.value) || this.runs[0];
     }
 
     /* New data, or other runs. */
@@ -208,9 +209,9 @@ class Rollouts {
         this.runs = runs.filter(run => run.nSamples > 0);
         this.place.hidden = !this.runs.length;
         if (this.place.hidden) return;
-        const chosen = this.fields.run.value;
-        this.fields.run.replaceChildren(...this.runs.map((run, i) => make("option", {value: i}, run.name)));
-        if (chosen && this.runs[Number(chosen)]) this.fields.run.value = chosen;
+        const chosen = this.run.number; // stays, if it is still there
+        this.fields.run.replaceChildren(...this.runs.map(run =>
+            make("option", {value: run.number, selected: run.number === chosen}, run.name)));
         this.runLabel.hidden = this.runs.length < 2;
         this.find();
     }
@@ -263,7 +264,8 @@ class Rollouts {
             return row;
         }));
         const turn = (text, by) => {
-            const button = make("button", {type: "button", disabled: this.page + by < 0 || this.page + by >= pages}, text);
+            const none = this.page + by < 0 || this.page + by >= pages;
+            const button = make("button", {type: "button", disabled: none}, text);
             button.addEventListener("click", () => { this.page += by; this.list(); });
             return button;
         };
@@ -313,7 +315,8 @@ class Rollouts {
         this.detail.replaceChildren(
             make("h3", {}, `Step ${step[i]}, prompt #${line.line}, sample ${line.sample} `,
                  make("span", {}, run.name)),
-            make("div", {className: "pager"}, neighbour("◀", -1), "sample of the group", neighbour("▶", 1), same),
+            make("div", {className: "pager"}, neighbour("◀", -1), "sample of the group",
+                 neighbour("▶", 1), same),
             ...promptElements(this.text.lines[first] || {}), ...answer, sampleFacts(line),
             this.measures(run, i, line), completionElement(line, this.usedMeasure(line)),
             make("p", {className: "dim"}, absent(line)));
@@ -338,8 +341,8 @@ class Rollouts {
         const used = this.usedMeasure(line), scale = make("span", {className: "scale", hidden: !used});
         if (used) {
             const bar = make("i");
-            const low = used === MEASURES.weight ? shade(-1) : "transparent";
-            bar.style.background = `linear-gradient(to right, ${low}, transparent ${used === MEASURES.weight ? 50 : 0}%, ${shade(1)})`;
+            const below = used === MEASURES.weight ? `${shade(-1)}, transparent` : "transparent";
+            bar.style.background = `linear-gradient(to right, ${below}, ${shade(1)})`;
             scale.append(used.from, bar, used.to);
         }
         return make("div", {className: "pager"}, select, scale, ...drafts, ...foreign);
