@@ -10,16 +10,19 @@ import sys
 
 from playwright.sync_api import Error, sync_playwright
 
-TIMEOUT_MS = 60000
+TIMEOUT_MS = 120000
 
 
 def launch(playwright):
+    arguments = ["--disable-gpu"]
     try:
-        return playwright.chromium.launch()
+        return playwright.chromium.launch(args=arguments)
     except Error:
         for name in ("chromium", "chromium-browser", "google-chrome"):
             if shutil.which(name):
-                return playwright.chromium.launch(executable_path=shutil.which(name))
+                return playwright.chromium.launch(
+                    args=arguments, executable_path=shutil.which(name)
+                )
     print("Playwright has no Chromium, and neither has this machine")
     sys.exit(77)
 
@@ -42,7 +45,11 @@ class Page:
         return self.page.evaluate(expression, *arguments)
 
     def wait(self, condition):
-        self.page.wait_for_function(f"() => {condition}")
+        try:
+            self.page.wait_for_function(f"() => {condition}", polling=50)
+        except Error:
+            print(f"faults of the page: {self.faults}")
+            raise
 
     def settle(self):
         """Until what is in sight is drawn."""
@@ -58,12 +65,13 @@ def figure(key):
     return f"page.charts.figures.find(f => f.keys.includes('{key}'))"
 
 
-def colored(page, key):
-    """Pixels of a chart that are of its first line's colour, more or less."""
+def colored(page, key, above="-Infinity"):
+    """Pixels of a chart, above a value, that are of its first line's colour, more or less."""
     return page.js(
         f"""() => {{
-        const f = {figure(key)}, c = f.canvas;
-        const data = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+        const f = {figure(key)}, c = f.canvas, scale = c.height / f.height;
+        const bottom = {above} > f.yRange[0] ? f.atY({above}) * scale : c.height;
+        const data = c.getContext("2d").getImageData(0, 0, c.width, Math.round(bottom)).data;
         let n = 0;
         for (let i = 0; i < data.length; i += 4)
             n += data[i + 3] > 200 && data[i + 2] > data[i] + 60;
@@ -96,6 +104,7 @@ def charts_of_a_long_run(page):
     assert colored(page, "reward") > 300
     # a single step's value is not lost among ten thousand
     assert page.js(f"() => {figure('reward')}.yRange[1]") >= 77
+    assert 20 < colored(page, "reward", 50) < 200
 
 
 def zooming(page):
@@ -273,6 +282,16 @@ def new_steps_appear(page, folder):
     assert "live" in page.page.locator("#status").inner_text()
 
 
+def a_resumed_run_is_read_anew(page, folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    fewer = folder / "metrics.tmp"
+    fewer.write_text("".join(lines[:100]))
+    fewer.rename(folder / "metrics.jsonl")
+    page.wait("page.runs[0].lines === 100 && page.runs[0].nSamples === 500")
+    page.wait(f"{figure('reward')}.points(page.runs[0], 'reward').x.length === 100")
+    page.wait("document.querySelector('#rollouts > p').textContent === '500 of 500 samples'")
+
+
 def main():
     page_file, url, folder = sys.argv[1:]
     with sync_playwright() as playwright:
@@ -293,6 +312,7 @@ def main():
         runs_beside_each_other(page)
         a_sample(page, 24)
         new_steps_appear(page, pathlib.Path(folder))
+        a_resumed_run_is_read_anew(page, pathlib.Path(folder))
         page.end()
         browser.close()
 

@@ -2,12 +2,14 @@
  * each sampled token its log-probabilities and its place in the text (--log-logprobs). */
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 #include "trainer/learn/spans.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define STEPS 3
 
@@ -122,6 +124,38 @@ static void tokens_have_their_numbers(void **state)
     json_decref(line);
 }
 
+// Two ranks compute a group each, and rank 0 writes down both's.
+static void ranks_bring_their_tokens_together(void **state)
+{
+    (void)state;
+    const char *argv[MPIRUN_WORDS + TRAINER_WORDS], *run = test_path(scene.folder, "ranks");
+    struct daemon other = {0};
+    const int n = mpirun_put(2, argv);
+    daemon_start(&other, scene.model, OPTIONS("--dtype", daemon_exact_dtype()));
+    assert_int_equal(symlink(scene.daemon.bridge, test_path(scene.folder, "rank-0.json")), 0);
+    assert_int_equal(symlink(other.bridge, test_path(scene.folder, "rank-1.json")), 0);
+    trainer_command(&scene, run,
+                    OPTIONS("--bridge", test_path(scene.folder, "rank-{rank}.json"), "--max-steps",
+                            "1", "--prompts-per-step", "3", "--log-completions", "--log-logprobs"),
+                    argv + n);
+    assert_int_equal(test_command(test_path(scene.folder, "trainer.log"), LIMIT_MS, argv), 0);
+    daemon_kill(&other);
+    char *text = test_read(test_path(run, "rollouts/step-1.jsonl"));
+    int lines = 0;
+    for (char *at = text, *end; (end = strchr(at, '\n')); at = end + 1, lines++) {
+        json_t *line;
+        assert_ok(json_parse("step-1.jsonl", at, (size_t)(end - at), &line));
+        const size_t tokens = json_array_size(json_object_get(line, "logprobs"));
+        assert_true(tokens > 0);
+        assert_int_equal(json_array_size(json_object_get(line, "trainer_logprobs")), tokens);
+        for (size_t t = 0; t < tokens; t++)
+            assert_true(entry(line, "logprobs", t) == entry(line, "trainer_logprobs", t));
+        json_decref(line);
+    }
+    assert_true(lines >= 6);
+    free(text);
+}
+
 static void tokens_are_plain_unless_asked_for(void **state)
 {
     (void)state;
@@ -145,6 +179,7 @@ int main(void)
         cmocka_unit_test(spans_are_the_time_of_a_step),
         cmocka_unit_test(a_run_ahead_waits),
         cmocka_unit_test(tokens_have_their_numbers),
+        cmocka_unit_test(ranks_bring_their_tokens_together),
         cmocka_unit_test(tokens_are_plain_unless_asked_for),
     };
     return cmocka_run_group_tests_name("step record", tests, open_scene, close_scene);

@@ -89,7 +89,8 @@ out:
     return st;
 }
 
-enum status run_folder_rollouts(const struct run_folder *run, int64_t step, char ret_path[])
+enum status run_folder_rollouts(const struct run_folder *run, int64_t step,
+                                char ret_path[PATH_ROOM])
 {
     return path_put(ret_path, run->path, "rollouts/step-%" PRId64 ".jsonl", step);
 }

@@ -3,6 +3,7 @@
 #ifndef TOOLS_REPORT_RUN_FOLDER_H
 #define TOOLS_REPORT_RUN_FOLDER_H
 
+#include "common/base/file.h"
 #include "tools/report/samples.h"
 #include "tools/report/series.h"
 
@@ -30,7 +31,8 @@ enum status run_folder_open(const char *path, struct run_folder *ret);
 enum status run_folder_refresh(struct run_folder *run, int ms);
 bool run_folder_is_behind(const struct run_folder *run); // samples are left to be read
 // The file of a step's samples.
-enum status run_folder_rollouts(const struct run_folder *run, int64_t step, char ret_path[]);
+enum status run_folder_rollouts(const struct run_folder *run, int64_t step,
+                                char ret_path[PATH_ROOM]);
 void run_folder_release(struct run_folder *run);
 
 #endif

@@ -339,6 +339,12 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
         (ok) = json_object_set_new((to), (key), list_) == 0 && (ok);                               \
     } while (0)
 
+// null where it is not finite, which JSON cannot say: of a policy that diverges.
+static json_t *real(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
 // What is known of each token. logprobs: the trainer's; NULL: none are wanted.
 static bool put_tokens(json_t *line, const struct completion *s, const double *logprobs)
 {
@@ -347,8 +353,8 @@ static bool put_tokens(json_t *line, const struct completion *s, const double *l
     if (s->text_offset) PUT_LIST(ok, line, "text_offset", t, s->n, json_integer(s->text_offset[t]));
     if (s->by_policy) PUT_LIST(ok, line, "model_mask", t, s->n, json_integer(s->by_policy[t]));
     if (!logprobs) return ok;
-    if (s->logprobs) PUT_LIST(ok, line, "logprobs", t, s->n, json_real(s->logprobs[t]));
-    PUT_LIST(ok, line, "trainer_logprobs", t, s->n, json_real(logprobs[t]));
+    if (s->logprobs) PUT_LIST(ok, line, "logprobs", t, s->n, real(s->logprobs[t]));
+    PUT_LIST(ok, line, "trainer_logprobs", t, s->n, real(logprobs[t]));
     return ok;
 }
 
@@ -360,12 +366,11 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
     const struct completion *sample = &r->completions[i];
     const struct example *e = r->examples[i / r->n_per_group];
     int number = i % r->n_per_group;
-    json_t *line =
-        json_pack("{s:i, s:i, s:s*, s:s, s:o, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line,
-                  "sample", number, "answer", e->answer, "completion", sample->text, "reward",
-                  isnan(s->rewards[i]) ? json_null() : json_real(s->rewards[i]), "advantage",
-                  (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
-                  "truncated", sample->truncated, "telemetry", sample->telemetry);
+    json_t *line = json_pack(
+        "{s:i, s:i, s:s*, s:s, s:o, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line, "sample", number,
+        "answer", e->answer, "completion", sample->text, "reward", real(s->rewards[i]), "advantage",
+        (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
+        "truncated", sample->truncated, "telemetry", sample->telemetry);
     bool ok = line != NULL;
     if (ok && number == 0 && e->prompt_json)
         ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;

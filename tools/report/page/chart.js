@@ -57,10 +57,7 @@ function schedule() {
         const end = performance.now() + FRAME_MS;
         for (const figure of waiting) {
             if (!figure.inSight) continue;
-            if (performance.now() > end) {
-                schedule();
-                break;
-            }
+            if (performance.now() > end) return schedule();
             waiting.delete(figure);
             figure.paint();
         }
@@ -303,7 +300,7 @@ class LineChart extends Figure {
     makePoints(run, key) {
         const series = run.series.get(key), xs = run.x(view.x);
         if (!series || !xs) return null;
-        const {lines, values} = series.data;
+        const lines = series.lines.all, values = series.values.all;
         const x = Float64Array.from(lines, line => xs[line]);
         const raw = Float64Array.from(values, value => value * this.scale);
         return {x, raw, y: view.smooth > 0 ? smoothed(raw, view.smooth) : raw};
@@ -440,15 +437,16 @@ class LineChart extends Figure {
             const {x: xs, y, raw} = curve.points;
             let i = lowerBound(xs, x);
             if (i > 0 && (i === xs.length || x - xs[i - 1] < xs[i] - x)) i--;
-            const errors = this.errors(curve), error = errors && errors.get(xs[i]);
-            const text = this.valueText(y[i]) + (error !== undefined && error !== null ? ` ± ${this.valueText(error)}` : "") +
-                         (view.smooth > 0 ? ` (${this.valueText(raw[i])})` : "") +
-                         (Math.abs(this.atX(xs[i]) - this.atX(x)) > 3 ? ` at ${xText(xs[i])}` : "");
-            return {color: curve.color, name: curve.name, text};
+            const error = this.errors(curve)?.get(xs[i]), parts = [this.valueText(y[i])];
+            if (error !== undefined) parts.push(`± ${this.valueText(error)}`);
+            if (view.smooth > 0) parts.push(`(${this.valueText(raw[i])})`);
+            if (Math.abs(this.atX(xs[i]) - this.atX(x)) > 3) parts.push(`at ${xText(xs[i])}`);
+            return {color: curve.color, name: curve.name, text: parts.join(" ")};
         });
     }
     putLegend() {
-        this.legend.replaceChildren(...(this.xRange ? this.curves() : []).map(({run, line, color, dash, name}) => {
+        const curves = this.xRange ? this.curves() : [];
+        this.legend.replaceChildren(...curves.map(({run, line, color, dash, name}) => {
             const swatch = make("i", {className: "swatch"});
             swatch.style.borderColor = color;
             swatch.style.borderTopStyle = BORDERS[dash];

@@ -2,7 +2,7 @@
  * of a served page, what is new every few seconds. */
 
 const REFRESH_MS = 2000;
-const frame = () => new Promise(done => setTimeout(done, 0));
+const breath = () => new Promise(done => setTimeout(done, 0)); // for the browser to draw
 
 /* ---- tables ---- */
 
@@ -17,13 +17,14 @@ const SUMMARY = [
 ];
 
 function summaryOf(run, key, better) {
-    const {lines, values} = run.series.get(key).data, n = values.length;
+    const lines = run.series.get(key).lines.all, values = run.series.get(key).values.all;
+    const n = values.length;
     const tenth = values.subarray(n - Math.ceil(n / 10));
     let best = 0;
     for (let i = 1; i < n; i++) if (better * values[i] > better * values[best]) best = i;
     return {
         first: values[0], last: values[n - 1], mean: tenth.reduce((a, b) => a + b, 0) / tenth.length,
-        best: better ? values[best] : NaN, step: run.steps.values[lines[best]],
+        best: better ? values[best] : NaN, step: run.steps.all[lines[best]],
     };
 }
 
@@ -75,7 +76,7 @@ function optionTables(runs) {
     if (known.length > 1 && differ.length)
         ret.push(make("p", {className: "dim"}, "those that differ"),
                  make("div", {className: "wide"}, table(differ)));
-    ret.push(make("details", {}, make("summary", {}, known.length > 1 ? "all options" : "All options of the run"),
+    ret.push(make("details", {}, make("summary", {}, "all options"),
                   make("div", {className: "wide"}, table(keys))));
     return ret;
 }
@@ -94,7 +95,7 @@ function reportsOf(run, several) {
 /* ---- the runs ---- */
 
 function runFacts(run) {
-    const steps = run.steps.values, time = run.x("time"), parts = [];
+    const steps = run.steps.all, time = run.x("time"), parts = [];
     if (run.lines) {
         parts.push(`steps ${numberText(steps[0])} to ${numberText(steps[run.lines - 1])}`);
         if (time) parts.push(durationText(time[run.lines - 1]));
@@ -183,12 +184,11 @@ class Page {
         this.putX();
         byId("summary").replaceChildren(...runs.length && runs.some(run => run.lines)
             ? [make("div", {className: "wide"}, summaryTable(runs))] : []);
-        await frame();
-        if (this.inCharts !== runs.map(run => `${run.number} ${run.generation} ${run.lines}`).join()) {
-            this.inCharts = runs.map(run => `${run.number} ${run.generation} ${run.lines}`).join();
-            this.charts.update(this.runs);
-        }
-        await frame();
+        await breath();
+        const lines = runs.map(run => `${run.number} ${run.generation} ${run.lines}`).join();
+        if (this.inCharts !== lines) this.charts.update(this.runs);
+        this.inCharts = lines;
+        await breath();
         this.rollouts.update(runs);
         this.putOnce("reports", runs.map(run => `${run.name} ${run.generation} ${run.nReports}`), () =>
             runs.filter(run => run.reports.length).map(run => reportsOf(run, runs.length > 1)));

@@ -15,7 +15,8 @@ function visible(text) {
 /* A colour for a share of -1 (blue) to 1 (orange); 0 is none. */
 function shade(share) {
     const strength = Math.min(1, Math.abs(share));
-    return strength < 0.02 ? "" : `color-mix(in srgb, var(${share > 0 ? "--s1" : "--s0"}) ${Math.round(65 * strength)}%, transparent)`;
+    const color = share > 0 ? "var(--s1)" : "var(--s0)", percent = Math.round(65 * strength);
+    return strength < 0.02 ? "" : `color-mix(in srgb, ${color} ${percent}%, transparent)`;
 }
 
 /* What a token may be coloured by: the value of token t, as text, and its colour's share. */
@@ -33,7 +34,7 @@ const MEASURES = {
     weight: {
         title: "importance weight (trainer's over server's)", from: "½", to: "2",
         there: line => line.logprobs && line.trainer_logprobs,
-        value: (line, t) => Math.exp(line.trainer_logprobs[t] - line.logprobs[t]),
+        value: (line, t) => Math.exp((line.trainer_logprobs[t] ?? NaN) - line.logprobs[t]),
         share: x => Math.max(-1, Math.min(1, Math.log2(x))),
     },
 };
@@ -200,7 +201,7 @@ class Rollouts {
             make("div", {className: "browser"}, make("div", {}, this.table, this.pager), this.detail));
     }
     get run() {
-        return this.runs[Number(this.fields.run.value)] || this.runs[0];
+        return this.runs.find(run => String(run.number) === this.fields.run.value) || this.runs[0];
     }
 
     /* New data, or other runs. */
@@ -208,9 +209,9 @@ class Rollouts {
         this.runs = runs.filter(run => run.nSamples > 0);
         this.place.hidden = !this.runs.length;
         if (this.place.hidden) return;
-        const chosen = this.fields.run.value;
-        this.fields.run.replaceChildren(...this.runs.map((run, i) => make("option", {value: i}, run.name)));
-        if (chosen && this.runs[Number(chosen)]) this.fields.run.value = chosen;
+        const chosen = this.run.number; // stays, if it is still there
+        this.fields.run.replaceChildren(...this.runs.map(run =>
+            make("option", {value: run.number, selected: run.number === chosen}, run.name)));
         this.runLabel.hidden = this.runs.length < 2;
         this.find();
     }
@@ -218,7 +219,7 @@ class Rollouts {
     /* Lists the samples that the filters leave, sorted. */
     find() {
         const run = this.run, f = this.fields, s = {};
-        for (const key in run.samples) s[key] = run.samples[key].values;
+        for (const key in run.samples) s[key] = run.samples[key].all;
         const bound = (field, otherwise) => field.value === "" ? otherwise : Number(field.value);
         const from = bound(f.from, -Infinity), to = bound(f.to, Infinity);
         const least = bound(f.least, NaN), most = bound(f.most, NaN);
@@ -263,7 +264,8 @@ class Rollouts {
             return row;
         }));
         const turn = (text, by) => {
-            const button = make("button", {type: "button", disabled: this.page + by < 0 || this.page + by >= pages}, text);
+            const none = this.page + by < 0 || this.page + by >= pages;
+            const button = make("button", {type: "button", disabled: none}, text);
             button.addEventListener("click", () => { this.page += by; this.list(); });
             return button;
         };
@@ -274,7 +276,7 @@ class Rollouts {
     }
 
     async show(run, i) {
-        const samples = run.samples, step = samples.step.values[i], row = samples.row.values[i];
+        const step = run.samples.step.all[i], row = run.samples.row.all[i];
         const what = `${run.number} ${run.generation} ${step}`;
         this.shown = i;
         this.shownRun = run;
@@ -292,12 +294,12 @@ class Rollouts {
     }
 
     draw(run, i, line) {
-        const {step, row, number} = run.samples, at = row.values[i];
-        let first = at; // of the group, which has the prompt
+        const step = run.samples.step.all, number = run.samples.number.all;
+        let first = run.samples.row.all[i]; // of the group, which has the prompt
         while (first > 0 && this.text.lines[first] && this.text.lines[first].sample > 0) first--;
         const neighbour = (text, by) => {
-            const k = i + by, there = step.values[k] === step.values[i] &&
-                number.values[k] === number.values[i] + by;
+            const k = i + by, there = step[k] === step[i] &&
+                number[k] === number[i] + by;
             const button = make("button", {type: "button", disabled: !there}, text);
             button.addEventListener("click", () => this.show(run, k));
             return button;
@@ -311,9 +313,10 @@ class Rollouts {
         const answer = typeof line.answer === "string"
             ? [make("p", {}, "answer: ", make("code", {}, visible(line.answer)))] : [];
         this.detail.replaceChildren(
-            make("h3", {}, `Step ${step.values[i]}, prompt #${line.line}, sample ${line.sample} `,
+            make("h3", {}, `Step ${step[i]}, prompt #${line.line}, sample ${line.sample} `,
                  make("span", {}, run.name)),
-            make("div", {className: "pager"}, neighbour("◀", -1), "sample of the group", neighbour("▶", 1), same),
+            make("div", {className: "pager"}, neighbour("◀", -1), "sample of the group",
+                 neighbour("▶", 1), same),
             ...promptElements(this.text.lines[first] || {}), ...answer, sampleFacts(line),
             this.measures(run, i, line), completionElement(line, this.usedMeasure(line)),
             make("p", {className: "dim"}, absent(line)));
@@ -338,8 +341,8 @@ class Rollouts {
         const used = this.usedMeasure(line), scale = make("span", {className: "scale", hidden: !used});
         if (used) {
             const bar = make("i");
-            const low = used === MEASURES.weight ? shade(-1) : "transparent";
-            bar.style.background = `linear-gradient(to right, ${low}, transparent ${used === MEASURES.weight ? 50 : 0}%, ${shade(1)})`;
+            const below = used === MEASURES.weight ? `${shade(-1)}, transparent` : "transparent";
+            bar.style.background = `linear-gradient(to right, ${below}, ${shade(1)})`;
             scale.append(used.from, bar, used.to);
         }
         return make("div", {className: "pager"}, select, scale, ...drafts, ...foreign);

@@ -8,20 +8,22 @@ function bytesOf(base64) {
     return bytes;
 }
 
-/* An array of numbers that grows at its end. What is added may be base64, decoded when first asked
- * for: a page of a long run holds a million numbers, of which few are looked at. */
+const bytesIn = base64 => base64.length / 4 * 3 - (base64.match(/=*$/)[0].length);
+
+/* An array of numbers that grows at its end. What is added, base64 or what gives an array, is looked
+ * into when first asked for: a page of a long run holds a million numbers, of which few are. */
 class Column {
     constructor(Type) {
         this.Type = Type;
         this.array = new Type(0);
         this.pending = [];
     }
-    add(base64) {
-        if (base64) this.pending.push(base64);
+    add(part) {
+        this.pending.push(part);
     }
-    get values() {
-        for (const base64 of this.pending.splice(0)) {
-            const more = new this.Type(bytesOf(base64).buffer);
+    get all() {
+        for (const part of this.pending.splice(0)) {
+            const more = typeof part === "string" ? new this.Type(bytesOf(part).buffer) : part();
             const joined = new this.Type(this.array.length + more.length);
             joined.set(this.array);
             joined.set(more, this.array.length);
@@ -31,35 +33,16 @@ class Column {
     }
 }
 
-/* One key's numbers: values[i] is of line `lines[i]`. */
+/* One key's numbers: values.all[i] is of line lines.all[i]. */
 class Series {
     constructor() {
-        this.parts = [];
-        this.done = {lines: new Int32Array(0), values: new Float32Array(0)};
+        this.lines = new Column(Int32Array);
+        this.values = new Column(Float32Array);
     }
-    add(part) {
-        this.parts.push(part);
-    }
-    get data() {
-        if (!this.parts.length) return this.done;
-        const decoded = this.parts.splice(0).map(part => {
-            const values = new Float32Array(bytesOf(part.values).buffer);
-            const lines = part.at ? new Int32Array(bytesOf(part.at).buffer)
-                                  : Int32Array.from(values, (_, i) => part.first + i);
-            return {lines, values};
-        });
-        const join = (Type, key) => {
-            const all = [this.done, ...decoded], n = all.reduce((sum, a) => sum + a[key].length, 0);
-            const joined = new Type(n);
-            let at = 0;
-            for (const a of all) {
-                joined.set(a[key], at);
-                at += a[key].length;
-            }
-            return joined;
-        };
-        this.done = {lines: join(Int32Array, "lines"), values: join(Float32Array, "values")};
-        return this.done;
+    add({values, at, first}) {
+        this.values.add(values);
+        const n = bytesIn(values) / Float32Array.BYTES_PER_ELEMENT;
+        this.lines.add(at ?? (() => Int32Array.from({length: n}, (_, i) => first + i)));
     }
 }
 
@@ -88,7 +71,7 @@ class Run {
         this.nPrompts = 0;
     }
     get nSamples() {
-        return this.samples.step.values.length;
+        return this.samples.step.all.length;
     }
     /* What differs when there is more, or other, data. */
     get state() {
@@ -128,12 +111,12 @@ class Run {
     }
     makeX(kind) {
         const n = this.lines, ret = new Float64Array(n);
-        if (kind === "step") return Float64Array.from(this.steps.values);
+        if (kind === "step") return Float64Array.from(this.steps.all);
         const spans = [...this.series.keys()].filter(key => key.startsWith("spans/"));
         const keys = kind === "tokens" ? ["num_tokens"] : spans.length ? spans : ["step_s"];
         if (!this.series.has(keys[0])) return null;
         for (const key of keys) {
-            const {lines, values} = this.series.get(key).data;
+            const lines = this.series.get(key).lines.all, values = this.series.get(key).values.all;
             for (let i = 0; i < lines.length; i++) ret[lines[i]] += values[i];
         }
         for (let i = 1; i < n; i++)
@@ -141,7 +124,7 @@ class Run {
         return ret;
     }
     last(key) {
-        const values = this.series.has(key) ? this.series.get(key).data.values : [];
+        const values = this.series.has(key) ? this.series.get(key).values.all : [];
         return values[values.length - 1];
     }
 }

@@ -25,7 +25,7 @@ class TimeChart extends Figure {
         this.names.forEach((name, k) => {
             const series = run.series.get(`spans/${name}_s`);
             if (!series) return;
-            const {lines, values} = series.data;
+            const lines = series.lines.all, values = series.values.all;
             for (let i = 0; i < lines.length; i++) {
                 const x = xs[lines[i]];
                 if (x < this.xRange[0] || x > this.xRange[1]) continue;
@@ -47,7 +47,7 @@ class TimeChart extends Figure {
         return this.names.map(name => {
             const series = xs && run.series.get(`spans/${name}_s`);
             if (!series) return 0;
-            const {lines, values} = series.data;
+            const lines = series.lines.all, values = series.values.all;
             let sum = 0, n = 0;
             for (let i = 0; i < lines.length; i++)
                 if (xs[lines[i]] >= this.xRange[0] && xs[lines[i]] <= this.xRange[1]) {
