@@ -55,23 +55,6 @@ __device__ __forceinline__ wgmma_tile find_tile(const int *before, const wgmma_a
     return {t.expert, first + t.down * ROWS, last, t.across * WIDTH, 0, a.k};
 }
 
-// A ring of stages, as a thread goes round it; addresses.
-struct wgmma_ring {
-    uint32_t first, full, empty;
-    int stages, slot;
-    uint32_t parity;
-
-    __device__ uint32_t stage() const { return first + slot * STAGE; }
-    __device__ uint32_t is_full() const { return full + slot * 8; }
-    __device__ uint32_t is_empty() const { return empty + slot * 8; }
-    __device__ void next()
-    {
-        if (++slot < stages) return;
-        slot = 0;
-        parity ^= 1;
-    }
-};
-
 // Copies a stage of a tile: of L, then of R. One thread's.
 template <bool L_ACROSS, bool R_ACROSS>
 __device__ __forceinline__ void copy_stage(uint32_t to, uint32_t full, const CUtensorMap *l_map,
@@ -112,7 +95,7 @@ template <int BOXES> __device__ __forceinline__ void clear_rows(char *stage, int
 
 // A group's sums of a tile.
 template <bool L_ACROSS, bool R_ACROSS>
-__device__ __forceinline__ void tile_sums(float (&sum)[N_SUMS], wgmma_ring &ring, char *stages,
+__device__ __forceinline__ void tile_sums(float (&sum)[N_SUMS], stage_ring &ring, char *stages,
                                           const wgmma_tile &t, int group)
 {
     constexpr int BOXES = ROWS / 64 + WIDTH / 64;
@@ -152,7 +135,7 @@ __device__ __forceinline__ void tile_sums(float (&sum)[N_SUMS], wgmma_ring &ring
 }
 
 // Rows that are no expert's: this group's part of the ring's protocol alone.
-__device__ __forceinline__ void skip_tile(wgmma_ring &ring, const wgmma_tile &t)
+__device__ __forceinline__ void skip_tile(stage_ring &ring, const wgmma_tile &t)
 {
     for (int p = t.p; p < t.p_end; p += DEPTH, ring.next()) {
         barrier_wait(ring.is_full(), ring.parity);
@@ -283,8 +266,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     __shared__ wgmma_tile told[NEXT_TILES];
     char *spread = stages + STAGES * STAGE;
     int *before = (int *)(spread + GROUPS * 4 * spread_of<GRADIENT>);
-    wgmma_ring ring = {
-        shared_address(stages), shared_address(full), shared_address(empty), STAGES, 0, 0};
+    stage_ring ring = {
+        shared_address(stages), STAGE, shared_address(full), shared_address(empty), STAGES, 0, 0};
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {

@@ -65,6 +65,26 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
                  : "memory");
 }
 
+// ---- a ring of stages --------------------------------------------------------------------------
+
+// A ring of n stages in shared memory, each with a barrier that says it is full and one that says
+// it is empty, from the view of one that goes round it. Addresses.
+struct stage_ring {
+    uint32_t first, bytes, full, empty; // bytes: of a stage
+    int n, slot;
+    uint32_t parity;
+
+    __device__ uint32_t stage() const { return first + slot * bytes; }
+    __device__ uint32_t is_full() const { return full + slot * 8; }
+    __device__ uint32_t is_empty() const { return empty + slot * 8; }
+    __device__ void next()
+    {
+        if (++slot < n) return;
+        slot = 0;
+        parity ^= 1;
+    }
+};
+
 // ---- copies ------------------------------------------------------------------------------------
 
 #define L2_EVICT_FIRST 0x12F0000000000000ull // what is read once
@@ -153,35 +173,33 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 #define NAMES_16          NAMES_14 ", " NAMES(58, 59, 60, 61) ", " NAMES(62, 63, 64, 65)
 #define NAMES_17          NAMES_16 ", " NAMES(66, 67, 68, 69)
 #define NAMES_18          NAMES_17 ", " NAMES(70, 71, 72, 73)
-#define NAMES_24                                                                                   \
-    NAMES_18 ", " NAMES(74, 75, 76, 77) ", " NAMES(78, 79, 80, 81) ", " NAMES(                     \
-        82, 83, 84, 85) ", " NAMES(86, 87, 88, 89) ", " NAMES(90, 91, 92, 93) ", " NAMES(94, 95,   \
-                                                                                         96, 97)
-#define NAMES_32                                                                                   \
-    NAMES_24 ", " NAMES(98, 99, 100, 101) ", " NAMES(102, 103, 104, 105) ", " NAMES(               \
-        106, 107, 108,                                                                             \
-        109) ", " NAMES(110, 111, 112,                                                             \
-                        113) ", " NAMES(114, 115, 116,                                             \
-                                        117) ", " NAMES(118, 119, 120,                             \
-                                                        121) ", " NAMES(122, 123, 124,             \
-                                                                        125) ", " NAMES(126, 127,  \
-                                                                                        128, 129)
-#define SUMS_1  SUMS(0)
-#define SUMS_2  SUMS_1, SUMS(4)
-#define SUMS_3  SUMS_2, SUMS(8)
-#define SUMS_4  SUMS_3, SUMS(12)
-#define SUMS_5  SUMS_4, SUMS(16)
-#define SUMS_6  SUMS_5, SUMS(20)
-#define SUMS_8  SUMS_6, SUMS(24), SUMS(28)
-#define SUMS_10 SUMS_8, SUMS(32), SUMS(36)
-#define SUMS_12 SUMS_10, SUMS(40), SUMS(44)
-#define SUMS_14 SUMS_12, SUMS(48), SUMS(52)
-#define SUMS_16 SUMS_14, SUMS(56), SUMS(60)
-#define SUMS_17 SUMS_16, SUMS(64)
-#define SUMS_18 SUMS_17, SUMS(68)
-#define SUMS_24 SUMS_18, SUMS(72), SUMS(76), SUMS(80), SUMS(84), SUMS(88), SUMS(92)
-#define SUMS_32                                                                                    \
-    SUMS_24, SUMS(96), SUMS(100), SUMS(104), SUMS(108), SUMS(112), SUMS(116), SUMS(120), SUMS(124)
+#define NAMES_20          NAMES_18 ", " NAMES(74, 75, 76, 77) ", " NAMES(78, 79, 80, 81)
+#define NAMES_22          NAMES_20 ", " NAMES(82, 83, 84, 85) ", " NAMES(86, 87, 88, 89)
+#define NAMES_24          NAMES_22 ", " NAMES(90, 91, 92, 93) ", " NAMES(94, 95, 96, 97)
+#define NAMES_26          NAMES_24 ", " NAMES(98, 99, 100, 101) ", " NAMES(102, 103, 104, 105)
+#define NAMES_28          NAMES_26 ", " NAMES(106, 107, 108, 109) ", " NAMES(110, 111, 112, 113)
+#define NAMES_30          NAMES_28 ", " NAMES(114, 115, 116, 117) ", " NAMES(118, 119, 120, 121)
+#define NAMES_32          NAMES_30 ", " NAMES(122, 123, 124, 125) ", " NAMES(126, 127, 128, 129)
+#define SUMS_1            SUMS(0)
+#define SUMS_2            SUMS_1, SUMS(4)
+#define SUMS_3            SUMS_2, SUMS(8)
+#define SUMS_4            SUMS_3, SUMS(12)
+#define SUMS_5            SUMS_4, SUMS(16)
+#define SUMS_6            SUMS_5, SUMS(20)
+#define SUMS_8            SUMS_6, SUMS(24), SUMS(28)
+#define SUMS_10           SUMS_8, SUMS(32), SUMS(36)
+#define SUMS_12           SUMS_10, SUMS(40), SUMS(44)
+#define SUMS_14           SUMS_12, SUMS(48), SUMS(52)
+#define SUMS_16           SUMS_14, SUMS(56), SUMS(60)
+#define SUMS_17           SUMS_16, SUMS(64)
+#define SUMS_18           SUMS_17, SUMS(68)
+#define SUMS_20           SUMS_18, SUMS(72), SUMS(76)
+#define SUMS_22           SUMS_20, SUMS(80), SUMS(84)
+#define SUMS_24           SUMS_22, SUMS(88), SUMS(92)
+#define SUMS_26           SUMS_24, SUMS(96), SUMS(100)
+#define SUMS_28           SUMS_26, SUMS(104), SUMS(108)
+#define SUMS_30           SUMS_28, SUMS(112), SUMS(116)
+#define SUMS_32           SUMS_30, SUMS(120), SUMS(124)
 #define WGMMA(J, N)                                                                                \
     __device__ __forceinline__ void wgmma(float(&d)[4 * J], uint64_t a, uint64_t b)                \
     {                                                                                              \

@@ -72,23 +72,8 @@ __device__ __forceinline__ few_work find_work(const few_args &p, const int *befo
     return {first, min(p.height, p.offsets[t.expert + 1] - first), t.expert * p.n, t.across};
 }
 
-// The ring of stages in shared memory, from the view of one that goes round it. Addresses.
-struct few_ring {
-    uint32_t first, a_bytes, bytes; // of a stage: of A, in all
-    uint32_t full, empty;           // barriers, one for each stage
-    int n;
-    int slot; // where it is
-    uint32_t parity;
-
-    __device__ uint32_t stage() const { return first + slot * bytes; }
-    __device__ uint32_t is_full() const { return full + slot * 8; }
-    __device__ uint32_t is_empty() const { return empty + slot * 8; }
-    __device__ void next()
-    {
-        if (++slot < n) return;
-        slot = 0;
-        parity ^= 1;
-    }
+struct few_ring : stage_ring {
+    uint32_t a_bytes; // of a stage
 };
 
 // The first of a tile's N columns; where they come in pairs, of the first of each.
@@ -307,14 +292,9 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     if (!p.early) grid_wait();
     uint32_t a_bytes = CHUNKS * p.height * CHUNK * 2;
-    few_ring ring = {shared_address(stages),
-                     a_bytes,
-                     a_bytes + CHUNKS * N * CHUNK * 2,
-                     shared_address(full),
-                     shared_address(empty),
-                     p.stages,
-                     0,
-                     0};
+    few_ring ring = {{shared_address(stages), a_bytes + CHUNKS * N * CHUNK * 2,
+                      shared_address(full), shared_address(empty), p.stages, 0, 0},
+                     a_bytes};
     float *tile = (float *)(stages + p.stages * ring.bytes);
     int *before = (int *)(tile + p.height * tile_pitch<J>);
     if (threadIdx.x == GROUPS * 128) {
