@@ -537,6 +537,16 @@ struct ops {
     void (*moe_route_back)(struct device *, void *dlogits, const float *dweight,
                            const float *logits, const struct moe_routing *,
                            const struct moe_shape *);
+    // The load-balancing loss (Fedus et al. 2021, Switch Transformers) over several layers' routers
+    // of MOE_SOFTMAX is made of how often experts were chosen and of their probabilities. probs
+    // (rows, n_experts) f32: softmax of the logits; counts (n_experts) f32 += the assignments of
+    // each.
+    void (*moe_balance)(struct device *, float *probs, float *counts, const float *logits,
+                        const struct moe_routing *, const struct moe_shape *);
+    // dlogits (rows, n_experts) += the gradient of scale * sum over rows and e of counts[e] *
+    // probs, the counts being taken as given.
+    void (*moe_balance_back)(struct device *, void *dlogits, const float *logits,
+                             const float *counts, const struct moe_shape *, float scale);
     // For each expert e, with its sorted rows r: C[r](n) = A[r](k) . op(B_e), out of shape->out. B
     // holds n_experts matrices one after the other, each (n,k) where trans_b, else (k,n). shape->m
     // is all rows (A); trans_a and beta must be 0.

@@ -1,5 +1,5 @@
-/* test_moe.c: mixtures of experts: routing, the weighted sum of what the experts give, and the
- * gradients of both. The experts' matmuls are in test_experts.c. */
+/* test_moe.c: mixtures of experts: routing, its balance, the weighted sum of what the experts give,
+ * and the gradients of all three. The experts' matmuls are in test_experts.c. */
 #include "tests/support/op_table.h"
 
 // moe_route: p: rows n_experts top_k pattern of the logits, router
@@ -307,7 +307,98 @@ static void moe_back_reference(struct op_test *t, double **v)
 static const struct op_def op_moe_back = {"moe_back", moe_back_setup, moe_back_launch,
                                           moe_back_reference};
 
+// moe_balance: p: rows n_experts top_k pattern of the logits. moe_balance_back: rows n_experts.
+
+enum { BC_PROBS, BC_COUNTS, BC_LOGITS, BC_OFFSETS };
+
+// Three quarters of n rows, about, are one expert's.
+static void uneven_offsets(struct op_test *t, int32_t *offsets, int n, int n_experts)
+{
+    for (int r = 0; r < n; r++) {
+        int e = (int)rng_below(&t->rng, (uint32_t)n_experts);
+        offsets[(rng_below(&t->rng, 4) > 0 ? n_experts / 2 : e) + 1]++;
+    }
+    for (int e = 0; e < n_experts; e++) offsets[e + 1] += offsets[e];
+}
+
+static void balance_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "probs", OUT, F32, (int64_t)p[0] * p[1], 1);
+    floats(t, "counts", INOUT, F32, p[1], 1);
+    router_logits(t, floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 1), p[0], p[1],
+                  (enum logits)p[3]);
+    uneven_offsets(t, ints(t, "offsets", p[1] + 1), p[0] * p[2], p[1]);
+}
+
+static void balance_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct moe_shape shape = moe_shape_of(t->c->p[0], t->c->p[1], t->c->p[2], MIXTRAL);
+    const struct moe_routing routing = {.offsets = d[BC_OFFSETS]};
+    ops->moe_balance(dev, d[BC_PROBS], d[BC_COUNTS], d[BC_LOGITS], &routing, &shape);
+}
+
+static void balance_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    const int32_t *offsets = t->a[BC_OFFSETS].i;
+    const struct moe_shape shape = moe_shape_of(p[0], p[1], p[2], MIXTRAL);
+    for (int i = 0; i < p[0] * p[1]; i++)
+        t->a[BC_PROBS].expect[i] = score_of(v[BC_LOGITS] + i / p[1] * p[1], &shape, i % p[1]);
+    for (int e = 0; e < p[1]; e++)
+        t->a[BC_COUNTS].expect[e] = v[BC_COUNTS][e] + offsets[e + 1] - offsets[e];
+}
+
+static const struct op_def op_balance = {"moe_balance", balance_setup, balance_launch,
+                                         balance_reference};
+
+enum { LB_DLOGITS, LB_LOGITS, LB_COUNTS };
+#define BALANCE_SCALE 0.3f
+
+static void balance_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "dlogits", INOUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 1);
+    floats(t, "counts", IN, F32, p[1], 5);
+}
+
+static void balance_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                                void **d)
+{
+    struct moe_shape shape = moe_shape_of(t->c->p[0], t->c->p[1], 1, MIXTRAL);
+    shape.dt = t->dt;
+    ops->moe_balance_back(dev, d[LB_DLOGITS], d[LB_LOGITS], d[LB_COUNTS], &shape, BALANCE_SCALE);
+}
+
+static double balance_loss(struct op_test *t, double **v)
+{
+    const int *p = t->c->p;
+    const struct moe_shape shape = moe_shape_of(p[0], p[1], 1, MIXTRAL);
+    double loss = 0;
+    for (int i = 0; i < p[0] * p[1]; i++)
+        loss += (double)BALANCE_SCALE * v[LB_COUNTS][i % p[1]] *
+                score_of(v[LB_LOGITS] + i / p[1] * p[1], &shape, i % p[1]);
+    return loss;
+}
+
+static void balance_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, LB_DLOGITS, LB_LOGITS, true, balance_loss);
+}
+
+static const struct op_def op_balance_back = {"moe_balance_back", balance_back_setup,
+                                              balance_back_launch, balance_back_reference};
+
 static const struct op_case cases[] = {
+    {&op_balance, "1 row, 1 of 3", {1, 3, 1, ANY}, false},
+    {&op_balance, "37 rows, 2 of 8", {37, 8, 2, ANY}, false},
+    {&op_balance, "33 rows, 40 of 100 far apart", {33, 100, 40, ONE}, false},
+    {&op_balance, "3001 rows, 8 of 128", {3001, 128, 8, ANY}, true},
+    {&op_balance_back, "1 row of 3 experts", {1, 3}, false},
+    {&op_balance_back, "19 rows of 8 experts", {19, 8}, false},
+    {&op_balance_back, "5 rows of 70 experts", {5, 70}, false},
+    {&op_balance_back, "2001 rows of 128 experts", {2001, 128}, true},
     {&op_route, "1 row, 2 of 8", {1, 8, 2, ANY}, false},
     {&op_route, "37 rows, 2 of 8", {37, 8, 2, ANY}, false},
     {&op_route, "37 rows, 3 of 6 ties", {37, 6, 3, TIES}, false},

@@ -403,6 +403,9 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                         &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
+    if (b->assignments)
+        ops->moe_balance_back(m->dev, b->drouter, tape->router_logits, b->assignments, &shape,
+                              b->balance_scale);
     back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
                    hidden);
     if (model_begins_sum(m))
@@ -585,6 +588,12 @@ void backward_watch(struct backward *b, backward_done_fn *done, void *context)
 {
     b->done = done;
     b->done_context = context;
+}
+
+void backward_balance(struct backward *b, const float *assignments, float scale)
+{
+    b->assignments = assignments;
+    b->balance_scale = scale;
 }
 
 // The gradients of layer l and of all behind it are complete.

@@ -41,6 +41,11 @@ enum status backward_other_logprobs(struct backward *b, struct model *other,
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
                          const float *dlogprobs, const float *dentropy, float temperature);
 
+// backward_run() also adds to the gradients of routers those of scale * sum over rows, layers with
+// experts and experts of assignments * probability: `assignments` (n_experts) device, counted in
+// the batch's forward pass (struct tape, `balance`). NULL: not any more.
+void backward_balance(struct backward *b, const float *assignments, float scale);
+
 // Distillation (Hinton et al. 2015; ops.h, distill): the wanted rows of `batch` are to be answered
 // as another model answers them. The teacher may have a larger vocabulary, of which the first
 // entries are shared.

@@ -37,6 +37,8 @@ struct backward {
     float *dlogprob, *dentropy;     // (max_targets)
     backward_done_fn *done;         // NULL: nobody asks
     void *done_context;
+    const float *assignments; // of experts (backward_balance()); NULL: nothing is added
+    float balance_scale;
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };
 

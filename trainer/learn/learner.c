@@ -10,6 +10,7 @@
  * micro-batch's where a GPU has the room (backward.c).
  */
 #include "trainer/learn/learner.h"
+#include "trainer/learn/balance.h"
 #include "trainer/learn/latent_back.h"
 #include "common/base/rng.h"
 
@@ -47,6 +48,8 @@ struct learner {
     struct batch *batch;
     struct backward *backward;
     struct optimizer *optimizer;
+    float *balance, *balance_host; // (2, n_experts) with a load-balancing loss; NULL: there is none
+    double balance_loss;
     // host, (max_targets)
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
@@ -77,6 +80,8 @@ void learner_free(struct learner *l)
     model_free(l->model);
     adapter_table_free(l->adapters);
     device_release(l->dev, l->row_samples);
+    device_release(l->dev, l->balance);
+    free(l->balance_host);
     free(l->row_samples_host);
     weights_free(l->frozen);
     param_ranges_release(&l->trained);
@@ -153,6 +158,12 @@ static size_t logits_row_bytes(const struct learner *l)
     return (size_t)l->config->vocab_size * sizeof(float) * (l->options.shards ? 2 : 1);
 }
 
+static size_t balance_bytes(const struct learner *l)
+{
+    const size_t each = 2 * (size_t)config_experts(l->config) * sizeof(float);
+    return l->options.router_aux_loss_coef > 0 ? each : 0;
+}
+
 // A draft has no batch of its own, and shares the operations' scratch with its policy.
 static void plan_workspace(struct learner *l)
 {
@@ -165,6 +176,7 @@ static void plan_workspace(struct learner *l)
                                                l->options.logits_chunk);
     if (l->options.lora_dropout > 0)
         plan->workspace += (size_t)l->options.token_budget * sizeof *l->row_samples;
+    plan->workspace += balance_bytes(l);
     l->scratch = operations_scratch(l);
     if (!l->is_draft)
         plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
@@ -234,6 +246,7 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     if (l->options.logits_chunk == 0)
         l->options.logits_chunk = device_kind(dev) == DEVICE_CUDA ? GPU_CHUNK : CPU_CHUNK;
     if (l->options.logits_chunk > l->max_targets) l->options.logits_chunk = l->max_targets;
+    CHECK(balance_coef(config, options->router_aux_loss_coef, &l->options.router_aux_loss_coef));
     CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
                           &l->trained));
     l->has_reference = reference;
@@ -265,6 +278,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     draft_options.freeze = NULL;
     draft_options.adapter = NULL;
     draft_options.many_adapters = false;
+    draft_options.router_aux_loss_coef = 0;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
@@ -418,6 +432,17 @@ static enum status prepare_dropout(struct learner *l)
     return device_alloc(l->dev, bytes, (void **)&l->row_samples);
 }
 
+static enum status prepare_balance(struct learner *l)
+{
+    const size_t bytes = balance_bytes(l);
+    if (bytes == 0) return ST_OK;
+    l->balance_host = malloc(bytes);
+    if (!l->balance_host) return status_fail(ST_NO_MEMORY, "no memory for the routers' loads");
+    enum status st = device_alloc(l->dev, bytes, (void **)&l->balance);
+    if (st == ST_OK) l->tape->balance = l->balance;
+    return st;
+}
+
 // The masks of a micro-batch, which is committed, in this step of the optimizer.
 static void set_dropout(struct learner *l, const struct micro_batch *mb,
                         const struct pack_group *groups, bool on)
@@ -481,6 +506,7 @@ enum status learner_prepare(struct learner *l)
     if (!l->options.many_adapters) CHECK(new_optimizer(l));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
     CHECK(prepare_backward(l));
+    CHECK(prepare_balance(l));
     CHECK(prepare_rows(l));
     if (l->options.adapter) batch_use_adapter(l->batch, 0);
     if (l->has_reference) CHECK(reference_new(l));
@@ -508,6 +534,7 @@ static bool all_zero(const float *x, int n)
 struct passes {
     bool backward;
     bool last;                  // of all that is added to these gradients
+    double rows;                // of all micro-batches and ranks, with a load-balancing loss
     float draft_scale;          // of each target in the draft's loss
     struct draft_stats *distil; // sums; NULL: leave the draft alone
 };
@@ -556,6 +583,18 @@ static void sum_grads(void *optimizer, int64_t first)
     optimizer_sum_grads(optimizer, first);
 }
 
+// The load-balancing loss of a micro-batch, whose forward pass is on the tape.
+static enum status balance(struct learner *l, int rows, double all_rows)
+{
+    const double scale = rows / all_rows * balance_scale(l->config, rows);
+    device_copy_out(l->dev, l->balance_host, l->balance, balance_bytes(l));
+    enum status st = device_sync(l->dev);
+    if (st != ST_OK) return st;
+    l->balance_loss += scale * balance_sum(l->config, l->balance_host);
+    backward_balance(l->backward, l->balance, (float)(scale * l->options.router_aux_loss_coef));
+    return ST_OK;
+}
+
 static enum status run_micro_batch(struct learner *l, const struct micro_batch *mb,
                                    const struct pack_group *groups, learner_loss_fn loss,
                                    void *context, const struct passes *passes)
@@ -576,14 +615,15 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         CHECK(backward_logprobs(l->backward, l->batch, x, l->targets, l->options.temperature,
                                 l->logprobs, l->entropy));
         if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
+        if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows));
     }
     memset(l->dentropy, 0, (size_t)n * sizeof *l->dentropy);
     loss(context, &rows, l->dlogprobs);
     const bool of_entropy = !all_zero(l->dentropy, n);
-    // Groups without spread have no gradient to compute.
+    // Groups without spread have no gradient to compute, but for their routers' load.
     backward_watch(l->backward, passes->last && !l->options.adapter ? sum_grads : NULL,
                    l->optimizer);
-    if (backward && (of_entropy || !all_zero(l->dlogprobs, n)))
+    if (backward && ((l->balance && n > 0) || of_entropy || !all_zero(l->dlogprobs, n)))
         CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs,
                            of_entropy ? l->dentropy : NULL, l->options.temperature));
 out:
@@ -605,6 +645,19 @@ static enum status plan_distillation(const struct learner *l, const struct packi
     return st;
 }
 
+// Rows that the load-balancing loss is a mean over, of all ranks.
+static enum status count_rows(struct learner *l, const struct packing *packing, double *ret)
+{
+    double rows = 0;
+    for (int i = 0; i < packing->n; i++) {
+        const struct micro_batch *mb = &packing->batches[i];
+        if (mb->first[mb->n_seqs] > 0) rows += mb->n_tokens;
+    }
+    l->balance_loss = 0;
+    *ret = rows;
+    return comm_sum_host(l->options.comm, ret, 1);
+}
+
 static enum status run_all(struct learner *l, const struct pack_group *groups, int n_groups,
                            learner_loss_fn loss, void *context, struct passes passes)
 {
@@ -612,6 +665,7 @@ static enum status run_all(struct learner *l, const struct pack_group *groups, i
     enum status st;
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
     if (passes.distil) CHECK(plan_distillation(l, packing, groups, &passes));
+    if (passes.backward && l->balance) CHECK(count_rows(l, packing, &passes.rows));
     const bool whole = passes.last;
     // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
     // beside the last one learned from.
@@ -661,6 +715,16 @@ enum status learner_gradients_with_draft(struct learner *l, const struct pack_gr
     }
     *ret = stats;
     return ST_OK;
+}
+
+double learner_balance_coef(const struct learner *l)
+{
+    return l->options.router_aux_loss_coef;
+}
+
+double learner_balance_loss(const struct learner *l)
+{
+    return l->balance_loss;
 }
 
 enum status learner_clip(struct learner *l, double *ret_norm)

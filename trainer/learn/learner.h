@@ -19,6 +19,7 @@ struct learner_config {
     const struct adapter *adapter; // bound: is trained instead of the policy; NULL: none
     bool many_adapters;            // it is the largest's plan, of those of learner_use_adapter()
     float temperature;             // log-probabilities are of logits / temperature
+    double router_aux_loss_coef;   // of the load-balancing loss; -1: as the model's config says
     int token_budget;              // rows of a micro-batch, at most
     int logits_chunk;              // rows whose logits exist at one time; 0: by the device
     int max_seqs;                  // prompts and completions of a step
@@ -112,6 +113,11 @@ struct draft_stats {
 enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
                                          int n_groups, learner_loss_fn loss, void *context,
                                          struct draft_stats *ret);
+// The coefficient of the load-balancing loss (balance.h; 0: there is none) and, with it, this
+// rank's part of that loss in the last learner_gradients() or learner_gradients_with_draft(): the
+// mean over micro-batches, weighted by their rows, is the sum over ranks.
+double learner_balance_coef(const struct learner *l);
+double learner_balance_loss(const struct learner *l);
 // Norm of these gradients, and the clipping factor from it (optimizer_prepare). Waits. A norm that
 // is not finite is ST_INVALID: the step must be skipped, nothing was changed.
 enum status learner_clip(struct learner *l, double *ret_norm);

@@ -20,7 +20,7 @@
 
 struct sums { // of a rank's groups, in all updates or in those of the first iteration
     struct loss_stats loss;
-    double entropy, bonus, first_loss, first_kl;
+    double entropy, bonus, aux, first_loss, first_kl; // bonus: what is no policy's loss
     long first_tokens;
     double delta_sum, delta_max, k3;
 };
@@ -104,7 +104,8 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
             .first = bounds,
             .logprobs = rows->logprobs + first,
             .old_logprobs = u->measured.old_logprobs + u->measured.first[number],
-            .sampler_logprobs = sample->logprobs,
+            .sampler_logprobs =
+                u->config->processed && sample->processed ? sample->processed : sample->logprobs,
             .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
             .advantages = &u->advantages[number],
             .step_seqs = u->part->n_samples,
@@ -203,6 +204,7 @@ static enum status add_sums(struct comm *comm, struct sums *sums)
         loss_stats_add(&all->loss, &all[r].loss);
         all->entropy += all[r].entropy;
         all->bonus += all[r].bonus;
+        all->aux += all[r].aux;
         all->first_loss += all[r].first_loss;
         all->first_kl += all[r].first_kl;
         all->first_tokens += all[r].first_tokens;
@@ -222,6 +224,7 @@ static void fill_stats(const struct update *u, int n_parts, struct update_stats 
     const struct sums *s = &u->sums;
     stats->loss = s->first_loss / n_parts;
     stats->policy_loss = (s->first_loss - s->bonus) / n_parts;
+    stats->aux_loss = s->aux / n_parts;
     stats->kl = s->first_tokens > 0 ? s->first_kl / (double)s->first_tokens : 0;
     stats->entropy = s->entropy / all;
     stats->all = s->loss;
@@ -301,11 +304,21 @@ out:
     return st;
 }
 
+static void add_balance(const struct learner *l, struct update *u)
+{
+    const double loss = learner_balance_loss(l), part = learner_balance_coef(l) * loss;
+    u->sums.loss.loss += part;
+    if (!u->first_iteration) return;
+    u->sums.bonus += part;
+    u->sums.aux += loss;
+}
+
 // Before the weights of an update are written.
 static enum status end_of_gradients(struct learner *l, struct update *u, bool last_part)
 {
     enum status st = ST_OK;
     const struct update_config *config = u->config;
+    if (learner_balance_coef(l) > 0) add_balance(l, u);
     if (u->first_iteration && last_part) {
         if (!u->is_measured) CHECK(take_notes(u));
         u->sums.first_loss = u->sums.loss.loss;

@@ -236,6 +236,8 @@ static struct completion_bounds bounds_of(const struct part *p)
         .vocab_size = p->pull->source->vocab_size,
         .max_tokens = (int)p->pull->sampling->max_tokens,
         .tandem = p->pull->sampling->tandem.on,
+        .filtered =
+            sampling_is_filtered(p->pull->sampling) && !(s->worker && s->worker->completions_of),
         .oldest = s->worker ? s->worker->version : p->pull->oldest,
         .newest = s->worker ? s->worker->version : control_version(s->control),
     };

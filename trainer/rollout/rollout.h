@@ -39,6 +39,12 @@ struct sampling_options {
     } tandem;
 };
 
+// Whether samples come from another distribution than the model's.
+static inline bool sampling_is_filtered(const struct sampling_options *s)
+{
+    return s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
+}
+
 struct rollout_worker { // a server that samples by a copy of the weights
     const char *name;
     // The model's name for POST /v1/completions, one group a request; NULL: POST /v1/rollouts.

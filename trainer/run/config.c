@@ -192,6 +192,9 @@ const struct option_spec train_options[] = {
                "upper bound of these weights; 0: none"),
     OPT_DOUBLE("importance-sampling-clip-min", loss.tis_min, "0", "C", 0, 1e9,
                "lower bound of these weights; 0: none"),
+    OPT_FLAG("processed-logprobs", processed_logprobs, "true",
+             "with --top-p, --top-k or --min-p the server's probabilities in these weights are "
+             "those of the filtered distribution, which was sampled from"),
     OPT_DOUBLE("sapo-temperature-neg", loss.sapo_temperature_neg, "1.05", "T", 1e-3, 1e3,
                "sharpness of sapo's gate where the advantage is not above 0"),
     OPT_DOUBLE("sapo-temperature-pos", loss.sapo_temperature_pos, "1", "T", 1e-3, 1e3,
@@ -212,6 +215,7 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("entropy-coef-max", entropy.coef_max, "1", "C", -1e3, 1e3, "at most"),
     OPT_DOUBLE("entropy-coef-delta", entropy.coef_delta, "0.005", "C", 0, 1e3, "by each update"),
     OPT_DOUBLE("entropy-target", entropy.target, "0.2", "NATS", 0, 1e3, "of a token"),
+    EXPERTS_OPTION,
     OPT_FLAG("mask-truncated-completions", mask_truncated_completions, NULL,
              "samples cut off at the token limit do not count"),
 

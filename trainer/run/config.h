@@ -65,7 +65,7 @@ struct train_config {
     double ref_model_mixup_alpha;
     int64_t ref_model_sync_steps;
     struct entropy_config entropy;
-    bool importance_sampling_correction;
+    bool importance_sampling_correction, processed_logprobs;
     int importance_sampling_mode; // tis_mode without off: from 0 on
     bool mask_truncated_completions;
     // adapter

@@ -12,6 +12,7 @@ struct learning_options { // called `learning` where options_shared.h's rows are
     struct schedule schedule; // total_steps: not an option
     int64_t token_budget, logits_chunk;
     enum recompute recompute;
+    double router_aux_loss_coef;
 };
 
 struct learning_shape { // of a run's steps, at most

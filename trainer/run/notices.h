@@ -7,8 +7,9 @@
 #include "common/model/config.h"
 #include "trainer/run/config.h"
 
-// What a model is trained without or as: a mixture of experts, its load-balancing loss; MXFP4.
-void notice_model(const struct model_config *model);
+// What a model is trained with or as: a mixture of experts, its load-balancing loss by that
+// coefficient (0: without); MXFP4.
+void notice_model(const struct model_config *model, double balance_coef);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.
 void notice_filtering(const struct train_config *config);
 // How a data set was read: its chat template, what of it was ignored, and left out for its length.

@@ -49,11 +49,20 @@
             "reward-groups", reward.whole_groups, NULL,                                            \
             "a reward \"command\" is given all of a prompt's samples one after another, with "     \
             "their \"group\" and \"group_size\", and may reply once it has them all"),             \
+        OPT_FLAG("reward-batches", reward.whole_batches, NULL,                                     \
+                 "the same of all samples that are scored at once, a step's, with their "          \
+                 "\"batch_size\""),                                                                \
         OPT_INT("reward-processes", reward.processes, "1", "N", 1, 256,                            \
                 "processes of each reward \"command\", among which a step's samples are divided")
 
 #define LOG_LEVEL_OPTION                                                                           \
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
+
+// A part of the loss. A struct learning_options (learning.h) called `learning`.
+#define EXPERTS_OPTION                                                                             \
+    OPT_DOUBLE("router-aux-loss-coef", learning.router_aux_loss_coef, "-1", "C", -1, 1e6,          \
+               "of the routers' load-balancing loss, of a mixture of experts; -1: what the "       \
+               "model's config.json says, of families that train with one; 0: off")
 
 // A struct learning_options (learning.h) called `learning`: what is trained, AdamW and its learning
 // rate.

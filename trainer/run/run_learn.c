@@ -56,6 +56,7 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
         .loss = run->resolved.loss,
         .num_iterations = (int)c->num_iterations,
         .mask_truncated = c->mask_truncated_completions,
+        .processed = c->processed_logprobs,
         .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing
         .quiesce_timeout_ms = (int64_t)(c->quiesce_timeout * 1e3),
         .draft_lr = run_draft_rate(run, run->step),

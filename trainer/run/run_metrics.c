@@ -176,6 +176,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
         metrics_put(metrics, "policy_loss", u->policy_loss);
         metrics_put(metrics, "entropy_coef", run->entropy.coef);
     }
+    if (learner_balance_coef(run->learner) > 0) metrics_put(metrics, "aux_loss", u->aux_loss);
     if (run->config->loss.off_policy_threshold > 0)
         metrics_put(metrics, "off_policy_mask/sequences",
                     u->all.seqs > 0 ? u->all.off_policy / u->all.seqs : 0);

@@ -220,6 +220,7 @@ static enum status open_learner(struct run *run)
     options.seed = (uint64_t)c->seed;
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
                       run->resolved.has_reference, &options, &run->learner));
+    notice_model(run->model, learner_balance_coef(run->learner));
     if (run->draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
@@ -272,7 +273,6 @@ enum status run_open(struct run *run)
     CHECK(run_open_environment(run));
     CHECK(open_data(run));
     plan_scoring(run);
-    notice_model(run->model);
     notice_filtering(run->config);
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);

@@ -40,6 +40,7 @@ const struct option_spec sft_options[] = {
 
     OPT_HEADING("Optimizer (AdamW)"),
     OPT_INT("examples-per-step", examples_per_step, "8", "N", 1, 1e6, "examples in one step"),
+    EXPERTS_OPTION,
     ADAMW_OPTIONS("2e-5"),
     OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9, "steps; -1: by epochs"),
     OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6, "times through the data"),
@@ -252,7 +253,7 @@ static enum status open_learner(struct sft *s)
         return status_fail(ST_NO_MEMORY, "no memory for %zu examples", n);
     CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
-    notice_model(s->model);
+    notice_model(s->model, learner_balance_coef(s->learner));
     memory_say(s->learner, "of its own, beside what follows", c->learning.freeze);
     CHECK(learner_prepare(s->learner));
 out:
