@@ -552,6 +552,10 @@ struct ops {
     // is all rows (A); trans_a and beta must be 0.
     void (*matmul_experts)(struct device *, void *c, const void *a, const void *b,
                            const int32_t *offsets, int n_experts, const struct matmul *shape);
+    // y = act(x) for x = matmul_experts. x is scratch, which may stay unwritten, unless `keep`.
+    void (*matmul_experts_act)(struct device *, void *y, void *x, const void *a, const void *b,
+                               const int32_t *offsets, int n_experts, const struct matmul *shape,
+                               const struct act_shape *, bool keep);
     // dw_e (n,k) f32 += dy[rows of e]^T (n) . x[rows of e] (k), for every expert, from shape->in;
     // shape->m is all rows.
     void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,

@@ -546,10 +546,15 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
-    m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
-                           shape.n_experts, &first);
-    add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up);
-    m->ops->act(m->dev, m->act, gate_up, &act);
+    if (w->gate_up_bias) {
+        m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
+                               shape.n_experts, &first);
+        add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up);
+        m->ops->act(m->dev, m->act, gate_up, &act);
+    } else {
+        m->ops->matmul_experts_act(m->dev, m->act, gate_up, m->expert_in, w->gate_up,
+                                   routing->offsets, shape.n_experts, &first, &act, tape != NULL);
+    }
     m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts,
                            &second);
     if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, c->hidden);

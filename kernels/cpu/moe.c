@@ -180,6 +180,15 @@ void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *
     }
 }
 
+void cpu_matmul_experts_act(struct device *dev, void *y, void *x, const void *a, const void *b,
+                            const int32_t *offsets, int n_experts, const struct matmul *shape,
+                            const struct act_shape *act, bool keep)
+{
+    (void)keep;
+    cpu_matmul_experts(dev, x, a, b, offsets, n_experts, shape);
+    cpu_act(dev, y, x, act);
+}
+
 void cpu_matmul_experts_back(struct device *dev, float *dw, const void *dy, const void *x,
                              const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
