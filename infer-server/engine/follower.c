@@ -63,6 +63,7 @@ static enum status make_runner(struct follower *f, const struct bytes *data)
     memcpy(&limits, data->data, sizeof limits);
     CHECK(runner_new(f->dev, f->weights, &limits, &f->runner));
     model_use_comm(f->runner->model, group_comm(f->group));
+    CHECK(model_share_logits(f->runner->model));
     CHECK(device_alloc(f->dev, (size_t)limits.max_rows * sizeof *f->rows, (void **)&f->rows));
     st = group_answer(f->group, ST_OK, NULL, 0);
 out:
@@ -172,6 +173,7 @@ enum status follower_run(const struct engine_options *options)
         log_info("rank %d of %d: %.1f MB of weights on %s", options->who.rank, options->who.size,
                  (double)f.weights->bytes / 1e6, device_name(f.dev));
         st = follow(&f);
+        group_end(f.group);
     }
     if (st != ST_OK && f.group) group_answer(f.group, st, NULL, 0);
     close_all(&f);

@@ -185,12 +185,24 @@ out:
     return st;
 }
 
+void group_end(struct group *g)
+{
+    if (!g || !g->peers) return;
+    enum status st = g->over || g->rank == 0 ? ST_OK : ST_PEER_GONE;
+    for (int i = 0; !g->over && g->rank == 0 && i < g->peers->n; i++) {
+        const enum status sent = send_message(&g->peers->list[i], ORDER_END, NULL, 0);
+        if (st == ST_OK) st = sent; // who is gone has ended
+    }
+    g->over = true;
+    if (st == ST_OK && comm_unmap_peers(g->comm) != ST_OK)
+        log_warn("rank %d of the tensor-parallel server: at its end: %s", g->rank,
+                 status_message());
+}
+
 void group_free(struct group *g)
 {
     if (!g) return;
-    g->over = true;
-    for (int i = 0; g->peers && g->rank == 0 && i < g->peers->n; i++)
-        send_message(&g->peers->list[i], ORDER_END, NULL, 0); // who is gone has ended
+    group_end(g);
     comm_free(g->comm);
     peers_free(g->peers);
     bytes_release(&g->answer);

@@ -45,7 +45,10 @@ enum order {
 // gives NULL.
 enum status group_open(struct device *dev, const char *bridge_path, const struct ranks *who,
                        struct group **ret);
-void group_free(struct group *g); // rank 0's tells the followers to end
+// Before the model's memory is released: rank 0's tells the followers to end, and where all do,
+// none has another's memory mapped any more.
+void group_end(struct group *g);
+void group_free(struct group *g);
 struct comm *group_comm(const struct group *g);
 int group_size(const struct group *g);
 

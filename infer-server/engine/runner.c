@@ -62,6 +62,7 @@ enum status runner_use_group(struct runner *r, struct group *group)
     r->group = group;
     model_use_comm(r->model, group_comm(group));
     enum status st = group_order(group, ORDER_RUNNER, &r->limits, sizeof r->limits);
+    if (st == ST_OK) st = model_share_logits(r->model);
     return st == ST_OK ? group_wait(group, NULL, 0) : st;
 }
 
