@@ -63,11 +63,16 @@ static enum status make_runner(struct follower *f, const struct bytes *data)
     memcpy(&limits, data->data, sizeof limits);
     CHECK(runner_new(f->dev, f->weights, &limits, &f->runner));
     model_use_comm(f->runner->model, group_comm(f->group));
-    CHECK(model_share_logits(f->runner->model));
     CHECK(device_alloc(f->dev, (size_t)limits.max_rows * sizeof *f->rows, (void **)&f->rows));
     st = group_answer(f->group, ST_OK, NULL, 0);
 out:
     return st;
+}
+
+static enum status share_logits(struct follower *f, const struct bytes *data)
+{
+    (void)data;
+    return model_share_logits(f->runner->model);
 }
 
 static enum status make_kv(struct follower *f, const struct bytes *data)
@@ -142,10 +147,10 @@ static enum status head(struct follower *f, const struct bytes *data)
 typedef enum status order_fn(struct follower *f, const struct bytes *data);
 static order_fn *const orders[ORDER_END] = {
     [ORDER_LOAD] = load,          [ORDER_SEGMENT] = tell_segment,
-    [ORDER_RUNNER] = make_runner, [ORDER_KV] = make_kv,
-    [ORDER_STEP] = step,          [ORDER_COPY] = copy_block,
-    [ORDER_HEAD] = head,          [ORDER_CANARY] = tell_canary,
-    [ORDER_SUMS] = tell_sums,
+    [ORDER_RUNNER] = make_runner, [ORDER_SHARE] = share_logits,
+    [ORDER_KV] = make_kv,         [ORDER_STEP] = step,
+    [ORDER_COPY] = copy_block,    [ORDER_HEAD] = head,
+    [ORDER_CANARY] = tell_canary, [ORDER_SUMS] = tell_sums,
 };
 
 static enum status follow(struct follower *f)

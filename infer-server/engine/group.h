@@ -32,6 +32,7 @@ enum order {
     ORDER_LOAD,    // a folder's tensors into the arena
     ORDER_SEGMENT, // asks for struct segment_info
     ORDER_RUNNER,  // struct runner_limits
+    ORDER_SHARE,   // the ranks' logits, with one another; is not answered
     ORDER_KV,      // int: blocks
     ORDER_STEP,    // batch_write()
     ORDER_COPY,    // int[2]: a KV block, from and to

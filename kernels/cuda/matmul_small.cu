@@ -611,8 +611,9 @@ bool matmul_small_sent(struct device *dev, void *c, const void *a, const void *b
     few_args p = {};
     p.c = c;
     p.bias = (const bf16 *)bias;
-    if (shape->out != DT_BF16 || shape->n % 2 || !is_for_few(cuda_use(dev), c, a, b, shape) ||
-        shape->m > MOST_ROWS)
+    // a row ends with a whole word of the sum
+    if (shape->out != DT_BF16 || shape->n % word_elements<bf16> ||
+        !is_for_few(cuda_use(dev), c, a, b, shape) || shape->m > MOST_ROWS)
         return false;
     const size_t n = (size_t)shape->m * shape->n;
     const peer_places *peers = comm_addend_places(shape->sum, c, n, shape->out);
