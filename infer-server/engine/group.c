@@ -26,7 +26,8 @@ struct group {
     struct peers *peers; // rank 0's are the followers, a follower's is rank 0
     struct comm *comm;
     int rank, size;
-    bool over; // rank 0 has told the followers to end
+    bool over;  // rank 0 has told the followers to end
+    bool ended; // group_end()
     struct bytes answer;
 };
 
@@ -187,8 +188,9 @@ out:
 
 void group_end(struct group *g)
 {
-    if (!g || !g->peers) return;
-    enum status st = g->over || g->rank == 0 ? ST_OK : ST_PEER_GONE;
+    if (!g || !g->peers || g->ended) return;
+    g->ended = true;
+    enum status st = g->rank == 0 ? group_check(g) : g->over ? ST_OK : ST_PEER_GONE;
     for (int i = 0; !g->over && g->rank == 0 && i < g->peers->n; i++) {
         const enum status sent = send_message(&g->peers->list[i], ORDER_END, NULL, 0);
         if (st == ST_OK) st = sent; // who is gone has ended

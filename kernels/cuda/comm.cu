@@ -118,9 +118,8 @@ struct nccl_state {
     cudaStream_t stream;    // own, or NULL: the device's
     struct peer_sum *peers; // NULL: sums are all NCCL's
     bool unmapped;          // peers' memory was, at a common end of all ranks
-    const void
-        *sent; // the device's thread: the addend, of sent_n elements, of a sum that has begun
-    size_t sent_n;
+    const void *sent;       // the device's thread: the addend of a sum that has begun, or NULL
+    size_t sent_n;          // its elements
     cudaEvent_t before, after;
     bool watching; // the thread runs
     pthread_t thread;
