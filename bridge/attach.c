@@ -125,7 +125,7 @@ enum status bridge_attach_shard(const char *explicit_path, int rank, struct devi
 
     step = "control page";
     CHECK(control_open(b->file->control_page, b->file->page_layout, &b->control));
-    if (b->file->shard > 0) control_follow(b->control);
+    if (b->file->shard > 0) control_follow(b->control, b->file->shard);
     snprintf(detail, sizeof detail, "%s, layout %.16s", b->file->control_page,
              b->file->page_layout);
     on_step(context, step, ST_OK, detail);

@@ -42,6 +42,12 @@
  * there is no seqlock retry on the reading side, and the version's parity is only for those who
  * come later.
  *
+ * FOLLOWERS. Weights in shards have one page, and each shard a writer: that of shard 0 holds the
+ * lease and moves the version for all, the others write between the same two moves, having met it
+ * (attach.c). Each of them holds a lock on the page's byte of its shard's number, of an open file
+ * of its own, which the kernel lets go with the process: so a shard has one writer, and before the
+ * owner restores what a dead leader left it waits until these have ended too.
+ *
  * BARRIERS. All operations on version, lease and phase are sequentially consistent. Step 5 is
  * therefore a release of every CPU store of step 4, and 7's load of phase acquires it; on a GPU
  * the writer waits for its stream before 5, and the engine launches after 7. Step 3 must be

@@ -48,6 +48,9 @@ bool control_quiesce_requested(const struct control *c);
 enum control_event control_grant_quiesce(struct control *c);
 // Notices a lost writer outside of an update; cheap enough for every 100 ms.
 enum control_event control_check_writer(struct control *c);
+// Waits until no process has the place of a shard's follower (control_follow()), which may be in an
+// update that its leader did not end. ST_TIMEOUT past the deadline.
+enum status control_await_followers(const struct control *c, int64_t deadline_ns);
 // After the owner rewrote torn weights, or reloaded: next even version, no writer.
 void control_owner_update_begin(struct control *c); // version becomes odd (if it is not)
 void control_owner_update_end(struct control *c);   // next even version
@@ -67,8 +70,9 @@ enum status control_open(const char *name, const char *layout_hash, struct contr
 enum status control_lease_take(struct control *c);
 void control_lease_release(struct control *c);
 // From here on another process holds the lease for this one too, which writes other memory in the
-// same updates (attach.h, a shard): all of these calls then leave the page as it is, and succeed.
-void control_follow(struct control *c);
+// same updates (attach.h, a shard from 1 on): all of these calls then leave the page as it is, and
+// succeed. control_lease_take() takes that shard's place, which one process has: ST_BUSY.
+void control_follow(struct control *c, int shard);
 // Request and wait for the grant. ST_TIMEOUT past the deadline, ST_PEER_GONE where the owner died,
 // ST_MISMATCH where the owner rewrote the weights since this writer took the lease or last ended an
 // update. On failure nothing is left to resume.

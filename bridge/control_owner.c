@@ -4,7 +4,10 @@
 #include "bridge/process.h"
 #include "common/base/clock.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 
 #define DEATH_MS 60000 // for a killed writer to end; a GPU's driver takes its time
 
@@ -92,6 +95,21 @@ enum control_event control_check_writer(struct control *c)
     // Outside of a grant an odd version can only be the owner's own, and no writer can begin.
     if (!revoke_lease(page, lease, life == LIFE_STILL, version)) return CONTROL_NONE;
     return CONTROL_WRITER_GONE;
+}
+
+enum status control_await_followers(const struct control *c, int64_t deadline_ns)
+{
+    for (;;) {
+        struct flock held = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1};
+        if (fcntl(c->fd, F_OFD_GETLK, &held) != 0)
+            return status_fail(ST_IO, "control page %s: its followers' locks: %s", c->name,
+                               strerror(errno));
+        if (held.l_type == F_UNLCK) return ST_OK;
+        if (clock_ms_until(deadline_ns) == 0)
+            return status_fail(ST_TIMEOUT, "shard %lld still has a writer",
+                               (long long)held.l_start);
+        clock_sleep_ms(SLICE_MS / 10);
+    }
 }
 
 void control_owner_update_begin(struct control *c)

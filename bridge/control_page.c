@@ -242,7 +242,7 @@ void control_free(struct control *c)
 {
     if (!c) return;
     if (c->page) munmap(c->page, CONTROL_BYTES);
-    if (c->owner && c->fd >= 0) close(c->fd);
+    if (c->fd >= 0) close(c->fd);
     free(c);
 }
 

@@ -61,12 +61,13 @@ struct control {
     struct page *page;
     char name[NAME_BYTES];
     bool owner;
-    int fd; // owner: of the page, locked until it leaves
+    int fd; // owner: of the page, locked until it leaves; follower: another, locked while it may
+            // write
     // A test's, or NULL: called between the look at a writer that is lost and what follows from it.
     void (*on_lost_writer)(void);
     // writer
     _Atomic uint64_t lease; // what it holds; 0: none. The heartbeat thread reads it.
-    bool follows;           // control_follow()
+    int follows;            // control_follow(): of which shard; 0: it does not
     uint64_t version;       // even: what this writer found at first, or left behind last
     uint64_t next;          // version after the update under way
     int64_t odd_since_ns;

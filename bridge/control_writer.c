@@ -5,9 +5,11 @@
 #include "common/base/clock.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static enum status lease_lost(const struct control *c)
@@ -27,9 +29,33 @@ static enum status lease_none(const struct control *c)
                        c->name);
 }
 
-void control_follow(struct control *c)
+void control_follow(struct control *c, int shard)
 {
-    c->follows = true;
+    c->follows = shard;
+}
+
+// A follower's sign that it may write: a lock on the page's byte of that number, through a
+// descriptor of its own, which the kernel lets go with the process.
+static enum status take_place(struct control *c)
+{
+    struct flock place = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = c->follows, .l_len = 1};
+    if (c->fd >= 0) return ST_OK;
+    const int fd = shm_open(c->name, O_RDWR | O_CLOEXEC, 0);
+    if (fd < 0) return status_fail(ST_IO, "control page %s: %s", c->name, strerror(errno));
+    if (fcntl(fd, F_OFD_SETLK, &place) == 0) {
+        c->fd = fd;
+        return ST_OK;
+    }
+    const int error = errno;
+    close(fd);
+    return error == EAGAIN || error == EACCES
+               ? status_fail(ST_BUSY,
+                             "control page %s: another process writes shard %d of these weights; "
+                             "stop it, or wait until it ends",
+                             c->name, c->follows)
+               : status_fail(ST_IO, "control page %s: a lock of shard %d: %s", c->name, c->follows,
+                             strerror(error));
 }
 
 enum status control_lease_take(struct control *c)
@@ -37,7 +63,8 @@ enum status control_lease_take(struct control *c)
     struct page *page = c->page;
     if (c->follows) {
         c->version = atomic_load(&page->version) & ~(uint64_t)1;
-        return control_owner_alive(c);
+        const enum status alive = control_owner_alive(c);
+        return alive == ST_OK ? take_place(c) : alive;
     }
     for (;;) {
         enum status st = control_owner_alive(c);
@@ -80,6 +107,10 @@ void control_lease_release(struct control *c)
 {
     struct page *page = c->page;
     uint64_t lease = atomic_exchange(&c->lease, 0);
+    if (c->follows && c->fd >= 0) {
+        close(c->fd);
+        c->fd = -1;
+    }
     if (!lease) return;
     // In this order: a phase that is let go wakes an engine, which must still find the lease's
     // holder.

@@ -153,6 +153,16 @@ enum status comm_map_peers(struct comm *comm, char *ret_why, size_t size)
     return comm && comm->backend->map_peers ? comm->backend->map_peers(comm, ret_why, size) : ST_OK;
 }
 
+enum status comm_share(struct comm *comm, void *memory, size_t bytes)
+{
+    return comm && comm->backend->share ? comm->backend->share(comm, memory, bytes) : ST_OK;
+}
+
+enum status comm_unmap_peers(struct comm *comm)
+{
+    return comm && comm->backend->unmap_peers ? comm->backend->unmap_peers(comm) : ST_OK;
+}
+
 void comm_free(struct comm *comm)
 {
     if (!comm) return;
@@ -209,6 +219,16 @@ void comm_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt)
 void comm_all_gather(struct comm *comm, const void *part, void *all, size_t bytes)
 {
     if (comm && bytes && !comm_failed(comm)) comm->backend->all_gather(comm, part, all, bytes);
+}
+
+void comm_gather_columns(struct comm *comm, void *all, void *parts, size_t rows, size_t width)
+{
+    const size_t part = rows * width;
+    if (!comm) return;
+    comm_all_gather(comm, (char *)parts + (size_t)comm->rank * part, parts, part);
+    for (size_t r = 0; r < (size_t)comm->size; r++)
+        device_copy_2d(comm->dev, (char *)all + r * width, (size_t)comm->size * width,
+                       (char *)parts + r * part, width, width, rows);
 }
 
 void comm_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n, enum dtype dt)

@@ -42,6 +42,14 @@ enum status comm_beside(struct comm *comm, struct comm **ret);
 // megabytes takes microseconds; its bits are the same without. Waits for all ranks; takes 32 MiB of
 // the device. ret_why: why it is not possible, or "" (so of one rank, and on the CPU).
 enum status comm_map_peers(struct comm *comm, char *ret_why, size_t size);
+// Lets mapped ranks write into `memory` too, which each of them has of the same size and which its
+// device_alloc() gave in whole pages of COMM_SHARED_PAGE. Does nothing where they are not mapped.
+// Waits for all ranks.
+#define COMM_SHARED_PAGE ((size_t)2 << 20)
+enum status comm_share(struct comm *comm, void *memory, size_t bytes);
+// The end of both, when all ranks have come to their end in good order and before such memory is
+// released: no rank frees what another still has mapped. Waits for all ranks.
+enum status comm_unmap_peers(struct comm *comm);
 // What the device is given from here on begins when comm's calls so far are done.
 void comm_join(struct comm *comm);
 // Before its device and after those that were made of it. Says good-bye to the other ranks where
@@ -69,6 +77,9 @@ void comm_all_gather(struct comm *comm, const void *part, void *all, size_t byte
 // all: size * n elements; part: the n of this rank, summed; may be their place in `all`. What else
 // lies in `all` stays as it is.
 void comm_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n, enum dtype dt);
+// all: (rows, size * width bytes), whole on every rank, of the ranks' columns in rank order. parts:
+// (size, rows, width bytes), of which this rank's part is there; the others are overwritten.
+void comm_gather_columns(struct comm *comm, void *all, void *parts, size_t rows, size_t width);
 void comm_broadcast(struct comm *comm, void *data, size_t bytes, int root);
 // Both sides at once; other ranks do not take part.
 void comm_send(struct comm *comm, const void *data, size_t bytes, int to);

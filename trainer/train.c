@@ -195,11 +195,14 @@ static void say_idle(const struct option_set *set, const struct train_config *c)
 static enum status check_servers(const struct train *t)
 {
     const struct train_config *c = &t->config;
-    if (!c->serves || !c->bridge || (!c->model && !c->job.server_args)) return ST_OK;
+    const bool shards = c->job.shards > 1;
+    if (!c->serves || !c->bridge || (!c->model && !c->job.server_args && !shards)) return ST_OK;
     return status_fail(ST_INVALID,
                        "--%s is for servers that are started, --bridge names one that runs: leave "
                        "one of the two out",
-                       c->model ? "model" : "server-args");
+                       c->model ? "model"
+                       : shards ? "tensor-parallel-size"
+                                : "server-args");
 }
 
 static enum status check(void *context, struct option_set *set)

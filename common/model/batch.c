@@ -348,6 +348,17 @@ struct written {
     int32_t max_query, max_context, table_stride;
 };
 
+// Bytes of a list that a committed batch has a use for: a decode step's are few beside its room.
+static size_t used_bytes(const struct batch *b, enum list list)
+{
+    size_t n = (size_t)b->view.n_tokens;
+    if (list == LIST_BLOCK_TABLE) return table_bytes(b);
+    if (list == LIST_QUERY_START) n = (size_t)b->view.n_seqs + 1;
+    if (list >= LIST_CONTEXT_LEN && list <= LIST_ATTEND_END) n = (size_t)b->view.n_seqs;
+    if (list == LIST_ROWS || list == LIST_ROWS_ORDER) n = (size_t)b->padded_rows;
+    return n * sizeof(int32_t);
+}
+
 enum status batch_write(const struct batch *b, struct bytes *to)
 {
     const struct written w = {.list_bytes = b->bytes,
@@ -363,19 +374,19 @@ enum status batch_write(const struct batch *b, struct bytes *to)
                               .max_context = b->view.max_context,
                               .table_stride = b->view.table_stride};
     bytes_append(to, &w, sizeof w);
-    bytes_append(to, b->host[0], b->bytes);
-    bytes_append(to, b->host[LIST_BLOCK_TABLE], table_bytes(b));
+    for (int i = 0; i < LIST_COUNT; i++) bytes_append(to, b->host[i], used_bytes(b, (enum list)i));
     return bytes_status(to);
 }
 
 enum status batch_read(struct batch *b, const void *data, size_t n)
 {
     struct written w;
-    const char *lists = (const char *)data + sizeof w;
+    const char *at = (const char *)data + sizeof w;
+    size_t whole = sizeof w;
     batch_clear(b);
     if (n >= sizeof w) memcpy(&w, data, sizeof w);
     if (n < sizeof w || w.list_bytes != b->bytes || w.seqs > b->max_seqs || w.n_seqs > w.seqs ||
-        w.table_stride > b->max_blocks)
+        w.tokens > b->max_tokens || w.padded_rows > b->max_rows || w.table_stride > b->max_blocks)
         return status_fail(ST_FORMAT, "a batch of %zu bytes does not fit one of %d tokens", n,
                            b->max_tokens);
     b->n_tokens = w.n_tokens;
@@ -387,10 +398,14 @@ enum status batch_read(struct batch *b, const void *data, size_t n)
     b->view.max_query = w.max_query;
     b->view.max_context = w.max_context;
     b->view.table_stride = w.table_stride;
-    if (n != sizeof w + b->bytes + table_bytes(b))
-        return status_fail(ST_FORMAT, "a batch of %zu bytes is not whole", n);
-    memcpy(b->host[0], lists, b->bytes);
-    memcpy(b->host[LIST_BLOCK_TABLE], lists + b->bytes, table_bytes(b));
+    b->view.n_tokens = w.tokens;
+    b->view.n_seqs = w.seqs;
+    for (int i = 0; i < LIST_COUNT; i++) whole += used_bytes(b, (enum list)i);
+    if (n != whole) return status_fail(ST_FORMAT, "a batch of %zu bytes is not whole", n);
+    for (int i = 0; i < LIST_COUNT; i++) {
+        memcpy(b->host[i], at, used_bytes(b, (enum list)i));
+        at += used_bytes(b, (enum list)i);
+    }
     upload(b, w.tokens, w.seqs);
     return ST_OK;
 }

@@ -36,6 +36,12 @@ static void routing_parts(int n_experts, size_t a, size_t base, struct device_pa
         offsetof(struct model, name), (size)                                                       \
     }
 
+static size_t logits_bytes(const struct model_config *c, size_t rows)
+{
+    const size_t bytes = rows * (size_t)c->vocab_size * sizeof(float), page = COMM_SHARED_PAGE;
+    return c->shard.size > 1 ? (bytes + page - 1) / page * page : bytes;
+}
+
 // What one layer, and the head, want.
 static void layer_scratch(const struct model *m, const struct layer_config *l,
                           struct device_part ret[N_SCRATCH])
@@ -71,7 +77,7 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(row_x, r * h * e),
         SCRATCH(row_normed, r * h * e),
         SCRATCH(row_rstd, 2 * r * sizeof(float)), // and row_mean
-        SCRATCH(logits, r * (size_t)c->vocab_size * sizeof(float)),
+        SCRATCH(logits, logits_bytes(c, r)),
         SCRATCH(logit_parts, c->shard.size > 1 ? r * (size_t)c->vocab_size * sizeof(float) : 0),
     };
     memcpy(ret, parts, sizeof parts);
@@ -189,6 +195,11 @@ void model_use_comm(struct model *m, struct comm *comm)
     m->comm = comm;
 }
 
+enum status model_share_logits(struct model *m)
+{
+    return comm_share(m->comm, m->logits, logits_bytes(m->config, (size_t)m->max_rows));
+}
+
 // ---- shapes -------------------------------------------------------------------------------------
 struct norm_shape model_norm_shape(const struct model *m, int rows)
 {
@@ -286,6 +297,12 @@ void model_sum_ranks(struct model *m, void *x, int rows)
 }
 
 // ---- the forward pass ---------------------------------------------------------------------------
+// What ranks make together of what a linear gives on each; NULL: nothing.
+struct joint {
+    struct comm *sum; // y is this rank's addend of the next sum over these ranks
+    void *parts;      // y (rows, ranks * n) is put together of the ranks' parts here
+};
+
 static struct matmul linear_shape(const struct model *m, int rows, const struct linear *l)
 {
     return (struct matmul){.m = rows,
@@ -307,20 +324,29 @@ static bool is_adapted(const struct model *m, int rows, const struct linear *l,
 
 // of: which rows of the batch x's are (device); NULL: all, in order.
 static void linear_of(struct model *m, void *y, const void *x, int rows, const int32_t *of,
-                      const struct linear *l)
+                      const struct linear *l, struct joint joint)
 {
-    const struct matmul shape = linear_shape(m, rows, l);
+    struct matmul shape = linear_shape(m, rows, l);
     struct lora_args adapters;
-    m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
-    if (!is_adapted(m, rows, l, &adapters)) return;
+    if (!is_adapted(m, rows, l, &adapters)) {
+        shape.sum = joint.sum;
+        shape.columns = joint.parts ? m->comm : NULL;
+        shape.parts = joint.parts;
+        m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
+        return;
+    }
+    const size_t width = (size_t)l->n * dtype_size(l->out), part = (size_t)rows * width;
+    void *own = joint.parts ? (char *)joint.parts + (size_t)comm_rank(m->comm) * part : y;
+    m->ops->matmul(m->dev, own, x, l->w, l->bias, &shape);
     adapters.row = of;
     adapters.out = l->out;
-    m->ops->lora(m->dev, y, x, &adapters);
+    m->ops->lora(m->dev, own, x, &adapters);
+    if (joint.parts) comm_gather_columns(m->comm, y, joint.parts, (size_t)rows, width);
 }
 
 void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
 {
-    linear_of(m, y, x, rows, NULL, l);
+    linear_of(m, y, x, rows, NULL, l, (struct joint){0});
 }
 
 // y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.
@@ -343,11 +369,22 @@ static void copy_rows(struct model *m, void *to, const void *from, int rows, int
     if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
+// What is left of a sum over ranks is left to the norm that reads it first.
+static void end_sum(struct model *m, int rows)
+{
+    if (m->addend) model_sum_ranks(m, m->addend, rows);
+    m->addend = NULL;
+}
+
 void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args)
 {
     const struct norm_shape shape = model_norm_shape(m, rows);
+    struct norm_args norm = *args;
+    if (!args->w || m->addend != args->x) end_sum(m, rows);
+    if (m->addend) norm.sum = m->comm;
+    m->addend = NULL;
     if (args->w)
-        m->ops->norm(m->dev, y, args, &shape);
+        m->ops->norm(m->dev, y, &norm, &shape);
     else
         copy_rows(m, y, args->x, rows, m->config->hidden);
 }
@@ -384,18 +421,20 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
 {
     const int hidden = m->config->hidden;
     const bool begins = model_begins_sum(m);
+    const struct joint sum = {.sum = m->comm};
     struct linear out = {b->role, b->layer, b->w,   begins ? b->bias : NULL,
                          hidden,  b->width, begins, m->dt};
     if (!b->norm) {
         if (begins) copy_rows(m, x_to, x_from, rows, hidden);
-        model_linear(m, x_to, b->in, rows, &out);
-        model_sum_ranks(m, x_to, rows);
+        linear_of(m, x_to, b->in, rows, NULL, &out, sum);
+        m->addend = m->comm ? x_to : NULL;
+        if (m->config->parallel_block) end_sum(m, rows);
         return;
     }
     void *proj = b->proj ? b->proj : m->block;
     copy_rows(m, x_to, x_from, rows, hidden);
     out.add = false;
-    model_linear(m, proj, b->in, rows, &out);
+    linear_of(m, proj, b->in, rows, NULL, &out, sum);
     model_sum_ranks(m, proj, rows);
     model_normalise(m, m->block, rows,
                     &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
@@ -502,7 +541,8 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
 
     model_normalise(m, m->normed, rows,
                     &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
-                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL});
+                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL,
+                                        NULL});
     if (delta) model_delta(m, l, batch, kv, tape);
     struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
@@ -605,7 +645,8 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     if (!c->parallel_block)
         model_normalise(m, m->normed, rows,
                         &(struct norm_args){x_mid, w->mlp_norm, w->mlp_norm_bias,
-                                            tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
+                                            tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL,
+                                            NULL});
     if (layer->moe.n_experts > 0) {
         if (model_begins_sum(m))
             copy_rows(m, x_out, x_mid, rows, c->hidden);
@@ -645,7 +686,7 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     attention_block(m, l, batch, kv, lt, x, x_mid);
     mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
     if (tape) tape->held = l;
-    return x_out;
+    return x_out; // as a rank's addend where m->addend says so
 }
 
 // What layer l's router did adds to the tape's sums.
@@ -669,20 +710,24 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
                         &(struct gather_args){batch->tokens, batch->n_tokens, c->hidden,
                                               model_embed_scale(m), m->dt,
                                               config_first_vocab_row(c), config_vocab_rows(c)});
-    model_sum_ranks(m, x, batch->n_tokens);
+    m->addend = m->comm ? x : NULL;
     if (tape && tape->balance)
         device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));
     for (int l = 0; l < c->n_layers; l++) {
         x = run_layer(m, l, batch, kv, tape);
         if (tape && tape->balance) add_balance(m, l, batch->n_tokens, tape);
     }
+    end_sum(m, batch->n_tokens);
     *ret_x = x;
 }
 
 const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
                                     const struct batch_view *batch)
 {
-    if (tape->recompute == RECOMPUTE_LAYER && tape->held != l) run_layer(m, l, batch, NULL, tape);
+    if (tape->recompute == RECOMPUTE_LAYER && tape->held != l) {
+        run_layer(m, l, batch, NULL, tape);
+        end_sum(m, batch->n_tokens);
+    }
     return &tape->layers[l];
 }
 
@@ -703,17 +748,6 @@ struct head_rows model_head_rows(const struct model *m, int first)
                               .logits = m->logits + (size_t)first * (size_t)m->config->vocab_size};
 }
 
-// Puts the ranks' parts of n rows of logits together, on every rank.
-static void join_logits(struct model *m, float *logits, const float *own, int n)
-{
-    const size_t width = (size_t)config_vocab_rows(m->config) * sizeof(float);
-    const size_t pitch = (size_t)m->config->vocab_size * sizeof(float), part = width * (size_t)n;
-    comm_all_gather(m->comm, own, m->logit_parts, part);
-    for (int r = 0; r < m->config->shard.size; r++)
-        device_copy_2d(m->dev, (char *)logits + (size_t)r * width, pitch,
-                       (const char *)m->logit_parts + (size_t)r * part, width, width, (size_t)n);
-}
-
 void model_head(struct model *m, const void *x, const int32_t *rows, int first, int n)
 {
     const struct model_config *c = m->config;
@@ -723,15 +757,12 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
                         &(struct gather_args){rows, n, c->hidden, 1.0f, m->dt, 0, 0});
     model_normalise(m, to.normed, n,
                     &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
-                                        c->norm == NORM_LAYER ? to.mean : NULL});
-    const int width = config_vocab_rows(c);
-    float *parts = m->logit_parts ? m->logit_parts : to.logits;
-    float *own = parts + (size_t)c->shard.rank * (size_t)n * (size_t)width;
-    linear_of(
-        m, own, to.normed, n, rows,
-        &(struct linear){ROLE_HEAD, 0, w->head, w->head_bias, width, c->hidden, false, DT_F32});
-    if (c->logit_softcap > 0) m->ops->softcap(m->dev, own, (int64_t)n * width, c->logit_softcap);
-    if (parts != to.logits) join_logits(m, to.logits, own, n);
+                                        c->norm == NORM_LAYER ? to.mean : NULL, NULL});
+    const struct linear head = {ROLE_HEAD, 0,     w->head, w->head_bias, config_vocab_rows(c),
+                                c->hidden, false, DT_F32};
+    linear_of(m, to.logits, to.normed, n, rows, &head, (struct joint){.parts = m->logit_parts});
+    if (c->logit_softcap > 0)
+        m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap);
 }
 
 // ---- the tape -----------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ struct model {
     const struct adapter_table *adapters; // borrowed; NULL: none (model_use_adapters())
     const int32_t *row_adapter;           // the batch's, in a forward pass
     struct comm *comm; // borrowed; the ranks of a sharded model (model_use_comm()), else NULL
+    void *addend;      // in a forward pass: what is not summed over them yet; or NULL
     enum dtype dt;
     struct attn_shape *attn; // (n_layers)
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
@@ -109,6 +110,9 @@ void model_free(struct model *m);
 void model_use_adapters(struct model *m, const struct adapter_table *adapters);
 // The ranks that hold the other shards, before the first pass of a shard's model.
 void model_use_comm(struct model *m, struct comm *comm);
+// These ranks may write into one another's logits (comm_share()): a step that decodes is shorter.
+// All call it. Before model_free() of such a model, comm_unmap_peers().
+enum status model_share_logits(struct model *m);
 
 // The forward pass: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the
 // residual stream after the last one (scratch, or the tape's x_final). kv for paged batches, tape

@@ -141,6 +141,13 @@ out:
     return st;
 }
 
+const char *ranks_variable(const struct ranks *ranks)
+{
+    for (const struct launcher *l = launchers; l < launchers + N_LAUNCHERS; l++)
+        if (strcmp(l->name, ranks->source) == 0) return l->rank;
+    return NULL;
+}
+
 enum status ranks_export(const struct ranks *ranks)
 {
     const struct launcher *own = &launchers[0];
@@ -162,4 +169,24 @@ enum status ranks_export(const struct ranks *ranks)
         put = put && setenv(numbers[i].name, text, 1) == 0;
     }
     return put ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for the environment");
+}
+
+void ranks_put_forgetting(struct bytes *line)
+{
+    static const char *const all_of[] = {"OMPI_", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_", "HYDI_"};
+    extern char **environ;
+    bytes_puts(line, "env ");
+    for (char **variable = environ; *variable; variable++) {
+        const int len = (int)strcspn(*variable, "=");
+        bool put = false;
+        for (size_t i = 0; i < sizeof all_of / sizeof *all_of; i++)
+            put |= strncmp(*variable, all_of[i], strlen(all_of[i])) == 0;
+        for (const struct launcher *l = launchers; l < launchers + N_LAUNCHERS; l++) {
+            const char *of[] = {l->rank,       l->size,   l->local_rank,
+                                l->local_size, l->run_id, l->only_with};
+            for (size_t i = 0; i < sizeof of / sizeof *of; i++)
+                put |= of[i] && (int)strlen(of[i]) == len && strncmp(*variable, of[i], len) == 0;
+        }
+        if (put) bytes_printf(line, "-u %.*s ", len, *variable);
+    }
 }

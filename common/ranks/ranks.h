@@ -4,6 +4,7 @@
 #ifndef COMMON_RANKS_RANKS_H
 #define COMMON_RANKS_RANKS_H
 
+#include "common/base/bytes.h"
 #include "common/base/status.h"
 
 #define RANKS_MAX    4096
@@ -22,7 +23,13 @@ struct ranks {
 // ST_INVALID where what is said contradicts itself, naming both sides, or is no number.
 enum status ranks_find(int rank, int size, struct ranks *ret);
 
+// The variable of the environment by which their source says it: "RANK"; NULL: it is an option.
+const char *ranks_variable(const struct ranks *ranks);
+
 // Puts them into the environment of children in place of what launchers left there.
 enum status ranks_export(const struct ranks *ranks);
+// Appends "env -u NAME ... ", as a shell reads it, of all that launchers have put into the
+// environment: the program behind it is nobody's rank, and may start ranks of its own.
+void ranks_put_forgetting(struct bytes *line);
 
 #endif

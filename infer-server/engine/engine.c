@@ -144,7 +144,8 @@ void engine_info(struct engine *e, struct engine_info *ret)
     if (!owner) return;
     const struct weights *w = weights_owner_weights(owner, WEIGHTS_POLICY);
     ret->n_tensors = w->n_tensors;
-    ret->n_parameters = w->n_parameters;
+    ret->n_shards = weights_owner_shards(owner);
+    ret->n_parameters = weights_owner_parameters(owner);
     control_facts(weights_owner_control(owner), &ret->control);
 }
 

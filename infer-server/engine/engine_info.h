@@ -153,8 +153,9 @@ struct engine_info { // of the weights and the bridge
     int vocab_size;
     // 0 and false while loading:
     int max_context;      // tokens of prompt and completion
+    int n_shards;         // of the policy, each on a device of its own
     int n_tensors;        // of the policy
-    int64_t n_parameters; // likewise
+    int64_t n_parameters; // likewise, of all shards
     bool loaded;
     struct control_facts control; // where loaded
 };

@@ -332,6 +332,7 @@ static void leave(struct engine *e)
     pthread_mutex_lock(&e->lock);
     e->owner = NULL; // nobody notifies a page that is gone
     pthread_mutex_unlock(&e->lock);
+    group_end(e->group);
     executor_free(e->executor);
     e->executor = NULL;
     run_commands(e); // refuses what came last

@@ -69,6 +69,12 @@ out:
     return st;
 }
 
+static enum status share_logits(struct follower *f, const struct bytes *data)
+{
+    (void)data;
+    return model_share_logits(f->runner->model);
+}
+
 static enum status make_kv(struct follower *f, const struct bytes *data)
 {
     int n_blocks;
@@ -141,10 +147,10 @@ static enum status head(struct follower *f, const struct bytes *data)
 typedef enum status order_fn(struct follower *f, const struct bytes *data);
 static order_fn *const orders[ORDER_END] = {
     [ORDER_LOAD] = load,          [ORDER_SEGMENT] = tell_segment,
-    [ORDER_RUNNER] = make_runner, [ORDER_KV] = make_kv,
-    [ORDER_STEP] = step,          [ORDER_COPY] = copy_block,
-    [ORDER_HEAD] = head,          [ORDER_CANARY] = tell_canary,
-    [ORDER_SUMS] = tell_sums,
+    [ORDER_RUNNER] = make_runner, [ORDER_SHARE] = share_logits,
+    [ORDER_KV] = make_kv,         [ORDER_STEP] = step,
+    [ORDER_COPY] = copy_block,    [ORDER_HEAD] = head,
+    [ORDER_CANARY] = tell_canary, [ORDER_SUMS] = tell_sums,
 };
 
 static enum status follow(struct follower *f)
@@ -172,6 +178,7 @@ enum status follower_run(const struct engine_options *options)
         log_info("rank %d of %d: %.1f MB of weights on %s", options->who.rank, options->who.size,
                  (double)f.weights->bytes / 1e6, device_name(f.dev));
         st = follow(&f);
+        group_end(f.group);
     }
     if (st != ST_OK && f.group) group_answer(f.group, st, NULL, 0);
     close_all(&f);

@@ -26,7 +26,8 @@ struct group {
     struct peers *peers; // rank 0's are the followers, a follower's is rank 0
     struct comm *comm;
     int rank, size;
-    bool over; // rank 0 has told the followers to end
+    bool over;  // rank 0 has told the followers to end
+    bool ended; // group_end()
     struct bytes answer;
 };
 
@@ -185,12 +186,25 @@ out:
     return st;
 }
 
+void group_end(struct group *g)
+{
+    if (!g || !g->peers || g->ended) return;
+    g->ended = true;
+    enum status st = g->rank == 0 ? group_check(g) : g->over ? ST_OK : ST_PEER_GONE;
+    for (int i = 0; !g->over && g->rank == 0 && i < g->peers->n; i++) {
+        const enum status sent = send_message(&g->peers->list[i], ORDER_END, NULL, 0);
+        if (st == ST_OK) st = sent; // who is gone has ended
+    }
+    g->over = true;
+    if (st == ST_OK && comm_unmap_peers(g->comm) != ST_OK)
+        log_warn("rank %d of the tensor-parallel server: at its end: %s", g->rank,
+                 status_message());
+}
+
 void group_free(struct group *g)
 {
     if (!g) return;
-    g->over = true;
-    for (int i = 0; g->peers && g->rank == 0 && i < g->peers->n; i++)
-        send_message(&g->peers->list[i], ORDER_END, NULL, 0); // who is gone has ended
+    group_end(g);
     comm_free(g->comm);
     peers_free(g->peers);
     bytes_release(&g->answer);

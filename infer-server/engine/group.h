@@ -32,6 +32,7 @@ enum order {
     ORDER_LOAD,    // a folder's tensors into the arena
     ORDER_SEGMENT, // asks for struct segment_info
     ORDER_RUNNER,  // struct runner_limits
+    ORDER_SHARE,   // the ranks' logits, with one another; is not answered
     ORDER_KV,      // int: blocks
     ORDER_STEP,    // batch_write()
     ORDER_COPY,    // int[2]: a KV block, from and to
@@ -45,7 +46,10 @@ enum order {
 // gives NULL.
 enum status group_open(struct device *dev, const char *bridge_path, const struct ranks *who,
                        struct group **ret);
-void group_free(struct group *g); // rank 0's tells the followers to end
+// Before the model's memory is released: rank 0's tells the followers to end, and where all do,
+// none has another's memory mapped any more.
+void group_end(struct group *g);
+void group_free(struct group *g);
 struct comm *group_comm(const struct group *g);
 int group_size(const struct group *g);
 

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -19,6 +20,13 @@ static enum status become_rank(void *context, int rank)
     struct ranks r = *(const struct ranks *)context;
     r.rank = r.local_rank = rank;
     return ranks_export(&r);
+}
+
+// systemd asks its main process for signs of life, which is this one; rank 0 gives them.
+static void pass_watchdog_on(void)
+{
+    const char *pid = getenv("WATCHDOG_PID");
+    if (pid && atoi(pid) == (int)getpid()) unsetenv("WATCHDOG_PID");
 }
 
 // Without opening one here: that would take memory of it for as long as the server runs.
@@ -46,6 +54,7 @@ enum status group_start(int n, const char *device, char **argv)
                                   .context = &all,
                                   .stop_signal = SIGTERM,
                                   .grace_ms = GRACE_MS};
+    pass_watchdog_on();
     snprintf(all.run_id, sizeof all.run_id, "%" PRId64 "-%d", clock_wall_s(), (int)getpid());
     CHECK(processes_line("cw-infer-server", argv, gpus ? 0 : n, &line));
     plan.line = bytes_text(&line);

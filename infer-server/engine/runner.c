@@ -61,8 +61,13 @@ enum status runner_use_group(struct runner *r, struct group *group)
 {
     r->group = group;
     model_use_comm(r->model, group_comm(group));
-    enum status st = group_order(group, ORDER_RUNNER, &r->limits, sizeof r->limits);
-    return st == ST_OK ? group_wait(group, NULL, 0) : st;
+    enum status st;
+    CHECK(group_order(group, ORDER_RUNNER, &r->limits, sizeof r->limits));
+    CHECK(group_wait(group, NULL, 0)); // an answer that came during what follows would be a failure
+    CHECK(group_order(group, ORDER_SHARE, NULL, 0));
+    st = model_share_logits(r->model);
+out:
+    return st;
 }
 
 enum status runner_allocate_kv(struct runner *r, int n_blocks, int n_states)

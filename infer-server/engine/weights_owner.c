@@ -9,6 +9,7 @@
  * /dev/shm, so each new one first removes the arenas and pages of the dead, whatever bridge they
  * were for. */
 #include "infer-server/engine/weights_owner.h"
+#include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "bridge/bridge_file.h"
 #include "common/base/file.h"
@@ -61,7 +62,9 @@ static enum status absolute_path(const char *path, char *ret, size_t size)
     return ST_OK;
 }
 
-#define NO_FOLDER "(random weights)"
+#define NO_FOLDER    "(random weights)"
+#define FOLLOWERS_MS 10000 // of other shards' trainers to end, once that of rank 0 is gone
+
 static const char *source_name(const struct weights_source *source)
 {
     return source->folder ? source->folder : NO_FOLDER;
@@ -467,6 +470,10 @@ enum status weights_owner_restore(struct weights_owner *o, struct weights_restor
 {
     char snapshot[512];
     struct weights_restored restored = {0};
+    // who writes another shard ends when its leader has, and until then may write over what is
+    // restored
+    if (control_await_followers(o->control, clock_deadline_ns(FOLLOWERS_MS)) != ST_OK)
+        log_warn("the weights are restored although %s, and may write over them", status_message());
     control_snapshot(o->control, snapshot, sizeof snapshot);
     control_owner_update_begin(o->control);
     const bool adapter = o->adapters && adapters_is_checkpoint(snapshot);
@@ -509,6 +516,18 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder,
 int weights_owner_shards(const struct weights_owner *o)
 {
     return group_size(o->group);
+}
+
+int64_t weights_owner_parameters(const struct weights_owner *o)
+{
+    const struct weights *w = o->arenas[WEIGHTS_POLICY].weights;
+    int64_t sum = 0;
+    if (weights_owner_shards(o) == 1) return w->n_parameters;
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        sum += t->slice.whole[0] * (t->n_dims > 1 ? t->slice.whole[1] : 1);
+    }
+    return sum;
 }
 
 enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words)

@@ -71,6 +71,8 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder,
 // The 64-bit word at the start of the policy's canary; its complement is then stored beside it. Of
 // every shard: words (weights_owner_shards).
 int weights_owner_shards(const struct weights_owner *o);
+// Of the policy, all shards of it together.
+int64_t weights_owner_parameters(const struct weights_owner *o);
 enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words);
 int weights_owner_tensors(const struct weights_owner *o); // of all roles, and other shards
 // ops.checksum of every tensor in arena order, role by role, then those of the other shards; sums

@@ -71,13 +71,14 @@ static json_t *info_json(struct server *s, uint64_t version)
     engine_info(s->engine, &info);
     const char *state = server_state(s, &stats, &detail);
     return json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:I, s:i, s:I, s:o}", "status", state,
+        "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:i, s:I, s:i, s:I, s:o}", "status", state,
         "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
         "bridge", json_clean_string(info.bridge_path), "socket",
         json_clean_string(s->options->engine.socket_path), "weight_version",
         (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
-        (int)s->options->engine.exact, "weight_bytes", (json_int_t)stats.weight_bytes,
-        "num_tensors", info.n_tensors, "num_parameters", (json_int_t)info.n_parameters, "control",
+        (int)s->options->engine.exact, "tp_degree", info.loaded ? info.n_shards : 1, "weight_bytes",
+        (json_int_t)stats.weight_bytes * (info.loaded ? info.n_shards : 1), "num_tensors",
+        info.n_tensors, "num_parameters", (json_int_t)info.n_parameters, "control",
         control_json(&info));
 }
 

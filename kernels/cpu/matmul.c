@@ -11,6 +11,7 @@
  * lanes are added by halves; chunks are added in order, then the old value of C, then the bias. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/comm.h"
 #include <cblas.h>
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
@@ -191,12 +192,28 @@ static void add_bias(float *c, const float *bias, int m, int n)
     }
 }
 
+// A rank's columns, put together with the others'.
+static void matmul_columns(struct device *dev, const void *a, const void *b, const void *bias,
+                           void *c, const struct matmul *shape)
+{
+    struct matmul own = *shape;
+    const size_t width = (size_t)shape->n * sizeof(float), rows = (size_t)shape->m;
+    own.columns = NULL;
+    cpu_matmul(dev, (char *)shape->parts + (size_t)comm_rank(shape->columns) * rows * width, a, b,
+               bias, &own);
+    comm_gather_columns(shape->columns, c, shape->parts, rows, width);
+}
+
 void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                 const struct matmul *shape)
 {
     if (!cpu_is_f32(dev, "matmul", shape->in) || !cpu_is_f32(dev, "matmul", shape->out)) return;
     const int m = shape->m, n = shape->n, k = shape->k;
     if (m <= 0 || n <= 0) return;
+    if (shape->columns) {
+        matmul_columns(dev, a, b, bias, c, shape);
+        return;
+    }
     if (!shape->trans_a && shape->trans_b) {
         dot_product(c, a, b, bias, m, n, k, shape->beta != 0);
         return;

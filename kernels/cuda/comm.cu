@@ -117,6 +117,9 @@ struct nccl_state {
     ncclComm_t comm;
     cudaStream_t stream;    // own, or NULL: the device's
     struct peer_sum *peers; // NULL: sums are all NCCL's
+    bool unmapped;          // peers' memory was, at a common end of all ranks
+    const void *sent;       // the device's thread: the addend of a sum that has begun, or NULL
+    size_t sent_n;          // its elements
     cudaEvent_t before, after;
     bool watching; // the thread runs
     pthread_t thread;
@@ -358,7 +361,7 @@ static void nccl_close(struct comm *comm)
         nccl_CommDestroy(s->comm);
     else
         abort_comm(s);
-    peer_sum_free(s->peers);
+    peer_sum_free(s->peers, s->unmapped);
     for (int i = 0; i < MAX_OPEN; i++)
         if (s->open[i].done) cudaEventDestroy(s->open[i].done);
     if (s->before) cudaEventDestroy(s->before);
@@ -377,6 +380,25 @@ static enum status nccl_map_peers(struct comm *comm, char *why, size_t why_size)
     if (peers) s->peers = peers;
     pthread_mutex_unlock(&s->mutex);
     return st;
+}
+
+static enum status nccl_share(struct comm *comm, void *memory, size_t bytes)
+{
+    struct nccl_state *s = state_of(comm);
+    return s->peers ? peer_sum_share(comm, s->peers, memory, bytes) : ST_OK;
+}
+
+static enum status nccl_unmap_peers(struct comm *comm)
+{
+    struct nccl_state *s = state_of(comm);
+    if (!s->peers || s->unmapped) return ST_OK;
+    enum status st = comm_barrier(comm); // nobody's kernel writes any more
+    if (st != ST_OK) return st;
+    pthread_mutex_lock(&s->mutex);
+    peer_sum_unmap(s->peers);
+    s->unmapped = true;
+    pthread_mutex_unlock(&s->mutex);
+    return comm_barrier(comm); // nobody has it mapped any more
 }
 
 // ---- calls -------------------------------------------------------------------------------------
@@ -440,14 +462,70 @@ static void sum_shares(struct comm *comm, char *data, size_t n, enum dtype dt)
     change_shares(comm, data, NULL, part, dt);
 }
 
-static bool sum_through_peers(struct comm *comm, void *data, size_t n, enum dtype dt)
+// With the mutex held: the memory of peers, where calls through it are taken.
+static struct peer_sum *open_peers(const struct comm *comm)
+{
+    const struct nccl_state *s = state_of(comm);
+    return s->unmapped || s->stream || comm_failed(comm) ? NULL : s->peers;
+}
+
+const struct peer_places *comm_addend_places(struct comm *comm, const void *data, size_t n,
+                                             enum dtype dt)
 {
     struct nccl_state *s = state_of(comm);
     pthread_mutex_lock(&s->mutex);
-    const bool done = s->peers && peer_sum_begin(s->peers, comm->dev, data, n, dt);
-    if (done) note(comm, "all_reduce", cuda_use(comm->dev)->stream);
+    struct peer_sum *peers = open_peers(comm);
     pthread_mutex_unlock(&s->mutex);
-    return done;
+    return peers ? peer_sum_places(peers, data, n, dt) : NULL;
+}
+
+void comm_addend_sent(struct comm *comm, const void *data, size_t n)
+{
+    struct nccl_state *s = state_of(comm);
+    s->sent = data;
+    s->sent_n = n;
+}
+
+const struct peer_places *comm_take_sum(struct comm *comm, const void *data, size_t n,
+                                        enum dtype dt, bool *ret_sent)
+{
+    struct nccl_state *s = state_of(comm);
+    if (s->sent && (s->sent != data || s->sent_n != n))
+        comm_fail(comm, "all_reduce", "other memory than that whose sum was begun");
+    const struct peer_places *places = comm_addend_places(comm, data, n, dt);
+    if (places) {
+        *ret_sent = s->sent != NULL;
+        s->sent = NULL;
+    }
+    return places;
+}
+
+const struct peer_places *comm_place_columns(struct comm *comm, void *data, void *ret_of[MAX_PEERS])
+{
+    struct nccl_state *s = state_of(comm);
+    pthread_mutex_lock(&s->mutex);
+    struct peer_sum *peers = open_peers(comm);
+    const bool shared = peers && peer_sum_shared(peers, data, ret_of);
+    pthread_mutex_unlock(&s->mutex);
+    return shared ? peer_sum_places(peers, data, 0, DT_F32) : NULL;
+}
+
+void comm_call_enqueued(struct comm *comm, const char *what)
+{
+    struct nccl_state *s = state_of(comm);
+    pthread_mutex_lock(&s->mutex);
+    note(comm, what, cuda_use(comm->dev)->stream);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static bool sum_through_peers(struct comm *comm, void *data, size_t n, enum dtype dt)
+{
+    bool sent = false;
+    const struct peer_places *places = comm_take_sum(comm, data, n, dt, &sent);
+    if (!places) return comm_failed(comm);
+    peer_sum_begin(comm->dev, places, data, n, dt, sent);
+    comm_call_enqueued(comm, "all_reduce");
+    return true;
 }
 
 // What has room in the memory of peers goes there; of more, each rank adds up a share. Both in rank
@@ -500,9 +578,9 @@ static void nccl_recv(struct comm *comm, void *data, size_t bytes, int from)
 }
 
 const struct comm_backend comm_nccl = {
-    nccl_open,      nccl_split,      nccl_close,      nccl_map_peers,
-    nccl_join,      nccl_all_reduce, nccl_all_gather, nccl_reduce_scatter,
-    nccl_broadcast, nccl_send,       nccl_recv,
+    nccl_open,        nccl_split, nccl_close,      nccl_map_peers,  nccl_share,
+    nccl_unmap_peers, nccl_join,  nccl_all_reduce, nccl_all_gather, nccl_reduce_scatter,
+    nccl_broadcast,   nccl_send,  nccl_recv,
 };
 
 #else
@@ -528,7 +606,27 @@ enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
                                        "package libnccl-dev");
 }
 
-const struct comm_backend comm_nccl = {no_open, NULL, no_close, NULL, NULL, NULL,
-                                       NULL,    NULL, NULL,     NULL, NULL};
+// No communicator was opened to call these with.
+const struct peer_places *comm_addend_places(struct comm *, const void *, size_t, enum dtype)
+{
+    return NULL;
+}
+
+void comm_addend_sent(struct comm *, const void *, size_t) {}
+
+const struct peer_places *comm_take_sum(struct comm *, const void *, size_t, enum dtype, bool *)
+{
+    return NULL;
+}
+
+const struct peer_places *comm_place_columns(struct comm *, void *, void **)
+{
+    return NULL;
+}
+
+void comm_call_enqueued(struct comm *, const char *) {}
+
+const struct comm_backend comm_nccl = {no_open, NULL, no_close, NULL, NULL, NULL, NULL,
+                                       NULL,    NULL, NULL,     NULL, NULL, NULL};
 
 #endif

@@ -313,6 +313,12 @@ void matmul_state_free(struct matmul_state *state);
 // nothing enqueued, where the shape is not for it.
 bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                   const struct matmul *shape);
+// The same where C is the addend of a sum over ranks, and goes to them; and where it is a rank's
+// columns of what all of them put together (matmul.sum, matmul.columns in ops.h).
+bool matmul_small_sent(struct device *dev, void *c, const void *a, const void *b, const void *bias,
+                       const struct matmul *shape);
+bool matmul_small_columns(struct device *dev, void *c, const void *a, const void *b,
+                          const void *bias, const struct matmul *shape);
 // The same for y = act(gate) * up of the two halves of C's columns, and for rope_store.
 bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
                         const struct matmul *shape, enum act_kind act);

@@ -4,6 +4,7 @@
  * moved. f32 runs with tf32 off; bf16 sums in f32. How a shape is computed is its plan's
  * (matmul_plan.cu); few rows of a forward matmul in bf16 go to matmul_small.cu. */
 #include "kernels/cuda/matmul_plan.cuh"
+#include "kernels/comm.h"
 #include <string.h>
 
 // The largest power of two up to 256 that divides the address.
@@ -71,10 +72,27 @@ size_t cuda_matmul_scratch(int rows, int width)
     return (size_t)rows * width * sizeof(bf16);
 }
 
+static void matmul_columns(struct device *dev, void *c, const void *a, const void *b,
+                           const void *bias, const struct matmul *shape)
+{
+    if (matmul_small_columns(dev, c, a, b, bias, shape)) return;
+    struct matmul own = *shape;
+    const size_t width = shape->n * dtype_size(shape->out);
+    own.columns = NULL;
+    cuda_matmul(dev, (char *)shape->parts + comm_rank(shape->columns) * (shape->m * width), a, b,
+                bias, &own);
+    comm_gather_columns(shape->columns, c, shape->parts, shape->m, width);
+}
+
 void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                  const struct matmul *shape)
 {
     if (shape->m <= 0 || shape->n <= 0) return;
+    if (shape->columns) {
+        matmul_columns(dev, c, a, b, bias, shape);
+        return;
+    }
+    if (shape->sum && matmul_small_sent(dev, c, a, b, bias, shape)) return;
     if (matmul_small(dev, c, a, b, bias, shape)) return;
     if (shape->beta == 0 || shape->out != DT_BF16) {
         matmul_large(dev, c, a, b, bias, shape);

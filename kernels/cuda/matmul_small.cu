@@ -23,6 +23,7 @@
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/peer_sum.cuh"
 #include "kernels/cuda/rope.cuh"
 #include <utility>
 
@@ -49,12 +50,17 @@ struct few_args {
     bool add, early;
     act_kind act;               // GATED
     rope_store_args<bf16> rope; // ROTATED: every head, as a whole
+    // STORED: C goes to these ranks as the addend of a sum. WIDE: they put their columns together,
+    // at `columns`. size 0: neither.
+    peer_places peers;
+    float *columns[MAX_PEERS]; // (m, size * n) on every rank
 };
 
 // What a block does at a time: rows first .. first + rows - 1 of A times the rows of B from
 // `weights` on, the columns of a tile.
 struct few_work {
     int first, rows, weights, tile;
+    peer_call call; // where the ranks of `peers` take part
 };
 
 #if HAS_WGMMA
@@ -237,8 +243,31 @@ template <few_end END, int J> struct few_ending {
                        activate(x[0][0], p.act) * x[1][0], activate(x[0][1], p.act) * x[1][1]);
         else if constexpr (END == ROTATED)
             store_rotated(p, row_at, x[0], x[1]);
+        else if (END == STORED && p.peers.size)
+            store_addend((int64_t)row_at * p.n + column, p, rows.call, x[0]);
+        else if (END == WIDE && p.peers.size)
+            store_columns(row_at, p, x[0]);
         else
             store_sums((U *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
+    }
+
+    __device__ __forceinline__ void store_addend(int64_t to, const few_args &p, peer_call call,
+                                                 float (&x)[2]) const
+    {
+        pack<bf16, 2> pair;
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            pair.at[k] = from_f32<bf16>(p.add ? x[k] + to_f32(old[k]) : x[k]);
+        const unsigned bits = reinterpret_cast<const unsigned &>(pair);
+        *(unsigned *)((bf16 *)p.c + to) = bits;
+        send_half(p.peers, call, (size_t)to / 2, bits);
+    }
+
+    __device__ __forceinline__ void store_columns(int row_at, const few_args &p,
+                                                  float (&x)[2]) const
+    {
+        const int64_t at = ((int64_t)row_at * p.peers.size + p.peers.rank) * p.n + column;
+        for (int r = 0; r < p.peers.size; r++) store_pair(p.columns[r] + at, x[0], x[1]);
     }
 
     __device__ __forceinline__ void store_sums(U *to, const few_args &p, float (&x)[2]) const
@@ -272,6 +301,26 @@ template <few_end END, int J> struct few_ending {
         store_pair(to + p.apart, y[0], y[1]);
     }
 };
+
+#endif
+
+#if HAS_WGMMA
+
+// Ranks put their columns together: all have what the others' blocks write here. Threads of the
+// groups, at the block's end; the last block waits for the other ranks' last ones.
+template <int GROUPS>
+__device__ __forceinline__ void end_columns(const peer_places &p, peer_call call)
+{
+    groups_sync<GROUPS>();
+    if (threadIdx.x > 0) return;
+    const unsigned blocks = gridDim.x * gridDim.y;
+    __threadfence_system();
+    if (atomicAdd(p.ended, 1u) != blocks - 1) return;
+    *p.ended = 0;
+    raise_flag(p, call, PEER_DONE);
+    await_flags(p, call, PEER_DONE);
+    atomicAdd(p.calls, (unsigned long long)CALL);
+}
 
 #endif
 
@@ -320,8 +369,14 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     }
     grid_wait();
     grid_release();
+    peer_call call = {};
+    if (p.peers.size) call = this_peer_call(p.peers);
+    const bool columns = END == WIDE && p.peers.size;
+    if (columns && blockIdx.x + blockIdx.y + threadIdx.x == 0)
+        raise_flag(p.peers, call, PEER_READY);
     for (int i = 0; i < rounds; i++) {
         few_work rows = find_work(p, before, blockIdx.x + i * gridDim.x);
+        rows.call = call;
         int from = first_column<END, N>(p, rows.tile), at = threadIdx.x;
         few_ending<END, J> ends[ENDS_AT_ONCE];
 #pragma unroll
@@ -330,6 +385,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
         few_sums<J, CHUNKS>(sum, ring, p, warp / 4, steps);
         if (i > 0) groups_sync<GROUPS>(); // the tile before is stored
         few_spread<J>(tile, sum, rows.rows);
+        if (columns && i == 0 && threadIdx.x == 0) await_flags(p.peers, call, PEER_READY);
         groups_sync<GROUPS>();
 #pragma unroll 1
         for (;;) {
@@ -342,6 +398,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
                 ends[k].load(p, rows, from, at + k * GROUPS * 128);
         }
     }
+    if (columns) end_columns<GROUPS>(p.peers, call);
 #endif
 }
 
@@ -531,6 +588,42 @@ bool matmul_small(struct device *dev, void *c, const void *a, const void *b, con
     p.bias = (const bf16 *)bias;
     return shape->out == DT_F32 ? matmul_few<WIDE>(dev, a, b, p, shape)
                                 : matmul_few<STORED>(dev, a, b, p, shape);
+}
+
+bool matmul_small_sent(struct device *dev, void *c, const void *a, const void *b, const void *bias,
+                       const struct matmul *shape)
+{
+    few_args p = {};
+    p.c = c;
+    p.bias = (const bf16 *)bias;
+    // a row ends with a whole word of the sum
+    if (shape->out != DT_BF16 || shape->n % word_elements<bf16> ||
+        !is_for_few(cuda_use(dev), c, a, b, shape) || shape->m > MOST_ROWS)
+        return false;
+    const size_t n = (size_t)shape->m * shape->n;
+    const peer_places *peers = comm_addend_places(shape->sum, c, n, shape->out);
+    if (!peers) return false;
+    p.peers = *peers;
+    if (!matmul_few<STORED>(dev, a, b, p, shape)) return false;
+    comm_addend_sent(shape->sum, c, n);
+    return true;
+}
+
+bool matmul_small_columns(struct device *dev, void *c, const void *a, const void *b,
+                          const void *bias, const struct matmul *shape)
+{
+    few_args p = {};
+    p.c = c;
+    p.bias = (const bf16 *)bias;
+    if (shape->out != DT_F32 || shape->n % 2 || !is_for_few(cuda_use(dev), c, a, b, shape) ||
+        shape->m > MOST_ROWS)
+        return false;
+    const peer_places *peers = comm_place_columns(shape->columns, c, (void **)p.columns);
+    if (!peers) return false;
+    p.peers = *peers;
+    if (!matmul_few<WIDE>(dev, a, b, p, shape)) return false;
+    comm_call_enqueued(shape->columns, "columns");
+    return true;
 }
 
 bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,

@@ -4,32 +4,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define PLACES_BYTES ((size_t)32 << 20) // of a rank: two sets of a place for each rank
-#define LOOK_AFTER   1024               // tries between looks at host memory
-#define CALL         65536u             // more than a call has blocks
+#define PLACES_BYTES ((size_t)32 << 20) // of a rank: two sets of a place for each rank, and flags
+#define FLAGS_BYTES  ((size_t)4096)
+#define MAX_SHARED   4
 
-// A word of an addend, and after each half the number of the call.
-struct alignas(16) line {
-    unsigned low, of_low, high, of_high;
-};
-
-struct peer_places {
-    struct line *of[MAX_PEERS]; // the memory of rank r, as this GPU sees it
-    unsigned long long *calls;  // of those begun, in units of CALL
-    const volatile int *stop;   // host memory
-    size_t room;                // lines of a place
-    int rank, size;
+struct shared_range {
+    void *of[MAX_PEERS]; // on rank r, as this GPU sees it
+    size_t bytes;
 };
 
 struct peer_sum {
     struct device *dev;
     struct peer_places places;
     int *stop;
+    struct shared_range shared[MAX_SHARED];
+    int n_shared;
 };
 
 // ---- adding up ---------------------------------------------------------------------------------
-
-template <typename T> constexpr int word_elements = 8 / (int)sizeof(T);
 
 template <typename T> union word {
     uint2 bits;
@@ -82,82 +74,49 @@ __device__ __forceinline__ word<T> rounded(const float (&sum)[word_elements<T>])
     return w;
 }
 
-__device__ __forceinline__ void send(struct line *to, uint2 bits, unsigned number)
-{
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(bits.x),
-                 "r"(number), "r"(bits.y)
-                 : "memory");
-}
-
-__device__ __forceinline__ uint2 receive(const struct line *from, unsigned number,
-                                         const volatile int *stop)
-{
-    uint2 bits;
-    unsigned of_low, of_high;
-    for (int tries = 1;; tries++) {
-        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(bits.x), "=r"(of_low), "=r"(bits.y), "=r"(of_high)
-                     : "l"(from)
-                     : "memory");
-        if (of_low == number && of_high == number) return bits;
-        if (tries % LOOK_AFTER == 0 && *stop) return bits;
-    }
-}
-
-// The number of the call that this block belongs to: its blocks add CALL together, whichever of
-// them comes first, and none waits for another. The number begins with 1.
-__device__ __forceinline__ unsigned call_number(unsigned long long *calls)
-{
-    __shared__ unsigned number;
-    if (threadIdx.x == 0) {
-        const unsigned part = blockIdx.x == 0 ? CALL - (gridDim.x - 1) : 1;
-        number = (unsigned)(atomicAdd(calls, (unsigned long long)part) / CALL) + 1;
-    }
-    __syncthreads();
-    return number;
-}
-
-template <typename T> __global__ void sum_kernel(struct peer_places p, T *data, size_t n)
+template <typename T> __global__ void sum_kernel(struct peer_places p, T *data, size_t n, bool sent)
 {
     grid_begin();
-    const unsigned number = call_number(p.calls);
+    const peer_call call = this_peer_call(p);
     const size_t words = (n + word_elements<T> - 1) / word_elements<T>;
-    const size_t set = (number & 1) * (size_t)p.size, step = (size_t)gridDim.x * blockDim.x;
+    const size_t step = (size_t)gridDim.x * blockDim.x;
     const size_t start = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (size_t w = start; w < words; w += step) {
-        const uint2 own = word_at(data, w * word_elements<T>, n).bits;
-        for (int i = 1; i < p.size; i++) {
-            const int to = (p.rank + i) % p.size;
-            send(p.of[to] + (set + p.rank) * p.room + w, own, number);
-        }
-    }
+    for (size_t w = start; w < words && !sent; w += step)
+        send_word(p, call, w, word_at(data, w * word_elements<T>, n).bits);
     for (size_t w = start; w < words; w += step) {
         float sum[word_elements<T>];
         const word<T> own = word_at(data, w * word_elements<T>, n);
         for (int r = 0; r < p.size; r++) {
-            word<T> x = own;
-            if (r != p.rank)
-                x.bits = receive(p.of[p.rank] + (set + r) * p.room + w, number, p.stop);
+            uint2 bits[1] = {own.bits};
+            if (r != p.rank) receive_words<1>(bits, p, call, r, {w}, 1);
+            word<T> x;
+            x.bits = bits[0];
             add_word<T>(sum, x, r == 0);
         }
         put_word(data, w * word_elements<T>, n, rounded<T>(sum));
     }
+    end_peer_call(p);
 }
 
-bool peer_sum_begin(struct peer_sum *sum, struct device *dev, void *data, size_t n, enum dtype dt)
+const struct peer_places *peer_sum_places(struct peer_sum *sum, const void *data, size_t n,
+                                          enum dtype dt)
 {
-    const struct peer_places *p = &sum->places;
-    const size_t words = (n * dtype_size(dt) + 7) / 8;
-    if (words > p->room || (uintptr_t)data % 8) return false;
+    const bool fits = (n * dtype_size(dt) + 7) / 8 <= sum->places.room && (uintptr_t)data % 8 == 0;
+    return fits ? &sum->places : NULL;
+}
+
+void peer_sum_begin(struct device *dev, const struct peer_places *places, void *data, size_t n,
+                    enum dtype dt, bool sent)
+{
     // At most a block an SM: all have begun when one of them waits.
+    const size_t words = (n * dtype_size(dt) + 7) / 8;
     const int sms = cuda_use(dev)->n_sms, block = words > (size_t)sms * 128 ? 512 : 128;
     const int wanted = ceil_div((int64_t)words, block), grid = wanted < sms ? wanted : sms;
     with_type(dt, [&](auto t) {
         typedef decltype(t) T;
         cuda_launch(dev, "all_reduce", sum_kernel<T>, dim3((unsigned)grid), dim3((unsigned)block),
-                    0, *p, (T *)data, n);
+                    0, *places, (T *)data, n, sent);
     });
-    return true;
 }
 
 template <typename T>
@@ -191,11 +150,11 @@ void peer_sum_add(struct device *dev, void *data, const void *rest, size_t n, si
 
 // ---- opening -----------------------------------------------------------------------------------
 
-// What a rank tells the others.
+// What a rank tells the others of memory of its own.
 struct peer_hello {
     cudaIpcMemHandle_t handle;
-    char uuid[64]; // of its GPU
-    bool made;     // there is a handle
+    char uuid[64], name[128]; // of its GPU
+    bool made;                // there is a handle
 };
 
 static enum status make(struct comm *comm, struct peer_sum **ret)
@@ -206,20 +165,22 @@ static enum status make(struct comm *comm, struct peer_sum **ret)
     sum->dev = comm->dev;
     struct peer_places *p = &sum->places;
     void *memory = NULL, *stop = NULL, *calls = NULL;
+    const size_t counters = sizeof *p->calls + sizeof *p->ended;
     p->rank = comm->rank;
     p->size = comm->size;
-    p->room = PLACES_BYTES / sizeof(struct line) / 2 / (size_t)comm->size;
+    p->room = (PLACES_BYTES - FLAGS_BYTES) / sizeof(struct line) / 2 / (size_t)comm->size;
     enum status st = device_alloc(comm->dev, PLACES_BYTES, &memory);
     p->of[p->rank] = (struct line *)memory;
-    if (st == ST_OK) st = device_alloc(comm->dev, sizeof *p->calls, &calls);
+    if (st == ST_OK) st = device_alloc(comm->dev, counters, &calls);
     p->calls = (unsigned long long *)calls;
     if (st == ST_OK) st = device_host_alloc(comm->dev, sizeof(int), &stop);
     if (st != ST_OK) return st;
+    p->ended = (unsigned *)(p->calls + 1);
     sum->stop = (int *)stop;
     *sum->stop = 0;
     p->stop = sum->stop;
     device_fill(comm->dev, memory, 0, PLACES_BYTES);
-    device_fill(comm->dev, calls, 0, sizeof *p->calls);
+    device_fill(comm->dev, calls, 0, counters);
     return device_sync(comm->dev);
 }
 
@@ -238,46 +199,48 @@ static int device_of(const char *uuid)
     return -1;
 }
 
-// The memory of rank r. False, and why, where it cannot be written from here.
-static bool reach(struct peer_sum *sum, const struct peer_hello *hello, int r, char *why,
-                  size_t why_size)
+// The memory of rank r. NULL, and why, where it cannot be written from here.
+static void *reach(struct peer_sum *sum, const struct peer_hello *hello, int r, char *why,
+                   size_t why_size)
 {
     void *memory = NULL;
     cudaError_t error = cudaErrorInvalidDevice;
     int able = 0, device = device_of(hello->uuid), own = cuda_use(sum->dev)->index;
+    // Ranks plan a step's kernels each for itself, and must come to the same.
+    const bool alike = strcmp(hello->name, sum->dev->name) == 0;
     if (device == own) able = 1;
     if (device >= 0 && device != own) cudaDeviceCanAccessPeer(&able, own, device);
-    if (able && hello->made)
+    if (able && alike && hello->made)
         error = cudaIpcOpenMemHandle(&memory, hello->handle, cudaIpcMemLazyEnablePeerAccess);
     cudaGetLastError();
-    if (error == cudaSuccess) {
-        sum->places.of[r] = (struct line *)memory;
-        return true;
-    }
+    if (error == cudaSuccess) return memory;
     snprintf(why, why_size, "rank %d cannot write into the memory of rank %d's GPU: %s",
              sum->places.rank, r,
              device < 0     ? "that is of another host, or not in CUDA_VISIBLE_DEVICES"
              : !able        ? "there is no way between the two"
+             : !alike       ? "they are of different kinds"
              : !hello->made ? "it has no CUDA IPC handle"
                             : cudaGetErrorString(error));
-    return false;
+    return NULL;
 }
 
-// Opens the memory of all ranks; they tell one another whether that went well.
-static enum status reach_all(struct comm *comm, struct peer_sum *sum, bool *ret_all, char *why,
-                             size_t why_size)
+// Opens what all ranks have at `own`, to `of`; they tell one another whether that went well.
+static enum status reach_all(struct comm *comm, struct peer_sum *sum, void *memory,
+                             void *of[MAX_PEERS], bool *ret_all, char *why, size_t why_size)
 {
     struct peer_hello own = {}, all[MAX_PEERS];
     char reached[MAX_PEERS] = {1};
     snprintf(own.uuid, sizeof own.uuid, "%s", comm->dev->uuid);
-    own.made = cudaIpcGetMemHandle(&own.handle, sum->places.of[comm->rank]) == cudaSuccess;
+    snprintf(own.name, sizeof own.name, "%s", comm->dev->name);
+    own.made = cudaIpcGetMemHandle(&own.handle, memory) == cudaSuccess;
     cudaGetLastError();
     enum status st = comm_gather_host(comm, &own, all, sizeof own);
     if (st != ST_OK) return st;
     char good = own.made;
     if (!good) snprintf(why, why_size, "rank %d has no CUDA IPC handle of its memory", comm->rank);
+    of[comm->rank] = memory;
     for (int r = 0; r < comm->size; r++)
-        if (r != comm->rank && !reach(sum, &all[r], r, why, why_size)) good = 0;
+        if (r != comm->rank && !(of[r] = reach(sum, &all[r], r, why, why_size))) good = 0;
     st = comm_gather_host(comm, &good, reached, sizeof good);
     *ret_all = true;
     for (int r = 0; r < comm->size; r++) {
@@ -288,9 +251,18 @@ static enum status reach_all(struct comm *comm, struct peer_sum *sum, bool *ret_
     return st;
 }
 
+static void close_all(const struct peer_sum *sum, void *of[MAX_PEERS])
+{
+    for (int r = 0; r < sum->places.size; r++) {
+        if (r != sum->places.rank && of[r]) cudaIpcCloseMemHandle(of[r]);
+        if (r != sum->places.rank) of[r] = NULL;
+    }
+}
+
 enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, size_t why_size)
 {
     struct peer_sum *sum = NULL;
+    void *of[MAX_PEERS] = {};
     bool all = false;
     if (comm->size > MAX_PEERS) {
         snprintf(why, why_size, "%d ranks, more than %d", comm->size, MAX_PEERS);
@@ -298,13 +270,46 @@ enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, s
         return ST_OK;
     }
     enum status st = make(comm, &sum);
-    if (st == ST_OK) st = reach_all(comm, sum, &all, why, why_size);
+    if (st == ST_OK) st = reach_all(comm, sum, sum->places.of[comm->rank], of, &all, why, why_size);
+    for (int r = 0; st == ST_OK && all && r < comm->size; r++) {
+        sum->places.of[r] = (struct line *)of[r];
+        sum->places.flags[r] = (unsigned *)((char *)of[r] + PLACES_BYTES - FLAGS_BYTES);
+    }
     if (st != ST_OK || !all) {
-        peer_sum_free(sum);
+        if (sum) close_all(sum, of);
+        peer_sum_free(sum, st == ST_OK && comm_barrier(comm) == ST_OK);
         sum = NULL;
     }
     if (st == ST_OK) *ret = sum;
     return st;
+}
+
+enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory, size_t bytes)
+{
+    char why[300];
+    bool all = false;
+    if (sum->n_shared == MAX_SHARED) return ST_OK; // its columns are gathered by NCCL
+    struct shared_range *range = &sum->shared[sum->n_shared];
+    enum status st = reach_all(comm, sum, memory, range->of, &all, why, sizeof why);
+    if (st == ST_OK && all) {
+        range->bytes = bytes;
+        sum->n_shared++;
+    } else {
+        close_all(sum, range->of);
+    }
+    return st;
+}
+
+bool peer_sum_shared(struct peer_sum *sum, void *data, void *ret_of[MAX_PEERS])
+{
+    for (int i = 0; i < sum->n_shared; i++) {
+        const struct shared_range *range = &sum->shared[i];
+        const size_t at = (size_t)((char *)data - (char *)range->of[sum->places.rank]);
+        if (at >= range->bytes) continue;
+        for (int r = 0; r < sum->places.size; r++) ret_of[r] = (char *)range->of[r] + at;
+        return true;
+    }
+    return false;
 }
 
 void peer_sum_abort(struct peer_sum *sum)
@@ -312,15 +317,20 @@ void peer_sum_abort(struct peer_sum *sum)
     if (sum) __atomic_store_n(sum->stop, 1, __ATOMIC_RELEASE);
 }
 
-void peer_sum_free(struct peer_sum *sum)
+void peer_sum_unmap(struct peer_sum *sum)
+{
+    cuda_use(sum->dev);
+    for (int i = 0; i < sum->n_shared; i++) close_all(sum, sum->shared[i].of);
+    sum->n_shared = 0;
+    close_all(sum, (void **)sum->places.of);
+}
+
+void peer_sum_free(struct peer_sum *sum, bool common_end)
 {
     if (!sum) return;
-    struct peer_places *p = &sum->places;
-    cuda_use(sum->dev);
-    for (int r = 0; r < p->size; r++)
-        if (r != p->rank && p->of[r]) cudaIpcCloseMemHandle(p->of[r]);
-    device_release(sum->dev, p->of[p->rank]);
-    device_release(sum->dev, p->calls);
+    peer_sum_unmap(sum);
+    if (common_end) device_release(sum->dev, sum->places.of[sum->places.rank]);
+    device_release(sum->dev, sum->places.calls);
     device_host_release(sum->dev, sum->stop);
     free(sum);
 }

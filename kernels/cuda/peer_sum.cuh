@@ -1,29 +1,70 @@
 /* peer_sum.cuh: sums over the GPUs of one host through memory that all of them write into, for what
  * is too small for a library that was made for bandwidth: the residual stream of a decode step,
- * which a tensor-parallel model sums twice a layer.
+ * which a tensor-parallel model sums twice a layer; and a step's logits, put together there.
  *
- * One kernel, one way: each rank writes its addend into every other rank's memory and adds what
- * came to its own, in rank order, in f32, rounding once. Each 8 bytes written hold 4 of data and
- * the call's number, and GPUs write 8 bytes at once, so a number that is right says that its data
- * is there: no flags, no fences, no second message (NCCL calls this protocol LL). Two sets of
- * places take turns: who writes a set has seen the answers to the call between, which nobody gives
- * before it has read the last of this set. */
+ * Sums go one way: each rank writes its addend into every other rank's memory and adds what came to
+ * its own, in rank order, in f32, rounding once. Each 8 bytes written hold 4 of data and the call's
+ * number, and GPUs write 8 bytes at once, so a number that is right says that its data is there: no
+ * flags, no fences, no second message (NCCL calls this protocol LL). Two sets of places take turns:
+ * who writes a set has seen the answers to the call between, which nobody gives before it has read
+ * the last of this set. An addend lies at its elements' places whichever kernel sends it: that of
+ * a sum, the norm of one, or the matmul that computes it (matmul_small.cu), as its tiles are done.
+ *
+ * Logits are large, and their places are known: the matmul of the head writes them where they
+ * belong, on all ranks. Two flags a rank frame it: "ready" (what lay there is not read any more),
+ * and "done", behind a fence.
+ *
+ * Calls are counted in device memory, so that a captured graph may be replayed. A call's number is
+ * never 0, which is what memory holds at first; it comes again after 2^32 - 1 calls, some 50 hours
+ * of decoding without a pause. A place is then mistaken for written only where it was written
+ * exactly so many calls ago and not since: one of the few that only long prompts reach, once in
+ * some 10^9 of them. */
 #ifndef KERNELS_CUDA_PEER_SUM_CUH
 #define KERNELS_CUDA_PEER_SUM_CUH
 
 #include "kernels/comm_backend.h"
+#include "kernels/cuda/cuda.cuh"
 
 #define MAX_PEERS 8 // ranks of one host that are mapped into one another
+
+// A word of an addend, and after each half the number of the call.
+struct alignas(16) line {
+    unsigned low, of_low, high, of_high;
+};
+
+// What a kernel needs that takes part in a call.
+struct peer_places {
+    struct line *of[MAX_PEERS]; // the memory of rank r, as this GPU sees it
+    unsigned *flags[MAX_PEERS]; // in it: of each rank's being ready, then of its being done
+    unsigned long long *calls;  // of those ended, in units of CALL
+    unsigned *ended;            // blocks of the call under way
+    const volatile int *stop;   // host memory: no rank is waited for any more
+    size_t room;                // lines of a place
+    int rank, size;             // size 0: no call
+};
+
+// ---- the host's side (peer_sum.cu) --------------------------------------------------------------
 
 struct peer_sum;
 
 // All ranks call it, once `comm` can carry calls. Gives NULL, and in `why` a sentence, where a rank
 // cannot write into the memory of another: no other way of summing gives other bits.
 enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, size_t why_size);
-void peer_sum_free(struct peer_sum *sum); // enqueued sums are done
+// comm_share(), and the end of all that is mapped: other ranks' memory is not reached any more.
+enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory, size_t bytes);
+void peer_sum_unmap(struct peer_sum *sum);
+// Enqueued calls are done. Memory that other ranks may still have mapped, because they did not come
+// to a common end, is left to the end of the process.
+void peer_sum_free(struct peer_sum *sum, bool common_end);
 
-// False, with nothing enqueued, where n elements have no room.
-bool peer_sum_begin(struct peer_sum *sum, struct device *dev, void *data, size_t n, enum dtype dt);
+// NULL where n elements have no room.
+const struct peer_places *peer_sum_places(struct peer_sum *sum, const void *data, size_t n,
+                                          enum dtype dt);
+// Where `data` lies on every rank; false where it is not shared.
+bool peer_sum_shared(struct peer_sum *sum, void *data, void *ret_of[MAX_PEERS]);
+// sent: the addend is on its way.
+void peer_sum_begin(struct device *dev, const struct peer_places *places, void *data, size_t n,
+                    enum dtype dt, bool sent);
 // Any thread: sums that wait for a rank end, and what they leave is garbage.
 void peer_sum_abort(struct peer_sum *sum);
 
@@ -32,4 +73,135 @@ void peer_sum_abort(struct peer_sum *sum);
 void peer_sum_add(struct device *dev, void *data, const void *rest, size_t n, size_t pitch,
                   int rank, int size, enum dtype dt);
 
+// ---- for kernels of other operations (comm.cu) --------------------------------------------------
+
+// Where the caller's kernel sends `data`, n elements, as this rank's addend of the sum that comes
+// next, which it says once it has enqueued it. NULL: the sum will send it.
+const struct peer_places *comm_addend_places(struct comm *comm, const void *data, size_t n,
+                                             enum dtype dt);
+void comm_addend_sent(struct comm *comm, const void *data, size_t n);
+// The caller's kernel ends that sum. NULL: comm_all_reduce() must.
+const struct peer_places *comm_take_sum(struct comm *comm, const void *data, size_t n,
+                                        enum dtype dt, bool *ret_sent);
+// The caller's kernel writes the columns of `data` on all ranks. NULL: comm_gather_columns() must.
+const struct peer_places *comm_place_columns(struct comm *comm, void *data,
+                                             void *ret_of[MAX_PEERS]);
+// A kernel that ends a call was enqueued.
+void comm_call_enqueued(struct comm *comm, const char *what);
+
+#ifdef __CUDACC__
+
+// ---- the device's side --------------------------------------------------------------------------
+
+#define LOOK_AFTER 1024   // tries between looks at host memory
+#define CALL       65536u // more than a call has blocks
+
+struct peer_call {
+    unsigned number;
+    size_t set; // its places are those of ranks from `set` on
+};
+
+// The call under way: after grid_wait(), and before the block's end_peer_call().
+__device__ __forceinline__ peer_call this_peer_call(const peer_places &p)
+{
+    const unsigned long long ended = *(const volatile unsigned long long *)p.calls / CALL;
+    return {(unsigned)(ended % 0xffffffffu) + 1, (size_t)(ended & 1) * p.size};
+}
+
+// Every block of the kernel that ends the call, all of whose threads call it: together they add
+// CALL, whichever of them comes last.
+__device__ __forceinline__ void end_peer_call(const peer_places &p)
+{
+    __syncthreads();
+    if (threadIdx.x == 0)
+        atomicAdd(p.calls, (unsigned long long)(blockIdx.x == 0 ? CALL - (gridDim.x - 1) : 1));
+}
+
+__device__ __forceinline__ struct line *peer_line(const peer_places &p, peer_call call, int to,
+                                                  int from, size_t word)
+{
+    return p.of[to] + (call.set + from) * p.room + word;
+}
+
+template <typename T> constexpr int word_elements = 8 / (int)sizeof(T);
+
+// 8 bytes of the addend, to all others.
+__device__ __forceinline__ void send_word(const peer_places &p, peer_call call, size_t word,
+                                          uint2 bits)
+{
+    for (int i = 1; i < p.size; i++) {
+        const int r = p.rank + i, to = r < p.size ? r : r - p.size;
+        asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(
+                         peer_line(p, call, to, p.rank, word)),
+                     "r"(bits.x), "r"(call.number), "r"(bits.y)
+                     : "memory");
+    }
+}
+
+// 4 bytes of it: half a word.
+__device__ __forceinline__ void send_half(const peer_places &p, peer_call call, size_t half,
+                                          unsigned bits)
+{
+    for (int i = 1; i < p.size; i++) {
+        const int r = p.rank + i, to = r < p.size ? r : r - p.size;
+        const unsigned *at =
+            (const unsigned *)peer_line(p, call, to, p.rank, half / 2) + half % 2 * 2;
+        asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(bits),
+                     "r"(call.number)
+                     : "memory");
+    }
+}
+
+// The N words that rank r sends for `word[i]`, of those that `wanted` has a bit for. All are asked
+// for before one is looked at.
+template <int N>
+__device__ __forceinline__ void receive_words(uint2 (&ret)[N], const peer_places &p, peer_call call,
+                                              int r, const size_t (&word)[N], unsigned wanted)
+{
+    for (int tries = 1; wanted; tries++) {
+        uint4 got[N];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (wanted >> i & 1)
+                asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(got[i].x), "=r"(got[i].y), "=r"(got[i].z), "=r"(got[i].w)
+                             : "l"(peer_line(p, call, p.rank, r, word[i]))
+                             : "memory");
+        unsigned missing = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (!(wanted >> i & 1)) continue;
+            if (got[i].y == call.number && got[i].w == call.number)
+                ret[i] = make_uint2(got[i].x, got[i].z);
+            else
+                missing |= 1u << i;
+        }
+        wanted = missing;
+        if (tries % LOOK_AFTER == 0 && *p.stop) return;
+    }
+}
+
+enum peer_flag { PEER_READY, PEER_DONE };
+
+// One thread: all other ranks are to know / have said so. What this rank wrote before is visible to
+// those who find its flag.
+__device__ __forceinline__ void raise_flag(const peer_places &p, peer_call call, peer_flag flag)
+{
+    __threadfence_system();
+    for (int r = 0; r < p.size; r++)
+        if (r != p.rank)
+            *(volatile unsigned *)(p.flags[r] + flag * MAX_PEERS + p.rank) = call.number;
+}
+
+__device__ __forceinline__ void await_flags(const peer_places &p, peer_call call, peer_flag flag)
+{
+    for (int r = 0; r < p.size; r++) {
+        const volatile unsigned *at = p.flags[p.rank] + flag * MAX_PEERS + r;
+        for (int tries = 1; r != p.rank && *at != call.number; tries++)
+            if (tries % LOOK_AFTER == 0 && *p.stop) break;
+    }
+    __threadfence_system();
+}
+
+#endif
 #endif

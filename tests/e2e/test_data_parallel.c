@@ -310,15 +310,19 @@ static void options_of_one_rank_are_refused(void **state)
         {"--rollouts", "command:true", "--rollouts with 2 ranks"},
         {"--resume", NULL, "2 ranks need --bridge with {rank} in it"},
     };
+    static const char *const by_mpirun[][2] = {{"OMPI_COMM_WORLD_RANK", "1"},
+                                               {"OMPI_COMM_WORLD_SIZE", "2"},
+                                               {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                               {"PMIX_NAMESPACE", "1"}};
+    const size_t n = sizeof by_mpirun / sizeof *by_mpirun;
     scene_open(&s);
-    setenv("OMPI_COMM_WORLD_RANK", "1", 1);
-    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    for (size_t i = 0; i < n; i++) setenv(by_mpirun[i][0], by_mpirun[i][1], 1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(train_alone(&s, "run", OPTIONS(cases[i].option, cases[i].value)), 2);
         assert_said(&s, cases[i].says);
     }
-    unsetenv("OMPI_COMM_WORLD_RANK");
-    unsetenv("OMPI_COMM_WORLD_SIZE");
+    for (size_t i = 0; i < n; i++) unsetenv(by_mpirun[i][0]);
     scene_close(&s);
 }
 

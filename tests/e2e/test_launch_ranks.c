@@ -125,7 +125,7 @@ static void test_usage(void **state)
     assert_int_equal(
         test_command(log, LIMIT_MS,
                      OPTIONS("cw-trainer", "train", "--rank", "1", "--ranks", "2", "--data", "x")),
-        1);
+        2);
     log_has(log, "--rendezvous tcp://HOST:PORT or file://PATH is needed: --rank does not say");
 }
 

@@ -2,6 +2,7 @@
  * and API key, its time-outs, and a model without a tokenizer. */
 #include "common/base/clock.h"
 #include "common/base/file.h"
+#include "tests/support/notify.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"
 
@@ -506,43 +507,22 @@ static void test_draft_model(void **state)
 
 // ---- systemd -----------------------------------------------------------------------------------
 
-static bool heard(int fd, const char *word, int ms)
-{
-    int64_t deadline = clock_deadline_ns(ms);
-    char text[2048];
-    while (clock_now_ns() < deadline) {
-        ssize_t n = recv(fd, text, sizeof text - 1, MSG_DONTWAIT);
-        if (n <= 0) {
-            clock_sleep_ms(10);
-            continue;
-        }
-        text[n] = 0;
-        if (strstr(text, word)) return true;
-    }
-    return false;
-}
-
 static void test_systemd_is_told(void **state)
 {
     (void)state;
     struct daemon d = {0};
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const char *path = test_path(test_folder(), "notify");
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    setenv("NOTIFY_SOCKET", path, 1);
+    const int fd = notify_open();
     setenv("WATCHDOG_USEC", "600000", 1);
     daemon_spawn(&d, model, NULL);
     unsetenv("NOTIFY_SOCKET");
     unsetenv("WATCHDOG_USEC");
-    assert_true(heard(fd, "READY=1", 30000));
+    assert_true(notify_heard(fd, "READY=1", 30000));
     json_t *health = daemon_get(d.socket, "/health", 200); // ready means ready
     json_decref(health);
-    assert_true(heard(fd, "WATCHDOG=1", 5000));
-    assert_true(heard(fd, "WATCHDOG=1", 5000));
+    assert_true(notify_heard(fd, "WATCHDOG=1", 5000));
+    assert_true(notify_heard(fd, "WATCHDOG=1", 5000));
     test_kill(&d.child, SIGTERM);
-    assert_true(heard(fd, "STOPPING=1", 5000));
+    assert_true(notify_heard(fd, "STOPPING=1", 5000));
     assert_int_equal(test_wait(&d.child, 10000), 0);
     close(fd);
 }

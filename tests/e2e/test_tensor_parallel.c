@@ -78,12 +78,30 @@ static void assert_same_choices(json_t *a, json_t *b)
     json_decref(b);
 }
 
+// What a server says of its model is of all its shards.
+static void assert_same_model(const struct daemon *ranks, const struct daemon *one)
+{
+    static const char *const same[] = {"num_tensors", "num_parameters"};
+    json_t *a = daemon_get(ranks->socket, "/bridge/info", 200),
+           *b = daemon_get(one->socket, "/bridge/info", 200);
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        assert_true(json_equal(json_object_get(a, same[i]), json_object_get(b, same[i])));
+    assert_int_equal(json_integer_value(json_object_get(a, "tp_degree")), 2);
+    assert_int_equal(json_integer_value(json_object_get(b, "tp_degree")), 1);
+    // norms, which all ranks hold, are there twice
+    assert_true(json_integer_value(json_object_get(a, "weight_bytes")) >
+                json_integer_value(json_object_get(b, "weight_bytes")));
+    json_decref(a);
+    json_decref(b);
+}
+
 static void ranks_give_what_one_gives(void **state)
 {
     struct daemon *ranks = *state, one = {0};
     const char *model = daemon_model(test_folder(), false, 3);
     daemon_start(&one, model, OPTIONS("--speculative", "ngram:3"));
     start_ranks(ranks, 2, model, RANKS_2);
+    assert_same_model(ranks, &one);
     assert_same_choices(samples(ranks), samples(&one));
     assert_same_choices(greedy(ranks), greedy(&one));
     // and the same again, from the prefix cache

@@ -1,48 +1,16 @@
-/* test_comm.c: what communicators give, to the bit, on 2 and 4 ranks, and what they say when a rank
- * does not answer. The program starts itself once for each rank: under mpirun on the CPU, and on
- * GPUs (COMMONWEIGHT_TEST_DEVICE=cuda: rank i on cuda:i) by itself. Each rank writes what it found
- * into a file. */
-#include "common/base/bytes.h"
+/* test_comm.c: what communicators give, to the bit, on 2 and 4 ranks (support/comm_ranks.h), and
+ * what they say when a rank does not answer. */
 #include "common/base/clock.h"
-#include "common/base/hash.h"
-#include "kernels/comm.h"
-#include "tests/support/mpirun.h"
-#include "tests/support/support.h"
+#include "tests/support/comm_ranks.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define DEADLINE_S 20.0
 #define SHORT_S    0.5 // of the ranks that wait in vain
-#define MAX_RANKS  4
 
 // ---- one rank ----------------------------------------------------------------------------------
-
-struct rank {
-    int rank, size;
-    const char *mode, *folder;
-    unsigned char id[COMM_ID_BYTES];
-    struct device *dev;
-    struct comm *comm;
-    void *memory; // (room) bytes on the device
-    size_t room;
-};
-
-static void report(const struct rank *r, const char *text)
-{
-    char name[32];
-    snprintf(name, sizeof name, "rank-%d", r->rank);
-    test_write(test_path(r->folder, name), text, strlen(text));
-}
-
-static enum status expect(bool right, const struct rank *r, const char *what, size_t i)
-{
-    if (right) return ST_OK;
-    return status_fail(ST_MISMATCH, "rank %d of %d: %s: element %zu is wrong", r->rank, r->size,
-                       what, i);
-}
 
 // Sums of these depend on their order: the parts are of very different size.
 static float value(int rank, size_t i)
@@ -63,7 +31,7 @@ static float sum_of(int size, size_t i, enum dtype dt)
     return dt == DT_BF16 ? f32_from_bf16(bf16_from_f32(sum)) : sum;
 }
 
-static void put(const struct rank *r, void *host, size_t from, size_t n, enum dtype dt)
+static void put(const struct comm_rank *r, void *host, size_t from, size_t n, enum dtype dt)
 {
     for (size_t i = 0; i < n; i++) {
         float x = value(r->rank, from + i);
@@ -75,19 +43,19 @@ static void put(const struct rank *r, void *host, size_t from, size_t n, enum dt
     device_copy_in(r->dev, r->memory, host, n * dtype_size(dt));
 }
 
-static enum status is_sum(const struct rank *r, const char *what, const void *host, size_t from,
-                          size_t n, enum dtype dt)
+static enum status is_sum(const struct comm_rank *r, const char *what, const void *host,
+                          size_t from, size_t n, enum dtype dt)
 {
     for (size_t i = 0; i < n; i++) {
         float x =
             dt == DT_F32 ? ((const float *)host)[i] : f32_from_bf16(((const uint16_t *)host)[i]);
         float wanted = sum_of(r->size, from + i, dt);
-        if (memcmp(&x, &wanted, sizeof x) != 0) return expect(false, r, what, i);
+        if (memcmp(&x, &wanted, sizeof x) != 0) return comm_rank_expect(false, r, what, i);
     }
     return ST_OK;
 }
 
-static enum status sums(const struct rank *r, void *host, size_t n, enum dtype dt)
+static enum status sums(const struct comm_rank *r, void *host, size_t n, enum dtype dt)
 {
     enum status st;
     const size_t all = n * (size_t)r->size;
@@ -112,22 +80,23 @@ static unsigned char byte_of(int rank, size_t i)
     return (unsigned char)(i * 31 + (size_t)rank * 101 + 7);
 }
 
-static enum status is_bytes(const struct rank *r, const char *what, void *host, size_t n, int from)
+static enum status is_bytes(const struct comm_rank *r, const char *what, void *host, size_t n,
+                            int from)
 {
     device_copy_out(r->dev, host, r->memory, n);
     enum status st = device_sync(r->dev);
     for (size_t i = 0; st == ST_OK && i < n; i++)
-        st = expect(((unsigned char *)host)[i] == byte_of(from, i), r, what, i);
+        st = comm_rank_expect(((unsigned char *)host)[i] == byte_of(from, i), r, what, i);
     return st;
 }
 
-static void put_bytes(const struct rank *r, unsigned char *host, void *to, size_t n)
+static void put_bytes(const struct comm_rank *r, unsigned char *host, void *to, size_t n)
 {
     for (size_t i = 0; i < n; i++) host[i] = byte_of(r->rank, i);
     device_copy_in(r->dev, to, host, n);
 }
 
-static enum status copies(const struct rank *r, unsigned char *host, size_t n)
+static enum status copies(const struct comm_rank *r, unsigned char *host, size_t n)
 {
     enum status st;
     const int last = r->size - 1;
@@ -137,7 +106,7 @@ static enum status copies(const struct rank *r, unsigned char *host, size_t n)
     device_copy_out(r->dev, host, r->memory, n * (size_t)r->size);
     CHECK(device_sync(r->dev));
     for (size_t i = 0; i < n * (size_t)r->size; i++)
-        CHECK(expect(host[i] == byte_of((int)(i / n), i % n), r, "all_gather", i));
+        CHECK(comm_rank_expect(host[i] == byte_of((int)(i / n), i % n), r, "all_gather", i));
 
     put_bytes(r, host, r->memory, n);
     comm_broadcast(r->comm, r->memory, n, last);
@@ -152,15 +121,16 @@ out:
 }
 
 // Ranks of one color, and a stream beside the device's: sums of both at once.
-static enum status splits(const struct rank *r, void *host)
+static enum status splits(const struct comm_rank *r, void *host)
 {
     enum status st;
     struct comm *half = NULL, *beside = NULL;
     const int color = r->rank % 2, members = r->size / 2;
-    struct rank part = *r;
+    struct comm_rank part = *r;
     CHECK(comm_split(r->comm, color, &half));
     CHECK(comm_beside(r->comm, &beside));
-    CHECK(expect(comm_size(half) == members && comm_rank(half) == r->rank / 2, r, "split", 0));
+    CHECK(comm_rank_expect(comm_size(half) == members && comm_rank(half) == r->rank / 2, r, "split",
+                           0));
     put(&part, host, 0, 1000, DT_F32);
     comm_all_reduce(half, r->memory, 1000, DT_F32);
     device_copy_out(r->dev, host, r->memory, 1000 * sizeof(float));
@@ -171,7 +141,8 @@ static enum status splits(const struct rank *r, void *host)
             float x = value(2 * m + color, i);
             wanted = m ? wanted + x : x;
         }
-        CHECK(expect(memcmp(&got, &wanted, sizeof got) == 0, r, "all_reduce of a half", i));
+        CHECK(
+            comm_rank_expect(memcmp(&got, &wanted, sizeof got) == 0, r, "all_reduce of a half", i));
     }
     put(&part, host, 0, 1000, DT_F32);
     comm_all_reduce(beside, r->memory, 1000, DT_F32);
@@ -187,7 +158,7 @@ out:
 
 // Sums behind one another, of a length each, without a wait between: the second and later ones add
 // what is the same on all ranks. As calls, and as a captured graph where the device has graphs.
-static void sum_often(const struct rank *r, size_t n)
+static void sum_often(const struct comm_rank *r, size_t n)
 {
     static const size_t counts[] = {0, 900, 20000, 3, 900};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
@@ -201,7 +172,7 @@ static float sum_of_same(int size, float x)
     return sum;
 }
 
-static enum status often_is_right(const struct rank *r, float *host, size_t n, int times)
+static enum status often_is_right(const struct comm_rank *r, float *host, size_t n, int times)
 {
     device_copy_out(r->dev, host, r->memory, n * sizeof *host);
     enum status st = device_sync(r->dev);
@@ -209,12 +180,12 @@ static enum status often_is_right(const struct rank *r, float *host, size_t n, i
         const int more = 1 + (i < 3) + 2 * (i < 900) + 1;
         float wanted = sum_of(r->size, i, DT_F32);
         for (int k = 1; k < times * more; k++) wanted = sum_of_same(r->size, wanted);
-        st = expect(memcmp(&host[i], &wanted, sizeof wanted) == 0, r, "sums in a row", i);
+        st = comm_rank_expect(memcmp(&host[i], &wanted, sizeof wanted) == 0, r, "sums in a row", i);
     }
     return st;
 }
 
-static enum status sums_in_a_row(const struct rank *r, void *host)
+static enum status sums_in_a_row(const struct comm_rank *r, void *host)
 {
     const size_t n = 20000;
     struct device_graph *graph = NULL;
@@ -233,7 +204,7 @@ out:
     return st;
 }
 
-static enum status all_calls(struct rank *r, void *host)
+static enum status all_calls(struct comm_rank *r, void *host)
 {
     static const size_t counts[] = {1, 7, 1000, (1 << 18) + 3}; // the last is more than one message
     enum status st = ST_OK;
@@ -249,14 +220,6 @@ out:
     return st;
 }
 
-static enum status map_peers(struct rank *r)
-{
-    char why[300] = "not written";
-    enum status st = comm_map_peers(r->comm, why, sizeof why);
-    if (st == ST_OK && why[0]) st = status_fail(ST_MISMATCH, "peers are not mapped: %s", why);
-    return st;
-}
-
 static enum status rank_is_gone(void *context)
 {
     const int64_t start_ns = *(const int64_t *)context;
@@ -264,7 +227,7 @@ static enum status rank_is_gone(void *context)
     return status_fail(ST_PEER_GONE, "rank 1 (there, process 7) is gone");
 }
 
-static enum status sum_in_graph(const struct rank *r)
+static enum status sum_in_graph(const struct comm_rank *r)
 {
     struct device_graph *graph = NULL;
     if (!device_capture_begin(r->dev)) return status_fail(ST_UNSUPPORTED, "no graphs here");
@@ -275,7 +238,7 @@ static enum status sum_in_graph(const struct rank *r)
 }
 
 // The last rank takes no part. What the others say, and what they say when asked again.
-static enum status wait_in_vain(struct rank *r)
+static enum status wait_in_vain(struct comm_rank *r)
 {
     int64_t start_ns = clock_now_ns();
     if (r->rank == r->size - 1) {
@@ -297,148 +260,68 @@ static enum status wait_in_vain(struct rank *r)
     comm_all_reduce(r->comm, r->memory, 1, DT_F32);
     if (device_sync(r->dev) == ST_OK || strcmp(said, status_message()) != 0)
         return status_fail(ST_MISMATCH, "then: %s", status_message());
-    report(r, said);
+    comm_rank_report(r, said);
     return st;
 }
 
-static enum status rank_run(struct rank *r, void *host)
+static enum status rank_run(struct comm_rank *r)
 {
     enum status st;
     const bool vain = strcmp(r->mode, "calls") != 0;
     CHECK(comm_open(r->dev, r->id, r->rank, r->size, DEADLINE_S, &r->comm));
     CHECK(comm_barrier(r->comm));
-    if (strncmp(r->mode, "late ", 5) == 0) CHECK(map_peers(r));
+    if (strncmp(r->mode, "late ", 5) == 0) CHECK(comm_rank_map_peers(r));
     if (strncmp(r->mode, "late", 4) == 0) comm_set_deadline(r->comm, SHORT_S);
     if (vain) {
         wait_in_vain(r);
         _exit(0); // without an end of MPI, which would wait
     }
-    CHECK(all_calls(r, host));
-    CHECK(map_peers(r));
-    CHECK(all_calls(r, host));
+    CHECK(all_calls(r, r->host));
+    CHECK(comm_rank_map_peers(r));
+    CHECK(all_calls(r, r->host));
+    CHECK(comm_unmap_peers(r->comm));
+    CHECK(all_calls(r, r->host));
 out:
-    comm_free(r->comm);
     return st;
-}
-
-// argv: this program, "rank", mode, folder, rank or "mpi", size, id, device
-static int rank_main(char **argv)
-{
-    enum status st;
-    void *host = NULL;
-    struct bytes id = BYTES_INIT;
-    const char *rank = strcmp(argv[4], "mpi") ? argv[4] : getenv("OMPI_COMM_WORLD_RANK");
-    struct rank r = {.mode = argv[2], .folder = argv[3], .rank = atoi(rank), .size = atoi(argv[5])};
-    r.room = (size_t)r.size * (1 << 20) * 5;
-    CHECK(base64_decode(argv[6], &id));
-    memcpy(r.id, id.data, sizeof r.id);
-    CHECK(device_open(argv[7], &r.dev));
-    CHECK(device_alloc(r.dev, r.room, &r.memory));
-    CHECK(device_host_alloc(r.dev, r.room, &host));
-    CHECK(rank_run(&r, host));
-out:
-    report(&r, st == ST_OK ? "right" : status_message());
-    device_host_release(r.dev, host);
-    device_release(r.dev, r.memory);
-    device_free(r.dev);
-    bytes_release(&id);
-    return 0;
 }
 
 // ---- the ranks together ------------------------------------------------------------------------
 
-static const char *program;
-
-static void start_mpi(const char *mode, const char *folder, int size, const char *id)
-{
-    struct test_child child = {0};
-    const char *argv[MPIRUN_WORDS + 9] = {0}, n[] = {(char)('0' + size), 0};
-    const char *const words[] = {program, "rank", mode, folder, "mpi", n, id, "cpu"};
-    memcpy(argv + mpirun_put(size, argv), words, sizeof words);
-    test_spawn(&child, test_path(folder, "log"), argv);
-    test_wait(&child, 60000);
-}
-
-static void start_gpus(const char *mode, const char *folder, int size, const char *id)
-{
-    struct test_child children[MAX_RANKS] = {0};
-    for (int r = 0; r < size; r++) {
-        char rank[8], device[16], n[8];
-        snprintf(rank, sizeof rank, "%d", r);
-        snprintf(n, sizeof n, "%d", size);
-        snprintf(device, sizeof device, "cuda:%d", r);
-        test_spawn(&children[r], test_path(folder, "log"),
-                   OPTIONS(program, "rank", mode, folder, rank, n, id, device));
-    }
-    for (int r = 0; r < size; r++) test_wait(&children[r], 120000);
-}
-
-// Every rank wrote a text with `wanted` in it; the last one nothing where it is `without_last`.
-static void run_ranks(const char *mode, int size, const char *wanted, bool without_last)
-{
-    unsigned char id[COMM_ID_BYTES];
-    struct bytes text = BYTES_INIT;
-    struct device *dev;
-    const char *folder = test_folder();
-    char name[32];
-    const bool cuda = strncmp(test_device(), "cuda", 4) == 0;
-    if (cuda) {
-        snprintf(name, sizeof name, "cuda:%d", size - 1);
-        if (device_open(name, &dev) != ST_OK) test_skip("%s", status_message());
-        device_free(dev);
-    }
-    assert_ok(comm_new_id(cuda ? DEVICE_CUDA : DEVICE_CPU, id));
-    assert_ok(base64_encode(id, sizeof id, &text));
-    if (cuda)
-        start_gpus(mode, folder, size, bytes_text(&text));
-    else
-        start_mpi(mode, folder, size, bytes_text(&text));
-    for (int r = 0; r < size - without_last; r++) {
-        snprintf(name, sizeof name, "rank-%d", r);
-        if (access(test_path(folder, name), R_OK) != 0)
-            print_error("rank %d wrote nothing:\n%s\n", r, test_read(test_path(folder, "log")));
-        char *said = test_read(test_path(folder, name));
-        assert_contains(said, wanted);
-        free(said);
-    }
-    bytes_release(&text);
-}
-
 static void two_ranks_give_the_bits_of_sums_in_rank_order(void **state)
 {
     (void)state;
-    run_ranks("calls", 2, "right", false);
+    comm_ranks_run("calls", 2, "right", false);
 }
 
 static void four_ranks_give_the_bits_of_sums_in_rank_order(void **state)
 {
     (void)state;
-    run_ranks("calls", 4, "right", false);
+    comm_ranks_run("calls", 4, "right", false);
 }
 
 static void a_rank_that_does_not_answer_is_named_after_the_deadline(void **state)
 {
     (void)state;
-    run_ranks("late", 2, "rank 0 of 2: all_gather: nothing from", true);
+    comm_ranks_run("late", 2, "rank 0 of 2: all_gather: nothing from", true);
 }
 
 static void so_it_is_in_a_sum(void **state)
 {
     (void)state;
-    run_ranks("late sum", 2, "rank 0 of 2: all_reduce: nothing from", true);
+    comm_ranks_run("late sum", 2, "rank 0 of 2: all_reduce: nothing from", true);
 }
 
 static void so_it_is_in_a_captured_graph(void **state)
 {
     (void)state;
     if (strncmp(test_device(), "cuda", 4) != 0) test_skip("only GPUs have graphs");
-    run_ranks("late graph", 2, "rank 0 of 2: a captured step: nothing from", true);
+    comm_ranks_run("late graph", 2, "rank 0 of 2: a captured step: nothing from", true);
 }
 
 static void a_rank_that_is_gone_ends_the_wait(void **state)
 {
     (void)state;
-    run_ranks("gone", 2, "rank 0 of 2: all_gather: rank 1 (there, process 7) is gone", true);
+    comm_ranks_run("gone", 2, "rank 0 of 2: all_gather: rank 1 (there, process 7) is gone", true);
 }
 
 static void one_rank_has_no_communicator(void **state)
@@ -470,7 +353,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(so_it_is_in_a_captured_graph),
         cmocka_unit_test(a_rank_that_is_gone_ends_the_wait),
     };
-    if (argc == 8 && strcmp(argv[1], "rank") == 0) return rank_main(argv);
-    program = argv[0];
+    if (comm_rank_main(argc, argv, rank_run)) return 0;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

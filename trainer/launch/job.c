@@ -84,17 +84,60 @@ static enum status plan_launch(struct job *j)
     return ST_OK;
 }
 
+// Ranks that share a server are neighbours on one host.
+static enum status check_shards(const struct job *j)
+{
+    const struct ranks *r = &j->ranks;
+    const int n = j->n_shards, here = j->n_gpus ? j->n_gpus : r->local_size;
+    if (n == 1) return ST_OK;
+    if (!j->serves && !j->launches)
+        return status_fail(ST_INVALID,
+                           "--tensor-parallel-size is for servers that are started with --gpus or "
+                           "--ranks; that of one that runs stands in its bridge file");
+    if (r->size % n || (here && here % n))
+        return status_fail(
+            ST_INVALID,
+            "--tensor-parallel-size %d with %d ranks, %d on this host: so many ranks "
+            "each have a server, on one host; give multiples of it",
+            n, r->size, here);
+    if (j->serves && r->rank % n != r->local_rank % n)
+        return status_fail(ST_INVALID,
+                           "--tensor-parallel-size %d: rank %d is process %d of its host, counted "
+                           "from 0; ranks of one server must be neighbours: have %s number hosts "
+                           "one after the other",
+                           n, r->rank, r->local_rank, r->source);
+    return ST_OK;
+}
+
+// Ranks must be able to meet, whoever counts them: it may be a variable that was left over.
+static enum status check_meeting(const struct job *j)
+{
+    const struct ranks *r = &j->ranks;
+    const bool local = r->local_size == r->size && r->run_id[0];
+    const char *variable = ranks_variable(r);
+    if (r->size == 1 || local || j->options->rendezvous) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "--rendezvous tcp://HOST:PORT or file://PATH is needed: %s does not say "
+                       "that all %d ranks are of one job on this host%s%s%s",
+                       r->source, r->size,
+                       variable ? "; where this process is no rank, unset " : "",
+                       variable ? variable : "", variable ? " and what belongs to it" : "");
+}
+
 enum status job_find(const struct job_options *o, struct job *ret)
 {
-    struct job j = {.options = o};
+    struct job j = {.options = o, .n_shards = (int)o->shards};
     enum status st;
     CHECK(read_gpus(o->gpus, &j));
     CHECK(ranks_find((int)o->rank, (int)o->ranks, &j.ranks));
-    if (j.ranks.counted)
+    if (j.ranks.counted) {
         CHECK(check_rank(&j));
-    else
+        CHECK(check_meeting(&j));
+    } else {
         CHECK(plan_launch(&j));
+    }
     j.serves = !j.launches && (j.n_gpus || o->ranks > 0 || j.ranks.size > 1);
+    CHECK(check_shards(&j));
     if (o->server_args && !j.serves && !j.launches)
         FAIL(ST_INVALID, "--server-args is for servers that are started with --gpus or --ranks");
     snprintf(j.log_name, sizeof j.log_name, "cw-trainer");
@@ -113,12 +156,6 @@ static enum status meeting_place(const struct job *job, char ret[PLACE_ROOM])
 {
     const struct ranks *r = &job->ranks;
     const char *given = job->options->rendezvous, *folder = getenv("TMPDIR");
-    const bool local = r->local_size == r->size && r->run_id[0];
-    if (!given && !local)
-        return status_fail(ST_INVALID,
-                           "--rendezvous tcp://HOST:PORT or file://PATH is needed: %s does not say "
-                           "that all %d ranks are of one job on this host",
-                           r->source, r->size);
     const int n = given ? snprintf(ret, PLACE_ROOM, "%s", given)
                         : snprintf(ret, PLACE_ROOM, "file://%s/commonweight-ranks-%s",
                                    folder && *folder == '/' ? folder : "/tmp", r->run_id);

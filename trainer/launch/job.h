@@ -1,5 +1,6 @@
 /* job.h: the ranks of one training run: which one this process is, or that it is to start them; the
- * server of its own GPU; and their meeting (docs/launch.md). Main thread.
+ * server of its own GPU, or that of several ranks, which hold its model in shards; and their
+ * meeting (docs/launch.md). Main thread.
  *
  * Whoever starts the ranks (this program, mpirun, srun, torchrun), the rest is the same: each takes
  * the GPU of --gpus that its place on its host says, uses the server that runs for it or starts
@@ -20,6 +21,7 @@ struct job_options {
     int64_t ranks;    // 0: as many as there are GPUs, or as who starts them says
     int64_t rank;     // -1: nobody says so here
     int64_t nnodes, node_rank;
+    int64_t shards; // of a server's model
     const char *rendezvous, *rendezvous_token_file;
     double rendezvous_timeout;
     const char *server_args;
@@ -45,6 +47,9 @@ struct job_options {
                  "tcp:// that is not loopback"),                                                   \
         OPT_DOUBLE("rendezvous-timeout", job.rendezvous_timeout, "600", "SECONDS", 0.1, 1e6,       \
                    "longest wait for all ranks"),                                                  \
+        OPT_INT("tensor-parallel-size", job.shards, "1", "N", 1, JOB_GPUS,                         \
+                "processes that share a server's model, each with a shard of it and a GPU of "     \
+                "--gpus: so many ranks have one server"),                                          \
         OPT_TEXT("server-args", job.server_args, NULL, "\"--OPTION ...\"",                         \
                  "further options of the servers that are started")
 
@@ -55,6 +60,7 @@ struct job {
     bool serves;   // a rank that has a server of its own
     int gpus[JOB_GPUS];
     int n_gpus;                                // 0: the CPU
+    int n_shards;                              // ranks that have one server
     char log_name[48];                         // "cw-trainer", with the rank of several
     struct server_process *server;             // NULL: none was started here
     char folder[PATH_ROOM], bridge[PATH_ROOM]; // of this rank's server; "" before it is opened
@@ -66,7 +72,8 @@ enum status job_find(const struct job_options *options, struct job *ret);
 enum status job_launch(struct job *job, char **argv);
 
 // The server of this rank (job->serves): the one that runs for its GPU, or one of a model folder
-// that is started; model NULL: it must run. job->bridge is its bridge file.
+// that is started; model NULL: it must run. job->bridge is its bridge file. Of ranks that share a
+// server, neighbours, it is that of the first one's GPU, who starts it.
 enum status job_open_server(struct job *job, const char *model, double timeout_s);
 void job_close_server(struct job *job); // ends one that was started here
 

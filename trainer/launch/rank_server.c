@@ -15,17 +15,23 @@
 #define HEALTH_MS 2000
 #define LOOK_MS   200
 
+// Of the ranks that have one server, the first, who starts it; counted on this host.
+static int first_rank(const struct job *job)
+{
+    return job->ranks.local_rank / job->n_shards * job->n_shards;
+}
+
 // Where a server of the GPU has its socket and bridge file; in /run so has
 // cw-infer-server@N.service.
 static enum status server_folder(const struct job *job, const char *runtime, char ret[PATH_ROOM])
 {
-    const int local = job->ranks.local_rank;
+    const int local = first_rank(job);
     return job->n_gpus ? path_put(ret, runtime, "commonweight/%d", job->gpus[local])
                        : path_put(ret, runtime, "commonweight/cpu-%d", local);
 }
 
-// The server of a folder must serve the model that is asked for.
-static enum status check_model(const char *folder, const char *model)
+// The server of a folder must serve the model that is asked for, in as many shards.
+static enum status check_model(const char *folder, const char *model, int n_shards)
 {
     struct bridge_file *file = NULL;
     char path[PATH_ROOM], *given = model ? realpath(model, NULL) : NULL, *served = NULL;
@@ -37,6 +43,11 @@ static enum status check_model(const char *folder, const char *model)
         FAIL(ST_MISMATCH,
              "%s: the server there serves %s, not --model %s: stop it, or leave --model out", path,
              served, model);
+    if (file->tp_degree != n_shards)
+        FAIL(ST_MISMATCH,
+             "%s: the server there has its model in %d shards, --tensor-parallel-size is %d: give "
+             "the same, or stop it",
+             path, file->tp_degree, n_shards);
 out:
     bridge_file_free(file);
     free(given);
@@ -70,18 +81,49 @@ out:
     return st;
 }
 
+// What stands before the command of a server in shards: it starts ranks of its own, on the GPUs of
+// this rank and its neighbours. --gpus counts those that this process sees.
+static enum status put_before(const struct job *job, struct bytes *ret)
+{
+    const char *seen = getenv("CUDA_VISIBLE_DEVICES");
+    if (job->n_shards == 1) return ST_OK;
+    ranks_put_forgetting(ret);
+    if (job->n_gpus) bytes_puts(ret, "CUDA_VISIBLE_DEVICES=");
+    for (int i = 0; job->n_gpus && i < job->n_shards; i++) {
+        const int gpu = job->gpus[first_rank(job) + i];
+        const char *name = seen;
+        for (int k = 0; k < gpu && name; k++)
+            if ((name = strchr(name, ','))) name++;
+        if (seen && (!name || !*name))
+            return status_fail(ST_INVALID,
+                               "--gpus %s: CUDA_VISIBLE_DEVICES=%s has no GPU %d, counted from 0",
+                               job->options->gpus, seen, gpu);
+        if (i) bytes_puts(ret, ",");
+        if (seen)
+            bytes_append(ret, name, strcspn(name, ","));
+        else
+            bytes_printf(ret, "%d", gpu);
+    }
+    bytes_puts(ret, " ");
+    return bytes_status(ret);
+}
+
 static enum status start(struct job *job, const char *model, double timeout_s)
 {
     const char *args = job->options->server_args;
     char device[16] = "cpu";
-    struct bytes arguments = BYTES_INIT;
+    struct bytes arguments = BYTES_INIT, before = BYTES_INIT;
     struct http_client *http = NULL;
     enum status st;
     if (job->n_gpus) snprintf(device, sizeof device, "cuda:%d", job->gpus[job->ranks.local_rank]);
-    bytes_printf(&arguments, "--drain-timeout %d %s", DRAIN_S, args ? args : "");
+    if (job->n_gpus && job->n_shards > 1) snprintf(device, sizeof device, "cuda");
+    bytes_printf(&arguments, "--drain-timeout %d --tensor-parallel-size %d %s", DRAIN_S,
+                 job->n_shards, args ? args : "");
     CHECK(bytes_status(&arguments));
+    CHECK(put_before(job, &before));
     const struct server_options options = {.device = device,
                                            .arguments = bytes_text(&arguments),
+                                           .before = bytes_text(&before),
                                            .shares = true,
                                            .folder = job->folder,
                                            .timeout_s = timeout_s};
@@ -94,18 +136,40 @@ static enum status start(struct job *job, const char *model, double timeout_s)
 out:
     http_client_free(http);
     bytes_release(&arguments);
+    bytes_release(&before);
+    return st;
+}
+
+// job->folder: of the one that runs, or of the one that is to be started.
+static enum status find_server(struct job *job, double timeout_s, bool *ret_runs)
+{
+    const char *own = getenv("XDG_RUNTIME_DIR"), *runtimes[] = {"/run", own && *own ? own : "/run"};
+    enum status st = ST_OK;
+    *ret_runs = false;
+    for (int i = 0; i < 2 && !*ret_runs; i++) {
+        CHECK(server_folder(job, runtimes[i], job->folder));
+        CHECK(look(job->folder, timeout_s, ret_runs));
+    }
+out:
     return st;
 }
 
 enum status job_open_server(struct job *job, const char *model, double timeout_s)
 {
-    const char *own = getenv("XDG_RUNTIME_DIR"), *runtimes[] = {"/run", own && *own ? own : "/run"};
-    bool runs = false;
+    const int64_t deadline = clock_deadline_ns((int64_t)(timeout_s * 1e3));
+    const bool starts = job->ranks.local_rank == first_rank(job);
+    bool runs;
     enum status st;
-    for (int i = 0; i < 2 && !runs; i++) {
-        CHECK(server_folder(job, runtimes[i], job->folder));
-        CHECK(look(job->folder, timeout_s, &runs));
+    CHECK(find_server(job, timeout_s, &runs));
+    while (!runs && !starts && model && clock_ms_until(deadline) > 0) {
+        clock_sleep_ms(LOOK_MS);
+        CHECK(find_server(job, timeout_s, &runs));
     }
+    if (!runs && !starts && model)
+        FAIL(ST_TIMEOUT,
+             "the server that process %d of this host starts for this rank too, in %s, was not "
+             "there within %g s (--server-timeout); that rank's error says why",
+             first_rank(job), job->folder, timeout_s);
     if (!runs && !model)
         FAIL(ST_NOT_FOUND,
              "no server runs for this rank in %s: start it there, or give --model "
@@ -113,7 +177,7 @@ enum status job_open_server(struct job *job, const char *model, double timeout_s
              job->folder);
     CHECK(path_put(job->bridge, job->folder, "bridge.json"));
     if (runs) log_info("the server of %s is there already", job->bridge);
-    CHECK(runs ? check_model(job->folder, model) : start(job, model, timeout_s));
+    CHECK(runs ? check_model(job->folder, model, job->n_shards) : start(job, model, timeout_s));
 out:
     return st;
 }

@@ -93,7 +93,8 @@ enum status run_find_ranks(struct run *run)
 {
     enum status st;
     const enum log_level level = run->config->log_level;
-    run->n_shards = 1;
+    run->n_shards = run->job->n_shards;
+    run->shard = run->job->ranks.rank % run->n_shards;
     if (run->job->ranks.size == 1) return ST_OK;
     CHECK(check_options(run));
     if (run->job->launches) return ST_OK;

@@ -46,6 +46,7 @@ static enum status put_command(struct server_process *s)
     if (given) {
         bytes_puts(&s->command, given);
     } else {
+        bytes_puts(&s->command, s->options.before ? s->options.before : "");
         spawn_put_program(&s->command, "cw-infer-server");
         bytes_printf(&s->command, " --model {model} --socket {folder}/server.sock --device %s%s %s",
                      s->options.device,

@@ -15,6 +15,7 @@ struct server_options {
     const char *command;   // with {model} and {port} in it; NULL: cw-infer-server of this build
     const char *device;    // of the latter
     const char *arguments; // further ones of the latter, as a shell reads them; NULL: none
+    const char *before;    // what a shell reads in front of the latter: "env ..."; NULL: nothing
     bool shares; // the latter shares its weights with this process, which asks it by its socket
     int port;    // of others; 0: a free one
     // where the log and, of ours, socket and bridge file go; borrowed, and needed from the first

@@ -1,0 +1,44 @@
+/* test_tensor_systemd.c: a tensor-parallel server as a service: what systemd starts is the process
+ * that starts the ranks, and rank 0 tells it that it is ready and lives. On the CPU, with mpirun.
+ */
+#include "tests/support/daemon.h"
+#include "tests/support/notify.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void rank_0_tells_that_it_is_ready_and_lives(void **state)
+{
+    (void)state;
+    struct test_child server = {0};
+    const char *folder = test_folder(), *log = test_path(folder, "log");
+    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
+    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
+    const int fd = notify_open();
+    setenv("OMP_NUM_THREADS", "1", 1);
+    setenv("WATCHDOG_USEC", "600000", 1);
+    // systemd puts the main process's number there, and asks that one alone to give signs of life
+    test_spawn(&server, log,
+               OPTIONS("/bin/sh", "-c", "WATCHDOG_PID=$$ exec \"$@\"", "sh",
+                       test_binary("cw-infer-server"), "--model",
+                       daemon_model(test_folder(), false, 3), "--device", "cpu",
+                       "--tensor-parallel-size", "2", "--socket", test_path(folder, "s.sock"),
+                       "--bridge", test_path(folder, "b.json"), "--drain-timeout", "1"));
+    unsetenv("NOTIFY_SOCKET");
+    unsetenv("WATCHDOG_USEC");
+    if (!notify_heard(fd, "READY=1", 30000)) fail_msg("%s", test_read(log));
+    assert_true(notify_heard(fd, "WATCHDOG=1", 5000));
+    assert_true(notify_heard(fd, "WATCHDOG=1", 5000));
+    test_kill(&server, SIGTERM);
+    assert_true(notify_heard(fd, "STOPPING=1", 5000));
+    assert_int_equal(test_wait(&server, 20000), 0);
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rank_0_tells_that_it_is_ready_and_lives)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
