@@ -327,7 +327,8 @@ static void run_expanded(struct device *dev, struct input *in, values ret)
     static float all[ROWS][HEADS][DIM];
     const struct ops *ops = device_ops(dev);
     const struct batch_view batch = packed_batch(in);
-    const struct matmul of_latents = {ROWS, KV, RANK, false, true, 0, DT_F32, DT_F32, false};
+    const struct matmul of_latents = {
+        .m = ROWS, .n = KV, .k = RANK, .trans_b = true, .in = DT_F32, .out = DT_F32};
     float *kv = to_device(dev, NULL, sizeof(float) * ROWS * KV);
     ops->matmul(dev, kv, in->latents, in->w, NULL, &of_latents);
     ops->latent_expand(dev, in->qkv, in->q, kv, in->keys, &latent);

@@ -224,7 +224,8 @@ static void time_experts(int rows)
         x.dw = take((size_t)EXPERTS * N * K * 4);
         device_fill(dev, x.dw, 0, (size_t)EXPERTS * N * K * 4);
         report(name[3], run_experts_back, &x, 2, 4 * weights + in_out, flops);
-        x.shape = (struct matmul){m, K, N, false, false, 0, DT_BF16, DT_BF16, true};
+        x.shape =
+            (struct matmul){.m = m, .n = K, .k = N, .in = DT_BF16, .out = DT_BF16, .early = true};
         void *dx = x.a, *dy = x.c;
         x.c = dx;
         x.a = dy;
