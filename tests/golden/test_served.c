@@ -2,11 +2,9 @@
  * pool too small for all requests at once, drafts, of which some are accepted in each. The
  * log-probability of each sampled token is that of the packed pass over the finished text, to the
  * bit: the trainer's. */
-#include "common/base/file.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,22 +70,8 @@ static void serve(const char *model)
 
 static void every_model(void **state)
 {
-    const char *root = test_path(test_root(), "tests/golden");
-    struct dirent **list;
-    const int n = scandir(root, &list, NULL, alphasort);
-    int served = 0;
     (void)state;
-    for (int i = 0; i < n; i++) {
-        const char *model = test_path(root, list[i]->d_name);
-        if (file_exists(test_path(model, "config.json"))) {
-            printf("%s\n", list[i]->d_name);
-            serve(model);
-            served++;
-        }
-        free(list[i]);
-    }
-    free(list);
-    assert_true(served > 10);
+    for_each_golden(serve);
     assert_true(all.preemptions > 0 && all.cache_hits > 0);
 }
 
