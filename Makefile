@@ -59,6 +59,8 @@ SERVER_SRC  := $(wildcard infer-server/*/*.c)
 TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c $(addsuffix /*.c,trainer/run trainer/rollout trainer/learn trainer/serve trainer/launch)))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
+# in the order in which they follow each other on the page
+REPORT_JS   := $(patsubst %,tools/report/page/%.js,dom number run chart time charts rollouts page)
 BENCH_SRC   := $(wildcard tools/bench/*.c)
 WORDS_SRC   := $(wildcard tools/word-problems/*.c)
 TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \
@@ -119,7 +121,7 @@ $(BUILD)/obj/%.cu.o: %.cu $(STAMP)
 $(BUILD)/libcommonweight.a: $(call obj,$(LIB_SRC) $(CUDA_SRC))
 $(BUILD)/libserver.a: $(call obj,$(SERVER_SRC))
 $(BUILD)/libtrainer.a: $(call obj,$(TRAINER_SRC))
-$(BUILD)/libreport.a: $(call obj,$(REPORT_SRC))
+$(BUILD)/libreport.a: $(call obj,$(REPORT_SRC)) $(BUILD)/obj/tools/report/page.text.o
 $(BUILD)/libtest.a: $(call obj,$(TEST_SUPPORT))
 $(BUILD)/%.a:
 	$(Q)rm -f $@ && ar rcs $@ $^
@@ -165,6 +167,16 @@ $(BUILD)/libcommonweight-bridge.so.0: $(PIC_OBJ) bridge/library/exports
 $(BRIDGE_LIB): $(BUILD)/libcommonweight-bridge.so.0
 	$(Q)ln -sf $(<F) $@
 
+# What cw-report puts into its page, as strings of C.
+text = { echo 'const char $(1)[] ='; cat $(2) | sed 's/[\\"]/\\&/g; s/.*/    "&\\n"/'; echo ';'; }
+REPORT_TEXTS := tools/report/page/style.css tools/report/page/body.html $(REPORT_JS)
+$(BUILD)/obj/tools/report/page.text.o: $(REPORT_TEXTS) tools/report/page.h Makefile $(STAMP)
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q){ echo '#include "tools/report/page.h"'; $(call text,report_style,tools/report/page/style.css); \
+	    $(call text,report_body,tools/report/page/body.html); $(call text,report_script,$(REPORT_JS)); } > $(@:.o=.c)
+	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) -c $(@:.o=.c) -o $@
+
 # Rewards as shared objects (trainer/rollout/reward_plugin.h); each file is one.
 EXAMPLES := $(patsubst trainer/examples/%.c,$(BUILD)/examples/%.so,$(wildcard trainer/examples/*.c))
 $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
@@ -201,7 +213,7 @@ bench: $(BINARIES)
 UNIT_DIR    ?= $(PREFIX)/lib/systemd/system
 SHARE       := $(PREFIX)/share
 COMMANDS    := $(notdir $(BINARIES))
-PAGES       := $(COMMANDS) $(addprefix cw-trainer-,train serve sft eval merge)
+PAGES       := $(COMMANDS) $(addprefix cw-trainer-,train serve sft dpo eval merge)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g'
 
 # A page of the manual is what --help says.

@@ -537,11 +537,25 @@ struct ops {
     void (*moe_route_back)(struct device *, void *dlogits, const float *dweight,
                            const float *logits, const struct moe_routing *,
                            const struct moe_shape *);
+    // The load-balancing loss (Fedus et al. 2021, Switch Transformers) over several layers' routers
+    // of MOE_SOFTMAX is made of how often experts were chosen and of their probabilities. probs
+    // (rows, n_experts) f32: softmax of the logits; counts (n_experts) f32 += the assignments of
+    // each.
+    void (*moe_balance)(struct device *, float *probs, float *counts, const float *logits,
+                        const struct moe_routing *, const struct moe_shape *);
+    // dlogits (rows, n_experts) += the gradient of scale * sum over rows and e of counts[e] *
+    // probs, the counts being taken as given.
+    void (*moe_balance_back)(struct device *, void *dlogits, const float *logits,
+                             const float *counts, const struct moe_shape *, float scale);
     // For each expert e, with its sorted rows r: C[r](n) = A[r](k) . op(B_e), out of shape->out. B
     // holds n_experts matrices one after the other, each (n,k) where trans_b, else (k,n). shape->m
     // is all rows (A); trans_a and beta must be 0.
     void (*matmul_experts)(struct device *, void *c, const void *a, const void *b,
                            const int32_t *offsets, int n_experts, const struct matmul *shape);
+    // y = act(x) for x = matmul_experts. x is scratch, which may stay unwritten, unless `keep`.
+    void (*matmul_experts_act)(struct device *, void *y, void *x, const void *a, const void *b,
+                               const int32_t *offsets, int n_experts, const struct matmul *shape,
+                               const struct act_shape *, bool keep);
     // dw_e (n,k) f32 += dy[rows of e]^T (n) . x[rows of e] (k), for every expert, from shape->in;
     // shape->m is all rows.
     void (*matmul_experts_back)(struct device *, float *dw, const void *dy, const void *x,

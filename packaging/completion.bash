@@ -5,7 +5,7 @@ _commonweight() {
     case ${COMP_WORDS[0]##*/} in
     cw-trainer | cw-bench)
         if [ "$COMP_CWORD" -eq 1 ]; then
-            choices="train serve sft eval merge"
+            choices="train serve sft dpo eval merge"
             [ "${COMP_WORDS[0]##*/}" = cw-bench ] && choices="decode train sync step speculative"
             mapfile -t COMPREPLY < <(compgen -W "$choices --help --version" -- "$word")
             return

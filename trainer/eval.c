@@ -1,5 +1,7 @@
-/* eval.c: `cw-trainer eval`: opens a server by its bridge file, evaluates (run/evaluate.h), prints.
- * The main thread. It runs beside a training run. */
+/* eval.c: `cw-trainer eval`: opens a server by its bridge file, which it does beside a training
+ * run, or starts one of a model folder for itself; evaluates (run/evaluate.h), prints. The main
+ * thread.
+ */
 #include "trainer/run/options_shared.h"
 #include "trainer/eval.h"
 #include "bridge/bridge_file.h"
@@ -11,7 +13,9 @@
 #include "trainer/rollout/prompts.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/run/notices.h"
+#include "trainer/run/private_server.h"
 #include "trainer/run/runlog.h"
+#include "trainer/run/stop.h"
 #include "trainer/rollout/scoring.h"
 
 #include <errno.h>
@@ -25,6 +29,8 @@
 
 struct eval_config {
     const char *bridge, *data, *config, *output, *lora;
+    const char *model, *device, *server_args; // of a server of its own
+    double server_timeout;
     enum log_level log_level;
     struct prompt_options prompts;
     struct reward_options reward;
@@ -37,12 +43,21 @@ struct eval_config {
 #define OPTIONS_OF struct eval_config
 static const struct option_spec eval_options[] = {
     OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
+    OPT_TEXT("model", model, NULL, "DIR",
+             "or: a model folder, a checkpoint say, of which a server is started for this alone"),
+    OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "with --model: where it runs"),
+    OPT_TEXT("server-args", server_args, NULL, "\"--OPTION ...\"",
+             "with --model: further options of cw-infer-server"),
+    OPT_DOUBLE("server-timeout", server_timeout, "600", "SECONDS", 0.1, 1e6,
+               "with --model: longest wait for its start"),
     OPT_TEXT("data", data, NULL, "FILE", "prompts with answers, JSONL"),
     OPT_TEXT("lora", lora, NULL, "NAME",
-             "of an adapter that the server holds (default: the model itself)"),
+             "of an adapter that the server holds; with --model: its PEFT folder (default: the "
+             "model itself)"),
     OPT_CONFIG,
     REWARD_OPTIONS,
     PROMPT_OPTIONS,
+    ANSWER_FIELD_OPTION,
     OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one answer"),
     OPT_DOUBLE("temperature", sampling.temperature, "0", "T", 0, 100, "0: greedy"),
     OPT_INT("num-samples", num_samples, "1", "N", 1, 2048,
@@ -108,7 +123,49 @@ out:
 struct eval {
     struct eval_config config;
     struct reward *reward;
+    struct private_server *server; // NULL: one that runs is asked
+    struct bridge_file *file;
+    const struct bridge_role *policy;
+    struct control *control;
+    struct http_client *http;
 };
+
+// bridge: path of its file; NULL: it is looked for.
+static enum status open_server(struct eval *e, const char *bridge)
+{
+    enum status st;
+    char path[PATH_ROOM];
+    CHECK(bridge_find(bridge, path, sizeof path));
+    CHECK(bridge_file_read(path, &e->file));
+    CHECK(bridge_file_check(e->file));
+    CHECK(notice_roles(e->file, &e->policy));
+    CHECK(control_open(e->file->control_page, e->file->roles[0].layout_hash, &e->control));
+    st = http_client_new(e->file->socket, &e->http);
+out:
+    return st;
+}
+
+static enum status start_server(struct eval *e)
+{
+    const struct eval_config *c = &e->config;
+    const struct private_server_options options = {.model = c->model,
+                                                   .device = c->device,
+                                                   .adapter = c->lora,
+                                                   .arguments = c->server_args,
+                                                   .timeout_s = c->server_timeout,
+                                                   .cancelled = stop_flag()};
+    stop_catch_signals(); // so that the server and its folder go
+    enum status st = private_server_new(&options, &e->server);
+    return st == ST_OK ? open_server(e, private_server_bridge(e->server)) : st;
+}
+
+static void close_server(struct eval *e)
+{
+    http_client_free(e->http);
+    control_free(e->control);
+    bridge_file_free(e->file);
+    private_server_free(e->server);
+}
 
 static enum status eval_on(const struct eval *e, const struct rollout_source *source,
                            const struct dataset *data)
@@ -133,52 +190,62 @@ out:
     return st;
 }
 
+// The data can be refused before a server is started.
 static enum status run_eval(void *context)
 {
     struct eval *e = context;
     const struct eval_config *config = &e->config;
+    const char *folder = config->model;
     enum status st = ST_OK;
-    char path[512];
     int left_out;
-    struct bridge_file *file = NULL;
-    const struct bridge_role *policy;
-    struct control *control = NULL;
-    struct http_client *http = NULL;
     struct model_config *model = NULL;
     struct dataset *data = NULL;
     struct prompt_options options = config->prompts;
     if (config->output) CHECK(check_output(config->output));
-    CHECK(bridge_find(config->bridge, path, sizeof path));
-    CHECK(bridge_file_read(path, &file));
-    CHECK(bridge_file_check(file));
-    CHECK(notice_roles(file, &policy));
-    CHECK(control_open(file->control_page, file->roles[0].layout_hash, &control));
-    CHECK(http_client_new(file->socket, &http));
-    CHECK(model_config_load(policy->model, &model));
+    if (!folder) {
+        CHECK(open_server(e, config->bridge));
+        folder = e->policy->model;
+    }
+    CHECK(model_config_load(folder, &model));
     options.question_template = reward_prompt_template(e->reward);
-    CHECK(prompts_load(config->data, policy->model, model->vocab_size, &options, &data, &left_out));
+    CHECK(prompts_load(config->data, folder, model->vocab_size, &options, &data, &left_out));
     notice_data(data, left_out);
     CHECK(scoring_check(e->reward, data));
+    if (config->model) CHECK(start_server(e));
     struct rollout_source source =
-        rollout_source_of(http, control, model->vocab_size, config->rollout_timeout);
-    source.adapter = config->lora;
+        rollout_source_of(e->http, e->control, model->vocab_size, config->rollout_timeout);
+    source.adapter = config->model && config->lora ? PRIVATE_ADAPTER : config->lora;
+    source.cancelled = stop_flag();
     st = eval_on(e, &source, data);
 out:
     dataset_free(data);
     model_config_free(model);
-    http_client_free(http);
-    control_free(control);
-    bridge_file_free(file);
+    close_server(e);
     reward_free(e->reward);
+    if (st == ST_CANCELLED) log_warn("a signal: the evaluation is given up");
     return st;
+}
+
+// Options of a server that is started, where one is asked that runs.
+static enum status check_server(const struct eval_config *c, const struct option_set *set)
+{
+    static const char *const of_server[] = {"device", "server-args", "server-timeout"};
+    if (c->model && c->bridge)
+        return status_fail(ST_INVALID, "--bridge names a server that runs, --model a folder of "
+                                       "which one is started: give one of the two");
+    for (size_t i = 0; !c->model && i < sizeof of_server / sizeof *of_server; i++)
+        if (options_given(set, of_server[i]))
+            return status_fail(ST_INVALID, "--%s is for a server that is started: give --model DIR",
+                               of_server[i]);
+    return ST_OK;
 }
 
 static enum status check(void *context, struct option_set *set)
 {
     struct eval *e = context;
     enum status st;
-    (void)set;
     log_open("cw-trainer", e->config.log_level);
+    CHECK(check_server(&e->config, set));
     if (!e->config.data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&e->config.prompts));
     if (e->config.num_samples > 1 && e->config.sampling.temperature == 0)
@@ -195,7 +262,8 @@ int eval_main(int argc, char **argv)
     struct eval e = {0};
     struct bytes usage = BYTES_INIT;
     bytes_puts(&usage, "--data FILE.jsonl --reward NAME [options]\n\n"
-                       "Answers held-out prompts through the server and scores them.\n\nRewards:");
+                       "Answers held-out prompts through the server, or by a model folder "
+                       "(--model), and scores them.\n\nRewards:");
     reward_describe_all(&usage);
     const struct program program = {
         .name = "cw-trainer",

@@ -1,6 +1,7 @@
 /* main.c: cw-trainer: picks the command. Each command has its own options, help and exit status. */
 #include "common/base/options.h"
 #include "kernels/device.h"
+#include "trainer/dpo.h"
 #include "trainer/eval.h"
 #include "trainer/merge.h"
 #include "trainer/serve.h"
@@ -18,7 +19,8 @@ static const struct {
     {"train", train_main, "GRPO on the model a server is serving, on its own copy of the weights"},
     {"serve", serve_main, "the Tinker API on the model a server is serving"},
     {"sft", sft_main, "supervised training of a model folder, without a server"},
-    {"eval", eval_main, "accuracy of the model a server is serving"},
+    {"dpo", dpo_main, "training of a model folder on preferred completions, without a server"},
+    {"eval", eval_main, "accuracy of the model a server is serving, or of a model folder"},
     {"merge", merge_main, "a LoRA adapter and its base as one model folder"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)

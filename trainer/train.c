@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -24,11 +25,6 @@ struct train {
     char **argv; // of this program
 };
 
-static bool due(int64_t step, int64_t every, int64_t total)
-{
-    return step == total || (every > 0 && step % every == 0);
-}
-
 static int64_t epochs_done(const struct run *run)
 {
     return curriculum_taken(run->curriculum) / run->data->n;
@@ -39,16 +35,17 @@ static bool evaluation_due(const struct run *run, int64_t epochs_before)
 {
     const struct train_config *c = run->config;
     if (!run->eval_data) return false;
-    if (!c->eval_by_epoch) return due(run->step, c->eval_steps, run->total_steps);
+    if (!c->eval_by_epoch) return step_due(run->step, c->eval_steps, run->total_steps);
     return run->step == run->total_steps ||
            epochs_done(run) / c->eval_epochs > epochs_before / c->eval_epochs;
 }
 
 // Prompts once a sample, as TRL counts.
-static int64_t count_tokens(const struct rollout *r)
+static int64_t count_tokens(const struct run *run, const struct rollout *r)
 {
-    int64_t n = r->n_tokens;
-    for (int g = 0; g < r->n_groups; g++) n += (int64_t)r->n_per_group * rollout_prompt(r, g)->n;
+    int64_t n = 0;
+    for (int i = 0; i < r->n_groups * r->n_per_group; i++)
+        n += run_length(run, &r->completions[i]) + rollout_prompt(r, i / r->n_per_group)->n;
     return n;
 }
 
@@ -63,10 +60,11 @@ static enum status train_step(struct run *run)
     CHECK(run_order_steps(run));
     CHECK(run_take_step(run, &s)); // sampled, and scored against its groups
     const double wait_s = clock_ms_since(start) / 1e3;
+    run_lap_rollouts(run, s);
     CHECK(run_learn(run, s, lr, &update));
     const double train_s = clock_ms_since(start) / 1e3 - wait_s;
     run->step++;
-    run->num_tokens += count_tokens(s->rollout);
+    run->num_tokens += count_tokens(run, s->rollout);
     run->latency = s->latency;
 
     run->line = run_metrics(run, s, &update, wait_s, train_s);
@@ -90,7 +88,7 @@ static enum status baseline(struct run *run)
     run->best = BEST_NONE; // also where a run is taken up that ended before its first step
     enum status st =
         metrics ? run_evaluate(run, metrics) : status_fail(ST_NO_MEMORY, "no memory to evaluate");
-    if (st == ST_OK) return runlog_write(run->log, metrics);
+    if (st == ST_OK) return run_write_line(run, metrics);
     json_decref(metrics);
     return st;
 }
@@ -98,12 +96,14 @@ static enum status baseline(struct run *run)
 // Whether the step just done has a checkpoint of its own, which stays.
 static bool checkpoint_due(const struct run *run)
 {
-    return due(run->step, run->config->save_steps, run->total_steps) || run->best.step == run->step;
+    return step_due(run->step, run->config->saving.save_steps, run->total_steps) ||
+           run->best.step == run->step;
 }
 
 static enum status save_if_due(struct run *run)
 {
-    const double minutes = clock_ms_since(run->saved_ns) / 60e3, every = run->config->save_minutes;
+    const double minutes = clock_ms_since(run->saved_ns) / 60e3,
+                 every = run->config->saving.save_minutes;
     bool interim = every > 0 && minutes >= every;
     if (checkpoint_due(run)) return run_save(run, false);
     enum status st = every > 0 ? run_agree(run, &interim, sizeof interim) : ST_OK;
@@ -138,6 +138,7 @@ static enum status train_loop(struct run *run)
 {
     enum status st;
     bool stop;
+    spans_begin(&run->spans);
     CHECK(before_the_steps(run));
     while (run->step < run->total_steps && !run_out_of_patience(run)) {
         CHECK(agree_to_stop(run, &stop));
@@ -156,21 +157,19 @@ out:
     return st;
 }
 
-// What was given and is part of something that was not. A run that goes on has been told.
+// A run that goes on has been told.
 static void say_idle(const struct option_set *set, const struct train_config *c)
 {
     const enum loss_type type = c->loss.type;
     const enum advantage_estimator estimator = c->advantage.estimator;
     const bool clips = type != LOSS_SAPO && type != LOSS_CISPO;
-    const struct {
-        bool used;
-        const char *without, *options[6];
-    } parts[] = {
+    const struct idle_options parts[] = {
         {c->sampling.tandem.on,
          "--tandem",
          {"tandem-selector", "tandem-p", "tandem-chunk", "tandem-shared", "tandem-frozen-weight"}},
         {c->rollouts != NULL, "--rollouts", {"rollout-processes"}},
         {c->async, "--async", {"max-staleness"}},
+        {c->log_completions, "--log-completions", {"log-logprobs"}},
         {c->sync_ref_model, "--sync-ref-model", {"ref-model-mixup-alpha", "ref-model-sync-steps"}},
         {c->entropy.adaptive,
          "--use-adaptive-entropy",
@@ -189,10 +188,7 @@ static void say_idle(const struct option_set *set, const struct train_config *c)
          "--reward repetition",
          {"repetition-ngram"}},
     };
-    for (size_t i = 0; !c->resume && i < sizeof parts / sizeof *parts; i++)
-        for (const char *const *name = parts[i].options; !parts[i].used && *name; name++)
-            if (options_given(set, *name))
-                log_warn("--%s has no effect without %s", *name, parts[i].without);
+    if (!c->resume) notice_idle(set, parts, sizeof parts / sizeof *parts);
 }
 
 // Options of servers that are started, where --bridge names some that run.

@@ -129,14 +129,24 @@ enum status file_read_own(const char *path, size_t max, struct bytes *ret)
 
 enum status file_each_line(const char *path, file_line_fn take, void *context)
 {
+    int64_t at = 0;
+    return file_lines_from(path, &at, take, context);
+}
+
+enum status file_lines_from(const char *path, int64_t *at, file_line_fn take, void *context)
+{
     enum status st = ST_OK;
     char *line = NULL;
     size_t room = 0;
     ssize_t len;
     FILE *file = fopen(path, "re");
     if (!file) return io_fail("read", path);
-    while ((len = getline(&line, &room, file)) > 0)
-        if (line[len - 1] == '\n') CHECK(take(context, line, (size_t)len));
+    if (*at > 0 && fseeko(file, (off_t)*at, SEEK_SET) != 0) st = io_fail("read", path);
+    while (st == ST_OK && (len = getline(&line, &room, file)) > 0) {
+        if (line[len - 1] != '\n') break; // the last
+        *at += len;
+        CHECK(take(context, line, (size_t)len));
+    }
     if (ferror(file)) st = io_fail("read", path);
 out:
     free(line);

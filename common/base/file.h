@@ -30,6 +30,9 @@ enum status file_write_all(int fd, const char *path, const void *data, size_t le
 // writer goes on, or was killed) is passed over.
 typedef enum status (*file_line_fn)(void *context, const char *line, size_t len);
 enum status file_each_line(const char *path, file_line_fn take, void *context);
+// The same from a byte on, which is moved behind the lines that were taken: a file that grows is
+// read on by the next call. One shorter than that has none.
+enum status file_lines_from(const char *path, int64_t *at, file_line_fn take, void *context);
 
 // Read-only mapping of a whole file. `data` is NULL for an empty file.
 struct file_map {

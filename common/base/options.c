@@ -577,7 +577,8 @@ enum status options_fill(struct option_set *set, const char *path, const json_t 
     json_object_foreach ((json_t *)recorded, key, value) {
         const struct option_spec *spec = find_key(set->table, key);
         if (!spec) {
-            st = status_context(unknown_key(set, path, key), "recorded by another version");
+            st = status_context(unknown_key(set, path, key),
+                                "recorded by another version or command");
             goto out;
         }
         if (json_is_null(value) || spec->type == OPTION_FILE || set->given[spec - set->table])

@@ -11,8 +11,9 @@ int program_main(const struct program *p, int argc, char **argv)
     snprintf(name, sizeof name, "%s%s%s", p->name, p->command ? " " : "",
              p->command ? p->command : "");
     log_open(p->name, LOG_INFO);
-    enum option_result parsed = options_parse(p->options, name, p->usage, argc, argv,
-                                              p->word != NULL, p->config, p->word, &set);
+    const int words = !p->word ? 0 : p->max_words ? p->max_words : 1;
+    enum option_result parsed =
+        options_parse(p->options, name, p->usage, argc, argv, words, p->config, p->word, &set);
     if (parsed == OPTIONS_DONE) return 0;
     const bool usable = parsed == OPTIONS_OK && (!p->check || p->check(p->context, set) == ST_OK);
     const enum status st = usable ? p->run(p->context) : ST_INVALID;

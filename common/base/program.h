@@ -9,7 +9,8 @@ struct program {
     const char *usage;          // as options_parse() takes it
     const struct option_spec *options;
     void *config;      // zeroed; what the options fill
-    const char **word; // the one positional word, or NULL where none is taken
+    const char **word; // the positional words, NULL behind the last; NULL: none is taken
+    int max_words;     // that it has room for; 0: one
     // Whether what is asked for makes sense, before anything is opened; NULL: it does.
     enum status (*check)(void *context, struct option_set *set);
     // ST_CANCELLED: it failed and has said so.

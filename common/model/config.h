@@ -84,6 +84,7 @@ struct model_config {
     bool qkv_bias, o_bias, mlp_bias, head_bias;
     bool attn_gate; // what attention gives is multiplied by the sigmoid of a gate
     bool router_logit_bias;
+    double router_aux_loss_coef; // of the load-balancing loss in training; 0: the family has none
     bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
     bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
     bool qk_norm_whole;  // or all of a row's together
@@ -123,6 +124,15 @@ bool left_out_describe(const struct model_config *config, char *ret, size_t size
 // Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size
 // stays the whole model's. ST_INVALID names a number that so many ranks cannot share.
 enum status model_config_shard(struct model_config *config, struct shard shard);
+
+// Of a layer that has experts; 0: none has any. All that have any have as many.
+static inline int config_experts(const struct model_config *c)
+{
+    int most = 0;
+    for (int l = 0; l < c->n_layers; l++)
+        if (c->layers[l].moe.n_experts > most) most = c->layers[l].moe.n_experts;
+    return most;
+}
 
 // Widths in elements.
 static inline int layer_q_width(const struct layer_config *l)

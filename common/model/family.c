@@ -94,6 +94,13 @@ static bool lists(const json_t *list, int number)
     return false;
 }
 
+// The families whose training in transformers has a load-balancing loss.
+static enum status read_balance(const char *where, const json_t *json, struct model_config *c)
+{
+    c->router_aux_loss_coef = 0.001;
+    return json_get_double(where, json, "router_aux_loss_coef", 0, 1e6, &c->router_aux_loss_coef);
+}
+
 // Experts as the Qwen families write them: in every decoder_sparse_step-th layer that
 // mlp_only_layers does not list. The numbers are those of a silent config.
 static enum status qwen_experts(const char *where, const json_t *json, struct model_config *c,
@@ -109,6 +116,7 @@ static enum status qwen_experts(const char *where, const json_t *json, struct mo
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
     CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
     CHECK(json_get_bool(where, json, "norm_topk_prob", &norm));
+    CHECK(read_balance(where, json, c));
     for (int l = 0; l < c->n_layers; l++) {
         if ((l + 1) % every != 0 || lists(dense, l)) continue;
         c->layers[l].intermediate = width;
@@ -255,6 +263,7 @@ static enum status configure_mixtral(const char *where, const json_t *json, stru
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
+    CHECK(read_balance(where, json, c));
     for (int l = 0; l < c->n_layers; l++) {
         c->layers[l].moe = (struct moe_shape){
             .n_experts = experts, .top_k = per_token, .norm_topk = true, .scale = 1};
@@ -282,6 +291,7 @@ static enum status configure_gpt_oss(const char *where, const json_t *json, stru
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
     CHECK(json_get_double(where, json, "swiglu_alpha", 1e-3, 1e3, &alpha));
     CHECK(json_get_double(where, json, "swiglu_limit", 1e-3, 1e6, &limit));
+    CHECK(read_balance(where, json, c));
     c->act = ACT_CLAMPED;
     c->act_alpha = (float)alpha;
     c->act_limit = (float)limit;

@@ -285,11 +285,6 @@ void model_sum_ranks(struct model *m, void *x, int rows)
     comm_all_reduce(m->comm, x, (size_t)rows * (size_t)m->config->hidden, m->dt);
 }
 
-bool model_keeps_router_logits(const struct layer_config *l)
-{
-    return l->moe.n_experts > 0 && !(l->moe.scoring == MOE_SOFTMAX && l->moe.norm_topk);
-}
-
 // ---- the forward pass ---------------------------------------------------------------------------
 static struct matmul linear_shape(const struct model *m, int rows, const struct linear *l)
 {
@@ -538,7 +533,7 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
     int a = rows * shape.top_k, up = layer_up_width(c, layer), inner = layer->intermediate;
-    float *logits = tape && tape->router_logits ? tape->router_logits : m->router_logits;
+    float *logits = tape ? tape->router_logits : m->router_logits;
     void *gate_up = tape ? tape->gate_up : m->gate_up,
          *out = tape ? tape->expert_out : m->expert_out;
     const struct matmul first = {a, up, c->hidden, false, true, 0, m->dt, m->dt, .early = true};
@@ -551,10 +546,15 @@ static void experts_block(struct model *m, int l, int rows, struct layer_tape *t
     m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
-    m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
-                           shape.n_experts, &first);
-    add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up);
-    m->ops->act(m->dev, m->act, gate_up, &act);
+    if (w->gate_up_bias) {
+        m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
+                               shape.n_experts, &first);
+        add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up);
+        m->ops->act(m->dev, m->act, gate_up, &act);
+    } else {
+        m->ops->matmul_experts_act(m->dev, m->act, gate_up, m->expert_in, w->gate_up,
+                                   routing->offsets, shape.n_experts, &first, &act, tape != NULL);
+    }
     m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts,
                            &second);
     if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, c->hidden);
@@ -648,6 +648,18 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     return x_out;
 }
 
+// What layer l's router did adds to the tape's sums.
+static void add_balance(struct model *m, int l, int rows, const struct tape *tape)
+{
+    const struct moe_shape shape = model_moe_shape(m, l, rows);
+    const struct layer_tape *lt = &tape->layers[l];
+    float *probs = m->router_logits; // those of this pass are on the tape
+    if (shape.n_experts == 0) return;
+    m->ops->moe_balance(m->dev, probs, tape->balance, lt->router_logits, &lt->routing, &shape);
+    m->ops->column_sum(m->dev, tape->balance + shape.n_experts, probs, rows, shape.n_experts,
+                       DT_F32);
+}
+
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x)
 {
@@ -658,7 +670,12 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
                                               model_embed_scale(m), m->dt,
                                               config_first_vocab_row(c), config_vocab_rows(c)});
     model_sum_ranks(m, x, batch->n_tokens);
-    for (int l = 0; l < c->n_layers; l++) x = run_layer(m, l, batch, kv, tape);
+    if (tape && tape->balance)
+        device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));
+    for (int l = 0; l < c->n_layers; l++) {
+        x = run_layer(m, l, batch, kv, tape);
+        if (tape && tape->balance) add_balance(m, l, batch->n_tokens, tape);
+    }
     *ret_x = x;
 }
 
@@ -750,7 +767,7 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(x_mid, hidden),
         TAPE(rstd2, c->parallel_block || !c->pre_norm ? 0 : stat),
         TAPE(mean2, c->parallel_block ? 0 : mean),
-        TAPE(router_logits, model_keeps_router_logits(l) ? stat * (size_t)l->moe.n_experts : 0),
+        TAPE(router_logits, stat * (size_t)l->moe.n_experts),
         TAPE(shared_gate_up, t * (size_t)layer_shared_up_width(c, l) * e),
         TAPE(shared_out, l->shared_gate ? hidden : 0),
         TAPE(shared_logits, l->shared_gate ? stat : 0),

@@ -38,7 +38,7 @@ struct layer_tape {
     void *x_mid;               // (T, hidden) residual stream after attention
     float *rstd2, *mean2;      // (T) of the MLP norm
     struct moe_routing routing;
-    float *router_logits; // (T, n_experts) where routing's gradient reads them
+    float *router_logits; // (T, n_experts)
     void *shared_gate_up; // (T, 2 * shared_intermediate)
     void *shared_out;     // (T, hidden), not yet gated; where there is a gate, as the next two
     float *shared_logits; // (T)
@@ -55,6 +55,9 @@ enum recompute { RECOMPUTE_NONE, RECOMPUTE_LAYER };
 struct tape {
     int max_tokens;
     enum recompute recompute;
+    // (2, n_experts) of the last forward pass, summed over rows and layers with experts:
+    // assignments, and probabilities of the router. Borrowed; NULL: not wanted.
+    float *balance;
     int held; // RECOMPUTE_LAYER: the layer whose activations the shared memory holds; -1: none
     size_t bytes;
     struct layer_tape
@@ -155,8 +158,6 @@ struct head_args model_head_args(const struct model *m, int first, const int32_t
 bool model_begins_sum(const struct model *m);
 // Sums (rows, hidden) of dt over the ranks, in place.
 void model_sum_ranks(struct model *m, void *x, int rows);
-// Whether the gradient of layer l's routing reads the router's logits.
-bool model_keeps_router_logits(const struct layer_config *l);
 
 // The factor of looked-up embeddings, as the forward pass applies it.
 float model_embed_scale(const struct model *m);

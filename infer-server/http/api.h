@@ -85,9 +85,10 @@ struct api_request {
     bool echo;                 // completions: a choice begins with its prompt
     bool want_prompt_logprobs; // in the answer, with prompt_top likeliest tokens
     int prompt_top;
-    bool filtered;     // what is sampled from may differ from the raw distribution
-    bool many_prompts; // /generate: "prompts", not "prompt"
-    json_t *tools;     // whose calls the answer is searched for; owned; NULL: it is not
+    bool want_text_offset; // rollouts: also where nothing was drafted
+    bool filtered;         // what is sampled from may differ from the raw distribution
+    bool many_prompts;     // /generate: "prompts", not "prompt"
+    json_t *tools;         // whose calls the answer is searched for; owned; NULL: it is not
     const struct tool_form *tool_form; // in which they are written
     bool one_call;                     // at most, of a choice
     bool shorten;                      // max_tokens is a default, and gives way to the context

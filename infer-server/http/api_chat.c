@@ -76,6 +76,33 @@ static enum status check_messages(const json_t *messages)
     return ST_OK;
 }
 
+// An answer of calls alone comes back with null as its content. True: it was, and is "" now.
+static bool empty_nulls(json_t *messages)
+{
+    bool any = false;
+    json_t *message;
+    size_t i;
+    json_array_foreach (messages, i, message)
+        if (json_is_null(json_object_get(message, "content")))
+            any = json_object_set_new(message, "content", json_string("")) == 0 || any;
+    return any;
+}
+
+// There are templates that know a call by its null, and some, as gpt-oss's, that fail on it: these
+// get "".
+static enum status render(const struct chat_template *chat, const struct chat_input *input,
+                          json_t *messages, struct bytes *ret)
+{
+    struct status_kept first;
+    const size_t len = ret->len;
+    enum status st = chat_template_render(chat, input, ret);
+    status_keep(&first, st);
+    if (st != ST_INVALID || !empty_nulls(messages)) return st;
+    ret->len = len;
+    st = chat_template_render(chat, input, ret);
+    return st == ST_OK ? st : status_recall(&first);
+}
+
 enum status api_chat_render(const json_t *object, const struct api_model *model,
                             bool generation_prompt, struct bytes *ret)
 {
@@ -94,7 +121,7 @@ enum status api_chat_render(const json_t *object, const struct api_model *model,
         .kwargs = json_object_get(object, "chat_template_kwargs"),
         .add_generation_prompt = generation_prompt,
     };
-    CHECK(chat_template_render(model->chat, &input, ret)); // which checks the fields' types
+    CHECK(render(model->chat, &input, messages, ret)); // which checks the fields' types
     where = "request";
     st = chat_template_check_used(model->chat, &input);
 out:

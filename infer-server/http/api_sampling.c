@@ -108,6 +108,14 @@ static enum status read_echo(struct api_request *r, const json_t *object)
     return st;
 }
 
+static enum status read_text_offset(struct api_request *r, const json_t *object)
+{
+    enum status st = json_get_bool(where, object, "text_offset", &r->want_text_offset);
+    if (st == ST_OK && r->want_text_offset && r->kind != API_ROLLOUTS)
+        st = status_fail(ST_UNSUPPORTED, "request: \"text_offset\" is for /v1/rollouts only");
+    return st;
+}
+
 // An object from token id, in decimal digits, to bias.
 static enum status read_bias(struct api_request *r, const json_t *object, int vocab)
 {
@@ -184,6 +192,7 @@ enum status api_read_sampling(struct api_request *r, const json_t *object,
     CHECK(read_tandem(r, object, model, &s->tandem));
     CHECK(read_adjustments(r, object, model));
     CHECK(read_echo(r, object));
+    CHECK(read_text_offset(r, object));
     if (!(top_p > 0))
         return status_fail(ST_INVALID, "request: \"top_p\" is 0; it must be above 0 (1 is off)");
     if (temperature > 0 && temperature < 1e-3)

@@ -132,7 +132,8 @@ static const struct field fields[] = {
     {"prompt_logprobs", SAMPLED, READ},
     {"logprob_token_ids", PLACE_GENERATE | PLACE_SAMPLING, "[[]]"},
     {"flat_logprobs", PLACE_GENERATE | PLACE_SAMPLING, "[false]"},
-    {"echo", SAMPLED, READ}, // true: completions only
+    {"echo", SAMPLED, READ},               // true: completions only
+    {"text_offset", PLACE_SAMPLING, READ}, // true: rollouts only
     {"return_token_ids", OPENAI | PLACE_INFERENCE, READ},
     {"return_tokens_as_token_ids", OPENAI, READ},
     {"return_prompt_text", PLACE_CHAT, "[false]"},

@@ -30,12 +30,11 @@ static void put_tokens(struct json_out *o, const struct response *a,
                       json_out_logprob(o, NULL, t[i].processed_logprob));
         JSON_OUT_LIST(o, "kept_mass", i, 0, s->n, json_out_float(o, NULL, t[i].retained_mass));
     }
-    if (s->telemetry.drafts.num_drafts >
-        0) { // which were accepted drafts, and where each is in the text
+    const bool drafted = s->telemetry.drafts.num_drafts > 0;
+    if (drafted) // which were accepted drafts
         JSON_OUT_LIST(o, "accepted", i, 0, s->n, json_out_int(o, NULL, t[i].accepted_at));
-        if (a->model->tokenizer)
-            JSON_OUT_LIST(o, "text_offset", i, 0, s->n, json_out_int(o, NULL, s->text_at[i]));
-    }
+    if ((drafted || a->request->want_text_offset) && a->model->tokenizer)
+        JSON_OUT_LIST(o, "text_offset", i, 0, s->n, json_out_int(o, NULL, s->text_at[i]));
     if (a->request->sampling.tandem.on)
         JSON_OUT_LIST(o, "model_mask", i, 0, s->n, json_out_int(o, NULL, !t[i].frozen));
     JSON_OUT_LIST(o, "weight_versions", i, 0, s->n, json_out_uint(o, NULL, t[i].weight_version));

@@ -1,7 +1,7 @@
-/* moe.c: mixture of experts: routing, the experts' matmuls, the weighted sum of what they give, and
- * the gradients. The matmuls are an ordinary one for each expert over its rows, which lie together
- * in sorted order: with trans_b a row of it has the same bits whichever rows go to the same expert
- * (matmul.c). Every other sum is one thread's and runs in order. */
+/* moe.c: mixture of experts: routing, its balance, the experts' matmuls, the weighted sum of what
+ * they give, and the gradients. The matmuls are an ordinary one for each expert over its rows,
+ * which lie together in sorted order: with trans_b a row of it has the same bits whichever rows go
+ * to the same expert (matmul.c). Every other sum is one thread's and runs in order. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/routing.h"
 #include <omp.h>
@@ -135,6 +135,38 @@ void cpu_moe_route_back(struct device *dev, void *dlogits, const float *dweight,
                        r->expert + i * k, r->weight + i * k, s);
 }
 
+// ret (n_experts) = softmax of a row's logits.
+static void probabilities(float *ret, const float *logits, int n)
+{
+    const float max = max_f32(logits, n), all = sum_of_exp(logits, n, max);
+    for (int e = 0; e < n; e++) ret[e] = expf(logits[e] - max) / all;
+}
+
+void cpu_moe_balance(struct device *dev, float *probs, float *counts, const float *logits,
+                     const struct moe_routing *r, const struct moe_shape *s)
+{
+    const int64_t n = s->n_experts;
+    (void)dev;
+#pragma omp parallel for if (s->rows * n > PARALLEL_WORK)
+    for (int i = 0; i < s->rows; i++) probabilities(probs + i * n, logits + i * n, s->n_experts);
+    for (int e = 0; e < s->n_experts; e++) counts[e] += (float)(r->offsets[e + 1] - r->offsets[e]);
+}
+
+void cpu_moe_balance_back(struct device *dev, void *dlogits, const float *logits,
+                          const float *counts, const struct moe_shape *s, float scale)
+{
+    const int64_t n = s->n_experts;
+    float *all = cpu_workspace(dev, (size_t)(omp_get_max_threads() * n) * sizeof *all);
+    if (!all || !cpu_is_f32(dev, "moe_balance_back", s->dt)) return;
+#pragma omp parallel for if (s->rows * n > PARALLEL_WORK)
+    for (int i = 0; i < s->rows; i++) {
+        float *probs = all + omp_get_thread_num() * n, *to = (float *)dlogits + i * n, mean = 0;
+        probabilities(probs, logits + i * n, s->n_experts);
+        for (int e = 0; e < s->n_experts; e++) mean += probs[e] * counts[e];
+        for (int e = 0; e < s->n_experts; e++) to[e] += scale * probs[e] * (counts[e] - mean);
+    }
+}
+
 void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *b,
                         const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
@@ -146,6 +178,15 @@ void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *
         cpu_matmul(dev, (float *)c + start * n, (const float *)a + start * k,
                    (const float *)b + e * n * k, NULL, &one);
     }
+}
+
+void cpu_matmul_experts_act(struct device *dev, void *y, void *x, const void *a, const void *b,
+                            const int32_t *offsets, int n_experts, const struct matmul *shape,
+                            const struct act_shape *act, bool keep)
+{
+    (void)keep;
+    cpu_matmul_experts(dev, x, a, b, offsets, n_experts, shape);
+    cpu_act(dev, y, x, act);
 }
 
 void cpu_matmul_experts_back(struct device *dev, float *dw, const void *dy, const void *x,

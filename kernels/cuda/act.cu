@@ -2,6 +2,7 @@
  * gradients. One pass, 16-byte accesses; the kind is a run-time number, for the loads bound these.
  */
 #include "kernels/cuda/act.cuh"
+#include <algorithm>
 
 #define THREADS 128
 
@@ -18,15 +19,37 @@ __device__ __forceinline__ float derivative(float x, act_kind kind)
     return 0.5f * (1.f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
 }
 
-// A thread's V columns: block x is the row.
+// Blocks of as many threads as a row has groups of V columns, and of several rows where these are
+// few and rows many.
+static dim3 act_block(const struct act_shape *s, int v)
+{
+    int across = std::min(THREADS, ceil_div(ceil_div(s->width, v), 32) * 32);
+    return dim3(across, s->rows >= 4096 ? 4 * THREADS / across : 1);
+}
+
+static dim3 act_grid(const struct act_shape *s, int v, dim3 block)
+{
+    return dim3(ceil_div(s->rows, block.y), ceil_div(s->width, block.x * v));
+}
+
+// Where a thread's V columns are; false where there are none.
+template <int V>
+__device__ __forceinline__ bool act_place(int64_t &ret_row, int &ret_column, const act_shape &s)
+{
+    ret_row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    ret_column = (blockIdx.y * blockDim.x + threadIdx.x) * V;
+    return ret_row < s.rows && ret_column < s.width;
+}
+
 template <typename T, int V> __global__ void act_kernel(T *y, const T *x, act_shape s)
 {
     grid_begin_early();
     const int width = s.width;
     const bool gated = s.gated;
-    int c = (blockIdx.y * THREADS + threadIdx.x) * V;
-    if (c >= width) return;
-    const T *in = x + (int64_t)blockIdx.x * (gated ? 2 : 1) * width + c;
+    int64_t row;
+    int c;
+    if (!act_place<V>(row, c, s)) return;
+    const T *in = x + row * (gated ? 2 : 1) * width + c;
     float gate[V], up[V];
     load<T, V>(gate, in);
     if (gated) load<T, V>(up, in + width);
@@ -34,7 +57,7 @@ template <typename T, int V> __global__ void act_kernel(T *y, const T *x, act_sh
     for (int i = 0; i < V; i++)
         gate[i] = s.kind == ACT_CLAMPED ? clamped_pair(gate[i], up[i], s).value()
                                         : activate(gate[i], s.kind) * (gated ? up[i] : 1.f);
-    store<T, V>(y + (int64_t)blockIdx.x * width + c, gate);
+    store<T, V>(y + row * width + c, gate);
 }
 
 // From gate and up to their gradients; what is clamped has none. Gives y again.
@@ -64,18 +87,19 @@ __global__ void act_back_kernel(T *dx, T *y, const T *dy, const T *x, act_shape 
     grid_begin();
     const int width = s.width;
     const bool gated = s.gated;
-    int c = (blockIdx.y * THREADS + threadIdx.x) * V;
-    if (c >= width) return;
-    int64_t at = (int64_t)blockIdx.x * (gated ? 2 : 1) * width + c;
+    int64_t row;
+    int c;
+    if (!act_place<V>(row, c, s)) return;
+    int64_t at = row * (gated ? 2 : 1) * width + c;
     float gate[V], up[V], grad[V], again[V];
     load<T, V>(gate, x + at);
-    load<T, V>(grad, dy + (int64_t)blockIdx.x * width + c);
+    load<T, V>(grad, dy + row * width + c);
     if (gated) load<T, V>(up, x + at + width);
 #pragma unroll
     for (int i = 0; i < V; i++) again[i] = act_back(gate[i], up[i], grad[i], s);
     store<T, V>(dx + at, gate);
     if (gated) store<T, V>(dx + at + width, up);
-    if (y) store<T, V>(y + (int64_t)blockIdx.x * width + c, again);
+    if (y) store<T, V>(y + row * width + c, again);
 }
 
 void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape *s)
@@ -85,8 +109,9 @@ void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape
     with_type_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "act", act_kernel<T, V>, dim3(s->rows, ceil_div(s->width, THREADS * V)),
-                    THREADS, 0, (T *)y, (const T *)x, *s);
+        dim3 block = act_block(s, V);
+        cuda_launch(dev, "act", act_kernel<T, V>, act_grid(s, V, block), block, 0, (T *)y,
+                    (const T *)x, *s);
     });
 }
 
@@ -110,9 +135,9 @@ void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const 
     with_type_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "act_back", act_back_kernel<T, V>,
-                    dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, (T *)dx, (T *)y,
-                    (const T *)dy, (const T *)x, *s);
+        dim3 block = act_block(s, V);
+        cuda_launch(dev, "act_back", act_back_kernel<T, V>, act_grid(s, V, block), block, 0,
+                    (T *)dx, (T *)y, (const T *)dy, (const T *)x, *s);
     });
 }
 

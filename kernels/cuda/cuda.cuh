@@ -322,5 +322,16 @@ bool matmul_small_rotated(struct device *dev, void *qkv, const void *a, const vo
 // The same for the experts' matmuls of ops.h, where they have few rows each.
 bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
                           const int32_t *offsets, int n_experts, const struct matmul *shape);
+// And for y = act(gate) * up of the two halves of C's columns.
+bool matmul_small_experts_gated(struct device *dev, void *y, const void *a, const void *b,
+                                const int32_t *offsets, int n_experts, const struct matmul *shape,
+                                enum act_kind act);
+
+// The experts' matmuls of ops.h, of bf16 on Hopper (experts_wgmma.cu). False, with nothing
+// enqueued, elsewhere.
+bool experts_wgmma(struct device *dev, void *c, const void *a, const void *b,
+                   const int32_t *offsets, int n_experts, const struct matmul *shape);
+bool experts_wgmma_back(struct device *dev, float *dw, const void *dy, const void *x,
+                        const int32_t *offsets, int n_experts, const struct matmul *shape);
 
 #endif

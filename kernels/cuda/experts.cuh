@@ -47,4 +47,47 @@ __device__ __forceinline__ bool find_expert_rows(expert_span &ret, const int32_t
     return false;
 }
 
+/* Work lists of persistent blocks: an expert's tiles are those of each column of its result in
+ * turn, `columns` for every expert. before[e]: tiles down the results of experts below e, with
+ * n_experts + 1 entries in shared memory. */
+#define MOST_EXPERTS 1024 // of a work list
+
+// Fills before, from tiles(rows) of an expert with so many rows. A warp's; the block meets behind
+// it.
+template <typename F>
+__device__ __forceinline__ void count_tiles(int *before, const int32_t *offsets, int n_experts,
+                                            F tiles)
+{
+    int lane = threadIdx.x % 32, all = 0;
+    if (lane == 0) before[0] = 0;
+#pragma unroll 4
+    for (int base = 0; base < n_experts; base += 32) {
+        int e = min(base + lane, n_experts - 1), sum = tiles(offsets[e + 1] - offsets[e]);
+#pragma unroll
+        for (int o = 1; o < 32; o *= 2) {
+            int lower = __shfl_up_sync(~0u, sum, o);
+            if (lane >= o) sum += lower;
+        }
+        if (base + lane < n_experts) before[e + 1] = all + sum;
+        all += __shfl_sync(~0u, sum, 31);
+    }
+}
+
+// A tile of an expert's result, counted down and across it.
+struct expert_tile {
+    int expert, down, across;
+};
+
+__device__ __forceinline__ expert_tile find_expert_tile(const int *before, int n_experts,
+                                                        int columns, int number)
+{
+    int e = 0, end = n_experts, q = number / columns; // before[e] <= q < before[end]
+    while (end - e > 1) {
+        int middle = (e + end) / 2;
+        (before[middle] <= q ? e : end) = middle;
+    }
+    int down = before[e + 1] - before[e], at = number - before[e] * columns;
+    return {e, at % down, at / down};
+}
+
 #endif

@@ -16,6 +16,17 @@
 #define HAS_WGMMA 0
 #endif
 
+// A matrix of bf16 to the copy engine: sizes and boxes in elements, innermost first, the strides of
+// all but the innermost in bytes.
+struct tensor_boxes {
+    int rank;
+    cuuint64_t sizes[4], strides[3];
+    cuuint32_t box[4];
+};
+
+// False after a recorded failure (tensor_map.cu).
+bool tensor_map(struct device *dev, CUtensorMap *ret, const void *x, const tensor_boxes &boxes);
+
 #if HAS_WGMMA
 
 // ---- barriers; addresses are those of shared_address() -----------------------------------------
@@ -54,6 +65,26 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
                  : "memory");
 }
 
+// ---- a ring of stages --------------------------------------------------------------------------
+
+// A ring of n stages in shared memory, each with a barrier that says it is full and one that says
+// it is empty, from the view of one that goes round it. Addresses.
+struct stage_ring {
+    uint32_t first, bytes, full, empty; // bytes: of a stage
+    int n, slot;
+    uint32_t parity;
+
+    __device__ uint32_t stage() const { return first + slot * bytes; }
+    __device__ uint32_t is_full() const { return full + slot * 8; }
+    __device__ uint32_t is_empty() const { return empty + slot * 8; }
+    __device__ void next()
+    {
+        if (++slot < n) return;
+        slot = 0;
+        parity ^= 1;
+    }
+};
+
 // ---- copies ------------------------------------------------------------------------------------
 
 #define L2_EVICT_FIRST 0x12F0000000000000ull // what is read once
@@ -67,6 +98,17 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, in
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
                  "l"(map), "r"(0), "r"(row), "r"(pair), "r"(chunk), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+// A box at (column, row, matrix) of a map of so many columns, rows and matrices, zeros outside of
+// it.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int column, int row,
+                                         int matrix, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(barrier)
                  : "memory");
 }
 
@@ -131,6 +173,13 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 #define NAMES_16          NAMES_14 ", " NAMES(58, 59, 60, 61) ", " NAMES(62, 63, 64, 65)
 #define NAMES_17          NAMES_16 ", " NAMES(66, 67, 68, 69)
 #define NAMES_18          NAMES_17 ", " NAMES(70, 71, 72, 73)
+#define NAMES_20          NAMES_18 ", " NAMES(74, 75, 76, 77) ", " NAMES(78, 79, 80, 81)
+#define NAMES_22          NAMES_20 ", " NAMES(82, 83, 84, 85) ", " NAMES(86, 87, 88, 89)
+#define NAMES_24          NAMES_22 ", " NAMES(90, 91, 92, 93) ", " NAMES(94, 95, 96, 97)
+#define NAMES_26          NAMES_24 ", " NAMES(98, 99, 100, 101) ", " NAMES(102, 103, 104, 105)
+#define NAMES_28          NAMES_26 ", " NAMES(106, 107, 108, 109) ", " NAMES(110, 111, 112, 113)
+#define NAMES_30          NAMES_28 ", " NAMES(114, 115, 116, 117) ", " NAMES(118, 119, 120, 121)
+#define NAMES_32          NAMES_30 ", " NAMES(122, 123, 124, 125) ", " NAMES(126, 127, 128, 129)
 #define SUMS_1            SUMS(0)
 #define SUMS_2            SUMS_1, SUMS(4)
 #define SUMS_3            SUMS_2, SUMS(8)
@@ -144,6 +193,13 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 #define SUMS_16           SUMS_14, SUMS(56), SUMS(60)
 #define SUMS_17           SUMS_16, SUMS(64)
 #define SUMS_18           SUMS_17, SUMS(68)
+#define SUMS_20           SUMS_18, SUMS(72), SUMS(76)
+#define SUMS_22           SUMS_20, SUMS(80), SUMS(84)
+#define SUMS_24           SUMS_22, SUMS(88), SUMS(92)
+#define SUMS_26           SUMS_24, SUMS(96), SUMS(100)
+#define SUMS_28           SUMS_26, SUMS(104), SUMS(108)
+#define SUMS_30           SUMS_28, SUMS(112), SUMS(116)
+#define SUMS_32           SUMS_30, SUMS(120), SUMS(124)
 #define WGMMA(J, N)                                                                                \
     __device__ __forceinline__ void wgmma(float(&d)[4 * J], uint64_t a, uint64_t b)                \
     {                                                                                              \
@@ -168,7 +224,20 @@ WGMMA(17, 136)
 WGMMA(18, 144)
 #undef WGMMA
 
-/* The same into d (64, 8 J) as mma's results lie, [i][e]: without what was there where add is 0;
+/* The same, each operand with k along its rows or, _across, with k across them: a tile of 64 rows
+ * of k, its columns in groups of 64 (operand_of_rows()). */
+template <bool A_ACROSS, bool B_ACROSS>
+__device__ __forceinline__ void wgmma_of(float (&d)[128], uint64_t a, uint64_t b)
+{
+    asm volatile("{ .reg .pred add;\n"
+                 "setp.ne.b32 add, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES_32
+                 "}, %0, %1, add, 1, 1, %130, %131; }"
+                 : "+l"(a), "+l"(b), SUMS_32
+                 : "n"(A_ACROSS), "n"(B_ACROSS));
+}
+
+/* wgmma into d (64, 8 J) as mma's results lie, [i][e]: without what was there where add is 0;
  * and with the left operand in registers, as mma has it, b being rows of k16 columns or, _of_rows,
  * 16 rows of columns. `after`: the numbers behind those of the sums. */
 #define FLAT(J) float(&d)[4 * J] = reinterpret_cast<float(&)[4 * J]>(sums)

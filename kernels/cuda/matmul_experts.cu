@@ -334,6 +334,7 @@ void cuda_matmul_experts(struct device *dev, void *c, const void *a, const void 
     if (m <= 0 || n <= 0 || n_experts <= 0) return;
     if (matmul_small_experts(dev, c, a, b, offsets, n_experts, shape)) return;
     bool tensor = for_tensor_cores(shape->in, n, k, c, a, b);
+    if (tensor && experts_wgmma(dev, c, a, b, offsets, n_experts, shape)) return;
     with_type(shape->in, [&](auto t) {
         with_type(shape->out, [&](auto u) {
             using T = decltype(t);
@@ -348,12 +349,24 @@ void cuda_matmul_experts(struct device *dev, void *c, const void *a, const void 
     });
 }
 
+void cuda_matmul_experts_act(struct device *dev, void *y, void *x, const void *a, const void *b,
+                             const int32_t *offsets, int n_experts, const struct matmul *shape,
+                             const struct act_shape *act, bool keep)
+{
+    if (act->gated && act->kind != ACT_CLAMPED && !keep && shape->m > 0 &&
+        matmul_small_experts_gated(dev, y, a, b, offsets, n_experts, shape, act->kind))
+        return;
+    cuda_matmul_experts(dev, x, a, b, offsets, n_experts, shape);
+    cuda_act(dev, y, x, act);
+}
+
 void cuda_matmul_experts_back(struct device *dev, float *dw, const void *dy, const void *x,
                               const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
     const int m = shape->m, n = shape->n, k = shape->k;
     if (m <= 0 || n <= 0 || k <= 0 || n_experts <= 0) return;
     bool tensor = for_tensor_cores(shape->in, n, k, dw, dy, x);
+    if (tensor && experts_wgmma_back(dev, dw, dy, x, offsets, n_experts, shape)) return;
     with_type(shape->in, [&](auto t) {
         using T = decltype(t);
         experts_args<T, float> args = {dw, (const T *)dy, (const T *)x, offsets, n_experts, n, k};

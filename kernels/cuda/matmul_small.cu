@@ -43,6 +43,7 @@ struct few_args {
     const int32_t *offsets; // of n_experts > 0, else NULL
     int n_experts, m, n, k;
     int height; // rows of A that are copied for a block: a multiple of 8
+    int tiles;  // of the columns
     int stages; // of the ring
     int apart;
     bool add, early;
@@ -50,46 +51,29 @@ struct few_args {
     rope_store_args<bf16> rope; // ROTATED: every head, as a whole
 };
 
-// What a block does: rows first .. first + rows - 1 of A times the rows of B from `weights` on.
-struct few_rows {
-    int first, rows, weights;
+// What a block does at a time: rows first .. first + rows - 1 of A times the rows of B from
+// `weights` on, the columns of a tile.
+struct few_work {
+    int first, rows, weights, tile;
 };
 
 #if HAS_WGMMA
 
-__device__ __forceinline__ bool find_rows(few_rows &ret, const few_args &p, int height)
+// What a block does for the number-th time in its grid: with each of the tiles a row of blocks has,
+// or, of experts, with each tile of their work list.
+__device__ __forceinline__ few_work find_work(const few_args &p, const int *before, int number)
 {
     if (!p.offsets) {
-        ret.first = blockIdx.y * height;
-        ret.rows = min(height, p.m - ret.first);
-        ret.weights = 0;
-        return true;
+        int first = blockIdx.y * p.height;
+        return {first, min(p.height, p.m - first), 0, number};
     }
-    expert_span e;
-    if (!find_expert_rows(e, p.offsets, p.n_experts, blockIdx.y, height)) return false;
-    ret.first = e.start;
-    ret.rows = min(height, e.end - e.start);
-    ret.weights = e.expert * p.n;
-    return true;
+    expert_tile t = find_expert_tile(before, p.n_experts, p.tiles, number);
+    int first = p.offsets[t.expert] + t.down * p.height;
+    return {first, min(p.height, p.offsets[t.expert + 1] - first), t.expert * p.n, t.across};
 }
 
-// The ring of stages in shared memory, from the view of one that goes round it. Addresses.
-struct few_ring {
-    uint32_t first, a_bytes, bytes; // of a stage: of A, in all
-    uint32_t full, empty;           // barriers, one for each stage
-    int n;
-    int slot; // where it is
-    uint32_t parity;
-
-    __device__ uint32_t stage() const { return first + slot * bytes; }
-    __device__ uint32_t is_full() const { return full + slot * 8; }
-    __device__ uint32_t is_empty() const { return empty + slot * 8; }
-    __device__ void next()
-    {
-        if (++slot < n) return;
-        slot = 0;
-        parity ^= 1;
-    }
+struct few_ring : stage_ring {
+    uint32_t a_bytes; // of a stage
 };
 
 // The first of a tile's N columns; where they come in pairs, of the first of each.
@@ -101,33 +85,48 @@ __device__ __forceinline__ int first_column(const few_args &p, int tile)
     return END == GATED ? halves : halves / p.apart * 2 * p.apart + halves % p.apart;
 }
 
+// A place in the stages that a block goes through: of `steps` for each of its tiles.
+struct few_place {
+    int number, step, at;
+    few_work work;
+
+    __device__ few_place(const few_args &p, const int *before) : number(blockIdx.x), step(0), at(0)
+    {
+        work = find_work(p, before, number);
+    }
+    __device__ void next(const few_args &p, const int *before, int steps, int total)
+    {
+        at++;
+        if (++step < steps) return;
+        step = 0;
+        number += gridDim.x;
+        if (at < total) work = find_work(p, before, number);
+    }
+};
+
 // One thread: keeps the ring filled for `rounds` tiles of N rows of B, each of `steps` stages.
 template <few_end END, int N, int CHUNKS>
 __device__ void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map,
-                         const few_args &p, const few_rows &rows, int rounds, int steps)
+                         const few_args &p, const int *before, int rounds, int steps)
 {
-    auto copy_b = [&](const few_ring &ring, int tile, int step) {
+    auto copy_b = [&](const few_ring &ring, const few_place &place) {
         uint32_t to = ring.stage() + ring.a_bytes;
         barrier_expect(ring.is_full(), ring.bytes);
-        copy_box(to, b_map, rows.weights + first_column<END, N>(p, tile), 0, step * CHUNKS,
-                 ring.is_full(), L2_EVICT_FIRST);
+        copy_box(to, b_map, place.work.weights + first_column<END, N>(p, place.work.tile), 0,
+                 place.step * CHUNKS, ring.is_full(), L2_EVICT_FIRST);
     };
     int total = rounds * steps, ahead = p.early ? min(ring.n, total) : 0;
-    int tile = blockIdx.x, step = 0;
-    auto advance = [&]() {
-        if (++step < steps) return;
-        step = 0;
-        tile += gridDim.x;
-    };
+    if (total == 0) return;
     few_ring early = ring;
-    for (int at = 0; at < ahead; at++, early.next(), advance()) copy_b(early, tile, step);
+    few_place begin(p, before);
+    for (few_place at = begin; at.at < ahead; early.next(), at.next(p, before, steps, total))
+        copy_b(early, at);
     grid_wait();
-    tile = blockIdx.x;
-    step = 0;
-    for (int at = 0; at < total; at++, ring.next(), advance()) {
-        if (at >= ring.n) barrier_wait(ring.is_empty(), ring.parity ^ 1);
-        if (at >= ahead) copy_b(ring, tile, step);
-        copy_box(ring.stage(), a_map, rows.first, 0, step * CHUNKS, ring.is_full(), L2_EVICT_LAST);
+    for (few_place at = begin; at.at < total; ring.next(), at.next(p, before, steps, total)) {
+        if (at.at >= ring.n) barrier_wait(ring.is_empty(), ring.parity ^ 1);
+        if (at.at >= ahead) copy_b(ring, at);
+        copy_box(ring.stage(), a_map, at.work.first, 0, at.step * CHUNKS, ring.is_full(),
+                 L2_EVICT_LAST);
     }
 }
 
@@ -197,7 +196,7 @@ template <few_end END, int J> struct few_ending {
     float2 angle[2];
     int slot;
 
-    __device__ __forceinline__ void load(const few_args &p, const few_rows &rows, int from, int i)
+    __device__ __forceinline__ void load(const few_args &p, const few_work &rows, int from, int i)
     {
         int end = END == GATED ? p.apart : p.n;
         row = i / ACROSS;
@@ -220,7 +219,7 @@ template <few_end END, int J> struct few_ending {
     }
 
     __device__ __forceinline__ void store(const float *tile, const few_args &p,
-                                          const few_rows &rows) const
+                                          const few_work &rows) const
     {
         if (column >= p.n) return;
         float x[PAIRS + 1][2];
@@ -291,44 +290,39 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     constexpr int N = 8 * J, CHUNKS = chunks_of<J, GROUPS>;
     extern __shared__ __align__(1024) char stages[];
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
-    few_rows rows;
     if (!p.early) grid_wait();
-    if (!find_rows(rows, p, p.height)) {
-        grid_wait(); // a kernel must not end before the one it follows
-        return;
-    }
     uint32_t a_bytes = CHUNKS * p.height * CHUNK * 2;
-    few_ring ring = {shared_address(stages),
-                     a_bytes,
-                     a_bytes + CHUNKS * N * CHUNK * 2,
-                     shared_address(full),
-                     shared_address(empty),
-                     p.stages,
-                     0,
-                     0};
-    if (threadIdx.x == 0) {
+    few_ring ring = {{shared_address(stages), a_bytes + CHUNKS * N * CHUNK * 2,
+                      shared_address(full), shared_address(empty), p.stages, 0, 0},
+                     a_bytes};
+    float *tile = (float *)(stages + p.stages * ring.bytes);
+    int *before = (int *)(tile + p.height * tile_pitch<J>);
+    if (threadIdx.x == GROUPS * 128) {
         for (int i = 0; i < p.stages; i++) {
             barrier_init(ring.full + i * 8, 1);
             barrier_init(ring.empty + i * 8, GROUPS * 4);
         }
         barriers_made();
     }
+    if (p.offsets && threadIdx.x < 32)
+        count_tiles(before, p.offsets, p.n_experts,
+                    [&](int rows) { return (rows + p.height - 1) / p.height; });
     __syncthreads();
 
-    int tiles = in_pairs<END> ? (p.n / 2 + N / 2 - 1) / (N / 2) : (p.n + N - 1) / N;
-    int rounds = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+    int all = p.offsets ? before[p.n_experts] * p.tiles : p.tiles;
+    int blocks = gridDim.x, rounds = (all - (int)blockIdx.x + blocks - 1) / blocks;
     int steps = (p.k / CHUNK + CHUNKS - 1) / CHUNKS;
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp == GROUPS * 4) {
         if (threadIdx.x % 32 == 0)
-            few_copy<END, N, CHUNKS>(ring, &a_map, &b_map, p, rows, rounds, steps);
+            few_copy<END, N, CHUNKS>(ring, &a_map, &b_map, p, before, rounds, steps);
         return;
     }
-    float *tile = (float *)(stages + p.stages * ring.bytes);
     grid_wait();
     grid_release();
     for (int i = 0; i < rounds; i++) {
-        int from = first_column<END, N>(p, blockIdx.x + i * gridDim.x), at = threadIdx.x;
+        few_work rows = find_work(p, before, blockIdx.x + i * gridDim.x);
+        int from = first_column<END, N>(p, rows.tile), at = threadIdx.x;
         few_ending<END, J> ends[ENDS_AT_ONCE];
 #pragma unroll
         for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
@@ -363,32 +357,13 @@ struct boxes {
 
 static bool map_of(struct device *dev, CUtensorMap *ret, const void *x, const boxes &b)
 {
-    typedef CUresult encode(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                            const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                            const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    static void *function = NULL;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
-    if (!function)
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                         cudaEnableDefault, &found);
     cuuint32_t pairs = b.apart > 0 ? 2 : 1;
-    cuuint64_t sizes[4] = {CHUNK, (cuuint64_t)(b.rows - b.apart), pairs, (cuuint64_t)(b.k / CHUNK)};
-    cuuint64_t pitch = (cuuint64_t)b.k * 2,
-               strides[3] = {pitch, std::max(1, b.apart) * pitch, CHUNK * 2};
-    cuuint32_t box[4] = {CHUNK, b.box_rows / pairs, pairs, (cuuint32_t)b.box_chunks};
-    cuuint32_t ones[4] = {1, 1, 1, 1};
-    CUresult result =
-        function && found == cudaDriverEntryPointSuccess
-            ? ((encode *)function)(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)x, sizes,
-                                   strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
-            : CUDA_ERROR_NOT_FOUND;
-    if (result == CUDA_SUCCESS) return true;
-    device_fail(dev, "describing a matrix of (%lld, %d) to the copy engine: CUDA driver error %d",
-                (long long)b.rows, b.k, (int)result);
-    return false;
+    cuuint64_t pitch = (cuuint64_t)b.k * 2;
+    return tensor_map(dev, ret, x,
+                      {4,
+                       {CHUNK, (cuuint64_t)(b.rows - b.apart), pairs, (cuuint64_t)(b.k / CHUNK)},
+                       {pitch, std::max(1, b.apart) * pitch, CHUNK * 2},
+                       {CHUNK, b.box_rows / pairs, pairs, (cuuint32_t)b.box_chunks}});
 }
 
 struct few_plan {
@@ -461,6 +436,29 @@ static int tile_of(const few_columns &columns, int blocks)
     return j;
 }
 
+// The ring of a plan whose blocks have so many tiles at most, each, and what they need of shared
+// memory beside it.
+static void plan_ring(struct cuda_state *state, few_plan &plan, int k, int rounds, size_t beside)
+{
+    plan.groups = ceil_div(plan.height, 64);
+    plan.chunks = with_chunks(plan.j, plan.groups);
+    size_t tile = (size_t)plan.height * (plan.j * 8 + 8) * sizeof(float) + beside;
+    size_t a_bytes = (size_t)plan.chunks * plan.height * CHUNK * 2;
+    size_t stage = a_bytes + (size_t)plan.chunks * plan.j * 8 * CHUNK * 2;
+    size_t steps = (size_t)rounds * ceil_div(k / CHUNK, plan.chunks), all = state->max_shared;
+    // Where there are no more blocks than SMs, each has one for itself: on one with two, both would
+    // take twice as long, and the others wait for them. Its ring is as deep as it can be, for the
+    // memory's latency under load.
+    bool alone = (int)(plan.grid.x * plan.grid.y) <= state->n_sms || plan.height > 32;
+    size_t most = (alone ? all : all / 2) - SHARED_APART;
+    plan.stages = (int)std::min({(size_t)MAX_STAGES, (most - tile) / stage, steps});
+    // wgmma reads 64 rows of A, past the last stage where fewer are copied
+    size_t end = plan.stages * stage + tile;
+    size_t read = plan.stages * stage - stage + (plan.chunks - 1) * (a_bytes / plan.chunks) +
+                  (size_t)plan.groups * 64 * CHUNK * 2;
+    plan.shared = std::max({end, read, alone ? all / 2 : 0});
+}
+
 // height: rows of A a block copies; down: blocks that have different rows.
 static few_plan plan_few(struct cuda_state *state, const few_columns &columns, int k, int height,
                          int down)
@@ -470,25 +468,9 @@ static few_plan plan_few(struct cuda_state *state, const few_columns &columns, i
     plan.j = tile_of(columns, across);
     if (!plan.j) return plan;
     plan.height = height;
-    plan.groups = ceil_div(height, 64);
-    plan.chunks = with_chunks(plan.j, plan.groups);
     int tiles = columns.tiles(plan.j), rounds = ceil_div(tiles, across);
     plan.grid = dim3(ceil_div(tiles, rounds), down);
-    size_t tile = (size_t)height * (plan.j * 8 + 8) * sizeof(float);
-    size_t a_bytes = (size_t)plan.chunks * height * CHUNK * 2;
-    size_t stage = a_bytes + (size_t)plan.chunks * plan.j * 8 * CHUNK * 2;
-    size_t steps = (size_t)rounds * ceil_div(k / CHUNK, plan.chunks), all = state->max_shared;
-    // Where there are no more blocks than SMs, each has one for itself: on one with two, both would
-    // take twice as long, and the others wait for them. Its ring is as deep as it can be, for the
-    // memory's latency under load.
-    bool alone = (int)(plan.grid.x * down) <= state->n_sms || height > 32;
-    size_t most = (alone ? all : all / 2) - SHARED_APART;
-    plan.stages = (int)std::min({(size_t)MAX_STAGES, (most - tile) / stage, steps});
-    // wgmma reads 64 rows of A, past the last stage where fewer are copied
-    size_t end = plan.stages * stage + tile;
-    size_t read = plan.stages * stage - stage + (plan.chunks - 1) * (a_bytes / plan.chunks) +
-                  (size_t)plan.groups * 64 * CHUNK * 2;
-    plan.shared = std::max({end, read, alone ? all / 2 : 0});
+    plan_ring(state, plan, k, rounds, 0);
     return plan;
 }
 
@@ -506,6 +488,7 @@ static void launch_few(struct device *dev, const few_plan &plan, const void *a, 
     p.n = shape->n;
     p.k = shape->k;
     p.height = plan.height;
+    p.tiles = few_columns{END, shape->n, p.apart}.tiles(plan.j);
     p.stages = plan.stages;
     p.add = shape->beta != 0;
     p.early = shape->early;
@@ -579,25 +562,77 @@ bool matmul_small_rotated(struct device *dev, void *qkv, const void *a, const vo
            matmul_few<ROTATED>(dev, a, b, p, shape);
 }
 
-bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
-                          const int32_t *offsets, int n_experts, const struct matmul *shape)
+// How many of n experts m random rows meet, about.
+static int busy_experts(int m, int n)
+{
+    double missed = 1;
+    for (int i = 0; i < m && missed * n > 0.5; i++) missed *= 1 - 1.0 / n;
+    return std::min({m, n, (int)(n * (1 - missed) + 0.5)});
+}
+
+template <int... J>
+static int cheapest_tile(const few_columns &columns, int experts, int blocks,
+                         std::integer_sequence<int, J...>)
+{
+    int best = 0;
+    int64_t least = INT64_MAX;
+    bool many = (int64_t)experts * columns.tiles(12) >= blocks;
+    // a tile's end costs about as much as 8 columns more; rings of narrow tiles hold too little
+    auto consider = [&](int j) {
+        if (!columns.fits(j) || (many && j < 12)) return;
+        int64_t cost = (int64_t)ceil_div((int64_t)experts * columns.tiles(j), blocks) * (j + 1);
+        if (cost >= least) return;
+        least = cost;
+        best = j;
+    };
+    (consider(J), ...);
+    return best;
+}
+
+template <few_end END>
+static bool matmul_few_experts(struct device *dev, const void *a, const void *b, const few_args &p,
+                               const struct matmul *shape)
 {
     struct cuda_state *state = cuda_use(dev);
-    if (!is_for_few(state, c, a, b, shape) || n_experts > 32768 ||
-        (shape->m > 64 && shape->m > 32 * n_experts))
+    const int m = shape->m, e = p.n_experts;
+    if (!is_for_few(state, p.c, a, b, shape) || e > MOST_EXPERTS || (m > 64 && m > 32 * e))
         return false;
+    few_columns columns = {END, shape->n, p.apart};
+    few_plan plan = {};
+    plan.j = cheapest_tile(columns, busy_experts(m, e), state->n_sms, tile_sizes());
     // on average an expert has fewer rows than a tile
-    int height = shape->m <= std::max(8, 2 * n_experts) ? 8 : shape->m <= 8 * n_experts ? 16 : 64;
-    int down = expert_tiles(shape->m, n_experts, height);
-    bool wide = shape->out == DT_F32;
-    few_plan plan = plan_few(state, {wide ? WIDE : STORED, shape->n, 0}, shape->k, height, down);
+    plan.height = m <= std::max(8, 2 * e) ? 8 : m <= 8 * e ? 16 : 64;
+    int tiles = expert_tiles(m, e, plan.height) * columns.tiles(plan.j);
+    plan.grid = dim3(std::min(state->n_sms, tiles));
+    plan_ring(state, plan, shape->k, ceil_div(tiles, plan.grid.x), (e + 1) * sizeof(int));
+    launch_few<END>(dev, plan, a, b, p, shape);
+    return true;
+}
+
+static few_args experts_args_of(void *c, const int32_t *offsets, int n_experts)
+{
     few_args p = {};
     p.c = c;
     p.offsets = offsets;
     p.n_experts = n_experts;
-    if (wide)
-        launch_few<WIDE>(dev, plan, a, b, p, shape);
-    else
-        launch_few<STORED>(dev, plan, a, b, p, shape);
-    return true;
+    return p;
+}
+
+bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
+                          const int32_t *offsets, int n_experts, const struct matmul *shape)
+{
+    few_args p = experts_args_of(c, offsets, n_experts);
+    return shape->out == DT_F32 ? matmul_few_experts<WIDE>(dev, a, b, p, shape)
+                                : matmul_few_experts<STORED>(dev, a, b, p, shape);
+}
+
+bool matmul_small_experts_gated(struct device *dev, void *y, const void *a, const void *b,
+                                const int32_t *offsets, int n_experts, const struct matmul *shape,
+                                act_kind act)
+{
+    few_args p = experts_args_of(y, offsets, n_experts);
+    p.apart = shape->n / 2;
+    p.act = act;
+    return shape->out == DT_BF16 && shape->n % 4 == 0 &&
+           matmul_few_experts<GATED>(dev, a, b, p, shape);
 }

@@ -1,6 +1,7 @@
-/* moe.cu: mixture of experts: routing, the weighted sum of what the experts give, and their
- * gradients. The experts' matmuls are in matmul_experts.cu. No sum is shared between blocks, so
- * the order of every sum is fixed, and a row's weights and result do not depend on the other rows.
+/* moe.cu: mixture of experts: routing, its balance, the weighted sum of what the experts give, and
+ * their gradients. The experts' matmuls are in matmul_experts.cu. No sum is shared between blocks,
+ * so the order of every sum is fixed, and a row's weights and result do not depend on the other
+ * rows.
  */
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/routing.h"
@@ -214,6 +215,63 @@ void cuda_moe_route_back(struct device *dev, void *dlogits, const float *dweight
         using T = decltype(t);
         cuda_launch(dev, "moe_route_back", route_back_kernel<T>, ceil_div(s->rows, ROW_WARPS),
                     ROW_WARPS * 32, 0, (T *)dlogits, dweight, logits, r->expert, r->weight, *s);
+    });
+}
+
+// ---- the load-balancing loss -------------------------------------------------------------------
+
+// A warp has a row.
+__global__ void balance_kernel(float *probs, float *counts, const float *logits,
+                               const int32_t *offsets, moe_shape s)
+{
+    grid_begin();
+    int i = blockIdx.x * ROW_WARPS + threadIdx.x / 32;
+    if (blockIdx.x == 0)
+        for (int e = threadIdx.x; e < s.n_experts; e += blockDim.x)
+            counts[e] += (float)(offsets[e + 1] - offsets[e]);
+    if (i >= s.rows) return;
+    float max, all;
+    logits += (int64_t)i * s.n_experts;
+    probs += (int64_t)i * s.n_experts;
+    row_sums(logits, s.n_experts, max, all);
+    for (int e = threadIdx.x % 32; e < s.n_experts; e += 32) probs[e] = expf(logits[e] - max) / all;
+}
+
+void cuda_moe_balance(struct device *dev, float *probs, float *counts, const float *logits,
+                      const struct moe_routing *r, const struct moe_shape *s)
+{
+    if (s->rows <= 0) return;
+    cuda_launch(dev, "moe_balance", balance_kernel, ceil_div(s->rows, ROW_WARPS), ROW_WARPS * 32, 0,
+                probs, counts, logits, r->offsets, *s);
+}
+
+template <typename T>
+__global__ void balance_back_kernel(T *dlogits, const float *logits, const float *counts,
+                                    moe_shape s, float scale)
+{
+    grid_begin();
+    int i = blockIdx.x * ROW_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (i >= s.rows) return;
+    float max, all, mean = 0;
+    dlogits += (int64_t)i * s.n_experts;
+    logits += (int64_t)i * s.n_experts;
+    row_sums(logits, s.n_experts, max, all);
+    for (int e = lane; e < s.n_experts; e += 32) mean += expf(logits[e] - max) / all * counts[e];
+    mean = lanes_sum(mean);
+    for (int e = lane; e < s.n_experts; e += 32) {
+        float more = scale * (expf(logits[e] - max) / all) * (counts[e] - mean);
+        dlogits[e] = from_f32<T>(to_f32(dlogits[e]) + more);
+    }
+}
+
+void cuda_moe_balance_back(struct device *dev, void *dlogits, const float *logits,
+                           const float *counts, const struct moe_shape *s, float scale)
+{
+    if (s->rows <= 0) return;
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        cuda_launch(dev, "moe_balance_back", balance_back_kernel<T>, ceil_div(s->rows, ROW_WARPS),
+                    ROW_WARPS * 32, 0, (T *)dlogits, logits, counts, *s, scale);
     });
 }
 

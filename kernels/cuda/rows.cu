@@ -5,20 +5,28 @@
 
 #define THREADS 128
 
-template <typename T, int V>
-__global__ void gather_kernel(T *y, const T *table, const int32_t *index, int width, float scale,
-                              int first, int rows)
+// A block has N rows of y, so that each thread has as many loads under way.
+template <typename T, int V, int N>
+__global__ void gather_kernel(T *y, const T *table, const int32_t *index, int n, int width,
+                              float scale, int first, int rows)
 {
     grid_begin();
-    int c = (blockIdx.y * THREADS + threadIdx.x) * V;
+    int c = (blockIdx.y * THREADS + threadIdx.x) * V, at = blockIdx.x * N;
     if (c >= width) return;
-    float x[V] = {};
-    int row = index[blockIdx.x] - first;
-    if (row >= 0 && row < rows) load<T, V>(x, table + (int64_t)row * width + c);
-    if (scale != 1.f)
+    float x[N][V] = {};
 #pragma unroll
-        for (int i = 0; i < V; i++) x[i] *= scale;
-    store<T, V>(y + (int64_t)blockIdx.x * width + c, x);
+    for (int i = 0; i < N; i++) {
+        int row = at + i < n ? index[at + i] - first : -1;
+        if (row >= 0 && row < rows) load<T, V>(x[i], table + (int64_t)row * width + c);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (at + i >= n) return;
+        if (scale != 1.f)
+#pragma unroll
+            for (int j = 0; j < V; j++) x[i][j] *= scale;
+        store<T, V>(y + (int64_t)(at + i) * width + c, x[i]);
+    }
 }
 
 // Rows that a table holds where `rows` says so, or all of them.
@@ -34,9 +42,11 @@ void cuda_gather_rows(struct device *dev, void *y, const void *table, const stru
     with_type_wide(a->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "gather_rows", gather_kernel<T, V>,
-                    dim3(a->n, ceil_div(a->width, THREADS * V)), THREADS, 0, (T *)y,
-                    (const T *)table, a->index, a->width, a->scale, a->first, rows_held(a->rows));
+        bool many = a->n >= 4096;
+        cuda_launch(dev, "gather_rows", many ? gather_kernel<T, V, 4> : gather_kernel<T, V, 1>,
+                    dim3(ceil_div(a->n, many ? 4 : 1), ceil_div(a->width, THREADS * V)), THREADS, 0,
+                    (T *)y, (const T *)table, a->index, a->n, a->width, a->scale, a->first,
+                    rows_held(a->rows));
     });
 }
 

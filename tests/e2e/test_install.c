@@ -1,6 +1,7 @@
 /* test_install.c: what `make install` puts into place and takes away, what goals install packages,
  * and what the installed programs need. Runs make on this build, with the variables of the make
  * that runs it, and so only under one. */
+#include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +42,29 @@ static int count_files(const char *folder)
     return n;
 }
 
+// With the installed header alone: the example, whose include is the only one it has of the tree.
+static void builds_a_plugin(const char *root)
+{
+    char command[3 * PATH_MAX];
+    const char *source = test_path(test_folder(), "plugin.c");
+    snprintf(command, sizeof command,
+             "sed 's|\"trainer/rollout/reward_plugin.h\"|<commonweight-reward.h>|' "
+             "'%s/trainer/examples/reward_balanced.c' > '%s' && cc -Wall -Werror -shared -fPIC "
+             "-I'%s/usr/include' -o '%s.so' '%s'",
+             test_root(), source, root, source, source);
+    assert_int_equal(system(command), 0);
+    char name[PATH_MAX + 16];
+    snprintf(name, sizeof name, "plugin:%s.so", source);
+    struct reward *r;
+    const struct reward_options options = {.names = name};
+    const struct reward_input input = {.text = "(a[b])", .answer = ""};
+    double score;
+    assert_ok(reward_new(&options, &r));
+    assert_ok(reward_score(r, &input, NULL, &score));
+    assert_true(score == 1);
+    reward_free(r);
+}
+
 static void installs_and_uninstalls(void **state)
 {
     (void)state;
@@ -68,6 +92,7 @@ static void installs_and_uninstalls(void **state)
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (access(test_path(root, wanted[i]), R_OK)) fail_msg("%s is not there", wanted[i]);
+    builds_a_plugin(root);
     if (system("command -v help2man >/dev/null") == 0)
         assert_int_equal(access(test_path(root, "usr/share/man/man1/cw-trainer-train.1"), R_OK), 0);
     char *unit = test_read(test_path(root, "usr/lib/systemd/system/cw-infer-server.service"));

@@ -196,41 +196,12 @@ static void filtering_is_said(void **state)
     daemon_kill(&s.daemon);
 }
 
-static void router_loss_is_said(void **state)
-{
-    (void)state;
-    const char *folder = test_folder(), *log = test_path(folder, "sft.log");
-    const char *config = test_path(folder, "config.json"), *data = test_path(folder, "data.jsonl");
-    static const char mixtral[] =
-        "{\"model_type\": \"mixtral\", \"architectures\": [\"MixtralForCausalLM\"],"
-        " \"hidden_size\": 32, \"intermediate_size\": 32, \"num_hidden_layers\": 1,"
-        " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"num_local_experts\": 4,"
-        " \"num_experts_per_tok\": 2, \"vocab_size\": 300, \"max_position_embeddings\": 64,"
-        " \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000, \"hidden_act\": \"silu\","
-        " \"tie_word_embeddings\": false, \"eos_token_id\": 2}";
-    static const char line[] = "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n";
-    const char *tokenizer = daemon_model(folder, true, 3);
-    test_write(config, mixtral, strlen(mixtral));
-    test_write(data, line, strlen(line));
-    assert_int_equal(
-        test_command(log, LIMIT_MS,
-                     OPTIONS(test_binary("cw-trainer"), "sft", "--init", config, "--tokenizer",
-                             tokenizer, "--data", data, "--out", test_path(folder, "out"),
-                             "--max-steps", "1", "--device", test_device())),
-        0);
-    char *text = test_read(log);
-    assert_contains(text, "mixture of 4 experts");
-    assert_contains(text, "load-balancing loss");
-    free(text);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(eval_writes_samples),
         cmocka_unit_test(commands_in_a_run),
         cmocka_unit_test(filtering_is_said),
-        cmocka_unit_test(router_loss_is_said),
     };
     return cmocka_run_group_tests_name("rewards", tests, NULL, NULL);
 }

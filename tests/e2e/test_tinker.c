@@ -275,9 +275,14 @@ static void test_checkpoints(void **state)
     json_decref(list);
 
     const char *runs = pair.server.runs;
+    json_t *lost = tinker_learn(&pair.server, model, 7, "cross_entropy", true, &tinker_one, 1);
     test_kill(&pair.server.child, SIGKILL);
     assert_int_equal(test_wait(&pair.server.child, 10000), 128 + SIGKILL);
     tinker_server_start(&pair.server, &pair.daemon, runs, OPTIONS("--exact"));
+    tinker_refused(tinker_retrieve(&pair.server, lost), "cw-trainer serve was started anew since");
+    tinker_refused(tinker_post(&pair.server, "retrieve_futures", 404,
+                               "{\"target\":{\"sampling_session_id\":\"%s:sample:0\"}}", session),
+                   "cw-trainer serve was started anew since");
     tinker_refused(tinker_post(&pair.server, "get_info", 404, "{\"model_id\":\"%s\"}", model),
                    "there is no model");
     tinker_model(&pair.server, session, model);

@@ -115,7 +115,10 @@ static void scene_open(struct scene *s, bool draft)
     for (int i = 0; i < SAMPLES; i++)
         completions[i] = (struct pack_completion){.ids = s->samples[i].ids, .n = TOKENS};
     for (int g = 0; g < GROUPS; g++)
-        groups[g] = (struct pack_group){prompt_ids[g], 3, completions + PER_GROUP * g, PER_GROUP};
+        groups[g] = (struct pack_group){.prompt = prompt_ids[g],
+                                        .n_prompt = 3,
+                                        .completions = completions + PER_GROUP * g,
+                                        .n = PER_GROUP};
     assert_ok(learner_evaluate(s->learner, groups, GROUPS, agree, s));
 }
 

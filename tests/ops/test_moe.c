@@ -1,5 +1,5 @@
-/* test_moe.c: mixtures of experts: routing, the experts' matmuls, their weighted sum, and the
- * gradients of all three. */
+/* test_moe.c: mixtures of experts: routing, its balance, the weighted sum of what the experts give,
+ * and the gradients of all three. The experts' matmuls are in test_experts.c. */
 #include "tests/support/op_table.h"
 
 // moe_route: p: rows n_experts top_k pattern of the logits, router
@@ -307,198 +307,98 @@ static void moe_back_reference(struct op_test *t, double **v)
 static const struct op_def op_moe_back = {"moe_back", moe_back_setup, moe_back_launch,
                                           moe_back_reference};
 
-// matmul_experts: p: m n k n_experts pattern trans_b out_f32
+// moe_balance: p: rows n_experts top_k pattern of the logits. moe_balance_back: rows n_experts.
 
-enum rows { SPREAD, FIRST, LAST, GAPS, UNEVEN }; // which experts have rows; GAPS: every second
+enum { BC_PROBS, BC_COUNTS, BC_LOGITS, BC_OFFSETS };
 
-static void fill_offsets(struct op_test *t, int32_t *offsets, int m, int n_experts,
-                         enum rows pattern)
+// Three quarters of n rows, about, are one expert's.
+static void uneven_offsets(struct op_test *t, int32_t *offsets, int n, int n_experts)
 {
-    for (int r = 0; r < m; r++) {
+    for (int r = 0; r < n; r++) {
         int e = (int)rng_below(&t->rng, (uint32_t)n_experts);
-        if (pattern == FIRST) e = 0;
-        if (pattern == LAST) e = n_experts - 1;
-        if (pattern == GAPS) e = e / 2 * 2;
-        if (pattern == UNEVEN && rng_below(&t->rng, 4) > 0) e = n_experts / 2;
-        offsets[e + 1]++;
+        offsets[(rng_below(&t->rng, 4) > 0 ? n_experts / 2 : e) + 1]++;
     }
     for (int e = 0; e < n_experts; e++) offsets[e + 1] += offsets[e];
 }
 
-enum { EX_C, EX_A, EX_B, EX_OFFSETS };
-
-static void experts_setup(struct op_test *t)
+static void balance_setup(struct op_test *t)
 {
     const int *p = t->c->p;
-    floats(t, "c", OUT, p[6] ? F32 : DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "a", IN, DATA, (int64_t)p[0] * p[2], 1);
-    floats(t, "b", IN, DATA, (int64_t)p[3] * p[1] * p[2], 1);
-    fill_offsets(t, ints(t, "offsets", p[3] + 1), p[0], p[3], (enum rows)p[4]);
+    floats(t, "probs", OUT, F32, (int64_t)p[0] * p[1], 1);
+    floats(t, "counts", INOUT, F32, p[1], 1);
+    router_logits(t, floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 1), p[0], p[1],
+                  (enum logits)p[3]);
+    uneven_offsets(t, ints(t, "offsets", p[1] + 1), p[0] * p[2], p[1]);
 }
 
-static void experts_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void balance_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct moe_shape shape = moe_shape_of(t->c->p[0], t->c->p[1], t->c->p[2], MIXTRAL);
+    const struct moe_routing routing = {.offsets = d[BC_OFFSETS]};
+    ops->moe_balance(dev, d[BC_PROBS], d[BC_COUNTS], d[BC_LOGITS], &routing, &shape);
+}
+
+static void balance_reference(struct op_test *t, double **v)
 {
     const int *p = t->c->p;
-    const struct matmul shape = {.m = p[0],
-                                 .n = p[1],
-                                 .k = p[2],
-                                 .trans_b = p[5],
-                                 .in = t->dt,
-                                 .out = p[6] ? DT_F32 : t->dt};
-    ops->matmul_experts(dev, d[EX_C], d[EX_A], d[EX_B], d[EX_OFFSETS], p[3], &shape);
+    const int32_t *offsets = t->a[BC_OFFSETS].i;
+    const struct moe_shape shape = moe_shape_of(p[0], p[1], p[2], MIXTRAL);
+    for (int i = 0; i < p[0] * p[1]; i++)
+        t->a[BC_PROBS].expect[i] = score_of(v[BC_LOGITS] + i / p[1] * p[1], &shape, i % p[1]);
+    for (int e = 0; e < p[1]; e++)
+        t->a[BC_COUNTS].expect[e] = v[BC_COUNTS][e] + offsets[e + 1] - offsets[e];
 }
 
-// Entry (i, j) of expert e's product.
-static double expert_dot(const double *a, const double *b, int n, int k, bool trans_b, int e, int i,
-                         int j)
-{
-    double sum = 0;
-    b += (int64_t)e * n * k;
-    for (int l = 0; l < k; l++)
-        sum += a[(int64_t)i * k + l] * b[trans_b ? (int64_t)j * k + l : (int64_t)l * n + j];
-    return sum;
-}
+static const struct op_def op_balance = {"moe_balance", balance_setup, balance_launch,
+                                         balance_reference};
 
-static void experts_reference(struct op_test *t, double **v)
-{
-    const int *p = t->c->p, n = p[1];
-    const int32_t *offsets = t->a[EX_OFFSETS].i;
-    for (int e = 0; e < p[3]; e++)
-        for (int i = offsets[e]; i < offsets[e + 1]; i++)
-            for (int j = 0; j < n; j++)
-                t->a[EX_C].expect[(int64_t)i * n + j] =
-                    expert_dot(v[EX_A], v[EX_B], n, p[2], p[5], e, i, j);
-}
+enum { LB_DLOGITS, LB_LOGITS, LB_COUNTS };
+#define BALANCE_SCALE 0.3f
 
-static const struct op_def op_experts = {"matmul_experts", experts_setup, experts_launch,
-                                         experts_reference};
-
-// matmul_experts_back: p: m n k n_experts pattern. The loss is the sum of dy * (x . w^T).
-
-enum { XB_DW, XB_DY, XB_X, XB_OFFSETS, XB_W };
-
-static void experts_back_setup(struct op_test *t)
+static void balance_back_setup(struct op_test *t)
 {
     const int *p = t->c->p;
-    int64_t n_weights = (int64_t)p[3] * p[1] * p[2];
-    floats(t, "dw", INOUT, F32, n_weights, 1);
-    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "x", IN, DATA, (int64_t)p[0] * p[2], 1);
-    fill_offsets(t, ints(t, "offsets", p[3] + 1), p[0], p[3], (enum rows)p[4]);
-    floats(t, "w", IN, F32, n_weights, 1);
+    floats(t, "dlogits", INOUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 1);
+    floats(t, "counts", IN, F32, p[1], 5);
 }
 
-static void experts_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+static void balance_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
                                 void **d)
 {
-    const int *p = t->c->p;
-    const struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .in = t->dt};
-    ops->matmul_experts_back(dev, d[XB_DW], d[XB_DY], d[XB_X], d[XB_OFFSETS], p[3], &shape);
+    struct moe_shape shape = moe_shape_of(t->c->p[0], t->c->p[1], 1, MIXTRAL);
+    shape.dt = t->dt;
+    ops->moe_balance_back(dev, d[LB_DLOGITS], d[LB_LOGITS], d[LB_COUNTS], &shape, BALANCE_SCALE);
 }
 
-static double experts_loss(struct op_test *t, double **v)
+static double balance_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, n = p[1];
-    const int32_t *offsets = t->a[XB_OFFSETS].i;
+    const int *p = t->c->p;
+    const struct moe_shape shape = moe_shape_of(p[0], p[1], 1, MIXTRAL);
     double loss = 0;
-    for (int e = 0; e < p[3]; e++)
-        for (int i = offsets[e]; i < offsets[e + 1]; i++)
-            for (int j = 0; j < n; j++)
-                loss += v[XB_DY][(int64_t)i * n + j] *
-                        expert_dot(v[XB_X], v[XB_W], n, p[2], true, e, i, j);
+    for (int i = 0; i < p[0] * p[1]; i++)
+        loss += (double)BALANCE_SCALE * v[LB_COUNTS][i % p[1]] *
+                score_of(v[LB_LOGITS] + i / p[1] * p[1], &shape, i % p[1]);
     return loss;
 }
 
-static void experts_back_reference(struct op_test *t, double **v)
+static void balance_back_reference(struct op_test *t, double **v)
 {
-    differentiate(t, v, XB_DW, XB_W, true, experts_loss);
+    differentiate(t, v, LB_DLOGITS, LB_LOGITS, true, balance_loss);
 }
 
-static const struct op_def op_experts_back = {"matmul_experts_back", experts_back_setup,
-                                              experts_back_launch, experts_back_reference};
-
-// experts_bias: p: rows width n_experts pattern
-
-enum { BI_Y, BI_BIAS, BI_OFFSETS };
-
-static void bias_setup(struct op_test *t)
-{
-    const int *p = t->c->p;
-    floats(t, "y", INOUT, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "bias", IN, DATA, (int64_t)p[2] * p[1], 1);
-    fill_offsets(t, ints(t, "offsets", p[2] + 1), p[0], p[2], (enum rows)p[3]);
-}
-
-static struct expert_rows bias_shape(const struct op_test *t)
-{
-    const int *p = t->c->p;
-    return (struct expert_rows){p[0], p[2], p[1], t->dt};
-}
-
-static void bias_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
-{
-    const struct expert_rows shape = bias_shape(t);
-    ops->experts_bias(dev, d[BI_Y], d[BI_BIAS], d[BI_OFFSETS], &shape);
-}
-
-static void bias_reference(struct op_test *t, double **v)
-{
-    const int *p = t->c->p, width = p[1];
-    const int32_t *offsets = t->a[BI_OFFSETS].i;
-    for (int e = 0; e < p[2]; e++)
-        for (int64_t i = (int64_t)offsets[e] * width; i < (int64_t)offsets[e + 1] * width; i++)
-            t->a[BI_Y].expect[i] = v[BI_Y][i] + v[BI_BIAS][e * width + i % width];
-}
-
-static const struct op_def op_bias = {"experts_bias", bias_setup, bias_launch, bias_reference};
-
-// experts_bias_back: p as above. The loss is the sum of dy * (y + bias).
-
-enum { BB_DBIAS, BB_DY, BB_OFFSETS, BB_BIAS };
-
-static void bias_back_setup(struct op_test *t)
-{
-    const int *p = t->c->p;
-    floats(t, "dbias", INOUT, F32, (int64_t)p[2] * p[1], 1);
-    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
-    fill_offsets(t, ints(t, "offsets", p[2] + 1), p[0], p[2], (enum rows)p[3]);
-    floats(t, "bias", IN, F32, (int64_t)p[2] * p[1], 1);
-}
-
-static void bias_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
-{
-    const struct expert_rows shape = bias_shape(t);
-    ops->experts_bias_back(dev, d[BB_DBIAS], d[BB_DY], d[BB_OFFSETS], &shape);
-}
-
-static double bias_loss(struct op_test *t, double **v)
-{
-    const int *p = t->c->p, width = p[1];
-    const int32_t *offsets = t->a[BB_OFFSETS].i;
-    double loss = 0;
-    for (int e = 0; e < p[2]; e++)
-        for (int64_t i = (int64_t)offsets[e] * width; i < (int64_t)offsets[e + 1] * width; i++)
-            loss += v[BB_DY][i] * v[BB_BIAS][e * width + i % width];
-    return loss;
-}
-
-static void bias_back_reference(struct op_test *t, double **v)
-{
-    differentiate(t, v, BB_DBIAS, BB_BIAS, true, bias_loss);
-}
-
-static const struct op_def op_bias_back = {"experts_bias_back", bias_back_setup, bias_back_launch,
-                                           bias_back_reference};
+static const struct op_def op_balance_back = {"moe_balance_back", balance_back_setup,
+                                              balance_back_launch, balance_back_reference};
 
 static const struct op_case cases[] = {
-    {&op_bias, "1 row of 7, 3 experts", {1, 7, 3, SPREAD}, false},
-    {&op_bias, "40 rows of 64, 8 experts gaps", {40, 64, 8, GAPS}, false},
-    {&op_bias, "33 rows of 130, 5 experts last", {33, 130, 5, LAST}, false},
-    {&op_bias, "2000 rows of 5760, 128 experts", {2000, 5760, 128, SPREAD}, true},
-    {&op_bias_back, "9 rows of 7, 3 experts", {9, 7, 3, SPREAD}, false},
-    {&op_bias_back, "40 rows of 64, 8 experts gaps", {40, 64, 8, GAPS}, false},
-    {&op_bias_back, "33 rows of 130, 5 experts first", {33, 130, 5, FIRST}, false},
-    {&op_bias_back, "2000 rows of 2880, 32 experts", {2000, 2880, 32, UNEVEN}, true},
+    {&op_balance, "1 row, 1 of 3", {1, 3, 1, ANY}, false},
+    {&op_balance, "37 rows, 2 of 8", {37, 8, 2, ANY}, false},
+    {&op_balance, "33 rows, 40 of 100 far apart", {33, 100, 40, ONE}, false},
+    {&op_balance, "3001 rows, 8 of 128", {3001, 128, 8, ANY}, true},
+    {&op_balance_back, "1 row of 3 experts", {1, 3}, false},
+    {&op_balance_back, "19 rows of 8 experts", {19, 8}, false},
+    {&op_balance_back, "5 rows of 70 experts", {5, 70}, false},
+    {&op_balance_back, "2001 rows of 128 experts", {2001, 128}, true},
     {&op_route, "1 row, 2 of 8", {1, 8, 2, ANY}, false},
     {&op_route, "37 rows, 2 of 8", {37, 8, 2, ANY}, false},
     {&op_route, "37 rows, 3 of 6 ties", {37, 6, 3, TIES}, false},
@@ -544,32 +444,6 @@ static const struct op_case cases[] = {
      {301, 64, 8, ANY, 256, DEEPSEEK3},
      true},
     {&op_moe_back, "301 rows, 4 of 60, width 256, Qwen2-MoE", {301, 60, 4, ANY, 256, QWEN2}, true},
-    {&op_experts, "m1 n7 k5 e3", {1, 7, 5, 3, SPREAD, 1, 0}, false},
-    {&op_experts, "m2 n130 k64 e8", {2, 130, 64, 8, SPREAD, 1, 0}, false},
-    {&op_experts, "m9 n48 k96 e4 first out_f32", {9, 48, 96, 4, FIRST, 1, 1}, false},
-    {&op_experts, "m16 n40 k32 e8 last", {16, 40, 32, 8, LAST, 1, 0}, false},
-    {&op_experts, "m60 n72 k160 e8 gaps", {60, 72, 160, 8, GAPS, 1, 0}, false},
-    {&op_experts, "m60 n72 k160 e8 uneven out_f32", {60, 72, 160, 8, UNEVEN, 1, 1}, false},
-    {&op_experts, "m37 n53 k71 e6 gaps", {37, 53, 71, 6, GAPS, 1, 0}, false},
-    {&op_experts, "m100 n136 k40 e3 uneven", {100, 136, 40, 3, UNEVEN, 1, 0}, false},
-    {&op_experts, "m300 n264 k72 e2 last out_f32", {300, 264, 72, 2, LAST, 1, 1}, false},
-    {&op_experts, "m200 n64 k48 e40", {200, 64, 48, 40, SPREAD, 1, 0}, false},
-    {&op_experts, "m400 n24 k24 e70 gaps", {400, 24, 24, 70, GAPS, 1, 0}, false},
-    {&op_experts, "m1 n5 k7 e3 NN", {1, 5, 7, 3, SPREAD, 0, 0}, false},
-    {&op_experts, "m37 n53 k71 e6 NN first", {37, 53, 71, 6, FIRST, 0, 0}, false},
-    {&op_experts, "m60 n72 k160 e8 NN gaps", {60, 72, 160, 8, GAPS, 0, 0}, false},
-    {&op_experts, "m300 n136 k104 e4 NN uneven out_f32", {300, 136, 104, 4, UNEVEN, 0, 1}, false},
-    {&op_experts, "m32 n8192 k1024 e8", {32, 8192, 1024, 8, SPREAD, 1, 0}, true},
-    {&op_experts, "m6 n1024 k4096 e6", {6, 1024, 4096, 6, UNEVEN, 1, 0}, true},
-    {&op_experts, "m60 n1000 k4096 e8", {60, 1000, 4096, 8, UNEVEN, 1, 0}, true},
-    {&op_experts, "m1999 n1160 k1032 e8", {1999, 1160, 1032, 8, UNEVEN, 1, 0}, true},
-    {&op_experts, "m1999 n1160 k1032 e8 NN", {1999, 1160, 1032, 8, GAPS, 0, 0}, true},
-    {&op_experts_back, "m5 n3 k4 e2", {5, 3, 4, 2, SPREAD}, false},
-    {&op_experts_back, "m37 n17 k13 e6 gaps", {37, 17, 13, 6, GAPS}, false},
-    {&op_experts_back, "m40 n24 k40 e4 last", {40, 24, 40, 4, LAST}, false},
-    {&op_experts_back, "m70 n40 k16 e3 uneven", {70, 40, 16, 3, UNEVEN}, false},
-    {&op_experts_back, "m1999 n1160 k1032 e8", {1999, 1160, 1032, 8, UNEVEN}, true},
-    {&op_experts_back, "m300 n517 k333 e6", {300, 517, 333, 6, GAPS}, true},
 };
 
 /* A token through a mixture of experts, alone and among others: on the CPU the same bits. NaN

@@ -270,18 +270,12 @@ void for_each_golden(void (*serve)(const char *model))
 void packed_logprobs(struct reference *r, const int32_t *prompt, int n_prompt,
                      const struct take *take, int sample, float ret[MOST_TOKENS])
 {
-    const int n = take->sample[sample].n, vocab = r->config->vocab_size;
-    const size_t all = (size_t)(n_prompt + n);
-    float *logits = malloc(all * (size_t)vocab * sizeof *logits), lse[MOST_TOKENS];
-    int32_t *ids = malloc(all * sizeof *ids);
-    assert_true(logits && ids);
+    const int n = take->sample[sample].n;
+    int32_t *ids = malloc((size_t)(n_prompt + n) * sizeof *ids);
+    assert_non_null(ids);
     memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
     for (int i = 0; i < n; i++) ids[n_prompt + i] = take->sample[sample].tokens[i].token;
-    reference_logits(r, ids, (int)all, logits);
-    const struct head_args head = {logits + (n_prompt - 1) * (int64_t)vocab, ids + n_prompt, n,
-                                   vocab, 1};
-    device_ops(r->dev)->logprob(r->dev, ret, lse, NULL, &head);
-    free(logits);
+    reference_token_logprobs(r, ids, n_prompt + n, n_prompt, ret);
     free(ids);
 }
 

@@ -1,6 +1,8 @@
 /* html_check.c: a strict reader of HTML that is written like XML: it takes less than browsers do.
  */
 #include "tests/support/html_check.h"
+#include "common/base/bytes.h"
+#include "common/base/hash.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -79,10 +81,12 @@ static bool read_attribute(struct reader *r, char name[NAME])
     return true;
 }
 
-static bool read_attributes(struct reader *r, const char *tag)
+// ret_typed: there is one `type`
+static bool read_attributes(struct reader *r, const char *tag, bool *ret_typed)
 {
     char names[ATTRIBUTES][NAME];
     int n = 0;
+    *ret_typed = false;
     while (*r->at == ' ') {
         r->at++;
         if (n == ATTRIBUTES) return fails(r, "<%s> has too many attributes", tag);
@@ -90,22 +94,52 @@ static bool read_attributes(struct reader *r, const char *tag)
         for (int i = 0; i < n; i++)
             if (strcmp(names[i], names[n]) == 0)
                 return fails(r, "<%s> has attribute %s twice", tag, names[n]);
+        *ret_typed |= strcmp(names[n], "type") == 0;
         n++;
     }
     return true;
 }
 
+// At the content of a script, up to `end`.
+static bool check_script(struct reader *r, const char *end, bool typed)
+{
+    unsigned char hash[HASH_SHA256_BYTES];
+    struct bytes name = BYTES_INIT;
+    const char *policy = strstr(r->page, "http-equiv=\"Content-Security-Policy\"");
+    const size_t len = policy ? strcspn(policy, ">") : 0;
+    if (typed) return !memchr(r->at, '<', (size_t)(end - r->at)) || fails(r, "a < in data");
+    hash_sha256(r->at, (size_t)(end - r->at), hash);
+    if (base64_encode(hash, sizeof hash, &name) != ST_OK) return fails(r, "no memory");
+    const char *found = policy ? strstr(policy, bytes_text(&name)) : NULL;
+    const bool named = found && found < policy + len;
+    bytes_release(&name);
+    return named || fails(r, "a <script> that the page's policy does not name");
+}
+
+// What HTML reads to its end tag and no further.
+static bool read_raw(struct reader *r, const char *tag, bool typed)
+{
+    char close[NAME + 4];
+    snprintf(close, sizeof close, "</%s>", tag);
+    const char *end = strstr(r->at, close);
+    if (!end) return fails(r, "<%s> does not end", tag);
+    if (!(strcmp(tag, "style") == 0 ? check_style(r, end) : check_script(r, end, typed)))
+        return false;
+    r->at = end;
+    return true;
+}
+
 static bool read_start_tag(struct reader *r)
 {
-    static const char *const refused[] = {"script", "link",  "iframe", "img",  "image",
-                                          "object", "embed", "base",   "form", "video",
-                                          "audio",  "use",   "source", "frame"};
+    static const char *const refused[] = {"link", "iframe", "img",   "image", "object", "embed",
+                                          "base", "video",  "audio", "use",   "source", "frame"};
     char tag[NAME];
+    bool typed;
     r->at++;
     if (!read_name(r, tag)) return false;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         if (strcmp(tag, refused[i]) == 0) return fails(r, "a <%s>", tag);
-    if (!read_attributes(r, tag)) return false;
+    if (!read_attributes(r, tag, &typed)) return false;
     if (strncmp(r->at, "/>", 2) == 0) {
         r->at += 2;
         return true;
@@ -113,12 +147,8 @@ static bool read_start_tag(struct reader *r)
     if (*r->at++ != '>') return fails(r, "<%s> does not end", tag);
     if (r->depth == DEPTH) return fails(r, "tags are nested too deeply");
     memcpy(r->open[r->depth++], tag, NAME);
-    if (strcmp(tag, "style") != 0) return true;
-    const char *end = strstr(r->at, "</style>");
-    if (!end) return fails(r, "<style> does not end");
-    if (!check_style(r, end)) return false;
-    r->at = end;
-    return true;
+    const bool raw = strcmp(tag, "style") == 0 || strcmp(tag, "script") == 0;
+    return !raw || read_raw(r, tag, typed);
 }
 
 static bool read_end_tag(struct reader *r)

@@ -6,8 +6,9 @@
 #include <stddef.h>
 
 // True where the page is well formed (a doctype, balanced tags, quoted attributes, each once in its
-// tag, no bare '<' or '&'), loads nothing (no src, href, url(), @import) and runs nothing (no
-// script, no on... attribute). Else false, with a sentence.
+// tag, no bare '<' or '&'), loads nothing (no src, href, url(), @import) and runs nothing (no on...
+// attribute, no script but those that its Content-Security-Policy names by their hash; data in
+// scripts of a type holds no '<'). Else false, with a sentence.
 bool html_check(const char *page, char *ret_sentence, size_t room);
 
 #endif

@@ -29,8 +29,10 @@ void random_step_make(const struct step_shape *shape, struct random_step *ret)
     for (int g = 0; g < shape->n_groups; g++) {
         draw(&rng, shape->vocab, prompt, ret->prompts[g]);
         ret->groups[g] =
-            (struct pack_group){ret->prompts[g], shape->prompts[g],
-                                &ret->completions[g * shape->n_per_group], shape->n_per_group};
+            (struct pack_group){.prompt = ret->prompts[g],
+                                .n_prompt = shape->prompts[g],
+                                .completions = &ret->completions[g * shape->n_per_group],
+                                .n = shape->n_per_group};
     }
     for (int i = 0; i < n; i++) {
         draw(&rng, shape->vocab, completion, ret->ids[i]);

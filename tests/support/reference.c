@@ -14,7 +14,7 @@ void reference_open(const char *folder, const char *device, struct reference *re
     memset(ret, 0, sizeof *ret);
     assert_ok(device_open(device, &ret->dev));
     assert_ok(model_config_load(folder, &ret->config));
-    assert_ok(weights_plan(ret->config, DT_F32, &ret->weights));
+    assert_ok(weights_plan(ret->config, device_default_dtype(ret->dev), &ret->weights));
     assert_ok(device_alloc(ret->dev, ret->weights->bytes, &arena));
     device_fill(ret->dev, arena, 0, ret->weights->bytes); // padding, as shared memory has it
     weights_bind(ret->weights, arena);
@@ -47,6 +47,30 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
     device_copy_out(r->dev, ret, r->model->logits,
                     (size_t)n * (size_t)r->config->vocab_size * sizeof *ret);
     assert_ok(device_sync(r->dev));
+}
+
+void reference_token_logprobs(struct reference *r, const int32_t *ids, int n, int from, float *ret)
+{
+    const int vocab = r->config->vocab_size, rows = n - from;
+    const size_t bytes = (size_t)rows * sizeof *ret;
+    void *targets, *logprob, *lse;
+    float *logits = malloc((size_t)n * (size_t)vocab * sizeof *logits);
+    assert_non_null(logits);
+    assert_ok(device_alloc(r->dev, bytes, &targets));
+    assert_ok(device_alloc(r->dev, bytes, &logprob));
+    assert_ok(device_alloc(r->dev, bytes, &lse));
+    reference_logits(r, ids, n, logits);
+    device_copy_in(r->dev, targets, ids + from, bytes);
+    const struct head_args head = {(const float *)r->model->logits +
+                                       (size_t)(from - 1) * (size_t)vocab,
+                                   targets, rows, vocab, 1};
+    device_ops(r->dev)->logprob(r->dev, logprob, lse, NULL, &head);
+    device_copy_out(r->dev, ret, logprob, bytes);
+    assert_ok(device_sync(r->dev));
+    device_release(r->dev, targets);
+    device_release(r->dev, logprob);
+    device_release(r->dev, lse);
+    free(logits);
 }
 
 static int argmax(const float *x, int n)

@@ -8,7 +8,7 @@
 struct reference {
     struct device *dev;
     struct model_config *config;
-    struct weights *weights; // f32, in memory of this process
+    struct weights *weights; // of the device's default type, in memory of this process
     struct model *model;
     struct batch *batch;
 };
@@ -18,6 +18,10 @@ void reference_close(struct reference *r);
 
 // Logits of every row of ids: ret (n, vocab).
 void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret);
+
+// Log-probabilities of ids[from] to ids[n - 1], each behind those before it: ret (n - from). from
+// >= 1.
+void reference_token_logprobs(struct reference *r, const int32_t *ids, int n, int from, float *ret);
 
 // Greedy decoding over a paged cache whose blocks (of 4) are in scrambled order, the prompt in two
 // chunks: the ids after the prompt, n_new of them, no stop token.

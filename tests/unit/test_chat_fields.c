@@ -17,8 +17,8 @@ static const char template_text[] =
     "{% if enable_thinking is defined %}E{{ enable_thinking }}{% endif %}"
     "{{ raise_exception('only once') if messages|length > 2 }}";
 
-// A folder with the tiny tokenizer and the template above.
-static const char *model_folder(void)
+// A folder with the tiny tokenizer and a template.
+static const char *model_folder(const char *text)
 {
     const char *folder = test_folder();
     json_t *tokenizer = NULL, *config = NULL;
@@ -27,7 +27,7 @@ static const char *model_folder(void)
     assert_ok(json_write_file(test_path(folder, "tokenizer_config.json"), 0644, config));
     json_decref(tokenizer);
     json_decref(config);
-    test_write(test_path(folder, "chat_template.jinja"), template_text, strlen(template_text));
+    test_write(test_path(folder, "chat_template.jinja"), text, strlen(text));
     return folder;
 }
 
@@ -47,9 +47,9 @@ struct served {
     struct api_model model;
 };
 
-static void serve(struct served *s)
+static void serve(struct served *s, const char *text)
 {
-    const char *folder = model_folder();
+    const char *folder = model_folder(text);
     const struct chat_template_choice own = {NULL, NULL};
     *s = (struct served){.tokenizer = NULL};
     assert_ok(tokenizer_load(folder, &s->tokenizer));
@@ -99,7 +99,7 @@ static void requests(void **state)
          "<user>aT1ETrue"},
     };
     struct served s;
-    serve(&s);
+    serve(&s, template_text);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct api_request *r = NULL;
         assert_ok(
@@ -108,6 +108,39 @@ static void requests(void **state)
         api_request_free(r);
     }
     serve_no_more(&s);
+}
+
+// Who sends an answer back as it came sends null beside its calls, which some templates fail on.
+static void null_is_no_failure(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *template, *want; // a part of the sentence, where there is none
+        bool fails;
+    } cases[] = {
+        {"{% for m in messages %}{{ 'a' if 'b' in m.content }}{{ m.tool_calls|length }}"
+         "{% endfor %}",
+         "1", false},
+        {"{% for m in messages %}{{ 'null' if m.content is none }}{% endfor %}", "null", false},
+        {"{% for m in messages %}{{ raise_exception('no ' ~ m.content) }}{% endfor %}", "no None",
+         true},
+    };
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\","
+        "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}]}";
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct served s;
+        struct api_request *r = NULL;
+        serve(&s, cases[i].template);
+        const enum status st = api_request_parse(API_CHAT, &s.model, body, strlen(body), &r);
+        assert_int_equal(st, cases[i].fails ? ST_INVALID : ST_OK);
+        if (r)
+            assert_ids(s.tokenizer, r->prompts[0].ids, r->prompts[0].n_ids, cases[i].want);
+        else
+            assert_contains(status_message(), cases[i].want);
+        api_request_free(r);
+        serve_no_more(&s);
+    }
 }
 
 static void requests_refused(void **state)
@@ -145,7 +178,7 @@ static void requests_refused(void **state)
         {API_ROLLOUTS, "{\"groups\":[{\"prompt\":\"a\",\"tools\":[{}]}]}", ST_INVALID, "group 0"},
     };
     struct served s;
-    serve(&s);
+    serve(&s, template_text);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct api_request *r = NULL;
         const char *body = cases[i].body;
@@ -171,7 +204,7 @@ static enum status load(const char *folder, const char *lines, struct dataset **
 static void data(void **state)
 {
     (void)state;
-    const char *folder = model_folder();
+    const char *folder = model_folder(template_text);
     struct tokenizer *tokenizer = NULL;
     struct dataset *d = NULL;
     assert_ok(tokenizer_load(folder, &tokenizer));
@@ -220,6 +253,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests),
+        cmocka_unit_test(null_is_no_failure),
         cmocka_unit_test(requests_refused),
         cmocka_unit_test(data),
     };

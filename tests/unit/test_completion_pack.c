@@ -7,7 +7,7 @@
 #include <string.h>
 
 static int32_t ids[] = {5, 0, 151935};
-static float logprobs[] = {-0.25f, -1e-30f, -87.5f};
+static float logprobs[] = {-0.25f, -1e-30f, -87.5f}, processed[] = {-0.125f, 0, -80.5f};
 static uint64_t versions[] = {2, 4, UINT64_MAX - 1};
 static uint8_t accepted[] = {0, 1, 2};
 static int32_t offsets[] = {0, 3, 3};
@@ -18,6 +18,7 @@ static struct completion whole(void)
         .n = 3,
         .ids = ids,
         .logprobs = logprobs,
+        .processed = processed,
         .versions = versions,
         .truncated = true,
         .text = "one\ntwo \xe2\x90\x80",
@@ -43,6 +44,7 @@ static void comes_out_as_it_went_in(void **state)
     assert_true(got.truncated);
     assert_memory_equal(got.ids, ids, sizeof ids);
     assert_memory_equal(got.logprobs, logprobs, sizeof logprobs);
+    assert_memory_equal(got.processed, processed, sizeof processed);
     assert_memory_equal(got.versions, versions, sizeof versions);
     assert_memory_equal(got.accepted, accepted, sizeof accepted);
     assert_memory_equal(got.text_offset, offsets, sizeof offsets);

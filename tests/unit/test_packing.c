@@ -75,6 +75,29 @@ static void too_long_is_refused(void **state)
     assert_null(p);
 }
 
+static void whole_groups_stay_together(void **state)
+{
+    (void)state;
+    struct random_step s;
+    struct packing *p;
+    random_step_make(&shape, &s);
+    for (int g = 0; g < GROUPS; g++) s.groups[g].whole = true;
+    // 16, 8 and 20 rows
+    for (int budget = 20; budget <= 70; budget++) {
+        int parts = 0;
+        assert_ok(packing_new(s.groups, GROUPS, budget, &p));
+        for (int b = 0; b < p->n; b++) {
+            assert_true(p->batches[b].n_tokens <= budget);
+            for (int i = 0; i < p->batches[b].n_parts; i++, parts++)
+                assert_int_equal(p->batches[b].parts[i].n, PER);
+        }
+        assert_int_equal(parts, GROUPS);
+        packing_free(p);
+    }
+    assert_status(packing_new(s.groups, GROUPS, 19, &p), ST_INVALID);
+    assert_message("a prompt of 7 tokens with its 4 completions, which have to stand in one");
+}
+
 // ---- through a model ----------------------------------------------------------------------------
 
 struct machine {
@@ -256,6 +279,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(covers_every_sample_within_budget),
         cmocka_unit_test(too_long_is_refused),
+        cmocka_unit_test(whole_groups_stay_together),
         cmocka_unit_test(packing_changes_nothing),
         cmocka_unit_test(gradient_is_a_slope),
         cmocka_unit_test(no_signal_no_gradient),

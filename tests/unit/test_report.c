@@ -1,403 +1,407 @@
-/* test_report.c: tools/report: axes, reduction of long series, escaping, and whole pages of folders
- * made by hand. */
+/* test_report.c: tools/report: metrics and samples of folders made by hand, as they grow; what of
+ * them the page is given; and pages. */
 #include "common/base/file.h"
+#include "common/base/json.h"
 #include "tests/support/html_check.h"
+#include "tests/support/long_run.h"
 #include "tests/support/support.h"
-#include "tools/report/axis.h"
-#include "tools/report/chart.h"
-#include "tools/report/html.h"
 #include "tools/report/page.h"
-#include "tools/report/rollouts.h"
+#include "tools/report/run_data.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-// ---- axes ---------------------------------------------------------------------------------------
-
-static void axes(void **state)
-{
-    (void)state;
-    static const struct {
-        double lo, hi;
-        int n;
-        bool whole;
-        double axis_lo, axis_hi, step;
-        const char *first, *last;
-    } cases[] = {
-        {0, 1, 5, false, 0, 1, 0.2, "0", "1.0"},
-        {0.31, 0.87, 5, false, 0.2, 1, 0.2, "0.2", "1.0"},
-        {0, 10000, 5, false, 0, 10000, 2000, "0", "10k"},
-        {0, 11, 5, false, 0, 12.5, 2.5, "0", "12.5"},
-        {1, 100000, 6, true, 0, 100000, 20000, "0", "100k"},
-        {1, 3, 6, true, 1, 3, 1, "1", "3"},
-        {0, 11, 5, true, 0, 15, 5, "0", "15"},
-        {-0.3, 0.2, 5, false, -0.3, 0.2, 0.1, "-0.3", "0.2"},
-        {0, 2e-5, 4, false, 0, 2e-5, 5e-6, "0", "2e-05"},
-        {0, 3e6, 3, false, 0, 3e6, 1e6, "0", "3000k"},
-        {0, 3e7, 3, false, 0, 3e7, 1e7, "0", "30M"},
-        // one value
-        {0, 0, 5, false, 0, 1, 0.2, "0", "1.0"},
-        {24, 24, 5, false, 0, 25, 5, "0", "25"},
-        {-4, -4, 4, false, -4, 0, 1, "-4", "0"},
-        {1e300, 1e300, 5, false, 0, 1e300, 2e299, "0", "1e+300"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char text[TICK_ROOM];
-        struct axis a = axis_fit(cases[i].lo, cases[i].hi, cases[i].n, cases[i].whole);
-        double slack = 1e-9 * fabs(cases[i].step);
-        int n = axis_ticks(&a);
-        if (fabs(a.lo - cases[i].axis_lo) > slack || fabs(a.hi - cases[i].axis_hi) > slack * 100 ||
-            fabs(a.step - cases[i].step) > slack)
-            fail_msg("case %zu: %g to %g by %g", i, a.lo, a.hi, a.step);
-        assert_string_equal(axis_label(&a, 0, text), cases[i].first);
-        assert_string_equal(axis_label(&a, n - 1, text), cases[i].last);
-        assert_true(n >= 2 && n <= 2 * cases[i].n + 2);
-        assert_true(fabs(axis_tick(&a, n - 1) - a.hi) <= slack * 100);
-    }
-}
-
-static void axes_hold_their_range(void **state)
-{
-    (void)state;
-    for (int power = -12; power <= 12; power++)
-        for (int k = 1; k < 200; k++) {
-            double hi = k * 0.37 * pow(10, power), lo = hi * ((k % 7) - 3) / 3;
-            if (lo > hi) continue;
-            struct axis a = axis_fit(lo, hi, 5, false);
-            assert_true(a.lo <= lo + 1e-6 * a.step && a.hi >= hi - 1e-6 * a.step);
-            assert_true(axis_ticks(&a) >= 2 && axis_ticks(&a) <= 9);
-        }
-}
-
-// ---- text ---------------------------------------------------------------------------------------
-
-static void escaping(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text;
-        size_t len;
-        const char *html;
-    } cases[] = {
-        {"a<b>&\"'", 7, "a&lt;b&gt;&amp;&quot;&#39;"},
-        {"</pre><script>", 14, "&lt;/pre&gt;&lt;script&gt;"},
-        {"tab\tline\n", 9, "tab\tline\n"},
-        {"\0\r\x1b\x7f", 4, "\xe2\x90\x80\xe2\x90\x8d\xe2\x90\x9b\xe2\x90\xa1"},
-        {"\xc3\xa9\xe2\x82\xac", 5, "\xc3\xa9\xe2\x82\xac"},
-        {"\xff<\xc3", 3, "\xef\xbf\xbd&lt;\xef\xbf\xbd"},
-        {"", 0, ""},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct bytes html = BYTES_INIT;
-        html_text(&html, cases[i].text, cases[i].len);
-        assert_string_equal(bytes_text(&html), cases[i].html);
-        bytes_release(&html);
-    }
-}
-
-static void numbers(void **state)
-{
-    (void)state;
-    static const struct {
-        double value;
-        const char *text;
-    } cases[] = {
-        {0, "0"},
-        {-0.0, "0"},
-        {0.5, "0.5"},
-        {0.123456, "0.1235"},
-        {5e-5, "5e-05"},
-        {1000, "1,000"},
-        {-1234567, "-1,234,567"},
-        {999, "999"},
-        {999.9, "1,000"},
-        {123.456, "123.5"},
-        {1e15, "1e+15"},
-        {NAN, "-"},
-        {-100, "-100"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char text[NUMBER_ROOM];
-        assert_string_equal(number_text(cases[i].value, text), cases[i].text);
-    }
-}
-
-static void draw_completion(const char *text, const char *accepted, const char *offsets,
-                            const char *html)
-{
-    struct bytes to = BYTES_INIT;
-    json_t *a = json_loads(accepted, 0, NULL), *o = json_loads(offsets, 0, NULL);
-    completion_draw(text, strlen(text), a, o, &to);
-    assert_string_equal(bytes_text(&to), html);
-    json_decref(a);
-    json_decref(o);
-    bytes_release(&to);
-}
-
-static void accepted_tokens_are_marked(void **state)
-{
-    (void)state;
-    draw_completion("one two three", "[0,1,2]", "[0,3,7]", "one<mark> two three</mark>");
-    draw_completion("one two three", "[1,0,1]", "[0,3,7]",
-                    "<mark>one</mark> two<mark> three</mark>");
-    draw_completion("a<b", "[0,1,0]", "[0,1,2]", "a<mark>&lt;</mark>b");
-    // characters, not bytes; a token that holds half a character has no text of its own
-    draw_completion("\xc3\xa9\xe2\x82\xac!", "[0,1,2,0]", "[0,1,1,2]",
-                    "\xc3\xa9<mark>\xe2\x82\xac</mark>!");
-    // the text was cut at a stop string; tokens behind it are not in it
-    draw_completion("one", "[0,1,1]", "[0,3,8]", "one");
-    draw_completion("one", "[0,1,1]", "[0,2,8]", "on<mark>e</mark>");
-    // nothing known of the tokens, or lists that do not fit: plain
-    draw_completion("one", "[1]", "[0,1]", "one");
-    draw_completion("one", "null", "null", "one");
-    draw_completion("one", "[1,1]", "[0,-5]", "<mark>one</mark>");
-    draw_completion("", "[1]", "[0]", "");
-}
-
-// ---- series -------------------------------------------------------------------------------------
-
-static const char *write_metrics(const char *folder, const char *text)
-{
-    const char *path = test_path(folder, "metrics.jsonl");
-    test_write(path, text, strlen(text));
-    return path;
-}
-
-static void series_of_a_file(void **state)
-{
-    (void)state;
-    const char *folder = test_folder();
-    struct metrics m;
-    const char *path = write_metrics(folder, "{\"step\":0,\"eval/accuracy\":0.5}\n"
-                                             "{\"step\":1,\"reward\":0.25,\"kl\":null}\n"
-                                             "not JSON\n"
-                                             "{\"step\":1,\"reward\":9}\n"
-                                             "{\"step\":3,\"reward\":1,\"kl\":2,\"big\":1e305}\n"
-                                             "{\"step\":4,\"rew");
-    assert_ok(metrics_read(path, &m));
-    assert_int_equal(m.n_lines, 3);
-    assert_int_equal(m.n_bad, 2);
-    assert_int_equal(m.first_step, 0);
-    assert_int_equal(m.last_step, 3);
-    const struct series *reward = metrics_find(&m, "reward"), *kl = metrics_find(&m, "kl");
-    assert_int_equal(reward->n, 2);
-    assert_int_equal(reward->points[1].step, 3);
-    assert_true(reward->points[1].value == 1);
-    assert_int_equal(kl->n, 1);
-    assert_null(metrics_find(&m, "step"));
-    assert_null(metrics_find(&m, "big"));
-    metrics_release(&m);
-    assert_status(metrics_read(write_metrics(folder, "{\"name\":1}\nhello\n"), &m), ST_FORMAT);
-    assert_message("metrics.jsonl");
-    assert_status(metrics_read(test_path(folder, "none"), &m), ST_NOT_FOUND);
-    assert_ok(metrics_read(write_metrics(folder, ""), &m));
-    assert_int_equal(m.n_lines, 0);
-    metrics_release(&m);
-}
-
-static void long_series_are_reduced(void **state)
-{
-    (void)state;
-    enum { N = 100007 };
-    struct point *points = malloc(N * sizeof *points), errors[2] = {{1, 0.5}, {N, 1.5}};
-    assert_non_null(points);
-    double sum = 0;
-    for (int i = 0; i < N; i++) {
-        points[i] = (struct point){i + 1, i == 50000 ? 1000 : sin(i)};
-        sum += points[i].value;
-    }
-    struct series s = {.key = "x", .points = points, .n = N};
-    struct series error = {.key = "e", .points = errors, .n = 2};
-    struct curve c;
-    assert_ok(curve_new(&s, &error, 1000, &c));
-    assert_true(c.reduced);
-    assert_true(c.n <= 1000 && c.n > 900);
-    double largest = -1, before = 0, weighted = 0;
-    for (int i = 0; i < c.n; i++) {
-        const struct curve_point *p = &c.points[i];
-        assert_true(p->min <= p->mean && p->mean <= p->max && p->step > before);
-        before = p->step;
-        largest = fmax(largest, p->max); // the spike is not lost
-        weighted += p->mean * (i + 1 < c.n ? 101 : N - 101 * (c.n - 1));
-    }
-    assert_true(largest == 1000);
-    assert_true(fabs(weighted - sum) < 1e-6 * fabs(sum));
-    assert_true(c.points[0].error == 0.5 && c.points[c.n - 1].error == 1.5);
-    assert_true(isnan(c.points[1].error));
-    curve_release(&c);
-    // a short one stays as it is
-    s.n = 1000;
-    assert_ok(curve_new(&s, NULL, 1000, &c));
-    assert_false(c.reduced);
-    assert_int_equal(c.n, 1000);
-    for (int i = 0; i < c.n; i++)
-        assert_true(c.points[i].mean == points[i].value && c.points[i].step == i + 1);
-    curve_release(&c);
-    s.n = 0;
-    assert_ok(curve_new(&s, NULL, 1000, &c));
-    assert_int_equal(c.n, 0);
-    curve_release(&c);
-    free(points);
-}
-
-// A line's points lie where its axes say.
-static void chart_is_to_scale(void **state)
-{
-    (void)state;
-    struct point points[] = {{0, 0}, {5, 0.5}, {10, 1}};
-    struct series s = {.key = "a<b", .points = points, .n = 3};
-    struct chart chart = {.title = "T & t",
-                          .unit = "%",
-                          .first_step = 0,
-                          .last_step = 10,
-                          .lines = {{&s, NULL}},
-                          .n_lines = 1};
-    struct bytes svg = BYTES_INIT;
-    double x[3], y[3];
-    assert_ok(chart_draw(&chart, &svg));
-    assert_contains(bytes_text(&svg), "T &amp; t");
-    assert_contains(bytes_text(&svg), "data-metric=\"a&lt;b\"");
-    assert_contains(bytes_text(&svg), ">100</text>");
-    assert_contains(bytes_text(&svg), "step 5\na&lt;b 50%</title>");
-    const char *path = strstr(bytes_text(&svg), "class=\"curve\" d=\"");
-    assert_non_null(path);
-    assert_int_equal(sscanf(path, "class=\"curve\" d=\"M%lf %lfL%lf %lfL%lf %lf\"", &x[0], &y[0],
-                            &x[1], &y[1], &x[2], &y[2]),
-                     6);
-    assert_true(fabs(x[1] - (x[0] + x[2]) / 2) < 0.11 && x[2] > x[0] + 400);
-    assert_true(fabs(y[1] - (y[0] + y[2]) / 2) < 0.11 && y[2] < y[0] - 150); // up is less
-    bytes_release(&svg);
-}
-
-// ---- pages --------------------------------------------------------------------------------------
-
-static char *page_of(const char *folder)
-{
-    struct run_folder run;
-    struct bytes page = BYTES_INIT;
-    char sentence[200];
-    assert_ok(run_folder_read(folder, &run));
-    assert_ok(page_draw(&run, &page));
-    run_folder_release(&run);
-    char *text = strdup(bytes_text(&page));
-    bytes_release(&page);
-    if (!html_check(text, sentence, sizeof sentence)) fail_msg("%s", sentence);
-    return text;
-}
+#include <unistd.h>
 
 static void put_file(const char *folder, const char *name, const char *text)
 {
     test_write(test_path(folder, name), text, strlen(text));
 }
 
-// The prompt as the model saw it, where the run logged it beside what the row says.
-static void prompt_as_seen(void **state)
+static void append(const char *path, const char *text)
 {
-    (void)state;
-    const char *folder = test_path(test_folder(), "run");
-    assert_ok(file_make_folders(test_path(folder, "rollouts")));
-    write_metrics(folder, "{\"step\":1,\"reward\":1}\n");
-    put_file(folder, "config.json", "{}");
-    put_file(folder, "rollouts/step-1.jsonl",
-             "{\"line\":1,\"sample\":0,\"prompt\":[{\"role\":\"user\",\"content\":\"said\"}],"
-             "\"prompt_text\":\"<|user|>said<|end|>\",\"completion\":\"4\",\"reward\":1}\n");
-    char *page = page_of(folder);
-    assert_contains(page, "&lt;|user|&gt;said&lt;|end|&gt;");
-    assert_null(strstr(page, "<b>user</b> said"));
-    free(page);
+    const int fd = open(path, O_WRONLY | O_APPEND);
+    assert_true(fd >= 0);
+    assert_ok(file_write_all(fd, path, text, strlen(text)));
+    close(fd);
 }
 
-static void a_whole_run(void **state)
+static void open_run(const char *folder, struct run_folder *ret)
+{
+    assert_ok(run_folder_open(folder, ret));
+    assert_ok(run_folder_refresh(ret, -1));
+}
+
+// ---- series -------------------------------------------------------------------------------------
+
+static void series_of_a_file(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "metrics.jsonl");
+    struct metrics m = {0};
+    bool anew;
+    put_file(folder, "metrics.jsonl",
+             "{\"step\":0,\"eval/accuracy\":0.5}\n"
+             "{\"step\":1,\"reward\":0.25,\"kl\":null}\n"
+             "not JSON\n"
+             "{\"step\":1,\"reward\":9}\n"
+             "{\"step\":3,\"reward\":1,\"kl\":2,\"big\":1e305}\n"
+             "{\"step\":4,\"rew");
+    assert_ok(metrics_read(&m, path, &anew));
+    assert_false(anew);
+    assert_int_equal(m.n_lines, 3);
+    assert_int_equal(m.n_bad, 2);
+    assert_int_equal(m.steps[0], 0);
+    assert_int_equal(m.steps[2], 3);
+    const struct series *reward = metrics_find(&m, "reward"), *kl = metrics_find(&m, "kl");
+    assert_int_equal(reward->n, 2);
+    assert_int_equal(reward->at[1], 2); // the line, not the step
+    assert_true(reward->values[1] == 1);
+    assert_int_equal(kl->n, 1);
+    assert_null(metrics_find(&m, "step"));
+    assert_null(metrics_find(&m, "big"));
+    metrics_release(&m);
+    put_file(folder, "metrics.jsonl", "{\"name\":1}\nhello\n");
+    assert_status(metrics_read(&m, path, &anew), ST_FORMAT);
+    assert_message("metrics.jsonl");
+    metrics_release(&m);
+    assert_status(metrics_read(&m, test_path(folder, "none"), &anew), ST_NOT_FOUND);
+    put_file(folder, "metrics.jsonl", "");
+    assert_ok(metrics_read(&m, path, &anew));
+    assert_int_equal(m.n_lines, 0);
+    metrics_release(&m);
+}
+
+// What is appended is read on; a file in its place is read anew.
+static void files_grow(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "metrics.jsonl");
+    struct metrics m = {0};
+    bool anew;
+    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n{\"step\":2,\"rew");
+    assert_ok(metrics_read(&m, path, &anew));
+    assert_int_equal(m.n_lines, 1);
+    const int64_t at = m.at;
+    assert_ok(metrics_read(&m, path, &anew));
+    assert_int_equal(m.at, at);
+    append(path, "ard\":2}\n{\"step\":3,\"reward\":3,\"late\":4}\n");
+    assert_ok(metrics_read(&m, path, &anew));
+    assert_false(anew);
+    assert_int_equal(m.n_lines, 3);
+    assert_int_equal(m.n_bad, 0);
+    assert_true(metrics_find(&m, "reward")->values[2] == 3);
+    assert_int_equal(metrics_find(&m, "late")->at[0], 2);
+    const char one[] = "{\"step\":1,\"reward\":5}\n"; // as a resumed run drops lines
+    assert_ok(file_write_atomic(path, 0644, one, strlen(one)));
+    assert_ok(metrics_read(&m, path, &anew));
+    assert_true(anew);
+    assert_int_equal(m.n_lines, 1);
+    assert_true(metrics_find(&m, "reward")->values[0] == 5);
+    metrics_release(&m);
+}
+
+// ---- samples ------------------------------------------------------------------------------------
+
+static void samples_of_steps(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct run_folder run;
+    assert_ok(file_make_folders(test_path(folder, "rollouts")));
+    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n{\"step\":4,\"reward\":1}\n");
+    put_file(
+        folder, "rollouts/step-1.jsonl",
+        "{\"line\":7,\"sample\":0,\"completion\":\"a]\\\"[1,\",\"reward\":0.5,\"advantage\":-1,"
+        "\"tokens\":3,\"prompt\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\","
+        "\"content\":\"2+2?\"}],\"accepted\":[0,1, 2],\"logprobs\":[-0.5,-1e-05,-2]}\n"
+        "broken\n"
+        "{\"line\":7,\"sample\":1,\"completion\":\"b\",\"reward\":null,\"truncated\":true}\n"
+        "{\"line\":7,\"sam");
+    put_file(folder, "rollouts/step-4.jsonl",
+             "{\"line\":7,\"sample\":0,\"completion\":\"\",\"reward\":1,\"prompt\":\"other\"}\n");
+    put_file(folder, "rollouts/step-5.jsonl", // has no line yet: of before the run was resumed
+             "{\"line\":9,\"sample\":0,\"completion\":\"old\",\"reward\":1}\n");
+    open_run(folder, &run);
+    const struct samples *s = &run.samples;
+    assert_int_equal(s->n, 3);
+    assert_int_equal(s->samples[0].tokens, 3);
+    assert_true(s->samples[0].reward == 0.5F && s->samples[0].advantage == -1);
+    assert_int_equal(s->samples[1].row, 2);
+    assert_int_equal(s->samples[1].number, 1);
+    assert_true(isnan(s->samples[1].reward) && s->samples[1].truncated);
+    assert_int_equal(s->samples[1].tokens, -1);
+    assert_int_equal(s->samples[2].step, 4);
+    assert_int_equal(s->n_prompts, 1); // a line of the data has one
+    assert_string_equal(s->prompts[0].text, "2+2?");
+    append(test_path(folder, "metrics.jsonl"), "{\"step\":5,\"reward\":1}\n");
+    put_file(folder, "rollouts/step-5.jsonl",
+             "{\"line\":9,\"sample\":0,\"completion\":\"new\",\"reward\":0}\n");
+    assert_ok(run_folder_refresh(&run, -1));
+    assert_int_equal(s->n, 4);
+    assert_true(s->samples[3].reward == 0);
+    run_folder_release(&run);
+}
+
+static void samples_are_read_bit_by_bit(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct run_folder run;
+    long_run_write(folder, &(struct long_run){.first = 1, .last = 300, .keys = 1, .samples = 5});
+    assert_ok(run_folder_open(folder, &run));
+    assert_int_equal(run.metrics.n_lines, 300);
+    assert_int_equal(run.samples.n, 0);
+    assert_true(run_folder_is_behind(&run));
+    assert_ok(run_folder_refresh(&run, 0)); // no time for any
+    assert_true(run_folder_is_behind(&run));
+    assert_ok(run_folder_refresh(&run, -1));
+    assert_false(run_folder_is_behind(&run));
+    assert_int_equal(run.samples.n, 1500);
+    run_folder_release(&run);
+}
+
+// ---- data ---------------------------------------------------------------------------------------
+
+static json_t *data_of(const struct run_folder *run, const struct run_cursor *has)
+{
+    struct bytes text = BYTES_INIT;
+    json_t *data;
+    assert_ok(run_data_put(run, has, &text));
+    assert_ok(json_parse("data", bytes_text(&text), text.len, &data));
+    bytes_release(&text);
+    return data;
+}
+
+static int64_t number(const json_t *data, const char *key)
+{
+    if (!json_is_integer(json_object_get(data, key))) fail_msg("no %s", key);
+    return json_integer_value(json_object_get(data, key));
+}
+
+// A column's bytes, which the caller releases; asserts how many.
+static struct bytes column(const json_t *object, const char *key, size_t len)
+{
+    struct bytes ret = BYTES_INIT;
+    const char *text = json_string_value(json_object_get(object, key));
+    if (!text) fail_msg("no column %s", key);
+    assert_ok(base64_decode(text, &ret));
+    assert_int_equal(ret.len, len);
+    return ret;
+}
+
+static const json_t *series_in(const json_t *data, const char *key)
+{
+    size_t i;
+    const json_t *series;
+    json_array_foreach (json_object_get(data, "series"), i, series)
+        if (strcmp(json_string_value(json_object_get(series, "key")), key) == 0) return series;
+    return NULL;
+}
+
+static void columns_of_a_run(void **state)
 {
     (void)state;
     const char *folder = test_path(test_folder(), "run <1>");
-    struct bytes metrics = BYTES_INIT;
+    struct run_folder run;
     assert_ok(file_make_folders(test_path(folder, "rollouts")));
-    for (int i = 1; i <= 30; i++)
-        bytes_printf(&metrics,
-                     "{\"step\":%d,\"reward\":%g,\"rewards/exact/mean\":0.5,\"accuracy\":0.5,"
-                     "\"curriculum/n_buckets\":4,\"brand_new\":%d,\"<script>\":1%s}\n",
-                     i, 0.01 * i, i,
-                     i % 10 ? ""
-                            : ",\"eval/accuracy\":0.5,"
-                              "\"eval/standard_error\":0.02");
-    write_metrics(folder, bytes_text(&metrics));
-    bytes_release(&metrics);
-    put_file(folder, "config.json", "{\"data\":\"<b>\",\"seed\":42,\"stop\":null}");
+    put_file(folder, "config.json", "{\"seed\":42,\"stop\":null}");
+    put_file(folder, "metrics.jsonl",
+             "{\"step\":0,\"eval/accuracy\":0.5}\n{\"step\":2,\"reward\":1}\nbad\n"
+             "{\"step\":3,\"reward\":2,\"eval/accuracy\":0.75}\n");
+    put_file(folder, "rollouts/step-3.jsonl",
+             "{\"line\":7,\"sample\":0,\"completion\":\"a\",\"reward\":0.5,\"prompt\":\"p\"}\n");
+    open_run(folder, &run);
+    json_t *data = data_of(&run, &(struct run_cursor){0});
+    assert_string_equal(json_string_value(json_object_get(data, "name")), "run <1>");
+    assert_int_equal(number(data, "lines"), 3);
+    assert_int_equal(number(data, "bad"), 1);
+    assert_int_equal(number(json_object_get(data, "config"), "seed"), 42);
+    struct bytes steps = column(data, "steps", 3 * sizeof(int32_t));
+    assert_memory_equal(steps.data, ((int32_t[]){0, 2, 3}), steps.len);
+    const json_t *reward = series_in(data, "reward"), *eval = series_in(data, "eval/accuracy");
+    assert_int_equal(number(reward, "first"), 1);
+    struct bytes values = column(reward, "values", 2 * sizeof(float));
+    assert_memory_equal(values.data, ((float[]){1, 2}), values.len);
+    struct bytes at = column(eval, "at", 2 * sizeof(int32_t));
+    assert_memory_equal(at.data, ((int32_t[]){0, 2}), at.len);
+    const json_t *samples = json_object_get(data, "samples");
+    struct bytes rewards = column(samples, "reward", sizeof(float));
+    assert_memory_equal(rewards.data, &(float){0.5F}, rewards.len);
+    assert_string_equal(json_string_value(json_array_get(
+                            json_object_get(json_object_get(data, "prompts"), "text"), 0)),
+                        "p");
+    bytes_release(&steps);
+    bytes_release(&values);
+    bytes_release(&at);
+    bytes_release(&rewards);
+    json_decref(data);
+    run_folder_release(&run);
+}
+
+// What the page has is not given again.
+static void only_what_is_new(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct run_folder run;
+    const struct long_run first = {.first = 1, .last = 50, .keys = 30, .samples = 5, .words = 9};
+    const struct long_run more = {.first = 51, .last = 52, .keys = 30, .samples = 5, .words = 9};
+    struct bytes whole = BYTES_INIT, new = BYTES_INIT;
+    long_run_write(folder, &first);
+    open_run(folder, &run);
+    assert_ok(run_data_put(&run, &(struct run_cursor){0}, &whole));
+    long_run_write(folder, &more);
+    assert_ok(run_folder_refresh(&run, -1));
+    const struct run_cursor has = {.lines = 50, .samples = 250, .prompts = 50};
+    assert_ok(run_data_put(&run, &has, &new));
+    assert_true(new.len < whole.len / 3);
+    json_t *data = data_of(&run, &has);
+    assert_int_equal(number(data, "from"), 50);
+    assert_int_equal(number(series_in(data, "reward"), "first"), 50);
+    assert_null(json_object_get(data, "config"));
+    struct bytes steps = column(data, "steps", 2 * sizeof(int32_t));
+    struct bytes rows = column(json_object_get(data, "samples"), "row", 10 * sizeof(int32_t));
+    bytes_release(&steps);
+    bytes_release(&rows);
+    json_decref(data);
+    // of another generation, or of more than there is: all
+    const struct run_cursor strange[] = {
+        {.generation = 1, .lines = 50}, {.lines = 53}, {.samples = 261}, {.lines = -1}};
+    for (size_t i = 0; i < sizeof strange / sizeof *strange; i++) {
+        data = data_of(&run, &strange[i]);
+        assert_int_equal(number(data, "from"), 0);
+        json_decref(data);
+    }
+    bytes_release(&whole);
+    bytes_release(&new);
+    run_folder_release(&run);
+}
+
+static void cluster_reports(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct run_folder run;
+    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n");
     for (int i = 0; i < 25; i++) {
         char name[64], text[64];
         snprintf(name, sizeof name, "cluster-report-epoch-%d.txt", i);
-        snprintf(text, sizeof text, "+---+\n| e%d & |\n+---+\n", i);
+        snprintf(text, sizeof text, "+---+\n| e%d & |\n+---+\n\xff", i);
         put_file(folder, name, text);
     }
-    put_file(folder, "rollouts/step-7.jsonl",
-             "{\"line\":1,\"sample\":0,\"prompt\":[{\"role\":\"user\",\"content\":\"<i>2+2?\"}],"
-             "\"answer\":\"4\",\"completion\":\"</pre><script src=http://x>4\",\"reward\":1,"
-             "\"terms\":{\"exact\":1,\"cost/<b>\":-0.5},\"tokens\":3,\"truncated\":true,"
-             "\"accepted\":[0,1,0],\"text_offset\":[0,6,27]}\n"
-             "{\"line\":1,\"sample\":1,\"completion\":\"5\",\"reward\":0}\n"
-             "{\"line\":1,\"sam");
-    put_file(folder, "rollouts/step-8.jsonl.tmp", "not one of them");
-    char *page = page_of(folder);
-    static const char *const parts[] = {
-        "run &lt;1&gt;</h1>",
-        "data-metric=\"reward\"",
-        "data-metric=\"rewards/exact/mean\"",
-        "data-metric=\"accuracy\"",
-        "data-metric=\"eval/accuracy\"",
-        "data-metric=\"eval/standard_error\"",
-        "data-metric=\"curriculum/n_buckets\"",
-        "data-metric=\"brand_new\"",
-        "data-metric=\"&lt;script&gt;\"",
-        "Epoch 24</summary><pre>+---+\n| e24 &amp; |",
-        "Epoch 0</summary>",
-        "5 more",
-        "Step 7 ",
-        "&lt;i&gt;2+2?",
-        "&lt;/pre&gt;<mark>&lt;script src=http://x&gt;</mark>4",
-        "cost/&lt;b&gt;",
-        "at the token limit",
-        "2 of a group of 2 samples",
-    };
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) assert_contains(page, parts[i]);
-    assert_null(strstr(page, "Epoch 3<"));
-    assert_null(strstr(page, "<script"));
+    open_run(folder, &run);
+    json_t *data = data_of(&run, &(struct run_cursor){0});
+    const json_t *reports = json_object_get(data, "reports");
+    assert_int_equal(json_array_size(reports), 20); // the first and the latest
+    assert_int_equal(number(data, "left_out"), 5);
+    assert_int_equal(number(json_array_get(reports, 0), "epoch"), 0);
+    assert_int_equal(number(json_array_get(reports, 1), "epoch"), 6);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(reports, 19), "text")),
+                        "+---+\n| e24 & |\n+---+\n?");
+    json_decref(data);
+    data = data_of(&run, &(struct run_cursor){.lines = 1, .reports = 25});
+    assert_null(json_object_get(data, "reports"));
+    json_decref(data);
+    run_folder_release(&run);
+}
+
+// ---- pages --------------------------------------------------------------------------------------
+
+static char *page_of(const char *folder, int64_t max_texts)
+{
+    struct run_folder run;
+    struct bytes page = BYTES_INIT;
+    char sentence[200];
+    open_run(folder, &run);
+    assert_ok(page_put(&run, 1, max_texts, &page));
+    run_folder_release(&run);
+    if (!html_check(bytes_text(&page), sentence, sizeof sentence)) fail_msg("%s", sentence);
+    return page.data;
+}
+
+static int count(const char *text, const char *part)
+{
+    int n = 0;
+    while ((text = strstr(text, part))) n++, text++;
+    return n;
+}
+
+// Nothing that stands in a file ends the element it is in.
+static void text_stays_text(void **state)
+{
+    (void)state;
+    static const char evil[] =
+        "{\"line\":1,\"sample\":0,\"prompt\":\"<!--<script>\",\"completion\":"
+        "\"</script><script>alert(1)</script>\",\"reward\":1}\n";
+    const char *folder = test_path(test_folder(), "<script>");
+    assert_ok(file_make_folders(test_path(folder, "rollouts")));
+    put_file(folder, "metrics.jsonl", "{\"step\":7,\"<script>\":1,\"reward\":1}\n");
+    put_file(folder, "config.json", "{\"data\":\"</script><b>\"}");
+    put_file(folder, "rollouts/step-7.jsonl", evil);
+    char *page = page_of(folder, 1 << 20);
+    assert_contains(page, "id=\"rollouts-0-7\">{\"line\":1");
+    assert_contains(page, "\\u003c/script>\\u003cscript>alert(1)\\u003c/script>");
+    assert_int_equal(count(page, "alert"), 1);
+    assert_int_equal(count(page, "<script>"), 1); // the page's own
+    struct bytes back = BYTES_INIT;
+    json_t *line;
+    page_put_json(&back, evil, strlen(evil)); // and the JSON says the same
+    assert_ok(json_parse("line", bytes_text(&back), back.len, &line));
+    assert_string_equal(json_string_value(json_object_get(line, "completion")),
+                        "</script><script>alert(1)</script>");
+    json_decref(line);
+    bytes_release(&back);
     free(page);
+}
+
+// Of more text than is wanted, that of steps all over the run.
+static void texts_are_bounded(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    long_run_write(
+        folder, &(struct long_run){.first = 1, .last = 200, .keys = 1, .samples = 5, .words = 100});
+    char *all = page_of(folder, 1 << 30), *some = page_of(folder, 200000),
+         *none = page_of(folder, 0);
+    assert_int_equal(count(all, "id=\"rollouts-0-"), 200);
+    const int n = count(some, "id=\"rollouts-0-");
+    assert_true(n > 20 && n < 100);
+    assert_true(strlen(some) - strlen(none) < 220000);
+    assert_contains(some, "id=\"rollouts-0-1\"");
+    assert_contains(some, "id=\"rollouts-0-200\"");
+    assert_int_equal(count(none, "id=\"rollouts-0-"), 0);
+    free(all);
+    free(some);
+    free(none);
 }
 
 static void missing_parts_are_left_out(void **state)
 {
     (void)state;
     const char *folder = test_folder();
-    write_metrics(folder, "");
-    char *page = page_of(folder);
-    assert_contains(page, "No step has been done yet");
-    assert_null(strstr(page, "<figure"));
-    assert_null(strstr(page, "<h2>"));
-    free(page);
-    write_metrics(folder, "{\"step\":1,\"reward\":0.5}\n"); // one step, and nothing else
-    page = page_of(folder);
-    assert_contains(page, "data-metric=\"reward\"");
-    assert_null(strstr(page, "Rollouts"));
+    put_file(folder, "metrics.jsonl", "");
+    char *page = page_of(folder, 1 << 20);
+    assert_contains(page, "\"lines\":0");
+    assert_contains(page, "\"config\":null");
     free(page);
 }
 
-static void long_runs_give_small_pages(void **state)
+// One that is served has no data, and may ask its server alone.
+static void live_pages_are_empty(void **state)
 {
     (void)state;
-    const char *folder = test_folder();
-    struct bytes metrics = BYTES_INIT;
-    for (int i = 1; i <= 20000; i++)
-        bytes_printf(&metrics, "{\"step\":%d,\"reward\":%g,\"loss\":%g}\n", i, sin(i), cos(i));
-    write_metrics(folder, bytes_text(&metrics));
-    bytes_release(&metrics);
-    char *page = page_of(folder);
-    assert_contains(page, "at most 1000 points");
-    assert_contains(page, "class=\"band\"");
-    assert_true(strlen(page) < 200000);
-    free(page);
+    struct bytes page = BYTES_INIT;
+    char sentence[200];
+    assert_ok(page_put_live(3, &page));
+    if (!html_check(bytes_text(&page), sentence, sizeof sentence)) fail_msg("%s", sentence);
+    assert_contains(bytes_text(&page), "id=\"live\">3</script>");
+    assert_contains(bytes_text(&page), "default-src 'none'");
+    assert_contains(bytes_text(&page), "connect-src 'self'");
+    assert_null(strstr(bytes_text(&page), "id=\"run-"));
+    bytes_release(&page);
 }
 
 static void other_folders_are_refused(void **state)
@@ -405,19 +409,19 @@ static void other_folders_are_refused(void **state)
     (void)state;
     const char *folder = test_folder();
     struct run_folder run;
-    assert_status(run_folder_read(folder, &run), ST_NOT_FOUND);
+    assert_status(run_folder_open(folder, &run), ST_NOT_FOUND);
     assert_message("there is no metrics.jsonl in it");
-    assert_status(run_folder_read(test_path(folder, "none"), &run), ST_NOT_FOUND);
+    assert_status(run_folder_open(test_path(folder, "none"), &run), ST_NOT_FOUND);
     assert_message("none");
     put_file(folder, "file", "x");
-    assert_status(run_folder_read(test_path(folder, "file"), &run), ST_INVALID);
+    assert_status(run_folder_open(test_path(folder, "file"), &run), ST_INVALID);
     assert_message("is no folder");
-    write_metrics(folder, "[1,2]\n");
-    assert_status(run_folder_read(folder, &run), ST_FORMAT);
+    put_file(folder, "metrics.jsonl", "[1,2]\n");
+    assert_status(run_folder_open(folder, &run), ST_FORMAT);
     assert_message("\"step\"");
-    write_metrics(folder, "");
+    put_file(folder, "metrics.jsonl", "");
     put_file(folder, "config.json", "{");
-    assert_true(run_folder_read(folder, &run) != ST_OK);
+    assert_true(run_folder_open(folder, &run) != ST_OK);
     assert_message("config.json");
 }
 
@@ -435,12 +439,18 @@ static void the_checker_refuses(void **state)
         "<!DOCTYPE html>\n<p class=x></p>",
         "<!DOCTYPE html>\n<p class=\"a\" class=\"b\"></p>",
         "<!DOCTYPE html>\n<script></script>",
+        "<!DOCTYPE html>\n<meta http-equiv=\"Content-Security-Policy\" "
+        "content=\"script-src 'sha256-x'\"/><script>y</script>",
+        "<!DOCTYPE html>\n<script type=\"application/json\">\"<b\"</script>",
+        "<!DOCTYPE html>\n<script src=\"x\"></script>",
         "<!DOCTYPE html>\n<p onclick=\"x\"></p>",
         "<!DOCTYPE html>\n<a href=\"https://x\"></a>",
+        "<!DOCTYPE html>\n<form action=\"https://x\"></form>",
         "<!DOCTYPE html>\n<style>p{background:url(x)}</style>",
     };
     char sentence[200];
     assert_true(html_check("<!DOCTYPE html>\n<p class=\"x\">a &lt; b<br/></p>", sentence, 200));
+    assert_true(html_check("<!DOCTYPE html>\n<script type=\"a\">1</script>", sentence, 200));
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
         if (html_check(pages[i], sentence, sizeof sentence)) fail_msg("taken: %s", pages[i]);
 }
@@ -448,19 +458,12 @@ static void the_checker_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(axes),
-        cmocka_unit_test(axes_hold_their_range),
-        cmocka_unit_test(escaping),
-        cmocka_unit_test(numbers),
-        cmocka_unit_test(accepted_tokens_are_marked),
-        cmocka_unit_test(series_of_a_file),
-        cmocka_unit_test(long_series_are_reduced),
-        cmocka_unit_test(chart_is_to_scale),
-        cmocka_unit_test(a_whole_run),
-        cmocka_unit_test(prompt_as_seen),
-        cmocka_unit_test(missing_parts_are_left_out),
-        cmocka_unit_test(long_runs_give_small_pages),
-        cmocka_unit_test(other_folders_are_refused),
+        cmocka_unit_test(series_of_a_file),     cmocka_unit_test(files_grow),
+        cmocka_unit_test(samples_of_steps),     cmocka_unit_test(samples_are_read_bit_by_bit),
+        cmocka_unit_test(columns_of_a_run),     cmocka_unit_test(only_what_is_new),
+        cmocka_unit_test(cluster_reports),      cmocka_unit_test(text_stays_text),
+        cmocka_unit_test(texts_are_bounded),    cmocka_unit_test(missing_parts_are_left_out),
+        cmocka_unit_test(live_pages_are_empty), cmocka_unit_test(other_folders_are_refused),
         cmocka_unit_test(the_checker_refuses),
     };
     return cmocka_run_group_tests_name("report", tests, NULL, NULL);

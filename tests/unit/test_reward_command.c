@@ -281,14 +281,53 @@ static void answers_before_reading(void **state)
     reward_free(r);
 }
 
+// One process takes all before it answers, more than it is otherwise given, with how many of the
+// batch's texts are below 50.
+static void batches_come_whole(void **state)
+{
+    (void)state;
+    enum { MANY = 700 };
+    static const char text[] =
+        "while read -r line; do\n"
+        "size=${line#*\\\"batch_size\\\":}; size=${size%%[,\\}]*}\n"
+        "small=0; left=$size\n"
+        "while :; do\n" TAKE_TEXT "[ $text -lt 50 ] && small=$((small + 1))\n"
+        "left=$((left - 1)); [ $left -eq 0 ] && break; read -r line\n"
+        "done\n"
+        "while [ $size -gt 0 ]; do echo \"{\\\"reward\\\": $small}\"; size=$((size - 1)); done\n"
+        "done\n";
+    struct reward *r;
+    static char texts[MANY][8];
+    static struct reward_input inputs[MANY];
+    static double terms[MANY], sums[MANY];
+    int failed;
+    const struct reward_options one = {
+        .names = script(test_folder(), text), .timeout_s = 20, .whole_batches = true};
+    struct reward_options several = one;
+    several.processes = 2;
+    assert_int_equal(reward_new(&several, &r), ST_INVALID);
+    assert_contains(status_message(), "--reward-batches with --reward-processes 2");
+    assert_ok(reward_new(&one, &r));
+    for (int n = MANY; n >= 3; n /= 10) {
+        for (int i = 0; i < n; i++) {
+            snprintf(texts[i], sizeof texts[i], "%d", i);
+            inputs[i].text = texts[i];
+        }
+        assert_ok(reward_score_all(r, inputs, n, terms, sums, &failed));
+        for (int i = 0; i < n; i++) assert_true(sums[i] == (n < 50 ? n : 50));
+    }
+    reward_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(groups_come_whole), cmocka_unit_test(many_in_flight),
-        cmocka_unit_test(replies_by_id),     cmocka_unit_test(several_processes),
-        cmocka_unit_test(restart_owes),      cmocka_unit_test(too_many_lines),
-        cmocka_unit_test(several_commands),  cmocka_unit_test(cannot_start),
-        cmocka_unit_test(buffered_output),   cmocka_unit_test(answers_before_reading),
+        cmocka_unit_test(groups_come_whole),      cmocka_unit_test(batches_come_whole),
+        cmocka_unit_test(many_in_flight),         cmocka_unit_test(replies_by_id),
+        cmocka_unit_test(several_processes),      cmocka_unit_test(restart_owes),
+        cmocka_unit_test(too_many_lines),         cmocka_unit_test(several_commands),
+        cmocka_unit_test(cannot_start),           cmocka_unit_test(buffered_output),
+        cmocka_unit_test(answers_before_reading),
     };
     return cmocka_run_group_tests_name("reward command", tests, NULL, NULL);
 }

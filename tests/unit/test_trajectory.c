@@ -30,6 +30,7 @@ static void add_turn(struct sampled_turns *turns, const char *ids, int n_prompt,
     struct completion c = {.n = all.n - n_prompt, .text = strdup("text")};
     c.ids = calloc((size_t)c.n, sizeof *c.ids);
     c.logprobs = calloc((size_t)c.n, sizeof *c.logprobs);
+    c.processed = calloc((size_t)c.n, sizeof *c.processed);
     c.versions = calloc((size_t)c.n, sizeof *c.versions);
     c.telemetry =
         json_pack("{s:i, s:i, s:i, s:i, s:i}", "prompt_tokens", n_prompt, "generated_tokens", c.n,
@@ -39,6 +40,7 @@ static void add_turn(struct sampled_turns *turns, const char *ids, int n_prompt,
         if (t < n_prompt) continue;
         c.ids[t - n_prompt] = all.ids[t];
         c.logprobs[t - n_prompt] = -(float)all.ids[t];
+        c.processed[t - n_prompt] = -(float)all.ids[t] / 2;
         c.versions[t - n_prompt] = version;
     }
     token_list_release(&all);
@@ -64,6 +66,7 @@ static void turns_tell_what_was_sampled(void **state)
     add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
     add_turn(&turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
     assert_ok(read_text(&turns, "{" IDS ", \"mask\": [0, 0, 1, 1, 0, 1], \"reward\": 2}", &c));
+    assert_true(c.processed[2] == -5.5f && c.processed[4] == 0);
     assert_true(c.n == 6 && c.logprobs[2] == -11 && c.logprobs[5] == -13 && c.logprobs[4] == 0);
     assert_true(c.versions[0] == 6 && c.versions[4] == 6 && c.versions[5] == 8);
     assert_true(c.n_rewards == 1 && completion_reward(&c) == 2 && c.rewards[0].after == 6);
@@ -74,7 +77,8 @@ static void turns_tell_what_was_sampled(void **state)
     struct token_list prompt = {0};
     assert_ok(trajectory_cut(&c, 1, &prompt));
     assert_true(prompt.n == 2 && c.n == 4 && c.ids[0] == 11 && !c.by_policy[2] && c.by_policy[3]);
-    assert_true(c.logprobs[3] == -13 && c.versions[3] == 8 && c.rewards[0].after == 4);
+    assert_true(c.logprobs[3] == -13 && c.processed[3] == -6.5f && c.versions[3] == 8 &&
+                c.rewards[0].after == 4);
     token_list_release(&prompt);
     completion_release(&c);
     // a turn may be left out of what is learnt, and rewards may be its own

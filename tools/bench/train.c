@@ -29,7 +29,8 @@ static enum status sequences_new(const struct bench *b, struct sequences *s)
     for (int i = 0; i < s->n; i++) {
         const int32_t *ids = s->ids + (size_t)i * (size_t)length;
         s->completions[i] = (struct pack_completion){.ids = ids + 1, .n = length - 1};
-        s->groups[i] = (struct pack_group){ids, 1, &s->completions[i], 1};
+        s->groups[i] = (struct pack_group){
+            .prompt = ids, .n_prompt = 1, .completions = &s->completions[i], .n = 1};
     }
     return ST_OK;
 }

@@ -1,49 +1,56 @@
-/* run_folder.c: finds the files of a run. */
+/* run_folder.c: finds the files of a run, and reads on.
+ *
+ * A step's samples are written before its line of metrics.jsonl, whole, and never again but by a
+ * run that is resumed, which begins by replacing metrics.jsonl: so a step's file is read once its
+ * line is there, and all are read again when the metrics are another file. */
 #include "tools/report/run_folder.h"
+#include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#define CONFIG_MAX (1 << 20)
+#define CONFIG_MAX    (1 << 20)
+#define REPORT_PREFIX "cluster-report-epoch-"
+#define REPORT_SUFFIX ".txt"
 
-static void file_list_release(struct file_list *list)
+static void reports_release(struct run_folder *run)
 {
-    for (int i = 0; i < list->n; i++) free(list->files[i].path);
-    free(list->files);
-    *list = (struct file_list){0};
+    for (int i = 0; i < run->n_reports; i++) free(run->reports[i].path);
+    free(run->reports);
+    run->reports = NULL;
+    run->n_reports = 0;
 }
 
-// The files "<prefix>N<suffix>" of a folder, by number; a folder that is not there has none.
-static enum status list_numbered(const char *folder, const char *prefix, const char *suffix,
-                                 struct file_list *ret)
+// By epoch.
+static enum status list_reports(struct run_folder *run)
 {
     enum status st = ST_OK;
     struct dirent **entries = NULL;
-    struct file_list list = {0};
-    int n = scandir(folder, &entries, NULL, versionsort);
-    if (n < 0 && errno != ENOENT) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
-    if (!(list.files = calloc((size_t)(n > 0 ? n : 1), sizeof *list.files)))
-        FAIL(ST_NO_MEMORY, "no memory for the names of %s", folder);
+    int n = scandir(run->path, &entries, NULL, versionsort);
+    if (n < 0) return status_fail(ST_IO, "%s: %s", run->path, strerror(errno));
+    reports_release(run);
     for (int i = 0; i < n; i++) {
-        const char *name = entries[i]->d_name, *digits = name + strlen(prefix);
+        const char *name = entries[i]->d_name, *digits = name + strlen(REPORT_PREFIX);
         char *end;
-        if (strncmp(name, prefix, strlen(prefix)) != 0) continue;
-        long long number = strtoll(digits, &end, 10);
-        if (end == digits || number < 0 || strcmp(end, suffix) != 0) continue;
-        struct numbered_file *file = &list.files[list.n++];
-        *file = (struct numbered_file){number, path_join(folder, name)};
-        if (!file->path) FAIL(ST_NO_MEMORY, "no memory for the names of %s", folder);
+        if (strncmp(name, REPORT_PREFIX, strlen(REPORT_PREFIX)) != 0) continue;
+        const long long epoch = strtoll(digits, &end, 10);
+        if (end == digits || epoch < 0 || strcmp(end, REPORT_SUFFIX) != 0) continue;
+        struct cluster_report *grown =
+            array_room(run->reports, (size_t)run->n_reports, sizeof *grown);
+        if (grown) run->reports = grown;
+        char *path = grown ? path_join(run->path, name) : NULL;
+        if (!path) FAIL(ST_NO_MEMORY, "no memory for the names of %s", run->path);
+        run->reports[run->n_reports++] = (struct cluster_report){epoch, path};
     }
-    *ret = list;
 out:
     for (int i = 0; i < n; i++) free(entries[i]);
     free(entries);
-    if (st != ST_OK) file_list_release(&list);
     return st;
 }
 
@@ -57,39 +64,72 @@ static char *own_name(const char *path)
     return name;
 }
 
-static enum status read_files(struct run_folder *run)
+static enum status read_metrics(struct run_folder *run)
 {
     enum status st;
     struct stat info;
-    char metrics[PATH_ROOM], config[PATH_ROOM], rollouts[PATH_ROOM];
-    CHECK(path_put(metrics, run->path, "metrics.jsonl"));
-    CHECK(path_put(config, run->path, "config.json"));
-    CHECK(path_put(rollouts, run->path, "rollouts"));
-    if (stat(metrics, &info) != 0 && errno == ENOENT)
+    bool anew = false;
+    char path[PATH_ROOM];
+    const int32_t before = run->metrics.n_lines;
+    CHECK(path_put(path, run->path, "metrics.jsonl"));
+    if (stat(path, &info) != 0 && errno == ENOENT)
         FAIL(ST_NOT_FOUND,
              "%s: there is no metrics.jsonl in it; name the folder that cw-trainer "
              "train wrote (its --run-dir)",
              run->path);
-    CHECK(metrics_read(metrics, &run->metrics));
+    CHECK(metrics_read(&run->metrics, path, &anew));
     run->written_s = (int64_t)info.st_mtime;
-    if (file_exists(config)) CHECK(json_read_file(config, CONFIG_MAX, &run->config));
-    CHECK(list_numbered(run->path, "cluster-report-epoch-", ".txt", &run->cluster_reports));
-    st = list_numbered(rollouts, "step-", ".jsonl", &run->rollouts);
+    if (anew) {
+        samples_release(&run->samples);
+        run->n_sampled = 0;
+        run->generation++;
+    }
+    if (anew || run->metrics.n_lines > before) st = list_reports(run);
 out:
     return st;
 }
 
-enum status run_folder_read(const char *path, struct run_folder *ret)
+enum status run_folder_rollouts(const struct run_folder *run, int64_t step,
+                                char ret_path[PATH_ROOM])
+{
+    return path_put(ret_path, run->path, "rollouts/step-%" PRId64 ".jsonl", step);
+}
+
+bool run_folder_is_behind(const struct run_folder *run)
+{
+    return run->n_sampled < run->metrics.n_lines;
+}
+
+enum status run_folder_refresh(struct run_folder *run, int ms)
+{
+    enum status st;
+    const int64_t deadline = clock_deadline_ns(ms);
+    char path[PATH_ROOM];
+    CHECK(read_metrics(run));
+    while (run_folder_is_behind(run) && (ms < 0 || clock_ms_until(deadline) > 0)) {
+        const int32_t step = run->metrics.steps[run->n_sampled];
+        CHECK(run_folder_rollouts(run, step, path));
+        if (file_exists(path)) CHECK(samples_add(&run->samples, step, path));
+        run->n_sampled++;
+    }
+out:
+    return st;
+}
+
+enum status run_folder_open(const char *path, struct run_folder *ret)
 {
     enum status st;
     struct run_folder run = {.path = strdup(path), .name = own_name(path)};
     struct stat info;
+    char config[PATH_ROOM];
     if (!run.path || !run.name) FAIL(ST_NO_MEMORY, "no memory to read %s", path);
     if (stat(path, &info) != 0)
         FAIL(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
     if (!S_ISDIR(info.st_mode))
         FAIL(ST_INVALID, "%s is no folder; name the one that cw-trainer train wrote", path);
-    CHECK(read_files(&run));
+    CHECK(read_metrics(&run));
+    CHECK(path_put(config, path, "config.json"));
+    if (file_exists(config)) CHECK(json_read_file(config, CONFIG_MAX, &run.config));
     *ret = run;
 out:
     if (st != ST_OK) run_folder_release(&run);
@@ -99,8 +139,8 @@ out:
 void run_folder_release(struct run_folder *run)
 {
     metrics_release(&run->metrics);
-    file_list_release(&run->cluster_reports);
-    file_list_release(&run->rollouts);
+    samples_release(&run->samples);
+    reports_release(run);
     json_decref(run->config);
     free(run->path);
     free(run->name);

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 32
+#define N_PARTS 33
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -53,6 +53,7 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(entropy, n * sizeof(float)),
         PART(dlogprob, n * sizeof(float)),
         PART(dentropy, n * sizeof(float)),
+        PART(ranked, (size_t)chunk * sizeof(struct token_logprob)),
     };
     memcpy(ret, parts, sizeof parts);
     latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
@@ -133,6 +134,17 @@ static int chunk_rows(const struct backward *b, int n, int at)
     return n - at < b->chunk ? n - at : b->chunk;
 }
 
+static void rank_rows(struct backward *b, const struct head_args *head, int at)
+{
+    b->m->ops->top_logprobs(b->m->dev, b->ranked, 0, head);
+    device_copy_out(b->m->dev, b->ret_ranked + at, b->ranked, (size_t)head->n * sizeof *b->ranked);
+}
+
+void backward_rank(struct backward *b, struct token_logprob *ret_ranked)
+{
+    b->ret_ranked = ret_ranked;
+}
+
 static enum status logprobs_by(struct backward *b, struct model *m, const struct batch *batch,
                                const void *x, const int32_t *targets, float temperature,
                                float *ret_logprobs, float *ret_entropy)
@@ -149,6 +161,7 @@ static enum status logprobs_by(struct backward *b, struct model *m, const struct
         const struct head_args head = model_head_args(m, first, b->targets + at, rows, temperature);
         m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
                         &head);
+        if (m == b->m && b->ret_ranked) rank_rows(b, &head, at);
     }
     b->logits_kept = m == b->m && all;
     device_copy_out(m->dev, ret_logprobs, b->logprob, (size_t)n * sizeof(float));
@@ -403,6 +416,9 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                         &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
+    if (b->assignments)
+        ops->moe_balance_back(m->dev, b->drouter, tape->router_logits, b->assignments, &shape,
+                              b->balance_scale);
     back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
                    hidden);
     if (model_begins_sum(m))
@@ -585,6 +601,12 @@ void backward_watch(struct backward *b, backward_done_fn *done, void *context)
 {
     b->done = done;
     b->done_context = context;
+}
+
+void backward_balance(struct backward *b, const float *assignments, float scale)
+{
+    b->assignments = assignments;
+    b->balance_scale = scale;
 }
 
 // The gradients of layer l and of all behind it are complete.

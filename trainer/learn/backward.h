@@ -30,6 +30,9 @@ size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
                               const int32_t *targets, float temperature, float *ret_logprobs,
                               float *ret_entropy);
+// Every backward_logprobs() from here on also ranks the targets, into a host array (max_targets)
+// of the caller's: what it gave is there once it has returned. NULL: not any more.
+void backward_rank(struct backward *b, struct token_logprob *ret_ranked);
 // The same by another model of the same shape, whose forward pass gave x, in this one's scratch.
 enum status backward_other_logprobs(struct backward *b, struct model *other,
                                     const struct batch *batch, const void *x,
@@ -40,6 +43,11 @@ enum status backward_other_logprobs(struct backward *b, struct model *other,
 // entropies where dentropy is given.
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
                          const float *dlogprobs, const float *dentropy, float temperature);
+
+// backward_run() also adds to the gradients of routers those of scale * sum over rows, layers with
+// experts and experts of assignments * probability: `assignments` (n_experts) device, counted in
+// the batch's forward pass (struct tape, `balance`). NULL: not any more.
+void backward_balance(struct backward *b, const float *assignments, float scale);
 
 // Distillation (Hinton et al. 2015; ops.h, distill): the wanted rows of `batch` are to be answered
 // as another model answers them. The teacher may have a larger vocabulary, of which the first

@@ -32,11 +32,15 @@ struct backward {
     float *dlogits_f32; // the same before the soft cap's gradient, where there is one
     void *drows;        // (max_targets, hidden)
     int32_t *targets;   // (max_targets)
-    float *logprob, *lse, *entropy; // (max_targets); distilling: logprob holds the divergences,
-                                    // entropy the overlaps
-    float *dlogprob, *dentropy;     // (max_targets)
-    backward_done_fn *done;         // NULL: nobody asks
+    float *logprob, *lse, *entropy;   // (max_targets); distilling: logprob holds the divergences,
+                                      // entropy the overlaps
+    float *dlogprob, *dentropy;       // (max_targets)
+    struct token_logprob *ranked;     // (chunk)
+    struct token_logprob *ret_ranked; // backward_rank()
+    backward_done_fn *done;           // NULL: nobody asks
     void *done_context;
+    const float *assignments; // of experts (backward_balance()); NULL: nothing is added
+    float balance_scale;
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };
 

@@ -10,6 +10,7 @@
  * micro-batch's where a GPU has the room (backward.c).
  */
 #include "trainer/learn/learner.h"
+#include "trainer/learn/balance.h"
 #include "trainer/learn/latent_back.h"
 #include "common/base/rng.h"
 
@@ -47,9 +48,12 @@ struct learner {
     struct batch *batch;
     struct backward *backward;
     struct optimizer *optimizer;
+    float *balance, *balance_host; // (2, n_experts) with a load-balancing loss; NULL: there is none
+    double balance_loss;
     // host, (max_targets)
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
+    struct token_logprob *ranked; // NULL: not asked for
     // the draft model
     struct learner *draft; // NULL: none
     bool is_draft;         // it has no batch of its own
@@ -77,6 +81,8 @@ void learner_free(struct learner *l)
     model_free(l->model);
     adapter_table_free(l->adapters);
     device_release(l->dev, l->row_samples);
+    device_release(l->dev, l->balance);
+    free(l->balance_host);
     free(l->row_samples_host);
     weights_free(l->frozen);
     param_ranges_release(&l->trained);
@@ -86,6 +92,7 @@ void learner_free(struct learner *l)
     free(l->ref_logprobs);
     free(l->dlogprobs);
     free(l->dentropy);
+    free(l->ranked);
     free(l->kl);
     free(l->overlap);
     free(l);
@@ -153,6 +160,12 @@ static size_t logits_row_bytes(const struct learner *l)
     return (size_t)l->config->vocab_size * sizeof(float) * (l->options.shards ? 2 : 1);
 }
 
+static size_t balance_bytes(const struct learner *l)
+{
+    const size_t each = 2 * (size_t)config_experts(l->config) * sizeof(float);
+    return l->options.router_aux_loss_coef > 0 ? each : 0;
+}
+
 // A draft has no batch of its own, and shares the operations' scratch with its policy.
 static void plan_workspace(struct learner *l)
 {
@@ -165,6 +178,7 @@ static void plan_workspace(struct learner *l)
                                                l->options.logits_chunk);
     if (l->options.lora_dropout > 0)
         plan->workspace += (size_t)l->options.token_budget * sizeof *l->row_samples;
+    plan->workspace += balance_bytes(l);
     l->scratch = operations_scratch(l);
     if (!l->is_draft)
         plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
@@ -234,6 +248,7 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     if (l->options.logits_chunk == 0)
         l->options.logits_chunk = device_kind(dev) == DEVICE_CUDA ? GPU_CHUNK : CPU_CHUNK;
     if (l->options.logits_chunk > l->max_targets) l->options.logits_chunk = l->max_targets;
+    CHECK(balance_coef(config, options->router_aux_loss_coef, &l->options.router_aux_loss_coef));
     CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
                           &l->trained));
     l->has_reference = reference;
@@ -265,6 +280,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     draft_options.freeze = NULL;
     draft_options.adapter = NULL;
     draft_options.many_adapters = false;
+    draft_options.router_aux_loss_coef = 0;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
@@ -407,6 +423,10 @@ static enum status prepare_rows(struct learner *l)
     if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs ||
         !l->dentropy)
         return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
+    if (!l->options.ranks) return ST_OK;
+    if (!(l->ranked = malloc(n * sizeof *l->ranked)))
+        return status_fail(ST_NO_MEMORY, "no memory for %zu ranks", n);
+    backward_rank(l->backward, l->ranked);
     return ST_OK;
 }
 
@@ -416,6 +436,17 @@ static enum status prepare_dropout(struct learner *l)
     l->row_samples_host = malloc(bytes);
     if (!l->row_samples_host) return status_fail(ST_NO_MEMORY, "no memory for dropout");
     return device_alloc(l->dev, bytes, (void **)&l->row_samples);
+}
+
+static enum status prepare_balance(struct learner *l)
+{
+    const size_t bytes = balance_bytes(l);
+    if (bytes == 0) return ST_OK;
+    l->balance_host = malloc(bytes);
+    if (!l->balance_host) return status_fail(ST_NO_MEMORY, "no memory for the routers' loads");
+    enum status st = device_alloc(l->dev, bytes, (void **)&l->balance);
+    if (st == ST_OK) l->tape->balance = l->balance;
+    return st;
 }
 
 // The masks of a micro-batch, which is committed, in this step of the optimizer.
@@ -481,6 +512,7 @@ enum status learner_prepare(struct learner *l)
     if (!l->options.many_adapters) CHECK(new_optimizer(l));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
     CHECK(prepare_backward(l));
+    CHECK(prepare_balance(l));
     CHECK(prepare_rows(l));
     if (l->options.adapter) batch_use_adapter(l->batch, 0);
     if (l->has_reference) CHECK(reference_new(l));
@@ -508,6 +540,7 @@ static bool all_zero(const float *x, int n)
 struct passes {
     bool backward;
     bool last;                  // of all that is added to these gradients
+    double rows;                // of all micro-batches and ranks, with a load-balancing loss
     float draft_scale;          // of each target in the draft's loss
     struct draft_stats *distil; // sums; NULL: leave the draft alone
 };
@@ -556,6 +589,27 @@ static void sum_grads(void *optimizer, int64_t first)
     optimizer_sum_grads(optimizer, first);
 }
 
+// What was enqueued is waited for where somebody counts, so that it is not taken for the work that
+// comes next; there the host has nothing left to do beside it.
+static enum status end_of_backward(struct learner *l)
+{
+    enum status st = l->options.spans ? device_sync(l->dev) : ST_OK;
+    spans_lap(l->options.spans, SPAN_BACKWARD);
+    return st;
+}
+
+// The load-balancing loss of a micro-batch, whose forward pass is on the tape.
+static enum status balance(struct learner *l, int rows, double all_rows)
+{
+    const double scale = rows / all_rows * balance_scale(l->config, rows);
+    device_copy_out(l->dev, l->balance_host, l->balance, balance_bytes(l));
+    enum status st = device_sync(l->dev);
+    if (st != ST_OK) return st;
+    l->balance_loss += scale * balance_sum(l->config, l->balance_host);
+    backward_balance(l->backward, l->balance, (float)(scale * l->options.router_aux_loss_coef));
+    return ST_OK;
+}
+
 static enum status run_micro_batch(struct learner *l, const struct micro_batch *mb,
                                    const struct pack_group *groups, learner_loss_fn loss,
                                    void *context, const struct passes *passes)
@@ -564,11 +618,13 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     void *x;
     int n = mb->first[mb->n_seqs];
     bool backward = passes->backward;
-    struct learner_rows rows = {mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL,
-                                l->dentropy};
+    struct learner_rows rows = {
+        mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL, l->ranked, l->dentropy};
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->batch, l->targets));
+        spans_lap(l->options.spans, SPAN_PACK);
+        CHECK(end_of_backward(l)); // of the micro-batch before
         CHECK(batch_commit(l->batch, 0, 0));
         set_dropout(l, mb, groups, backward);
         if (l->ref.model) CHECK(reference_logprobs(l));
@@ -576,14 +632,16 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         CHECK(backward_logprobs(l->backward, l->batch, x, l->targets, l->options.temperature,
                                 l->logprobs, l->entropy));
         if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
+        if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows));
+        spans_lap(l->options.spans, SPAN_FORWARD);
     }
     memset(l->dentropy, 0, (size_t)n * sizeof *l->dentropy);
     loss(context, &rows, l->dlogprobs);
     const bool of_entropy = !all_zero(l->dentropy, n);
-    // Groups without spread have no gradient to compute.
+    // Groups without spread have no gradient to compute, but for their routers' load.
     backward_watch(l->backward, passes->last && !l->options.adapter ? sum_grads : NULL,
                    l->optimizer);
-    if (backward && (of_entropy || !all_zero(l->dlogprobs, n)))
+    if (backward && ((l->balance && n > 0) || of_entropy || !all_zero(l->dlogprobs, n)))
         CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs,
                            of_entropy ? l->dentropy : NULL, l->options.temperature));
 out:
@@ -605,6 +663,19 @@ static enum status plan_distillation(const struct learner *l, const struct packi
     return st;
 }
 
+// Rows that the load-balancing loss is a mean over, of all ranks.
+static enum status count_rows(struct learner *l, const struct packing *packing, double *ret)
+{
+    double rows = 0;
+    for (int i = 0; i < packing->n; i++) {
+        const struct micro_batch *mb = &packing->batches[i];
+        if (mb->first[mb->n_seqs] > 0) rows += mb->n_tokens;
+    }
+    l->balance_loss = 0;
+    *ret = rows;
+    return comm_sum_host(l->options.comm, ret, 1);
+}
+
 static enum status run_all(struct learner *l, const struct pack_group *groups, int n_groups,
                            learner_loss_fn loss, void *context, struct passes passes)
 {
@@ -612,6 +683,7 @@ static enum status run_all(struct learner *l, const struct pack_group *groups, i
     enum status st;
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
     if (passes.distil) CHECK(plan_distillation(l, packing, groups, &passes));
+    if (passes.backward && l->balance) CHECK(count_rows(l, packing, &passes.rows));
     const bool whole = passes.last;
     // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
     // beside the last one learned from.
@@ -619,6 +691,7 @@ static enum status run_all(struct learner *l, const struct pack_group *groups, i
         passes.last = whole && i == 0;
         CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, &passes));
     }
+    st = end_of_backward(l);
 out:
     packing_free(packing);
     return st;
@@ -663,6 +736,16 @@ enum status learner_gradients_with_draft(struct learner *l, const struct pack_gr
     return ST_OK;
 }
 
+double learner_balance_coef(const struct learner *l)
+{
+    return l->options.router_aux_loss_coef;
+}
+
+double learner_balance_loss(const struct learner *l)
+{
+    return l->balance_loss;
+}
+
 enum status learner_clip(struct learner *l, double *ret_norm)
 {
     return optimizer_prepare(l->optimizer, ret_norm);
@@ -682,4 +765,9 @@ enum status learner_apply(struct learner *l, double lr)
 struct optimizer *learner_optimizer(struct learner *l)
 {
     return l->optimizer;
+}
+
+struct spans *learner_spans(struct learner *l)
+{
+    return l->options.spans;
 }

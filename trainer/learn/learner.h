@@ -1,12 +1,13 @@
 /* learner.h: the computing half of training: everything between a step's packed sequences and its
  * gradients, and the optimizer that uses them. Knows nothing of rewards, server or bridge: GRPO
- * (update.h) and supervised training (sft.h) both drive it. One thread. */
+ * (update.h) and training without a server (offline.h) both drive it. One thread. */
 #ifndef TRAINER_LEARNER_H
 #define TRAINER_LEARNER_H
 
 #include "trainer/learn/backward.h"
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/packing.h"
+#include "trainer/learn/spans.h"
 
 struct learner;
 struct learner_config {
@@ -19,11 +20,14 @@ struct learner_config {
     const struct adapter *adapter; // bound: is trained instead of the policy; NULL: none
     bool many_adapters;            // it is the largest's plan, of those of learner_use_adapter()
     float temperature;             // log-probabilities are of logits / temperature
+    double router_aux_loss_coef;   // of the load-balancing loss; -1: as the model's config says
     int token_budget;              // rows of a micro-batch, at most
     int logits_chunk;              // rows whose logits exist at one time; 0: by the device
     int max_seqs;                  // prompts and completions of a step
     int max_context;               // longest prompt with its completion
     enum recompute recompute;      // of activations, in the draft model's learner too
+    struct spans *spans;           // of the thread that drives it; NULL: nobody counts
+    bool ranks;                    // learner_rows.ranked is wanted
 };
 
 // Where the device memory goes, in bytes. What is shared costs the trainer nothing.
@@ -86,8 +90,9 @@ const struct weights *learner_reference(const struct learner *l); // NULL: none,
 struct learner_rows {
     const struct micro_batch *mb;
     const float *logprobs, *entropy;
-    const float *ref_logprobs; // NULL without a reference
-    float *dentropy;           // for d loss / d entropy of each target; all 0
+    const float *ref_logprobs;          // NULL without a reference
+    const struct token_logprob *ranked; // the targets with their ranks; NULL: not asked for
+    float *dentropy;                    // for d loss / d entropy of each target; all 0
 };
 // Fills d loss / d logprob of each target, and rows->dentropy where the loss has such a term.
 typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
@@ -112,6 +117,11 @@ struct draft_stats {
 enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
                                          int n_groups, learner_loss_fn loss, void *context,
                                          struct draft_stats *ret);
+// The coefficient of the load-balancing loss (balance.h; 0: there is none) and, with it, this
+// rank's part of that loss in the last learner_gradients() or learner_gradients_with_draft(): the
+// mean over micro-batches, weighted by their rows, is the sum over ranks.
+double learner_balance_coef(const struct learner *l);
+double learner_balance_loss(const struct learner *l);
 // Norm of these gradients, and the clipping factor from it (optimizer_prepare). Waits. A norm that
 // is not finite is ST_INVALID: the step must be skipped, nothing was changed.
 enum status learner_clip(struct learner *l, double *ret_norm);
@@ -121,5 +131,6 @@ enum status learner_evaluate(struct learner *l, const struct pack_group *groups,
 // One AdamW step with the clipped gradients; enqueues only.
 enum status learner_apply(struct learner *l, double lr);
 struct optimizer *learner_optimizer(struct learner *l);
+struct spans *learner_spans(struct learner *l); // NULL: nobody counts
 
 #endif

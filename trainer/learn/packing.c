@@ -1,8 +1,9 @@
 /* packing.c: micro-batches of packed sequences. Owns nothing but the plan; the trainer's thread.
  *
- * Groups are taken in their order and cut only where the budget ends, so that a prompt is computed
- * once in all but the few groups that straddle two micro-batches. Order and cuts depend on lengths
- * alone: the same step gives the same micro-batches, and the same sums, in every run.
+ * Groups are taken in their order and cut only where the budget ends (whole ones not at all), so
+ * that a prompt is computed once in all but the few groups that straddle two micro-batches. Order
+ * and cuts depend on lengths alone: the same step gives the same micro-batches, and the same sums,
+ * in every run.
  */
 #include "trainer/learn/packing.h"
 #include "common/base/bytes.h"
@@ -96,6 +97,29 @@ static enum status finish(struct packing *p, const struct pack_group *groups)
     return ST_OK;
 }
 
+// What has to stand in one micro-batch from completion c on.
+static int64_t least_cost(const struct pack_group *group, int c)
+{
+    int64_t cost = group->n_prompt;
+    for (int i = group->whole ? 0 : c; i < (group->whole ? group->n : c + 1); i++)
+        cost += cost_of(&group->completions[i]);
+    return cost;
+}
+
+static enum status over_budget(const struct pack_group *group, int c, int token_budget)
+{
+    if (group->whole)
+        return status_fail(ST_INVALID,
+                           "a prompt of %d tokens with its %d completions, which have to stand in "
+                           "one micro-batch, is over the token budget of %d; raise --token-budget",
+                           group->n_prompt, group->n, token_budget);
+    return status_fail(ST_INVALID,
+                       "a prompt of %d tokens with a completion of %d%s is over the token "
+                       "budget of %d; raise --token-budget",
+                       group->n_prompt, group->completions[c].n,
+                       group->completions[c].targets ? " and its targets" : "", token_budget);
+}
+
 enum status packing_new(const struct pack_group *groups, int n_groups, int token_budget,
                         struct packing **ret)
 {
@@ -108,17 +132,12 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
         const struct pack_group *group = &groups[g];
         bool in_part = false;
         for (int c = 0; c < group->n; c++, sample++) {
-            const int64_t cost = cost_of(&group->completions[c]), alone = group->n_prompt + cost;
-            if (alone > token_budget) {
-                st = status_fail(
-                    ST_INVALID,
-                    "a prompt of %d tokens with a completion of %d%s is over the token "
-                    "budget of %d; raise --token-budget",
-                    group->n_prompt, group->completions[c].n,
-                    group->completions[c].targets ? " and its targets" : "", token_budget);
+            const int64_t more = in_part ? cost_of(&group->completions[c]) : least_cost(group, c);
+            if (least_cost(group, c) > token_budget) {
+                st = over_budget(group, c, token_budget);
                 goto out;
             }
-            if (!mb || mb->cost + (in_part ? cost : alone) > token_budget) {
+            if (!mb || mb->cost + more > token_budget) {
                 CHECK(open_batch(p, &mb));
                 in_part = false;
             }

@@ -22,6 +22,7 @@ struct pack_group {
     int n_prompt;
     const struct pack_completion *completions; // (n) borrowed
     int n;
+    bool whole; // its completions stay in one micro-batch: the loss compares them
 };
 
 struct pack_part { // consecutive completions of one group
@@ -43,7 +44,8 @@ struct packing {
     int max_tokens, max_targets, max_seqs; // largest of any (max_seqs: prompts + completions)
 };
 
-// A prompt with one completion that is over the budget is ST_INVALID and names --token-budget.
+// A prompt with one completion, or a whole group, that is over the budget is ST_INVALID and names
+// --token-budget.
 enum status packing_new(const struct pack_group *groups, int n_groups, int token_budget,
                         struct packing **ret);
 void packing_free(struct packing *p);

@@ -20,7 +20,7 @@
 
 struct sums { // of a rank's groups, in all updates or in those of the first iteration
     struct loss_stats loss;
-    double entropy, bonus, first_loss, first_kl;
+    double entropy, bonus, aux, first_loss, first_kl; // bonus: what is no policy's loss
     long first_tokens;
     double delta_sum, delta_max, k3;
 };
@@ -104,7 +104,8 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
             .first = bounds,
             .logprobs = rows->logprobs + first,
             .old_logprobs = u->measured.old_logprobs + u->measured.first[number],
-            .sampler_logprobs = sample->logprobs,
+            .sampler_logprobs =
+                u->config->processed && sample->processed ? sample->processed : sample->logprobs,
             .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
             .advantages = &u->advantages[number],
             .step_seqs = u->part->n_samples,
@@ -148,6 +149,11 @@ static enum status make_groups(const struct update *u, struct pack_group **ret_g
     return ST_OK;
 }
 
+struct publishing {
+    struct bridge *bridge;
+    pthread_mutex_t *lock;
+};
+
 struct apply { // NULL: nothing to write there
     struct learner *policy, *draft;
     double lr, draft_lr;
@@ -160,15 +166,16 @@ static enum status apply_update(void *context)
     return st == ST_OK && a->draft ? learner_apply(a->draft, a->draft_lr) : st;
 }
 
-static enum status publish(struct apply *apply, struct bridge *bridge,
-                           const struct update_config *config, pthread_mutex_t *publish_lock,
-                           struct update_stats *stats)
+static enum status publish(struct learner *l, struct apply *apply, const struct publishing *to,
+                           const struct update_config *config, struct update_stats *stats)
 {
     struct publish_times times = {0};
-    pthread_mutex_lock(publish_lock);
+    pthread_mutex_lock(to->lock);
     enum status st =
-        bridge_publish(bridge, config->quiesce_timeout_ms, apply_update, apply, &times);
-    pthread_mutex_unlock(publish_lock);
+        bridge_publish(to->bridge, config->quiesce_timeout_ms, apply_update, apply, &times);
+    pthread_mutex_unlock(to->lock);
+    spans_lap(learner_spans(l), SPAN_PUBLISH);
+    spans_move(learner_spans(l), SPAN_PUBLISH, SPAN_OPTIMIZER, times.write_ms / 1e3);
     stats->publish.wait_ms += times.wait_ms;
     stats->publish.write_ms += times.write_ms;
     stats->publish.total_ms += times.total_ms;
@@ -188,6 +195,7 @@ static enum status gradients(struct learner *l, struct update *u, const struct p
 static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 {
     enum status st = learner_clip(l, ret_norm);
+    spans_lap(learner_spans(l), SPAN_OPTIMIZER);
     *ret_skip = st == ST_INVALID;
     return *ret_skip ? ST_OK : st;
 }
@@ -203,6 +211,7 @@ static enum status add_sums(struct comm *comm, struct sums *sums)
         loss_stats_add(&all->loss, &all[r].loss);
         all->entropy += all[r].entropy;
         all->bonus += all[r].bonus;
+        all->aux += all[r].aux;
         all->first_loss += all[r].first_loss;
         all->first_kl += all[r].first_kl;
         all->first_tokens += all[r].first_tokens;
@@ -222,6 +231,7 @@ static void fill_stats(const struct update *u, int n_parts, struct update_stats 
     const struct sums *s = &u->sums;
     stats->loss = s->first_loss / n_parts;
     stats->policy_loss = (s->first_loss - s->bonus) / n_parts;
+    stats->aux_loss = s->aux / n_parts;
     stats->kl = s->first_tokens > 0 ? s->first_kl / (double)s->first_tokens : 0;
     stats->entropy = s->entropy / all;
     stats->all = s->loss;
@@ -301,11 +311,21 @@ out:
     return st;
 }
 
+static void add_balance(const struct learner *l, struct update *u)
+{
+    const double loss = learner_balance_loss(l), part = learner_balance_coef(l) * loss;
+    u->sums.loss.loss += part;
+    if (!u->first_iteration) return;
+    u->sums.bonus += part;
+    u->sums.aux += loss;
+}
+
 // Before the weights of an update are written.
 static enum status end_of_gradients(struct learner *l, struct update *u, bool last_part)
 {
     enum status st = ST_OK;
     const struct update_config *config = u->config;
+    if (learner_balance_coef(l) > 0) add_balance(l, u);
     if (u->first_iteration && last_part) {
         if (!u->is_measured) CHECK(take_notes(u));
         u->sums.first_loss = u->sums.loss.loss;
@@ -320,11 +340,6 @@ static enum status end_of_gradients(struct learner *l, struct update *u, bool la
 out:
     return st;
 }
-
-struct publishing {
-    struct bridge *bridge;
-    pthread_mutex_t *lock;
-};
 
 // One update by one part; number: of those before.
 static enum status update_part(struct learner *l, struct update *u, struct part *part, int number,
@@ -354,12 +369,20 @@ static enum status update_part(struct learner *l, struct update *u, struct part 
         if (!stats->draft_skipped) apply.draft = learner_draft(l);
     }
     if (!apply.policy && !apply.draft) return ST_OK;
-    CHECK(publish(&apply, to->bridge, config, to->lock, stats));
+    CHECK(publish(l, &apply, to, config, stats));
     if (skip) return ST_OK;
     stats->grad_norm = norm;
     stats->applied++;
 out:
     return st;
+}
+
+// Each rank has those of its groups, and 0 for the others'.
+static enum status share_logprobs(struct learner *l, const struct measured *m, double *ret)
+{
+    const long n = m->first[m->n_samples];
+    for (long t = 0; t < n; t++) ret[t] = m->old_logprobs[t];
+    return comm_sum_host(learner_comm(l), ret, (int)n);
 }
 
 enum status update_policy(struct learner *l, struct bridge *bridge,
@@ -389,6 +412,7 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
         CHECK(update_part(l, &u, &part, i, (i + 1) % n_parts == 0, lr, &to, &stats));
     }
     CHECK(add_sums(learner_comm(l), &u.sums));
+    if (config->ret_logprobs) CHECK(share_logprobs(l, &u.measured, config->ret_logprobs));
     fill_stats(&u, n_parts, &stats);
     *ret = stats;
 out:

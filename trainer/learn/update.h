@@ -17,6 +17,7 @@ struct update_config {
     int num_iterations;  // over the whole rollout
     int mini_batches;    // parts of it, whole groups, one update each; 0: 1, all of it
     bool mask_truncated; // samples that hit the token limit do not count
+    bool processed;      // the sampler's log-probabilities are those of what it sampled from
     bool exact;          // a log-probability that differs from the server's by a bit is ST_MISMATCH
     int64_t quiesce_timeout_ms; // longest wait for the engine's step boundary
     double draft_lr;            // of a draft model, where the learner has one
@@ -26,11 +27,15 @@ struct update_config {
     int64_t first_update;
     const struct entropy_config *entropy; // NULL: the loss has nothing of it
     struct entropy_state *entropy_state;  // with it; after the call, what the updates made of it
+    // (n_tokens of the rollout) filled with the tokens' log-probabilities before the first update,
+    // on all ranks; NULL: nobody asks
+    double *ret_logprobs;
 };
 
 struct update_stats {
     double loss, kl, entropy; // of the first iteration: a mean over its updates, token means
-    double policy_loss;       // the loss without the entropy's bonus
+    double policy_loss;       // the loss without the entropy's bonus and the routers'
+    double aux_loss;          // routers' load-balancing loss, where there is one; in `loss` too
     double lr;                // of the last update
     struct loss_stats all;    // sums over all updates: ratios, clipping, importance weights
     double grad_norm;         // of the last update that was applied, before clipping

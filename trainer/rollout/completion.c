@@ -16,6 +16,7 @@ void completion_release(struct completion *s)
 {
     free(s->ids);
     free(s->logprobs);
+    free(s->processed);
     free(s->versions);
     free(s->by_policy);
     free(s->text);
@@ -47,46 +48,63 @@ static enum status read_list(const char *where, const json_t *line, const char *
     return ST_OK;
 }
 
+// A list of n log-probabilities.
+static enum status read_logprobs(const char *where, const json_t *line, const char *key, int n,
+                                 float **ret)
+{
+    const json_t *list = NULL;
+    enum status st;
+    float *logprobs = malloc(((size_t)n + 1) * sizeof *logprobs);
+    if (!logprobs) FAIL(ST_NO_MEMORY, "%s: no memory", where);
+    CHECK(read_list(where, line, key, n, &list));
+    for (int t = 0; t < n; t++) {
+        const json_t *logprob = json_array_get(list, (size_t)t);
+        const double p = json_is_number(logprob) ? json_number_value(logprob) : NAN;
+        if (!(p <= 1e-3) || !isfinite(p)) // rounding may lift a certainty a little above 0
+            FAIL(ST_FORMAT, "%s: field \"%s\": log-probability of token %d is %g", where, key, t,
+                 p);
+        logprobs[t] = (float)p;
+    }
+    *ret = logprobs;
+    return ST_OK;
+out:
+    free(logprobs);
+    return st;
+}
+
 static enum status read_tokens(const char *where, const struct completion_bounds *bounds,
                                const json_t *line, struct completion *s)
 {
     enum status st;
-    const json_t *ids = NULL, *logprobs = NULL, *versions = NULL;
+    const json_t *ids = NULL, *versions = NULL;
     CHECK(read_list(where, line, "token_ids", -1, &ids));
     if (json_array_size(ids) > (size_t)bounds->max_tokens)
         FAIL(ST_MISMATCH, "%s: %zu tokens where at most %d were asked for", where,
              json_array_size(ids), bounds->max_tokens);
     s->n = (int)json_array_size(ids);
-    CHECK(read_list(where, line, "logprobs", s->n, &logprobs));
     CHECK(read_list(where, line, "weight_versions", s->n, &versions));
     size_t room = s->n ? (size_t)s->n : 1;
     s->ids = malloc(room * sizeof *s->ids);
-    s->logprobs = malloc(room * sizeof *s->logprobs);
     s->versions = malloc(room * sizeof *s->versions);
-    if (!s->ids || !s->logprobs || !s->versions) FAIL(ST_NO_MEMORY, "%s: no memory", where);
+    if (!s->ids || !s->versions) FAIL(ST_NO_MEMORY, "%s: no memory", where);
     for (int t = 0; t < s->n; t++) {
         const json_t *id = json_array_get(ids, (size_t)t);
-        const json_t *logprob = json_array_get(logprobs, (size_t)t);
         const json_t *version = json_array_get(versions, (size_t)t);
         json_int_t i = json_is_integer(id) ? json_integer_value(id) : -1;
         json_int_t v = json_is_integer(version) ? json_integer_value(version) : -1;
-        double p = json_is_number(logprob) ? json_number_value(logprob) : NAN;
         if (i < 0 || i >= bounds->vocab_size)
             FAIL(ST_MISMATCH, "%s: token %d is not an id below the vocabulary's %d", where, t,
                  bounds->vocab_size);
-        if (!(p <= 1e-3) || !isfinite(p)) { // rounding may lift a certainty a little above 0
-            st = status_fail(ST_FORMAT, "%s: log-probability of token %d is %g", where, t, p);
-            goto out;
-        }
         if (v < 2 || v % 2 || (uint64_t)v > bounds->newest || (uint64_t)v < bounds->oldest)
             FAIL(ST_MISMATCH,
                  "%s: token %d claims weight version %" JSON_INTEGER_FORMAT
                  ", the weights are at %" PRIu64 " and were at %" PRIu64 " when it was asked for",
                  where, t, v, bounds->newest, bounds->oldest);
         s->ids[t] = (int32_t)i;
-        s->logprobs[t] = (float)p;
         s->versions[t] = (uint64_t)v;
     }
+    CHECK(read_logprobs(where, line, "logprobs", s->n, &s->logprobs));
+    st = bounds->filtered ? read_logprobs(where, line, "cut_logprobs", s->n, &s->processed) : ST_OK;
 out:
     return st;
 }

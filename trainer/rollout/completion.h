@@ -8,9 +8,10 @@
 #include <stdint.h>
 
 struct completion {
-    int n;              // tokens; 0 is possible
-    int32_t *ids;       // (n)
-    float *logprobs;    // (n) of the server's temperature-scaled distribution
+    int n;            // tokens; 0 is possible
+    int32_t *ids;     // (n)
+    float *logprobs;  // (n) of the server's temperature-scaled distribution
+    float *processed; // (n) of the filtered one, which was sampled from; NULL: nothing was filtered
     uint64_t *versions; // (n) of the weights that sampled each token; NULL: nobody tells
     uint8_t *by_policy; // (n) 0: another wrote it: a tandem's frozen model, whose log-probability
                         // stands there, or an environment; NULL: the policy wrote all
@@ -39,6 +40,7 @@ double completion_reward(const struct completion *c);
 struct completion_bounds { // of what was asked for
     int vocab_size, max_tokens;
     bool tandem;             // a frozen model writes too: which tokens must be said
+    bool filtered;           // by top-k, top-p or min-p: processed log-probabilities must be there
     uint64_t oldest, newest; // versions that the weights had since
 };
 // Out of a line of the response; `where` names it in errors: ST_FORMAT, ST_MISMATCH with the field.

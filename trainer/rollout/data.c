@@ -6,6 +6,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "trainer/rollout/data_file.h"
+#include "trainer/rollout/turns.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -85,8 +86,10 @@ static enum status no_field(const char *where, const char *name, const char *opt
     return status_fail(ST_FORMAT, "%s: no field \"%s\" (--%s)", where, name, option);
 }
 
-static enum status read_prompt(const char *where, const char *field, struct example *e)
+static enum status read_prompt(const char *where, const struct dataset_options *o,
+                               struct example *e)
 {
+    const char *field = o->prompt_field;
     static const struct prompt_key keys[] = {
         {"prompt", true, true, false},
         {"messages", false, true, false},
@@ -99,15 +102,60 @@ static enum status read_prompt(const char *where, const char *field, struct exam
     }
     for (int k = 0; k < 3; k++)
         if (json_has(e->row, keys[k].name)) return read_prompt_key(where, &keys[k], e);
+    const struct prompt_key conversation = {o->side, false, true, false};
+    if (o->side && json_is_array(json_object_get(e->row, o->side)))
+        return read_prompt_key(where, &conversation, e);
     return status_fail(ST_FORMAT,
                        "%s: no field \"prompt\", \"messages\" or \"question\"; name another with "
                        "--prompt-field",
                        where);
 }
 
+// Of a field that is to follow the prompt.
+static enum status check_follows(const char *where, const char *name, const struct example *e)
+{
+    if (!message_by_assistant(json_array_get(e->messages, json_array_size(e->messages) - 1)))
+        return ST_OK;
+    return status_fail(ST_FORMAT,
+                       "%s: the prompt ends with a message of the assistant, and \"%s\" is to "
+                       "follow it; let it end with the user's",
+                       where, name);
+}
+
+// A completion, where it is there: text, or a list with one message of the assistant.
+static enum status read_completion(const char *where, const char *name, struct example *e)
+{
+    const json_t *list = json_object_get(e->row, name), *message = json_array_get(list, 0);
+    enum status st;
+    if (!json_is_array(list)) return json_get_string(where, e->row, name, &e->completion);
+    if (json_array_size(list) != 1 || !message_by_assistant(message))
+        return status_fail(ST_FORMAT,
+                           "%s: field \"%s\" must be text, or a list with one message, of the "
+                           "assistant; what was said before it belongs to the prompt",
+                           where, name);
+    CHECK(check_messages(where, name, list));
+    CHECK(check_follows(where, name, e));
+    e->reply = message;
+    e->completion = json_string_value(json_object_get(message, "content"));
+out:
+    return st;
+}
+
+// One of a pair's; of a line without a prompt it is the end of the conversation.
+static enum status read_side(const char *where, const char *side, struct example *e)
+{
+    enum status st;
+    if (e->messages && e->messages == json_object_get(e->row, side)) return ST_OK;
+    if (!json_has(e->row, side)) return status_fail(ST_FORMAT, "%s: no field \"%s\"", where, side);
+    CHECK(check_follows(where, side, e));
+    st = read_completion(where, side, e);
+out:
+    return st;
+}
+
 static enum status read_answer(const char *where, const char *field, struct example *e)
 {
-    enum status st = json_get_string(where, e->row, "completion", &e->completion);
+    enum status st = read_completion(where, "completion", e);
     if (st != ST_OK) return st;
     const char *name = field ? field : "answer";
     const json_t *answer = json_object_get(e->row, name);
@@ -141,8 +189,9 @@ static enum status read_line(struct dataset *d, int line, const char *text, size
     d->examples = larger;
     CHECK(json_parse(where, text, len, &e.row));
     if (!json_is_object(e.row)) FAIL(ST_FORMAT, "%s: not a JSON object", where);
-    CHECK(read_prompt(where, options->prompt_field, &e));
-    CHECK(read_answer(where, options->answer_field, &e));
+    CHECK(read_prompt(where, options, &e));
+    CHECK(options->side ? read_side(where, options->side, &e)
+                        : read_answer(where, options->answer_field, &e));
     d->examples[d->n++] = e;
 out:
     if (st != ST_OK) example_release(&e);

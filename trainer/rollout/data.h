@@ -2,10 +2,10 @@
  *
  * Each line is an object with
  *   "prompt"   text or a list of chat messages; else "messages", such a list; else "question", text
- *   "answer"   text or number, else "completion", text; may be missing
- *   "tools", "chat_template_kwargs"   of a chat: for the template; may be missing
- * so that GSM8K's files are read as they are: a "question", and an "answer" that is worked out and
- * ends on "#### N". Other keys are kept (`row`). In `sft`, messages that end on one of the
+ *   "answer"   text or number, else "completion", text, or a list with one message of the
+ * assistant; may be missing "tools", "chat_template_kwargs"   of a chat: for the template; may be
+ * missing so that GSM8K's files are read as they are: a "question", and an "answer" that is worked
+ * out and ends on "#### N". Other keys are kept (`row`). In `sft`, messages that end on one of the
  * assistant are prompt and completion in one. Every error names the file and the line. */
 #ifndef TRAINER_DATA_H
 #define TRAINER_DATA_H
@@ -27,6 +27,7 @@ struct example {
     json_t *prompt_text;
     const char *answer;               // NULL: none
     const char *completion;           // of "completion", or else "answer"; NULL: none
+    const json_t *reply;              // the completion as a message; NULL: it is text
     char *number;                     // an answer given as a number, as text
     struct token_list prompt_ids;     // after dataset_tokenize
     struct token_list completion_ids; // after dataset_tokenize_completions
@@ -54,6 +55,9 @@ void example_release(struct example *e);
 struct dataset_options {                     // NULL, or all zero: as above
     const char *prompt_field, *answer_field; // names in place of those above
     int64_t max_samples;                     // the first of them; 0: all
+    // Of pairs, "chosen" or "rejected": the field that is the completion; or, in lines without a
+    // prompt, a conversation that ends with it. NULL: as above.
+    const char *side;
 };
 enum status dataset_load(const char *path, const struct dataset_options *options,
                          struct dataset **ret);

@@ -193,12 +193,14 @@ static enum status answered_messages(const struct tokenizing *t, json_t **ret)
         return ST_OK;
     }
     enum status st = ST_OK;
-    if (!t->e->completion)
+    if (!t->e->completion && !t->e->reply)
         st =
             at_line(t, status_fail(ST_FORMAT, "neither a \"completion\" nor an assistant's message "
                                               "at the end to learn"));
-    else if (json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "assistant", "content",
-                                                       t->e->completion)))
+    else if (json_array_append_new(messages, t->e->reply
+                                                 ? json_incref((json_t *)t->e->reply)
+                                                 : json_pack("{s:s, s:s}", "role", "assistant",
+                                                             "content", t->e->completion)))
         st = no_memory(t);
     if (st == ST_OK)
         *ret = messages;

@@ -146,6 +146,7 @@ static enum status take_sampled(struct episode *e, const json_t *line, struct by
     const struct completion_bounds bounds = {
         .vocab_size = source->vocab_size,
         .max_tokens = (int)e->pull->sampling->max_tokens,
+        .filtered = sampling_is_filtered(e->pull->sampling),
         .oldest = e->pull->oldest,
         .newest = control_version(source->servers[0].control),
     };

@@ -47,6 +47,7 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
         .prompt_field = options->prompt_field,
         .answer_field = options->answer_field,
         .max_samples = options->max_samples,
+        .side = options->side,
     };
     int left_out = 0;
     CHECK(prompts_check(options));

@@ -22,6 +22,7 @@ struct prompt_options { // borrowed strings; the first block is PROMPT_OPTIONS (
     bool completions;    // tokenise them too; they end with end_id
     int end_id;          // -1: the tokenizer's own end of text
     bool all_turns;      // of conversations (data.h)
+    const char *side;    // dataset_options.side
 };
 
 // ST_INVALID: a prompt template without PROMPT_PLACE. To be asked before the rest is opened.

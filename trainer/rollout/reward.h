@@ -36,8 +36,9 @@ struct reward_options {
     int64_t repetition_ngram;                       // of `repetition`; tokens, 0: 3
     double timeout_s;                               // of `command`: longest wait for a reply
     int64_t processes;                              // of each `command`; 0: 1
-    bool whole_groups; // of each `command`: one process has all of a group, and is told so
-    bool environment;  // samples are made by environments, which give them a reward
+    bool whole_groups;  // of each `command`: one process has all of a group, and is told so
+    bool whole_batches; // the same of all that is scored at once
+    bool environment;   // samples are made by environments, which give them a reward
 };
 // Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
 enum status reward_new(const struct reward_options *options, struct reward **ret);

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #define MAX_PROCESSES 256
+#define WINDOW        256  // samples that one process owes, at most, unless it takes whole batches
 #define START_MS      300  // a program that cannot be started has ended by then
 #define HINT_MS       5000 // of silence
 
@@ -27,7 +28,7 @@ struct command {
     struct worker *workers; // (n_workers)
     json_int_t n_asked;     // samples of earlier batches: ids go on
     bool failed;            // a reply is missing for ever: nothing can be scored any more
-    bool whole_groups;
+    bool whole_groups, whole_batches;
     struct worker *current; // that has the last sample handed out
     bool hinted;
 };
@@ -48,6 +49,7 @@ static struct worker *idlest(struct command *c)
 static struct worker *next_worker(struct command *c, const struct score_batch *b)
 {
     const struct reward_input *next = &b->inputs[b->next];
+    if (b->whole) return worker_has_room(c->workers) ? c->workers : NULL;
     if (!b->whole_groups || b->next == 0 || next->group != b->inputs[b->next - 1].group)
         return c->current = idlest(c);
     return worker_has_room(c->current) ? c->current : NULL;
@@ -123,10 +125,24 @@ static void command_close(void *state)
 {
     struct command *c = state;
     if (!c) return;
-    for (int k = 0; c->workers && k < c->n_workers; k++) child_end(&c->workers[k].child);
+    for (int k = 0; c->workers && k < c->n_workers; k++) {
+        child_end(&c->workers[k].child);
+        free(c->workers[k].owed);
+    }
     free(c->workers);
     free(c->line);
     free(c);
+}
+
+// For so many samples that it owes.
+static enum status make_room(struct worker *w, int n)
+{
+    if (n <= w->room) return ST_OK;
+    int *owed = realloc(w->owed, (size_t)n * sizeof *owed);
+    if (!owed) return status_fail(ST_NO_MEMORY, "no memory for %d samples of a reward", n);
+    w->owed = owed;
+    w->room = n;
+    return ST_OK;
 }
 
 static enum status command_open(const struct reward_options *options, const char *argument,
@@ -137,15 +153,24 @@ static enum status command_open(const struct reward_options *options, const char
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for the reward \"command\"");
     c->timeout_ms = (int)(options->timeout_s * 1e3);
     c->whole_groups = options->whole_groups;
+    c->whole_batches = options->whole_batches;
     c->n_workers = options->processes > 1 ? (int)options->processes : 1;
     if (strspn(argument, " ") == strlen(argument))
         FAIL(ST_INVALID, "reward \"command:\" names no program");
     if (c->n_workers > MAX_PROCESSES)
         FAIL(ST_INVALID, "--reward-processes %d: at most %d", c->n_workers, MAX_PROCESSES);
+    if (c->whole_batches && c->n_workers > 1)
+        FAIL(ST_INVALID,
+             "--reward-batches with --reward-processes %d: one process has all of a "
+             "batch; leave one of the two out",
+             c->n_workers);
     c->line = strdup(argument);
     c->workers = calloc((size_t)c->n_workers, sizeof *c->workers);
     if (!c->line || !c->workers) FAIL(ST_NO_MEMORY, "no memory for the reward \"command\"");
-    for (int k = 0; k < c->n_workers; k++) CHECK(child_start(&c->workers[k].child, c->line));
+    for (int k = 0; k < c->n_workers; k++) {
+        CHECK(make_room(&c->workers[k], WINDOW));
+        CHECK(child_start(&c->workers[k].child, c->line));
+    }
     *ret_state = c;
 out:
     if (st != ST_OK) command_close(c);
@@ -203,16 +228,19 @@ static enum status command_score(void *state, const struct reward_input *inputs,
                             .n = n,
                             .first_id = c->n_asked,
                             .scores = ret_scores,
-                            .whole_groups = c->whole_groups};
+                            .whole_groups = c->whole_groups,
+                            .whole = c->whole_batches};
     c->n_asked += n;
     *ret_failed = 0;
-    if (b.whole_groups && n > 0 && inputs[0].group_size > WORKER_WINDOW)
+    enum status st = b.whole ? make_room(c->workers, n) : ST_OK;
+    if (st != ST_OK) return st;
+    if (b.whole_groups && !b.whole && n > 0 && inputs[0].group_size > WINDOW)
         return status_fail(ST_INVALID,
                            "--reward-groups: a group has %d samples, and a process is given %d at "
                            "most before it has replied",
-                           inputs[0].group_size, WORKER_WINDOW);
+                           inputs[0].group_size, WINDOW);
     if (c->failed) return status_fail(ST_PEER_GONE, "command \"%s\" is gone", c->line);
-    enum status st = score_batch(c, &b, ret_failed);
+    st = score_batch(c, &b, ret_failed);
     if (st == ST_OK) return ST_OK;
     c->failed = true;
     for (int k = 0; k < c->n_workers; k++) child_end(&c->workers[k].child);

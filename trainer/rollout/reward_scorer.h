@@ -27,6 +27,6 @@ struct scorer {
 
 extern const struct scorer scorer_exact, scorer_numeric, scorer_gsm8k, scorer_regex, scorer_length,
     scorer_constant, scorer_plugin, scorer_command, scorer_environment, scorer_overlong,
-    scorer_think_format, scorer_repetition, scorer_json;
+    scorer_think_format, scorer_repetition, scorer_json, scorer_math;
 
 #endif

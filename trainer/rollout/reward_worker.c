@@ -29,12 +29,13 @@ static enum status put_request(struct child *child, const struct score_batch *b,
         json_object_set_new(request, "group", json_integer(input->group));
         json_object_set_new(request, "group_size", json_integer(input->group_size));
     }
+    if (request && b->whole) json_object_set_new(request, "batch_size", json_integer(b->n));
     return json_put_line(&child->out, request, 0);
 }
 
 bool worker_has_room(const struct worker *w)
 {
-    return w->n_owed < WORKER_WINDOW && w->child.out.len < MAX_UNWRITTEN;
+    return w->n_owed < w->room && w->child.out.len < MAX_UNWRITTEN;
 }
 
 enum status worker_ask(struct worker *w, const struct score_batch *b, int i)

@@ -6,12 +6,10 @@
 #include "trainer/rollout/reward.h"
 #include "trainer/rollout/child.h"
 
-#define WORKER_WINDOW 256 // samples that one process owes, at most
-
-struct worker { // all zero but for a started child: owes nothing
+struct worker { // all zero but for a started child and a place for what it owes: owes nothing
     struct child child;
-    int owed[WORKER_WINDOW]; // samples of the batch, in the order they were sent
-    int n_owed;
+    int *owed; // (room) samples of the batch, in the order they were sent
+    int n_owed, room;
     int64_t heard_ns; // its last reply, or when it was asked after a pause
     bool replied;     // once at least
     bool restarted;
@@ -20,8 +18,8 @@ struct score_batch {
     const struct reward_input *inputs;
     int n, next, n_done; // next: to be handed out
     json_int_t first_id;
-    double *scores; // (n)
-    bool whole_groups;
+    double *scores;           // (n)
+    bool whole_groups, whole; // whole: it is one process's, which is told so
 };
 
 // It owes a reply, or has yet to read what it was sent: one may reply before it has read all.

@@ -192,12 +192,12 @@ static json_t *request_tandem(const struct sampling_options *s)
 json_t *rollout_request(const struct rollout_source *source, const struct sampling_options *s,
                         json_t *groups)
 {
-    return groups ? json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*}}", "groups",
-                              groups, "lora", source->adapter, "sampling", "temperature",
+    return groups ? json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*, s:o*}}",
+                              "groups", groups, "lora", source->adapter, "sampling", "temperature",
                               s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
                               (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
                               "ignore_eos", s->ignore_eos, "stop", s->stop, "tandem",
-                              request_tandem(s))
+                              request_tandem(s), "text_offset", s->text_offset ? json_true() : NULL)
                   : NULL;
 }
 
@@ -236,6 +236,8 @@ static struct completion_bounds bounds_of(const struct part *p)
         .vocab_size = p->pull->source->vocab_size,
         .max_tokens = (int)p->pull->sampling->max_tokens,
         .tandem = p->pull->sampling->tandem.on,
+        .filtered =
+            sampling_is_filtered(p->pull->sampling) && !(s->worker && s->worker->completions_of),
         .oldest = s->worker ? s->worker->version : p->pull->oldest,
         .newest = s->worker ? s->worker->version : control_version(s->control),
     };

@@ -29,6 +29,7 @@ struct sampling_options {
     int64_t top_k, max_tokens;
     uint64_t seed;
     bool ignore_eos;
+    bool text_offset; // the places of tokens in the text are wanted, too
     const char *stop; // NULL: none
     struct tandem_options {
         bool on;      // the server's frozen model writes with the policy
@@ -38,6 +39,12 @@ struct sampling_options {
         bool shared; // all samples have the same authors at the same places
     } tandem;
 };
+
+// Whether samples come from another distribution than the model's.
+static inline bool sampling_is_filtered(const struct sampling_options *s)
+{
+    return s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
+}
 
 struct rollout_worker { // a server that samples by a copy of the weights
     const char *name;

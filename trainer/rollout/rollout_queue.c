@@ -28,6 +28,7 @@ void rollout_step_free(struct rollout_step *step)
     if (!step) return;
     rollout_free(step->rollout);
     scores_release(&step->scores);
+    free(step->logprobs);
     free(step->sentence);
     free(step);
 }

@@ -33,8 +33,10 @@ struct rollout_step {
                            // teach nothing
         double reward_sum; // of all that was drawn
         int n_rewards;
-    } filter;  // with --filter-groups
-    double kl; // with --kl-reward-coef, while it is learned from: mean over samples
+    } filter;         // with --filter-groups
+    double kl;        // with --kl-reward-coef, while it is learned from: mean over samples
+    double *logprobs; // (n_tokens) the trainer's; NULL without --log-logprobs
+    double score_s;   // of scoring, without samples that were drawn meanwhile
     // the queue's
     enum rollout_state state;
     enum status status; // of the work on it

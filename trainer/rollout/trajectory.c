@@ -161,6 +161,7 @@ static void fill_from_turns(const struct sampled_turns *turns, struct completion
         for (int t = 0; t < turn->sampled.n; t++) {
             const int at = turn->prompt.n + t;
             c->logprobs[at] = turn->sampled.logprobs[t];
+            if (turn->sampled.processed) c->processed[at] = turn->sampled.processed[t];
             c->versions[at] = turn->sampled.versions[t];
             ret_from[at] = 1;
         }
@@ -201,8 +202,11 @@ static enum status read_tokens(const json_t *value, const struct sampled_turns *
     c->logprobs = calloc((size_t)c->n, sizeof *c->logprobs);
     c->versions = calloc((size_t)c->n, sizeof *c->versions);
     c->by_policy = calloc((size_t)c->n, 1);
+    bool filtered = false;
+    for (int k = 0; k < turns->n; k++) filtered |= turns->items[k].sampled.processed != NULL;
+    if (filtered) c->processed = calloc((size_t)c->n, sizeof *c->processed);
     from = calloc((size_t)c->n, 1);
-    if (!c->logprobs || !c->versions || !c->by_policy || !from)
+    if (!c->logprobs || !c->versions || !c->by_policy || !from || (filtered && !c->processed))
         FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
     CHECK(read_mask(value, c));
     fill_from_turns(turns, c, from);
@@ -272,6 +276,7 @@ static void cut(struct completion *c, int prompt)
     const size_t left = (size_t)(c->n - prompt);
     memmove(c->ids, c->ids + prompt, left * sizeof *c->ids);
     memmove(c->logprobs, c->logprobs + prompt, left * sizeof *c->logprobs);
+    if (c->processed) memmove(c->processed, c->processed + prompt, left * sizeof *c->processed);
     memmove(c->versions, c->versions + prompt, left * sizeof *c->versions);
     memmove(c->by_policy, c->by_policy + prompt, left);
     for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= prompt;

@@ -7,6 +7,7 @@
 struct written {
     const struct adapter *adapter;
     struct device *dev; // that its memory is of
+    enum dtype as;
     const char *name;
 };
 
@@ -16,7 +17,7 @@ static enum status fill(void *context, const char *folder)
     enum status st;
     char path[PATH_ROOM];
     json_t *state = NULL;
-    CHECK(adapter_save(w->adapter, w->dev, folder, w->adapter->weights->dt));
+    CHECK(adapter_save(w->adapter, w->dev, folder, w->as));
     if (!w->name) goto out;
     if (!(state = json_pack("{s:s}", ADAPTER_STATE, w->name)))
         FAIL(ST_NO_MEMORY, "no memory for a run's start");
@@ -30,9 +31,9 @@ out:
 }
 
 enum status adapter_folder_write(const char *folder, const struct adapter *a, struct device *dev,
-                                 const char *name)
+                                 enum dtype as, const char *name)
 {
-    struct written w = {a, dev, name};
+    struct written w = {a, dev, as, name};
     return folder_write(folder, fill, &w);
 }
 
@@ -51,7 +52,7 @@ enum status adapter_folder_start(const char *folder, const struct adapter *a, co
     weights_bind(made->weights, memory);
     if (from) CHECK(adapter_check(made, from));
     CHECK(from ? adapter_load(made, host, from) : adapter_init(made, host, seed));
-    st = adapter_folder_write(folder, made, host, name);
+    st = adapter_folder_write(folder, made, host, made->weights->dt, name);
 out:
     if (host) device_release(host, memory);
     device_free(host);

@@ -27,6 +27,7 @@ const struct option_spec train_options[] = {
              "are now, or those of a model folder; also the reference of --beta"),
     OPT_CONFIG,
     PROMPT_OPTIONS,
+    ANSWER_FIELD_OPTION,
 
     OPT_HEADING("How the sampler comes by new weights (docs/sync.md)"),
     OPT_CHOICE("sync", sync, "shared", sync_way_names,
@@ -192,6 +193,9 @@ const struct option_spec train_options[] = {
                "upper bound of these weights; 0: none"),
     OPT_DOUBLE("importance-sampling-clip-min", loss.tis_min, "0", "C", 0, 1e9,
                "lower bound of these weights; 0: none"),
+    OPT_FLAG("processed-logprobs", processed_logprobs, "true",
+             "with --top-p, --top-k or --min-p the server's probabilities in these weights are "
+             "those of the filtered distribution, which was sampled from"),
     OPT_DOUBLE("sapo-temperature-neg", loss.sapo_temperature_neg, "1.05", "T", 1e-3, 1e3,
                "sharpness of sapo's gate where the advantage is not above 0"),
     OPT_DOUBLE("sapo-temperature-pos", loss.sapo_temperature_pos, "1", "T", 1e-3, 1e3,
@@ -212,6 +216,7 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("entropy-coef-max", entropy.coef_max, "1", "C", -1e3, 1e3, "at most"),
     OPT_DOUBLE("entropy-coef-delta", entropy.coef_delta, "0.005", "C", 0, 1e3, "by each update"),
     OPT_DOUBLE("entropy-target", entropy.target, "0.2", "NATS", 0, 1e3, "of a token"),
+    EXPERTS_OPTION,
     OPT_FLAG("mask-truncated-completions", mask_truncated_completions, NULL,
              "samples cut off at the token limit do not count"),
 
@@ -223,15 +228,8 @@ const struct option_spec train_options[] = {
     OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of sampling"),
 
     OPT_HEADING("LoRA adapter"),
-    OPT_INT("lora-r", lora.r, "0", "R", 0, ADAPTER_MAX_RANK,
-            "train an adapter of this rank beside the frozen model (cw-infer-server "
-            "--max-adapters); 0: the model itself"),
-    OPT_DOUBLE("lora-alpha", lora.alpha, "16", "A", 0, 1e6, "its scale is A / R"),
-    OPT_DOUBLE("lora-dropout", lora.dropout, "0", "P", 0, 0.99,
-               "share of an adapted matrix' inputs that an update leaves out"),
-    OPT_FLAG("use-rslora", lora.rslora, NULL, "its scale is A / sqrt(R)"),
-    OPT_TEXT("lora-target", lora.targets, "all-linear", "NAME,...|all-linear",
-             "modules that it changes (q_proj,v_proj,lm_head)"),
+    LORA_OPTIONS("train an adapter of this rank beside the frozen model (cw-infer-server "
+                 "--max-adapters); 0: the model itself"),
     OPT_TEXT("lora-name", lora.name, "policy", "NAME",
              "by which the server knows it, and requests name it"),
 
@@ -247,18 +245,14 @@ const struct option_spec train_options[] = {
                "gradient clipping of the draft; 0: off; -1: as --max-grad-norm"),
 
     OPT_HEADING("Run"),
-    OPT_INT("logging-steps", logging_steps, "10", "N", 1, 1e9,
-            "steps between plain progress lines (metrics.jsonl has every step)"),
-    OPT_INT("save-steps", save_steps, "500", "N", 0, 1e9,
-            "steps between checkpoints; 0: at the end"),
-    OPT_DOUBLE("save-minutes", save_minutes, "10", "N", 0, 1e6,
-               "minutes after which a step gets a checkpoint that the next one replaces; 0: off"),
-    OPT_INT("save-total-limit", save_total_limit, "0", "N", 0, 1e9, "checkpoints kept; 0: all"),
+    SAVING_OPTIONS,
     OPT_TEXT(
         "also-count", also_count, NULL, "BRIDGE,...",
         "bridge files of further servers, whose speculative decoding is added to spec_decode/*"),
     OPT_FLAG("log-completions", log_completions, NULL,
              "write the sampled text of each step into rollouts/"),
+    OPT_FLAG("log-logprobs", log_logprobs, NULL,
+             "with it each token's log-probability by the server and by the trainer"),
     OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out prompts, JSONL"),
     OPT_CHOICE("eval-strategy", eval_by_epoch, "steps", OPTION_WORDS("steps", "epoch"),
                "what evaluations go by; there is one before the first step and one at the end"),

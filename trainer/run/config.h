@@ -65,16 +65,10 @@ struct train_config {
     double ref_model_mixup_alpha;
     int64_t ref_model_sync_steps;
     struct entropy_config entropy;
-    bool importance_sampling_correction;
+    bool importance_sampling_correction, processed_logprobs;
     int importance_sampling_mode; // tis_mode without off: from 0 on
     bool mask_truncated_completions;
-    // adapter
-    struct lora_options {
-        int64_t r; // 0: none, all of the model is trained
-        double alpha, dropout;
-        const char *targets, *name;
-        bool rslora;
-    } lora;
+    struct lora_options lora;
     // optimizer
     struct learning_options learning;
     int64_t max_steps;
@@ -84,9 +78,8 @@ struct train_config {
     bool train_draft;
     double draft_learning_rate, draft_loss_weight, draft_max_grad_norm;
     // run
-    int64_t logging_steps, save_steps, save_total_limit;
-    double save_minutes;
-    bool log_completions;
+    struct saving_options saving;
+    bool log_completions, log_logprobs;
     const char *eval_data;
     int eval_by_epoch; // 0 or 1
     int64_t num_generations_eval;

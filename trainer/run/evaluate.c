@@ -80,47 +80,68 @@ static void count_sample(struct tally *t, const struct completion *s)
     count_drafts(t, s->telemetry);
 }
 
-// By the number that a text gives as its answer, else by the text itself.
-static bool same_answer(const char *a, const char *b)
+struct vote { // of one sample: the number that its text gives as the answer, else the text itself
+    bool has_number;
+    double number;
+    const char *text;
+    int sample;
+};
+
+// Numbers by their size, then texts.
+static int compare_votes(const void *a, const void *b)
 {
-    double x, y;
-    const bool x_found = number_answer(a, &x), y_found = number_answer(b, &y);
-    return x_found && y_found ? number_same(x, y) : !x_found && !y_found && strcmp(a, b) == 0;
+    const struct vote *x = a, *y = b;
+    if (x->has_number != y->has_number) return x->has_number ? -1 : 1;
+    return x->has_number ? (x->number > y->number) - (x->number < y->number)
+                         : strcmp(x->text, y->text);
+}
+
+static bool same_answer(const struct vote *a, const struct vote *b)
+{
+    if (a->has_number != b->has_number) return false;
+    return a->has_number ? number_same(a->number, b->number) : strcmp(a->text, b->text) == 0;
 }
 
 // Whether the answer that most of n samples gave is right; of several such, how many of them are.
-static double majority(const struct completion *samples, const double *correct, int n)
+static double majority(const struct completion *samples, const double *correct, int n,
+                       struct vote *votes)
 {
     int most = 0, n_most = 0;
     double right = 0;
     for (int i = 0; i < n; i++) {
-        int votes = 0;
-        bool first = true;
-        for (int j = 0; j < n; j++) {
-            if (!same_answer(samples[i].text, samples[j].text)) continue;
-            votes++;
-            first = first && j >= i;
-        }
-        if (!first || votes < most) continue;
-        if (votes > most) n_most = 0, right = 0;
-        most = votes;
+        votes[i] = (struct vote){.text = samples[i].text, .sample = i};
+        votes[i].has_number = number_answer(samples[i].text, &votes[i].number);
+    }
+    qsort(votes, (size_t)n, sizeof *votes, compare_votes);
+    for (int i = 0, end; i < n; i = end) {
+        int first = votes[i].sample;
+        for (end = i + 1; end < n && same_answer(&votes[i], &votes[end]); end++)
+            if (votes[end].sample < first) first = votes[end].sample;
+        if (end - i < most) continue;
+        if (end - i > most) n_most = 0, right = 0;
+        most = end - i;
         n_most++;
-        right += correct[i];
+        right += correct[first];
     }
     return right / n_most;
 }
 
-static void count_correct(struct tally *t, const struct completion *samples, const double *correct)
+static enum status count_correct(struct tally *t, const struct completion *samples,
+                                 const double *correct)
 {
     const int n = t->n_samples;
     int n_correct = 0;
     for (int i = 0; i < n; i++) n_correct += correct[i] > 0;
     t->n_correct += n_correct;
     spread_add(&t->correct, (double)n_correct / n);
-    if (n == 1) return;
+    if (n == 1) return ST_OK;
+    struct vote *votes = malloc((size_t)n * sizeof *votes);
+    if (!votes) return status_fail(ST_NO_MEMORY, "no memory for the answers of %d samples", n);
     for (int i = 0; i < EVAL_MOST_PASS && 1 << i <= n; i++)
         spread_add(&t->pass[i], 1 - share_of_choices(n - n_correct, n, 1 << i));
-    spread_add(&t->majority, majority(samples, correct, n));
+    spread_add(&t->majority, majority(samples, correct, n, votes));
+    free(votes);
+    return ST_OK;
 }
 
 // ret_lines may be NULL.
@@ -142,7 +163,7 @@ static enum status count(struct tally *t, const char *data, const struct rollout
         double mean;
         mean_std(rewards + i, each, &mean, NULL);
         if (!isnan(mean)) spread_add(&t->of_reward, mean);
-        if (accuracy >= 0) count_correct(t, &r->completions[i], terms + accuracy * n + i);
+        if (accuracy >= 0) CHECK(count_correct(t, &r->completions[i], terms + accuracy * n + i));
     }
 out:
     free(rewards);

@@ -20,6 +20,7 @@ enum status learning_config(const struct learning_options *options,
         .optimizer = options->adamw,
         .freeze = options->freeze,
         .temperature = (float)temperature,
+        .router_aux_loss_coef = options->router_aux_loss_coef,
         .token_budget = (int)(shape->tokens < budget ? shape->tokens : budget),
         .logits_chunk = (int)options->logits_chunk,
         .max_seqs = (int)shape->seqs,
@@ -27,6 +28,19 @@ enum status learning_config(const struct learning_options *options,
         .recompute = options->recompute,
     };
     return ST_OK;
+}
+
+enum status lora_config_json(const struct lora_options *o, const char *model, json_t **ret)
+{
+    enum status st =
+        adapter_config_json((int)o->r, o->alpha, o->dropout, o->rslora, o->targets, ret);
+    if (st == ST_OK) json_object_set_new(*ret, "base_model_name_or_path", json_string(model));
+    return st;
+}
+
+bool step_due(int64_t step, int64_t every, int64_t total)
+{
+    return step == total || (every > 0 && step % every == 0);
 }
 
 enum status learning_skipped(int *in_a_row, bool skipped, const char *whose, const char *way_out)

@@ -6,13 +6,33 @@
 #include "trainer/learn/learner.h"
 #include "trainer/learn/schedule.h"
 
+#include <jansson.h>
+
 struct learning_options { // called `learning` where options_shared.h's rows are used
     const char *freeze;
     struct optimizer_config adamw;
     struct schedule schedule; // total_steps: not an option
     int64_t token_budget, logits_chunk;
     enum recompute recompute;
+    double router_aux_loss_coef;
 };
+
+struct lora_options {
+    int64_t r; // 0: none, all of the model is trained
+    double alpha, dropout;
+    const char *targets;
+    const char *name; // by which a server knows it
+    bool rslora;
+};
+// PEFT's adapter_config.json of a new adapter of that base.
+enum status lora_config_json(const struct lora_options *options, const char *model, json_t **ret);
+
+struct saving_options {
+    int64_t logging_steps, save_steps, save_total_limit;
+    double save_minutes;
+};
+// Whether a run's step is one of every so many, or its last.
+bool step_due(int64_t step, int64_t every, int64_t total);
 
 struct learning_shape { // of a run's steps, at most
     int64_t longest;    // tokens of a prompt with its completion

@@ -5,15 +5,24 @@
 
 #include <inttypes.h>
 
-void notice_model(const struct model_config *model)
+void notice_idle(const struct option_set *set, const struct idle_options *parts, size_t n)
 {
-    int experts = 0;
-    for (int l = 0; l < model->n_layers; l++)
-        if (model->layers[l].moe.n_experts > experts) experts = model->layers[l].moe.n_experts;
-    if (experts > 0)
-        log_warn("the model is a mixture of %d experts: the router's load-balancing loss "
-                 "(router_aux_loss_coef) is no part of what is trained, and the router may come to "
-                 "favour few experts",
+    for (size_t i = 0; i < n; i++)
+        for (const char *const *name = parts[i].options; !parts[i].used && *name; name++)
+            if (options_given(set, *name))
+                log_warn("--%s has no effect without %s", *name, parts[i].without);
+}
+
+void notice_model(const struct model_config *model, double balance_coef)
+{
+    const int experts = config_experts(model);
+    if (experts > 0 && balance_coef > 0)
+        log_info("the model is a mixture of %d experts: the load-balancing loss of its routers is "
+                 "part of what is trained, with a coefficient of %g (--router-aux-loss-coef)",
+                 experts, balance_coef);
+    else if (experts > 0)
+        log_warn("the model is a mixture of %d experts: a load-balancing loss of its routers is no "
+                 "part of what is trained, and they may come to favour few experts",
                  experts);
     if (model->mxfp4) log_info("the model's folder: %s", MXFP4_NOTE);
 }
@@ -39,9 +48,20 @@ void notice_filtering(const struct train_config *c)
     if (c->sampling.top_k > 0) bytes_printf(&options, ", --top-k %" PRId64, c->sampling.top_k);
     if (c->sampling.top_p < 1) bytes_printf(&options, ", --top-p %g", c->sampling.top_p);
     if (c->sampling.min_p > 0) bytes_printf(&options, ", --min-p %g", c->sampling.min_p);
-    if (options.len)
+    const bool corrected = c->importance_sampling_correction && c->processed_logprobs;
+    if (options.len && corrected)
+        log_info("%s: samples come from the filtered distribution; the loss is of the whole one, "
+                 "weighed by its probabilities over those that sampled (--processed-logprobs)",
+                 bytes_text(&options) + 2);
+    if (options.len && corrected && c->importance_sampling_mode + 1 >= TIS_SEQUENCE_TRUNCATE)
+        log_warn("--importance-sampling-mode %s: these weights, at most 1 a token, are multiplied "
+                 "over a sample, so that long ones hardly count; token_truncate weighs each token "
+                 "by itself",
+                 tis_mode_names[c->importance_sampling_mode + 1]);
+    if (options.len && !corrected)
         log_warn("%s: samples come from the filtered distribution, but are trained on with the "
-                 "log-probabilities of the whole one, before filtering",
+                 "log-probabilities of the whole one, before filtering: nothing corrects for it "
+                 "without --importance-sampling-correction and --processed-logprobs",
                  bytes_text(&options) + 2);
     bytes_release(&options);
 }

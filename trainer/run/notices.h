@@ -7,8 +7,15 @@
 #include "common/model/adapter.h"
 #include "trainer/run/config.h"
 
-// What a model is trained without or as: a mixture of experts, its load-balancing loss; MXFP4.
-void notice_model(const struct model_config *model);
+// Options that were given, and are part of something that was not.
+struct idle_options {
+    bool used;
+    const char *without, *options[6];
+};
+void notice_idle(const struct option_set *set, const struct idle_options *parts, size_t n);
+// What a model is trained with or as: a mixture of experts, its load-balancing loss by that
+// coefficient (0: without); MXFP4.
+void notice_model(const struct model_config *model, double balance_coef);
 // An adapter whose folder another loader takes otherwise.
 void notice_adapter(const struct adapter *a);
 // --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.

@@ -9,8 +9,6 @@
 #define PROMPT_OPTIONS                                                                             \
     OPT_TEXT("prompt-field", prompts.prompt_field, NULL, "NAME",                                   \
              "field of a line that holds the prompt (default: prompt, messages or question)"),     \
-        OPT_TEXT("answer-field", prompts.answer_field, NULL, "NAME",                               \
-                 "field that holds the answer (default: answer or completion)"),                   \
         OPT_FLAG("chat", prompts.chat, NULL,                                                       \
                  "put text prompts into the model's chat template, as a user's message"),          \
         OPT_TEXT("chat-template", prompts.chat_template.name, NULL, "NAME",                        \
@@ -25,6 +23,10 @@
                  "request for the form of answer it reads"),                                       \
         OPT_INT("max-prompt-length", prompts.max_prompt_length, "0", "TOKENS", 0, 1e9,             \
                 "leave out longer prompts; 0: none")
+
+#define ANSWER_FIELD_OPTION                                                                        \
+    OPT_TEXT("answer-field", prompts.answer_field, NULL, "NAME",                                   \
+             "field that holds the answer (default: answer or completion)")
 
 // For --data: a part of it.
 #define MAX_SAMPLES_OPTION                                                                         \
@@ -49,11 +51,20 @@
             "reward-groups", reward.whole_groups, NULL,                                            \
             "a reward \"command\" is given all of a prompt's samples one after another, with "     \
             "their \"group\" and \"group_size\", and may reply once it has them all"),             \
+        OPT_FLAG("reward-batches", reward.whole_batches, NULL,                                     \
+                 "the same of all samples that are scored at once, a step's, with their "          \
+                 "\"batch_size\""),                                                                \
         OPT_INT("reward-processes", reward.processes, "1", "N", 1, 256,                            \
                 "processes of each reward \"command\", among which a step's samples are divided")
 
 #define LOG_LEVEL_OPTION                                                                           \
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
+
+// A part of the loss. A struct learning_options (learning.h) called `learning`.
+#define EXPERTS_OPTION                                                                             \
+    OPT_DOUBLE("router-aux-loss-coef", learning.router_aux_loss_coef, "-1", "C", -1, 1e6,          \
+               "of the routers' load-balancing loss, of a mixture of experts; -1: what the "       \
+               "model's config.json says, of families that train with one; 0: off")
 
 // A struct learning_options (learning.h) called `learning`: what is trained, AdamW and its learning
 // rate.
@@ -84,6 +95,28 @@
                  "of matrices alone, and not of norms and biases, as TRL"),                        \
         OPT_DOUBLE("max-grad-norm", learning.adamw.max_grad_norm, "1", "N", 0, 1e9,                \
                    "gradient clipping; 0: off")
+
+// A struct lora_options (learning.h) called `lora`. how: what --lora-r does.
+#define LORA_OPTIONS(how)                                                                          \
+    OPT_INT("lora-r", lora.r, "0", "R", 0, ADAPTER_MAX_RANK, how),                                 \
+        OPT_DOUBLE("lora-alpha", lora.alpha, "16", "A", 0, 1e6, "its scale is A / R"),             \
+        OPT_DOUBLE("lora-dropout", lora.dropout, "0", "P", 0, 0.99,                                \
+                   "share of an adapted matrix' inputs that an update leaves out"),                \
+        OPT_FLAG("use-rslora", lora.rslora, NULL, "its scale is A / sqrt(R)"),                     \
+        OPT_TEXT("lora-target", lora.targets, "all-linear", "NAME,...|all-linear",                 \
+                 "modules that it changes (q_proj,v_proj,lm_head)")
+
+// Progress and checkpoints: a struct saving_options (learning.h) called `saving`.
+#define SAVING_OPTIONS                                                                             \
+    OPT_INT("logging-steps", saving.logging_steps, "10", "N", 1, 1e9,                              \
+            "steps between plain progress lines (metrics.jsonl has every step)"),                  \
+        OPT_INT("save-steps", saving.save_steps, "500", "N", 0, 1e9,                               \
+                "steps between checkpoints; 0: at the end"),                                       \
+        OPT_DOUBLE("save-minutes", saving.save_minutes, "10", "N", 0, 1e6,                         \
+                   "minutes after which a step gets a checkpoint that the next one replaces; 0: "  \
+                   "off"),                                                                         \
+        OPT_INT("save-total-limit", saving.save_total_limit, "0", "N", 0, 1e9,                     \
+                "checkpoints kept; 0: all")
 
 // Of the same: what memory training takes.
 #define MEMORY_OPTIONS                                                                             \

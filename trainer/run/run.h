@@ -9,6 +9,7 @@
 #include "trainer/run/best.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/config.h"
+#include "trainer/run/folder.h"
 #include "trainer/rollout/curriculum.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/rollout/rollout_queue.h"
@@ -30,7 +31,7 @@ struct run {
     struct train_resolved resolved;
     const struct job *job;
     struct liveness *liveness; // of the other ranks; NULL: there are none
-    char folder[512];
+    char folder[FOLDER_ROOM];
     int folder_lock; // open while this process writes there; -1: none
     // the ranks that train together
     struct comm *comm; // NULL: there is one
@@ -81,6 +82,7 @@ struct run {
     struct best best;             // of the evaluations
     json_t *best_of;              // what they were made of: run_checkpoint.c; NULL: not yet said
     struct entropy_state entropy; // of the loss' bonus
+    struct spans spans;           // of what comes into the next line of metrics.jsonl
     int64_t num_tokens;           // learned from: each sample's completion, with its prompt
     int64_t skipped;              // updates whose gradient was not finite
     int skipped_in_a_row;         // steps
@@ -182,6 +184,8 @@ enum status run_order_steps(struct run *run);
 // The next step, once it is sampled and scored; no token is older than --max-staleness updates:
 // groups that are have been generated again.
 enum status run_take_step(struct run *run, struct rollout_step **ret);
+// Once it was taken: what of the time it took was sampling and scoring here, and what was waiting.
+void run_lap_rollouts(struct run *run, const struct rollout_step *s);
 // Of a step learned from by the weights of run->step_version: how many updates older those were
 // that sampled it, and how long each side waited for the other. Nothing without --async.
 void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
@@ -243,6 +247,8 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
 json_t *run_metrics(const struct run *run, const struct rollout_step *s,
                     const struct update_stats *update, double wait_s, double train_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
+// Tokens of a sample, as TRL counts them: without those that an environment wrote.
+int run_length(const struct run *run, const struct completion *sample);
 double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
 // Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says
 // it.
@@ -250,6 +256,8 @@ enum status run_evaluate(struct run *run, json_t *metrics);
 bool run_out_of_patience(const struct run *run); // --early-stop-patience
 // Evaluates where that is due, and writes run->line.
 enum status run_finish_line(struct run *run);
+// The line into metrics.jsonl, with where the time since the one before went; takes the reference.
+enum status run_write_line(struct run *run, json_t *line);
 // rollouts/step-N.jsonl
 enum status run_log_rollout(struct run *run, const struct rollout_step *s);
 // What sampling of a step (0: the first) is asked for.

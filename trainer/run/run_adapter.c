@@ -21,15 +21,6 @@ static bool wanted(const struct run *run)
     return run->config->lora.r > 0;
 }
 
-static enum status config_json(const struct run *run, const char *model, json_t **ret)
-{
-    const struct lora_options *o = &run->config->lora;
-    enum status st =
-        adapter_config_json((int)o->r, o->alpha, o->dropout, o->rslora, o->targets, ret);
-    if (st == ST_OK) json_object_set_new(*ret, "base_model_name_or_path", json_string(model));
-    return st;
-}
-
 static void role_name(const struct run *run, char ret[64])
 {
     snprintf(ret, 64, "adapter:%s", run->config->lora.name);
@@ -57,7 +48,7 @@ static enum status make(const struct run *run, const struct bridge_file *file)
     char role[64];
     role_name(run, role);
     const bool held = bridge_file_role(file, role) != NULL;
-    CHECK(config_json(run, file->roles[0].model, &config));
+    CHECK(lora_config_json(&run->config->lora, file->roles[0].model, &config));
     call.body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
                           "load_inplace", 1);
     if (!call.body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
@@ -99,7 +90,7 @@ enum status run_open_adapter(struct run *run)
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role = bridge_file_role(file, role_text);
     if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, role_text);
-    CHECK(config_json(run, run->model_folder, &json));
+    CHECK(lora_config_json(&run->config->lora, run->model_folder, &json));
     CHECK(adapter_config_from_json("--lora-target", json, &config));
     CHECK(adapter_new(config, run->policy, role->dt, &run->adapter));
     weights_layout_hash(run->adapter->weights, hash);
@@ -126,7 +117,8 @@ enum status run_start_adapter(struct run *run)
     char folder[PATH_ROOM];
     CHECK(path_put(folder, run->folder, "start"));
     if (run_leads(run))
-        CHECK(current ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge), name)
+        CHECK(current ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge),
+                                             run->adapter->weights->dt, name)
                       : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
                                              (uint64_t)run->config->seed, name));
     CHECK(comm_barrier(run->comm));

@@ -83,8 +83,8 @@ static enum status register_run(const struct run *run)
         "{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:I}", "wandb_group", run->folder, "wandb_project",
         "commonweight", "batch_size", (json_int_t)batch_size(run), "max_token_len",
         (json_int_t)run_longest(run), "checkpoint_dir", checkpoints, "save_checkpoint_interval",
-        (json_int_t)(c->save_steps > 0 ? c->save_steps : run->total_steps), "starting_step",
-        (json_int_t)run->step, "num_steps", (json_int_t)run->total_steps);
+        (json_int_t)(c->saving.save_steps > 0 ? c->saving.save_steps : run->total_steps),
+        "starting_step", (json_int_t)run->step, "num_steps", (json_int_t)run->total_steps);
     if (!body) FAIL(ST_INVALID, "%s: it cannot be registered: its name is not UTF-8", run->folder);
     // The uuid has 128 bits, more than jansson's integers, and nothing asks for it: as a real.
     CHECK(ask(run, "/register", body, JSON_DECODE_INT_AS_REAL, &response));

@@ -12,22 +12,14 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/run.h"
+#include "trainer/run/same_run.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-// The digest goes as text: JSON numbers do not hold 64 bits everywhere.
-#define DIGEST_ROOM 24 // bytes of it
-static const char *digest_text(const struct dataset *data, char ret[DIGEST_ROOM])
-{
-    snprintf(ret, DIGEST_ROOM, "%016" PRIx64, data->digest);
-    return ret;
-}
 
 // What the scores of evaluations depend on beside the weights. New reference; NULL: no memory.
 static json_t *evaluation_of(const struct run *run)
@@ -76,23 +68,31 @@ static void resume_entropy(struct run *run, const json_t *state)
     if (json_is_number(last)) run->entropy.last = json_number_value(last);
 }
 
+static struct same_run same_run_of(const struct run *run)
+{
+    const struct train_config *c = run->config;
+    return (struct same_run){
+        run->data,    c->seed,      c->learning.freeze,
+        run->adapter, c->lora.name, bridge_device(run->bridge),
+        c->exact,
+    };
+}
+
 // What trainer_state.json holds of a run. New reference; NULL: no memory.
 static json_t *state_of(struct run *run, bool interim)
 {
-    char digest[DIGEST_ROOM];
     if (run->eval_data && !run->best_of && !(run->best_of = evaluation_of(run))) return NULL;
-    json_t *state = json_pack(
-        "{s:I, s:s, s:s*, s:I, s:I, s:s, s:s, s:o*, s:o, s:O*, s:O*}", "seed",
-        (json_int_t)run->config->seed, "data_digest", digest_text(run->data, digest), "freeze",
-        run->config->learning.freeze, "skipped_updates", (json_int_t)run->skipped, "num_tokens",
-        (json_int_t)run->num_tokens, "version", COMMONWEIGHT_VERSION, "device",
-        device_name(bridge_device(run->bridge)), "curriculum", curriculum_to_json(run->curriculum),
-        "best", best_to_json(&run->best), "best_of", run->best_of, "start", run->start);
-    bool ok = state != NULL;
+    const struct same_run same = same_run_of(run);
+    json_t *state = same_run_state(&same);
+    json_t *more =
+        json_pack("{s:I, s:I, s:o*, s:o, s:O*, s:O*}", "skipped_updates", (json_int_t)run->skipped,
+                  "num_tokens", (json_int_t)run->num_tokens, "curriculum",
+                  curriculum_to_json(run->curriculum), "best", best_to_json(&run->best), "best_of",
+                  run->best_of, "start", run->start);
+    bool ok = state && more && json_object_update(state, more) == 0;
+    json_decref(more);
     if (ok && run->scoring.latency)
         ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
-    if (ok && run->adapter)
-        ok = json_object_set_new(state, ADAPTER_STATE, json_string(run->config->lora.name)) == 0;
     if (ok && run->config->entropy.adaptive)
         ok = json_object_set_new(state, "entropy", entropy_state_json(&run->entropy)) == 0;
     if (ok && interim) ok = json_object_set_new(state, "interim", json_true()) == 0;
@@ -147,6 +147,7 @@ enum status run_save(struct run *run, bool interim)
     char *folder = NULL;
     const int64_t start_ns = clock_now_ns();
     if (run->saved_step == run->step) return ST_OK;
+    spans_lap(&run->spans, SPAN_LOG);
     struct checkpoint c = {.step = run->step,
                            .data_index = curriculum_taken(run->curriculum),
                            .state = state_of(run, interim),
@@ -161,8 +162,8 @@ enum status run_save(struct run *run, bool interim)
     if (run->draft) draft.optimizer = learner_optimizer(learner_draft(run->learner));
     if (run_leads(run))
         CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
-                               run->draft ? &draft : NULL, (int)run->config->save_total_limit,
-                               &folder));
+                               run->draft ? &draft : NULL,
+                               (int)run->config->saving.save_total_limit, &folder));
     else
         CHECK(save_parts(run, &policy, &draft));
     CHECK(agree_on_path(run, &folder));
@@ -178,6 +179,7 @@ out:
     run->save_failed = st != ST_OK;
     json_decref(c.state);
     free(folder);
+    spans_lap(&run->spans, SPAN_CHECKPOINT);
     return say_failed_save(run, st);
 }
 
@@ -278,44 +280,6 @@ static enum status resume_draft(struct run *run, const char *folder, const struc
     return st == ST_OK ? path_put(ret_draft_folder, folder, CHECKPOINT_DRAFT) : st;
 }
 
-static enum status check_same_run(const struct run *run, const char *folder,
-                                  const struct checkpoint *c)
-{
-    char digest[DIGEST_ROOM];
-    const char *old_digest = json_string_value(json_object_get(c->state, "data_digest"));
-    if (!old_digest || strcmp(digest_text(run->data, digest), old_digest) != 0)
-        return status_fail(ST_MISMATCH,
-                           "%s was made with another content of %s; take that one or another "
-                           "--run-dir",
-                           folder, run->data->path);
-    json_int_t seed = json_integer_value(json_object_get(c->state, "seed"));
-    if (seed != run->config->seed)
-        return status_fail(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder,
-                           seed);
-    const char *freeze = run->config->learning.freeze,
-               *old_freeze = json_string_value(json_object_get(c->state, "freeze"));
-    if (strcmp(freeze ? freeze : "", old_freeze ? old_freeze : "") != 0)
-        return status_fail(ST_MISMATCH,
-                           "%s was made with --freeze \"%s\", and what is trained cannot change "
-                           "within a run; take that, or begin a run with --start-from %s",
-                           folder, old_freeze ? old_freeze : "", folder);
-    const char *old_adapter = json_string_value(json_object_get(c->state, ADAPTER_STATE));
-    if (!old_adapter != !run->adapter)
-        return status_fail(ST_MISMATCH,
-                           "%s was made %s --lora-r, and what is trained cannot change "
-                           "within a run",
-                           folder, old_adapter ? "with" : "without");
-    const char *device = device_name(bridge_device(run->bridge));
-    const char *old_device = json_string_value(json_object_get(c->state, "device"));
-    if (run->config->exact && old_device && strcmp(device, old_device) != 0)
-        return status_fail(ST_MISMATCH,
-                           "--exact: %s was made on \"%s\", and this is \"%s\", whose sums have "
-                           "another order; set OMP_NUM_THREADS as it was, or leave --exact away",
-                           folder, old_device, device);
-    // here, so that what differs is named before the optimizer's tensors are
-    return run->adapter ? adapter_check(run->adapter, folder) : ST_OK;
-}
-
 static enum status resume_best(struct run *run, const char *folder, const struct checkpoint *c)
 {
     const json_t *old = json_object_get(c->state, "best_of");
@@ -342,7 +306,8 @@ enum status run_resume(struct run *run, const char *folder)
     struct checkpoint c = {0};
     char draft_folder[PATH_ROOM] = "";
     CHECK(checkpoint_read(folder, &c));
-    CHECK(check_same_run(run, folder, &c));
+    const struct same_run same = same_run_of(run);
+    CHECK(same_run_check(&same, folder, c.state));
     if (run->scoring.latency && json_has(c.state, "latency_model"))
         CHECK(latency_model_from_json(json_object_get(c.state, "latency_model"), &run->latency));
     CHECK(status_context(

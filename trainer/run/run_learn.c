@@ -56,6 +56,7 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
         .loss = run->resolved.loss,
         .num_iterations = (int)c->num_iterations,
         .mask_truncated = c->mask_truncated_completions,
+        .processed = c->processed_logprobs,
         .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing
         .quiesce_timeout_ms = (int64_t)(c->quiesce_timeout * 1e3),
         .draft_lr = run_draft_rate(run, run->step),
@@ -66,6 +67,11 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
         .entropy_state = &run->entropy,
     };
     enum status st = c->kl_reward_coef != 0 ? price_kl(run, s) : ST_OK;
+    if (st == ST_OK && c->log_completions && c->log_logprobs) {
+        config.ret_logprobs = s->logprobs =
+            calloc((size_t)s->rollout->n_tokens + 1, sizeof *s->logprobs);
+        if (!s->logprobs) st = status_fail(ST_NO_MEMORY, "no memory for --log-logprobs");
+    }
     if (st == ST_OK)
         st = update_policy(run->learner, run->bridge, &config, s->rollout, s->scores.advantages, lr,
                            stop_publish_lock(run->stop), ret);

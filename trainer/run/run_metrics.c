@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "trainer/run/run.h"
+#include "trainer/run/tensorboard.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -16,6 +17,7 @@ struct sampling_options run_sampling(const struct run *run, int64_t step)
 {
     struct sampling_options sampling = run->config->sampling;
     struct rng rng;
+    sampling.text_offset = run->config->log_completions && run->config->log_logprobs;
     rng_init(&rng, (uint64_t)run->config->seed, ROLLOUT_STREAM + (uint64_t)step);
     sampling.seed = rng_u64(&rng) >> 1;
     return sampling;
@@ -38,31 +40,33 @@ double run_cut_off(const struct rollout *r)
     return (double)cut_off / n;
 }
 
-// Of samples that came to an end of their own; 0 where none did, as in TRL.
-static void put_terminated(json_t *metrics, const struct rollout *r)
+int run_length(const struct run *run, const struct completion *sample)
 {
-    struct range_stats lengths = {0};
-    for (int i = 0; i < r->n_groups * r->n_per_group; i++)
-        if (!r->completions[i].truncated) range_add(&lengths, r->completions[i].n);
-    metrics_put(metrics, "completions/mean_terminated_length", range_mean(&lengths));
-    metrics_put(metrics, "completions/min_terminated_length", lengths.min);
-    metrics_put(metrics, "completions/max_terminated_length", lengths.max);
+    int n = 0;
+    if (!sample->by_policy || run->config->sampling.tandem.on) return sample->n;
+    for (int t = 0; t < sample->n; t++) n += sample->by_policy[t];
+    return n;
 }
 
-static void put_lengths(json_t *metrics, const struct rollout *r)
+static void put_length(json_t *metrics, const char *name, const struct range_stats *lengths)
 {
-    int n = r->n_groups * r->n_per_group;
-    int shortest = r->completions[0].n, longest = 0;
-    for (int i = 0; i < n; i++) {
-        const struct completion *s = &r->completions[i];
-        if (s->n < shortest) shortest = s->n;
-        if (s->n > longest) longest = s->n;
+    metrics_putf(metrics, range_mean(lengths), "completions/mean_%s", name);
+    metrics_putf(metrics, lengths->min, "completions/min_%s", name);
+    metrics_putf(metrics, lengths->max, "completions/max_%s", name);
+}
+
+// Terminated are samples that came to an end of their own; 0 where none did, as in TRL.
+static void put_lengths(json_t *metrics, const struct run *run, const struct rollout *r)
+{
+    struct range_stats all = {0}, terminated = {0};
+    for (int i = 0; i < r->n_groups * r->n_per_group; i++) {
+        const int length = run_length(run, &r->completions[i]);
+        range_add(&all, length);
+        if (!r->completions[i].truncated) range_add(&terminated, length);
     }
-    metrics_put(metrics, "completions/mean_length", (double)r->n_tokens / n);
-    metrics_put(metrics, "completions/min_length", shortest);
-    metrics_put(metrics, "completions/max_length", longest);
+    put_length(metrics, "length", &all);
+    put_length(metrics, "terminated_length", &terminated);
     metrics_put(metrics, "completions/clipped_ratio", run_cut_off(r));
-    put_terminated(metrics, r);
 }
 
 static void put_rewards(json_t *metrics, const struct run *run, const struct scores *s)
@@ -176,6 +180,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
         metrics_put(metrics, "policy_loss", u->policy_loss);
         metrics_put(metrics, "entropy_coef", run->entropy.coef);
     }
+    if (learner_balance_coef(run->learner) > 0) metrics_put(metrics, "aux_loss", u->aux_loss);
     if (run->config->loss.off_policy_threshold > 0)
         metrics_put(metrics, "off_policy_mask/sequences",
                     u->all.seqs > 0 ? u->all.off_policy / u->all.seqs : 0);
@@ -220,7 +225,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     put_costs(metrics, run, s);
     put_inference(metrics, rollout, scores);
     spec_counters_put(&s->spec, metrics);
-    put_lengths(metrics, rollout);
+    put_lengths(metrics, run, rollout);
     metrics_put(metrics, "num_tokens", (double)run->num_tokens);
     put_update(metrics, run, update);
     if (run->draft) put_draft(metrics, update, run_draft_rate(run, run->step - 1));
@@ -256,6 +261,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     trained.n_servers = 1; // the workers' weights are those of the step before
     sampling.temperature = run->config->eval_temperature;
     sampling.tandem.on = false; // the policy alone is evaluated
+    spans_lap(&run->spans, SPAN_LOG);
     rollout_queue_pause(run->queue);
     enum status st = ST_OK;
     if (run->config->sync == SYNC_CHECKPOINT) st = run_sync(run, run->step, true);
@@ -269,6 +275,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);
     eval_result_put(&r, "eval/", metrics);
+    spans_lap(&run->spans, SPAN_EVAL);
     log_progress_end();
     if (r.accuracy >= 0)
         log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
@@ -294,6 +301,17 @@ enum status run_finish_line(struct run *run)
     run->evaluation_due = false;
     json_t *line = run->line;
     run->line = NULL;
+    return run_write_line(run, line);
+}
+
+enum status run_write_line(struct run *run, json_t *line)
+{
+    struct spans *spans = &run->spans;
+    spans_lap(spans, SPAN_LOG);
+    for (int i = 0; i < N_SPANS; i++) {
+        metrics_putf(line, spans->seconds[i], "spans/%s_s", span_names[i]);
+        spans->seconds[i] = 0;
+    }
     return runlog_write(run->log, line);
 }
 
@@ -313,54 +331,52 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
     return parts;
 }
 
-// The tokens' own entries of a sample that drafts were verified for.
-static bool put_accepted(json_t *object, const struct completion *s)
+// A list with an entry for each token t of n, of the object `to`; ok: nothing has failed yet.
+#define PUT_LIST(ok, to, key, t, n, entry)                                                         \
+    do {                                                                                           \
+        json_t *list_ = json_array();                                                              \
+        for (int t = 0; (ok) && t < (n); t++) (ok) = json_array_append_new(list_, (entry)) == 0;   \
+        (ok) = json_object_set_new((to), (key), list_) == 0 && (ok);                               \
+    } while (0)
+
+// null where it is not finite, which JSON cannot say: of a policy that diverges.
+static json_t *real(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+// What is known of each token. logprobs: the trainer's; NULL: none are wanted.
+static bool put_tokens(json_t *line, const struct completion *s, const double *logprobs)
 {
     bool ok = true;
-    json_t *accepted = json_array(), *offsets = json_array();
-    for (int t = 0; ok && t < s->n; t++) {
-        ok = json_array_append_new(accepted, json_integer(s->accepted[t])) == 0;
-        if (s->text_offset)
-            ok = ok && json_array_append_new(offsets, json_integer(s->text_offset[t])) == 0;
-    }
-    ok = ok && json_object_set(object, "accepted", accepted) == 0;
-    if (s->text_offset) ok = ok && json_object_set(object, "text_offset", offsets) == 0;
-    json_decref(accepted);
-    json_decref(offsets);
+    if (s->accepted) PUT_LIST(ok, line, "accepted", t, s->n, json_integer(s->accepted[t]));
+    if (s->text_offset) PUT_LIST(ok, line, "text_offset", t, s->n, json_integer(s->text_offset[t]));
+    if (s->by_policy) PUT_LIST(ok, line, "model_mask", t, s->n, json_integer(s->by_policy[t]));
+    if (!logprobs) return ok;
+    if (s->logprobs) PUT_LIST(ok, line, "logprobs", t, s->n, real(s->logprobs[t]));
+    PUT_LIST(ok, line, "trainer_logprobs", t, s->n, real(logprobs[t]));
     return ok;
 }
 
-// Which tokens of a tandem are the policy's.
-static bool put_mask(json_t *object, const struct completion *s)
-{
-    json_t *mask = json_array();
-    bool ok = true;
-    for (int t = 0; ok && t < s->n; t++)
-        ok = json_array_append_new(mask, json_integer(s->by_policy[t])) == 0;
-    return json_object_set_new(object, "model_mask", mask) == 0 && ok;
-}
-
-// Rows of one prompt follow each other, so it stands on the first of them only.
+// Rows of one prompt follow each other, so it stands on the first of them only. logprobs: of the
+// sample's tokens; NULL: none are wanted.
 static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
-                            int i)
+                            int i, const double *logprobs)
 {
     const struct completion *sample = &r->completions[i];
     const struct example *e = r->examples[i / r->n_per_group];
     int number = i % r->n_per_group;
-    json_t *line =
-        json_pack("{s:i, s:i, s:s*, s:s, s:o, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line,
-                  "sample", number, "answer", e->answer, "completion", sample->text, "reward",
-                  isnan(s->rewards[i]) ? json_null() : json_real(s->rewards[i]), "advantage",
-                  (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
-                  "truncated", sample->truncated, "telemetry", sample->telemetry);
+    json_t *line = json_pack(
+        "{s:i, s:i, s:s*, s:s, s:o, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line, "sample", number,
+        "answer", e->answer, "completion", sample->text, "reward", real(s->rewards[i]), "advantage",
+        (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
+        "truncated", sample->truncated, "telemetry", sample->telemetry);
     bool ok = line != NULL;
     if (ok && number == 0 && e->prompt_json)
         ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
     if (ok && number == 0 && e->prompt_text)
         ok = json_object_set(line, "prompt_text", e->prompt_text) == 0;
-    if (ok && sample->accepted) ok = put_accepted(line, sample);
-    if (ok && sample->by_policy) ok = put_mask(line, sample);
-    if (ok) return line;
+    if (ok && put_tokens(line, sample, logprobs)) return line;
     json_decref(line);
     return NULL;
 }
@@ -370,8 +386,13 @@ enum status run_log_rollout(struct run *run, const struct rollout_step *step)
     const struct rollout *r = step->rollout;
     const struct scores *s = &step->scores;
     struct bytes lines = BYTES_INIT;
+    const double *logprobs = step->logprobs;
     enum status st = ST_OK;
-    for (int i = 0; i < s->n; i++) CHECK(json_put_line(&lines, rollout_line(run, r, s, i), 0));
+    for (int i = 0; i < s->n; i++) {
+        CHECK(json_put_line(&lines, rollout_line(run, r, s, i, logprobs),
+                            JSON_REAL_PRECISION(METRICS_DIGITS)));
+        if (logprobs) logprobs += r->completions[i].n;
+    }
     st = runlog_rollouts(run->log, run->step, &lines);
 out:
     bytes_release(&lines);

@@ -218,8 +218,10 @@ static enum status open_learner(struct run *run)
     options.adapter = run->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
+    options.spans = &run->spans;
     CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
                       run->resolved.has_reference, &options, &run->learner));
+    notice_model(run->model, learner_balance_coef(run->learner));
     if (run->draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
@@ -272,7 +274,6 @@ enum status run_open(struct run *run)
     CHECK(run_open_environment(run));
     CHECK(open_data(run));
     plan_scoring(run);
-    notice_model(run->model);
     notice_filtering(run->config);
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
@@ -287,7 +288,7 @@ enum status run_open(struct run *run)
     run->step_version = control_version(bridge_control(run->bridge));
     CHECK(run_folder_describe(run, latest != NULL));
     CHECK(runlog_new(run_leads(run) ? run->folder : NULL, run->step, run->total_steps,
-                     run->config->logging_steps, &run->log));
+                     run->config->saving.logging_steps, &run->log));
     run_plan_steps(run);
     CHECK(schedule_check(&run->resolved.schedule));
     CHECK(run_open_atropos(run));

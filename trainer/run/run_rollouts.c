@@ -59,6 +59,7 @@ static enum status score_step(void *context, struct rollout_step *s)
 {
     struct run *run = context;
     const int64_t start = clock_now_ns();
+    const double sampled_s = s->rollout->seconds;
     if (run->config->atropos) return ST_OK; // its scores came with it
     scores_release(&s->scores);             // where it is scored again
     enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
@@ -66,7 +67,8 @@ static enum status score_step(void *context, struct rollout_step *s)
     if (st == ST_OK) st = agree_on_scores(run, &s->scores);
     if (st == ST_OK) st = run_filter_groups(run, s);
     s->latency = run->scored_latency;
-    log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, clock_ms_since(start) / 1e3);
+    s->score_s += clock_ms_since(start) / 1e3 - (s->rollout->seconds - sampled_s);
+    log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, s->score_s);
     return st;
 }
 
@@ -129,6 +131,14 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
     }
 out:
     return st;
+}
+
+void run_lap_rollouts(struct run *run, const struct rollout_step *s)
+{
+    spans_lap(&run->spans, SPAN_WAIT);
+    if (run->resolved.steps_ahead > 0) return; // other threads did it
+    spans_move(&run->spans, SPAN_WAIT, SPAN_ROLLOUT, s->rollout->seconds);
+    spans_move(&run->spans, SPAN_WAIT, SPAN_SCORE, s->score_s);
 }
 
 static double updates_since(const struct run *run, uint64_t version)

@@ -81,7 +81,7 @@ void run_say_inference(struct run *run, const struct rollout_step *step,
                  "inference/undrafted)",
                  run->step, s->n_undrafted, s->n, s->n_undrafted == s->n ? ": 0" : "");
     }
-    if (run->step % c->logging_steps != 0 && run->step != run->total_steps) return;
+    if (run->step % c->saving.logging_steps != 0 && run->step != run->total_steps) return;
     if (step->spec.present && step->spec.num_drafts > 0) {
         struct bytes line = BYTES_INIT;
         spec_counters_say(&step->spec, step->rollout->seconds, &line);

@@ -193,6 +193,8 @@ static enum status wait_ready(struct server_process *s, struct http_client *http
         struct status_kept why = {0};
         status_keep(&why, st);
         CHECK(server_process_check(s, 0));
+        if (s->options.cancelled && *s->options.cancelled)
+            FAIL(ST_CANCELLED, "the start of the server was given up");
         status_recall(&why);
         if (clock_ms_until(deadline) == 0)
             FAIL(ST_TIMEOUT,

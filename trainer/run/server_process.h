@@ -7,6 +7,8 @@
 #include "common/base/status.h"
 #include "common/http/http_client.h"
 
+#include <stdbool.h>
+
 struct server_process;
 
 struct server_options {
@@ -18,7 +20,8 @@ struct server_options {
     // where the log and, of ours, socket and bridge file go; borrowed, and needed from the first
     // start on (by one that shares at once)
     const char *folder;
-    double timeout_s; // longest wait for its start
+    double timeout_s;              // longest wait for its start
+    const _Atomic bool *cancelled; // set while it is waited for: ST_CANCELLED; NULL: never
 };
 // Starts nothing yet. ST_INVALID where the command does not say where {model} and {port} go.
 enum status server_process_new(const struct server_options *options, struct server_process **ret);

@@ -22,6 +22,7 @@
 #define GONE_MS  (10 * 60 * 1000) // after which it counts as hung
 
 static _Atomic int signals_seen; // two signals may come to two threads at once
+static _Atomic bool requested;
 
 struct stop {
     pthread_t thread;
@@ -34,6 +35,7 @@ static void on_signal(int number)
 {
     (void)number;
     atomic_fetch_add(&signals_seen, 1);
+    requested = true;
 }
 
 void stop_catch_signals(void)
@@ -47,7 +49,12 @@ void stop_catch_signals(void)
 
 bool stop_requested(void)
 {
-    return signals_seen > 0;
+    return requested;
+}
+
+const _Atomic bool *stop_flag(void)
+{
+    return &requested;
 }
 
 // Ends the process once no update can be under way: with the publish lock, or with the main

@@ -16,6 +16,7 @@ struct stop;
 
 void stop_catch_signals(void); // handlers of these, process-wide
 bool stop_requested(void);
+const _Atomic bool *stop_flag(void); // set once it is
 
 // Starts the watch; control is borrowed until stop_watch_end().
 enum status stop_watch_new(struct control *control, struct stop **ret);

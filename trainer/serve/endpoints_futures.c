@@ -19,11 +19,16 @@ void handle_retrieve(void *tinker, struct http_request *q)
     struct future *future = id ? future_find(t->futures, id) : NULL;
     if (future)
         future_retrieve(future, q);
-    else if (id)
-        http_fail(q, 410,
-                  "request %.60s is gone: it is older than %d s, or cw-trainer serve was "
-                  "started anew since",
-                  id, FUTURE_KEEP_MS / 1000);
+    else if (id && futures_gave(t->futures, id))
+        http_fail(q, 410, "request %.60s is gone: it is older than %d s", id,
+                  FUTURE_KEEP_MS / 1000);
+    else if (id) // not 410, whose sentence the SDK does not show
+        http_reply_json(q, 200,
+                        json_pack("{s:o, s:s}", "error",
+                                  json_string("this request was lost: cw-trainer serve was "
+                                              "started anew since; go on from the last "
+                                              "checkpoint"),
+                                  "category", "server"));
     json_decref(body);
 }
 
@@ -98,7 +103,8 @@ void handle_retrieve_all(void *tinker, struct http_request *q)
     const char *id = tinker_text(q, target, "sampling_session_id");
     enum status st = ST_OK;
     if (!id) goto out;
-    if (!tinker_sampler(t, id)) FAIL(ST_NOT_FOUND, "there is no sampling session \"%.100s\"", id);
+    if (!tinker_sampler(t, id))
+        FAIL(ST_NOT_FOUND, "there is no sampling session \"%.100s\": " TINKER_FORGOTTEN, id);
     snprintf(poll.sampler, sizeof poll.sampler, "%s", id);
     CHECK(json_get_int("target", target, "cloned_sampler_id", 0, INT64_MAX, &poll.clone));
     CHECK(json_get_int("request", body, "prev_cursor", 0, INT64_MAX, &poll.cursor));

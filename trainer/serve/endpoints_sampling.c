@@ -3,9 +3,10 @@
  * Nothing is copied for a snapshot: it is a weight version, and is sampled from the run's weights
  * as long as these are of that version. Whether they were is known for certain once the samples are
  * there, since each token comes with the version that sampled it. An older one of an adapter is
- * sampled from the copy that is kept of it, one that was saved from a copy that is loaded for it.
- * What is left is stale: an error, unless --snapshots inflight, or the client's own kind
- * "inflight", lets newer weights answer. */
+ * sampled from the copy that is kept of it, one that was saved from a copy that is loaded for it; a
+ * whole model that was saved is loaded in place, if nobody trains what is there. What is left is
+ * stale: an error, unless --snapshots inflight, or the client's own kind "inflight", lets newer
+ * weights answer. */
 #include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
@@ -72,10 +73,11 @@ static enum status fail_stale(const struct tinker *t, const struct sampler *s)
                            "%s was saved again since this sampling client was made: make another "
                            "one, of what is there now",
                            what);
-    if (s->of.version == 0)
+    if (s->of.version == 0 || (s->of.path[0] && !s->of.run[0]))
         return status_fail(ST_MISMATCH,
                            "%s is no snapshot of the live weights (version %" PRIu64
-                           "): load it as a training client's weights (load_weights), or start a "
+                           "), which a client trains: sample it once that one has finished, or "
+                           "load it as a training client's weights (load_weights), or start a "
                            "cw-infer-server of its own on that folder",
                            what, live);
     if (!s->of.run[0])
@@ -148,21 +150,27 @@ static enum status find_path(struct tinker *t, const char *text, struct snapshot
     return ST_OK;
 }
 
-// The folder of a snapshot that is an adapter on disk.
+// The folder of a snapshot that is on disk. Any thread.
 static bool find_folder(const struct tinker *t, const struct snapshot *of, char ret[PATH_ROOM])
 {
     struct run_path path;
-    char config[PATH_ROOM];
     return of->path[0] && run_path_parse(of->path, &path) == ST_OK &&
-           runs_find(t->options->runs, &path, ret) == ST_OK &&
-           path_put(config, ret, ADAPTER_CONFIG_FILE) == ST_OK && file_exists(config);
+           runs_find(t->options->runs, &path, ret) == ST_OK;
+}
+
+// A whole model that was saved takes the place of what is there, as the model of the folder does
+// beneath an adapter, if no living client trains that.
+static bool can_load(const struct tinker *t, const struct snapshot *of)
+{
+    char folder[PATH_ROOM];
+    return find_folder(t, of, folder) &&
+           !tinker_excluding(t, NULL, policy_is_adapter(folder) ? 1 : 0);
 }
 
 static enum status check_stale(const struct tinker *t, const struct sampler *s)
 {
-    char folder[PATH_ROOM];
     const bool is_there =
-        sources_has(t->sources, &s->of, may_be_newer(t, s)) || find_folder(t, &s->of, folder);
+        sources_has(t->sources, &s->of, may_be_newer(t, s)) || can_load(t, &s->of);
     return is_there && s->saves == saves_of(t, &s->of) ? ST_OK : fail_stale(t, s);
 }
 
@@ -274,7 +282,9 @@ static void submit(struct asked *a)
 static void on_loaded(struct inbox_message *message)
 {
     struct asked *a = (struct asked *)((char *)message - offsetof(struct asked, load.message));
+    struct sampler *s = tinker_sampler(a->tinker, a->sampler.id);
     enum status st = status_recall(&a->load.status);
+    if (s && s->saves == a->sampler.saves) s->of = a->sampler.of;
     if (st == ST_OK) {
         st = check_stale(a->tinker, &a->sampler); // its path may have been saved again
         if (st != ST_OK) sources_give(a->tinker->sources, &a->use);
@@ -288,7 +298,7 @@ static void on_loaded(struct inbox_message *message)
 static enum status run_load(struct policy *policy, struct work *work)
 {
     struct asked *a = (struct asked *)((char *)work - offsetof(struct asked, load));
-    const struct snapshot *of = &a->sampler.of;
+    struct snapshot *of = &a->sampler.of;
     char folder[PATH_ROOM];
     if (!find_folder(a->tinker, of, folder))
         return status_fail(ST_NOT_FOUND, "%s was deleted meanwhile", of->path);

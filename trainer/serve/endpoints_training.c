@@ -55,11 +55,18 @@ static bool excludes(int rank, const struct training_run *m)
     return !m->over && (rank == 0 || m->rank == 0);
 }
 
+const struct training_run *tinker_excluding(const struct tinker *t, const struct session *but,
+                                            int rank)
+{
+    const struct training_run *m = t->training_runs;
+    while (m && (!excludes(rank, m) || m->session == but || is_gone(m->session))) m = m->next;
+    return m;
+}
+
 // A client that lives keeps the weights from others. 409 is tried again.
 static bool is_free(struct tinker *t, struct http_request *q, const struct session *s, int rank)
 {
-    const struct training_run *m = t->training_runs;
-    while (m && (!excludes(rank, m) || m->session == s || is_gone(m->session))) m = m->next;
+    const struct training_run *m = tinker_excluding(t, s, rank);
     if (!m) return true;
     log_info("session %s waits: %s is being trained, by a client that is alive", s->id, m->id);
     http_fail(

@@ -141,11 +141,17 @@ struct future *future_of(struct futures *f, const char *owner, int64_t seq_id)
     return number ? at(f, json_integer_value(number)) : NULL;
 }
 
+bool futures_gave(const struct futures *f, const char *id)
+{
+    const size_t n = strlen(f->process);
+    return strncmp(id, f->process, n) == 0 && id[n] == '-';
+}
+
 struct future *future_find(struct futures *f, const char *id)
 {
     const size_t n = strlen(f->process);
     char *end;
-    if (strncmp(id, f->process, n) != 0 || id[n] != '-') return NULL;
+    if (!futures_gave(f, id)) return NULL;
     const int64_t number = strtoll(id + n + 1, &end, 10);
     return end > id + n + 1 && *end == 0 ? at(f, number) : NULL;
 }

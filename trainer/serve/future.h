@@ -39,8 +39,10 @@ void futures_free(struct futures *f); // NULL is fine
 struct future *future_new(struct futures *f, const char *owner, int64_t seq_id);
 // The one of that name, where there is one.
 struct future *future_of(struct futures *f, const char *owner, int64_t seq_id);
-// By its id. NULL: 410, it is gone, or of another process.
+// By its id. NULL: it is gone, or of another process.
 struct future *future_find(struct futures *f, const char *id);
+// Whether the id is of this process.
+bool futures_gave(const struct futures *f, const char *id);
 void future_id(const struct future *u, char ret[FUTURE_ID_ROOM]);
 
 // Answers with what the request is known by. `more`: further fields, taken; or NULL.

@@ -164,7 +164,7 @@ enum status policy_open(const struct policy_options *options, struct policy **re
     CHECK(notice_roles(bridge_file_of(p->bridge), &role));
     p->folder = role->model;
     CHECK(role_open(p->bridge, role, &p->model, &p->weights));
-    notice_model(p->model);
+    notice_model(p->model, 0);
     CHECK(bridge_become_writer(p->bridge));
     CHECK(open_sources(p));
     CHECK(policy_use_learner(p, policy_max_adapters(p) > 0));

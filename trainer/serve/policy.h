@@ -60,8 +60,11 @@ enum status policy_save(struct policy *p, const char *run, const char *folder, b
 // The run's present weights, as they can be sampled; by somebody who has no path of them, if
 // `wanted`: then they are to be kept when they are older.
 enum status policy_snapshot(struct policy *p, const char *run, bool wanted, struct snapshot *ret);
-// The adapter of a checkpoint on the server, to sample from: in use, as of sources_take().
-enum status policy_load_saved(struct policy *p, const struct snapshot *of, const char *folder,
+// What lies in a checkpoint's folder, to sample from: in use, as of sources_take(). An adapter goes
+// to the server beside others; a whole model takes the place of what is there, and `of` has its
+// version then. Training runs that this leaves no place are put away.
+enum status policy_load_saved(struct policy *p, struct snapshot *of, const char *folder,
                               struct source_use *ret);
+bool policy_is_adapter(const char *folder); // a checkpoint's. Any thread
 
 #endif

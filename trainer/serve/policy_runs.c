@@ -200,7 +200,7 @@ out:
     return st;
 }
 
-static bool is_adapter(const char *folder)
+bool policy_is_adapter(const char *folder)
 {
     char path[PATH_ROOM];
     return path_put(path, folder, ADAPTER_CONFIG_FILE) == ST_OK && file_exists(path);
@@ -224,7 +224,7 @@ static enum status load(struct policy *p, struct trainee *t, const char *folder,
                         bool with_optimizer)
 {
     enum status st = ST_OK;
-    if (is_adapter(folder) != (t->adapter != NULL))
+    if (policy_is_adapter(folder) != (t->adapter != NULL))
         FAIL(ST_MISMATCH, "%s holds %s, and %s trains %s", folder,
              t->adapter ? "a whole model" : "an adapter", t->run,
              t->adapter ? "an adapter (a rank above 0)" : "the whole model (rank 0)");
@@ -346,13 +346,20 @@ out:
     return st;
 }
 
-static enum status begin_model(struct policy *p, struct trainee *t, const struct beginning *b)
+// Snapshots that are adapters are of the model beneath them.
+static void unload_snapshots(struct policy *p)
 {
-    char base[PATH_ROOM], adapter[SOURCE_ROOM];
-    enum status st = ST_OK;
-    while (p->trainees) put_away(p, p->trainees, "a full fine-tune (rank 0) begins");
+    char adapter[SOURCE_ROOM];
     sources_forget(p->sources, NULL);
     while (sources_spare(p->sources, NULL, true, adapter)) unload(p, adapter);
+}
+
+static enum status begin_model(struct policy *p, struct trainee *t, const struct beginning *b)
+{
+    char base[PATH_ROOM];
+    enum status st = ST_OK;
+    while (p->trainees) put_away(p, p->trainees, "a full fine-tune (rank 0) begins");
+    unload_snapshots(p);
     if (!b->folder) CHECK(base_folder(p, base));
     CHECK(policy_use_learner(p, false));
     CHECK(load(p, t, b->folder ? b->folder : base, b->with_optimizer));
@@ -365,7 +372,7 @@ out:
 enum status policy_begin(struct policy *p, const char *run, const struct beginning *b)
 {
     enum status st;
-    const bool adapter = b->folder ? is_adapter(b->folder) : b->rank > 0;
+    const bool adapter = b->folder ? policy_is_adapter(b->folder) : b->rank > 0;
     struct trainee *t = calloc(1, sizeof *t);
     struct status_kept kept;
     if (!t) return status_fail(ST_NO_MEMORY, "no memory for a training run");
@@ -414,7 +421,7 @@ enum status policy_save(struct policy *p, const char *run, const char *folder, b
     CHECK(policy_select(p, run, &t));
     st = with_optimizer ? save_checkpoint(p, t, folder)
          : t->adapter
-             ? adapter_folder_write(folder, t->adapter, dev, NULL)
+             ? adapter_folder_write(folder, t->adapter, dev, t->adapter->weights->dt, NULL)
              : model_folder_write(folder, dev, p->weights, p->weights->dt, p->folder, NULL, NULL);
 out:
     return st;
@@ -462,23 +469,47 @@ void policy_keep(struct policy *p, struct trainee *t)
     t->told = true;
 }
 
-enum status policy_load_saved(struct policy *p, const struct snapshot *of, const char *folder,
-                              struct source_use *ret)
+// The model itself becomes a saved one, as there is one copy of the weights.
+static enum status load_saved_model(struct policy *p, struct snapshot *of, const char *folder)
 {
-    char name[SOURCE_ROOM];
-    enum status st = ST_OK;
-    if (sources_take(p->sources, of, false, ret)) return ST_OK; // by now
-    if (!sources_base(p->sources))
-        FAIL(ST_MISMATCH,
-             "%s is an adapter of the model as its folder has it, which a full fine-tune (rank 0) "
-             "has changed: it can be sampled once an adapter is trained again",
-             of->path);
+    enum status st;
+    while (p->trainees) put_away(p, p->trainees, "a saved model is sampled in its place");
+    unload_snapshots(p);
+    CHECK(take_folder(p, folder));
+    of->run[0] = 0;
+    of->version = sources_version(p->sources, "");
+    log_info("%s is loaded as the model, to sample from", of->path);
+out:
+    return st;
+}
+
+static enum status load_saved_adapter(struct policy *p, const struct snapshot *of,
+                                      const char *folder)
+{
+    char name[SOURCE_ROOM], base[PATH_ROOM];
+    enum status st;
+    if (!sources_base(p->sources)) { // which none but a full fine-tune changes
+        if (p->trainees) put_away(p, p->trainees, "an adapter of the model's folder is sampled");
+        CHECK(base_folder(p, base));
+        CHECK(take_folder(p, base));
+    }
     CHECK(make_room(p, false, NULL));
     snprintf(name, sizeof name, ADAPTER_PREFIX "saved-%d", ++p->n_saved);
     CHECK(server_adapters_load(p->server, name, folder));
     CHECK(sources_add_saved(p->sources, of->path, name));
-    sources_take(p->sources, of, false, ret);
     log_info("%s is loaded as the adapter '%s', to sample from", of->path, name);
+out:
+    return st;
+}
+
+enum status policy_load_saved(struct policy *p, struct snapshot *of, const char *folder,
+                              struct source_use *ret)
+{
+    enum status st = ST_OK;
+    if (sources_take(p->sources, of, false, ret)) return ST_OK; // by now
+    CHECK(policy_is_adapter(folder) ? load_saved_adapter(p, of, folder)
+                                    : load_saved_model(p, of, folder));
+    sources_take(p->sources, of, false, ret);
 out:
     return st;
 }

@@ -127,6 +127,9 @@ int64_t tinker_number(struct http_request *q, const json_t *body, const char *ke
 // The session, heard of now; NULL: answered.
 struct session *tinker_session(struct tinker *t, struct http_request *q, const json_t *body);
 struct training_run *tinker_find_run(struct tinker *t, const char *id); // NULL: there is none
+// One of a living client, but for this session (or NULL), beside which none of that rank goes.
+const struct training_run *tinker_excluding(const struct tinker *t, const struct session *but,
+                                            int rank);
 // The same, heard of now; NULL: answered.
 struct training_run *tinker_training_run(struct tinker *t, struct http_request *q, const char *id);
 bool tinker_takes_work(struct tinker *t, struct http_request *q);

@@ -1,0 +1,137 @@
+/* test_dpo.c: cw-trainer dpo as a program, on the demo's model and its sums: margins of pairs it
+ * has not seen rise; pairs in other forms, and what is refused. What a step computes is compared
+ * with TRL's in test_offline_reference.c. */
+#include "tests/support/offline.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *write_pairs(const struct scene *s, const char *name, int first, int n)
+{
+    struct bytes lines = BYTES_INIT;
+    for (int i = first; i < first + n; i++) {
+        const int a = 10 + i * 37 % 90, b = 10 + i * 53 % 90;
+        // what forgets a carry; where there is none, a carry too many
+        const int wrong = a % 10 + b % 10 >= 10 ? a + b - 10 : a + b + 10;
+        bytes_printf(&lines, "{\"prompt\":\"%d+%d=\",\"chosen\":\"%d\",\"rejected\":\"%d\"}\n", a,
+                     b, a + b, wrong);
+    }
+    const char *path = test_path(s->folder, name);
+    test_write(path, lines.data, lines.len);
+    bytes_release(&lines);
+    return path;
+}
+
+static void margins_rise(void **state)
+{
+    struct scene s = {.folder = test_folder()};
+    double margins[64], right[64], loss[64];
+    (void)state;
+    s.model = test_path(test_root(), "tools/demo-model");
+    s.data = write_pairs(&s, "pairs.jsonl", 0, 64);
+    const char *held = write_pairs(&s, "heldout.jsonl", 64, 32);
+    assert_int_equal(offline_train(&s, "dpo", "run",
+                                   OPTIONS("--max-steps", "20", "--examples-per-step", "16",
+                                           "--learning-rate", "3e-5", "--eval-data", held)),
+                     0);
+    assert_said(&s, "the reference: log-probabilities by ");
+    assert_int_equal(column(&s, "run", "eval/rewards/margins", margins, 64), 21);
+    assert_int_equal(column(&s, "run", "eval/rewards/accuracies", right, 64), 21);
+    assert_int_equal(column(&s, "run", "loss", loss, 64), 21);
+    assert_true(margins[0] == 0 && right[0] == 0); // the policy is the reference, to the bit
+    assert_true(fabs(loss[1] - log(2)) < 1e-9);
+    assert_true(margins[20] > 0.05 && right[20] > 0.7);
+    assert_true(loss[20] < loss[1]);
+}
+
+// Prompt and completions as messages, and as whole conversations, are the same run.
+static void forms_of_a_pair(void **state)
+{
+    static const char *const forms[] = {
+        "{\"prompt\": [{\"role\": \"user\", \"content\": \"ab\"}], \"chosen\": [{\"role\": "
+        "\"assistant\", \"content\": \"cd\"}], \"rejected\": [{\"role\": \"assistant\", "
+        "\"content\": \"e\"}]}\n",
+        "{\"chosen\": [{\"role\": \"user\", \"content\": \"ab\"}, {\"role\": \"assistant\", "
+        "\"content\": \"cd\"}], \"rejected\": [{\"role\": \"user\", \"content\": \"ab\"}, "
+        "{\"role\": \"assistant\", \"content\": \"e\"}]}\n",
+    };
+    struct scene s;
+    double losses[2][4];
+    (void)state;
+    offline_open(&s);
+    for (int i = 0; i < 2; i++) {
+        const char *run = i ? "conversations" : "messages";
+        test_write(s.data, forms[i], strlen(forms[i]));
+        assert_int_equal(offline_train(&s, "dpo", run, OPTIONS("--max-steps", "3")), 0);
+        assert_int_equal(column(&s, run, "loss", losses[i], 4), 3);
+    }
+    assert_memory_equal(losses[0], losses[1], 3 * sizeof(double));
+    assert_true(losses[0][2] < losses[0][0]);
+}
+
+static void figures_by(struct scene *s, const char *budget, double ret[2][4])
+{
+    assert_int_equal(offline_train(s, "dpo", budget,
+                                   OPTIONS("--max-steps", "3", "--examples-per-step", "6",
+                                           "--token-budget", budget)),
+                     0);
+    assert_int_equal(column(s, budget, "loss", ret[0], 4), 3);
+    assert_int_equal(column(s, budget, "rewards/margins", ret[1], 4), 3);
+}
+
+// Wherever micro-batches end, a pair is compared as a whole.
+static void any_token_budget(void **state)
+{
+    static const char *const budgets[] = {"16", "18", "20", "21", "22", "23", "25"};
+    struct scene s;
+    double want[2][4], have[2][4];
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, true, 6);
+    figures_by(&s, "8192", want);
+    assert_true(want[1][2] > 0);
+    for (size_t i = 0; i < sizeof budgets / sizeof *budgets; i++) {
+        figures_by(&s, budgets[i], have);
+        for (int k = 0; k < 2; k++)
+            for (int step = 0; step < 3; step++)
+                assert_true(fabs(want[k][step] - have[k][step]) < 1e-5);
+    }
+}
+
+static void what_is_refused(void **state)
+{
+    struct scene s;
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, true, 4);
+    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--beta", "0")), 2);
+    assert_said(&s, "--beta 0: give more than 0");
+    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--loss-type", "exo_pair")), 2);
+    assert_said(&s, "needs --label-smoothing above 0");
+    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--precompute-ref-log-probs", "1")),
+                     2);
+    assert_said(&s, "always computed once");
+    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--token-budget", "10")), 1);
+    assert_said(&s, "--token-budget 10 is below the longest pair");
+    static const char differ[] =
+        "{\"chosen\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+        "\"content\": \"b\"}], \"rejected\": [{\"role\": \"user\", \"content\": \"c\"}, "
+        "{\"role\": \"assistant\", \"content\": \"d\"}]}\n";
+    test_write(s.data, differ, strlen(differ));
+    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--max-steps", "1")), 1);
+    assert_said(&s,
+                "line 1: the conversations \"chosen\" and \"rejected\" differ before their last");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(margins_rise),
+        cmocka_unit_test(forms_of_a_pair),
+        cmocka_unit_test(any_token_budget),
+        cmocka_unit_test(what_is_refused),
+    };
+    return cmocka_run_group_tests_name("dpo", tests, NULL, NULL);
+}

@@ -1,0 +1,168 @@
+/* test_offline_resume.c: a run of cw-trainer sft or dpo that is killed at any moment and taken up
+ * again ends in the bits of one that was not. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/offline.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ON 10 // steps from the last checkpoint of the killed run to the end
+
+static int last_saved(const struct scene *s, const char *run)
+{
+    json_t *state;
+    assert_ok(
+        json_read_file(test_path(latest(s, run), "trainer/trainer_state.json"), 1 << 20, &state));
+    const int step = (int)metric(state, "step");
+    json_decref(state);
+    return step;
+}
+
+static void kill_after_a_checkpoint(struct scene *s, const char *command,
+                                    const char *const options[])
+{
+    struct test_child child = {0};
+    offline_start(s, command, "killed", options, &child);
+    test_wait_for_file(latest(s, "killed"), LIMIT_MS, &child);
+    test_kill(&child, SIGKILL);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 128 + SIGKILL);
+}
+
+// All of metrics.jsonl but the time that a step took.
+static json_t *lines_of(const struct scene *s, const char *run)
+{
+    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl")), *next = text;
+    json_t *lines = json_array();
+    for (char *line; (line = strsep(&next, "\n")) && *line;) {
+        json_t *m;
+        assert_ok(json_parse("metrics", line, strlen(line), &m));
+        json_object_del(m, "step_s");
+        json_array_append_new(lines, m);
+    }
+    free(text);
+    return lines;
+}
+
+static void same_metrics(const struct scene *s, int n)
+{
+    json_t *a = lines_of(s, "killed"), *b = lines_of(s, "whole");
+    assert_int_equal(json_array_size(b), n + 1); // with that of step 0
+    if (!json_equal(a, b))
+        fail_msg("%s\n%s", json_dumps(a, JSON_INDENT(1)), json_dumps(b, JSON_INDENT(1)));
+    json_decref(a);
+    json_decref(b);
+}
+
+static void goes_on(const char *command, const char *const more[], const char *weights)
+{
+    struct scene s;
+    char steps[16];
+    const char *options[32] = {"--save-steps", "10", "--max-steps", "1000000"};
+    int n = 4;
+    offline_open(&s);
+    offline_sums(&s, strcmp(command, "dpo") == 0, 20);
+    for (; *more; more++) options[n++] = *more;
+    options[n++] = "--eval-data", options[n++] = s.data;
+    options[n++] = "--eval-steps", options[n++] = "5";
+    kill_after_a_checkpoint(&s, command, options);
+    const int saved = last_saved(&s, "killed");
+    assert_int_equal(saved % 10, 0);
+    snprintf(steps, sizeof steps, "%d", saved + ON);
+    // all options but this are the folder's
+    assert_int_equal(
+        offline_train(&s, command, "killed", OPTIONS("--resume", "--max-steps", steps)), 0);
+    assert_said(&s, "resumed at step ");
+    options[3] = steps;
+    assert_int_equal(offline_train(&s, command, "whole", options), 0);
+    same_metrics(&s, saved + ON);
+    const char *a = latest(&s, "killed"), *b = latest(&s, "whole");
+    test_same_file(a, b, weights);
+    test_same_file(test_path(a, "trainer"), test_path(b, "trainer"), "optimizer.safetensors");
+}
+
+static void all_weights(void **state)
+{
+    (void)state;
+    goes_on("sft", OPTIONS("--examples-per-step", "3"), "model.safetensors");
+}
+
+static void an_adapter_with_dropout(void **state)
+{
+    (void)state;
+    goes_on("sft", OPTIONS("--lora-r", "4", "--lora-dropout", "0.2"), "adapter_model.safetensors");
+}
+
+static void pairs(void **state)
+{
+    (void)state;
+    goes_on("dpo", OPTIONS("--beta", "0.2"), "model.safetensors");
+}
+
+static void an_adapter_of_pairs(void **state)
+{
+    (void)state;
+    goes_on("dpo", OPTIONS("--lora-r", "4"), "adapter_model.safetensors");
+}
+
+// What a kill in the midst of steps 11 to 20 leaves, with a learning rate that falls to 0.
+static void ten_and_ten_are_twenty(void **state)
+{
+    struct scene s;
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, false, 20);
+    const char *whole = test_path(s.folder, "out"), *again = test_path(s.folder, "again"),
+               *checkpoints = test_path(s.folder, "run/checkpoints");
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--max-steps", "20", "--save-steps", "10", "--lr-scheduler-type",
+                              "linear", "--warmup-steps", "3", "--out", whole)),
+        0);
+    json_t *lines = lines_of(&s, "run");
+    assert_ok(file_remove_tree(test_path(checkpoints, "step-20")));
+    assert_int_equal(unlink(latest(&s, "run")), 0);
+    assert_int_equal(symlink("step-10", latest(&s, "run")), 0);
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--resume", "--lr-scheduler-type", "linear", "--out", again)),
+        0);
+    assert_said(&s, "resumed at step 10 from ");
+    test_same_file(whole, again, "model.safetensors");
+    json_t *lines_again = lines_of(&s, "run");
+    assert_true(json_equal(lines, lines_again));
+    json_decref(lines);
+    json_decref(lines_again);
+}
+
+static void a_signal_ends_with_a_checkpoint(void **state)
+{
+    struct scene s;
+    struct test_child child = {0};
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, false, 20);
+    offline_start(&s, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
+    wait_for_steps(&s, "run", 3, &child);
+    test_kill(&child, SIGTERM);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 0);
+    assert_log(&s, "stopped at step ");
+    assert_int_equal(last_saved(&s, "run"), steps_done(&s, "run"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ten_and_ten_are_twenty),
+        cmocka_unit_test(a_signal_ends_with_a_checkpoint),
+        cmocka_unit_test(all_weights),
+        cmocka_unit_test(an_adapter_with_dropout),
+        cmocka_unit_test(pairs),
+        cmocka_unit_test(an_adapter_of_pairs),
+    };
+    return cmocka_run_group_tests_name("offline resume", tests, NULL, NULL);
+}

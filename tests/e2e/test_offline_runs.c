@@ -1,0 +1,227 @@
+/* test_offline_runs.c: the run folder of cw-trainer sft: what it records, what it replaces and what
+ * it refuses to go on with; adapters; held-out examples. */
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/model/adapter_config.h"
+#include "tests/support/offline.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void open_sums(struct scene *s)
+{
+    offline_open(s);
+    offline_sums(s, false, 12);
+}
+
+static void what_a_run_leaves(void **state)
+{
+    struct scene s;
+    json_t *run, *config;
+    double have[8];
+    (void)state;
+    open_sums(&s);
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--max-steps", "6", "--save-steps", "2", "--save-total-limit", "2",
+                              "--eval-data", s.data, "--eval-steps", "3", "--eval-limit", "5")),
+        0);
+    assert_int_equal(steps_done(&s, "run"), 7);
+    json_t *m = last_metrics(&s, "run");
+    assert_true(metric(m, "step") == 6 && metric(m, "epoch") == 18 / 12.);
+    assert_true(metric(m, "skipped_updates") == 0 && metric(m, "step_s") > 0);
+    assert_true(metric(m, "learning_rate") == 1e-3);
+    json_decref(m);
+    assert_int_equal(column(&s, "run", "eval/loss", have, 8), 7);
+    assert_true(have[0] > have[3] && have[3] > have[6] && have[6] > 0);
+    assert_true(have[1] == 0 && have[2] == 0 && have[4] == 0);
+    const char *folder = test_path(s.folder, "run");
+    assert_ok(json_read_file(test_path(folder, "run.json"), 1 << 20, &run));
+    assert_int_equal(json_array_size(json_object_get(run, "starts")), 1);
+    assert_ok(json_read_file(test_path(folder, "config.json"), 1 << 20, &config));
+    assert_true(metric(config, "eval_limit") == 5);
+    json_decref(run);
+    json_decref(config);
+    assert_false(file_exists(test_path(folder, "checkpoints/step-2")));
+    assert_true(file_exists(test_path(folder, "checkpoints/step-4/trainer/optimizer.safetensors")));
+    assert_true(file_exists(test_path(latest(&s, "run"), "tokenizer.json")));
+}
+
+// The held-out loss is that of a run that learns nothing from the same examples.
+static void held_out_is_not_learnt(void **state)
+{
+    struct scene s;
+    double eval[4], loss[4];
+    (void)state;
+    open_sums(&s);
+    assert_int_equal(offline_train(&s, "sft", "run",
+                                   OPTIONS("--max-steps", "1", "--learning-rate", "0",
+                                           "--examples-per-step", "12", "--eval-data", s.data)),
+                     0);
+    assert_int_equal(column(&s, "run", "eval/loss", eval, 4), 2);
+    assert_int_equal(column(&s, "run", "loss", loss, 4), 2);
+    assert_true(fabs(eval[0] - loss[1]) < 1e-6 && eval[0] == eval[1]);
+}
+
+static void a_folder_that_holds_a_run(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "3")), 0);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2")), 1);
+    assert_said(&s, "holds a run already: go on with it (--resume), replace it (--overwrite)");
+    assert_int_equal(steps_done(&s, "run"), 3);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2", "--overwrite")),
+                     0);
+    assert_said(&s, "the run there is replaced (--overwrite)");
+    assert_int_equal(steps_done(&s, "run"), 2);
+    assert_false(file_exists(test_path(s.folder, "run/checkpoints/step-3")));
+    // one that is over has nothing to do
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume")), 0);
+    assert_int_equal(steps_done(&s, "run"), 2);
+}
+
+// --out of a run that goes on is replaced on request only, and the run is not.
+static void out_of_a_run_that_goes_on(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    const char *out = test_path(s.folder, "out");
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1", "--out", out)), 0);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume", "--max-steps", "2")), 2);
+    assert_said(&s, "is there already; take another folder, or say --overwrite");
+    assert_int_equal(
+        offline_train(&s, "sft", "run", OPTIONS("--resume", "--overwrite", "--max-steps", "2")), 0);
+    assert_int_equal(steps_done(&s, "run"), 2);
+    assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-1")));
+    test_same_file(out, latest(&s, "run"), "model.safetensors");
+}
+
+static void another_run_is_refused(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2")), 0);
+    const struct {
+        const char *const *options, *said;
+    } cases[] = {
+        {OPTIONS("--resume", "--seed", "3"), "was made with --seed 42"},
+        {OPTIONS("--resume", "--lora-r", "2"), "was made without --lora-r"},
+        {OPTIONS("--resume", "--freeze", "*norm*"), "was made with --freeze \"\""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(offline_train(&s, "sft", "run", cases[i].options), 1);
+        assert_said(&s, cases[i].said);
+    }
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--resume", "--learning-rate", "1e-4", "--max-steps", "3")),
+        0);
+    assert_said(&s, "the run goes on with other options: learning_rate 0.0001 (was 0.001)");
+    test_write(s.data, "{\"prompt\": \"a\", \"completion\": \"b\"}\n", 35);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume", "--max-steps", "4")), 1);
+    assert_said(&s, "was made with another content of");
+    offline_sums(&s, true, 3);
+    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--overwrite", "--max-steps", "1")),
+                     0);
+    assert_int_equal(
+        offline_train(&s, "sft", "run", OPTIONS("--resume", "--answer-field", "chosen")), 2);
+    assert_said(&s, "recorded by another version or command");
+    remove(test_path(s.folder, "run/config.json"));
+    assert_int_equal(
+        offline_train(&s, "sft", "run", OPTIONS("--resume", "--answer-field", "chosen")), 1);
+    assert_said(&s, "is of a run of cw-trainer dpo, not of sft");
+}
+
+static void without_a_run_folder(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "alone.log");
+    assert_int_equal(
+        test_command(log, LIMIT_MS,
+                     OPTIONS(test_binary("cw-trainer"), "sft", "--model", s.model, "--data", s.data,
+                             "--out", out, "--max-steps", "1", "--device", "cpu")),
+        0);
+    assert_said(&s,
+                "no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
+    assert_true(file_exists(test_path(out, "model.safetensors")));
+}
+
+static void what_has_no_effect_is_said(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    assert_int_equal(offline_train(&s, "sft", "run",
+                                   OPTIONS("--max-steps", "1", "--eval-steps", "3", "--lora-alpha",
+                                           "8", "--dtype", "f32")),
+                     0);
+    assert_said(&s, "--eval-steps has no effect without --eval-data");
+    assert_said(&s, "--lora-alpha has no effect without --lora-r");
+    assert_said(&s, "--dtype has no effect without --out");
+    offline_sums(&s, true, 3);
+    assert_int_equal(
+        offline_train(&s, "dpo", "pairs", OPTIONS("--max-steps", "1", "--label-smoothing", "0.1")),
+        0);
+    assert_said(&s, "--label-smoothing has no effect without --loss-type robust or exo_pair");
+}
+
+// The adapter's folder, as PEFT reads it, gives what the trained model gives.
+static void an_adapter(void **state)
+{
+    struct scene s;
+    json_t *config;
+    (void)state;
+    open_sums(&s);
+    const char *out = test_path(s.folder, "adapter"), *merged = test_path(s.folder, "merged"),
+               *log = test_path(s.folder, "merge.log");
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--max-steps", "4", "--lora-r", "4", "--lora-alpha", "32",
+                              "--lora-target", "q_proj,up_proj", "--learning-rate", "1e-2", "--out",
+                              out, "--eval-data", s.data)),
+        0);
+    assert_said(&s, "parameters are trained, beside");
+    test_same_file(out, latest(&s, "run"), "adapter_model.safetensors");
+    assert_ok(json_read_file(test_path(out, ADAPTER_CONFIG_FILE), 1 << 20, &config));
+    assert_string_equal(json_string_value(json_object_get(config, "base_model_name_or_path")),
+                        s.model);
+    json_decref(config);
+    assert_int_equal(test_command(log, LIMIT_MS,
+                                  OPTIONS(test_binary("cw-trainer"), "merge", "--model", s.model,
+                                          "--adapter", out, "--out", merged)),
+                     0);
+    // the merged model's loss is what the run ended with
+    json_t *m = last_metrics(&s, "run");
+    const double ended = metric(m, "eval/loss");
+    json_decref(m);
+    s.model = merged;
+    assert_int_equal(
+        offline_train(&s, "sft", "again",
+                      OPTIONS("--max-steps", "1", "--learning-rate", "0", "--eval-data", s.data)),
+        0);
+    m = last_metrics(&s, "again");
+    assert_true(fabs(metric(m, "eval/loss") - ended) < 1e-5);
+    json_decref(m);
+    double losses[8];
+    assert_int_equal(column(&s, "run", "eval/loss", losses, 8), 5);
+    assert_true(losses[0] - ended > 0.1); // it has learnt
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_a_run_leaves),          cmocka_unit_test(held_out_is_not_learnt),
+        cmocka_unit_test(a_folder_that_holds_a_run),  cmocka_unit_test(out_of_a_run_that_goes_on),
+        cmocka_unit_test(another_run_is_refused),     cmocka_unit_test(without_a_run_folder),
+        cmocka_unit_test(what_has_no_effect_is_said), cmocka_unit_test(an_adapter),
+    };
+    return cmocka_run_group_tests_name("offline runs", tests, NULL, NULL);
+}

@@ -1,0 +1,186 @@
+/* test_step_record.c: what a step leaves for its reader: where its time went (its spans), and of
+ * each sampled token its log-probabilities and its place in the text (--log-logprobs). */
+#include "common/base/clock.h"
+#include "common/base/json.h"
+#include "tests/support/mpirun.h"
+#include "tests/support/training.h"
+#include "trainer/learn/spans.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEPS 3
+
+static struct scene scene;
+
+static int open_scene(void **state)
+{
+    (void)state;
+    scene_open_exact(&scene);
+    return 0;
+}
+
+static int close_scene(void **state)
+{
+    (void)state;
+    scene_close(&scene);
+    return 0;
+}
+
+// Values of a span in the lines of a run, that of step 0 included.
+static int span(const char *run, enum span which, double ret[STEPS + 1])
+{
+    char key[64];
+    snprintf(key, sizeof key, "spans/%s_s", span_names[which]);
+    return column(&scene, run, key, ret, STEPS + 1);
+}
+
+static void spans_are_the_time_of_a_step(void **state)
+{
+    (void)state;
+    double of[N_SPANS][STEPS + 1], step_s[STEPS + 1], all = 0;
+    const int64_t start = clock_now_ns();
+    assert_int_equal(train(&scene, "spans",
+                           OPTIONS("--max-steps", "3", "--eval-data", scene.data, "--eval-steps",
+                                   "2", "--save-steps", "2")),
+                     0);
+    const double wall_s = clock_ms_since(start) / 1e3;
+    for (int i = 0; i < N_SPANS; i++)
+        assert_int_equal(span("spans", (enum span)i, of[i]), STEPS + 1);
+    assert_int_equal(column(&scene, "spans", "step_s", step_s, STEPS + 1), STEPS + 1);
+    for (int step = 0; step <= STEPS; step++) {
+        double sum = 0;
+        for (int i = 0; i < N_SPANS; i++) {
+            assert_true(of[i][step] >= 0);
+            sum += of[i][step];
+        }
+        assert_true(sum > step_s[step]); // which is a part of the time since the line before
+        all += sum;
+    }
+    assert_true(all < wall_s);
+    for (int step = 1; step <= STEPS; step++) {
+        static const enum span always[] = {SPAN_ROLLOUT,  SPAN_SCORE,     SPAN_PACK, SPAN_FORWARD,
+                                           SPAN_BACKWARD, SPAN_OPTIMIZER, SPAN_LOG};
+        for (size_t k = 0; k < sizeof always / sizeof *always; k++)
+            if (!(of[always[k]][step] > 0)) fail_msg("step %d: no time of %d", step, always[k]);
+    }
+    assert_true(of[SPAN_EVAL][0] > 0 && of[SPAN_EVAL][2] > 0 && of[SPAN_EVAL][1] == 0);
+    // a checkpoint is written behind its step's line: steps 0 and 2
+    assert_true(of[SPAN_CHECKPOINT][1] > 0 && of[SPAN_CHECKPOINT][3] > 0);
+    assert_true(of[SPAN_CHECKPOINT][2] == 0);
+}
+
+// Ahead of learning others sample and score: that is no time of this thread.
+static void a_run_ahead_waits(void **state)
+{
+    (void)state;
+    double waited[STEPS + 1], sampled[STEPS + 1], scored[STEPS + 1];
+    assert_int_equal(train(&scene, "ahead", OPTIONS("--max-steps", "3", "--async")), 0);
+    const int n = span("ahead", SPAN_WAIT, waited);
+    assert_int_equal(n, STEPS);
+    span("ahead", SPAN_ROLLOUT, sampled);
+    span("ahead", SPAN_SCORE, scored);
+    for (int i = 0; i < n; i++) assert_true(waited[i] > 0 && sampled[i] == 0 && scored[i] == 0);
+}
+
+// ---- tokens -------------------------------------------------------------------------------------
+
+static json_t *first_sample(const char *run)
+{
+    char path[64];
+    snprintf(path, sizeof path, "%s/rollouts/step-1.jsonl", run);
+    char *text = test_read(test_path(scene.folder, path));
+    json_t *line;
+    assert_ok(json_parse(path, text, strcspn(text, "\n"), &line));
+    free(text);
+    return line;
+}
+
+static double entry(const json_t *line, const char *key, size_t t)
+{
+    return json_number_value(json_array_get(json_object_get(line, key), t));
+}
+
+static void tokens_have_their_numbers(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        train(&scene, "tokens", OPTIONS("--max-steps", "1", "--log-completions", "--log-logprobs")),
+        0);
+    json_t *line = first_sample("tokens");
+    const size_t n = (size_t)json_integer_value(json_object_get(line, "tokens"));
+    assert_true(n > 0);
+    assert_int_equal(json_array_size(json_object_get(line, "logprobs")), n);
+    assert_int_equal(json_array_size(json_object_get(line, "trainer_logprobs")), n);
+    assert_int_equal(json_array_size(json_object_get(line, "text_offset")), n);
+    for (size_t t = 0; t < n; t++) {
+        assert_true(entry(line, "logprobs", t) < 0);
+        // nothing lies between the two where both compute exactly
+        assert_true(entry(line, "logprobs", t) == entry(line, "trainer_logprobs", t));
+        assert_true(t == 0 || entry(line, "text_offset", t) >= entry(line, "text_offset", t - 1));
+    }
+    json_decref(line);
+}
+
+// Two ranks compute a group each, and rank 0 writes down both's.
+static void ranks_bring_their_tokens_together(void **state)
+{
+    (void)state;
+    const char *argv[MPIRUN_WORDS + TRAINER_WORDS], *run = test_path(scene.folder, "ranks");
+    struct daemon other = {0};
+    const int n = mpirun_put(2, argv);
+    daemon_start(&other, scene.model, OPTIONS("--dtype", daemon_exact_dtype()));
+    assert_int_equal(symlink(scene.daemon.bridge, test_path(scene.folder, "rank-0.json")), 0);
+    assert_int_equal(symlink(other.bridge, test_path(scene.folder, "rank-1.json")), 0);
+    trainer_command(&scene, run,
+                    OPTIONS("--bridge", test_path(scene.folder, "rank-{rank}.json"), "--max-steps",
+                            "1", "--prompts-per-step", "3", "--log-completions", "--log-logprobs"),
+                    argv + n);
+    assert_int_equal(test_command(test_path(scene.folder, "trainer.log"), LIMIT_MS, argv), 0);
+    daemon_kill(&other);
+    char *text = test_read(test_path(run, "rollouts/step-1.jsonl"));
+    int lines = 0;
+    for (char *at = text, *end; (end = strchr(at, '\n')); at = end + 1, lines++) {
+        json_t *line;
+        assert_ok(json_parse("step-1.jsonl", at, (size_t)(end - at), &line));
+        const size_t tokens = json_array_size(json_object_get(line, "logprobs"));
+        assert_true(tokens > 0);
+        assert_int_equal(json_array_size(json_object_get(line, "trainer_logprobs")), tokens);
+        for (size_t t = 0; t < tokens; t++)
+            assert_true(entry(line, "logprobs", t) == entry(line, "trainer_logprobs", t));
+        json_decref(line);
+    }
+    assert_true(lines >= 6);
+    free(text);
+}
+
+static void tokens_are_plain_unless_asked_for(void **state)
+{
+    (void)state;
+    assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", "1", "--log-completions")), 0);
+    json_t *line = first_sample("plain");
+    assert_null(json_object_get(line, "logprobs"));
+    assert_null(json_object_get(line, "trainer_logprobs"));
+    json_decref(line);
+    assert_int_equal(train_alone(&scene, "idle", OPTIONS("--max-steps", "1", "--log-logprobs")), 0);
+    assert_said(&scene, "--log-logprobs has no effect without --log-completions");
+    json_decref(daemon_post(scene.daemon.socket, "/v1/rollouts", 400,
+                            "{\"groups\":[{\"prompt\":\"1\"}],\"sampling\":{\"text_offset\":1}}"));
+    json_decref(daemon_post(
+        scene.daemon.socket, "/inference/v1/generate", 400,
+        "{\"token_ids\":[1],\"sampling_params\":{\"max_tokens\":1,\"text_offset\":true}}"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(spans_are_the_time_of_a_step),
+        cmocka_unit_test(a_run_ahead_waits),
+        cmocka_unit_test(tokens_have_their_numbers),
+        cmocka_unit_test(ranks_bring_their_tokens_together),
+        cmocka_unit_test(tokens_are_plain_unless_asked_for),
+    };
+    return cmocka_run_group_tests_name("step record", tests, open_scene, close_scene);
+}

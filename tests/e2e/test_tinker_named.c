@@ -1,0 +1,122 @@
+/* test_tinker_named.c: cw-trainer serve and whole models that were saved by name: who samples one
+ * gets it from disk, once nobody trains what is there in its place. */
+#include "tests/support/tinker_pair.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct tinker_pair pair;
+static char session[128], model[128];
+
+static json_t *sampler_of(const char *path, int number, int status)
+{
+    return tinker_post(&pair.server, "create_sampling_session", status,
+                       "{\"session_id\":\"%s\",\"sampling_session_seq_id\":%d,\"model_path\":"
+                       "\"%s\"}",
+                       session, number, path);
+}
+
+static json_t *sample(const char *sampler, int seq_id)
+{
+    return tinker_post(&pair.server, "asample", 200,
+                       "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
+                       "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20]}]},"
+                       "\"sampling_params\":{\"max_tokens\":6,\"seed\":3,\"stop\":[]}}",
+                       sampler, seq_id);
+}
+
+// Tokens and log-probabilities of one sample of a path, by a sampling session of that number.
+static void sample_path(const char *path, int number, struct bytes *ret)
+{
+    struct bytes answer = BYTES_INIT;
+    json_t *made = sampler_of(path, number, 200);
+    const char *sampler = json_string_value(json_object_get(made, "sampling_session_id"));
+    for (int again = 0; again < 2; again++) { // the second finds what the first has loaded
+        tinker_retrieve_bytes(&pair.server, sample(sampler, again), &answer);
+        const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
+        const struct proto_span sequence = tinker_field(message, 1);
+        bytes_clear(ret);
+        bytes_append(ret, (const char *)sequence.data, sequence.len);
+        bytes_clear(&answer);
+    }
+    bytes_release(&answer);
+    json_decref(made);
+}
+
+static void assert_same(const struct bytes *a, const struct bytes *b)
+{
+    assert_int_equal(a->len, b->len);
+    assert_memory_equal(bytes_text(a), bytes_text(b), a->len);
+}
+
+static void finish(void)
+{
+    char path[256];
+    snprintf(path, sizeof path, "sessions/%s/finish", session);
+    json_decref(tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}"));
+}
+
+// A step, and what it gives under a name, as it is sampled while it is live.
+static void save(int seq_id, const char *name, char ret_path[256], struct bytes *ret_sample)
+{
+    float unused[TINKER_N];
+    tinker_logprobs(
+        &pair.server,
+        tinker_learn(&pair.server, model, seq_id, "cross_entropy", false, &tinker_one, 1), TINKER_N,
+        unused);
+    tinker_step(&pair.server, model, seq_id + 1, 1e-2);
+    json_t *saved =
+        tinker_retrieve(&pair.server, tinker_post(&pair.server, "save_weights_for_sampler", 200,
+                                                  "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":"
+                                                  "\"%s\"}",
+                                                  model, seq_id + 2, name));
+    snprintf(ret_path, 256, "%s", json_string_value(json_object_get(saved, "path")));
+    json_decref(saved);
+    sample_path(ret_path, seq_id, ret_sample);
+}
+
+static void test_from_disk(void **state)
+{
+    (void)state;
+    struct bytes first = BYTES_INIT, second = BYTES_INIT, got = BYTES_INIT;
+    char one[256], two[256];
+    tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
+    tinker_model(&pair.server, session, model);
+    save(1, "one", one, &first);
+    save(4, "two", two, &second);
+    assert_true(first.len != second.len ||
+                memcmp(bytes_text(&first), bytes_text(&second), first.len) != 0);
+    tinker_refused(sampler_of(one, 20, 400), "sample it once that one has finished");
+    finish();
+    sample_path(one, 21, &got);
+    assert_same(&got, &first);
+    sample_path(two, 22, &got);
+    assert_same(&got, &second);
+
+    const char *runs = pair.server.runs;
+    test_kill(&pair.server.child, SIGKILL);
+    assert_int_equal(test_wait(&pair.server.child, 10000), 128 + SIGKILL);
+    tinker_server_start(&pair.server, &pair.daemon, runs, NULL);
+    json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
+    snprintf(session, sizeof session, "%s",
+             json_string_value(json_object_get(answer, "session_id")));
+    json_decref(answer);
+    sample_path(one, 0, &got);
+    assert_same(&got, &first);
+    finish();
+
+    tinker_model(&pair.server, session, model); // trains from the model folder again
+    tinker_refused(sampler_of(one, 1, 400), "which a client trains");
+    bytes_release(&first);
+    bytes_release(&second);
+    bytes_release(&got);
+    tinker_pair_stop(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {TINKER_TEST(test_from_disk, &pair)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,339 @@
+/* test_experts.c: the matmuls and biases of a mixture's experts over their sorted rows, and their
+ * gradients: of every width, and with numbers of rows on and beside the borders of tiles. */
+#include "tests/support/op_table.h"
+
+// matmul_experts: p: m n k n_experts pattern trans_b out_f32
+
+// Which experts have rows; GAPS: every second; BORDERS: as many as `borders` says.
+enum rows { SPREAD, FIRST, LAST, GAPS, UNEVEN, BORDERS };
+enum { N_BORDERS = 8, BORDER_ROWS = 577 }; // BORDER_ROWS: their sum
+static const int borders[N_BORDERS] = {65, 0, 1, 129, 63, 64, 127, 128};
+
+static void fill_borders(int32_t *offsets, int m, int n_experts)
+{
+    for (int e = 0; e < n_experts; e++) offsets[e + 1] = offsets[e] + borders[e % N_BORDERS];
+    assert_int_equal(offsets[n_experts], m);
+}
+
+static void fill_offsets(struct op_test *t, int32_t *offsets, int m, int n_experts,
+                         enum rows pattern)
+{
+    if (pattern == BORDERS) {
+        fill_borders(offsets, m, n_experts);
+        return;
+    }
+    for (int r = 0; r < m; r++) {
+        int e = (int)rng_below(&t->rng, (uint32_t)n_experts);
+        if (pattern == FIRST) e = 0;
+        if (pattern == LAST) e = n_experts - 1;
+        if (pattern == GAPS) e = e / 2 * 2;
+        if (pattern == UNEVEN && rng_below(&t->rng, 4) > 0) e = n_experts / 2;
+        offsets[e + 1]++;
+    }
+    for (int e = 0; e < n_experts; e++) offsets[e + 1] += offsets[e];
+}
+
+enum { EX_C, EX_A, EX_B, EX_OFFSETS };
+
+static void experts_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "c", OUT, p[6] ? F32 : DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "a", IN, DATA, (int64_t)p[0] * p[2], 1);
+    floats(t, "b", IN, DATA, (int64_t)p[3] * p[1] * p[2], 1);
+    fill_offsets(t, ints(t, "offsets", p[3] + 1), p[0], p[3], (enum rows)p[4]);
+}
+
+static void experts_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const int *p = t->c->p;
+    const struct matmul shape = {.m = p[0],
+                                 .n = p[1],
+                                 .k = p[2],
+                                 .trans_b = p[5],
+                                 .in = t->dt,
+                                 .out = p[6] ? DT_F32 : t->dt};
+    ops->matmul_experts(dev, d[EX_C], d[EX_A], d[EX_B], d[EX_OFFSETS], p[3], &shape);
+}
+
+// Entry (i, j) of expert e's product.
+static double expert_dot(const double *a, const double *b, int n, int k, bool trans_b, int e, int i,
+                         int j)
+{
+    double sum = 0;
+    b += (int64_t)e * n * k;
+    for (int l = 0; l < k; l++)
+        sum += a[(int64_t)i * k + l] * b[trans_b ? (int64_t)j * k + l : (int64_t)l * n + j];
+    return sum;
+}
+
+static void experts_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, n = p[1];
+    const int32_t *offsets = t->a[EX_OFFSETS].i;
+    for (int e = 0; e < p[3]; e++)
+        for (int i = offsets[e]; i < offsets[e + 1]; i++)
+            for (int j = 0; j < n; j++)
+                t->a[EX_C].expect[(int64_t)i * n + j] =
+                    expert_dot(v[EX_A], v[EX_B], n, p[2], p[5], e, i, j);
+}
+
+static const struct op_def op_experts = {"matmul_experts", experts_setup, experts_launch,
+                                         experts_reference};
+
+// matmul_experts_back: p: m n k n_experts pattern. The loss is the sum of dy * (x . w^T).
+
+enum { XB_DW, XB_DY, XB_X, XB_OFFSETS, XB_W };
+
+static void experts_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    int64_t n_weights = (int64_t)p[3] * p[1] * p[2];
+    floats(t, "dw", INOUT, F32, n_weights, 1);
+    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "x", IN, DATA, (int64_t)p[0] * p[2], 1);
+    fill_offsets(t, ints(t, "offsets", p[3] + 1), p[0], p[3], (enum rows)p[4]);
+    floats(t, "w", IN, F32, n_weights, 1);
+}
+
+static void experts_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
+                                void **d)
+{
+    const int *p = t->c->p;
+    const struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .in = t->dt};
+    ops->matmul_experts_back(dev, d[XB_DW], d[XB_DY], d[XB_X], d[XB_OFFSETS], p[3], &shape);
+}
+
+static double experts_loss(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, n = p[1];
+    const int32_t *offsets = t->a[XB_OFFSETS].i;
+    double loss = 0;
+    for (int e = 0; e < p[3]; e++)
+        for (int i = offsets[e]; i < offsets[e + 1]; i++)
+            for (int j = 0; j < n; j++)
+                loss += v[XB_DY][(int64_t)i * n + j] *
+                        expert_dot(v[XB_X], v[XB_W], n, p[2], true, e, i, j);
+    return loss;
+}
+
+static void experts_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, XB_DW, XB_W, true, experts_loss);
+}
+
+static const struct op_def op_experts_back = {"matmul_experts_back", experts_back_setup,
+                                              experts_back_launch, experts_back_reference};
+
+// experts_bias: p: rows width n_experts pattern
+
+enum { BI_Y, BI_BIAS, BI_OFFSETS };
+
+static void bias_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "y", INOUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "bias", IN, DATA, (int64_t)p[2] * p[1], 1);
+    fill_offsets(t, ints(t, "offsets", p[2] + 1), p[0], p[2], (enum rows)p[3]);
+}
+
+static struct expert_rows bias_shape(const struct op_test *t)
+{
+    const int *p = t->c->p;
+    return (struct expert_rows){p[0], p[2], p[1], t->dt};
+}
+
+static void bias_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct expert_rows shape = bias_shape(t);
+    ops->experts_bias(dev, d[BI_Y], d[BI_BIAS], d[BI_OFFSETS], &shape);
+}
+
+static void bias_reference(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, width = p[1];
+    const int32_t *offsets = t->a[BI_OFFSETS].i;
+    for (int e = 0; e < p[2]; e++)
+        for (int64_t i = (int64_t)offsets[e] * width; i < (int64_t)offsets[e + 1] * width; i++)
+            t->a[BI_Y].expect[i] = v[BI_Y][i] + v[BI_BIAS][e * width + i % width];
+}
+
+static const struct op_def op_bias = {"experts_bias", bias_setup, bias_launch, bias_reference};
+
+// experts_bias_back: p as above. The loss is the sum of dy * (y + bias).
+
+enum { BB_DBIAS, BB_DY, BB_OFFSETS, BB_BIAS };
+
+static void bias_back_setup(struct op_test *t)
+{
+    const int *p = t->c->p;
+    floats(t, "dbias", INOUT, F32, (int64_t)p[2] * p[1], 1);
+    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
+    fill_offsets(t, ints(t, "offsets", p[2] + 1), p[0], p[2], (enum rows)p[3]);
+    floats(t, "bias", IN, F32, (int64_t)p[2] * p[1], 1);
+}
+
+static void bias_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+{
+    const struct expert_rows shape = bias_shape(t);
+    ops->experts_bias_back(dev, d[BB_DBIAS], d[BB_DY], d[BB_OFFSETS], &shape);
+}
+
+static double bias_loss(struct op_test *t, double **v)
+{
+    const int *p = t->c->p, width = p[1];
+    const int32_t *offsets = t->a[BB_OFFSETS].i;
+    double loss = 0;
+    for (int e = 0; e < p[2]; e++)
+        for (int64_t i = (int64_t)offsets[e] * width; i < (int64_t)offsets[e + 1] * width; i++)
+            loss += v[BB_DY][i] * v[BB_BIAS][e * width + i % width];
+    return loss;
+}
+
+static void bias_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, BB_DBIAS, BB_BIAS, true, bias_loss);
+}
+
+static const struct op_def op_bias_back = {"experts_bias_back", bias_back_setup, bias_back_launch,
+                                           bias_back_reference};
+
+static const struct op_case cases[] = {
+    {&op_bias, "1 row of 7, 3 experts", {1, 7, 3, SPREAD}, false},
+    {&op_bias, "40 rows of 64, 8 experts gaps", {40, 64, 8, GAPS}, false},
+    {&op_bias, "33 rows of 130, 5 experts last", {33, 130, 5, LAST}, false},
+    {&op_bias, "2000 rows of 5760, 128 experts", {2000, 5760, 128, SPREAD}, true},
+    {&op_bias_back, "9 rows of 7, 3 experts", {9, 7, 3, SPREAD}, false},
+    {&op_bias_back, "40 rows of 64, 8 experts gaps", {40, 64, 8, GAPS}, false},
+    {&op_bias_back, "33 rows of 130, 5 experts first", {33, 130, 5, FIRST}, false},
+    {&op_bias_back, "2000 rows of 2880, 32 experts", {2000, 2880, 32, UNEVEN}, true},
+    {&op_experts, "m1 n7 k5 e3", {1, 7, 5, 3, SPREAD, 1, 0}, false},
+    {&op_experts, "m2 n130 k64 e8", {2, 130, 64, 8, SPREAD, 1, 0}, false},
+    {&op_experts, "m9 n48 k96 e4 first out_f32", {9, 48, 96, 4, FIRST, 1, 1}, false},
+    {&op_experts, "m16 n40 k32 e8 last", {16, 40, 32, 8, LAST, 1, 0}, false},
+    {&op_experts, "m60 n72 k160 e8 gaps", {60, 72, 160, 8, GAPS, 1, 0}, false},
+    {&op_experts, "m60 n72 k160 e8 uneven out_f32", {60, 72, 160, 8, UNEVEN, 1, 1}, false},
+    {&op_experts, "m37 n53 k71 e6 gaps", {37, 53, 71, 6, GAPS, 1, 0}, false},
+    {&op_experts, "m100 n136 k40 e3 uneven", {100, 136, 40, 3, UNEVEN, 1, 0}, false},
+    {&op_experts, "m300 n264 k72 e2 last out_f32", {300, 264, 72, 2, LAST, 1, 1}, false},
+    {&op_experts, "m200 n64 k48 e40", {200, 64, 48, 40, SPREAD, 1, 0}, false},
+    {&op_experts, "m400 n24 k24 e70 gaps", {400, 24, 24, 70, GAPS, 1, 0}, false},
+    {&op_experts, "m1 n5 k7 e3 NN", {1, 5, 7, 3, SPREAD, 0, 0}, false},
+    {&op_experts, "m37 n53 k71 e6 NN first", {37, 53, 71, 6, FIRST, 0, 0}, false},
+    {&op_experts, "m60 n72 k160 e8 NN gaps", {60, 72, 160, 8, GAPS, 0, 0}, false},
+    {&op_experts, "m300 n136 k104 e4 NN uneven out_f32", {300, 136, 104, 4, UNEVEN, 0, 1}, false},
+    {&op_experts, "m32 n8192 k1024 e8", {32, 8192, 1024, 8, SPREAD, 1, 0}, true},
+    {&op_experts, "m6 n1024 k4096 e6", {6, 1024, 4096, 6, UNEVEN, 1, 0}, true},
+    {&op_experts, "m60 n1000 k4096 e8", {60, 1000, 4096, 8, UNEVEN, 1, 0}, true},
+    {&op_experts, "m1999 n1160 k1032 e8", {1999, 1160, 1032, 8, UNEVEN, 1, 0}, true},
+    {&op_experts, "m1999 n1160 k1032 e8 NN", {1999, 1160, 1032, 8, GAPS, 0, 0}, true},
+    {&op_experts, "m577 n264 k72 e8 borders", {BORDER_ROWS, 264, 72, 8, BORDERS, 1, 0}, false},
+    {&op_experts, "m577 n72 k200 e8 NN borders", {BORDER_ROWS, 72, 200, 8, BORDERS, 0, 0}, false},
+    {&op_experts,
+     "m577 n136 k40 e8 borders out_f32",
+     {BORDER_ROWS, 136, 40, 8, BORDERS, 1, 1},
+     false},
+    {&op_experts,
+     "m577 n520 k328 e8 NN borders out_f32",
+     {BORDER_ROWS, 520, 328, 8, BORDERS, 0, 1},
+     true},
+    {&op_experts, "m8 n200 k320 e128", {8, 200, 320, 128, SPREAD, 1, 0}, true},
+    {&op_experts, "m512 n264 k128 e128 out_f32", {512, 264, 128, 128, SPREAD, 1, 1}, true},
+    {&op_experts, "m2048 n200 k320 e128 uneven", {2048, 200, 320, 128, UNEVEN, 1, 0}, true},
+    {&op_experts, "m9000 n200 k320 e128", {9000, 200, 320, 128, SPREAD, 1, 0}, true},
+    {&op_experts, "m9000 n320 k200 e128 NN", {9000, 320, 200, 128, UNEVEN, 0, 0}, true},
+    {&op_experts_back, "m577 n264 k72 e8 borders", {BORDER_ROWS, 264, 72, 8, BORDERS}, true},
+    {&op_experts_back, "m577 n200 k520 e8 borders", {BORDER_ROWS, 200, 520, 8, BORDERS}, true},
+    {&op_experts_back, "m3000 n200 k328 e128", {3000, 200, 328, 128, SPREAD}, true},
+    {&op_experts_back, "m5 n3 k4 e2", {5, 3, 4, 2, SPREAD}, false},
+    {&op_experts_back, "m37 n17 k13 e6 gaps", {37, 17, 13, 6, GAPS}, false},
+    {&op_experts_back, "m40 n24 k40 e4 last", {40, 24, 40, 4, LAST}, false},
+    {&op_experts_back, "m70 n40 k16 e3 uneven", {70, 40, 16, 3, UNEVEN}, false},
+    {&op_experts_back, "m1999 n1160 k1032 e8", {1999, 1160, 1032, 8, UNEVEN}, true},
+    {&op_experts_back, "m300 n517 k333 e6", {300, 517, 333, 6, GAPS}, true},
+};
+
+// Random values of this type on the device.
+static void *random_values(struct device *dev, enum dtype dt, int64_t n, uint64_t seed)
+{
+    struct rng rng;
+    rng_init(&rng, seed, 0);
+    float *host = must(malloc((size_t)n * sizeof *host));
+    for (int64_t i = 0; i < n; i++) host[i] = rng_normal(&rng) / 8;
+    void *wide = to_device(dev, host, (size_t)n * sizeof *host);
+    void *p = to_device(dev, NULL, (size_t)n * dtype_size(dt));
+    device_ops(dev)->convert(dev, p, dt, wide, DT_F32, n);
+    sync_or_fail(dev);
+    device_release(dev, wide);
+    free(host);
+    return p;
+}
+
+static void assert_same(struct device *dev, const void *a, const void *b, size_t bytes)
+{
+    void *x = must(malloc(bytes)), *y = must(malloc(bytes));
+    from_device(dev, x, a, bytes);
+    from_device(dev, y, b, bytes);
+    assert_memory_equal(x, y, bytes);
+    free(x);
+    free(y);
+}
+
+// matmul_experts_act has the bits of matmul_experts and act, the matmul's result being kept or not.
+static void check_act(struct device *dev, enum dtype dt, int m, int inner, int k, bool gated,
+                      enum act_kind kind)
+{
+    enum { EXPERTS = 6 };
+    const struct ops *ops = device_ops(dev);
+    const int n = gated ? 2 * inner : inner;
+    const struct matmul shape = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt};
+    const struct act_shape act = {m, inner, kind, gated, dt, 1.702f, 1.3f};
+    size_t x_bytes = (size_t)m * (size_t)n * dtype_size(dt), bytes = x_bytes / (gated ? 2 : 1);
+    int32_t host[EXPERTS + 1] = {0, m / 3, m / 3, m / 2, m - 1, m, m};
+    void *a = random_values(dev, dt, (int64_t)m * k, 1);
+    void *b = random_values(dev, dt, (int64_t)EXPERTS * n * k, 2);
+    int32_t *offsets = to_device(dev, host, sizeof host);
+    void *x = to_device(dev, NULL, x_bytes), *kept = to_device(dev, NULL, x_bytes);
+    void *y = to_device(dev, NULL, bytes), *other = to_device(dev, NULL, bytes);
+    ops->matmul_experts(dev, x, a, b, offsets, EXPERTS, &shape);
+    ops->act(dev, y, x, &act);
+    ops->matmul_experts_act(dev, other, kept, a, b, offsets, EXPERTS, &shape, &act, true);
+    assert_same(dev, other, y, bytes);
+    assert_same(dev, kept, x, x_bytes);
+    device_fill(dev, other, 0x7b, bytes);
+    ops->matmul_experts_act(dev, other, kept, a, b, offsets, EXPERTS, &shape, &act, false);
+    assert_same(dev, other, y, bytes);
+    void *all[] = {a, b, offsets, x, kept, y, other};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
+static void experts_act(struct device *dev)
+{
+    static const int rows[] = {1, 8, 17, 40, 64, 130, 600};
+    for (enum dtype dt = DT_F32; dt <= DT_BF16; dt++) {
+        if (!device_computes_in(dev, dt)) continue;
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+            check_act(dev, dt, rows[i], 96, 128, true, ACT_SILU);
+            check_act(dev, dt, rows[i], 100, 192, true, ACT_GELU_TANH);
+        }
+        check_act(dev, dt, 40, 37, 72, true, ACT_SILU);
+        check_act(dev, dt, 40, 64, 64, true, ACT_CLAMPED);
+        check_act(dev, dt, 40, 64, 64, false, ACT_GELU);
+    }
+}
+
+static void test_experts_act(void **state)
+{
+    (void)state;
+    on_each_device("matmul_experts_act", experts_act);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_experts_act),
+};
+
+int main(int argc, char **argv)
+{
+    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
+                   sizeof tests / sizeof tests[0]);
+}

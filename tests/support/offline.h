@@ -1,0 +1,20 @@
+/* offline.h: cw-trainer sft and dpo as programs, for end-to-end tests: a folder with data, a log
+ * and any number of runs. Failures fail the running test. One thread. */
+#ifndef TESTS_SUPPORT_OFFLINE_H
+#define TESTS_SUPPORT_OFFLINE_H
+
+#include "tests/support/training.h"
+
+// A tiny random model (daemon_model()) in scene->model, and a path for data. No server.
+void offline_open(struct scene *s);
+// `cw-trainer COMMAND --model --data --run-dir FOLDER/run`, on the CPU, with small numbers; `more`
+// (NULL-ended) comes last. Its exit status; the log, alone.log (assert_said()), is of it alone.
+int offline_train(struct scene *s, const char *command, const char *run, const char *const more[]);
+// The same, not waited for.
+void offline_start(struct scene *s, const char *command, const char *run, const char *const more[],
+                   struct test_child *ret);
+// scene->data: n lines of sums, as sft has them, or with two completions of which the right one is
+// chosen.
+void offline_sums(const struct scene *s, bool pairs, int n);
+
+#endif

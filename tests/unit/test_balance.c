@@ -1,0 +1,198 @@
+/* test_balance.c: the routers' load-balancing loss and its gradients, of the mixtures of experts in
+ * tests/golden, against transformers (tests/golden/balance/make_balance.py): of whole batches, and
+ * a micro-batch at a time; and who has no such loss.
+ *
+ * Tolerances, f32: the loss 1e-6, gradients 1e-4 of the largest, sums of f32 numbers in another
+ * order. */
+#include "common/model/safetensors.h"
+#include "tests/support/reference.h"
+#include "tests/support/support.h"
+#include "trainer/learn/balance.h"
+#include "trainer/learn/learner.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SEQS = 4, PROMPT = 7, COMPLETION = 13, WIDTH = PROMPT + COMPLETION };
+
+struct sequences { // a folder's, as groups of one
+    struct safetensors *values;
+    struct pack_completion completions[SEQS];
+    struct pack_group groups[SEQS];
+    int longest;
+};
+
+static void sequences_open(const char *folder, struct sequences *s)
+{
+    const char *path = test_path(folder, "golden.safetensors");
+    assert_ok(safetensors_open_file(path, &s->values));
+    const int32_t *ids = safetensors_find(s->values, "input_ids")->data;
+    const float *mask = safetensors_find(s->values, "completion_mask")->data;
+    for (int i = 0; i < SEQS; i++) {
+        int n = 0;
+        while (n < COMPLETION && mask[i * COMPLETION + n] != 0) n++;
+        s->completions[i] = (struct pack_completion){.ids = ids + i * WIDTH + PROMPT, .n = n};
+        s->groups[i] = (struct pack_group){.prompt = ids + i * WIDTH,
+                                           .n_prompt = PROMPT,
+                                           .completions = &s->completions[i],
+                                           .n = 1};
+        if (PROMPT + n - 1 > s->longest) s->longest = PROMPT + n - 1;
+    }
+}
+
+// The policy's loss has no gradient at all.
+static void flat(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    (void)context;
+    memset(ret_dlogprobs, 0, (size_t)rows->mb->first[rows->mb->n_seqs] * sizeof *ret_dlogprobs);
+}
+
+static double largest(const float *x, int64_t n)
+{
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) most = fmax(most, fabs(x[i]));
+    return most;
+}
+
+// "LAYER VALUE ..." of a router's gradient.
+static void check_router(const struct weights *grads, char *line)
+{
+    const int layer = (int)strtol(line, &line, 10);
+    const struct layer_config *l = &grads->config->layers[layer];
+    const float *router = grads->layers[layer].router;
+    const int64_t n = (int64_t)l->moe.n_experts * grads->config->hidden;
+    const double most = largest(router, n);
+    double worst = 0;
+    for (int64_t i = 0; i < n; i++) worst = fmax(worst, fabs(strtod(line, &line) - router[i]));
+    assert_true(most > 1e-3 && worst <= 1e-4 * most);
+}
+
+struct machine {
+    struct reference policy;
+    struct learner *learner;
+};
+
+static void machine_open(struct machine *m, const char *folder, int budget, double coef,
+                         enum recompute recompute)
+{
+    const struct learner_config options = {.optimizer = {0.9, 0.95, 1e-8, 0, 0},
+                                           .temperature = 1,
+                                           .router_aux_loss_coef = coef,
+                                           .token_budget = budget,
+                                           .logits_chunk = 16,
+                                           .max_seqs = 2 * SEQS,
+                                           .max_context = WIDTH,
+                                           .recompute = recompute};
+    reference_open(folder, "cpu", &m->policy);
+    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options,
+                          &m->learner));
+    assert_ok(learner_prepare(m->learner));
+}
+
+static void machine_close(struct machine *m)
+{
+    learner_free(m->learner);
+    reference_close(&m->policy);
+}
+
+// "whole|each LOSS NORM" and the routers' lines that follow. The last sequence alone would share a
+// micro-batch with the one before.
+static void check_way(const char *folder, const struct sequences *s, char *line, char **lines,
+                      int n_routers, enum recompute recompute)
+{
+    struct machine m;
+    double norm;
+    const bool each = strncmp(line, "each", 4) == 0;
+    char *rest = strchr(line, ' ');
+    const double loss = strtod(rest, &rest), want_norm = strtod(rest, NULL);
+    machine_open(&m, folder, each ? s->longest : SEQS * WIDTH, 1, recompute);
+    assert_ok(learner_gradients(m.learner, s->groups, each ? SEQS - 1 : SEQS, flat, NULL));
+    assert_float_equal(learner_balance_loss(m.learner), loss, 1e-6 * loss);
+    assert_ok(learner_clip(m.learner, &norm));
+    assert_float_equal(norm, want_norm, 1e-5 * want_norm);
+    for (int i = 0; i < n_routers; i++)
+        check_router(optimizer_grads(learner_optimizer(m.learner), 0), lines[i]);
+    machine_close(&m);
+}
+
+static int split(char *text, char **ret, int max)
+{
+    int n = 0;
+    for (char *line; (line = strsep(&text, "\n")) && *line;) {
+        assert_true(n < max);
+        ret[n++] = line;
+    }
+    return n;
+}
+
+static void is_transformers_loss(void **state)
+{
+    (void)state;
+    char *text = test_read("tests/golden/balance/balance.txt"), *lines[128];
+    const int n = split(text, lines, 128);
+    int n_ways = 0;
+    for (int i = 0; i < n;) {
+        char name[64], folder[128];
+        double coef;
+        int n_routers;
+        struct sequences s = {0};
+        assert_int_equal(sscanf(lines[i], "%63s %d %lf", name, &n_routers, &coef), 3);
+        snprintf(folder, sizeof folder, "tests/golden/%s", name);
+        sequences_open(folder, &s);
+        for (i++; i < n && (lines[i][0] == 'w' || lines[i][0] == 'e'); i += n_routers + 1) {
+            char *again = strdup(lines[i]);
+            check_way(folder, &s, lines[i], lines + i + 1, n_routers, RECOMPUTE_NONE);
+            check_way(folder, &s, again, lines + i + 1, n_routers, RECOMPUTE_LAYER);
+            free(again);
+            n_ways++;
+        }
+        safetensors_free(s.values);
+    }
+    assert_int_equal(n_ways, 12);
+    free(text);
+}
+
+static void coef_is_the_models_own(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *folder;
+        double wanted, coef;
+        const char *error; // NULL: none
+    } cases[] = {
+        {"tests/golden/mixtral", -1, 0.001, NULL},
+        {"tests/golden/gpt-oss", -1, 0.001, NULL},
+        {"tests/golden/qwen3-moe-some", -1, 0.001, NULL},
+        {"tests/golden/mixtral", 0, 0, NULL},
+        {"tests/golden/mixtral", 0.5, 0.5, NULL},
+        {"tests/golden/qwen2", -1, 0, NULL},
+        {"tests/golden/qwen2", 0.1, 0, "is no mixture of experts"},
+        {"tests/golden/deepseek-v2-lite", -1, 0, NULL},
+        {"tests/golden/deepseek-v2-lite", 0.1, 0.1, NULL},
+        {"tests/golden/deepseek-v2", 0.1, 0, "choose among groups"},
+        {"tests/golden/deepseek-v3", -1, 0, NULL},
+        {"tests/golden/deepseek-v3", 0.1, 0, "by a sigmoid"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config *config;
+        double coef = -1;
+        assert_ok(model_config_load(cases[i].folder, &config));
+        const enum status st = balance_coef(config, cases[i].wanted, &coef);
+        assert_int_equal(st == ST_OK, cases[i].error == NULL);
+        if (cases[i].error)
+            assert_non_null(strstr(status_message(), cases[i].error));
+        else
+            assert_float_equal(coef, cases[i].coef, 0);
+        model_config_free(config);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(is_transformers_loss),
+        cmocka_unit_test(coef_is_the_models_own),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

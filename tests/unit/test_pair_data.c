@@ -1,0 +1,127 @@
+/* test_pair_data.c: completions as messages, and pairs of them: which lines are read, to which
+ * tokens, and which are refused. */
+#include "common/model/chat_template.h"
+#include "common/model/tokenizer.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_tokenizer.h"
+#include "trainer/rollout/data.h"
+
+#include <string.h>
+
+struct reader {
+    struct tokenizer *tokenizer;
+    struct chat_template *chat;
+};
+
+static int open_reader(void **state)
+{
+    static struct reader r;
+    const char *folder = test_folder();
+    assert_ok(tiny_tokenizer_write(folder));
+    assert_ok(tokenizer_load(folder, &r.tokenizer));
+    assert_ok(chat_template_find(folder, NULL, &r.chat));
+    *state = &r;
+    return 0;
+}
+
+static int close_reader(void **state)
+{
+    struct reader *r = *state;
+    chat_template_free(r->chat);
+    tokenizer_free(r->tokenizer);
+    return 0;
+}
+
+// side NULL: a completion to learn.
+static struct dataset *read_as(const struct reader *r, const char *side, const char *line)
+{
+    const struct dataset_options options = {.side = side};
+    const struct prompt_format format = {
+        .tokenizer = r->tokenizer, .chat = r->chat, .vocab_size = TINY_TOKENIZER_VOCAB};
+    struct dataset *d;
+    int left_out;
+    assert_ok(dataset_parse("lines", line, strlen(line), &options, &d));
+    assert_ok(dataset_tokenize(d, &format, 0, &left_out));
+    assert_ok(dataset_tokenize_completions(d, &format, 5));
+    return d;
+}
+
+static void same_list(const struct token_list *a, const struct token_list *b)
+{
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->ids, b->ids, (size_t)a->n * sizeof *a->ids);
+}
+
+// Both lines are the same prompt and completion.
+static void same(const struct reader *r, const char *side_a, const char *a, const char *side_b,
+                 const char *b)
+{
+    struct dataset *x = read_as(r, side_a, a), *y = read_as(r, side_b, b);
+    same_list(&x->examples[0].prompt_ids, &y->examples[0].prompt_ids);
+    same_list(&x->examples[0].completion_ids, &y->examples[0].completion_ids);
+    dataset_free(x);
+    dataset_free(y);
+}
+
+#define USER       "{\"role\": \"user\", \"content\": \"ab\"}"
+#define SAYS(text) "{\"role\": \"assistant\", \"content\": \"" text "\"}"
+#define CHAT(text) "{\"messages\": [" USER ", " SAYS(text) "]}"
+
+static void all_forms_are_one(void **state)
+{
+    const struct reader *r = *state;
+    static const char *const forms[] = {
+        "{\"prompt\": [" USER "], \"chosen\": [" SAYS("cd") "], \"rejected\": [" SAYS("e") "]}",
+        "{\"prompt\": [" USER "], \"chosen\": \"cd\", \"rejected\": \"e\"}",
+        "{\"messages\": [" USER "], \"chosen\": \"cd\", \"rejected\": \"e\"}",
+        "{\"chosen\": [" USER ", " SAYS("cd") "], \"rejected\": [" USER ", " SAYS("e") "]}",
+    };
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        same(r, "chosen", forms[i], NULL, CHAT("cd"));
+        same(r, "rejected", forms[i], NULL, CHAT("e"));
+    }
+    same(r, NULL, "{\"prompt\": [" USER "], \"completion\": [" SAYS("cd") "]}", NULL, CHAT("cd"));
+    // text stays text
+    static const char text[] = "{\"prompt\": \"ab\", \"chosen\": \"cd\", \"rejected\": \"e\"}";
+    same(r, "chosen", text, NULL, "{\"prompt\": \"ab\", \"completion\": \"cd\"}");
+    same(r, "rejected", text, NULL, "{\"prompt\": \"ab\", \"completion\": \"e\"}");
+    same(r, "rejected", text, NULL, "{\"prompt\": \"ab\", \"completion\": [" SAYS("e") "]}");
+}
+
+static void what_is_no_pair(void **state)
+{
+    static const struct {
+        const char *side, *line, *said;
+    } cases[] = {
+        {"chosen", "{\"prompt\": \"a\", \"rejected\": \"b\"}", "no field \"chosen\""},
+        {"rejected", "{\"prompt\": \"a\", \"chosen\": \"b\"}", "no field \"rejected\""},
+        {"chosen", "{\"chosen\": \"a\", \"rejected\": \"b\"}", "no field \"prompt\""},
+        {"chosen", "{\"prompt\": \"a\", \"chosen\": 3}", "\"chosen\""},
+        {"chosen", "{\"prompt\": [" USER "], \"chosen\": [" USER "]}",
+         "a list with one message, of the assistant"},
+        {"chosen", "{\"prompt\": [" USER "], \"chosen\": [" SAYS("a") ", " SAYS("b") "]}",
+         "a list with one message, of the assistant"},
+        {"chosen", "{\"prompt\": [" USER ", " SAYS("a") "], \"chosen\": \"b\"}",
+         "the prompt ends with a message of the assistant, and \"chosen\" is to follow"},
+        {NULL, "{\"messages\": [" USER ", " SAYS("a") "], \"completion\": [" SAYS("b") "]}",
+         "the prompt ends with a message of the assistant, and \"completion\" is to follow"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct dataset_options options = {.side = cases[i].side};
+        struct dataset *d;
+        assert_true(dataset_parse("lines", cases[i].line, strlen(cases[i].line), &options, &d) !=
+                    ST_OK);
+        assert_message("lines, line 1");
+        assert_message(cases[i].said);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_forms_are_one),
+        cmocka_unit_test(what_is_no_pair),
+    };
+    return cmocka_run_group_tests_name("pair data", tests, open_reader, close_reader);
+}

@@ -1,0 +1,152 @@
+/* test_reward_math.c: the scorer "math" against math-verify: its verdicts on pairs of ours
+ * (tests/golden/math), and, where $COMMONWEIGHT_MATH_VERIFY names an unpacked source release and
+ * the package is there, the cases of its own tests. */
+#include "common/base/json.h"
+#include "tests/support/reward_one.h"
+#include "tests/support/support.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct reward *scorer(void)
+{
+    struct reward *r;
+    const struct reward_options options = {.names = "math"};
+    assert_ok(reward_new(&options, &r));
+    return r;
+}
+
+static bool same(struct reward *r, const char *answer, const char *text)
+{
+    const struct reward_input input = {.text = text, .answer = answer};
+    double score;
+    assert_ok(reward_score(r, &input, NULL, &score));
+    assert_true(score == 0 || score == 1);
+    return score == 1;
+}
+
+// Where math-verify says otherwise: it takes no small spaces between thousands, solves no
+// inequality, and compares no complex numbers by value; 204_6 is 204_5 to it, \varnothing no empty
+// set, and an answer 2,5 is 2.5 only. 5.0000001 is 5 to six decimals.
+static const char *const otherwise[][2] = {{"$1234567$", "1\\,234\\,567"},
+                                           {"$x > 3$", "2x>6"},
+                                           {"$5$", "5.0000001"},
+                                           {"$3+4i$", "3+4\\cdot i"},
+                                           {"$3+4i$", "(2+i)^2"},
+                                           {"$\\frac{1}{1+i}$", "\\frac{1-i}{2}"},
+                                           {"$204_5$", "204_6"},
+                                           {"$\\emptyset$", "\\varnothing"},
+                                           {"2,5", "\\boxed{2} and \\boxed{5}"}};
+
+static bool is_otherwise(const char *answer, const char *text)
+{
+    for (size_t i = 0; i < sizeof otherwise / sizeof *otherwise; i++)
+        if (strcmp(otherwise[i][0], answer) == 0 && strstr(text, otherwise[i][1])) return true;
+    return false;
+}
+
+// Lines of [answer, completion, verdict]. Returns how many there are.
+static int count_same(char *lines, int *ret_agreed, bool all_but_otherwise)
+{
+    struct reward *r = scorer();
+    int n = 0;
+    *ret_agreed = 0;
+    for (char *line; (line = strsep(&lines, "\n")) && *line; n++) {
+        json_t *one;
+        assert_ok(json_parse("a case", line, strlen(line), &one));
+        const char *answer = json_string_value(json_array_get(one, 0)),
+                   *text = json_string_value(json_array_get(one, 1));
+        const json_t *verdict = json_array_get(one, 2);
+        const bool wanted = json_is_true(verdict) || json_integer_value(verdict) == 1;
+        const bool agrees = same(r, answer, text) == wanted;
+        *ret_agreed += agrees;
+        if (all_but_otherwise && agrees == is_otherwise(answer, text))
+            fail_msg("%s against %s: math-verify says %d", answer, text, wanted);
+        if (!agrees && !all_but_otherwise)
+            printf("  math-verify says %d: %.100s | %.100s\n", wanted, answer, text);
+        json_decref(one);
+    }
+    reward_free(r);
+    return n;
+}
+
+static void agrees_with_math_verify(void **state)
+{
+    (void)state;
+    char *lines = test_read("tests/golden/math/math.jsonl");
+    int agreed;
+    assert_true(count_same(lines, &agreed, true) > 250);
+    free(lines);
+}
+
+static void passes_its_own_tests(void **state)
+{
+    (void)state;
+    const char *folder = getenv("COMMONWEIGHT_MATH_VERIFY"),
+               *log = test_path(test_folder(), "cases");
+    if (!folder) test_skip("COMMONWEIGHT_MATH_VERIFY names no source of math-verify");
+    const char *python = test_python("math_verify, pytest");
+    char client[PATH_MAX + 64];
+    snprintf(client, sizeof client, "%s/tests/clients/math_verify_cases.py", test_root());
+    assert_int_equal(test_command(log, 60000, OPTIONS(python, client, folder)), 0);
+    char *lines = test_read(log);
+    int agreed, n = count_same(lines, &agreed, false);
+    printf("  agrees with %d of %d of math-verify's cases\n", agreed, n);
+    assert_true(n > 200 && agreed >= n * 97 / 100);
+    free(lines);
+}
+
+// Answers as data sets have them, without signs of a formula; what is wrong is said.
+static void takes_bare_answers(void **state)
+{
+    (void)state;
+    struct reward *r = scorer();
+    assert_true(same(r, "\\frac{1}{2}", "so it is $\\boxed{0.5}$"));
+    assert_true(same(r, "(x+1)^2", "\\boxed{x^2+2x+1}"));
+    assert_true(same(r, "Evelyn", "It is \\boxed{\\text{Evelyn}}"));
+    assert_false(same(r, "Evelyn", "It is \\boxed{\\text{Briana}}"));
+    assert_true(same(r, "72", "Natalia sold 48+24 = 72 clips.\n#### 72"));
+    assert_false(
+        same(r, "$\\begin{pmatrix}2&3\\end{pmatrix}$", "$\\begin{pmatrix}3&2\\end{pmatrix}$"));
+    assert_ok(reward_check_row(r, "\\sqrt{2}", NULL));
+    assert_int_equal(reward_check_row(r, "?!", NULL), ST_FORMAT);
+    assert_contains(status_message(), "holds no formula and no number");
+    reward_free(r);
+}
+
+// Whatever a policy writes is scored at once: deep, long and unclosed.
+static void bounds_its_work(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {"{",          "\\boxed{", "\\[",        "$",      "(1,",
+                                        "\\{1,\\{2,", "1 ",       "\\frac{1}{", "9!",     "\\sqrt",
+                                        "-",          "|",        "1^2^",       "\\pm 1,"};
+    struct reward *r = scorer();
+    char many[8192] = "The answer is 7.";
+    for (int i = 0; i < 700; i++) sprintf(many + strlen(many), " %d;", i);
+    assert_true(same(r, "699", many)); // of more than are kept the first ones are forgotten
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const size_t each = strlen(parts[i]), n = 40000 / each;
+        char *text = calloc(1, n * each + 32);
+        strcpy(text, "\\boxed{");
+        for (size_t k = 0; k < n; k++) memcpy(text + 7 + k * each, parts[i], each);
+        same(r, "7", text);
+        same(r, text, "\\boxed{7}");
+        same(r, "7", text + 7);
+        free(text);
+    }
+    reward_free(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(agrees_with_math_verify),
+        cmocka_unit_test(passes_its_own_tests),
+        cmocka_unit_test(takes_bare_answers),
+        cmocka_unit_test(bounds_its_work),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

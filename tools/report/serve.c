@@ -1,0 +1,192 @@
+/* serve.c: four things over HTTP, on one thread: the page, what is new of a run, a step's samples
+ * as they lie in their file, and whether this lives.
+ *
+ * Nothing is done unasked: a page asks every few seconds what is new, and the run's folder is then
+ * read on from where it was read before. Reading samples, which may take seconds at first, has a
+ * small share of each answer, so that the page is there at once; it asks again while it is told
+ * that there is more. Pages of other sites get no answer (common/http/hosts.c). */
+#include "tools/report/serve.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "common/http/http.h"
+#include "common/http/listen.h"
+#include "tools/report/page.h"
+#include "tools/report/run_data.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SAMPLES_MS   100
+#define ROLLOUTS_MAX ((size_t)1 << 30) // bytes of a step's file
+
+struct report_server {
+    uv_loop_t loop;
+    uv_signal_t signals[2];
+    struct http *http;
+    struct run_folder *runs;
+    int n;
+};
+
+// ---- endpoints ----------------------------------------------------------------------------------
+
+// A number of the query, 0 to max; `otherwise` where it is not given. ST_INVALID names it.
+static enum status query_int(const struct http_request *q, const char *name, int64_t max,
+                             int64_t otherwise, int64_t *ret)
+{
+    const char *text = http_query(q, name);
+    char *end;
+    if (!text) {
+        *ret = otherwise;
+        return ST_OK;
+    }
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (end == text || *end || errno || value < 0 || value > max)
+        return status_fail(ST_INVALID, "\"%s\" is '%.40s', not a whole number from 0 to %lld", name,
+                           text, (long long)max);
+    *ret = value;
+    return ST_OK;
+}
+
+static enum status query_run(const struct report_server *s, const struct http_request *q,
+                             int64_t *ret)
+{
+    return query_int(q, "run", s->n - 1, 0, ret);
+}
+
+// Takes the body's memory. st: of making it.
+static void reply(struct http_request *q, enum status st, const char *type, struct bytes *body)
+{
+    http_header(q, "Cache-Control", "no-cache");
+    if (st == ST_OK)
+        http_reply(q, 200, type, body);
+    else
+        http_fail_status(q, st);
+    bytes_release(body);
+}
+
+// GET /
+static void handle_page(void *context, struct http_request *q)
+{
+    const struct report_server *s = context;
+    struct bytes page = BYTES_INIT;
+    enum status st = page_put_live(s->n, &page);
+    reply(q, st, "text/html; charset=utf-8", &page);
+}
+
+static enum status data_of(struct report_server *s, const struct http_request *q, struct bytes *to)
+{
+    enum status st;
+    struct run_cursor has;
+    int64_t run;
+    CHECK(query_run(s, q, &run));
+    CHECK(query_int(q, "generation", INT32_MAX, 0, &has.generation));
+    CHECK(query_int(q, "lines", INT32_MAX, 0, &has.lines));
+    CHECK(query_int(q, "samples", INT64_MAX, 0, &has.samples));
+    CHECK(query_int(q, "prompts", INT64_MAX, 0, &has.prompts));
+    CHECK(query_int(q, "reports", INT32_MAX, 0, &has.reports));
+    CHECK(run_folder_refresh(&s->runs[run], SAMPLES_MS));
+    st = run_data_put(&s->runs[run], &has, to);
+out:
+    return st;
+}
+
+// GET /data?run=N&generation=G&lines=L&samples=S&prompts=P&reports=R: run_data.h
+static void handle_data(void *context, struct http_request *q)
+{
+    struct bytes data = BYTES_INIT;
+    enum status st = data_of(context, q, &data);
+    reply(q, st, "application/json", &data);
+}
+
+static enum status rollouts_of(const struct report_server *s, const struct http_request *q,
+                               struct bytes *to)
+{
+    enum status st;
+    int64_t run, step;
+    char path[PATH_ROOM];
+    CHECK(query_run(s, q, &run));
+    CHECK(query_int(q, "step", INT32_MAX, 0, &step));
+    CHECK(run_folder_rollouts(&s->runs[run], step, path));
+    st = file_read(path, ROLLOUTS_MAX, to);
+out:
+    return st;
+}
+
+// GET /rollouts?run=N&step=S
+static void handle_rollouts(void *context, struct http_request *q)
+{
+    struct bytes lines = BYTES_INIT;
+    enum status st = rollouts_of(context, q, &lines);
+    reply(q, st, "application/x-ndjson", &lines);
+}
+
+static void handle_health(void *context, struct http_request *q)
+{
+    (void)context;
+    http_reply_json(q, 200, json_pack("{s:s}", "status", "ok"));
+}
+
+static const struct http_route routes[] = {
+    {"GET", "/", handle_page, HTTP_OPEN, 0},
+    {"GET", "/data", handle_data, HTTP_OPEN, 0},
+    {"GET", "/rollouts", handle_rollouts, HTTP_OPEN, 0},
+    {"GET", "/health", handle_health, HTTP_OPEN, 0},
+    {NULL, NULL, NULL, HTTP_OPEN, 0},
+};
+
+// ---- the loop -----------------------------------------------------------------------------------
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    (void)number;
+    uv_stop(handle->loop);
+}
+
+static void start_signals(struct report_server *s)
+{
+    static const int numbers[2] = {SIGINT, SIGTERM};
+    signal(SIGPIPE, SIG_IGN);
+    for (int i = 0; i < 2; i++) {
+        uv_signal_init(&s->loop, &s->signals[i]);
+        uv_signal_start(&s->signals[i], on_signal, numbers[i]);
+    }
+}
+
+static void close_handle(uv_handle_t *handle, void *context)
+{
+    (void)context;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+enum status report_serve(const char *listen, struct run_folder *runs, int n)
+{
+    struct report_server s = {.runs = runs, .n = n};
+    const struct http_options options = {.routes = routes,
+                                         .context = &s,
+                                         .max_body = 1 << 10,
+                                         .max_buffered = 1 << 20,
+                                         .max_connections = 64,
+                                         .idle_timeout_s = 60,
+                                         .request_timeout_s = 120};
+    enum status st;
+    char host[256];
+    int fd = -1, port;
+    uv_loop_init(&s.loop);
+    CHECK(tcp_listen("--listen", listen, "an SSH tunnel: cw-report has no API key", host, &fd,
+                     &port));
+    CHECK(http_new(&s.loop, &options, &s.http));
+    CHECK(http_listen(s.http, fd, true));
+    start_signals(&s);
+    log_info("the report is served at http://%s:%d/ until Ctrl-C",
+             strchr(host, ':') ? "[::1]" : host, port);
+    uv_run(&s.loop, UV_RUN_DEFAULT);
+out:
+    http_close(s.http);
+    uv_walk(&s.loop, close_handle, NULL);
+    while (uv_run(&s.loop, UV_RUN_DEFAULT) != 0) continue;
+    uv_loop_close(&s.loop);
+    return st;
+}

@@ -1,0 +1,171 @@
+/* offline.h: training on completions that are there already, without a server: `cw-trainer sft`
+ * learns them, `cw-trainer dpo` prefers one of two. One run: its options, and everything it has
+ * open. Private to sft.c, dpo.c and the offline_*.c files. One thread, the main one. */
+#ifndef TRAINER_OFFLINE_H
+#define TRAINER_OFFLINE_H
+
+#include "common/base/log.h"
+#include "trainer/learn/preference.h"
+#include "trainer/rollout/data_order.h"
+#include "trainer/rollout/prompts.h"
+#include "trainer/run/folder.h"
+#include "trainer/run/learning.h"
+#include "trainer/run/runlog.h"
+
+#define OFFLINE_SIDES 2 // completions of an example, at most
+
+struct offline_config {
+    const char *model, *init, *tokenizer, *data, *eval_data, *out, *run_dir, *config, *device;
+    int dtype; // dtype_option_names
+    struct prompt_options prompts;
+    int64_t examples_per_step, max_steps, seed, eval_steps, eval_limit;
+    struct learning_options learning;
+    struct lora_options lora; // without its name
+    struct saving_options saving;
+    int all_turns; // 0 or 1
+    struct preference_config preference;
+    double sft_weight;
+    int64_t rope_context;
+    bool overwrite, resume;
+    double num_train_epochs;
+    enum log_level log_level;
+};
+
+struct offline_data {
+    // (task->sides): the same lines with a completion each, and the same prompts
+    struct dataset *sides[OFFLINE_SIDES];
+    int n;             // examples
+    double *reference; // (n, sides) log-probability of each completion by the start; NULL: none
+};
+
+// Of the examples of a step, or of an evaluation.
+struct offline_sums {
+    double loss, entropy;
+    int64_t targets;           // tokens that are learnt
+    int64_t ranked, likeliest; // those of them that are preferred, and were the likeliest
+    // of pairs
+    double chosen, rejected; // log-probabilities
+    double chosen_ratio, rejected_ratio;
+    int64_t pairs, right; // right: those whose chosen completion has gained more
+};
+
+// What the loss function works on.
+struct offline_pass {
+    const struct offline_config *config;
+    const struct offline_data *data;
+    const int *items; // examples of the pass
+    double weight;    // of a target, or of a pair, in the loss
+    double per_token; // of a preferred completion's token in the loss of sft_weight
+    struct offline_sums sums;
+};
+
+struct offline_task { // what differs between the commands
+    const char *command;
+    const struct option_spec *options;
+    int sides;
+    const char *side_fields[OFFLINE_SIDES]; // prompt_options.side
+    bool reference;                         // offline_data.reference is wanted
+    learner_loss_fn loss;                   // context: a struct offline_pass
+    // Targets or pairs of an example: what the loss is the mean over.
+    int64_t (*count)(const struct offline_data *data, int item);
+    void (*put)(const struct offline_config *config, const struct offline_sums *sums,
+                const char *prefix, json_t *metrics); // beside what both have
+};
+
+struct offline {
+    const struct offline_task *task;
+    const struct offline_config *config;
+    char folder[FOLDER_ROOM]; // "": none is kept
+    int folder_lock;          // -1: none
+    struct device *dev;
+    struct model_config *model;
+    struct weights *weights;
+    void *memory;
+    struct adapter *adapter; // that is trained instead (--lora-r); NULL: none
+    void *adapter_memory;
+    struct offline_data data, eval; // eval.n 0: none
+    int64_t longest, widest; // tokens of a prompt with a completion; with all of an example's
+    struct data_order order;
+    struct schedule schedule;
+    struct learner *learner;
+    struct pack_group *groups; // (examples_per_step)
+    struct pack_completion *completions;
+    int *items;
+    struct runlog *log; // NULL: none
+    int64_t step, taken, num_tokens, skipped;
+    int64_t saved_step, interim_step; // as in run.h
+    int64_t saved_ns;
+};
+
+// What is asked for, before anything is opened: ST_INVALID names the option. A run that goes on
+// takes its options from its folder.
+enum status offline_check(const struct offline_task *task, struct option_set *set,
+                          struct offline_config *config);
+// task and config are set: folder, model, data, the learner with all its memory, and the state of
+// the last checkpoint with --resume. offline_release() takes half-opened runs too.
+enum status offline_open(struct offline *s);
+void offline_release(struct offline *s);
+const char *offline_tokenizer_folder(const struct offline_config *config);
+
+// offline_data.c: reads a file's examples; largest: s->longest and widest become theirs, where they
+// are more.
+enum status offline_load(struct offline *s, const char *path, int64_t limit,
+                         struct offline_data *ret);
+void offline_data_release(struct offline_data *data);
+// The log-probabilities by the weights as they are.
+enum status offline_measure(struct offline *s, struct offline_data *data);
+// Puts the n examples s->items of `data` into s->groups.
+void offline_groups(struct offline *s, const struct offline_data *data, int n);
+
+// offline_checkpoint.c: a checkpoint of the present step, unless there is one, or no folder.
+enum status offline_save(struct offline *s, bool interim);
+enum status offline_resume(struct offline *s, const char *folder);
+enum status offline_describe(const struct offline *s, bool resumed); // config.json and run.json
+enum status offline_write_out(struct offline *s);                    // --out
+
+// offline_run.c: a task's main.
+int offline_main(const struct offline_task *task, const char *usage, int argc, char **argv);
+
+// Rows that both commands have, of a struct offline_config.
+#define OFFLINE_DATA_OPTIONS(data_help)                                                            \
+    OPT_TEXT("tokenizer", tokenizer, NULL, "DIR", "folder with the tokenizer (default: --model)"), \
+        OPT_TEXT("data", data, NULL, "FILE", data_help), MAX_SAMPLES_OPTION,                       \
+        OPT_TEXT("out", out, NULL, "DIR",                                                          \
+                 "model folder to write at the end, or with --lora-r the adapter's"),              \
+        OPT_TEXT(                                                                                  \
+            "run-dir", run_dir, NULL, "DIR",                                                       \
+            "run folder, for metrics and checkpoints (default: runs/DATE-TIME, or none where "     \
+            "--out is given)"),                                                                    \
+        OPT_FLAG("resume", resume, NULL,                                                           \
+                 "go on from the run folder's last checkpoint, if it has one, with the options "   \
+                 "in its config.json where they are not given here"),                              \
+        OPT_FLAG("overwrite", overwrite, NULL,                                                     \
+                 "replace --out where it is there, and without --resume the run in --run-dir"),    \
+        OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,                                     \
+                   "of the folder --out; auto: as trained"),                                       \
+        OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where it is trained"),              \
+        OPT_INT("rope-context", rope_context, "0", "TOKENS", 0, 1 << 24,                           \
+                "of models with longrope: context by which its factors are chosen, as a server "   \
+                "does by --max-context; 0: the longest example"),                                  \
+        OPT_CONFIG, PROMPT_OPTIONS
+
+#define OFFLINE_RUN_OPTIONS(rate)                                                                  \
+    OPT_HEADING("Optimizer (AdamW)"),                                                              \
+        OPT_INT("examples-per-step", examples_per_step, "8", "N", 1, 1e6, "examples in one step"), \
+        EXPERTS_OPTION, ADAMW_OPTIONS(rate),                                                       \
+        OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9, "steps; -1: by epochs"),               \
+        OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6,                         \
+                   "times through the data"),                                                      \
+        OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of random weights"),      \
+        OPT_HEADING("LoRA adapter"),                                                               \
+        LORA_OPTIONS("train an adapter of this rank beside the frozen model; 0: the model "        \
+                     "itself"),                                                                    \
+        OPT_HEADING("Run"), SAVING_OPTIONS,                                                        \
+        OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out examples, JSONL"),                \
+        OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9,                                      \
+                "steps between evaluations; there is one before the first step and one at the "    \
+                "end"),                                                                            \
+        OPT_INT("eval-limit", eval_limit, "0", "N", 0, 1e9, "first N held-out examples; 0: all"),  \
+        LOG_LEVEL_OPTION, OPT_HEADING("Machine"), MEMORY_OPTIONS
+
+#endif

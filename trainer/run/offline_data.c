@@ -1,0 +1,165 @@
+/* offline_data.c: the examples of a supervised run or of one by preferences: read, and put into the
+ * learner's groups. The main thread; logs what is left out.
+ *
+ * A pair is one file read twice, each time with another completion behind the same prompt. Its two
+ * completions are one group, so that the prompt is computed once, and stay in one micro-batch,
+ * since the loss compares them. */
+#include "trainer/run/notices.h"
+#include "trainer/run/offline.h"
+#include "trainer/run/stop.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void say_turns(const struct dataset *d, const struct offline_config *c)
+{
+    if (d->turns.several == 0) return;
+    if (!c->all_turns)
+        log_info("%s: %" PRId64 " conversations have several turns of the assistant, of which the "
+                 "last alone is learnt; --train-on all learns every one",
+                 d->path, d->turns.several);
+    else
+        log_info("%s: of %" PRId64 " conversations every turn of the assistant is learnt", d->path,
+                 d->turns.several);
+    if (c->all_turns && d->turns.learnt < d->turns.earlier)
+        log_warn("%s: but for %" PRId64 " of %" PRId64 " turns before the last, which the chat "
+                 "template renders otherwise once others follow; they are not learnt",
+                 d->path, d->turns.earlier - d->turns.learnt, d->turns.earlier);
+}
+
+static enum status load_side(const struct offline *s, const char *path, int64_t limit,
+                             const char *side, struct dataset **ret)
+{
+    const struct offline_config *c = s->config;
+    int left_out;
+    struct prompt_options options = c->prompts;
+    options.max_samples = limit;
+    options.completions = true;
+    options.all_turns = c->all_turns;
+    options.side = side;
+    options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
+    enum status st = prompts_load(path, offline_tokenizer_folder(c), s->model->vocab_size, &options,
+                                  ret, &left_out);
+    if (st != ST_OK) return st;
+    if (side && strcmp(side, s->task->side_fields[0]) != 0) return ST_OK; // it has been said
+    notice_data(*ret, left_out);
+    if (!side) say_turns(*ret, c);
+    return ST_OK;
+}
+
+static bool same_ids(const struct token_list *a, const struct token_list *b)
+{
+    return a->n == b->n && memcmp(a->ids, b->ids, (size_t)a->n * sizeof *a->ids) == 0;
+}
+
+static enum status check_pairs(const struct dataset *a, const struct dataset *b)
+{
+    for (int i = 0; i < a->n && i < b->n; i++)
+        if (!same_ids(&a->examples[i].prompt_ids, &b->examples[i].prompt_ids))
+            return status_fail(ST_FORMAT,
+                               "%s, line %d: the conversations \"chosen\" and \"rejected\" differ "
+                               "before their last message; give a \"prompt\" that both follow",
+                               a->path, a->examples[i].line);
+    return a->n == b->n ? ST_OK
+                        : status_fail(ST_FORMAT,
+                                      "%s: prompts of one length are left out of one "
+                                      "side alone",
+                                      a->path);
+}
+
+static void note_lengths(struct offline *s, const struct offline_data *data)
+{
+    for (int i = 0; i < data->n; i++) {
+        int64_t all = data->sides[0]->examples[i].prompt_ids.n;
+        const int64_t prompt = all;
+        for (int k = 0; k < s->task->sides; k++) {
+            const int64_t n = data->sides[k]->examples[i].completion_ids.n;
+            all += n;
+            if (prompt + n > s->longest) s->longest = prompt + n;
+        }
+        if (all > s->widest) s->widest = all;
+    }
+}
+
+enum status offline_load(struct offline *s, const char *path, int64_t limit,
+                         struct offline_data *ret)
+{
+    enum status st = ST_OK;
+    struct offline_data data = {0};
+    for (int k = 0; k < s->task->sides; k++)
+        CHECK(load_side(s, path, limit, s->task->side_fields[k], &data.sides[k]));
+    if (s->task->sides > 1) CHECK(check_pairs(data.sides[0], data.sides[1]));
+    data.n = data.sides[0]->n;
+    note_lengths(s, &data);
+    *ret = data;
+out:
+    if (st != ST_OK) offline_data_release(&data);
+    return st;
+}
+
+void offline_data_release(struct offline_data *data)
+{
+    for (int k = 0; k < OFFLINE_SIDES; k++) dataset_free(data->sides[k]);
+    free(data->reference);
+    *data = (struct offline_data){0};
+}
+
+void offline_groups(struct offline *s, const struct offline_data *data, int n)
+{
+    const int sides = s->task->sides;
+    for (int i = 0; i < n; i++) {
+        const struct token_list *prompt = &data->sides[0]->examples[s->items[i]].prompt_ids;
+        for (int k = 0; k < sides; k++) {
+            const struct token_list *ids = &data->sides[k]->examples[s->items[i]].completion_ids;
+            s->completions[i * sides + k] = (struct pack_completion){.ids = ids->ids, .n = ids->n};
+        }
+        s->groups[i] = (struct pack_group){.prompt = prompt->ids,
+                                           .n_prompt = prompt->n,
+                                           .completions = s->completions + i * sides,
+                                           .n = sides,
+                                           .whole = sides > 1};
+    }
+}
+
+#define MEASURED_SAID 1000 // passes between two lines of progress
+
+struct measuring {
+    const int *items;
+    int sides;
+    double *reference;
+};
+
+static void measure(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    const struct measuring *m = context;
+    const struct micro_batch *mb = rows->mb;
+    (void)ret_dlogprobs;
+    for (int seq = 0; seq < mb->n_seqs; seq++) {
+        const int item = m->items[mb->sample[seq] / m->sides], side = mb->sample[seq] % m->sides;
+        double sum = 0;
+        for (int i = mb->first[seq]; i < mb->first[seq + 1]; i++) sum += rows->logprobs[i];
+        m->reference[item * m->sides + side] = sum;
+    }
+}
+
+enum status offline_measure(struct offline *s, struct offline_data *data)
+{
+    const int each = (int)s->config->examples_per_step;
+    const struct measuring m = {s->items, s->task->sides,
+                                malloc((size_t)data->n * OFFLINE_SIDES * sizeof(double))};
+    if (!m.reference) return status_fail(ST_NO_MEMORY, "no memory for the reference");
+    data->reference = m.reference;
+    for (int at = 0; at < data->n; at += each) {
+        const int n = data->n - at < each ? data->n - at : each;
+        for (int i = 0; i < n; i++) s->items[i] = at + i;
+        offline_groups(s, data, n);
+        enum status st = learner_evaluate(s->learner, s->groups, n, measure, (void *)&m);
+        if (st != ST_OK) return st;
+        if (stop_requested()) return status_fail(ST_CANCELLED, "a signal: nothing was learnt yet");
+        if (at / each % MEASURED_SAID == MEASURED_SAID - 1)
+            log_progress("reference: %d of %d pairs", at + n, data->n);
+    }
+    log_progress_end();
+    return ST_OK;
+}

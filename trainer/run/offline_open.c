@@ -1,0 +1,337 @@
+/* offline_open.c: what a run without a server needs: its folder, the model, on a device of its own,
+ * the examples, the learner. The main thread; logs what is assumed on the user's behalf.
+ *
+ * The reference of pairs is what --model gives, before a checkpoint's weights replace it: a run
+ * that goes on computes the same numbers again. */
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "common/base/clock.h"
+#include "common/base/options.h"
+#include "trainer/learn/memory.h"
+#include "trainer/run/checkpoint.h"
+#include "trainer/run/notices.h"
+#include "trainer/run/offline.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static bool is_empty(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    int n = 0;
+    while (dir && n <= 2 && readdir(dir)) n++;
+    if (dir) closedir(dir);
+    return n == 2; // . and ..
+}
+
+// Before anything is trained: a folder that is there is replaced on request only, and only if it is
+// a model's, or an adapter's.
+static enum status check_out(const struct offline_config *c)
+{
+    char config[PATH_ROOM], adapter[PATH_ROOM];
+    enum status st;
+    if (!c->out || !file_exists(c->out) || is_empty(c->out)) return ST_OK;
+    CHECK(path_put(config, c->out, "config.json"));
+    CHECK(path_put(adapter, c->out, ADAPTER_CONFIG_FILE));
+    if (!c->overwrite)
+        FAIL(ST_INVALID,
+             "--out %s is there already; take another folder, or say --overwrite to replace it "
+             "whole",
+             c->out);
+    if (!file_exists(config) && !file_exists(adapter))
+        FAIL(ST_INVALID,
+             "--out %s is no model folder (it has no config.json), so --overwrite does not "
+             "replace it; take another",
+             c->out);
+out:
+    return st;
+}
+
+static void say_idle(const struct option_set *set, const struct offline_config *c)
+{
+    const struct idle_options parts[] = {
+        {c->eval_data != NULL, "--eval-data", {"eval-steps", "eval-limit"}},
+        {c->lora.r > 0, "--lora-r", {"lora-alpha", "lora-dropout", "use-rslora", "lora-target"}},
+        {c->run_dir || !c->out, "--run-dir", {"save-steps", "save-minutes", "save-total-limit"}},
+        {c->out != NULL, "--out", {"dtype"}},
+        {preference_smooths(&c->preference), "--loss-type robust or exo_pair", {"label-smoothing"}},
+    };
+    notice_idle(set, parts, sizeof parts / sizeof *parts);
+}
+
+enum status offline_check(const struct offline_task *task, struct option_set *set,
+                          struct offline_config *c)
+{
+    enum status st;
+    if (c->resume && !c->run_dir)
+        FAIL(ST_INVALID, "--resume needs --run-dir, the run to go on with");
+    if (c->resume) CHECK(folder_take_options(set, c->run_dir, NULL, c));
+    log_open("cw-trainer", c->log_level);
+    if (!c->model == !c->init)
+        FAIL(ST_INVALID, task->sides > 1 ? "--model is missing: the model folder to start from"
+                                         : "one of --model DIR and --init CONFIG.json is needed");
+    if (!c->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of examples");
+    if (!c->model && !c->tokenizer)
+        FAIL(ST_INVALID, "--init needs --tokenizer, a folder with tokenizer.json");
+    if (c->init && c->lora.r > 0)
+        FAIL(ST_INVALID, "--lora-r with --init: an adapter of random weights is of no use");
+    if (task->reference) CHECK(preference_check(&c->preference));
+    CHECK(schedule_check(&c->learning.schedule));
+    CHECK(check_out(c));
+    CHECK(prompts_check(&c->prompts));
+    if (!c->resume) say_idle(set, c);
+out:
+    return st;
+}
+
+const char *offline_tokenizer_folder(const struct offline_config *c)
+{
+    return c->tokenizer ? c->tokenizer : c->model;
+}
+
+// A new model can still be given the rows that its tokenizer needs; of one that is there it is
+// said.
+static enum status check_tokenizer(const struct offline *s)
+{
+    struct tokenizer *t;
+    const struct offline_config *c = s->config;
+    enum status st = tokenizer_load(offline_tokenizer_folder(c), &t);
+    if (st != ST_OK) return st;
+    const int n = tokenizer_vocab_size(t), rows = s->model->vocab_size, eos = tokenizer_eos(t);
+    bool knows_eos = eos < 0 || s->model->n_eos == 0;
+    for (int i = 0; i < s->model->n_eos; i++) knows_eos |= s->model->eos_ids[i] == eos;
+    tokenizer_free(t);
+    if (n > rows && c->init)
+        return status_fail(
+            ST_MISMATCH,
+            "--init %s: vocab_size is %d, and the tokenizer in %s has %d tokens; set "
+            "vocab_size to %d or more",
+            c->init, rows, c->tokenizer, n, n);
+    if (n > rows)
+        log_warn(
+            "the tokenizer in %s has %d tokens, the model rows for %d: text with the others is "
+            "refused",
+            offline_tokenizer_folder(c), n, rows);
+    if (c->init && rows > n)
+        log_info("--init %s: vocab_size is %d; %d of these rows have no token in %s", c->init, rows,
+                 rows - n, c->tokenizer);
+    if (!knows_eos)
+        log_warn("the tokenizer in %s ends texts with token %d, which is none of the model's "
+                 "eos_token_id: completions will end with %d",
+                 offline_tokenizer_folder(c), eos, s->model->eos_ids[0]);
+    return ST_OK;
+}
+
+static enum status open_model(struct offline *s)
+{
+    enum status st;
+    char words[256];
+    const struct offline_config *c = s->config;
+    CHECK(device_open(c->device, &s->dev));
+    if (c->model)
+        CHECK(model_config_load(c->model, &s->model));
+    else
+        CHECK(model_config_load_file(c->init, &s->model));
+    CHECK(check_tokenizer(s));
+    CHECK(weights_plan(s->model, device_default_dtype(s->dev), &s->weights));
+    CHECK(device_alloc(s->dev, s->weights->bytes, &s->memory));
+    device_fill(s->dev, s->memory, 0, s->weights->bytes);
+    weights_bind(s->weights, s->memory);
+    if (c->model)
+        CHECK(weights_load(s->weights, s->dev, c->model));
+    else
+        CHECK(weights_init_random(s->weights, s->dev, (uint64_t)c->seed));
+    if (c->model && left_out_describe(s->model, words, sizeof words))
+        log_info("%s: %s", c->model, words);
+out:
+    return st;
+}
+
+// What a server chooses by --max-context.
+static enum status choose_rope(struct offline *s)
+{
+    char words[128];
+    int64_t context = s->config->rope_context;
+    if (context > 0 && context < s->longest)
+        return status_fail(ST_INVALID,
+                           "--rope-context %" PRId64 " is below the longest example (%" PRId64
+                           " tokens)",
+                           context, s->longest);
+    s->model->rope_context = (int)(context > 0 ? context : s->longest);
+    if (rope_describe(s->model, words, sizeof words))
+        log_info("%s%s; a server chooses by its --max-context, %s by --rope-context", words,
+                 context > 0 ? "" : ", as the longest example says", s->task->command);
+    return ST_OK;
+}
+
+static enum status open_data(struct offline *s)
+{
+    enum status st;
+    const struct offline_config *c = s->config;
+    CHECK(offline_load(s, c->data, c->prompts.max_samples, &s->data));
+    if (c->eval_data) CHECK(offline_load(s, c->eval_data, c->eval_limit, &s->eval));
+    if (s->longest > s->model->max_positions)
+        FAIL(ST_INVALID,
+             "%s%s%s: the longest example, prompt and completion, has %" PRId64
+             " tokens; the model's context is %d",
+             c->data, c->eval_data ? ", " : "", c->eval_data ? c->eval_data : "", s->longest,
+             s->model->max_positions);
+    CHECK(choose_rope(s));
+    CHECK(data_order_init(&s->order, (uint64_t)c->seed, s->data.n));
+    s->schedule = c->learning.schedule;
+    s->schedule.total_steps =
+        c->max_steps >= 0
+            ? c->max_steps
+            : (int64_t)ceil(c->num_train_epochs * s->data.n / (double)c->examples_per_step);
+    st = schedule_check(&s->schedule);
+out:
+    return st;
+}
+
+static enum status open_adapter(struct offline *s)
+{
+    enum status st;
+    json_t *json = NULL;
+    struct adapter_config *config;
+    if (s->config->lora.r == 0) return ST_OK;
+    CHECK(lora_config_json(&s->config->lora, s->config->model, &json));
+    CHECK(adapter_config_from_json("--lora-target", json, &config));
+    CHECK(adapter_new(config, s->weights, s->weights->dt, &s->adapter));
+    CHECK(device_alloc(s->dev, s->adapter->weights->bytes, &s->adapter_memory));
+    device_fill(s->dev, s->adapter_memory, 0, s->adapter->weights->bytes);
+    weights_bind(s->adapter->weights, s->adapter_memory);
+    st = adapter_init(s->adapter, s->dev, (uint64_t)s->config->seed);
+out:
+    json_decref(json);
+    return st;
+}
+
+static enum status check_budget(const struct offline *s)
+{
+    const int64_t budget = s->config->learning.token_budget, needed = s->widest - s->task->sides;
+    if (s->task->sides == 1 || needed <= budget) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "--token-budget %" PRId64 " is below the longest pair, a prompt with its "
+                       "two completions (%" PRId64 " rows); raise it to that or more",
+                       budget, needed);
+}
+
+static enum status open_learner(struct offline *s)
+{
+    enum status st;
+    const struct offline_config *c = s->config;
+    const size_t n = (size_t)c->examples_per_step, sides = (size_t)s->task->sides;
+    struct learner_config options;
+    const struct learning_shape shape = {
+        .longest = s->longest,
+        .tokens = c->examples_per_step * s->widest,
+        .seqs = (1 + s->task->sides) * c->examples_per_step,
+    };
+    CHECK(check_budget(s));
+    CHECK(learning_config(&c->learning, &shape, 1, &options));
+    options.ranks = true;
+    options.adapter = s->adapter;
+    options.lora_dropout = (float)c->lora.dropout;
+    options.seed = (uint64_t)c->seed;
+    s->groups = calloc(n, sizeof *s->groups);
+    s->completions = calloc(n * sides, sizeof *s->completions);
+    s->items = calloc(n, sizeof *s->items);
+    if (!s->groups || !s->completions || !s->items)
+        FAIL(ST_NO_MEMORY, "no memory for %zu examples", n);
+    CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
+    log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
+    notice_model(s->model, learner_balance_coef(s->learner));
+    memory_say(s->learner, "of its own, beside what follows", c->learning.freeze);
+    CHECK(learner_prepare(s->learner));
+out:
+    return st;
+}
+
+static enum status open_reference(struct offline *s)
+{
+    enum status st;
+    const int64_t start = clock_now_ns();
+    if (!s->task->reference) return ST_OK;
+    CHECK(offline_measure(s, &s->data));
+    if (s->eval.n) CHECK(offline_measure(s, &s->eval));
+    log_info("the reference: log-probabilities by %s of %d pairs, computed once in %.1f s",
+             s->config->model, s->data.n + s->eval.n, clock_ms_since(start) / 1e3);
+out:
+    return st;
+}
+
+// ret_latest: the checkpoint to go on from; NULL: none. The caller's to free.
+static enum status open_folder(struct offline *s, char **ret_latest)
+{
+    const struct offline_config *c = s->config;
+    char checkpoints[PATH_ROOM], *latest = NULL;
+    enum status st;
+    if (!c->run_dir && c->out) {
+        log_info("no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
+        return ST_OK;
+    }
+    CHECK(folder_open(c->run_dir, s->folder, &s->folder_lock));
+    CHECK(checkpoint_latest(s->folder, &latest));
+    if (latest && !c->resume && !c->overwrite)
+        FAIL(ST_INVALID,
+             "%s holds a run already: go on with it (--resume), replace it (--overwrite), or take "
+             "another --run-dir",
+             s->folder);
+    if (latest && c->overwrite && !c->resume) {
+        log_info("%s: the run there is replaced (--overwrite)", s->folder);
+        CHECK(path_put(checkpoints, s->folder, "checkpoints"));
+        CHECK(file_remove_tree(checkpoints));
+    }
+    if (c->resume) {
+        *ret_latest = latest;
+        latest = NULL;
+    }
+out:
+    free(latest);
+    return st;
+}
+
+enum status offline_open(struct offline *s)
+{
+    enum status st;
+    char *latest = NULL;
+    s->folder_lock = -1;
+    s->saved_step = s->interim_step = -1;
+    s->saved_ns = clock_now_ns();
+    CHECK(open_folder(s, &latest));
+    CHECK(open_model(s));
+    CHECK(open_data(s));
+    CHECK(open_adapter(s));
+    CHECK(open_learner(s));
+    CHECK(open_reference(s));
+    if (latest) CHECK(offline_resume(s, latest));
+    CHECK(offline_describe(s, latest != NULL));
+    if (s->folder[0])
+        CHECK(runlog_new(s->folder, s->step, s->schedule.total_steps,
+                         s->config->saving.logging_steps, &s->log));
+out:
+    free(latest);
+    return st;
+}
+
+void offline_release(struct offline *s)
+{
+    runlog_free(s->log);
+    learner_free(s->learner);
+    free(s->groups);
+    free(s->completions);
+    free(s->items);
+    data_order_release(&s->order);
+    offline_data_release(&s->eval);
+    offline_data_release(&s->data);
+    adapter_free(s->adapter);
+    weights_free(s->weights);
+    model_config_free(s->model);
+    if (s->dev) device_release(s->dev, s->adapter_memory);
+    if (s->dev) device_release(s->dev, s->memory);
+    device_free(s->dev);
+    if (s->folder_lock >= 0) close(s->folder_lock);
+}

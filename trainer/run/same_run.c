@@ -1,0 +1,60 @@
+/* same_run.c: a run's own part of trainer_state.json, written and compared. No state. */
+#include "trainer/run/same_run.h"
+#include "common/base/options.h"
+#include "trainer/run/adapter_folder.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *digest_text(const struct dataset *data, char ret[DIGEST_ROOM])
+{
+    snprintf(ret, DIGEST_ROOM, "%016" PRIx64, data->digest);
+    return ret;
+}
+
+json_t *same_run_state(const struct same_run *run)
+{
+    char digest[DIGEST_ROOM];
+    return json_pack("{s:I, s:s, s:s*, s:s, s:s, s:s*}", "seed", (json_int_t)run->seed,
+                     "data_digest", digest_text(run->data, digest), "freeze", run->freeze,
+                     "version", COMMONWEIGHT_VERSION, "device", device_name(run->dev),
+                     ADAPTER_STATE, run->adapter ? run->adapter_name : NULL);
+}
+
+enum status same_run_check(const struct same_run *run, const char *folder, const json_t *state)
+{
+    char digest[DIGEST_ROOM];
+    const char *old_digest = json_string_value(json_object_get(state, "data_digest"));
+    if (!old_digest || strcmp(digest_text(run->data, digest), old_digest) != 0)
+        return status_fail(ST_MISMATCH,
+                           "%s was made with another content of %s; take that one or another "
+                           "--run-dir",
+                           folder, run->data->path);
+    json_int_t seed = json_integer_value(json_object_get(state, "seed"));
+    if (seed != run->seed)
+        return status_fail(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder,
+                           seed);
+    const char *freeze = run->freeze,
+               *old_freeze = json_string_value(json_object_get(state, "freeze"));
+    if (strcmp(freeze ? freeze : "", old_freeze ? old_freeze : "") != 0)
+        return status_fail(ST_MISMATCH,
+                           "%s was made with --freeze \"%s\", and what is trained cannot change "
+                           "within a run; take that, or begin another run from %s",
+                           folder, old_freeze ? old_freeze : "", folder);
+    const char *old_adapter = json_string_value(json_object_get(state, ADAPTER_STATE));
+    if (!old_adapter != !run->adapter)
+        return status_fail(ST_MISMATCH,
+                           "%s was made %s --lora-r, and what is trained cannot change "
+                           "within a run",
+                           folder, old_adapter ? "with" : "without");
+    const char *device = device_name(run->dev);
+    const char *old_device = json_string_value(json_object_get(state, "device"));
+    if (run->exact && old_device && strcmp(device, old_device) != 0)
+        return status_fail(ST_MISMATCH,
+                           "--exact: %s was made on \"%s\", and this is \"%s\", whose sums have "
+                           "another order; set OMP_NUM_THREADS as it was, or leave --exact away",
+                           folder, old_device, device);
+    // here, so that what differs is named before the optimizer's tensors are
+    return run->adapter ? adapter_check(run->adapter, folder) : ST_OK;
+}

@@ -1,0 +1,27 @@
+/* same_run.h: what must not change while a run goes on, as its checkpoints hold it: the data, the
+ * seed, what is trained, and with --exact the device. No state. */
+#ifndef TRAINER_SAME_RUN_H
+#define TRAINER_SAME_RUN_H
+
+#include "common/model/adapter.h"
+#include "trainer/rollout/data.h"
+
+struct same_run { // borrowed
+    const struct dataset *data;
+    int64_t seed;
+    const char *freeze;            // NULL: nothing
+    const struct adapter *adapter; // that is trained; NULL: none
+    const char *adapter_name;
+    struct device *dev;
+    bool exact;
+};
+// Part of trainer_state.json. New reference; NULL: no memory.
+json_t *same_run_state(const struct same_run *run);
+// ST_MISMATCH names what `state`, of the checkpoint in `folder`, has otherwise.
+enum status same_run_check(const struct same_run *run, const char *folder, const json_t *state);
+
+// The digest goes as text: JSON numbers do not hold 64 bits everywhere.
+#define DIGEST_ROOM 24 // bytes of it
+const char *digest_text(const struct dataset *data, char ret[DIGEST_ROOM]);
+
+#endif
