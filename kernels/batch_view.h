@@ -42,8 +42,8 @@ struct batch_view {
     const int32_t *stored;      // (S) keys that were in the pool before this batch; see above
     const int32_t *block_table; // (S, table_stride) block numbers
     int table_stride;
-    const int32_t *state_from,
-        *state_slot; // (S) of the pool's states, where layers have any; or -1
+    const int32_t *state_from; // (S) slot of the pool's states, where layers have any; or -1
+    const int32_t *state_slot; // (S) where it leaves its own
     // packed
     const int32_t *prefix_start; // (S) row
     const int32_t *prefix_len;   // (S) rows

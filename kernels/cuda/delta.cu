@@ -202,6 +202,15 @@ __device__ __forceinline__ void read_slot(float (&S)[PART], const float *slot, c
     }
 }
 
+// Where a head's S begins in a slot.
+__device__ __forceinline__ float *slot_of(const delta_rows &b, int slot, const delta_shape &s,
+                                          int head)
+{
+    const int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
+    return b.states + slot * b.slot_elements + (int64_t)(s.taps - 1) * width +
+           (int64_t)head * s.key_dim * s.head_dim;
+}
+
 __device__ __forceinline__ void write_slot(float *slot, const float (&S)[PART], const source &f)
 {
 #pragma unroll
@@ -242,7 +251,6 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
         if (!delta_begins(b, seq)) continue;
         source f = source_of<PARTS>(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head);
         int first = b.query_start[seq], end = delta_unit_end(b, seq);
-        const int64_t at = (int64_t)(s.taps - 1) * f.width + (int64_t)head * s.key_dim * s.head_dim;
         float S[PART];
         clear(S);
         if (b.paged) {
@@ -252,15 +260,14 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
                         from_f32<T>(0.f);
                 continue;
             }
-            if (b.positions[first] > 0)
-                read_slot(S, b.states + b.state_from[seq] * b.slot_elements + at, f);
+            if (b.positions[first] > 0) read_slot(S, slot_of(b, b.state_from[seq], s, head), f);
         }
         for (int next = seq; next < end; next++) {
             if (!b.paged && next > seq) recall(S, prefix);
             run<T, PARTS>(S, out, qkv, f, mine, b.query_start[next], b.query_start[next + 1]);
             if (!b.paged && next == seq && end > seq + 1) keep(prefix, S);
             if (b.paged && delta_leaves(b, next, end))
-                write_slot(b.states + b.state_slot[next] * b.slot_elements + at, S, f);
+                write_slot(slot_of(b, b.state_slot[next], s, head), S, f);
         }
     }
 }

@@ -3,14 +3,12 @@
  * drafts. The log-probability of each token is that of its author's packed pass, to the bit. Models
  * that carry states along a sequence write none together, and say so. The adapter is a folder that
  * was saved and read again. */
-#include "common/base/file.h"
 #include "common/model/adapter_table.h"
 #include "infer-server/engine/adapters.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_adapter.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,8 +97,9 @@ static void use_adapter(struct reference *r, const char *saved, struct adapter *
     model_use_adapters(r->model, *ret_table);
 }
 
-static void serve(const char *model, const char *saved)
+static void serve(const char *model)
 {
+    const char *saved = test_folder();
     struct bench b;
     struct reference r;
     struct adapter *adapter;
@@ -136,22 +135,9 @@ static void serve(const char *model, const char *saved)
 
 static void every_model(void **state)
 {
-    const char *root = test_path(test_root(), "tests/golden");
-    struct dirent **list;
-    const int n = scandir(root, &list, NULL, alphasort);
-    int served = 0;
     (void)state;
-    for (int i = 0; i < n; i++) {
-        const char *model = test_path(root, list[i]->d_name);
-        if (file_exists(test_path(model, "config.json"))) {
-            printf("%s\n", list[i]->d_name);
-            serve(model, test_path(folder, list[i]->d_name));
-            served++;
-        }
-        free(list[i]);
-    }
-    free(list);
-    assert_true(served > 10 && all_drafted > 0);
+    for_each_golden(serve);
+    assert_true(all_drafted > 0);
 }
 
 int main(void)

@@ -2,9 +2,11 @@
 #include "tests/support/engine_bench.h"
 #include "bridge/attach.h"
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/rng.h"
 #include "common/model/weights.h"
 #include "tests/support/tiny_model.h"
+#include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -244,6 +246,25 @@ void assert_same_logprob(const struct token_record *token, float packed, int i)
 {
     if (memcmp(&packed, &token->logprob, sizeof packed) != 0)
         fail_msg("token %d: %.9g served, %.9g packed", i, (double)token->logprob, (double)packed);
+}
+
+void for_each_golden(void (*serve)(const char *model))
+{
+    const char *root = test_path(test_root(), "tests/golden");
+    struct dirent **list;
+    const int n = scandir(root, &list, NULL, alphasort);
+    int served = 0;
+    for (int i = 0; i < n; i++) {
+        const char *model = test_path(root, list[i]->d_name);
+        if (file_exists(test_path(model, "config.json"))) {
+            printf("%s\n", list[i]->d_name);
+            serve(model);
+            served++;
+        }
+        free(list[i]);
+    }
+    free(list);
+    assert_true(served > 10);
 }
 
 void packed_logprobs(struct reference *r, const int32_t *prompt, int n_prompt,

@@ -185,6 +185,47 @@ static void one_of_two_has_states(void **state)
     }
 }
 
+// Drafts have a quarter of the states; and what an error asks for is enough.
+static void memory_is_planned(void **state)
+{
+    static const struct {
+        int64_t bytes;
+        int max_drafts, batch, drafts;
+    } cases[] = {
+        {4000, 8, 8, 5}, // 20 states have room, 13 are given
+        {2000, 8, 8, 2}, // 10 have
+        {1200, 8, 5, 1}, // 6 have
+        {1200, 0, 6, 0}, // nothing is drafted
+        {200, 8, 1, 0},
+    };
+    struct kv_request request = {
+        .max_batch = 8, .block_size = 1, .max_context = 30, .block_bytes = 10, .state_bytes = 100};
+    struct kv_plan plan;
+    struct device *dev;
+    (void)state;
+    assert_ok(device_open("cpu", &dev));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        request.bytes = cases[i].bytes;
+        request.max_drafts = cases[i].max_drafts;
+        assert_ok(kv_memory_plan(dev, &request, &plan));
+        assert_int_equal(plan.max_batch, cases[i].batch);
+        assert_int_equal(plan.max_drafts, cases[i].drafts);
+    }
+    request.context_is_firm = true;
+    for (int batch = 1; batch <= 8; batch += 7) {
+        request.max_batch = batch;
+        request.max_drafts = 0;
+        request.bytes = 250;
+        assert_status(kv_memory_plan(dev, &request, &plan), ST_INVALID);
+        request.bytes = batch == 1 ? 400 : 600;
+        char words[64];
+        snprintf(words, sizeof words, "give --kv-memory %lld or more", (long long)request.bytes);
+        assert_message(words);
+        assert_ok(kv_memory_plan(dev, &request, &plan));
+    }
+    device_free(dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -193,6 +234,7 @@ int main(void)
         cmocka_unit_test(a_twin_is_always_accepted),
         cmocka_unit_test(a_twin_is_rejected_only_where_it_must_be),
         cmocka_unit_test(one_of_two_has_states),
+        cmocka_unit_test(memory_is_planned),
     };
     return cmocka_run_group_tests_name("state drafts", tests, set_up, NULL);
 }
