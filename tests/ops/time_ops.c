@@ -148,7 +148,7 @@ static void time_product(const char *name, int m, int n, int k, bool trans_a, bo
                         random_bf16((size_t)m * k, 1, 1),
                         random_bf16(copies * n * k, 0.02f, 2),
                         NULL,
-                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16, true},
+                        {m, n, k, trans_a, trans_b, 0, DT_BF16, DT_BF16, true, NULL, NULL, NULL},
                         copies,
                         0};
     report(name, run_product, &p, inner, 2.0 * ((double)m * k + (double)n * k + (double)m * n),
@@ -787,13 +787,14 @@ int main(int argc, char **argv)
     bytes_per_ms = 2.0 * c.bytes / ms;
     device_release(dev, c.to);
     device_release(dev, c.from);
-    struct product p = {take(8192u * 8192 * 2),
-                        random_bf16(8192 * 8192, 1, 1),
-                        random_bf16(8192 * 8192, 1, 2),
-                        NULL,
-                        {8192, 8192, 8192, false, true, 0, DT_BF16, DT_BF16, true},
-                        1,
-                        0};
+    struct product p = {
+        take(8192u * 8192 * 2),
+        random_bf16(8192 * 8192, 1, 1),
+        random_bf16(8192 * 8192, 1, 2),
+        NULL,
+        {8192, 8192, 8192, false, true, 0, DT_BF16, DT_BF16, true, NULL, NULL, NULL},
+        1,
+        0};
     ms = report("product 8192 x 8192 x 8192", run_product, &p, 4, 0, 2.0 * 8192 * 8192 * 8192);
     flops_per_ms = 2.0 * 8192 * 8192 * 8192 / ms;
     device_release(dev, p.a);
