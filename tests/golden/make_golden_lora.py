@@ -46,6 +46,7 @@ def make(out, base, seed, options):
                 p.normal_(0, 0.08)
     model.peft_config["default"].base_model_name_or_path = base
     model.save_pretrained(out)
+    os.remove(os.path.join(out, "README.md"))  # it names this machine's folders
 
     prompt, ids, mask = facts["prompt_len"], given["input_ids"].long(), given["completion_mask"]
     seen = torch.cat([torch.ones(len(ids), prompt), mask], 1).long()
