@@ -60,7 +60,6 @@ struct few_args {
 // `weights` on, the columns of a tile.
 struct few_work {
     int first, rows, weights, tile;
-    peer_call call; // where the ranks of `peers` take part
 };
 
 #if HAS_WGMMA
@@ -225,7 +224,7 @@ template <few_end END, int J> struct few_ending {
     }
 
     __device__ __forceinline__ void store(const float *tile, const few_args &p,
-                                          const few_work &rows) const
+                                          const few_work &rows, peer_call call) const
     {
         if (column >= p.n) return;
         float x[PAIRS + 1][2];
@@ -244,7 +243,7 @@ template <few_end END, int J> struct few_ending {
         else if constexpr (END == ROTATED)
             store_rotated(p, row_at, x[0], x[1]);
         else if (END == STORED && p.peers.size)
-            store_addend((int64_t)row_at * p.n + column, p, rows.call, x[0]);
+            store_addend((int64_t)row_at * p.n + column, p, call, x[0]);
         else if (END == WIDE && p.peers.size)
             store_columns(row_at, p, x[0]);
         else
@@ -369,14 +368,12 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     }
     grid_wait();
     grid_release();
-    peer_call call = {};
-    if (p.peers.size) call = this_peer_call(p.peers);
+    const peer_call call = p.peers.size ? this_peer_call(p.peers) : peer_call();
     const bool columns = END == WIDE && p.peers.size;
     if (columns && blockIdx.x + blockIdx.y + threadIdx.x == 0)
         raise_flag(p.peers, call, PEER_READY);
     for (int i = 0; i < rounds; i++) {
         few_work rows = find_work(p, before, blockIdx.x + i * gridDim.x);
-        rows.call = call;
         int from = first_column<END, N>(p, rows.tile), at = threadIdx.x;
         few_ending<END, J> ends[ENDS_AT_ONCE];
 #pragma unroll
@@ -390,7 +387,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
 #pragma unroll 1
         for (;;) {
 #pragma unroll
-            for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows);
+            for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows, call);
             at += ENDS_AT_ONCE * GROUPS * 128;
             if (at >= rows.rows * ends[0].ACROSS) break;
 #pragma unroll
