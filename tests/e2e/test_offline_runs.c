@@ -74,6 +74,17 @@ static void a_folder_that_holds_a_run(void **state)
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2")), 1);
     assert_said(&s, "holds a run already: go on with it (--resume), replace it (--overwrite)");
     assert_int_equal(steps_done(&s, "run"), 3);
+    // what cannot begin replaces nothing
+    const char *latest = test_path(s.folder, "run/checkpoints/latest");
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--overwrite", "--data", test_path(s.folder, "none.jsonl"))),
+        1);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--overwrite", "--tokenizer", latest)),
+                     1);
+    assert_said(&s, "is of the run that --overwrite replaces");
+    assert_true(file_exists(latest));
+    assert_int_equal(steps_done(&s, "run"), 3);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2", "--overwrite")),
                      0);
     assert_said(&s, "the run there is replaced (--overwrite)");

@@ -150,6 +150,7 @@ static void runs_are_served(void **state)
     static const char two[] = "{\"step\":1,\"reward\":1}\n{\"step\":2,\"reward\":2}\n";
     static const char sample[] = "{\"line\":1,\"sample\":0,\"completion\":\"x\",\"reward\":1}\n";
     struct wire_answer a;
+    char path[64];
     assert_ok(file_make_folders(test_path(run, "rollouts")));
     test_write(metrics, two, strlen(two) / 2);
     const int port = report_server_start(&server, test_path(folder, "serve.log"), run, NULL);
@@ -159,10 +160,15 @@ static void runs_are_served(void **state)
     wire_answer_release(&a);
     get(port, "/data?run=0", "localhost", &a);
     assert_int_equal(json_integer_value(json_object_get(a.json, "lines")), 1);
+    snprintf(path, sizeof path, "/data?run=0&lines=1&generation=%" JSON_INTEGER_FORMAT,
+             json_integer_value(json_object_get(a.json, "generation")));
     wire_answer_release(&a);
     test_write(test_path(run, "rollouts/step-2.jsonl"), sample, strlen(sample));
     test_write(metrics, two, strlen(two));
-    get(port, "/data?run=0&lines=1", "localhost", &a);
+    get(port, "/data?run=0&lines=1", "localhost", &a); // a page of a server that was here before
+    assert_int_equal(json_integer_value(json_object_get(a.json, "from")), 0);
+    wire_answer_release(&a);
+    get(port, path, "localhost", &a);
     assert_int_equal(json_integer_value(json_object_get(a.json, "from")), 1);
     assert_int_equal(json_integer_value(json_object_get(a.json, "lines")), 2);
     assert_contains(bytes_text(&a.body), "\"row\":\"AAAAAA==\"");

@@ -110,6 +110,8 @@ static void takes_bare_answers(void **state)
     assert_true(same(r, "72", "Natalia sold 48+24 = 72 clips.\n#### 72"));
     assert_false(
         same(r, "$\\begin{pmatrix}2&3\\end{pmatrix}$", "$\\begin{pmatrix}3&2\\end{pmatrix}$"));
+    assert_false(same(r, "$\\lfloor 10^{30}\\rfloor$", "$\\lfloor 10^{40}\\rfloor$"));
+    assert_true(same(r, "$\\lfloor 7.5\\rfloor$", "\\boxed{7}"));
     assert_ok(reward_check_row(r, "\\sqrt{2}", NULL));
     assert_int_equal(reward_check_row(r, "?!", NULL), ST_FORMAT);
     assert_contains(status_message(), "holds no formula and no number");
@@ -127,6 +129,13 @@ static void bounds_its_work(void **state)
     char many[8192] = "The answer is 7.";
     for (int i = 0; i < 700; i++) sprintf(many + strlen(many), " %d;", i);
     assert_true(same(r, "699", many)); // of more than are kept the first ones are forgotten
+    // the middle of a chain stands in two relations, and so does all within it
+    strcpy(many, "\\boxed{");
+    for (int i = 0; i < 28; i++) strcat(many, "1=(");
+    strcat(many, "1=1");
+    for (int i = 0; i < 28; i++) strcat(many, ")=1");
+    strcat(many, "}");
+    same(r, "7", many);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const size_t each = strlen(parts[i]), n = 40000 / each;
         char *text = calloc(1, n * each + 32);

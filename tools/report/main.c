@@ -30,7 +30,7 @@ static enum status check(void *context, struct option_set *set)
 {
     const struct report *r = context;
     if (!r->folders[0])
-        return status_fail(ST_INVALID, "RUN is missing: the folder that cw-trainer train wrote "
+        return status_fail(ST_INVALID, "RUN is missing: the folder that cw-trainer wrote "
                                        "(--help says more)");
     if (!r->serve && options_given(set, "listen"))
         return status_fail(ST_INVALID, "--listen is for --serve: give that too");
@@ -75,7 +75,7 @@ int main(int argc, char **argv)
     const struct program program = {
         .name = "cw-report",
         .usage = "RUN... [--out FILE.html | --serve]\n\n"
-                 "Writes what runs of cw-trainer train left in their folders as one HTML page that "
+                 "Writes what runs of cw-trainer left in their folders as one HTML page that "
                  "needs nothing\nbesides itself: curves of every metric, of several runs beside "
                  "each other, where each step's time\nwent, cluster reports, and the rollouts. "
                  "Prints the page's path.",

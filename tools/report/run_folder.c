@@ -75,7 +75,7 @@ static enum status read_metrics(struct run_folder *run)
     if (stat(path, &info) != 0 && errno == ENOENT)
         FAIL(ST_NOT_FOUND,
              "%s: there is no metrics.jsonl in it; name the folder that cw-trainer "
-             "train wrote (its --run-dir)",
+             "wrote (its --run-dir)",
              run->path);
     CHECK(metrics_read(&run->metrics, path, &anew));
     run->written_s = (int64_t)info.st_mtime;
@@ -126,7 +126,7 @@ enum status run_folder_open(const char *path, struct run_folder *ret)
     if (stat(path, &info) != 0)
         FAIL(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
     if (!S_ISDIR(info.st_mode))
-        FAIL(ST_INVALID, "%s is no folder; name the one that cw-trainer train wrote", path);
+        FAIL(ST_INVALID, "%s is no folder; name the one that cw-trainer wrote", path);
     CHECK(read_metrics(&run));
     CHECK(path_put(config, path, "config.json"));
     if (file_exists(config)) CHECK(json_read_file(config, CONFIG_MAX, &run.config));

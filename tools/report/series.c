@@ -92,7 +92,7 @@ enum status metrics_read(struct metrics *m, const char *path, bool *ret_anew)
     CHECK(file_lines_from(path, &m->at, take_line, m));
     if (m->n_lines == 0 && m->n_bad > 0)
         FAIL(ST_FORMAT,
-             "%s: no line is an object with a \"step\": it is not what cw-trainer train "
+             "%s: no line is an object with a \"step\": it is not what cw-trainer "
              "writes",
              path);
     *ret_anew = anew;

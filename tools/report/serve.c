@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define SAMPLES_MS   100
 #define ROLLOUTS_MAX ((size_t)1 << 30) // bytes of a step's file
@@ -164,6 +165,8 @@ static void close_handle(uv_handle_t *handle, void *context)
 enum status report_serve(const char *listen, struct run_folder *runs, int n)
 {
     struct report_server s = {.runs = runs, .n = n};
+    // a page that another server's data is in gets all anew
+    for (int i = 0; i < n; i++) runs[i].generation = (int)(time(NULL) & 0x3fffffff);
     const struct http_options options = {.routes = routes,
                                          .context = &s,
                                          .max_body = 1 << 10,

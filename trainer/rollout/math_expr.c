@@ -6,8 +6,9 @@
 #include <ctype.h>
 #include <string.h>
 
-#define MAX_DEPTH 60
-#define MAX_LISTS 4 // within each other
+#define MAX_DEPTH     60
+#define MAX_RELATIONS 4
+#define MAX_LISTS     4 // within each other
 
 // ---- operators ----------------------------------------------------------------------------------
 static bool take_degree(struct math_parser *p)
@@ -201,7 +202,9 @@ static struct math_node *relation(struct math_parser *p)
     struct math_node *left = sets(p), *chain = NULL, *one = NULL;
     const char *name;
     while (left && !p->failed && (name = take_relation(p)) != NULL) {
+        if (++p->relations > MAX_RELATIONS) return math_fail(p);
         struct math_node *right = sets(p);
+        p->relations--;
         // a node has one place in the tree: the middle of a chain is there twice
         struct math_node *copy = right ? math_node_new(p, right->kind, "", 0) : math_fail(p);
         if (!copy) return NULL;

@@ -10,9 +10,10 @@ struct math_parser {
     struct math_arena *arena;
     const char *at, *end;
     int depth;
-    int bars;   // open |
-    int cells;  // matrices, in which & stands between elements
-    int commas; // brackets within which a comma stands between numbers, not within one
+    int bars;      // open |
+    int cells;     // matrices, in which & stands between elements
+    int relations; // under way on the right of another, whose sides are in the tree twice
+    int commas;    // brackets within which a comma stands between numbers, not within one
     bool failed;
 };
 

@@ -228,7 +228,10 @@ static bool real_function(const char *name, const struct math_value *a, struct m
                                                       : inexact(cabs(a->x));
         ret->decimal = false;
     } else if (strcmp(name, "floor") == 0 || strcmp(name, "ceil") == 0) {
-        *ret = whole((int64_t)(*name == 'f' ? floor(x) : ceil(x)));
+        if (cimag(a->x) != 0 || !isfinite(x)) return false;
+        *ret = fabs(x) < 0x1p53 ? whole((int64_t)(*name == 'f' ? floor(x) : ceil(x)))
+               : a->exact       ? *a // the places behind the point are lost
+                                : inexact(x);
     } else if (strcmp(name, "Gamma") == 0 && cimag(a->x) == 0) {
         *ret = inexact(tgamma(x));
     } else {

@@ -109,7 +109,8 @@
         OPT_FOREIGN("vllm-gpu-memory-utilization",                                                 \
                     "cw-infer-server --kv-memory, a size or a percentage"),                        \
         OPT_FOREIGN("vllm-max-model-length", "cw-infer-server --max-context"),                     \
-        OPT_FOREIGN("vllm-tensor-parallel-size", "cw-infer-server --tensor-parallel-size"),        \
+        OPT_FOREIGN("vllm-tensor-parallel-size",                                                   \
+                    "--tensor-parallel-size, with --gpus or --ranks"),                             \
         OPT_FOREIGN("vllm-enable-sleep-mode",                                                      \
                     "nothing: server and trainer have one copy of the weights"),                   \
         OPT_FOREIGN("bf16", "cw-infer-server --dtype is the model's dtype"),                       \
@@ -168,7 +169,8 @@
         OPT_FOREIGN("optimizer-offload", "nothing: --optim-moments makes the moments small"),      \
         OPT_FOREIGN("fsdp-size", "--gpus starts a server and a trainer on each GPU"),              \
         OPT_FOREIGN("n-gpus-per-node", "--gpus starts a server and a trainer on each GPU"),        \
-        OPT_FOREIGN("tensor-model-parallel-size", "cw-infer-server --tensor-parallel-size"),       \
+        OPT_FOREIGN("tensor-model-parallel-size",                                                  \
+                    "--tensor-parallel-size, with --gpus or --ranks"),                             \
         OPT_FOREIGN("gpu-memory-utilization",                                                      \
                     "cw-infer-server --kv-memory, a size or a percentage"),                        \
         OPT_FOREIGN("max-model-len", "cw-infer-server --max-context"),                             \

@@ -36,7 +36,7 @@ void notice_adapter(const struct adapter *a)
     bool experts = false;
     for (int l = 0; l < model->n_layers; l++) experts |= model->layers[l].moe.n_experts > 0;
     if (experts && plain_mlp)
-        log_warn("the adapter changes dense or shared MLPs of a model with experts: this server "
+        log_warn("the adapter changes dense or shared MLPs of a model with experts: Commonweight "
                  "takes such a folder, but PEFT on transformers 5 reads gate_proj, up_proj and "
                  "down_proj as the experts' and leaves these out; where PEFT is to open it, name "
                  "attention's matrices alone as its targets, or merge it (cw-trainer merge)");

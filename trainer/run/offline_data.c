@@ -156,7 +156,8 @@ enum status offline_measure(struct offline *s, struct offline_data *data)
         offline_groups(s, data, n);
         enum status st = learner_evaluate(s->learner, s->groups, n, measure, (void *)&m);
         if (st != ST_OK) return st;
-        if (stop_requested()) return status_fail(ST_CANCELLED, "a signal: nothing was learnt yet");
+        if (stop_requested())
+            return status_fail(ST_CANCELLED, "a signal: the reference was not finished");
         if (at / each % MEASURED_SAID == MEASURED_SAID - 1)
             log_progress("reference: %d of %d pairs", at + n, data->n);
     }

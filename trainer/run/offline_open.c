@@ -11,11 +11,13 @@
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/offline.h"
+#include "trainer/run/runlog.h"
 
 #include <dirent.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static bool is_empty(const char *folder)
@@ -203,7 +205,8 @@ static enum status open_adapter(struct offline *s)
     CHECK(device_alloc(s->dev, s->adapter->weights->bytes, &s->adapter_memory));
     device_fill(s->dev, s->adapter_memory, 0, s->adapter->weights->bytes);
     weights_bind(s->adapter->weights, s->adapter_memory);
-    st = adapter_init(s->adapter, s->dev, (uint64_t)s->config->seed);
+    CHECK(adapter_init(s->adapter, s->dev, (uint64_t)s->config->seed));
+    notice_adapter(s->adapter);
 out:
     json_decref(json);
     return st;
@@ -263,11 +266,31 @@ out:
     return st;
 }
 
-// ret_latest: the checkpoint to go on from; NULL: none. The caller's to free.
-static enum status open_folder(struct offline *s, char **ret_latest)
+// What is read here must not be of the run that goes.
+static enum status outlives(const struct offline *s, const char *option, const char *path)
+{
+    char checkpoints[PATH_ROOM], *read = NULL, *gone = NULL;
+    enum status st;
+    CHECK(path_put(checkpoints, s->folder, "checkpoints"));
+    read = path ? realpath(path, NULL) : NULL;
+    gone = realpath(checkpoints, NULL);
+    if (read && gone && strncmp(read, gone, strlen(gone)) == 0)
+        FAIL(ST_INVALID,
+             "--%s %s is of the run that --overwrite replaces; copy it elsewhere first, or take "
+             "another --run-dir",
+             option, path);
+out:
+    free(read);
+    free(gone);
+    return st;
+}
+
+// ret_replaced: there is a run, which goes once this one can begin. ret_latest: the checkpoint to
+// go on from; NULL: none. The caller's to free.
+static enum status open_folder(struct offline *s, bool *ret_replaced, char **ret_latest)
 {
     const struct offline_config *c = s->config;
-    char checkpoints[PATH_ROOM], *latest = NULL;
+    char *latest = NULL;
     enum status st;
     if (!c->run_dir && c->out) {
         log_info("no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
@@ -275,16 +298,19 @@ static enum status open_folder(struct offline *s, char **ret_latest)
     }
     CHECK(folder_open(c->run_dir, s->folder, &s->folder_lock));
     CHECK(checkpoint_latest(s->folder, &latest));
-    if (latest && !c->resume && !c->overwrite)
+    const bool there = latest || runlog_has_steps(s->folder);
+    if (there && !c->resume && !c->overwrite)
         FAIL(ST_INVALID,
              "%s holds a run already: go on with it (--resume), replace it (--overwrite), or take "
              "another --run-dir",
              s->folder);
-    if (latest && c->overwrite && !c->resume) {
-        log_info("%s: the run there is replaced (--overwrite)", s->folder);
-        CHECK(path_put(checkpoints, s->folder, "checkpoints"));
-        CHECK(file_remove_tree(checkpoints));
+    if (there && !c->resume) {
+        CHECK(outlives(s, "model", c->model));
+        CHECK(outlives(s, "tokenizer", c->tokenizer));
+        *ret_replaced = true;
     }
+    if (there && c->resume && !latest)
+        log_warn("%s has no checkpoint to go on from: its run is begun anew", s->folder);
     if (c->resume) {
         *ret_latest = latest;
         latest = NULL;
@@ -294,20 +320,36 @@ out:
     return st;
 }
 
+static enum status remove_run(const struct offline *s)
+{
+    static const char *const parts[] = {"checkpoints", "rollouts"};
+    char path[PATH_ROOM];
+    enum status st = ST_OK;
+    log_info("%s: the run there is replaced (--overwrite)", s->folder);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        CHECK(path_put(path, s->folder, parts[i]));
+        if (file_exists(path)) CHECK(file_remove_tree(path));
+    }
+out:
+    return st;
+}
+
 enum status offline_open(struct offline *s)
 {
     enum status st;
     char *latest = NULL;
+    bool replaced = false;
     s->folder_lock = -1;
     s->saved_step = s->interim_step = -1;
     s->saved_ns = clock_now_ns();
-    CHECK(open_folder(s, &latest));
+    CHECK(open_folder(s, &replaced, &latest));
     CHECK(open_model(s));
     CHECK(open_data(s));
     CHECK(open_adapter(s));
     CHECK(open_learner(s));
     CHECK(open_reference(s));
     if (latest) CHECK(offline_resume(s, latest));
+    if (replaced) CHECK(remove_run(s));
     CHECK(offline_describe(s, latest != NULL));
     if (s->folder[0])
         CHECK(runlog_new(s->folder, s->step, s->schedule.total_steps,

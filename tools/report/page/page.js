@@ -206,13 +206,18 @@ class Page {
 
     /* True where a run has more at once. */
     async refresh() {
-        let changed = false, behind = false;
+        let changed = false, behind = false, failed = null;
         for (const run of this.runs) {
-            const data = await this.source.data(run);
-            if (data && run.take(data)) changed = true;
-            behind = behind || Boolean(run.behind);
+            try {
+                const data = await this.source.data(run);
+                if (data && run.take(data)) changed = true;
+                behind = behind || Boolean(run.behind);
+            } catch (error) {
+                failed = failed || error; // of this run; the others go on
+            }
         }
         if (changed) await this.update();
+        if (failed) throw failed;
         return behind;
     }
     async follow() {

@@ -34,7 +34,7 @@ const MEASURES = {
     weight: {
         title: "importance weight (trainer's over server's)", from: "½", to: "2",
         there: line => line.logprobs && line.trainer_logprobs,
-        value: (line, t) => Math.exp((line.trainer_logprobs[t] ?? NaN) - line.logprobs[t]),
+        value: (line, t) => Math.exp((line.trainer_logprobs[t] ?? NaN) - (line.logprobs[t] ?? NaN)),
         share: x => Math.max(-1, Math.min(1, Math.log2(x))),
     },
 };
