@@ -136,11 +136,12 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     scale.take(w, s.width);
     y += row_offset(s, r);
     if constexpr (SUMMED) {
-        sum_row(row, of, row_offset(s, r), s.width);
-        each_pack<H>(s.width, [&](int k) {
-            if (is_row)
+        if (is_row) { // another group's row may be a sum already, which is no addend
+            sum_row(row, of, row_offset(s, r), s.width);
+            each_pack<H>(s.width, [&](int k) {
                 *reinterpret_cast<pack<T, V> *>(x + row_offset(s, r) + H::column(k)) = row.at[k];
-        });
+            });
+        }
         end_peer_call(of.places);
     }
 
@@ -280,14 +281,17 @@ static void choose(struct device *dev, const struct norm_shape *s, bool pointers
 }
 
 // The sum that the norm ends itself; size 0: there is none, or it is enqueued before.
-static summed sum_of(const struct norm_args *args, const struct norm_shape *shape, bool fits)
+static summed sum_of(struct device *dev, const struct norm_args *args,
+                     const struct norm_shape *shape, bool fits)
 {
     summed of = {};
     if (!args->sum) return of;
     void *x = (void *)args->x;
     const size_t n = (size_t)shape->rows * shape->width;
-    fits = fits && shape->heads == 1 && shape->stride == shape->width &&
-           shape->width * dtype_size(shape->dt) % 16 == 0 && shape->width <= WIDEST;
+    // all blocks have begun when one of them waits for another rank (peer_sum.cu)
+    fits = fits && shape->rows <= cuda_use(dev)->n_sms && shape->heads == 1 &&
+           shape->stride == shape->width && shape->width * dtype_size(shape->dt) % 16 == 0 &&
+           shape->width <= WIDEST;
     const struct peer_places *places =
         fits ? comm_take_sum(args->sum, x, n, shape->dt, &of.sent) : NULL;
     if (places)
@@ -302,7 +306,7 @@ void cuda_norm(struct device *dev, void *y, const struct norm_args *args,
 {
     if (shape->rows <= 0) return;
     bool fits = aligned(16, {y, args->x, args->w, args->b}, {});
-    const summed of = sum_of(args, shape, fits);
+    const summed of = sum_of(dev, args, shape, fits);
     choose(dev, shape, fits, [&](auto t, auto v, auto e, auto group) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value, E = decltype(e)::value,

@@ -99,8 +99,9 @@ static enum status put_before(const struct job *job, struct bytes *ret)
                                "--gpus %s: CUDA_VISIBLE_DEVICES=%s has no GPU %d, counted from 0",
                                job->options->gpus, seen, gpu);
         if (i) bytes_puts(ret, ",");
+        if (seen) name += strspn(name, " ");
         if (seen)
-            bytes_append(ret, name, strcspn(name, ","));
+            bytes_append(ret, name, strcspn(name, ", "));
         else
             bytes_printf(ret, "%d", gpu);
     }

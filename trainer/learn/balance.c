@@ -13,6 +13,11 @@ enum status balance_coef(const struct model_config *model, double wanted, double
 {
     const struct moe_shape *routing = routing_of(model);
     const double coef = wanted < 0 ? model->router_aux_loss_coef : wanted;
+    if (wanted < 0 && wanted != -1)
+        return status_fail(ST_INVALID,
+                           "--router-aux-loss-coef %g: give 0 or more, or -1 for what the model's "
+                           "config.json says",
+                           wanted);
     if (coef > 0 && routing->n_experts == 0)
         return status_fail(ST_INVALID,
                            "--router-aux-loss-coef %g: the model (%s) is no mixture of experts, "

@@ -377,12 +377,18 @@ out:
     return st;
 }
 
+#define SHARED_AT_ONCE 65536 // numbers
+
 // Each rank has those of its groups, and 0 for the others'.
 static enum status share_logprobs(struct learner *l, const struct measured *m, double *ret)
 {
     const long n = m->first[m->n_samples];
     for (long t = 0; t < n; t++) ret[t] = m->old_logprobs[t];
-    return comm_sum_host(learner_comm(l), ret, (int)n);
+    enum status st = ST_OK; // in pieces: those of all ranks lie on the device together
+    for (long at = 0; at < n && st == ST_OK; at += SHARED_AT_ONCE)
+        st = comm_sum_host(learner_comm(l), ret + at,
+                           (int)(n - at < SHARED_AT_ONCE ? n - at : SHARED_AT_ONCE));
+    return st;
 }
 
 enum status update_policy(struct learner *l, struct bridge *bridge,
