@@ -4,6 +4,7 @@
 #include "common/base/json.h"
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
+#include "trainer/rollout/math_expr.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -142,9 +143,35 @@ static void bounds_its_work(void **state)
     reward_free(r);
 }
 
+static bool parses_chains(int within)
+{
+    char text[1024] = "1=1";
+    struct math_arena *arena = math_arena_new();
+    assert_non_null(arena);
+    for (int i = 0; i < within; i++) {
+        char inner[sizeof text - 8];
+        snprintf(inner, sizeof inner, "%s", text);
+        snprintf(text, sizeof text, "1=(%s)=1", inner);
+    }
+    const bool parsed = math_parse(arena, text, strlen(text)) != NULL;
+    math_arena_free(arena);
+    return parsed;
+}
+
+// The middle of a chain stands in two relations, and all within it with it: 28 would be 2^28
+// visits.
+static void chains_within_chains_are_bounded(void **state)
+{
+    (void)state;
+    assert_true(parses_chains(3));
+    assert_false(parses_chains(12));
+    assert_false(parses_chains(28));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(chains_within_chains_are_bounded),
         cmocka_unit_test(agrees_with_math_verify),
         cmocka_unit_test(passes_its_own_tests),
         cmocka_unit_test(takes_bare_answers),
