@@ -21,7 +21,7 @@ struct run_folder {
     int32_t n_sampled; // lines of metrics whose step's file was looked for
     struct cluster_report *reports;
     int n_reports;
-    int generation; // how often all was read anew, since the run was resumed
+    int generation; // another one each time that all was read anew, since the run was resumed
 };
 
 // Opens a folder and reads its metrics. ST_NOT_FOUND or ST_FORMAT, saying what a run's folder is,

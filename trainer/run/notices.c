@@ -53,6 +53,9 @@ void notice_filtering(const struct train_config *c)
         log_info("%s: samples come from the filtered distribution; the loss is of the whole one, "
                  "weighed by its probabilities over those that sampled (--processed-logprobs)",
                  bytes_text(&options) + 2);
+    if (options.len && corrected && c->server_command)
+        log_warn("--server-command: what it gives as log-probabilities is taken to be of the "
+                 "filtered distribution (vLLM: --logprobs-mode processed_logprobs)");
     if (options.len && corrected && c->importance_sampling_mode + 1 >= TIS_SEQUENCE_TRUNCATE)
         log_warn("--importance-sampling-mode %s: these weights, at most 1 a token, are multiplied "
                  "over a sample, so that long ones hardly count; token_truncate weighs each token "
