@@ -75,6 +75,25 @@ static enum status too_large(const char *path, size_t max)
     return status_fail(ST_FORMAT, "%s is larger than the %zu bytes allowed for it", path, max);
 }
 
+// Reads to the end, not to `size`: files of /proc say 0, and a file may grow meanwhile. The one
+// byte more lets a file of the expected size end on its first empty read. Stops behind `max` bytes.
+static enum status read_to_end(int fd, const char *path, size_t size, size_t max,
+                               struct bytes *content)
+{
+    size_t room = size + 1;
+    while (content->len <= max) {
+        if (!bytes_reserve(content, room)) break;
+        ssize_t n = read(fd, content->data + content->len, room);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return io_fail("read", path);
+        if (n == 0) break;
+        content->len += (size_t)n;
+        room = content->len < size ? size + 1 - content->len : 4096;
+    }
+    if (content->data) content->data[content->len] = 0;
+    return bytes_status(content);
+}
+
 static enum status read_whole(const char *path, size_t max, bool own, struct bytes *ret)
 {
     int fd = -1;
@@ -83,31 +102,11 @@ static enum status read_whole(const char *path, size_t max, bool own, struct byt
     enum status st;
     CHECK(open_regular(path, &fd, &size));
     if (own) CHECK(file_check_owner(fd, path));
-    if (size > max) {
+    if (size <= max) CHECK(read_to_end(fd, path, size, max, &content));
+    if (size > max || content.len > max) {
         st = too_large(path, max);
         goto out;
     }
-    // Reads to the end, not to `size`: files of /proc say 0, and a file may grow meanwhile. The
-    // one byte more lets a file of the expected size end on its first empty read.
-    size_t room = size + 1;
-    for (;;) {
-        if (!bytes_reserve(&content, room)) break;
-        ssize_t n = read(fd, content.data + content.len, room);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) {
-            st = io_fail("read", path);
-            goto out;
-        }
-        if (n == 0) break;
-        content.len += (size_t)n;
-        if (content.len > max) {
-            st = too_large(path, max);
-            goto out;
-        }
-        room = content.len < size ? size + 1 - content.len : 4096;
-    }
-    if (content.data) content.data[content.len] = 0;
-    CHECK(bytes_status(&content));
     bytes_release(ret);
     *ret = content;
     content = (struct bytes)BYTES_INIT;
@@ -125,6 +124,30 @@ enum status file_read(const char *path, size_t max, struct bytes *ret)
 enum status file_read_own(const char *path, size_t max, struct bytes *ret)
 {
     return read_whole(path, max, true, ret);
+}
+
+enum status file_read_start(const char *path, size_t max, struct bytes *ret, int64_t *ret_left_out)
+{
+    int fd = -1;
+    size_t size;
+    struct bytes content = BYTES_INIT;
+    enum status st;
+    CHECK(open_regular(path, &fd, &size));
+    CHECK(read_to_end(fd, path, size < max ? size : max, max, &content));
+    const size_t len = content.len;
+    if (len > max) { // the last line's end within them
+        const char *end = memrchr(content.data, '\n', max);
+        content.len = end ? (size_t)(end + 1 - content.data) : 0;
+        content.data[content.len] = 0;
+    }
+    *ret_left_out = (int64_t)((size > len ? size : len) - content.len);
+    bytes_release(ret);
+    *ret = content;
+    content = (struct bytes)BYTES_INIT;
+out:
+    bytes_release(&content);
+    if (fd >= 0) close(fd);
+    return st;
 }
 
 enum status file_each_line(const char *path, file_line_fn take, void *context)

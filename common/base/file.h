@@ -12,6 +12,9 @@ enum status file_check_owner(int fd, const char *path);
 // initialised buffer held.
 enum status file_read(const char *path, size_t max, struct bytes *ret);
 enum status file_read_own(const char *path, size_t max, struct bytes *ret); // file_check_owner()
+// The same, but of a larger file its first whole lines, of `max` bytes at most. ret_left_out: the
+// bytes behind them.
+enum status file_read_start(const char *path, size_t max, struct bytes *ret, int64_t *ret_left_out);
 
 // Temporary file beside `path` (PATH.tmp.XXXXXX), write, fsync, rename, fsync of the folder. The
 // file gets `mode` but for what the umask takes away, as with open(). On failure `path` is as it

@@ -72,6 +72,27 @@ static void read_limits_and_errors(void **state)
     bytes_release(&b);
 }
 
+static void lines_that_begin_a_file(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t max;
+        const char *text;
+    } cases[] = {{0, ""}, {2, ""}, {3, "ab\n"}, {6, "ab\n"}, {7, "ab\ncde\n"}, {8, "ab\ncde\nf"}};
+    const char *folder = test_folder(), *path = test_path(folder, "a");
+    struct bytes b = BYTES_INIT;
+    int64_t left_out = -1;
+    test_write(path, "ab\ncde\nf", 8);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_ok(file_read_start(path, cases[i].max, &b, &left_out));
+        assert_string_equal(bytes_text(&b), cases[i].text);
+        assert_int_equal(left_out, 8 - b.len);
+    }
+    assert_status(file_read_start(test_path(folder, "b"), 9, &b, &left_out), ST_NOT_FOUND);
+    assert_string_equal(bytes_text(&b), "ab\ncde\nf");
+    bytes_release(&b);
+}
+
 static void failed_write_leaves_old_file(void **state)
 {
     (void)state;
@@ -195,6 +216,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(write_and_read),
         cmocka_unit_test(read_limits_and_errors),
+        cmocka_unit_test(lines_that_begin_a_file),
         cmocka_unit_test(failed_write_leaves_old_file),
         cmocka_unit_test(killed_writer_leaves_whole_file),
         cmocka_unit_test(map),

@@ -134,6 +134,7 @@ static void samples_of_steps(void **state)
     assert_true(isnan(s->samples[1].reward) && s->samples[1].truncated);
     assert_int_equal(s->samples[1].tokens, -1);
     assert_int_equal(s->samples[2].step, 4);
+    assert_int_equal(s->n_bad, 2);     // the broken one, and the one that was cut off
     assert_int_equal(s->n_prompts, 1); // a line of the data has one
     assert_string_equal(s->prompts[0].text, "2+2?");
     append(test_path(folder, "metrics.jsonl"), "{\"step\":5,\"reward\":1}\n");
@@ -211,8 +212,9 @@ static void columns_of_a_run(void **state)
     put_file(folder, "metrics.jsonl",
              "{\"step\":0,\"eval/accuracy\":0.5}\n{\"step\":2,\"reward\":1}\nbad\n"
              "{\"step\":3,\"reward\":2,\"eval/accuracy\":0.75}\n");
-    put_file(folder, "rollouts/step-3.jsonl",
-             "{\"line\":7,\"sample\":0,\"completion\":\"a\",\"reward\":0.5,\"prompt\":\"p\"}\n");
+    put_file(
+        folder, "rollouts/step-3.jsonl",
+        "{\"line\":7,\"sample\":0,\"completion\":\"a\",\"reward\":0.5,\"prompt\":\"p\"}\nbad\n");
     open_run(folder, &run);
     json_t *data = data_of(&run, &(struct run_cursor){0});
     assert_string_equal(json_string_value(json_object_get(data, "name")), "run <1>");
@@ -228,6 +230,7 @@ static void columns_of_a_run(void **state)
     struct bytes at = column(eval, "at", 2 * sizeof(int32_t));
     assert_memory_equal(at.data, ((int32_t[]){0, 2}), at.len);
     const json_t *samples = json_object_get(data, "samples");
+    assert_int_equal(number(samples, "bad"), 1);
     struct bytes rewards = column(samples, "reward", sizeof(float));
     assert_memory_equal(rewards.data, &(float){0.5F}, rewards.len);
     assert_string_equal(json_string_value(json_array_get(
@@ -308,6 +311,30 @@ static void cluster_reports(void **state)
     run_folder_release(&run);
 }
 
+// Of one longer than the page takes, the lines that begin it.
+static void long_cluster_report(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct run_folder run;
+    struct bytes text = BYTES_INIT;
+    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n");
+    while (text.len < 100000) bytes_printf(&text, "| cluster at %zu |\n", text.len);
+    put_file(folder, "cluster-report-epoch-3.txt", bytes_text(&text));
+    open_run(folder, &run);
+    json_t *data = data_of(&run, &(struct run_cursor){0});
+    const json_t *report = json_array_get(json_object_get(data, "reports"), 0);
+    const char *given = json_string_value(json_object_get(report, "text"));
+    const size_t len = strlen(given);
+    assert_in_range(len, 65000, 65536);
+    assert_memory_equal(given, text.data, len);
+    assert_true(given[len - 1] == '\n');
+    assert_int_equal(number(report, "left_out"), text.len - len);
+    json_decref(data);
+    run_folder_release(&run);
+    bytes_release(&text);
+}
+
 // ---- pages --------------------------------------------------------------------------------------
 
 static char *page_of(const char *folder, int64_t max_texts)
@@ -375,6 +402,24 @@ static void texts_are_bounded(void **state)
     assert_int_equal(count(none, "id=\"rollouts-0-"), 0);
     free(all);
     free(some);
+    free(none);
+}
+
+// So is that of a single step: its first samples are there, whole.
+static void texts_of_a_step_are_bounded(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    long_run_write(
+        folder, &(struct long_run){.first = 1, .last = 2, .keys = 1, .samples = 500, .words = 100});
+    char *some = page_of(folder, 50000), *one = page_of(folder, 100), *none = page_of(folder, 0);
+    assert_in_range(strlen(some) - strlen(none), 50000, 70000); // a "<" is six bytes there
+    const char *texts = strstr(some, "id=\"rollouts-0-2\">{");
+    assert_non_null(texts);
+    assert_memory_equal(strstr(texts, "</script>") - 2, "}\n", 2);
+    assert_int_equal(strlen(one), strlen(none)); // not one line fits
+    free(some);
+    free(one);
     free(none);
 }
 
@@ -458,13 +503,21 @@ static void the_checker_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(series_of_a_file),     cmocka_unit_test(files_grow),
-        cmocka_unit_test(samples_of_steps),     cmocka_unit_test(samples_are_read_bit_by_bit),
-        cmocka_unit_test(columns_of_a_run),     cmocka_unit_test(only_what_is_new),
-        cmocka_unit_test(cluster_reports),      cmocka_unit_test(text_stays_text),
-        cmocka_unit_test(texts_are_bounded),    cmocka_unit_test(missing_parts_are_left_out),
-        cmocka_unit_test(live_pages_are_empty), cmocka_unit_test(other_folders_are_refused),
+        cmocka_unit_test(series_of_a_file),
+        cmocka_unit_test(files_grow),
+        cmocka_unit_test(samples_of_steps),
+        cmocka_unit_test(samples_are_read_bit_by_bit),
+        cmocka_unit_test(columns_of_a_run),
+        cmocka_unit_test(only_what_is_new),
+        cmocka_unit_test(cluster_reports),
+        cmocka_unit_test(text_stays_text),
+        cmocka_unit_test(texts_are_bounded),
+        cmocka_unit_test(missing_parts_are_left_out),
+        cmocka_unit_test(live_pages_are_empty),
+        cmocka_unit_test(other_folders_are_refused),
         cmocka_unit_test(the_checker_refuses),
+        cmocka_unit_test(long_cluster_report),
+        cmocka_unit_test(texts_of_a_step_are_bounded),
     };
     return cmocka_run_group_tests_name("report", tests, NULL, NULL);
 }

@@ -17,7 +17,7 @@ struct report {
 static const struct option_spec table[] = {
     OPT_TEXT("out", out, NULL, "FILE.html", "where to write the page; else RUN/report.html"),
     OPT_SIZE("texts", texts, "32M", 0, 1e12,
-             "of rollouts in the page; of more, steps spread evenly are taken"),
+             "of rollouts in the page; of more, the last step and steps spread evenly are taken"),
     OPT_FLAG("serve", serve, NULL,
              "serve the page in place of writing it, with all rollouts, and with what runs that go "
              "on write"),

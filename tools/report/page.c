@@ -13,8 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define ROLLOUTS_MAX ((size_t)1 << 30) // bytes of one file
-
 void page_put_json(struct bytes *to, const char *json, size_t len)
 {
     while (len > 0) {
@@ -70,14 +68,17 @@ static int32_t next_step(const struct samples *s, size_t *i)
     return step;
 }
 
-static enum status put_texts(int number, const struct run_folder *run, int32_t step,
+// Of its samples the first whose lines are `max` bytes at most.
+static enum status put_texts(int number, const struct run_folder *run, int32_t step, int64_t max,
                              struct bytes *to)
 {
     enum status st;
     char path[PATH_ROOM];
+    int64_t left_out;
     struct bytes text = BYTES_INIT;
     CHECK(run_folder_rollouts(run, step, path));
-    CHECK(file_read(path, ROLLOUTS_MAX, &text));
+    CHECK(file_read_start(path, (size_t)max, &text, &left_out));
+    if (text.len == 0) goto out;
     bytes_printf(to, "<script type=\"application/json\" id=\"rollouts-%d-%d\">", number, step);
     page_put_json(to, bytes_text(&text), text.len);
     bytes_puts(to, "</script>\n");
@@ -104,7 +105,8 @@ static enum status measure(const struct run_folder *run, int64_t *ret_n, int64_t
     return ST_OK;
 }
 
-// Of more than `max` bytes, those of every so many-th step and of the last.
+// Of more than `max` bytes, those of the last step, which the page shows first, and of every so
+// many-th one.
 static enum status put_all_texts(int number, const struct run_folder *run, int64_t max,
                                  struct bytes *to)
 {
@@ -113,13 +115,13 @@ static enum status put_all_texts(int number, const struct run_folder *run, int64
     size_t i = 0;
     if (max == 0) return ST_OK;
     CHECK(measure(run, &n, &bytes));
+    if (n == 0) goto out;
     const int64_t every = bytes / max + 1;
-    const size_t before = to->len;
-    for (int64_t k = 0; k < n; k++) {
+    const int64_t end = (int64_t)to->len + max;
+    CHECK(put_texts(number, run, run->samples.samples[run->samples.n - 1].step, max, to));
+    for (int64_t k = 0; k < n - 1 && (int64_t)to->len < end; k++) {
         const int32_t step = next_step(&run->samples, &i);
-        const bool fits = (int64_t)(to->len - before) < max;
-        if (k < n - 1 && (k % every != 0 || !fits)) continue;
-        CHECK(put_texts(number, run, step, to));
+        if (k % every == 0) CHECK(put_texts(number, run, step, end - (int64_t)to->len, to));
     }
 out:
     return st;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define REPORTS_GIVEN 20        // of cluster reports
-#define REPORT_MAX    (1 << 16) // bytes of one
+#define REPORT_MAX    (1 << 16) // bytes of one; of a longer one, its first lines
 
 static void put_base64(struct json_out *o, const char *key, const void *data, size_t bytes)
 {
@@ -72,15 +72,17 @@ static enum status put_reports(struct json_out *o, const struct run_folder *run)
 {
     enum status st = ST_OK;
     struct bytes text = BYTES_INIT;
+    int64_t behind;
     const int left_out = run->n_reports > REPORTS_GIVEN ? run->n_reports - REPORTS_GIVEN : 0;
     json_out_int(o, "left_out", left_out);
     json_out_open(o, "reports", '[');
     for (int i = 0; i < run->n_reports; i++) {
         if (i > 0 && i <= left_out) continue;
-        CHECK(file_read(run->reports[i].path, REPORT_MAX, &text));
+        CHECK(file_read_start(run->reports[i].path, REPORT_MAX, &text, &behind));
         json_out_open(o, NULL, '{');
         json_out_int(o, "epoch", run->reports[i].epoch);
         put_clean(o, "text", bytes_text(&text));
+        json_out_int(o, "left_out", behind);
         json_out_close(o, '}');
     }
     json_out_close(o, ']');
@@ -112,6 +114,7 @@ static enum status put_samples(struct json_out *o, const struct samples *s, size
     if (!column) return status_fail(ST_NO_MEMORY, "no memory for %zu samples", n);
     json_out_open(o, "samples", '{');
     json_out_int(o, "from", (int64_t)from);
+    json_out_int(o, "bad", s->n_bad);
     for (size_t c = 0; c < sizeof columns / sizeof *columns; c++) {
         const size_t size = columns[c].size;
         for (size_t i = 0; i < n; i++)

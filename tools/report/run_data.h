@@ -16,10 +16,12 @@ struct run_cursor { // what the page has; all zero: nothing
 //   from, steps [i32]           of the lines from that one on
 //   series                      [{key, at [i32] or else first, values [f32]}]; at: line of each
 //                               value, first: of the first, the others follow line by line
-//   reports                     [{epoch, text}], left_out: how many between the first and the
-//                               second are not given; not there where the page has them
-//   samples                     {from, step, row, line, number, tokens [i32], reward, advantage
-//                               [f32], truncated [u8]}, prompts {from, line [i32], text}
+//   reports                     [{epoch, text, left_out (bytes of it behind text)}], left_out: how
+//                               many between the first and the second are not given; not there
+//                               where the page has them
+//   samples                     {from, bad (lines that could not be read), step, row, line, number,
+//                               tokens [i32], reward, advantage [f32], truncated [u8]}, prompts
+//                               {from, line [i32], text}
 enum status run_data_put(const struct run_folder *run, const struct run_cursor *has,
                          struct bytes *to);
 

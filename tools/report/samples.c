@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define PROMPT_BYTES 120 // of a prompt in a list
 
@@ -100,6 +101,8 @@ static enum status take_line(void *context, const char *text, size_t len)
         s->samples = grown;
         s->samples[s->n++] = sample;
         st = take_prompt(s, line, sample.line);
+    } else {
+        s->n_bad++;
     }
 out:
     json_decref(line);
@@ -109,9 +112,12 @@ out:
 enum status samples_add(struct samples *s, int32_t step, const char *path)
 {
     struct reading reading = {s, step, 0, BYTES_INIT};
+    struct stat info;
+    int64_t at = 0;
     if (!s->known && !(s->known = json_object()))
         return status_fail(ST_NO_MEMORY, "no memory for prompts");
-    enum status st = file_each_line(path, take_line, &reading);
+    enum status st = file_lines_from(path, &at, take_line, &reading);
+    if (stat(path, &info) == 0 && info.st_size > at) s->n_bad++; // its end is missing
     bytes_release(&reading.line);
     return st;
 }

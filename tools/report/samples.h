@@ -25,9 +25,10 @@ struct samples {
     struct prompt *prompts; // (n_prompts) in the order in which they appeared
     size_t n_prompts;
     json_t *known; // lines of the data that have one
+    int64_t n_bad; // lines that were left out
 };
 
-// Adds a step's file, after all before it; a line that cannot be read is left out.
+// Adds a step's file, after all before it; a line that cannot be read is left out and counted.
 enum status samples_add(struct samples *s, int32_t step, const char *path);
 void samples_release(struct samples *s);
 

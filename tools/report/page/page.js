@@ -83,9 +83,11 @@ function optionTables(runs) {
 
 function reportsOf(run, several) {
     const ret = [make("h2", {}, `Cluster reports${several ? ` of ${run.name}` : ""}`)];
-    run.reports.forEach(({epoch, text}, i) => {
+    run.reports.forEach(({epoch, text, left_out: leftOut}, i) => {
+        const more = leftOut ? [make("p", {className: "dim"}, `${numberText(leftOut)} more bytes are in ` +
+            `cluster-report-epoch-${epoch}.txt and left out here`)] : [];
         ret.push(make("details", {open: i === run.reports.length - 1},
-                      make("summary", {}, `Epoch ${epoch}`), make("pre", {}, visible(text))));
+                      make("summary", {}, `Epoch ${epoch}`), make("pre", {}, visible(text)), ...more));
         if (i === 0 && run.reportsLeftOut)
             ret.push(make("p", {className: "dim"}, `${run.reportsLeftOut} more`));
     });
@@ -103,7 +105,8 @@ function runFacts(run) {
         parts.push("no step has been done yet");
     }
     parts.push(`written ${new Date(run.written * 1000).toLocaleString()}`);
-    if (run.bad) parts.push(`${numberText(run.bad)} lines of metrics.jsonl could not be read and are left out`);
+    for (const [n, where] of [[run.bad, "metrics.jsonl"], [run.badSamples, "rollouts/"]])
+        if (n) parts.push(`left out: ${numberText(n)} line${n > 1 ? "s" : ""} of ${where} that cannot be read`);
     return parts.join(", ");
 }
 

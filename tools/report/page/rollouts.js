@@ -285,7 +285,7 @@ class Rollouts {
                 this.text = {what, lines: linesOf(await this.source.rollouts(run, step))};
             const line = this.text.lines[row];
             if (this.shown !== i || this.shownRun !== run) return; // another was chosen meanwhile
-            if (!line) throw new Error("its file says something else by now: reload the page");
+            if (!line) throw new Error(this.source.missing);
             this.draw(run, i, line);
         } catch (error) {
             this.detail.replaceChildren(make("p", {}, `Step ${step}: ${error.message}.`));

@@ -61,6 +61,7 @@ class Run {
         this.generation = 0;
         this.lines = 0;
         this.bad = 0;
+        this.badSamples = 0;
         this.steps = new Column(Int32Array);
         this.series = new Map();
         this.reports = [];
@@ -75,7 +76,7 @@ class Run {
     }
     /* What differs when there is more, or other, data. */
     get state() {
-        return `${this.name} ${this.generation} ${this.lines} ${this.nSamples} ${this.nReports}`;
+        return `${this.name} ${this.generation} ${this.lines} ${this.nSamples} ${this.badSamples} ${this.nReports}`;
     }
 
     /* Adds what is new; true where there was anything. Data from the start replaces all. */
@@ -95,6 +96,7 @@ class Run {
             this.reportsLeftOut = data.left_out;
             this.nReports = data.n_reports;
         }
+        this.badSamples = data.samples.bad;
         for (const key in SAMPLE_COLUMNS) this.samples[key].add(data.samples[key]);
         const lines = new Int32Array(bytesOf(data.prompts.line).buffer);
         data.prompts.text.forEach((text, i) => this.prompts.set(lines[i], text));
@@ -144,12 +146,13 @@ class Held {
     has(run, step) {
         return byId(`rollouts-${run.number}-${step}`) !== null;
     }
+    get missing() {
+        return "the text of this sample is not on this page, which holds those of some only " +
+            "(--texts): cw-report --serve shows all";
+    }
     async rollouts(run, step) {
         const element = byId(`rollouts-${run.number}-${step}`);
-        if (!element)
-            throw new Error("the texts of this step are not on this page, which holds those of " +
-                            "some steps only (--texts): cw-report --serve shows all");
-        return element.textContent;
+        return element ? element.textContent : "";
     }
 }
 
@@ -172,6 +175,9 @@ class Served {
     }
     has() {
         return true;
+    }
+    get missing() {
+        return "its file says something else by now: reload the page";
     }
     async rollouts(run, step) {
         return (await this.get("rollouts", {run: run.number, step})).text();
