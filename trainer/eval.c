@@ -124,6 +124,7 @@ struct eval {
     struct eval_config config;
     struct reward *reward;
     struct private_server *server; // NULL: one that runs is asked
+    struct stop *stop;             // of the former
     struct bridge_file *file;
     const struct bridge_role *policy;
     struct control *control;
@@ -154,9 +155,17 @@ static enum status start_server(struct eval *e)
                                                    .arguments = c->server_args,
                                                    .timeout_s = c->server_timeout,
                                                    .cancelled = stop_flag()};
+    enum status st;
+    CHECK(private_server_new(&options, &e->server));
+    const struct stop_options signals = {.first = "the evaluation ends, and its server",
+                                         .leave = private_server_abandon,
+                                         .context = e->server};
     stop_catch_signals(); // so that the server and its folder go
-    enum status st = private_server_new(&options, &e->server);
-    return st == ST_OK ? open_server(e, private_server_bridge(e->server)) : st;
+    CHECK(stop_watch_new(&signals, &e->stop));
+    CHECK(private_server_start(e->server));
+    st = open_server(e, private_server_bridge(e->server));
+out:
+    return st;
 }
 
 static void close_server(struct eval *e)
@@ -164,6 +173,8 @@ static void close_server(struct eval *e)
     http_client_free(e->http);
     control_free(e->control);
     bridge_file_free(e->file);
+    private_server_stop(e->server); // a second signal does not wait for it
+    stop_watch_end(e->stop);
     private_server_free(e->server);
 }
 

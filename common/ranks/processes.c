@@ -130,6 +130,7 @@ enum status processes_line(const char *program, char **argv, int mpi_ranks, stru
 enum status processes_run(const struct processes *plan)
 {
     struct group g = {.plan = plan, .kill_ns = INT64_MAX};
+    struct sigaction hangup;
     sigset_t signals, before;
     int fd = -1;
     enum status st = ST_OK;
@@ -137,6 +138,9 @@ enum status processes_run(const struct processes *plan)
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGUSR1);
+    // nohup has it ignored, which a signal that is blocked would not be
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+        sigaddset(&signals, SIGHUP);
     sigaddset(&signals, SIGCHLD);
     sigprocmask(SIG_BLOCK, &signals, &before);
     g.pids = calloc((size_t)plan->n, sizeof *g.pids);

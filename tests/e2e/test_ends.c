@@ -97,6 +97,42 @@ static void second_signal_ends_at_once(void **state)
     scene_close(&s);
 }
 
+static bool catches(pid_t pid, int number)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    char *text = test_read(path), *mask = strstr(text, "SigCgt:");
+    const bool yes = mask && strtoull(mask + strlen("SigCgt:"), NULL, 16) >> (number - 1) & 1;
+    free(text);
+    return yes;
+}
+
+// Nor while data is read before the first step, which here takes longer than the test waits.
+static void second_signal_ends_the_start(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct test_child trainer = {0};
+    struct bytes lines = BYTES_INIT;
+    scene_open(&s);
+    const char *data = test_path(s.folder, "long.jsonl");
+    for (int i = 0; i < 2000000; i++)
+        bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"1\"}\n", i, i);
+    test_write(data, lines.data, lines.len);
+    bytes_release(&lines);
+    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "1", "--data", data));
+    for (int i = 0; i < 2000 && !catches(trainer.pid, SIGTERM); i++) usleep(5000);
+    const int64_t start = clock_now_ns();
+    test_kill(&trainer, SIGTERM);
+    wait_for_log(&s, "a second one ends it at once");
+    test_kill(&trainer, SIGTERM);
+    assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
+    assert_true(clock_ms_since(start) < 1000);
+    assert_log(&s, "second signal: ending at once");
+    assert_false(file_exists(test_path(s.folder, "run/metrics.jsonl")));
+    scene_close(&s);
+}
+
 static void killed_daemon_ends_the_trainer(void **state)
 {
     (void)state;
@@ -346,6 +382,7 @@ int main(void)
         cmocka_unit_test(second_trainer_is_refused),
         cmocka_unit_test(sigterm_ends_after_the_step),
         cmocka_unit_test(second_signal_ends_at_once),
+        cmocka_unit_test(second_signal_ends_the_start),
         cmocka_unit_test(killed_daemon_ends_the_trainer),
         cmocka_unit_test(killed_trainer_leaves_the_daemon_serving),
         cmocka_unit_test(torn_weights_are_restored),

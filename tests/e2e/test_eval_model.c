@@ -1,5 +1,6 @@
 /* test_eval_model.c: cw-trainer eval --model: a folder without a server of one's own. The reference
  * is the same evaluation by a server that runs. */
+#include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "tests/support/daemon.h"
@@ -31,14 +32,20 @@ static const char *const measure[] = {"--reward",
                                       NULL};
 
 // Of cw-trainer eval with these words; its output is the log's alone. TMPDIR is the scene's own.
-static int evaluate(const struct scene *s, const char *log, const char *const words[])
+static int evaluate_by(const char *trainer, const struct scene *s, const char *log,
+                       const char *const words[])
 {
-    const char *argv[WORDS] = {test_binary("cw-trainer"), "eval", "--data", s->data};
+    const char *argv[WORDS] = {trainer, "eval", "--data", s->data};
     int n = 4;
     for (const char *const *w = words; *w; w++) argv[n++] = *w;
     for (const char *const *w = measure; *w; w++) argv[n++] = *w;
     unlink(log);
     return test_command(log, LIMIT_MS, argv);
+}
+
+static int evaluate(const struct scene *s, const char *log, const char *const words[])
+{
+    return evaluate_by(test_binary("cw-trainer"), s, log, words);
 }
 
 static json_t *result_in(const char *log)
@@ -59,6 +66,14 @@ static int entries(const char *folder)
     for (const struct dirent *e; (e = readdir(dir));) n += e->d_name[0] != '.';
     closedir(dir);
     return n;
+}
+
+static const char *outer_tmpdir; // of the whole test; NULL: none
+
+static int back_in_it(void **state)
+{
+    (void)state;
+    return outer_tmpdir ? setenv("TMPDIR", outer_tmpdir, 1) : unsetenv("TMPDIR");
 }
 
 static const char *own_tmpdir(const struct scene *s)
@@ -176,46 +191,139 @@ static void what_is_wrong_is_named(void **state)
     assert_int_equal(entries(tmp), 1);
 }
 
-// A signal while samples are generated ends the server too, and its folder goes.
-static void a_signal_leaves_nothing(void **state)
+// Where TMPDIR is no place for a server's socket; it may be a path from where one stands.
+static void folders_for_its_socket(void **state)
 {
     (void)state;
     struct scene s = {.folder = test_folder()};
-    struct test_child child = {0};
     s.model = daemon_model(s.folder, true, 7);
     s.data = test_path(s.folder, "data.jsonl");
+    test_write(s.data, "{\"prompt\": \"a\"}\n", 16);
+    const char *tmp = own_tmpdir(&s), *log = test_path(s.folder, "eval.log");
+    const char *const words[] = {"--model", s.model, "--device", test_device(), NULL};
+    const char *deep =
+        test_path(tmp, "a-folder-whose-path-is-too-long-for-a-socket-that-lies-in-it-"
+                       "and-is-nevertheless-a-good-folder-for-other-things");
+    const struct {
+        const char *folder;
+        int status;
+        const char *said;
+    } cases[] = {
+        {"tmp", 0, test_path(tmp, "commonweight-")},
+        {"none", 1,
+         "TMPDIR is none, and a folder for the server's socket cannot be made in it: No"},
+        {deep, 1, "let TMPDIR name a folder of a shorter path"},
+    };
+    char here[PATH_MAX];
+    assert_ok(file_make_folders(deep));
+    assert_non_null(getcwd(here, sizeof here));
+    char *trainer = realpath(test_binary("cw-trainer"), NULL);
+    assert_int_equal(chdir(s.folder), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(setenv("TMPDIR", cases[i].folder, 1), 0);
+        assert_int_equal(evaluate_by(trainer, &s, log, words), cases[i].status);
+        char *text = test_read(log);
+        assert_contains(text, cases[i].said);
+        free(text);
+        assert_int_equal(entries(tmp), 1); // that of the long path
+        assert_int_equal(entries(deep), 0);
+    }
+    assert_int_equal(chdir(here), 0);
+    free(trainer);
+}
+
+// ---- signals ------------------------------------------------------------------------------------
+
+struct going { // an evaluation that takes long
+    struct test_child child;
+    const char *tmp, *log;
+    pid_t server;
+};
+
+static void start_long(struct going *ret)
+{
+    struct scene s = {.folder = test_folder()};
+    struct going g = {.tmp = own_tmpdir(&s), .log = test_path(s.folder, "eval.log")};
+    char bridge[PATH_MAX] = "";
     struct bytes lines = BYTES_INIT;
+    json_t *info;
+    s.model = daemon_model(s.folder, true, 7);
+    s.data = test_path(s.folder, "data.jsonl");
     for (int i = 0; i < 2000; i++) bytes_printf(&lines, "{\"prompt\": \"%d\"}\n", i);
     test_write(s.data, lines.data, lines.len);
     bytes_release(&lines);
-    const char *tmp = own_tmpdir(&s), *log = test_path(s.folder, "eval.log");
-    test_spawn(&child, log,
+    test_spawn(&g.child, g.log,
                OPTIONS(test_binary("cw-trainer"), "eval", "--model", s.model, "--device",
                        test_device(), "--data", s.data, "--reward", "constant", "--num-samples",
                        "64", "--temperature", "1", "--max-completion-length", "200"));
-    for (int tries = 0; tries < 600 && entries(tmp) == 0; tries++) usleep(50000);
-    char bridge[PATH_MAX] = "";
-    DIR *dir = opendir(tmp);
+    for (int tries = 0; tries < 600 && entries(g.tmp) == 0; tries++) usleep(50000);
+    DIR *dir = opendir(g.tmp);
     for (const struct dirent *e; (e = readdir(dir));)
         if (e->d_name[0] != '.')
-            snprintf(bridge, sizeof bridge, "%s/%s/bridge.json", tmp, e->d_name);
+            snprintf(bridge, sizeof bridge, "%s/%s/bridge.json", g.tmp, e->d_name);
     closedir(dir);
-    test_wait_for_file(bridge, LIMIT_MS, &child);
-    test_kill(&child, SIGINT);
-    assert_int_equal(test_wait(&child, LIMIT_MS), 1);
-    assert_int_equal(entries(tmp), 0);
-    char *text = test_read(log);
-    assert_contains(text, "a signal: the evaluation is given up");
+    test_wait_for_file(bridge, LIMIT_MS, &g.child);
+    assert_ok(json_read_file(bridge, 1 << 20, &info));
+    g.server = (pid_t)metric(info, "pid");
+    assert_int_equal(kill(g.server, 0), 0);
+    json_decref(info);
+    *ret = g;
+}
+
+static void assert_nothing_left(struct going *g, const char *said)
+{
+    for (int tries = 0; tries < 100 && kill(g->server, 0) == 0; tries++) usleep(20000);
+    assert_int_equal(kill(g->server, 0), -1);
+    assert_int_equal(entries(g->tmp), 0);
+    char *text = test_read(g->log);
+    assert_contains(text, said);
     free(text);
+}
+
+// A signal while samples are generated ends the server too, and its folder goes; a closed terminal
+// is one.
+static void a_signal_leaves_nothing(void **state)
+{
+    (void)state;
+    static const int signals[] = {SIGINT, SIGHUP};
+    struct going g;
+    signal(SIGHUP, SIG_DFL); // also where these tests run under nohup
+    for (int i = 0; i < 2; i++) {
+        start_long(&g);
+        test_kill(&g.child, signals[i]);
+        assert_int_equal(test_wait(&g.child, LIMIT_MS), 1);
+        assert_nothing_left(&g, "a signal: the evaluation is given up");
+    }
+}
+
+// The first waits for the server to end, which here stands still; the second does not.
+static void a_second_signal_does_not_wait(void **state)
+{
+    (void)state;
+    struct going g;
+    start_long(&g);
+    assert_int_equal(kill(g.server, SIGSTOP), 0);
+    test_kill(&g.child, SIGINT);
+    usleep(1500000);
+    assert_true(test_running(&g.child));
+    const int64_t start = clock_now_ns();
+    test_kill(&g.child, SIGINT);
+    assert_int_equal(test_wait(&g.child, LIMIT_MS), 1);
+    assert_true(clock_ms_since(start) < 2000);
+    assert_nothing_left(&g, "second signal: ending at once");
 }
 
 int main(void)
 {
+    const char *given = getenv("TMPDIR");
+    outer_tmpdir = given ? strdup(given) : NULL;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_by_a_server_that_runs),
-        cmocka_unit_test(with_an_adapter),
-        cmocka_unit_test(what_is_wrong_is_named),
-        cmocka_unit_test(a_signal_leaves_nothing),
+        cmocka_unit_test_setup(as_by_a_server_that_runs, back_in_it),
+        cmocka_unit_test_setup(with_an_adapter, back_in_it),
+        cmocka_unit_test_setup(what_is_wrong_is_named, back_in_it),
+        cmocka_unit_test_setup(folders_for_its_socket, back_in_it),
+        cmocka_unit_test_setup(a_signal_leaves_nothing, back_in_it),
+        cmocka_unit_test_setup(a_second_signal_does_not_wait, back_in_it),
     };
     return cmocka_run_group_tests_name("eval --model", tests, NULL, NULL);
 }

@@ -1,11 +1,13 @@
 /* test_offline_runs.c: the run folder of cw-trainer sft: what it records, what it replaces and what
  * it refuses to go on with; adapters; held-out examples. */
+#include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/adapter_config.h"
 #include "tests/support/offline.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,6 +151,31 @@ static void another_run_is_refused(void **state)
     assert_said(&s, "is of a run of cw-trainer dpo, not of sft");
 }
 
+// While examples are read, say, which takes longer than the test waits.
+static void a_second_signal_ends_at_once(void **state)
+{
+    static const char *const commands[] = {"sft", "dpo"};
+    struct scene s;
+    (void)state;
+    offline_open(&s);
+    for (int i = 0; i < 2; i++) {
+        struct test_child child = {0};
+        offline_sums(&s, i == 1, 2000000);
+        test_write(test_path(s.folder, "trainer.log"), "", 0);
+        offline_start(&s, commands[i], commands[i], OPTIONS("--max-steps", "1"), &child);
+        test_wait_for_file(test_path(s.folder, commands[i]), LIMIT_MS, &child);
+        test_kill(&child, SIGTERM);
+        wait_for_log(&s, "once this step is done; a second one ends it at once");
+        assert_true(test_running(&child));
+        const int64_t start = clock_now_ns();
+        test_kill(&child, SIGINT);
+        assert_int_equal(test_wait(&child, LIMIT_MS), 1);
+        assert_true(clock_ms_since(start) < 2000);
+        assert_log(&s, "second signal: ending at once");
+        assert_false(file_exists(test_path(s.folder, "dpo/metrics.jsonl")));
+    }
+}
+
 static void without_a_run_folder(void **state)
 {
     struct scene s;
@@ -229,10 +256,15 @@ static void an_adapter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_run_leaves),          cmocka_unit_test(held_out_is_not_learnt),
-        cmocka_unit_test(a_folder_that_holds_a_run),  cmocka_unit_test(out_of_a_run_that_goes_on),
-        cmocka_unit_test(another_run_is_refused),     cmocka_unit_test(without_a_run_folder),
-        cmocka_unit_test(what_has_no_effect_is_said), cmocka_unit_test(an_adapter),
+        cmocka_unit_test(what_a_run_leaves),
+        cmocka_unit_test(held_out_is_not_learnt),
+        cmocka_unit_test(a_folder_that_holds_a_run),
+        cmocka_unit_test(out_of_a_run_that_goes_on),
+        cmocka_unit_test(another_run_is_refused),
+        cmocka_unit_test(without_a_run_folder),
+        cmocka_unit_test(a_second_signal_ends_at_once),
+        cmocka_unit_test(what_has_no_effect_is_said),
+        cmocka_unit_test(an_adapter),
     };
     return cmocka_run_group_tests_name("offline runs", tests, NULL, NULL);
 }

@@ -119,6 +119,8 @@ static void test_signals_are_handed_on(void **state)
     (void)state;
     is_handed_on(SIGTERM);
     is_handed_on(SIGUSR1); // of a batch system, before it ends the job
+    signal(SIGHUP, SIG_DFL);
+    is_handed_on(SIGHUP); // of a terminal that is closed
 }
 
 static void test_no_such_program(void **state)

@@ -17,7 +17,8 @@ static void ask_for_quiet(void)
     struct stop *stop;
     log_open("trainer", LOG_ERROR);
     stop_catch_signals();
-    if (stop_watch_new(w, &stop) != ST_OK) _exit(91);
+    const struct stop_options options = {.control = w, .first = ""};
+    if (stop_watch_new(&options, &stop) != ST_OK) _exit(91);
     pthread_mutex_lock(stop_publish_lock(stop));
     enum status st = control_quiesce(w, clock_deadline_ns(FOREVER_MS));
     if (st != ST_OK) {
@@ -118,7 +119,8 @@ static void test_two_at_once(void **state)
             log_open("trainer", LOG_ERROR);
             if (control_open(control_test_page, CONTROL_TEST_HASH, &w) != ST_OK) _exit(90);
             stop_catch_signals();
-            if (stop_watch_new(w, &stop) != ST_OK) _exit(91);
+            const struct stop_options options = {.control = w, .first = ""};
+            if (stop_watch_new(&options, &stop) != ST_OK) _exit(91);
             pthread_barrier_init(&barrier, NULL, 2);
             for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, raise_one, &numbers[i]);
             for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
@@ -130,12 +132,64 @@ static void test_two_at_once(void **state)
     control_test_end(c);
 }
 
+// ---- without weights that others see ------------------------------------------------------------
+
+static void write_a_letter(void *fd)
+{
+    if (write(*(int *)fd, "x", 1) != 1) _exit(93);
+}
+
+// What is to be done before the end is done.
+static void test_second_signal_leaves(void **state)
+{
+    (void)state;
+    int ends[2];
+    char letter = 0;
+    assert_int_equal(pipe(ends), 0);
+    pid_t pid = control_test_fork();
+    if (pid == 0) {
+        struct stop *stop;
+        const struct stop_options options = {
+            .first = "", .leave = write_a_letter, .context = &ends[1]};
+        log_open("trainer", LOG_ERROR);
+        stop_catch_signals();
+        if (stop_watch_new(&options, &stop) != ST_OK) _exit(91);
+        raise(SIGINT);
+        if (!stop_requested()) _exit(94);
+        raise(SIGINT);
+        clock_sleep_ms(CONTROL_TEST_MS);
+        _exit(92);
+    }
+    assert_int_equal(status_within(pid, CONTROL_TEST_MS), 1);
+    close(ends[1]);
+    assert_int_equal(read(ends[0], &letter, 1), 1);
+    close(ends[0]);
+}
+
+// A terminal that is closed asks for an end too, unless nohup says otherwise.
+static void test_hangup(void **state)
+{
+    (void)state;
+    for (int ignored = 0; ignored < 2; ignored++) {
+        pid_t pid = control_test_fork();
+        if (pid == 0) {
+            signal(SIGHUP, ignored ? SIG_IGN : SIG_DFL);
+            stop_catch_signals();
+            raise(SIGHUP);
+            _exit(stop_requested() ? 10 : 11);
+        }
+        assert_int_equal(status_within(pid, CONTROL_TEST_MS), 10 + ignored);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_second_signal_while_it_waits),
         cmocka_unit_test(test_second_signal_while_it_writes),
         cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_second_signal_leaves),
+        cmocka_unit_test(test_hangup),
     };
     return cmocka_run_group_tests_name("signals", tests, NULL, NULL);
 }

@@ -215,12 +215,15 @@ static enum status check(void *context, struct option_set *set)
 static enum status run(void *context)
 {
     struct offline *s = &((struct started *)context)->run;
+    struct stop *stop = NULL;
     enum status st;
     stop_catch_signals();
+    CHECK(stop_watch_new(&(struct stop_options){.first = STOP_AT_STEP}, &stop));
     CHECK(offline_open(s));
     CHECK(offline_train(s));
     st = offline_write_out(s);
 out:
+    stop_watch_end(stop);
     offline_release(s);
     if (st == ST_CANCELLED) log_warn("%s", status_message());
     return st;

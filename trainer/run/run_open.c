@@ -258,6 +258,13 @@ enum status run_become_writer(struct run *run)
     return run_retry(ST_TORN, take_lease, run->bridge);
 }
 
+static enum status watch_signals(struct run *run)
+{
+    const struct stop_options options = {.control = bridge_control(run->bridge),
+                                         .first = STOP_AT_STEP};
+    return stop_watch_new(&options, &run->stop);
+}
+
 enum status run_open(struct run *run)
 {
     enum status st;
@@ -269,6 +276,7 @@ enum status run_open(struct run *run)
     CHECK(open_policy(run));
     CHECK(run_meet_ranks(run));
     stop_catch_signals(); // until here there is nothing to save, and a signal is the end
+    CHECK(watch_signals(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
     CHECK(run_open_environment(run));
@@ -281,7 +289,6 @@ enum status run_open(struct run *run)
     CHECK(run_folder_open(run, &latest));
     control_set_run(bridge_control(run->bridge), run->folder);
     CHECK(open_learner(run));
-    CHECK(stop_watch_new(bridge_control(run->bridge), &run->stop));
     CHECK(run_align_versions(run));
     CHECK(latest ? run_resume(run, latest) : run_start(run));
     CHECK(run_compare_weights(run));

@@ -27,7 +27,7 @@ static _Atomic bool requested;
 struct stop {
     pthread_t thread;
     pthread_mutex_t publish_lock;
-    struct control *control;
+    struct stop_options options;
     _Atomic bool ended, saving;
 };
 
@@ -40,8 +40,10 @@ static void on_signal(int number)
 
 void stop_catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
     sigemptyset(&action.sa_mask);
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
@@ -63,11 +65,12 @@ static void end_at_once(struct stop *s)
 {
     bool cancelled = false;
     while (!cancelled && pthread_mutex_trylock(&s->publish_lock) != 0) {
-        cancelled = control_quiesce_cancel(s->control);
+        cancelled = control_quiesce_cancel(s->options.control);
         if (!cancelled) clock_sleep_ms(WATCH_MS / 10);
     }
     if (cancelled || !s->ended) {
         log_warn("second signal: ending at once");
+        if (s->options.leave) s->options.leave(s->options.context);
         _exit(1);
     }
     pthread_mutex_unlock(&s->publish_lock);
@@ -81,7 +84,7 @@ struct gone {
 
 static void look_at_daemon(struct stop *s, struct gone *gone)
 {
-    if (control_owner_alive(s->control) == ST_OK) return;
+    if (!s->options.control || control_owner_alive(s->options.control) == ST_OK) return;
     if (!gone->since_ns) gone->since_ns = clock_now_ns();
     const double ms = clock_ms_since(gone->since_ns);
     if (ms >= GRACE_MS && !gone->said && !s->saving) {
@@ -105,8 +108,7 @@ static void *watch(void *context)
     while (!s->ended) {
         clock_sleep_ms(WATCH_MS);
         if (signals_seen == 1 && !said) { // a step may take minutes
-            log_info("signal: the run ends with a checkpoint once this step is done; a second one "
-                     "ends it at once");
+            log_info("signal: %s; a second one ends it at once", s->options.first);
             said = true;
         }
         if (signals_seen > 1) {
@@ -118,11 +120,11 @@ static void *watch(void *context)
     return NULL;
 }
 
-enum status stop_watch_new(struct control *control, struct stop **ret)
+enum status stop_watch_new(const struct stop_options *options, struct stop **ret)
 {
     struct stop *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for the watching thread");
-    s->control = control;
+    s->options = *options;
     pthread_mutex_init(&s->publish_lock, NULL);
     if (pthread_create(&s->thread, NULL, watch, s) != 0) {
         pthread_mutex_destroy(&s->publish_lock);
