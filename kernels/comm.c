@@ -153,9 +153,16 @@ enum status comm_map_peers(struct comm *comm, char *ret_why, size_t size)
     return comm && comm->backend->map_peers ? comm->backend->map_peers(comm, ret_why, size) : ST_OK;
 }
 
-enum status comm_share(struct comm *comm, void *memory, size_t bytes)
+enum status comm_share(struct comm *comm, void *memory, size_t bytes, char *ret_why, size_t size)
 {
-    return comm && comm->backend->share ? comm->backend->share(comm, memory, bytes) : ST_OK;
+    ret_why[0] = 0;
+    return comm && comm->backend->share ? comm->backend->share(comm, memory, bytes, ret_why, size)
+                                        : ST_OK;
+}
+
+bool comm_shares(const struct comm *comm, const void *memory)
+{
+    return comm && comm->backend->shares && comm->backend->shares(comm, memory);
 }
 
 enum status comm_unmap_peers(struct comm *comm)

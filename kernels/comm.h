@@ -44,12 +44,15 @@ enum status comm_beside(struct comm *comm, struct comm **ret);
 enum status comm_map_peers(struct comm *comm, char *ret_why, size_t size);
 // Lets mapped ranks write into `memory` too, which each of them has of the same size and which its
 // device_alloc() gave in whole pages of COMM_SHARED_PAGE. Does nothing where they are not mapped.
-// Waits for all ranks.
+// Waits for all ranks. ret_why: why it is not possible where they are, or "".
 #define COMM_SHARED_PAGE ((size_t)2 << 20)
-enum status comm_share(struct comm *comm, void *memory, size_t bytes);
+enum status comm_share(struct comm *comm, void *memory, size_t bytes, char *ret_why, size_t size);
 // The end of both, when all ranks have come to their end in good order and before such memory is
 // released: no rank frees what another still has mapped. Waits for all ranks.
 enum status comm_unmap_peers(struct comm *comm);
+// From comm_share() until that has succeeded: another rank may have it mapped, and it is left to
+// the end of the process.
+bool comm_shares(const struct comm *comm, const void *memory);
 // What the device is given from here on begins when comm's calls so far are done.
 void comm_join(struct comm *comm);
 // Before its device and after those that were made of it. Says good-bye to the other ranks where

@@ -16,10 +16,11 @@ struct comm_backend {
     // comm: rank and size are the backend's to fill in. color < 0: all ranks, on an own stream.
     enum status (*split)(const struct comm *parent, int color, struct comm *comm);
     void (*close)(struct comm *comm);
-    // NULL, all three: no use in it
+    // NULL, all four: no use in it
     enum status (*map_peers)(struct comm *comm, char *why, size_t why_size);
-    enum status (*share)(struct comm *comm, void *memory, size_t bytes);
+    enum status (*share)(struct comm *comm, void *memory, size_t bytes, char *why, size_t why_size);
     enum status (*unmap_peers)(struct comm *comm);
+    bool (*shares)(const struct comm *comm, const void *memory);
     void (*join)(struct comm *comm);
     void (*all_reduce)(struct comm *comm, void *data, size_t n, enum dtype dt);
     void (*all_gather)(struct comm *comm, const void *part, void *all, size_t bytes);

@@ -179,6 +179,7 @@ void model_free(struct model *m)
     if (!m) return;
     struct device_part parts[N_SCRATCH];
     scratch_parts(m, parts);
+    if (m->shares_logits && comm_shares(m->comm, m->logits)) m->logits = NULL;
     device_release_parts(m->dev, m, parts, N_SCRATCH);
     for (int i = 0; i < MAX_ROPES; i++) device_release(m->dev, m->ropes[i]);
     free(m->attn);
@@ -195,9 +196,11 @@ void model_use_comm(struct model *m, struct comm *comm)
     m->comm = comm;
 }
 
-enum status model_share_logits(struct model *m)
+enum status model_share_logits(struct model *m, char *ret_why, size_t size)
 {
-    return comm_share(m->comm, m->logits, logits_bytes(m->config, (size_t)m->max_rows));
+    m->shares_logits = true;
+    return comm_share(m->comm, m->logits, logits_bytes(m->config, (size_t)m->max_rows), ret_why,
+                      size);
 }
 
 // ---- shapes -------------------------------------------------------------------------------------

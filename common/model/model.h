@@ -97,6 +97,7 @@ struct model {
     float *row_rstd, *row_mean; // (max_rows)
     float *logits;              // (max_rows, vocab)
     float *logit_parts;         // the same as ranks compute it, part by part; NULL with one rank
+    bool shares_logits;         // comm's ranks may have them mapped
     size_t scratch_bytes;
 };
 
@@ -111,8 +112,8 @@ void model_use_adapters(struct model *m, const struct adapter_table *adapters);
 // The ranks that hold the other shards, before the first pass of a shard's model.
 void model_use_comm(struct model *m, struct comm *comm);
 // These ranks may write into one another's logits (comm_share()): a step that decodes is shorter.
-// All call it. Before model_free() of such a model, comm_unmap_peers().
-enum status model_share_logits(struct model *m);
+// All call it. Before model_free() of such a model comm_unmap_peers(), or the logits stay behind.
+enum status model_share_logits(struct model *m, char *ret_why, size_t size);
 
 // The forward pass: embeds the batch's tokens and runs every layer; *ret_x (T, hidden) is the
 // residual stream after the last one (scratch, or the tape's x_final). kv for paged batches, tape

@@ -72,7 +72,7 @@ out:
 static enum status share_logits(struct follower *f, const struct bytes *data)
 {
     (void)data;
-    return model_share_logits(f->runner->model);
+    return runner_share_logits(f->runner);
 }
 
 static enum status make_kv(struct follower *f, const struct bytes *data)

@@ -7,6 +7,7 @@
  * is there, and in steps that hold prompts, the time of a step says nothing of a decode step's:
  * `warm` is false. Where nothing is captured, it is always true. */
 #include "infer-server/engine/runner.h"
+#include "common/base/log.h"
 #include "infer-server/engine/decode_graphs.h"
 #include <stdlib.h>
 
@@ -65,8 +66,17 @@ enum status runner_use_group(struct runner *r, struct group *group)
     CHECK(group_order(group, ORDER_RUNNER, &r->limits, sizeof r->limits));
     CHECK(group_wait(group, NULL, 0)); // an answer that came during what follows would be a failure
     CHECK(group_order(group, ORDER_SHARE, NULL, 0));
-    st = model_share_logits(r->model);
+    st = runner_share_logits(r);
 out:
+    return st;
+}
+
+enum status runner_share_logits(struct runner *r)
+{
+    char why[300];
+    const enum status st = model_share_logits(r->model, why, sizeof why);
+    if (st == ST_OK && why[0])
+        log_warn("logits of the ranks are gathered by NCCL, which is slower: %s", why);
     return st;
 }
 

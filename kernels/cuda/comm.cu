@@ -117,9 +117,9 @@ struct nccl_state {
     ncclComm_t comm;
     cudaStream_t stream;    // own, or NULL: the device's
     struct peer_sum *peers; // NULL: sums are all NCCL's
-    bool unmapped;          // peers' memory was, at a common end of all ranks
-    const void *sent;       // the device's thread: the addend of a sum that has begun, or NULL
-    size_t sent_n;          // its elements
+    bool unmapped, left; // peers' memory, by this rank at a common end; by all, so that it may go
+    const void *sent;    // the device's thread: the addend of a sum that has begun, or NULL
+    size_t sent_n;       // its elements
     cudaEvent_t before, after;
     bool watching; // the thread runs
     pthread_t thread;
@@ -361,7 +361,7 @@ static void nccl_close(struct comm *comm)
         nccl_CommDestroy(s->comm);
     else
         abort_comm(s);
-    peer_sum_free(s->peers, s->unmapped);
+    peer_sum_free(s->peers, s->left);
     for (int i = 0; i < MAX_OPEN; i++)
         if (s->open[i].done) cudaEventDestroy(s->open[i].done);
     if (s->before) cudaEventDestroy(s->before);
@@ -382,10 +382,18 @@ static enum status nccl_map_peers(struct comm *comm, char *why, size_t why_size)
     return st;
 }
 
-static enum status nccl_share(struct comm *comm, void *memory, size_t bytes)
+static enum status nccl_share(struct comm *comm, void *memory, size_t bytes, char *why,
+                              size_t why_size)
 {
     struct nccl_state *s = state_of(comm);
-    return s->peers ? peer_sum_share(comm, s->peers, memory, bytes) : ST_OK;
+    return s->peers ? peer_sum_share(comm, s->peers, memory, bytes, why, why_size) : ST_OK;
+}
+
+static bool nccl_shares(const struct comm *comm, const void *memory)
+{
+    const struct nccl_state *s = state_of(comm);
+    void *of[MAX_PEERS];
+    return s->peers && !s->left && peer_sum_shared(s->peers, memory, of);
 }
 
 static enum status nccl_unmap_peers(struct comm *comm)
@@ -398,7 +406,9 @@ static enum status nccl_unmap_peers(struct comm *comm)
     peer_sum_unmap(s->peers);
     s->unmapped = true;
     pthread_mutex_unlock(&s->mutex);
-    return comm_barrier(comm); // nobody has it mapped any more
+    st = comm_barrier(comm);
+    s->left = st == ST_OK; // nobody has it mapped any more
+    return st;
 }
 
 // ---- calls -------------------------------------------------------------------------------------
@@ -578,9 +588,9 @@ static void nccl_recv(struct comm *comm, void *data, size_t bytes, int from)
 }
 
 const struct comm_backend comm_nccl = {
-    nccl_open,        nccl_split, nccl_close,      nccl_map_peers,  nccl_share,
-    nccl_unmap_peers, nccl_join,  nccl_all_reduce, nccl_all_gather, nccl_reduce_scatter,
-    nccl_broadcast,   nccl_send,  nccl_recv,
+    nccl_open,           nccl_split,     nccl_close, nccl_map_peers,  nccl_share,
+    nccl_unmap_peers,    nccl_shares,    nccl_join,  nccl_all_reduce, nccl_all_gather,
+    nccl_reduce_scatter, nccl_broadcast, nccl_send,  nccl_recv,
 };
 
 #else
@@ -627,6 +637,6 @@ const struct peer_places *comm_place_columns(struct comm *, void *, void **)
 void comm_call_enqueued(struct comm *, const char *) {}
 
 const struct comm_backend comm_nccl = {no_open, NULL, no_close, NULL, NULL, NULL, NULL,
-                                       NULL,    NULL, NULL,     NULL, NULL, NULL};
+                                       NULL,    NULL, NULL,     NULL, NULL, NULL, NULL};
 
 #endif

@@ -284,13 +284,16 @@ enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, s
     return st;
 }
 
-enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory, size_t bytes)
+enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory, size_t bytes,
+                           char *why, size_t why_size)
 {
-    char why[300];
     bool all = false;
-    if (sum->n_shared == MAX_SHARED) return ST_OK; // its columns are gathered by NCCL
+    if (sum->n_shared == MAX_SHARED) {
+        snprintf(why, why_size, "ranks share %d pieces of memory already", MAX_SHARED);
+        return ST_OK;
+    }
     struct shared_range *range = &sum->shared[sum->n_shared];
-    enum status st = reach_all(comm, sum, memory, range->of, &all, why, sizeof why);
+    enum status st = reach_all(comm, sum, memory, range->of, &all, why, why_size);
     if (st == ST_OK && all) {
         range->bytes = bytes;
         sum->n_shared++;
@@ -300,11 +303,11 @@ enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory
     return st;
 }
 
-bool peer_sum_shared(struct peer_sum *sum, void *data, void *ret_of[MAX_PEERS])
+bool peer_sum_shared(const struct peer_sum *sum, const void *data, void *ret_of[MAX_PEERS])
 {
     for (int i = 0; i < sum->n_shared; i++) {
         const struct shared_range *range = &sum->shared[i];
-        const size_t at = (size_t)((char *)data - (char *)range->of[sum->places.rank]);
+        const size_t at = (size_t)((const char *)data - (const char *)range->of[sum->places.rank]);
         if (at >= range->bytes) continue;
         for (int r = 0; r < sum->places.size; r++) ret_of[r] = (char *)range->of[r] + at;
         return true;
@@ -321,7 +324,6 @@ void peer_sum_unmap(struct peer_sum *sum)
 {
     cuda_use(sum->dev);
     for (int i = 0; i < sum->n_shared; i++) close_all(sum, sum->shared[i].of);
-    sum->n_shared = 0;
     close_all(sum, (void **)sum->places.of);
 }
 

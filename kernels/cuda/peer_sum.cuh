@@ -51,7 +51,8 @@ struct peer_sum;
 // cannot write into the memory of another: no other way of summing gives other bits.
 enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, size_t why_size);
 // comm_share(), and the end of all that is mapped: other ranks' memory is not reached any more.
-enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory, size_t bytes);
+enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory, size_t bytes,
+                           char *why, size_t why_size);
 void peer_sum_unmap(struct peer_sum *sum);
 // Enqueued calls are done. Memory that other ranks may still have mapped, because they did not come
 // to a common end, is left to the end of the process.
@@ -60,8 +61,8 @@ void peer_sum_free(struct peer_sum *sum, bool common_end);
 // NULL where n elements have no room.
 const struct peer_places *peer_sum_places(struct peer_sum *sum, const void *data, size_t n,
                                           enum dtype dt);
-// Where `data` lies on every rank; false where it is not shared.
-bool peer_sum_shared(struct peer_sum *sum, void *data, void *ret_of[MAX_PEERS]);
+// Where `data` lies on every rank, NULL where it is unmapped; false where it was not shared.
+bool peer_sum_shared(const struct peer_sum *sum, const void *data, void *ret_of[MAX_PEERS]);
 // sent: the addend is on its way.
 void peer_sum_begin(struct device *dev, const struct peer_places *places, void *data, size_t n,
                     enum dtype dt, bool sent);

@@ -37,7 +37,7 @@ static int run_ranks(const char *run, const char *ranks, const char *shards, con
     const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "alone.log");
     const char *const *more =
         ranks ? OPTIONS("--model", scene.model, "--tensor-parallel-size", shards, "--resume",
-                        "--prompts-per-step", "4", "--max-steps", steps)
+                        "--prompts-per-step", "4", "--max-steps", steps, "--log-level", "debug")
               : OPTIONS("--resume", "--prompts-per-step", "4", "--max-steps", steps);
     if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
     if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
@@ -71,6 +71,8 @@ static void a_server_of_two_shards_is_started(void **state)
     (void)state;
     learn("shards", "2", "2", "2");
     assert_said(&scene, "2 ranks train together, on 1 server with 2 shards of the model each");
+    assert_said(&scene, "commonweight/cpu-0/bridge.json is this rank's too");
+    assert_false(said(&scene, "is there already"));
     assert_int_equal(steps_done(&scene, "shards"), 2);
     no_server_is_left();
 }

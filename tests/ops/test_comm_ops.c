@@ -144,11 +144,16 @@ static enum status columns(const struct comm_rank *r, struct tensors *t, struct 
     struct matmul shape = {
         .m = s.rows, .n = s.n, .k = K, .trans_b = true, .in = t->dt, .out = DT_F32};
     void *c = NULL, *parts = NULL, *wanted = NULL;
+    char why[300];
     enum status st;
     CHECK(device_alloc(r->dev, room, &c));
     CHECK(device_alloc(r->dev, all, &parts));
     CHECK(device_alloc(r->dev, all, &wanted));
-    CHECK(comm_share(r->comm, c, room));
+    CHECK(comm_share(r->comm, c, room, why, sizeof why));
+    if (why[0]) FAIL(ST_UNSUPPORTED, "not shared: %s", why);
+    const bool shares = comm_shares(r->comm, c), others = comm_shares(r->comm, parts);
+    if (others || shares != (device_kind(r->dev) == DEVICE_CUDA))
+        FAIL(ST_MISMATCH, "what is shared is not known");
     for (int i = 0; i < TIMES; i++) {
         put(r, t, t->a, (size_t)s.rows * K, 5 + (uint32_t)i);
         ops->matmul(r->dev, (char *)parts + (size_t)r->rank * part, t->a, t->b, NULL, &shape);
@@ -182,7 +187,8 @@ static enum status rank_run(struct comm_rank *r)
         shared[i] = t.c;
         CHECK(st);
     }
-    st = comm_unmap_peers(r->comm);
+    CHECK(comm_unmap_peers(r->comm));
+    if (comm_shares(r->comm, shared[0])) FAIL(ST_MISMATCH, "what is unmapped is shared still");
 out:
     for (int i = 0; i < 3; i++) device_release(r->dev, shared[i]);
     return st;

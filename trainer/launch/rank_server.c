@@ -177,7 +177,9 @@ enum status job_open_server(struct job *job, const char *model, double timeout_s
              "DIR, so that one is started",
              job->folder);
     CHECK(path_put(job->bridge, job->folder, "bridge.json"));
-    if (runs) log_info("the server of %s is there already", job->bridge);
+    if (runs)
+        log_info("the server of %s is %s", job->bridge,
+                 starts ? "there already" : "this rank's too");
     CHECK(runs ? check_model(job->folder, model, job->n_shards) : start(job, model, timeout_s));
 out:
     return st;
