@@ -175,6 +175,7 @@ static enum status serve(void *context)
     s->config.policy.bridge = s->config.bridge;
     s->config.policy.learning = s->config.learning;
     s->config.policy.runs = s->runs;
+    s->config.policy.sample_timeout = s->config.tinker.sample_timeout;
     CHECK(open_runs(s));
     CHECK(policy_open(&s->config.policy, &s->policy));
     CHECK(open_api(s));

@@ -18,30 +18,34 @@ static json_t *sampler_of(const char *path, int number, int status)
                        session, number, path);
 }
 
-static json_t *sample(const char *sampler, int seq_id)
+static json_t *sample(const char *sampler, int seq_id, int tokens)
 {
     return tinker_post(&pair.server, "asample", 200,
                        "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
                        "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20]}]},"
-                       "\"sampling_params\":{\"max_tokens\":6,\"seed\":3,\"stop\":[]}}",
-                       sampler, seq_id);
+                       "\"sampling_params\":{\"max_tokens\":%d,\"seed\":3,\"stop\":[]}}",
+                       sampler, seq_id, tokens);
 }
 
-// Tokens and log-probabilities of one sample of a path, by a sampling session of that number.
-static void sample_path(const char *path, int number, struct bytes *ret)
+// Tokens and log-probabilities of the future's sample.
+static void take_sample(json_t *future, struct bytes *ret)
 {
     struct bytes answer = BYTES_INIT;
+    tinker_retrieve_bytes(&pair.server, future, &answer);
+    const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
+    const struct proto_span sequence = tinker_field(message, 1);
+    bytes_clear(ret);
+    bytes_append(ret, (const char *)sequence.data, sequence.len);
+    bytes_release(&answer);
+}
+
+// One sample of a path, by a sampling session of that number.
+static void sample_path(const char *path, int number, struct bytes *ret)
+{
     json_t *made = sampler_of(path, number, 200);
     const char *sampler = json_string_value(json_object_get(made, "sampling_session_id"));
-    for (int again = 0; again < 2; again++) { // the second finds what the first has loaded
-        tinker_retrieve_bytes(&pair.server, sample(sampler, again), &answer);
-        const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
-        const struct proto_span sequence = tinker_field(message, 1);
-        bytes_clear(ret);
-        bytes_append(ret, (const char *)sequence.data, sequence.len);
-        bytes_clear(&answer);
-    }
-    bytes_release(&answer);
+    for (int again = 0; again < 2; again++) // the second finds what the first has loaded
+        take_sample(sample(sampler, again, 6), ret);
     json_decref(made);
 }
 
@@ -115,8 +119,81 @@ static void test_from_disk(void **state)
     tinker_pair_stop(&pair);
 }
 
+// Updates of the server's weights so far.
+static int updates(void)
+{
+    json_t *health = daemon_get(pair.daemon.socket, "/health", 200);
+    const int version = (int)json_integer_value(json_object_get(health, "weight_version"));
+    json_decref(health);
+    return version / 2;
+}
+
+// Two clients, each of which samples a saved model of its own: each request has the model that it
+// asked for from its first token to its last, and of those that wait together none has it loaded
+// anew.
+static void test_in_turn(void **state)
+{
+    (void)state;
+    enum { EACH = 12, LONG = 400, MOST = 8 };
+    struct bytes alone[2] = {BYTES_INIT, BYTES_INIT}, got = BYTES_INIT;
+    char path[2][256];
+    json_t *samplers[2], *futures[2 * EACH];
+    const char *ids[2];
+    tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
+    tinker_model(&pair.server, session, model);
+    save(1, "one", path[0], &got);
+    save(4, "two", path[1], &got);
+    finish();
+    for (int i = 0; i < 2; i++) {
+        samplers[i] = sampler_of(path[i], 20 + i, 200);
+        ids[i] = json_string_value(json_object_get(samplers[i], "sampling_session_id"));
+        take_sample(sample(ids[i], 0, LONG), &alone[i]);
+    }
+    const int before = updates();
+    for (int i = 0; i < 2 * EACH; i++) futures[i] = sample(ids[i % 2], 1 + i, LONG);
+    for (int i = 0; i < 2 * EACH; i++) {
+        take_sample(futures[i], &got);
+        assert_same(&got, &alone[i % 2]);
+    }
+    assert_in_range(updates() - before, 1, MOST);
+    for (int i = 0; i < 2; i++) {
+        json_decref(samplers[i]);
+        bytes_release(&alone[i]);
+    }
+    bytes_release(&got);
+    tinker_pair_stop(&pair);
+}
+
+// That it goes on so is said once, however long it does.
+static void test_many_turns(void **state)
+{
+    (void)state;
+    struct bytes one = BYTES_INIT, two = BYTES_INIT, got = BYTES_INIT;
+    char path[2][256];
+    tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
+    tinker_model(&pair.server, session, model);
+    save(1, "one", path[0], &one);
+    save(4, "two", path[1], &two);
+    finish();
+    for (int i = 0; i < 8; i++) {
+        sample_path(path[i % 2], 20 + i, &got);
+        assert_same(&got, i % 2 ? &two : &one);
+    }
+    char *log = test_read(pair.server.child.log), *said = strstr(log, "This is said once");
+    assert_non_null(said);
+    assert_null(strstr(said, "is loaded as the model"));
+    assert_null(strstr(said + 1, "This is said once"));
+    free(log);
+    bytes_release(&one);
+    bytes_release(&two);
+    bytes_release(&got);
+    tinker_pair_stop(&pair);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {TINKER_TEST(test_from_disk, &pair)};
+    const struct CMUnitTest tests[] = {TINKER_TEST(test_from_disk, &pair),
+                                       TINKER_TEST(test_in_turn, &pair),
+                                       TINKER_TEST(test_many_turns, &pair)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -318,6 +318,7 @@ static void route(struct asked *a)
     } else {
         a->load.message.deliver = on_loaded;
         a->load.run = run_load;
+        a->load.group = a->sampler.of.path;
         work_put(t->works, &a->load);
     }
 }

@@ -15,6 +15,7 @@ struct policy_options {
     struct learning_options learning; // its AdamW's settings and schedule are the client's
     bool exact;                       // sums do not depend on how datums come together
     double quiesce_timeout;           // seconds
+    double sample_timeout;            // of samples under way, before a saved model replaces theirs
     int64_t keep_snapshots;           // older ones of each adapter
     const char *runs;                 // absolute folder of training runs
 };

@@ -34,6 +34,7 @@ struct policy {
     struct adapter *largest;
     struct trainee *trainees, *selected; // selected: the adapter that the learner is at
     int n_saved;                         // adapters of checkpoints so far
+    int n_models;                        // whole models of checkpoints so far
 };
 
 // The run's name among what can be sampled.

@@ -8,17 +8,21 @@
  *
  * Whatever an adapter starts from is written as a folder first (adapter_folder.h), RUN/start, and
  * published from there: so the server can restore it, and none but it, if its update is torn. */
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/model_folder_write.h"
+#include "trainer/run/stop.h"
 #include "trainer/serve/policy_impl.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LORA_ALPHA 32 // the API's scale is 32 / rank
+#define LORA_ALPHA      32 // the API's scale is 32 / rank
+#define SAMPLES_LOOK_MS 5
+#define MODELS_SAID     4 // loads of whole models to sample from
 
 static const char *adapter_name(const struct trainee *t, char ret[SOURCE_ROOM])
 {
@@ -176,13 +180,20 @@ static enum status base_folder(struct policy *p, char ret[PATH_ROOM])
 }
 
 // The model's weights become those of a folder, unless they are.
+static bool has_taken(struct policy *p, const char *folder)
+{
+    struct control_facts f;
+    control_facts(policy_control(p), &f);
+    return f.updates == 0 && strcmp(f.origin, folder) == 0;
+}
+
 static enum status take_folder(struct policy *p, const char *folder)
 {
     struct control_facts f;
     struct load load = {p, NULL, folder};
     enum status st;
+    if (has_taken(p, folder)) return ST_OK;
     control_facts(policy_control(p), &f);
-    if (f.updates == 0 && strcmp(f.origin, folder) == 0) return ST_OK;
     CHECK(weights_check(p->weights, folder));
     st = policy_publish(p, "", folder, strcmp(f.loaded, folder) == 0, load_model, &load);
 out:
@@ -469,17 +480,46 @@ void policy_keep(struct policy *p, struct trainee *t)
     t->told = true;
 }
 
+// Before a saved model takes its place: samples of the model that goes come to their end, and paths
+// wait until sources_hold() is over. Of two clients that sample a model each, none's request would
+// else see the same weights from its first token to its last.
+static enum status end_samples(struct policy *p)
+{
+    const int64_t deadline = clock_deadline_ns((int64_t)(p->options->sample_timeout * 1e3));
+    enum status st = ST_OK;
+    sources_hold(p->sources, true);
+    while (sources_users(p->sources) > 0 && clock_ms_until(deadline) > 0) {
+        if (stop_requested()) FAIL(ST_CANCELLED, "the Tinker API is stopping");
+        CHECK(control_owner_alive(policy_control(p)));
+        clock_sleep_ms(SAMPLES_LOOK_MS);
+    }
+out:
+    return st;
+}
+
+static void say_loaded(struct policy *p, const char *path)
+{
+    if (++p->n_models <= MODELS_SAID) log_info("%s is loaded as the model, to sample from", path);
+    if (p->n_models == MODELS_SAID)
+        log_warn("saved models are sampled in turn, and each is loaded anew when it is its turn, "
+                 "as there is one copy of the weights: a cw-infer-server of its own for each is "
+                 "faster. This is said once");
+}
+
 // The model itself becomes a saved one, as there is one copy of the weights.
 static enum status load_saved_model(struct policy *p, struct snapshot *of, const char *folder)
 {
+    const bool was_there = has_taken(p, folder);
     enum status st;
+    if (!was_there) CHECK(end_samples(p));
     while (p->trainees) put_away(p, p->trainees, "a saved model is sampled in its place");
     unload_snapshots(p);
     CHECK(take_folder(p, folder));
     of->run[0] = 0;
     of->version = sources_version(p->sources, "");
-    log_info("%s is loaded as the model, to sample from", of->path);
+    if (!was_there) say_loaded(p, of->path);
 out:
+    sources_hold(p->sources, false);
     return st;
 }
 
@@ -488,7 +528,8 @@ static enum status load_saved_adapter(struct policy *p, const struct snapshot *o
 {
     char name[SOURCE_ROOM], base[PATH_ROOM];
     enum status st;
-    if (!sources_base(p->sources)) { // which none but a full fine-tune changes
+    if (!sources_base(p->sources)) { // which none but a full fine-tune or a saved model changes
+        CHECK(end_samples(p));
         if (p->trainees) put_away(p, p->trainees, "an adapter of the model's folder is sampled");
         CHECK(base_folder(p, base));
         CHECK(take_folder(p, base));
@@ -499,6 +540,7 @@ static enum status load_saved_adapter(struct policy *p, const struct snapshot *o
     CHECK(sources_add_saved(p->sources, of->path, name));
     log_info("%s is loaded as the adapter '%s', to sample from", of->path, name);
 out:
+    sources_hold(p->sources, false);
     return st;
 }
 

@@ -27,6 +27,7 @@ struct sources {
     struct source *list; // the model itself is the last
     uint64_t last;       // version that an update of this process gave
     uint64_t base;       // see sources_base()
+    bool held;
 };
 
 static struct source *by_adapter(const struct sources *s, const char *adapter)
@@ -124,6 +125,7 @@ bool sources_take(struct sources *s, const struct snapshot *of, bool newer, stru
 {
     pthread_mutex_lock(&s->lock);
     struct source *x = find(s, of, newer);
+    if (x && s->held && of->path[0] && x->kind != FROZEN) x = NULL;
     if (x) {
         x->users++;
         x->used_ns = clock_now_ns();
@@ -256,6 +258,22 @@ void sources_remove(struct sources *s, const char *adapter)
     if (gone) *link = gone->next;
     pthread_mutex_unlock(&s->lock);
     free(gone);
+}
+
+void sources_hold(struct sources *s, bool held)
+{
+    pthread_mutex_lock(&s->lock);
+    s->held = held;
+    pthread_mutex_unlock(&s->lock);
+}
+
+int sources_users(struct sources *s)
+{
+    int n = 0;
+    pthread_mutex_lock(&s->lock);
+    for (const struct source *x = s->list; x; x = x->next) n += x->kind == FROZEN ? 0 : x->users;
+    pthread_mutex_unlock(&s->lock);
+    return n;
 }
 
 void sources_update(struct sources *s, const char *run, uint64_t version, bool is_base)

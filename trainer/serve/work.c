@@ -3,6 +3,7 @@
 #include "common/base/clock.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 struct work_queue {
@@ -36,10 +37,13 @@ void work_queue_free(struct work_queue *q)
 
 void work_put(struct work_queue *q, struct work *work)
 {
-    work->next = NULL;
     pthread_mutex_lock(&q->lock);
-    *q->last = work;
-    q->last = &work->next;
+    struct work **place = q->last;
+    for (struct work *w = work->group ? q->first : NULL; w; w = w->next)
+        if (w->group && strcmp(w->group, work->group) == 0) place = &w->next;
+    work->next = *place;
+    *place = work;
+    if (!work->next) q->last = &work->next;
     pthread_cond_signal(&q->some);
     pthread_mutex_unlock(&q->lock);
 }

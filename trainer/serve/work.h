@@ -1,5 +1,6 @@
 /* work.h: what the loop's thread asks of the main thread, which owns the policy: a list under a
- * lock, taken in order. What may lie in it is bounded by what the futures are (future.h). */
+ * lock, taken in order, but that what belongs together stays together. What may lie in it is
+ * bounded by what the futures are (future.h). */
 #ifndef TRAINER_SERVE_WORK_H
 #define TRAINER_SERVE_WORK_H
 
@@ -10,7 +11,8 @@ struct work {                     // embed it first in a struct of the kind of w
     struct inbox_message message; // its way back; deliver() runs on the loop's thread
     struct work *next;
     enum status (*run)(struct policy *policy, struct work *work); // the main thread
-    struct status_kept status;                                    // what it came to
+    const char *group; // it goes behind the last one that waits with the same; NULL: in its turn
+    struct status_kept status; // what it came to
 };
 
 struct work_queue;
