@@ -123,7 +123,7 @@ static const struct option_spec table[] = {
     OPT_FOREIGN("max-model-len", "--max-context"),
     OPT_FOREIGN("max-num-seqs", "--max-batch"),
     OPT_FOREIGN("max-num-batched-tokens", "--prefill-chunk"),
-    OPT_FOREIGN("gpu-memory-utilization", "--kv-memory takes bytes"),
+    OPT_FOREIGN("gpu-memory-utilization", "--kv-memory, a size or a share of what is free, as 80%"),
     OPT_FOREIGN("enable-prefix-caching", "--prefix-cache"),
     OPT_FOREIGN("enable-lora", "--max-adapters above 0"),
     OPT_FOREIGN("max-loras", "--max-adapters"),
@@ -168,7 +168,8 @@ static enum status read_kv_memory(const char *text, struct engine_options *ret)
     }
     int64_t bytes;
     enum status st = options_size(text, &bytes);
-    if (st != ST_OK) return status_context(st, "--kv-memory");
+    if (st != ST_OK)
+        return status_fail(st, "--kv-memory: %s; or a percentage, as 80%%", status_message());
     if (bytes == 0) return status_fail(ST_INVALID, "--kv-memory 0: give a size above 0, or 0%%");
     ret->kv_bytes = bytes;
     return ST_OK;
@@ -282,7 +283,11 @@ static enum status serve(void *context)
     CHECK(read_kv_memory(c->kv_memory, &o.engine));
     CHECK(speculative_parse(c->speculative, &o.engine.speculative));
     if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &key));
-    CHECK(unix_listen(socket_path, &socket));
+    st = unix_listen(socket_path, &socket);
+    if (st == ST_IO && !c->socket)
+        FAIL(st, "%s; give --socket and --bridge, or set XDG_RUNTIME_DIR to a folder of this user",
+             status_message());
+    CHECK(st);
     log_info("listening on %s", socket_path);
     o.http.api_key = key;
     if (c->listen) CHECK(listen_tcp(c, &o, host));

@@ -72,6 +72,12 @@ static const struct option_spec eval_options[] = {
         "output", output, NULL, "FILE",
         "JSONL, a line for each sample: prompt, completion, reward and its terms, finish reason"),
     OPT_FLAG("json", json, NULL, "print the result as a JSON object"),
+    // those of an evaluation within a run
+    OPT_FOREIGN("num-generations", "--num-samples"),
+    OPT_FOREIGN("num-generations-eval", "--num-samples"),
+    OPT_FOREIGN("eval-data", "--data"),
+    OPT_FOREIGN("eval-limit", "--limit"),
+    OPT_FOREIGN("eval-temperature", "--temperature"),
     OPT_END,
 };
 

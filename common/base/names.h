@@ -10,6 +10,13 @@ int name_find(const char *const names[], const char *text);
 // The same; where no value has the name ST_INVALID with a sentence that lists them all, before
 // which the caller puts what was read (status_context).
 enum status name_parse(const char *const names[], const char *text, int *ret);
+// The name nearest to a word that is none, for errors; start with {.word}. name: NULL where nothing
+// is near, since a suggestion that is a guess misleads. The start of a name counts as one edit.
+struct nearest_name {
+    const char *word, *name;
+    size_t edits; // of name
+};
+void nearest_name_try(struct nearest_name *nearest, const char *name);
 // "a|b|c", appended.
 void names_list(const char *const names[], struct bytes *to);
 

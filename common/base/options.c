@@ -56,46 +56,16 @@ static const struct option_spec *table_find(const struct option_spec *table, con
     return NULL;
 }
 
-// ---- the nearest name, for errors ---------------------------------------------------------------
+// ---- names that are not there -------------------------------------------------------------------
 
 #define NAME_MAX_LEN 63
 
-// Edits (insert, delete, replace) from a to b; two rows of the usual table.
-static size_t edit_distance(const char *a, const char *b)
+static const char *nearest_option(const struct option_spec *table, const char *word)
 {
-    size_t row[NAME_MAX_LEN + 1], na = strlen(a), nb = strlen(b);
-    if (na > NAME_MAX_LEN || nb > NAME_MAX_LEN) return SIZE_MAX;
-    for (size_t j = 0; j <= nb; j++) row[j] = j;
-    for (size_t i = 1; i <= na; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= nb; j++) {
-            size_t best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[nb];
-}
-
-// NULL where nothing is near: a suggestion that is a guess misleads. The start of a name counts as
-// one edit.
-static const char *nearest_name(const struct option_spec *table, const char *word)
-{
-    size_t len = strlen(word), limit = len < 6 ? 1 : len < 12 ? 2 : len / 4;
-    const char *nearest = NULL;
-    for (; table->name; table++) {
-        if (!is_option(table)) continue;
-        size_t edits = edit_distance(word, table->name);
-        if (edits > 1 && len >= 3 && strncmp(word, table->name, len) == 0) edits = 1;
-        if (edits < limit || (edits == limit && !nearest)) {
-            nearest = table->name;
-            limit = edits;
-        }
-    }
-    return nearest;
+    struct nearest_name nearest = {.word = word};
+    for (; table->name; table++)
+        if (is_option(table)) nearest_name_try(&nearest, table->name);
+    return nearest.name;
 }
 
 // ---- values -------------------------------------------------------------------------------------
@@ -290,7 +260,7 @@ static enum status unknown_key(const struct option_set *set, const char *path, c
     swap_letter(name, '_', '-');
     const char *here = foreign_name(set->table, name);
     if (here) return status_fail(ST_INVALID, "%s: unknown key \"%s\": here %s", path, key, here);
-    const char *near = nearest_name(set->table, name);
+    const char *near = nearest_option(set->table, name);
     if (!near)
         return status_fail(ST_INVALID, "%s: unknown key \"%s\" (--help lists the names)", path,
                            key);
@@ -334,7 +304,7 @@ static enum status unknown_option(const struct option_spec *table, const char *w
     swap_letter(name, '_', '-');
     const char *here = foreign_name(table, name);
     if (here) return status_fail(ST_INVALID, "unknown option %s: here %s", word, here);
-    const char *near = nearest_name(table, name);
+    const char *near = nearest_option(table, name);
     if (near) return status_fail(ST_INVALID, "unknown option %s; did you mean --%s?", word, near);
     return status_fail(ST_INVALID, "unknown option %s (--help lists the options)", word);
 }

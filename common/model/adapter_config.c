@@ -147,6 +147,11 @@ enum status adapter_config_load(const char *folder, struct adapter_config **ret)
     json_t *json = NULL;
     char *path = path_join(folder, ADAPTER_CONFIG_FILE);
     if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
+    if (!file_exists(path))
+        FAIL(ST_NOT_FOUND,
+             "%s: no adapter_config.json in it; an adapter is a folder as PEFT writes it, and a "
+             "run's checkpoints (checkpoints/latest in its folder)",
+             folder);
     CHECK(json_read_file(path, 1 << 20, &json));
     CHECK(adapter_config_from_json(path, json, ret));
 out:

@@ -49,6 +49,15 @@ static enum status no_such_folder(const char *folder)
     return status_fail(ST_NOT_FOUND, "%s: no such folder; a model is " FOLDER_WORDS, folder);
 }
 
+// false: no memory.
+static bool holds(const char *folder, const char *name, bool *ret)
+{
+    char *path = path_join(folder, name);
+    *ret = path && file_exists(path);
+    free(path);
+    return path != NULL;
+}
+
 // The folder is there and does not hold the needed file.
 static enum status incomplete(const char *folder, const char *needed)
 {
@@ -57,16 +66,16 @@ static enum status incomplete(const char *folder, const char *needed)
     } signs[] = {
         {"snapshots", "it is the Hub's cache of a model: give the folder of a revision in its "
                       "snapshots/"},
-        {"adapter_config.json", "it holds an adapter, not a model"},
+        {"adapter_config.json", "it holds an adapter, not a model: give the model that it belongs "
+                                "to, or both as one folder (cw-trainer merge)"},
+        {"latest", "it holds a run's checkpoints: give one of them, as latest in it"},
         {"tokenizer.model", "a SentencePiece file alone is not read: save it once with "
                             "transformers' AutoTokenizer, which writes tokenizer.json"},
     };
     const char *words = "a model is " FOLDER_WORDS;
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
-        char *path = path_join(folder, signs[i].name);
-        bool there = path && file_exists(path);
-        free(path);
-        if (there) {
+        bool there;
+        if (holds(folder, signs[i].name, &there) && there) {
             words = signs[i].words;
             break;
         }
@@ -95,10 +104,14 @@ enum status model_folder_check(const char *folder, const char *needed)
                            "%s is a file; a model is " FOLDER_WORDS
                            " (other formats, as GGUF, must be converted first)",
                            folder);
-    char *path = path_join(folder, needed);
-    if (!path) return status_fail(ST_NO_MEMORY, "%s: no memory", folder);
-    bool there = file_exists(path);
-    free(path);
+    bool there, of_a_run;
+    if (!holds(folder, needed, &there) || !holds(folder, "run.json", &of_a_run))
+        return status_fail(ST_NO_MEMORY, "%s: no memory", folder);
+    if (of_a_run)
+        return status_fail(ST_INVALID,
+                           "%s is the folder of a run, whose config.json is no model's; give a "
+                           "checkpoint in it, as %s/checkpoints/latest",
+                           folder, folder);
     return there ? check_files(folder) : incomplete(folder, needed);
 }
 

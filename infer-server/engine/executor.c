@@ -111,8 +111,9 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
     if (requested > config->max_positions)
-        FAIL(ST_INVALID, "--max-context %d is over the model's %d positions", requested,
-             config->max_positions);
+        FAIL(ST_INVALID,
+             "--max-context %d is over the model's %d positions; give as many at most, or 0",
+             requested, config->max_positions);
     const struct runner_limits own = {.max_tokens = max_seqs + chunk,
                                       .max_seqs = max_seqs,
                                       .max_rows = max_rows,

@@ -3,6 +3,7 @@
  * its effect changes its row to READ, and is read where its kind is parsed (api_request.c). */
 #include "infer-server/http/request_fields.h"
 #include "common/base/log.h"
+#include "common/base/names.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -202,6 +203,15 @@ static enum status check_value(const struct field *f, const json_t *value)
     return st;
 }
 
+static const char *near_field(const char *name, enum field_place place)
+{
+    struct nearest_name nearest = {.word = name};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if ((fields[i].places & place) && fields[i].accepts == READ)
+            nearest_name_try(&nearest, fields[i].name);
+    return nearest.name;
+}
+
 static const char *place_name(enum field_place place)
 {
     static const char *const names[] = {"/v1/completions",
@@ -217,6 +227,18 @@ static const char *place_name(enum field_place place)
                                         "a \"prompt\" object",
                                         "\"tandem\""}; // by the number of its bit
     return names[__builtin_ctz(place)];
+}
+
+static enum status unknown_field(const char *name, enum field_place place)
+{
+    const char *near = near_field(name, place);
+    if (near)
+        return status_fail(ST_INVALID, "request: \"%.64s\" is no field of %s; did you mean \"%s\"?",
+                           name, place_name(place), near);
+    return status_fail(ST_INVALID,
+                       "request: \"%.64s\" is no field of %s: leave it out (docs/protocol.md has "
+                       "the list; --unknown-fields warn lets all pass)",
+                       name, place_name(place));
 }
 
 // Large bodies are parsed by several threads at once (job.h).
@@ -251,10 +273,7 @@ enum status request_fields_check(const json_t *object, enum field_place place,
             log_once(unknown, name, place_name(place));
             pthread_mutex_unlock(&logging);
         } else
-            st = status_fail(ST_INVALID,
-                             "request: \"%.64s\" is no field of %s: leave it out (docs/protocol.md "
-                             "has the list; --unknown-fields warn lets all pass)",
-                             name, place_name(place));
+            st = unknown_field(name, place);
         if (st != ST_OK) return st;
     }
     return ST_OK;

@@ -173,6 +173,7 @@ static void what_is_wrong_is_named(void **state)
         {OPTIONS("--device", "cpu"), 2, "--device is for a server that is started: give --model"},
         {OPTIONS("--model", tmp), 1, "config.json"},
         {OPTIONS("--model", s.model, "--lora", s.model), 1, "adapter_config.json"},
+        {OPTIONS("--num-generations", "4"), 2, "--num-generations: here --num-samples"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(evaluate(&s, log, cases[i].words), cases[i].status);

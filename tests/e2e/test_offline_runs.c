@@ -97,6 +97,39 @@ static void a_folder_that_holds_a_run(void **state)
     assert_int_equal(steps_done(&s, "run"), 2);
 }
 
+static void no_run_to_go_on_with(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    const char *log = test_path(s.folder, "alone.log");
+    assert_int_equal(test_command(log, 30000,
+                                  OPTIONS(test_binary("cw-trainer"), "sft", "--resume", "--run-dir",
+                                          test_path(s.folder, "none"))),
+                     2);
+    assert_said(&s, "none holds no run to go on with");
+}
+
+// A model's config.json is where a run's would be.
+static void a_folder_that_holds_a_model(void **state)
+{
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    const char *model = test_path(s.folder, "learnt"), *config = test_path(model, "config.json");
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1", "--out", model)),
+                     0);
+    char *before = test_read(config);
+    assert_int_equal(offline_train(&s, "sft", "learnt", OPTIONS("--max-steps", "1")), 1);
+    assert_said(&s, "config.json is a model's, and the run");
+    assert_int_equal(offline_train(&s, "sft", "learnt", OPTIONS("--resume")), 2);
+    assert_said(&s, "take another --run-dir");
+    char *after = test_read(config);
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+}
+
 // --out of a run that goes on is replaced on request only, and the run is not.
 static void out_of_a_run_that_goes_on(void **state)
 {
@@ -259,6 +292,8 @@ int main(void)
         cmocka_unit_test(what_a_run_leaves),
         cmocka_unit_test(held_out_is_not_learnt),
         cmocka_unit_test(a_folder_that_holds_a_run),
+        cmocka_unit_test(no_run_to_go_on_with),
+        cmocka_unit_test(a_folder_that_holds_a_model),
         cmocka_unit_test(out_of_a_run_that_goes_on),
         cmocka_unit_test(another_run_is_refused),
         cmocka_unit_test(without_a_run_folder),

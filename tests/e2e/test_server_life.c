@@ -61,13 +61,17 @@ static void test_usage(void **state)
     const char *const kv[] = {
         program, "--model", model, "--kv-memory", "lots", "--socket", test_path(test_folder(), "s"),
         NULL};
+    const char *const nowhere[] = {"env", "XDG_RUNTIME_DIR=/dev/null", program, "--model", model,
+                                   NULL};
     const char *const help[] = {program, "--help", NULL};
     expect_refusal(2, "--model DIR is needed", none);
     expect_refusal(1, "/nowhere/draft", draft);
     expect_refusal(2, "draft_model needs --draft DIR", method);
     expect_refusal(2, "must be 1 to 16", unknown);
     expect_refusal(2, "--model", typo);
-    expect_refusal(1, "lots", kv);
+    expect_refusal(1, "--kv-memory: 'lots' is not a size", kv);
+    expect_refusal(1, "or a percentage, as 80%", kv);
+    expect_refusal(1, "give --socket and --bridge, or set XDG_RUNTIME_DIR", nowhere);
     expect_refusal(0, "--request-timeout", help);
 }
 

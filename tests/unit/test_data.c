@@ -41,6 +41,7 @@ static void fields(void **state)
     assert_true(dataset_has_messages(d));
     assert_status(dataset_require_answers(d), ST_INVALID);
     assert_message("set.jsonl, line 6");
+    assert_message("name another with --answer-field");
     dataset_free(d);
 }
 

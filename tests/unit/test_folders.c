@@ -3,6 +3,7 @@
  * else the sentence says what is needed. */
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/model/adapter_config.h"
 #include "common/model/chat_template.h"
 #include "common/model/config.h"
 #include "common/model/tokenizer.h"
@@ -184,7 +185,18 @@ static void what_is_no_model(void **state)
     assert_message("nothing is fetched from the Hub by name");
     const char *adapter = test_folder();
     test_write(test_path(adapter, "adapter_config.json"), "{}", 2);
-    assert_no_model(adapter, ST_NOT_FOUND, "an adapter, not a model");
+    assert_no_model(adapter, ST_NOT_FOUND, "an adapter, not a model: give the model");
+    const char *run = test_folder();
+    test_write(test_path(run, "config.json"), "{\"run_dir\":\"r\"}", 15);
+    test_write(test_path(run, "run.json"), "{}", 2);
+    assert_no_model(run, ST_INVALID, "is the folder of a run");
+    assert_message("/checkpoints/latest");
+    struct adapter_config *factors;
+    assert_status(adapter_config_load(run, &factors), ST_NOT_FOUND);
+    assert_message("no adapter_config.json in it; an adapter is a folder");
+    const char *checkpoints = test_folder();
+    assert_ok(file_make_folders(test_path(checkpoints, "latest")));
+    assert_no_model(checkpoints, ST_NOT_FOUND, "as latest in it");
     const char *pieces = test_folder();
     test_write(test_path(pieces, "tokenizer.model"), "x", 1);
     assert_status(tokenizer_load(pieces, &tokenizer), ST_NOT_FOUND);

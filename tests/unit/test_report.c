@@ -457,7 +457,7 @@ static void other_folders_are_refused(void **state)
     assert_status(run_folder_open(folder, &run), ST_NOT_FOUND);
     assert_message("there is no metrics.jsonl in it");
     assert_status(run_folder_open(test_path(folder, "none"), &run), ST_NOT_FOUND);
-    assert_message("none");
+    assert_message("No such file or directory; name the folder that cw-trainer wrote");
     put_file(folder, "file", "x");
     assert_status(run_folder_open(test_path(folder, "file"), &run), ST_INVALID);
     assert_message("is no folder");

@@ -65,7 +65,11 @@ static void unknown_fields(void **state)
     struct unknown_fields unknown = {.accept = false};
     const char *text = "{\"n\":1,\"temprature\":0.5}";
     assert_status(check(PLACE_COMPLETIONS, text, NULL), ST_INVALID);
-    assert_message("\"temprature\" is no field of /v1/completions");
+    assert_message("\"temprature\" is no field of /v1/completions; did you mean \"temperature\"?");
+    assert_status(check(PLACE_CHAT, "{\"max_token\":5}", NULL), ST_INVALID);
+    assert_message("did you mean \"max_tokens\"?");
+    assert_status(check(PLACE_CHAT, "{\"colour\":5}", NULL), ST_INVALID);
+    assert_message("\"colour\" is no field of /v1/chat/completions: leave it out");
     assert_status(check(PLACE_COMPLETIONS, text, &unknown), ST_INVALID);
     assert_status(check(PLACE_COMPLETIONS, "{\"messages\":[]}", NULL), ST_INVALID); // a chat's
     unknown.accept = true;

@@ -425,6 +425,7 @@ static void plugin(void **state)
     reward_free(r);
     assert_status(try_open("plugin:/no/such.so", NULL), ST_IO);
     assert_message("/no/such.so");
+    assert_message("any program: command:PROGRAM ARGS");
     const char *empty = test_path(test_folder(), "x.so");
     test_write(empty, "", 0);
     snprintf(names, sizeof names, "plugin:%s", empty);

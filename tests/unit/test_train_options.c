@@ -185,6 +185,29 @@ static void staleness_says_what_runs_ahead(void **state)
     }
 }
 
+static void what_is_missing_is_said(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options[3], *sentence;
+    } cases[] = {
+        {{NULL}, "--data is missing"},
+        {{"--resume"}, "--resume needs --run-dir"},
+        {{"--resume", "--run-dir=none"}, "none holds no run to go on with; a new one needs --data"},
+        {{"--model=m", "--data=x"}, "is the model that a server serves (--bridge)"},
+    };
+    for (int i = 0; i < LENGTH(cases); i++) {
+        struct train_config config;
+        struct train_resolved resolved;
+        struct option_set *set;
+        parse(cases[i].options, &config, &set);
+        if (i < 3) config.data = NULL;
+        assert_status(train_config_resolve(&config, &resolved), ST_INVALID);
+        assert_message(cases[i].sentence);
+        options_free(set);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +215,7 @@ int main(void)
         cmocka_unit_test(options_reach_the_loss),
         cmocka_unit_test(a_former_name_is_still_read),
         cmocka_unit_test(staleness_says_what_runs_ahead),
+        cmocka_unit_test(what_is_missing_is_said),
     };
     return cmocka_run_group_tests_name("train options", tests, NULL, NULL);
 }

@@ -124,7 +124,9 @@ enum status run_folder_open(const char *path, struct run_folder *ret)
     char config[PATH_ROOM];
     if (!run.path || !run.name) FAIL(ST_NO_MEMORY, "no memory to read %s", path);
     if (stat(path, &info) != 0)
-        FAIL(errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
+        FAIL(errno == ENOENT ? ST_NOT_FOUND : ST_IO,
+             "%s: %s; name the folder that cw-trainer wrote (its --run-dir)", path,
+             strerror(errno));
     if (!S_ISDIR(info.st_mode))
         FAIL(ST_INVALID, "%s is no folder; name the one that cw-trainer wrote", path);
     CHECK(read_metrics(&run));

@@ -267,7 +267,7 @@ enum status dataset_require_answers(const struct dataset *d)
         if (!d->examples[i].answer)
             return status_fail(ST_INVALID,
                                "%s, line %d: no field \"answer\" or \"completion\", which the "
-                               "reward needs",
+                               "reward needs; name another with --answer-field",
                                d->path, d->examples[i].line);
     return ST_OK;
 }

@@ -89,11 +89,14 @@ static enum status resolve_sync(const struct train_config *c, struct train_resol
                      {"exact", c->exact},
                      {"gpus", c->job.gpus},
                      {"ranks", c->job.ranks > 0}},
-      of_checkpoint[] = {{"model", c->model && !c->serves},
-                         {"restart-interval", c->restart_interval > 1},
+      of_checkpoint[] = {{"restart-interval", c->restart_interval > 1},
                          {"server-command", c->server_command},
                          {"server-port", c->server_port > 0},
                          {"server-url", c->server_url}};
+    if (c->sync == SYNC_SHARED && c->model && !c->serves)
+        return status_fail(ST_INVALID,
+                           "--model is for --sync checkpoint, --gpus or --ranks; else "
+                           "what is trained is the model that a server serves (--bridge)");
     if (c->sync == SYNC_SHARED) {
         for (size_t i = 0; i < sizeof of_checkpoint / sizeof *of_checkpoint; i++)
             if (of_checkpoint[i].given)
@@ -372,6 +375,11 @@ enum status train_config_resolve(const struct train_config *config, struct train
         .has_reference = config->loss.beta > 0 || config->kl_reward_coef > 0,
     };
     if (config->count_updates) r.schedule_per_step = r.updates_per_step;
+    if (config->resume && !config->run_dir)
+        FAIL(ST_INVALID, "--resume needs --run-dir, the folder of the run to go on with");
+    if (!config->data && !config->atropos && config->resume)
+        FAIL(ST_INVALID, "--resume: %s holds no run to go on with; a new one needs --data",
+             config->run_dir);
     if (!config->data && !config->atropos)
         FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&config->prompts));
@@ -381,8 +389,6 @@ enum status train_config_resolve(const struct train_config *config, struct train
     if (config->num_generations_eval > 1 && config->eval_temperature == 0)
         FAIL(ST_INVALID, "--num-generations-eval with --eval-temperature 0: greedy samples of a "
                          "prompt are all the same; give a temperature");
-    if (config->resume && !config->run_dir)
-        FAIL(ST_INVALID, "--resume needs --run-dir, the folder of the run to go on with");
     if (config->run_dir && !config->run_dir[0]) {
         st = status_fail(ST_INVALID, "--run-dir is empty; name a folder, or leave it out for "
                                      "runs/DATE-TIME");

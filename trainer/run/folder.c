@@ -31,6 +31,24 @@ static enum status lock(const char *folder, int *ret)
     return ST_OK;
 }
 
+// A run's config.json has its options, a model's the shape of its weights: written over, they are
+// lost. One that cannot be read is replaced.
+static enum status check_no_model(const char *folder)
+{
+    enum status st;
+    char path[PATH_ROOM];
+    json_t *there = NULL;
+    CHECK(path_put(path, folder, "config.json"));
+    if (!file_exists(path) || json_read_file(path, MAX_CONFIG, &there) != ST_OK) goto out;
+    if (json_has(there, "model_type") || json_has(there, "architectures"))
+        FAIL(ST_INVALID,
+             "%s is a model's, and the run's options would replace it; take another --run-dir",
+             path);
+out:
+    json_decref(there);
+    return st;
+}
+
 enum status folder_open(const char *wanted, char ret_folder[FOLDER_ROOM], int *ret_lock)
 {
     enum status st;
@@ -41,6 +59,7 @@ enum status folder_open(const char *wanted, char ret_folder[FOLDER_ROOM], int *r
     else if (snprintf(ret_folder, FOLDER_ROOM, "%s", wanted) >= FOLDER_ROOM)
         return status_fail(ST_INVALID, "--run-dir is too long");
     CHECK(file_make_folders(ret_folder));
+    CHECK(check_no_model(ret_folder));
     st = lock(ret_folder, ret_lock);
 out:
     return st;
@@ -53,6 +72,7 @@ enum status folder_take_options(struct option_set *set, const char *folder,
     json_t *recorded = NULL;
     struct bytes taken = BYTES_INIT;
     char path[PATH_ROOM];
+    if ((st = check_no_model(folder)) != ST_OK) return st;
     CHECK(path_put(path, folder, "config.json"));
     if (!file_exists(path)) goto out;
     CHECK(json_read_file(path, MAX_CONFIG, &recorded));

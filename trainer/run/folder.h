@@ -13,7 +13,7 @@
 #define FOLDER_ROOM 512
 
 // Makes --run-dir's folder (NULL: runs/DATE-TIME), and keeps other trainers out until *ret_lock is
-// closed.
+// closed. A model's folder is refused.
 enum status folder_open(const char *wanted, char ret_folder[FOLDER_ROOM], int *ret_lock);
 // The options that were not given are those of its config.json, where it has one; says which.
 // forget (may be NULL) takes away what is not to be taken over.

@@ -72,6 +72,10 @@ enum status offline_check(const struct offline_task *task, struct option_set *se
         FAIL(ST_INVALID, "--resume needs --run-dir, the run to go on with");
     if (c->resume) CHECK(folder_take_options(set, c->run_dir, NULL, c));
     log_open("cw-trainer", c->log_level);
+    if (c->resume && !c->model && !c->init)
+        FAIL(ST_INVALID,
+             "--resume: %s holds no run to go on with; a new one needs --model and --data",
+             c->run_dir);
     if (!c->model == !c->init)
         FAIL(ST_INVALID, task->sides > 1 ? "--model is missing: the model folder to start from"
                                          : "one of --model DIR and --init CONFIG.json is needed");
