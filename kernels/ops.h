@@ -159,6 +159,7 @@ struct latent_shape {
     int rows, n_heads;
     int nope, rope, rank, value; // value is not above nope + rope
     enum dtype dt;
+    bool early; // latent_query, latent_value: w (see Order, above)
 };
 
 // The rotation of all queries and keys of a batch, in rows as of attention.

@@ -34,7 +34,8 @@ struct latent_shape model_latent_shape(const struct model *m, int l, int rows)
                                  .rope = c->latent.rope,
                                  .rank = c->latent.rank,
                                  .value = c->latent.value,
-                                 .dt = m->dt};
+                                 .dt = m->dt,
+                                 .early = true};
 }
 
 struct norm_shape model_latent_norm(const struct model *m, int rows, int width, int stride)

@@ -1,7 +1,7 @@
 /* attention.cu: the attention entries of the table, and the general kernels behind them: any
  * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. bf16 whose heads are
- * multiples of 8 goes to attn_few.cu, attn_wgmma.cu and attn_tensor.cu, a decode step in f32 to
- * attn_decode.cu.
+ * multiples of 8 goes to attn_few.cu, attn_wgmma.cu and attn_tensor.cu, latent attention in bf16 on
+ * Hopper to attn_latent.cu, a decode step in f32 to attn_decode.cu.
  *
  * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in
  * tiles of 32 held in shared memory: first a lane is a key (scores), then a lane is a dimension
@@ -182,10 +182,12 @@ void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struc
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, NULL);
         attn_args_use_pool(&a, kv, layer);
-        if (a.latent > 0) return forward(dev, a, batch->max_query, true);
         if constexpr (sizeof(T) == 2) {
-            if (attn_is_for_tensor(a)) return paged(dev, a, batch);
-        } else if (batch->max_query == 1 && attn_decode(dev, a, batch->max_context)) {
+            if (a.latent > 0 && attn_latent(dev, a, batch->max_query, batch->max_context, true))
+                return;
+            if (a.latent == 0 && attn_is_for_tensor(a)) return paged(dev, a, batch);
+        } else if (a.latent == 0 && batch->max_query == 1 &&
+                   attn_decode(dev, a, batch->max_context)) {
             return;
         }
         forward(dev, a, batch->max_query, true);
@@ -199,9 +201,12 @@ void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv
     with_type(shape->dt, [&](auto t) {
         using T = decltype(t);
         attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, lse);
-        if constexpr (sizeof(T) == 2)
+        if constexpr (sizeof(T) == 2) {
+            if (a.latent > 0 && attn_latent(dev, a, batch->max_query, batch->max_context, false))
+                return;
             if (a.latent == 0 && attn_is_for_tensor(a))
                 return attn_tensor(dev, a, batch->max_query, false);
+        }
         forward(dev, a, batch->max_query, false);
     });
 }

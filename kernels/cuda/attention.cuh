@@ -87,6 +87,17 @@ static void attn_args_use_pool(attn_args<T> *a, const struct kv_view *kv, int la
         (kv->block_size & (kv->block_size - 1)) == 0 ? __builtin_ctz(kv->block_size) : -1;
 }
 
+// Of a paged batch the sequences first .. first + n - 1 alone; their rows keep their places.
+template <typename T> static attn_args<T> attn_args_of(attn_args<T> a, int first, int n)
+{
+    a.n_seqs = n;
+    a.query_start += first;
+    a.context_len += first;
+    a.stored += first;
+    a.block_table += (int64_t)first * a.table_stride;
+    return a;
+}
+
 // A number of the batch. Before grid_wait() it must not come from the L1 cache, which may still
 // hold what stood there in the step before: FROM_L2.
 template <bool FROM_L2> __device__ __forceinline__ int number_at(const int32_t *p)
@@ -199,10 +210,17 @@ static inline bool attn_is_for_tensor(const attn_args<bf16> &a)
 }
 
 void attn_few(struct device *dev, const attn_args<bf16> &args, int max_query, int max_context);
+// Memory for the parts of contexts that are spread over blocks is bounded; where it does not do for
+// a batch, its sequences take turns.
+#define MOST_PART_BYTES ((int64_t)64 << 20)
+// attn_latent.cu: latent attention on Hopper. False, with nothing enqueued, elsewhere, and of
+// widths that it does not have.
+bool attn_latent(struct device *dev, const attn_args<bf16> &args, int max_query, int max_context,
+                 bool paged);
 // Paged: of sequences with more than FEW_ROWS packed rows only.
 void attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
 // parts: workspace for n_parts of dk and dv, f32, each of attn_part_rows() rows of n_kv_heads times
-// 2 heads, whose width is rounded up to 64 or 128.
+// 2 heads, whose width is rounded up to a multiple of 64.
 int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads);
 static inline int64_t attn_part_rows(int n_tokens)
 {
@@ -212,8 +230,8 @@ static inline int64_t attn_part_rows(int n_tokens)
 int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads);
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
                       const float *delta, float *parts, int n_parts, int max_query);
-// attn_wgmma.cu, attn_wgmma_back.cu: the same on Hopper, of heads up to 128; the gradient without a
-// soft cap. False, with nothing enqueued, elsewhere.
+// attn_wgmma.cu, attn_wgmma_back.cu: the same on Hopper, of heads up to 128; the gradient up to 192
+// and without a soft cap. False, with nothing enqueued, elsewhere.
 bool attn_wgmma(struct device *dev, const attn_args<bf16> &args, bool paged);
 bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
                      const float *delta, float *parts, int n_parts);

@@ -55,13 +55,6 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int r
 
 // ---- shared memory -----------------------------------------------------------------------------
 
-/* Rows of 8-element units. The unit u of row r lies at u ^ r % 8, so that eight rows of one unit
- * are in different banks. */
-template <int UNITS> __device__ __forceinline__ bf16 *unit_at(bf16 *tile, int row, int unit)
-{
-    return tile + (row * UNITS + (unit ^ (row & 7))) * 8;
-}
-
 template <int HD> struct block_memory {
     bf16 keys[CHUNK_KEYS * HD];      // later the values, unless these have room of their own
     bf16 weights[ROWS * CHUNK_KEYS]; // before: the queries
@@ -444,16 +437,12 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
 
 #define MOST_CLUSTER 8 // blocks; what every GPU of sm_90 has
 
-// Memory of parts is bounded; where it does not do for a batch, its sequences take turns.
-#define MOST_PART_BYTES ((int64_t)64 << 20)
-
 template <int HD>
 static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max_context)
 {
     struct cuda_state *state = cuda_use(dev);
     int rows = std::min(max_query * a.group, FEW_ROWS), row_tiles = ceil_div(rows, ROWS);
-    int chunks = std::max(1, ceil_div(max_context, CHUNK_KEYS)), n_seqs = a.n_seqs;
-    if (a.window > 0) chunks = std::min(chunks, ceil_div(a.window + max_query, CHUNK_KEYS) + 1);
+    int chunks = attn_chunks(a, max_query, max_context), n_seqs = a.n_seqs;
     chunk_parts parts = {NULL, state->tickets, std::min(rows, ROWS)};
     size_t keys = sizeof(bf16) * CHUNK_KEYS * HD, shared = sizeof(block_memory<HD>);
     // values wait for the keys' room where blocks on the same SM have work meanwhile
@@ -473,11 +462,7 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
     for (int s = 0; s < n_seqs; s += turn) {
         dim3 grid(tasks, std::min(turn, n_seqs - s), chunks); // all first chunks first
         bool at_once = fit_at_once((int64_t)grid.x * grid.y * grid.z);
-        attn_args<bf16> b = a;
-        b.query_start += s;
-        b.context_len += s;
-        b.stored += s;
-        b.block_table += (int64_t)s * a.table_stride;
+        attn_args<bf16> b = attn_args_of(a, s, grid.y);
         cuda_launch_clusters(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
                              dim3(1, 1, clusters ? chunks : 1), shared + (at_once ? keys : 0), b,
                              parts, row_tiles, at_once);

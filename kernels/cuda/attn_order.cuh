@@ -78,6 +78,15 @@ __device__ __forceinline__ void add_row_sums(float (&sum)[4], const uint32_t (&w
 
 // ---- chunks of a context -----------------------------------------------------------------------
 
+// Chunks that rows of sequences of at most max_query rows see, at most.
+static inline int attn_chunks(const attn_args<bf16> &a, int max_query, int max_context)
+{
+    int chunks = ceil_div(max_context, CHUNK_KEYS);
+    if (a.window > 0 && chunks > ceil_div(a.window + max_query, CHUNK_KEYS) + 1)
+        chunks = ceil_div(a.window + max_query, CHUNK_KEYS) + 1;
+    return chunks > 1 ? chunks : 1;
+}
+
 // Factors of the sums of the chunks so far, and of the next chunk's.
 struct join_step {
     float before, next;

@@ -187,12 +187,12 @@ __device__ __forceinline__ void put_aside(waiting_sums<HD> *to, const row_sums<H
     to->top[1] = r.top[1];
 }
 
-// Stores what the rows' sums give: rows row0 .. row0 + 15 of the tile p.
+// Stores what the rows' sums give: rows row0 .. row0 + 15 of the tile p, from column `first` on.
 template <int HD>
 __device__ __forceinline__ void store_result(row_sums<HD> &r, const attn_args<bf16> &a,
-                                             const packed_rows &p, int row0)
+                                             const packed_rows &p, int row0, int first = 0)
 {
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, dims = a.latent > 0 ? a.latent : a.head_dim;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = row0 + lane / 4 + h * 8;
@@ -203,13 +203,13 @@ __device__ __forceinline__ void store_result(row_sums<HD> &r, const attn_args<bf
             r.out[i][h * 2] = finished(r.out[i][h * 2], scale);
             r.out[i][h * 2 + 1] = finished(r.out[i][h * 2 + 1], scale);
         }
-        if (a.lse && lane % 4 == 0 && p.in(row))
+        if (a.lse && first == 0 && lane % 4 == 0 && p.in(row))
             a.lse[index_of(a, place_of(a, p, row))] =
                 sum > 0 ? (r.top[h] + log2f(sum)) * LN2 : -INFINITY;
     }
-    store_rows<HD>(r.out, a.head_dim, [&](int row) -> bf16 * {
+    store_rows<HD>(r.out, dims - first, [&](int row) -> bf16 * {
         row += row0;
-        return p.in(row) ? a.out + index_of(a, place_of(a, p, row)) * a.head_dim : NULL;
+        return p.in(row) ? a.out + index_of(a, place_of(a, p, row)) * dims + first : NULL;
     });
 }
 

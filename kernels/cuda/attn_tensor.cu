@@ -1,6 +1,6 @@
 /* attn_tensor.cu: attention of many rows in bf16 on the tensor cores, forward and gradient, after
  * FlashAttention-2 (Dao 2023) with mma m16n8k16, where attn_wgmma.cu does not have it: on other
- * GPUs than Hopper, of heads wider than 128, and the gradient of a soft cap.
+ * GPUs than Hopper, of heads wider than 128 (the gradient: 192), and the gradient of a soft cap.
  *
  * Forward and dq: a block has 64 packed rows (attention.cuh), 16 a warp, and walks the keys in
  * tiles; scores stay in registers, where the layout of an mma result is that of the next one's left
@@ -11,7 +11,7 @@
  *
  * Tiles lie in shared memory with 8 elements of padding a row, which keeps ldmatrix free of bank
  * conflicts, and are filled with 16-byte cp.async; what is out of range is filled with zeros. HD is
- * head_dim rounded up to 64, 128 or 256.
+ * head_dim rounded up to 64, 128 or 256, in the gradient also to 192.
  */
 #include "kernels/cuda/attn_rows.cuh"
 
@@ -58,6 +58,7 @@ __device__ __forceinline__ void copy_tile(bf16 *tile, int dims, const bf16 *from
 {
     constexpr int PER_ROW = HD / 8, STEP = THREADS / PER_ROW;
     int d = threadIdx.x % PER_ROW * 8;
+    if (THREADS % PER_ROW && threadIdx.x >= STEP * PER_ROW) return;
 #pragma unroll
     for (int r = threadIdx.x / PER_ROW; r < N; r += STEP) {
         int64_t at = 0;
@@ -345,12 +346,15 @@ struct row_facts {
     int row, hidden;  // keys at positions up to hidden are outside its window
 };
 
+// Of wide heads the sums of one gradient are all that a thread has registers for.
+enum dkv_kind { BOTH, OF_KEYS, OF_VALUES };
+
 /* Block (x, y, z): keys of the batch's rows 64 x .. of kv head y, against N packed rows at a time,
  * every gridDim.z-th tile of them from the z-th on. Where gridDim.z is 1 the sums are the
  * gradients; else they are parts (z, T, n_kv_heads, dk then dv, head_dim) f32 for join_kernel: one
  * block would take twice the average time for the first keys of a sequence, which most rows attend
  * to. */
-template <int HD, int N>
+template <int HD, int N, dkv_kind KIND>
 __global__ void __launch_bounds__(THREADS)
     dkv_kernel(attn_args<bf16> a, bf16 *dqkv, float *parts, const bf16 *dout, const float *delta)
 {
@@ -423,20 +427,20 @@ __global__ void __launch_bounds__(THREADS)
     };
     int first = blockIdx.z * N, step = gridDim.z * N;
     copy_tile<HD, ROWS>(keys, a.head_dim, a.k, key_of);
-    copy_tile<HD, ROWS>(values, a.head_dim, a.v, key_of);
+    if (KIND != OF_VALUES) copy_tile<HD, ROWS>(values, a.head_dim, a.v, key_of);
     if (first < p.n) copy_rows(first, 0);
     copies_commit();
 
-    float dk[HD / 8][4] = {}, dv[HD / 8][4] = {};
+    float dk[HD / 8][4] = {}, dv[HD / 8][4] = {}; // of what KIND leaves out nothing is computed
     int turn = 0;
     for (int tile = first; tile < p.n; tile += step, turn ^= 1) {
         if (tile + step < p.n) copy_rows(tile + step, turn ^ 1);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
-        float w[N / 8][4], ds[N / 8][4]; // keys x rows
+        float w[N / 8][4], ds[N / 8][4] = {}; // keys x rows
         product_rows<HD, N>(w, keys, queries + turn * TILE);
-        product_rows<HD, N>(ds, values, grads + turn * TILE);
+        if (KIND != OF_VALUES) product_rows<HD, N>(ds, values, grads + turn * TILE);
         float scale = to_scores<N>(a, w);
         // every key of the block is seen by every row of the tile
         bool all_seen = a.window <= 0 && facts[turn][0].row >= base + ROWS - 1 &&
@@ -457,8 +461,8 @@ __global__ void __launch_bounds__(THREADS)
                     d *= score;
                 }
             }
-        add_weighted<HD, N>(dv, w, grads + turn * TILE);
-        add_weighted<HD, N>(dk, ds, queries + turn * TILE);
+        if (KIND != OF_KEYS) add_weighted<HD, N>(dv, w, grads + turn * TILE);
+        if (KIND != OF_VALUES) add_weighted<HD, N>(dk, ds, queries + turn * TILE);
         __syncthreads();
     }
     copies_wait<0>();
@@ -468,9 +472,11 @@ __global__ void __launch_bounds__(THREADS)
             r += base + warp * 16;
             return r < a.n_tokens ? dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
         };
-        store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + kv_head); });
-        store_rows<HD>(dv, a.head_dim,
-                       [&](int r) { return to(r, a.n_heads + a.n_kv_heads + kv_head); });
+        if (KIND != OF_VALUES)
+            store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + kv_head); });
+        if (KIND != OF_KEYS)
+            store_rows<HD>(dv, a.head_dim,
+                           [&](int r) { return to(r, a.n_heads + a.n_kv_heads + kv_head); });
         return;
     }
 #pragma unroll
@@ -482,8 +488,10 @@ __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < HD / 8; i++) {
             int d = i * 8 + lane % 4 * 2;
             if (d >= a.head_dim) continue;
-            *(float2 *)(to + d) = make_float2(dk[i][h * 2], dk[i][h * 2 + 1]);
-            *(float2 *)(to + a.head_dim + d) = make_float2(dv[i][h * 2], dv[i][h * 2 + 1]);
+            if (KIND != OF_VALUES)
+                *(float2 *)(to + d) = make_float2(dk[i][h * 2], dk[i][h * 2 + 1]);
+            if (KIND != OF_KEYS)
+                *(float2 *)(to + a.head_dim + d) = make_float2(dv[i][h * 2], dv[i][h * 2 + 1]);
         }
     }
 }
@@ -513,9 +521,17 @@ static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const
     dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
     cuda_launch(dev, "attention gradient", dq_kernel<HD>, grid, THREADS, dq_shared<HD>(), a, dqkv,
                 dout, delta);
-    cuda_launch(dev, "attention gradient", dkv_kernel<HD, N>,
-                dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads, n_parts), THREADS,
-                dkv_shared<HD, N>(), a, dqkv, parts, dout, delta);
+    auto launch = [&](auto kernel) {
+        cuda_launch(dev, "attention gradient", kernel,
+                    dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads, n_parts), THREADS,
+                    dkv_shared<HD, N>(), a, dqkv, parts, dout, delta);
+    };
+    if constexpr (HD <= 128) {
+        launch(dkv_kernel<HD, N, BOTH>);
+    } else {
+        launch(dkv_kernel<HD, N, OF_KEYS>);
+        launch(dkv_kernel<HD, N, OF_VALUES>);
+    }
     if (n_parts > 1)
         cuda_launch(dev, "attention gradient", join_kernel,
                     dim3(a.n_tokens, ceil_div(a.n_kv_heads * 2 * a.head_dim, THREADS * 4)), THREADS,
@@ -544,11 +560,18 @@ int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads)
 bool attn_tensor_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
                       const float *delta, float *parts, int n_parts, int max_query)
 {
-    if (!attn_is_for_tensor(a) || a.head_dim > 128 || !aligned(16, {dqkv, dout}, {})) return false;
+    if (!attn_is_for_tensor(a) || !aligned(16, {dqkv, dout}, {})) return false;
     if (attn_wgmma_back(dev, a, dqkv, dout, delta, parts, n_parts)) return true;
+    const size_t most = cuda_use(dev)->max_shared;
     if (a.head_dim <= 64)
         back<64, 64>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
-    else
+    else if (a.head_dim <= 128)
         back<128, 32>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
+    else if (a.head_dim <= 192 && dq_shared<192>() <= most)
+        back<192, 32>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
+    else if (a.head_dim > 192 && dq_shared<256>() <= most)
+        back<256, 16>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
+    else
+        return false;
     return true;
 }

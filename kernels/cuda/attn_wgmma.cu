@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 work w;
                 if (!take_queries<PAGED>(w, a, item)) return;
                 c.begin(w);
-                packed_places places = places_of<HD>(a, w.p, a.out);
+                packed_places places = places_of(a, w.p, a.out);
 #pragma unroll
                 for (int g = 0; g < GROUPS; g++)
                     copy_tiles<HD, 1>(c.kept + g * tile_bytes<HD>, a.head_dim,

@@ -27,15 +27,17 @@
 #define COPIER_REGISTERS  40
 #define COMPUTE_REGISTERS 232
 
-enum work_kind { NO_MORE, OF_QUERIES, OF_KEYS };
+enum work_kind { NO_MORE, OF_QUERIES, OF_KEYS, OF_VALUES };
 
-// An item: BLOCK_ROWS packed rows (or, OF_KEYS, rows of the batch from p.start on as keys) against
-// the tiles from first to end - 1, each step-th: keys of sequence s (or packed rows of p).
+// An item: BLOCK_ROWS packed rows (or, OF_KEYS and OF_VALUES, rows of the batch from p.start on as
+// keys) against the tiles from first to end - 1, each step-th: keys of sequence s (or packed rows
+// of p).
 struct work {
     work_kind kind;
     packed_rows p;
     int s, kv_head, first, end, step;
-    int part, n_parts; // OF_KEYS
+    int part,
+        n_parts; // OF_KEYS, OF_VALUES; and of a context that is spread over items (attn_latent.cu)
 };
 
 template <int HD> constexpr int tile_bytes = ROWS *HD * 2;
@@ -69,41 +71,42 @@ struct ring {
 
 // ---- items -------------------------------------------------------------------------------------
 
-/* Tiles of packed rows are numbered so that a number gives its sequence: those of s begin at
- * query_start[s] * group / BLOCK_ROWS + s, which leaves room for all, and no more than one number a
- * sequence to no tile. */
-static inline int query_items(const attn_args<bf16> &a)
+/* Tiles of N packed rows are numbered so that a number gives its sequence: those of s begin at
+ * query_start[s] * group / N + s, which leaves room for all, and no more than one number a sequence
+ * to no tile. */
+template <int N = BLOCK_ROWS> static inline int query_items(const attn_args<bf16> &a)
 {
-    return (int)((int64_t)a.n_tokens * a.group / BLOCK_ROWS + a.n_seqs) * a.n_kv_heads;
+    return (int)((int64_t)a.n_tokens * a.group / N + a.n_seqs) * a.n_kv_heads;
 }
 
 #if HAS_WGMMA
 
-__device__ __forceinline__ int first_tile(const attn_args<bf16> &a, int s)
+template <int N> __device__ __forceinline__ int first_tile(const attn_args<bf16> &a, int s)
 {
-    return a.query_start[s] * a.group / BLOCK_ROWS + s;
+    return a.query_start[s] * a.group / N + s;
 }
 
-// False where there is no such tile, or its sequence is attn_few's. The last rows, which see most,
-// have the lowest numbers.
-template <bool PAGED>
-__device__ __forceinline__ bool take_queries(work &w, const attn_args<bf16> &a, int item)
+// False where there is no such tile, or its sequence has no more than `few` packed rows, which
+// another kernel takes. The last rows, which see most, have the lowest numbers.
+template <bool PAGED, int N = BLOCK_ROWS>
+__device__ __forceinline__ bool take_queries(work &w, const attn_args<bf16> &a, int item,
+                                             int few = PAGED ? FEW_ROWS : 0)
 {
-    int tile = a.n_tokens * a.group / BLOCK_ROWS + a.n_seqs - 1 - item / a.n_kv_heads;
+    int tile = a.n_tokens * a.group / N + a.n_seqs - 1 - item / a.n_kv_heads;
     int s = 0;
     for (int last = a.n_seqs - 1; s < last;) {
         int middle = (s + last + 1) / 2;
-        if (first_tile(a, middle) <= tile)
+        if (first_tile<N>(a, middle) <= tile)
             s = middle;
         else
             last = middle - 1;
     }
     int start = a.query_start[s], kv_head = item % a.n_kv_heads;
-    packed_rows p = {start, (tile - first_tile(a, s)) * BLOCK_ROWS,
+    packed_rows p = {start, (tile - first_tile<N>(a, s)) * N,
                      (a.query_start[s + 1] - start) * a.group, kv_head * a.group};
-    if (p.base >= p.n || (PAGED && p.n <= FEW_ROWS)) return false;
+    if (p.base >= p.n || p.n <= few) return false;
     int lowest = row_position<PAGED>(a, s, place_of(a, p, 0).row);
-    int highest = row_position<PAGED>(a, s, place_of(a, p, min(BLOCK_ROWS, p.n - p.base) - 1).row);
+    int highest = row_position<PAGED>(a, s, place_of(a, p, min(N, p.n - p.base) - 1).row);
     int first = a.window > 0 ? max(0, lowest - a.window + 1) / ROWS * ROWS : 0;
     w = {OF_QUERIES, p, s, kv_head, first, highest + 1, ROWS, 0, 1};
     return true;
@@ -164,36 +167,40 @@ struct copier {
     }
 };
 
-// A thread copies the same 16 bytes of every so many-th row, a multiple of 8.
-template <int HD> constexpr int rows_apart = COPIERS / (HD / 8);
-template <int HD> constexpr int rows_each = ROWS / rows_apart<HD>;
+// A thread copies the same 16 bytes of each 64 columns of every so many-th row, a multiple of 8.
+#define ROWS_APART (COPIERS / 8)
+#define ROWS_EACH  (ROWS / ROWS_APART)
 
 // Of the thread: its first row of a tile, and its first column, or 0 where a row has no such.
-template <int HD> __device__ __forceinline__ int first_row()
+__device__ __forceinline__ int first_row()
 {
-    return threadIdx.x % COPIERS / (HD / 8);
+    return threadIdx.x % COPIERS / 8;
 }
-template <int HD> __device__ __forceinline__ int first_column(int dims)
+__device__ __forceinline__ int first_column(int dims)
 {
-    int d = threadIdx.x % (HD / 8) * 8;
+    int d = threadIdx.x % 8 * 8;
     return d < dims ? d : 0;
 }
 
 // Starts copying 64 rows of TILES arrays into the tiles at `to`. place(i, r, from): where the
-// thread's columns of row r, its i-th, are, an address in any case; false: the row is zeros.
+// thread's first columns of row r, its i-th, are, an address in any case; false: the row is zeros.
 template <int HD, int TILES, typename F>
 __device__ __forceinline__ void copy_tiles(uint32_t to, int dims, F place)
 {
-    int u = threadIdx.x % (HD / 8), r0 = first_row<HD>();
-    to += u / 8 * COLUMNS_APART + r0 * 128 + ((u ^ r0) % 8) * 16;
-    bool in_row = u * 8 < dims;
+    int u = threadIdx.x % 8, r0 = first_row();
+    to += r0 * 128 + ((u ^ r0) % 8) * 16;
 #pragma unroll
-    for (int i = 0; i < rows_each<HD>; i++) {
+    for (int i = 0; i < ROWS_EACH; i++) {
         const bf16 *from[2];
-        bool valid = place(i, r0 + i * rows_apart<HD>, from) && in_row;
+        bool valid = place(i, r0 + i * ROWS_APART, from);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
-            copy16(to + t * tile_bytes<HD> + i * rows_apart<HD> * 128, from[t], valid);
+#pragma unroll
+            for (int b = 0; b < HD / 64; b++) {
+                bool in = valid && b * 64 + u * 8 < dims;
+                copy16(to + t * tile_bytes<HD> + b * COLUMNS_APART + i * ROWS_APART * 128,
+                       in ? from[t] + b * 64 : from[t], in);
+            }
     }
 }
 
@@ -220,11 +227,10 @@ struct packed_places {
     }
 };
 
-template <int HD>
 __device__ __forceinline__ packed_places places_of(const attn_args<bf16> &a, const packed_rows &p,
                                                    const bf16 *out)
 {
-    int64_t first = (int64_t)p.head0 * a.head_dim + first_column<HD>(a.head_dim);
+    int64_t first = (int64_t)p.head0 * a.head_dim + first_column(a.head_dim);
     return {a.q + p.start * a.q_stride + first,
             out + (int64_t)p.start * a.n_heads * a.head_dim + first, a.head_dim * 2,
             ((int)a.q_stride - a.group * a.head_dim) * 2, (a.n_heads - a.group) * a.head_dim * 2};
@@ -234,7 +240,7 @@ __device__ __forceinline__ packed_places places_of(const attn_args<bf16> &a, con
 template <int HD, bool PAGED>
 __device__ __forceinline__ void stream_keys(copier &c, const attn_args<bf16> &a, const work &w)
 {
-    const int first = w.kv_head * a.head_dim + first_column<HD>(a.head_dim);
+    const int first = w.kv_head * a.head_dim + first_column(a.head_dim);
     const bf16 *k = a.k + first, *v = a.v + first;
     int tile = w.first, bytes = (int)a.kv_stride * 2;
     int prefix = 0, to_prefix = 0, to_own = 0; // rows of it, and what makes a row of a position
@@ -245,10 +251,10 @@ __device__ __forceinline__ void stream_keys(copier &c, const attn_args<bf16> &a,
     }
 #pragma unroll 1
     do { // a row that sees nothing has a tile, too
-        int rows[rows_each<HD>];
+        int rows[ROWS_EACH];
 #pragma unroll
-        for (int i = 0; i < rows_each<HD>; i++) {
-            int j = min(tile + first_row<HD>() + i * rows_apart<HD>, max(w.end, 1) - 1);
+        for (int i = 0; i < ROWS_EACH; i++) {
+            int j = min(tile + first_row() + i * ROWS_APART, max(w.end, 1) - 1);
             if (PAGED)
                 rows[i] = w.end > 0 ? (int)key_row<true>(a, w.s, j) : 0;
             else
@@ -355,22 +361,45 @@ __device__ __forceinline__ void add_weighted(float (&sum)[HD / 8][4],
     wgmma_commit();
 }
 
+// ---- parts of several warpgroups ---------------------------------------------------------------
+
+__device__ __forceinline__ void group_sync(int group)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+}
+
+// True in every thread of the last of n warpgroups to arrive at `ticket`, which is left at zero.
+// What the others wrote before is visible to it. is_last: this warpgroup's, shared.
+__device__ __forceinline__ bool last_group(unsigned *ticket, int n, int group, int *is_last)
+{
+    __threadfence();
+    group_sync(group);
+    if (threadIdx.x % 128 == 0) {
+        *is_last = atomicAdd(ticket, 1u) == (unsigned)n - 1;
+        if (*is_last) *ticket = 0;
+    }
+    group_sync(group);
+    if (*is_last) __threadfence();
+    return *is_last;
+}
+
 // ---- a block -----------------------------------------------------------------------------------
 
-/* Runs a block with N stages: copying(copier &) in its last warpgroup, computing(computer &) in the
- * others. Behind the ring lie `kept` tiles for each of these. */
-template <int HD, int N, int KEPT, typename COPY, typename COMPUTE>
+/* Runs a block with N stages of TILES tiles: copying(copier &) in its last warpgroup,
+ * computing(computer &) in the others. Behind the ring lie KEPT tiles for each of these, or, where
+ * that is 0, what all of them share. */
+template <int HD, int N, int KEPT, int TILES = 2, typename COPY, typename COMPUTE>
 __device__ __forceinline__ void run_block(block_state &state, char *memory, COPY copying,
                                           COMPUTE computing)
 {
     ring stream = {shared_address(memory),
-                   stage_bytes<HD>,
+                   TILES * tile_bytes<HD>,
                    shared_address(state.full),
                    shared_address(state.empty),
                    N,
                    0,
                    0};
-    uint32_t kept_tiles = stream.tiles + N * stage_bytes<HD>;
+    uint32_t kept_tiles = stream.tiles + N * TILES * tile_bytes<HD>;
     uint32_t kept_full = shared_address(&state.kept_full);
     uint32_t kept_empty = shared_address(&state.kept_empty);
     if (threadIdx.x == 0) {

@@ -6,7 +6,8 @@
  * memory, against the packed rows that attend to them, with their gradients; scores are transposed,
  * keys x rows. OF_QUERIES: dq of BLOCK_ROWS packed rows and their gradients, kept in registers,
  * against keys and values. The former are longer and come first; the latter fill what room they
- * leave.
+ * leave. Of heads of more than 128 a thread's registers hold the sums of one gradient, so that dv
+ * has items of its own, OF_VALUES, and OF_QUERIES keeps its rows in shared memory.
  *
  * A block of keys that many rows attend to (a long sequence's first, those of a prompt that samples
  * share) is several items, each every so many-th tile of its rows; the last of them to be done adds
@@ -15,18 +16,19 @@
 #include "kernels/cuda/attn_wgmma.cuh"
 #include <algorithm>
 
-#define STAGES 4
+template <int HD> constexpr int stages_of = HD <= 128 ? 4 : 2;
+template <int HD> constexpr bool is_wide = HD > 128;
 
 struct gradient_args {
     attn_args<bf16> a;
     bf16 *dqkv;
     const bf16 *dout;
     const float *delta;
-    float *parts;   // n_parts of dk and dv, of whole blocks of keys (part_of)
-    int n_parts;    // of a block of keys, at most
-    int part_tiles; // tiles that make a part, about
-    int key_items, items;
-    unsigned *tickets; // the first is the items', behind it one for each 64 keys and kv head
+    float *parts;         // n_parts of dk and dv, of whole blocks of keys (part_of)
+    int n_parts;          // of a block of keys, at most
+    int part_tiles;       // tiles that make a part, about
+    int key_items, items; // OF_KEYS; all
+    unsigned *tickets;    // the first is the items', behind it one for each 64 keys and kv head
 };
 
 // Of the packed rows of a stage.
@@ -39,7 +41,7 @@ struct row_numbers {
 // ---- copying -----------------------------------------------------------------------------------
 
 // False for a part more than the block's tiles make.
-__device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int item)
+__device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int item, work_kind kind)
 {
     const attn_args<bf16> &a = g.a;
     int kv_head = item % a.n_kv_heads, part = item / a.n_kv_heads % g.n_parts;
@@ -48,7 +50,7 @@ __device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int i
     for (int s = a.seq_of[base]; s <= last; s++) stop = max(stop, a.attend_end[s]);
     packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
     int rows = g.part_tiles * ROWS, n_parts = min(g.n_parts, (p.n + rows - 1) / rows);
-    w = {OF_KEYS, p, 0, kv_head, part * ROWS, p.n, n_parts * ROWS, part, n_parts};
+    w = {kind, p, 0, kv_head, part * ROWS, p.n, n_parts * ROWS, part, n_parts};
     return part < n_parts;
 }
 
@@ -56,7 +58,7 @@ template <int HD>
 __device__ __forceinline__ void copy_keys(copier &c, const gradient_args &g, const work &w)
 {
     const attn_args<bf16> &a = g.a;
-    const int first = w.kv_head * a.head_dim + first_column<HD>(a.head_dim);
+    const int first = w.kv_head * a.head_dim + first_column(a.head_dim);
     c.begin(w);
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
@@ -77,7 +79,7 @@ __device__ __forceinline__ void stream_queries(copier &c, const gradient_args &g
 {
     const attn_args<bf16> &a = g.a;
     packed_rows p = w.p;
-    packed_places places = places_of<HD>(a, p, g.dout);
+    packed_places places = places_of(a, p, g.dout);
 #pragma unroll 1
     for (p.base = w.first; p.base < w.end; p.base += w.step) {
         c.begin_stage();
@@ -99,7 +101,7 @@ template <int HD>
 __device__ __forceinline__ void copy_queries(copier &c, const gradient_args &g, const work &w)
 {
     c.begin(w);
-    packed_places places = places_of<HD>(g.a, w.p, g.dout);
+    packed_places places = places_of(g.a, w.p, g.dout);
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
         copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, g.a.head_dim,
@@ -114,12 +116,13 @@ template <int HD>
 __device__ __forceinline__ void copy_items(copier &c, const gradient_args &g, row_numbers *numbers)
 {
     c.each_item(g.tickets, g.items, [&](int item) {
+        const int kinds = is_wide<HD> ? 2 : 1, of_kind = item % g.key_items;
         work w;
-        if (item < g.key_items) {
-            if (!take_keys(w, g, item)) return;
+        if (item < kinds * g.key_items) {
+            if (!take_keys(w, g, of_kind, item < g.key_items ? OF_KEYS : OF_VALUES)) return;
             copy_keys<HD>(c, g, w);
             stream_queries<HD>(c, g, w, numbers);
-        } else if (take_queries<false>(w, g.a, item - g.key_items)) {
+        } else if (take_queries<false>(w, g.a, item - kinds * g.key_items)) {
             copy_queries<HD>(c, g, w);
         }
     });
@@ -133,9 +136,23 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
     const work w = item;
     const attn_args<bf16> &a = g.a;
     uint32_t q[HD / 16][4], dout[HD / 16][4], x[ROWS / 16][4];
-    take_rows<HD>(q, c.kept, c.row0);
-    take_rows<HD>(dout, c.kept + tile_bytes<HD>, c.row0);
-    c.done_with_kept();
+    if constexpr (!is_wide<HD>) {
+        take_rows<HD>(q, c.kept, c.row0);
+        take_rows<HD>(dout, c.kept + tile_bytes<HD>, c.row0);
+        c.done_with_kept();
+    }
+    auto multiply_queries = [&](float(&w)[ROWS / 8][4], uint32_t keys) {
+        if constexpr (is_wide<HD>)
+            multiply<HD>(w, c.kept, keys);
+        else
+            multiply<HD>(w, q, keys);
+    };
+    auto multiply_gradients = [&](float(&w)[ROWS / 8][4], uint32_t values) {
+        if constexpr (is_wide<HD>)
+            multiply<HD>(w, c.kept + tile_bytes<HD>, values);
+        else
+            multiply<HD>(w, dout, values);
+    };
     rows_seen seen = seen_by<false>(a, w.s, w.p, c.row0);
     int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
     int most_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
@@ -151,12 +168,12 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
     uint32_t summing = 0; // the barrier of the tile that is being summed
 
     c.wait_stage();
-    multiply<HD>(scores, q, c.stream.stage());
+    multiply_queries(scores, c.stream.stage());
     for (int tile = w.first;; tile += ROWS) {
         uint32_t stage = c.stream.stage();
         wgmma_wait<1>();
         if (summing) barrier_arrive(summing);
-        multiply<HD>(ds, dout, stage + tile_bytes<HD>);
+        multiply_gradients(ds, stage + tile_bytes<HD>);
         wgmma_wait<1>();
         settle(scores);
 #pragma unroll
@@ -178,11 +195,12 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
         c.stream.next();
         if (tile + ROWS >= w.end) break;
         c.wait_stage();
-        multiply<HD>(scores, q, c.stream.stage());
+        multiply_queries(scores, c.stream.stage());
     }
     wgmma_wait<0>();
     settle(dq);
     barrier_arrive(summing);
+    if (is_wide<HD>) c.done_with_kept();
     scale_rows<HD>(dq, a.scale);
     store_rows<HD>(dq, a.head_dim, [&](int r) -> bf16 * {
         r += c.row0;
@@ -272,7 +290,11 @@ times_weights(float (&ds)[ROWS / 8][4], const float (&weights)[ROWS / 8][4], con
     }
 }
 
-template <int HD>
+// Which sums of keys an item has.
+template <int HD, work_kind KIND> constexpr bool has_dk = !is_wide<HD> || KIND == OF_KEYS;
+template <int HD, work_kind KIND> constexpr bool has_dv = !is_wide<HD> || KIND == OF_VALUES;
+
+template <int HD, work_kind KIND>
 __device__ __forceinline__ void store_keys(computer &c, const gradient_args &g, const work &w,
                                            const float (&dk)[HD / 8][4],
                                            const float (&dv)[HD / 8][4])
@@ -282,9 +304,11 @@ __device__ __forceinline__ void store_keys(computer &c, const gradient_args &g, 
         r += w.p.start + c.row0;
         return r < a.n_tokens ? g.dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
     };
-    store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + w.kv_head); });
-    store_rows<HD>(dv, a.head_dim,
-                   [&](int r) { return to(r, a.n_heads + a.n_kv_heads + w.kv_head); });
+    if (has_dk<HD, KIND>)
+        store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + w.kv_head); });
+    if (has_dv<HD, KIND>)
+        store_rows<HD>(dv, a.head_dim,
+                       [&](int r) { return to(r, a.n_heads + a.n_kv_heads + w.kv_head); });
 }
 
 // Where a thread's sums of a part are: so many float4 for dk, as many for dv, 128 apart.
@@ -298,13 +322,8 @@ __device__ __forceinline__ float4 *part_of(computer &c, const gradient_args &g, 
     return (float4 *)g.parts + at * (HD / 4 * 128) + threadIdx.x % 128;
 }
 
-__device__ __forceinline__ void group_sync(int group)
-{
-    asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
-}
-
 // Writes a part; true in the warpgroup that is the last to do so.
-template <int HD>
+template <int HD, work_kind KIND>
 __device__ __forceinline__ bool store_part(computer &c, const gradient_args &g, const work &w,
                                            const float (&dk)[HD / 8][4],
                                            const float (&dv)[HD / 8][4], int *is_last)
@@ -312,20 +331,13 @@ __device__ __forceinline__ bool store_part(computer &c, const gradient_args &g, 
     float4 *to = part_of<HD>(c, g, w, w.part);
 #pragma unroll
     for (int i = 0; i < HD / 8; i++) {
-        to[i * 128] = make_float4(dk[i][0], dk[i][1], dk[i][2], dk[i][3]);
-        to[(HD / 8 + i) * 128] = make_float4(dv[i][0], dv[i][1], dv[i][2], dv[i][3]);
+        if (has_dk<HD, KIND>) to[i * 128] = make_float4(dk[i][0], dk[i][1], dk[i][2], dk[i][3]);
+        if (has_dv<HD, KIND>)
+            to[(HD / 8 + i) * 128] = make_float4(dv[i][0], dv[i][1], dv[i][2], dv[i][3]);
     }
-    __threadfence();
-    group_sync(c.group);
-    if (threadIdx.x % 128 == 0) {
-        unsigned *ticket =
-            g.tickets + 1 + (w.p.start / ROWS + c.group) * g.a.n_kv_heads + w.kv_head;
-        *is_last = atomicAdd(ticket, 1u) == (unsigned)w.n_parts - 1;
-        if (*is_last) *ticket = 0;
-    }
-    group_sync(c.group);
-    if (*is_last) __threadfence();
-    return *is_last;
+    int ticket = 1 + (w.p.start / ROWS + c.group) * g.a.n_kv_heads + w.kv_head;
+    if (KIND == OF_VALUES) ticket += g.key_items / g.n_parts * GROUPS;
+    return last_group(g.tickets + ticket, w.n_parts, c.group, is_last);
 }
 
 __device__ __forceinline__ void add_four(float (&sum)[4], float4 x)
@@ -336,7 +348,7 @@ __device__ __forceinline__ void add_four(float (&sum)[4], float4 x)
     sum[3] += x.w;
 }
 
-template <int HD>
+template <int HD, work_kind KIND>
 __device__ __forceinline__ void add_parts(computer &c, const gradient_args &g, const work &w,
                                           float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
 {
@@ -349,14 +361,14 @@ __device__ __forceinline__ void add_parts(computer &c, const gradient_args &g, c
         const float4 *from = part_of<HD>(c, g, w, z);
 #pragma unroll
         for (int i = 0; i < HD / 8; i++) {
-            add_four(dk[i], __ldcg(from + i * 128));
-            add_four(dv[i], __ldcg(from + (HD / 8 + i) * 128));
+            if (has_dk<HD, KIND>) add_four(dk[i], __ldcg(from + i * 128));
+            if (has_dv<HD, KIND>) add_four(dv[i], __ldcg(from + (HD / 8 + i) * 128));
         }
     }
 }
 
 // The sums of a warpgroup's keys over the tiles of packed rows from p.base on.
-template <int HD>
+template <int HD, work_kind KIND>
 __device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, const work &w,
                                          const row_numbers *numbers, packed_rows p,
                                          float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
@@ -373,19 +385,29 @@ __device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, co
         const row_numbers &n = numbers[c.stream.slot];
         wgmma_wait<1>();
         if (summing) barrier_arrive(summing);
-        multiply<HD>(ds, values, grads);
-        wgmma_wait<1>();
+        if (has_dk<HD, KIND>) {
+            multiply<HD>(ds, values, grads);
+            wgmma_wait<1>();
+        } else {
+            wgmma_wait<0>();
+        }
         settle(scores);
         take_weights(scores, a, k, p, n);
-        wgmma_wait<0>();
-        settle(ds);
-        times_weights(ds, scores, n);
-        as_left(x, scores);
-        as_left(y, ds);
-        settle(x);
-        settle(y);
-        add_weighted<HD>(dv, x, grads);
-        add_weighted<HD>(dk, y, queries);
+        if (has_dk<HD, KIND>) {
+            wgmma_wait<0>();
+            settle(ds);
+            times_weights(ds, scores, n);
+        }
+        if (has_dv<HD, KIND>) {
+            as_left(x, scores);
+            settle(x);
+        }
+        if (has_dk<HD, KIND>) {
+            as_left(y, ds);
+            settle(y);
+        }
+        if (has_dv<HD, KIND>) add_weighted<HD>(dv, x, grads);
+        if (has_dk<HD, KIND>) add_weighted<HD>(dk, y, queries);
         summing = c.stream.is_empty();
         c.stream.next();
         if (p.base + w.step >= w.end) break;
@@ -398,7 +420,7 @@ __device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, co
     barrier_arrive(summing);
 }
 
-template <int HD>
+template <int HD, work_kind KIND>
 __device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, const work &item,
                                          const row_numbers *numbers, int *is_last)
 {
@@ -413,15 +435,15 @@ __device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, co
         barrier_arrive(c.stream.is_empty());
         c.stream.next();
     }
-    if (p.base < item.end) sum_rows<HD>(c, g, item, numbers, p, dk, dv);
+    if (p.base < item.end) sum_rows<HD, KIND>(c, g, item, numbers, p, dk, dv);
     const work w = item;
     c.done_with_kept();
     scale_rows<HD>(dk, a.scale);
     if (w.n_parts > 1) {
-        if (!store_part<HD>(c, g, w, dk, dv, is_last)) return;
-        add_parts<HD>(c, g, w, dk, dv);
+        if (!store_part<HD, KIND>(c, g, w, dk, dv, is_last)) return;
+        add_parts<HD, KIND>(c, g, w, dk, dv);
     }
-    store_keys<HD>(c, g, w, dk, dv);
+    store_keys<HD, KIND>(c, g, w, dk, dv);
 }
 
 #endif // HAS_WGMMA
@@ -435,16 +457,28 @@ __global__ void __launch_bounds__(THREADS, 1) attn_gradient_kernel(gradient_args
     grid_begin();
     extern __shared__ __align__(1024) char memory[];
     __shared__ block_state state;
-    __shared__ __align__(16) row_numbers numbers[STAGES];
+    __shared__ __align__(16) row_numbers numbers[stages_of<HD>];
     __shared__ int is_last[GROUPS];
-    run_block<HD, STAGES, 2>(
+    run_block<HD, stages_of<HD>, 2>(
         state, memory, [&](copier &c) { copy_items<HD>(c, g, numbers); },
         [&](computer &c) {
-            c.each_item(state, OF_KEYS,
-                        [&](const work &w) { sum_keys<HD>(c, g, w, numbers, &is_last[c.group]); });
+            c.each_item(state, OF_KEYS, [&](const work &w) {
+                sum_keys<HD, OF_KEYS>(c, g, w, numbers, &is_last[c.group]);
+            });
+            if (is_wide<HD>)
+                c.each_item(state, OF_VALUES, [&](const work &w) {
+                    sum_keys<HD, OF_VALUES>(c, g, w, numbers, &is_last[c.group]);
+                });
             c.each_item(state, OF_QUERIES, [&](const work &w) { sum_queries<HD>(c, g, w); });
         });
 #endif
+}
+
+template <int HD> static void launch(struct device *dev, const gradient_args &g)
+{
+    cuda_launch(dev, "attention gradient", attn_gradient_kernel<HD>,
+                std::min(g.items, cuda_use(dev)->n_sms), THREADS,
+                block_memory<HD, stages_of<HD>, 2>, g);
 }
 
 bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
@@ -452,8 +486,9 @@ bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, c
 {
     struct cuda_state *state = cuda_use(dev);
     int key_blocks = ceil_div(a.n_tokens, BLOCK_ROWS) * a.n_kv_heads;
-    if (state->major != 9 || a.head_dim > 128 || a.softcap > 0) return false;
-    if (n_parts > 1 && 1 + key_blocks * GROUPS > N_TICKETS) return false;
+    int kinds = a.head_dim <= 128 ? 1 : 2; // of items of keys
+    if (state->major != 9 || a.head_dim > 192 || a.softcap > 0) return false;
+    if (n_parts > 1 && 1 + kinds * key_blocks * GROUPS > N_TICKETS) return false;
     gradient_args g = {};
     g.a = a;
     g.dqkv = dqkv;
@@ -464,14 +499,13 @@ bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, c
     // short parts where the blocks of keys alone would leave multiprocessors without work
     g.part_tiles = key_blocks * 4 >= state->n_sms * 3 ? 48 : 16;
     g.key_items = key_blocks * n_parts;
-    g.items = g.key_items + query_items(a);
+    g.items = kinds * g.key_items + query_items(a);
     g.tickets = state->tickets;
-    int blocks = std::min(g.items, state->n_sms);
     if (a.head_dim <= 64)
-        cuda_launch(dev, "attention gradient", attn_gradient_kernel<64>, blocks, THREADS,
-                    block_memory<64, STAGES, 2>, g);
+        launch<64>(dev, g);
+    else if (a.head_dim <= 128)
+        launch<128>(dev, g);
     else
-        cuda_launch(dev, "attention gradient", attn_gradient_kernel<128>, blocks, THREADS,
-                    block_memory<128, STAGES, 2>, g);
+        launch<192>(dev, g);
     return true;
 }

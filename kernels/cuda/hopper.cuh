@@ -268,6 +268,8 @@ WGMMA_TO(8, 64, 34)
 WGMMA_LEFT(8, 64, wgmma_left, 0, 34, 35, 36, 37)
 WGMMA_LEFT(8, 64, wgmma_left_of_rows, 1, 34, 35, 36, 37)
 WGMMA_LEFT(16, 128, wgmma_left_of_rows, 1, 66, 67, 68, 69)
+WGMMA_LEFT(24, 192, wgmma_left_of_rows, 1, 98, 99, 100, 101)
+WGMMA_LEFT(32, 256, wgmma_left_of_rows, 1, 130, 131, 132, 133)
 #undef WGMMA_TO
 #undef WGMMA_LEFT
 #undef FLAT

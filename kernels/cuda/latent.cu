@@ -1,25 +1,16 @@
 /* latent.cu: what latent attention needs beside attention (ops.h, struct latent_shape): queries
  * into the absorbed form and its results out of it, and the layout of the expanded form.
  *
- * The two products are an ordinary tiled one for each head, on the ordinary units in f32. An entry
- * is one sum in the order of the inner dimension, whatever the number of rows: a row has the same
- * bits in decoding and in training. */
-#include "kernels/cuda/cuda.cuh"
+ * Where latent_tensor.cu does not have the two products, they are an ordinary tiled one for each
+ * head, on the ordinary units in f32. */
+#include "kernels/cuda/latent.cuh"
 
 #define THREADS 256
 #define ROWS    32 // of a block's tile of the result, two a thread
 #define COLS    64 // four a thread
 #define DEPTH   16
 
-// Of head blockIdx.z: C (rows, cols) = A (rows, depth) B, of which entry (k, c) is at
-// b[k * b_depth + c * b_col].
-template <typename T> struct heads_product {
-    T *c;
-    const T *a, *b;
-    int rows, cols, depth;
-    int64_t a_row, a_head, b_head, c_row, c_head, b_depth, b_col;
-};
-
+// Of head blockIdx.z.
 template <typename T> __global__ void __launch_bounds__(THREADS) product_kernel(heads_product<T> p)
 {
     grid_begin();
@@ -60,11 +51,10 @@ template <typename T> __global__ void __launch_bounds__(THREADS) product_kernel(
         }
 }
 
-template <typename T>
-static void product(struct device *dev, const heads_product<T> &p, int n_heads)
+template <typename T> static void product(struct device *dev, const heads_product<T> &p)
 {
     cuda_launch(dev, "latent attention's heads", product_kernel<T>,
-                dim3(ceil_div(p.rows, ROWS), ceil_div(p.cols, COLS), n_heads), THREADS, 0, p);
+                dim3(ceil_div(p.rows, ROWS), ceil_div(p.cols, COLS), p.n_heads), THREADS, 0, p);
 }
 
 // What of the absorbed form is there already: the rotated part of every query, and the key.
@@ -95,6 +85,8 @@ void cuda_latent_query(struct device *dev, void *qkv, const void *q, const void 
         p.c = (T *)qkv;
         p.a = (const T *)q;
         p.b = (const T *)w;
+        p.n_heads = s->n_heads;
+        p.early = s->early;
         p.rows = s->rows;
         p.cols = s->rank;
         p.depth = s->nope;
@@ -105,7 +97,11 @@ void cuda_latent_query(struct device *dev, void *qkv, const void *q, const void 
         p.b_col = 1;
         p.c_head = s->rank + s->rope;
         p.c_row = (s->n_heads + 1) * p.c_head;
-        product(dev, p, s->n_heads);
+        p.rotated = s->rope;
+        p.keys = (const T *)keys;
+        if constexpr (sizeof(T) == 2)
+            if (latent_tensor(dev, p)) return;
+        product(dev, p);
         int rest = s->n_heads * s->rope + s->rank + s->rope;
         cuda_launch(dev, "latent attention's queries", absorbed_rest_kernel<T>,
                     dim3(s->rows, ceil_div(rest, THREADS)), THREADS, 0, (T *)qkv, (const T *)q,
@@ -123,6 +119,8 @@ void cuda_latent_value(struct device *dev, void *out, const void *o, const void 
         p.c = (T *)out;
         p.a = (const T *)o;
         p.b = (const T *)w + (int64_t)s->nope * s->rank;
+        p.n_heads = s->n_heads;
+        p.early = s->early;
         p.rows = s->rows;
         p.cols = s->value;
         p.depth = s->rank;
@@ -133,70 +131,93 @@ void cuda_latent_value(struct device *dev, void *out, const void *o, const void 
         p.b_col = s->rank;
         p.c_head = s->value;
         p.c_row = (int64_t)s->n_heads * s->value;
-        product(dev, p, s->n_heads);
+        if constexpr (sizeof(T) == 2)
+            if (latent_tensor(dev, p)) return;
+        product(dev, p);
     });
 }
 
-// A thread has entry d of head h: of its query, its key and its value.
-template <typename T>
+// Whether entries may be taken 16 bytes at a time.
+static bool in_units(const struct latent_shape *s, std::initializer_list<const void *> arrays)
+{
+    const int n = 16 / (int)dtype_size(s->dt);
+    return s->nope % n == 0 && s->rope % n == 0 && s->value % n == 0 && s->rank % n == 0 &&
+           aligned(16, arrays, {});
+}
+
+// A thread has V entries from d on of head h: of its query, its key and its value.
+template <typename T, int V>
 __global__ void expand_kernel(T *qkv, const T *q, const T *kv, const T *keys, latent_shape s)
 {
     grid_begin();
-    int dim = s.nope + s.rope, i = blockIdx.y * THREADS + threadIdx.x, n = s.n_heads * dim;
+    int dim = s.nope + s.rope, i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * dim;
     if (i >= n) return;
+    typedef pack<T, V> unit;
     int h = i / dim, d = i % dim;
     int64_t row = blockIdx.x;
     const T *from = kv + (row * s.n_heads + h) * (s.nope + s.value);
+    const T *key = d < s.nope ? from + d : keys + row * (s.rank + s.rope) + s.rank + d - s.nope;
     T *to = qkv + 3 * row * n + i;
-    to[0] = q[row * n + i];
-    to[n] = d < s.nope ? from[d] : keys[row * (s.rank + s.rope) + s.rank + d - s.nope];
-    to[2 * n] = d < s.value ? from[s.nope + d] : from_f32<T>(0.f);
+    unit value = {};
+    if (d < s.value) value = *(const unit *)(from + s.nope + d);
+    *(unit *)to = *(const unit *)(q + row * n + i);
+    *(unit *)(to + n) = *(const unit *)key;
+    *(unit *)(to + 2 * n) = value;
 }
 
 void cuda_latent_expand(struct device *dev, void *qkv, const void *q, const void *kv,
                         const void *keys, const struct latent_shape *s)
 {
     if (s->rows <= 0) return;
-    with_type(s->dt, [&](auto t) {
+    with_type_wide(s->dt, in_units(s, {qkv, q, kv, keys}), [&](auto t, auto v) {
         using T = decltype(t);
-        cuda_launch(dev, "latent attention's expanded form", expand_kernel<T>,
-                    dim3(s->rows, ceil_div(s->n_heads * (s->nope + s->rope), THREADS)), THREADS, 0,
-                    (T *)qkv, (const T *)q, (const T *)kv, (const T *)keys, *s);
+        constexpr int V = decltype(v)::value;
+        cuda_launch(dev, "latent attention's expanded form", expand_kernel<T, V>,
+                    dim3(s->rows, ceil_div(s->n_heads * (s->nope + s->rope), THREADS * V)), THREADS,
+                    0, (T *)qkv, (const T *)q, (const T *)kv, (const T *)keys, *s);
     });
 }
 
-// The same, and behind these threads one for each rotated entry, which adds up the heads' in order.
-template <typename T>
+// The same, and behind these threads those of the rotated entries, which add up the heads' in
+// order.
+template <typename T, int V>
 __global__ void expand_back_kernel(T *dq, T *dkv, T *dkeys, const T *dqkv, latent_shape s)
 {
     grid_begin();
-    int dim = s.nope + s.rope, i = blockIdx.y * THREADS + threadIdx.x, n = s.n_heads * dim;
+    int dim = s.nope + s.rope, i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * dim;
+    typedef pack<T, V> unit;
     int64_t row = blockIdx.x;
     const T *from = dqkv + 3 * row * n;
     if (i < n) {
         int h = i / dim, d = i % dim;
         T *to = dkv + (row * s.n_heads + h) * (s.nope + s.value);
-        dq[row * n + i] = from[i];
-        if (d < s.nope) to[d] = from[n + i];
-        if (d < s.value) to[s.nope + d] = from[2 * n + i];
+        *(unit *)(dq + row * n + i) = *(const unit *)(from + i);
+        if (d < s.nope) *(unit *)(to + d) = *(const unit *)(from + n + i);
+        if (d < s.value) *(unit *)(to + s.nope + d) = *(const unit *)(from + 2 * n + i);
         return;
     }
     int d = i - n;
     if (d >= s.rope) return;
-    float sum = 0;
-    for (int h = 0; h < s.n_heads; h++) sum += to_f32(from[n + h * dim + s.nope + d]);
-    dkeys[row * (s.rank + s.rope) + s.rank + d] = from_f32<T>(sum);
+    float sum[V] = {};
+    for (int h = 0; h < s.n_heads; h++) {
+        float x[V];
+        load<T, V>(x, from + n + h * dim + s.nope + d);
+#pragma unroll
+        for (int k = 0; k < V; k++) sum[k] += x[k];
+    }
+    store<T, V>(dkeys + row * (s.rank + s.rope) + s.rank + d, sum);
 }
 
 void cuda_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkeys, const void *dqkv,
                              const struct latent_shape *s)
 {
     if (s->rows <= 0) return;
-    with_type(s->dt, [&](auto t) {
+    with_type_wide(s->dt, in_units(s, {dq, dkv, dkeys, dqkv}), [&](auto t, auto v) {
         using T = decltype(t);
+        constexpr int V = decltype(v)::value;
         int units = s->n_heads * (s->nope + s->rope) + s->rope;
-        cuda_launch(dev, "latent attention's gradient", expand_back_kernel<T>,
-                    dim3(s->rows, ceil_div(units, THREADS)), THREADS, 0, (T *)dq, (T *)dkv,
+        cuda_launch(dev, "latent attention's gradient", expand_back_kernel<T, V>,
+                    dim3(s->rows, ceil_div(units, THREADS * V)), THREADS, 0, (T *)dq, (T *)dkv,
                     (T *)dkeys, (const T *)dqkv, *s);
     });
 }

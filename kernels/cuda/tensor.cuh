@@ -43,6 +43,13 @@ template <int N> __device__ __forceinline__ void copies_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/* Rows of 8-element units. The unit u of row r lies at u ^ r % 8, so that eight rows of one unit
+ * are in different banks. */
+template <int UNITS> __device__ __forceinline__ bf16 *unit_at(bf16 *tile, int row, int unit)
+{
+    return tile + (row * UNITS + (unit ^ (row & 7))) * 8;
+}
+
 // Four 8 x 8 matrices; lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t p)
 {

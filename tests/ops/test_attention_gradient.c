@@ -24,6 +24,10 @@ static const struct gradient_case {
     {"h12/2 d128, long", 12, 2, 128, 0, 0, {1500}, true},
     {"h7/1 d64, a prompt and a window", 7, 1, 64, 100, 70, {400, 129, 64}, false},
     {"h16/8 d96", 16, 8, 96, 0, 0, {257, 511, 3}, true},
+    {"h2/2 d192, long", 2, 2, 192, 0, 0, {1500, 700}, true},
+    {"h12/2 d192, a prompt", 12, 2, 192, 0, 150, {301, 1, 290, 260, 333}, true},
+    {"h16/16 d192 window", 16, 16, 192, 60, 0, {90, 1, 37}, false},
+    {"h4/2 d256, a prompt", 4, 2, 256, 0, 150, {700, 33}, true},
 };
 
 struct lists {

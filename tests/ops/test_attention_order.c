@@ -20,23 +20,31 @@ static const struct attention_case {
     int tokens, block;
     bool cuda_only; // long on a CPU
     bool sinks;     // attn_shape has some
+    int latent;     // as in attn_shape
 } cases[] = {
-    {"h12/2 d128", 12, 2, 128, 0, 0, 700, 16, true, false},
-    {"h12/2 d128, long", 12, 2, 128, 0, 0, 1200, 32, true, false},
-    {"h28/4 d128", 28, 4, 128, 0, 0, 530, 16, true, false},
-    {"h16/8 d128 window", 16, 8, 128, 100, 0, 600, 1, true, false},
-    {"h14/2 d64", 14, 2, 64, 0, 0, 700, 7, true, false},
-    {"h4/4 d64 window softcap", 4, 4, 64, 300, 5, 700, 16, true, false},
-    {"h32/1 d64", 32, 1, 64, 0, 0, 300, 16, true, false},
-    {"h8/1 d64 sinks", 8, 1, 64, 0, 0, 700, 16, true, true},
-    {"h8/1 d64 window sinks", 8, 1, 64, 128, 0, 530, 16, false, true},
-    {"h4/2 d256 sinks", 4, 2, 256, 0, 0, 600, 16, true, true},
-    {"h3/3 d96", 3, 3, 96, 0, 0, 600, 16, true, false},
-    {"h2/1 d80 window", 2, 1, 80, 9, 0, 520, 3, false, false},
-    {"h2/1 d256 softcap", 2, 1, 256, 0, 3, 520, 16, true, false},
-    {"h8/4 d256 window", 8, 4, 256, 257, 0, 600, 16, true, false},
-    {"h2/1 d16", 2, 1, 16, 0, 0, 520, 16, false, false},
-    {"h2/1 d20", 2, 1, 20, 0, 0, 280, 16, false, false},
+    {"h12/2 d128", 12, 2, 128, 0, 0, 700, 16, true, false, 0},
+    {"h12/2 d128, long", 12, 2, 128, 0, 0, 1200, 32, true, false, 0},
+    {"h28/4 d128", 28, 4, 128, 0, 0, 530, 16, true, false, 0},
+    {"h16/8 d128 window", 16, 8, 128, 100, 0, 600, 1, true, false, 0},
+    {"h14/2 d64", 14, 2, 64, 0, 0, 700, 7, true, false, 0},
+    {"h4/4 d64 window softcap", 4, 4, 64, 300, 5, 700, 16, true, false, 0},
+    {"h32/1 d64", 32, 1, 64, 0, 0, 300, 16, true, false, 0},
+    {"h8/1 d64 sinks", 8, 1, 64, 0, 0, 700, 16, true, true, 0},
+    {"h8/1 d64 window sinks", 8, 1, 64, 128, 0, 530, 16, false, true, 0},
+    {"h4/2 d256 sinks", 4, 2, 256, 0, 0, 600, 16, true, true, 0},
+    {"h3/3 d96", 3, 3, 96, 0, 0, 600, 16, true, false, 0},
+    {"h2/1 d80 window", 2, 1, 80, 9, 0, 520, 3, false, false, 0},
+    {"h2/1 d256 softcap", 2, 1, 256, 0, 3, 520, 16, true, false, 0},
+    {"h8/4 d256 window", 8, 4, 256, 257, 0, 600, 16, true, false, 0},
+    {"h2/1 d16", 2, 1, 16, 0, 0, 520, 16, false, false, 0},
+    {"h2/1 d20", 2, 1, 20, 0, 0, 280, 16, false, false, 0},
+    {"latent h16 512 of 576", 16, 1, 576, 0, 0, 700, 16, true, false, 512},
+    {"latent h20 512 of 576", 20, 1, 576, 0, 0, 530, 64, true, false, 512},
+    {"latent h128 512 of 576", 128, 1, 576, 0, 0, 300, 16, true, false, 512},
+    {"latent h16 512 of 576, long", 16, 1, 576, 0, 0, 1200, 32, true, false, 512},
+    {"latent h4 96 of 128 window softcap", 4, 1, 128, 300, 5, 600, 7, true, false, 96},
+    {"latent h3 24 of 40 sinks", 3, 1, 40, 0, 0, 520, 16, false, true, 24},
+    {"latent h3 7 of 10", 3, 1, 10, 0, 0, 280, 16, false, false, 7},
 };
 
 // One context of n tokens, as rows of qkv and in a pool.
@@ -140,7 +148,7 @@ static void compare(const struct scene *s, const char *what, const void *out, co
         if (at < width)
             fail_msg("%s on %s, %s: the row at position %d differs from head %d on", s->c->name,
                      device_spec(dev), what, rows[i],
-                     (int)(at / dtype_size(dt)) / s->shape.head_dim);
+                     (int)(at / dtype_size(dt)) / attn_value_dim(&s->shape));
     }
     free(host);
 }
@@ -388,17 +396,18 @@ static void check_case(const struct attention_case *c)
 {
     struct scene s = {.c = c,
                       .n = c->tokens,
-                      .width = (c->heads + 2 * c->kv_heads) * c->dim,
                       .shape = {.dt = dt,
                                 .n_heads = c->heads,
                                 .n_kv_heads = c->kv_heads,
                                 .head_dim = c->dim,
+                                .latent = c->latent,
                                 .scale = 1 / sqrtf((float)c->dim),
                                 .softcap = c->softcap,
                                 .window = c->window,
                                 .early = true}};
     void *out = NULL;
-    s.out_bytes = c->heads * c->dim * (int)dtype_size(dt);
+    s.width = (int)attn_row_width(&s.shape);
+    s.out_bytes = c->heads * attn_value_dim(&s.shape) * (int)dtype_size(dt);
     s.qkv = take_rows(&s, s.n, 5);
     if (c->sinks) s.shape.sinks = s.qkv; // any numbers do
     take_pool(&s);

@@ -1,6 +1,7 @@
 /* test_k16_order.c: every forward matmul of bf16 on Hopper sums in k16 order (docs/numerics.md): a
  * row has the same bits whatever the number of rows beside it, one or thousands, and they are those
- * of the plain kernel of tests/support/k16_order.cu. At the sizes of real models, experts included.
+ * of the plain kernel of tests/support/k16_order.cu. At the sizes of real models, experts and
+ * latent attention included.
  *
  *   test_k16_order [FILTER]     FILTER: shapes whose name contains it */
 #include "common/base/rng.h"
@@ -257,12 +258,92 @@ static void test_experts(void **state)
     assert_int_equal(failed, 0);
 }
 
+// Latent attention's products with one head, which is all that strides of heads leave.
+struct latent_test {
+    struct latent_shape shape;
+    uint16_t *x, *w, *keys, *out, *flat; // flat: the keys' part of w, transposed
+};
+
+static void latent_open(struct latent_test *t)
+{
+    const size_t n = (size_t)t->shape.nope, rank = (size_t)t->shape.rank;
+    uint16_t *host = malloc(n * rank * sizeof *host), *turned = malloc(n * rank * sizeof *turned);
+    assert_true(host && turned);
+    t->x = random_bf16(MOST_ROWS * (n > rank ? n : rank), 1, true, SEED + 1);
+    t->w = random_bf16((n + (size_t)t->shape.value) * rank, 0.02f, false, SEED + 2);
+    t->keys = random_bf16(MOST_ROWS * rank, 1, false, SEED + 3);
+    t->out = take(MOST_ROWS * 2 * rank * sizeof *t->out);
+    t->flat = take(n * rank * sizeof *t->flat);
+    copy_out(host, t->w, n * rank * sizeof *host);
+    for (size_t i = 0; i < n * rank; i++) turned[i % rank * n + i / rank] = host[i];
+    device_copy_in(dev, t->flat, turned, n * rank * sizeof *turned);
+    assert_ok(device_sync(dev));
+    free(host);
+    free(turned);
+}
+
+// Entries of the first n of every `stride` of out's rows that differ from those of x b^T.
+static long latent_differ(const struct latent_test *t, const uint16_t *b, int n, int k, int stride)
+{
+    const size_t rows = (size_t)t->shape.rows;
+    float *c = take(rows * (size_t)n * sizeof *c), *expect = malloc(rows * (size_t)n * sizeof *c);
+    uint16_t *got = malloc(rows * (size_t)stride * sizeof *got);
+    long wrong = 0;
+    assert_true(expect && got);
+    assert_true(k16_order_matmul(c, t->x, b, t->shape.rows, n, k));
+    copy_out(expect, c, rows * (size_t)n * sizeof *c);
+    copy_out(got, t->out, rows * (size_t)stride * sizeof *got);
+    for (size_t i = 0; i < rows * (size_t)n; i++)
+        wrong += got[i / (size_t)n * (size_t)stride + i % (size_t)n] != bf16_from_f32(expect[i]);
+    device_release(dev, c);
+    free(expect);
+    free(got);
+    return wrong;
+}
+
+static void test_latent(void **state)
+{
+    (void)state;
+    static const struct {
+        int nope, rank, value;
+    } sizes[] = {{128, 512, 128}, {192, 512, 256}, {16, 48, 24}};
+    long failed = 0;
+    want_device();
+    if (filter && !strstr("latent", filter)) skip();
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct latent_test t = {.shape = {.n_heads = 1,
+                                          .nope = sizes[i].nope,
+                                          .rank = sizes[i].rank,
+                                          .value = sizes[i].value,
+                                          .dt = DT_BF16}};
+        const struct latent_shape *s = &t.shape;
+        latent_open(&t);
+        for (int k = 0; k < N_COUNTS; k++) {
+            t.shape.rows = row_counts[k];
+            t.shape.early = k % 2 == 1; // the operation before is no one's that writes weights
+            device_fill(dev, t.out, 0xff, MOST_ROWS * 2 * (size_t)s->rank * sizeof *t.out);
+            ops->latent_query(dev, t.out, t.x, t.keys, t.w, s);
+            long query = latent_differ(&t, t.flat, s->rank, s->nope, 2 * s->rank);
+            ops->latent_value(dev, t.out, t.x, t.w, s);
+            long value = latent_differ(&t, t.w + s->nope * s->rank, s->value, s->rank, s->value);
+            if (query + value)
+                printf("latent %d of %d, values %d, %d rows: %ld and %ld entries differ\n", s->nope,
+                       s->rank, s->value, s->rows, query, value);
+            failed += query + value;
+        }
+        void *all[] = {t.x, t.w, t.keys, t.out, t.flat};
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) device_release(dev, all[k]);
+    }
+    assert_int_equal(failed, 0);
+}
+
 int main(int argc, char **argv)
 {
     filter = argc > 1 ? argv[1] : NULL;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_latent),
     };
     int failed = cmocka_run_group_tests_name("k16 order", tests, NULL, NULL);
     device_free(dev);

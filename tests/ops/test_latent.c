@@ -14,7 +14,8 @@ static struct latent_shape shape_of(const struct op_test *t)
                                  .rope = p[3],
                                  .rank = p[4],
                                  .value = p[5],
-                                 .dt = t->dt};
+                                 .dt = t->dt,
+                                 .early = p[0] % 2 == 1}; // the operation before writes no weights
 }
 
 static int64_t weights_of(const struct latent_shape *s)
@@ -191,10 +192,14 @@ static const struct op_case cases[] = {
     {&op_query, "37 rows h4 16+8 of 24, values 12", {37, 4, 16, 8, 24, 12}, false},
     {&op_query, "3 rows h16 128+64 of 512, values 128", {3, 16, 128, 64, 512, 128}, false},
     {&op_query, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},
+    {&op_query, "200 rows h5 40+24 of 72, values 56", {200, 5, 40, 24, 72, 56}, false},
+    {&op_query, "131 rows h128 128+64 of 512, values 128", {131, 128, 128, 64, 512, 128}, true},
     {&op_value, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
     {&op_value, "37 rows h4 16+8 of 24, values 12", {37, 4, 16, 8, 24, 12}, false},
     {&op_value, "3 rows h16 128+64 of 512, values 128", {3, 16, 128, 64, 512, 128}, false},
     {&op_value, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},
+    {&op_value, "200 rows h5 40+24 of 72, values 56", {200, 5, 40, 24, 72, 56}, false},
+    {&op_value, "131 rows h128 128+64 of 512, values 128", {131, 128, 128, 64, 512, 128}, true},
     {&op_expand, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
     {&op_expand, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},
     {&op_expand_back, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
@@ -206,7 +211,7 @@ static const struct op_case cases[] = {
 enum { ROWS = 45, HEADS = 3, NOPE = 10, ROPE = 6, RANK = 20, VALUE = 8, DIM = NOPE + ROPE };
 enum { WIDTH = RANK + ROPE, KV = HEADS * (NOPE + VALUE), BLOCK = 8, BLOCKS = 6 };
 
-static const struct latent_shape latent = {ROWS, HEADS, NOPE, ROPE, RANK, VALUE, DT_F32};
+static const struct latent_shape latent = {ROWS, HEADS, NOPE, ROPE, RANK, VALUE, DT_F32, false};
 static const struct attn_shape absorbed = {
     .n_heads = HEADS, .n_kv_heads = 1, .head_dim = WIDTH, .latent = RANK, .scale = 0.3f};
 static const struct attn_shape expanded = {

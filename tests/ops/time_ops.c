@@ -1,7 +1,7 @@
-/* time_ops.c: times the operations at the sizes of Qwen2.5-1.5B (experts: Mixtral-8x7B) on one
- * device, through the table, and prints what each takes beside the least its bytes or
- * multiplications can take at the copy bandwidth and matrix rate measured in the same run. Not a
- * test: build it with `make build/tests/ops/time_ops`.
+/* time_ops.c: times the operations at the sizes of Qwen2.5-1.5B (experts: Mixtral-8x7B; latent
+ * attention: DeepSeek-V2-Lite) on one device, through the table, and prints what each takes beside
+ * the least its bytes or multiplications can take at the copy bandwidth and matrix rate measured in
+ * the same run. Not a test: build it with `make build/tests/ops/time_ops`.
  *
  *   time_ops [--device cuda:N] [FILTER]     FILTER: lines whose name contains it */
 #include "common/base/rng.h"
@@ -443,7 +443,11 @@ static double fill_groups(struct batch_view *b, int groups, int samples, int pro
 
 static void time_packed(int groups, int samples, int prompt, int len)
 {
-    struct packed p = {.shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0, DT_BF16, false}};
+    struct packed p = {.shape = {.n_heads = HEADS,
+                                 .n_kv_heads = KV_HEADS,
+                                 .head_dim = DIM,
+                                 .scale = 0.0883883f,
+                                 .dt = DT_BF16}};
     const double flops = 4.0 * HEADS * DIM * fill_groups(&p.batch, groups, samples, prompt, len);
     const int T = p.batch.n_tokens;
     p.qkv = random_bf16((size_t)T * QKV, 1, 7);
@@ -574,6 +578,34 @@ static void run_step(void *context)
     if (s->parts & SAMPLE) ops->sample(dev, s->result, &rows);
 }
 
+// The last of `context` tokens of each of so many sequences, in blocks all over a pool.
+static struct batch_view decode_view(int batch, int context)
+{
+    const int blocks = (context + BLOCK - 1) / BLOCK;
+    int32_t *host = calloc((size_t)batch * blocks + batch + 1, sizeof *host);
+    struct batch_view view = {.n_tokens = batch,
+                              .n_seqs = batch,
+                              .max_query = 1,
+                              .max_context = context,
+                              .table_stride = blocks};
+    if (!host) exit(1);
+    for (int i = 0; i < batch; i++) host[i] = context - 1;
+    view.positions = view.stored = ints(host, batch);
+    for (int i = 0; i < batch; i++) host[i] = context;
+    view.context_len = ints(host, batch);
+    for (int i = 0; i <= batch; i++) host[i] = i;
+    view.seq_of = view.query_start = ints(host, batch + 1);
+    for (int i = 0; i < batch * blocks; i++)
+        host[i] = (int32_t)((int64_t)i * 7919 % (batch * blocks));
+    view.block_table = ints(host, (size_t)batch * blocks);
+    for (int i = 0; i < batch; i++)
+        host[i] = (int32_t)(((int64_t)i * blocks + blocks - 1) * 7919 % (batch * blocks)) * BLOCK +
+                  (context - 1) % BLOCK;
+    view.slots = ints(host, batch);
+    free(host);
+    return view;
+}
+
 static void time_step(int batch, int context)
 {
     char name[64];
@@ -584,7 +616,12 @@ static void time_step(int batch, int context)
     int blocks = (context + BLOCK - 1) / BLOCK;
     size_t kv_layer = (size_t)batch * blocks * BLOCK * KV_HEADS * DIM;
     struct step s = {.batch = batch,
-                     .attn_shape = {HEADS, KV_HEADS, DIM, 0.0883883f, 0, 0, DT_BF16, true}};
+                     .attn_shape = {.n_heads = HEADS,
+                                    .n_kv_heads = KV_HEADS,
+                                    .head_dim = DIM,
+                                    .scale = 0.0883883f,
+                                    .dt = DT_BF16,
+                                    .early = true}};
     s.weights = random_bf16(per_layer * LAYERS, 0.02f, 11);
     s.embed = random_bf16((size_t)VOCAB * HIDDEN, 0.02f, 12);
     s.x = random_bf16((size_t)batch * HIDDEN, 1, 13);
@@ -608,33 +645,16 @@ static void time_step(int batch, int context)
                             .block_size = BLOCK,
                             .dt = DT_BF16};
     struct sample_params *params = calloc(batch, sizeof *params);
-    int32_t *host = calloc((size_t)batch * blocks + batch + 1, sizeof *host);
+    int32_t *host = calloc(batch, sizeof *host);
     if (!params || !host) exit(1);
     for (int i = 0; i < batch; i++) params[i] = (struct sample_params){1, 1, 0, 0, 7, i};
     s.params = take(batch * sizeof *params);
     device_copy_in(dev, s.params, params, batch * sizeof *params);
-    s.view = (struct batch_view){.n_tokens = batch,
-                                 .n_seqs = batch,
-                                 .max_query = 1,
-                                 .max_context = context,
-                                 .table_stride = blocks};
     for (int i = 0; i < batch; i++) host[i] = 1000 + i;
     s.tokens = ints(host, batch);
-    for (int i = 0; i < batch; i++) host[i] = context - 1;
-    s.view.positions = s.view.stored = ints(host, batch);
-    for (int i = 0; i < batch; i++) host[i] = context;
-    s.view.context_len = ints(host, batch);
-    for (int i = 0; i <= batch; i++) host[i] = i;
-    s.view.seq_of = s.view.query_start = ints(host, batch + 1);
-    for (int i = 0; i < batch * blocks; i++)
-        host[i] = (int32_t)((int64_t)i * 7919 % (batch * blocks));
-    s.view.block_table = ints(host, (size_t)batch * blocks);
-    for (int i = 0; i < batch; i++)
-        host[i] = (int32_t)(((int64_t)i * blocks + blocks - 1) * 7919 % (batch * blocks)) * BLOCK +
-                  (context - 1) % BLOCK;
-    s.view.slots = ints(host, batch);
     free(host);
     free(params);
+    s.view = decode_view(batch, context);
 
     double weights = 2.0 * per_layer * LAYERS, head = 2.0 * VOCAB * HIDDEN;
     double kv = 4.0 * LAYERS * batch * (double)context * KV_HEADS * DIM;
@@ -652,6 +672,116 @@ static void time_step(int batch, int context)
     report("  decode step: sample", run_step, &s, 1, 4.0 * batch * VOCAB, 0);
     void *all[] = {s.weights, s.embed, s.x,      s.normed, s.qkv,    s.attn, s.wide, s.act,
                    s.norm,    s.bias,  s.logits, s.table,  s.result, s.kv.k, s.kv.v, s.params};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
+// ---- latent attention --------------------------------------------------------------------------
+
+enum { LATENT_HEADS = 16, NOPE = 128, ROPE = 64, RANK = 512, VALUE = 128, WIDTH = RANK + ROPE };
+
+struct latent {
+    struct latent_shape shape;
+    uint16_t *q, *keys, *w, *qkv, *o, *out;
+    size_t turn; // of LAYERS matrices or pools
+    struct attn_shape attn;
+    struct batch_view view;
+    struct kv_layer layers[LAYERS];
+    struct kv_view kv;
+};
+
+static const uint16_t *latent_weights(struct latent *t)
+{
+    return t->w + t->turn++ % LAYERS * LATENT_HEADS * (NOPE + VALUE) * RANK;
+}
+
+static void run_latent_query(void *context)
+{
+    struct latent *t = context;
+    ops->latent_query(dev, t->qkv, t->q, t->keys, latent_weights(t), &t->shape);
+}
+
+static void run_latent_value(void *context)
+{
+    struct latent *t = context;
+    ops->latent_value(dev, t->out, t->o, latent_weights(t), &t->shape);
+}
+
+static void run_latent_paged(void *context)
+{
+    struct latent *t = context;
+    ops->attn_paged(dev, t->o, t->qkv, &t->kv, (int)(t->turn++ % LAYERS), &t->view, &t->attn);
+}
+
+// The products for so many rows; context > 0: and attention of as many decoded.
+static void time_latent(int rows, int context)
+{
+    char name[64];
+    struct latent t = {.shape = {rows, LATENT_HEADS, NOPE, ROPE, RANK, VALUE, DT_BF16, true},
+                       .attn = {.n_heads = LATENT_HEADS,
+                                .n_kv_heads = 1,
+                                .head_dim = WIDTH,
+                                .latent = RANK,
+                                .scale = 0.0721688f,
+                                .dt = DT_BF16}};
+    const double w = (double)LATENT_HEADS * RANK * NOPE, r = rows, heads = r * LATENT_HEADS;
+    t.q = random_bf16((size_t)heads * (NOPE + ROPE), 1, 31);
+    t.keys = random_bf16((size_t)rows * WIDTH, 1, 32);
+    t.w = random_bf16((size_t)LAYERS * LATENT_HEADS * (NOPE + VALUE) * RANK, 0.02f, 33);
+    t.qkv = take((size_t)(heads + r) * WIDTH * 2);
+    t.o = random_bf16((size_t)heads * RANK, 1, 34);
+    t.out = take((size_t)heads * VALUE * 2);
+    snprintf(name, sizeof name, "latent queries, %d rows", rows);
+    report(name, run_latent_query, &t, LAYERS,
+           2 * (w + heads * (NOPE + ROPE + WIDTH) + 2 * r * WIDTH), 2 * w * r);
+    snprintf(name, sizeof name, "latent values, %d rows", rows);
+    report(name, run_latent_value, &t, LAYERS, 2 * (w + heads * (RANK + VALUE)), 2 * w * r);
+    if (context) {
+        t.view = decode_view(rows, context);
+        const int64_t pool = (int64_t)rows * t.view.table_stride * BLOCK * WIDTH;
+        for (int l = 0; l < LAYERS; l++)
+            t.layers[l] = (struct kv_layer){.offset = l * pool, .width = WIDTH};
+        t.kv = (struct kv_view){.k = random_bf16((size_t)pool * LAYERS, 1, 35),
+                                .layers = t.layers,
+                                .n_blocks = rows * t.view.table_stride,
+                                .block_size = BLOCK,
+                                .dt = DT_BF16};
+        snprintf(name, sizeof name, "latent attention, %d rows of %d", rows, context);
+        report(name, run_latent_paged, &t, LAYERS, 2 * (r * context * WIDTH + heads * WIDTH * 2),
+               2 * heads * context * (WIDTH + RANK));
+        device_release(dev, t.kv.k);
+    }
+    void *all[] = {t.q, t.keys, t.w, t.qkv, t.o, t.out};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+}
+
+// Training: the absorbed form, and the gradient of the expanded one.
+static void time_latent_packed(int sequences, int len)
+{
+    struct packed p = {.shape = {.n_heads = LATENT_HEADS,
+                                 .n_kv_heads = 1,
+                                 .head_dim = WIDTH,
+                                 .latent = RANK,
+                                 .scale = 0.0721688f,
+                                 .dt = DT_BF16}};
+    const double keys = LATENT_HEADS * fill_groups(&p.batch, sequences, 1, 0, len);
+    const size_t T = (size_t)p.batch.n_tokens, dim = NOPE + ROPE, n = T * LATENT_HEADS;
+    char name[64];
+    p.qkv = random_bf16(n * 3 * (RANK > dim ? RANK : dim), 1, 36);
+    p.dqkv = take(n * 3 * dim * 2);
+    p.out = random_bf16(n * RANK, 1, 37);
+    p.dout = random_bf16(n * dim, 1, 38);
+    p.lse = take(n * sizeof *p.lse);
+    snprintf(name, sizeof name, "latent attention, %d x %d", sequences, len);
+    report(name, run_packed, &p, 4, 2.0 * n * (WIDTH + RANK), 2 * keys * (WIDTH + RANK));
+    p.shape = (struct attn_shape){.n_heads = LATENT_HEADS,
+                                  .n_kv_heads = LATENT_HEADS,
+                                  .head_dim = (int)dim,
+                                  .scale = 0.0721688f,
+                                  .dt = DT_BF16};
+    run_packed(&p);
+    snprintf(name, sizeof name, "latent gradient %d x %d", sequences, len);
+    report(name, run_packed_back, &p, 4, 2.0 * n * 8 * dim, 2 * keys * (3 * dim + 2 * VALUE));
+    void *all[] = {p.qkv, p.dqkv, p.out, p.dout, p.lse};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
@@ -842,6 +972,14 @@ int main(int argc, char **argv)
     time_packed(16, 1, 0, 512);
     time_packed(2, 1, 0, 4096);
     time_packed(4, 8, 64, 228); // samples of a GRPO step
+    time_latent(1, 256);
+    time_latent(16, 256);
+    time_latent(64, 256);
+    time_latent(256, 256);
+    time_latent(16, 4096);
+    time_latent(8192, 0);
+    time_latent_packed(16, 512);
+    time_latent_packed(2, 4096);
     time_norm();
     time_vocabulary();
     time_optimizer();

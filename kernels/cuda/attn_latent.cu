@@ -1,0 +1,328 @@
+/* attn_latent.cu: latent attention in absorbed form (ops.h) in bf16 on Hopper, with the bits that
+ * attn_order.cuh prescribes: one kernel for packed and paged batches, of few rows and of many.
+ *
+ * All heads share one key, up to WIDTH wide, whose first entries, up to 2 HALF of them, are the
+ * value. So the heads of a row are packed rows (attention.cuh), and a tile of keys, copied once,
+ * is the operand of both products. A block works as attn_wgmma.cuh says, on 64 packed rows at a
+ * time, the kept tile, and a ring of two tiles of keys, which take all of shared memory. 64 rows of
+ * the value's width are more sums than a warpgroup has registers for: each of the two has half of
+ * the columns. Both compute the same scores, so that nothing passes between them, and while one is
+ * at its weights the other has products under way. (In FlashMLA one computes them for both.)
+ *
+ * Few rows: an item is one chunk of their context, whose sums go to memory, and the last to be done
+ * joins them in order. Of the 64 rows of a tile a decode step of 16 heads has 16: that costs no
+ * time that reading the keys does not take. */
+#include "kernels/cuda/attn_wgmma.cuh"
+#include <algorithm>
+#include <climits>
+
+#define WIDTH      576 // of a tile; narrower keys end with zeros
+#define HALF       256 // columns of values of a warpgroup
+#define STAGES     2
+#define SPREAD_FEW 256 // packed rows of a sequence whose chunks are spread over items
+
+// What a warp leaves of a chunk: of a thread HALF / 8 times four sums of weighted values, and its
+// two rows' largest scores and sums of weights.
+#define PART ((HALF / 8 + 1) * 32)
+
+// Of each sequence and tile of rows `chunks` parts, each of GROUPS times so many warps.
+struct latent_parts {
+    float4 *at;            // NULL: there is one chunk
+    int row_tiles, chunks; // 0: items walk through their chunks
+    int warps;             // with rows, of a tile
+};
+
+#if HAS_WGMMA
+
+// ---- items -------------------------------------------------------------------------------------
+
+// False where there is no such tile or chunk, or the sequence has many rows. May run before
+// grid_wait().
+__device__ __forceinline__ bool take_chunk(work &w, const attn_args<bf16> &a,
+                                           const latent_parts &parts, int item)
+{
+    int tasks = parts.row_tiles * a.n_seqs, chunk = item / tasks;
+    int s = item % tasks / parts.row_tiles, start = a.query_start[s];
+    packed_rows p = {start, item % parts.row_tiles * ROWS, (a.query_start[s + 1] - start) * a.group,
+                     0};
+    if (p.base >= p.n || p.n > SPREAD_FEW) return false;
+    int last = min(ROWS, p.n - p.base) - 1;
+    int lowest = row_position<true, true>(a, s, place_of(a, p, 0).row);
+    int highest = row_position<true, true>(a, s, place_of(a, p, last).row);
+    int low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
+    int first_chunk = low / CHUNK_KEYS;
+    int n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - first_chunk + 1;
+    int begin = (first_chunk + chunk) * CHUNK_KEYS, end = min(begin + CHUNK_KEYS, highest + 1);
+    w = {OF_QUERIES, p, s, 0, max(begin, low / ROWS * ROWS), end, ROWS, chunk, n_chunks};
+    return chunk < n_chunks;
+}
+
+// ---- copying -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ void copy_latent_queries(copier &c, const attn_args<bf16> &a,
+                                                    const work &w)
+{
+    const bf16 *q = a.q + first_column(a.head_dim);
+    copy_tiles<WIDTH, 1>(c.kept, a.head_dim, [&](int, int r, const bf16 *(&from)[2]) {
+        bool in = w.p.in(r);
+        from[0] = q + query_at(a, place_of(a, w.p, in ? r : 0));
+        return in;
+    });
+    c.kept_copied();
+}
+
+// The tiles from `tile` on whose keys are all before position `end`, at most n.
+template <bool PAGED>
+__device__ __forceinline__ void stream_latents(copier &c, const attn_args<bf16> &a, const work &w,
+                                               int &tile, int end, int n)
+{
+    const bf16 *k = a.k + first_column(a.head_dim);
+    int bytes = (int)a.kv_stride * 2;
+#pragma unroll 1
+    for (; n > 0 && tile < w.end && min(tile + ROWS, w.end) <= end; n--, tile += ROWS) {
+        int rows[ROWS_EACH];
+#pragma unroll
+        for (int i = 0; i < ROWS_EACH; i++) {
+            int j = min(tile + first_row() + i * ROWS_APART, w.end - 1);
+            rows[i] = (int)key_row<PAGED, PAGED>(a, w.s, j);
+        }
+        c.begin_stage();
+        copy_tiles<WIDTH, 1>(c.stream.stage(), a.head_dim,
+                             [&](int i, int r, const bf16 *(&from)[2]) {
+                                 from[0] = row_at(k, rows[i], bytes);
+                                 return tile + r < w.end;
+                             });
+        c.end_stage();
+    }
+}
+
+// Copies an item. early: keys of earlier batches may be read before grid_wait(), which is due.
+template <bool PAGED>
+__device__ __forceinline__ void copy_item(copier &c, const attn_args<bf16> &a, const work &w,
+                                          bool early)
+{
+    int tile = w.first;
+    c.begin(w);
+    if (early) {
+        stream_latents<PAGED>(c, a, w, tile, number_at<true>(a.stored + w.s), STAGES);
+        grid_wait();
+    }
+    copy_latent_queries(c, a, w);
+    stream_latents<PAGED>(c, a, w, tile, w.end, INT_MAX);
+}
+
+// ---- chunks of one context in several items ----------------------------------------------------
+
+// Where the parts of a warpgroup's warps are; the first one's.
+__device__ __forceinline__ float4 *latent_part(const latent_parts &parts, const work &w, int chunk,
+                                               int group)
+{
+    int64_t task = (int64_t)w.s * parts.row_tiles + w.p.base / ROWS;
+    return parts.at + ((task * parts.chunks + chunk) * GROUPS + group) * parts.warps * PART;
+}
+
+// Writes the sums of an item; true in the warpgroup that is the last of the context's to do so.
+__device__ __forceinline__ bool store_chunk(computer &c, const latent_parts &parts, const work &w,
+                                            const row_sums<HALF> &r, unsigned *tickets,
+                                            int *is_last)
+{
+    int warp = threadIdx.x % 128 / 32, task = w.s * parts.row_tiles + w.p.base / ROWS;
+    float4 *to = latent_part(parts, w, w.part, c.group) + warp * PART + threadIdx.x % 32;
+    if (warp < parts.warps) {
+#pragma unroll
+        for (int i = 0; i < HALF / 8; i++)
+            to[i * 32] = make_float4(r.out[i][0], r.out[i][1], r.out[i][2], r.out[i][3]);
+        to[HALF / 8 * 32] = make_float4(r.top[0], r.top[1], r.sum[0], r.sum[2]);
+    }
+    return last_group(&tickets[1 + task * GROUPS + c.group], w.n_parts, c.group, is_last);
+}
+
+// Joins the chunks' sums of a warpgroup's columns, 16 rows and 64 columns a warp at a time, and
+// stores what they give.
+__device__ __forceinline__ void join_parts(computer &c, const attn_args<bf16> &a,
+                                           const latent_parts &parts, const work &w)
+{
+    constexpr int SETS = HALF / 64;
+    for (int at = threadIdx.x % 128 / 32; at < parts.warps * SETS; at += 4) {
+        int rows = at / SETS, set = at % SETS;
+        row_sums<64> r;
+        clear(r);
+#pragma unroll 2
+        for (int z = 0; z < w.n_parts; z++) {
+            const float4 *from = latent_part(parts, w, z, c.group) + rows * PART + threadIdx.x % 32;
+            float4 ends = __ldcg(from + HALF / 8 * 32);
+            join_step steps[2] = {next_chunk(r.top[0], ends.x), next_chunk(r.top[1], ends.y)};
+            r.sum[0] = joined(r.sum[0], ends.z, steps[0]);
+            r.sum[2] = joined(r.sum[2], ends.w, steps[1]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float4 x = __ldcg(from + (set * 8 + i) * 32);
+                r.out[i][0] = joined(r.out[i][0], x.x, steps[0]);
+                r.out[i][1] = joined(r.out[i][1], x.y, steps[0]);
+                r.out[i][2] = joined(r.out[i][2], x.z, steps[1]);
+                r.out[i][3] = joined(r.out[i][3], x.w, steps[1]);
+            }
+        }
+        store_result<64>(r, a, w.p, rows * 16, c.group * HALF + set * 64);
+    }
+}
+
+// ---- computing ---------------------------------------------------------------------------------
+
+// The warpgroups begin a tile's scores in turn, so that they do not wait for their products, and
+// for their weights, at the same time.
+struct score_turns {
+    uint32_t own, other, parity; // barriers
+
+    __device__ __forceinline__ void wait()
+    {
+        barrier_wait(own, parity);
+        parity ^= 1;
+    }
+    __device__ __forceinline__ void pass() const { barrier_arrive(other); }
+};
+
+// A warpgroup's columns of an item.
+template <bool PAGED>
+__device__ __forceinline__ void attend_latents(computer &c, score_turns &turns,
+                                               const attn_args<bf16> &a, const latent_parts &parts,
+                                               const work &item, unsigned *tickets, int *is_last)
+{
+    const work w = item;
+    const int row0 = c.row0 % ROWS;
+    rows_seen seen = seen_by<PAGED>(a, w.s, w.p, row0);
+    int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
+    int most_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
+    row_sums<HALF> r;
+    waiting_sums<HALF> memory, *before = &memory;
+    asm volatile("" : "+l"(before)); // in memory, whatever the compiler would rather do
+    bool first_chunk = true;
+    clear(r);
+#pragma unroll 1
+    for (int tile = w.first; tile < w.end; tile += ROWS) {
+        if (tile % CHUNK_KEYS == 0 && tile > w.first) {
+            join_chunk(r, before, first_chunk);
+            put_aside(before, r);
+            clear(r);
+            first_chunk = false;
+        }
+        float dots[ROWS / 8][4], shrink[2];
+        uint32_t x[ROWS / 16][4], keys = c.stream.stage();
+        c.wait_stage();
+        turns.wait();
+        multiply<WIDTH>(dots, c.kept, keys);
+        turns.pass();
+        wgmma_wait<0>();
+        settle(dots);
+        if (tile + ROWS >= w.end) c.done_with_kept();
+        float factor = to_scores<ROWS>(a, dots);
+        if (tile + ROWS - 1 > least || tile <= most_hidden) hide<ROWS>(dots, seen, tile, -INFINITY);
+        take_weights<ROWS>(dots, r.top, shrink, factor);
+        shrink_sums(r, shrink);
+        as_left(x, dots);
+        settle(x);
+        settle(r.out);
+        add_weighted<HALF>(r.out, x, keys + c.group * (HALF / 64) * COLUMNS_APART);
+#pragma unroll
+        for (int n = 0; n < ROWS / 16; n++) add_row_sums(r.sum, x[n]);
+        wgmma_wait<0>();
+        settle(r.out);
+        barrier_arrive(c.stream.is_empty());
+        c.stream.next();
+    }
+    if (w.end <= w.first) c.done_with_kept(); // rows of padding, which see nothing
+    if (!first_chunk) join_chunk(r, before, false);
+    if (!PAGED || w.n_parts == 1)
+        store_result<HALF>(r, a, w.p, row0, c.group * HALF);
+    else if (store_chunk(c, parts, w, r, tickets, is_last))
+        join_parts(c, a, parts, w);
+}
+
+#endif // HAS_WGMMA
+
+// ---- launches ----------------------------------------------------------------------------------
+
+template <bool PAGED>
+__global__ void __launch_bounds__(THREADS, 1)
+    attn_latent_kernel(attn_args<bf16> a, latent_parts parts, unsigned *tickets, int n_items)
+{
+#if HAS_WGMMA
+    const bool spread = PAGED && parts.chunks > 0, early = spread && a.early;
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ block_state state;
+    __shared__ int is_last[GROUPS];
+    __shared__ uint64_t turn[GROUPS];
+    if (threadIdx.x < GROUPS) barrier_init(shared_address(&turn[threadIdx.x]), 128);
+    if (!early) grid_begin();
+    run_block<WIDTH, STAGES, 0, 1>(
+        state, memory,
+        [&](copier &c) {
+            bool waits = early; // still to come
+            c.each_item(tickets, n_items, [&](int item) {
+                work w;
+                bool taken = spread ? take_chunk(w, a, parts, item)
+                                    : take_queries<PAGED, ROWS>(w, a, item, PAGED ? SPREAD_FEW : 0);
+                if (taken)
+                    copy_item<PAGED>(c, a, w, waits);
+                else if (waits)
+                    grid_wait();
+                waits = false;
+            });
+        },
+        [&](computer &c) {
+            if (early) grid_begin();
+            score_turns turns = {shared_address(&turn[c.group]), shared_address(&turn[c.group ^ 1]),
+                                 c.group == 0};
+            c.each_item(state, OF_QUERIES, [&](const work &w) {
+                attend_latents<PAGED>(c, turns, a, parts, w, tickets, &is_last[c.group]);
+            });
+        });
+#endif
+}
+
+template <bool PAGED>
+static void launch(struct device *dev, const attn_args<bf16> &a, const latent_parts &parts, int n)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cuda_launch(dev, "latent attention", attn_latent_kernel<PAGED>, std::min(n, state->n_sms),
+                THREADS, (STAGES + 1) * tile_bytes<WIDTH>, a, parts, state->tickets, n);
+}
+
+// Of the sequences of few rows.
+static void launch_chunks(struct device *dev, const attn_args<bf16> &a, int max_query,
+                          int max_context)
+{
+    int rows = std::min(max_query * a.group, SPREAD_FEW), n_seqs = a.n_seqs;
+    latent_parts parts = {NULL, ceil_div(rows, ROWS), attn_chunks(a, max_query, max_context),
+                          std::min(ceil_div(rows, 16), ROWS / 16)};
+    int turn = std::min(n_seqs, (N_TICKETS - 1) / (parts.row_tiles * GROUPS));
+    if (parts.chunks > 1) {
+        int64_t bytes = (int64_t)parts.row_tiles * parts.chunks * GROUPS * parts.warps * PART *
+                        (int64_t)sizeof(float4);
+        turn = (int)std::max<int64_t>(1, std::min<int64_t>(turn, MOST_PART_BYTES / bytes));
+        parts.at = (float4 *)cuda_workspace(dev, turn * bytes);
+        if (!parts.at) return;
+    }
+    for (int s = 0; s < n_seqs; s += turn) {
+        attn_args<bf16> b = attn_args_of(a, s, std::min(turn, n_seqs - s));
+        launch<true>(dev, b, parts, parts.row_tiles * b.n_seqs * parts.chunks);
+    }
+}
+
+bool attn_latent(struct device *dev, const attn_args<bf16> &a, int max_query, int max_context,
+                 bool paged)
+{
+    if (cuda_use(dev)->major != 9 || a.n_kv_heads != 1 || a.head_dim % 8 || a.head_dim > WIDTH ||
+        a.latent % 8 || a.latent > GROUPS * HALF ||
+        !aligned(16, {a.q, a.k, a.out}, {a.q_stride * 2, a.kv_stride * 2}))
+        return false;
+    const latent_parts none = {};
+    bool has_many = max_query * a.group > SPREAD_FEW;
+    if (!paged) {
+        launch<false>(dev, a, none, query_items<ROWS>(a));
+        return true;
+    }
+    if (!has_many || a.n_seqs > 1) launch_chunks(dev, a, max_query, max_context);
+    if (has_many) launch<true>(dev, a, none, query_items<ROWS>(a));
+    return true;
+}
