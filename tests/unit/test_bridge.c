@@ -226,18 +226,18 @@ static void test_run_waits_for_a_restore(void **state)
 {
     (void)state;
     pid_t pid = start_daemon(SLOW_TO_RESTORE);
-    struct run run = {0};
-    assert_ok(bridge_attach(bridge_names.file, NULL, &run.bridge));
-    assert_ok(bridge_become_writer(run.bridge));
-    float *weights = bridge_base(run.bridge, "policy");
-    assert_int_equal(bridge_publish(run.bridge, 5000, fail_half_way, weights, NULL), ST_DEVICE);
-    bridge_detach(run.bridge);
-    assert_ok(bridge_attach(bridge_names.file, NULL, &run.bridge));
-    assert_true(control_version(bridge_control(run.bridge)) % 2 == 1);
-    assert_ok(run_become_writer(&run));
-    weights = bridge_base(run.bridge, "policy");
+    struct bridge *b;
+    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
+    assert_ok(bridge_become_writer(b));
+    float *weights = bridge_base(b, "policy");
+    assert_int_equal(bridge_publish(b, 5000, fail_half_way, weights, NULL), ST_DEVICE);
+    bridge_detach(b);
+    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
+    assert_true(control_version(bridge_control(b)) % 2 == 1);
+    assert_ok(run_become_writer(b));
+    weights = bridge_base(b, "policy");
     assert_true(weights[ROWS * COLUMNS + 1] == ROWS * COLUMNS + 2); // restored
-    bridge_detach(run.bridge);
+    bridge_detach(b);
     stop_daemon(pid);
 }
 

@@ -99,7 +99,7 @@ struct run {
 enum status run_open(struct run *run);
 void run_close(struct run *run, enum status outcome);
 // bridge_become_writer(), once the server has restored what a trainer before left torn.
-enum status run_become_writer(struct run *run);
+enum status run_become_writer(struct bridge *bridge);
 // Attempts again, for five minutes at most, while that gives `restoring`, and says so once.
 enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context);
 

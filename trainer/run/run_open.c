@@ -253,9 +253,9 @@ static enum status take_lease(void *bridge)
     return bridge_become_writer(bridge);
 }
 
-enum status run_become_writer(struct run *run)
+enum status run_become_writer(struct bridge *bridge)
 {
-    return run_retry(ST_TORN, take_lease, run->bridge);
+    return run_retry(ST_TORN, take_lease, bridge);
 }
 
 static enum status watch_signals(struct run *run)
@@ -285,7 +285,7 @@ enum status run_open(struct run *run)
     notice_filtering(run->config);
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
-    CHECK(run_become_writer(run)); // a second trainer is told so, not that memory is short
+    CHECK(run_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_folder_open(run, &latest));
     control_set_run(bridge_control(run->bridge), run->folder);
     CHECK(open_learner(run));

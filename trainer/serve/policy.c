@@ -13,6 +13,7 @@
 #include "trainer/learn/memory.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"
+#include "trainer/run/run.h"
 #include "trainer/serve/policy_impl.h"
 
 #include <stdlib.h>
@@ -165,7 +166,7 @@ enum status policy_open(const struct policy_options *options, struct policy **re
     p->folder = role->model;
     CHECK(role_open(p->bridge, role, &p->model, &p->weights));
     notice_model(p->model, 0);
-    CHECK(bridge_become_writer(p->bridge));
+    CHECK(run_become_writer(p->bridge));
     CHECK(open_sources(p));
     CHECK(policy_use_learner(p, policy_max_adapters(p) > 0));
     if (p->largest) notice_adapter(p->largest);
