@@ -179,7 +179,6 @@ static enum status base_folder(struct policy *p, char ret[PATH_ROOM])
     return ST_OK;
 }
 
-// The model's weights become those of a folder, unless they are.
 static bool has_taken(struct policy *p, const char *folder)
 {
     struct control_facts f;
@@ -187,6 +186,7 @@ static bool has_taken(struct policy *p, const char *folder)
     return f.updates == 0 && strcmp(f.origin, folder) == 0;
 }
 
+// The model's weights become those of a folder, unless they are.
 static enum status take_folder(struct policy *p, const char *folder)
 {
     struct control_facts f;
