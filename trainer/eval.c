@@ -162,11 +162,11 @@ static enum status start_server(struct eval *e)
                                                    .timeout_s = c->server_timeout,
                                                    .cancelled = stop_flag()};
     enum status st;
+    stop_catch_signals(); // so that the server and its folder go
     CHECK(private_server_new(&options, &e->server));
     const struct stop_options signals = {.first = "the evaluation ends, and its server",
                                          .leave = private_server_abandon,
                                          .context = e->server};
-    stop_catch_signals(); // so that the server and its folder go
     CHECK(stop_watch_new(&signals, &e->stop));
     CHECK(private_server_start(e->server));
     st = open_server(e, private_server_bridge(e->server));

@@ -2,7 +2,14 @@
 #include "common/base/program.h"
 #include "common/base/log.h"
 
+#include <signal.h>
 #include <stdio.h>
+
+bool program_hears_hangup(void)
+{
+    struct sigaction action;
+    return sigaction(SIGHUP, NULL, &action) == 0 && action.sa_handler != SIG_IGN;
+}
 
 int program_main(const struct program *p, int argc, char **argv)
 {

@@ -19,5 +19,8 @@ struct program {
 };
 // The exit status: 0; 1 where run() failed, 2 where the usage is wrong, whose sentence is logged.
 int program_main(const struct program *p, int argc, char **argv);
+// Whether a closed terminal (SIGHUP) ends this process: nohup has it ignored. A terminal sends it
+// twice, once through its shell, so that a further one is no second wish.
+bool program_hears_hangup(void);
 
 #endif

@@ -1,6 +1,7 @@
 /* processes.c: children and a signalfd, in one loop. */
 #include "common/ranks/processes.h"
 #include "common/base/clock.h"
+#include "common/base/program.h"
 #include "common/base/spawn.h"
 
 #include <errno.h>
@@ -105,10 +106,9 @@ static void kill_all(struct group *g)
     g->n_left = 0;
 }
 
-// A closed terminal sends SIGHUP twice, once through its shell: it is no second signal.
 static void hand_on(struct group *g, uint32_t number)
 {
-    if (number == SIGCHLD || (number == SIGHUP && g->handed_on)) return;
+    if (number == SIGCHLD || (number == SIGHUP && g->handed_on)) return; // program.h
     signal_all(g, g->plan->stop_signal);
     g->handed_on = true;
 }
@@ -139,7 +139,6 @@ enum status processes_line(const char *program, char **argv, int mpi_ranks, stru
 enum status processes_run(const struct processes *plan)
 {
     struct group g = {.plan = plan, .kill_ns = INT64_MAX};
-    struct sigaction hangup;
     sigset_t signals, before;
     int fd = -1;
     enum status st = ST_OK;
@@ -147,9 +146,7 @@ enum status processes_run(const struct processes *plan)
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGUSR1);
-    // nohup has it ignored, which a signal that is blocked would not be
-    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
-        sigaddset(&signals, SIGHUP);
+    if (program_hears_hangup()) sigaddset(&signals, SIGHUP); // blocked, it would not be ignored
     sigaddset(&signals, SIGCHLD);
     sigprocmask(SIG_BLOCK, &signals, &before);
     g.pids = calloc((size_t)plan->n, sizeof *g.pids);

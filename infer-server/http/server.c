@@ -12,6 +12,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/base/program.h"
 #include "common/model/model_folder.h"
 
 #include <math.h>
@@ -267,6 +268,7 @@ static void on_tick(uv_timer_t *timer)
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct server *s = handle->data;
+    if (s->draining && number == SIGHUP) return; // program.h
     if (s->draining) {
         log_warn("second signal: stopping at once");
         uv_stop(&s->loop);
@@ -296,9 +298,10 @@ out:
 
 static void start_handles(struct server *s)
 {
-    static const int numbers[3] = {SIGTERM, SIGINT, SIGUSR1}; // the last: of mpirun
+    static const int numbers[4] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP}; // USR1: of mpirun
+    const int n = program_hears_hangup() ? 4 : 3;
     uint64_t watchdog_us = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < n; i++) {
         uv_signal_init(&s->loop, &s->signals[i]);
         s->signals[i].data = s;
         uv_signal_start(&s->signals[i], on_signal, numbers[i]);
@@ -325,8 +328,9 @@ static void stop(struct server *s)
         engine_resume(s->engine);
         uv_run(&s->loop, UV_RUN_ONCE);
     }
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (s->signals[i].data) uv_signal_stop(&s->signals[i]);
+    signal(SIGHUP, SIG_IGN); // of which another may come
     engine_free(s->engine, 0);
     inbox_close(&s->host.inbox);
     uv_walk(&s->loop, close_handle, NULL);

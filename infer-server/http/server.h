@@ -18,8 +18,8 @@ struct server_options { // all borrowed
     int64_t drain_timeout_s;
 };
 
-// Serves until SIGTERM or SIGINT and everything in flight has ended (ST_OK), or the engine has
-// failed.
+// Serves until SIGTERM, SIGINT or SIGHUP and everything in flight has ended (ST_OK), or the engine
+// has failed.
 enum status server_run(const struct server_options *options);
 
 #endif

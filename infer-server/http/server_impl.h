@@ -22,7 +22,7 @@ struct server {
     int64_t start_s, start_ns;
 
     uv_timer_t tick;
-    uv_signal_t signals[3];
+    uv_signal_t signals[4];
     enum engine_state seen_state;
     bool ready_told, draining, paused;
     int64_t drain_deadline_ns;

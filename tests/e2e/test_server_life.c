@@ -192,6 +192,33 @@ static void test_drain(void **state)
     assert_false(file_exists(d.bridge));
 }
 
+// A closed terminal, which sends SIGHUP twice, is an end in good order.
+static void test_hangup(void **state)
+{
+    (void)state;
+    struct daemon d = {0};
+    struct wire_answer a;
+    signal(SIGHUP, SIG_DFL); // also where these tests run under nohup
+    daemon_start(&d, model, NULL);
+    json_decref(daemon_post(d.socket, "/bridge/pause", 200, "")); // so that it cannot end too early
+    int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":4}");
+    clock_sleep_ms(200);
+    for (int i = 0; i < 2; i++) {
+        test_kill(&d.child, SIGHUP);
+        clock_sleep_ms(200);
+    }
+    assert_true(test_running(&d.child));
+    json_decref(daemon_post(d.socket, "/bridge/resume", 200, ""));
+    assert_true(wire_read(fd, 60000, &a));
+    assert_int_equal(a.status, 200);
+    wire_answer_release(&a);
+    close(fd);
+    test_kill(&d.child, SIGHUP);
+    assert_int_equal(test_wait(&d.child, 20000), 0);
+    assert_false(file_exists(d.socket));
+    assert_false(file_exists(d.bridge));
+}
+
 static void test_second_signal_and_drain_timeout(void **state)
 {
     (void)state;
@@ -577,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_second_daemon_is_refused),
         cmocka_unit_test(test_stale_socket_is_replaced),
         cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_hangup),
         cmocka_unit_test(test_second_signal_and_drain_timeout),
         cmocka_unit_test(test_stops_in_a_crowd),
         cmocka_unit_test(test_tcp_and_key),

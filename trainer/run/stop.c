@@ -11,6 +11,7 @@
 #include "trainer/run/stop.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/program.h"
 
 #include <signal.h>
 #include <stdatomic.h>
@@ -32,7 +33,7 @@ struct stop {
     _Atomic bool ended, saving;
 };
 
-// A closed terminal sends SIGHUP twice, once through its shell: it is never a second signal.
+// SIGHUP is never a second signal (program.h).
 static void on_signal(int number)
 {
     int none = 0;
@@ -45,10 +46,9 @@ static void on_signal(int number)
 
 void stop_catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-        sigaction(SIGHUP, &action, NULL);
+    if (program_hears_hangup()) sigaction(SIGHUP, &action, NULL);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
