@@ -81,6 +81,7 @@ static void look_for_failure(struct group *g)
     note_failure(g, failed_one(g, &status), status);
     g->kill_ns = clock_deadline_ns(g->plan->grace_ms);
     signal_all(g, SIGTERM);
+    signal_all(g, SIGCONT); // one that is stopped could not end by itself
 }
 
 static void take_ended(struct group *g)

@@ -247,7 +247,7 @@ static int check_rollouts(int fd, json_int_t first, json_t *const want[2])
     char *rest = NULL;
     for (char *line = strtok_r((char *)bytes_text(&a.body), "\n", &rest); line;
          line = strtok_r(NULL, "\n", &rest)) {
-        json_t *sample = json_loads(line, 0, NULL);
+        json_t *sample = json_loads(line, JSON_ALLOW_NUL, NULL); // token 0 is one
         const json_t *versions = json_object_get(sample, "weight_versions");
         if (!json_object_get(sample, "token_ids")) fail_msg("%s", line);
         json_int_t v = json_integer_value(json_array_get(versions, 0));
@@ -267,7 +267,7 @@ static json_t *tokens_of_now(json_int_t *ret_version)
 {
     struct wire_answer a;
     assert_true(wire_read(ask_rollouts(), LIMIT_MS, &a));
-    json_t *sample = json_loads(bytes_text(&a.body), JSON_DISABLE_EOF_CHECK, NULL);
+    json_t *sample = json_loads(bytes_text(&a.body), JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL);
     json_t *ids = json_incref(json_object_get(sample, "token_ids"));
     assert_int_equal(json_array_size(ids), TOKENS);
     *ret_version =

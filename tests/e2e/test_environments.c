@@ -6,6 +6,7 @@
 #include "tests/support/training.h"
 
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -207,7 +208,7 @@ static void assert_same_run(const char *a, const char *b)
 static void it_trains_on_trajectories(void **state)
 {
     (void)state;
-    double norm[STEPS], off[STEPS];
+    double norm[STEPS], off[STEPS], seconds[STEPS];
     assert_int_equal(train_mode("fine", "fine", OPTIONS("--log-completions")), 0);
     assert_int_equal(column(&scene, "fine", "grad_norm", norm, STEPS), STEPS);
     column(&scene, "fine", "sampler_mismatch/max", off, STEPS);
@@ -220,6 +221,9 @@ static void it_trains_on_trajectories(void **state)
     // the tool's token is none that the policy sampled
     assert_true(metric(m, "completions/max_length") == 8);
     json_decref(m);
+    // the one process has its next episode at once: not after a wait of 0.1 s each
+    assert_int_equal(column(&scene, "fine", "rollout_s", seconds, STEPS), STEPS);
+    assert_true(fmin(seconds[0], fmin(seconds[1], seconds[2])) < 0.08 * SAMPLES);
     // the tool's token, and no other, is masked out
     char *lines = test_read(test_path(scene.folder, "fine/rollouts/step-3.jsonl"));
     assert_contains(lines, "\"model_mask\":[1,1,1,1,0,1,1,1,1]");

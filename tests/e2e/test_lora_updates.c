@@ -114,7 +114,7 @@ static void take(int fd, json_t *samples)
     char *remaining = NULL;
     for (char *line = strtok_r((char *)bytes_text(&a.body), "\n", &remaining); line;
          line = strtok_r(NULL, "\n", &remaining)) {
-        json_t *sample = json_loads(line, 0, NULL);
+        json_t *sample = json_loads(line, JSON_ALLOW_NUL, NULL); // token 0 is one
         if (json_array_size(json_object_get(sample, "token_ids")) != TOKENS) fail_msg("%s", line);
         json_array_append_new(samples, sample);
     }

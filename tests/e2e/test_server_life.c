@@ -314,6 +314,12 @@ static void test_tcp_and_key(void **state)
 
 // ---- time-outs ---------------------------------------------------------------------------------
 
+static void read_answer(int fd, struct wire_answer *ret)
+{
+    assert_true(wire_read(fd, 8000, ret));
+    close(fd);
+}
+
 static void test_request_timeout(void **state)
 {
     (void)state;
@@ -322,26 +328,25 @@ static void test_request_timeout(void **state)
     struct wire_answer a;
     daemon_start(&d, model, options);
     json_decref(daemon_post(d.socket, "/bridge/pause", 200, ""));
-    daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\"}", &a);
+    int whole = open_request(&d, "/v1/completions", "{\"prompt\":\"a\"}");
+    int stream = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"stream\":true}");
+    int lines = open_request(&d, "/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}]}");
+    int half = daemon_connect(d.socket);
+    daemon_send(half, "POST /generate HTTP/1.1\r\nContent-Le", 35);
+    read_answer(whole, &a);
     assert_int_equal(a.status, 504);
     wire_answer_release(&a);
-    daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\",\"stream\":true}",
-                   &a);
+    read_answer(stream, &a);
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.body), "\"error\"");
     assert_contains(bytes_text(&a.body), "[DONE]");
     wire_answer_release(&a);
-    daemon_request(d.socket, "POST", "/v1/rollouts", "",
-                   "{\"groups\":[{\"prompt_token_ids\":[1]}]}", &a);
+    read_answer(lines, &a);
     assert_contains(bytes_text(&a.body), "--request-timeout");
     wire_answer_release(&a);
-    // a client that sends half a request is not waited for
-    int fd = daemon_connect(d.socket);
-    daemon_send(fd, "POST /generate HTTP/1.1\r\nContent-Le", 35);
-    assert_true(wire_read(fd, 8000, &a));
+    read_answer(half, &a); // a client that sends half a request is not waited for
     assert_true(a.status != 200);
     wire_answer_release(&a);
-    close(fd);
     assert_int_equal(daemon_stop(&d), 0);
 }
 

@@ -93,6 +93,20 @@ static void test_who_does_not_end_is_killed(void **state)
     }
 }
 
+// A stopped one cannot take a signal but SIGKILL: it is let go on, and has its time.
+static void test_who_is_stopped_can_end(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    assert_status(run(folder,
+                      "[ $R = 4 ] && { until [ -e $F/up-5 ]; do sleep 0.02; done; exit 1; }; "
+                      "trap \"touch $F/told-$R; exit 0\" TERM; touch $F/up-$R; "
+                      "[ $R = 5 ] && kill -STOP $$; while :; do sleep 0.02; done"),
+                  ST_PEER_GONE);
+    assert_message("rank 4 (pid ");
+    assert_true(is_there(folder, "told-5"));
+}
+
 static void is_handed_on(int number)
 {
     const char *folder = test_folder();
@@ -140,6 +154,7 @@ int main(void)
         cmocka_unit_test(test_first_failure_is_named),
         cmocka_unit_test(test_killed_is_named),
         cmocka_unit_test(test_who_does_not_end_is_killed),
+        cmocka_unit_test(test_who_is_stopped_can_end),
         cmocka_unit_test(test_signals_are_handed_on),
         cmocka_unit_test(test_no_such_program),
     };

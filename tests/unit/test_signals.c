@@ -182,6 +182,25 @@ static void test_hangup(void **state)
     }
 }
 
+// Every run waits for it: it does not sleep on.
+static void test_watch_ends_at_once(void **state)
+{
+    (void)state;
+    struct control *c = control_test_owner();
+    const struct stop_options options = {.control = c, .first = ""};
+    double least_ms = 1e9; // of some, should the machine be busy
+    for (int i = 0; i < 5; i++) {
+        struct stop *stop;
+        assert_ok(stop_watch_new(&options, &stop));
+        clock_sleep_ms(10);
+        const int64_t since = clock_now_ns();
+        stop_watch_end(stop);
+        if (clock_ms_since(since) < least_ms) least_ms = clock_ms_since(since);
+    }
+    assert_true(least_ms < 50);
+    control_test_end(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -190,6 +209,7 @@ int main(void)
         cmocka_unit_test(test_two_at_once),
         cmocka_unit_test(test_second_signal_leaves),
         cmocka_unit_test(test_hangup),
+        cmocka_unit_test(test_watch_ends_at_once),
     };
     return cmocka_run_group_tests_name("signals", tests, NULL, NULL);
 }

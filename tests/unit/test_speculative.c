@@ -304,7 +304,12 @@ static void exact_is_the_same(void **state)
 
 // ---- the distribution --------------------------------------------------------------------------
 
-enum { DRAWS = 1000000, GROUP = 500, GROUPS = 4, LENGTH = 4, PREFIXES = 216 };
+/* At so many draws each of these, put into the engine, was seen to deviate by 14 or more, where 4
+ * is the limit: one draft kept that differs from its row's token; the bonus token of the row
+ * before, or with its noise; no residual where a draft is refused; a draft held against the first
+ * one's distribution. An acceptance that is a few per cent off, which is the kernel's, would not:
+ * tests/ops/test_sample_drafts, which knows both distributions, sees 2%. */
+enum { DRAWS = 250000, PLAIN_DRAWS = 100000, GROUP = 500, GROUPS = 4, LENGTH = 4, PREFIXES = 216 };
 
 // What was drawn at each position after each prefix, the prefix read as a number of base
 // TINY_VOCAB; and the target's log-probabilities there, as the first run without drafts gave them.
@@ -407,7 +412,7 @@ static void draws_the_target_distribution(void **state)
     struct engine_options options = fixed_options(tiny, tiny_draft, 65536);
     options.max_batch = GROUP * GROUPS / 4;
     bench_start_as(&b, on_draw, options);
-    draw_all(&b, "off", DRAWS / 10, 7, &tally);
+    draw_all(&b, "off", PLAIN_DRAWS, 7, &tally);
     assert_int_equal(tally.accepted, 0);
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         memset(tally.seen, 0, sizeof tally.seen);

@@ -309,9 +309,9 @@ static enum status run_episodes(struct pull *pull)
     enum status st = ST_OK;
     while (pull->n_done < pull->n) {
         CHECK(check_alive(pull));
-        CHECK(give_out(pull));
         for (int k = 0; k < env->n; k++) CHECK(serve_process(pull, k));
         for (int i = 0; i < pull->n; i++) CHECK(advance(pull, &pull->episodes[i]));
+        CHECK(give_out(pull)); // last, so that who has just ended an episode has the next at once
         if (pull->n_done < pull->n) wait_for_any(pull);
     }
 out:

@@ -1,5 +1,5 @@
 /* stop.c: signals and the watching thread. The handler only counts; the thread looks every
- * WATCH_MS.
+ * WATCH_MS, and ends at once when it is told to.
  *
  * A second signal must not tear the weights: the thread takes the publish lock, which the main
  * thread holds from the request to quiesce to the even version, before it ends the process. A
@@ -26,7 +26,8 @@ static _Atomic bool requested;
 
 struct stop {
     pthread_t thread;
-    pthread_mutex_t publish_lock;
+    pthread_mutex_t publish_lock, end_lock;
+    pthread_cond_t end; // ended is set
     struct stop_options options;
     _Atomic bool ended, saving;
 };
@@ -100,13 +101,22 @@ static void look_at_daemon(struct stop *s, struct gone *gone)
     _exit(1);
 }
 
+static void wait_a_little(struct stop *s)
+{
+    const int64_t until = clock_deadline_ns(WATCH_MS);
+    const struct timespec ts = {.tv_sec = until / NS_PER_S, .tv_nsec = until % NS_PER_S};
+    pthread_mutex_lock(&s->end_lock);
+    while (!s->ended && clock_now_ns() < until) pthread_cond_timedwait(&s->end, &s->end_lock, &ts);
+    pthread_mutex_unlock(&s->end_lock);
+}
+
 static void *watch(void *context)
 {
     struct stop *s = context;
     struct gone gone = {0};
     bool said = false;
     while (!s->ended) {
-        clock_sleep_ms(WATCH_MS);
+        wait_a_little(s);
         if (signals_seen == 1 && !said) { // a step may take minutes
             log_info("signal: %s; a second one ends it at once", s->options.first);
             said = true;
@@ -120,15 +130,28 @@ static void *watch(void *context)
     return NULL;
 }
 
+static void release(struct stop *s)
+{
+    pthread_cond_destroy(&s->end);
+    pthread_mutex_destroy(&s->end_lock);
+    pthread_mutex_destroy(&s->publish_lock);
+    free(s);
+}
+
 enum status stop_watch_new(const struct stop_options *options, struct stop **ret)
 {
+    pthread_condattr_t monotonic;
     struct stop *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for the watching thread");
     s->options = *options;
     pthread_mutex_init(&s->publish_lock, NULL);
+    pthread_mutex_init(&s->end_lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->end, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     if (pthread_create(&s->thread, NULL, watch, s) != 0) {
-        pthread_mutex_destroy(&s->publish_lock);
-        free(s);
+        release(s);
         return status_fail(ST_IO, "the watching thread cannot be started");
     }
     *ret = s;
@@ -138,10 +161,12 @@ enum status stop_watch_new(const struct stop_options *options, struct stop **ret
 void stop_watch_end(struct stop *s)
 {
     if (!s) return;
+    pthread_mutex_lock(&s->end_lock);
     s->ended = true;
+    pthread_cond_signal(&s->end);
+    pthread_mutex_unlock(&s->end_lock);
     pthread_join(s->thread, NULL);
-    pthread_mutex_destroy(&s->publish_lock);
-    free(s);
+    release(s);
 }
 
 void stop_saving(struct stop *s)

@@ -211,9 +211,10 @@ static void board(struct sampling *s, struct sample_request *first)
 static void *run(void *context)
 {
     struct sampling *s = context;
-    bool ended = false;
-    while (!ended) {
+    bool ended;
+    for (;;) {
         board(s, take_all(s, &ended));
+        if (ended) break;
         for (struct flight *f = s->flights, *next; f; f = next) {
             next = f->next;
             if (advance(f)) end_flight(f);
