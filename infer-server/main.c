@@ -70,7 +70,7 @@ static const struct option_spec table[] = {
     OPT_TEXT("listen", listen, NULL, "HOST:PORT",
              "listen on TCP too; off loopback only with --api-key-file"),
     OPT_TEXT("api-key-file", api_key_file, NULL, "FILE",
-             "its first line is the key that TCP clients must send"),
+             "its first line is the key, 8 characters or more, that TCP clients must send"),
     OPT_TEXT("allowed-hosts", allowed_hosts, NULL, "NAME,NAME",
              "names and addresses, beside loopback's and that of --listen, by which TCP clients "
              "without a key may call this server (their Host and Origin headers)"),
