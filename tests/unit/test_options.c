@@ -214,7 +214,7 @@ static void wrong_usage(void **state)
         {{"--verbose=maybe"}, "--verbose: 'maybe' is neither true nor false"},
         {{"--device", "cp"}, "--device: 'cp' is not one of auto|cpu|cuda"},
         {{"--=1"}, "unknown option --=1"},
-        {{"a", "b", "c"}, "unexpected argument 'c'"},
+        {{"a", "b", "c"}, "unexpected argument 'c': values stand behind their options"},
     };
     struct config c;
     const char *positional[2];

@@ -42,6 +42,14 @@ bool data_file_has_mark(const char *text, size_t len)
     return len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0;
 }
 
+static enum status must_convert(const char *path, const char *is, const char *loader)
+{
+    char files[512];
+    snprintf(files, sizeof files, ", data_files=\"%s\"", path);
+    return status_fail(ST_FORMAT, "%s %s; data is JSONL, an example a line: " TO_JSONL, path, is,
+                       loader, files);
+}
+
 enum status data_file_check(const char *where, const char *text, size_t len)
 {
     static const struct {
@@ -60,11 +68,10 @@ enum status data_file_check(const char *where, const char *text, size_t len)
         size_t n = strlen(formats[i].magic);
         if (len < n || memcmp(text, formats[i].magic, n) != 0) continue;
         if (!formats[i].loader) return status_fail(ST_FORMAT, "%s %s", where, formats[i].words);
-        char files[512];
-        snprintf(files, sizeof files, ", data_files=\"%s\"", where);
-        return status_fail(ST_FORMAT, "%s %s; data is JSONL, an example a line: " TO_JSONL, where,
-                           formats[i].words, formats[i].loader, files);
+        return must_convert(where, formats[i].words, formats[i].loader);
     }
+    const char *dot = strrchr(where, '.');
+    if (dot && strcmp(dot, ".csv") == 0) return must_convert(where, "is a CSV file", "csv");
     if (data_file_has_mark(text, len)) text += 3, len -= 3;
     size_t blank = 0;
     while (blank < len && strchr(" \t\r\n", text[blank]) && text[blank]) blank++;
