@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #define TO_JSONL                                                                                   \
@@ -71,7 +72,7 @@ enum status data_file_check(const char *where, const char *text, size_t len)
         return must_convert(where, formats[i].words, formats[i].loader);
     }
     const char *dot = strrchr(where, '.');
-    if (dot && strcmp(dot, ".csv") == 0) return must_convert(where, "is a CSV file", "csv");
+    const bool is_csv = dot && strcasecmp(dot, ".csv") == 0;
     if (data_file_has_mark(text, len)) text += 3, len -= 3;
     size_t blank = 0;
     while (blank < len && strchr(" \t\r\n", text[blank]) && text[blank]) blank++;
@@ -81,5 +82,8 @@ enum status data_file_check(const char *where, const char *text, size_t len)
             "%s is one JSON list; data is JSONL, an example a line: jq -c '.[]' %s > "
             "train.jsonl",
             where, where);
+    // whatever it is called, a line of JSONL begins so
+    if (is_csv && blank < len && text[blank] != '{')
+        return must_convert(where, "is a CSV file", "csv");
     return ST_OK;
 }
