@@ -60,7 +60,7 @@ struct scene {
     char *expected; // (n, out_bytes)
 };
 
-// Rows of the context that are one sequence of a batch.
+// Rows of the context that are one sequence of a batch; or, with a first of -1, one row of padding.
 struct run {
     int first, n;
 };
@@ -132,17 +132,18 @@ static int32_t slot_of(const struct scene *s, int position)
 
 // ---- batches -----------------------------------------------------------------------------------
 
+// rows: which of the context each is; -1: padding, of which zeros come out.
 static void compare(const struct scene *s, const char *what, const void *out, const int32_t *rows,
                     int n)
 {
     const size_t width = (size_t)s->out_bytes;
-    char *host = malloc((size_t)n * width);
-    assert_non_null(host);
+    char *host = malloc((size_t)n * width), *zeros = calloc(1, width);
+    assert_true(host && zeros);
     device_copy_out(dev, host, out, (size_t)n * width);
     assert_ok(device_sync(dev));
     for (int i = 0; i < n; i++) {
-        if (rows[i] < 0) continue;
-        const char *want = s->expected + (size_t)rows[i] * width, *got = host + (size_t)i * width;
+        const char *want = rows[i] < 0 ? zeros : s->expected + (size_t)rows[i] * width;
+        const char *got = host + (size_t)i * width;
         size_t at = 0;
         while (at < width && got[at] == want[at]) at++;
         if (at < width)
@@ -151,6 +152,7 @@ static void compare(const struct scene *s, const char *what, const void *out, co
                      (int)(at / dtype_size(dt)) / attn_value_dim(&s->shape));
     }
     free(host);
+    free(zeros);
 }
 
 /* A product with the identity that is the keys of n rows from `first` on, neighbours in the pool;
@@ -211,16 +213,17 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     assert_true(position && slots && seq && table);
     for (int i = 0; i < n_runs; i++) {
         start[i] = row;
+        const bool pads = runs[i].first < 0;
         const bool goes_on = i > 0 && runs[i].first == context[i - 1];
-        context[i] = runs[i].first + runs[i].n;
-        stored[i] = goes_on ? stored[i - 1] : runs[i].first;
+        context[i] = pads ? 0 : runs[i].first + runs[i].n;
+        stored[i] = goes_on ? stored[i - 1] : pads ? 0 : runs[i].first;
         if (runs[i].n > b.max_query) b.max_query = runs[i].n;
         if (context[i] > b.max_context) b.max_context = context[i];
         memcpy(table + (size_t)i * (size_t)s->n_blocks, s->table,
                (size_t)s->n_blocks * sizeof *table);
         for (int k = 0; k < runs[i].n; k++, row++) {
-            position[row] = runs[i].first + k;
-            slots[row] = slot_of(s, position[row]);
+            position[row] = pads ? 0 : runs[i].first + k;
+            slots[row] = pads ? -1 : slot_of(s, position[row]);
             seq[row] = i;
         }
     }
@@ -242,6 +245,8 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     if (store == STORE_SLOWLY)
         ops->matmul(dev, slow.to, slow.keys, slow.identity, NULL, &slow.shape);
     ops->attn_paged(dev, out, qkv, &s->kv, 0, &b, &s->shape);
+    for (int i = 0; i < n; i++)
+        if (slots[i] < 0) position[i] = -1;
     compare(s, what, out, position, n);
     const void *all[] = {b.positions,   b.slots, b.seq_of, b.query_start, b.context_len, b.stored,
                          b.block_table, qkv,     out};
@@ -352,6 +357,17 @@ static void check_decode(const struct scene *s)
     }
 }
 
+// As captured steps are: with rows of padding, in a grid of a longer context.
+static void check_padded(const struct scene *s)
+{
+    enum { ROWS = 24 };
+    struct run runs[ROWS];
+    for (int n = 1; n < ROWS; n *= 3) {
+        for (int i = 0; i < ROWS; i++) runs[i] = (struct run){i < n ? s->n - 1 - i * 17 : -1, 1};
+        run_paged(s, "decoded, padded", runs, ROWS, 5000, STORE);
+    }
+}
+
 // Drafts are sequences of one row that see those before them: of the keys that their own batch
 // stores, none may be read before the operation that stores them has ended.
 static void check_drafts(const struct scene *s)
@@ -423,6 +439,7 @@ static void check_case(const struct attention_case *c)
     static const int chunks[] = {1200, 512, 100, 64, 7};
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) check_chunks(&s, chunks[i]);
     check_decode(&s);
+    check_padded(&s);
     check_mixed(&s);
     check_drafts(&s);
 
