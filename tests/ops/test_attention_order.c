@@ -58,6 +58,7 @@ struct scene {
     int32_t *table; // host: a block of each block_size tokens
     int n_blocks;
     char *expected; // (n, out_bytes)
+    int32_t *lists; // of paged batches, see put_list()
 };
 
 // Rows of the context that are one sequence of a batch; or, with a first of -1, one row of padding.
@@ -123,6 +124,24 @@ static void take_pool(struct scene *s)
         s->table[i] = s->table[j];
         s->table[j] = i;
     }
+}
+
+/* Paged batches have their lists at the same places, as a server's have: whoever reads them before
+ * the operation in front has ended must not find what stood there in the batch before. */
+enum list { POSITIONS, SLOTS, SEQ_OF, QUERY_START, CONTEXT_LEN, STORED_KEYS, BLOCK_TABLE };
+
+static void take_lists(struct scene *s)
+{
+    const size_t n = (BLOCK_TABLE + s->n_blocks) * (size_t)(MOST_RUNS + 1);
+    s->lists = to_device(dev, NULL, n * sizeof *s->lists);
+}
+
+static const int32_t *put_list(const struct scene *s, enum list list, const int32_t *host, int n)
+{
+    int32_t *to = s->lists + list * (size_t)(MOST_RUNS + 1);
+    assert_true(list == BLOCK_TABLE || n <= MOST_RUNS + 1);
+    device_copy_in(dev, to, host, (size_t)n * sizeof *host);
+    return to;
 }
 
 static int32_t slot_of(const struct scene *s, int position)
@@ -229,13 +248,13 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     }
     start[n_runs] = row;
     b.n_tokens = n;
-    b.positions = take_ints(position, n);
-    b.slots = take_ints(slots, n);
-    b.seq_of = take_ints(seq, n);
-    b.query_start = take_ints(start, n_runs + 1);
-    b.context_len = take_ints(context, n_runs);
-    b.stored = take_ints(stored, n_runs);
-    b.block_table = take_ints(table, n_runs * s->n_blocks);
+    b.positions = put_list(s, POSITIONS, position, n);
+    b.slots = put_list(s, SLOTS, slots, n);
+    b.seq_of = put_list(s, SEQ_OF, seq, n);
+    b.query_start = put_list(s, QUERY_START, start, n_runs + 1);
+    b.context_len = put_list(s, CONTEXT_LEN, context, n_runs);
+    b.stored = put_list(s, STORED_KEYS, stored, n_runs);
+    b.block_table = put_list(s, BLOCK_TABLE, table, n_runs * s->n_blocks);
     void *qkv = to_device(dev, NULL, (size_t)n * (size_t)s->width * dtype_size(dt));
     void *out = to_device(dev, NULL, (size_t)n * (size_t)s->out_bytes);
     ops->gather_rows(dev, qkv, s->qkv,
@@ -248,9 +267,8 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     for (int i = 0; i < n; i++)
         if (slots[i] < 0) position[i] = -1;
     compare(s, what, out, position, n);
-    const void *all[] = {b.positions,   b.slots, b.seq_of, b.query_start, b.context_len, b.stored,
-                         b.block_table, qkv,     out};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_release(dev, (void *)all[i]);
+    device_release(dev, qkv);
+    device_release(dev, out);
     free(position);
     free(slots);
     free(seq);
@@ -427,6 +445,7 @@ static void check_case(const struct attention_case *c)
     s.qkv = take_rows(&s, s.n, 5);
     if (c->sinks) s.shape.sinks = s.qkv; // any numbers do
     take_pool(&s);
+    take_lists(&s);
     run_packed(&s, 0, 0, &out);
     s.expected = malloc((size_t)s.n * (size_t)s.out_bytes);
     assert_non_null(s.expected);
@@ -447,6 +466,7 @@ static void check_case(const struct attention_case *c)
     device_release(dev, s.qkv);
     device_release(dev, s.kv.k);
     device_release(dev, s.kv.v);
+    device_release(dev, s.lists);
     free(s.table);
     free(s.expected);
 }
