@@ -22,6 +22,7 @@ struct group {
     pid_t *pids; // 0: has ended
     int n_left;
     int64_t kill_ns;           // when those that are left are killed; INT64_MAX: nobody failed
+    bool handed_on;            // a signal
     struct status_kept failed; // the first
 };
 
@@ -104,13 +105,20 @@ static void kill_all(struct group *g)
     g->n_left = 0;
 }
 
+// A closed terminal sends SIGHUP twice, once through its shell: it is no second signal.
+static void hand_on(struct group *g, uint32_t number)
+{
+    if (number == SIGCHLD || (number == SIGHUP && g->handed_on)) return;
+    signal_all(g, g->plan->stop_signal);
+    g->handed_on = true;
+}
+
 static void wait_for_signal(struct group *g, int fd)
 {
     struct signalfd_siginfo info;
     struct pollfd p = {.fd = fd, .events = POLLIN};
     poll(&p, 1, clock_ms_until(g->kill_ns));
-    while (read(fd, &info, sizeof info) == sizeof info)
-        if (info.ssi_signo != SIGCHLD) signal_all(g, g->plan->stop_signal);
+    while (read(fd, &info, sizeof info) == sizeof info) hand_on(g, info.ssi_signo);
 }
 
 enum status processes_line(const char *program, char **argv, int mpi_ranks, struct bytes *ret)

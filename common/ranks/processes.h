@@ -14,7 +14,7 @@ struct processes {
     // In this process, before a rank is started: puts what it is into the environment.
     enum status (*before)(void *context, int rank); // NULL: nothing to put
     void *context;
-    int stop_signal; // what SIGINT, SIGTERM, SIGHUP and SIGUSR1 are handed on as
+    int stop_signal; // what SIGINT, SIGTERM, SIGUSR1 and a first SIGHUP are handed on as
     int grace_ms;    // of the others, from SIGTERM to SIGKILL, once one has failed
 };
 

@@ -147,6 +147,33 @@ static void out_of_a_run_that_goes_on(void **state)
     test_same_file(out, latest(&s, "run"), "model.safetensors");
 }
 
+// The model is written last, in place of what stands there.
+static void out_is_not_where_the_run_is(void **state)
+{
+    static const char *const runs[] = {"run", "run/inner"};
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(
+            offline_train(&s, "sft", runs[i],
+                          OPTIONS("--max-steps", "1", "--out", test_path(s.folder, "run"))),
+            1);
+        assert_said(&s, "which the model would replace; take another");
+    }
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--max-steps", "1", "--out", test_path(s.folder, "run/model"))),
+        0);
+    assert_int_equal(steps_done(&s, "run"), 1);
+    // of a run beside the one that --overwrite replaces
+    const char *kept = test_path(s.folder, "run/checkpoints-kept");
+    assert_int_equal(rename(test_path(s.folder, "run/model"), kept), 0);
+    assert_int_equal(offline_train(&s, "sft", "run",
+                                   OPTIONS("--max-steps", "1", "--overwrite", "--model", kept)),
+                     0);
+}
+
 static void another_run_is_refused(void **state)
 {
     struct scene s;
@@ -295,6 +322,7 @@ int main(void)
         cmocka_unit_test(no_run_to_go_on_with),
         cmocka_unit_test(a_folder_that_holds_a_model),
         cmocka_unit_test(out_of_a_run_that_goes_on),
+        cmocka_unit_test(out_is_not_where_the_run_is),
         cmocka_unit_test(another_run_is_refused),
         cmocka_unit_test(without_a_run_folder),
         cmocka_unit_test(a_second_signal_ends_at_once),

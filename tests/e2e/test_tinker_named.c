@@ -18,13 +18,29 @@ static json_t *sampler_of(const char *path, int number, int status)
                        session, number, path);
 }
 
+// Asks for a sample; the future, or what was answered instead (json_decref), and its status.
+static int ask(const char *sampler, int seq_id, int tokens, json_t **ret)
+{
+    struct bytes body = BYTES_INIT;
+    struct wire_answer a;
+    bytes_printf(&body,
+                 "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
+                 "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20]}]},"
+                 "\"sampling_params\":{\"max_tokens\":%d,\"seed\":3,\"stop\":[]}}",
+                 sampler, seq_id, tokens);
+    tinker_request(&pair.server, "POST", "/api/v1/asample", "application/json", &body, &a);
+    const int status = a.status;
+    *ret = json_incref(a.json);
+    bytes_release(&body);
+    wire_answer_release(&a);
+    return status;
+}
+
 static json_t *sample(const char *sampler, int seq_id, int tokens)
 {
-    return tinker_post(&pair.server, "asample", 200,
-                       "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
-                       "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20]}]},"
-                       "\"sampling_params\":{\"max_tokens\":%d,\"seed\":3,\"stop\":[]}}",
-                       sampler, seq_id, tokens);
+    json_t *future;
+    assert_int_equal(ask(sampler, seq_id, tokens, &future), 200);
+    return future;
 }
 
 // Tokens and log-probabilities of the future's sample.
@@ -53,6 +69,14 @@ static void assert_same(const struct bytes *a, const struct bytes *b)
 {
     assert_int_equal(a->len, b->len);
     assert_memory_equal(bytes_text(a), bytes_text(b), a->len);
+}
+
+static void begin_session(void)
+{
+    json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
+    snprintf(session, sizeof session, "%s",
+             json_string_value(json_object_get(answer, "session_id")));
+    json_decref(answer);
 }
 
 static void finish(void)
@@ -103,10 +127,7 @@ static void test_from_disk(void **state)
     test_kill(&pair.server.child, SIGKILL);
     assert_int_equal(test_wait(&pair.server.child, 10000), 128 + SIGKILL);
     tinker_server_start(&pair.server, &pair.daemon, runs, NULL);
-    json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
-    snprintf(session, sizeof session, "%s",
-             json_string_value(json_object_get(answer, "session_id")));
-    json_decref(answer);
+    begin_session();
     sample_path(one, 0, &got);
     assert_same(&got, &first);
     finish();
@@ -164,6 +185,59 @@ static void test_in_turn(void **state)
     tinker_pair_stop(&pair);
 }
 
+static bool was_sampled(const json_t *future)
+{
+    struct bytes body = BYTES_INIT;
+    struct wire_answer a;
+    bytes_printf(&body, "{\"request_id\":\"%s\"}",
+                 json_string_value(json_object_get(future, "request_id")));
+    tinker_request(&pair.server, "POST", "/api/v1/retrieve_future", "application/json", &body, &a);
+    const bool sampled = strstr(bytes_text(&a.head), "application/x-protobuf") != NULL;
+    bytes_release(&body);
+    wire_answer_release(&a);
+    return sampled;
+}
+
+// One who samples the model's folder without a pause keeps no saved model, and nobody else,
+// waiting.
+static void test_beside_the_base(void **state)
+{
+    (void)state;
+    enum { AT_ONCE = 4, MOST = 60, LONG = 400 };
+    struct bytes want = BYTES_INIT, got = BYTES_INIT;
+    char path[256];
+    json_t *base[MOST];
+    int n = 0;
+    tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
+    tinker_model(&pair.server, session, model);
+    save(1, "one", path, &want);
+    finish();
+    const char *runs = pair.server.runs; // and anew, on the model's folder
+    assert_int_equal(tinker_server_stop(&pair.server), 0);
+    json_decref(daemon_post(pair.daemon.socket, "/reload", 200, "{}"));
+    tinker_server_start(&pair.server, &pair.daemon, runs, NULL);
+    begin_session();
+    json_t *of_base = tinker_post(&pair.server, "create_sampling_session", 200,
+                                  "{\"session_id\":\"%s\",\"sampling_session_seq_id\":0,"
+                                  "\"base_model\":\"any/model\"}",
+                                  session),
+           *of_path = sampler_of(path, 1, 200);
+    const char *id = json_string_value(json_object_get(of_base, "sampling_session_id"));
+    while (n < AT_ONCE && ask(id, n, LONG, &base[n]) == 200) n++;
+    json_t *saved =
+        sample(json_string_value(json_object_get(of_path, "sampling_session_id")), 0, 6);
+    while (n < MOST && was_sampled(base[n - AT_ONCE]) && ask(id, n, LONG, &base[n]) == 200) n++;
+    assert_in_range(n, AT_ONCE, MOST - 1); // the saved model has taken its place
+    take_sample(saved, &got);
+    assert_same(&got, &want);
+    while (n > 0) json_decref(base[--n]);
+    json_decref(of_base);
+    json_decref(of_path);
+    bytes_release(&want);
+    bytes_release(&got);
+    tinker_pair_stop(&pair);
+}
+
 // That it goes on so is said once, however long it does.
 static void test_many_turns(void **state)
 {
@@ -192,8 +266,8 @@ static void test_many_turns(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {TINKER_TEST(test_from_disk, &pair),
-                                       TINKER_TEST(test_in_turn, &pair),
-                                       TINKER_TEST(test_many_turns, &pair)};
+    const struct CMUnitTest tests[] = {
+        TINKER_TEST(test_from_disk, &pair), TINKER_TEST(test_in_turn, &pair),
+        TINKER_TEST(test_beside_the_base, &pair), TINKER_TEST(test_many_turns, &pair)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

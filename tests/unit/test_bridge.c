@@ -5,10 +5,12 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 #include "kernels/ops.h"
 #include "tests/support/bridge_sample.h"
 #include "tests/support/support.h"
 #include "trainer/run/run.h"
+#include "trainer/run/stop.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -222,6 +224,22 @@ static void test_publish(void **state)
 }
 
 // A run that begins when the one before it has just died in an update.
+// A process that is told to end waits no longer.
+static void assert_a_signal_ends_the_wait(struct bridge *b)
+{
+    const pid_t pid = fork();
+    int status;
+    if (pid == 0) {
+        alarm(20);
+        log_open("trainer", LOG_ERROR);
+        stop_catch_signals();
+        raise(SIGTERM);
+        _exit(run_become_writer(b) == ST_CANCELLED ? 10 : 11);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 10 << 8);
+}
+
 static void test_run_waits_for_a_restore(void **state)
 {
     (void)state;
@@ -234,6 +252,9 @@ static void test_run_waits_for_a_restore(void **state)
     bridge_detach(b);
     assert_ok(bridge_attach(bridge_names.file, NULL, &b));
     assert_true(control_version(bridge_control(b)) % 2 == 1);
+    kill(pid, SIGSTOP); // it has yet to restore for as long
+    assert_a_signal_ends_the_wait(b);
+    kill(pid, SIGCONT);
     assert_ok(run_become_writer(b));
     weights = bridge_base(b, "policy");
     assert_true(weights[ROWS * COLUMNS + 1] == ROWS * COLUMNS + 2); // restored

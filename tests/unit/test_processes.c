@@ -137,6 +137,37 @@ static void test_signals_are_handed_on(void **state)
     is_handed_on(SIGHUP); // of a terminal that is closed
 }
 
+// A closed terminal's, which come through its shell and by themselves, are one.
+static void test_hangups_are_one(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    signal(SIGHUP, SIG_DFL);
+    const pid_t launcher = fork();
+    if (launcher == 0) {
+        const enum status st =
+            run(folder, "trap \"touch $F/told-$R\" USR1; trap \"exit 0\" TERM; touch $F/up-$R; "
+                        "until [ -e $F/told-$R ]; do sleep 0.02; done; "
+                        "trap \"touch $F/again; exit 0\" USR1; touch $F/next-$R; "
+                        "until [ -e $F/end ]; do sleep 0.02; done");
+        _exit(st == ST_OK ? 0 : 1);
+    }
+    char name[2][16];
+    int status = 1;
+    for (int k = 0; k < 2; k++) {
+        for (int rank = 4; rank < 8; rank++) {
+            snprintf(name[k], sizeof name[k], "%s-%d", k ? "next" : "up", rank);
+            test_wait_for_file(test_path(folder, name[k]), 20000, NULL);
+        }
+        kill(launcher, SIGHUP);
+    }
+    clock_sleep_ms(300);
+    test_write(test_path(folder, "end"), "", 0);
+    assert_int_equal(waitpid(launcher, &status, 0), launcher);
+    assert_int_equal(status, 0);
+    assert_false(is_there(folder, "again"));
+}
+
 static void test_no_such_program(void **state)
 {
     (void)state;
@@ -156,6 +187,7 @@ int main(void)
         cmocka_unit_test(test_who_does_not_end_is_killed),
         cmocka_unit_test(test_who_is_stopped_can_end),
         cmocka_unit_test(test_signals_are_handed_on),
+        cmocka_unit_test(test_hangups_are_one),
         cmocka_unit_test(test_no_such_program),
     };
     return cmocka_run_group_tests_name("processes", tests, NULL, NULL);

@@ -182,6 +182,31 @@ static void test_hangup(void **state)
     }
 }
 
+// It sends SIGHUP twice, through its shell and by itself, which is one wish; a signal after that is
+// the second.
+static void test_hangup_is_never_second(void **state)
+{
+    (void)state;
+    static const int numbers[][3] = {{SIGHUP, SIGHUP, SIGHUP},
+                                     {SIGTERM, SIGHUP, SIGHUP},
+                                     {SIGHUP, SIGHUP, SIGTERM},
+                                     {SIGHUP, SIGINT, SIGHUP}};
+    for (int i = 0; i < 4; i++) {
+        pid_t pid = control_test_fork();
+        if (pid == 0) {
+            struct stop *stop;
+            log_open("trainer", LOG_ERROR);
+            signal(SIGHUP, SIG_DFL);
+            stop_catch_signals();
+            if (stop_watch_new(&(struct stop_options){.first = ""}, &stop) != ST_OK) _exit(91);
+            for (int k = 0; k < 3; k++) raise(numbers[i][k]);
+            clock_sleep_ms(i < 2 ? 400 : CONTROL_TEST_MS); // it looks every 100 ms
+            _exit(10);
+        }
+        assert_int_equal(status_within(pid, CONTROL_TEST_MS), i < 2 ? 10 : 1);
+    }
+}
+
 // Every run waits for it: it does not sleep on.
 static void test_watch_ends_at_once(void **state)
 {
@@ -209,6 +234,7 @@ int main(void)
         cmocka_unit_test(test_two_at_once),
         cmocka_unit_test(test_second_signal_leaves),
         cmocka_unit_test(test_hangup),
+        cmocka_unit_test(test_hangup_is_never_second),
         cmocka_unit_test(test_watch_ends_at_once),
     };
     return cmocka_run_group_tests_name("signals", tests, NULL, NULL);

@@ -270,22 +270,29 @@ out:
     return st;
 }
 
+// Whether the path is the folder or something in it; both must be there for that.
+static bool is_within(const char *path, const char *folder)
+{
+    char *of = realpath(path, NULL), *in = realpath(folder, NULL);
+    const size_t len = in ? strlen(in) : 0;
+    const bool within = of && in && strncmp(of, in, len) == 0 && (!of[len] || of[len] == '/');
+    free(of);
+    free(in);
+    return within;
+}
+
 // What is read here must not be of the run that goes.
 static enum status outlives(const struct offline *s, const char *option, const char *path)
 {
-    char checkpoints[PATH_ROOM], *read = NULL, *gone = NULL;
+    char checkpoints[PATH_ROOM];
     enum status st;
     CHECK(path_put(checkpoints, s->folder, "checkpoints"));
-    read = path ? realpath(path, NULL) : NULL;
-    gone = realpath(checkpoints, NULL);
-    if (read && gone && strncmp(read, gone, strlen(gone)) == 0)
+    if (path && is_within(path, checkpoints))
         FAIL(ST_INVALID,
              "--%s %s is of the run that --overwrite replaces; copy it elsewhere first, or take "
              "another --run-dir",
              option, path);
 out:
-    free(read);
-    free(gone);
     return st;
 }
 
@@ -301,6 +308,10 @@ static enum status open_folder(struct offline *s, bool *ret_replaced, char **ret
         return ST_OK;
     }
     CHECK(folder_open(c->run_dir, s->folder, &s->folder_lock));
+    if (c->out && is_within(s->folder, c->out))
+        FAIL(ST_INVALID,
+             "--out %s holds the run folder %s, which the model would replace; take another",
+             c->out, s->folder);
     CHECK(checkpoint_latest(s->folder, &latest));
     const bool there = latest || runlog_has_steps(s->folder);
     if (there && !c->resume && !c->overwrite)

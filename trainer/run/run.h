@@ -101,6 +101,7 @@ void run_close(struct run *run, enum status outcome);
 // bridge_become_writer(), once the server has restored what a trainer before left torn.
 enum status run_become_writer(struct bridge *bridge);
 // Attempts again, for five minutes at most, while that gives `restoring`, and says so once.
+// ST_CANCELLED once a signal asks for an end (stop.h).
 enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context);
 
 // run_ranks.c. Who this process is, before anything else; ST_UNSUPPORTED names an option that is

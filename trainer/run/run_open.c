@@ -242,6 +242,10 @@ enum status run_retry(enum status restoring, enum status (*attempt)(void *), voi
     enum status st;
     for (bool first = true; (st = attempt(context)) == restoring; first = false) {
         if (clock_ms_until(deadline) == 0) break;
+        if (stop_requested()) {
+            log_warn("a signal: no longer waited for: %s", status_message());
+            return status_fail(ST_CANCELLED, "told to end while the server was waited for");
+        }
         if (first) log_info("waiting up to %d s: %s", RESTORE_MS / 1000, status_message());
         clock_sleep_ms(20);
     }

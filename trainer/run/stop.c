@@ -32,10 +32,14 @@ struct stop {
     _Atomic bool ended, saving;
 };
 
+// A closed terminal sends SIGHUP twice, once through its shell: it is never a second signal.
 static void on_signal(int number)
 {
-    (void)number;
-    atomic_fetch_add(&signals_seen, 1);
+    int none = 0;
+    if (number == SIGHUP)
+        atomic_compare_exchange_strong(&signals_seen, &none, 1);
+    else
+        atomic_fetch_add(&signals_seen, 1);
     requested = true;
 }
 

@@ -2,10 +2,11 @@
  *
  * The first SIGINT, SIGTERM, SIGHUP (a terminal that is closed; not where nohup has it ignored) or
  * SIGUSR1 (which mpirun hands on, and batch systems send before they end a job) asks for an end
- * after the current step; the second ends the process within a fifth of a second, though never
- * while an update is being published (a request to quiesce that is not granted yet is revoked). A
- * watching thread does the latter. When the server has died it says so while the main thread, deep
- * in a computation, has not noticed; and ends the process if that takes ten minutes. */
+ * after the current step; the second, unless it is a SIGHUP, ends the process within a fifth of a
+ * second, though never while an update is being published (a request to quiesce that is not granted
+ * yet is revoked). A watching thread does the latter. When the server has died it says so while the
+ * main thread, deep in a computation, has not noticed; and ends the process if that takes ten
+ * minutes. */
 #ifndef TRAINER_STOP_H
 #define TRAINER_STOP_H
 

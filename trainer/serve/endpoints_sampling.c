@@ -288,6 +288,8 @@ static void on_loaded(struct inbox_message *message)
     if (st == ST_OK) {
         st = check_stale(a->tinker, &a->sampler); // its path may have been saved again
         if (st != ST_OK) sources_give(a->tinker->sources, &a->use);
+    } else if (!a->sampler.of.path[0]) {
+        st = fail_stale(a->tinker, &a->sampler);
     }
     if (st == ST_OK)
         submit(a);
@@ -300,6 +302,10 @@ static enum status run_load(struct policy *policy, struct work *work)
     struct asked *a = (struct asked *)((char *)work - offsetof(struct asked, load));
     struct snapshot *of = &a->sampler.of;
     char folder[PATH_ROOM];
+    if (!of->path[0]) // it waited while a saved model took the place of what it is of
+        return sources_take(a->tinker->sources, of, may_be_newer(a->tinker, &a->sampler), &a->use)
+                   ? ST_OK
+                   : status_fail(ST_MISMATCH, "nothing is there to sample it of");
     if (!find_folder(a->tinker, of, folder))
         return status_fail(ST_NOT_FOUND, "%s was deleted meanwhile", of->path);
     return policy_load_saved(policy, of, folder, &a->use);
@@ -318,7 +324,7 @@ static void route(struct asked *a)
     } else {
         a->load.message.deliver = on_loaded;
         a->load.run = run_load;
-        a->load.group = a->sampler.of.path;
+        a->load.group = s->of.path[0] ? s->of.path : NULL;
         work_put(t->works, &a->load);
     }
 }

@@ -179,7 +179,6 @@ static enum status base_folder(struct policy *p, char ret[PATH_ROOM])
     return ST_OK;
 }
 
-// The model's weights become those of a folder, unless they are.
 static bool has_taken(struct policy *p, const char *folder)
 {
     struct control_facts f;
@@ -187,6 +186,7 @@ static bool has_taken(struct policy *p, const char *folder)
     return f.updates == 0 && strcmp(f.origin, folder) == 0;
 }
 
+// The model's weights become those of a folder, unless they are.
 static enum status take_folder(struct policy *p, const char *folder)
 {
     struct control_facts f;
@@ -480,9 +480,9 @@ void policy_keep(struct policy *p, struct trainee *t)
     t->told = true;
 }
 
-// Before a saved model takes its place: samples of the model that goes come to their end, and paths
-// wait until sources_hold() is over. Of two clients that sample a model each, none's request would
-// else see the same weights from its first token to its last.
+// Before a saved model takes its place: samples of the model that goes come to their end, and
+// others wait until sources_hold() is over. Of two clients that sample a model each, none's request
+// would else see the same weights from its first token to its last.
 static enum status end_samples(struct policy *p)
 {
     const int64_t deadline = clock_deadline_ns((int64_t)(p->options->sample_timeout * 1e3));

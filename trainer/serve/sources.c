@@ -125,7 +125,7 @@ bool sources_take(struct sources *s, const struct snapshot *of, bool newer, stru
 {
     pthread_mutex_lock(&s->lock);
     struct source *x = find(s, of, newer);
-    if (x && s->held && of->path[0] && x->kind != FROZEN) x = NULL;
+    if (x && s->held && x->kind != FROZEN) x = NULL;
     if (x) {
         x->users++;
         x->used_ns = clock_now_ns();

@@ -34,8 +34,8 @@ void sources_free(struct sources *s); // NULL is fine
 // ---- the loop's thread --------------------------------------------------------------------------
 
 // What answers for a snapshot, in use from now on; newer: whatever its run's weights are by now.
-// False where nothing does: then it is stale, or its path is to be loaded; a path's too while the
-// model is held.
+// False where nothing does: then it is stale, or its path is to be loaded; and while the model is
+// held.
 bool sources_take(struct sources *s, const struct snapshot *of, bool newer, struct source_use *ret);
 void sources_give(struct sources *s, const struct source_use *use); // back
 bool sources_has(struct sources *s, const struct snapshot *of, bool newer);
@@ -64,7 +64,7 @@ enum status sources_add_saved(struct sources *s, const char *path, const char *a
 // The frozen model, by the server's name for it: for good.
 enum status sources_add_frozen(struct sources *s, const char *name);
 void sources_remove(struct sources *s, const char *adapter);
-// The model is about to be another one: until it is given free again, no path is sampled of what is
+// The model is about to be another one: until it is given free again, nothing is sampled of what is
 // there, so that those who do come to an end. How many there are, but for the frozen model.
 void sources_hold(struct sources *s, bool held);
 int sources_users(struct sources *s);
