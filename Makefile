@@ -185,10 +185,11 @@ $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) -shared -fPIC -MMD -MF $(BUILD)/obj/$*.so.d -MP $< -o $@
 
 # ---- tests --------------------------------------------------------------------------------------
-# `make test T=unit/test_bytes` runs one of them.
-tests: $(BINARIES) $(TESTS) $(EXAMPLES) $(BRIDGE_LIB)
+# `make test T=unit/test_bytes` builds and runs one of them.
+WANTED_TESTS = $(if $(T),$(addprefix $(BUILD)/tests/,$(T)),$(TESTS))
+tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB)
 test: tests
-	BUILD=$(BUILD) tests/run $(if $(T),$(BUILD)/tests/$(T),$(TESTS) ./tests/form/test_form)
+	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 
 golden golden-lora: $(BUILD)/tests/golden/test_golden
 	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),tests/$@)

@@ -378,8 +378,10 @@ static enum status read_command_line(const struct option_spec *table, struct com
         bool option = !options_end && word[0] == '-' && word[1];
         if (!option) {
             if (line->n_positional == line->max_positional)
-                return status_fail(ST_INVALID, "unexpected argument '%s' (--help shows the usage)",
-                                   word);
+                return status_fail(ST_INVALID, "unexpected argument '%s'%s", word,
+                                   line->max_positional > 0
+                                       ? " (--help shows the usage)"
+                                       : ": values stand behind their options (--help lists them)");
             line->positional[line->n_positional++] = word;
             at++;
             continue;

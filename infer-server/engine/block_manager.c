@@ -14,9 +14,11 @@
  * The hash of a block: SHA-256 cut to 128 bits, since a hit is trusted without comparing tokens: a
  * request that found another text's blocks would answer from them. To hit the blocks of somebody
  * else's prompt without knowing it takes a second preimage, 2^128 tries. The 2^64 of a collision
- * buy only two prompts of one's own that are taken for each other. * A block number that is not in
- * use, or is out of range, is a mistake in the scheduler; it would give one block to two sequences,
- * so it ends the program (assert) rather than mix two users' texts. */
+ * buy only two prompts of one's own that are taken for each other.
+ *
+ * A block number that is not in use, or is out of range, is a mistake in the scheduler; it would
+ * give one block to two sequences, so it ends the program (assert) rather than mix two users'
+ * texts. */
 #include "infer-server/engine/block_manager.h"
 #include "common/base/hash.h"
 #include <assert.h>

@@ -289,6 +289,7 @@ static enum status describe_roles(const struct weights_owner *o, struct bridge_f
         CHECK(describe_arena(o, adapters_weights(o->adapters, i), info->folder,
                              adapters_handle(o->adapters, i), role));
         snprintf(role->role, sizeof role->role, "adapter:%s", info->name);
+        if (!info->folder[0]) snprintf(role->model, sizeof role->model, "(made by a request)");
         file->n_roles++;
     }
     st = describe_shards(o, file);

@@ -450,6 +450,7 @@ static int64_t part_width(const struct attn_shape *shape)
 size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,
                          enum dtype dt)
 {
+    if (shape->latent > 0) return 0; // a form that has no gradient
     int64_t delta = ((int64_t)rows * shape->n_heads + 63) / 64 * 64;
     int64_t part_rows = dt == DT_BF16 ? attn_tensor_back_rows(dev, rows, shape->n_kv_heads) : 0;
     return (size_t)(delta + part_rows * part_width(shape)) * sizeof(float);

@@ -210,8 +210,8 @@ static inline bool attn_is_for_tensor(const attn_args<bf16> &a)
 }
 
 void attn_few(struct device *dev, const attn_args<bf16> &args, int max_query, int max_context);
-// Memory for the parts of contexts that are spread over blocks is bounded; where it does not do for
-// a batch, its sequences take turns.
+// Memory for the parts of contexts that are spread over blocks; where it does not do for a batch,
+// its sequences take turns. One alone has what it takes.
 #define MOST_PART_BYTES ((int64_t)64 << 20)
 // attn_latent.cu: latent attention on Hopper. False, with nothing enqueued, elsewhere, and of
 // widths that it does not have.

@@ -42,9 +42,9 @@ __device__ __forceinline__ bool take_chunk(work &w, const attn_args<bf16> &a,
                                            const latent_parts &parts, int item)
 {
     int tasks = parts.row_tiles * a.n_seqs, chunk = item / tasks;
-    int s = item % tasks / parts.row_tiles, start = a.query_start[s];
-    packed_rows p = {start, item % parts.row_tiles * ROWS, (a.query_start[s + 1] - start) * a.group,
-                     0};
+    int s = item % tasks / parts.row_tiles, start = number_at<true>(a.query_start + s);
+    packed_rows p = {start, item % parts.row_tiles * ROWS,
+                     (number_at<true>(a.query_start + s + 1) - start) * a.group, 0};
     if (p.base >= p.n || p.n > SPREAD_FEW) return false;
     int last = min(ROWS, p.n - p.base) - 1;
     int lowest = row_position<true, true>(a, s, place_of(a, p, 0).row);

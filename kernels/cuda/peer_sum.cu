@@ -234,11 +234,11 @@ static enum status reach_all(struct comm *comm, struct peer_sum *sum, void *memo
     snprintf(own.name, sizeof own.name, "%s", comm->dev->name);
     own.made = cudaIpcGetMemHandle(&own.handle, memory) == cudaSuccess;
     cudaGetLastError();
+    of[comm->rank] = memory;
     enum status st = comm_gather_host(comm, &own, all, sizeof own);
     if (st != ST_OK) return st;
     char good = own.made;
     if (!good) snprintf(why, why_size, "rank %d has no CUDA IPC handle of its memory", comm->rank);
-    of[comm->rank] = memory;
     for (int r = 0; r < comm->size; r++)
         if (r != comm->rank && !(of[r] = reach(sum, &all[r], r, why, why_size))) good = 0;
     st = comm_gather_host(comm, &good, reached, sizeof good);
@@ -294,12 +294,9 @@ enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory
     }
     struct shared_range *range = &sum->shared[sum->n_shared];
     enum status st = reach_all(comm, sum, memory, range->of, &all, why, why_size);
-    if (st == ST_OK && all) {
-        range->bytes = bytes;
-        sum->n_shared++;
-    } else {
-        close_all(sum, range->of);
-    }
+    range->bytes = bytes;
+    if (st != ST_OK || !all) close_all(sum, range->of);
+    if (st != ST_OK || all) sum->n_shared++; // where that failed, others may have it mapped
     return st;
 }
 

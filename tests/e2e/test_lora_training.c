@@ -61,6 +61,9 @@ static void an_adapter_is_trained(void **state)
     assert_int_equal(test_command(test_path(s.folder, "check.log"), LIMIT_MS,
                                   OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)),
                      0);
+    char *check = test_read(test_path(s.folder, "check.log"));
+    assert_contains(check, "from (made by a request)");
+    free(check);
     assert_int_equal(
         test_command(test_path(s.folder, "eval.log"), LIMIT_MS,
                      OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,

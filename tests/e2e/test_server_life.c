@@ -57,6 +57,7 @@ static void test_usage(void **state)
     const char *const method[] = {program,         "--model",       model,
                                   "--speculative", "draft_model:4", NULL};
     const char *const unknown[] = {program, "--model", model, "--speculative", "ngram:99", NULL};
+    const char *const vllm[] = {program, "--model", model, "--no-enable-prefix-caching", NULL};
     const char *const typo[] = {program, "--modl", model, NULL};
     const char *const kv[] = {
         program, "--model", model, "--kv-memory", "lots", "--socket", test_path(test_folder(), "s"),
@@ -69,6 +70,7 @@ static void test_usage(void **state)
     expect_refusal(2, "draft_model needs --draft DIR", method);
     expect_refusal(2, "must be 1 to 16", unknown);
     expect_refusal(2, "--model", typo);
+    expect_refusal(2, "--no-enable-prefix-caching: here --prefix-cache off", vllm);
     expect_refusal(1, "--kv-memory: 'lots' is not a size", kv);
     expect_refusal(1, "or a percentage, as 80%", kv);
     expect_refusal(1, "give --socket and --bridge, or set XDG_RUNTIME_DIR", nowhere);

@@ -58,9 +58,10 @@ struct scene {
     int32_t *table; // host: a block of each block_size tokens
     int n_blocks;
     char *expected; // (n, out_bytes)
+    int32_t *lists; // of paged batches, see put_list()
 };
 
-// Rows of the context that are one sequence of a batch.
+// Rows of the context that are one sequence of a batch; or, with a first of -1, one row of padding.
 struct run {
     int first, n;
 };
@@ -125,6 +126,24 @@ static void take_pool(struct scene *s)
     }
 }
 
+/* Paged batches have their lists at the same places, as a server's have: whoever reads them before
+ * the operation in front has ended must not find what stood there in the batch before. */
+enum list { POSITIONS, SLOTS, SEQ_OF, QUERY_START, CONTEXT_LEN, STORED_KEYS, BLOCK_TABLE };
+
+static void take_lists(struct scene *s)
+{
+    const size_t n = (BLOCK_TABLE + s->n_blocks) * (size_t)(MOST_RUNS + 1);
+    s->lists = to_device(dev, NULL, n * sizeof *s->lists);
+}
+
+static const int32_t *put_list(const struct scene *s, enum list list, const int32_t *host, int n)
+{
+    int32_t *to = s->lists + list * (size_t)(MOST_RUNS + 1);
+    assert_true(list == BLOCK_TABLE || n <= MOST_RUNS + 1);
+    device_copy_in(dev, to, host, (size_t)n * sizeof *host);
+    return to;
+}
+
 static int32_t slot_of(const struct scene *s, int position)
 {
     return s->table[position / s->c->block] * s->c->block + position % s->c->block;
@@ -132,17 +151,18 @@ static int32_t slot_of(const struct scene *s, int position)
 
 // ---- batches -----------------------------------------------------------------------------------
 
+// rows: which of the context each is; -1: padding, of which zeros come out.
 static void compare(const struct scene *s, const char *what, const void *out, const int32_t *rows,
                     int n)
 {
     const size_t width = (size_t)s->out_bytes;
-    char *host = malloc((size_t)n * width);
-    assert_non_null(host);
+    char *host = malloc((size_t)n * width), *zeros = calloc(1, width);
+    assert_true(host && zeros);
     device_copy_out(dev, host, out, (size_t)n * width);
     assert_ok(device_sync(dev));
     for (int i = 0; i < n; i++) {
-        if (rows[i] < 0) continue;
-        const char *want = s->expected + (size_t)rows[i] * width, *got = host + (size_t)i * width;
+        const char *want = rows[i] < 0 ? zeros : s->expected + (size_t)rows[i] * width;
+        const char *got = host + (size_t)i * width;
         size_t at = 0;
         while (at < width && got[at] == want[at]) at++;
         if (at < width)
@@ -151,6 +171,7 @@ static void compare(const struct scene *s, const char *what, const void *out, co
                      (int)(at / dtype_size(dt)) / attn_value_dim(&s->shape));
     }
     free(host);
+    free(zeros);
 }
 
 /* A product with the identity that is the keys of n rows from `first` on, neighbours in the pool;
@@ -211,28 +232,29 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     assert_true(position && slots && seq && table);
     for (int i = 0; i < n_runs; i++) {
         start[i] = row;
+        const bool pads = runs[i].first < 0;
         const bool goes_on = i > 0 && runs[i].first == context[i - 1];
-        context[i] = runs[i].first + runs[i].n;
-        stored[i] = goes_on ? stored[i - 1] : runs[i].first;
+        context[i] = pads ? 0 : runs[i].first + runs[i].n;
+        stored[i] = goes_on ? stored[i - 1] : pads ? 0 : runs[i].first;
         if (runs[i].n > b.max_query) b.max_query = runs[i].n;
         if (context[i] > b.max_context) b.max_context = context[i];
         memcpy(table + (size_t)i * (size_t)s->n_blocks, s->table,
                (size_t)s->n_blocks * sizeof *table);
         for (int k = 0; k < runs[i].n; k++, row++) {
-            position[row] = runs[i].first + k;
-            slots[row] = slot_of(s, position[row]);
+            position[row] = pads ? 0 : runs[i].first + k;
+            slots[row] = pads ? -1 : slot_of(s, position[row]);
             seq[row] = i;
         }
     }
     start[n_runs] = row;
     b.n_tokens = n;
-    b.positions = take_ints(position, n);
-    b.slots = take_ints(slots, n);
-    b.seq_of = take_ints(seq, n);
-    b.query_start = take_ints(start, n_runs + 1);
-    b.context_len = take_ints(context, n_runs);
-    b.stored = take_ints(stored, n_runs);
-    b.block_table = take_ints(table, n_runs * s->n_blocks);
+    b.positions = put_list(s, POSITIONS, position, n);
+    b.slots = put_list(s, SLOTS, slots, n);
+    b.seq_of = put_list(s, SEQ_OF, seq, n);
+    b.query_start = put_list(s, QUERY_START, start, n_runs + 1);
+    b.context_len = put_list(s, CONTEXT_LEN, context, n_runs);
+    b.stored = put_list(s, STORED_KEYS, stored, n_runs);
+    b.block_table = put_list(s, BLOCK_TABLE, table, n_runs * s->n_blocks);
     void *qkv = to_device(dev, NULL, (size_t)n * (size_t)s->width * dtype_size(dt));
     void *out = to_device(dev, NULL, (size_t)n * (size_t)s->out_bytes);
     ops->gather_rows(dev, qkv, s->qkv,
@@ -242,10 +264,11 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     if (store == STORE_SLOWLY)
         ops->matmul(dev, slow.to, slow.keys, slow.identity, NULL, &slow.shape);
     ops->attn_paged(dev, out, qkv, &s->kv, 0, &b, &s->shape);
+    for (int i = 0; i < n; i++)
+        if (slots[i] < 0) position[i] = -1;
     compare(s, what, out, position, n);
-    const void *all[] = {b.positions,   b.slots, b.seq_of, b.query_start, b.context_len, b.stored,
-                         b.block_table, qkv,     out};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_release(dev, (void *)all[i]);
+    device_release(dev, qkv);
+    device_release(dev, out);
     free(position);
     free(slots);
     free(seq);
@@ -352,6 +375,17 @@ static void check_decode(const struct scene *s)
     }
 }
 
+// As captured steps are: with rows of padding, in a grid of a longer context.
+static void check_padded(const struct scene *s)
+{
+    enum { ROWS = 24 };
+    struct run runs[ROWS];
+    for (int n = 1; n < ROWS; n *= 3) {
+        for (int i = 0; i < ROWS; i++) runs[i] = (struct run){i < n ? s->n - 1 - i * 17 : -1, 1};
+        run_paged(s, "decoded, padded", runs, ROWS, 5000, STORE);
+    }
+}
+
 // Drafts are sequences of one row that see those before them: of the keys that their own batch
 // stores, none may be read before the operation that stores them has ended.
 static void check_drafts(const struct scene *s)
@@ -411,6 +445,7 @@ static void check_case(const struct attention_case *c)
     s.qkv = take_rows(&s, s.n, 5);
     if (c->sinks) s.shape.sinks = s.qkv; // any numbers do
     take_pool(&s);
+    take_lists(&s);
     run_packed(&s, 0, 0, &out);
     s.expected = malloc((size_t)s.n * (size_t)s.out_bytes);
     assert_non_null(s.expected);
@@ -423,6 +458,7 @@ static void check_case(const struct attention_case *c)
     static const int chunks[] = {1200, 512, 100, 64, 7};
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) check_chunks(&s, chunks[i]);
     check_decode(&s);
+    check_padded(&s);
     check_mixed(&s);
     check_drafts(&s);
 
@@ -430,6 +466,7 @@ static void check_case(const struct attention_case *c)
     device_release(dev, s.qkv);
     device_release(dev, s.kv.k);
     device_release(dev, s.kv.v);
+    device_release(dev, s.lists);
     free(s.table);
     free(s.expected);
 }

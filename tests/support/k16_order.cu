@@ -1,4 +1,4 @@
-// k16_order.cu: see k16_order.h.
+/* k16_order.cu: see k16_order.h. */
 #include "tests/support/k16_order.h"
 #include <cuda_runtime.h>
 

@@ -1,5 +1,5 @@
-/* What a batch says of the keys that each sequence finds in the pool: those of earlier batches,
- * however many of its sequences share blocks. */
+/* test_batch.c: what a batch says of the keys that each sequence finds in the pool: those of
+ * earlier batches, however many of its sequences share blocks. */
 #include "common/model/batch.h"
 #include "tests/support/support.h"
 

@@ -268,6 +268,14 @@ static void what_is_no_data(void **state)
     assert_no_data("PK\x03\x04zip", 7, "zip");
     assert_no_data("\xff\xfe{\0", 4, "is UTF-16: write it as UTF-8");
     assert_no_data(list, sizeof list - 1, "is one JSON list; data is JSONL");
+    const char *table = test_path(test_folder(), "train.CSV");
+    test_write(table, "prompt,answer\n", 14);
+    assert_status(dataset_load(table, NULL, &d), ST_FORMAT);
+    assert_message("is a CSV file; data is JSONL");
+    assert_message("load_dataset(\"csv\", data_files=");
+    test_write(table, "{\"prompt\":\"a\"}\n", 15); // by another name
+    assert_ok(dataset_load(table, NULL, &d));
+    dataset_free(d);
     const char *gone = test_path(test_folder(), "train.jsonl");
     assert_int_equal(symlink("blobs/1", gone), 0);
     assert_status(dataset_load(gone, NULL, &d), ST_IO);

@@ -85,6 +85,7 @@ static void the_way_is_told(void **state)
     refused("--algorithm.rollout_correction.rollout_is_threshold",
             "--importance-sampling-clip-max");
     refused("--bf16", "here cw-infer-server --dtype");
+    refused("--full-determinism", "here --exact");
     refused("--actor_rollout_ref.rollout.free_cache_engine", "here nothing: server and trainer");
     const char *path = test_path(test_folder(), "config.json");
     test_write(path, "{\"kl_loss_coef\": 0.1}", 21);

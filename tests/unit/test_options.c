@@ -214,7 +214,7 @@ static void wrong_usage(void **state)
         {{"--verbose=maybe"}, "--verbose: 'maybe' is neither true nor false"},
         {{"--device", "cp"}, "--device: 'cp' is not one of auto|cpu|cuda"},
         {{"--=1"}, "unknown option --=1"},
-        {{"a", "b", "c"}, "unexpected argument 'c'"},
+        {{"a", "b", "c"}, "unexpected argument 'c' (--help shows the usage)"},
     };
     struct config c;
     const char *positional[2];
@@ -224,6 +224,10 @@ static void wrong_usage(void **state)
         assert_message(cases[i].sentence);
         assert_null(set);
     }
+    char *argv[] = {(char *)(uintptr_t) "program", (char *)(uintptr_t) "DIR", NULL};
+    assert_int_equal(options_parse(table, "program", "[options]", 2, argv, 0, &c, NULL, &set),
+                     OPTIONS_BAD);
+    assert_message("unexpected argument 'DIR': values stand behind their options");
 }
 
 static void sizes(void **state)

@@ -249,7 +249,7 @@ static void bad_names(void **state)
     assert_status(try_open("", NULL), ST_INVALID);
     assert_status(try_open("exact,", NULL), ST_INVALID);
     assert_status(try_open("exact", "1,2"), ST_INVALID);
-    assert_message("2 for 1");
+    assert_message("--reward-weights 1,2: 2 for 1 terms of --reward; give each its own");
     assert_status(try_open("exact", "x"), ST_INVALID);
     assert_status(try_open("exact", "1e999"), ST_INVALID);
     assert_status(try_open("plugin", NULL), ST_INVALID);

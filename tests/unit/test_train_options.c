@@ -1,5 +1,6 @@
-/* The options of cw-trainer train: names and defaults of TRL's GRPOConfig (1.16) and of the
- * transformers.TrainingArguments beneath it, and how each option of the loss reaches it. */
+/* test_train_options.c: the options of cw-trainer train: names and defaults of TRL's GRPOConfig
+ * (1.16) and of the transformers.TrainingArguments beneath it, how each option of the loss reaches
+ * it, and what is said of those that are missing. */
 #include "trainer/run/config.h"
 #include "tests/support/support.h"
 

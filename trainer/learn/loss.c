@@ -14,8 +14,8 @@
  * the step's first update, both by the trainer: it is exactly 1 in the first iteration, moves with
  * the updates and is what clipping bounds. The weight of truncated importance sampling (tis) is the
  * policy before the first update, by the trainer, over the one that sampled the token, by the
- * sampler: rounding, and updates made while
- * the token was in flight. It is a constant of the step. Their product is the whole quotient.
+ * sampler: rounding, and updates made while the token was in flight. It is a constant of the step.
+ * Their product is the whole quotient.
  *
  * Tokens that a frozen model wrote among the policy's (tandem) take part with a weight of their
  * own, in the sum and in what it is divided by. The sampler's log-probability of such a token is

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #define TO_JSONL                                                                                   \
@@ -42,6 +43,14 @@ bool data_file_has_mark(const char *text, size_t len)
     return len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0;
 }
 
+static enum status must_convert(const char *path, const char *is, const char *loader)
+{
+    char files[512];
+    snprintf(files, sizeof files, ", data_files=\"%s\"", path);
+    return status_fail(ST_FORMAT, "%s %s; data is JSONL, an example a line: " TO_JSONL, path, is,
+                       loader, files);
+}
+
 enum status data_file_check(const char *where, const char *text, size_t len)
 {
     static const struct {
@@ -60,11 +69,10 @@ enum status data_file_check(const char *where, const char *text, size_t len)
         size_t n = strlen(formats[i].magic);
         if (len < n || memcmp(text, formats[i].magic, n) != 0) continue;
         if (!formats[i].loader) return status_fail(ST_FORMAT, "%s %s", where, formats[i].words);
-        char files[512];
-        snprintf(files, sizeof files, ", data_files=\"%s\"", where);
-        return status_fail(ST_FORMAT, "%s %s; data is JSONL, an example a line: " TO_JSONL, where,
-                           formats[i].words, formats[i].loader, files);
+        return must_convert(where, formats[i].words, formats[i].loader);
     }
+    const char *dot = strrchr(where, '.');
+    const bool is_csv = dot && strcasecmp(dot, ".csv") == 0;
     if (data_file_has_mark(text, len)) text += 3, len -= 3;
     size_t blank = 0;
     while (blank < len && strchr(" \t\r\n", text[blank]) && text[blank]) blank++;
@@ -74,5 +82,8 @@ enum status data_file_check(const char *where, const char *text, size_t len)
             "%s is one JSON list; data is JSONL, an example a line: jq -c '.[]' %s > "
             "train.jsonl",
             where, where);
+    // whatever it is called, a line of JSONL begins so
+    if (is_csv && blank < len && text[blank] != '{')
+        return must_convert(where, "is a CSV file", "csv");
     return ST_OK;
 }

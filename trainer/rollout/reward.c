@@ -128,14 +128,15 @@ static enum status parse_weights(struct reward *r, const char *weights)
         char *end;
         double weight = strtod(s, &end);
         if (end == s || (*end && *end != ',') || !isfinite(weight))
-            return status_fail(ST_INVALID, "reward weights \"%s\": \"%s\" is not a number", weights,
+            return status_fail(ST_INVALID, "--reward-weights %s: \"%s\" is not a number", weights,
                                s);
         if (n < r->n) r->terms[n].weight = weight;
         s = *end ? end + 1 : end;
     }
     if (n && n != r->n)
-        return status_fail(ST_INVALID, "reward weights \"%s\" are %d for %d terms", weights, n,
-                           r->n);
+        return status_fail(ST_INVALID,
+                           "--reward-weights %s: %d for %d terms of --reward; give each its own",
+                           weights, n, r->n);
     return ST_OK;
 }
 

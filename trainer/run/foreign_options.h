@@ -116,6 +116,9 @@
         OPT_FOREIGN("bf16", "cw-infer-server --dtype is the model's dtype"),                       \
         OPT_FOREIGN("fp16", "cw-infer-server --dtype is the model's dtype: bf16 or f32"),          \
         OPT_FOREIGN("torch-dtype", "cw-infer-server --dtype"),                                     \
+        OPT_FOREIGN("dtype", "cw-infer-server --dtype"),                                           \
+        OPT_FOREIGN("dataset-config", "--data takes a JSONL file"),                                \
+        OPT_FOREIGN("full-determinism", "--exact, and cw-infer-server --exact"),                   \
         OPT_FOREIGN("cast-lm-head-to-fp32", "nothing: logits are f32"),                            \
         OPT_FOREIGN("use-liger-kernel",                                                            \
                     "nothing: the logits exist --logits-chunk rows at a time"),                    \
