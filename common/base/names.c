@@ -4,8 +4,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NAME_MAX_LEN 63
-
 // Edits (insert, delete, replace) from a to b; two rows of the usual table.
 static size_t edit_distance(const char *a, const char *b)
 {

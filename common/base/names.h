@@ -10,6 +10,7 @@ int name_find(const char *const names[], const char *text);
 // The same; where no value has the name ST_INVALID with a sentence that lists them all, before
 // which the caller puts what was read (status_context).
 enum status name_parse(const char *const names[], const char *text, int *ret);
+#define NAME_MAX_LEN 63 // of a word or a name that is near anything
 // The name nearest to a word that is none, for errors; start with {.word}. name: NULL where nothing
 // is near, since a suggestion that is a guess misleads. The start of a name counts as one edit.
 struct nearest_name {

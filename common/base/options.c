@@ -58,8 +58,6 @@ static const struct option_spec *table_find(const struct option_spec *table, con
 
 // ---- names that are not there -------------------------------------------------------------------
 
-#define NAME_MAX_LEN 63
-
 static const char *nearest_option(const struct option_spec *table, const char *word)
 {
     struct nearest_name nearest = {.word = word};
