@@ -422,7 +422,7 @@ static void the_example_of_the_docs_runs(void **state)
 static void with_the_real_verifiers(void **state)
 {
     (void)state;
-    const char *python = test_python("datasets, verifiers"), *argv[TRAINER_WORDS];
+    const char *python = test_python("datasets, verifiers.types"), *argv[TRAINER_WORDS];
     const char *script = test_path(test_root(), "trainer/examples/verifiers_environment.py");
     const char *env = test_path(test_root(), "tests/clients/verifiers_calculator.py");
     const char *data = test_path(scene.folder, "verifiers.jsonl");

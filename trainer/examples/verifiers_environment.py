@@ -16,8 +16,11 @@ import time
 lines = os.fdopen(os.dup(1), "w")  # what environments print goes to standard error
 os.dup2(2, 1)
 
-import verifiers as vf  # noqa: E402
-from verifiers.types import Response, ResponseMessage  # noqa: E402
+try:
+    import verifiers as vf
+    from verifiers.types import Response, ResponseMessage
+except ImportError as error:
+    sys.exit(f"{error}: this file is for verifiers 0.1 (pip install 'verifiers<0.2'), the later ones are another design")
 
 
 class Policy(vf.Client):
