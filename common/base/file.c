@@ -94,7 +94,9 @@ static enum status read_to_end(int fd, const char *path, size_t size, size_t max
     return bytes_status(content);
 }
 
-static enum status read_whole(const char *path, size_t max, bool own, struct bytes *ret)
+// ret_left_out: see file_read_start(); NULL: a larger file is an error.
+static enum status read_file(const char *path, size_t max, bool own, struct bytes *ret,
+                             int64_t *ret_left_out)
 {
     int fd = -1;
     size_t size;
@@ -102,11 +104,19 @@ static enum status read_whole(const char *path, size_t max, bool own, struct byt
     enum status st;
     CHECK(open_regular(path, &fd, &size));
     if (own) CHECK(file_check_owner(fd, path));
-    if (size <= max) CHECK(read_to_end(fd, path, size, max, &content));
-    if (size > max || content.len > max) {
+    if (size <= max || ret_left_out)
+        CHECK(read_to_end(fd, path, size < max ? size : max, max, &content));
+    const size_t len = content.len;
+    if (!ret_left_out && (size > max || len > max)) {
         st = too_large(path, max);
         goto out;
     }
+    if (len > max) { // the last line's end within them
+        const char *end = memrchr(content.data, '\n', max);
+        content.len = end ? (size_t)(end + 1 - content.data) : 0;
+        content.data[content.len] = 0;
+    }
+    if (ret_left_out) *ret_left_out = (int64_t)((size > len ? size : len) - content.len);
     bytes_release(ret);
     *ret = content;
     content = (struct bytes)BYTES_INIT;
@@ -118,36 +128,17 @@ out:
 
 enum status file_read(const char *path, size_t max, struct bytes *ret)
 {
-    return read_whole(path, max, false, ret);
+    return read_file(path, max, false, ret, NULL);
 }
 
 enum status file_read_own(const char *path, size_t max, struct bytes *ret)
 {
-    return read_whole(path, max, true, ret);
+    return read_file(path, max, true, ret, NULL);
 }
 
 enum status file_read_start(const char *path, size_t max, struct bytes *ret, int64_t *ret_left_out)
 {
-    int fd = -1;
-    size_t size;
-    struct bytes content = BYTES_INIT;
-    enum status st;
-    CHECK(open_regular(path, &fd, &size));
-    CHECK(read_to_end(fd, path, size < max ? size : max, max, &content));
-    const size_t len = content.len;
-    if (len > max) { // the last line's end within them
-        const char *end = memrchr(content.data, '\n', max);
-        content.len = end ? (size_t)(end + 1 - content.data) : 0;
-        content.data[content.len] = 0;
-    }
-    *ret_left_out = (int64_t)((size > len ? size : len) - content.len);
-    bytes_release(ret);
-    *ret = content;
-    content = (struct bytes)BYTES_INIT;
-out:
-    bytes_release(&content);
-    if (fd >= 0) close(fd);
-    return st;
+    return read_file(path, max, false, ret, ret_left_out);
 }
 
 enum status file_each_line(const char *path, file_line_fn take, void *context)
