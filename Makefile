@@ -57,7 +57,7 @@ LDFLAGS_ := -fopenmp -pthread -Wl,-z,relro,-z,now $(LDFLAGS) $(if $(SANITIZE),-f
 LIB_SRC     := $(wildcard common/*/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
 SERVER_SRC  := $(wildcard infer-server/*/*.c)
 TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c $(addsuffix /*.c,trainer/run trainer/rollout trainer/learn trainer/serve trainer/launch)))
-CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu))
+CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 # in the order in which they follow each other on the page
 REPORT_JS   := $(patsubst %,tools/report/page/%.js,dom number run chart time charts rollouts page)

@@ -6,7 +6,7 @@
  * block to finish merges them. How a context is cut depends on its length only; the grid depends on
  * max_context only, so that a captured launch serves every shorter context.
  */
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention/attention.cuh"
 
 #define MAX_CHUNKS 64
 #define WARPS      4

@@ -5,7 +5,7 @@
  * Gradients of the weights are summed in registers over the rows of a group, a fixed assignment,
  * then over groups and blocks: the same bits in every run.
  */
-#include "kernels/cuda/peer_sum.cuh"
+#include "kernels/cuda/comm/peer_sum.cuh"
 
 #define THREADS  256 // of a block, where a group is not larger
 #define WIDEST   16384

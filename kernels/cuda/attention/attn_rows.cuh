@@ -5,7 +5,7 @@
 #ifndef KERNELS_CUDA_ATTN_ROWS_CUH
 #define KERNELS_CUDA_ATTN_ROWS_CUH
 
-#include "kernels/cuda/attn_order.cuh"
+#include "kernels/cuda/attention/attn_order.cuh"
 
 // Of a thread's two rows: keys after position and up to hidden are not seen.
 struct rows_seen {

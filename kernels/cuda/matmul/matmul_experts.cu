@@ -12,7 +12,7 @@
  * stages, and, where the experts have few rows each, in matmul_small.cu; f32, and bf16 of widths or
  * addresses that do not allow 16-byte copies, on a plain tiled kernel.
  */
-#include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/matmul/experts.cuh"
 #include "kernels/cuda/tensor.cuh"
 
 #define THREADS 256

@@ -6,7 +6,7 @@
  * narrow tiles, all of whose weights are on their way at once, as reading these is all the work;
  * more take larger ones, up to 128 x 128. Results go out by way of shared memory, 16 bytes a
  * thread. */
-#include "kernels/cuda/latent.cuh"
+#include "kernels/cuda/attention/latent.cuh"
 #include "kernels/cuda/tensor.cuh"
 
 #define DEPTH    64 // of the inner dimension in a stage

@@ -12,7 +12,7 @@
  * to sample from, and a third verifies: with the maximum, sum and threshold of either row at hand
  * it takes one pass, in tiles as the first, over the rows whose draft is rejected.
  */
-#include "kernels/cuda/log_sum.cuh"
+#include "kernels/cuda/rows/log_sum.cuh"
 #include "kernels/sampling.h"
 
 #define THREADS        TILE_THREADS

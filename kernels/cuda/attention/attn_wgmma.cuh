@@ -13,7 +13,7 @@
 #ifndef KERNELS_CUDA_ATTN_WGMMA_CUH
 #define KERNELS_CUDA_ATTN_WGMMA_CUH
 
-#include "kernels/cuda/attn_rows.cuh"
+#include "kernels/cuda/attention/attn_rows.cuh"
 #include "kernels/cuda/hopper.cuh"
 
 #define GROUPS     2

@@ -20,11 +20,11 @@
  * has rows of B from two places, and each thread ends a pair of columns in one and the pair that
  * belongs to it in the other. docs/performance.md says what was tried and lost.
  */
-#include "kernels/cuda/act.cuh"
-#include "kernels/cuda/experts.cuh"
+#include "kernels/cuda/rows/act.cuh"
+#include "kernels/cuda/matmul/experts.cuh"
 #include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/peer_sum.cuh"
-#include "kernels/cuda/rope.cuh"
+#include "kernels/cuda/comm/peer_sum.cuh"
+#include "kernels/cuda/rows/rope.cuh"
 #include <utility>
 
 #define MOST_ROWS    128 // of a block

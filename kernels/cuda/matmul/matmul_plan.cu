@@ -12,7 +12,7 @@
  * summation of an unsplit algorithm was seen to depend. Every split adds in a fixed order, so each
  * choice gives the same bits each time. */
 #include "common/base/hash.h"
-#include "kernels/cuda/matmul_plan.cuh"
+#include "kernels/cuda/matmul/matmul_plan.cuh"
 #include <stdlib.h>
 #include <string.h>
 

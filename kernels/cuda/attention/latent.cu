@@ -3,7 +3,7 @@
  *
  * Where latent_tensor.cu does not have the two products, they are an ordinary tiled one for each
  * head, on the ordinary units in f32. */
-#include "kernels/cuda/latent.cuh"
+#include "kernels/cuda/attention/latent.cuh"
 
 #define THREADS 256
 #define ROWS    32 // of a block's tile of the result, two a thread

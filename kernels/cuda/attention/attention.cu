@@ -10,7 +10,7 @@
  * keys, four a warp, and walks the packed rows that attend to them. No sum is shared between
  * blocks, so none needs atomics and the order is fixed.
  */
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention/attention.cuh"
 
 #define WARPS           8
 #define ROWS            4 // rows (or keys) of a warp

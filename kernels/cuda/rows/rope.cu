@@ -1,5 +1,5 @@
 /* rope.cu: rotary position embedding, in place, and storing keys and values into the block pool. */
-#include "kernels/cuda/rope.cuh"
+#include "kernels/cuda/rows/rope.cuh"
 
 #define THREADS 128
 

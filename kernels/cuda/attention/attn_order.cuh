@@ -13,7 +13,7 @@
 #ifndef KERNELS_CUDA_ATTN_ORDER_CUH
 #define KERNELS_CUDA_ATTN_ORDER_CUH
 
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/tensor.cuh"
 
 #define TILE_KEYS  64

@@ -1,7 +1,7 @@
 /* act.cu: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
  * gradients. One pass, 16-byte accesses; the kind is a run-time number, for the loads bound these.
  */
-#include "kernels/cuda/act.cuh"
+#include "kernels/cuda/rows/act.cuh"
 #include <algorithm>
 
 #define THREADS 128

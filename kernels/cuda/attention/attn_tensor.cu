@@ -13,7 +13,7 @@
  * conflicts, and are filled with 16-byte cp.async; what is out of range is filled with zeros. HD is
  * head_dim rounded up to 64, 128 or 256, in the gradient also to 192.
  */
-#include "kernels/cuda/attn_rows.cuh"
+#include "kernels/cuda/attention/attn_rows.cuh"
 
 #define THREADS 128
 #define ROWS    64 // rows (or keys, for dk and dv) of a block

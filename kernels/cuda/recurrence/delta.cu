@@ -12,8 +12,8 @@
  * that chunk's turn: of a sequence of n rows n / CHUNK + CHUNK matrices, n_sms times. Sums over
  * columns (of dq, dk, and of a row's gates) are of warps, in order; those over the value heads of a
  * key head, and over rows, are kernels of their own. */
-#include "kernels/cuda/act.cuh"
-#include "kernels/cuda/delta.cuh"
+#include "kernels/cuda/rows/act.cuh"
+#include "kernels/cuda/recurrence/delta.cuh"
 
 #define CHUNK          64
 #define PART           32

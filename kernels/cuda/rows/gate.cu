@@ -1,6 +1,6 @@
 /* gate.cu: a gate beside a value, its gradient, and the rows of attention whose queries have one.
  */
-#include "kernels/cuda/act.cuh"
+#include "kernels/cuda/rows/act.cuh"
 
 #define THREADS 128
 

@@ -10,7 +10,7 @@
 #include "common/base/clock.h"
 #include "kernels/comm_backend.h"
 #include "kernels/cuda/cuda.cuh"
-#include "kernels/cuda/peer_sum.cuh"
+#include "kernels/cuda/comm/peer_sum.cuh"
 #include <stdio.h>
 #include <stdlib.h>
 

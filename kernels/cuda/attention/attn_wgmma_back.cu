@@ -13,7 +13,7 @@
  * share) is several items, each every so many-th tile of its rows; the last of them to be done adds
  * up what all have written, in their order.
  */
-#include "kernels/cuda/attn_wgmma.cuh"
+#include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>
 
 template <int HD> constexpr int stages_of = HD <= 128 ? 4 : 2;

@@ -2,8 +2,8 @@
  * its gradient. Rows are computed side by side, all by one function: a row meets the same numbers
  * in the same order wherever they lie, in the batch or in its slot's window. A second kernel then
  * renews the windows. */
-#include "kernels/cuda/act.cuh"
-#include "kernels/cuda/delta.cuh"
+#include "kernels/cuda/rows/act.cuh"
+#include "kernels/cuda/recurrence/delta.cuh"
 
 #define THREADS  128
 #define SUM_ROWS 16 // rows at a time of a sum over rows

@@ -12,7 +12,7 @@
  * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh),
  * so after a kernel that stores those of this step they are already on their way while it runs.
  */
-#include "kernels/cuda/attn_order.cuh"
+#include "kernels/cuda/attention/attn_order.cuh"
 #include <algorithm>
 
 #define WARPS   8

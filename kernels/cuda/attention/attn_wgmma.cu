@@ -4,7 +4,7 @@
  * The kept rows are the queries, which each warp holds in registers as left operands; the stream is
  * keys and values. While the values of a tile are summed, the scores of the next become weights.
  */
-#include "kernels/cuda/attn_wgmma.cuh"
+#include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>
 
 #define STAGES 6
