@@ -13,7 +13,7 @@ _commonweight() {
         command+=("${COMP_WORDS[1]}")
         ;;
     esac
-    help=$("${command[@]}" --help 2>/dev/null) || return
+    help=$("${command[@]}" --help-all 2>/dev/null) || return
     if [[ $before == --* ]]; then
         # "--name a|b|c" has its choices in the help; other values are files
         choices=$(sed -n "s/^  $before \([a-z0-9_.:]*\(|[A-Za-z0-9_.:]*\)\{1,\}\).*/\1/p" <<<"$help" | tr '|' ' ')

@@ -5,26 +5,30 @@
  * pairs. The log-probabilities by the reference, --model as it is, are computed once, before the
  * first step, so that no second model is held. */
 #include "trainer/dpo.h"
-#include "trainer/run/foreign_options.h"
+#include "trainer/run/foreign_names.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/options_shared.h"
 
 #define OPTIONS_OF struct offline_config
 const struct option_spec dpo_options[] = {
     OPT_HEADING("What is trained, on what"),
-    OPT_TEXT("model", model, NULL, "DIR", "model folder to start from, and the reference (needed)"),
+    OPT_TEXT("model", model, NULL, "DIR", "model folder to start from, and the reference (needed)",
+             IS_COMMON),
     OFFLINE_DATA_OPTIONS("pairs, JSONL: prompt, chosen and rejected"),
     OPT_HEADING("Loss"),
-    OPT_CHOICE("loss-type", preference.type, "sigmoid", preference_names, "sigmoid: DPO"),
+    OPT_CHOICE("loss-type", preference.type, "sigmoid", preference_names, "sigmoid: DPO",
+               IS_COMMON),
     OPT_DOUBLE("beta", preference.beta, "0.1", "B", 0, 1e6,
-               "how closely the policy is held to the reference; more: closer"),
+               "how closely the policy is held to the reference; more: closer", IS_COMMON),
     OPT_DOUBLE("label-smoothing", preference.label_smoothing, "0", "E", 0, 0.499,
-               "of robust and exo_pair: share of pairs taken to be the wrong way round"),
+               "of robust and exo_pair: share of pairs taken to be the wrong way round",
+               WITHIN("loss-type=robust,exo_pair")),
     OPT_DOUBLE("sft-weight", sft_weight, "0", "W", 0, 1e6,
                "of the chosen completions' cross-entropy beside it, which keeps them likely"),
     OFFLINE_RUN_OPTIONS("1e-6"),
-    OFFLINE_FOREIGN_OPTIONS,
-    DPO_FOREIGN_OPTIONS,
+    OPT_FOREIGN(dpo_foreign_names),
+    OPT_FOREIGN(offline_foreign_names),
+    OPT_FOREIGN(common_foreign_names),
     OPT_END,
 };
 

@@ -37,20 +37,33 @@ struct eval_config {
     bool json;
     struct sampling_options sampling; // without its seed
     double rollout_timeout;
-    int64_t limit, seed, num_samples;
+    int64_t seed, num_generations;
+};
+
+// Of an evaluation within a run, and those that these options had once.
+static const char *const foreign_names[] = {
+    "num-generations-eval num-samples: --num-generations",
+    "eval-limit limit: --max-samples",
+    "eval-data: --data",
+    "eval-temperature: --temperature",
+    NULL,
 };
 
 #define OPTIONS_OF struct eval_config
 static const struct option_spec eval_options[] = {
     OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
-    OPT_TEXT("model", model, NULL, "DIR",
-             "or: a model folder, a checkpoint say, of which a server is started for this alone"),
-    OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "with --model: where it runs"),
-    OPT_TEXT("server-args", server_args, NULL, "\"--OPTION ...\"",
-             "with --model: further options of cw-infer-server"),
+    OPT_TEXT(
+        "model", model, NULL, "DIR",
+        "or: a model folder, a checkpoint say, of which a server is started for this alone",
+        EXCLUDES("bridge", "that names a server that runs, this a folder of which one is started")),
+    OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where that server runs",
+             WITHIN("model")),
+    OPT_TEXT("server-args", server_args, NULL, "\"--OPTION ...\"", "further options of that server",
+             WITHIN("model")),
     OPT_DOUBLE("server-timeout", server_timeout, "600", "SECONDS", 0.1, 1e6,
-               "with --model: longest wait for its start"),
+               "longest wait for its start", WITHIN("model")),
     OPT_TEXT("data", data, NULL, "FILE", "prompts with answers, JSONL"),
+    MAX_SAMPLES_OPTION,
     OPT_TEXT("lora", lora, NULL, "NAME",
              "of an adapter that the server holds; with --model: its PEFT folder (default: the "
              "model itself)"),
@@ -60,11 +73,12 @@ static const struct option_spec eval_options[] = {
     ANSWER_FIELD_OPTION,
     OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one answer"),
     OPT_DOUBLE("temperature", sampling.temperature, "0", "T", 0, 100, "0: greedy"),
-    OPT_INT("num-samples", num_samples, "1", "N", 1, 2048,
-            "of each prompt, for pass@k and maj@N; wants a temperature"),
+    OPT_INT("num-generations", num_generations, "1", "N", 1, 2048,
+            "samples of each prompt, for pass@k and maj@N",
+            NEEDS_WHEN(">1", "temperature",
+                       "greedy samples of a prompt are all the same; give a temperature")),
     OPT_TEXT("stop", sampling.stop, NULL, "TEXT", "text that ends an answer"),
     OPT_INT("seed", seed, "42", "N", 0, 1e15, "of sampling, where it is not greedy"),
-    OPT_INT("limit", limit, "0", "N", 0, 1e9, "first N prompts; 0: all"),
     OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
                "longest wait for one request"),
     LOG_LEVEL_OPTION,
@@ -72,12 +86,7 @@ static const struct option_spec eval_options[] = {
         "output", output, NULL, "FILE",
         "JSONL, a line for each sample: prompt, completion, reward and its terms, finish reason"),
     OPT_FLAG("json", json, NULL, "print the result as a JSON object"),
-    // those of an evaluation within a run
-    OPT_FOREIGN("num-generations", "--num-samples"),
-    OPT_FOREIGN("num-generations-eval", "--num-samples"),
-    OPT_FOREIGN("eval-data", "--data"),
-    OPT_FOREIGN("eval-limit", "--limit"),
-    OPT_FOREIGN("eval-temperature", "--temperature"),
+    OPT_FOREIGN(foreign_names),
     OPT_END,
 };
 
@@ -194,8 +203,8 @@ static enum status eval_on(const struct eval *e, const struct rollout_source *so
     struct sampling_options sampling = config->sampling;
     sampling.top_p = 1;
     sampling.seed = (uint64_t)config->seed;
-    CHECK(rollout_check_context(source, data, config->limit, sampling.max_tokens));
-    CHECK(evaluate(source, data, (int)config->limit, (int)config->num_samples, e->reward, &sampling,
+    CHECK(rollout_check_context(source, data, 0, sampling.max_tokens));
+    CHECK(evaluate(source, data, 0, (int)config->num_generations, e->reward, &sampling,
                    config->output ? &lines : NULL, &result));
     if (config->output) {
         CHECK(file_write_atomic(config->output, 0644, bytes_text(&lines), lines.len));
@@ -243,31 +252,14 @@ out:
     return st;
 }
 
-// Options of a server that is started, where one is asked that runs.
-static enum status check_server(const struct eval_config *c, const struct option_set *set)
-{
-    static const char *const of_server[] = {"device", "server-args", "server-timeout"};
-    if (c->model && c->bridge)
-        return status_fail(ST_INVALID, "--bridge names a server that runs, --model a folder of "
-                                       "which one is started: give one of the two");
-    for (size_t i = 0; !c->model && i < sizeof of_server / sizeof *of_server; i++)
-        if (options_given(set, of_server[i]))
-            return status_fail(ST_INVALID, "--%s is for a server that is started: give --model DIR",
-                               of_server[i]);
-    return ST_OK;
-}
-
 static enum status check(void *context, struct option_set *set)
 {
     struct eval *e = context;
     enum status st;
     log_open("cw-trainer", e->config.log_level);
-    CHECK(check_server(&e->config, set));
+    CHECK(options_check(set, &e->config));
     if (!e->config.data) FAIL(ST_INVALID, "--data is missing: a JSONL file of prompts");
     CHECK(prompts_check(&e->config.prompts));
-    if (e->config.num_samples > 1 && e->config.sampling.temperature == 0)
-        FAIL(ST_INVALID, "--num-samples with --temperature 0: greedy samples of a prompt are all "
-                         "the same; give a temperature");
     e->config.reward.max_completion_length = e->config.sampling.max_tokens;
     st = reward_new(&e->config.reward, &e->reward);
 out:

@@ -78,7 +78,8 @@ static const struct option_spec table[] = {
         "not while it has the weights or an adapter"),
     LOG_LEVEL_OPTION,
     OPT_CONFIG,
-    OPT_FOREIGN("unembed", "adapters are on the head where the client says so (train_unembed)"),
+    OPT_FOREIGN(
+        OPTION_WORDS("unembed: adapters are on the head where the client says so (train_unembed)")),
     OPT_END,
 };
 

@@ -4,22 +4,26 @@
  * one completion, and the loss is the mean over the step's completion tokens of -log p. Examples of
  * similar length need not meet, since nothing is padded. */
 #include "trainer/sft.h"
-#include "trainer/run/foreign_options.h"
+#include "trainer/run/foreign_names.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/options_shared.h"
 
 #define OPTIONS_OF struct offline_config
 const struct option_spec sft_options[] = {
     OPT_HEADING("What is trained, on what"),
-    OPT_TEXT("model", model, NULL, "DIR", "model folder to start from"),
-    OPT_TEXT("init", init, NULL, "FILE", "or: a config.json, for a new model with random weights"),
+    OPT_TEXT("model", model, NULL, "DIR", "model folder to start from", IS_COMMON),
+    OPT_TEXT("init", init, NULL, "FILE", "or: a config.json, for a new model with random weights",
+             IS_COMMON, EXCLUDES("model", "both say what is trained"),
+             NEEDS("tokenizer", "a folder with tokenizer.json"),
+             EXCLUDES("lora-r", "an adapter of random weights is of no use")),
     OPT_CHOICE("train-on", all_turns, "last", OPTION_WORDS("last", "all"),
                "which turns of the assistant are learnt of a conversation"),
     OFFLINE_DATA_OPTIONS("prompts and completions, JSONL"),
     ANSWER_FIELD_OPTION,
     OFFLINE_RUN_OPTIONS("2e-5"),
-    OFFLINE_FOREIGN_OPTIONS,
-    SFT_FOREIGN_OPTIONS,
+    OPT_FOREIGN(sft_foreign_names),
+    OPT_FOREIGN(offline_foreign_names),
+    OPT_FOREIGN(common_foreign_names),
     OPT_END,
 };
 

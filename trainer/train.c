@@ -157,54 +157,6 @@ out:
     return st;
 }
 
-// A run that goes on has been told.
-static void say_idle(const struct option_set *set, const struct train_config *c)
-{
-    const enum loss_type type = c->loss.type;
-    const enum advantage_estimator estimator = c->advantage.estimator;
-    const bool clips = type != LOSS_SAPO && type != LOSS_CISPO;
-    const struct idle_options parts[] = {
-        {c->sampling.tandem.on,
-         "--tandem",
-         {"tandem-selector", "tandem-p", "tandem-chunk", "tandem-shared", "tandem-frozen-weight"}},
-        {c->rollouts != NULL, "--rollouts", {"rollout-processes"}},
-        {c->async, "--async", {"max-staleness"}},
-        {c->log_completions, "--log-completions", {"log-logprobs"}},
-        {c->sync_ref_model, "--sync-ref-model", {"ref-model-mixup-alpha", "ref-model-sync-steps"}},
-        {c->entropy.adaptive,
-         "--use-adaptive-entropy",
-         {"entropy-coef-min", "entropy-coef-max", "entropy-coef-delta", "entropy-target"}},
-        {type == LOSS_SAPO, "--loss-type sapo", {"sapo-temperature-neg", "sapo-temperature-pos"}},
-        {clips, "a --loss-type other than sapo and cispo", {"epsilon"}},
-        {type != LOSS_SAPO, "a --loss-type other than sapo", {"epsilon-high"}},
-        {clips && type != LOSS_GMPO, "a --loss-type other than sapo, gmpo and cispo", {"delta"}},
-        {estimator == ADVANTAGE_GRPO || estimator == ADVANTAGE_GRPO_PASSK,
-         "--advantage-estimator grpo or grpo_passk",
-         {"scale-rewards"}},
-        {!c->normalise_terms, "--reward-normalise none", {"scale-rewards"}},
-        {c->eval_data != NULL, "--eval-data", {"eval-temperature", "num-generations-eval"}},
-        {strstr(c->reward.names, "overlong") != NULL, "--reward overlong", {"overlong-buffer"}},
-        {strstr(c->reward.names, "repetition") != NULL,
-         "--reward repetition",
-         {"repetition-ngram"}},
-    };
-    if (!c->resume) notice_idle(set, parts, sizeof parts / sizeof *parts);
-}
-
-// Options of servers that are started, where --bridge names some that run.
-static enum status check_servers(const struct train *t)
-{
-    const struct train_config *c = &t->config;
-    const bool shards = c->job.shards > 1;
-    if (!c->serves || !c->bridge || (!c->model && !c->job.server_args && !shards)) return ST_OK;
-    return status_fail(ST_INVALID,
-                       "--%s is for servers that are started, --bridge names one that runs: leave "
-                       "one of the two out",
-                       c->model ? "model"
-                       : shards ? "tensor-parallel-size"
-                                : "server-args");
-}
-
 static enum status check(void *context, struct option_set *set)
 {
     struct train *t = context;
@@ -212,18 +164,16 @@ static enum status check(void *context, struct option_set *set)
     enum status st;
     CHECK(job_find(&c->job, &t->job));
     c->serves = t->job.serves || t->job.launches;
+    c->several_ranks = t->job.ranks.size > 1;
     CHECK(run_folder_options(set, c));
-    CHECK(check_servers(t));
-    CHECK(train_config_resolve(c, &t->run.resolved));
+    CHECK(train_config_resolve(c, set, &t->run.resolved));
     c->reward.environment = c->rollouts != NULL;
     c->reward.max_completion_length = c->sampling.max_tokens;
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &t->run.reward));
     log_open(t->job.log_name, c->log_level);
     CHECK(run_find_ranks(&t->run));
-    const char *idle = train_config_idle_cost(c);
-    if (idle) log_warn("--%s has no effect without --cost", idle);
-    say_idle(set, c);
+    if (!c->resume) notice_idle(set, c); // a run that goes on has been told
     if (c->resume && options_given(set, "start-from"))
         log_warn("--start-from has no effect with --resume where the run has a checkpoint");
 out:

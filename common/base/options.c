@@ -5,8 +5,8 @@
  * and file are stored, for its values. A value is a text as on the command line, whoever gives it;
  * strings are copied into the set, so a config does not depend on who gave a value.
  */
-#include "common/base/options.h"
 #include "common/base/json.h"
+#include "common/base/option_set.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -18,16 +18,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-struct option_set {
-    const struct option_spec *table;
-    bool *given; // one for each of the table: by flag or file
-    char **strings;
-    size_t n_strings;
-};
-
 static bool is_option(const struct option_spec *spec)
 {
-    return spec->type != OPTION_HEADING && spec->type != OPTION_FOREIGN;
+    return spec->type != OPTION_HEADING && spec->type != OPTION_DERIVED &&
+           spec->type != OPTION_FOREIGN;
 }
 
 // Names that options had once: still read, in no list, and never suggested.
@@ -43,7 +37,7 @@ static bool is_name(const char *name, const char *text, size_t len)
     return strlen(name) == len && memcmp(name, text, len) == 0;
 }
 
-static const struct option_spec *table_find(const struct option_spec *table, const char *name,
+const struct option_spec *option_table_find(const struct option_spec *table, const char *name,
                                             size_t len)
 {
     for (size_t i = 0; i < sizeof renamed / sizeof *renamed; i++)
@@ -181,6 +175,7 @@ static enum status store(struct option_set *set, const struct option_spec *spec,
             st = value_fail(from, "%s", status_message());
         break;
     case OPTION_HEADING:
+    case OPTION_DERIVED:
     case OPTION_FOREIGN:
         break;
     }
@@ -238,17 +233,28 @@ static const struct option_spec *find_key(const struct option_spec *table, const
     if (len > NAME_MAX_LEN || strchr(key, '-')) return NULL;
     memcpy(name, key, len + 1);
     swap_letter(name, '_', '-');
-    return table_find(table, name, len);
+    return option_table_find(table, name, len);
+}
+
+// What is behind the colon of "name name: here", where `word` is one of the names; else NULL.
+static const char *here_for(const char *entry, const char *word)
+{
+    const size_t len = strlen(word), names = strcspn(entry, ":");
+    for (const char *at = entry; at < entry + names; at += strcspn(at, " :") + 1)
+        if (strcspn(at, " :") == len && memcmp(at, word, len) == 0) return entry + names + 2;
+    return NULL;
 }
 
 // What stands here for an option of another program, of whose name the last part counts; NULL:
 // nothing is known of it.
 static const char *foreign_name(const struct option_spec *table, const char *word)
 {
-    const char *dot = strrchr(word, '.'), *name = dot ? dot + 1 : word;
-    for (; table->name; table++)
-        if (table->type == OPTION_FOREIGN && strcmp(table->name, name) == 0) return table->help;
-    return NULL;
+    const char *dot = strrchr(word, '.'), *here = NULL;
+    for (; table->name && !here; table++)
+        for (const char *const *entry = table->choices;
+             table->type == OPTION_FOREIGN && *entry && !here; entry++)
+            here = here_for(*entry, dot ? dot + 1 : word);
+    return here;
 }
 
 static enum status unknown_key(const struct option_set *set, const char *path, const char *key)
@@ -334,10 +340,10 @@ static enum status read_option(const struct option_spec *table, int argc, char *
     const char *word = argv[*at], *name = word + 2;
     size_t len = strcspn(name, "=");
     const char *value = name[len] == '=' ? name + len + 1 : NULL;
-    const struct option_spec *spec = table_find(table, name, len);
+    const struct option_spec *spec = option_table_find(table, name, len);
     (*at)++;
     if (!spec && len > 3 && strncmp(name, "no-", 3) == 0) {
-        spec = table_find(table, name + 3, len - 3);
+        spec = option_table_find(table, name + 3, len - 3);
         if (!spec || spec->type != OPTION_FLAG) return unknown_option(table, word);
         if (value) return status_fail(ST_INVALID, "--no-%s takes no value", spec->name);
         value = "false";
@@ -360,8 +366,8 @@ struct command_line {
     char **argv;
     const char **positional; // room for max_positional
     int n_positional, max_positional;
-    const char *file;   // of --config
-    bool help, version; // stops at the first of them
+    const char *file;             // of --config
+    bool help, help_all, version; // stops at the first of them
 };
 
 // What the command line says; its values are stored where there is a set.
@@ -385,7 +391,8 @@ static enum status read_command_line(const struct option_spec *table, struct com
             continue;
         }
         options_end = strcmp(word, "--") == 0;
-        line->help = strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+        line->help_all = strcmp(word, "--help-all") == 0;
+        line->help = line->help_all || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
         line->version = strcmp(word, "--version") == 0;
         if (line->help || line->version) return ST_OK;
         if (options_end) {
@@ -435,31 +442,47 @@ static void print_row(const char *left, const char *right, int width)
     putchar('\n');
 }
 
-static void print_option(const struct option_spec *spec, int width)
+static void print_option(const struct option_spec *table, const struct option_spec *spec, bool all,
+                         int width)
 {
     struct bytes left = BYTES_INIT, right = BYTES_INIT;
     bytes_printf(&left, spec->type == OPTION_FLAG ? "  --[no-]%s" : "  --%s ", spec->name);
     if (spec->type != OPTION_FLAG) put_values(spec, &left);
     bytes_puts(&right, spec->help ? spec->help : "");
     if (spec->fallback) bytes_printf(&right, " (default: %s)", spec->fallback);
+    if (all) option_rules_describe(table, spec, &right);
     print_row(bytes_text(&left), bytes_text(&right), width);
     bytes_release(&left);
     bytes_release(&right);
 }
 
-static void print_help(const struct option_spec *table, const char *program, const char *usage)
+static bool is_common(const struct option_spec *spec)
 {
-    int width = terminal_width();
+    for (const struct option_rule *r = spec->rules; r && r->kind != RULE_END; r++)
+        if (r->kind == RULE_COMMON) return true;
+    return false;
+}
+
+static void print_help(const struct option_spec *table, const char *program, const char *usage,
+                       bool all)
+{
+    int n = 0, n_common = 0, width = terminal_width();
+    for (const struct option_spec *spec = table; spec->name; spec++) {
+        n += is_option(spec);
+        n_common += is_common(spec);
+    }
+    all |= n_common == 0;
     printf("usage: %s %s\n", program, usage);
-    if (table->name && is_option(table)) printf("\noptions:\n");
-    for (; table->name; table++) {
-        if (is_option(table))
-            print_option(table, width);
-        else if (table->type == OPTION_HEADING)
-            printf("\n%s:\n", table->help);
+    if (!all || (table->name && is_option(table))) printf("\noptions:\n");
+    for (const struct option_spec *spec = table; spec->name; spec++) {
+        if (is_option(spec) && (all || is_common(spec)))
+            print_option(table, spec, all, width);
+        else if (all && spec->type == OPTION_HEADING)
+            printf("\n%s:\n", spec->help);
     }
     printf("\n");
     print_row("  --help", "print this and exit", width);
+    if (!all) printf("  %-*sprint all %d options and exit\n", HELP_COLUMN - 2, "--help-all", n);
     print_row("  --version", "print the version and exit", width);
 }
 
@@ -509,7 +532,7 @@ enum option_result options_parse(const struct option_spec *table, const char *pr
     if (read_command_line(table, &line, NULL, NULL) != ST_OK) goto out;
     if (line.help || line.version) {
         if (line.help)
-            print_help(table, program, usage);
+            print_help(table, program, usage, line.help_all);
         else
             printf("%s %s\n", program, COMMONWEIGHT_VERSION);
         fflush(stdout);
@@ -532,7 +555,7 @@ out:
 
 bool options_given(const struct option_set *set, const char *name)
 {
-    const struct option_spec *spec = table_find(set->table, name, strlen(name));
+    const struct option_spec *spec = option_table_find(set->table, name, strlen(name));
     return spec && set->given[spec - set->table];
 }
 
@@ -588,6 +611,7 @@ static json_t *field_to_json(const struct option_spec *spec, const void *config)
         return text ? json_string(text) : json_null();
     }
     case OPTION_HEADING:
+    case OPTION_DERIVED:
     case OPTION_FOREIGN:
         break;
     }

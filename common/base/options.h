@@ -18,8 +18,27 @@ enum option_type {
     OPTION_SIZE,    // int64_t bytes: 512, 64K, 10M, 2G (powers of 1024)
     OPTION_CHOICE,  // an enum or int: which of the names
     OPTION_HEADING, // a line of --help; `help` is its text
-    OPTION_FOREIGN  // no option: another program's name, for those who come from there; `help` says
-                    // what is here in its place
+    OPTION_DERIVED, // no option: a bool that the program sets by other means, for rules to name
+    OPTION_FOREIGN  // no options: other programs' names (`choices`), for those who come from there
+};
+
+/* How an option goes with others. A condition is one or more alternatives with | between, each one
+ * or more terms with & between. A term is the name of an option, which holds where that option is
+ * on (true, not empty, not 0, not the first of its choices), or a comparison: name=a,b (one of
+ * these), name!=a,b (none of them), name>1, name<1, name~text (the text contains it). */
+enum option_rule_kind {
+    RULE_END,
+    RULE_COMMON,   // no condition: --help lists the option, in a table where some have this
+    RULE_NEEDS,    // the condition holds wherever the option is on
+    RULE_EXCLUDES, // it does not
+    RULE_WITHIN,   // the option is part of it: to give the one without the other has no effect
+};
+struct option_rule {
+    enum option_rule_kind kind;
+    const char *when;   // a comparison as above, behind the name: the rule is for these values
+                        // alone; NULL: for wherever the option is on
+    const char *other;  // the condition
+    const char *reason; // said in errors, with a way out behind a semicolon; NULL: goes by itself
 };
 
 struct option_spec {
@@ -29,41 +48,77 @@ struct option_spec {
     const char *fallback;   // default, as on the command line; NULL: field keeps 0/NULL/false
     const char *value_name; // "PATH", "N" for --help
     const char *help;
-    double min, max;            // of numbers; min == max == 0: any
-    const char *const *choices; // of OPTION_CHOICE: names of the values (names.h)
+    double min, max;                 // of numbers; min == max == 0: any
+    const char *const *choices;      // of OPTION_CHOICE: names of the values (names.h); of
+                                     // OPTION_FOREIGN: "name name: what is here in their place"
+    const struct option_rule *rules; // RULE_END ends them
 };
 
 // The rows of a table. Before it, OPTIONS_OF is defined as the struct that they fill. The order is
-// always the same: name, field, default, name of the value, what it may be, help.
+// always the same: name, field, default, name of the value, what it may be, help, rules.
 #define OPTION_ROW(...)                                                                            \
     {                                                                                              \
         __VA_ARGS__                                                                                \
     }
-#define OPT_HEADING(text) OPTION_ROW("", OPTION_HEADING, 0, NULL, NULL, text, 0, 0, NULL)
-#define OPT_FLAG(name, field, fallback, help)                                                      \
-    OPTION_ROW(name, OPTION_FLAG, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0, NULL)
-#define OPT_INT(name, field, fallback, value, min, max, help)                                      \
-    OPTION_ROW(name, OPTION_INT, offsetof(OPTIONS_OF, field), fallback, value, help, min, max, NULL)
-#define OPT_DOUBLE(name, field, fallback, value, min, max, help)                                   \
+#define OPTION_RULES(...)                                                                          \
+    __VA_OPT__((const struct option_rule[]){__VA_ARGS__, {.kind = RULE_END}} +) 0
+#define OPT_HEADING(text) OPTION_ROW("", OPTION_HEADING, 0, NULL, NULL, text, 0, 0, NULL, NULL)
+#define OPT_FLAG(name, field, fallback, help, ...)                                                 \
+    OPTION_ROW(name, OPTION_FLAG, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0, NULL,   \
+               OPTION_RULES(__VA_ARGS__))
+#define OPT_INT(name, field, fallback, value, min, max, help, ...)                                 \
+    OPTION_ROW(name, OPTION_INT, offsetof(OPTIONS_OF, field), fallback, value, help, min, max,     \
+               NULL, OPTION_RULES(__VA_ARGS__))
+#define OPT_DOUBLE(name, field, fallback, value, min, max, help, ...)                              \
     OPTION_ROW(name, OPTION_DOUBLE, offsetof(OPTIONS_OF, field), fallback, value, help, min, max,  \
-               NULL)
-#define OPT_SIZE(name, field, fallback, min, max, help)                                            \
+               NULL, OPTION_RULES(__VA_ARGS__))
+#define OPT_SIZE(name, field, fallback, min, max, help, ...)                                       \
     OPTION_ROW(name, OPTION_SIZE, offsetof(OPTIONS_OF, field), fallback, "SIZE", help, min, max,   \
-               NULL)
-#define OPT_TEXT(name, field, fallback, value, help)                                               \
-    OPTION_ROW(name, OPTION_STRING, offsetof(OPTIONS_OF, field), fallback, value, help, 0, 0, NULL)
-#define OPT_CHOICE(name, field, fallback, choices, help)                                           \
+               NULL, OPTION_RULES(__VA_ARGS__))
+#define OPT_TEXT(name, field, fallback, value, help, ...)                                          \
+    OPTION_ROW(name, OPTION_STRING, offsetof(OPTIONS_OF, field), fallback, value, help, 0, 0,      \
+               NULL, OPTION_RULES(__VA_ARGS__))
+#define OPT_CHOICE(name, field, fallback, choices, help, ...)                                      \
     OPTION_ROW(name, OPTION_CHOICE, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0,       \
-               choices)
+               choices, OPTION_RULES(__VA_ARGS__))
 // Names that no enum has, of a field that is 0 for the first, 1 for the next...
 #define OPTION_WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 // --config, into the field `config`
 #define OPT_CONFIG                                                                                 \
     OPTION_ROW("config", OPTION_FILE, offsetof(OPTIONS_OF, config), NULL, "FILE",                  \
-               "these options as JSON, with _ for -; a flag beats the file", 0, 0, NULL)
-// Not listed; whoever gives it is told. name: its last part ("lr" of "optim.lr").
-#define OPT_FOREIGN(name, here) OPTION_ROW(name, OPTION_FOREIGN, 0, NULL, NULL, here, 0, 0, NULL)
-#define OPT_END                 OPTION_ROW(NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL)
+               "these options as JSON, with _ for -; a flag beats the file", 0, 0, NULL, NULL)
+// name: as errors have it
+#define OPT_DERIVED(name, field)                                                                   \
+    OPTION_ROW(name, OPTION_DERIVED, offsetof(OPTIONS_OF, field), NULL, NULL, NULL, 0, 0, NULL,    \
+               NULL)
+// Not listed; whoever gives one is told. Names by their last part ("lr" of "optim.lr").
+#define OPT_FOREIGN(list) OPTION_ROW("", OPTION_FOREIGN, 0, NULL, NULL, NULL, 0, 0, list, NULL)
+#define OPT_END           OPTION_ROW(NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL, NULL)
+
+#define IS_COMMON                                                                                  \
+    {                                                                                              \
+        .kind = RULE_COMMON                                                                        \
+    }
+#define NEEDS(condition, why)                                                                      \
+    {                                                                                              \
+        RULE_NEEDS, NULL, condition, why                                                           \
+    }
+#define NEEDS_WHEN(value, condition, why)                                                          \
+    {                                                                                              \
+        RULE_NEEDS, value, condition, why                                                          \
+    }
+#define EXCLUDES(condition, why)                                                                   \
+    {                                                                                              \
+        RULE_EXCLUDES, NULL, condition, why                                                        \
+    }
+#define EXCLUDES_WHEN(value, condition, why)                                                       \
+    {                                                                                              \
+        RULE_EXCLUDES, value, condition, why                                                       \
+    }
+#define WITHIN(condition)                                                                          \
+    {                                                                                              \
+        RULE_WITHIN, NULL, condition, NULL                                                         \
+    }
 
 struct option_set; // owns the strings it put into a config
 enum option_result {
@@ -83,6 +138,11 @@ enum option_result options_parse(const struct option_spec *table, const char *pr
                                  void *config, const char **ret_positional,
                                  struct option_set **ret_set);
 bool options_given(const struct option_set *set, const char *name); // by flag or file
+// ST_INVALID where a rule of the table is broken; the sentence names both options. Derived values
+// are set before.
+enum status options_check(const struct option_set *set, const void *config);
+// A sentence for each option that was given and has no effect (RULE_WITHIN), a line each.
+void options_list_idle(const struct option_set *set, const void *config, struct bytes *to);
 // Options that were not given, by flag or file, take what `recorded`, such an object as
 // options_to_json() makes, has for them. `path` names it in errors; ret_taken: "--name value" of
 // each that is not the default, with commas between.

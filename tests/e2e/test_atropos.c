@@ -231,12 +231,12 @@ static void what_does_not_go_together_is_refused(void **state)
         const char *const *options;
         const char *sentence;
     } refused[] = {
-        {OPTIONS("--data", scene.data), "--data with --atropos"},
-        {OPTIONS("--async"), "--async with --atropos"},
-        {OPTIONS("--workers", "x"), "--workers with --atropos"},
-        {OPTIONS("--lora-r", "4"), "--lora-r with --atropos"},
-        {OPTIONS("--cost"), "--cost with --atropos"},
-        {OPTIONS("--exact"), "--exact with --atropos"},
+        {OPTIONS("--data", scene.data), "--atropos with --data"},
+        {OPTIONS("--async"), "--atropos with --async"},
+        {OPTIONS("--workers", "x"), "--atropos with --workers"},
+        {OPTIONS("--lora-r", "4"), "--atropos with --lora-r"},
+        {OPTIONS("--cost"), "--atropos with --cost"},
+        {OPTIONS("--exact"), "--atropos with --exact"},
         {OPTIONS("--max-steps", "-1"), "--atropos needs --max-steps"},
         {OPTIONS("--atropos", "x"), "--atropos x: take http://HOST:PORT"},
     };

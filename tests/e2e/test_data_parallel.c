@@ -305,9 +305,9 @@ static void options_of_one_rank_are_refused(void **state)
     static const struct {
         const char *option, *value, *says;
     } cases[] = {
-        {"--async", NULL, "--async with 2 ranks"},
-        {"--workers", "http://127.0.0.1:9", "--workers with 2 ranks"},
-        {"--rollouts", "command:true", "--rollouts with 2 ranks"},
+        {"--async", NULL, "--async with several ranks"},
+        {"--workers", "http://127.0.0.1:9", "--workers with several ranks"},
+        {"--rollouts", "command:true", "--rollouts with several ranks"},
         {"--resume", NULL, "2 ranks need --bridge with {rank} in it"},
     };
     static const char *const by_mpirun[][2] = {{"OMPI_COMM_WORLD_RANK", "1"},

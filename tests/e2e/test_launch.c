@@ -233,11 +233,11 @@ static void test_refused(void **state)
         {{"--rank", "2", "--ranks", "2"}, "--rank 2 with --ranks 2"},
         {{"--server-args", "--exact --max-batch 8"},
          "--server-args is for servers that are started with"},
-        {{"--sync", "checkpoint", "--gpus", "0"}, "--gpus with --sync checkpoint"},
+        {{"--sync", "checkpoint", "--gpus", "0"}, "--sync checkpoint with --gpus"},
         {{"--gpus", "0", "--bridge", "b", "--model", "m"},
-         "--model is for servers that are started"},
+         "--model with --bridge: it is of a server that is started"},
         {{"--gpus", "0", "--bridge", "b", "--server-args", "--exact x"},
-         "--server-args is for servers that are started"},
+         "--server-args with --bridge: they are of a server that is started"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (launch("refused", cases[i].more) != 2) fail_msg("case %zu is not refused", i);

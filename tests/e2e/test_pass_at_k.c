@@ -86,13 +86,13 @@ static void samples_are_counted_out(void **state)
     const char *output = test_path(s.folder, "samples.jsonl"),
                *log = test_path(s.folder, "eval.log");
     // one token, by its text: some prompts' answers are all letters, some none, some mixed
-    assert_int_equal(
-        test_command(log, LIMIT_MS,
-                     OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
-                             "--data", s.data, "--reward", "regex", "--reward-pattern", "[a-m+]",
-                             "--max-completion-length", "1", "--temperature", "0.5",
-                             "--num-samples", "4", "--limit", "12", "--output", output, "--json")),
-        0);
+    assert_int_equal(test_command(log, LIMIT_MS,
+                                  OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
+                                          s.daemon.bridge, "--data", s.data, "--reward", "regex",
+                                          "--reward-pattern", "[a-m+]", "--max-completion-length",
+                                          "1", "--temperature", "0.5", "--num-generations", "4",
+                                          "--max-samples", "12", "--output", output, "--json")),
+                     0);
     const int n = read_samples(output, samples) / SAMPLES;
     assert_int_equal(n, 12);
     for (int i = 0; i < n; i++) {

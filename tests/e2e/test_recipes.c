@@ -186,11 +186,11 @@ static void what_does_not_go_is_named(void **state)
         {{"--steps-per-generation", "4", NULL}, "an update learns from whole groups"},
         {{"--loss-type", "luspo", NULL}, "needs --importance-sampling-level sequence"},
         {{"--filter-groups", "2", "--async", "--max-staleness", "1"},
-         "--filter-groups with --async"},
-        {{"--sync-ref-model", NULL}, "needs a reference"},
+         "--filter-groups 2 with steps sampled ahead"},
+        {{"--sync-ref-model", NULL}, "needs --beta above 0 or --kl-reward-coef above 0"},
         {{"--filter-groups", "2", "--reward-normalise", "terms"},
-         "--filter-groups with --reward-normalise"},
-        {{"--pass-k", "2", NULL}, "it is for pass_at_k"},
+         "--filter-groups 2 with --reward-normalise terms"},
+        {{"--pass-k", "2", NULL}, "--pass-k 2 needs --advantage-estimator pass_at_k"},
         {{"--advantage-estimator", "pass_at_k", "--pass-k", "6", "--curriculum", "kde"},
          "--pass-k 6 is above --rollout-base 4"},
         {{"--entropy-coef-min", "2", NULL}, "--entropy-coef-min 2 is above"},
@@ -224,7 +224,7 @@ static void what_has_no_effect_is_said(void **state)
         0);
     assert_said(&s, "--ref-model-sync-steps has no effect without --sync-ref-model");
     assert_said(&s, "--entropy-target has no effect without --use-adaptive-entropy");
-    assert_said(&s, "--delta has no effect without a --loss-type other than sapo, gmpo and cispo");
+    assert_said(&s, "--delta has no effect without another --loss-type than sapo or cispo or gmpo");
     assert_said(&s, "--sapo-temperature-pos has no effect without --loss-type sapo");
     assert_said(&s, "--overlong-buffer has no effect without --reward overlong");
     assert_said(&s, "--eval-temperature has no effect without --eval-data");

@@ -229,12 +229,12 @@ static void what_does_not_go_together_is_refused(void **state)
         const char *const *options;
         const char *sentence;
     } refused[] = {
-        {OPTIONS("--async"), "--async with --sync checkpoint"},
-        {OPTIONS("--exact"), "--exact with --sync checkpoint"},
-        {OPTIONS("--train-draft"), "--train-draft with --sync checkpoint"},
-        {OPTIONS("--lora-r", "4"), "--lora-r with --sync checkpoint"},
-        {OPTIONS("--bridge", "x"), "--bridge with --sync checkpoint"},
-        {OPTIONS("--sync", "shared", "--model", ""), "--model is for --sync checkpoint"},
+        {OPTIONS("--async"), "--sync checkpoint with --async"},
+        {OPTIONS("--exact"), "--sync checkpoint with --exact"},
+        {OPTIONS("--train-draft"), "--sync checkpoint with --train-draft"},
+        {OPTIONS("--lora-r", "4"), "--sync checkpoint with --lora-r 4"},
+        {OPTIONS("--bridge", "x"), "--sync checkpoint with --bridge"},
+        {OPTIONS("--sync", "shared"), "--model needs --sync checkpoint"},
         {OPTIONS("--server-url", "ftp://x"), "take http://HOST:PORT"},
         {OPTIONS("--server-url", "http://x:1", "--server-port", "7"),
          "--server-url with --server-port"},

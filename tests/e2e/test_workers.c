@@ -175,7 +175,7 @@ static void what_cannot_be_one_is_refused(void **state)
         train_alone(&scene, "no",
                     OPTIONS("--workers", worker.bridge, "--async", "--max-staleness", "1")),
         2);
-    assert_said(&scene, "--workers with --async");
+    assert_said(&scene, "--workers with steps sampled ahead");
     assert_int_equal(train_alone(&scene, "no", OPTIONS("--workers", worker.bridge, "--exact")), 2);
     assert_said(&scene, "--exact with --workers");
     assert_int_equal(

@@ -76,7 +76,7 @@ static void default_weights(void **state)
     struct option_set *set = NULL;
     assert_int_equal(options_parse(train_options, "train", "", 4, argv, 0, &config, NULL, &set),
                      OPTIONS_OK);
-    assert_ok(train_config_resolve(&config, &resolved));
+    assert_ok(train_config_resolve(&config, set, &resolved));
     assert_true(config.cost && !config.latency_modelled && !config.normalise_terms);
     for (int k = 0; k < COST_TERMS; k++)
         assert_true(cost_signed_weight(&config.cost_weights, (enum cost_term)k) == wanted[k]);

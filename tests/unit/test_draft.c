@@ -370,7 +370,7 @@ static void resolve(const char *const more[], struct train_resolved *ret)
     for (int i = 0; more[i]; i++) argv[argc++] = (char *)more[i];
     assert_int_equal(options_parse(train_options, "train", "", argc, argv, 0, &config, NULL, &set),
                      OPTIONS_OK);
-    assert_ok(train_config_resolve(&config, ret));
+    assert_ok(train_config_resolve(&config, set, ret));
     options_free(set);
 }
 

@@ -21,37 +21,49 @@ static bool is_there(const struct option_spec *table, const char *name, size_t l
 }
 
 // Every --option of the sentence that is not another program's.
-static void check_names(const struct option_spec *table, const struct option_spec *row)
+static void check_sentence(const struct option_spec *table, const char *sentence)
 {
     static const char server[] = "cw-infer-server ", eval[] = "cw-trainer eval ";
-    int n = strncmp(row->help, "nothing: ", 9) == 0;
-    for (const char *s = row->help; (s = strstr(s, "--")); n++) {
-        const size_t before = (size_t)(s - row->help);
+    int n = strncmp(sentence, "nothing: ", 9) == 0;
+    for (const char *s = sentence; (s = strstr(s, "--")); n++) {
+        const size_t before = (size_t)(s - sentence);
         s += 2;
         if ((before >= strlen(server) &&
              strncmp(s - 2 - strlen(server), server, strlen(server)) == 0) ||
             (before >= strlen(eval) && strncmp(s - 2 - strlen(eval), eval, strlen(eval)) == 0))
             continue;
         size_t len = strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789-");
-        if (!is_there(table, s, len)) fail_msg("%s: there is no --%.*s", row->name, (int)len, s);
+        if (!is_there(table, s, len)) fail_msg("\"%s\": there is no --%.*s", sentence, (int)len, s);
     }
-    if (n == 0) fail_msg("%s: names no option", row->name);
-    if (is_there(table, row->name, strlen(row->name))) fail_msg("%s is an option here", row->name);
+    if (n == 0) fail_msg("\"%s\": names no option", sentence);
+}
+
+// The names of an entry: none is an option here, and the page lists each; how many there are.
+static int check_names(const struct option_spec *table, const char *entry, const char *page)
+{
+    const char *end = strstr(entry, ": ");
+    int n = 0;
+    assert_non_null(end);
+    for (const char *at = entry; at < end; n++) {
+        const size_t len = strcspn(at, " :");
+        char cell[80];
+        if (is_there(table, at, len)) fail_msg("%.*s is an option here", (int)len, at);
+        snprintf(cell, sizeof cell, "| `%.*s` |", (int)len, at);
+        for (char *c = cell; *c; c++)
+            if (*c == '-') *c = '_';
+        assert_contains(page, cell);
+        at += len + (at[len] == ' ');
+    }
+    check_sentence(table, end + 2);
+    return n;
 }
 
 static int check_table(const struct option_spec *table, const char *page)
 {
     int n = 0;
-    for (const struct option_spec *o = table; o->name; o++) {
-        char cell[80];
-        if (o->type != OPTION_FOREIGN) continue;
-        check_names(table, o);
-        snprintf(cell, sizeof cell, "| `%s` |", o->name);
-        for (char *c = cell; *c; c++)
-            if (*c == '-') *c = '_';
-        assert_contains(page, cell);
-        n++;
-    }
+    for (const struct option_spec *o = table; o->name; o++)
+        for (const char *const *entry = o->choices; o->type == OPTION_FOREIGN && *entry; entry++)
+            n += check_names(table, *entry, page);
     return n;
 }
 

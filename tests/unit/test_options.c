@@ -393,9 +393,74 @@ static void config_of_another_kind(void **state)
     options_free(set);
 }
 
+// ---- rules --------------------------------------------------------------------------------------
+
+struct ruled {
+    bool fast, exact, apart;
+    int64_t ahead;
+    double share;
+    int mode;
+    const char *folder;
+};
+#undef OPTIONS_OF
+#define OPTIONS_OF struct ruled
+static const struct option_spec rules_table[] = {
+    OPT_FLAG("fast", fast, NULL, "", IS_COMMON, EXCLUDES("exact|ahead>1", "bits would differ")),
+    OPT_FLAG("exact", exact, NULL, "", EXCLUDES("mode=b,c&share", "it is not; give --share 0")),
+    OPT_INT("ahead", ahead, "1", "N", 0, 9, "", NEEDS_WHEN(">2", "folder~here|apart", NULL)),
+    OPT_DOUBLE("share", share, "0.5", "X", 0, 1, "", WITHIN("mode!=a")),
+    OPT_CHOICE("mode", mode, "a", OPTION_WORDS("a", "b", "c"), "",
+               NEEDS_WHEN("=c", "folder", NULL)),
+    OPT_TEXT("folder", folder, NULL, "DIR", "", WITHIN("mode|there=")),
+    OPT_DERIVED("apart", apart),
+    OPT_END,
+};
+
+static void rules_of_a_table(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words[6], *broken, *idle;
+    } cases[] = {
+        {{NULL}, NULL, ""},
+        {{"--fast"}, NULL, ""},
+        {{"--fast", "--exact"},
+         "--fast with --exact: bits would differ; leave one of the two out",
+         ""},
+        {{"--fast", "--ahead=2"}, "--fast with --ahead 2: bits would differ; leave", ""},
+        {{"--exact", "--mode=b"},
+         "--exact with --mode b and --share 0.5: it is not; give --share 0",
+         ""},
+        {{"--exact", "--mode=b", "--share=0"}, NULL, ""},
+        {{"--mode=c"}, "--mode c needs --folder", ""},
+        {{"--mode=c", "--folder="}, "--mode c needs --folder", ""},
+        {{"--ahead=3", "--folder=x"}, "--ahead 3 needs --folder here or apart", ""},
+        {{"--ahead=3", "--folder=over here"}, NULL, ""},
+        {{"--share=1"}, NULL, "--share has no effect without another --mode than a\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ruled c = {0};
+        struct option_set *set;
+        struct bytes idle = BYTES_INIT;
+        char *argv[8] = {"program"};
+        int argc = 1;
+        for (; cases[i].words[argc - 1]; argc++) argv[argc] = (char *)cases[i].words[argc - 1];
+        assert_int_equal(options_parse(rules_table, "program", "", argc, argv, 0, &c, NULL, &set),
+                         OPTIONS_OK);
+        const enum status st = options_check(set, &c);
+        assert_int_equal(st, cases[i].broken ? ST_INVALID : ST_OK);
+        if (cases[i].broken) assert_message(cases[i].broken);
+        options_list_idle(set, &c, &idle);
+        assert_string_equal(bytes_text(&idle), cases[i].idle);
+        bytes_release(&idle);
+        options_free(set);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rules_of_a_table),
         cmocka_unit_test(defaults),
         cmocka_unit_test(command_line),
         cmocka_unit_test(file_under_flags),

@@ -27,7 +27,7 @@ static struct loss_config loss_of(const char *const more[])
     struct train_resolved resolved;
     struct option_set *set;
     parse(more, &config, &set);
-    assert_ok(train_config_resolve(&config, &resolved));
+    assert_ok(train_config_resolve(&config, set, &resolved));
     options_free(set);
     return resolved.loss;
 }
@@ -178,7 +178,7 @@ static void staleness_says_what_runs_ahead(void **state)
         struct train_resolved resolved;
         struct option_set *set;
         parse(cases[i].options, &config, &set);
-        assert_ok(train_config_resolve(&config, &resolved));
+        assert_ok(train_config_resolve(&config, set, &resolved));
         assert_int_equal(resolved.max_staleness, cases[i].max_staleness);
         assert_int_equal(resolved.steps_ahead, cases[i].steps_ahead);
         assert_int_equal(resolved.async, config.async || config.rollout_ahead > 0);
@@ -203,7 +203,7 @@ static void what_is_missing_is_said(void **state)
         struct option_set *set;
         parse(cases[i].options, &config, &set);
         if (i < 3) config.data = NULL;
-        assert_status(train_config_resolve(&config, &resolved), ST_INVALID);
+        assert_status(train_config_resolve(&config, set, &resolved), ST_INVALID);
         assert_message(cases[i].sentence);
         options_free(set);
     }

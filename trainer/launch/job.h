@@ -30,7 +30,8 @@ struct job_options {
     OPT_TEXT(                                                                                      \
         "gpus", job.gpus, NULL, "N,N,...",                                                         \
         "this host's GPUs, a rank each, with a server each, which is started where none runs "     \
-        "(--model)"),                                                                              \
+        "(--model)",                                                                               \
+        IS_COMMON),                                                                                \
         OPT_INT("ranks", job.ranks, "0", "N", 0, RANKS_MAX,                                        \
                 "ranks in all; without --gpus they compute on the CPU, started with mpirun"),      \
         OPT_INT("rank", job.rank, "-1", "R", -1, RANKS_MAX - 1,                                    \
@@ -49,9 +50,13 @@ struct job_options {
                    "longest wait for all ranks"),                                                  \
         OPT_INT("tensor-parallel-size", job.shards, "1", "N", 1, JOB_GPUS,                         \
                 "processes that share a server's model, each with a shard of it and a GPU of "     \
-                "--gpus: so many ranks have one server"),                                          \
+                "--gpus: so many ranks have one server",                                           \
+                EXCLUDES_WHEN(">1", "bridge",                                                      \
+                              "it is of a server that is started, --bridge names one that runs")), \
         OPT_TEXT("server-args", job.server_args, NULL, "\"--OPTION ...\"",                         \
-                 "further options of the servers that are started")
+                 "further options of the servers that are started",                                \
+                 EXCLUDES("bridge",                                                                \
+                          "they are of a server that is started, --bridge names one that runs"))
 
 struct job {
     const struct job_options *options;

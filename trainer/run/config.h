@@ -34,7 +34,6 @@ struct train_config {
     // how the sampler comes by new weights
     enum sync_way sync;
     const char *model, *device; // with SYNC_CHECKPOINT; model also of a server of its own
-    bool serves;                // such a server is looked for: job_find()
     int64_t restart_interval, server_port;
     const char *server_command, *server_url;
     double server_timeout;
@@ -90,10 +89,15 @@ struct train_config {
     struct job_options job;
     // machine
     double quiesce_timeout, rollout_timeout;
+    // derived: by job_find(), a server of this rank's own is looked for, and who trains together;
+    // by train_config_resolve(), whether steps are sampled before the one learned from is, and by
+    // weights of updates before those that learn
+    bool serves, several_ranks, samples_ahead, stale;
 };
 extern const struct option_spec train_options[];
 
-// What the words mean, checked together; options name themselves in errors (ST_INVALID).
+// What the words mean, checked together; options name themselves in errors (ST_INVALID). The
+// config's derived values of job_find() are set before; the others come to be here.
 struct train_resolved {
     struct loss_config loss;
     struct schedule schedule;       // total_steps: filled by run_plan_steps()
@@ -107,7 +111,6 @@ struct train_resolved {
     int64_t max_staleness; // updates; also of --restart-interval
     int steps_ahead;       // that may be sampled before the one that is learned from is
 };
-enum status train_config_resolve(const struct train_config *config, struct train_resolved *ret);
-// An option of the cost formula that was changed where --cost is not given; NULL: none was.
-const char *train_config_idle_cost(const struct train_config *config);
+enum status train_config_resolve(struct train_config *config, const struct option_set *set,
+                                 struct train_resolved *ret);
 #endif

@@ -4,13 +4,18 @@
 #include "common/base/log.h"
 
 #include <inttypes.h>
+#include <string.h>
 
-void notice_idle(const struct option_set *set, const struct idle_options *parts, size_t n)
+void notice_idle(const struct option_set *set, const void *config)
 {
-    for (size_t i = 0; i < n; i++)
-        for (const char *const *name = parts[i].options; !parts[i].used && *name; name++)
-            if (options_given(set, *name))
-                log_warn("--%s has no effect without %s", *name, parts[i].without);
+    struct bytes sentences = BYTES_INIT;
+    options_list_idle(set, config, &sentences);
+    size_t len;
+    for (const char *line = bytes_text(&sentences); *line; line += len + 1) {
+        len = strcspn(line, "\n");
+        log_warn("%.*s", (int)len, line);
+    }
+    bytes_release(&sentences);
 }
 
 void notice_model(const struct model_config *model, double balance_coef)

@@ -8,11 +8,7 @@
 #include "trainer/run/config.h"
 
 // Options that were given, and are part of something that was not.
-struct idle_options {
-    bool used;
-    const char *without, *options[6];
-};
-void notice_idle(const struct option_set *set, const struct idle_options *parts, size_t n);
+void notice_idle(const struct option_set *set, const void *config);
 // What a model is trained with or as: a mixture of experts, its load-balancing loss by that
 // coefficient (0: without); MXFP4.
 void notice_model(const struct model_config *model, double balance_coef);

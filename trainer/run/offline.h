@@ -129,21 +129,23 @@ int offline_main(const struct offline_task *task, const char *usage, int argc, c
 // Rows that both commands have, of a struct offline_config.
 #define OFFLINE_DATA_OPTIONS(data_help)                                                            \
     OPT_TEXT("tokenizer", tokenizer, NULL, "DIR", "folder with the tokenizer (default: --model)"), \
-        OPT_TEXT("data", data, NULL, "FILE", data_help), MAX_SAMPLES_OPTION,                       \
+        OPT_TEXT("data", data, NULL, "FILE", data_help, IS_COMMON), MAX_SAMPLES_OPTION,            \
         OPT_TEXT("out", out, NULL, "DIR",                                                          \
-                 "model folder to write at the end, or with --lora-r the adapter's"),              \
+                 "model folder to write at the end, or with --lora-r the adapter's", IS_COMMON),   \
         OPT_TEXT(                                                                                  \
             "run-dir", run_dir, NULL, "DIR",                                                       \
             "run folder, for metrics and checkpoints (default: runs/DATE-TIME, or none where "     \
-            "--out is given)"),                                                                    \
+            "--out is given)",                                                                     \
+            IS_COMMON),                                                                            \
         OPT_FLAG("resume", resume, NULL,                                                           \
                  "go on from the run folder's last checkpoint, if it has one, with the options "   \
-                 "in its config.json where they are not given here"),                              \
+                 "in its config.json where they are not given here",                               \
+                 IS_COMMON, NEEDS("run-dir", "the run to go on with")),                            \
         OPT_FLAG("overwrite", overwrite, NULL,                                                     \
                  "replace --out where it is there, and without --resume the run in --run-dir"),    \
         OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,                                     \
-                   "of the folder --out; auto: as trained"),                                       \
-        OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where it is trained"),              \
+                   "of the folder --out; auto: as trained", WITHIN("out")),                        \
+        OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where it is trained", IS_COMMON),   \
         OPT_INT("rope-context", rope_context, "0", "TOKENS", 0, 1 << 24,                           \
                 "of models with longrope: context by which its factors are chosen, as a server "   \
                 "does by --max-context; 0: the longest example"),                                  \
@@ -151,21 +153,24 @@ int offline_main(const struct offline_task *task, const char *usage, int argc, c
 
 #define OFFLINE_RUN_OPTIONS(rate)                                                                  \
     OPT_HEADING("Optimizer (AdamW)"),                                                              \
-        OPT_INT("examples-per-step", examples_per_step, "8", "N", 1, 1e6, "examples in one step"), \
+        OPT_INT("examples-per-step", examples_per_step, "8", "N", 1, 1e6, "examples in one step",  \
+                IS_COMMON),                                                                        \
         EXPERTS_OPTION, ADAMW_OPTIONS(rate),                                                       \
-        OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9, "steps; -1: by epochs"),               \
+        OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9, "steps; -1: by epochs", IS_COMMON),    \
         OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6,                         \
-                   "times through the data"),                                                      \
+                   "times through the data", IS_COMMON),                                           \
         OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of random weights"),      \
         OPT_HEADING("LoRA adapter"),                                                               \
         LORA_OPTIONS("train an adapter of this rank beside the frozen model; 0: the model "        \
                      "itself"),                                                                    \
         OPT_HEADING("Run"), SAVING_OPTIONS,                                                        \
-        OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out examples, JSONL"),                \
+        OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out examples, JSONL", IS_COMMON),     \
         OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9,                                      \
                 "steps between evaluations; there is one before the first step and one at the "    \
-                "end"),                                                                            \
-        OPT_INT("eval-limit", eval_limit, "0", "N", 0, 1e9, "first N held-out examples; 0: all"),  \
+                "end",                                                                             \
+                WITHIN("eval-data")),                                                              \
+        OPT_INT("eval-limit", eval_limit, "0", "N", 0, 1e9, "first N held-out examples; 0: all",   \
+                WITHIN("eval-data")),                                                              \
         LOG_LEVEL_OPTION, OPT_HEADING("Machine"), MEMORY_OPTIONS
 
 #endif

@@ -52,43 +52,26 @@ out:
     return st;
 }
 
-static void say_idle(const struct option_set *set, const struct offline_config *c)
-{
-    const struct idle_options parts[] = {
-        {c->eval_data != NULL, "--eval-data", {"eval-steps", "eval-limit"}},
-        {c->lora.r > 0, "--lora-r", {"lora-alpha", "lora-dropout", "use-rslora", "lora-target"}},
-        {c->run_dir || !c->out, "--run-dir", {"save-steps", "save-minutes", "save-total-limit"}},
-        {c->out != NULL, "--out", {"dtype"}},
-        {preference_smooths(&c->preference), "--loss-type robust or exo_pair", {"label-smoothing"}},
-    };
-    notice_idle(set, parts, sizeof parts / sizeof *parts);
-}
-
 enum status offline_check(const struct offline_task *task, struct option_set *set,
                           struct offline_config *c)
 {
     enum status st;
-    if (c->resume && !c->run_dir)
-        FAIL(ST_INVALID, "--resume needs --run-dir, the run to go on with");
-    if (c->resume) CHECK(folder_take_options(set, c->run_dir, NULL, c));
+    if (c->resume && c->run_dir) CHECK(folder_take_options(set, c->run_dir, NULL, c));
     log_open("cw-trainer", c->log_level);
-    if (c->resume && !c->model && !c->init)
+    if (c->resume && c->run_dir && !c->model && !c->init)
         FAIL(ST_INVALID,
              "--resume: %s holds no run to go on with; a new one needs --model and --data",
              c->run_dir);
-    if (!c->model == !c->init)
+    CHECK(options_check(set, c));
+    if (!c->model && !c->init)
         FAIL(ST_INVALID, task->sides > 1 ? "--model is missing: the model folder to start from"
                                          : "one of --model DIR and --init CONFIG.json is needed");
     if (!c->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of examples");
-    if (!c->model && !c->tokenizer)
-        FAIL(ST_INVALID, "--init needs --tokenizer, a folder with tokenizer.json");
-    if (c->init && c->lora.r > 0)
-        FAIL(ST_INVALID, "--lora-r with --init: an adapter of random weights is of no use");
     if (task->reference) CHECK(preference_check(&c->preference));
     CHECK(schedule_check(&c->learning.schedule));
     CHECK(check_out(c));
     CHECK(prompts_check(&c->prompts));
-    if (!c->resume) say_idle(set, c);
+    if (!c->resume) notice_idle(set, c);
 out:
     return st;
 }

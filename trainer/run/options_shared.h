@@ -35,14 +35,16 @@
 
 // What scores completions (reward.h).
 #define REWARD_OPTIONS                                                                             \
-    OPT_TEXT("reward", reward.names, "exact", "NAME,...", "terms of the score (listed above)"),    \
+    OPT_TEXT("reward", reward.names, "exact", "NAME,...", "terms of the score (listed above)",     \
+             IS_COMMON),                                                                           \
         OPT_TEXT("reward-weights", reward.weights, NULL, "W,...", "their weights (default: 1)"),   \
         OPT_DOUBLE("length-target", reward.length_target, "20", "CHARS", 1, 1e9,                   \
                    "of the reward \"length\""),                                                    \
         OPT_INT("overlong-buffer", reward.overlong_buffer, "0", "TOKENS", 0, 1e9,                  \
-                "of the reward \"overlong\": the last of --max-completion-length"),                \
+                "of the reward \"overlong\": the last of --max-completion-length",                 \
+                WITHIN("reward~overlong")),                                                        \
         OPT_INT("repetition-ngram", reward.repetition_ngram, "3", "TOKENS", 1, 1000,               \
-                "of the reward \"repetition\""),                                                   \
+                "of the reward \"repetition\"", WITHIN("reward~repetition")),                      \
         OPT_TEXT("reward-pattern", reward.pattern, NULL, "REGEX",                                  \
                  "of the reward \"regex\", for lines without a \"pattern\""),                      \
         OPT_DOUBLE("reward-timeout", reward.timeout_s, "30", "SECONDS", 0.01, 1e6,                 \
@@ -71,8 +73,11 @@
 #define ADAMW_OPTIONS(rate)                                                                        \
     OPT_TEXT("freeze", learning.freeze, NULL, "PATTERN,...",                                       \
              "tensors that are not trained: globs of their names, the last that matches decides; " \
-             "!PATTERN excepts"),                                                                  \
-        OPT_DOUBLE("learning-rate", learning.schedule.peak, rate, "LR", 0, 10, "at its peak"),     \
+             "!PATTERN excepts",                                                                   \
+             EXCLUDES("lora-r", "an adapter is trained whole, and nothing of the model is; "       \
+                                "--lora-target says what it changes")),                            \
+        OPT_DOUBLE("learning-rate", learning.schedule.peak, rate, "LR", 0, 10, "at its peak",      \
+                   IS_COMMON),                                                                     \
         OPT_CHOICE("lr-scheduler-type", learning.schedule.type, "linear", schedule_type_names,     \
                    "after the warm-up"),                                                           \
         OPT_DOUBLE("warmup-steps", learning.schedule.warmup_steps, "0", "N", 0, 1e9,               \
@@ -98,25 +103,28 @@
 
 // A struct lora_options (learning.h) called `lora`. how: what --lora-r does.
 #define LORA_OPTIONS(how)                                                                          \
-    OPT_INT("lora-r", lora.r, "0", "R", 0, ADAPTER_MAX_RANK, how),                                 \
-        OPT_DOUBLE("lora-alpha", lora.alpha, "16", "A", 0, 1e6, "its scale is A / R"),             \
+    OPT_INT("lora-r", lora.r, "0", "R", 0, ADAPTER_MAX_RANK, how, IS_COMMON),                      \
+        OPT_DOUBLE("lora-alpha", lora.alpha, "16", "A", 0, 1e6, "its scale is A / R",              \
+                   WITHIN("lora-r")),                                                              \
         OPT_DOUBLE("lora-dropout", lora.dropout, "0", "P", 0, 0.99,                                \
-                   "share of an adapted matrix' inputs that an update leaves out"),                \
-        OPT_FLAG("use-rslora", lora.rslora, NULL, "its scale is A / sqrt(R)"),                     \
+                   "share of an adapted matrix' inputs that an update leaves out",                 \
+                   WITHIN("lora-r")),                                                              \
+        OPT_FLAG("use-rslora", lora.rslora, NULL, "its scale is A / sqrt(R)", WITHIN("lora-r")),   \
         OPT_TEXT("lora-target", lora.targets, "all-linear", "NAME,...|all-linear",                 \
-                 "modules that it changes (q_proj,v_proj,lm_head)")
+                 "modules that it changes (q_proj,v_proj,lm_head)", WITHIN("lora-r"))
 
 // Progress and checkpoints: a struct saving_options (learning.h) called `saving`.
 #define SAVING_OPTIONS                                                                             \
     OPT_INT("logging-steps", saving.logging_steps, "10", "N", 1, 1e9,                              \
             "steps between plain progress lines (metrics.jsonl has every step)"),                  \
         OPT_INT("save-steps", saving.save_steps, "500", "N", 0, 1e9,                               \
-                "steps between checkpoints; 0: at the end"),                                       \
+                "steps between checkpoints; 0: at the end", WITHIN("run-dir|out=")),               \
         OPT_DOUBLE("save-minutes", saving.save_minutes, "10", "N", 0, 1e6,                         \
                    "minutes after which a step gets a checkpoint that the next one replaces; 0: "  \
-                   "off"),                                                                         \
+                   "off",                                                                          \
+                   WITHIN("run-dir|out=")),                                                        \
         OPT_INT("save-total-limit", saving.save_total_limit, "0", "N", 0, 1e9,                     \
-                "checkpoints kept; 0: all")
+                "checkpoints kept; 0: all", WITHIN("run-dir|out="))
 
 // Of the same: what memory training takes.
 #define MEMORY_OPTIONS                                                                             \

@@ -22,27 +22,6 @@ bool run_leads(const struct run *run)
 
 // ---- before anything is opened -----------------------------------------------------------------
 
-// What is one process's alone as yet.
-static enum status check_options(const struct run *run)
-{
-    const struct train_config *c = run->config;
-    const struct {
-        const char *option;
-        bool given;
-    } alone[] = {
-        {"async", c->async},     {"rollout-ahead", c->rollout_ahead > 0},
-        {"atropos", c->atropos}, {"rollouts", c->rollouts},
-        {"workers", c->workers}, {"sync checkpoint", c->sync == SYNC_CHECKPOINT},
-    };
-    for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
-        if (alone[i].given)
-            return status_fail(ST_UNSUPPORTED,
-                               "--%s with %d ranks: only one rank does that as yet; leave it out, "
-                               "or start one",
-                               alone[i].option, run->job->ranks.size);
-    return ST_OK;
-}
-
 // --bridge with a server's number in it, where there are several.
 static enum status put_bridge_path(struct run *run, int server)
 {
@@ -96,7 +75,6 @@ enum status run_find_ranks(struct run *run)
     run->n_shards = run->job->n_shards;
     run->shard = run->job->ranks.rank % run->n_shards;
     if (run->job->ranks.size == 1) return ST_OK;
-    CHECK(check_options(run));
     if (run->job->launches) return ST_OK;
     if (run->config->bridge) CHECK(place_bridge(run));
     if (!run_leads(run) && level == LOG_INFO) log_open(run->job->log_name, LOG_WARN);
