@@ -56,7 +56,7 @@ LDFLAGS_ := -fopenmp -pthread -Wl,-z,relro,-z,now $(LDFLAGS) $(if $(SANITIZE),-f
 # ---- sources: a file in its folder is in the build ----------------------------------------------
 LIB_SRC     := $(wildcard common/*/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
 SERVER_SRC  := $(wildcard infer-server/*/*.c)
-TRAINER_SRC := $(filter-out trainer/main.c,$(wildcard trainer/*.c $(addsuffix /*.c,trainer/run trainer/rollout trainer/learn trainer/serve trainer/launch)))
+TRAINER_SRC := $(filter-out trainer/main.c trainer/examples/%,$(wildcard trainer/*.c trainer/*/*.c trainer/*/*/*.c))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 # in the order in which they follow each other on the page
@@ -177,7 +177,7 @@ $(BUILD)/obj/tools/report/page.text.o: $(REPORT_TEXTS) tools/report/page.h Makef
 	    $(call text,report_body,tools/report/page/body.html); $(call text,report_script,$(REPORT_JS)); } > $(@:.o=.c)
 	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) -c $(@:.o=.c) -o $@
 
-# Rewards as shared objects (trainer/rollout/reward_plugin.h); each file is one.
+# Rewards as shared objects (trainer/reward/reward_plugin.h); each file is one.
 EXAMPLES := $(patsubst trainer/examples/%.c,$(BUILD)/examples/%.so,$(wildcard trainer/examples/*.c))
 $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 	@mkdir -p $(@D)
@@ -238,7 +238,7 @@ install: all
 	ln -sf libcommonweight-bridge.so.0 $(DESTDIR)$(LIBDIR)/libcommonweight-bridge.so
 	$(fill) packaging/commonweight-bridge.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/commonweight-bridge.pc
 	install -m 644 bridge/library/commonweight-bridge.h $(DESTDIR)$(PREFIX)/include
-	install -m 644 trainer/rollout/reward_plugin.h $(DESTDIR)$(PREFIX)/include/commonweight-reward.h
+	install -m 644 trainer/reward/reward_plugin.h $(DESTDIR)$(PREFIX)/include/commonweight-reward.h
 	for page in $(PAGES); do [ ! -e $(BUILD)/man/$$page.1 ] || \
 	    install -m 644 $(BUILD)/man/$$page.1 $(DESTDIR)$(SHARE)/man/man1; done
 	install -m 644 packaging/completion.bash $(DESTDIR)$(SHARE)/bash-completion/completions/cw-trainer

@@ -48,7 +48,7 @@ static void builds_a_plugin(const char *root)
     char command[3 * PATH_MAX];
     const char *source = test_path(test_folder(), "plugin.c");
     snprintf(command, sizeof command,
-             "sed 's|\"trainer/rollout/reward_plugin.h\"|<commonweight-reward.h>|' "
+             "sed 's|\"trainer/reward/reward_plugin.h\"|<commonweight-reward.h>|' "
              "'%s/trainer/examples/reward_balanced.c' > '%s' && cc -Wall -Werror -shared -fPIC "
              "-I'%s/usr/include' -o '%s.so' '%s'",
              test_root(), source, root, source, source);

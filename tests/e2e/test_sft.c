@@ -8,7 +8,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "trainer/rollout/data.h"
+#include "trainer/data/data.h"
 
 #include <math.h>
 #include <stdlib.h>

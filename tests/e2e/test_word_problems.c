@@ -7,8 +7,8 @@
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/rollout/data.h"
-#include "trainer/rollout/number.h"
+#include "trainer/data/data.h"
+#include "trainer/reward/math/number.h"
 
 #include <math.h>
 #include <stdio.h>

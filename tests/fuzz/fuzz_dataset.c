@@ -1,6 +1,6 @@
 /* fuzz_dataset.c: any text as a JSONL data set: refused, or examples that hold what training relies
  * on. */
-#include "trainer/rollout/data.h"
+#include "trainer/data/data.h"
 
 #include <stdlib.h>
 

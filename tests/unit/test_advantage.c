@@ -1,8 +1,8 @@
 /* test_advantage.c: trainer/advantage, scoring and buckets where rewards differ by chance, or not
  * at all: means, noise of f32, samples without drafts, prompts that are all solved. */
 #include "tests/support/support.h"
-#include "trainer/rollout/advantage.h"
-#include "trainer/rollout/curriculum.h"
+#include "trainer/reward/advantage.h"
+#include "trainer/curriculum/curriculum.h"
 #include "trainer/rollout/scoring.h"
 
 #include <math.h>

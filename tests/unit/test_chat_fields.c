@@ -1,11 +1,11 @@
 /* test_chat_fields.c: messages, tools and chat_template_kwargs on their way into a prompt: of a
- * request (infer-server/http/api_chat.c), and of a line of data (trainer/rollout/data.h). */
+ * request (infer-server/http/api_chat.c), and of a line of data (trainer/data/data.h). */
 #include "common/base/json.h"
 #include "common/model/chat_template.h"
 #include "infer-server/http/api.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "trainer/rollout/prompts.h"
+#include "trainer/data/prompts.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 #include "trainer/run/cluster_report.h"
-#include "trainer/rollout/curriculum.h"
-#include "trainer/rollout/kde.h"
+#include "trainer/curriculum/curriculum.h"
+#include "trainer/curriculum/kde.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* test_curriculum_ahead.c: what a curriculum says of steps that are still ahead is what comes, and
  * it says nothing of steps that depend on rewards not recorded. */
 #include "tests/support/support.h"
-#include "trainer/rollout/curriculum.h"
+#include "trainer/curriculum/curriculum.h"
 
 #include <string.h>
 

@@ -4,9 +4,9 @@
 #include "common/model/chat_template.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "trainer/rollout/data.h"
-#include "trainer/rollout/data_order.h"
-#include "trainer/rollout/prompts.h"
+#include "trainer/data/data.h"
+#include "trainer/data/data_order.h"
+#include "trainer/data/prompts.h"
 
 #include <stdlib.h>
 #include <string.h>

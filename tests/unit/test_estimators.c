@@ -2,7 +2,7 @@
  * out, and samples that nothing scored as in TRL (tests/golden/advantages). */
 #include "common/base/names.h"
 #include "tests/support/support.h"
-#include "trainer/rollout/advantage.h"
+#include "trainer/reward/advantage.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #include "common/base/names.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
-#include "trainer/rollout/advantage.h"
+#include "trainer/reward/advantage.h"
 #include "trainer/learn/loss.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
 #include "tests/support/canned_server.h"
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
-#include "trainer/rollout/reward.h"
+#include "trainer/reward/reward.h"
 #include "trainer/rollout/rollout.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
 #include "common/model/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "trainer/rollout/data.h"
+#include "trainer/data/data.h"
 
 #include <string.h>
 

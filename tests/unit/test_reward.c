@@ -3,9 +3,9 @@
 #include "common/base/clock.h"
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
-#include "trainer/rollout/data.h"
-#include "trainer/rollout/number.h"
-#include "trainer/rollout/reward.h"
+#include "trainer/data/data.h"
+#include "trainer/reward/math/number.h"
+#include "trainer/reward/reward.h"
 
 #include <math.h>
 #include <signal.h>

@@ -2,7 +2,7 @@
  * among how many processes, whose reply is whose, several commands in one list, and what is said of
  * a child that cannot start or does not flush. What it does with one sample is test_reward.c's. */
 #include "tests/support/support.h"
-#include "trainer/rollout/reward.h"
+#include "trainer/reward/reward.h"
 #include "trainer/rollout/scoring.h"
 
 #include <stdio.h>

@@ -5,8 +5,8 @@
 #include "common/model/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "trainer/rollout/data.h"
-#include "trainer/rollout/turns.h"
+#include "trainer/data/data.h"
+#include "trainer/data/turns.h"
 
 #include <stdlib.h>
 #include <string.h>

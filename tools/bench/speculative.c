@@ -25,7 +25,7 @@
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tools/bench/bench.h"
-#include "trainer/rollout/prompts.h"
+#include "trainer/data/prompts.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,10 @@
-/* reward_balanced.c: an example of a reward in a shared object (trainer/rollout/reward_plugin.h):
+/* reward_balanced.c: an example of a reward in a shared object (trainer/reward/reward_plugin.h):
  * the share of brackets that have their partner, 1 for a text without any. Build and use:
  *
  *     cc -shared -fPIC -I. -o reward_balanced.so trainer/examples/reward_balanced.c
  *     cw-trainer train --reward plugin:./reward_balanced.so ...
  */
-#include "trainer/rollout/reward_plugin.h"
+#include "trainer/reward/reward_plugin.h"
 
 #include <stdio.h>
 

@@ -5,7 +5,7 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "trainer/launch/job.h"
-#include "trainer/run/server_process.h"
+#include "trainer/launch/server_process.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/rollout/child.h"
+#include "trainer/launch/child.h"
 #include "trainer/rollout/episode.h"
 
 #include <math.h>

@@ -8,7 +8,7 @@
 #include "common/model/tandem_selector.h"
 #include "kernels/comm.h"
 #include "trainer/rollout/completion.h"
-#include "trainer/rollout/data.h"
+#include "trainer/data/data.h"
 #include <stdatomic.h>
 
 struct environment_rollouts;

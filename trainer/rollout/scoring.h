@@ -3,9 +3,9 @@
 #ifndef TRAINER_SCORING_H
 #define TRAINER_SCORING_H
 
-#include "trainer/rollout/advantage.h"
-#include "trainer/rollout/latency_model.h"
-#include "trainer/rollout/reward.h"
+#include "trainer/reward/advantage.h"
+#include "trainer/reward/latency_model.h"
+#include "trainer/reward/reward.h"
 #include "trainer/rollout/rollout.h"
 
 struct scoring { // borrowed parts; how it is done

@@ -4,7 +4,7 @@
 #define TRAINER_CLUSTER_REPORT_H
 
 #include "common/base/bytes.h"
-#include "trainer/rollout/buckets.h"
+#include "trainer/curriculum/buckets.h"
 #include <jansson.h>
 
 struct cluster_report {

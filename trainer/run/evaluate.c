@@ -5,7 +5,7 @@
 #include "trainer/run/evaluate.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
-#include "trainer/rollout/number.h"
+#include "trainer/reward/math/number.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/run/runlog.h"
 

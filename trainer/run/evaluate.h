@@ -3,7 +3,7 @@
 #ifndef TRAINER_EVALUATE_H
 #define TRAINER_EVALUATE_H
 
-#include "trainer/rollout/reward.h"
+#include "trainer/reward/reward.h"
 #include "trainer/rollout/rollout.h"
 #include "trainer/rollout/spec_counters.h"
 

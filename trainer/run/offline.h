@@ -6,8 +6,8 @@
 
 #include "common/base/log.h"
 #include "trainer/learn/preference.h"
-#include "trainer/rollout/data_order.h"
-#include "trainer/rollout/prompts.h"
+#include "trainer/data/data_order.h"
+#include "trainer/data/prompts.h"
 #include "trainer/run/folder.h"
 #include "trainer/run/learning.h"
 #include "trainer/run/runlog.h"

@@ -10,7 +10,7 @@
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/config.h"
 #include "trainer/run/folder.h"
-#include "trainer/rollout/curriculum.h"
+#include "trainer/curriculum/curriculum.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/learn/learner.h"

@@ -4,7 +4,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "trainer/learn/memory.h"
-#include "trainer/rollout/prompts.h"
+#include "trainer/data/prompts.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"
 #include "trainer/run/run.h"

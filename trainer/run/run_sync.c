@@ -11,7 +11,7 @@
 #include "common/base/log.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
-#include "trainer/run/server_process.h"
+#include "trainer/launch/server_process.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #define TRAINER_SAME_RUN_H
 
 #include "common/model/adapter.h"
-#include "trainer/rollout/data.h"
+#include "trainer/data/data.h"
 
 struct same_run { // borrowed
     const struct dataset *data;

@@ -1,0 +1,224 @@
+/* server_process.c: one child process and its log file. The main thread.
+ *
+ * It is asked to end with SIGTERM, upon which a server answers what it has under way, and killed
+ * with its process group after STOP_MS. */
+#include "trainer/launch/server_process.h"
+#include "common/base/bytes.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/spawn.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LOG_NAME   "server.log"
+#define STOP_MS    30000
+#define LOOK_MS    20
+#define HEALTH_MS  2000
+#define TAIL_BYTES 1200
+
+struct server_process {
+    struct bytes command;    // with its places
+    char address[PATH_ROOM]; // a URL, or its socket
+    struct server_options options;
+    char log[PATH_ROOM];
+    pid_t pid; // 0: not started
+};
+
+// ---- its command --------------------------------------------------------------------------------
+
+static enum status put_command(struct server_process *s)
+{
+    const char *given = s->options.command;
+    if (given && (!strstr(given, "{model}") || !strstr(given, "{port}")))
+        return status_fail(ST_INVALID,
+                           "--server-command \"%s\": write {model} where the model folder goes, "
+                           "and {port} where the port does",
+                           given);
+    if (given) {
+        bytes_puts(&s->command, given);
+    } else {
+        bytes_puts(&s->command, s->options.before ? s->options.before : "");
+        spawn_put_program(&s->command, "cw-infer-server");
+        bytes_printf(&s->command, " --model {model} --socket {folder}/server.sock --device %s%s %s",
+                     s->options.device,
+                     s->options.shares ? " --bridge {folder}/bridge.json"
+                                       : " --bridge {folder}/server-bridge.json "
+                                         "--listen 127.0.0.1:{port}",
+                     s->options.arguments ? s->options.arguments : "");
+    }
+    return bytes_status(&s->command);
+}
+
+// The command with its places filled.
+static void put_line(const struct server_process *s, const char *model, struct bytes *ret)
+{
+    char port[16];
+    const struct {
+        const char *place, *word;
+    } places[] = {{"{model}", model}, {"{port}", port}, {"{folder}", s->options.folder}};
+    snprintf(port, sizeof port, "%d", s->options.port);
+    for (const char *at = bytes_text(&s->command); *at;) {
+        const char *before = at;
+        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+            const size_t len = strlen(places[i].place);
+            if (strncmp(at, places[i].place, len) != 0) continue;
+            spawn_put_word(ret, places[i].word);
+            at += len;
+        }
+        if (at == before) bytes_append(ret, at++, 1);
+    }
+}
+
+// One that nobody listens on now.
+static enum status free_port(int *ret)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    enum status st = ST_OK;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &len) != 0)
+        st = status_fail(ST_IO, "--server-port: no free port: %s", strerror(errno));
+    if (fd >= 0) close(fd);
+    if (st == ST_OK) *ret = ntohs(address.sin_port);
+    return st;
+}
+
+enum status server_process_new(const struct server_options *o, struct server_process **ret)
+{
+    enum status st;
+    struct server_process *s = calloc(1, sizeof *s);
+    if (!s) return status_fail(ST_NO_MEMORY, "no memory for a server");
+    s->options = *o;
+    CHECK(put_command(s));
+    if (o->port == 0 && !o->shares) CHECK(free_port(&s->options.port));
+    if (o->shares)
+        CHECK(path_put(s->address, o->folder, "server.sock"));
+    else
+        snprintf(s->address, sizeof s->address, "http://127.0.0.1:%d", s->options.port);
+    *ret = s;
+    return ST_OK;
+out:
+    server_process_free(s);
+    return st;
+}
+
+const char *server_process_address(const struct server_process *s)
+{
+    return s->address;
+}
+
+// ---- its life -----------------------------------------------------------------------------------
+
+static void stop(struct server_process *s)
+{
+    const int64_t deadline = clock_deadline_ns(STOP_MS);
+    if (s->pid == 0) return;
+    kill(s->pid, SIGTERM);
+    while (!spawn_exited(s->pid, NULL) && clock_ms_until(deadline) > 0) clock_sleep_ms(LOOK_MS);
+    spawn_end(s->pid);
+    s->pid = 0;
+}
+
+void server_process_free(struct server_process *s)
+{
+    if (!s) return;
+    stop(s);
+    bytes_release(&s->command);
+    free(s);
+}
+
+// The last lines that it wrote, from where they begin.
+static const char *log_tail(const struct server_process *s, char ret[TAIL_BYTES + 1])
+{
+    const int fd = open(s->log, O_RDONLY | O_CLOEXEC);
+    const off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
+    const off_t from = size > TAIL_BYTES ? size - TAIL_BYTES : 0;
+    const ssize_t n = fd < 0 ? -1 : pread(fd, ret, TAIL_BYTES, from);
+    if (fd >= 0) close(fd);
+    ret[n > 0 ? n : 0] = '\0';
+    const char *line = from > 0 ? strchr(ret, '\n') : NULL;
+    return line ? line + 1 : ret;
+}
+
+enum status server_process_check(const struct server_process *s, int ms)
+{
+    const int64_t deadline = clock_deadline_ns(ms);
+    char words[SPAWN_WORDS], tail[TAIL_BYTES + 1];
+    int status;
+    if (s->pid == 0) return status_fail(ST_PEER_GONE, "the server does not run");
+    while (!spawn_exited(s->pid, &status)) {
+        if (clock_ms_until(deadline) == 0) return ST_OK;
+        clock_sleep_ms(LOOK_MS);
+    }
+    spawn_words(status, words);
+    return status_fail(ST_PEER_GONE, "the server %s; its log, %s, ends:\n%s", words, s->log,
+                       log_tail(s, tail));
+}
+
+static enum status start(struct server_process *s, const char *model)
+{
+    enum status st = ST_OK;
+    struct bytes line = BYTES_INIT;
+    const int in = open("/dev/null", O_RDONLY | O_CLOEXEC),
+              log = open(s->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (in < 0 || log < 0) FAIL(ST_IO, "%s: %s", s->log, strerror(errno));
+    put_line(s, model, &line);
+    CHECK(bytes_status(&line));
+    CHECK(spawn(bytes_text(&line), in, log, log, &s->pid));
+out:
+    if (in >= 0) close(in);
+    if (log >= 0) close(log);
+    bytes_release(&line);
+    return st;
+}
+
+// Until its /health says 200.
+static enum status wait_ready(struct server_process *s, struct http_client *http)
+{
+    const int64_t deadline = clock_deadline_ns((int)(s->options.timeout_s * 1e3));
+    const struct http_call health = {
+        .server = s->address, .path = "/health", .timeout_ms = HEALTH_MS};
+    char tail[TAIL_BYTES + 1];
+    enum status st;
+    while ((st = http_perform(http, &health, NULL)) != ST_OK) {
+        struct status_kept why = {0};
+        status_keep(&why, st);
+        CHECK(server_process_check(s, 0));
+        if (s->options.cancelled && *s->options.cancelled)
+            FAIL(ST_CANCELLED, "the start of the server was given up");
+        status_recall(&why);
+        if (clock_ms_until(deadline) == 0)
+            FAIL(ST_TIMEOUT,
+                 "the server was not ready within %g s (--server-timeout): %s; its log, %s, "
+                 "ends:\n%s",
+                 s->options.timeout_s, status_message(), s->log, log_tail(s, tail));
+        clock_sleep_ms(LOOK_MS);
+    }
+    // Another program may answer on its port, while it could not listen there.
+    st = server_process_check(s, 0);
+out:
+    return st;
+}
+
+enum status server_process_restart(struct server_process *s, struct http_client *http,
+                                   const char *model)
+{
+    enum status st;
+    stop(s);
+    CHECK(path_put(s->log, s->options.folder, LOG_NAME));
+    CHECK(start(s, model));
+    CHECK(wait_ready(s, http));
+out:
+    if (st != ST_OK) stop(s);
+    return st;
+}

@@ -1,0 +1,353 @@
+/* math_same.c: compares two trees: what they assign, as relations, as sets and intervals, as lists
+ * in order or without, as matrices, as words, and in the end as numbers at a few points, which is
+ * how expressions with letters are compared. Stateless; any thread. */
+#include "trainer/reward/math/math_same.h"
+#include "trainer/reward/math/math_set.h"
+#include "trainer/reward/math/math_value.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N_POINTS   8
+#define MIN_POINTS 3  // at which both must have values
+#define MAX_ITEMS  64 // of a list
+
+struct item { // a list's element; 1 +- 2 is two of them
+    const struct math_node *node;
+    int sign; // 1 or -1; 0: as it stands, both where there are both
+};
+
+static bool same(struct item wanted, struct item got);
+
+static struct item item_of(const struct math_node *n)
+{
+    return (struct item){n, 0};
+}
+
+static bool is_either(const struct math_node *n)
+{
+    return n->kind == MATH_EITHER;
+}
+
+// ---- numbers ------------------------------------------------------------------------------------
+static bool eval_at(struct item x, int number, struct math_value *ret)
+{
+    const struct math_point point = {.number = number, .sign = x.sign < 0 ? -1 : 1};
+    return math_eval(x.node, &point, ret);
+}
+
+static bool is_whole(const struct math_value *v)
+{
+    return v->exact && cimag(v->x) == 0 && creal(v->x) == floor(creal(v->x));
+}
+
+// 28% is also 28.
+static bool same_percent(struct item wanted, struct item got)
+{
+    struct math_value a, b;
+    if (wanted.node->kind != MATH_PERCENT && got.node->kind != MATH_PERCENT) return false;
+    if (wanted.node->kind == MATH_PERCENT) wanted.node = wanted.node->first;
+    if (got.node->kind == MATH_PERCENT) got.node = got.node->first;
+    return eval_at(wanted, 0, &a) && eval_at(got, 0, &b) && is_whole(&a) && is_whole(&b) &&
+           math_value_same(&a, &b);
+}
+
+// A decimal number is as good as six of its decimals.
+static bool same_rounded(const struct math_value *a, const struct math_value *b)
+{
+    return cimag(a->x) == 0 && cimag(b->x) == 0 &&
+           fabs(round(creal(a->x) * 1e6) - round(creal(b->x) * 1e6)) < 0.5;
+}
+
+// 204_5 is also given as 204.
+static bool same_digits(const struct math_node *wanted, const struct math_node *got)
+{
+    const size_t a = strcspn(wanted->name, "_"), b = strcspn(got->name, "_");
+    const bool based = wanted->name[a] || got->name[b], both = wanted->name[a] && got->name[b];
+    return wanted->kind == MATH_NUMBER && got->kind == MATH_NUMBER && based && !both && a == b &&
+           memcmp(wanted->name, got->name, a) == 0;
+}
+
+static bool same_numbers(struct item wanted, struct item got)
+{
+    int n = 0;
+    if (same_digits(wanted.node, got.node)) return true;
+    if (same_percent(wanted, got)) return true;
+    for (int i = 0; i < N_POINTS; i++) {
+        struct math_value a, b;
+        if (!eval_at(wanted, i, &a) || !eval_at(got, i, &b)) continue;
+        const bool rounded = (a.decimal || b.decimal) && same_rounded(&a, &b);
+        if (!rounded && !math_value_same(&a, &b)) return false;
+        n++;
+    }
+    return n >= MIN_POINTS;
+}
+
+// ---- words --------------------------------------------------------------------------------------
+// The letters of words, or of a product of letters, which words without \text are.
+static bool spell(const struct math_node *n, char ret[2 * MATH_NAME])
+{
+    size_t used = strlen(ret);
+    if (n->kind == MATH_TEXT || n->kind == MATH_SYMBOL) {
+        for (const char *s = n->name; *s; s++) {
+            if (isspace((unsigned char)*s)) continue;
+            if (used + 1 >= 2 * MATH_NAME) return false;
+            ret[used++] = (char)tolower((unsigned char)*s);
+        }
+        ret[used] = '\0';
+        return true;
+    }
+    if (n->kind != MATH_PRODUCT) return false;
+    for (const struct math_node *a = n->first; a; a = a->next)
+        if (!spell(a, ret)) return false;
+    return true;
+}
+
+static bool same_words(const struct math_node *wanted, const struct math_node *got)
+{
+    char a[2 * MATH_NAME] = "", b[2 * MATH_NAME] = "";
+    return spell(wanted, a) && spell(got, b) && strcmp(a, b) == 0;
+}
+
+// ---- matrices -----------------------------------------------------------------------------------
+// Entry by entry.
+static bool same_entries(const struct math_node *wanted, const struct math_node *got)
+{
+    const struct math_node *a = wanted->first, *b = got->first;
+    if (wanted->n != got->n) return false;
+    for (; a; a = a->next, b = b->next) {
+        const struct math_node *x = a->first, *y = b->first;
+        if (a->n != b->n) return false;
+        for (; x; x = x->next, y = y->next)
+            if (!same(item_of(x), item_of(y))) return false;
+    }
+    return true;
+}
+
+// Of sums and products too, by what their entries are worth.
+static bool same_matrices(const struct math_node *wanted, const struct math_node *got)
+{
+    int rows, cols, r, c;
+    if (wanted->kind == MATH_MATRIX && got->kind == MATH_MATRIX) return same_entries(wanted, got);
+    if (!math_matrix_size(wanted, &rows, &cols) || !math_matrix_size(got, &r, &c) || rows != r ||
+        cols != c)
+        return false;
+    for (int i = 0; i < rows * cols * MIN_POINTS; i++) {
+        struct math_value a, b;
+        const struct math_point point = {.number = i % MIN_POINTS, .sign = 1};
+        const int entry = i / MIN_POINTS;
+        if (!math_matrix_entry(wanted, entry / cols, entry % cols, &point, &a) ||
+            !math_matrix_entry(got, entry / cols, entry % cols, &point, &b) ||
+            !math_value_same(&a, &b))
+            return false;
+    }
+    return true;
+}
+
+// ---- lists --------------------------------------------------------------------------------------
+static bool is_list(const struct math_node *n)
+{
+    return n->kind == MATH_LIST || n->kind == MATH_EMPTY || n->kind == MATH_EITHER ||
+           (n->kind < MATH_RELATION && math_any_node(n, is_either));
+}
+
+// The elements, each once; -1: too many.
+static int items_of(const struct math_node *n, struct item ret[MAX_ITEMS])
+{
+    int n_items = 0;
+    if (n->kind == MATH_EMPTY) return 0;
+    const bool list = n->kind == MATH_LIST;
+    for (const struct math_node *a = list ? n->first : n; a; a = list ? a->next : NULL) {
+        const bool either = a->kind != MATH_LIST && math_any_node(a, is_either);
+        for (int sign = 1; sign >= (either ? -1 : 1); sign -= 2) {
+            const struct item one = {a, either ? sign : 0};
+            bool there = false;
+            for (int i = 0; i < n_items && !math_is_ordered(n); i++) there |= same(ret[i], one);
+            if (there) continue;
+            if (n_items == MAX_ITEMS) return -1;
+            ret[n_items++] = one;
+        }
+    }
+    return n_items;
+}
+
+static bool same_lists(const struct math_node *wanted, const struct math_node *got)
+{
+    struct item a[MAX_ITEMS], b[MAX_ITEMS];
+    const int n = items_of(wanted, a);
+    bool taken[MAX_ITEMS] = {false};
+    if (n < 0 || items_of(got, b) != n) return false;
+    // an order that is asked for counts, whatever brackets the answer has
+    const bool ordered = math_is_ordered(wanted);
+    for (int i = 0; i < n; i++) {
+        int k = ordered ? i : 0;
+        while (k < n && (taken[k] || !same(a[i], b[k]))) k = ordered ? n : k + 1;
+        if (k >= n) return false;
+        taken[k] = true;
+    }
+    return true;
+}
+
+// ---- intervals ----------------------------------------------------------------------------------
+static bool same_intervals(const struct math_node *wanted, const struct math_node *got)
+{
+    double a, b;
+    if (wanted->open != got->open || wanted->close != got->close) return false;
+    for (int last = 0; last < 2; last++) {
+        const struct math_node *x = last ? wanted->last : wanted->first,
+                               *y = last ? got->last : got->first;
+        if (math_real_of(x, &a) && math_real_of(y, &b) && (isinf(a) || isinf(b))
+                ? a != b
+                : !same(item_of(x), item_of(y)))
+            return false;
+    }
+    return true;
+}
+
+// ---- relations ----------------------------------------------------------------------------------
+static bool is_relation(const struct math_node *n)
+{
+    return (n->kind == MATH_RELATION && strcmp(n->name, "in") != 0) || n->kind == MATH_CHAIN;
+}
+
+static bool is_equation(const struct math_node *n)
+{
+    if (n->kind == MATH_RELATION) return n->name[0] == '=' || n->name[0] == '~';
+    if (n->kind != MATH_CHAIN) return false;
+    for (const struct math_node *a = n->first; a; a = a->next)
+        if (!is_equation(a)) return false;
+    return true;
+}
+
+static bool is_name(const struct math_node *n)
+{
+    if (n->kind == MATH_SYMBOL || n->kind == MATH_TEXT || n->kind == MATH_CALL) return true;
+    if (n->kind != MATH_PRODUCT && n->kind != MATH_QUOTIENT && n->kind != MATH_LIST) return false;
+    for (const struct math_node *a = n->first; a; a = a->next)
+        if (!is_name(a)) return false;
+    return true;
+}
+
+static const struct math_node *left_of(const struct math_node *n)
+{
+    return n->kind == MATH_CHAIN ? n->first->first : n->first;
+}
+
+static bool is_assignment(const struct math_node *n)
+{
+    return is_equation(n) && is_name(left_of(n));
+}
+
+// What an equation ends on; rounded values at its end are left out.
+static const struct math_node *right_of(const struct math_node *n)
+{
+    const struct math_node *last = n->kind == MATH_CHAIN ? n->last : n;
+    for (const struct math_node *a = n->first; n->kind == MATH_CHAIN && a; a = a->next)
+        if (a->name[0] == '=') last = a;
+    return last->last;
+}
+
+// + where the left sides minus the right ones have a positive constant ratio, - a negative one; 0:
+// they have none.
+static int ratio_of(const struct math_node *a, const struct math_node *b)
+{
+    double ratio = 0;
+    int n = 0;
+    for (int i = 0; i < N_POINTS; i++) {
+        struct math_value x[4];
+        if (!eval_at(item_of(a->first), i, &x[0]) || !eval_at(item_of(a->last), i, &x[1]) ||
+            !eval_at(item_of(b->first), i, &x[2]) || !eval_at(item_of(b->last), i, &x[3]))
+            continue;
+        const double over = creal(x[0].x - x[1].x), under = creal(x[2].x - x[3].x);
+        if (fabs(over) < 1e-12 && fabs(under) < 1e-12) continue;
+        if (fabs(over) < 1e-12 || fabs(under) < 1e-12) return 0;
+        if (n++ && fabs(over / under - ratio) > 1e-9 * fabs(ratio)) return 0;
+        ratio = over / under;
+    }
+    return n < MIN_POINTS ? 0 : ratio > 0 ? 1 : -1;
+}
+
+static bool same_relations(const struct math_node *wanted, const struct math_node *got)
+{
+    const struct math_node *a = wanted->first, *b = got->first;
+    if (wanted->kind != got->kind || wanted->n != got->n) return false;
+    if (wanted->kind == MATH_CHAIN) {
+        for (; a; a = a->next, b = b->next)
+            if (!same_relations(a, b)) return false;
+        return true;
+    }
+    const char *x = wanted->name, *y = got->name;
+    const int ratio = ratio_of(wanted, got);
+    if (strchr("=~!", *x)) return ratio != 0 && (*x == *y || (*x != '!' && *y != '!'));
+    return ratio != 0 && (x[1] == '=') == (y[1] == '=') && strchr("<>", *y) &&
+           (ratio > 0) == (*x == *y);
+}
+
+static bool same_assignments(const struct math_node *wanted, const struct math_node *got)
+{
+    const struct math_node *a = left_of(wanted), *b = left_of(got);
+    const bool names =
+        (a->kind == MATH_CALL && b->kind == MATH_CALL && strcmp(a->name, b->name) == 0) ||
+        same(item_of(a), item_of(b));
+    return names && same(item_of(right_of(wanted)), item_of(right_of(got)));
+}
+
+// ---- the whole ----------------------------------------------------------------------------------
+// x in S is S.
+static const struct math_node *set_of(const struct math_node *n)
+{
+    return n->kind == MATH_RELATION && strcmp(n->name, "in") == 0 ? n->last : n;
+}
+
+static bool same_plain(struct item wanted, struct item got)
+{
+    const struct math_node *a = wanted.node, *b = got.node;
+    if (is_relation(a) && is_relation(b)) return same_relations(a, b);
+    if (is_relation(a) && math_is_set(b)) return math_same_sets(a, b);
+    if (is_relation(a) || is_relation(b)) return false;
+    if (math_is_interval(a) && math_is_interval(b) && same_intervals(a, b)) return true;
+    const bool sets = math_is_set(a) && math_is_set(b);
+    const bool pairs = a->kind == MATH_LIST && b->kind == MATH_LIST && a->open == '(' &&
+                       a->close == ')' && b->open == '(' && b->close == ')';
+    if (sets && !pairs) return math_same_sets(a, b);
+    if (wanted.sign == 0 && got.sign == 0 && (is_list(a) || is_list(b))) {
+        const bool half_open = (math_is_interval(a) && (a->open == '[' || a->close == ']')) ||
+                               (math_is_interval(b) && (b->open == '[' || b->close == ']'));
+        const bool alike = a->kind == MATH_LIST && b->kind == MATH_LIST && a->open == b->open;
+        // what a set of one element, or both signs of nothing, wraps
+        if (a->kind == MATH_LIST && a->n == 1 && !is_list(b)) return same(item_of(a->first), got);
+        if (b->kind == MATH_LIST && b->n == 1 && !is_list(a))
+            return same(wanted, item_of(b->first));
+        if (!is_list(a) || !is_list(b)) {
+            struct item items[MAX_ITEMS];
+            const struct math_node *list = is_list(a) ? a : b;
+            if (list->kind == MATH_LIST || items_of(list, items) != 1) return false;
+            return same_numbers(wanted, got);
+        }
+        return half_open && !alike ? false : same_lists(a, b);
+    }
+    double x, y;
+    if (math_real_of(a, &x) && math_real_of(b, &y) && isinf(x)) return x == y;
+    if (same_matrices(a, b)) return true;
+    return same_words(a, b) || same_numbers(wanted, got);
+}
+
+static bool same(struct item wanted, struct item got)
+{
+    const struct math_node *a = set_of(wanted.node), *b = set_of(got.node);
+    if (is_assignment(a) && is_assignment(b) && same_assignments(a, b)) return true;
+    if (is_equation(b) && !is_equation(a))
+        b = right_of(b);
+    else if (is_assignment(a) && !is_equation(b))
+        a = right_of(a);
+    wanted.node = a;
+    got.node = b;
+    return same_plain(wanted, got);
+}
+
+bool math_same(const struct math_node *wanted, const struct math_node *got)
+{
+    return same(item_of(wanted), item_of(got));
+}

@@ -1,0 +1,392 @@
+/* math_value.c: evaluates trees. Stateless; any thread. */
+#include "trainer/reward/math/math_value.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PRIME ((UINT64_C(1) << 61) - 1)
+
+// ---- residues -----------------------------------------------------------------------------------
+static uint64_t times(uint64_t a, uint64_t b)
+{
+    return (uint64_t)((unsigned __int128)a * b % PRIME);
+}
+
+static uint64_t to_power(uint64_t a, uint64_t n)
+{
+    uint64_t r = 1;
+    for (; n; n >>= 1, a = times(a, a))
+        if (n & 1) r = times(r, a);
+    return r;
+}
+
+static uint64_t inverse(uint64_t a)
+{
+    return to_power(a, PRIME - 2);
+}
+
+// ---- arithmetic ---------------------------------------------------------------------------------
+static struct math_value inexact(double complex x)
+{
+    return (struct math_value){.x = x};
+}
+
+static struct math_value whole(int64_t n)
+{
+    const uint64_t size = (uint64_t)(n < 0 ? -n : n) % PRIME;
+    return (struct math_value){
+        .x = (double)n, .residue = n < 0 && size ? PRIME - size : size, .exact = true};
+}
+
+static struct math_value plus(struct math_value a, struct math_value b)
+{
+    return (struct math_value){
+        .x = a.x + b.x, .residue = (a.residue + b.residue) % PRIME, .exact = a.exact && b.exact};
+}
+
+static struct math_value product(struct math_value a, struct math_value b)
+{
+    return (struct math_value){
+        .x = a.x * b.x, .residue = times(a.residue, b.residue), .exact = a.exact && b.exact};
+}
+
+static bool is_zero(const struct math_value *a)
+{
+    return a->exact ? a->residue == 0 : a->x == 0;
+}
+
+static bool quotient(struct math_value a, struct math_value b, struct math_value *ret)
+{
+    if (is_zero(&b)) return false;
+    *ret = (struct math_value){.x = a.x / b.x,
+                               .residue = b.exact ? times(a.residue, inverse(b.residue)) : 0,
+                               .exact = a.exact && b.exact};
+    return true;
+}
+
+static bool power(struct math_value a, struct math_value b, struct math_value *ret)
+{
+    const double n = creal(b.x);
+    const bool by_whole = b.exact && n == floor(n) && fabs(n) < 1e6;
+    if (is_zero(&a) && n <= 0) return false;
+    *ret = inexact(by_whole && cimag(a.x) == 0 ? pow(creal(a.x), n) : cpow(a.x, b.x));
+    if (!a.exact || !by_whole) return true;
+    const uint64_t base = n < 0 ? inverse(a.residue) : a.residue;
+    ret->residue = to_power(base, (uint64_t)fabs(n));
+    ret->exact = true;
+    return true;
+}
+
+static bool factorial(struct math_value a, struct math_value *ret)
+{
+    const double n = creal(a.x);
+    if (!a.exact || n < 0 || n != floor(n) || n > 1000) return false;
+    *ret = whole(1);
+    for (int64_t i = 2; i <= (int64_t)n; i++) *ret = product(*ret, whole(i));
+    return true;
+}
+
+static bool choose(struct math_value n, struct math_value k, struct math_value *ret)
+{
+    struct math_value over, under, rest;
+    const struct math_value left = plus(n, product(k, whole(-1)));
+    return factorial(n, &over) && factorial(k, &under) && factorial(left, &rest) &&
+           quotient(over, product(under, rest), ret);
+}
+
+// ---- leaves -------------------------------------------------------------------------------------
+// Digits in a base, of which a subscript tells: 204_5.
+static bool number(const char *digits, struct math_value *ret)
+{
+    const char *of = strchr(digits, '_'), *point = strchr(digits, '.');
+    const int base = of ? atoi(of + 1) : 10;
+    uint64_t scale = 1;
+    if (base < 2 || base > 36 || (of && point)) return false;
+    struct math_value v = whole(0);
+    for (const char *at = digits; *at && *at != '_'; at++) {
+        if (*at == '.') continue;
+        if (*at - '0' >= base) return false;
+        v = plus(product(v, whole(base)), whole(*at - '0'));
+        if (point && at > point) scale = times(scale, 10);
+    }
+    v.residue = times(v.residue, inverse(scale));
+    v.x = of ? v.x : strtod(digits, NULL);
+    v.decimal = point != NULL;
+    *ret = v;
+    return true;
+}
+
+static uint64_t hash_of(const char *name, uint64_t seed)
+{
+    uint64_t h = 1469598103934665603u ^ seed;
+    for (; *name; name++) h = (h ^ (unsigned char)*name) * 1099511628211u;
+    return h ^ h >> 29;
+}
+
+// A letter's value at a point: so many 64ths.
+static struct math_value letter(const char *name, const struct math_point *p)
+{
+    if (p->letter && strcmp(name, p->letter) == 0) return inexact(p->at);
+    const uint64_t h = hash_of(name, (uint64_t)p->number * 0x9E3779B97F4A7C15u);
+    const int64_t n = 30 + (int64_t)(h >> 20) % 300;
+    struct math_value v = whole(p->number % 2 && h >> 13 & 1 ? -n : n);
+    v.x /= 64;
+    v.residue = times(v.residue, inverse(64));
+    return v;
+}
+
+bool math_is_imaginary(const struct math_node *n)
+{
+    return n->kind == MATH_SYMBOL && strcmp(n->name, "i") == 0;
+}
+
+static bool is_constant(const struct math_node *n)
+{
+    return n->kind == MATH_SYMBOL && (strcmp(n->name, "pi") == 0 || strcmp(n->name, "e") == 0);
+}
+
+bool math_is_letter(const struct math_node *n)
+{
+    return n->kind == MATH_SYMBOL && !is_constant(n) && !math_is_imaginary(n);
+}
+
+bool math_any_node(const struct math_node *n, bool (*is)(const struct math_node *))
+{
+    if (is(n)) return true;
+    for (const struct math_node *a = n->first; a; a = a->next)
+        if (math_any_node(a, is)) return true;
+    return false;
+}
+
+static bool symbol(const struct math_node *n, const struct math_point *p, struct math_value *ret)
+{
+    if (strcmp(n->name, "pi") == 0)
+        *ret = inexact(M_PI);
+    else if (strcmp(n->name, "e") == 0)
+        *ret = inexact(M_E);
+    else if (math_is_imaginary(n))
+        *ret = inexact(I);
+    else
+        *ret = letter(n->name, p);
+    return true;
+}
+
+// ---- functions ----------------------------------------------------------------------------------
+static double complex reciprocal_of(double complex x)
+{
+    return 1 / x;
+}
+
+static bool elementary(const char *name, double complex x, double complex *ret)
+{
+    static const struct {
+        const char *name;
+        double complex (*of)(double complex);
+        bool reciprocal;
+    } table[] = {{"sin", csin, 0},     {"cos", ccos, 0},     {"tan", ctan, 0},
+                 {"sec", ccos, 1},     {"csc", csin, 1},     {"cot", ctan, 1},
+                 {"arcsin", casin, 0}, {"arccos", cacos, 0}, {"arctan", catan, 0},
+                 {"sinh", csinh, 0},   {"cosh", ccosh, 0},   {"tanh", ctanh, 0},
+                 {"exp", cexp, 0},     {"ln", clog, 0},      {"sqrt", csqrt, 0}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (strcmp(name, table[i].name) != 0) continue;
+        *ret = table[i].reciprocal ? reciprocal_of(table[i].of(x)) : table[i].of(x);
+        return true;
+    }
+    if (strcmp(name, "arccot") == 0) *ret = catan(1 / x);
+    return strcmp(name, "arccot") == 0;
+}
+
+// A square root of a square is exact.
+static void keep_square(struct math_value a, struct math_value *ret)
+{
+    const double r = round(creal(ret->x));
+    if (!a.exact || cimag(ret->x) != 0 || r > 1e9 || whole((int64_t)(r * r)).residue != a.residue)
+        return;
+    *ret = whole((int64_t)r);
+}
+
+// What nobody knows: another number for every name and arguments.
+static struct math_value unknown(const struct math_node *n, const struct math_value *args,
+                                 int n_args, const struct math_point *p)
+{
+    if (p->letter && strcmp(n->name, p->letter) == 0) return inexact(p->at);
+    const double h = (double)(hash_of(n->name, 0) % 1000) / 1000;
+    double sum = 0.3 + h;
+    for (int i = 0; i < n_args; i++)
+        sum += (0.7 + h * 0.1 + i) * cos(1.3 * creal(args[i].x) + 0.9 * h + i);
+    return inexact(sum);
+}
+
+static bool real_function(const char *name, const struct math_value *a, struct math_value *ret)
+{
+    const double x = creal(a->x);
+    if (strcmp(name, "abs") == 0) {
+        *ret = cimag(a->x) == 0 && a->exact && x >= 0 ? *a
+               : cimag(a->x) == 0 && a->exact         ? product(*a, whole(-1))
+                                                      : inexact(cabs(a->x));
+        ret->decimal = false;
+    } else if (strcmp(name, "floor") == 0 || strcmp(name, "ceil") == 0) {
+        if (cimag(a->x) != 0 || !isfinite(x)) return false;
+        *ret = fabs(x) < 0x1p53 ? whole((int64_t)(*name == 'f' ? floor(x) : ceil(x)))
+               : a->exact       ? *a // the places behind the point are lost
+                                : inexact(x);
+    } else if (strcmp(name, "Gamma") == 0 && cimag(a->x) == 0) {
+        *ret = inexact(tgamma(x));
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static bool function(const struct math_node *n, const struct math_point *p, struct math_value *ret)
+{
+    struct math_value args[4];
+    int n_args = 0;
+    for (const struct math_node *a = n->first; a && n_args < 4; a = a->next)
+        if (!math_eval(a, p, &args[n_args++])) return false;
+    if (n_args != n->n || n_args == 0) return false;
+    const bool log_of = strcmp(n->name, "log") == 0 || strcmp(n->name, "lg") == 0;
+    if (strcmp(n->name, "factorial") == 0) return factorial(args[0], ret);
+    if (strcmp(n->name, "binom") == 0 && n_args == 2) return choose(args[0], args[1], ret);
+    if (log_of) { // without a base: natural, as in sympy
+        const double complex base = n_args == 2 ? clog(args[1].x) : n->name[1] == 'g' ? log(10) : 1;
+        *ret = inexact(clog(args[0].x) / base);
+        return true;
+    }
+    if (n_args == 1 && elementary(n->name, args[0].x, &ret->x)) {
+        const double complex x = ret->x;
+        *ret = inexact(x);
+        if (strcmp(n->name, "sqrt") == 0) keep_square(args[0], ret);
+        return true;
+    }
+    if (n_args == 1 && real_function(n->name, &args[0], ret)) return true;
+    *ret = unknown(n, args, n_args, p);
+    return true;
+}
+
+// ---- the whole ----------------------------------------------------------------------------------
+static bool of_two(const struct math_node *n, struct math_value a, struct math_value b,
+                   const struct math_point *p, struct math_value *ret)
+{
+    switch (n->kind) {
+    case MATH_SUM:
+        *ret = plus(a, b);
+        return true;
+    case MATH_EITHER:
+        *ret = plus(a, product(b, whole(p->sign)));
+        return true;
+    case MATH_PRODUCT:
+        *ret = product(a, b);
+        return true;
+    case MATH_QUOTIENT:
+        return quotient(a, b, ret);
+    default:
+        return n->kind == MATH_POWER && power(a, b, ret);
+    }
+}
+
+static bool evaluate(const struct math_node *n, const struct math_point *p, struct math_value *ret)
+{
+    struct math_value a, b;
+    if (n->kind == MATH_NUMBER) return number(n->name, ret);
+    if (n->kind == MATH_SYMBOL) return symbol(n, p, ret);
+    if (n->kind == MATH_CALL) return function(n, p, ret);
+    if (n->n < 1 || n->n > 2 || !math_eval(n->first, p, &a)) return false;
+    if (n->n == 2) return math_eval(n->first->next, p, &b) && of_two(n, a, b, p, ret);
+    if (n->kind == MATH_NEGATIVE)
+        *ret = product(a, whole(-1));
+    else if (n->kind == MATH_EITHER)
+        *ret = product(a, whole(p->sign));
+    else if (n->kind != MATH_PERCENT || !quotient(a, whole(100), ret))
+        return false;
+    ret->decimal = a.decimal;
+    return true;
+}
+
+bool math_eval(const struct math_node *n, const struct math_point *p, struct math_value *ret)
+{
+    struct math_value v;
+    if (!evaluate(n, p, &v)) return false;
+    const bool finite = isfinite(creal(v.x)) && isfinite(cimag(v.x));
+    if (!finite && !v.exact) return false;
+    *ret = v;
+    return true;
+}
+
+// ---- matrices -----------------------------------------------------------------------------------
+// levels: of products that there may be within each other, as each entry is summed anew.
+static bool matrix_size(const struct math_node *n, int levels, int *rows, int *cols)
+{
+    int r, c;
+    *rows = *cols = 0;
+    if (n->kind == MATH_MATRIX) {
+        *rows = n->n;
+        *cols = n->first ? n->first->n : 0;
+        for (const struct math_node *row = n->first; row; row = row->next)
+            if (row->n != *cols) return false;
+        return *rows > 0 && *cols > 0;
+    }
+    if (n->kind == MATH_NEGATIVE) return matrix_size(n->first, levels, rows, cols);
+    if ((n->kind != MATH_SUM && n->kind != MATH_PRODUCT) || levels == 0) return false;
+    const bool left = matrix_size(n->first, levels - 1, rows, cols);
+    const bool right = matrix_size(n->last, levels - 1, left ? &r : rows, left ? &c : cols);
+    if (n->kind == MATH_SUM) return left && right && r == *rows && c == *cols;
+    if (!left || !right) return left || right;
+    const bool fits = *cols == r;
+    *cols = c;
+    return fits;
+}
+
+bool math_matrix_size(const struct math_node *n, int *ret_rows, int *ret_cols)
+{
+    return matrix_size(n, 4, ret_rows, ret_cols);
+}
+
+static bool product_entry(const struct math_node *n, int i, int j, const struct math_point *p,
+                          struct math_value *ret)
+{
+    struct math_value a, b;
+    int rows, inner, cols;
+    const bool left = math_matrix_size(n->first, &rows, &inner),
+               right = math_matrix_size(n->last, &rows, &cols);
+    *ret = whole(0);
+    for (int k = 0; k < (left && right ? inner : 1); k++) {
+        if (!(left ? math_matrix_entry(n->first, i, right ? k : j, p, &a)
+                   : math_eval(n->first, p, &a)) ||
+            !(right ? math_matrix_entry(n->last, left ? k : i, j, p, &b)
+                    : math_eval(n->last, p, &b)))
+            return false;
+        *ret = plus(*ret, product(a, b));
+    }
+    return true;
+}
+
+bool math_matrix_entry(const struct math_node *n, int i, int j, const struct math_point *p,
+                       struct math_value *ret)
+{
+    struct math_value a, b;
+    if (n->kind == MATH_MATRIX) {
+        const struct math_node *row = n->first, *one;
+        while (i-- > 0) row = row->next;
+        for (one = row->first; j > 0; j--) one = one->next;
+        return math_eval(one, p, ret);
+    }
+    if (n->kind == MATH_PRODUCT) return product_entry(n, i, j, p, ret);
+    if (!math_matrix_entry(n->first, i, j, p, &a)) return false;
+    if (n->kind == MATH_NEGATIVE)
+        *ret = product(a, whole(-1));
+    else if (math_matrix_entry(n->last, i, j, p, &b))
+        *ret = plus(a, b);
+    else
+        return false;
+    return true;
+}
+
+bool math_value_same(const struct math_value *a, const struct math_value *b)
+{
+    if (a->exact && b->exact) return a->residue == b->residue;
+    const double most = fmax(cabs(a->x), cabs(b->x));
+    return cabs(a->x - b->x) <= 1e-10 * most + 1e-13;
+}

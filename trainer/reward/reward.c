@@ -1,0 +1,253 @@
+/* reward.c: the table of scorers, and the list of weighted terms that --reward asks for. Owns the
+ * scorers' states. The thread that scores. */
+#include "trainer/reward/reward.h"
+#include "trainer/reward/reward_scorer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct term {
+    const struct scorer *scorer;
+    void *state;
+    double weight;
+    char name[64]; // no two alike
+};
+
+struct reward {
+    int n;
+    struct term terms[REWARD_MAX_TERMS];
+};
+
+static const struct scorer *const scorers[] = {
+    &scorer_exact,       &scorer_numeric,  &scorer_gsm8k,        &scorer_regex,
+    &scorer_length,      &scorer_constant, &scorer_plugin,       &scorer_command,
+    &scorer_environment, &scorer_overlong, &scorer_think_format, &scorer_repetition,
+    &scorer_json,        &scorer_math,
+};
+#define N_SCORERS (sizeof scorers / sizeof *scorers)
+
+void reward_describe_all(struct bytes *ret)
+{
+    for (size_t i = 0; i < N_SCORERS; i++)
+        bytes_printf(ret, "\n  %-12s %s", scorers[i]->name, scorers[i]->help);
+}
+
+// ---- the list of terms --------------------------------------------------------------------------
+
+static const struct scorer *scorer_find(const char *name, size_t len)
+{
+    for (size_t i = 0; i < N_SCORERS; i++)
+        if (strlen(scorers[i]->name) == len && memcmp(scorers[i]->name, name, len) == 0)
+            return scorers[i];
+    return NULL;
+}
+
+static enum status unknown_scorer(const char *name, size_t len)
+{
+    struct bytes known = BYTES_INIT;
+    for (size_t i = 0; i < N_SCORERS; i++)
+        bytes_printf(&known, "%s%s%s", i ? ", " : "", scorers[i]->name,
+                     scorers[i]->takes_argument ? ":..." : "");
+    enum status st = status_fail(ST_INVALID, "reward \"%.*s\" is not one of %s", (int)len, name,
+                                 bytes_text(&known));
+    bytes_release(&known);
+    return st;
+}
+
+// Length of "command:PROGRAM ARGS" at s: to the next ",command:" that does not stand in quotes.
+static size_t command_length(const char *s)
+{
+    char quote = 0;
+    size_t i = 0;
+    for (; s[i]; i++) {
+        if (quote ? s[i] == quote : s[i] == '\'' || s[i] == '"')
+            quote = quote ? 0 : s[i];
+        else if (s[i] == '\\' && quote != '\'' && s[i + 1])
+            i++;
+        else if (!quote && strncmp(s + i, ",command:", strlen(",command:")) == 0)
+            break;
+    }
+    return i;
+}
+
+static void name_term(const struct reward *r, struct term *term)
+{
+    const struct scorer *scorer = term->scorer;
+    const char *name = scorer->label ? scorer->label(term->state) : scorer->name;
+    snprintf(term->name, sizeof term->name, "%.50s", name);
+    for (int i = 0, number = 2; i < r->n; i++)
+        if (strcmp(r->terms[i].name, term->name) == 0) {
+            snprintf(term->name, sizeof term->name, "%.50s_%d", name, number++);
+            i = -1; // that one may be there too
+        }
+}
+
+// One entry of the list, at s; ret_len: its length.
+static enum status parse_term(struct reward *r, const struct reward_options *options, const char *s,
+                              size_t *ret_len)
+{
+    size_t len = strcspn(s, ","), name_len = strcspn(s, ",:");
+    const struct scorer *scorer = scorer_find(s, name_len);
+    if (!scorer || (scorer->takes_argument != (s[name_len] == ':'))) return unknown_scorer(s, len);
+    if (r->n == REWARD_MAX_TERMS)
+        return status_fail(ST_INVALID, "--reward names more than %d terms", REWARD_MAX_TERMS);
+    if (scorer == &scorer_command) len = command_length(s);
+    char *argument = NULL;
+    if (scorer->takes_argument) {
+        argument = strndup(s + name_len + 1, len - name_len - 1);
+        if (!argument) return status_fail(ST_NO_MEMORY, "no memory for rewards");
+    }
+    struct term *term = &r->terms[r->n];
+    *term = (struct term){.scorer = scorer, .weight = 1};
+    enum status st = scorer->open ? scorer->open(options, argument, &term->state) : ST_OK;
+    free(argument);
+    if (st != ST_OK) return st;
+    name_term(r, term);
+    r->n++;
+    *ret_len = len;
+    return ST_OK;
+}
+
+static enum status parse_terms(struct reward *r, const struct reward_options *options)
+{
+    for (const char *s = options->names; s;) {
+        size_t len = 0;
+        enum status st = parse_term(r, options, s, &len);
+        if (st != ST_OK) return st;
+        s = s[len] ? s + len + 1 : NULL;
+    }
+    return ST_OK;
+}
+
+static enum status parse_weights(struct reward *r, const char *weights)
+{
+    int n = 0;
+    for (const char *s = weights; s && *s; n++) {
+        char *end;
+        double weight = strtod(s, &end);
+        if (end == s || (*end && *end != ',') || !isfinite(weight))
+            return status_fail(ST_INVALID, "--reward-weights %s: \"%s\" is not a number", weights,
+                               s);
+        if (n < r->n) r->terms[n].weight = weight;
+        s = *end ? end + 1 : end;
+    }
+    if (n && n != r->n)
+        return status_fail(ST_INVALID,
+                           "--reward-weights %s: %d for %d terms of --reward; give each its own",
+                           weights, n, r->n);
+    return ST_OK;
+}
+
+enum status reward_new(const struct reward_options *options, struct reward **ret)
+{
+    enum status st = ST_OK;
+    struct reward *r = calloc(1, sizeof *r);
+    if (!r) return status_fail(ST_NO_MEMORY, "no memory for rewards");
+    CHECK(parse_terms(r, options));
+    CHECK(parse_weights(r, options->weights));
+    *ret = r;
+out:
+    if (st != ST_OK) reward_free(r);
+    return st;
+}
+
+void reward_free(struct reward *r)
+{
+    if (!r) return;
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->close) r->terms[i].scorer->close(r->terms[i].state);
+    free(r);
+}
+
+int reward_terms(const struct reward *r)
+{
+    return r->n;
+}
+
+const char *reward_term_name(const struct reward *r, int term)
+{
+    return r->terms[term].name;
+}
+
+double reward_term_weight(const struct reward *r, int term)
+{
+    return r->terms[term].weight;
+}
+
+bool reward_needs_answer(const struct reward *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->needs_answer) return true;
+    return false;
+}
+
+int reward_accuracy_term(const struct reward *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->binary) return i;
+    return -1;
+}
+
+const char *reward_prompt_template(const struct reward *r)
+{
+    for (int i = 0; i < r->n; i++)
+        if (r->terms[i].scorer->prompt_template) return r->terms[i].scorer->prompt_template;
+    return NULL;
+}
+
+enum status reward_check_row(struct reward *r, const char *answer, const json_t *row)
+{
+    for (int i = 0; i < r->n; i++) {
+        const struct term *t = &r->terms[i];
+        enum status st = t->scorer->check_row ? t->scorer->check_row(t->state, answer, row) : ST_OK;
+        if (st != ST_OK) return st;
+    }
+    return ST_OK;
+}
+
+enum status reward_check(struct reward *r)
+{
+    for (int i = 0; i < r->n; i++) {
+        const struct term *t = &r->terms[i];
+        enum status st = t->scorer->check ? t->scorer->check(t->state) : ST_OK;
+        if (st != ST_OK) return status_context(st, "reward %s", t->name);
+    }
+    return ST_OK;
+}
+
+static enum status score_term(const struct term *t, const struct reward_input *inputs, int n,
+                              double *ret_scores, int *ret_failed)
+{
+    enum status st = ST_OK;
+    if (t->scorer->score_all)
+        st = t->scorer->score_all(t->state, inputs, n, ret_scores, ret_failed);
+    for (int i = 0; !t->scorer->score_all && st == ST_OK && i < n; i++) {
+        *ret_failed = i;
+        st = t->scorer->score(t->state, &inputs[i], &ret_scores[i]);
+    }
+    return status_context(st, "reward %s", t->name);
+}
+
+enum status reward_score_all(struct reward *r, const struct reward_input *inputs, int n,
+                             double *ret_terms, double *ret_sums, int *ret_failed)
+{
+    for (int k = 0; k < r->n; k++) {
+        enum status st =
+            score_term(&r->terms[k], inputs, n, ret_terms + (size_t)k * (size_t)n, ret_failed);
+        if (st != ST_OK) return st;
+    }
+    for (int i = 0; i < n; i++) {
+        double sum = 0;
+        int applied = 0;
+        for (int k = 0; k < r->n; k++) {
+            const double term = ret_terms[(size_t)k * (size_t)n + (size_t)i];
+            if (isnan(term)) continue;
+            sum += r->terms[k].weight * term;
+            applied++;
+        }
+        ret_sums[i] = applied ? sum : NAN;
+    }
+    return ST_OK;
+}

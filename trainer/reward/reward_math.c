@@ -1,0 +1,156 @@
+/* reward_math.c: the scorer "math": whether the answer that a text gives is the data set's, by what
+ * it means. Stateless; the thread that scores. */
+#include "trainer/reward/math/math_answer.h"
+#include "trainer/reward/math/math_same.h"
+#include "trainer/reward/reward_scorer.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- units --------------------------------------------------------------------------------------
+// Words that measure: behind a number they are no part of it.
+static const char *const units[] = {
+    "mm",    "cm",     "dm",      "m",        "km",     "inch",   "inches", "in",     "ft",
+    "foot",  "feet",   "yard",    "mile",     "meter",  "metre",  "mg",     "g",      "kg",
+    "gram",  "pound",  "lb",      "ounce",    "oz",     "ton",    "ml",     "l",      "liter",
+    "litre", "gallon", "s",       "sec",      "second", "min",    "minute", "h",      "hr",
+    "hour",  "day",    "week",    "month",    "year",   "mph",    "kmh",    "degree", "deg",
+    "cent",  "dollar", "euro",    "rupee",    "unit",   "square", "cubic",  "sq",     "cu",
+    "point", "people", "student", "children", "way",    "digit",  "acre",   "hectare"};
+
+static bool is_unit(const char *word, size_t len)
+{
+    for (int plural = 0; plural < 2; plural++) {
+        for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+            if (strlen(units[i]) == len && strncmp(units[i], word, len) == 0) return true;
+        if (len < 4 || word[len - 1] != 's') return false;
+        len--;
+    }
+    return false;
+}
+
+// Without \text{...} and unit words at its end, and the power that such may have.
+static size_t without_units(const char *text, size_t len)
+{
+    for (;;) {
+        size_t n = len, begin;
+        while (n && (isspace((unsigned char)text[n - 1]) || text[n - 1] == '.')) n--;
+        const size_t power = n > 1 && text[n - 2] == '^' ? 2 : n > 3 && text[n - 4] == '^' ? 4 : 0;
+        if (power && isdigit((unsigned char)text[n - power / 2])) n -= power;
+        for (begin = n; begin && isalpha((unsigned char)text[begin - 1]);) begin--;
+        const char before = begin ? text[begin - 1] : '\0';
+        if (begin == n || !before || !strchr("0123456789} \t\n", before)) return len;
+        if (!is_unit(text + begin, n - begin)) return len;
+        len = begin;
+    }
+}
+
+// ---- expressions --------------------------------------------------------------------------------
+struct answer {
+    struct math_arena *arena;
+    const struct math_node *root;
+};
+
+// Where a text's backslashes came doubled: \\\\frac. In a matrix they end rows.
+static size_t undouble(const char *text, size_t len, char *ret)
+{
+    const bool rows = memmem(text, len, "\\begin", 6) != NULL;
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        const bool twice = !rows && text[i] == '\\' && i + 2 < len && text[i + 1] == '\\' &&
+                           isalpha((unsigned char)text[i + 2]);
+        if (!twice) ret[n++] = text[i];
+    }
+    return n;
+}
+
+static bool parse(const char *text, size_t len, struct answer *ret)
+{
+    char *copy = malloc(len + 1);
+    ret->arena = copy ? math_arena_new() : NULL;
+    if (ret->arena) {
+        len = undouble(text, len, copy);
+        ret->root = math_parse(ret->arena, copy, without_units(copy, len));
+    }
+    free(copy);
+    if (!ret->root) {
+        math_arena_free(ret->arena);
+        ret->arena = NULL;
+    }
+    return ret->root != NULL;
+}
+
+// The first of the likely answers that is an expression. ret_text: the likeliest, as it stands.
+static bool find(const char *text, struct answer *ret, struct bytes *ret_text)
+{
+    struct bytes all[MATH_ANSWERS] = {{0}};
+    const int n = math_answers(text, all);
+    bool found = false;
+    for (int i = 0; i < n && !found; i++) found = parse(bytes_text(&all[i]), all[i].len, ret);
+    if (n > 0) bytes_puts(ret_text, bytes_text(&all[0]));
+    for (int i = 0; i < n; i++) bytes_release(&all[i]);
+    return found;
+}
+
+// Blanks aside.
+static bool same_text(const char *a, const char *b)
+{
+    if (!*a) return false;
+    for (;; a++, b++) {
+        while (isspace((unsigned char)*a)) a++;
+        while (isspace((unsigned char)*b)) b++;
+        if (*a != *b || !*a) return *a == *b;
+    }
+}
+
+static bool same_answer(const char *wanted, const char *text)
+{
+    struct answer found = {0}, read = {0}, got = {0};
+    struct bytes wanted_text = BYTES_INIT, got_text = BYTES_INIT;
+    const bool has_got = find(text, &got, &got_text);
+    const bool has_found = find(wanted, &found, &wanted_text);
+    bool same = has_got && has_found && math_same(found.root, got.root);
+    // a data set's answer may stand bare
+    if (!same && has_got && parse(wanted, strlen(wanted), &read))
+        same = math_same(read.root, got.root);
+    if (!same) same = same_text(bytes_text(&wanted_text), bytes_text(&got_text));
+    math_arena_free(found.arena);
+    math_arena_free(read.arena);
+    math_arena_free(got.arena);
+    bytes_release(&wanted_text);
+    bytes_release(&got_text);
+    return same;
+}
+
+static enum status check_math(void *state, const char *answer, const json_t *row)
+{
+    struct answer read = {0};
+    struct bytes text = BYTES_INIT;
+    (void)state;
+    (void)row;
+    if (!answer) return ST_OK;
+    const bool any = parse(answer, strlen(answer), &read) || find(answer, &read, &text) || text.len;
+    math_arena_free(read.arena);
+    bytes_release(&text);
+    if (any) return ST_OK;
+    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" holds no formula and no number",
+                       answer);
+}
+
+static enum status score_math(void *state, const struct reward_input *input, double *ret_score)
+{
+    (void)state;
+    *ret_score = same_answer(input->answer, input->text);
+    return ST_OK;
+}
+
+const struct scorer scorer_math = {
+    .name = "math",
+    .binary = true,
+    .needs_answer = true,
+    .help = "1 where the text's last \\boxed{}, or else its answer, formula or number, means the "
+            "answer: fractions, roots, sets, intervals, matrices, equations, letters",
+    .check_row = check_math,
+    .score = score_math,
+};

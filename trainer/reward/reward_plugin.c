@@ -1,0 +1,142 @@
+/* reward_plugin.c: the scorer `plugin:PATH.so`: loads a shared object (reward_plugin.h) and asks it
+ * sample by sample. Owns the loaded object. The trainer's thread.
+ */
+#include "trainer/reward/reward_plugin.h"
+#include "trainer/reward/reward_scorer.h"
+
+#include <ctype.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ERROR_SIZE 512
+
+struct plugin {
+    char *path;
+    void *object;
+    const struct reward_plugin *interface;
+    void *state;
+    bool opened;
+};
+
+static void plugin_close(void *state)
+{
+    struct plugin *p = state;
+    if (!p) return;
+    if (p->opened && p->interface->close) p->interface->close(p->state);
+    if (p->object) dlclose(p->object);
+    free(p->path);
+    free(p);
+}
+
+static bool is_name(const char *name)
+{
+    if (!name || !*name || strlen(name) > 40) return false;
+    for (; *name; name++)
+        if (!isalnum((unsigned char)*name) && *name != '_' && *name != '-') return false;
+    return true;
+}
+
+static enum status check_interface(const struct plugin *p)
+{
+    const struct reward_plugin *i = p->interface;
+    if (!i) return status_fail(ST_FORMAT, "%s: no symbol " REWARD_PLUGIN_SYMBOL, p->path);
+    if (i->version != REWARD_PLUGIN_VERSION)
+        return status_fail(ST_MISMATCH,
+                           "%s: made for version %d of the plug-in interface, this is %d; build it "
+                           "against this trainer/reward/reward_plugin.h",
+                           p->path, i->version, REWARD_PLUGIN_VERSION);
+    if (!is_name(i->name) || !i->score)
+        return status_fail(ST_FORMAT,
+                           "%s: " REWARD_PLUGIN_SYMBOL " has no score function, or a name other "
+                           "than letters, digits, \"_\" and \"-\"",
+                           p->path);
+    return ST_OK;
+}
+
+static enum status plugin_open(const struct reward_options *options, const char *argument,
+                               void **ret_state)
+{
+    enum status st = ST_OK;
+    char error[ERROR_SIZE] = "", *path = NULL;
+    struct plugin *p = calloc(1, sizeof *p);
+    (void)options;
+    if (!p || !(p->path = strdup(argument)))
+        FAIL(ST_NO_MEMORY, "no memory for the plug-in %s", argument);
+    // A name without a slash would be looked for on the library path: it means the file here.
+    if (asprintf(&path, "%s%s", strchr(argument, '/') ? "" : "./", argument) < 0) path = NULL;
+    p->object = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!p->object) {
+        const char *why = path ? dlerror() : NULL;
+        st = status_fail(ST_IO,
+                         "reward plugin: %s (a plug-in is a shared object, "
+                         "trainer/reward/reward_plugin.h; any program: command:PROGRAM ARGS)",
+                         why ? why : "no memory");
+        goto out;
+    }
+    p->interface = dlsym(p->object, REWARD_PLUGIN_SYMBOL);
+    CHECK(check_interface(p));
+    if (p->interface->open && p->interface->open(&p->state, error, sizeof error) != 0)
+        FAIL(ST_INVALID, "%s: %s", p->path, *error ? error : "it gives no reason");
+    p->opened = true;
+    *ret_state = p;
+out:
+    free(path);
+    if (st != ST_OK) plugin_close(p);
+    return st;
+}
+
+static const char *plugin_label(const void *state)
+{
+    const struct plugin *p = state;
+    return p->interface->name;
+}
+
+static enum status plugin_score(void *state, const struct reward_input *input, double *ret_score)
+{
+    struct plugin *p = state;
+    enum status st = ST_OK;
+    char error[ERROR_SIZE] = "";
+    double score = NAN;
+    const json_t *prompt = input->prompt;
+    char *prompt_text = prompt && !json_is_string(prompt) ? json_dumps(prompt, JSON_COMPACT) : NULL;
+    char *row = input->row ? json_dumps(input->row, JSON_COMPACT) : NULL;
+    char *telemetry = input->telemetry ? json_dumps(input->telemetry, JSON_COMPACT) : NULL;
+    if ((prompt && !json_is_string(prompt) && !prompt_text) || (input->row && !row) ||
+        (input->telemetry && !telemetry))
+        FAIL(ST_NO_MEMORY, "no memory for a plug-in's sample");
+    struct reward_plugin_sample sample = {
+        .prompt = prompt_text ? prompt_text
+                  : prompt    ? json_string_value(prompt)
+                              : "",
+        .completion = input->text,
+        .answer = input->answer,
+        .example = row ? row : "{}",
+        .telemetry = telemetry,
+        .n_tokens = input->n_tokens,
+        .truncated = input->truncated,
+    };
+    if (p->interface->score(p->state, &sample, &score, error, sizeof error) != 0)
+        st = status_fail(ST_INVALID, "%s: %s", p->path, *error ? error : "it gives no reason");
+    else if (!isfinite(score))
+        st = status_fail(ST_FORMAT, "%s: its score is %g", p->path, score);
+    else
+        *ret_score = score;
+out:
+    free(prompt_text);
+    free(row);
+    free(telemetry);
+    return st;
+}
+
+const struct scorer scorer_plugin = {
+    .name = "plugin",
+    .takes_argument = true,
+    .help = "plugin:PATH.so, a shared object (trainer/reward/reward_plugin.h)",
+    .open = plugin_open,
+    .close = plugin_close,
+    .label = plugin_label,
+    .score = plugin_score,
+};
