@@ -144,7 +144,7 @@ static enum status train_loop(struct run *run)
         CHECK(agree_to_stop(run, &stop));
         if (stop) break;
         st = train_step(run);
-        if (st == ST_CANCELLED && stop_requested()) break; // while it waited for environments
+        if (st == ST_CANCELLED) break; // by a signal, while it waited for environments
         if (st != ST_OK) goto out;
         CHECK(save_if_due(run));
     }

@@ -4,7 +4,7 @@
  * rank. */
 #include "common/base/clock.h"
 #include "common/base/file.h"
-#include "tests/support/mpirun.h"
+#include "tests/support/pair.h"
 #include "tests/support/torn.h"
 
 #include <math.h>
@@ -14,96 +14,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define STEPS     20
 #define END_IN_MS 10000 // for the others, once a rank is gone
-
-struct pair {
-    struct scene s; // rank 0's server
-    struct daemon other;
-    const char *bridges; // with {rank} in it
-};
-
-static bool on_cpu(void)
-{
-    return strcmp(test_device(), "cpu") == 0;
-}
-
-static void link_bridge(const struct pair *p, const char *name, const struct daemon *d)
-{
-    assert_int_equal(symlink(d->bridge, test_path(p->s.folder, name)), 0);
-}
-
-static void open_other(struct pair *p, const char *const options[])
-{
-    const char *more[8] = {0};
-    int n = 0;
-    struct device *dev;
-    if (!on_cpu() && device_open("cuda:1", &dev) != ST_OK) test_skip("%s", status_message());
-    if (!on_cpu()) device_free(dev);
-    for (; options && options[n]; n++) more[n] = options[n];
-    if (!on_cpu()) memcpy(more + n, OPTIONS("--device", "cuda:1"), 2 * sizeof *more);
-    daemon_start(&p->other, p->s.model, more);
-    link_bridge(p, "rank-0.json", &p->s.daemon);
-    link_bridge(p, "rank-1.json", &p->other);
-    p->bridges = test_path(p->s.folder, "rank-{rank}.json");
-}
-
-static void pair_open(struct pair *p)
-{
-    *p = (struct pair){0};
-    scene_open(&p->s);
-    open_other(p, NULL);
-}
-
-static void pair_close(struct pair *p)
-{
-    daemon_kill(&p->other);
-    scene_close(&p->s);
-}
-
-#define COMMON                                                                                     \
-    "--prompts-per-step", "5", "--learning-rate", "1e-4", "--beta", "0.05", "--temperature", "1.2"
 
 // Of one rank, on rank 0's server.
 static int train_one(struct pair *p, const char *run, const char *steps)
 {
-    return train(&p->s, run, OPTIONS(COMMON, "--resume", "--max-steps", steps));
-}
-
-static void start_both(struct pair *p, struct test_child *child, const char *run,
-                       const char *const more[])
-{
-    const char *argv[MPIRUN_WORDS + TRAINER_WORDS + 2];
-    const int n = on_cpu() ? mpirun_put(2, argv) : 0;
-    trainer_command(&p->s, test_path(p->s.folder, run), more, argv + n);
-    const char **word = argv;
-    for (; *word; word++)
-        if (strcmp(*word, p->s.daemon.bridge) == 0) *word = p->bridges;
-    if (!on_cpu()) memcpy(word, OPTIONS("--gpus", "0,1"), 3 * sizeof *word);
-    test_spawn(child, test_path(p->s.folder, "trainer.log"), argv);
-}
-
-static void train_both(struct pair *p, const char *run, const char *steps)
-{
-    struct test_child child = {0};
-    start_both(p, &child, run, OPTIONS(COMMON, "--resume", "--max-steps", steps));
-    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
-}
-
-static json_int_t served_version(const struct daemon *d)
-{
-    json_t *health = daemon_get(d->socket, "/health", 200);
-    json_int_t version = json_integer_value(json_object_get(health, "weight_version"));
-    json_decref(health);
-    return version;
-}
-
-// Both servers hold the run's last checkpoint, at one version.
-static void both_hold(const struct pair *p, const char *run)
-{
-    daemon_holds(&p->s.daemon, "policy", latest(&p->s, run));
-    daemon_holds(&p->other, "policy", latest(&p->s, run));
-    assert_int_equal(served_version(&p->s.daemon), served_version(&p->other));
+    return train(&p->s, run, OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", steps));
 }
 
 static void two_ranks_learn_as_one(void **state)
@@ -112,12 +28,12 @@ static void two_ranks_learn_as_one(void **state)
     struct pair p;
     pair_open(&p);
     assert_int_equal(train_one(&p, "one", "20"), 0);
-    train_both(&p, "two", "20");
-    both_hold(&p, "two");
-    same_losses(&p.s, "one", "two", STEPS, 1e-5);
+    pair_train(&p, "two", "20");
+    pair_holds(&p, "two");
+    same_losses(&p.s, "one", "two", PAIR_STEPS, 1e-5);
 
-    train_both(&p, "again", "20");
-    same_losses(&p.s, "two", "again", STEPS, 0);
+    pair_train(&p, "again", "20");
+    same_losses(&p.s, "two", "again", PAIR_STEPS, 0);
     test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "model.safetensors");
     test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "trainer/optimizer.safetensors");
     pair_close(&p);
@@ -129,39 +45,22 @@ static void a_checkpoint_of_two_ranks_is_one_of_one(void **state)
     struct pair p;
     pair_open(&p);
     assert_int_equal(train_one(&p, "one", "20"), 0);
-    train_both(&p, "first-two", "10");
+    pair_train(&p, "first-two", "10");
     assert_int_equal(train_one(&p, "first-two", "20"), 0);
-    same_losses(&p.s, "one", "first-two", STEPS, 1e-5);
+    same_losses(&p.s, "one", "first-two", PAIR_STEPS, 1e-5);
     assert_int_equal(train_one(&p, "first-one", "10"), 0);
-    train_both(&p, "first-one", "20");
-    both_hold(&p, "first-one");
-    same_losses(&p.s, "one", "first-one", STEPS, 1e-5);
+    pair_train(&p, "first-one", "20");
+    pair_holds(&p, "first-one");
+    same_losses(&p.s, "one", "first-one", PAIR_STEPS, 1e-5);
     pair_close(&p);
-}
-
-// The same run on one rank and on two, whose servers have these options (NULL-ended).
-static void as_one(struct pair *p, const char *model, const char *const server[],
-                   const char *const run[])
-{
-    struct test_child child = {0};
-    *p = (struct pair){0};
-    scene_open(&p->s);
-    daemon_kill(&p->s.daemon);
-    if (model) p->s.model = model;
-    daemon_start(&p->s.daemon, p->s.model, server);
-    open_other(p, server);
-    assert_int_equal(train(&p->s, "one", run), 0);
-    start_both(p, &child, "two", run);
-    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
-    same_losses(&p->s, "one", "two", STEPS, 1e-5);
 }
 
 static void adapters_learn_as_one(void **state)
 {
     (void)state;
     struct pair p;
-    as_one(&p, NULL, OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"),
-           OPTIONS(COMMON, "--lora-r", "4", "--max-steps", "20"));
+    pair_learns_as_one(&p, NULL, OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"),
+                       OPTIONS(PAIR_NUMBERS, "--lora-r", "4", "--max-steps", "20"));
     daemon_holds_adapter(&p.s.daemon, "policy", latest(&p.s, "two"));
     daemon_holds_adapter(&p.other, "policy", latest(&p.s, "two"));
     pair_close(&p);
@@ -173,11 +72,11 @@ static void recipes_learn_as_one(void **state)
 {
     (void)state;
     struct pair p;
-    as_one(&p, NULL, NULL,
-           OPTIONS(COMMON, "--max-steps", "20", "--steps-per-generation", "2",
-                   "--top-entropy-quantile", "0.5", "--entropy-coef", "0.01",
-                   "--use-adaptive-entropy", "--entropy-target", "100", "--kl-reward-coef", "0.01",
-                   "--loss-type", "sapo"));
+    pair_learns_as_one(&p, NULL, NULL,
+                       OPTIONS(PAIR_NUMBERS, "--max-steps", "20", "--steps-per-generation", "2",
+                               "--top-entropy-quantile", "0.5", "--entropy-coef", "0.01",
+                               "--use-adaptive-entropy", "--entropy-target", "100",
+                               "--kl-reward-coef", "0.01", "--loss-type", "sapo"));
     pair_close(&p);
 }
 
@@ -186,15 +85,15 @@ static void a_draft_learns_as_one(void **state)
 {
     (void)state;
     struct pair p;
-    double one[STEPS], two[STEPS];
+    double one[PAIR_STEPS], two[PAIR_STEPS];
     if (!on_cpu()) test_skip("f32 is exact on the CPU alone");
-    as_one(&p, test_path(test_root(), "tools/demo-model"),
-           OPTIONS("--exact", "--draft", test_path(test_root(), "tools/demo-draft"),
-                   "--speculative", "draft_model:3"),
-           OPTIONS(COMMON, "--exact", "--train-draft", "--max-steps", "20"));
-    assert_int_equal(column(&p.s, "one", "draft_loss", one, STEPS), STEPS);
-    assert_int_equal(column(&p.s, "two", "draft_loss", two, STEPS), STEPS);
-    for (int i = 0; i < STEPS; i++) assert_true(fabs(one[i] - two[i]) < 1e-4 * fabs(one[i]));
+    pair_learns_as_one(&p, test_path(test_root(), "tools/demo-model"),
+                       OPTIONS("--exact", "--draft", test_path(test_root(), "tools/demo-draft"),
+                               "--speculative", "draft_model:3"),
+                       OPTIONS(PAIR_NUMBERS, "--exact", "--train-draft", "--max-steps", "20"));
+    assert_int_equal(column(&p.s, "one", "draft_loss", one, PAIR_STEPS), PAIR_STEPS);
+    assert_int_equal(column(&p.s, "two", "draft_loss", two, PAIR_STEPS), PAIR_STEPS);
+    for (int i = 0; i < PAIR_STEPS; i++) assert_true(fabs(one[i] - two[i]) < 1e-4 * fabs(one[i]));
     const char *draft = test_path(latest(&p.s, "two"), "draft");
     daemon_holds(&p.s.daemon, "draft", draft);
     daemon_holds(&p.other, "draft", draft);
@@ -225,8 +124,8 @@ static void ends_and_goes_on(struct pair *p, struct test_child *child, int gone)
     assert_contains(log, "is gone: it was killed or ended without a word");
     free(log);
     snprintf(steps, sizeof steps, "%d", steps_done(&p->s, "run") + 2);
-    train_both(p, "run", steps);
-    both_hold(p, "run");
+    pair_train(p, "run", steps);
+    pair_holds(p, "run");
 }
 
 static void a_rank_that_is_killed_ends_all(void **state)
@@ -237,8 +136,8 @@ static void a_rank_that_is_killed_ends_all(void **state)
     for (int rank = 0; rank < 2; rank++) {
         struct test_child child = {0};
         const int before = steps_done(&p.s, "run");
-        start_both(&p, &child, "run",
-                   OPTIONS(COMMON, "--resume", "--max-steps", "100000", "--save-steps", "3"));
+        pair_start(&p, &child, "run",
+                   OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", "100000", "--save-steps", "3"));
         wait_for_steps(&p.s, "run", before + 5, &child);
         kill_writer(rank == 0 ? &p.s.daemon : &p.other);
         ends_and_goes_on(&p, &child, rank);
@@ -254,14 +153,14 @@ static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state
     struct bridge *bridge;
     bool torn = false;
     scene_open_large(&p.s, NULL);
-    open_other(&p, NULL);
+    pair_open_other(&p, NULL);
     assert_ok(bridge_attach(p.other.bridge, NULL, &bridge));
     const struct control *control = bridge_control(bridge);
     for (int attempt = 0; attempt < 5 && !torn; attempt++) {
         struct test_child child = {0};
         const int before = steps_done(&p.s, "run");
-        start_both(&p, &child, "run",
-                   OPTIONS(COMMON, "--resume", "--max-steps", "100000", "--save-steps", "2"));
+        pair_start(&p, &child, "run",
+                   OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", "100000", "--save-steps", "2"));
         wait_for_steps(&p.s, "run", before + 2, &child);
         struct control_facts facts;
         control_facts(control, &facts);
@@ -286,9 +185,9 @@ static void servers_of_other_weights_are_refused(void **state)
     scene_open(&p.s);
     const char *model = p.s.model;
     p.s.model = daemon_model(test_folder(), true, 99); // of the same shapes
-    open_other(&p, NULL);
+    pair_open_other(&p, NULL);
     p.s.model = model;
-    start_both(&p, &child, "run", OPTIONS(COMMON, "--max-steps", "1"));
+    pair_start(&p, &child, "run", OPTIONS(PAIR_NUMBERS, "--max-steps", "1"));
     test_wait(&child, LIMIT_MS);
     char *log = test_read(child.log);
     assert_contains(log, "after step 0 the policy of rank 1's server is not that of rank 0's");
@@ -305,9 +204,7 @@ static void options_of_one_rank_are_refused(void **state)
     static const struct {
         const char *option, *value, *says;
     } cases[] = {
-        {"--async", NULL, "--async with several ranks"},
         {"--workers", "http://127.0.0.1:9", "--workers with several ranks"},
-        {"--rollouts", "command:true", "--rollouts with several ranks"},
         {"--resume", NULL, "2 ranks need --bridge with {rank} in it"},
     };
     static const char *const by_mpirun[][2] = {{"OMPI_COMM_WORLD_RANK", "1"},

@@ -227,7 +227,7 @@ static void calls_are_found_again(void **state)
     (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "journal/step-3.jsonl");
     struct journal *j;
-    assert_ok(journal_open(folder, 3, &j));
+    assert_ok(journal_open(folder, 3, 0, &j));
     assert_false(file_exists(path)); // nothing was called yet
     keep(j, 0, "a", "A");
     keep(j, 1, "b", "B");
@@ -240,7 +240,7 @@ static void calls_are_found_again(void **state)
     test_write(path, torn.data, torn.len);
     free(text);
     bytes_release(&torn);
-    assert_ok(journal_open(folder, 3, &j));
+    assert_ok(journal_open(folder, 3, 0, &j));
     assert_string_equal(found(j, 7, 0, "a"), "A");
     assert_null(found(j, 7, 0, "b")); // another call
     assert_null(found(j, 8, 0, "a")); // of another line of the data
@@ -248,7 +248,7 @@ static void calls_are_found_again(void **state)
     keep(j, 1, "x", "X"); // another course: what came behind is of none
     assert_null(found(j, 7, 2, "c"));
     journal_close(j);
-    assert_ok(journal_open(folder, 3, &j));
+    assert_ok(journal_open(folder, 3, 0, &j));
     assert_string_equal(found(j, 7, 1, "x"), "X");
     assert_null(found(j, 7, 2, "c"));
     journal_close(j);

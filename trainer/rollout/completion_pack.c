@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct head {
-    int32_t place, n, truncated;
+    int32_t place, n, truncated, n_rewards;
     uint32_t lists; // bit i: lists[i] is there
     uint32_t text_len, telemetry_len;
 };
@@ -34,12 +34,14 @@ enum status completion_pack(const struct completion *c, int place, struct bytes 
     struct head h = {.place = place,
                      .n = c->n,
                      .truncated = c->truncated,
+                     .n_rewards = c->n_rewards,
                      .text_len = (uint32_t)strlen(c->text),
                      .telemetry_len = telemetry ? (uint32_t)strlen(telemetry) : 0};
     for (int i = 0; i < N_LISTS; i++) h.lists |= (uint32_t)(*list_of(c, i) != NULL) << i;
     bytes_append(to, &h, sizeof h);
     for (int i = 0; i < N_LISTS; i++)
         if (h.lists >> i & 1) bytes_append(to, *list_of(c, i), (size_t)c->n * lists[i].each);
+    if (c->n_rewards) bytes_append(to, c->rewards, (size_t)c->n_rewards * sizeof *c->rewards);
     bytes_append(to, c->text, h.text_len);
     bytes_append(to, telemetry ? telemetry : "", h.telemetry_len);
     free(telemetry);
@@ -83,12 +85,15 @@ enum status completion_unpack(const char *from, size_t len, size_t *at, int *ret
     const char *bytes = next(&r, sizeof h);
     if (!bytes) FAIL(ST_FORMAT, "another rank's completion is cut off");
     memcpy(&h, bytes, sizeof h);
-    if (h.n < 0 || h.place < 0)
+    if (h.n < 0 || h.place < 0 || h.n_rewards < 0)
         FAIL(ST_FORMAT, "another rank's completion %d has %d tokens", h.place, h.n);
     c.n = h.n;
     c.truncated = h.truncated != 0;
     for (int i = 0; i < N_LISTS; i++)
         if (h.lists >> i & 1) CHECK(copy_next(&r, (size_t)h.n * lists[i].each, list_of(&c, i)));
+    c.n_rewards = h.n_rewards;
+    if (h.n_rewards)
+        CHECK(copy_next(&r, (size_t)h.n_rewards * sizeof *c.rewards, (void **)&c.rewards));
     CHECK(copy_next(&r, h.text_len, (void **)&c.text));
     if (!(bytes = next(&r, h.telemetry_len)))
         FAIL(ST_FORMAT, "another rank's completion is cut off");

@@ -7,8 +7,7 @@
 #include "common/base/bytes.h"
 #include "trainer/rollout/completion.h"
 
-// Appends a completion of a server, which has neither advantages nor rewards of its own, and the
-// place that it has in its rollout.
+// Appends a completion without its advantages, and the place that it has in its rollout.
 enum status completion_pack(const struct completion *c, int place, struct bytes *to);
 // The one at *at, which is moved behind it. ST_FORMAT where it is not whole.
 enum status completion_unpack(const char *from, size_t len, size_t *at, int *ret_place,

@@ -286,7 +286,8 @@ static enum status check_alive(const struct pull *pull)
         return status_fail(ST_TIMEOUT,
                            "%d of %d trajectories did not come within %.0f s (--rollout-timeout)",
                            pull->n - pull->n_done, pull->n, source->timeout_ms / 1e3);
-    return control_owner_alive(source->servers[0].control);
+    enum status st = comm_check(source->comm);
+    return st == ST_OK ? control_owner_alive(source->servers[0].control) : st;
 }
 
 static void wait_for_any(const struct pull *pull)
@@ -327,7 +328,7 @@ static enum status plan(struct pull *pull)
     pull->episodes = calloc((size_t)n, sizeof *pull->episodes);
     if (!pull->episodes) return status_fail(ST_NO_MEMORY, "no memory for %d episodes", n);
     for (int i = 0; i < n; i++)
-        if (!r->completions[i].text)
+        if (!r->completions[i].text && rollout_owns(pull->common.source->comm, i / r->n_per_group))
             pull->episodes[pull->n++] = (struct episode){.pull = &pull->common,
                                                          .group = i / r->n_per_group,
                                                          .sample = i % r->n_per_group,

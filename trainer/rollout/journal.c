@@ -40,6 +40,7 @@ static enum status put(struct journal *j, const struct journal_place *place, jso
 
 struct reading {
     struct journal *journal;
+    const char *path;
     struct bytes lines; // those that are whole
 };
 
@@ -48,7 +49,7 @@ static enum status take_line(void *context, const char *text, size_t len)
     struct reading *r = context;
     struct journal_place place = {0};
     json_t *entry = NULL;
-    const char *path = r->journal->path;
+    const char *path = r->path;
     enum status st;
     CHECK(json_parse(path, text, len, &entry));
     CHECK(json_get_int32(path, entry, "group", 0, INT32_MAX, &place.group));
@@ -62,20 +63,42 @@ out:
     return st;
 }
 
-// Reads what is there and leaves the whole lines of it, for others to be put behind.
-static enum status read_calls(struct journal *j)
+// Reads what is there; of its own file leaves the whole lines, for others to be put behind.
+static enum status read_calls(struct journal *j, const char *path)
 {
-    struct reading r = {j, BYTES_INIT};
+    struct reading r = {j, path, BYTES_INIT};
     enum status st = ST_OK;
-    if (!file_exists(j->path)) return ST_OK;
-    CHECK(file_each_line(j->path, take_line, &r));
-    CHECK(file_write_atomic(j->path, 0644, bytes_text(&r.lines), r.lines.len));
+    if (!file_exists(path)) return ST_OK;
+    CHECK(file_each_line(path, take_line, &r));
+    if (path == j->path) CHECK(file_write_atomic(path, 0644, bytes_text(&r.lines), r.lines.len));
 out:
     bytes_release(&r.lines);
     return st;
 }
 
-enum status journal_open(const char *run_folder, int64_t step, struct journal **ret)
+static enum status path_of(const char *folder, int64_t step, int rank, char ret[PATH_ROOM])
+{
+    return rank == 0 ? path_put(ret, folder, "step-%" PRId64 ".jsonl", step)
+                     : path_put(ret, folder, "step-%" PRId64 ".rank-%d.jsonl", step, rank);
+}
+
+// The other ranks' first, so that of a call which two have kept its own stands.
+static enum status read_all(struct journal *j, const char *folder, int64_t step)
+{
+    char path[PATH_ROOM];
+    enum status st = ST_OK;
+    DIR *all = opendir(folder);
+    for (struct dirent *e; st == ST_OK && all && (e = readdir(all));) {
+        int64_t of;
+        if (sscanf(e->d_name, "step-%" SCNd64 ".", &of) != 1 || of != step) continue;
+        st = path_put(path, folder, "%s", e->d_name);
+        if (st == ST_OK && strcmp(path, j->path) != 0) st = read_calls(j, path);
+    }
+    if (all) closedir(all);
+    return st == ST_OK ? read_calls(j, j->path) : st;
+}
+
+enum status journal_open(const char *run_folder, int64_t step, int rank, struct journal **ret)
 {
     enum status st = ST_OK;
     char folder[PATH_ROOM];
@@ -84,9 +107,9 @@ enum status journal_open(const char *run_folder, int64_t step, struct journal **
     j->fd = -1;
     if (!(j->calls = json_object())) FAIL(ST_NO_MEMORY, "no memory for a journal");
     CHECK(path_put(folder, run_folder, FOLDER));
-    CHECK(path_put(j->path, folder, "step-%" PRId64 ".jsonl", step));
+    CHECK(path_of(folder, step, rank, j->path));
     CHECK(file_make_folders(folder));
-    CHECK(read_calls(j));
+    CHECK(read_all(j, folder, step));
     *ret = j;
 out:
     if (st != ST_OK) journal_close(j);

@@ -1,9 +1,10 @@
 /* journal.h: what the tools of environments gave in one step, kept on disk until a checkpoint has
  * the step, so that a run that goes on need not call them again. One thread at a time.
  *
- * RUN/journal/step-N.jsonl has a line a call: {"line", "group", "sample", "number", "call",
- * "result"}. A line is written with one write(2) and fsynced before the environment hears that it
- * is kept; one that was cut off is dropped when the file is opened again. */
+ * RUN/journal/step-N.jsonl (of rank R above 0 step-N.rank-R.jsonl) has a line a call: {"line",
+ * "group", "sample", "number", "call", "result"}. A line is written with one write(2) and fsynced
+ * before the environment hears that it is kept; one that was cut off is dropped when the file is
+ * opened again. */
 #ifndef TRAINER_JOURNAL_H
 #define TRAINER_JOURNAL_H
 
@@ -18,8 +19,10 @@ struct journal_place { // of a call
     int number; // of the sample's calls, from 0
 };
 
-// step: from 1. Makes the folder where it is missing; the file is made with its first line.
-enum status journal_open(const char *run_folder, int64_t step, struct journal **ret);
+// step: from 1. Makes the folder where it is missing; the file is made with its first line. rank:
+// of several that train together each has a file, and finds what any of them kept before it was
+// opened, since another number of ranks divides the groups otherwise.
+enum status journal_open(const char *run_folder, int64_t step, int rank, struct journal **ret);
 void journal_close(struct journal *j);
 // The result of that very call; NULL: it is not there. Borrowed.
 json_t *journal_find(const struct journal *j, const struct journal_place *place,

@@ -13,7 +13,6 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
-#include "trainer/rollout/completion_pack.h"
 #include "trainer/rollout/environment.h"
 
 #include <inttypes.h>
@@ -44,7 +43,6 @@ struct pull {
     int64_t again_ns[ROLLOUT_MAX_SERVERS]; // when a busy server is asked again
     int n_parts;
     struct part *parts; // (n_parts)
-    struct bytes taken; // completions, packed, where other ranks want them
 };
 
 struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
@@ -84,6 +82,7 @@ void rollout_free(struct rollout *r)
     for (int g = 0; r->owned && g < r->n_groups; g++) example_release(&r->owned[g]);
     for (int g = 0; r->prompts && g < r->n_groups; g++) token_list_release(&r->prompts[g]);
     free(r->prompts);
+    free(r->exchanged);
     free(r->owned);
     free(r->completions);
     free(r->examples);
@@ -111,6 +110,7 @@ int rollout_drop_older(struct rollout *r, uint64_t oldest)
     for (int g = 0; g < r->n_groups; g++) {
         if (rollout_oldest(r, g) >= oldest) continue;
         n++;
+        if (r->exchanged) r->exchanged[g] = false;
         for (int i = g * r->n_per_group; i < (g + 1) * r->n_per_group; i++) {
             r->n_tokens -= r->completions[i].n;
             completion_release(&r->completions[i]);
@@ -205,9 +205,7 @@ json_t *rollout_request(const struct rollout_source *source, const struct sampli
 static bool is_wanted(const struct pull *pull, int group)
 {
     const struct rollout *r = pull->rollout;
-    const struct comm *comm = pull->source->comm;
-    return group % comm_size(comm) == comm_rank(comm) &&
-           !r->completions[group * r->n_per_group].text;
+    return rollout_owns(pull->source->comm, group) && !r->completions[group * r->n_per_group].text;
 }
 
 // Of the groups that have no completions; how many samples that are is the part's n_wanted.
@@ -265,8 +263,6 @@ static enum status take_sample(struct part *p, const char *path, const json_t *l
     if (worker) worker->n_samples++;
     p->n_taken++;
     r->n_tokens += completion->n;
-    if (p->pull->source->comm)
-        CHECK(completion_pack(completion, (int)(completion - r->completions), &p->pull->taken));
 out:
     return st;
 }
@@ -291,48 +287,6 @@ static enum status take_line(void *context, const char *text, size_t len)
     st = take_sample(p, ROLLOUTS, line);
 out:
     json_decref(line);
-    return st;
-}
-
-// What another rank's server gave, of groups that are not asked for here.
-static enum status take_packed(struct rollout *r, const char *packed, size_t len)
-{
-    enum status st = ST_OK;
-    for (size_t at = 0; at < len;) {
-        struct completion c;
-        int place;
-        CHECK(completion_unpack(packed, len, &at, &place, &c));
-        if (place >= r->n_groups * r->n_per_group || r->completions[place].text) {
-            completion_release(&c);
-            FAIL(ST_MISMATCH, "another rank's completion %d of %d is not wanted here", place,
-                 r->n_groups * r->n_per_group);
-        }
-        r->completions[place] = c;
-        r->n_tokens += c.n;
-    }
-out:
-    return st;
-}
-
-static enum status share_completions(struct pull *pull)
-{
-    struct comm *comm = pull->source->comm;
-    enum status st = ST_OK;
-    char *packed = NULL;
-    for (int r = 0; comm && r < comm_size(comm); r++) {
-        const bool own = r == comm_rank(comm);
-        size_t len = pull->taken.len;
-        CHECK(comm_broadcast_host(comm, &len, sizeof len, r));
-        if (!(packed = malloc(len + 1)))
-            FAIL(ST_NO_MEMORY, "no memory for the completions of rank %d", r);
-        if (own) memcpy(packed, bytes_text(&pull->taken), len);
-        CHECK(comm_broadcast_host(comm, packed, len, r));
-        if (!own) CHECK(take_packed(pull->rollout, packed, len));
-        free(packed);
-        packed = NULL;
-    }
-out:
-    free(packed);
     return st;
 }
 
@@ -587,10 +541,8 @@ enum status rollout_pull(const struct rollout_source *source,
         return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
     enum status st = plan_parts(&pull);
     if (st == ST_OK) st = pull_parts(&pull);
-    if (st == ST_OK) st = share_completions(&pull);
     for (int k = 0; pull.parts && k < pull.n_parts; k++) http_cancel(pull.parts[k].request);
     free(pull.parts);
-    bytes_release(&pull.taken);
     if (st != ST_OK) return st;
     r->seconds += clock_ms_since(start) / 1e3;
     log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,

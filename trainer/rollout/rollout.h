@@ -19,6 +19,7 @@ struct rollout {
     struct example *owned;           // (n_groups) those of them that are this rollout's; NULL: none
     // (n_groups) what the completions stand behind, where environments made it; NULL: the examples'
     struct token_list *prompts;
+    bool *exchanged;                // (n_groups) which all ranks have (exchange.h); NULL: one rank
     struct completion *completions; // (n_groups, n_per_group)
     long n_tokens;                  // of the completions
     double seconds;                 // request to last line
@@ -69,8 +70,8 @@ struct rollout_source { // borrowed parts, filled by the caller
     // (n_servers, at least 1) the groups are divided among
     struct rollout_server servers[ROLLOUT_MAX_SERVERS];
     int n_servers;
-    // Of the ranks that train together: each pulls every size-th group of its own server, and then
-    // has the completions of all. NULL: this one alone.
+    // Of the ranks that train together: each pulls its own groups of its own server, and has those
+    // of all by rollout_exchange(). NULL: this one alone.
     struct comm *comm;
     const char *adapter; // that samples; NULL: the model itself
     // What makes trajectories of the examples (environment.h); NULL: one completion of each prompt.
@@ -83,14 +84,19 @@ struct rollout_source { // borrowed parts, filled by the caller
 // Of one server, the client's own.
 struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
                                         int vocab_size, double timeout_s);
+// Whether a group is this rank's to pull: every size-th is.
+static inline bool rollout_owns(const struct comm *comm, int group)
+{
+    return group % comm_size(comm) == comm_rank(comm);
+}
 // Without completions yet; the caller fills in its examples.
 enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
-// Pulls the completions of all its groups that have none. A server that is busy (429, 503) is asked
-// again until the time-out; one that died is ST_PEER_GONE within a second; a response that is not
-// what was asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is sampled
-// does not depend on the number of servers. A worker that fails is down, which a warning says, and
-// its groups are asked of the others; where none is left, its failure is the pull's, and what came
-// whole stays: the rollout may be pulled again. After any other failure it is good for
+// Pulls the completions of all this rank's groups that have none. A server that is busy (429, 503)
+// is asked again until the time-out; one that died is ST_PEER_GONE within a second; a response that
+// is not what was asked for is ST_FORMAT or ST_MISMATCH, naming the group and the field. What is
+// sampled does not depend on the number of servers. A worker that fails is down, which a warning
+// says, and its groups are asked of the others; where none is left, its failure is the pull's, and
+// what came whole stays: the rollout may be pulled again. After any other failure it is good for
 // rollout_free() only.
 enum status rollout_pull(const struct rollout_source *source,
                          const struct sampling_options *sampling, struct rollout *r);

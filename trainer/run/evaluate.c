@@ -6,6 +6,7 @@
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "trainer/reward/math/number.h"
+#include "trainer/rollout/exchange.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/run/runlog.h"
 
@@ -207,6 +208,7 @@ enum status evaluate(const struct rollout_source *source, const struct dataset *
         enum status st = rollout_new(groups, n_samples, &r);
         for (int g = 0; r && g < groups; g++) r->examples[g] = &data->examples[i + g];
         if (st == ST_OK) st = status_context(rollout_pull(source, sampling, r), "evaluation");
+        if (st == ST_OK) st = rollout_exchange(source->comm, r);
         if (st == ST_OK) st = count(&tally, data->path, r, ret_lines);
         rollout_free(r);
         if (st != ST_OK) return st;

@@ -229,6 +229,8 @@ enum status run_open_environment(struct run *run);
 enum status run_use_environment(struct run *run, int64_t step, bool evaluation,
                                 struct environment_rollouts *of, struct rollout_source *source);
 void run_end_environment(struct environment_rollouts *of);
+// Of several ranks: the step's counts become those of all.
+enum status run_sum_environment(const struct run *run, struct rollout_step *s);
 // A checkpoint has all steps so far: their journals go.
 enum status run_forget_journals(const struct run *run);
 void run_put_environment(const struct run *run, const struct rollout_step *s, json_t *metrics);

@@ -99,7 +99,7 @@ out:
 enum status run_open_atropos(struct run *run)
 {
     enum status st;
-    if (!run->config->atropos) return ST_OK;
+    if (!run->config->atropos || !run_leads(run)) return ST_OK;
     CHECK(check_info(run, false));
     CHECK(register_run(run));
     CHECK(check_info(run, true));
@@ -118,7 +118,6 @@ static enum status poll_batch(const struct run *run, json_t **ret)
 {
     enum status st;
     json_t *response = NULL;
-    *ret = NULL;
     CHECK(ask(run, "/batch", NULL, 0, &response));
     const char *status = json_string_value(json_object_get(response, "status"));
     if (status && strcmp(status, "error") == 0)
@@ -153,6 +152,29 @@ out:
     return st;
 }
 
+// Rank 0 asks, and the others have the same text of it: all learn from the batch as it divides its
+// groups. An end that was asked for is rank 0's to see, and all ranks'.
+static enum status agree_on_batch(const struct run *run, json_t **batch)
+{
+    enum status st = ST_OK, outcome = ST_OK;
+    char *text = NULL;
+    json_error_t error;
+    if (run_leads(run)) outcome = wait_for_batch(run, batch);
+    if (!run->comm || (outcome != ST_OK && outcome != ST_CANCELLED)) return outcome;
+    if (*batch) text = json_dumps(*batch, JSON_ENCODE_ANY | JSON_COMPACT);
+    size_t len = text ? strlen(text) : 0;
+    CHECK(run_agree(run, &len, sizeof len));
+    if (len == 0) FAIL(ST_CANCELLED, "the run was to end while it waited for environments");
+    if (!text && !(text = malloc(len + 1))) FAIL(ST_NO_MEMORY, "no memory for a batch");
+    CHECK(run_agree(run, text, len));
+    text[len] = 0;
+    if (!*batch && !(*batch = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error)))
+        FAIL(ST_FORMAT, "rank 0's batch: column %d: %s", error.column, error.text);
+out:
+    free(text);
+    return st;
+}
+
 enum status run_take_batch(struct run *run, struct rollout_step *s)
 {
     const struct atropos_bounds bounds = {
@@ -166,7 +188,7 @@ enum status run_take_batch(struct run *run, struct rollout_step *s)
     struct rollout *rollout = NULL;
     json_t *batch = NULL;
     enum status st;
-    CHECK(wait_for_batch(run, &batch));
+    CHECK(agree_on_batch(run, &batch));
     scores_release(&s->scores);
     CHECK(atropos_read_batch("/batch", batch, &bounds, &rollout, &s->scores));
     if (s->scores.n > batch_size(run))

@@ -44,7 +44,7 @@ enum status run_use_environment(struct run *run, int64_t step, bool evaluation,
     };
     source->environments = run->environment ? of : NULL;
     if (!run->environment || evaluation) return ST_OK;
-    return journal_open(run->folder, step, &of->journal);
+    return journal_open(run->folder, step, run->job->ranks.rank, &of->journal);
 }
 
 void run_end_environment(struct environment_rollouts *of)
@@ -57,6 +57,20 @@ void run_end_environment(struct environment_rollouts *of)
     }
     journal_close(of->journal);
     of->journal = NULL;
+}
+
+enum status run_sum_environment(const struct run *run, struct rollout_step *s)
+{
+    struct environment_stats *e = &s->environment;
+    long *const fields[] = {&e->samples,  &e->turns,  &e->calls,
+                            &e->replayed, &e->unlike, &e->restarts};
+    enum { N = sizeof fields / sizeof *fields };
+    double sums[N];
+    if (!run->environment) return ST_OK;
+    for (int i = 0; i < N; i++) sums[i] = (double)*fields[i];
+    enum status st = comm_sum_host(run->comm, sums, N);
+    for (int i = 0; st == ST_OK && i < N; i++) *fields[i] = (long)sums[i];
+    return st;
 }
 
 enum status run_forget_journals(const struct run *run)

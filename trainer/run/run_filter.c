@@ -6,6 +6,7 @@
  * nothing of them, and epochs count those of the data's order alone. */
 #include "common/base/log.h"
 #include "common/base/rng.h"
+#include "trainer/rollout/exchange.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -64,7 +65,7 @@ static enum status pull(struct run *run, const struct sampling_options *sampling
         st = run_sync(run, step, false);
         if (st != ST_OK) return st;
     }
-    return st;
+    return st == ST_OK ? rollout_exchange(run->comm, r) : st;
 }
 
 // Other prompts in place of n groups; those that are flat too are left.

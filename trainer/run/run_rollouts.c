@@ -12,6 +12,7 @@
  * that was learned from comes before all that was not. */
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "trainer/rollout/exchange.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -55,9 +56,8 @@ static enum status agree_on_scores(const struct run *run, struct scores *s)
     return st == ST_OK ? run_agree(run, s->advantages, (size_t)s->n * sizeof *s->advantages) : st;
 }
 
-static enum status score_step(void *context, struct rollout_step *s)
+static enum status score_all(struct run *run, struct rollout_step *s)
 {
-    struct run *run = context;
     const int64_t start = clock_now_ns();
     const double sampled_s = s->rollout->seconds;
     if (run->config->atropos) return ST_OK; // its scores came with it
@@ -70,6 +70,13 @@ static enum status score_step(void *context, struct rollout_step *s)
     s->score_s += clock_ms_since(start) / 1e3 - (s->rollout->seconds - sampled_s);
     log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, s->score_s);
     return st;
+}
+
+// Of several ranks a step is scored once each has the samples of all: run_take_step().
+static enum status score_step(void *context, struct rollout_step *s)
+{
+    struct run *run = context;
+    return run->comm ? ST_OK : score_all(run, s);
 }
 
 enum status run_open_rollouts(struct run *run)
@@ -118,7 +125,14 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
     for (;;) {
         struct rollout_step *s = NULL;
         CHECK(rollout_queue_take(run->queue, &s));
+        st = run->config->atropos ? ST_OK : rollout_exchange(run->comm, s->rollout);
         const int n = rollout_drop_older(s->rollout, version > behind ? version - behind : 0);
+        if (st == ST_OK && n == 0 && run->comm) st = run_sum_environment(run, s);
+        if (st == ST_OK && n == 0 && run->comm) st = score_all(run, s);
+        if (st != ST_OK) {
+            rollout_step_free(s);
+            return st;
+        }
         if (n == 0) {
             *ret = s;
             return ST_OK;

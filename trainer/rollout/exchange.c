@@ -1,0 +1,100 @@
+/* exchange.c: each rank in turn sends the groups that it has pulled since: of each its prompt, where
+ * an environment made it, and its completions (completion_pack.h). Stateless. */
+#include "trainer/rollout/exchange.h"
+#include "trainer/rollout/completion_pack.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct group_head {
+    int32_t group, n_prompt; // tokens; -1: the prompt is the example's
+};
+
+static enum status pack_groups(const struct comm *comm, const struct rollout *r, struct bytes *to)
+{
+    enum status st = ST_OK;
+    for (int g = 0; g < r->n_groups; g++) {
+        const struct token_list *prompt = r->prompts ? &r->prompts[g] : NULL;
+        const struct group_head head = {g, prompt ? prompt->n : -1};
+        if (r->exchanged[g] || !rollout_owns(comm, g)) continue;
+        bytes_append(to, &head, sizeof head);
+        if (prompt) bytes_append(to, prompt->ids, (size_t)prompt->n * sizeof *prompt->ids);
+        for (int i = g * r->n_per_group; i < (g + 1) * r->n_per_group; i++)
+            CHECK(completion_pack(&r->completions[i], i, to));
+    }
+    st = bytes_status(to);
+out:
+    return st;
+}
+
+static enum status take_prompt(struct rollout *r, const struct group_head *head, const char *ids,
+                               size_t left)
+{
+    const size_t bytes = (size_t)head->n_prompt * sizeof *r->prompts->ids;
+    if (bytes > left) return status_fail(ST_FORMAT, "another rank's prompt is cut off");
+    if (!r->prompts) r->prompts = calloc((size_t)r->n_groups, sizeof *r->prompts);
+    int32_t *copy = malloc(bytes + 1);
+    if (!r->prompts || !copy) {
+        free(copy);
+        return status_fail(ST_NO_MEMORY, "no memory for a prompt");
+    }
+    memcpy(copy, ids, bytes);
+    token_list_release(&r->prompts[head->group]);
+    r->prompts[head->group] = (struct token_list){.ids = copy, .n = head->n_prompt};
+    return ST_OK;
+}
+
+static enum status take_group(const struct comm *comm, struct rollout *r, const char *packed,
+                              size_t len, size_t *at)
+{
+    struct group_head head;
+    enum status st = ST_OK;
+    if (len - *at < sizeof head) FAIL(ST_FORMAT, "another rank's group is cut off");
+    memcpy(&head, packed + *at, sizeof head);
+    *at += sizeof head;
+    const int first = head.group * r->n_per_group;
+    if (head.group < 0 || head.group >= r->n_groups || rollout_owns(comm, head.group) ||
+        r->completions[first].text)
+        FAIL(ST_MISMATCH, "another rank's group %d of %d is not wanted here", head.group,
+             r->n_groups);
+    if (head.n_prompt >= 0) {
+        CHECK(take_prompt(r, &head, packed + *at, len - *at));
+        *at += (size_t)head.n_prompt * sizeof *r->prompts->ids;
+    }
+    for (int i = first; i < first + r->n_per_group; i++) {
+        int place;
+        CHECK(completion_unpack(packed, len, at, &place, &r->completions[i]));
+        if (place != i) FAIL(ST_MISMATCH, "another rank's completion %d is at %d", i, place);
+        r->n_tokens += r->completions[i].n;
+    }
+out:
+    return st;
+}
+
+enum status rollout_exchange(struct comm *comm, struct rollout *r)
+{
+    enum status st = ST_OK;
+    struct bytes own = BYTES_INIT;
+    char *packed = NULL;
+    if (!comm) return ST_OK;
+    if (!r->exchanged) r->exchanged = calloc((size_t)r->n_groups, sizeof *r->exchanged);
+    if (!r->exchanged) FAIL(ST_NO_MEMORY, "no memory for %d groups", r->n_groups);
+    CHECK(pack_groups(comm, r, &own));
+    for (int rank = 0; rank < comm_size(comm); rank++) {
+        const bool mine = rank == comm_rank(comm);
+        size_t len = own.len;
+        CHECK(comm_broadcast_host(comm, &len, sizeof len, rank));
+        if (!(packed = malloc(len + 1)))
+            FAIL(ST_NO_MEMORY, "no memory for the completions of rank %d", rank);
+        if (mine) memcpy(packed, bytes_text(&own), len);
+        CHECK(comm_broadcast_host(comm, packed, len, rank));
+        for (size_t at = 0; !mine && at < len;) CHECK(take_group(comm, r, packed, len, &at));
+        free(packed);
+        packed = NULL;
+    }
+    memset(r->exchanged, true, (size_t)r->n_groups * sizeof *r->exchanged);
+out:
+    free(packed);
+    bytes_release(&own);
+    return st;
+}
