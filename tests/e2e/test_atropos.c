@@ -5,7 +5,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "tests/support/canned_server.h"
-#include "tests/support/training.h"
+#include "tests/support/pair.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -179,6 +179,27 @@ static void tokens_may_have_advantages_of_their_own(void **state)
     free(tokens);
 }
 
+// Rank 0 asks for batches; both learn from their share of each.
+static void two_ranks_learn_as_one(void **state)
+{
+    (void)state;
+    struct pair p = {.s = scene};
+    struct test_child child = {0};
+    const char *one[TRAINER_WORDS], *two[PAIR_WORDS];
+    assert_int_equal(train_atropos(FINE, "one", OPTIONS(SIZES)), 0);
+    pair_open_other(&p, NULL);
+    canned_server_start(&api, serve);
+    command("two", api.url, OPTIONS(SIZES), one);
+    pair_command(&p, one, two);
+    test_spawn(&child, test_path(scene.folder, "two.log"), two);
+    const int status = test_wait(&child, LIMIT_MS);
+    canned_server_stop(&api);
+    if (status != 0) fail_msg("%s", test_read(child.log));
+    same_losses(&scene, "one", "two", STEPS, 1e-5);
+    pair_holds(&p, "two");
+    daemon_kill(&p.other);
+}
+
 static void a_signal_ends_the_wait(void **state)
 {
     (void)state;
@@ -335,6 +356,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_trains_on_what_it_is_given),
         cmocka_unit_test(tokens_may_have_advantages_of_their_own),
+        cmocka_unit_test(two_ranks_learn_as_one),
         cmocka_unit_test(a_signal_ends_the_wait),
         cmocka_unit_test(what_goes_wrong_is_named),
         cmocka_unit_test(what_does_not_go_together_is_refused),

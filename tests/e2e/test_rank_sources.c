@@ -35,7 +35,8 @@ static void play_episode(const json_t *id, const json_t *episode)
     const json_t *prompt = json_object_get(episode, "prompt_token_ids");
     json_t *ids = json_copy((json_t *)prompt), *mask = json_array();
     double reward[2];
-    for (size_t t = 0; t < json_array_size(prompt); t++) json_array_append_new(mask, json_integer(0));
+    for (size_t t = 0; t < json_array_size(prompt); t++)
+        json_array_append_new(mask, json_integer(0));
     for (int turn = 0; turn < 2; turn++) {
         int low = 0, n = 0;
         json_t *token;
@@ -111,10 +112,12 @@ static void sampling_ahead(void **state)
     double oldest[12], most = 0, mismatch[12];
     pair_open(&p);
     train_two(&p, "plain", OPTIONS(PAIR_NUMBERS, "--max-steps", "12"));
-    train_two(&p, "0", OPTIONS(PAIR_NUMBERS, "--max-steps", "12", "--async", "--max-staleness", "0"));
+    train_two(&p, "0",
+              OPTIONS(PAIR_NUMBERS, "--max-steps", "12", "--async", "--max-staleness", "0"));
     same_losses(&p.s, "plain", "0", 12, 0);
     test_same_file(latest(&p.s, "plain"), latest(&p.s, "0"), "model.safetensors");
-    train_two(&p, "2", OPTIONS(PAIR_NUMBERS, "--max-steps", "12", "--async", "--max-staleness", "2"));
+    train_two(&p, "2",
+              OPTIONS(PAIR_NUMBERS, "--max-steps", "12", "--async", "--max-staleness", "2"));
     assert_int_equal(column(&p.s, "2", "rollout/staleness_max", oldest, 12), 12);
     column(&p.s, "2", "sampler_mismatch/max", mismatch, 12);
     for (int i = 0; i < 12; i++) {

@@ -1,6 +1,5 @@
 /* pair.c: two daemons of one model, and trainers of one rank and of two on them. */
 #include "tests/support/pair.h"
-#include "tests/support/mpirun.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -43,16 +42,19 @@ void pair_close(struct pair *p)
     scene_close(&p->s);
 }
 
-void pair_start(struct pair *p, struct test_child *child, const char *run,
-                       const char *const more[])
+void pair_command(const struct pair *p, const char *const one[], const char *ret[PAIR_WORDS])
 {
-    const char *argv[MPIRUN_WORDS + TRAINER_WORDS + 2];
-    const int n = on_cpu() ? mpirun_put(2, argv) : 0;
-    trainer_command(&p->s, test_path(p->s.folder, run), more, argv + n);
-    const char **word = argv;
-    for (; *word; word++)
-        if (strcmp(*word, p->s.daemon.bridge) == 0) *word = p->bridges;
-    if (!on_cpu()) memcpy(word, OPTIONS("--gpus", "0,1"), 3 * sizeof *word);
+    int n = on_cpu() ? mpirun_put(2, ret) : 0;
+    for (; *one; one++) ret[n++] = strcmp(*one, p->s.daemon.bridge) == 0 ? p->bridges : *one;
+    ret[n] = NULL;
+    if (!on_cpu()) memcpy(ret + n, OPTIONS("--gpus", "0,1"), 3 * sizeof *ret);
+}
+
+void pair_start(struct pair *p, struct test_child *child, const char *run, const char *const more[])
+{
+    const char *one[TRAINER_WORDS], *argv[PAIR_WORDS];
+    trainer_command(&p->s, test_path(p->s.folder, run), more, one);
+    pair_command(p, one, argv);
     test_spawn(child, test_path(p->s.folder, "trainer.log"), argv);
 }
 
@@ -81,7 +83,7 @@ void pair_holds(const struct pair *p, const char *run)
 
 // The same run on one rank and on two, whose servers have these options (NULL-ended).
 void pair_learns_as_one(struct pair *p, const char *model, const char *const server[],
-                   const char *const run[])
+                        const char *const run[])
 {
     struct test_child child = {0};
     *p = (struct pair){0};

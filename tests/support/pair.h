@@ -3,6 +3,7 @@
 #ifndef TESTS_SUPPORT_PAIR_H
 #define TESTS_SUPPORT_PAIR_H
 
+#include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 
 struct pair {
@@ -12,7 +13,7 @@ struct pair {
 };
 
 #define PAIR_STEPS 20
-#define PAIR_NUMBERS                                                                                   \
+#define PAIR_NUMBERS                                                                               \
     "--prompts-per-step", "5", "--learning-rate", "1e-4", "--beta", "0.05", "--temperature", "1.2"
 
 bool on_cpu(void);
@@ -20,13 +21,17 @@ void pair_open(struct pair *p);
 // The second server, beside p->s; options (NULL-ended) of it.
 void pair_open_other(struct pair *p, const char *const options[]);
 void pair_close(struct pair *p);
+// A trainer's command for one rank on p->s, as one for both.
+#define PAIR_WORDS (MPIRUN_WORDS + TRAINER_WORDS + 2)
+void pair_command(const struct pair *p, const char *const one[], const char *ret[PAIR_WORDS]);
 // cw-trainer train on both ranks; `more` (NULL-ended) as of trainer_command().
-void pair_start(struct pair *p, struct test_child *child, const char *run, const char *const more[]);
+void pair_start(struct pair *p, struct test_child *child, const char *run,
+                const char *const more[]);
 void pair_train(struct pair *p, const char *run, const char *steps);
 // Both servers hold the run's last checkpoint, at one version.
 void pair_holds(const struct pair *p, const char *run);
-// The same run on one rank, "one", and on two, "two", whose servers have these options (NULL-ended):
-// their losses are the same within 1e-5.
+// The same run on one rank, "one", and on two, "two", whose servers have these options
+// (NULL-ended): their losses are the same within 1e-5.
 void pair_learns_as_one(struct pair *p, const char *model, const char *const server[],
                         const char *const run[]);
 

@@ -1,5 +1,5 @@
-/* exchange.c: each rank in turn sends the groups that it has pulled since: of each its prompt, where
- * an environment made it, and its completions (completion_pack.h). Stateless. */
+/* exchange.c: each rank in turn sends the groups that it has pulled since: of each its prompt,
+ * where an environment made it, and its completions (completion_pack.h). Stateless. */
 #include "trainer/rollout/exchange.h"
 #include "trainer/rollout/completion_pack.h"
 
