@@ -204,7 +204,7 @@ static void options_of_one_rank_are_refused(void **state)
     static const struct {
         const char *option, *value, *says;
     } cases[] = {
-        {"--workers", "http://127.0.0.1:9", "--workers with several ranks"},
+        {"--sync", "checkpoint", "--sync checkpoint with"},
         {"--resume", NULL, "2 ranks need --bridge with {rank} in it"},
     };
     static const char *const by_mpirun[][2] = {{"OMPI_COMM_WORLD_RANK", "1"},

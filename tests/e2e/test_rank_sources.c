@@ -130,11 +130,42 @@ static void sampling_ahead(void **state)
     pair_close(&p);
 }
 
+// A worker is one rank's, and what it samples changes nothing; one that is gone is left out.
+static void workers_sample_too(void **state)
+{
+    (void)state;
+    struct pair p;
+    struct daemon workers[2] = {0};
+    double samples[2][4], up[4], mismatch[4];
+    char words[2 * PATH_MAX];
+    pair_open(&p);
+    for (int i = 0; i < 2; i++) daemon_start(&workers[i], p.s.model, OPTIONS(NULL));
+    snprintf(words, sizeof words, "%s,%s", workers[0].bridge, workers[1].bridge);
+    train_two(&p, "plain", OPTIONS(PAIR_NUMBERS, "--prompts-per-step", "12", "--max-steps", "4"));
+    train_two(
+        &p, "workers",
+        OPTIONS(PAIR_NUMBERS, "--prompts-per-step", "12", "--max-steps", "4", "--workers", words));
+    same_losses(&p.s, "plain", "workers", 4, 0);
+    test_same_file(latest(&p.s, "plain"), latest(&p.s, "workers"), "model.safetensors");
+    column(&p.s, "workers", "workers/1/samples", samples[0], 4);
+    column(&p.s, "workers", "workers/2/samples", samples[1], 4);
+    column(&p.s, "workers", "sampler_mismatch/max", mismatch, 4);
+    assert_int_equal(column(&p.s, "workers", "workers/up", up, 4), 4);
+    for (int i = 0; i < 4; i++) {
+        assert_true(samples[0][i] > 0 && samples[1][i] > 0 && up[i] == 2);
+        if (on_cpu()) assert_true(mismatch[i] == 0);
+    }
+    daemon_holds(&workers[1], "policy", test_path(p.s.folder, "workers/workers"));
+    for (int i = 0; i < 2; i++) daemon_kill(&workers[i]);
+    pair_close(&p);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sampling_ahead),
         cmocka_unit_test(environments_learn_as_one),
+        cmocka_unit_test(workers_sample_too),
     };
     if (argc > 1 && strcmp(argv[1], "play") == 0) return play();
     return cmocka_run_group_tests_name("sources on two ranks", tests, NULL, NULL);

@@ -203,7 +203,8 @@ enum status run_sync(struct run *run, int64_t step, bool fresh);
 // Whether rollouts that ended so are to be pulled again, after another run_sync(): the server that
 // is started here was lost, and not too often. Where it was, the sentence says so.
 bool run_lost_server(struct run *run, enum status st);
-// Writes the present weights into RUN/workers, unless they are there. Its absolute path.
+// Has the present weights in RUN/workers, where they are not there yet: rank 0 writes them, and all
+// ranks come to this. Its absolute path.
 enum status run_write_weights(struct run *run, const char **ret_folder);
 bool run_serves(const struct run *run); // false: the server is started later
 // What bringing new weights to the samplers took since the last call of this.
@@ -215,7 +216,9 @@ enum status run_open_workers(struct run *run);
 void run_close_workers(struct run *run);
 // Has the workers load the present weights; due: all of them, else those that have none.
 enum status run_sync_workers(struct run *run, bool due);
-void run_put_workers(const struct run *run, json_t *metrics); // of the step done
+// Of the step just sampled, over all ranks; and its metrics.
+enum status run_sum_workers(const struct run *run);
+void run_put_workers(const struct run *run, json_t *metrics);
 
 // run_atropos.c, of runs with --atropos; without it the first does nothing.
 enum status run_open_atropos(struct run *run); // registers, once the run knows where it starts

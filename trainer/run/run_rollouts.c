@@ -127,6 +127,7 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
         CHECK(rollout_queue_take(run->queue, &s));
         st = run->config->atropos ? ST_OK : rollout_exchange(run->comm, s->rollout);
         const int n = rollout_drop_older(s->rollout, version > behind ? version - behind : 0);
+        if (st == ST_OK && n == 0) st = run_sum_workers(run);
         if (st == ST_OK && n == 0 && run->comm) st = run_sum_environment(run, s);
         if (st == ST_OK && n == 0 && run->comm) st = score_all(run, s);
         if (st != ST_OK) {

@@ -54,8 +54,10 @@ enum status run_write_weights(struct run *run, const char **ret_folder)
     enum status st = ST_OK;
     if (y->written != version) {
         CHECK(path_put(path, run->folder, "workers"));
-        CHECK(model_folder_write(path, bridge_device(run->bridge), run->policy, run->policy->dt,
-                                 own ? run->model_folder : NULL, NULL, NULL));
+        if (run_leads(run))
+            CHECK(model_folder_write(path, bridge_device(run->bridge), run->policy, run->policy->dt,
+                                     own ? run->model_folder : NULL, NULL, NULL));
+        CHECK(comm_barrier(run->comm));
         if (!(absolute = realpath(path, NULL))) FAIL(ST_IO, "%s: it cannot be found again", path);
         CHECK(path_put(y->folder, "", "%s", absolute));
         y->written = version;

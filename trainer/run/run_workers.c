@@ -5,7 +5,8 @@
  * samples are of the weights that learn from them, as those of the trained server are. A worker
  * whose tokens claim any other version than that reload answered with (it was started anew, or
  * loaded something else) fails like one that died. At the first step every worker must be there;
- * later one that is not is left out until it is back. */
+ * later one that is not is left out until it is back. Of several ranks each has every size-th of
+ * them beside its own server. */
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
@@ -23,11 +24,14 @@ struct workers {
     int n;
     bool in_step; // all loaded the weights once
     double sync_s;
+    // of the last step: samples, failures and 1 if up for each of them, over all ranks
+    double sums[3 * (ROLLOUT_MAX_SERVERS - 1)];
     struct worker {
         struct rollout_worker of_pull;
         const char *address;
         struct bridge_file *bridge; // NULL: it was named by its URL
         struct http_transfer *request;
+        bool own;                     // it is this rank's to ask
         bool may;                     // be given work in this step
     } items[ROLLOUT_MAX_SERVERS - 1]; // (n)
 };
@@ -38,9 +42,10 @@ static enum status add_worker(struct run *run, const char *name)
     struct workers *ws = run->workers;
     enum status st = ST_OK;
     if (!*name) FAIL(ST_INVALID, "an empty name before or behind a comma");
-    if (source->n_servers == ROLLOUT_MAX_SERVERS)
+    if (ws->n == ROLLOUT_MAX_SERVERS - 1)
         FAIL(ST_INVALID, "at most %d workers are possible", ROLLOUT_MAX_SERVERS - 1);
     struct worker *w = &ws->items[ws->n++]; // freed with the rest, however far this comes
+    w->own = (ws->n - 1) % run->job->ranks.size == run->job->ranks.rank;
     w->of_pull = (struct rollout_worker){.name = name, .down = true};
     w->address = name;
     if (strncmp(name, "http://", strlen("http://")) != 0) {
@@ -53,12 +58,13 @@ static enum status add_worker(struct run *run, const char *name)
         strcmp(w->address, bridge_file_of(run->bridge)->socket) == 0)
         FAIL(ST_INVALID, "%s is of the server that is trained, which samples anyway; name others",
              name);
-    for (int i = 0; i < source->n_servers; i++)
-        if (source->servers[i].worker && strcmp(source->servers[i].address, w->address) == 0)
+    for (int i = 0; i < ws->n - 1; i++)
+        if (strcmp(ws->items[i].address, w->address) == 0)
             FAIL(ST_INVALID, "%s is of the same server as %s; name it once", name,
-                 source->servers[i].worker->name);
-    source->servers[source->n_servers++] =
-        (struct rollout_server){w->address, bridge_control(run->bridge), &w->of_pull};
+                 ws->items[i].of_pull.name);
+    if (w->own)
+        source->servers[source->n_servers++] =
+            (struct rollout_server){w->address, bridge_control(run->bridge), &w->of_pull};
 out:
     return st;
 }
@@ -182,13 +188,15 @@ enum status run_sync_workers(struct run *run, bool due)
     int n = 0;
     if (!ws) return ST_OK;
     for (int i = 0; i < ws->n; i++) {
-        ws->items[i].may = due || ws->items[i].of_pull.down;
+        ws->items[i].may = ws->items[i].own && (due || ws->items[i].of_pull.down);
         ws->items[i].of_pull.n_samples = 0;
     }
     CHECK(ask(run, "/bridge/info", NULL, PROBE_MS, take_info));
     for (int i = 0; i < ws->n; i++) n += ws->items[i].may;
+    bool any = n > 0;
+    CHECK(run_any(run, &any));
+    if (any) CHECK(run_write_weights(run, &folder));
     if (n > 0) {
-        CHECK(run_write_weights(run, &folder));
         if (!(body = json_pack("{s:s}", "model", folder)))
             FAIL(ST_INVALID, "%s: a worker cannot be told of this folder, whose name is not UTF-8",
                  folder);
@@ -201,16 +209,29 @@ out:
     return st;
 }
 
+enum status run_sum_workers(const struct run *run)
+{
+    struct workers *ws = run->workers;
+    if (!ws) return ST_OK;
+    for (int i = 0; i < ws->n; i++) {
+        const struct rollout_worker *w = &ws->items[i].of_pull;
+        const bool own = ws->items[i].own;
+        ws->sums[3 * i] = own ? w->n_samples : 0;
+        ws->sums[3 * i + 1] = own ? w->n_failures : 0;
+        ws->sums[3 * i + 2] = own && !w->down;
+    }
+    return comm_sum_host(run->comm, ws->sums, 3 * ws->n);
+}
+
 void run_put_workers(const struct run *run, json_t *metrics)
 {
     const struct workers *ws = run->workers;
-    int up = 0;
+    double up = 0;
     if (!ws) return;
     for (int i = 0; i < ws->n; i++) {
-        const struct rollout_worker *w = &ws->items[i].of_pull;
-        metrics_putf(metrics, w->n_samples, "workers/%d/samples", i + 1);
-        metrics_putf(metrics, w->n_failures, "workers/%d/failures", i + 1);
-        up += !w->down;
+        metrics_putf(metrics, ws->sums[3 * i], "workers/%d/samples", i + 1);
+        metrics_putf(metrics, ws->sums[3 * i + 1], "workers/%d/failures", i + 1);
+        up += ws->sums[3 * i + 2];
     }
     metrics_put(metrics, "workers/up", up);
     metrics_put(metrics, "workers/sync_s", ws->sync_s);
@@ -231,7 +252,7 @@ enum status run_open_workers(struct run *run)
     remaining = ws->list;
     while ((name = strsep(&remaining, ",")))
         CHECK(status_context(add_worker(run, name), "--workers"));
-    for (int i = 0; i < ws->n; i++) ws->items[i].may = true;
+    for (int i = 0; i < ws->n; i++) ws->items[i].may = ws->items[i].own;
     CHECK(ask(run, "/bridge/info", NULL, PROBE_MS, take_info));
     log_info("--%s: %d further servers sample; before each step they load the weights from "
              "the folder \"workers\" of the run, which they must find under the same path",
