@@ -188,7 +188,8 @@ static enum status train(void *context)
     struct curriculum_batch first;
     enum status st;
     if (t->job.launches) return job_launch(&t->job, t->argv);
-    if (t->job.serves && !c->bridge) CHECK(job_open_server(&t->job, c->model, c->server_timeout));
+    if (t->job.serves && !c->bridge && c->sync == SYNC_SHARED)
+        CHECK(job_open_server(&t->job, c->model, c->server_timeout));
     CHECK(run_open(run));
     curriculum_next(run->curriculum, 0, &first);
     if (!c->atropos)

@@ -204,7 +204,7 @@ static void options_of_one_rank_are_refused(void **state)
     static const struct {
         const char *option, *value, *says;
     } cases[] = {
-        {"--sync", "checkpoint", "--sync checkpoint with"},
+        {"--server-url", "http://127.0.0.1:9", "--server-url needs --sync checkpoint"},
         {"--resume", NULL, "2 ranks need --bridge with {rank} in it"},
     };
     static const char *const by_mpirun[][2] = {{"OMPI_COMM_WORLD_RANK", "1"},

@@ -337,8 +337,8 @@ static void what_does_not_go_together_is_refused(void **state)
     } refused[] = {
         {OPTIONS("--rollouts", "python3 x"), "--rollouts python3 x: take command:PROGRAM ARGS"},
         {OPTIONS("--rollouts", "command: "), "--rollouts command: names no program"},
-        {OPTIONS("--rollouts", "command:x", "--workers", "y"), "--workers with --rollouts"},
-        {OPTIONS("--rollouts", "command:x", "--tandem"), "--tandem with --rollouts"},
+        {OPTIONS("--rollouts", "command:x", "--workers", "y"), "--rollouts with --workers"},
+        {OPTIONS("--rollouts", "command:x", "--tandem"), "--rollouts with --tandem"},
         {OPTIONS("--reward", "environment"), "reward \"environment\" is what an environment gave"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {

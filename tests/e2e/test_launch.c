@@ -233,7 +233,7 @@ static void test_refused(void **state)
         {{"--rank", "2", "--ranks", "2"}, "--rank 2 with --ranks 2"},
         {{"--server-args", "--exact --max-batch 8"},
          "--server-args is for servers that are started with"},
-        {{"--sync", "checkpoint", "--gpus", "0"}, "--sync checkpoint with --gpus"},
+        {{"--sync", "checkpoint", "--gpus", "0"}, "--sync checkpoint needs --model"},
         {{"--gpus", "0", "--bridge", "b", "--model", "m"},
          "--model with --bridge: it is of a server that is started"},
         {{"--gpus", "0", "--bridge", "b", "--server-args", "--exact x"},

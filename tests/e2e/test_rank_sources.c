@@ -160,12 +160,44 @@ static void workers_sample_too(void **state)
     pair_close(&p);
 }
 
+// Each rank owns its weights and starts a server on what rank 0 has written.
+static void copies_sample(void **state)
+{
+    (void)state;
+    struct pair p;
+    const char *shared[TRAINER_WORDS], *one[TRAINER_WORDS], *two[PAIR_WORDS];
+    double bytes[4], mismatch[4];
+    pair_open(&p);
+    train_two(&p, "shared", OPTIONS(PAIR_NUMBERS, "--max-steps", "4"));
+    trainer_command(
+        &p.s, test_path(p.s.folder, "copies"),
+        OPTIONS(PAIR_NUMBERS, "--max-steps", "4", "--sync", "checkpoint", "--model", p.s.model),
+        shared);
+    int n = 0;
+    for (int i = 0; shared[i]; i++) // no server is there
+        if (strcmp(shared[i], "--bridge") == 0)
+            i++;
+        else
+            one[n++] = shared[i];
+    one[n] = NULL;
+    pair_command(&p, one, two);
+    if (test_command(test_path(p.s.folder, "copies.log"), LIMIT_MS, two) != 0)
+        fail_msg("%s", test_read(test_path(p.s.folder, "copies.log")));
+    same_losses(&p.s, "shared", "copies", 4, 0);
+    test_same_file(latest(&p.s, "shared"), latest(&p.s, "copies"), "model.safetensors");
+    assert_int_equal(column(&p.s, "copies", "sync/bytes_written", bytes, 4), 4);
+    column(&p.s, "copies", "sampler_mismatch/max", mismatch, 4);
+    for (int i = 0; i < 4; i++) assert_true(bytes[i] > 0 && (mismatch[i] == 0 || !on_cpu()));
+    pair_close(&p);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sampling_ahead),
         cmocka_unit_test(environments_learn_as_one),
         cmocka_unit_test(workers_sample_too),
+        cmocka_unit_test(copies_sample),
     };
     if (argc > 1 && strcmp(argv[1], "play") == 0) return play();
     return cmocka_run_group_tests_name("sources on two ranks", tests, NULL, NULL);

@@ -148,6 +148,13 @@ out:
     return st;
 }
 
+const char *job_device(const struct job *j, const char *given, char room[JOB_DEVICE_ROOM])
+{
+    if (!j->n_gpus) return j->ranks.size > 1 ? "cpu" : given;
+    snprintf(room, JOB_DEVICE_ROOM, "cuda:%d", j->gpus[j->ranks.local_rank]);
+    return room;
+}
+
 // ---- the meeting --------------------------------------------------------------------------------
 
 // Where all ranks are on this host they need not be told: the id of their run is the file's name,

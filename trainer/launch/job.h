@@ -73,6 +73,10 @@ struct job {
 
 // Who this is. ST_INVALID where options contradict one another, or the environment.
 enum status job_find(const struct job_options *options, struct job *ret);
+// The device of this rank, as device_open() takes it: `given`, but of a rank with a GPU of its own
+// that one, and of others on the CPU "cpu".
+#define JOB_DEVICE_ROOM 16
+const char *job_device(const struct job *job, const char *given, char room[JOB_DEVICE_ROOM]);
 // Starts the ranks of this host with this program's own command line, and waits for their end.
 enum status job_launch(struct job *job, char **argv);
 

@@ -112,12 +112,12 @@ static enum status put_before(const struct job *job, struct bytes *ret)
 static enum status start(struct job *job, const char *model, double timeout_s)
 {
     const char *args = job->options->server_args;
-    char device[16] = "cpu";
+    char room[JOB_DEVICE_ROOM];
+    const char *device = job_device(job, "cpu", room);
     struct bytes arguments = BYTES_INIT, before = BYTES_INIT;
     struct http_client *http = NULL;
     enum status st;
-    if (job->n_gpus) snprintf(device, sizeof device, "cuda:%d", job->gpus[job->ranks.local_rank]);
-    if (job->n_gpus && job->n_shards > 1) snprintf(device, sizeof device, "cuda");
+    if (job->n_gpus && job->n_shards > 1) device = "cuda";
     bytes_printf(&arguments, "--drain-timeout %d --tensor-parallel-size %d %s", DRAIN_S,
                  job->n_shards, args ? args : "");
     CHECK(bytes_status(&arguments));

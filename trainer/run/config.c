@@ -44,15 +44,14 @@ const struct option_spec train_options[] = {
     ANSWER_FIELD_OPTION,
 
     OPT_HEADING("How the sampler comes by new weights (docs/sync.md)"),
-    OPT_CHOICE(
-        "sync", sync, "shared", sync_way_names,
-        "shared: --bridge's server holds the one copy, and each update is written there in "
-        "place; checkpoint: this program holds them, and writes them out for a server that "
-        "it restarts",
-        EXCLUDES("bridge|async|rollout-ahead|lora-r|train-draft|tandem|exact|gpus|ranks",
-                 "it wants the server that shares its weights (--sync shared)"),
-        EXCLUDES("several ranks", "only one rank does that as yet; leave it out, or start one"),
-        NEEDS("model", "the folder to train")),
+    OPT_CHOICE("sync", sync, "shared", sync_way_names,
+               "shared: --bridge's server holds the one copy, and each update is written there in "
+               "place; checkpoint: this program holds them, and writes them out for a server that "
+               "it restarts",
+               EXCLUDES("bridge|async|rollout-ahead|lora-r|train-draft|tandem|exact|server-args|"
+                        "tensor-parallel-size>1",
+                        "it wants the server that shares its weights (--sync shared)"),
+               NEEDS("model", "the folder to train")),
     OPT_TEXT("model", model, NULL, "DIR", "the model that is trained, where no server of it runs",
              NEEDS("sync=checkpoint|servers that are started (--gpus, --ranks)",
                    "else what is trained is the model that a server serves (--bridge)"),
@@ -73,7 +72,8 @@ const struct option_spec train_options[] = {
              "a cw-infer-server that is not started here, but told to load the checkpoint (POST "
              "/reload) out of RUN/workers",
              NEEDS("sync=checkpoint", NULL),
-             EXCLUDES("server-command|server-port", "a server elsewhere is not started here")),
+             EXCLUDES("server-command|server-port", "a server elsewhere is not started here"),
+             EXCLUDES("several ranks", "each of them samples by a server of its own")),
     OPT_DOUBLE("server-timeout", server_timeout, "600", "SECONDS", 0.1, 1e6,
                "longest wait for the server to start"),
 

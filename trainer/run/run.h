@@ -200,7 +200,9 @@ enum status run_open_own(struct run *run);
 // Before rollouts of a step: has those who sample by copies sample by the present weights, or by
 // those of up to --restart-interval steps before. fresh: by the present ones.
 enum status run_sync(struct run *run, int64_t step, bool fresh);
-// Whether rollouts that ended so are to be pulled again, after another run_sync(): the server that
+// The same within a step, where this rank alone has lost its server.
+enum status run_sync_again(struct run *run, int64_t step);
+// Whether rollouts that ended so are to be pulled again, after run_sync_again(): the server that
 // is started here was lost, and not too often. Where it was, the sentence says so.
 bool run_lost_server(struct run *run, enum status st);
 // Has the present weights in RUN/workers, where they are not there yet: rank 0 writes them, and all

@@ -62,7 +62,7 @@ static enum status pull(struct run *run, const struct sampling_options *sampling
 {
     enum status st;
     while (run_lost_server(run, st = rollout_pull(&run->source, sampling, r))) {
-        st = run_sync(run, step, false);
+        st = run_sync_again(run, step);
         if (st != ST_OK) return st;
     }
     return st == ST_OK ? rollout_exchange(run->comm, r) : st;

@@ -37,7 +37,7 @@ static enum status sample_step(void *context, struct rollout_step *s)
     CHECK(run_sync(run, s->step, false));
     CHECK(spec_watch_begin(run->watch));
     while (run_lost_server(run, st = rollout_pull(&source, &s->sampling, s->rollout)))
-        CHECK(run_sync(run, s->step, false));
+        CHECK(run_sync_again(run, s->step));
     if (st != ST_OK) goto out;
     s->environment = of.stats;
     CHECK(spec_watch_end(run->watch, &s->spec));

@@ -8,6 +8,7 @@
  * the rest of a run is the same, since a worker's tokens are given the version that its copy is of.
  */
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/log.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
@@ -27,6 +28,7 @@ struct sync {
     struct server_process *server; // NULL: none is started here
     struct rollout_worker of_pull; // the same
     bool asked_context;            // of it
+    char own_folder[PATH_ROOM];    // where it has its log: the run's, of further ranks one in it
     int n_lost;                    // times that it failed since a step was sampled
     // the folder of weights
     char folder[PATH_ROOM]; // absolute; "": not written yet
@@ -76,12 +78,24 @@ bool run_serves(const struct run *run)
     return !run->sync->server || !run->sync->of_pull.down;
 }
 
-static enum status restart(struct run *run)
+static enum status find_own_folder(const struct run *run)
 {
     struct sync *y = run->sync;
-    const char *folder;
+    if (y->own_folder[0]) return ST_OK;
+    if (run_leads(run)) return path_put(y->own_folder, "", "%s", run->folder);
+    enum status st = path_put(y->own_folder, run->folder, "rank-%d", run->job->ranks.rank);
+    return st == ST_OK ? file_make_folders(y->own_folder) : st;
+}
+
+// Where it was lost between those steps that are due for new weights it is given the old ones
+// again: all ranks write together or none does.
+static enum status restart(struct run *run, bool due)
+{
+    struct sync *y = run->sync;
+    const char *folder = y->folder;
     enum status st;
-    CHECK(run_write_weights(run, &folder));
+    CHECK(find_own_folder(run));
+    if (due || !y->written) CHECK(run_write_weights(run, &folder));
     CHECK(server_process_restart(y->server, run->http, folder));
     y->of_pull.down = false;
     y->of_pull.version = FIRST_VERSION;
@@ -108,7 +122,7 @@ static enum status sync_server(struct run *run, bool due)
                  ended ? status_message() : ", since it failed");
         y->of_pull.down = true;
     }
-    if (y->of_pull.down || (due && y->of_pull.copy_of != version)) st = restart(run);
+    if (y->of_pull.down || (due && y->of_pull.copy_of != version)) st = restart(run, due);
     return status_context(st, "--sync checkpoint");
 }
 
@@ -127,6 +141,11 @@ enum status run_sync(struct run *run, int64_t step, bool fresh)
     log_debug("step %" PRId64 ": sync %.3f s, %.0f bytes written", step + 1, y->seconds, y->bytes);
 out:
     return st;
+}
+
+enum status run_sync_again(struct run *run, int64_t step)
+{
+    return run->comm ? sync_server(run, false) : run_sync(run, step, false);
 }
 
 bool run_lost_server(struct run *run, enum status st)
@@ -184,8 +203,8 @@ static enum status own_weights(struct run *run, const char *server)
 {
     enum status st;
     struct bridge_role role;
-    char words[128];
-    CHECK(device_open(run->config->device, &run->own_device));
+    char words[128], device[JOB_DEVICE_ROOM];
+    CHECK(device_open(job_device(run->job, run->config->device, device), &run->own_device));
     CHECK(model_config_load(run->config->model, &run->model));
     run->model->rope_context = run->model->max_positions;
     if (rope_describe(run->model, words, sizeof words))
@@ -203,11 +222,13 @@ static enum status open_server(struct run *run)
 {
     const struct train_config *c = run->config;
     struct sync *y = run->sync;
-    const struct server_options options = {.command = c->server_command,
-                                           .device = c->device,
-                                           .port = (int)c->server_port,
-                                           .folder = run->folder,
-                                           .timeout_s = c->server_timeout};
+    char device[JOB_DEVICE_ROOM];
+    const struct server_options options = {
+        .command = c->server_command,
+        .device = job_device(run->job, c->device, device),
+        .port = c->server_port ? (int)c->server_port + run->job->ranks.rank : 0,
+        .folder = y->own_folder,
+        .timeout_s = c->server_timeout};
     enum status st = server_process_new(&options, &y->server);
     if (st != ST_OK) return st;
     y->of_pull = (struct rollout_worker){.name = server_process_address(y->server), .down = true};
