@@ -4,6 +4,7 @@
 #include "tests/support/pair.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,29 +161,79 @@ static void workers_sample_too(void **state)
     pair_close(&p);
 }
 
+// A trainer's command on one rank or on both; without a server where the run has none.
+static void train_on(struct pair *p, int ranks, const char *run, const char *const more[])
+{
+    const char *with[TRAINER_WORDS], *one[TRAINER_WORDS], *two[PAIR_WORDS];
+    const char *log = test_path(p->s.folder, "run.log");
+    bool copies = false;
+    int n = 0;
+    for (int i = 0; more[i]; i++) copies |= strcmp(more[i], "checkpoint") == 0;
+    trainer_command(&p->s, test_path(p->s.folder, run), more, with);
+    for (int i = 0; with[i]; i++)
+        if (copies && strcmp(with[i], "--bridge") == 0)
+            i++;
+        else
+            one[n++] = with[i];
+    one[n] = NULL;
+    pair_command(p, one, two);
+    unlink(log);
+    if (test_command(log, LIMIT_MS, ranks == 1 ? one : two) != 0)
+        fail_msg("%s on %d ranks: %s", run, ranks, test_read(log));
+}
+
+// Sampling ahead goes with copies of the weights, which are renewed between steps, and with prompts
+// that are drawn anew: no token is older than it may be, and each mode is at work.
+static void ahead_with_others(void **state)
+{
+    (void)state;
+    struct pair p;
+    struct daemon worker = {0};
+    double oldest[8], work[8];
+    pair_open(&p);
+    daemon_start(&worker, p.s.model, OPTIONS(NULL));
+    const struct {
+        const char *name, *options[5], *key;
+    } modes[] = {
+        {"workers", {"--workers", worker.bridge}, "workers/1/samples"},
+        {"checkpoint", {"--sync", "checkpoint", "--model", p.s.model}, "sync/bytes_written"},
+        {"filter", {"--filter-groups", "2"}, "filter_groups/drawn"},
+    };
+    for (int k = 0; k < 6; k++) {
+        const char *const *o = modes[k / 2].options;
+        char run[32];
+        double most = 0, worked = 0;
+        snprintf(run, sizeof run, "%s-%d", modes[k / 2].name, k % 2 + 1);
+        const char *more[20] = {PAIR_NUMBERS, "--max-steps",     "8",
+                                "--async",    "--max-staleness", "1"};
+        int n = 0;
+        while (more[n]) n++;
+        for (int i = 0; i < 5 && o[i]; i++) more[n++] = o[i];
+        train_on(&p, k % 2 + 1, run, more);
+        assert_int_equal(column(&p.s, run, "rollout/staleness_max", oldest, 8), 8);
+        column(&p.s, run, modes[k / 2].key, work, 8);
+        for (int i = 0; i < 8; i++) {
+            if (oldest[i] > 1) fail_msg("%s: %g updates old in step %d", run, oldest[i], i + 1);
+            most = fmax(most, oldest[i]);
+            worked += work[i];
+        }
+        if (most == 0 || worked == 0) fail_msg("%s: oldest %g, %g", run, most, worked);
+    }
+    daemon_kill(&worker);
+    pair_close(&p);
+}
+
 // Each rank owns its weights and starts a server on what rank 0 has written.
 static void copies_sample(void **state)
 {
     (void)state;
     struct pair p;
-    const char *shared[TRAINER_WORDS], *one[TRAINER_WORDS], *two[PAIR_WORDS];
     double bytes[4], mismatch[4];
     pair_open(&p);
     train_two(&p, "shared", OPTIONS(PAIR_NUMBERS, "--max-steps", "4"));
-    trainer_command(
-        &p.s, test_path(p.s.folder, "copies"),
-        OPTIONS(PAIR_NUMBERS, "--max-steps", "4", "--sync", "checkpoint", "--model", p.s.model),
-        shared);
-    int n = 0;
-    for (int i = 0; shared[i]; i++) // no server is there
-        if (strcmp(shared[i], "--bridge") == 0)
-            i++;
-        else
-            one[n++] = shared[i];
-    one[n] = NULL;
-    pair_command(&p, one, two);
-    if (test_command(test_path(p.s.folder, "copies.log"), LIMIT_MS, two) != 0)
-        fail_msg("%s", test_read(test_path(p.s.folder, "copies.log")));
+    train_on(
+        &p, 2, "copies",
+        OPTIONS(PAIR_NUMBERS, "--max-steps", "4", "--sync", "checkpoint", "--model", p.s.model));
     same_losses(&p.s, "shared", "copies", 4, 0);
     test_same_file(latest(&p.s, "shared"), latest(&p.s, "copies"), "model.safetensors");
     assert_int_equal(column(&p.s, "copies", "sync/bytes_written", bytes, 4), 4);
@@ -194,10 +245,9 @@ static void copies_sample(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sampling_ahead),
-        cmocka_unit_test(environments_learn_as_one),
-        cmocka_unit_test(workers_sample_too),
-        cmocka_unit_test(copies_sample),
+        cmocka_unit_test(sampling_ahead),     cmocka_unit_test(environments_learn_as_one),
+        cmocka_unit_test(workers_sample_too), cmocka_unit_test(copies_sample),
+        cmocka_unit_test(ahead_with_others),
     };
     if (argc > 1 && strcmp(argv[1], "play") == 0) return play();
     return cmocka_run_group_tests_name("sources on two ranks", tests, NULL, NULL);

@@ -185,8 +185,6 @@ static void what_does_not_go_is_named(void **state)
     } refused[] = {
         {{"--steps-per-generation", "4", NULL}, "an update learns from whole groups"},
         {{"--loss-type", "luspo", NULL}, "needs --importance-sampling-level sequence"},
-        {{"--filter-groups", "2", "--async", "--max-staleness", "1"},
-         "--filter-groups 2 with steps sampled ahead"},
         {{"--sync-ref-model", NULL}, "needs --beta above 0 or --kl-reward-coef above 0"},
         {{"--filter-groups", "2", "--reward-normalise", "terms"},
          "--filter-groups 2 with --reward-normalise terms"},

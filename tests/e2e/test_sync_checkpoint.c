@@ -229,7 +229,6 @@ static void what_does_not_go_together_is_refused(void **state)
         const char *const *options;
         const char *sentence;
     } refused[] = {
-        {OPTIONS("--async"), "--sync checkpoint with --async"},
         {OPTIONS("--exact"), "--sync checkpoint with --exact"},
         {OPTIONS("--train-draft"), "--sync checkpoint with --train-draft"},
         {OPTIONS("--lora-r", "4"), "--sync checkpoint with --lora-r 4"},

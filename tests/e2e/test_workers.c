@@ -171,11 +171,6 @@ static void what_cannot_be_one_is_refused(void **state)
     snprintf(words, sizeof words, "http://127.0.0.1:%d", daemon_tcp_port(&other));
     assert_refused(words, "on TCP only with --api-key-file");
     daemon_kill(&other);
-    assert_int_equal(
-        train_alone(&scene, "no",
-                    OPTIONS("--workers", worker.bridge, "--async", "--max-staleness", "1")),
-        2);
-    assert_said(&scene, "--workers with steps sampled ahead");
     assert_int_equal(train_alone(&scene, "no", OPTIONS("--workers", worker.bridge, "--exact")), 2);
     assert_said(&scene, "--exact with --workers");
     assert_int_equal(

@@ -53,9 +53,9 @@ struct rollout_worker { // a server that samples by a copy of the weights
     const char *completions_of;
     uint64_t version; // of its weights, all through a pull
     uint64_t copy_of; // version of the weights here that they are; its tokens are given that one
-    // set by a pull
-    bool down; // it failed: it is given nothing more until the caller says that it is back
-    int n_samples, n_failures; // taken of it; times that it failed: both added up
+    // set by a pull, of which several may be under way
+    _Atomic bool down; // it failed: it is given nothing more until the caller says that it is back
+    _Atomic int n_samples, n_failures; // taken of it; times that it failed: both added up
 };
 
 struct rollout_server {            // one that samples

@@ -48,7 +48,7 @@ const struct option_spec train_options[] = {
                "shared: --bridge's server holds the one copy, and each update is written there in "
                "place; checkpoint: this program holds them, and writes them out for a server that "
                "it restarts",
-               EXCLUDES("bridge|async|rollout-ahead|lora-r|train-draft|tandem|exact|server-args|"
+               EXCLUDES("bridge|lora-r|train-draft|tandem|exact|server-args|"
                         "tensor-parallel-size>1",
                         "it wants the server that shares its weights (--sync shared)"),
                NEEDS("model", "the folder to train")),
@@ -118,8 +118,6 @@ const struct option_spec train_options[] = {
     OPT_INT("filter-groups", filter_groups, "0", "N", 0, 1000,
             "dynamic sampling (DAPO): groups whose rewards are all equal are dropped and other "
             "prompts drawn for them, at most N times a step; 0: off",
-            EXCLUDES("steps sampled ahead (--async, --rollout-ahead)",
-                     "steps sampled ahead are not scored until their turn"),
             EXCLUDES("rollouts", "an environment makes each prompt's samples once"),
             EXCLUDES("atropos", "prompts are the environments'"),
             EXCLUDES("curriculum", "it has each prompt once an epoch"),
@@ -153,9 +151,6 @@ const struct option_spec train_options[] = {
         "workers", workers, NULL, "BRIDGE_OR_URL,...",
         "further servers of the same model that sample too; before each step they load the "
         "weights from RUN/workers",
-        EXCLUDES(
-            "steps sampled ahead (--async, --rollout-ahead)",
-            "workers load new weights between steps, and with these there is no time between them"),
         EXCLUDES("lora-r",
                  "workers load the model's weights and not the adapter, which is what is trained")),
     OPT_TEXT("workers-api-key-file", workers_api_key_file, NULL, "FILE",
@@ -392,7 +387,6 @@ const struct option_spec train_options[] = {
         "may be ahead of another (docs/scaling.md)"),
     OPT_DERIVED("several ranks", several_ranks),
     OPT_DERIVED("servers that are started (--gpus, --ranks)", serves),
-    OPT_DERIVED("steps sampled ahead (--async, --rollout-ahead)", samples_ahead),
     OPT_DERIVED("samples of older weights (--max-staleness, --rollout-ahead above 0)", stale),
     OPT_FOREIGN(train_foreign_names),
     OPT_FOREIGN(common_foreign_names),

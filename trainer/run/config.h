@@ -90,9 +90,8 @@ struct train_config {
     // machine
     double quiesce_timeout, rollout_timeout;
     // derived: by job_find(), a server of this rank's own is looked for, and who trains together;
-    // by train_config_resolve(), whether steps are sampled before the one learned from is, and by
-    // weights of updates before those that learn
-    bool serves, several_ranks, samples_ahead, stale;
+    // by train_config_resolve(), whether samples may be of weights before those that learn
+    bool serves, several_ranks, stale;
 };
 extern const struct option_spec train_options[];
 

@@ -38,11 +38,11 @@ static void resolve_staleness(const struct train_config *config, struct train_re
 {
     const int64_t ahead = config->rollout_ahead;
     ret->async = config->async || ahead > 0;
-    if (config->sync == SYNC_CHECKPOINT)
-        ret->max_staleness = (config->restart_interval - 1) * ret->updates_per_step;
-    if (!ret->async) return;
-    ret->max_staleness = config->async ? config->max_staleness : ahead * ret->updates_per_step;
+    if (ret->async)
+        ret->max_staleness = config->async ? config->max_staleness : ahead * ret->updates_per_step;
     ret->steps_ahead = (int)(ret->max_staleness / ret->updates_per_step);
+    if (config->sync == SYNC_CHECKPOINT) // beside it: of the copies
+        ret->max_staleness += (config->restart_interval - 1) * ret->updates_per_step;
 }
 
 static enum status check_url(const char *option, const char *url)
@@ -143,7 +143,6 @@ enum status train_config_resolve(struct train_config *config, const struct optio
     };
     if (config->count_updates) r.schedule_per_step = r.updates_per_step;
     resolve_staleness(config, &r);
-    config->samples_ahead = r.steps_ahead > 0;
     config->stale = config->sync == SYNC_SHARED && r.max_staleness > 0;
     CHECK(options_check(set, config));
     CHECK(check_values(config));

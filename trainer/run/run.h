@@ -197,8 +197,9 @@ enum status run_open_sync(struct run *run);
 void run_close_sync(struct run *run);
 // With --sync checkpoint: the weights, which this process owns, run->http and run->source.
 enum status run_open_own(struct run *run);
-// Before rollouts of a step: has those who sample by copies sample by the present weights, or by
-// those of up to --restart-interval steps before. fresh: by the present ones.
+// Before rollouts of a step, while nothing is sampled: has those who sample by copies sample by the
+// present weights, or by those of up to --restart-interval steps before. fresh: by the present
+// ones.
 enum status run_sync(struct run *run, int64_t step, bool fresh);
 // The same within a step, where this rank alone has lost its server.
 enum status run_sync_again(struct run *run, int64_t step);
@@ -208,7 +209,8 @@ bool run_lost_server(struct run *run, enum status st);
 // Has the present weights in RUN/workers, where they are not there yet: rank 0 writes them, and all
 // ranks come to this. Its absolute path.
 enum status run_write_weights(struct run *run, const char **ret_folder);
-bool run_serves(const struct run *run); // false: the server is started later
+bool run_has_copies(const struct run *run); // samplers that have their own weights
+bool run_serves(const struct run *run);     // false: the server is started later
 // What bringing new weights to the samplers took since the last call of this.
 void run_put_sync(const struct run *run, const struct update_stats *update, json_t *metrics);
 
@@ -216,6 +218,8 @@ void run_put_sync(const struct run *run, const struct update_stats *update, json
 // whether it may be given work: one that may not is an error that names it.
 enum status run_open_workers(struct run *run);
 void run_close_workers(struct run *run);
+// Has a client show --workers-api-key-file, where there is one.
+enum status run_authorize(const struct run *run, struct http_client *http);
 // Has the workers load the present weights; due: all of them, else those that have none.
 enum status run_sync_workers(struct run *run, bool due);
 // Of the step just sampled, over all ranks; and its metrics.

@@ -60,12 +60,20 @@ static void exchange(struct rollout_step *s, int to, struct rollout *r, const st
 static enum status pull(struct run *run, const struct sampling_options *sampling, int64_t step,
                         struct rollout *r)
 {
+    struct rollout_source source = run->source;
+    struct http_client *own = NULL; // where steps are sampled ahead at the same time
     enum status st;
-    while (run_lost_server(run, st = rollout_pull(&run->source, sampling, r))) {
-        st = run_sync_again(run, step);
-        if (st != ST_OK) return st;
+    if (run->resolved.steps_ahead > 0) {
+        CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
+        CHECK(run_authorize(run, own));
+        source.http = own;
     }
-    return st == ST_OK ? rollout_exchange(run->comm, r) : st;
+    while (run_lost_server(run, st = rollout_pull(&source, sampling, r)) && !own)
+        CHECK(run_sync_again(run, step));
+    if (st == ST_OK) st = rollout_exchange(run->comm, r);
+out:
+    http_client_free(own);
+    return st;
 }
 
 // Other prompts in place of n groups; those that are flat too are left.

@@ -32,11 +32,12 @@ static enum status sample_step(void *context, struct rollout_step *s)
     if (run->resolved.steps_ahead > 0)
         CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
     if (own) source.http = own;
+    if (own) CHECK(run_authorize(run, own));
     CHECK(run_use_environment(run, s->step + 1, false, &of, &source));
     of.stats = s->environment; // of groups that are not made again
-    CHECK(run_sync(run, s->step, false));
+    if (!own) CHECK(run_sync(run, s->step, false));
     CHECK(spec_watch_begin(run->watch));
-    while (run_lost_server(run, st = rollout_pull(&source, &s->sampling, s->rollout)))
+    while (run_lost_server(run, st = rollout_pull(&source, &s->sampling, s->rollout)) && !own)
         CHECK(run_sync_again(run, s->step));
     if (st != ST_OK) goto out;
     s->environment = of.stats;
@@ -72,11 +73,27 @@ static enum status score_all(struct run *run, struct rollout_step *s)
     return st;
 }
 
-// Of several ranks a step is scored once each has the samples of all: run_take_step().
+// Of several ranks a step is scored once each has the samples of all, and with --filter-groups
+// prompts are drawn by the weights of its turn: in run_take_step().
+static bool scores_when_taken(const struct run *run)
+{
+    return run->comm || run->config->filter_groups > 0;
+}
+
 static enum status score_step(void *context, struct rollout_step *s)
 {
     struct run *run = context;
-    return run->comm ? ST_OK : score_all(run, s);
+    return scores_when_taken(run) ? ST_OK : score_all(run, s);
+}
+
+// Samplers that have copies of the weights are given new ones while nothing is sampled.
+static enum status sync_copies(struct run *run)
+{
+    if (run->resolved.steps_ahead == 0 || !run_has_copies(run)) return ST_OK;
+    rollout_queue_pause(run->queue);
+    enum status st = run_sync(run, run->step, false);
+    rollout_queue_resume(run->queue);
+    return st;
 }
 
 enum status run_open_rollouts(struct run *run)
@@ -107,8 +124,8 @@ out:
 
 enum status run_order_steps(struct run *run)
 {
-    enum status st = ST_OK;
     struct curriculum_batch batch;
+    enum status st = sync_copies(run);
     for (int ahead = rollout_queue_count(run->queue);
          st == ST_OK && ahead <= run->resolved.steps_ahead &&
          run->step + ahead < run->total_steps && curriculum_next(run->curriculum, ahead, &batch);
@@ -129,7 +146,7 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
         const int n = rollout_drop_older(s->rollout, version > behind ? version - behind : 0);
         if (st == ST_OK && n == 0) st = run_sum_workers(run);
         if (st == ST_OK && n == 0 && run->comm) st = run_sum_environment(run, s);
-        if (st == ST_OK && n == 0 && run->comm) st = score_all(run, s);
+        if (st == ST_OK && n == 0 && scores_when_taken(run)) st = score_all(run, s);
         if (st != ST_OK) {
             rollout_step_free(s);
             return st;

@@ -71,6 +71,11 @@ out:
     return st;
 }
 
+bool run_has_copies(const struct run *run)
+{
+    return run->sync->server || run->workers;
+}
+
 // ---- the server started here --------------------------------------------------------------------
 
 bool run_serves(const struct run *run)
@@ -134,7 +139,7 @@ enum status run_sync(struct run *run, int64_t step, bool fresh)
     const int64_t start = clock_now_ns();
     const bool due = fresh || step % run->config->restart_interval == 0;
     enum status st = ST_OK;
-    if (!y->server && !run->workers) return ST_OK; // with --async several threads come here
+    if (!run_has_copies(run)) return ST_OK;
     CHECK(sync_server(run, due));
     CHECK(run_sync_workers(run, due));
     y->seconds += clock_ms_since(start) / 1e3;

@@ -69,14 +69,13 @@ out:
     return st;
 }
 
-// --workers-api-key-file
-static enum status authorize(struct run *run)
+enum status run_authorize(const struct run *run, struct http_client *http)
 {
     char *key = NULL;
     enum status st = ST_OK;
     if (!run->config->workers_api_key_file) return ST_OK;
     CHECK(api_key_read("--workers-api-key-file", run->config->workers_api_key_file, &key));
-    CHECK(http_client_authorize(run->http, key));
+    CHECK(http_client_authorize(http, key));
 out:
     free(key);
     return st;
@@ -247,7 +246,7 @@ enum status run_open_workers(struct run *run)
     struct workers *ws = run->workers = calloc(1, sizeof *ws);
     if (!ws || (list && !(ws->list = strdup(list))))
         FAIL(ST_NO_MEMORY, "no memory for a list of workers");
-    CHECK(authorize(run));
+    CHECK(run_authorize(run, run->http));
     if (first) CHECK(status_context(add_worker(run, first), "--server-url"));
     remaining = ws->list;
     while ((name = strsep(&remaining, ",")))
