@@ -337,7 +337,6 @@ static void what_does_not_go_together_is_refused(void **state)
     } refused[] = {
         {OPTIONS("--rollouts", "python3 x"), "--rollouts python3 x: take command:PROGRAM ARGS"},
         {OPTIONS("--rollouts", "command: "), "--rollouts command: names no program"},
-        {OPTIONS("--rollouts", "command:x", "--workers", "y"), "--rollouts with --workers"},
         {OPTIONS("--rollouts", "command:x", "--tandem"), "--rollouts with --tandem"},
         {OPTIONS("--reward", "environment"), "reward \"environment\" is what an environment gave"},
     };

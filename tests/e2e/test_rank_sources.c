@@ -223,6 +223,47 @@ static void ahead_with_others(void **state)
     pair_close(&p);
 }
 
+// Trajectories through workers and copies are those of the trained server, to the bit; prompts are
+// drawn anew for groups that are flat.
+static void environments_with_others(void **state)
+{
+    (void)state;
+    struct pair p;
+    struct daemon worker = {0};
+    double work[6];
+    pair_open(&p);
+    daemon_start(&worker, p.s.model, OPTIONS(NULL));
+    const struct {
+        const char *name, *options[6], *key;
+    } modes[] = {
+        {"plain", {NULL}, "environment/turns"},
+        {"workers", {"--workers", worker.bridge}, "workers/1/samples"},
+        {"checkpoint", {"--sync", "checkpoint", "--model", p.s.model}, "sync/bytes_written"},
+        {"filter",
+         {"--filter-groups", "3", "--reward", "regex", "--reward-pattern", "[ab]"},
+         "filter_groups/drawn"},
+    };
+    for (int k = 0; k < 8; k++) {
+        const char *name = modes[k / 2].name;
+        char run[32], plain[32];
+        double worked = 0;
+        snprintf(run, sizeof run, "%s-%d", name, k % 2 + 1);
+        snprintf(plain, sizeof plain, "plain-%d", k % 2 + 1);
+        const char *more[24] = {PAIR_NUMBERS,  "--max-steps", "6",          "--reward",
+                                "environment", "--rollouts",  environment()};
+        int n = 0;
+        while (more[n]) n++;
+        for (int i = 0; i < 6 && modes[k / 2].options[i]; i++) more[n++] = modes[k / 2].options[i];
+        train_on(&p, k % 2 + 1, run, more);
+        assert_int_equal(column(&p.s, run, modes[k / 2].key, work, 6), 6);
+        for (int i = 0; i < 6; i++) worked += work[i];
+        if (worked == 0) fail_msg("%s: none of its work is seen", run);
+        if (strcmp(name, "filter") != 0) same_losses(&p.s, plain, run, 6, 0);
+    }
+    daemon_kill(&worker);
+    pair_close(&p);
+}
+
 // Each rank owns its weights and starts a server on what rank 0 has written.
 static void copies_sample(void **state)
 {
@@ -247,7 +288,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sampling_ahead),     cmocka_unit_test(environments_learn_as_one),
         cmocka_unit_test(workers_sample_too), cmocka_unit_test(copies_sample),
-        cmocka_unit_test(ahead_with_others),
+        cmocka_unit_test(ahead_with_others),  cmocka_unit_test(environments_with_others),
     };
     if (argc > 1 && strcmp(argv[1], "play") == 0) return play();
     return cmocka_run_group_tests_name("sources on two ranks", tests, NULL, NULL);

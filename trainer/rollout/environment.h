@@ -33,6 +33,7 @@ struct environment_rollouts { // what a rollout source has of an environment; bo
     struct journal *journal; // NULL: calls are not kept
     const char *data;        // path of the data set, for errors
     int64_t step;            // from 1
+    int first_group;         // number of the rollout's first group among all that the step samples
     bool evaluation;
     int max_tokens; // of a trajectory
     struct environment_stats stats;

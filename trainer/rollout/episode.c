@@ -54,13 +54,13 @@ enum status episode_begin(struct episode *e, json_int_t id, struct bytes *out)
     e->id = id;
     e->attempts++;
     json_t *ids = rollout_ids(&example->prompt_ids);
-    json_t *episode =
-        ids ? json_pack("{s:I, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:o, s:O}", "step",
-                        (json_int_t)of->step, "evaluation", of->evaluation, "group", e->group,
-                        "sample", e->sample, "line", example->line, "attempt", e->attempts, "seed",
-                        (json_int_t)(seed_of(e) >> 11), "max_tokens", of->max_tokens,
-                        "prompt_token_ids", ids, "example", example->row)
-            : NULL;
+    json_t *episode = ids ? json_pack("{s:I, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:o, s:O}", "step",
+                                      (json_int_t)of->step, "evaluation", of->evaluation, "group",
+                                      of->first_group + e->group, "sample", e->sample, "line",
+                                      example->line, "attempt", e->attempts, "seed",
+                                      (json_int_t)(seed_of(e) >> 11), "max_tokens", of->max_tokens,
+                                      "prompt_token_ids", ids, "example", example->row)
+                          : NULL;
     return put_line(out, id, "episode", episode);
 }
 
@@ -138,6 +138,7 @@ static enum status take_sampled(struct episode *e, const json_t *line, struct by
     const struct rollout_source *source = e->pull->source;
     const json_t *error = json_object_get(line, "error");
     const char *message = json_string_value(json_object_get(error, "message"));
+    const struct rollout_worker *worker = e->server->worker;
     struct completion sampled = {0};
     enum status st;
     if (error)
@@ -147,10 +148,11 @@ static enum status take_sampled(struct episode *e, const json_t *line, struct by
         .vocab_size = source->vocab_size,
         .max_tokens = (int)e->pull->sampling->max_tokens,
         .filtered = sampling_is_filtered(e->pull->sampling),
-        .oldest = e->pull->oldest,
-        .newest = control_version(source->servers[0].control),
+        .oldest = worker ? worker->version : e->pull->oldest,
+        .newest = worker ? worker->version : control_version(e->server->control),
     };
     CHECK(completion_read("response to " ROLLOUTS, line, &bounds, &sampled));
+    for (int t = 0; worker && t < sampled.n; t++) sampled.versions[t] = worker->copy_of;
     CHECK(sampled_turns_add(&e->turns, &e->prompt, &sampled));
     st = put_line(
         out, e->id, "sampled",
@@ -272,12 +274,27 @@ out:
 
 // ---- the server ---------------------------------------------------------------------------------
 
+// The sample's own, or the next that is up; NULL: none is.
+static const struct rollout_server *pick_server(const struct episode *e)
+{
+    const struct rollout_source *source = e->pull->source;
+    const int first = e->group * e->pull->rollout->n_per_group + e->sample;
+    for (int k = 0; k < source->n_servers; k++) {
+        const struct rollout_server *s = &source->servers[(first + k) % source->n_servers];
+        if (!rollout_server_is_down(s)) return s;
+    }
+    return NULL;
+}
+
 static enum status submit(struct episode *e)
 {
     const struct rollout_source *source = e->pull->source;
     if (e->pull->n_requests >= MAX_REQUESTS || clock_now_ns() < e->again_ns) return ST_OK;
+    if (!e->server || rollout_server_is_down(e->server)) e->server = pick_server(e);
+    if (!e->server)
+        return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
     const struct http_call call = {
-        .server = source->servers[0].address,
+        .server = e->server->address,
         .path = e->sampling ? ROLLOUTS : TOKENIZE,
         .post = true,
         .body = e->body,
@@ -286,6 +303,21 @@ static enum status submit(struct episode *e)
     enum status st = http_submit(source->http, &call, &e->request);
     e->pull->n_requests += st == ST_OK;
     return st;
+}
+
+// A worker that failed is left out from now on; the turn goes to another server, if one is up.
+static bool goes_elsewhere(struct episode *e, enum status st)
+{
+    struct rollout_worker *worker = e->server->worker;
+    if (st == ST_OK || st == ST_INVALID || st == ST_NO_MEMORY || !worker) return false;
+    if (!worker->down) {
+        log_progress_end();
+        log_warn("worker %s is put aside until it answers again before a step: %s", worker->name,
+                 status_message());
+        worker->n_failures++;
+    }
+    worker->down = true;
+    return pick_server(e) != NULL;
 }
 
 enum status episode_advance(struct episode *e, struct bytes *out, bool *ret_childs)
@@ -304,6 +336,11 @@ enum status episode_advance(struct episode *e, struct bytes *out, bool *ret_chil
         goto out;
     }
     *ret_childs = st == ST_INVALID;
+    if (goes_elsewhere(e, st)) {
+        st = ST_OK;
+        goto out;
+    }
+    if (st == ST_OK && e->sampling && e->server->worker) e->server->worker->n_samples++;
     json_decref(e->body);
     e->body = NULL;
     if (st != ST_OK) goto out;

@@ -31,6 +31,8 @@ struct episode {
     struct token_list prompt;      // of the sampling
     struct http_transfer *request; // NULL: to be submitted, from again_ns on
     int64_t again_ns;
+    // one of the source's, to which all its turns go, for the sake of its prefix cache
+    const struct rollout_server *server; // NULL: to be chosen
     // so far
     struct sampled_turns turns;
     int n_calls, n_replayed, n_unlike;

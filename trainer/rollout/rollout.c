@@ -378,15 +378,10 @@ static void give_back(struct part *p)
     }
 }
 
-static bool is_down(const struct rollout_server *s)
-{
-    return s->worker && s->worker->down;
-}
-
 static int servers_up(const struct rollout_source *source)
 {
     int up = 0;
-    for (int k = 0; k < source->n_servers; k++) up += !is_down(&source->servers[k]);
+    for (int k = 0; k < source->n_servers; k++) up += !rollout_server_is_down(&source->servers[k]);
     return up;
 }
 
@@ -412,8 +407,8 @@ static int pick_server(const struct pull *pull)
             parts++;
             samples += p->n_wanted - p->n_taken;
         }
-        const bool takes =
-            !is_down(&source->servers[k]) && parts < most && clock_now_ns() >= pull->again_ns[k];
+        const bool takes = !rollout_server_is_down(&source->servers[k]) && parts < most &&
+                           clock_now_ns() >= pull->again_ns[k];
         if (!takes || samples >= fewest) continue;
         best = k;
         fewest = samples;

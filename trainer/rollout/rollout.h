@@ -64,6 +64,10 @@ struct rollout_server {            // one that samples
     struct rollout_worker *worker; // NULL: it samples by those weights themselves
 };
 #define ROLLOUT_MAX_SERVERS 16
+static inline bool rollout_server_is_down(const struct rollout_server *s)
+{
+    return s->worker && s->worker->down;
+}
 
 struct rollout_source { // borrowed parts, filled by the caller
     struct http_client *http;

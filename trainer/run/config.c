@@ -118,20 +118,18 @@ const struct option_spec train_options[] = {
     OPT_INT("filter-groups", filter_groups, "0", "N", 0, 1000,
             "dynamic sampling (DAPO): groups whose rewards are all equal are dropped and other "
             "prompts drawn for them, at most N times a step; 0: off",
-            EXCLUDES("rollouts", "an environment makes each prompt's samples once"),
             EXCLUDES("atropos", "prompts are the environments'"),
             EXCLUDES("curriculum", "it has each prompt once an epoch"),
             EXCLUDES("cost", "with costs no two rewards are equal"),
             EXCLUDES("reward-normalise", "terms may differ where their sums are equal")),
-    OPT_TEXT(
-        "rollouts", rollouts, NULL, "command:PROGRAM ARGS",
-        "environments: child processes that make a trajectory of a line of --data and of what "
-        "they have the policy sample, turn by turn, and give its reward "
-        "(docs/environments.md)",
-        EXCLUDES("atropos", "both say where samples come from"),
-        EXCLUDES("sync=checkpoint", "environments sample from the server that shares its weights"),
-        EXCLUDES("workers", "turns of a sample go to one server, whose prefix cache has them"),
-        EXCLUDES("tandem", "what two models wrote has a mask of its own")),
+    OPT_TEXT("rollouts", rollouts, NULL, "command:PROGRAM ARGS",
+             "environments: child processes that make a trajectory of a line of --data and of what "
+             "they have the policy sample, turn by turn, and give its reward "
+             "(docs/environments.md)",
+             EXCLUDES("atropos", "both say where samples come from"),
+             EXCLUDES("server-command",
+                      "environments ask for POST /v1/rollouts, which only our server has"),
+             EXCLUDES("tandem", "what two models wrote has a mask of its own")),
     OPT_INT("rollout-processes", rollout_processes, "1", "N", 1, ENVIRONMENT_MAX_PROCESSES,
             "such processes", WITHIN("rollouts")),
     OPT_DOUBLE("rollout-process-timeout", rollout_process_timeout, "300", "SECONDS", 0.01, 1e6,

@@ -23,7 +23,8 @@ enum status run_open_environment(struct run *run)
     const struct train_config *c = run->config;
     enum status st;
     if (!c->rollouts) return ST_OK;
-    CHECK(rollout_context(&run->source, &run->server_context));
+    run->server_context = run->model->max_positions; // of a server that is started later
+    if (run_serves(run)) CHECK(rollout_context(&run->source, &run->server_context));
     CHECK(environment_new(c->rollouts + strlen(ROLLOUTS_COMMAND), (int)c->rollout_processes,
                           c->rollout_process_timeout, &run->environment));
     CHECK(environment_check(run->environment));

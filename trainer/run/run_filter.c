@@ -45,6 +45,11 @@ static void exchange(struct rollout_step *s, int to, struct rollout *r, const st
     struct rollout *into = s->rollout;
     const int each = r->n_per_group;
     into->examples[to] = r->examples[from];
+    if (r->prompts) {
+        const struct token_list was = into->prompts[to];
+        into->prompts[to] = r->prompts[from];
+        r->prompts[from] = was;
+    }
     for (int i = 0; i < each; i++) {
         const int here = to * each + i, there = from * each + i;
         const struct completion was = into->completions[here];
@@ -57,21 +62,27 @@ static void exchange(struct rollout_step *s, int to, struct rollout *r, const st
     }
 }
 
-static enum status pull(struct run *run, const struct sampling_options *sampling, int64_t step,
-                        struct rollout *r)
+static enum status pull(struct run *run, const struct sampling_options *sampling,
+                        struct rollout_step *s, struct rollout *r)
 {
     struct rollout_source source = run->source;
     struct http_client *own = NULL; // where steps are sampled ahead at the same time
+    struct environment_rollouts of = {0};
     enum status st;
+    CHECK(run_use_environment(run, s->step + 1, false, &of, &source));
+    of.stats = s->environment;
+    of.first_group = s->rollout->n_groups + s->filter.drawn;
     if (run->resolved.steps_ahead > 0) {
         CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
         CHECK(run_authorize(run, own));
         source.http = own;
     }
     while (run_lost_server(run, st = rollout_pull(&source, sampling, r)) && !own)
-        CHECK(run_sync_again(run, step));
+        CHECK(run_sync_again(run, s->step));
     if (st == ST_OK) st = rollout_exchange(run->comm, r);
+    s->environment = of.stats;
 out:
+    run_end_environment(&of);
     http_client_free(own);
     return st;
 }
@@ -88,7 +99,7 @@ static enum status draw(struct run *run, struct rollout_step *s, struct rng *rng
     for (int g = 0; g < n; g++)
         r->examples[g] = &run->data->examples[rng_below(rng, (uint32_t)run->data->n)];
     sampling.seed = rng_u64(rng) >> 1;
-    CHECK(pull(run, &sampling, s->step, r));
+    CHECK(pull(run, &sampling, s, r));
     CHECK(scoring_rollout(&run->scoring, r, &scores));
     CHECK(run_agree(run, scores.rewards, (size_t)scores.n * sizeof *scores.rewards));
     count_rewards(s, &scores);
@@ -123,6 +134,8 @@ enum status run_filter_groups(struct run *run, struct rollout_step *s)
     }
     s->filter.flat = list_flat(s, groups);
     if (s->filter.drawn > 0) st = scoring_again(&run->scoring, s->rollout, &s->scores);
+    if (st == ST_OK && s->filter.drawn > 0)
+        st = scoring_turns(&run->scoring, s->rollout, &s->scores);
 out:
     free(groups);
     return st;
