@@ -20,12 +20,9 @@ const struct option_spec train_options[] = {
              "Atropos' API server: in place of --data, groups that its environments have sampled "
              "and scored (docs/atropos.md)",
              EXCLUDES("data", "prompts are the environments'"),
-             EXCLUDES("sync=checkpoint", "environments ask the server that shares its weights"),
              EXCLUDES("async|rollout-ahead", "environments run ahead by themselves"),
-             EXCLUDES("workers", "environments choose the servers that they ask"),
              EXCLUDES("curriculum", "prompts are the environments'"),
              EXCLUDES("cost", "nobody tells what a sequence cost"),
-             EXCLUDES("lora-r", "environments ask for the model, and not for an adapter of it"),
              EXCLUDES("tandem", "environments ask for one model's tokens"),
              EXCLUDES("exact", "nobody tells which weights sampled a token"),
              EXCLUDES("eval-strategy", "there are no epochs; take steps"),

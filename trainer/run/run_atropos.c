@@ -104,9 +104,10 @@ enum status run_open_atropos(struct run *run)
     CHECK(register_run(run));
     CHECK(check_info(run, true));
     log_info("--atropos %s: registered for batches of %" PRId64 " sequences of at most %" PRId64
-             " tokens; environments that ask %s are trained on",
+             " tokens; environments that ask %s%s%s are trained on",
              run->config->atropos, batch_size(run), run_longest(run),
-             bridge_file_of(run->bridge)->socket);
+             bridge_file_of(run->bridge)->socket, run->adapter ? " for model " : "",
+             run->adapter ? run->config->lora.name : "");
 out:
     return status_context(st, "--atropos %s", run->config->atropos);
 }

@@ -28,7 +28,10 @@ static enum status sample_step(void *context, struct rollout_step *s)
     const uint64_t version = control_version(source.servers[0].control);
     struct http_client *own = NULL; // where others sample at the same time
     enum status st;
-    if (run->config->atropos) return run_take_batch(run, s);
+    if (run->config->atropos) {
+        CHECK(run_sync(run, s->step, false)); // of servers that environments may ask
+        return run_take_batch(run, s);
+    }
     if (run->resolved.steps_ahead > 0)
         CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
     if (own) source.http = own;
