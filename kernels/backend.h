@@ -22,7 +22,7 @@ extern "C" {
     X(moe_combine) X(moe_combine_back) X(add) \
     X(column_sum) X(convert) X(softcap) X(softcap_back) X(logprob) \
     X(logprob_back) X(top_logprobs) X(adjust_logits) X(distill) X(sample) X(sum_squares) \
-    X(adamw) X(checksum) X(scratch_bytes)
+    X(adamw) X(checksum) X(random_normal) X(scratch_bytes)
 // clang-format on
 
 // Every field mirrors the function of device.h of that name; see there for what it must do.

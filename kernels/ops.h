@@ -30,6 +30,8 @@ extern "C" {
 
 struct comm; // comm.h
 
+#define RANDOM_CHUNK 65536 // numbers of one stream (random_normal)
+
 // C(m,n) = op(A) op(B) + beta * C [+ bias(n) on every row]. op(A) is (m,k): A is stored (m,k), or
 // (k,m) where trans_a. op(B) is (k,n): B is stored (k,n), or (n,k) where trans_b: a Hugging Face
 // weight (out,in) is B with trans_b in the forward pass. Leading dimensions are the stored widths.
@@ -656,6 +658,11 @@ struct ops {
     // base + offset[i], bytes[i] long (host arrays); sums is host memory; waits.
     void (*checksum)(struct device *, uint64_t *sums, const void *base, const uint64_t *offset,
                      const uint64_t *bytes, int n);
+
+    // x (n) = scale * z, z of the standard normal distribution: RANDOM_CHUNK numbers of the stream
+    // `stream` of `seed`, as many of the next one, and so on (rng_normal() of base/rng.h).
+    void (*random_normal)(struct device *, void *x, int64_t n, float scale, uint64_t seed,
+                          uint64_t stream, enum dtype dt);
 
     // Scratch that the operations of a training step take at most (device_reserve).
     size_t (*scratch_bytes)(struct device *, const struct scratch_shape *);

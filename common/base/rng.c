@@ -47,9 +47,8 @@ float rng_uniform(struct rng *r)
 
 float rng_normal(struct rng *r)
 {
-    // One of Box-Muller's pair: the other would be state beside the counter.
-    double radius = sqrt(-2.0 * log((double)rng_uniform(r)));
-    return (float)(radius * cos(2.0 * M_PI * (double)rng_uniform(r)));
+    const uint32_t radius = rng_u32(r);
+    return rng_normal_of(radius, rng_u32(r));
 }
 
 uint64_t rng_seed_of(uint64_t seed, int i)

@@ -81,6 +81,14 @@ RNG_INLINE double rng_open01_f64(uint32_t high, uint32_t low)
     return ((double)(bits >> 12) + 0.5) * (1.0 / 4503599627370496.0);
 }
 
+// Of the standard normal distribution (Box-Muller). The other of the pair is not taken: it would be
+// state beside the counter.
+RNG_INLINE float rng_normal_of(uint32_t radius, uint32_t angle)
+{
+    const double r = sqrt(-2.0 * log((double)rng_open01(radius)));
+    return (float)(r * cos(2.0 * M_PI * (double)rng_open01(angle)));
+}
+
 // A sequential stream for host code (shuffles, initial weights, test data).
 struct rng {
     uint64_t seed, stream, position; // position: of the next block of four
@@ -92,7 +100,7 @@ uint32_t rng_u32(struct rng *r);
 uint64_t rng_u64(struct rng *r);
 uint32_t rng_below(struct rng *r, uint32_t n); // uniform in 0..n-1, without bias; n >= 1
 float rng_uniform(struct rng *r);              // open (0, 1)
-float rng_normal(struct rng *r);               // mean 0, variance 1 (Box-Muller)
+float rng_normal(struct rng *r);               // rng_normal_of() of the next two
 
 // The seed of the i-th of several prompts that are given one seed together; the first has that seed
 // itself, so that a prompt alone gets the same tokens however it is asked for.

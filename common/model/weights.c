@@ -7,7 +7,7 @@
 #include "common/model/weights_impl.h"
 #include "common/base/hash.h"
 #include "common/base/file.h"
-#include "common/base/rng.h"
+#include "kernels/ops.h"
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -600,38 +600,35 @@ enum status weights_write(const struct weights *w, struct device *dev, int tenso
 }
 
 // ---- random values ------------------------------------------------------------------------------
+// What a tensor of one dimension begins with in every element.
+static float initial_value(const struct weights *w, const struct weight_tensor *t)
+{
+    if (t->role == ROLE_DELTA_NORM) return 1.0f;
+    return roles[t->role].is_norm && w->config->norm != NORM_RMS_PLUS_ONE ? 1.0f : 0.0f;
+}
+
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed)
 {
-    const int64_t chunk = 65536;
-    const float norm_one = w->config->norm == NORM_RMS_PLUS_ONE ? 0.0f : 1.0f;
-    float *staging = malloc((size_t)STAGING_ELEMENTS * sizeof *staging);
-    void *halves = malloc((size_t)STAGING_ELEMENTS * sizeof(uint16_t));
+    float *values = NULL;
     enum status st = ST_OK;
     if (w->config->shard.size > 1) // values are numbered as those of a whole model
         FAIL(ST_UNSUPPORTED, "random weights are of a whole model, and this is shard %d of %d",
              w->config->shard.rank, w->config->shard.size);
-    if (!staging || !halves) FAIL(ST_NO_MEMORY, "no memory for random weights");
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
-        for (int64_t at = 0; at < t->n; at += STAGING_ELEMENTS) {
-            int64_t n = t->n - at < STAGING_ELEMENTS ? t->n - at : STAGING_ELEMENTS;
-#pragma omp parallel for
-            for (int64_t begin = 0; begin < n; begin += chunk) {
-                struct rng r;
-                int64_t end = begin + chunk < n ? begin + chunk : n;
-                rng_init(&r, seed, ((uint64_t)i << 32) + (uint64_t)((at + begin) / chunk));
-                for (int64_t j = begin; j < end; j++)
-                    staging[j] = t->n_dims == 2               ? 0.02f * rng_normal(&r)
-                                 : t->role == ROLE_DELTA_NORM ? 1.0f
-                                 : roles[t->role].is_norm     ? norm_one
-                                                              : 0.0f;
-            }
-            weights_copy_in(w, dev, t, at, staging, DT_F32, n, halves);
+        if (t->n_dims == 2) {
+            device_ops(dev)->random_normal(dev, weights_address(w, t->offset), t->n, 0.02f, seed,
+                                           (uint64_t)i << 32, weights_tensor_dtype(w, t));
+            continue;
         }
+        free(values);
+        values = malloc((size_t)t->n * sizeof *values);
+        if (!values) FAIL(ST_NO_MEMORY, "no memory for the first values of %s", t->name);
+        for (int64_t j = 0; j < t->n; j++) values[j] = initial_value(w, t);
+        CHECK(weights_write(w, dev, i, values));
     }
     st = device_sync(dev);
 out:
-    free(staging);
-    free(halves);
+    free(values);
     return st;
 }

@@ -236,7 +236,40 @@ static void test_convert(void **state)
     on_each_device("convert", convert_all);
 }
 
+// The numbers of rng_normal(), chunk by chunk a stream further; on CUDA within the last bit.
+static void random_numbers(struct device *dev)
+{
+    enum { N = 2 * RANDOM_CHUNK + 7 };
+    const uint64_t seed = 5ull << 40 | 9, stream = 3ull << 32 | 0xffffffff;
+    float *got = must(malloc(N * sizeof *got)),
+          last_bit = device_kind(dev) == DEVICE_CPU ? 0 : 2e-7f;
+    uint16_t *half = must(malloc(N * sizeof *half));
+    struct rng rng;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        if (!device_computes_in(dev, bf16 ? DT_BF16 : DT_F32)) continue;
+        void *d = to_device(dev, NULL, N * sizeof *got);
+        device_ops(dev)->random_normal(dev, d, N, 0.5f, seed, stream, bf16 ? DT_BF16 : DT_F32);
+        from_device(dev, bf16 ? (void *)half : got, d, N * (bf16 ? 2 : 4));
+        for (int i = 0; i < N; i++) {
+            if (i % RANDOM_CHUNK == 0) rng_init(&rng, seed, stream + (uint64_t)i / RANDOM_CHUNK);
+            const float want = 0.5f * rng_normal(&rng), x = bf16 ? f32_from_bf16(half[i]) : got[i];
+            if (!(fabsf(x - want) <= fabsf(want) * (bf16 ? 0.00391f : last_bit)))
+                fail_msg("number %d is %.9g, want %.9g", i, x, want);
+        }
+        device_release(dev, d);
+    }
+    free(got);
+    free(half);
+}
+
+static void test_random_normal(void **state)
+{
+    (void)state;
+    on_each_device("random_normal", random_numbers);
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_random_normal),
     cmocka_unit_test(test_checksum),
     cmocka_unit_test(test_convert),
 };
