@@ -140,6 +140,10 @@ $(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(BUILD)/libreport.a $(BUIL
 	$(LINK)
 $(BUILD)/cw-bench: $(call obj,$(BENCH_SRC)) $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
+# As the bridge library, without kernels: those of libcommonweight.a are left there.
+$(BUILD)/cw-ipc-check: $(call obj,tools/ipc-check.c bridge/library/bridge_ops.c $(if $(filter 1,$(CUDA)),bridge/library/bridge_ops_cuda.cu)) \
+                       $(BUILD)/libcommonweight.a
+	$(LINK)
 $(BUILD)/cw-word-problems: $(call obj,$(WORDS_SRC)) $(BUILD)/libcommonweight.a
 	$(LINK)
 $(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
@@ -148,9 +152,10 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libtest.a $(BUILD)/libreport.a
 	@mkdir -p $(@D)
 	$(LINK) -lcmocka
 
-# The bridge's client side for other languages: without operations, so without BLAS and cuBLASLt.
-PIC_SRC := $(wildcard common/base/*.c bridge/*.c bridge/library/*.c) kernels/device.c kernels/cpu/backend.c \
-           kernels/cpu/shared.c $(if $(filter 1,$(CUDA)),kernels/cuda/device.cu bridge/library/no_ops_cuda.cu)
+# The bridge's client side for other languages: without kernels, so without BLAS and cuBLASLt.
+PIC_SRC := $(wildcard common/base/*.c bridge/*.c bridge/library/*.c) kernels/device.c \
+           $(addprefix kernels/cpu/,backend.c checksum.c shared.c) \
+           $(if $(filter 1,$(CUDA)),$(addprefix kernels/cuda/,device.cu checksum.cu) bridge/library/bridge_ops_cuda.cu)
 PIC_OBJ := $(patsubst $(BUILD)/obj/%,$(BUILD)/pic/%,$(call obj,$(PIC_SRC)))
 $(BUILD)/pic/%.o: %.c $(STAMP)
 	@mkdir -p $(@D)
