@@ -325,7 +325,7 @@ static enum status remove_run(const struct offline *s)
     enum status st = ST_OK;
     log_info("%s: the run there is replaced (--overwrite)", s->folder);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        CHECK(path_put(path, s->folder, parts[i]));
+        CHECK(path_put(path, s->folder, "%s", parts[i]));
         if (file_exists(path)) CHECK(file_remove_tree(path));
     }
 out:
