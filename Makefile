@@ -1,8 +1,10 @@
 # Commonweight. `make help` lists the targets; variables are at the top of each part.
 #
-#   make CUDA=0                       CPU only, in build-cpu/ (found by itself where there is no nvcc)
+#   make CUDA=0                       CPU only (found by itself where there is no nvcc or no GPU)
 #   make SANITIZE=address,undefined test
-#   make CUDA_ARCHS="80 90"           GPU architectures to build for
+#   make CUDA=1                       with CUDA, for another machine where this one has no GPU
+#   make CUDA_ARCHS="80 90"           GPU architectures to build for (default: this machine's own;
+#                                     80 and 90 where it has none); 80 also runs on all newer ones
 #   make MPI=0                        one rank on the CPU, without Open MPI
 #   make ARCH=x86-64-v3               CPU instruction set (default: native, this machine's; it is
 #                                     printed, and programs refuse an older machine)
@@ -12,8 +14,10 @@ SHELL      := /bin/bash
 CC         ?= gcc
 NVCC       ?= nvcc
 HAS_NVCC   := $(shell command -v $(NVCC) 2>/dev/null)
-CUDA       ?= $(if $(HAS_NVCC),1,0)
-CUDA_ARCHS ?= 80 90
+# what a machine with an NVIDIA GPU has; `make GPU=` builds as on one without
+GPU        ?= $(wildcard /dev/nvidiactl /proc/driver/nvidia/version)
+OWN_CUDA   := $(if $(and $(HAS_NVCC),$(GPU)),1,0)
+CUDA       ?= $(OWN_CUDA)
 MPI        ?= 1
 ARCH       ?= native
 SANITIZE   ?=
@@ -22,7 +26,8 @@ NO_INSTALL ?=
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 # build/ is this machine's own kind; another kind and sanitizers have folders of their own
-BUILD      ?= build$(if $(HAS_NVCC),$(if $(filter 1,$(CUDA)),,-cpu))$(if $(SANITIZE),-sanitize)
+KIND       := $(if $(filter $(OWN_CUDA),$(CUDA)),,$(if $(filter 1,$(CUDA)),-cuda,-cpu))$(if $(SANITIZE),-sanitize)
+BUILD      ?= build$(KIND)
 VERSION    := $(shell sed -n 's/^.define COMMONWEIGHT_VERSION "\(.*\)"/\1/p' common/base/options.h)
 
 .DEFAULT_GOAL := all
@@ -36,6 +41,15 @@ $(error packages are missing; see the lines above)
 endif
 endif
 
+# a GPU that this nvcc does not know is left to what 80 and 90 are carried as
+ifeq ($(if $(filter 1,$(CUDA)),$(origin CUDA_ARCHS)),undefined)
+known      := $(shell $(NVCC) --list-gpu-arch 2>/dev/null)
+found      := $(if $(GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .))
+CUDA_ARCHS := $(or $(patsubst compute_%,%,$(filter $(addprefix compute_,$(found)),$(known))),80 90)
+endif
+$(if $(and $(BUILDS),$(HAS_NVCC),$(filter file0,$(origin CUDA)$(CUDA)),$(filter 0,$(MAKELEVEL))),\
+    $(info no NVIDIA GPU in this machine, so no CUDA in the build: "make CUDA=1" builds for another one))
+
 PKGS     := libuv jansson libmicrohttpd libcurl libcrypto libpcre2-8 libutf8proc libsystemd
 BLAS     := $(shell pkg-config --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS   ?= -O2 -g
@@ -47,7 +61,7 @@ LEVEL    := $(shell $(CC) -march=$(ARCH) -dM -E - </dev/null 2>/dev/null | awk \
 HARDEN   := $(if $(SANITIZE),,-fstack-protector-strong \
             $(if $(filter -O1 -O2 -O3,$(CFLAGS)),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3))
 CFLAGS_  := -std=gnu11 -march=$(ARCH) -fno-math-errno -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
-            -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef -Werror $(HARDEN) $(CFLAGS) \
+            -Wmissing-prototypes -Wformat-security -Wpointer-arith -Wvla -Wundef -Werror $(HARDEN) $(CFLAGS) \
             $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 CPPFLAGS_ := -I. -D_GNU_SOURCE -DCW_CUDA=$(CUDA) -DCW_MPI=$(MPI) $(CPPFLAGS) $(shell pkg-config --cflags $(PKGS) openblas)
 LDLIBS_  := $(shell pkg-config --libs $(PKGS)) $(BLAS) -lm -ldl -lrt
@@ -109,8 +123,10 @@ $(BUILD)/obj/%.o: %.c $(STAMP)
 	$(call say,CC)
 	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) $(EXTRA) -MMD -MP -c $< -o $@
 
-# Hopper's own instructions (wgmma) are in sm_90a alone.
-GENCODE := $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a))
+# Hopper's own instructions (wgmma) are in sm_90a alone. 80 is carried as PTX too, which drivers
+# compile for GPUs that are newer than any of CUDA_ARCHS.
+, := ,
+GENCODE := $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=$(if $(filter 80,$(a)),[sm_80$(,)compute_80],sm_$(a)))
 NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -Wall,-Wextra \
              -Werror all-warnings -MMD -MP
 $(BUILD)/obj/%.cu.o: %.cu $(STAMP)
@@ -267,10 +283,10 @@ format:
 
 # tests/fuzz/run builds beside BUILD: BUILD-fuzz, and BUILD-fuzz-replay where FUZZ_SECONDS is 0.
 clean:
-	rm -rf $(foreach b,$(sort build build-cpu build-sanitize build-cpu-sanitize $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
+	rm -rf $(foreach b,$(sort $(foreach k,build build-cpu build-cuda,$(k) $(k)-sanitize) $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -9
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -11
 	@echo "targets: all test golden golden-lora demo bench fuzz man install uninstall deb format clean"
 
 .PHONY: all tests test golden golden-lora fuzz demo bench man install uninstall deb format clean help

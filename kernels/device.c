@@ -39,7 +39,7 @@ static enum status open_cuda(int index, struct device **ret)
     (void)ret;
     return status_fail(ST_UNSUPPORTED,
                        "device cuda:%d: this program was built without CUDA; use --device cpu, or "
-                       "build it where nvcc is installed",
+                       "build it with CUDA=1 where nvcc is installed",
                        index);
 #endif
 }

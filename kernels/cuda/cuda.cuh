@@ -25,7 +25,8 @@ struct comm;
 struct matmul_state; // matmul_plan.cu
 
 struct cuda_state {
-    int index, n_sms, major;
+    int index, n_sms;
+    int major;      // of the compute capability that the program's code here was compiled for
     int max_shared; // bytes of dynamic shared memory a block may ask for
     cudaStream_t stream;
     struct matmul_state *matmul;

@@ -141,7 +141,9 @@ static enum status open_at(int index, struct device *dev)
     dev->state = state;
     state->index = index;
     state->n_sms = prop.multiProcessorCount;
-    state->major = prop.major;
+    // That of the code which runs here: 8 where a newer GPU was given compute_80's PTX, which has
+    // no instructions but 8.x's.
+    state->major = attributes.ptxVersion / 10;
     dev->bf16_is_exact = prop.major == 9; // matmuls in k16 order were measured there
     state->max_shared = (int)prop.sharedMemPerBlockOptin;
     error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);

@@ -1,11 +1,13 @@
 /* test_install.c: what `make install` puts into place and takes away, what goals install packages,
- * and what the installed programs need. Runs make on this build, with the variables of the make
+ * what make builds where there is a GPU and where there is none, and what the installed programs
+ * need. Runs make on this build, with the variables of the make
  * that runs it, and so only under one. */
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static char build[PATH_MAX]; // this build's folder
@@ -103,19 +105,20 @@ static void installs_and_uninstalls(void **state)
     assert_int_equal(count_files(root), 0);
 }
 
+static void write_script(const char *folder, const char *name, const char *text)
+{
+    test_write(test_path(folder, name), text, strlen(text));
+    assert_int_equal(chmod(test_path(folder, name), 0755), 0);
+}
+
 // A folder with an apt-get and a sudo that leave a trace in it, for the front of PATH.
 static const char *fake_packages(void)
 {
     const char *folder = test_folder();
     char script[PATH_MAX + 32];
     snprintf(script, sizeof script, "#!/bin/sh\ntouch '%s/called'\nexit 1\n", folder);
-    static const char *const names[] = {"apt-get", "sudo"};
-    for (int i = 0; i < 2; i++) {
-        test_write(test_path(folder, names[i]), script, strlen(script));
-        char command[PATH_MAX + 16];
-        snprintf(command, sizeof command, "chmod +x '%s/%s'", folder, names[i]);
-        assert_int_equal(system(command), 0);
-    }
+    write_script(folder, "apt-get", script);
+    write_script(folder, "sudo", script);
     return folder;
 }
 
@@ -146,6 +149,65 @@ static void only_building_installs_packages(void **state)
     free(before);
 }
 
+/* What make would build (`make -n`), or with "-p" its variables, on a machine with the nvcc of
+ * `folder`. The make that runs this test decides none of it. */
+static void expect_plan(const char *folder, const char *const arguments[3],
+                        const char *const wanted[3], const char *unwanted)
+{
+    char command[3 * PATH_MAX];
+    snprintf(command, sizeof command,
+             "cd '%s' && env -u MAKEFLAGS -u MAKELEVEL -u CUDA -u CUDA_ARCHS -u BUILD -u SANITIZE "
+             "PATH='%s':\"$PATH\" make -n NO_INSTALL=1 %s %s %s > '%s' 2>&1",
+             test_root(), folder, arguments[0], arguments[1] ? arguments[1] : "",
+             arguments[2] ? arguments[2] : "", log_path);
+    const int status = system(command);
+    char *text = test_read(log_path);
+    if (status != 0) fail_msg("%s: %s", command, text);
+    for (int i = 0; i < 3 && wanted[i]; i++) assert_contains(text, wanted[i]);
+    if (unwanted && strstr(text, unwanted)) fail_msg("%s has %s", command, unwanted);
+    free(text);
+}
+
+#define WORDS(...) ((const char *const[3]){__VA_ARGS__})
+
+static void gpu_decides_what_is_built(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    char none[PATH_MAX + 16];
+    snprintf(none, sizeof none, "BUILD='%s/none'", folder);
+    write_script(folder, "nvcc", "#!/bin/sh\nprintf 'compute_80\\ncompute_89\\ncompute_90\\n'\n");
+    write_script(folder, "nvidia-smi", "#!/bin/sh\necho 8.9\n");
+    static const char others[] = "\"make CUDA=1\" builds for another one",
+                      own[] = "-gencode arch=compute_89,code=sm_89 -X",
+                      all[] = "-gencode arch=compute_80,code=[sm_80,compute_80] "
+                              "-gencode arch=compute_90a,code=sm_90a -X";
+    expect_plan(folder, WORDS(none, "GPU="), WORDS(others, "-DCW_CUDA=0"), "-gencode");
+    expect_plan(folder, WORDS(none, "GPU=", "CUDA=1"), WORDS(all, "-DCW_CUDA=1"), others);
+    expect_plan(folder, WORDS(none, "GPU=yes"), WORDS(own, "-DCW_CUDA=1"), others);
+    write_script(folder, "nvidia-smi", "#!/bin/sh\necho 12.0\n"); // which this nvcc does not know
+    expect_plan(folder, WORDS(none, "GPU=yes"), WORDS(all), others);
+    // build/ is the machine's own kind
+    expect_plan(folder, WORDS("-p help", "GPU="), WORDS("\nKIND := \n"), NULL);
+    expect_plan(folder, WORDS("-p help", "GPU=yes"), WORDS("\nKIND := \n"), NULL);
+    expect_plan(folder, WORDS("-p help", "GPU=", "CUDA=1"), WORDS("\nKIND := -cuda\n"), NULL);
+    expect_plan(folder, WORDS("-p help", "GPU=yes", "CUDA=0"), WORDS("\nKIND := -cpu\n"), NULL);
+}
+
+// It maps and compares memory: the kernels of an inference server are no part of it.
+static void ipc_check_has_no_kernels(void **state)
+{
+    (void)state;
+    char command[PATH_MAX + 96];
+    snprintf(command, sizeof command, "nm '%s' > '%s'", test_binary("cw-ipc-check"), log_path);
+    assert_int_equal(system(command), 0);
+    char *symbols = test_read(log_path);
+    assert_contains(symbols, "cpu_checksum");
+    assert_null(strstr(symbols, "cpu_matmul"));
+    assert_null(strstr(symbols, "cuda_matmul"));
+    free(symbols);
+}
+
 // cw-ipc-check, cw-report and the library start where there is no CUDA library.
 static void needs_no_cuda_library(void **state)
 {
@@ -166,6 +228,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(installs_and_uninstalls),
         cmocka_unit_test(only_building_installs_packages),
+        cmocka_unit_test(gpu_decides_what_is_built),
+        cmocka_unit_test(ipc_check_has_no_kernels),
         cmocka_unit_test(needs_no_cuda_library),
     };
     return cmocka_run_group_tests(tests, find_build, NULL);
