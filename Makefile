@@ -156,7 +156,8 @@ $(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(BUILD)/libreport.a $(BUIL
 	$(LINK)
 $(BUILD)/cw-bench: $(call obj,$(BENCH_SRC)) $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
-# As the bridge library, without kernels: those of libcommonweight.a are left there.
+# As the bridge library, without kernels (those of libcommonweight.a are left there) and without BLAS.
+$(BUILD)/cw-ipc-check: LDFLAGS_ += -Wl,--as-needed
 $(BUILD)/cw-ipc-check: $(call obj,tools/ipc-check.c bridge/library/bridge_ops.c $(if $(filter 1,$(CUDA)),bridge/library/bridge_ops_cuda.cu)) \
                        $(BUILD)/libcommonweight.a
 	$(LINK)

@@ -205,6 +205,7 @@ static void ipc_check_has_no_kernels(void **state)
     assert_contains(symbols, "cpu_checksum");
     assert_null(strstr(symbols, "cpu_matmul"));
     assert_null(strstr(symbols, "cuda_matmul"));
+    assert_null(strstr(symbols, "cblas_"));
     free(symbols);
 }
 
