@@ -128,12 +128,48 @@ static void run_counts(void **state)
     assert_false(file_exists(mark)); // what the test left behind was killed
 }
 
+// Two programs that end well only while the other runs, each with folders of its own.
+static void runs_side_by_side(void **state)
+{
+    (void)state;
+    static const char meet[] =
+        "echo \"[ RUN      ] $0\"; : > \"$TMPDIR/x\"; : > \"$XDG_RUNTIME_DIR/x\"\n"
+        "echo \"$TMPDIR $XDG_RUNTIME_DIR $LOGDIR\" > \"$MEET/%s\"\n"
+        "until [ -e \"$MEET/%s\" ]; do sleep 0.02; done; echo \"$OK $0\"";
+    const char *build = test_folder(), *log = test_path(build, "log");
+    char one[500], other[500];
+    assert_ok(file_make_folders(test_path(build, "tests/unit")));
+    snprintf(one, sizeof one, meet, "one", "other");
+    snprintf(other, sizeof other, meet, "other", "one");
+    setenv("BUILD", build, 1);
+    setenv("MEET", build, 1);
+    setenv("LOGDIR", build, 1);
+    setenv("TEST_TIMEOUT", "20", 1);
+    setenv("TEST_JOBS", "2", 1);
+    const int status =
+        test_command(log, 60000,
+                     OPTIONS(test_path(test_root(), "tests/run"), script(build, "test_one", one),
+                             script(build, "test_other", other)));
+    unsetenv("LOGDIR");
+    unsetenv("TEST_JOBS");
+    assert_int_equal(status, 0);
+    char *text = test_read(log), *folders = test_read(test_path(build, "one")),
+         *others = test_read(test_path(build, "other"));
+    assert_contains(text, "\n2 passed, 0 failed\n");
+    assert_string_not_equal(folders, others);
+    assert_null(strstr(folders, build)); // no $LOGDIR, where a bridge of somebody else may lie
+    free(text);
+    free(folders);
+    free(others);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(children),
         cmocka_unit_test(waiting),
         cmocka_unit_test(run_counts),
+        cmocka_unit_test(runs_side_by_side),
     };
     return cmocka_run_group_tests_name("support", tests, NULL, NULL);
 }
