@@ -60,7 +60,9 @@ LEVEL    := $(shell $(CC) -march=$(ARCH) -dM -E - </dev/null 2>/dev/null | awk \
 # what a sanitizer sees better without, and what needs an optimizing compiler
 HARDEN   := $(if $(SANITIZE),,-fstack-protector-strong \
             $(if $(filter -O1 -O2 -O3,$(CFLAGS)),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3))
-CFLAGS_  := -std=gnu11 -march=$(ARCH) -fno-math-errno -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
+# Objects go into programs and into shared libraries alike; what a library has, nobody overrides.
+PIC      := -fPIC -fno-semantic-interposition
+CFLAGS_  := -std=gnu11 -march=$(ARCH) $(PIC) -fno-math-errno -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
             -Wmissing-prototypes -Wformat-security -Wpointer-arith -Wvla -Wundef -Werror $(HARDEN) $(CFLAGS) \
             $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 CPPFLAGS_ := -I. -D_GNU_SOURCE -DCW_CUDA=$(CUDA) -DCW_MPI=$(MPI) $(CPPFLAGS) $(shell pkg-config --cflags $(PKGS) openblas)
@@ -106,8 +108,8 @@ $(BUILD)/obj/common/base/%.o $(BUILD)/obj/common/http/%.o $(BUILD)/obj/bridge/%.
 
 # Runs before anything that this build's instructions could break; so without them.
 ifneq ($(LEVEL),)
-$(BUILD)/obj/common/base/isa.o $(BUILD)/pic/common/base/isa.o: EXTRA += -march=x86-64
-$(BUILD)/obj/common/base/isa.o $(BUILD)/pic/common/base/isa.o: CPPFLAGS_ += -DCW_ISA='"$(LEVEL)"'
+$(BUILD)/obj/common/base/isa.o: EXTRA += -march=x86-64
+$(BUILD)/obj/common/base/isa.o: CPPFLAGS_ += -DCW_ISA='"$(LEVEL)"'
 endif
 
 # Sampler and trainer must round a log-probability alike, so neither may fuse a product with a sum.
@@ -127,7 +129,7 @@ $(BUILD)/obj/%.o: %.c $(STAMP)
 # compile for GPUs that are newer than any of CUDA_ARCHS.
 , := ,
 GENCODE := $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=$(if $(filter 80,$(a)),[sm_80$(,)compute_80],sm_$(a)))
-NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -Wall,-Wextra \
+NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -fPIC,-Wall,-Wextra \
              -Werror all-warnings -MMD -MP
 $(BUILD)/obj/%.cu.o: %.cu $(STAMP)
 	@mkdir -p $(@D)
@@ -165,26 +167,23 @@ $(BUILD)/cw-word-problems: $(call obj,$(WORDS_SRC)) $(BUILD)/libcommonweight.a
 	$(LINK)
 $(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
 	$(LINK)
-$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libtest.a $(BUILD)/libreport.a $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
+# All tests use one library: linked with everything, each takes 3 MB, with kernels 64. Loaded, it is as
+# new as it can be, so tests are not linked anew for it.
+TEST_LIB := $(BUILD)/libcommonweight-tests.so
+$(TEST_LIB): $(addprefix $(BUILD)/lib,test.a report.a server.a trainer.a commonweight.a)
+	$(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -shared -Wl,-soname,$(@F) -o $@ -Wl,--whole-archive $^ -Wl,--no-whole-archive \
+	    $(LDLIBS_) -lcmocka
+$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o | $(TEST_LIB)
 	@mkdir -p $(@D)
-	$(LINK) -lcmocka
+	$(LINK) $(TEST_LIB) -Wl,-rpath,'$$ORIGIN/../..' -lcmocka
 
 # The bridge's client side for other languages: without kernels, so without BLAS and cuBLASLt.
-PIC_SRC := $(wildcard common/base/*.c bridge/*.c bridge/library/*.c) kernels/device.c \
+BRIDGE_SRC := $(wildcard common/base/*.c bridge/*.c bridge/library/*.c) kernels/device.c \
            $(addprefix kernels/cpu/,backend.c checksum.c shared.c) \
            $(if $(filter 1,$(CUDA)),$(addprefix kernels/cuda/,device.cu checksum.cu) bridge/library/bridge_ops_cuda.cu)
-PIC_OBJ := $(patsubst $(BUILD)/obj/%,$(BUILD)/pic/%,$(call obj,$(PIC_SRC)))
-$(BUILD)/pic/%.o: %.c $(STAMP)
-	@mkdir -p $(@D)
-	$(call say,CC)
-	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) $(EXTRA) -fPIC -MMD -MP -c $< -o $@
-$(BUILD)/pic/%.cu.o: %.cu $(STAMP)
-	@mkdir -p $(@D)
-	$(call say,NVCC)
-	$(Q)$(NVCC) $(NVCCFLAGS_) -Xcompiler -fPIC -c $< -o $@
-$(BUILD)/libcommonweight-bridge.so.0: $(PIC_OBJ) bridge/library/exports
+$(BUILD)/libcommonweight-bridge.so.0: $(call obj,$(BRIDGE_SRC)) bridge/library/exports
 	$(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -shared -Wl,-soname,$(@F),--version-script=bridge/library/exports,--no-undefined \
-	    -o $@ $(PIC_OBJ) $(shell pkg-config --libs jansson libcrypto) -lm \
+	    -o $@ $(filter %.o,$^) $(shell pkg-config --libs jansson libcrypto) -lm \
 	    $(if $(filter 1,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++) -ldl -lrt
 $(BRIDGE_LIB): $(BUILD)/libcommonweight-bridge.so.0
 	$(Q)ln -sf $(<F) $@
@@ -210,6 +209,7 @@ $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 # `make test T=unit/test_bytes` builds and runs one of them.
 WANTED_TESTS = $(if $(T),$(addprefix $(BUILD)/tests/,$(T)),$(TESTS))
 tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB)
+
 test: tests
 	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 
@@ -292,4 +292,4 @@ help:
 
 .PHONY: all tests test golden golden-lora fuzz demo bench man install uninstall deb format clean help
 .SECONDARY:
--include $(shell find $(BUILD)/obj $(BUILD)/pic -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

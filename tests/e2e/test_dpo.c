@@ -60,7 +60,7 @@ static void forms_of_a_pair(void **state)
     struct scene s;
     double losses[2][4];
     (void)state;
-    offline_open(&s);
+    offline_scene_open(&s);
     for (int i = 0; i < 2; i++) {
         const char *run = i ? "conversations" : "messages";
         test_write(s.data, forms[i], strlen(forms[i]));
@@ -88,7 +88,7 @@ static void any_token_budget(void **state)
     struct scene s;
     double want[2][4], have[2][4];
     (void)state;
-    offline_open(&s);
+    offline_scene_open(&s);
     offline_sums(&s, true, 6);
     figures_by(&s, "8192", want);
     assert_true(want[1][2] > 0);
@@ -104,7 +104,7 @@ static void what_is_refused(void **state)
 {
     struct scene s;
     (void)state;
-    offline_open(&s);
+    offline_scene_open(&s);
     offline_sums(&s, true, 4);
     assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--beta", "0")), 2);
     assert_said(&s, "--beta 0: give more than 0");

@@ -64,7 +64,7 @@ static void goes_on(const char *command, const char *const more[], const char *w
     char steps[16];
     const char *options[32] = {"--save-steps", "10", "--max-steps", "1000000"};
     int n = 4;
-    offline_open(&s);
+    offline_scene_open(&s);
     offline_sums(&s, strcmp(command, "dpo") == 0, 20);
     for (; *more; more++) options[n++] = *more;
     options[n++] = "--eval-data", options[n++] = s.data;
@@ -114,7 +114,7 @@ static void ten_and_ten_are_twenty(void **state)
 {
     struct scene s;
     (void)state;
-    offline_open(&s);
+    offline_scene_open(&s);
     offline_sums(&s, false, 20);
     const char *whole = test_path(s.folder, "out"), *again = test_path(s.folder, "again"),
                *checkpoints = test_path(s.folder, "run/checkpoints");
@@ -144,7 +144,7 @@ static void a_signal_ends_with_a_checkpoint(void **state)
     struct scene s;
     struct test_child child = {0};
     (void)state;
-    offline_open(&s);
+    offline_scene_open(&s);
     offline_sums(&s, false, 20);
     offline_start(&s, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
     wait_for_steps(&s, "run", 3, &child);

@@ -14,7 +14,7 @@
 
 static void open_sums(struct scene *s)
 {
-    offline_open(s);
+    offline_scene_open(s);
     offline_sums(s, false, 12);
 }
 
@@ -217,7 +217,7 @@ static void a_second_signal_ends_at_once(void **state)
     static const char *const commands[] = {"sft", "dpo"};
     struct scene s;
     (void)state;
-    offline_open(&s);
+    offline_scene_open(&s);
     for (int i = 0; i < 2; i++) {
         struct test_child child = {0};
         offline_sums(&s, i == 1, 2000000);

@@ -8,7 +8,7 @@
 
 #define WORDS 80
 
-void offline_open(struct scene *s)
+void offline_scene_open(struct scene *s)
 {
     memset(s, 0, sizeof *s);
     s->folder = test_folder();

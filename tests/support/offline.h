@@ -6,7 +6,7 @@
 #include "tests/support/training.h"
 
 // A tiny random model (daemon_model()) in scene->model, and a path for data. No server.
-void offline_open(struct scene *s);
+void offline_scene_open(struct scene *s);
 // `cw-trainer COMMAND --model --data --run-dir FOLDER/run`, on the CPU, with small numbers; `more`
 // (NULL-ended) comes last. Its exit status; the log, alone.log (assert_said()), is of it alone.
 int offline_train(struct scene *s, const char *command, const char *run, const char *const more[]);

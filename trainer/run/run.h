@@ -136,7 +136,7 @@ int64_t run_longest(const struct run *run); // tokens of a prompt with its compl
 // run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, NULL
 // where there is none, which the caller frees. ST_INVALID where it holds a run that --resume does
 // not ask for; one that ended before its first step is removed.
-enum status run_folder_open(struct run *run, char **ret_latest);
+enum status run_open_folder(struct run *run, char **ret_latest);
 // The options of a run to go on with (--resume, --run-dir) that were not given are those of its
 // config.json, where it has one; says which.
 enum status run_folder_options(struct option_set *set, struct train_config *config);

@@ -60,7 +60,7 @@ out:
 }
 
 // One rank opens it, for all.
-enum status run_folder_open(struct run *run, char **ret_latest)
+enum status run_open_folder(struct run *run, char **ret_latest)
 {
     char latest[PATH_MAX] = "", *own = NULL;
     enum status st = ST_OK;

@@ -290,7 +290,7 @@ enum status run_open(struct run *run)
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
     CHECK(run_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
-    CHECK(run_folder_open(run, &latest));
+    CHECK(run_open_folder(run, &latest));
     control_set_run(bridge_control(run->bridge), run->folder);
     CHECK(open_learner(run));
     CHECK(run_align_versions(run));
