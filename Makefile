@@ -208,13 +208,18 @@ $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 # ---- tests --------------------------------------------------------------------------------------
 # `make test T=unit/test_bytes` builds and runs one of them.
 WANTED_TESTS = $(if $(T),$(addprefix $(BUILD)/tests/,$(T)),$(TESTS))
-tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB)
+tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
 
+# Folders of reference values as models: the weights, which are generated, and copies of the rest.
+GOLDEN         := $(BUILD)/golden/made
+GOLDEN_FOLDERS := $(patsubst %/weights.txt,%,$(wildcard tests/golden*/*/weights.txt))
+$(GOLDEN): $(BUILD)/tests/golden/make_folders $(TEST_LIB) $(wildcard $(addsuffix /*,$(GOLDEN_FOLDERS)))
+	$(Q)rm -rf $(BUILD)/golden $(BUILD)/golden-lora && $< $(BUILD) $(GOLDEN_FOLDERS) && touch $@
 test: tests
 	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 
-golden golden-lora: $(BUILD)/tests/golden/test_golden
-	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),tests/$@)
+golden golden-lora: $(BUILD)/tests/golden/test_golden $(GOLDEN)
+	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),$(BUILD)/$@)
 
 # libFuzzer entries need clang; FUZZ_SECONDS each. 0 replays the seeds with any compiler.
 FUZZ_SECONDS ?= 30

@@ -20,7 +20,7 @@ static const char *longrope_folder(void)
 {
     static const char *const copied[] = {"config.json", "generation_config.json",
                                          "model.safetensors"};
-    const char *from = test_path(test_root(), "tests/golden/phi3-longrope"), *to = test_folder();
+    const char *from = test_golden("phi3-longrope"), *to = test_folder();
     for (size_t i = 0; i < sizeof copied / sizeof copied[0]; i++) {
         struct bytes content = BYTES_INIT;
         assert_ok(file_read(test_path(from, copied[i]), 1 << 24, &content));

@@ -23,7 +23,7 @@ struct reference_run {
 
 static const char *golden(const char *name)
 {
-    return test_path(test_path(test_root(), "tests/golden"), name);
+    return test_path(test_path(test_root(), "tests/golden/trl"), name);
 }
 
 static void train_as(struct reference_run *r, const char *kind)
@@ -31,11 +31,11 @@ static void train_as(struct reference_run *r, const char *kind)
     char loss[32] = "", *with_sft;
     const bool pairs = sscanf(kind, "dpo:%31s", loss) == 1;
     if ((with_sft = strstr(loss, "+sft"))) *with_sft = '\0';
-    r->scene.data = golden(pairs ? "trl/pairs.jsonl" : "trl/sft.jsonl");
+    r->scene.data = golden(pairs ? "pairs.jsonl" : "sft.jsonl");
     const char *words[32] = {"--tokenizer",
                              test_path(r->scene.folder, "bytes"),
                              "--eval-data",
-                             golden(pairs ? "trl/pairs_heldout.jsonl" : "trl/sft_heldout.jsonl"),
+                             golden(pairs ? "pairs_heldout.jsonl" : "sft_heldout.jsonl"),
                              "--examples-per-step",
                              pairs ? "5" : "6",
                              "--max-steps",
@@ -114,13 +114,13 @@ static void check_line(struct reference_run *r, char *line)
 
 static void as_trl(void **state)
 {
-    struct reference_run r = {.scene.folder = test_folder(), .scene.model = golden("llama3")};
+    struct reference_run r = {.scene.folder = test_folder(), .scene.model = test_golden("llama3")};
     const char *bytes = test_path(r.scene.folder, "bytes");
     (void)state;
     assert_ok(file_make_folders(bytes));
     assert_ok(tiny_tokenizer_write_bytes(bytes));
     reference_open(r.scene.model, "cpu", &r.before);
-    char *text = test_read(golden("trl/trl.txt")), *next = text;
+    char *text = test_read(golden("trl.txt")), *next = text;
     for (char *line; (line = strsep(&next, "\n")) && *line;) check_line(&r, line);
     free(text);
     reference_close(&r.after);

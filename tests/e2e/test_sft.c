@@ -206,7 +206,7 @@ static void rope_by_the_longest_or_as_told(void **state)
     struct scene s;
     double losses[2];
     scene_open(&s, pairs);
-    const char *golden = test_path(test_root(), "tests/golden/phi3-longrope"), *bytes = s.folder;
+    const char *golden = test_golden("phi3-longrope"), *bytes = s.folder;
     assert_ok(tiny_tokenizer_write_bytes(bytes));
     const char *const start[] = {"--model", golden, "--tokenizer", bytes,
                                  "--out",   s.out,  "--overwrite", NULL};

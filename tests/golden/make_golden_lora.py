@@ -1,15 +1,17 @@
-# Reference values of adapters of the head and of the newer families, by PEFT, transformers and torch (float32, CPU), over the
-# model folders beside this file: make_golden_lora.py OUT [NAME...]. Needs torch, transformers and peft.
+# Reference values of adapters by PEFT, transformers and torch (float32, CPU), over the model folders beside this file:
+# make_golden_lora.py OUT [NAME...]. Needs torch, transformers and peft.
 import json, os, sys
-import peft, torch, transformers
+import generated, peft, torch, transformers
 from peft.utils import transformers_weight_conversion as conversion
 from safetensors.torch import load_file, save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
 # PEFT 0.21 takes whatever ends in gate_proj, up_proj or down_proj of a model with experts for theirs;
 # here the modules that have these names are meant.
 conversion._convert_peft_config_moe = lambda *_: None
+HEAD = "base_model.model.lm_head.base_layer.weight"
 PLAIN_MLP = r".*\.(mlp|shared_experts)\.(gate|up|down)_proj"
 FOLDERS = {  # name: base, seed, LoraConfig
     # tied, soft caps on the logits
@@ -25,9 +27,17 @@ FOLDERS = {  # name: base, seed, LoraConfig
         target_modules=r".*\.(q_b_proj|o_proj|shared_experts\.down_proj)")),
     "gpt-oss-r3-head": ("gpt-oss", 37, dict(r=3, lora_alpha=6, target_modules=[*ATTENTION, "lm_head"])),
     "olmo2-r2": ("olmo2", 38, dict(r=2, lora_alpha=4, target_modules="all-linear")),
-    "olmo3-r3": ("olmo3", 39, dict(r=3, lora_alpha=3, target_modules=["q_proj", "k_proj", "down_proj"])),
+    "olmo3-r3": ("olmo3", 48, dict(r=3, lora_alpha=3, target_modules=["q_proj", "k_proj", "down_proj"])),
     "qwen3-moe-r4": ("qwen3-moe", 40, dict(r=4, lora_alpha=8, target_modules=ATTENTION)),
     "smollm3-r2": ("smollm3", 41, dict(r=2, lora_alpha=4, target_modules="all-linear")),
+    "llama3-r4-qv": ("llama3", 42, dict(r=4, lora_alpha=16, use_rslora=True, target_modules=["q_proj", "v_proj"])),
+    "qwen2-r8": ("qwen2", 43, dict(r=8, lora_alpha=16, target_modules=[*ATTENTION, *MLP])),
+    "gemma2-r2": ("gemma2", 44, dict(r=2, lora_alpha=8, target_modules=[*ATTENTION, *MLP])),
+    "phi3-fused-r4": ("phi3", 45, dict(r=4, lora_alpha=8, target_modules=["qkv_proj", "gate_up_proj", "o_proj", "down_proj"])),
+    "deepseek-v2-r3": ("deepseek-v2", 46, dict(r=3, lora_alpha=6,
+        target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"])),
+    "qwen35-r4": ("qwen35", 47, dict(r=4, lora_alpha=8,
+        target_modules=[*ATTENTION, *MLP, "in_proj_qkv", "in_proj_z", "out_proj"])),
 }
 
 
@@ -36,17 +46,30 @@ def make(out, base, seed, options):
     folder = os.path.join(HERE, base)
     given = load_file(folder + "/golden.safetensors")
     facts = json.load(open(folder + "/golden.json"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with generated.model_folder(folder) as made:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            made, dtype=torch.float32, attn_implementation="eager").eval()
     model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options)).eval()
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    plain = {n: n.replace(".default", "") for n in trained}  # as the folder has them
+    # A as PEFT begins it, B as after some steps
+    recipe = [generated.entry(seed, plain[n], "f32", 0.0, 0.08 if "lora_B" in n else round((3 * p.shape[1]) ** -0.5, 4),
+                              p.shape) for n, p in trained.items()]
     with torch.no_grad():
-        for name, p in trained.items():
-            if "lora_B" in name:
-                p.normal_(0, 0.08)
+        for (n, p), x in zip(trained.items(), generated.tensors(recipe).values()):
+            p.copy_(torch.from_numpy(x))
     model.peft_config["default"].base_model_name_or_path = base
     model.save_pretrained(out)
-    os.remove(os.path.join(out, "README.md"))  # it names this machine's folders
+    saved = load_file(out + "/adapter_model.safetensors")
+    if HEAD in saved:  # PEFT keeps the base's beside it
+        names = {t[0]: t for t in generated.read_recipe(folder)[1]}
+        head = names.get("lm_head.weight") or names["model.embed_tokens.weight"]
+        recipe.append((HEAD, *head[1:]))
+    weights = generated.tensors(recipe)
+    assert saved.keys() == weights.keys() and all((saved[n].numpy() == weights[n]).all() for n in saved), out
+    for name in "README.md", "adapter_model.safetensors":  # the first names this machine's folders
+        os.remove(os.path.join(out, name))
+    generated.write_recipe(out, "adapter_model.safetensors", seed, recipe)
 
     prompt, ids, mask = facts["prompt_len"], given["input_ids"].long(), given["completion_mask"]
     seen = torch.cat([torch.ones(len(ids), prompt), mask], 1).long()
@@ -71,8 +94,7 @@ def make(out, base, seed, options):
     values = {"logits": logits, "logprobs": logprobs, "old_logprobs": old}
     loss = loss_of()
     loss.backward()
-    plain = {n: n.replace(".default", "") for n in trained}  # as the folder has them
-    values |= {"grad." + plain[n]: p.grad.clone() for n, p in trained.items()}
+    grads = {plain[n]: p.grad.clone().numpy() for n, p in trained.items()}
     begun = {n: p.detach().clone() for n, p in trained.items()}
     adamw = torch.optim.AdamW(trained.values(), lr=facts["lr"], betas=facts["betas"], eps=facts["eps"],
                               weight_decay=facts["weight_decay"])
@@ -84,7 +106,8 @@ def make(out, base, seed, options):
         losses.append(step.item())
         norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), facts["max_grad_norm"]).item())
         adamw.step()
-    values |= {"after3." + plain[n]: p.detach().clone() for n, p in trained.items()}
+    after3 = {plain[n]: p.detach().clone().numpy() for n, p in trained.items()}
+    values |= {n: torch.from_numpy(x) for n, x in generated.kept(out, grads, after3).items()}
     with torch.no_grad():
         for n, p in trained.items():
             p.copy_(begun[n])
@@ -103,4 +126,5 @@ def make(out, base, seed, options):
 
 for name, (base, seed, options) in FOLDERS.items():
     if name in (sys.argv[2:] or FOLDERS):
+        os.makedirs(os.path.join(sys.argv[1], name), exist_ok=True)
         make(os.path.join(sys.argv[1], name), base, seed, options)

@@ -95,7 +95,7 @@ int main(void)
     static struct CMUnitTest tests[64];
     struct dirent **list;
     size_t n_tests = 0;
-    const char *root = test_path(test_root(), "tests/golden");
+    const char *root = test_golden("");
     const int n = scandir(root, &list, NULL, alphasort);
     for (int i = 0; i < n && n_tests < 63; i++) {
         const char *model = test_path(root, list[i]->d_name);

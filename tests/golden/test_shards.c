@@ -326,8 +326,7 @@ static int count(const char *text, const char *words)
 static void run_ranks(int n, const char *const refused[])
 {
     int n_refused = 0;
-    const char *log = test_path(test_folder(), "log"),
-               *root = test_path(test_root(), "tests/golden");
+    const char *log = test_path(test_folder(), "log"), *root = test_golden("");
     const char *argv[MPIRUN_WORDS + 4] = {NULL};
     const int words = mpirun_put(n, argv);
     const char *const rank[] = {self, "--rank", root, NULL};

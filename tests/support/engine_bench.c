@@ -250,7 +250,7 @@ void assert_same_logprob(const struct token_record *token, float packed, int i)
 
 void for_each_golden(void (*serve)(const char *model))
 {
-    const char *root = test_path(test_root(), "tests/golden");
+    const char *root = test_golden("");
     struct dirent **list;
     const int n = scandir(root, &list, NULL, alphasort);
     int served = 0;

@@ -130,17 +130,30 @@ const char *test_root(void)
     return root = keep(path, false);
 }
 
-const char *test_binary(const char *name)
+// BUILD/NAME of this build.
+static const char *built(const char *name)
 {
-    char path[PATH_MAX], binary[2 * PATH_MAX];
+    char path[PATH_MAX];
     program_folder(path); // BUILD/tests/unit
     char *tests = strstr(path, "/tests/");
     for (char *later = tests; later; later = strstr(later + 1, "/tests/")) tests = later;
     if (!tests) fail_msg("%s is not BUILD/tests/KIND", path);
     *tests = 0;
-    snprintf(binary, sizeof binary, "%s/%s", path, name);
+    return test_path(path, name);
+}
+
+const char *test_binary(const char *name)
+{
+    const char *binary = built(name);
     if (!file_exists(binary)) test_skip("%s is not built", binary);
-    return keep(binary, false);
+    return binary;
+}
+
+const char *test_golden(const char *name)
+{
+    const char *folder = test_path(built("golden"), name);
+    if (!file_exists(folder)) fail_msg("%s is not there: 'make tests' makes it", folder);
+    return folder;
 }
 
 void test_data_folder(const char *name, char ret_path[PATH_MAX])

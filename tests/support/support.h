@@ -44,6 +44,10 @@ const char *test_root(void);
 // built.
 const char *test_binary(const char *name);
 
+// The model folder of reference values tests/golden/NAME with its weights, which this build made;
+// "" is the folder of them all.
+const char *test_golden(const char *name);
+
 // Folder or file `name` of the shared test data: under $COMMONWEIGHT_DATA, or ../shared/data beside
 // the repository. Skips the test, with the reason printed, where it is not there.
 void test_data_folder(const char *name, char ret_path[PATH_MAX]);

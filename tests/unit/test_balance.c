@@ -133,12 +133,12 @@ static void is_transformers_loss(void **state)
     const int n = split(text, lines, 128);
     int n_ways = 0;
     for (int i = 0; i < n;) {
-        char name[64], folder[128];
+        char name[64];
         double coef;
         int n_routers;
         struct sequences s = {0};
         assert_int_equal(sscanf(lines[i], "%63s %d %lf", name, &n_routers, &coef), 3);
-        snprintf(folder, sizeof folder, "tests/golden/%s", name);
+        const char *folder = test_golden(name);
         sequences_open(folder, &s);
         for (i++; i < n && (lines[i][0] == 'w' || lines[i][0] == 'e'); i += n_routers + 1) {
             char *again = strdup(lines[i]);

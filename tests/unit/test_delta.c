@@ -13,7 +13,7 @@ static const char *model;
 
 static int set_up(void **state)
 {
-    model = test_path(test_root(), "tests/golden/qwen35");
+    model = test_golden("qwen35");
     return engine_bench_set_up(state);
 }
 

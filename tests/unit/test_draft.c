@@ -41,7 +41,7 @@ static const char *tiny_folder(int hidden, int layers, int vocab, uint64_t seed)
 // Gemma 2 of the golden tests: its logits are capped, and it knows 288 tokens.
 static const char *capped_folder(void)
 {
-    return test_path(test_root(), "tests/golden/gemma2");
+    return test_golden("gemma2");
 }
 
 static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_F32, false};

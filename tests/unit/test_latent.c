@@ -163,11 +163,6 @@ static void close_folder(struct opened *o)
     device_free(o->dev);
 }
 
-static const char *golden(const char *name)
-{
-    return test_path(test_path(test_root(), "tests/golden"), name);
-}
-
 #define BIAS "model.layers.1.mlp.gate.e_score_correction_bias"
 
 // f32 in an arena of bf16 and in a folder of bf16, at the same element of every arena, and in no
@@ -177,7 +172,7 @@ static void bias_is_a_buffer(void **state)
     struct opened f32, bf16;
     struct safetensors *set, *saved;
     struct param_ranges ranges;
-    const char *folder = golden("deepseek-v3"), *copy = test_folder();
+    const char *folder = test_golden("deepseek-v3"), *copy = test_folder();
     (void)state;
     open_folder(&f32, folder, DT_F32);
     open_folder(&bf16, folder, DT_BF16);
@@ -248,10 +243,10 @@ static void further_layers_are_left_out(void **state)
     struct opened o;
     char words[256];
     (void)state;
-    open_folder(&o, golden("deepseek-v3"), DT_F32);
+    open_folder(&o, test_golden("deepseek-v3"), DT_F32);
     assert_true(left_out_describe(o.config, words, sizeof words));
     assert_contains(words, "model.layers.2");
-    const char *folder = golden("deepseek-v3");
+    const char *folder = test_golden("deepseek-v3");
     assert_ok(weights_check(o.weights, with_tensor(folder, "model.layers.2.enorm.weight")));
     // not a layer behind those, nor another tensor
     assert_int_equal(weights_check(o.weights, with_tensor(folder, "model.layers.3.enorm.weight")),
@@ -260,9 +255,9 @@ static void further_layers_are_left_out(void **state)
     assert_int_equal(weights_check(o.weights, with_tensor(folder, "model.layers.1.enorm.weight")),
                      ST_MISMATCH);
     close_folder(&o);
-    open_folder(&o, golden("deepseek-v2"), DT_F32); // which has none
+    open_folder(&o, test_golden("deepseek-v2"), DT_F32); // which has none
     assert_false(left_out_describe(o.config, words, sizeof words));
-    folder = with_tensor(golden("deepseek-v2"), "model.layers.2.enorm.weight");
+    folder = with_tensor(test_golden("deepseek-v2"), "model.layers.2.enorm.weight");
     assert_int_equal(weights_check(o.weights, folder), ST_MISMATCH);
     close_folder(&o);
 }
@@ -276,7 +271,7 @@ static void cache_holds_latents(void **state)
     struct kv_memory m;
     size_t before, after, peak;
     (void)state;
-    open_folder(&o, golden("deepseek-v2"), DT_F32);
+    open_folder(&o, test_golden("deepseek-v2"), DT_F32);
     device_allocated(o.dev, &before, &peak);
     assert_ok(kv_memory_alloc(&m, o.dev, o.config, DT_F32, BLOCK, BLOCKS, 0));
     device_allocated(o.dev, &after, &peak);
@@ -311,7 +306,7 @@ static void adapters_leave_kv_b_alone(void **state)
     struct opened o;
     int n;
     (void)state;
-    open_folder(&o, golden("deepseek-v2"), DT_F32);
+    open_folder(&o, test_golden("deepseek-v2"), DT_F32);
     assert_ok(adapt(&o, "q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj", &n));
     assert_int_equal(n, 8);
     assert_int_equal(adapt(&o, "q_a_proj,kv_b_proj", &n), ST_UNSUPPORTED);

@@ -388,7 +388,7 @@ static void shards_are_one_model(void **state)
 // loaders of that family look for.
 static void every_family_is_saved_as_it_came(void **state)
 {
-    const char *root = test_path(test_root(), "tests/golden");
+    const char *root = test_golden("");
     int n = 0;
     (void)state;
     DIR *dir = opendir(root);

@@ -18,7 +18,7 @@ struct loaded {
 
 static const char *golden_folder(void)
 {
-    return test_path(test_root(), "tests/golden/gpt-oss-mxfp4");
+    return test_golden("gpt-oss-mxfp4");
 }
 
 static void plan(const char *folder, enum dtype dt, struct loaded *m)

@@ -13,11 +13,10 @@
 static char *notice_of(const char *model, const char *targets)
 {
     const char *log = test_path(test_folder(), "log");
-    char path[64], config[256];
+    char config[256];
     struct reference r;
-    snprintf(path, sizeof path, "tests/golden/%s", model);
     snprintf(config, sizeof config, "{\"r\":2,\"target_modules\":%s}", targets);
-    reference_open(test_path(test_root(), path), "cpu", &r);
+    reference_open(test_golden(model), "cpu", &r);
     struct adapter *a = tiny_adapter_new(r.dev, r.weights, config);
     const int file = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600), saved = dup(STDERR_FILENO);
     assert_true(file >= 0 && saved >= 0 && dup2(file, STDERR_FILENO) >= 0);

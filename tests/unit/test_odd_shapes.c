@@ -68,7 +68,7 @@ static void experts_with_biases(void **state)
     (void)state;
     struct model_config *config;
     struct weights *w;
-    assert_ok(model_config_load(test_path(test_root(), "tests/golden/mixtral-6x3"), &config));
+    assert_ok(model_config_load(test_golden("mixtral-6x3"), &config));
     struct family biased = *config->family;
     biased.names[ROLE_EXPERTS_GATE_UP_BIAS] = EXPERT "w1.bias|" EXPERT "w3.bias";
     biased.names[ROLE_EXPERTS_DOWN_BIAS] = EXPERT "w2.bias";

@@ -105,7 +105,7 @@ static bool shards_equal_whole(const char *folder, int size)
 static void every_family(void **state)
 {
     (void)state;
-    const char *root = test_path(test_root(), "tests/golden");
+    const char *root = test_golden("");
     int folders = 0, n[5] = {0};
     DIR *dir = opendir(root);
     assert_non_null(dir);
@@ -127,7 +127,7 @@ static void slices_are_where_ranks_say(void **state)
 {
     (void)state;
     struct loaded m;
-    assert_ok(load(test_path(test_root(), "tests/golden/qwen2"), (struct shard){3, 4}, &m));
+    assert_ok(load(test_golden("qwen2"), (struct shard){3, 4}, &m));
     // 4 heads of 16, of 2 key-value heads: the last rank has the last of each
     const struct weight_tensor *q = weights_find(m.weights,
                                                  "model.layers.1.self_attn.q_proj.weight"),
@@ -145,7 +145,7 @@ static void slices_are_where_ranks_say(void **state)
     assert_int_equal(e->shape[0], 80);
     release(&m);
     // queries, keys and values in one tensor: a run of each
-    assert_ok(load(test_path(test_root(), "tests/golden/phi3"), (struct shard){1, 2}, &m));
+    assert_ok(load(test_golden("phi3"), (struct shard){1, 2}, &m));
     const struct tensor_slice *s =
         &weights_find(m.weights, "model.layers.0.self_attn.qkv_proj.weight")->slice;
     assert_int_equal(s->n_runs, 3);
@@ -159,7 +159,7 @@ static void slices_are_where_ranks_say(void **state)
 static void shards_have_layouts_of_their_own(void **state)
 {
     (void)state;
-    const char *folder = test_path(test_root(), "tests/golden/qwen3");
+    const char *folder = test_golden("qwen3");
     char hash[3][65];
     for (int i = 0; i < 3; i++) {
         struct loaded m;
@@ -173,7 +173,7 @@ static void shards_have_layouts_of_their_own(void **state)
 static void refused(const char *name, int size, const char *sentence)
 {
     struct loaded m;
-    const char *folder = test_path(test_path(test_root(), "tests/golden"), name);
+    const char *folder = test_golden(name);
     assert_status(load(folder, (struct shard){0, size}, &m), ST_INVALID);
     assert_message(sentence);
     release(&m);

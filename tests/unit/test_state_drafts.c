@@ -11,8 +11,8 @@ static const char *model, *stateless; // of one vocabulary
 
 static int set_up(void **state)
 {
-    model = test_path(test_root(), "tests/golden/qwen35");
-    stateless = test_path(test_root(), "tests/golden/olmo2");
+    model = test_golden("qwen35");
+    stateless = test_golden("olmo2");
     return engine_bench_set_up(state);
 }
 

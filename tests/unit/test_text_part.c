@@ -13,14 +13,14 @@ static const struct kind { // how such folders are published, and as transformer
     const char *formats[2]; // of the text model's names behind "model."
     const char *extras[2];  // tensors beside it
 } kinds[] = {
-    {"tests/golden/gemma3",
+    {"gemma3",
      "gemma3",
      "Gemma3ForConditionalGeneration",
      "Gemma3ForCausalLM",
      {"language_model.model.%s", "model.language_model.%s"},
      {"vision_tower.vision_model.post_layernorm.bias",
       "model.multi_modal_projector.mm_soft_emb_norm.weight"}},
-    {"tests/golden/qwen35",
+    {"qwen35",
      "qwen3_5",
      "Qwen3_5ForConditionalGeneration",
      "Qwen3_5ForCausalLM",
@@ -31,7 +31,7 @@ static const struct kind *kind = kinds;
 
 static const char *golden_folder(void)
 {
-    return test_path(test_root(), kind->golden);
+    return test_golden(kind->golden);
 }
 
 static json_t *golden_config(void)

@@ -5,6 +5,7 @@
 # sequences at once. "each": a sequence at a time, of all but the
 # last, weighted by their rows.
 import os
+import sys
 
 import torch
 from safetensors.torch import load_file
@@ -12,6 +13,9 @@ from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.append(HERE)
+import generated  # noqa: E402
+
 FOLDERS = ["mixtral", "mixtral-6x3", "qwen2-moe", "qwen3-moe", "qwen3-moe-some", "gpt-oss"]
 
 
@@ -27,7 +31,8 @@ def numbers(x):
 
 for name in FOLDERS:
     folder = os.path.join(HERE, name)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with generated.model_folder(folder) as made:
+        model = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32, attn_implementation="eager")
     golden = load_file(os.path.join(folder, "golden.safetensors"))
     ids, completion = golden["input_ids"].long(), golden["completion_mask"]
     length = ids.shape[1] - completion.shape[1] + completion.sum(1).long()

@@ -17,7 +17,10 @@ from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 here = os.path.dirname(os.path.abspath(__file__))
-MODEL = os.path.join(here, "../llama3")
+sys.path.append(os.path.join(here, ".."))
+import generated  # noqa: E402
+
+MADE = generated.model_folder(os.path.join(here, "../llama3"))
 
 SFT = [("2+2=", "4"), ("12+30=", "42"), ("colours: ", "red, green and blue"), ("once ", "upon a time"), ("a", "bcd"),
        ("the sum of 7 and 8 is ", "15")]
@@ -62,7 +65,7 @@ def run(kind, trainer, names, before):
 
 
 def model():
-    m = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager")
+    m = AutoModelForCausalLM.from_pretrained(MADE.name, dtype=torch.float32, attn_implementation="eager")
     return m, {n: p.detach().clone() for n, p in m.named_parameters()}
 
 

@@ -1,0 +1,52 @@
+/* make_folders.c: makes folders that models and adapters can be loaded from out of those of
+ * tests/golden and tests/golden-lora, which describe their weights (tests/support/generated.h):
+ *     make_folders OUT FOLDER...
+ * OUT/golden/NAME of tests/golden/NAME has the weights and a copy of all other files. */
+#include "common/base/bytes.h"
+#include "common/base/file.h"
+#include "tests/support/generated.h"
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status copy_file(const char *folder, const char *to, const char *name)
+{
+    char *from = path_join(folder, name), *copy = path_join(to, name);
+    struct bytes text = BYTES_INIT;
+    enum status st;
+    CHECK(file_read(from, 1 << 30, &text));
+    st = file_write_atomic(copy, 0644, text.data, text.len);
+out:
+    bytes_release(&text);
+    free(copy);
+    free(from);
+    return st;
+}
+
+static enum status make(const char *folder, const char *out)
+{
+    const char *kind = strstr(folder, "/golden");
+    char *to = path_join(out, kind ? kind + 1 : folder);
+    DIR *dir = opendir(folder);
+    enum status st;
+    CHECK(dir ? ST_OK : status_fail(ST_NOT_FOUND, "cannot read %s", folder));
+    CHECK(file_make_folders(to));
+    for (struct dirent *e = readdir(dir); e; e = readdir(dir))
+        if (e->d_name[0] != '.') CHECK(copy_file(folder, to, e->d_name));
+    st = generated_write(folder, to);
+out:
+    if (dir) closedir(dir);
+    free(to);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    for (int i = 2; i < argc; i++)
+        if (make(argv[i], argv[1]) != ST_OK) {
+            fprintf(stderr, "make_folders: %s\n", status_message());
+            return 1;
+        }
+    return 0;
+}
