@@ -63,7 +63,7 @@ HARDEN   := $(if $(SANITIZE),,-fstack-protector-strong \
 # Objects go into programs and into shared libraries alike; what a library has, nobody overrides.
 PIC      := -fPIC -fno-semantic-interposition
 CFLAGS_  := -std=gnu11 -march=$(ARCH) $(PIC) -fno-math-errno -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
-            -Wmissing-prototypes -Wformat-security -Wpointer-arith -Wvla -Wundef -Werror $(HARDEN) $(CFLAGS) \
+            -Wmissing-prototypes -Wformat-security -Wpointer-arith -Wvla -Wundef -Werror $(HARDEN) $(CFLAGS) -ffp-contract=off \
             $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 CPPFLAGS_ := -I. -D_GNU_SOURCE -DCW_CUDA=$(CUDA) -DCW_MPI=$(MPI) $(CPPFLAGS) $(shell pkg-config --cflags $(PKGS) openblas)
 LDLIBS_  := $(shell pkg-config --libs $(PKGS)) $(BLAS) -lm -ldl -lrt
@@ -111,9 +111,6 @@ ifneq ($(LEVEL),)
 $(BUILD)/obj/common/base/isa.o: EXTRA += -march=x86-64
 $(BUILD)/obj/common/base/isa.o: CPPFLAGS_ += -DCW_ISA='"$(LEVEL)"'
 endif
-
-# Sampler and trainer must round a log-probability alike, so neither may fuse a product with a sum.
-$(BUILD)/obj/kernels/cpu/logprob.o $(BUILD)/obj/kernels/cpu/sample.o $(BUILD)/obj/kernels/cpu/adjust.o: EXTRA := -ffp-contract=off
 
 # Types and constants of MPI; its functions are looked up at run time.
 ifeq ($(MPI),1)

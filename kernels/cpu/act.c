@@ -6,7 +6,7 @@
 // GELU's tanh form is x * sigmoid(2 u), because (1 + tanh u) / 2 = sigmoid(2 u).
 static inline float gelu_tanh_2u(float x)
 {
-    return 2.0f * 0.7978845608f * (x + 0.044715f * x * x * x);
+    return 2.0f * 0.7978845608f * fma_f32(0.044715f * x * x, x, x);
 }
 
 static inline float activate(float x, enum act_kind kind)
@@ -29,12 +29,12 @@ static inline float derivative(float x, enum act_kind kind)
     switch (kind) {
     case ACT_SILU: {
         float s = sigmoid(x);
-        return s * (1.0f + x * (1.0f - s));
+        return s * fma_f32(x, 1.0f - s, 1.0f);
     }
     case ACT_GELU_TANH: {
         float s = sigmoid(gelu_tanh_2u(x));
-        float slope = 2.0f * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
-        return s + x * s * (1.0f - s) * slope;
+        float slope = 2.0f * 0.7978845608f * fma_f32(3.0f * 0.044715f * x, x, 1.0f);
+        return fma_f32(x * s * (1.0f - s), slope, s);
     }
     case ACT_GELU:
         return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
@@ -129,7 +129,7 @@ static void clamped_back_row(float *dgate, float *dup, const float *dy, const fl
     for (int c = 0; c < s->width; c++) {
         const float g = fminf(gate[c], limit), u = fmaxf(fminf(up[c], limit), -limit);
         const float share = sigmoid(alpha * g);
-        const float slope = share * (1.0f + alpha * g * (1.0f - share));
+        const float slope = share * fma_f32(alpha * g, 1.0f - share, 1.0f);
         dgate[c] = gate[c] <= limit ? dy[c] * (u + 1.0f) * slope : 0.0f;
         dup[c] = up[c] == u ? dy[c] * g * share : 0.0f;
     }
@@ -178,6 +178,6 @@ void cpu_softcap_back(struct device *dev, float *dx, const float *capped, int64_
 #pragma omp parallel for simd if (n > PARALLEL_WORK)
     for (int64_t i = 0; i < n; i++) {
         float t = capped[i] / cap;
-        dx[i] *= 1.0f - t * t;
+        dx[i] *= fma_f32(-t, t, 1.0f);
     }
 }

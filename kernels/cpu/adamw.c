@@ -1,13 +1,8 @@
 /* adamw.c: the optimizer step and the sum of squares behind gradient clipping.
  *
  * The step must give the same bits for an f32 weight and for a bf16 weight with its 16-bit
- * residual, so the arithmetic stands in one place, with contraction to fused multiply-add off: what
- * the compiler fuses could differ between the two loops. It is bound by memory either way. */
-#ifdef __clang__
-#pragma STDC FP_CONTRACT OFF
-#else
-#pragma GCC optimize("fp-contract=off")
-#endif
+ * residual, so the arithmetic stands in one place. Nothing in it is fused, as on CUDA; it is bound
+ * by memory either way. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/moments.h"
 
@@ -144,9 +139,13 @@ void cpu_sum_squares(struct device *dev, double *out, const float *x, int64_t n)
 #pragma omp parallel for if (n > PARALLEL_WORK)
     for (int64_t p = 0; p < chunks; p++) {
         int64_t end = (p + 1) * CHUNK < n ? (p + 1) * CHUNK : n;
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = p * CHUNK; i < end; i++) sum += (double)x[i] * x[i];
+        double lane[LANES] = {0}, sum = 0;
+        int64_t i = p * CHUNK;
+        for (; i + LANES <= end; i += LANES)
+#pragma omp simd
+            for (int l = 0; l < LANES; l++) lane[l] += (double)x[i + l] * x[i + l];
+        for (int l = 0; i + l < end; l++) lane[l] += (double)x[i + l] * x[i + l];
+        for (int l = 0; l < LANES; l++) sum += lane[l];
         part[p] = sum;
     }
     double total = 0;

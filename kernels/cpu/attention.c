@@ -11,7 +11,6 @@
  * Rows of one group (a shared prefix and the sequences after it) add to gradients of the same keys;
  * different groups and different kv heads do not, and are what threads divide in the gradient. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/vec.h"
 #include <omp.h>
 
 enum { BLOCK_QUERIES = 16 };
@@ -92,31 +91,30 @@ static struct context paged_context(const struct kv_view *kv, int layer,
 }
 
 /* out[i] += sum over j < n of p[i * p_row + j * p_col] * x[j], for `rows` rows (1 or 4 at a time)
- * and `vecs` vectors of columns: everything stays in registers while j runs, in order. */
-static inline __attribute__((always_inline)) void
-add_tile(float *out, int64_t out_stride, const float *p, int64_t p_row, int64_t p_col,
-         const float *x, int64_t x_stride, int n, int rows, int vecs)
+ * and `vecs` registers of columns: everything stays there while j runs, in order. */
+VEC_INLINE void add_tile(float *out, int64_t out_stride, const float *p, int64_t p_row,
+                         int64_t p_col, const float *x, int64_t x_stride, int n, int rows, int vecs)
 {
     vec sum[4][4];
 #pragma GCC unroll 4
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) sum[i][v] = load(out + i * out_stride + v * LANES);
+        for (int v = 0; v < vecs; v++) sum[i][v] = load_vec(out + i * out_stride + v * WIDTH);
     for (int j = 0; j < n; j++) {
         vec value[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) value[v] = load(x + j * x_stride + v * LANES);
+        for (int v = 0; v < vecs; v++) value[v] = load_vec(x + j * x_stride + v * WIDTH);
 #pragma GCC unroll 4
         for (int i = 0; i < rows; i++) {
-            float weight = p[i * p_row + j * p_col];
+            vec weight = p[i * p_row + j * p_col] - (vec){0};
 #pragma GCC unroll 4
-            for (int v = 0; v < vecs; v++) sum[i][v] += weight * value[v];
+            for (int v = 0; v < vecs; v++) sum[i][v] = fma_vec(weight, value[v], sum[i][v]);
         }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) store(out + i * out_stride + v * LANES, sum[i][v]);
+        for (int v = 0; v < vecs; v++) store_vec(out + i * out_stride + v * WIDTH, sum[i][v]);
 }
 
 // A weighted sum of rows: out (rows, dim) += P (rows, n) X (n, dim).
@@ -132,29 +130,31 @@ static void add_weighted(const struct weighted_sum *w)
     int d = 0;
     while (d < w->dim) {
         const int left = w->dim - d;
-        const int step = left >= 4 * LANES ? 4 * LANES : left >= LANES ? LANES : left;
+        const int step = left >= 4 * WIDTH ? 4 * WIDTH : left >= WIDTH ? WIDTH : left;
         for (int i = 0; i < w->rows;) {
             float *out = w->out + i * w->out_stride + d;
             const float *p = w->p + i * w->p_row, *x = w->x + d;
             const int rows = w->rows - i >= 4 ? 4 : 1;
 #define ADD_TILE(rows, vecs)                                                                       \
     add_tile(out, w->out_stride, p, w->p_row, w->p_col, x, w->x_stride, w->n, rows, vecs)
-            if (step == 4 * LANES) {
+            if (step == 4 * WIDTH) {
                 if (rows == 4)
                     ADD_TILE(4, 4);
                 else
                     ADD_TILE(1, 4);
-            } else if (step == LANES) {
+            } else if (step == WIDTH) {
                 if (rows == 4)
                     ADD_TILE(4, 1);
                 else
                     ADD_TILE(1, 1);
             } else {
                 for (int r = 0; r < rows; r++)
-                    for (int j = 0; j < w->n; j++)
+                    for (int j = 0; j < w->n; j++) {
+                        const float weight = p[r * w->p_row + j * w->p_col];
+                        float *to = out + r * w->out_stride;
                         for (int c = 0; c < step; c++)
-                            out[r * w->out_stride + c] +=
-                                p[r * w->p_row + j * w->p_col] * x[j * w->x_stride + c];
+                            to[c] = fma_f32(weight, x[j * w->x_stride + c], to[c]);
+                    }
             }
 #undef ADD_TILE
             i += rows;
@@ -273,14 +273,11 @@ static void block_scores(const struct block *b)
 // log-sum-exp.
 static float softmax(float *p, int n, const float *sink)
 {
-    float max = sink ? *sink : -INFINITY, sum = 0;
-#pragma omp simd reduction(max : max)
-    for (int j = 0; j < n; j++) max = p[j] > max ? p[j] : max;
-#pragma omp simd reduction(+ : sum)
-    for (int j = 0; j < n; j++) {
-        p[j] = exp_f32(p[j] - max);
-        sum += p[j];
-    }
+    float max = max_f32(p, n), sum;
+    if (sink && *sink > max) max = *sink;
+#pragma omp simd
+    for (int j = 0; j < n; j++) p[j] = exp_f32(p[j] - max);
+    sum = sum_f32(p, n);
     if (sink) sum += exp_f32(*sink - max);
     const float scale = 1.0f / sum;
 #pragma omp simd
@@ -443,15 +440,14 @@ static void attend_back(float *dqkv, const float *dout, const float *out, const 
         const int i = q / b->group, first = b->first[i], end = b->end[i];
         const int64_t at = (int64_t)(b->row + i) * shape->n_heads + head + q % b->group;
         const float *grad = g->dout + (int64_t)q * dim, log_sum = lse[at];
-        float *p = b->p + (int64_t)q * n, *dp = g->dp + (int64_t)q * n, inner = 0;
-#pragma omp simd reduction(+ : inner)
-        for (int c = 0; c < dim; c++) inner += grad[c] * out[at * dim + c];
+        float *p = b->p + (int64_t)q * n, *dp = g->dp + (int64_t)q * n;
+        const float inner = dot_f32(grad, out + at * dim, dim);
         const float inverse_cap = shape->softcap > 0 ? 1.0f / shape->softcap : 0;
 #pragma omp simd
         for (int j = first; j < end; j++) {
             float t = p[j] * inverse_cap;
             p[j] = exp_f32(p[j] - log_sum);
-            dp[j] = p[j] * (dp[j] - inner) * (1.0f - t * t);
+            dp[j] = p[j] * (dp[j] - inner) * fma_f32(-t, t, 1.0f);
         }
         clear_unseen(p, first, end, n);
         clear_unseen(dp, first, end, n);

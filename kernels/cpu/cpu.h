@@ -3,6 +3,7 @@
 #define KERNELS_CPU_CPU_H
 
 #include "kernels/backend.h"
+#include "kernels/cpu/vec.h"
 #include <math.h>
 
 // Scalar operations below which starting a second thread costs more than it saves (a fork and join
@@ -56,17 +57,17 @@ static inline float exp_f32(float x)
     const float round_to_int = 12582912.0f; // 1.5 * 2^23: adding it rounds to a whole number
     float clamped = x < -87.3f ? -87.3f : x;
     clamped = clamped > 89.0f ? 89.0f : clamped;
-    float n = (clamped * 1.44269504f + round_to_int) - round_to_int;
-    float r = clamped - n * 0.693359375f; // ln 2 in two parts; n times the first is exact
-    r = r - n * -2.12194440e-4f;
+    float n = fma_f32(clamped, 1.44269504f, round_to_int) - round_to_int;
+    float r = fma_f32(n, -0.693359375f, clamped); // ln 2 in two parts; n times the first is exact
+    r = fma_f32(n, 2.12194440e-4f, r);
     float e = 1.0f / 5040;
-    e = e * r + 1.0f / 720;
-    e = e * r + 1.0f / 120;
-    e = e * r + 1.0f / 24;
-    e = e * r + 1.0f / 6;
-    e = e * r + 0.5f;
-    e = e * r + 1.0f;
-    e = e * r + 1.0f;
+    e = fma_f32(e, r, 1.0f / 720);
+    e = fma_f32(e, r, 1.0f / 120);
+    e = fma_f32(e, r, 1.0f / 24);
+    e = fma_f32(e, r, 1.0f / 6);
+    e = fma_f32(e, r, 0.5f);
+    e = fma_f32(e, r, 1.0f);
+    e = fma_f32(e, r, 1.0f);
     // 2^n in two factors, because n may be 128
     int32_t half = (int32_t)n / 2, rest = (int32_t)n - half;
     uint32_t a = (uint32_t)(half + 127) << 23, b = (uint32_t)(rest + 127) << 23;

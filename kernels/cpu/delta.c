@@ -32,10 +32,7 @@ static const float *row_part(const struct delta_args *a, const struct delta_shap
 // x divided by its length, and times `scale`; returns the factor.
 static float normalise(float *y, const float *x, int n, float scale)
 {
-    float squares = 0;
-#pragma omp simd reduction(+ : squares)
-    for (int i = 0; i < n; i++) squares += x[i] * x[i];
-    const float factor = scale / sqrtf(squares + 1e-6f);
+    const float factor = scale / sqrtf(dot_f32(x, x, n) + 1e-6f);
     for (int i = 0; i < n; i++) y[i] = x[i] * factor;
     return factor;
 }
@@ -80,7 +77,7 @@ static __attribute__((noinline)) void advance(float *S, float *out, float *error
 #pragma omp simd
         for (int v = 0; v < n; v++) {
             at[v] *= r->decay;
-            error[v] += at[v] * r->k[k];
+            error[v] = fma_f32(at[v], r->k[k], error[v]);
         }
     }
     for (int v = 0; v < n; v++) {
@@ -91,8 +88,8 @@ static __attribute__((noinline)) void advance(float *S, float *out, float *error
         float *at = S + k * n;
 #pragma omp simd
         for (int v = 0; v < n; v++) {
-            at[v] += r->k[k] * add[v];
-            out[v] += at[v] * r->q[k];
+            at[v] = fma_f32(r->k[k], add[v], at[v]);
+            out[v] = fma_f32(at[v], r->q[k], out[v]);
         }
     }
 }
@@ -202,14 +199,6 @@ struct back {
     float errors[CHUNK][DIM];
 };
 
-static float dot(const float *x, const float *y, int n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += x[i] * y[i];
-    return sum;
-}
-
 // The gradients of row's q and k as the rule takes them, and of its value and gates, from those of
 // S behind it (b->dS, which becomes that of S before it) and of its output.
 static void back_row(struct back *b, const float *before, const float *behind, const float *error,
@@ -229,11 +218,11 @@ static void back_row(struct back *b, const float *before, const float *behind, c
         float *dS = b->dS + k * n;
 #pragma omp simd
         for (int v = 0; v < n; v++) {
-            dS[v] += r.q[k] * dout[v];
-            dadd[v] += dS[v] * r.k[k];
+            dS[v] = fma_f32(r.q[k], dout[v], dS[v]);
+            dadd[v] = fma_f32(dS[v], r.k[k], dadd[v]);
         }
-        dq[k] += dot(behind + k * n, dout, n);
-        dk[k] += dot(dS, add, n);
+        dq[k] += dot_f32(behind + k * n, dout, n);
+        dk[k] += dot_f32(dS, add, n);
     }
     for (int v = 0; v < n; v++) {
         dv[v] = r.beta * dadd[v];
@@ -242,16 +231,16 @@ static void back_row(struct back *b, const float *before, const float *behind, c
     for (int k = 0; k < s->key_dim; k++) {
         float *dS = b->dS + k * n;
         const float *S = before + k * n;
-        dk[k] += r.decay * dot(S, dread, n);
+        dk[k] = fma_f32(r.decay, dot_f32(S, dread, n), dk[k]);
 #pragma omp simd
-        for (int v = 0; v < n; v++) dS[v] += r.k[k] * dread[v];
-        ddecay += dot(S, dS, n);
+        for (int v = 0; v < n; v++) dS[v] = fma_f32(r.k[k], dread[v], dS[v]);
+        ddecay += dot_f32(S, dS, n);
 #pragma omp simd
         for (int v = 0; v < n; v++) dS[v] *= r.decay;
     }
     float *dgates = (float *)b->grads->gates + (int64_t)row * 2 * s->n_heads;
     const float dexponent = -ddecay * r.decay * r.rate; // of softplus(a)
-    dgates[head] = dot(dadd, error, n) * r.beta * (1 - r.beta);
+    dgates[head] = dot_f32(dadd, error, n) * r.beta * (1 - r.beta);
     dgates[s->n_heads + head] = dexponent * sigmoid(r.a);
     b->rate_part[(int64_t)row * s->n_heads + head] = dexponent * softplus(r.a);
 }
@@ -326,8 +315,8 @@ static void back_unit(struct back *b, int head, int seq)
 // Takes the gradient of a query or key as the rule takes it, y = factor * x, back to x, in place.
 static void back_length(float *dx, const float *y, float factor, float scale, int n)
 {
-    const float along = dot(y, dx, n) / (scale * scale);
-    for (int i = 0; i < n; i++) dx[i] = factor * (dx[i] - y[i] * along);
+    const float along = dot_f32(y, dx, n) / (scale * scale);
+    for (int i = 0; i < n; i++) dx[i] = factor * fma_f32(-y[i], along, dx[i]);
 }
 
 static void back_lengths(struct back *b, int key_head, int row)

@@ -18,10 +18,10 @@ static struct softmax softmax_of(const float *row, int vocab, float scale)
     double sum = 0;
     for (int start = 0; start < vocab; start += CHUNK) {
         int end = vocab - start < CHUNK ? vocab : start + CHUNK;
-        float part = 0;
-#pragma omp simd reduction(+ : part)
-        for (int t = start; t < end; t++) part += exp_f32(row[t] * scale - s.max);
-        sum += part;
+        float each[CHUNK];
+#pragma omp simd
+        for (int t = start; t < end; t++) each[t - start] = exp_f32(row[t] * scale - s.max);
+        sum += sum_f32(each, end - start);
     }
     s.inverse_sum = (float)(1 / sum);
     s.log_sum = log(sum);
@@ -49,17 +49,17 @@ void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
         double weighted = 0, common = 0; // sums of p (z_p - z_q), from the maxima; and of min(p, q)
         for (int start = 0; start < vocab; start += CHUNK) {
             int end = vocab - start < CHUNK ? vocab : start + CHUNK;
-            float part_weighted = 0, part_common = 0;
-#pragma omp simd reduction(+ : part_weighted, part_common)
+            float each[CHUNK], least[CHUNK];
+#pragma omp simd
             for (int t = start; t < end; t++) {
                 float zp = p.row[t] * inverse - p.max, zq = q.row[t] * inverse - q.max;
                 float pt = exp_f32(zp) * p.inverse_sum, qt = exp_f32(zq) * q.inverse_sum;
-                part_weighted += pt > 0 ? pt * (zp - zq) : 0; // a logit of -inf adds nothing
-                part_common += pt < qt ? pt : qt;
+                each[t - start] = pt > 0 ? pt * (zp - zq) : 0; // a logit of -inf adds nothing
+                least[t - start] = pt < qt ? pt : qt;
                 if (gradient) gradient[t] = slope * (qt - pt);
             }
-            weighted += part_weighted;
-            common += part_common;
+            weighted += sum_f32(each, end - start);
+            common += sum_f32(least, end - start);
         }
         kl[i] = (float)(weighted - p.log_sum + q.log_sum);
         overlap[i] = (float)common;

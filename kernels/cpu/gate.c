@@ -34,7 +34,7 @@ void cpu_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
 #pragma omp simd
         for (int c = 0; c < a->width; c++) {
             const float s = sigmoid(g[c]), d = grad[c];
-            const float slope = a->kind == GATE_SILU ? s * (1 + g[c] * (1 - s)) : s * (1 - s);
+            const float slope = s * (a->kind == GATE_SILU ? fma_f32(g[c], 1 - s, 1) : 1 - s);
             to_g[c] = d * x[c] * slope;
             to_x[c] = d * open_to(a->kind, g[c]);
         }

@@ -31,7 +31,7 @@ void cpu_latent_query(struct device *dev, void *qkv, const void *q, const void *
                 const float *row = key_rows(w, s, h) + (int64_t)d * rank;
                 const float x = from[d];
 #pragma omp simd
-                for (int c = 0; c < rank; c++) to[c] += x * row[c];
+                for (int c = 0; c < rank; c++) to[c] = fma_f32(x, row[c], to[c]);
             }
             memcpy(to + rank, from + s->nope, (size_t)s->rope * sizeof *to);
             if (h == 0)

@@ -18,15 +18,15 @@ static struct row_sums sum_row(const float *row, int vocab, float scale)
     struct row_sums sums = {.max = max};
     for (int start = 0; start < vocab; start += CHUNK) {
         int end = vocab - start < CHUNK ? vocab : start + CHUNK;
-        float part = 0, part_weighted = 0;
-#pragma omp simd reduction(+ : part, part_weighted)
+        float each[CHUNK], weighted[CHUNK];
+#pragma omp simd
         for (int t = start; t < end; t++) {
             float z = row[t] * scale - max, e = exp_f32(z);
-            part += e;
-            part_weighted += e > 0 ? e * z : 0; // a logit of -inf adds nothing
+            each[t - start] = e;
+            weighted[t - start] = e > 0 ? e * z : 0; // a logit of -inf adds nothing
         }
-        sums.sum += part;
-        sums.weighted += part_weighted;
+        sums.sum += sum_f32(each, end - start);
+        sums.weighted += sum_f32(weighted, end - start);
     }
     return sums;
 }

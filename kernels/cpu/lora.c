@@ -62,7 +62,7 @@ static void drop(const struct lora_args *l, int part, float *to, const float *x,
                             factors);
             for (int i = 0; i < 4 && c + i < l->k; i++) {
                 const int64_t at = (int64_t)row * l->k + c + i;
-                to[at] = (add ? to[at] : 0) + factors[i] * x[at];
+                to[at] = fma_f32(factors[i], x[at], add ? to[at] : 0);
             }
         }
     }

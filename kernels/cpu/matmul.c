@@ -7,19 +7,18 @@
  * prefill and in a training batch; a BLAS picks its order by the whole shape. And at the few rows
  * of decoding it streams the weight once, at the speed of memory, where a BLAS first packs it.
  *
- * Order of summation: chunks of CHUNK along k; in a chunk, lane l adds terms l, l + LANES, ...;
- * lanes are added by halves; chunks are added in order, then the old value of C, then the bias. */
+ * Order of summation: chunks of CHUNK along k; in a chunk, lane l adds terms l, l + LANES, ...
+ * (vec.h); lanes are added by halves; chunks are added in order, then the old value of C, then the bias. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/vec.h"
 #include "kernels/comm.h"
 #include <cblas.h>
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
-typedef int32_t lane_list __attribute__((vector_size(LANES * 4)));
+typedef int32_t lane_list __attribute__((vector_size(WIDTH * 4)));
 
 enum {
     COLS = 4,            // a tile of C: COLS rows of B ...
-    ROWS = LANES / COLS, // ... times up to ROWS rows of A; its LANES sums are one vector
+    ROWS = WIDTH / COLS, // ... times up to ROWS rows of A; its WIDTH sums are one register
     CHUNK = 512,         // of k: BLOCK + COLS rows of it fit the first-level cache,
     BLOCK = 8,           // rows of A that stay there while a chunk of B goes by
     COLUMNS = 32 // columns of C that a thread takes at a time; they stay in the second level
@@ -33,7 +32,7 @@ enum {
 
 /* Half of a step of adding up lanes: x and y each hold sums spread over groups of 2 * half lanes;
  * the result holds first those of x, then those of y, spread over groups of `half` lanes. */
-static inline __attribute__((always_inline)) vec fold(vec x, vec y, int half)
+VEC_INLINE vec fold(vec x, vec y, int half)
 {
 #if defined(__AVX512F__)
     if (half == 8)
@@ -56,11 +55,11 @@ static inline __attribute__((always_inline)) vec fold(vec x, vec y, int half)
 #endif
 }
 
-// Lane e of the result is the sum of the lanes of sum[e], for e < n (a multiple of COLS).
-static inline __attribute__((always_inline)) vec fold_all(vec *sum, int n)
+// Float e of the result is the sum of the floats of sum[e], for e < n (a multiple of COLS).
+VEC_INLINE vec fold_all(vec *sum, int n)
 {
 #pragma GCC unroll 4
-    for (int half = LANES / 2; half > 0; half /= 2) {
+    for (int half = WIDTH / 2; half > 0; half /= 2) {
 #pragma GCC unroll 8
         for (int e = 0; e < n; e += 2)
             sum[e / 2] = fold(sum[e], e + 1 < n ? sum[e + 1] : sum[e], half);
@@ -69,50 +68,52 @@ static inline __attribute__((always_inline)) vec fold_all(vec *sum, int n)
     return sum[0];
 }
 
-static vec load_some(const float *x, int n)
+// Adds to sum[e], for entry e = (i, j) of a tile, the products of n floats from `at` on.
+VEC_INLINE void add_products(vec *sum, const float *const *a, const float *const *b, int at, int n,
+                             int rows)
 {
-    vec v = {0};
-    memcpy(&v, x, (size_t)n * sizeof *x);
-    return v;
+    vec x[COLS];
+#pragma GCC unroll 4
+    for (int j = 0; j < COLS; j++) x[j] = load_some(b[j] + at, n);
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) {
+        vec y = load_some(a[i] + at, n);
+#pragma GCC unroll 4
+        for (int j = 0; j < COLS; j++) sum[i * COLS + j] = fma_vec(y, x[j], sum[i * COLS + j]);
+    }
+}
+
+// The lanes of all entries of a tile, those of registers part .. end - 1 in one pass over k.
+VEC_INLINE void add_terms(vec sum[PARTS][ROWS * COLS], const float *const *a, const float *const *b,
+                          int k, int rows, int part, int end)
+{
+    int p = 0;
+    for (; p + LANES <= k; p += LANES)
+#pragma GCC unroll 2
+        for (int q = part; q < end; q++) add_products(sum[q], a, b, p + q * WIDTH, WIDTH, rows);
+#pragma GCC unroll 2
+    for (int q = part; q < end && p < k; q++)
+        add_products(sum[q], a, b, p + q * WIDTH, k - p - q * WIDTH, rows);
 }
 
 // c[i][j] for i < rows (1..ROWS), j < cols (1..COLS); sums of columns past `cols` are thrown away.
-static inline __attribute__((always_inline)) void tile(const struct dots *t, int i0, int j0,
-                                                       int rows, int cols)
+VEC_INLINE void tile(const struct dots *t, int i0, int j0, int rows, int cols)
 {
     const float *a[ROWS], *b[COLS];
-    vec sum[ROWS * COLS];
+    vec sum[PARTS][ROWS * COLS] = {0};
 #pragma GCC unroll 4
     for (int i = 0; i < rows; i++) a[i] = t->a + (i0 + i) * t->lda;
 #pragma GCC unroll 4
     for (int j = 0; j < COLS; j++) b[j] = t->b + (j0 + (j < cols ? j : 0)) * t->ldb;
+    // of more than one row, the registers of one part are all that the processor has
+    const int together = rows == 1 ? PARTS : 1;
+#pragma GCC unroll 2
+    for (int part = 0; part < PARTS; part += together)
+        add_terms(sum, a, b, t->k, rows, part, part + together);
 #pragma GCC unroll 16
-    for (int e = 0; e < rows * COLS; e++) sum[e] = (vec){0};
-    int p = 0;
-    for (; p + LANES <= t->k; p += LANES) {
-        vec x[COLS];
-#pragma GCC unroll 4
-        for (int j = 0; j < COLS; j++) x[j] = load(b[j] + p);
-#pragma GCC unroll 4
-        for (int i = 0; i < rows; i++) {
-            vec y = load(a[i] + p);
-#pragma GCC unroll 4
-            for (int j = 0; j < COLS; j++) sum[i * COLS + j] += y * x[j];
-        }
-    }
-    if (p < t->k) {
-        vec x[COLS];
-#pragma GCC unroll 4
-        for (int j = 0; j < COLS; j++) x[j] = load_some(b[j] + p, t->k - p);
-#pragma GCC unroll 4
-        for (int i = 0; i < rows; i++) {
-            vec y = load_some(a[i] + p, t->k - p);
-#pragma GCC unroll 4
-            for (int j = 0; j < COLS; j++) sum[i * COLS + j] += y * x[j];
-        }
-    }
-    float result[LANES];
-    vec folded = fold_all(sum, rows * COLS);
+    for (int e = 0; e < rows * COLS && PARTS == 2; e++) sum[0][e] += sum[1][e];
+    float result[WIDTH];
+    vec folded = fold_all(sum[0], rows * COLS);
     memcpy(result, &folded, sizeof result);
 #pragma GCC unroll 4
     for (int i = 0; i < rows; i++) {
@@ -134,8 +135,7 @@ static inline __attribute__((always_inline)) void tile(const struct dots *t, int
 }
 
 // All rows of a block times COLS (or, at the edge, fewer) rows of B.
-static inline __attribute__((always_inline)) void column_tiles(const struct dots *t, int i0, int i1,
-                                                               int j0, int cols)
+VEC_INLINE void column_tiles(const struct dots *t, int i0, int i1, int j0, int cols)
 {
     int i = i0;
     for (; i + ROWS <= i1; i += ROWS) tile(t, i, j0, ROWS, cols);

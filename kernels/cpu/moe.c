@@ -217,7 +217,7 @@ void cpu_moe_combine(struct device *dev, void *y, const void *x, const int32_t *
             const float *from = (const float *)x + (int64_t)place[a] * width;
             const float scale = weight ? weight[a] : 1;
 #pragma omp simd
-            for (int c = 0; c < width; c++) to[c] += scale * from[c];
+            for (int c = 0; c < width; c++) to[c] = fma_f32(scale, from[c], to[c]);
         }
     }
 }
@@ -233,12 +233,8 @@ void cpu_moe_combine_back(struct device *dev, void *dx, float *dweight, const vo
         const float *value = (const float *)x + (int64_t)r->place[a] * width;
         float *to = (float *)dx + (int64_t)r->place[a] * width;
         const float scale = r->weight[a];
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < width; c++) {
-            to[c] = scale * from[c];
-            sum += from[c] * value[c];
-        }
-        dweight[a] = sum;
+#pragma omp simd
+        for (int c = 0; c < width; c++) to[c] = scale * from[c];
+        dweight[a] = dot_f32(from, value, width);
     }
 }

@@ -26,18 +26,12 @@ void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
     for (int r = 0; r < shape->rows; r++) {
         const float *in = x + row_offset(shape, r);
         float *out = (float *)y + row_offset(shape, r);
-        float centre = 0, squares = 0;
-        if (shape->kind == NORM_LAYER) {
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int c = 0; c < width; c++) sum += in[c];
-            centre = sum / (float)width;
-        }
-#pragma omp simd reduction(+ : squares)
-        for (int c = 0; c < width; c++) squares += (in[c] - centre) * (in[c] - centre);
-        float factor = 1.0f / sqrtf(squares / (float)width + shape->eps);
+        const float centre = shape->kind == NORM_LAYER ? sum_f32(in, width) / (float)width : 0;
 #pragma omp simd
-        for (int c = 0; c < width; c++) out[c] = (in[c] - centre) * factor * (one + scale[c]);
+        for (int c = 0; c < width; c++) out[c] = in[c] - centre;
+        const float factor = 1.0f / sqrtf(dot_f32(out, out, width) / (float)width + shape->eps);
+#pragma omp simd
+        for (int c = 0; c < width; c++) out[c] = out[c] * factor * (one + scale[c]);
         if (bias)
 #pragma omp simd
             for (int c = 0; c < width; c++) out[c] += bias[c];
@@ -63,7 +57,7 @@ static void weight_gradient(float *dw, float *db, const float *dy, const struct 
             float factor = rstd[r], centre = mean ? mean[r] : 0;
 #pragma omp simd
             for (int c = 0; c < width; c++) {
-                sum[c] += grad[c] * ((in[c] - centre) * factor);
+                sum[c] = fma_f32(grad[c], (in[c] - centre) * factor, sum[c]);
                 bias_sum[c] += grad[c];
             }
         }
@@ -78,6 +72,7 @@ void cpu_norm_back(struct device *dev, void *dx, float *dw, float *db, const voi
                    const struct norm_args *args, const struct norm_shape *shape, bool add)
 {
     if (!cpu_is_f32(dev, "norm_back", shape->dt)) return;
+    enum { CHUNK = 512 };
     const bool layer = shape->kind == NORM_LAYER;
     const int width = shape->width;
     const float *x = args->x, *scale = args->w;
@@ -89,19 +84,23 @@ void cpu_norm_back(struct device *dev, void *dx, float *dw, float *db, const voi
         const float *grad = (const float *)dy + row_offset(shape, r);
         float *out = (float *)dx + row_offset(shape, r);
         float factor = args->rstd[r], centre = layer ? args->mean[r] : 0;
-        float dot = 0, sum = 0;
-#pragma omp simd reduction(+ : dot, sum)
-        for (int c = 0; c < width; c++) {
-            float g = grad[c] * weight(shape, scale, c);
-            dot += g * ((in[c] - centre) * factor);
-            sum += g;
+        float dot = 0, sum = 0, g[CHUNK], n[CHUNK];
+        for (int start = 0; start < width; start += CHUNK) {
+            const int part = width - start < CHUNK ? width - start : CHUNK;
+#pragma omp simd
+            for (int c = 0; c < part; c++) {
+                g[c] = grad[start + c] * weight(shape, scale, start + c);
+                n[c] = (in[start + c] - centre) * factor;
+            }
+            dot += dot_f32(g, n, part);
+            sum += sum_f32(g, part);
         }
         dot /= (float)width;
         sum = layer ? sum / (float)width : 0;
 #pragma omp simd
         for (int c = 0; c < width; c++) {
-            float g = grad[c] * weight(shape, scale, c);
-            float d = factor * (g - (in[c] - centre) * factor * dot - sum);
+            float y = (in[c] - centre) * factor;
+            float d = factor * (fma_f32(-y, dot, grad[c] * weight(shape, scale, c)) - sum);
             out[c] = add ? out[c] + d : d;
         }
     }

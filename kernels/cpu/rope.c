@@ -6,8 +6,8 @@ static void rotate_neighbours(float *x, const float *angle, int half, float sign
     for (int i = 0; i < half; i++) {
         float c = angle[2 * i], s = sign * angle[2 * i + 1];
         float a = x[2 * i], b = x[2 * i + 1];
-        x[2 * i] = a * c - b * s;
-        x[2 * i + 1] = b * c + a * s;
+        x[2 * i] = fma_f32(a, c, -(b * s));
+        x[2 * i + 1] = fma_f32(b, c, a * s);
     }
 }
 
@@ -30,8 +30,8 @@ void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
             for (int i = 0; i < half; i++) {
                 float c = angle[2 * i], s = sign * angle[2 * i + 1];
                 float a = lower[i], b = upper[i];
-                lower[i] = a * c - b * s;
-                upper[i] = b * c + a * s;
+                lower[i] = fma_f32(a, c, -(b * s));
+                upper[i] = fma_f32(b, c, a * s);
             }
         }
     }

@@ -53,7 +53,7 @@ void cpu_scatter_add_rows(struct device *dev, void *table, const void *y,
         for (int i = start; i < n && index[order[i]] == row; i++) {
             const float *from = in + (int64_t)order[i] * width;
 #pragma omp simd
-            for (int c = 0; c < width; c++) to[c] += scale * from[c];
+            for (int c = 0; c < width; c++) to[c] = fma_f32(scale, from[c], to[c]);
         }
     }
 }

@@ -7,6 +7,8 @@
 #include "kernels/sampling.h"
 #include <omp.h>
 
+enum { CHUNK = 512 }; // as in logprob.c
+
 static inline float probability(float z, float max)
 {
     return exp_f32(z - max);
@@ -78,15 +80,15 @@ static float filter_threshold(const float *z, int vocab, float max,
 static double kept_sum(const float *z, int vocab, float max, float threshold, float min_p)
 {
     double sum = 0;
-    for (int start = 0; start < vocab; start += 512) {
-        int end = vocab - start < 512 ? vocab : start + 512;
-        float part = 0;
-#pragma omp simd reduction(+ : part)
+    for (int start = 0; start < vocab; start += CHUNK) {
+        int end = vocab - start < CHUNK ? vocab : start + CHUNK;
+        float kept[CHUNK];
+#pragma omp simd
         for (int t = start; t < end; t++) {
             float e = probability(z[t], max);
-            part += (z[t] >= threshold && e >= min_p) ? e : 0.0f;
+            kept[t - start] = (z[t] >= threshold && e >= min_p) ? e : 0.0f;
         }
-        sum += part;
+        sum += sum_f32(kept, end - start);
     }
     return sum;
 }

@@ -21,7 +21,8 @@ static void convolve(float *sum, const float *const from[DELTA_MOST_TAPS], const
     for (int i = 0; i < taps; i++)
         if (from[i])
 #pragma omp simd
-            for (int c = 0; c < width; c++) sum[c] += w[(int64_t)c * taps + i] * from[i][c];
+            for (int c = 0; c < width; c++)
+                sum[c] = fma_f32(w[(int64_t)c * taps + i], from[i][c], sum[c]);
 }
 
 static __attribute__((noinline)) void convolve_silu(float *y,
@@ -103,15 +104,16 @@ static void back_row(float *dx, float *dw, const float *dy, const struct conv_ar
     convolve(sum, from, w, s->taps, n);
     for (int c = 0; c < n; c++) {
         const float open = sigmoid(sum[c]);
-        sum[c] = dy[first + c] * open * (1 + sum[c] * (1 - open));
+        sum[c] = dy[first + c] * open * fma_f32(sum[c], 1 - open, 1);
     }
     for (int i = 0; i < s->taps; i++) {
         const int to = row_before(b, b->seq_of[row], row, s->taps - 1 - i);
         if (to < 0) continue;
         float *grad = dx + to * a->x_stride + first;
         for (int c = 0; c < n; c++) {
-            grad[c] += sum[c] * w[c * s->taps + i];
-            if (dw) dw[(first + c) * s->taps + i] += sum[c] * from[i][c];
+            float *to_w = dw ? dw + (first + c) * s->taps + i : NULL;
+            grad[c] = fma_f32(sum[c], w[c * s->taps + i], grad[c]);
+            if (to_w) *to_w = fma_f32(sum[c], from[i][c], *to_w);
         }
     }
 }

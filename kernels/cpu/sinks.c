@@ -14,10 +14,7 @@ void cpu_attn_sinks_back(struct device *dev, float *dsinks, const void *dout, co
         for (int r = 0; r < rows; r++) {
             const int64_t at = (int64_t)r * heads + h;
             const float *x = (const float *)dout + at * dim, *y = (const float *)out + at * dim;
-            float inner = 0;
-#pragma omp simd reduction(+ : inner)
-            for (int c = 0; c < dim; c++) inner += x[c] * y[c];
-            sum -= expf(sinks[h] - lse[at]) * inner;
+            sum = fma_f32(-exp_f32(sinks[h] - lse[at]), dot_f32(x, y, dim), sum);
         }
         dsinks[h] += sum;
     }
