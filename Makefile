@@ -218,6 +218,10 @@ test: tests
 golden golden-lora: $(BUILD)/tests/golden/test_golden $(GOLDEN)
 	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),$(BUILD)/$@)
 
+# What every build with FMA must compute of tests/golden, to the bit.
+golden-bits: $(BUILD)/tests/golden/test_bits $(GOLDEN)
+	$< --print > tests/golden/bits.txt
+
 # libFuzzer entries need clang; FUZZ_SECONDS each. 0 replays the seeds with any compiler.
 FUZZ_SECONDS ?= 30
 FUZZ_CC      ?= clang
@@ -290,8 +294,8 @@ clean:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -11
-	@echo "targets: all test golden golden-lora demo bench fuzz man install uninstall deb format clean"
+	@echo "targets: all test golden golden-lora golden-bits demo bench fuzz man install uninstall deb format clean"
 
-.PHONY: all tests test golden golden-lora fuzz demo bench man install uninstall deb format clean help
+.PHONY: all tests test golden golden-lora golden-bits fuzz demo bench man install uninstall deb format clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
