@@ -183,13 +183,13 @@ static enum status hear_knock(struct gathering *g, int i)
     struct knock *k = &g->knocks[i];
     struct statement s;
     json_t *message = NULL;
-    enum status st;
+    enum status st, own = ST_OK;
     CHECK(wire_receive(&k->wire, &message));
     if (!message && clock_ms_until(k->deadline_ns) == 0)
         FAIL(ST_TIMEOUT, "a connection said nothing for %d s", KNOCK_MS / 1000);
     CHECK(message ? statement_parse(message, &s) : wire_flush(&k->wire));
 out:
-    const enum status own = st == ST_OK && message ? admit(g, i, &s) : ST_OK;
+    if (st == ST_OK && message) own = admit(g, i, &s);
     if (st != ST_OK) refuse(g, i, st);
     json_decref(message);
     return own;

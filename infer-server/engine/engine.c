@@ -348,8 +348,8 @@ static enum status queue_adapter_command(struct engine *e, struct command *c,
                                          const struct adapter_order *order)
 {
     enum status st = ST_NO_MEMORY;
-    const bool copied = copy_text(order->name, &c->name) & copy_text(order->folder, &c->folder) &
-                        copy_text(order->config, &c->config) &
+    const bool copied = copy_text(order->name, &c->name) && copy_text(order->folder, &c->folder) &&
+                        copy_text(order->config, &c->config) &&
                         copy_text(order->copy_of, &c->copy_of);
     if (copied)
         st = queue_command(e, c);

@@ -8,7 +8,8 @@
  * of decoding it streams the weight once, at the speed of memory, where a BLAS first packs it.
  *
  * Order of summation: chunks of CHUNK along k; in a chunk, lane l adds terms l, l + LANES, ...
- * (vec.h); lanes are added by halves; chunks are added in order, then the old value of C, then the bias. */
+ * (vec.h); lanes are added by halves; chunks are added in order, then the old value of C, then the
+ * bias. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/comm.h"
 #include <cblas.h>

@@ -1,10 +1,11 @@
-/* vec.h: registers of floats, the fused multiply-add, and the order of sums. Private to kernels/cpu.
+/* vec.h: registers of floats, the fused multiply-add, and the order of sums. Private to
+ * kernels/cpu.
  *
  * The compiler fuses nothing by itself (-ffp-contract=off): a product that is to be fused with a
  * sum says fma_f32 or fma_vec. A sum over neighbours has LANES partial sums under every instruction
- * set, lane l taking terms l, l + LANES, ..., and lanes are added by halves. So a result has the same
- * bits whichever compiler made the program and for whichever processor that has FMA. On one without,
- * a product and a sum are rounded each: its bits are its own. */
+ * set, lane l taking terms l, l + LANES, ..., and lanes are added by halves. So a result has the
+ * same bits whichever compiler made the program and for whichever processor that has FMA. On one
+ * without, a product and a sum are rounded each: its bits are its own. */
 #ifndef KERNELS_CPU_VEC_H
 #define KERNELS_CPU_VEC_H
 

@@ -1,7 +1,7 @@
 /* test_bits.c: the forward pass has the same bits under every compiler, every instruction set with
  * FMA and any number of threads: a digest of each model of tests/golden's logits stands in
- * tests/golden/bits.txt. `make golden-bits` writes that table anew, for when the models or the order
- * of sums have changed on purpose. */
+ * tests/golden/bits.txt. `make golden-bits` writes that table anew, for when the models or the
+ * order of sums have changed on purpose. */
 #include "common/base/file.h"
 #include "common/base/hash.h"
 #include "tests/support/reference.h"
