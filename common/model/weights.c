@@ -532,6 +532,13 @@ void weights_layout_hash(const struct weights *w, char ret[65])
     bytes_release(&text);
 }
 
+enum status weights_checksum(const struct weights *w, struct device *dev, uint64_t *ret)
+{
+    const uint64_t offset = 0, bytes = w->canary_offset;
+    device_ops(dev)->checksum(dev, ret, w->base, &offset, &bytes, 1);
+    return device_sync(dev);
+}
+
 // ---- host and device ----------------------------------------------------------------------------
 void *weights_address(const struct weights *w, int64_t element)
 {

@@ -109,6 +109,8 @@ void weights_free(struct weights *w); // the table, not the memory
 const struct weight_tensor *weights_find(const struct weights *w, const char *name);
 // Hex digest over config-independent facts: every name, shape, offset, dt, and which shard it is.
 void weights_layout_hash(const struct weights *w, char ret[65]);
+// ops.checksum of the whole arena, whose gaps are zeros. Waits.
+enum status weights_checksum(const struct weights *w, struct device *dev, uint64_t *ret);
 
 // Reads every tensor of the folder, of a shard its slice, into bound memory, converting dtypes. A
 // missing tensor, an extra one, a wrong shape or an unusable dtype is an error naming file and
