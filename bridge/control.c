@@ -19,10 +19,11 @@
  *   doorbell A futex that counts notifications. The engine, idle or not, waits on nothing else.
  *   heartbeats CLOCK_MONOTONIC of the last sign of life of each side.
  *
- * What the weights are (`loaded`, `origin`, `run` and the counts of `publishes` beside them) is
- * plain text, written only while the version is odd by whoever writes the weights: a reader copies
- * it between two looks at one even version. A writer counts its update before the version becomes
- * even: if it dies in between, the weights are torn, and restoring them begins a new count.
+ * What the weights of each role are (`loaded`, and of `roles` origin, run and counts) is plain
+ * text, written only while the version is odd by whoever writes the weights: a reader copies it
+ * between two looks at one even version. A role's name comes and goes with the role. A writer
+ * counts its update before the version becomes even: if it dies in between, the weights are torn,
+ * and restoring them begins a new count.
  *
  * WRITER (trainer)                               READER (engine thread, at a step boundary)
  *   1 phase IDLE -> REQUESTED, notify
@@ -224,13 +225,19 @@ void put_folder(char to[CONTROL_PATH_BYTES], const char *folder)
     free(real);
 }
 
-void put_origin(struct page *page, const char *folder, uint64_t publishes)
+struct page_role *find_role(struct page *page, const char *name)
 {
-    snprintf(page->origin, CONTROL_PATH_BYTES, "%s", folder);
-    page->run[0] = 0;
-    atomic_store(&page->origin_publishes, publishes);
-    atomic_store(&page->run_publishes, publishes);
-    atomic_store(&page->noted_publishes, publishes);
+    for (struct page_role *r = page->roles; r < page->roles + CONTROL_ROLES; r++)
+        if (name[0] && strncmp(r->name, name, CONTROL_ROLE_BYTES) == 0) return r;
+    return NULL;
+}
+
+void put_origin(struct page_role *role, const char *folder)
+{
+    snprintf(role->origin, CONTROL_PATH_BYTES, "%s", folder);
+    role->run[0] = 0;
+    atomic_store(&role->updates, 0);
+    atomic_store(&role->run_updates, 0);
 }
 
 // ---- what both sides read ----------------------------------------------------------------------
@@ -270,28 +277,30 @@ void control_snapshot(const struct control *c, char *ret, size_t size)
     snprintf(ret, size, "%s", folder);
 }
 
-// What the weights are, as the page has it at an even version; else nothing.
-static void copy_origin(const struct page *page, struct control_facts *f)
+// What a role's weights are, as the page has it at an even version; else nothing.
+static void copy_origin(const struct page *page, const struct page_role *r, struct control_facts *f)
 {
     if (f->version & 1) return;
-    f->updates = f->publishes - atomic_load(&page->origin_publishes);
-    f->run_updates = f->publishes - atomic_load(&page->run_publishes);
+    f->updates = atomic_load(&r->updates);
+    f->run_updates = atomic_load(&r->run_updates);
     snprintf(f->loaded, sizeof f->loaded, "%.*s", CONTROL_PATH_BYTES - 1, page->loaded);
-    snprintf(f->origin, sizeof f->origin, "%.*s", CONTROL_PATH_BYTES - 1, page->origin);
-    snprintf(f->run, sizeof f->run, "%.*s", CONTROL_PATH_BYTES - 1, page->run);
-    uint64_t noted = atomic_load(&page->noted_publishes);
-    if (noted != f->publishes) { // a writer that says nothing here made the last ones
-        f->run[0] = 0;
-        f->run_updates = f->publishes - noted;
-    }
+    snprintf(f->origin, sizeof f->origin, "%.*s", CONTROL_PATH_BYTES - 1, r->origin);
+    snprintf(f->run, sizeof f->run, "%.*s", CONTROL_PATH_BYTES - 1, r->run);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
 void control_facts(const struct control *c, struct control_facts *ret)
 {
+    control_facts_of(c, c->page->roles[0].name, ret);
+}
+
+bool control_facts_of(const struct control *c, const char *role, struct control_facts *ret)
+{
     struct page *page = c->page;
+    const struct page_role *r = find_role(page, role);
     struct control_facts f;
     uint64_t lease;
+    if (!r) return false;
     uint32_t phase;
     do { // until nothing moved while it was copied
         memset(&f, 0, sizeof f);
@@ -304,7 +313,7 @@ void control_facts(const struct control *c, struct control_facts *ret)
         f.last_pause_ms = (double)atomic_load(&page->pause_ns) / NS_PER_MS;
         f.owner_heartbeat_age_ms = clock_ms_since(atomic_load(&page->owner_heartbeat_ns));
         f.writer_heartbeat_age_ms = clock_ms_since(atomic_load(&page->writer_heartbeat_ns));
-        copy_origin(page, &f);
+        copy_origin(page, r, &f);
     } while (lease != atomic_load(&page->lease) || phase != atomic_load(&page->phase) ||
              f.version != atomic_load(&page->version));
     f.owner_pid = page->owner_pid;
@@ -320,17 +329,18 @@ void control_facts(const struct control *c, struct control_facts *ret)
     snprintf(f.layout_hash, sizeof f.layout_hash, "%.64s", page->layout_hash);
     control_snapshot(c, f.snapshot, sizeof f.snapshot);
     *ret = f;
+    return true;
 }
 
 void control_origin_words(const struct control_facts *f, struct bytes *ret)
 {
     bytes_printf(ret, "version %" PRIu64 ", ", f->version);
     if (!f->updates) {
-        bytes_printf(ret, "those of %s", f->origin);
+        bytes_printf(ret, "%s%s", f->origin[0] ? "those of " : "new", f->origin);
         return;
     }
     bytes_printf(ret, "%" PRIu64 " update%s since %s", f->updates, f->updates == 1 ? "" : "s",
-                 f->origin);
+                 f->origin[0] ? f->origin : "it was made");
     if (f->run_updates < f->updates)
         bytes_printf(ret, ", the last %" PRIu64 " of them", f->run_updates);
     if (f->run[0])

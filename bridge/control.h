@@ -54,10 +54,12 @@ enum status control_await_followers(const struct control *c, int64_t deadline_ns
 // After the owner rewrote torn weights, or reloaded: next even version, no writer.
 void control_owner_update_begin(struct control *c); // version becomes odd (if it is not)
 void control_owner_update_end(struct control *c);   // next even version
-// Between the two calls above, when no writer can take the lease: the weights are now exactly those
-// of `folder`. chosen: by the owner's start or a reload, not by a restore; `loaded` is then that
-// folder too, and what writers' snapshots hold is no longer what to go back to.
-void control_owner_loaded(struct control *c, const char *folder, bool chosen);
+// Between the two calls above, when no writer can take the lease: the weights of `role` are now
+// exactly those of `folder`. chosen: by the owner's start or a reload, not by a restore; `loaded`
+// is then that folder too, and what writers' snapshots hold is no longer what to go back to. At any
+// step boundary: the same of an adapter that is new ("": made, not loaded), and that one is gone.
+void control_owner_loaded(struct control *c, const char *role, const char *folder, bool chosen);
+void control_owner_removed(struct control *c, const char *role);
 void control_end(
     struct control *c); // owner leaves: page marked ended, name unlinked; then control_free
 
@@ -88,10 +90,12 @@ void control_resume(struct control *c);             // lets the engine go on
 bool control_as_left(const struct control *c);
 // The run folder that this writer's updates are said to be of; none: nobody's.
 void control_set_run(struct control *c, const char *folder);
-// Between write_begin and write_end: this update makes the weights exactly those of `folder`.
+// The role that its updates are of from here on; as long as it is not called: the policy.
+void control_set_role(struct control *c, const char *role);
+// Between write_begin and write_end: this update makes its weights exactly those of `folder`.
 void control_set_origin(struct control *c, const char *folder);
-// Likewise: the version after this update is that one, even and above the present one, instead of
-// the next even one: so that the servers of several ranks come to the same.
+// Likewise: this update changes no weights, and gives that version, even and above the present one,
+// instead of the next even one: so that the servers of several ranks come to the same.
 void control_set_version(struct control *c, uint64_t version);
 // Where the server finds the last good weights (a model folder) if this writer dies in an update.
 // The folder must exist; its absolute path is kept.
@@ -103,7 +107,9 @@ uint64_t control_version(const struct control *c);
 enum status control_owner_alive(const struct control *c); // ST_PEER_GONE in a sentence with the pid
 void control_snapshot(const struct control *c, char *ret, size_t size); // "" if none was set
 
-void control_facts(const struct control *c, struct control_facts *ret);
+void control_facts(const struct control *c, struct control_facts *ret); // the policy's weights
+// The same of another role's. False: the page has none.
+bool control_facts_of(const struct control *c, const char *role, struct control_facts *ret);
 // Appends what the weights are: "version 42, 20 updates since DIR, the last 5 of them by the run
 // RUN".
 void control_origin_words(const struct control_facts *f, struct bytes *ret);

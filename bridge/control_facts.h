@@ -6,6 +6,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#define CONTROL_ROLE_BYTES 64 // the bridge file's names of roles: "policy", "draft", "adapter:NAME"
+#define CONTROL_ROLES      65 // that have such an account: the policy, with its draft, and adapters
+
 struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
     uint64_t version, publishes;
     pid_t owner_pid, writer_pid; // writer 0: none
@@ -15,10 +18,11 @@ struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
     double last_write_ms; // version odd
     double last_pause_ms; // grant to resume seen by the engine: what generation lost
     char layout_hash[65], snapshot[512];
-    // What the weights are; "" and 0 while the version is odd. `updates` of writers since they were
-    // exactly those of `origin`, the last run_updates of them by `run` ("": an unnamed writer).
-    // loaded: the folder that the owner was started with, or reloaded last.
-    char loaded[512], origin[512], run[512];
+    char loaded[512]; // folder that the owner was started with, or reloaded last
+    // What the weights of a role are; "" and 0 while the version is odd. `updates` of writers since
+    // they were exactly those of `origin` ("": since the adapter was made), the last run_updates of
+    // them by `run` ("": an unnamed writer).
+    char origin[512], run[512];
     uint64_t updates, run_updates;
 };
 

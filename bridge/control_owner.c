@@ -126,13 +126,26 @@ void control_owner_update_end(struct control *c)
     atomic_store(&c->page->owner_updating, 0);
 }
 
-void control_owner_loaded(struct control *c, const char *folder, bool chosen)
+void control_owner_loaded(struct control *c, const char *role, const char *folder, bool chosen)
 {
+    struct page *page = c->page;
+    struct page_role *r = find_role(page, role);
     char path[CONTROL_PATH_BYTES];
     put_folder(path, folder);
     if (chosen) {
-        snprintf(c->page->loaded, CONTROL_PATH_BYTES, "%s", path);
-        set_snapshot(c->page, "", 0);
+        snprintf(page->loaded, CONTROL_PATH_BYTES, "%s", path);
+        set_snapshot(page, "", 0);
     }
-    put_origin(c->page, path, atomic_load(&c->page->publishes));
+    for (int i = 1; !r && i < CONTROL_ROLES; i++)
+        if (!page->roles[i].name[0]) r = &page->roles[i];
+    if (!r) return; // the bridge file has no room for more either
+    put_origin(r, path);
+    snprintf(r->name + 1, sizeof r->name - 1, "%s", role + 1);
+    r->name[0] = role[0];
+}
+
+void control_owner_removed(struct control *c, const char *role)
+{
+    struct page_role *r = find_role(c->page, role);
+    if (r) r->name[0] = 0;
 }

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define CONTROL_MAGIC  "CWEIGHTS" // 8 bytes, no NUL
-#define CONTROL_FORMAT 1
+#define CONTROL_FORMAT 2
 #define ATTEMPTS       10 // to take a name
 #define ATTEMPT_MS     20
 
@@ -52,7 +52,8 @@ static enum status map_page(const char *name, struct page **ret, int *ret_fd)
     enum status st;
     CHECK(status_context(file_check_owner(fd, name), "control page"));
     if (fstat(fd, &sb) != 0) FAIL(ST_IO, "control page %s: %s", name, strerror(errno));
-    if (sb.st_size != CONTROL_BYTES)
+    // An earlier build's is known by what comes first; nothing else of it is looked at.
+    if (sb.st_size != CONTROL_BYTES && sb.st_size != CONTROL_FIRST)
         FAIL(ST_MISMATCH, "control page %s has %lld bytes, not %d: it is not one of ours", name,
              (long long)sb.st_size, CONTROL_BYTES);
     page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -139,6 +140,7 @@ static void fill_page(struct page *page, const char *layout_hash)
     page->format = CONTROL_FORMAT;
     page->bytes = CONTROL_BYTES;
     snprintf(page->layout_hash, sizeof page->layout_hash, "%s", layout_hash);
+    snprintf(page->roles[0].name, sizeof page->roles[0].name, "policy");
     page->owner_pid = getpid();
     page->owner_start = process_start_time(getpid());
     page->owner_namespace = process_namespace();

@@ -7,13 +7,25 @@
 #include "bridge/control.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 
-#define CONTROL_BYTES      4096
+#define CONTROL_FIRST      4096 // bytes that pages of any build have: all before `roles`
+#define CONTROL_BYTES      (20 * 4096)
 #define HEARTBEAT_LIMIT_MS 30000 // of a writer, unless the owner sets another
 #define CONTROL_PATH_BYTES 512
 #define NAME_BYTES         96
 
 enum phase { PHASE_IDLE, PHASE_REQUESTED, PHASE_GRANTED };
+
+// What a role's weights are. Changed only while the version is odd, by whoever writes the weights,
+// but for roles that the owner adds and removes: a name's first byte comes last.
+struct page_role {
+    char name[CONTROL_ROLE_BYTES];   // "": a free place
+    _Atomic uint64_t updates;        // of writers since they were exactly origin's
+    _Atomic uint64_t run_updates;    // the last of them, by `run`
+    char origin[CONTROL_PATH_BYTES]; // folder that they were last exactly of
+    char run[CONTROL_PATH_BYTES];    // "": not known
+};
 
 struct page {
     char magic[8];
@@ -45,15 +57,12 @@ struct page {
     _Alignas(64) _Atomic uint32_t snapshot_turn; // current: snapshot[turn & 1]
     char snapshot[2][CONTROL_PATH_BYTES];
 
-    // What the weights are. Changed only while the version is odd, by whoever writes the weights.
-    _Alignas(64) _Atomic uint64_t origin_publishes; // `publishes` when they were exactly origin's
-    _Atomic uint64_t run_publishes;                 // `publishes` before the first update of `run`
-    _Atomic uint64_t noted_publishes;               // that these words know of
     char loaded[CONTROL_PATH_BYTES]; // folder that the owner loaded by its own choice
-    char origin[CONTROL_PATH_BYTES]; // folder that the weights were last exactly of
-    char run[CONTROL_PATH_BYTES];    // that wrote the updates since; "": not known
+
+    _Alignas(64) struct page_role roles[CONTROL_ROLES]; // the first: the policy's
 };
-_Static_assert(sizeof(struct page) <= CONTROL_BYTES, "the control page is one page");
+_Static_assert(sizeof(struct page) <= CONTROL_BYTES, "the control page has room for all roles");
+_Static_assert(offsetof(struct page, roles) <= CONTROL_FIRST, "any build's page has what is first");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2,
                "atomics on a shared page must not need locks");
 
@@ -72,7 +81,9 @@ struct control {
     uint64_t next;          // version after the update under way
     int64_t odd_since_ns;
     char run[CONTROL_PATH_BYTES];     // control_set_run()
+    char role[CONTROL_ROLE_BYTES];    // control_set_role(); "": the policy
     char writing[CONTROL_PATH_BYTES]; // folder that the update under way loads; "": none
+    bool unchanged;                   // it only moves the version
 };
 
 // ---- words of the page (control.c) --------------------------------------------------------------
@@ -98,6 +109,7 @@ enum life writer_life(struct page *page, uint64_t lease);
 // What the weights are.
 void set_snapshot(struct page *page, const char *folder, size_t len);
 void put_folder(char to[CONTROL_PATH_BYTES], const char *folder);
-void put_origin(struct page *page, const char *folder, uint64_t publishes);
+struct page_role *find_role(struct page *page, const char *name); // NULL: none
+void put_origin(struct page_role *role, const char *folder);
 
 #endif

@@ -198,12 +198,18 @@ enum status control_write_begin(struct control *c)
     if (!atomic_compare_exchange_strong(&page->version, &even, even + 1)) return lease_lost(c);
     c->odd_since_ns = clock_now_ns();
     c->writing[0] = 0;
+    c->unchanged = false;
     return ST_OK;
 }
 
 void control_set_run(struct control *c, const char *folder)
 {
     put_folder(c->run, folder);
+}
+
+void control_set_role(struct control *c, const char *role)
+{
+    snprintf(c->role, CONTROL_ROLE_BYTES, "%s", role);
 }
 
 void control_set_origin(struct control *c, const char *folder)
@@ -214,22 +220,23 @@ void control_set_origin(struct control *c, const char *folder)
 void control_set_version(struct control *c, uint64_t version)
 {
     c->next = version;
+    c->unchanged = true;
 }
 
-// Counts the update and says what the weights are after it: see the head of the file.
+// Counts the update and says what the role's weights are after it: see the head of the file.
 static void note_update(struct control *c)
 {
-    struct page *page = c->page;
-    uint64_t publishes = atomic_load(&page->publishes);
+    struct page_role *r = find_role(c->page, c->role);
+    if (!r) r = c->page->roles;
     if (c->writing[0]) {
-        put_origin(page, c->writing, publishes + 1);
-    } else if (strncmp(page->run, c->run, CONTROL_PATH_BYTES) != 0 ||
-               atomic_load(&page->noted_publishes) != publishes) {
-        snprintf(page->run, CONTROL_PATH_BYTES, "%s", c->run);
-        atomic_store(&page->run_publishes, publishes);
+        put_origin(r, c->writing);
+    } else if (!c->unchanged) {
+        if (strncmp(r->run, c->run, CONTROL_PATH_BYTES) != 0) atomic_store(&r->run_updates, 0);
+        snprintf(r->run, CONTROL_PATH_BYTES, "%s", c->run);
+        atomic_fetch_add(&r->run_updates, 1);
+        atomic_fetch_add(&r->updates, 1);
     }
-    atomic_store(&page->noted_publishes, publishes + 1);
-    atomic_store(&page->publishes, publishes + 1);
+    atomic_fetch_add(&c->page->publishes, 1);
 }
 
 enum status control_write_end(struct control *c)

@@ -76,7 +76,7 @@ enum status own_weights_new(struct device *dev, const struct bridge_role *role,
     CHECK(device_alloc(dev, role->bytes, &o->memory));
     device_fill(dev, o->memory, 0, role->bytes);
     CHECK(load(context, o->memory));
-    control_owner_loaded(o->control, role->model, true);
+    control_owner_loaded(o->control, "policy", role->model, true);
     control_owner_update_end(o->control);
     CHECK(start_granting(o));
     *ret = o;

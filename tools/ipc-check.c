@@ -307,11 +307,15 @@ static void add_facts(struct check *c, const struct control_facts *f)
     json_t *roles = json_array();
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
-        json_array_append_new(roles,
-                              json_pack("{s:s, s:s, s:s, s:s, s:I, s:i, s:I}", "role", r->role,
-                                        "model", r->model, "kind", r->kind, "dtype",
-                                        dtype_name(r->dt), "bytes", (json_int_t)r->bytes, "tensors",
-                                        r->n_tensors, "parameters", (json_int_t)r->n_parameters));
+        struct control_facts of = {0};
+        control_facts_of(bridge_control(c->bridge), r->role, &of);
+        json_array_append_new(
+            roles, json_pack("{s:s, s:s, s:s, s:s, s:I, s:i, s:I, s:s, s:I, s:s, s:I}", "role",
+                             r->role, "model", r->model, "kind", r->kind, "dtype",
+                             dtype_name(r->dt), "bytes", (json_int_t)r->bytes, "tensors",
+                             r->n_tensors, "parameters", (json_int_t)r->n_parameters, "origin",
+                             of.origin, "updates", (json_int_t)of.updates, "run", of.run,
+                             "run_updates", (json_int_t)of.run_updates));
     }
     json_t *last = f->publishes
                        ? json_pack("{s:f, s:f, s:f}", "wait_ms", f->last_wait_ms, "write_ms",
@@ -357,9 +361,15 @@ static void print_facts(const struct check *c, const struct control_facts *f)
     if (f->snapshot[0]) fact(c, "snapshot", "%s", f->snapshot);
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
-        fact(c, r->role, "%.1f MiB, %d tensors, %lld parameters, %s, from %s",
+        struct control_facts of;
+        if (i > 0 && control_facts_of(bridge_control(c->bridge), r->role, &of)) {
+            bytes_puts(&words, "; ");
+            control_origin_words(&of, &words);
+        }
+        fact(c, r->role, "%.1f MiB, %d tensors, %lld parameters, %s, from %s%s",
              (double)r->bytes / (1 << 20), r->n_tensors, (long long)r->n_parameters,
-             dtype_name(r->dt), r->model);
+             dtype_name(r->dt), r->model, bytes_text(&words));
+        bytes_release(&words);
     }
 }
 

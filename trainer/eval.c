@@ -13,7 +13,7 @@
 #include "trainer/data/prompts.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/run/notices.h"
-#include "trainer/launch/private_server.h"
+#include "trainer/run/private_server.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
 #include "trainer/rollout/scoring.h"

@@ -2,10 +2,12 @@
  * folder, merges. One thread. */
 #include "common/model/adapter.h"
 #include "common/base/file.h"
+#include "common/base/hash.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
 #include "common/model/safetensors.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +15,7 @@
 
 #define TENSORS_FILE "adapter_model.safetensors"
 #define PREFIX       "base_model.model."
+#define MAX_STATE    ((size_t)1 << 26)
 
 // ---- the plan -----------------------------------------------------------------------------------
 enum tensor_role adapter_role(const struct weights *base, int tensor)
@@ -344,5 +347,61 @@ enum status adapter_merge(const struct adapter *a, const struct weights *w, stru
         free(fa);
         free(fb);
     }
+    return st;
+}
+
+// ---- what it is trained on ----------------------------------------------------------------------
+
+json_t *adapter_base(const char *folder, uint64_t version, uint64_t updates, enum dtype dt,
+                     int shards, const uint64_t *sums, size_t n)
+{
+    uint64_t all = 0;
+    char checksum[40];
+    for (size_t i = 0; i < n; i++) all = hash_mix(all + HASH_SPREAD + sums[i]);
+    snprintf(checksum, sizeof checksum, "%s/%d:%016" PRIx64, dtype_name(dt), shards, all);
+    return json_pack("{s:o*, s:I, s:I, s:s}", "folder", json_string(folder), "version",
+                     (json_int_t)version, "updates", (json_int_t)updates, "checksum", checksum);
+}
+
+enum status adapter_base_of(const struct weights *w, struct device *dev, const char *folder,
+                            json_t **ret)
+{
+    uint64_t sum;
+    enum status st = weights_checksum(w, dev, &sum);
+    char *real = realpath(folder, NULL);
+    if (st == ST_OK) *ret = adapter_base(real ? real : folder, 0, 0, w->dt, 1, &sum, 1);
+    free(real);
+    return st;
+}
+
+static bool is_same(const json_t *a, const json_t *b)
+{
+    const char *x = json_string_value(json_object_get(a, "checksum"));
+    const char *y = json_string_value(json_object_get(b, "checksum"));
+    if (!x || !y || strncmp(x, y, strcspn(x, ":")) == 0) return x && y && strcmp(x, y) == 0;
+    return json_equal(json_object_get(a, "folder"), json_object_get(b, "folder")) &&
+           json_integer_value(json_object_get(a, "updates")) == 0 &&
+           json_integer_value(json_object_get(b, "updates")) == 0;
+}
+
+enum status adapter_base_check(const char *folder, const json_t *base)
+{
+    enum status st = ST_OK;
+    json_t *state = NULL;
+    char *path = path_join(folder, ADAPTER_STATE_FILE), *was = NULL, *is = NULL;
+    if (!path) FAIL(ST_NO_MEMORY, "no memory for a path");
+    if (!file_exists(path)) goto out;
+    CHECK(json_read_file(path, MAX_STATE, &state));
+    const json_t *recorded = json_object_get(state, ADAPTER_BASE);
+    if (!recorded || is_same(recorded, base)) goto out;
+    was = json_dumps(recorded, JSON_ENCODE_ANY);
+    is = json_dumps(base, JSON_ENCODE_ANY);
+    st = status_fail(ST_MISMATCH, "%s: the adapter was trained on another base: on %s; this is %s",
+                     folder, was ? was : "?", is ? is : "?");
+out:
+    json_decref(state);
+    free(path);
+    free(was);
+    free(is);
     return st;
 }

@@ -52,6 +52,21 @@ enum status adapter_init(const struct adapter *a, struct device *dev, uint64_t s
 // Writes both files of a PEFT folder, which must exist.
 enum status adapter_save(const struct adapter *a, struct device *dev, const char *folder,
                          enum dtype as);
+// What it is trained on, as JSON ("folder", "version", "updates", "checksum"), which its folder
+// records in ADAPTER_STATE_FILE under ADAPTER_BASE: the folder that the base's weights were last
+// exactly those of, the server's weight version (0: no server), updates since the folder, and
+// dtype, shards and the (n) sums of all weights in one. New reference; NULL: no memory.
+#define ADAPTER_STATE_FILE "trainer/trainer_state.json"
+#define ADAPTER_BASE       "base"
+json_t *adapter_base(const char *folder, uint64_t version, uint64_t updates, enum dtype dt,
+                     int shards, const uint64_t *sums, size_t n);
+// Of bound weights that are exactly a folder's.
+enum status adapter_base_of(const struct weights *w, struct device *dev, const char *folder,
+                            json_t **ret);
+// ST_MISMATCH: the adapter in `folder` records another base. Checksums decide; of other dtypes or
+// shards one folder, which nobody trained since.
+enum status adapter_base_check(const char *folder, const json_t *base);
+
 // Adds scale * B A to every adapted matrix of `w`, which has the base's plan and is bound, as the
 // adapter is. ST_UNSUPPORTED where that would change the embeddings with the head. Waits.
 enum status adapter_merge(const struct adapter *a, const struct weights *w, struct device *dev);

@@ -72,12 +72,25 @@ static void publish_list(struct engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
-static enum status load(struct engine *e, const struct command *c)
+// Of a folder that records another base than this one: a warning, or with --exact a failure.
+static enum status check_base(struct engine *e, const char *folder, char *warning, size_t size)
+{
+    const json_t *base;
+    enum status st = weights_owner_base(e->owner, &base);
+    if (st == ST_OK) st = adapter_base_check(folder, base);
+    if (st != ST_MISMATCH || e->options.exact) return status_context(st, "--exact");
+    snprintf(warning, size, "%s", status_message());
+    log_warn("engine: %s", warning);
+    return ST_OK;
+}
+
+static enum status load(struct engine *e, const struct command *c, char *warning, size_t size)
 {
     const struct adapters *a = weights_owner_adapters(e->owner);
     const struct adapter_order order = {c->name, c->folder, c->config, c->copy_of, c->in_place};
     const int slot = adapters_find(a, c->name);
     enum status st = ST_OK;
+    if (c->folder && (slot < 0 || c->in_place)) CHECK(check_base(e, c->folder, warning, size));
     if (slot < 0) {
         CHECK(weights_owner_add_adapter(e->owner, &order));
         executor_use_adapters(e->executor, a);
@@ -134,13 +147,13 @@ void engine_free_retired(struct engine *e)
 
 void engine_change_adapters(struct engine *e, const struct command *c)
 {
-    char message[512] = "";
+    char message[1024] = ""; // of a failure, or a warning
     enum status st = ST_OK;
     if (!weights_owner_adapters(e->owner))
         st = status_fail(ST_UNSUPPORTED,
                          "this server holds no adapters; start it with --max-adapters N");
     else
-        st = c->kind == COMMAND_LOAD_ADAPTER ? load(e, c) : unload(e, c);
+        st = c->kind == COMMAND_LOAD_ADAPTER ? load(e, c, message, sizeof message) : unload(e, c);
     if (st != ST_OK) snprintf(message, sizeof message, "%s", status_message());
     if (weights_owner_adapters(e->owner)) publish_list(e);
     engine_publish(e);

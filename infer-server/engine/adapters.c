@@ -17,6 +17,7 @@ struct slot {
 
 struct adapters {
     struct device *dev;
+    struct control *control;
     const struct weights *base;
     int max, max_rank;
     size_t slot_bytes;
@@ -54,8 +55,23 @@ static enum status plan_of_folder(const struct adapters *a, const char *folder,
     return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
 }
 
-enum status adapters_new(struct device *dev, const struct weights *base, int max_adapters,
-                         int max_rank, struct adapters **ret)
+static void role_of(const struct slot *s, char ret[CONTROL_ROLE_BYTES])
+{
+    snprintf(ret, CONTROL_ROLE_BYTES, "adapter:%s", s->info.name);
+}
+
+// Its weights are those of another, or of its folder, or ("") new.
+static void note_loaded(const struct adapters *a, const struct slot *s, const struct slot *copied)
+{
+    char role[CONTROL_ROLE_BYTES], from[CONTROL_ROLE_BYTES];
+    role_of(s, role);
+    if (copied) role_of(copied, from);
+    if (s->info.name[0])
+        control_owner_loaded(a->control, role, copied ? from : s->info.folder, false);
+}
+
+enum status adapters_new(struct device *dev, struct control *control, const struct weights *base,
+                         int max_adapters, int max_rank, struct adapters **ret)
 {
     enum status st;
     char text[128];
@@ -63,6 +79,7 @@ enum status adapters_new(struct device *dev, const struct weights *base, int max
     struct adapters *a = calloc(1, sizeof *a);
     if (!a) return status_fail(ST_NO_MEMORY, "no memory for adapters");
     a->dev = dev;
+    a->control = control;
     a->base = base;
     a->max = max_adapters;
     a->max_rank = max_rank;
@@ -205,6 +222,7 @@ enum status adapters_add(struct adapters *a, const struct adapter_order *order, 
     s.info.n_parameters = s.adapter->weights->n_parameters;
     CHECK(adapter_table_set(a->table, slot, s.adapter));
     a->slots[slot] = s;
+    note_loaded(a, &s, copied ? &a->slots[source] : NULL);
     s = (struct slot){0};
 out:
     slot_release(a->dev, &s);
@@ -213,12 +231,16 @@ out:
 
 void adapters_retire(struct adapters *a, int slot)
 {
+    char role[CONTROL_ROLE_BYTES];
+    role_of(&a->slots[slot], role);
+    control_owner_removed(a->control, role);
     a->slots[slot].info.name[0] = 0;
 }
 
 enum status adapters_remove(struct adapters *a, int slot)
 {
     enum status st = adapter_table_set(a->table, slot, NULL);
+    adapters_retire(a, slot);
     if (st == ST_OK) slot_clear(a, slot);
     return st;
 }
@@ -246,8 +268,10 @@ enum status adapters_reload(struct adapters *a, int slot, const char *folder)
 {
     struct slot *s = &a->slots[slot];
     enum status st = adapter_load(s->adapter, a->dev, folder);
-    if (st == ST_OK) snprintf(s->info.folder, sizeof s->info.folder, "%s", folder);
-    return st;
+    if (st != ST_OK) return st;
+    snprintf(s->info.folder, sizeof s->info.folder, "%s", folder);
+    note_loaded(a, s, NULL);
+    return ST_OK;
 }
 
 bool adapters_is_checkpoint(const char *folder)
@@ -264,7 +288,7 @@ enum status adapters_restore(struct adapters *a, const char *checkpoint)
     json_t *state = NULL;
     const char *name = NULL;
     int slot;
-    char *path = path_join(checkpoint, "trainer/trainer_state.json");
+    char *path = path_join(checkpoint, ADAPTER_STATE_FILE);
     if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
     CHECK(json_read_file(path, 1 << 24, &state));
     CHECK(json_get_string(path, state, "adapter", &name));
@@ -287,11 +311,12 @@ enum status adapters_revert(struct adapters *a)
     enum status st = ST_OK;
     for (struct slot *s = a->slots; s < a->slots + a->max && st == ST_OK; s++) {
         if (!s->adapter) continue;
-        if (s->info.folder[0] && adapter_load(s->adapter, a->dev, s->info.folder) == ST_OK)
-            continue;
-        device_fill(a->dev, s->adapter->weights->base, 0, s->adapter->weights->bytes);
-        st = device_sync(a->dev);
-        s->info.folder[0] = 0;
+        if (!s->info.folder[0] || adapter_load(s->adapter, a->dev, s->info.folder) != ST_OK) {
+            device_fill(a->dev, s->adapter->weights->base, 0, s->adapter->weights->bytes);
+            st = device_sync(a->dev);
+            s->info.folder[0] = 0;
+        }
+        note_loaded(a, s, NULL);
     }
     return st;
 }

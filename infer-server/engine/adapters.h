@@ -5,14 +5,17 @@
 #ifndef INFER_SERVER_ADAPTERS_H
 #define INFER_SERVER_ADAPTERS_H
 
+#include "bridge/control.h"
 #include "common/model/adapter_table.h"
 #include "infer-server/engine/engine_info.h"
 
 struct adapters;
+_Static_assert(ADAPTERS_MOST + 1 <= CONTROL_ROLES, "each has its account on the control page");
 
-// Takes the memory of that many, and gives an adapter's back when it is added.
-enum status adapters_new(struct device *dev, const struct weights *base, int max_adapters,
-                         int max_rank, struct adapters **ret);
+// Takes the memory of that many, and gives an adapter's back when it is added. control: the page
+// that says what each one's weights are.
+enum status adapters_new(struct device *dev, struct control *control, const struct weights *base,
+                         int max_adapters, int max_rank, struct adapters **ret);
 void adapters_free(struct adapters *a);
 
 // What the forward pass computes with; for every model that is to (model_use_adapters()).

@@ -14,6 +14,8 @@
 #include "common/ranks/ranks.h"
 #include "infer-server/engine/engine_info.h"
 
+#include <jansson.h>
+
 struct engine;
 
 // What a weight update does to the KV cache of requests in flight.
@@ -89,6 +91,7 @@ enum status engine_reload(struct engine *e, const char *folder, const char *draf
 int engine_adapters(struct engine *e, struct adapter_info ret[ADAPTERS_MOST]);
 bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref *ret);
 // Loads, makes or unloads one at a step boundary; done() as of engine_reload(). An order is copied.
+// A folder that records another base (adapter.h): ST_MISMATCH of an exact engine, else a message.
 // ST_BUSY where samples are computed with the one to unload, or a trainer is attached and the one
 // to replace in place might be its own.
 struct adapter_order;
@@ -111,6 +114,7 @@ struct engine_bridge_facts {
     int n_shards, n_tensors;
     const uint64_t *canaries;  // (n_shards)
     const uint64_t *checksums; // NULL where not wanted; valid during the call
+    const json_t *base;        // with these: what adapters are of (adapter.h)
 };
 enum status engine_bridge_facts(struct engine *e, bool checksums,
                                 void (*done)(void *context, const struct engine_bridge_facts *),

@@ -124,6 +124,7 @@ static void tell_facts(struct engine *e, struct command *c)
         sums = calloc((size_t)facts.n_tensors, sizeof *sums);
         if (!sums) st = status_fail(ST_NO_MEMORY, "no memory for %d checksums", facts.n_tensors);
         if (st == ST_OK) st = weights_owner_checksums(e->owner, sums);
+        if (st == ST_OK) st = weights_owner_base(e->owner, &facts.base);
     }
     facts.checksums = sums;
     facts.canaries = canaries;

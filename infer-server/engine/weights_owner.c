@@ -42,6 +42,8 @@ struct weights_owner {
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
     struct adapters *adapters; // NULL: none
+    json_t *base;              // adapter_base() of the version base_version
+    uint64_t base_version;     // 0: nobody has asked yet
     char *socket_path;         // NULL: not announced yet
 };
 
@@ -170,7 +172,8 @@ enum status weights_owner_new(struct device *dev, struct group *group,
     sweep_dead_segments();
     for (int i = 0; i < WEIGHTS_ROLES; i++)
         if (o->arenas[i].weights) CHECK(arena_new(o, (enum weights_role)i));
-    control_owner_loaded(o->control, source_name(&sources[WEIGHTS_POLICY]), true);
+    control_owner_loaded(o->control, role_names[WEIGHTS_POLICY],
+                         source_name(&sources[WEIGHTS_POLICY]), true);
     control_owner_update_end(o->control);
     *ret = o;
     return ST_OK;
@@ -329,8 +332,8 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
 // ---- adapters -----------------------------------------------------------------------------------
 enum status weights_owner_hold_adapters(struct weights_owner *o, int max_adapters, int max_rank)
 {
-    return status_context(adapters_new(o->dev, o->arenas[WEIGHTS_POLICY].weights, max_adapters,
-                                       max_rank, &o->adapters),
+    return status_context(adapters_new(o->dev, o->control, o->arenas[WEIGHTS_POLICY].weights,
+                                       max_adapters, max_rank, &o->adapters),
                           "--max-adapters %d of --max-lora-rank %d", max_adapters, max_rank);
 }
 
@@ -397,6 +400,7 @@ void weights_owner_free(struct weights_owner *o)
     if (!o) return;
     if (o->socket_path) unlink(o->bridge_path); // ours: the control page keeps other daemons off it
     adapters_free(o->adapters);
+    json_decref(o->base);
     free(o->socket_path);
     if (o->control) control_end(o->control);
     control_free(o->control);
@@ -452,7 +456,7 @@ static enum status restore_models(struct weights_owner *o, const char *snapshot,
     if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot, ret);
     if (st == ST_OK && o->adapters && (!snapshot[0] || ret->fault[0]))
         st = adapters_revert(o->adapters);
-    if (st == ST_OK) control_owner_loaded(o->control, ret->from, false);
+    if (st == ST_OK) control_owner_loaded(o->control, role_names[WEIGHTS_POLICY], ret->from, false);
     return st;
 }
 
@@ -507,7 +511,7 @@ enum status weights_owner_reload(struct weights_owner *o, const char *folder,
     if (st == ST_OK && draft_folder) st = arena_load(o, WEIGHTS_DRAFT, draft_folder);
     if (st != ST_OK)
         return status_context(ST_TORN, "reload"); // checked folders: half old, half new
-    control_owner_loaded(o->control, folder, true);
+    control_owner_loaded(o->control, role_names[WEIGHTS_POLICY], folder, true);
     snprintf(o->arenas[WEIGHTS_POLICY].reloaded, PATH_MAX, "%s", folder);
     if (draft_folder) snprintf(o->arenas[WEIGHTS_DRAFT].reloaded, PATH_MAX, "%s", draft_folder);
     control_owner_update_end(o->control);
@@ -581,5 +585,29 @@ enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums)
     }
     st = group_wait(o->group, sums, shard_tensors(o) * sizeof *sums);
 out:
+    return st;
+}
+
+enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
+{
+    const struct weights *w = o->arenas[WEIGHTS_POLICY].weights;
+    const size_t others = shard_tensors(o) * (size_t)(group_size(o->group) - 1);
+    enum status st = ST_OK;
+    struct control_facts f;
+    uint64_t *sums = NULL;
+    control_facts(o->control, &f);
+    if (o->base_version != f.version) {
+        if (!(sums = calloc(1 + others, sizeof *sums))) FAIL(ST_NO_MEMORY, "no memory for sums");
+        CHECK(group_order(o->group, ORDER_SUMS, NULL, 0));
+        CHECK(weights_checksum(w, o->dev, sums));
+        CHECK(group_wait(o->group, sums + 1, shard_tensors(o) * sizeof *sums));
+        json_decref(o->base);
+        o->base = adapter_base(f.origin, f.version, f.updates, w->dt, group_size(o->group), sums,
+                               1 + others);
+        o->base_version = f.version;
+    }
+    *ret = o->base;
+out:
+    free(sums);
     return st;
 }

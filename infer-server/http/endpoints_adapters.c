@@ -50,8 +50,10 @@ static void adapter_done(void *context, enum status st, const char *sentence, ui
 {
     struct job *j = context;
     (void)version;
-    if (st != ST_OK) status_fail(st, "%s", sentence ? sentence : "");
+    status_fail(st, "%s", sentence ? sentence : "");
     status_keep(&j->status, st);
+    if (st == ST_OK) // a warning, or none
+        snprintf(j->status.message, sizeof j->status.message, "%s", sentence ? sentence : "");
     job_post(j);
 }
 
@@ -152,6 +154,7 @@ static void reply_text(const struct adapter_job *a, const char *done)
     struct bytes body = BYTES_INIT;
     if (!a->job.request) return;
     bytes_printf(&body, "Success: LoRA adapter '%s' %s successfully.", a->name, done);
+    if (a->job.status.message[0]) bytes_printf(&body, " Warning: %s", a->job.status.message);
     http_reply(a->job.request, 200, "text/plain; charset=utf-8", &body);
 }
 
@@ -203,9 +206,11 @@ static void activated(struct job *job)
         memcpy(active, a->name, sizeof a->name);
         s->adapter_loads++;
         if (job->request)
-            http_reply_json(job->request, 200,
-                            json_pack("{s:s, s:o, s:i}", "status", "ok", "adapter_name",
-                                      json_clean_string(a->name), "load_count", s->adapter_loads));
+            http_reply_json(
+                job->request, 200,
+                json_pack("{s:s, s:o, s:i, s:o*}", "status", "ok", "adapter_name",
+                          json_clean_string(a->name), "load_count", s->adapter_loads, "warning",
+                          job->status.message[0] ? json_clean_string(job->status.message) : NULL));
     }
     free(a);
 }

@@ -20,6 +20,7 @@ struct bridge_job {
     int n_checksums;
     uint64_t *checksums;
     bool want_checksums;
+    json_t *base; // with these
 };
 
 // Answers with that, or with the failure that it came to, and ends.
@@ -36,6 +37,7 @@ static void finish(struct bridge_job *b, json_t *answer)
     if (!q || st != ST_OK) json_decref(answer);
     free(b->canaries);
     free(b->checksums);
+    json_decref(b->base);
     free(b);
 }
 
@@ -113,6 +115,7 @@ static void facts_reply(struct job *job)
     json_object_set_new(info, "canaries", hex_list(b->canaries, b->n_shards));
     if (b->want_checksums)
         json_object_set_new(info, "checksums", hex_list(b->checksums, b->n_checksums));
+    json_object_set(info, "base", b->base); // NULL: nothing happens
     finish(b, info);
 }
 
@@ -131,6 +134,7 @@ static void facts_done(void *context, const struct engine_bridge_facts *facts)
     }
     if (st == ST_OK && facts->checksums) {
         b->n_checksums = facts->n_tensors;
+        b->base = json_deep_copy(facts->base);
         st = copy_words(facts->checksums, b->n_checksums, &b->checksums);
     }
     status_keep(&b->job.status, st);

@@ -35,7 +35,7 @@ static void scene_open(struct scene *s, const char *folder)
     memset(s, 0, sizeof *s);
     snprintf(name, sizeof name, "/commonweight-test-origin-%d", (int)getpid());
     assert_ok(control_create(name, HASH, &s->owner));
-    control_owner_loaded(s->owner, folder, true);
+    control_owner_loaded(s->owner, "policy", folder, true);
     control_owner_update_end(s->owner);
     assert_ok(control_open(name, HASH, &s->writer));
     assert_int_equal(pthread_create(&s->engine, NULL, engine, s), 0);
@@ -97,11 +97,6 @@ static void what_becomes_of_weights(void **state)
     assert_ok(control_lease_take(s.writer));
     update(&s, NULL); // the same run goes on
     assert_is(&s, "2 updates since /tmp by the run /runs/one");
-    atomic_fetch_add(&s.owner->page->publishes, 1); // a writer of another make
-    assert_is(&s, "3 updates since /tmp, the last 1 of them by a writer without a run folder");
-    update(&s, NULL);
-    assert_is(&s, "4 updates since /tmp, the last 1 of them by the run /runs/one");
-
     // in the middle of an update nothing is claimed
     assert_ok(control_quiesce(s.writer, clock_deadline_ns(10000)));
     assert_ok(control_write_begin(s.writer));
@@ -114,22 +109,68 @@ static void what_becomes_of_weights(void **state)
     control_lease_release(s.writer);
 
     control_owner_update_begin(s.owner); // restored
-    control_owner_loaded(s.owner, "/usr", false);
+    control_owner_loaded(s.owner, "policy", "/usr", false);
     control_owner_update_end(s.owner);
     assert_is(&s, "those of /usr");
     control_facts(s.owner, &f);
     assert_string_equal(f.loaded, "/");
     assert_false(control_as_left(s.writer));
     control_owner_update_begin(s.owner); // reloaded
-    control_owner_loaded(s.owner, "(random weights)", true);
+    control_owner_loaded(s.owner, "policy", "(random weights)", true);
     control_owner_update_end(s.owner);
     control_facts(s.owner, &f);
     assert_string_equal(f.loaded, "(random weights)");
     scene_close(&s);
 }
 
+static void role_is(const struct scene *s, const char *role, const char *origin, int updates,
+                    const char *run)
+{
+    struct control_facts f;
+    assert_true(control_facts_of(s->writer, role, &f));
+    assert_string_equal(f.origin, origin);
+    assert_int_equal(f.updates, updates);
+    assert_string_equal(f.run, run);
+}
+
+// An update is of one role, and leaves what the others are.
+static void each_role_has_an_account(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct control_facts f;
+    scene_open(&s, "/");
+    control_owner_loaded(s.owner, "adapter:a", "", false);
+    control_owner_loaded(s.owner, "adapter:b", "/usr", false);
+    assert_ok(control_lease_take(s.writer));
+    control_set_run(s.writer, "/runs/full");
+    update(&s, NULL);
+    control_set_run(s.writer, "/runs/lora");
+    control_set_role(s.writer, "adapter:a");
+    update(&s, NULL);
+    update(&s, NULL);
+    role_is(&s, "policy", "/", 1, "/runs/full");
+    role_is(&s, "adapter:a", "", 2, "/runs/lora");
+    role_is(&s, "adapter:b", "/usr", 0, "");
+    assert_is(&s, "1 update since / by the run /runs/full");
+    control_facts(s.owner, &f);
+    assert_int_equal(f.publishes, 3);
+    update(&s, "/tmp");
+    role_is(&s, "adapter:a", "/tmp", 0, "");
+    role_is(&s, "policy", "/", 1, "/runs/full");
+    control_owner_removed(s.owner, "adapter:a");
+    assert_false(control_facts_of(s.writer, "adapter:a", &f));
+    role_is(&s, "adapter:b", "/usr", 0, "");
+    control_owner_loaded(s.owner, "adapter:c", "/usr", false); // in its place
+    role_is(&s, "adapter:c", "/usr", 0, "");
+    update(&s, NULL); // of a role that is gone: it might be anything, so it is the model's
+    role_is(&s, "policy", "/", 2, "/runs/lora");
+    scene_close(&s);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(what_becomes_of_weights)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_becomes_of_weights),
+                                       cmocka_unit_test(each_role_has_an_account)};
     return cmocka_run_group_tests_name("origin", tests, NULL, NULL);
 }

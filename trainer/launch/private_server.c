@@ -1,5 +1,5 @@
 /* private_server.c: the folder of a server_process of its own. The main thread. */
-#include "trainer/launch/private_server.h"
+#include "trainer/run/private_server.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
@@ -90,6 +90,7 @@ static enum status load_adapter(struct private_server *s)
 {
     enum status st = ST_OK;
     json_t *body = NULL;
+    json_t *base = NULL;
     const char *folder = s->options.adapter;
     char *absolute = realpath(folder, NULL); // the server may stand in another folder
     if (!absolute) FAIL(ST_IO, "%s: %s", folder, strerror(errno));
@@ -101,8 +102,11 @@ static enum status load_adapter(struct private_server *s)
                                    .timeout_ms = LOAD_MS,
                                    .alive = still_wanted,
                                    .context = s};
+    CHECK(adapter_base_ask(s->http, &base));
+    CHECK(adapter_base_notice(folder, base, false));
     st = http_perform(s->http, &call, NULL);
 out:
+    json_decref(base);
     json_decref(body);
     free(absolute);
     return st;

@@ -1,6 +1,8 @@
-/* adapter_folder.c: writes the PEFT folder that a run starts from. No state. */
+/* adapter_folder.c: writes the PEFT folder that a run starts from, and looks after what an adapter
+ * is of. No state. */
 #include "trainer/run/adapter_folder.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/model_folder_write.h"
 
@@ -9,7 +11,10 @@ struct written {
     struct device *dev; // that its memory is of
     enum dtype as;
     const char *name;
+    json_t *base;
 };
+
+#define ASK_MS 300000 // the server sums a whole model, on the CPU some 10 GB a second
 
 static enum status fill(void *context, const char *folder)
 {
@@ -18,12 +23,11 @@ static enum status fill(void *context, const char *folder)
     char path[PATH_ROOM];
     json_t *state = NULL;
     CHECK(adapter_save(w->adapter, w->dev, folder, w->as));
-    if (!w->name) goto out;
-    if (!(state = json_pack("{s:s}", ADAPTER_STATE, w->name)))
-        FAIL(ST_NO_MEMORY, "no memory for a run's start");
+    if (!(state = json_pack("{s:s*, s:O}", ADAPTER_STATE, w->name, ADAPTER_BASE, w->base)))
+        FAIL(ST_NO_MEMORY, "no memory for an adapter's state");
     CHECK(path_put(path, folder, CHECKPOINT_TRAINER));
     CHECK(file_make_folders(path));
-    CHECK(path_put(path, folder, CHECKPOINT_TRAINER "/trainer_state.json"));
+    CHECK(path_put(path, folder, ADAPTER_STATE_FILE));
     CHECK(json_write_file(path, 0644, state));
 out:
     json_decref(state);
@@ -31,14 +35,14 @@ out:
 }
 
 enum status adapter_folder_write(const char *folder, const struct adapter *a, struct device *dev,
-                                 enum dtype as, const char *name)
+                                 enum dtype as, const char *name, json_t *base)
 {
-    struct written w = {a, dev, as, name};
+    struct written w = {a, dev, as, name, base};
     return folder_write(folder, fill, &w);
 }
 
 enum status adapter_folder_start(const char *folder, const struct adapter *a, const char *from,
-                                 uint64_t seed, const char *name)
+                                 uint64_t seed, const char *name, json_t *base)
 {
     enum status st;
     struct adapter_config *config;
@@ -52,10 +56,27 @@ enum status adapter_folder_start(const char *folder, const struct adapter *a, co
     weights_bind(made->weights, memory);
     if (from) CHECK(adapter_check(made, from));
     CHECK(from ? adapter_load(made, host, from) : adapter_init(made, host, seed));
-    st = adapter_folder_write(folder, made, host, made->weights->dt, name);
+    st = adapter_folder_write(folder, made, host, made->weights->dt, name, base);
 out:
     if (host) device_release(host, memory);
     device_free(host);
     adapter_free(made);
     return st;
+}
+
+enum status adapter_base_ask(struct http_client *http, json_t **ret)
+{
+    json_t *info = NULL;
+    enum status st = http_get_json(http, "/bridge/info?checksums=1", ASK_MS, &info);
+    if (st == ST_OK) *ret = json_incref(json_object_get(info, ADAPTER_BASE));
+    json_decref(info);
+    return st;
+}
+
+enum status adapter_base_notice(const char *folder, const json_t *base, bool exact)
+{
+    const enum status st = adapter_base_check(folder, base);
+    if (st != ST_MISMATCH || exact) return status_context(st, "--exact");
+    log_warn("%s", status_message());
+    return ST_OK;
 }

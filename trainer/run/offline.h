@@ -5,6 +5,7 @@
 #define TRAINER_OFFLINE_H
 
 #include "common/base/log.h"
+#include "common/model/adapter.h"
 #include "trainer/learn/preference.h"
 #include "trainer/data/data_order.h"
 #include "trainer/data/prompts.h"
@@ -83,6 +84,7 @@ struct offline {
     void *memory;
     struct adapter *adapter; // that is trained instead (--lora-r); NULL: none
     void *adapter_memory;
+    json_t *base;                   // of the adapter
     struct offline_data data, eval; // eval.n 0: none
     int64_t longest, widest; // tokens of a prompt with a completion; with all of an example's
     struct data_order order;

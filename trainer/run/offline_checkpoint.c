@@ -21,6 +21,7 @@ static struct same_run same_run_of(const struct offline *s)
                              .freeze = c->learning.freeze,
                              .adapter = s->adapter,
                              .adapter_name = s->task->command,
+                             .base = s->base,
                              .dev = s->dev};
 }
 
@@ -97,6 +98,7 @@ enum status offline_describe(const struct offline *s, bool resumed)
     json_t *start = folder_start(s->step, s->dev, s->weights->dt);
     json_object_del(options, "overwrite"); // of this start, not of the run
     if (start) folder_put_text(start, "model", s->config->model);
+    if (start) json_object_set(start, ADAPTER_BASE, s->base);
     enum status st = folder_write_options(s->folder, resumed, options);
     if (st == ST_OK) return folder_add_start(s->folder, resumed, start);
     json_decref(start);
@@ -110,7 +112,7 @@ enum status offline_write_out(struct offline *s)
     if (!c->out) return ST_OK;
     const enum dtype as = c->dtype ? (enum dtype)(c->dtype - 1) : s->weights->dt;
     if (s->adapter)
-        CHECK(adapter_folder_write(c->out, s->adapter, s->dev, as, NULL));
+        CHECK(adapter_folder_write(c->out, s->adapter, s->dev, as, NULL, s->base));
     else
         CHECK(model_folder_write(c->out, s->dev, s->weights, as, offline_tokenizer_folder(c), NULL,
                                  NULL));

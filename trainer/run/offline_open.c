@@ -193,6 +193,7 @@ static enum status open_adapter(struct offline *s)
     device_fill(s->dev, s->adapter_memory, 0, s->adapter->weights->bytes);
     weights_bind(s->adapter->weights, s->adapter_memory);
     CHECK(adapter_init(s->adapter, s->dev, (uint64_t)s->config->seed));
+    CHECK(adapter_base_of(s->weights, s->dev, s->config->model, &s->base));
     notice_adapter(s->adapter);
 out:
     json_decref(json);
@@ -368,6 +369,7 @@ void offline_release(struct offline *s)
     offline_data_release(&s->eval);
     offline_data_release(&s->data);
     adapter_free(s->adapter);
+    json_decref(s->base);
     weights_free(s->weights);
     model_config_free(s->model);
     if (s->dev) device_release(s->dev, s->adapter_memory);

@@ -45,8 +45,10 @@ struct run {
     struct bridge *bridge;
     const char *model_folder; // the bridge file's
     struct model_config *model;
-    struct weights *policy;  // bound to the shared arena
-    struct adapter *adapter; // that is trained instead (--lora-r), bound likewise; NULL: none
+    struct weights *policy;        // bound to the shared arena
+    struct adapter *adapter;       // that is trained instead (--lora-r), bound likewise; NULL: none
+    json_t *base;                  // that the adapter is trained on (adapter_base())
+    char role[CONTROL_ROLE_BYTES]; // the bridge file's, of what is trained
     struct http_client *http;
     struct rollout_source source;
     struct environment *environment; // run_environment.c; NULL without --rollouts
@@ -149,7 +151,7 @@ enum status run_start(struct run *run);
 // The reference of the KL divergence of a run that goes on: what it started from, or what the
 // checkpoint has of one that moves. Nothing without one.
 enum status run_resume_reference(struct run *run, const char *checkpoint);
-// What the server's weights are: folder, updates since, by which run. New reference; NULL: no
+// What the weights of run->role are: folder, updates since, by which run. New reference; NULL: no
 // memory.
 json_t *run_weights(const struct run *run);
 

@@ -21,11 +21,6 @@ static bool wanted(const struct run *run)
     return run->config->lora.r > 0;
 }
 
-static void role_name(const struct run *run, char ret[64])
-{
-    snprintf(ret, 64, "adapter:%s", run->config->lora.name);
-}
-
 struct adapter_call {
     struct http_client *http;
     json_t *body;
@@ -45,9 +40,7 @@ static enum status make(const struct run *run, const struct bridge_file *file)
     enum status st;
     struct adapter_call call = {0};
     json_t *config = NULL;
-    char role[64];
-    role_name(run, role);
-    const bool held = bridge_file_role(file, role) != NULL;
+    const bool held = bridge_file_role(file, run->role) != NULL;
     CHECK(lora_config_json(&run->config->lora, file->roles[0].model, &config));
     call.body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
                           "load_inplace", 1);
@@ -70,6 +63,7 @@ enum status run_make_adapter(struct run *run)
     char path[PATH_ROOM];
     struct bridge_file *file = NULL;
     if (!wanted(run)) return ST_OK;
+    snprintf(run->role, sizeof run->role, "adapter:%s", run->config->lora.name);
     CHECK(bridge_find(run_bridge(run), path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
@@ -82,15 +76,18 @@ out:
 enum status run_open_adapter(struct run *run)
 {
     enum status st;
-    char role_text[64], hash[65];
+    char hash[65];
     json_t *json = NULL;
     struct adapter_config *config;
+    struct control_facts f;
     if (!wanted(run)) return ST_OK;
-    role_name(run, role_text);
     const struct bridge_file *file = bridge_file_of(run->bridge);
-    const struct bridge_role *role = bridge_file_role(file, role_text);
-    if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, role_text);
-    CHECK(lora_config_json(&run->config->lora, run->model_folder, &json));
+    const struct bridge_role *role = bridge_file_role(file, run->role);
+    if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, run->role);
+    control_facts(bridge_control(run->bridge), &f);
+    // A server may hold another folder's weights by now than those that it was started with.
+    CHECK(lora_config_json(&run->config->lora, f.origin[0] == '/' ? f.origin : run->model_folder,
+                           &json));
     CHECK(adapter_config_from_json("--lora-target", json, &config));
     CHECK(adapter_new(config, run->policy, role->dt, &run->adapter));
     weights_layout_hash(run->adapter->weights, hash);
@@ -99,7 +96,7 @@ enum status run_open_adapter(struct run *run)
              "the server holds an adapter '%s' of other targets or ranks: take another "
              "--lora-name, or unload it (POST /v1/unload_lora_adapter)",
              run->config->lora.name);
-    weights_bind(run->adapter->weights, bridge_base(run->bridge, role_text));
+    weights_bind(run->adapter->weights, bridge_base(run->bridge, run->role));
     notice_adapter(run->adapter);
     run->source.adapter = run->config->lora.name;
 out:
@@ -108,26 +105,50 @@ out:
 }
 
 // ---- the start ----------------------------------------------------------------------------------
+// An adapter's base is the folder that the server loaded, unless it is asked for as it is; others
+// may use it, so that it is not replaced here.
+static enum status check_as_loaded(const struct run *run)
+{
+    struct control_facts f;
+    struct bytes words = BYTES_INIT;
+    control_facts(bridge_control(run->bridge), &f);
+    if (f.updates == 0 && strcmp(f.origin, f.loaded) == 0) return ST_OK;
+    control_origin_words(&f, &words);
+    status_fail(ST_MISMATCH,
+                "the base was trained since the server loaded %s (it is %s): take --start-from "
+                "current for an adapter of it as it is, or have the folder loaded again (POST "
+                "/reload)",
+                f.loaded, bytes_text(&words));
+    bytes_release(&words);
+    return ST_MISMATCH;
+}
+
 enum status run_start_adapter(struct run *run)
 {
-    enum status st;
-    const char *from = run->config->start_from;
-    const bool current = strcmp(from, "current") == 0, fresh = strcmp(from, "loaded") == 0;
-    const char *name = run->config->lora.name;
+    enum status st = ST_OK;
+    const char *from = run->config->start_from, *name = run->config->lora.name;
+    const bool current = strcmp(from, "current") == 0, loaded = strcmp(from, "loaded") == 0;
+    struct control_facts f = {0};
     char folder[PATH_ROOM];
+    if (loaded) CHECK(check_as_loaded(run));
+    if (!loaded && !current) CHECK(adapter_base_notice(from, run->base, run->config->exact));
+    control_facts_of(bridge_control(run->bridge), run->role, &f);
+    const bool made = !f.updates && !f.origin[0]; // all zeros as yet, of which nothing is learned
+    const bool fresh = loaded || (current && made), served = current && !made;
     CHECK(path_put(folder, run->folder, "start"));
     if (run_leads(run))
-        CHECK(current ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge),
-                                             run->adapter->weights->dt, name)
-                      : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
-                                             (uint64_t)run->config->seed, name));
+        CHECK(served ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge),
+                                            run->adapter->weights->dt, name, run->base)
+                     : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
+                                            (uint64_t)run->config->seed, name, run->base));
     CHECK(comm_barrier(run->comm));
-    CHECK(run_load_weights(run, folder, NULL));
+    CHECK(served ? control_set_snapshot(bridge_control(run->bridge), folder)
+                 : run_load_weights(run, folder, NULL));
     log_info("the adapter '%s' starts %s%s (%s)", name,
-             fresh     ? "new, and changes nothing yet"
-             : current ? "as it is served"
-                       : "from ",
-             fresh || current ? "" : from, folder);
+             fresh    ? "new, and changes nothing yet"
+             : served ? "as it is served"
+                      : "from ",
+             fresh || served ? "" : from, folder);
     if (!(run->start = run_weights(run)))
         st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
 out:

@@ -72,9 +72,8 @@ static struct same_run same_run_of(const struct run *run)
 {
     const struct train_config *c = run->config;
     return (struct same_run){
-        run->data,    c->seed,      c->learning.freeze,
-        run->adapter, c->lora.name, bridge_device(run->bridge),
-        c->exact,
+        run->data,    c->seed,   c->learning.freeze,         run->adapter,
+        c->lora.name, run->base, bridge_device(run->bridge), c->exact,
     };
 }
 
@@ -236,8 +235,8 @@ static enum status load_weights(void *context)
 {
     struct restore *r = context;
     struct device *dev = bridge_device(r->run->bridge);
-    if (r->run->adapter) return adapter_load(r->run->adapter, dev, r->folder);
     control_set_origin(bridge_control(r->run->bridge), r->folder);
+    if (r->run->adapter) return adapter_load(r->run->adapter, dev, r->folder);
     enum status st = weights_load(r->run->policy, dev, r->folder);
     return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
 }

@@ -3,6 +3,7 @@
  * thread. */
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/folder.h"
 #include "trainer/run/run.h"
 
@@ -128,6 +129,7 @@ static enum status write_start(const struct run *run, bool resumed)
         json_decref(start);
         return status_fail(ST_NO_MEMORY, "no memory for the run's run.json");
     }
+    json_object_set(start, ADAPTER_BASE, run->base);
     folder_put_text(start, "model", run->model_folder);
     folder_put_text(start, "draft", run->draft_folder);
     folder_put_text(start, "bridge", file->path);

@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "trainer/learn/memory.h"
 #include "trainer/data/prompts.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"
 #include "trainer/run/run.h"
@@ -276,6 +277,7 @@ enum status run_open(struct run *run)
     run->saved_step = run->interim_step = -1;
     run->saved_ns = clock_now_ns();
     run->best = BEST_NONE;
+    snprintf(run->role, sizeof run->role, "policy");
     run->entropy = entropy_begin(&run->config->entropy);
     CHECK(open_policy(run));
     CHECK(run_meet_ranks(run));
@@ -290,8 +292,10 @@ enum status run_open(struct run *run)
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
     CHECK(run_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
+    if (run->adapter) CHECK(adapter_base_ask(run->http, &run->base));
     CHECK(run_open_folder(run, &latest));
     control_set_run(bridge_control(run->bridge), run->folder);
+    control_set_role(bridge_control(run->bridge), run->role);
     CHECK(open_learner(run));
     CHECK(run_align_versions(run));
     CHECK(latest ? run_resume(run, latest) : run_start(run));
@@ -332,6 +336,7 @@ void run_close(struct run *run, enum status outcome)
     weights_free(run->policy);
     model_config_free(run->model);
     bridge_detach(run->bridge);
+    json_decref(run->base);
     json_decref(run->best_of);
     json_decref(run->start);
     json_decref(run->line);

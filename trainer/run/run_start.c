@@ -14,12 +14,13 @@
 #include "trainer/run/run.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 json_t *run_weights(const struct run *run)
 {
     struct control_facts f;
-    control_facts(bridge_control(run->bridge), &f);
+    if (!control_facts_of(bridge_control(run->bridge), run->role, &f)) return NULL;
     json_t *weights = json_pack("{s:I}", "updates", (json_int_t)f.updates);
     // a path that is not UTF-8 cannot stand in JSON
     json_object_set_new(weights, "folder", json_string(f.origin));
@@ -69,18 +70,20 @@ static enum status load_start(struct run *run, const struct control_facts *befor
 {
     char within[PATH_ROOM];
     struct bytes was = BYTES_INIT;
+    char *saved = NULL;
     enum status st;
     CHECK(path_put(within, folder, CHECKPOINT_DRAFT));
     const char *draft = draft_to_start_from(run, folder, within);
     control_origin_words(before, &was);
-    if (before->updates && before->snapshot[0])
-        bytes_printf(&was, ", last saved as %s", before->snapshot);
+    if (before->run[0] && checkpoint_latest(before->run, &saved) == ST_OK && saved)
+        bytes_printf(&was, ", last saved as %s", saved);
     CHECK(run_load_weights(run, folder, draft));
     log_line(before->updates ? LOG_WARN : LOG_INFO,
              "the run starts from %s%s%s: its weights replace what was served (%s); "
              "--start-from current would go on from those",
              folder, draft ? ", the draft model from " : "", draft ? draft : "", bytes_text(&was));
 out:
+    free(saved);
     bytes_release(&was);
     return status_context(st, "--start-from %s", run->config->start_from);
 }

@@ -16,10 +16,11 @@ const char *digest_text(const struct dataset *data, char ret[DIGEST_ROOM])
 json_t *same_run_state(const struct same_run *run)
 {
     char digest[DIGEST_ROOM];
-    return json_pack("{s:I, s:s, s:s*, s:s, s:s, s:s*}", "seed", (json_int_t)run->seed,
+    return json_pack("{s:I, s:s, s:s*, s:s, s:s, s:s*, s:O*}", "seed", (json_int_t)run->seed,
                      "data_digest", digest_text(run->data, digest), "freeze", run->freeze,
                      "version", COMMONWEIGHT_VERSION, "device", device_name(run->dev),
-                     ADAPTER_STATE, run->adapter ? run->adapter_name : NULL);
+                     ADAPTER_STATE, run->adapter ? run->adapter_name : NULL, ADAPTER_BASE,
+                     run->adapter ? run->base : NULL);
 }
 
 enum status same_run_check(const struct same_run *run, const char *folder, const json_t *state)
@@ -56,5 +57,7 @@ enum status same_run_check(const struct same_run *run, const char *folder, const
                            "another order; set OMP_NUM_THREADS as it was, or leave --exact away",
                            folder, old_device, device);
     // here, so that what differs is named before the optimizer's tensors are
-    return run->adapter ? adapter_check(run->adapter, folder) : ST_OK;
+    if (!run->adapter) return ST_OK;
+    enum status st = adapter_check(run->adapter, folder);
+    return st == ST_OK ? adapter_base_check(folder, run->base) : st;
 }

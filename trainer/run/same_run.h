@@ -12,6 +12,7 @@ struct same_run { // borrowed
     const char *freeze;            // NULL: nothing
     const struct adapter *adapter; // that is trained; NULL: none
     const char *adapter_name;
+    json_t *base; // of the adapter
     struct device *dev;
     bool exact;
 };

@@ -196,7 +196,6 @@ struct update {
     struct policy *policy;
     const char *run;
     bool is_base;
-    char origin[PATH_ROOM]; // of the model, which an adapter's update leaves as it is; "": of none
     enum status (*write)(void *);
     void *context;
 };
@@ -207,7 +206,6 @@ static enum status run_update(void *context)
     struct control *control = policy_control(u->policy);
     // Before the first byte is written: from here on nothing is taken for what it was.
     sources_update(u->policy->sources, u->run, control_version(control) + 1, u->is_base);
-    if (u->origin[0]) control_set_origin(control, u->origin);
     return u->write(u->context);
 }
 
@@ -216,10 +214,13 @@ enum status policy_publish(struct policy *p, const char *run, const char *restor
 {
     struct publish_times times;
     struct control_facts f;
-    struct update update = {p, run, is_base, "", write, context};
+    struct update update = {p, run, is_base, write, context};
+    char role[CONTROL_ROLE_BYTES];
     enum status st = ST_OK;
     control_facts(policy_control(p), &f);
-    if (run[0] && f.updates == 0) snprintf(update.origin, sizeof update.origin, "%s", f.origin);
+    snprintf(role, sizeof role, run[0] ? "adapter:" ADAPTER_PREFIX "%.40s" : "policy", run);
+    control_set_role(policy_control(p), role);
+    if (run[0]) control_set_run(policy_control(p), run);
     if (strcmp(f.snapshot, restore) != 0) CHECK(control_set_snapshot(policy_control(p), restore));
     st = bridge_publish(p->bridge, (int64_t)(p->options->quiesce_timeout * 1e3), run_update,
                         &update, &times);

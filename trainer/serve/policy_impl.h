@@ -20,6 +20,7 @@ struct trainee { // a training run
     struct bridge_arena *arena;
     struct adapter *adapter;
     struct optimizer *optimizer;
+    json_t *base; // that the adapter is of
 };
 
 struct policy {

@@ -87,6 +87,7 @@ static void trainee_free(struct policy *p, struct trainee *t)
     if (t->made) unload(p, adapter_name(t, name));
     if (!t->adapter && t->restore[0]) sources_set_restore(p->sources, "", "");
     adapter_free(t->adapter);
+    json_decref(t->base);
     if (t->start[0]) file_remove_tree(t->start);
     free(t);
 }
@@ -164,6 +165,7 @@ static enum status load_model(void *context)
 static enum status load_adapter(void *context)
 {
     struct load *l = context;
+    control_set_origin(policy_control(l->policy), l->folder);
     return adapter_load(l->trainee->adapter, bridge_device(l->policy->bridge), l->folder);
 }
 
@@ -224,7 +226,8 @@ static enum status start_adapter(struct policy *p, struct trainee *t, const char
     struct load load = {p, t, t->start};
     char name[SOURCE_ROOM];
     enum status st;
-    CHECK(adapter_folder_start(t->start, t->adapter, folder, seed, adapter_name(t, name)));
+    if (folder) CHECK(adapter_base_notice(folder, t->base, p->options->exact));
+    CHECK(adapter_folder_start(t->start, t->adapter, folder, seed, adapter_name(t, name), t->base));
     set_restore(p, t, t->start);
     st = policy_publish(p, t->run, t->start, false, load_adapter, &load);
 out:
@@ -345,6 +348,7 @@ static enum status begin_adapter(struct policy *p, struct trainee *t, const stru
         put_away(p, p->trainees, "an adapter is trained from here on");
     CHECK(base_folder(p, base));
     CHECK(take_folder(p, base));
+    CHECK(server_adapters_base(p->server, &t->base));
     CHECK(policy_use_learner(p, true));
     CHECK(optimizer_new_whole(bridge_device(p->bridge), t->adapter->weights,
                               &p->options->learning.adamw, &t->optimizer));
@@ -414,7 +418,8 @@ static enum status save_checkpoint(struct policy *p, struct trainee *t, const ch
     struct checkpoint c = {.step = optimizer_steps(model.optimizer)};
     char name[SOURCE_ROOM];
     enum status st;
-    if (t->adapter && !(c.state = json_pack("{s:s}", ADAPTER_STATE, adapter_name(t, name))))
+    if (t->adapter && !(c.state = json_pack("{s:s, s:O}", ADAPTER_STATE, adapter_name(t, name),
+                                            ADAPTER_BASE, t->base)))
         FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     CHECK(checkpoint_write_folder(folder, &c, bridge_device(p->bridge), &model));
     set_restore(p, t, folder);
@@ -432,7 +437,7 @@ enum status policy_save(struct policy *p, const char *run, const char *folder, b
     CHECK(policy_select(p, run, &t));
     st = with_optimizer ? save_checkpoint(p, t, folder)
          : t->adapter
-             ? adapter_folder_write(folder, t->adapter, dev, t->adapter->weights->dt, NULL)
+             ? adapter_folder_write(folder, t->adapter, dev, t->adapter->weights->dt, NULL, t->base)
              : model_folder_write(folder, dev, p->weights, p->weights->dt, p->folder, NULL, NULL);
 out:
     return st;

@@ -2,6 +2,7 @@
 #include "trainer/serve/server_adapters.h"
 #include "common/base/log.h"
 #include "common/http/http_client.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/run.h"
 
 #include <stdlib.h>
@@ -93,6 +94,11 @@ enum status server_adapters_count(struct server_adapters *a, int *ret)
     if (st == ST_OK) *ret = (int)json_array_size(json_object_get(status, "available_adapters"));
     json_decref(status);
     return st;
+}
+
+enum status server_adapters_base(struct server_adapters *a, json_t **ret)
+{
+    return adapter_base_ask(a->http, ret);
 }
 
 enum status server_adapters_make(struct server_adapters *a, const char *name, json_t *config)

@@ -15,6 +15,8 @@ struct server_adapters;
 enum status server_adapters_open(const char *socket, struct server_adapters **ret);
 void server_adapters_close(struct server_adapters *a); // NULL is fine
 
+// What they are of: the model as it is now.
+enum status server_adapters_base(struct server_adapters *a, json_t **ret);
 int server_adapters_max(const struct server_adapters *a);               // --max-adapters
 int server_adapters_max_rank(const struct server_adapters *a);          // --max-lora-rank
 enum status server_adapters_count(struct server_adapters *a, int *ret); // that there are now

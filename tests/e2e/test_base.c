@@ -1,0 +1,291 @@
+/* test_base.c: what an adapter is trained on, and what each role's weights are said to be: adapters
+ * of a base that was trained, recorded bases, and updates that are counted for the role that they
+ * are of. */
+#include "bridge/bridge_file.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "tests/support/offline.h"
+#include "tests/support/tiny_adapter.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LORA       "--lora-r", "4", "--lora-alpha", "8"
+#define ALL_LINEAR "{\"r\":4,\"lora_alpha\":8,\"target_modules\":\"all-linear\"}"
+
+static void restart(struct scene *s, const char *model, bool exact)
+{
+    daemon_kill(&s->daemon);
+    daemon_start(&s->daemon, model,
+                 OPTIONS("--dtype", daemon_exact_dtype(), "--max-adapters", "4", "--max-lora-rank",
+                         "8", exact ? "--exact" : NULL));
+}
+
+static void open_trained(struct scene *s)
+{
+    scene_open(s);
+    restart(s, s->model, false);
+    assert_int_equal(train(s, "full", OPTIONS("--max-steps", "3")), 0);
+}
+
+static void assert_role(const json_t *role, const char *origin, int updates, const char *run)
+{
+    assert_non_null(json_string_value(json_object_get(role, "origin")));
+    assert_contains(json_string_value(json_object_get(role, "origin")), origin);
+    assert_int_equal(json_integer_value(json_object_get(role, "updates")), updates);
+    assert_contains(json_string_value(json_object_get(role, "run")), run);
+}
+
+static json_t *read_json(const char *folder, const char *name)
+{
+    json_t *json = NULL;
+    assert_ok(json_read_file(test_path(folder, name), 1 << 20, &json));
+    return json;
+}
+
+// The last start in a run's run.json; new reference.
+static json_t *last_start(const struct scene *s, const char *run)
+{
+    json_t *all = read_json(test_path(s->folder, run), "run.json");
+    const json_t *starts = json_object_get(all, "starts");
+    json_t *last = json_incref(json_array_get(starts, json_array_size(starts) - 1));
+    json_decref(all);
+    return last;
+}
+
+// What the server says of its base; new reference.
+static json_t *base_now(const struct scene *s)
+{
+    json_t *info = daemon_get(s->daemon.socket, "/bridge/info?checksums=1", 200);
+    json_t *base = json_incref(json_object_get(info, "base"));
+    assert_non_null(base);
+    json_decref(info);
+    return base;
+}
+
+static void same_checksum(const json_t *a, const json_t *b, bool same)
+{
+    const char *x = json_string_value(json_object_get(a, "checksum"));
+    const char *y = json_string_value(json_object_get(b, "checksum"));
+    assert_true(x && y && (strcmp(x, y) == 0) == same);
+}
+
+static void load(const struct scene *s, const char *name, const char *folder, int status,
+                 const char *part, bool has)
+{
+    char body[2 * PATH_MAX];
+    struct wire_answer a;
+    snprintf(body, sizeof body, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}", name, folder);
+    daemon_request(s->daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
+    if (a.status != status || (strstr(bytes_text(&a.body), part) != NULL) != has)
+        fail_msg("%d %s", a.status, bytes_text(&a.body));
+    wire_answer_release(&a);
+}
+
+// An adapter's updates are the adapter's: the model keeps its own count, run and last checkpoint.
+static void each_role_has_its_own(void **state)
+{
+    (void)state;
+    struct scene s;
+    open_trained(&s);
+    assert_int_equal(
+        train_alone(&s, "lora", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")), 0);
+    json_t *info = daemon_get(s.daemon.socket, "/bridge/info", 200);
+    assert_role(json_object_get(info, "control"), s.model, 3, "/full");
+    json_decref(info);
+
+    const char *log = test_path(s.folder, "check.log");
+    assert_int_equal(
+        test_command(log, LIMIT_MS, OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)), 0);
+    char *text = test_read(log);
+    assert_contains(text, "3 updates since ");
+    assert_contains(text, "by the run ");
+    assert_contains(text, "2 updates since "); // in the adapter's line
+    free(text);
+    const char *said_json = test_path(s.folder, "check.json");
+    assert_int_equal(test_command(said_json, LIMIT_MS,
+                                  OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge, "--json")),
+                     0);
+    json_t *check = read_json(s.folder, "check.json");
+    const json_t *roles = json_object_get(check, "roles");
+    assert_role(check, s.model, 3, "/full");
+    assert_role(json_array_get(roles, 0), s.model, 3, "/full");
+    assert_role(json_array_get(roles, 1), "/lora/start", 2, "/lora");
+    json_decref(check);
+
+    json_t *start = last_start(&s, "lora");
+    const json_t *weights = json_object_get(start, "weights");
+    assert_contains(json_string_value(json_object_get(weights, "folder")), "/lora/start");
+    assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 0);
+    json_decref(start);
+
+    // the warning of what is replaced names the model's last checkpoint, and no adapter's
+    assert_int_equal(train_alone(&s, "next", OPTIONS("--max-steps", "1")), 0);
+    assert_said(&s, "3 updates since ");
+    assert_said(&s, "/full/checkpoints/step-3");
+    assert_false(said(&s, "/lora/checkpoints"));
+    scene_close(&s);
+}
+
+// A base that was trained is not what --start-from loaded means; it is named, and replaced by
+// nobody but who asks for it.
+static void a_trained_base_is_refused(void **state)
+{
+    (void)state;
+    struct scene s;
+    open_trained(&s);
+    json_t *trained = base_now(&s);
+    assert_int_equal(train_alone(&s, "a", OPTIONS(LORA, "--max-steps", "1")), 1);
+    assert_said(&s, "--start-from current");
+    assert_said(&s, "POST /reload");
+    assert_said(&s, "3 updates since ");
+    daemon_holds(&s.daemon, "policy", latest(&s, "full"));
+    assert_int_equal(
+        train_alone(&s, "b", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")), 0);
+    // it is a new adapter, which learns
+    double norm[2];
+    assert_int_equal(column(&s, "b", "grad_norm", norm, 2), 2);
+    assert_true(norm[0] > 0 && norm[1] > 0);
+    json_decref(daemon_post(s.daemon.socket, "/reload", 200, ""));
+    json_t *loaded = base_now(&s);
+    same_checksum(trained, loaded, false);
+    assert_int_equal(json_integer_value(json_object_get(trained, "updates")), 3);
+    assert_int_equal(json_integer_value(json_object_get(loaded, "updates")), 0);
+    assert_int_equal(train_alone(&s, "c", OPTIONS(LORA, "--max-steps", "1")), 0);
+    json_decref(trained);
+    json_decref(loaded);
+    scene_close(&s);
+}
+
+// A base's folder, version, updates and checksum stand in run.json, in checkpoints, in RUN/start
+// and beside what sft writes; PEFT's config has PEFT's keys.
+static void the_base_is_recorded(void **state)
+{
+    (void)state;
+    struct scene s;
+    open_trained(&s);
+    json_t *now = base_now(&s);
+    assert_int_equal(
+        train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")), 0);
+    json_t *start = last_start(&s, "lora");
+    json_t *state_json = read_json(latest(&s, "lora"), "trainer/trainer_state.json");
+    json_t *begun = read_json(test_path(s.folder, "lora/start"), "trainer/trainer_state.json");
+    assert_true(json_equal(json_object_get(start, "base"), now));
+    assert_true(json_equal(json_object_get(state_json, "base"), now));
+    assert_true(json_equal(json_object_get(begun, "base"), now));
+    assert_int_equal(json_integer_value(json_object_get(now, "updates")), 3);
+    assert_true(json_integer_value(json_object_get(now, "version")) > 2);
+    assert_contains(json_string_value(json_object_get(now, "folder")), s.model);
+    json_t *peft = read_json(latest(&s, "lora"), "adapter_config.json");
+    assert_null(json_object_get(peft, "base"));
+    json_decref(peft);
+    json_decref(start);
+    json_decref(state_json);
+    json_decref(begun);
+    // an adapter's own updates leave its base as it was
+    json_t *after = base_now(&s);
+    same_checksum(after, now, true);
+    assert_int_equal(json_integer_value(json_object_get(after, "updates")), 3);
+    json_decref(after);
+    json_decref(now);
+
+    // without a server: the model's folder, to the same checksum
+    restart(&s, s.model, false);
+    now = base_now(&s);
+    struct scene off;
+    offline_open(&off);
+    off.model = s.model;
+    offline_sums(&off, false, 8);
+    const char *out = test_path(off.folder, "out");
+    assert_int_equal(
+        offline_train(&off, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)), 0);
+    json_t *written = read_json(out, "trainer/trainer_state.json");
+    start = last_start(&off, "run");
+    same_checksum(json_object_get(written, "base"), now, true);
+    same_checksum(json_object_get(start, "base"), now, true);
+    load(&s, "sft", out, 200, "Warning", false);
+    json_decref(written);
+    json_decref(start);
+    json_decref(now);
+    scene_close(&s);
+}
+
+// Another base than the recorded one is told of where an adapter is loaded; --exact and --resume
+// refuse it. A PEFT folder that records none is loaded as ever.
+static void another_base_is_told(void **state)
+{
+    (void)state;
+    struct scene s;
+    open_trained(&s);
+    assert_int_equal(
+        train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")), 0);
+    const char *adapter = latest(&s, "lora"), *plain = test_folder();
+    char body[2 * PATH_MAX];
+    load(&s, "same", adapter, 200, "Warning", false);
+    assert_ok(tiny_adapter_write(plain, s.model, ALL_LINEAR, 3));
+
+    restart(&s, s.model, false); // the base as it was before the run "full"
+    load(&s, "other", adapter, 200, "Warning: ", true);
+    load(&s, "plain", plain, 200, "Warning", false);
+    snprintf(body, sizeof body, "{\"adapter_path\":\"%s\"}", adapter);
+    json_t *answer = daemon_post(s.daemon.socket, "/lora/load", 200, body);
+    assert_contains(json_string_value(json_object_get(answer, "warning")), "another base");
+    json_decref(answer);
+    char *log = test_read(s.daemon.log);
+    assert_contains(log, "the adapter was trained on another base");
+    free(log);
+    assert_int_equal(train_alone(&s, "lora", OPTIONS("--max-steps", "2", "--resume")), 1);
+    assert_said(&s, "the adapter was trained on another base");
+    assert_int_equal(
+        train_alone(&s, "from", OPTIONS(LORA, "--max-steps", "1", "--start-from", adapter)), 0);
+    assert_said(&s, "warning: ");
+    assert_said(&s, "the adapter was trained on another base");
+
+    restart(&s, s.model, true);
+    load(&s, "other", adapter, 400, "the adapter was trained on another base", true);
+    load(&s, "plain", plain, 200, "Warning", false);
+    assert_int_equal(
+        train_alone(&s, "exact",
+                    OPTIONS(LORA, "--exact", "--max-steps", "1", "--start-from", adapter)),
+        1);
+    assert_said(&s, "--exact: ");
+
+    // where the base is the recorded one again, by its bytes, all is well
+    restart(&s, latest(&s, "full"), true);
+    load(&s, "same", adapter, 200, "Warning", false);
+    assert_int_equal(train_alone(&s, "lora", OPTIONS("--max-steps", "2", "--resume")), 0);
+    scene_close(&s);
+}
+
+// An evaluation of an adapter on another model than it was trained on says so.
+static void an_evaluation_looks(void **state)
+{
+    (void)state;
+    struct scene s;
+    offline_open(&s);
+    offline_sums(&s, false, 8);
+    const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "eval.log");
+    const char *other = daemon_model(test_folder(), true, 5);
+    assert_int_equal(
+        offline_train(&s, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)), 0);
+    assert_int_equal(test_command(log, LIMIT_MS,
+                                  OPTIONS(test_binary("cw-trainer"), "eval", "--model", other,
+                                          "--lora", out, "--data", s.data, "--device", "cpu",
+                                          "--max-completion-length", "2", "--limit", "2")),
+                     0);
+    char *text = test_read(log);
+    assert_contains(text, "warning: ");
+    assert_contains(text, "the adapter was trained on another base");
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_role_has_its_own), cmocka_unit_test(a_trained_base_is_refused),
+        cmocka_unit_test(the_base_is_recorded),  cmocka_unit_test(another_base_is_told),
+        cmocka_unit_test(an_evaluation_looks),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}
