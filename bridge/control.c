@@ -286,6 +286,12 @@ static void copy_origin(const struct page *page, const struct page_role *r, stru
     snprintf(f->loaded, sizeof f->loaded, "%.*s", CONTROL_PATH_BYTES - 1, page->loaded);
     snprintf(f->origin, sizeof f->origin, "%.*s", CONTROL_PATH_BYTES - 1, r->origin);
     snprintf(f->run, sizeof f->run, "%.*s", CONTROL_PATH_BYTES - 1, r->run);
+    const uint64_t silent = f->publishes - atomic_load(&page->noted_publishes);
+    if (silent && r == page->roles) { // a writer that says nothing here made the last ones
+        f->run[0] = 0;
+        f->run_updates = silent;
+        f->updates += silent;
+    }
     atomic_thread_fence(memory_order_seq_cst);
 }
 

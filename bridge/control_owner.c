@@ -142,6 +142,7 @@ void control_owner_loaded(struct control *c, const char *role, const char *folde
     put_origin(r, path);
     snprintf(r->name + 1, sizeof r->name - 1, "%s", role + 1);
     r->name[0] = role[0];
+    if (r == page->roles) atomic_store(&page->noted_publishes, atomic_load(&page->publishes));
 }
 
 void control_owner_removed(struct control *c, const char *role)

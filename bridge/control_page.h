@@ -57,7 +57,8 @@ struct page {
     _Alignas(64) _Atomic uint32_t snapshot_turn; // current: snapshot[turn & 1]
     char snapshot[2][CONTROL_PATH_BYTES];
 
-    char loaded[CONTROL_PATH_BYTES]; // folder that the owner loaded by its own choice
+    _Alignas(64) _Atomic uint64_t noted_publishes; // that `roles` know of
+    char loaded[CONTROL_PATH_BYTES];               // folder that the owner loaded by its own choice
 
     _Alignas(64) struct page_role roles[CONTROL_ROLES]; // the first: the policy's
 };

@@ -223,20 +223,30 @@ void control_set_version(struct control *c, uint64_t version)
     c->unchanged = true;
 }
 
-// Counts the update and says what the role's weights are after it: see the head of the file.
+static void count_updates(struct page_role *r, const char *run, uint64_t n)
+{
+    if (strncmp(r->run, run, CONTROL_PATH_BYTES) != 0) atomic_store(&r->run_updates, 0);
+    snprintf(r->run, CONTROL_PATH_BYTES, "%s", run);
+    atomic_fetch_add(&r->run_updates, n);
+    atomic_fetch_add(&r->updates, n);
+}
+
+// Counts the update and says what the role's weights are after it: see the head of the file. What
+// others did not say is taken for the policy's.
 static void note_update(struct control *c)
 {
-    struct page_role *r = find_role(c->page, c->role);
-    if (!r) r = c->page->roles;
-    if (c->writing[0]) {
+    struct page *page = c->page;
+    struct page_role *r = find_role(page, c->role);
+    const uint64_t publishes = atomic_load(&page->publishes),
+                   silent = publishes - atomic_load(&page->noted_publishes);
+    if (!r) r = page->roles;
+    if (silent) count_updates(page->roles, "", silent);
+    if (c->writing[0])
         put_origin(r, c->writing);
-    } else if (!c->unchanged) {
-        if (strncmp(r->run, c->run, CONTROL_PATH_BYTES) != 0) atomic_store(&r->run_updates, 0);
-        snprintf(r->run, CONTROL_PATH_BYTES, "%s", c->run);
-        atomic_fetch_add(&r->run_updates, 1);
-        atomic_fetch_add(&r->updates, 1);
-    }
-    atomic_fetch_add(&c->page->publishes, 1);
+    else if (!c->unchanged)
+        count_updates(r, c->run, 1);
+    atomic_store(&page->noted_publishes, publishes + 1);
+    atomic_store(&page->publishes, publishes + 1);
 }
 
 enum status control_write_end(struct control *c)

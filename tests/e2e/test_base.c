@@ -147,6 +147,17 @@ static void a_trained_base_is_refused(void **state)
     double norm[2];
     assert_int_equal(column(&s, "b", "grad_norm", norm, 2), 2);
     assert_true(norm[0] > 0 && norm[1] > 0);
+    // one that is held goes on as it is, and as whose it is
+    assert_int_equal(
+        train_alone(&s, "on", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")), 0);
+    assert_said(&s, "starts as it is served");
+    test_same_file(latest(&s, "b"), test_path(s.folder, "on/checkpoints/step-0"),
+                   "adapter_model.safetensors");
+    json_t *start = last_start(&s, "on");
+    const json_t *weights = json_object_get(start, "weights");
+    assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 2);
+    assert_contains(json_string_value(json_object_get(weights, "last_run")), "/b");
+    json_decref(start);
     json_decref(daemon_post(s.daemon.socket, "/reload", 200, ""));
     json_t *loaded = base_now(&s);
     same_checksum(trained, loaded, false);

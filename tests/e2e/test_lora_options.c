@@ -83,7 +83,7 @@ static void each_works_or_is_named(void **state)
         {0, {"--importance-sampling-level", "sequence"}, NULL},
         {0, {"--token-budget", "64", "--logits-chunk", "8"}, NULL},
         {0, {"--save-steps", "1", "--save-total-limit", "1"}, NULL},
-        {0, {"--start-from", "current"}, "starts as it is served"},
+        {0, {"--start-from", "current"}, "starts new"}, // there is none
         {0, {"--log-completions", "--cost"}, NULL},
         {0, {"--lora-target", "q_proj,down_proj,lm_head", "--lora-name", "two"}, NULL},
         {0, {"--tandem", "--tandem-p", "0.7"}, NULL},

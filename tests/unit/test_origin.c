@@ -97,6 +97,11 @@ static void what_becomes_of_weights(void **state)
     assert_ok(control_lease_take(s.writer));
     update(&s, NULL); // the same run goes on
     assert_is(&s, "2 updates since /tmp by the run /runs/one");
+    atomic_fetch_add(&s.owner->page->publishes, 1); // a writer of another make
+    assert_is(&s, "3 updates since /tmp, the last 1 of them by a writer without a run folder");
+    update(&s, NULL);
+    assert_is(&s, "4 updates since /tmp, the last 1 of them by the run /runs/one");
+
     // in the middle of an update nothing is claimed
     assert_ok(control_quiesce(s.writer, clock_deadline_ns(10000)));
     assert_ok(control_write_begin(s.writer));
@@ -155,16 +160,18 @@ static void each_role_has_an_account(void **state)
     assert_is(&s, "1 update since / by the run /runs/full");
     control_facts(s.owner, &f);
     assert_int_equal(f.publishes, 3);
+    atomic_fetch_add(&s.owner->page->publishes, 1); // who does not say what it wrote
+    role_is(&s, "policy", "/", 2, "");
     update(&s, "/tmp");
+    role_is(&s, "policy", "/", 2, "");
     role_is(&s, "adapter:a", "/tmp", 0, "");
-    role_is(&s, "policy", "/", 1, "/runs/full");
     control_owner_removed(s.owner, "adapter:a");
     assert_false(control_facts_of(s.writer, "adapter:a", &f));
     role_is(&s, "adapter:b", "/usr", 0, "");
     control_owner_loaded(s.owner, "adapter:c", "/usr", false); // in its place
     role_is(&s, "adapter:c", "/usr", 0, "");
     update(&s, NULL); // of a role that is gone: it might be anything, so it is the model's
-    role_is(&s, "policy", "/", 2, "/runs/lora");
+    role_is(&s, "policy", "/", 3, "/runs/lora");
     scene_close(&s);
 }
 

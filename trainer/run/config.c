@@ -35,7 +35,8 @@ const struct option_spec train_options[] = {
              IS_COMMON, NEEDS("run-dir", "the folder of the run to go on with")),
     OPT_TEXT("start-from", start_from, "loaded", "loaded|current|DIR",
              "weights that a new run starts from: those of the folder the server loaded, as they "
-             "are now, or those of a model folder; also the reference of --beta"),
+             "are now, or those of a model folder; also the reference of --beta. With --lora-r: a "
+             "new adapter of that folder, the adapter as it is now, or a PEFT folder's"),
     OPT_CONFIG,
     PROMPT_OPTIONS,
     ANSWER_FIELD_OPTION,
