@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/model/adapter.h"
 #include "trainer/launch/server_process.h"
+#include "trainer/run/adapter_folder.h"
 
 #include <errno.h>
 #include <stdio.h>
