@@ -119,7 +119,7 @@ static double on_floats(struct run *r, int op, double a, double b)
 static char *concatenated(struct run *r, const void *a, size_t n, const void *b, size_t m)
 {
     char *both = arena_alloc(&r->arena, n + m + 1);
-    run_steps(r, (n + m) >> 10);
+    run_bytes(r, n + m);
     if (n > 0) memcpy(both, a, n);
     if (m > 0) memcpy(both + n, b, m);
     return both;
@@ -155,7 +155,7 @@ struct value value_repeat(struct run *r, struct value v, int64_t times)
         arena_fail(&r->arena, ST_NO_MEMORY, "a repetition of %lld times is too long",
                    (long long)times);
     size_t n = each * (size_t)times;
-    run_steps(r, n >> 10);
+    run_bytes(r, n);
     char *all = arena_alloc(&r->arena, n + 1);
     for (size_t at = 0; at < n; at += each) memcpy(all + at, data, each);
     if (text) return string_new(&r->arena, all, n, v.string->markup);

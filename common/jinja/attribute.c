@@ -83,9 +83,9 @@ static bool has_places(struct value v)
 
 static struct value character_at(struct run *r, const struct string *s, size_t i)
 {
+    run_bytes(r, s->n_chars == s->n_bytes ? 1 : 4 * i);
     size_t start = string_offset(s, i), end = start + 1;
     while (end < s->n_bytes && ((unsigned char)s->data[end] & 0xc0) == 0x80) end++;
-    run_steps(r, s->n_chars == s->n_bytes ? 0 : start >> 6);
     return string_part(r, s, start, end);
 }
 
@@ -141,6 +141,7 @@ static struct bounds slice_bounds(struct run *r, const struct value part[3], int
 static struct value slice_string(struct run *r, const struct string *s, const struct bounds *b)
 {
     if (b->step == 1) {
+        run_bytes(r, s->n_bytes);
         size_t from = b->count ? string_offset(s, (size_t)b->start) : 0;
         size_t to = b->count ? string_offset(s, (size_t)b->start + b->count) : 0;
         return string_part(r, s, from, to);
@@ -191,7 +192,9 @@ struct value get_path(struct run *r, struct value of, struct value path, struct 
         return of.kind == V_UNDEFINED && has_default ? otherwise : of;
     }
     const char *part = path.string->data, *end = part + path.string->n_bytes;
+    run_bytes(r, path.string->n_bytes);
     for (;;) {
+        run_steps(r, 1);
         const char *dot = memchr(part, '.', (size_t)(end - part));
         of = get_item(r, of, path_key(r, part, (size_t)((dot ? dot : end) - part)));
         if (of.kind == V_UNDEFINED && has_default) of = otherwise;

@@ -54,8 +54,7 @@ static bool equal_in_kind(struct run *r, struct value a, struct value b)
     case V_NONE:
         return true;
     case V_STRING:
-        run_steps(r, a.string->n_bytes >> 8);
-        return string_equal(a.string, b.string);
+        return run_same(r, a.string, b.string);
     case V_LIST:
     case V_TUPLE:
     case V_RANGE:
@@ -98,9 +97,10 @@ static bool compare_lists(struct run *r, int op, const struct list *a, const str
     return holds(op, a->n < b->n ? -1 : a->n > b->n);
 }
 
-static int compare_strings(const struct string *a, const struct string *b)
+static int compare_strings(struct run *r, const struct string *a, const struct string *b)
 {
     size_t n = a->n_bytes < b->n_bytes ? a->n_bytes : b->n_bytes;
+    run_bytes(r, n);
     int order = memcmp(a->data, b->data, n); // UTF-8 sorts as its code points do
     return order ? order : a->n_bytes < b->n_bytes ? -1 : a->n_bytes > b->n_bytes;
 }
@@ -116,10 +116,8 @@ static bool compare_numbers(int op, struct value a, struct value b)
 static bool compare_order(struct run *r, int op, struct value a, struct value b)
 {
     if (value_is_number(a) && value_is_number(b)) return compare_numbers(op, a, b);
-    if (a.kind == V_STRING && b.kind == V_STRING) {
-        run_steps(r, a.string->n_bytes >> 8);
-        return holds(op, compare_strings(a.string, b.string));
-    }
+    if (a.kind == V_STRING && b.kind == V_STRING)
+        return holds(op, compare_strings(r, a.string, b.string));
     if (a.kind == b.kind && (a.kind == V_LIST || a.kind == V_TUPLE))
         return compare_lists(r, op, a.list, b.list);
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED)
@@ -130,20 +128,19 @@ static bool compare_order(struct run *r, int op, struct value a, struct value b)
 
 // ---- membership ---------------------------------------------------------------------------------
 
-struct dict_entry *entry_named(const struct dict *d, const struct string *name)
+struct dict_entry *entry_named(struct run *r, const struct dict *d, const struct string *name)
 {
     for (size_t i = 0; i < d->n; i++)
-        if (string_equal(d->entries[i].key.string, name)) return &d->entries[i];
+        if (run_same(r, d->entries[i].key.string, name)) return &d->entries[i];
     return NULL;
 }
 
 static struct dict_entry *find_entry(struct run *r, const struct dict *d, struct value key)
 {
     if (key.kind == V_LIST || key.kind == V_DICT) fail(r, "unhashable type: '%s'", value_type(key));
-    run_steps(r, d->n >> 3);
     for (struct dict_entry *e = d->entries; e < d->entries + d->n; e++) {
         bool strings = key.kind == V_STRING && e->key.kind == V_STRING;
-        if (strings ? string_equal(key.string, e->key.string) : value_equal(r, e->key, key))
+        if (strings ? run_same(r, key.string, e->key.string) : value_equal(r, e->key, key))
             return e;
     }
     return NULL;
@@ -168,7 +165,7 @@ static bool in_string(struct run *r, struct value item, const struct string *s)
 {
     if (item.kind != V_STRING)
         fail(r, "'in <string>' requires string as left operand, not %s", value_type(item));
-    run_steps(r, s->n_bytes >> 6);
+    run_bytes(r, s->n_bytes);
     return memmem(s->data, s->n_bytes, item.string->data, item.string->n_bytes);
 }
 

@@ -8,10 +8,11 @@
 
 static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
 {
-    for (; scope; scope = scope->outer)
-        for (const struct variable *v = scope->variables; v; v = v->next)
-            if (string_equal(v->name, name.string)) return v->value;
-    const struct dict_entry *variable = entry_named(r->variables, name.string);
+    for (; scope; scope = scope->outer) {
+        const struct variable *v = scope_find(r, scope, name.string);
+        if (v) return v->value;
+    }
+    const struct dict_entry *variable = entry_named(r, r->variables, name.string);
     if (variable) return variable->value;
     const struct builtin *function = builtin_find(FUNCTION, name.string);
     return function ? value_of(.kind = V_FUNCTION, .function = function)
@@ -102,7 +103,7 @@ static struct value evaluate_slice(struct run *r, struct scope *scope, const str
 
 static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
 {
-    if (entry_named(named, name.string))
+    if (entry_named(r, named, name.string))
         fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
     dict_append(&r->arena, named, name, value);
 }
@@ -119,7 +120,6 @@ static void evaluate_named(struct run *r, struct scope *scope, const struct call
     if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
     for (size_t i = 0; i < more.dict->n; i++) {
         if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
-        run_steps(r, named->n >> 3);
         add_named(r, named, more.dict->entries[i].key, more.dict->entries[i].value);
     }
 }

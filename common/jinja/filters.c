@@ -39,6 +39,7 @@ BUILTIN(striptags)
 {
     const char *s = c->v[0].string->data, *end = s + c->v[0].string->n_bytes;
     size_t text = text_begin(r);
+    run_bytes(r, c->v[0].string->n_bytes);
     while (s < end) {
         const char *open = memchr(s, '<', (size_t)(end - s)), *close = NULL;
         bool comment = open && end - open >= 4 && memcmp(open, "<!--", 4) == 0;

@@ -128,10 +128,10 @@ BUILTIN(slice)
 
 // ---- map, select and the like -------------------------------------------------------------------
 
-static struct value named(const struct arguments *all, const char *name)
+static struct value named(const struct call *c, const char *name)
 {
     struct string key = {name, strlen(name), strlen(name), false};
-    const struct dict_entry *e = entry_named(&all->named, &key);
+    const struct dict_entry *e = entry_named(c->run, &c->all->named, &key);
     return e ? e->value : MISSING;
 }
 
@@ -151,14 +151,14 @@ static struct value apply_named(const struct call *c, size_t n, bool is_test, st
 static struct value map_item(const struct call *c, struct value item)
 {
     const struct arguments *all = c->all;
-    struct value attribute = named(all, "attribute");
+    struct value attribute = named(c, "attribute");
     if (all->positional.n > 0) return apply_named(c, 0, false, item);
     if (!given(attribute)) fail(c->run, "map requires a filter argument");
     for (size_t i = 0; i < all->named.n; i++)
         if (string_word(all->named.entries[i].key.string, "attribute default") < 0)
             fail(c->run, "Unexpected keyword argument '%.*s'",
                  SHOWN(all->named.entries[i].key.string));
-    return get_path(c->run, item, attribute, named(all, "default"));
+    return get_path(c->run, item, attribute, named(c, "default"));
 }
 
 BUILTIN(map)

@@ -10,8 +10,9 @@
 
 // A number as Python's int() and float() read it: blanks around, "_" between digits. False: it is
 // none, or too long for one.
-static bool plain_number(const struct string *s, char ret[400])
+static bool plain_number(struct run *r, const struct string *s, char ret[400])
 {
+    run_bytes(r, s->n_bytes);
     size_t start = text_leading_spaces(s->data, s->n_bytes), n = 0;
     size_t end = text_without_trailing_spaces(s->data, s->n_bytes);
     for (size_t i = start; i < end; i++) {
@@ -26,19 +27,20 @@ static bool plain_number(const struct string *s, char ret[400])
     return n > 0;
 }
 
-static bool parse_float(const struct string *s, double *ret)
+static bool parse_float(struct run *r, const struct string *s, double *ret)
 {
     char text[400], *end;
-    if (!plain_number(s, text) || strpbrk(text, "xXpP(")) return false;
+    if (!plain_number(r, s, text) || strpbrk(text, "xXpP(")) return false;
     *ret = strtod(text, &end);
     return *end == 0;
 }
 
 // ret_over: it is a whole number, but of more than 64 bits.
-static bool parse_int(const struct string *s, int64_t base, int64_t *ret, bool *ret_over)
+static bool parse_int(struct run *r, const struct string *s, int64_t base, int64_t *ret,
+                      bool *ret_over)
 {
     char text[400], *end;
-    if (!plain_number(s, text)) return false;
+    if (!plain_number(r, s, text)) return false;
     const char *digits = text + (text[0] == '-' || text[0] == '+');
     char letter = digits[0] == '0' ? (char)tolower((unsigned char)digits[1]) : 0;
     int64_t prefix = letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 0;
@@ -67,9 +69,9 @@ BUILTIN(integer)
     if (v.kind == V_UNDEFINED) undefined_fail(r, v);
     if (value_as_int(v, &x)) return value_int(x);
     if (v.kind == V_STRING && (base == 0 || (base >= 2 && base <= 36)) &&
-        parse_int(v.string, base, &x, &over) && !over)
+        parse_int(r, v.string, base, &x, &over) && !over)
         return value_int(x);
-    if (!over && v.kind == V_STRING && parse_float(v.string, &real)) v = value_float(real);
+    if (!over && v.kind == V_STRING && parse_float(r, v.string, &real)) v = value_float(real);
     if (over || (v.kind == V_FLOAT && isfinite(v.real) && !(fabs(v.real) < 0x1p63)))
         fail(r, "whole numbers beyond 64 bits are not supported");
     if (v.kind == V_FLOAT && isfinite(v.real)) return value_int((int64_t)v.real);
@@ -82,7 +84,7 @@ BUILTIN(real)
     double x;
     if (v.kind == V_UNDEFINED) undefined_fail(r, v);
     if (value_is_number(v)) return value_float(value_as_double(v));
-    if (v.kind == V_STRING && parse_float(v.string, &x)) return value_float(x);
+    if (v.kind == V_STRING && parse_float(r, v.string, &x)) return value_float(x);
     return given(c->v[1]) ? c->v[1] : value_float(0);
 }
 
@@ -100,6 +102,7 @@ BUILTIN(round_number)
 {
     struct value v = c->v[0];
     int64_t digits = arg_int(c, 1, 0), x;
+    run_steps(r, 256); // some 600 digits may be written and read
     bool common = !given(c->v[2]) || value_is(c->v[2], "common"), up = value_is(c->v[2], "ceil");
     if (!common && !up && !value_is(c->v[2], "floor"))
         fail(r, "method must be common, ceil or floor");
@@ -121,7 +124,7 @@ BUILTIN(filesizeformat)
     if (v.kind != V_STRING && !value_is_number(v)) type_fail(r, "filesizeformat wants a number", v);
     if (v.kind != V_STRING)
         size = value_as_double(v);
-    else if (!parse_float(v.string, &size))
+    else if (!parse_float(r, v.string, &size))
         fail(r, "could not convert string to float");
     if (size == 1) return string_of(&r->arena, "1 Byte");
     size_t text = text_begin(r);

@@ -9,7 +9,7 @@ BUILTIN(title)
     const struct string *s = c->v[0].string;
     size_t text = text_begin(r);
     bool inside = false;
-    run_steps(r, s->n_bytes >> 4);
+    run_bytes(r, 4 * s->n_bytes);
     for (size_t at = 0, word = 0; at <= s->n_bytes;) {
         size_t start = at;
         uint32_t character = at < s->n_bytes ? utf8_next(s->data, s->n_bytes, &at) : ' ';
@@ -61,6 +61,7 @@ BUILTIN(truncate_text)
     if (n <= length + leeway) return c->v[0];
     if (c->v[0].kind != V_STRING) type_fail(r, "truncate wants a text", c->v[0]);
     const struct string *s = c->v[0].string;
+    run_bytes(r, s->n_bytes);
     size_t cut = string_offset(s, (size_t)length - end->n_chars), text = text_begin(r);
     const char *space = kill ? NULL : memrchr(s->data, ' ', cut);
     run_put(r, s->data, space ? (size_t)(space - s->data) : cut);
@@ -73,7 +74,7 @@ BUILTIN(wordcount)
     const struct string *s = c->v[0].string;
     int64_t words = 0;
     bool inside = false;
-    run_steps(r, s->n_bytes >> 4);
+    run_bytes(r, s->n_bytes);
     for (size_t at = 0; at < s->n_bytes;) {
         bool word = text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_WORD);
         words += word && !inside;

@@ -87,7 +87,7 @@ static struct value first_value(struct braces *b, const char *name, size_t n)
     size_t i = strtoul(name, &end, 10);
     if (n > 0 && (end != name + n || !isdigit((unsigned char)*name))) {
         struct string key = {name, n, n, false};
-        const struct dict_entry *e = entry_named(&a->named, &key);
+        const struct dict_entry *e = entry_named(b->run, &a->named, &key);
         if (e) return e->value;
         fail(b->run, "KeyError: '%.*s'", SHOWN(&key));
     }
@@ -180,7 +180,7 @@ static struct value format_braces(struct run *r, const struct string *format,
     struct braces b = {.run = r, .arguments = arguments, .markup = format->markup};
     const char *s = format->data;
     size_t n = format->n_bytes, text = text_begin(r);
-    run_steps(r, n >> 3);
+    run_bytes(r, n);
     for (size_t i = 0; i < n; i++) {
         if ((s[i] != '{' && s[i] != '}') || (i + 1 < n && s[i + 1] == s[i])) {
             run_put(r, &s[i], 1);

@@ -24,6 +24,7 @@ static void put_aligned(struct run *r, const struct field *f, char otherwise, co
 void put_text_field(struct run *r, const struct field *f, char otherwise, const struct string *s)
 {
     size_t n = s->n_bytes;
+    run_bytes(r, n);
     if (f->precision >= 0 && (size_t)f->precision < s->n_chars)
         n = string_offset(s, (size_t)f->precision);
     put_aligned(r, f, otherwise, s->data, n, 0);

@@ -138,6 +138,7 @@ struct value format_percent(struct run *r, const struct string *format, struct v
                         .n = values.kind == V_TUPLE ? values.list->n : 1,
                         .markup = format->markup};
     size_t text = text_begin(r);
+    run_bytes(r, format->n_bytes);
     while (p.at < p.end) {
         const char *mark = memchr(p.at, '%', (size_t)(p.end - p.at));
         run_put(r, p.at, (size_t)((mark ? mark : p.end) - p.at));

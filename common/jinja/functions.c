@@ -79,6 +79,7 @@ BUILTIN(joiner)
 
 static void put_time(struct run *r, const struct tm *tm, long microseconds, const char *item)
 {
+    run_steps(r, 8);
     char text[300], last = item[strlen(item) - 1];
     if (strcmp(item, "%f") == 0)
         run_printf(r, "%06ld", microseconds);

@@ -43,6 +43,7 @@ static struct list drain(struct run *r, struct iterator *i)
 
 static struct list characters(struct run *r, const struct string *s)
 {
+    run_bytes(r, s->n_bytes);
     struct list items = {.items = arena_array(&r->arena, s->n_chars, sizeof *items.items)};
     for (size_t start = 0, at = 0; at < s->n_bytes; start = at) {
         utf8_next(s->data, s->n_bytes, &at);

@@ -18,7 +18,7 @@
 struct jinja;
 
 struct jinja_limits { // 0: the default
-    int64_t steps;    // nodes evaluated, items visited; 20 million
+    int64_t steps;    // nodes evaluated, items visited, 16 bytes of text gone through; 20 million
     size_t memory;    // bytes of all values that are made on the way; 256 MiB
     size_t output;    // bytes; 64 MiB
 };

@@ -12,7 +12,7 @@ struct macro_call {
 
 static struct value take_named(struct macro_call *c, const struct string *name)
 {
-    struct dict_entry *e = entry_named(&c->named, name);
+    struct dict_entry *e = entry_named(c->run, &c->named, name);
     if (!e) return MISSING;
     struct value value = e->value;
     memmove(e, e + 1, (size_t)(c->named.entries + c->named.n-- - e - 1) * sizeof *e);

@@ -43,10 +43,17 @@ struct scope *scope_new(struct run *r, const struct scope *outer)
     return scope;
 }
 
-void scope_set(struct run *r, struct scope *scope, const struct string *name, struct value value)
+struct variable *scope_find(struct run *r, const struct scope *scope, const struct string *name)
 {
     struct variable *v = scope->variables;
-    while (v && !string_equal(v->name, name)) v = v->next;
+    run_bytes(r, 1);
+    while (v && !run_same(r, v->name, name)) v = v->next;
+    return v;
+}
+
+void scope_set(struct run *r, struct scope *scope, const struct string *name, struct value value)
+{
+    struct variable *v = scope_find(r, scope, name);
     if (!v) {
         v = arena_alloc(&r->arena, sizeof *v);
         v->name = name;

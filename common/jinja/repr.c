@@ -16,6 +16,7 @@ void put_float(struct run *r, double x)
         return;
     }
     do {
+        run_steps(r, 4);
         snprintf(text, sizeof text, "%.*e", digits - 1, x);
     } while (strtod(text, NULL) != x && ++digits <= 17);
     int exponent = atoi(strchr(text, 'e') + 1);
@@ -33,7 +34,7 @@ static void put_string_repr(struct run *r, const struct string *s)
 {
     bool single = memchr(s->data, '\'', s->n_bytes), both = memchr(s->data, '"', s->n_bytes);
     unsigned char quote = single && !both ? '"' : '\'';
-    run_steps(r, s->n_bytes >> 4);
+    run_bytes(r, s->n_bytes);
     run_printf(r, "%s%c", s->markup ? "Markup(" : "", quote);
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
@@ -58,6 +59,7 @@ struct value value_escape(struct run *r, struct value v)
     const struct string *s = plain.string;
     if (s->markup) return plain;
     size_t text = text_begin(r), start = 0;
+    run_bytes(r, s->n_bytes);
     for (size_t i = 0; i < s->n_bytes; i++) {
         const char *name = names[(unsigned char)s->data[i]];
         if (!name) continue;
@@ -89,6 +91,7 @@ static void new_line(struct writer *w)
 {
     if (!w->style->lines) return;
     run_puts(w->run, "\n");
+    run_bytes(w->run, (size_t)w->level);
     for (int i = 0; i < w->level; i++) run_put_string(w->run, w->style->indent);
 }
 
@@ -200,7 +203,7 @@ static void put_python(struct writer *w, struct value v)
 static void put_json_string(struct run *r, const struct string *s, bool ascii)
 {
     static const char from[] = "\"\\\n\r\t\b\f", names[] = "\"\\nrtbf";
-    run_steps(r, s->n_bytes >> 4);
+    run_bytes(r, s->n_bytes);
     run_puts(r, "\"");
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;

@@ -10,6 +10,19 @@ void run_steps(struct run *r, size_t n)
     r->steps -= (int64_t)n;
 }
 
+void run_bytes(struct run *r, size_t n)
+{
+    r->bytes += n;
+    if (r->bytes >= 16) run_steps(r, r->bytes >> 4);
+    r->bytes &= 15;
+}
+
+bool run_same(struct run *r, const struct string *a, const struct string *b)
+{
+    run_bytes(r, 1 + (a->n_bytes == b->n_bytes ? a->n_bytes : 0));
+    return string_equal(a, b);
+}
+
 void run_deeper(struct run *r)
 {
     if (++r->depth > MAX_DEPTH)
@@ -30,12 +43,12 @@ static void check_text(struct run *r, size_t more)
 void run_put(struct run *r, const char *data, size_t n)
 {
     check_text(r, n);
+    run_bytes(r, n + 1);
     bytes_append(&r->text, data, n);
 }
 
 void run_fill(struct run *r, const char *data, size_t n, int64_t times)
 {
-    run_steps(r, (size_t)(times > 0 ? times : 0) >> 4);
     for (int64_t i = 0; i < times; i++) run_put(r, data, n);
 }
 
@@ -53,6 +66,7 @@ void run_printf(struct run *r, const char *format, ...)
 {
     char text[800];
     va_list arguments;
+    run_steps(r, 1);
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
@@ -68,6 +82,7 @@ struct value text_end(struct run *r, size_t begin, bool markup)
 {
     check_text(r, 0);
     size_t n = r->text.len - begin;
+    run_bytes(r, n);
     struct value text = string_copy(&r->arena, bytes_text(&r->text) + begin, n, markup);
     r->text.len = begin;
     return text;
@@ -75,11 +90,13 @@ struct value text_end(struct run *r, size_t begin, bool markup)
 
 struct value string_part(struct run *r, const struct string *of, size_t start, size_t end)
 {
+    run_bytes(r, end - start);
     return string_new(&r->arena, of->data + start, end - start, of->markup);
 }
 
 struct value string_as(struct run *r, const struct string *s, bool markup)
 {
+    run_bytes(r, s->n_bytes);
     return string_new(&r->arena, s->data, s->n_bytes, markup);
 }
 

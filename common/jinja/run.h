@@ -27,6 +27,7 @@ enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
 struct run {
     struct arena arena;
     int64_t steps; // remaining
+    size_t bytes;  // gone through that no step was taken for yet
     size_t max_output;
     int depth;
     const struct tm *now; // NULL: the clock
@@ -45,7 +46,12 @@ _Noreturn void undefined_fail(struct run *r, struct value v); // what using it s
 _Noreturn void type_fail(struct run *r, const char *what, struct value v);
 
 void run_steps(struct run *r, size_t n); // takes n of what remains
-void run_deeper(struct run *r);          // the caller takes it back: r->depth--
+// A step for every 16 bytes that an operation goes through: operands may be megabytes, and what is
+// made of them is not always charged as memory. Before the work.
+void run_bytes(struct run *r, size_t n);
+// Charged: a byte for looking, and what there is to compare.
+bool run_same(struct run *r, const struct string *a, const struct string *b);
+void run_deeper(struct run *r); // the caller takes it back: r->depth--
 
 // Text at the end of what is being built.
 void run_put(struct run *r, const char *data, size_t n);
@@ -71,6 +77,8 @@ void jinja_render_body(struct run *r, struct scope *scope, const struct node_lis
 struct value jinja_render_captured(struct run *r, struct scope *scope,
                                    const struct node_list *body);
 struct scope *scope_new(struct run *r, const struct scope *outer); // a macro may keep it
+// Its variable of that name; NULL: none.
+struct variable *scope_find(struct run *r, const struct scope *scope, const struct string *name);
 void scope_set(struct run *r, struct scope *scope, const struct string *name, struct value value);
 void scope_assign(struct run *r, struct scope *scope, const struct node *target,
                   struct value value);
@@ -181,7 +189,7 @@ double value_as_double(struct value v);          // of a number
 
 struct value dict_find(struct run *r, const struct dict *d, struct value key); // V_MISSING: not
 // In a dict whose keys are strings; NULL: it is not there.
-struct dict_entry *entry_named(const struct dict *d, const struct string *name);
+struct dict_entry *entry_named(struct run *r, const struct dict *d, const struct string *name);
 void dict_set(struct run *r, struct dict *d, struct value key, struct value value);
 // Its keys, values or pairs of both: V_KEYS, V_VALUES, V_ITEMS.
 struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind);
@@ -227,6 +235,6 @@ struct list split_string(struct run *r, const struct string *s, const struct str
                          int64_t max);
 struct list split_lines(struct run *r, const struct string *s, bool keep_ends);
 // Its last occurrence in the first n bytes of s; NULL: none.
-const char *string_find_last(const char *s, size_t n, const struct string *what);
+const char *string_find_last(struct run *r, const char *s, size_t n, const struct string *what);
 
 #endif

@@ -3,11 +3,13 @@
 #include "common/jinja/run.h"
 #include "common/jinja/text.h"
 
-const char *string_find_last(const char *s, size_t n, const struct string *what)
+const char *string_find_last(struct run *r, const char *s, size_t n, const struct string *what)
 {
-    for (size_t at = n + 1; at-- > what->n_bytes;)
+    for (size_t at = n + 1; at-- > what->n_bytes;) {
+        run_bytes(r, 1 + what->n_bytes);
         if (memcmp(s + at - what->n_bytes, what->data, what->n_bytes) == 0)
             return s + at - what->n_bytes;
+    }
     return NULL;
 }
 
@@ -18,9 +20,9 @@ static bool window(const struct call *c, size_t *ret_start, size_t *ret_end)
     const struct string *s = c->v[0].string;
     int64_t start, end;
     if (!arg_window(c, (int64_t)s->n_chars, &start, &end)) return false;
+    run_bytes(c->run, s->n_bytes);
     *ret_start = string_offset(s, (size_t)start);
     *ret_end = string_offset(s, (size_t)end);
-    run_steps(c->run, (*ret_end - *ret_start) >> 4);
     return true;
 }
 
@@ -34,7 +36,7 @@ BUILTIN(find)
     size_t start, end;
     if (window(c, &start, &end))
         found = c->function->which & FIND_LAST
-                    ? string_find_last(s->data + start, end - start, what)
+                    ? string_find_last(r, s->data + start, end - start, what)
                     : memmem(s->data + start, end - start, what->data, what->n_bytes);
     if (!found && c->function->which & FIND_OR_FAIL) fail(r, "substring not found");
     return value_int(found ? (int64_t)utf8_count(s->data, (size_t)(found - s->data)) : -1);
@@ -68,6 +70,7 @@ BUILTIN(remove_affix)
 {
     const struct string *s = c->v[0].string, *affix = arg_string(c, 1);
     bool at_end = c->function->which == AT_END;
+    run_bytes(r, affix->n_bytes);
     size_t n = has(s->data, s->n_bytes, affix, at_end) ? affix->n_bytes : 0;
     return string_part(r, s, at_end ? 0 : n, at_end ? s->n_bytes - n : s->n_bytes);
 }
@@ -86,6 +89,7 @@ BUILTIN(has_affix)
         if (affix.kind != V_STRING)
             fail(r, "%.*s first arg must be str or a tuple of str, not %s", NAME(c->function),
                  value_type(affix));
+        run_bytes(r, 1 + affix.string->n_bytes);
         found |= valid && has(s + start, end - start, affix.string, at_end);
     }
     return value_bool(found);
@@ -107,7 +111,7 @@ BUILTIN(replace)
     const struct string *s = c->v[0].string, *old = arg_string(c, 1), *with = arg_string(c, 2);
     int64_t max = arg_int(c, 3, -1);
     if (s->markup) with = value_escape(r, c->v[2]).string;
-    run_steps(r, s->n_bytes >> 4);
+    run_bytes(r, s->n_bytes);
     size_t text = text_begin(r), at = 0;
     for (; max != 0; max -= max > 0) {
         size_t match = next_match(s, at, old), copied = at;

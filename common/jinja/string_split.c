@@ -53,7 +53,7 @@ static void split_from_end(struct parts *p, const struct string *by, int64_t max
     const struct string *s = p->of;
     size_t end = s->n_bytes;
     while (max-- != 0) {
-        const char *found = string_find_last(s->data, end, by);
+        const char *found = string_find_last(p->run, s->data, end, by);
         if (!found) break;
         add_part(p, (size_t)(found - s->data) + by->n_bytes, end);
         end = (size_t)(found - s->data);
@@ -78,7 +78,7 @@ static struct list split_either(struct run *r, const struct string *s, const str
                                 int64_t max, bool from_end)
 {
     struct parts p = {.run = r, .of = s};
-    run_steps(r, s->n_bytes >> 6);
+    run_bytes(r, s->n_bytes);
     if (!by)
         split_at_spaces(&p, from_end ? -1 : max);
     else
@@ -115,7 +115,7 @@ BUILTIN(split)
 struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
 {
     struct parts p = {.run = r, .of = s};
-    run_steps(r, s->n_bytes >> 4);
+    run_bytes(r, s->n_bytes);
     for (size_t start = 0, at = 0; at < s->n_bytes;) {
         size_t end = at;
         uint32_t c = utf8_next(s->data, s->n_bytes, &at);
@@ -138,8 +138,8 @@ BUILTIN(partition)
 {
     const struct string *s = c->v[0].string, *by = separator(c);
     bool last = c->function->which == AT_END;
-    run_steps(r, s->n_bytes >> 6);
-    const char *found = last ? string_find_last(s->data, s->n_bytes, by)
+    run_bytes(r, s->n_bytes);
+    const char *found = last ? string_find_last(r, s->data, s->n_bytes, by)
                              : memmem(s->data, s->n_bytes, by->data, by->n_bytes);
     size_t at = found ? (size_t)(found - s->data) : last ? 0 : s->n_bytes;
     size_t after = found ? at + by->n_bytes : at;
@@ -215,6 +215,7 @@ BUILTIN(expandtabs)
     int64_t size = arg_int(c, 1, 8), column = 0;
     size_t text = text_begin(r);
     if (size > 1000) size = 1000;
+    run_bytes(r, s->n_bytes);
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
         uint32_t character = utf8_next(s->data, s->n_bytes, &at);

@@ -226,6 +226,63 @@ static void endless_templates(void **state)
     bytes_release(&got);
 }
 
+// Each of these goes through a megabyte, and makes nothing that is charged as memory.
+static void long_operands(void **state)
+{
+    enum { LENGTH = 1 << 20 };
+    static const char *const expressions[] = {
+        "d[k]",
+        "d.get(k)",
+        "k in d",
+        "k == k2",
+        "k < k2",
+        "k2 in k",
+        "k[1:]",
+        "k[:-1]",
+        "k.rfind('q')",
+        "k.rfind(k2)",
+        "k.find('q')",
+        "k.count('q')",
+        "k.strip('a')",
+        "k|trim",
+        "k.startswith(k)",
+        "k.endswith((k,))",
+        "k.removeprefix(k)",
+        "k.split('q')",
+        "k.rsplit('q')",
+        "k|safe",
+        "k.partition('q')",
+        "k|truncate(9)",
+        "k|int",
+        "k.islower()",
+        "'%.1s' % k",
+        "dict(**d)",
+        "k is eq(k2)",
+        "[k, k]|unique|list",
+        "[{k: 1}]|map(attribute=k)|list",
+    };
+    static const struct jinja_limits limits = {.steps = 300000};
+    char *text = malloc(LENGTH + 1), whole[200];
+    struct bytes got = BYTES_INIT;
+    (void)state;
+    memset(text, 'a', LENGTH);
+    text[LENGTH] = 0;
+    json_t *variables = json_pack("{s:s, s:{s:i}}", "k", text, "d", text, 1);
+    text[LENGTH - 1] = 'b';
+    json_object_set_new(variables, "k2", json_string(text));
+    json_object_set_new(json_object_get(variables, "d"), text, json_true());
+    for (size_t i = 0; i < sizeof expressions / sizeof *expressions; i++) {
+        snprintf(whole, sizeof whole, "{%% for i in range(40) %%}{%% set x = %s %%}{%% endfor %%}",
+                 expressions[i]);
+        if (render_with(whole, strlen(whole), variables, &limits, &got) == ST_OK)
+            fail_msg("%s is not charged", expressions[i]);
+        assert_message("more steps than the limit");
+    }
+    json_decref(variables);
+    free(text);
+    bytes_release(&got);
+}
+
 static void deep_messages(void **state)
 {
     (void)state;
@@ -267,7 +324,7 @@ int main(void)
         cmocka_unit_test(equal_to_jinja2),           cmocka_unit_test(errors_name_the_place),
         cmocka_unit_test(failure_leaves_the_buffer), cmocka_unit_test(deep_templates),
         cmocka_unit_test(endless_templates),         cmocka_unit_test(deep_messages),
-        cmocka_unit_test(content_in_parts),
+        cmocka_unit_test(content_in_parts),          cmocka_unit_test(long_operands),
     };
     return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);
 }
