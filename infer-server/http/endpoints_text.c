@@ -1,6 +1,6 @@
 /* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
- * large one in another thread, job.h), then a generation; its answer is written when all is
- * there, or as a stream while the client reads. Loop's thread. */
+ * large one, and one that may hold messages, in another thread, job.h), then a generation; its
+ * answer is written when all is there, or as a stream while the client reads. Loop's thread. */
 #include "infer-server/http/job.h"
 #include "common/base/clock.h"
 
@@ -140,5 +140,5 @@ void handle_text(void *server, struct http_request *q)
     if (!t) return;
     t->kind = (enum api_kind)http_which(q);
     t->model = s->model;
-    job_parse(&t->job, parse);
+    job_parse(&t->job, t->kind == API_CHAT || t->kind == API_ROLLOUTS, parse);
 }

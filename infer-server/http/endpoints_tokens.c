@@ -1,6 +1,6 @@
 /* endpoints_tokens.c: /tokenize, /detokenize and /tokenizer_info, as vLLM has them: text to token
- * ids and back, by the tokenizer that the endpoints which generate use. Loop's
- * thread, but for run(), which may be another's where the body is large (job.h). */
+ * ids and back, by the tokenizer that the endpoints which generate use. Loop's thread, but for
+ * run(), which may be another's (job.h). */
 #include "infer-server/http/job.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -113,7 +113,7 @@ void handle_tokens(void *server, struct http_request *q)
     if (!j) return;
     j->model = s->model;
     j->tokenize = tokenize;
-    job_parse(&j->job, run);
+    job_parse(&j->job, tokenize, run); // which may hold messages
 }
 
 // Special tokens are strings, or objects that have one.

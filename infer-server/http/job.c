@@ -1,4 +1,5 @@
-/* job.c: see job.h. Nothing is ever cancelled: the server waits for its jobs before it ends. */
+/* job.c: see job.h. What has begun is never cancelled: a template's steps are bounded
+ * (common/jinja), and the server waits for its jobs before it ends. */
 #include "infer-server/http/job.h"
 
 #include <stdlib.h>
@@ -8,13 +9,16 @@
 
 static void on_close(void *attached, bool answered)
 {
+    struct job *j = attached;
     (void)answered;
-    ((struct job *)attached)->request = NULL;
+    j->request = NULL;
+    if (j->parsing) uv_cancel((uv_req_t *)&j->work); // which does nothing once it runs
 }
 
 static void leave(struct job *j)
 {
     j->server->work--;
+    j->server->parsing -= j->parsing;
     if (j->request) http_attach(j->request, NULL, NULL);
     http_body_release(&j->body);
 }
@@ -75,13 +79,24 @@ void job_block(struct job *j, enum status (*run_job)(struct job *job))
     end(j);
 }
 
-void job_parse(struct job *j, enum status (*run_job)(struct job *job))
+void job_parse(struct job *j, bool renders, enum status (*run_job)(struct job *job))
 {
-    if (j->body.bytes.len > LOOP_BYTES) {
-        job_block(j, run_job);
-        return;
+    const struct engine_options *o = &j->server->options->engine;
+    const int most = o->max_batch + o->max_queue;
+    if (renders || j->body.bytes.len > LOOP_BYTES) {
+        if (j->server->parsing < most) {
+            j->parsing = true;
+            j->server->parsing++;
+            job_block(j, run_job);
+            return;
+        }
+        status_keep(&j->status, status_fail(ST_BUSY,
+                                            "%d requests are waiting to be read, as many as are "
+                                            "taken; try again later",
+                                            most));
+    } else {
+        status_keep(&j->status, run_job(j));
     }
-    status_keep(&j->status, run_job(j));
     end(j);
 }
 

@@ -1,7 +1,8 @@
 /* job.h: what a request waits for on another thread: its body, where that is large (megabytes of
- * JSON and text take seconds, in which the loop has others to serve), a pause, a command of the
- * engine. The request may go meanwhile; the job then ends with nobody to answer. Loop's thread, but
- * for run() and job_post(). */
+ * JSON and text take seconds, in which the loop has others to serve) or a chat template is rendered
+ * (a program of somebody else's, which may take as long), a pause, a command of the engine. The
+ * request may go meanwhile; the job then ends with nobody to answer. Loop's thread, but for run()
+ * and job_post(). */
 #ifndef INFER_SERVER_JOB_H
 #define INFER_SERVER_JOB_H
 
@@ -18,6 +19,7 @@ struct job { // embed it first in a struct of the endpoint's own
     enum status (*run)(struct job *job);
     void (*done)(struct job *job); // answers the request, where it is there yet, and frees the job
     uv_work_t work;
+    bool parsing; // in the pool, counted in the server's `parsing`
 };
 
 // `size` bytes, all else zero; its done() is called exactly once, unless it is freed before it
@@ -25,8 +27,10 @@ struct job { // embed it first in a struct of the endpoint's own
 void *job_new(struct server *s, struct http_request *q, size_t size, void (*done)(struct job *job));
 void job_free(struct job *j); // that never began; the request is there yet
 
-// Calls run(), at once where the body is small, else in libuv's thread pool.
-void job_parse(struct job *j, enum status (*run)(struct job *job));
+// Calls run(), at once where the body is small and nothing is rendered, else in libuv's thread
+// pool, first come, first served. As many wait there as the engine takes samples, --max-batch +
+// --max-queue: ST_BUSY beyond. Not run where the client leaves before its turn.
+void job_parse(struct job *j, bool renders, enum status (*run)(struct job *job));
 void job_block(struct job *j, enum status (*run)(struct job *job)); // in the pool: it may wait
 // From any thread, instead of run(): the job came to job->status.
 void job_post(struct job *j);

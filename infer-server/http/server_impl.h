@@ -28,6 +28,7 @@ struct server {
     int64_t drain_deadline_ns;
     int adapter_loads; // by /lora/load
     int work;          // thread-pool jobs and engine commands under way
+    int parsing;       // of those, bodies in the pool
     uint64_t watchdog_ms;
     int64_t watchdog_told_ns;
 };
