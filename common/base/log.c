@@ -64,11 +64,29 @@ static void put_head(struct bytes *text, enum log_level level)
     bytes_puts(text, words[level]);
 }
 
+// What clients call things may stand in a line, and must not begin another or steer a terminal:
+// control characters, C1's too, are written as \xNN, and what has several lines becomes one.
+static void put_plain(struct bytes *line, const struct bytes *body)
+{
+    const unsigned char *text = (const unsigned char *)bytes_text(body);
+    size_t n = body->len;
+    while (n > 0 && text[n - 1] == '\n') n--;
+    for (size_t i = 0; i < n; i++) {
+        const bool c1 = text[i] == 0xc2 && i + 1 < n && text[i + 1] >= 0x80 && text[i + 1] < 0xa0;
+        if (text[i] == '\n')
+            bytes_puts(line, " | ");
+        else if (c1 || text[i] < 0x20 || text[i] == 0x7f)
+            bytes_printf(line, "\\x%02x", text[i += c1]);
+        else
+            bytes_append(line, (const char *)&text[i], 1);
+    }
+}
+
 // Writes the line with the body behind it, and gives the lock back. There is nowhere to report that
 // standard error cannot be written.
 static void end_line(struct bytes *line, struct bytes *body, const char *end)
 {
-    bytes_append(line, bytes_text(body), body->len);
+    put_plain(line, body);
     bytes_puts(line, end);
     ssize_t written = write(STDERR_FILENO, bytes_text(line), line->len);
     (void)written;

@@ -1,5 +1,6 @@
 /* log.h: lines for a person on standard error. Used by programs (server, trainer, tools) only:
- * common/, kernels/ and bridge/ return errors instead. Thread-safe; one write(2) a line. */
+ * common/, kernels/ and bridge/ return errors instead. Thread-safe; one write(2) a line, which
+ * holds no control characters whatever it is given. */
 #ifndef COMMON_BASE_LOG_H
 #define COMMON_BASE_LOG_H
 
