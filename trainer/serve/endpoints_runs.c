@@ -27,7 +27,7 @@ void handle_training_runs(void *tinker, struct http_request *q)
 {
     struct tinker *t = tinker;
     json_t *list = NULL;
-    enum status st = runs_training_runs(t->options->runs, &list);
+    enum status st = runs_training_runs(t->options->runs, t->damaged, &list);
     if (st == ST_OK)
         reply_list(q, "training_runs", list);
     else

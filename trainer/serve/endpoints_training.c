@@ -109,23 +109,28 @@ static void begin(struct tinker *t, struct http_request *q, const json_t *body,
                   const struct run_path *path, const struct beginning *b, const char *base)
 {
     char id[ID_ROOM];
+    json_t *description = describe(b, base, body);
     struct session *s = tinker_session(t, q, body);
     const int64_t number = s ? tinker_number(q, body, "model_seq_id", 0) : -1;
-    if (number < 0) return;
+    const enum status st = number < 0 ? ST_OK : runs_check_description(description);
+    if (st != ST_OK) http_fail_status(q, st);
+    if (number < 0 || st != ST_OK) goto out;
     snprintf(id, sizeof id, "%.120s:train:%lld", s->id, (long long)number);
     struct training_run *m = tinker_find_run(t, id); // it was asked for before
     if (!m) {
-        if (!tinker_takes_work(t, q) || !is_free(t, q, s, b->rank)) return;
+        if (!tinker_takes_work(t, q) || !is_free(t, q, s, b->rank)) goto out;
         if (!(m = training_run_new(t, s, id, base, b->rank))) http_fail(q, 500, "out of memory");
     }
     struct op *op = op_new(t, q, m, 0, run_begin, path ? loaded : begun);
-    if (!op) return;
+    if (!op) goto out;
     op->named = path != NULL;
     if (path) op->path = *path;
     op->beginning = *b;
     op->with_optimizer = b->with_optimizer;
-    op->description = describe(b, base, body);
+    op->description = json_incref(description);
     op_submit(op, q);
+out:
+    json_decref(description);
 }
 
 // Full fine-tuning trains all of the model that --freeze leaves.

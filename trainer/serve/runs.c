@@ -1,6 +1,7 @@
 /* runs.c: training runs on disk. No state; any thread. */
 #include "trainer/serve/runs.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 #include "trainer/run/checkpoint.h"
 
 #include <dirent.h>
@@ -17,7 +18,8 @@ static const char *const part_types[] = {"training", "sampler", "external"};
 
 #define SCHEME      "tinker://"
 #define RUN_FILE    "run.json"
-#define DESCRIPTION (1 << 20) // bytes of it, at most
+#define DESCRIPTION (1 << 20)  // bytes of it, at most
+#define OWN_FIELD   (64 << 10) // of a client's own in it
 
 bool run_name_is_good(const char *name)
 {
@@ -113,6 +115,20 @@ enum status runs_remove(const char *runs, const struct run_path *path)
 }
 
 // ---- what they are ------------------------------------------------------------------------------
+
+enum status runs_check_description(const json_t *description)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach ((json_t *)description, name, value) {
+        const size_t n = json_dumpb(value, NULL, 0, JSON_ENCODE_ANY);
+        if (n > OWN_FIELD)
+            return status_fail(ST_INVALID,
+                               "\"%s\" has %zu bytes as JSON; a training run keeps at most %d",
+                               name, n, OWN_FIELD);
+    }
+    return ST_OK;
+}
 
 enum status runs_describe(const char *runs, const char *run, json_t *description)
 {
@@ -243,9 +259,15 @@ static json_t *last_of(const json_t *checkpoints, enum run_part part)
     return last ? json_incref(last) : json_null();
 }
 
+struct listing {
+    json_t *list;
+    json_t *told; // of runs_training_runs(); else NULL
+};
+
 static enum status each_run(const char *runs,
-                            enum status (*take)(const char *runs, const char *run, json_t *list),
-                            json_t *list)
+                            enum status (*take)(const char *runs, const char *run,
+                                                const struct listing *to),
+                            const struct listing *to)
 {
     struct dirent **entries = NULL;
     char path[PATH_ROOM];
@@ -255,18 +277,18 @@ static enum status each_run(const char *runs,
     for (int i = 0; i < n; i++) {
         if (st == ST_OK && run_name_is_good(entries[i]->d_name) &&
             path_put(path, runs, "%s/" RUN_FILE, entries[i]->d_name) == ST_OK && file_exists(path))
-            st = take(runs, entries[i]->d_name, list);
+            st = take(runs, entries[i]->d_name, to);
         free(entries[i]);
     }
     free(entries);
     return st;
 }
 
-static enum status list_checkpoints(const char *runs, const char *run, json_t *list)
+static enum status list_checkpoints(const char *runs, const char *run, const struct listing *to)
 {
     enum status st = ST_OK;
     for (int part = 0; st == ST_OK && part < RUN_PARTS; part++)
-        st = list_part(runs, run, part, list);
+        st = list_part(runs, run, part, to->list);
     return st;
 }
 
@@ -274,8 +296,8 @@ enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_lis
 {
     json_t *list = json_array();
     enum status st = !list ? status_fail(ST_NO_MEMORY, "out of memory")
-                     : run ? list_checkpoints(runs, run, list)
-                           : each_run(runs, list_checkpoints, list);
+                     : run ? list_checkpoints(runs, run, &(struct listing){.list = list})
+                           : each_run(runs, list_checkpoints, &(struct listing){.list = list});
     if (st == ST_OK)
         *ret_list = list;
     else
@@ -314,20 +336,24 @@ out:
     return st;
 }
 
-static enum status list_run(const char *runs, const char *run, json_t *list)
+static enum status list_run(const char *runs, const char *run, const struct listing *to)
 {
     json_t *object = NULL;
     enum status st = runs_training_run(runs, run, &object);
-    if (st == ST_OK && json_array_append_new(list, object))
-        st = status_fail(ST_NO_MEMORY, "out of memory");
-    return st;
+    if (st == ST_OK && json_array_append_new(to->list, object))
+        return status_fail(ST_NO_MEMORY, "out of memory");
+    if (st == ST_OK || st == ST_NO_MEMORY) return st;
+    if (!json_object_get(to->told, run))
+        log_warn("the list of training runs leaves %s out: %s", run, status_message());
+    json_object_set_new(to->told, run, json_true());
+    return ST_OK;
 }
 
-enum status runs_training_runs(const char *runs, json_t **ret_list)
+enum status runs_training_runs(const char *runs, json_t *told, json_t **ret_list)
 {
     json_t *list = json_array();
-    enum status st =
-        list ? each_run(runs, list_run, list) : status_fail(ST_NO_MEMORY, "out of memory");
+    enum status st = list ? each_run(runs, list_run, &(struct listing){list, told})
+                          : status_fail(ST_NO_MEMORY, "out of memory");
     if (st == ST_OK)
         *ret_list = list;
     else

@@ -40,12 +40,17 @@ enum status runs_remove(const char *runs, const struct run_path *path);
 // name with its folders within it.
 enum status runs_files(const char *folder, json_t **ret_files);
 
+// ST_INVALID, naming the field, where a client's own make a description longer than run.json may
+// be.
+enum status runs_check_description(const json_t *description);
 // run.json of a new run; takes the reference.
 enum status runs_describe(const char *runs, const char *run, json_t *description);
 int64_t runs_bytes(const json_t *files); // of them all
 // "TrainingRun" and "Checkpoint" as the API has them; ST_NOT_FOUND for a run that is not there.
 enum status runs_training_run(const char *runs, const char *run, json_t **ret);
-enum status runs_training_runs(const char *runs, json_t **ret_list);
+// Those whose run.json cannot be read are left out and warned of, but for those that `told`, an
+// object of the caller's, has from an earlier call.
+enum status runs_training_runs(const char *runs, json_t *told, json_t **ret_list);
 enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list); // run NULL: all
 json_t *runs_time(time_t seconds); // as the API has it; new reference
 

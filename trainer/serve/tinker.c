@@ -220,6 +220,7 @@ static void release(struct tinker *t)
     futures_free(t->futures);
     work_queue_free(t->works);
     json_decref(t->live);
+    json_decref(t->damaged);
     free(t);
 }
 
@@ -265,7 +266,8 @@ enum status tinker_start(const struct tinker_options *options, struct policy *po
     t->tick.data = t;
     uv_timer_start(&t->tick, on_tick, TICK_MS, TICK_MS);
     t->live = json_object();
-    if (!t->live) FAIL(ST_NO_MEMORY, "out of memory");
+    t->damaged = json_object();
+    if (!t->live || !t->damaged) FAIL(ST_NO_MEMORY, "out of memory");
     CHECK(signing_key_new(&t->signing));
     CHECK(inbox_init(&t->inbox, &t->loop));
     CHECK(work_queue_new(&t->works));

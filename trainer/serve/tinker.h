@@ -112,6 +112,7 @@ struct tinker {
     struct training_run *training_runs;
     struct sampler *samplers;
     json_t *live; // of each path that was saved or loaded, by this process: run, version, and saves
+    json_t *damaged; // runs on disk that were warned of
     int n_sessions;
     bool ttl_told;
     struct signing_key signing; // of URLs
