@@ -39,7 +39,8 @@ static const struct option_spec table[] = {
     OPT_TEXT("listen", listen, "127.0.0.1:8011", "HOST:PORT",
              "where clients come; off loopback only with --api-key-file"),
     OPT_TEXT("api-key-file", api_key_file, NULL, "FILE",
-             "its first line, which begins with tml-, is the key that clients must send"),
+             "its first line, which begins with tml-, is the key that clients must send (default: "
+             "api-key in --run-dir, which is made)"),
     OPT_TEXT("run-dir", run_dir, "runs/tinker", "DIR",
              "training runs and their checkpoints, which tinker:// paths name"),
     OPT_TEXT("model-names", tinker.model_names, NULL, "NAME,...",
@@ -87,7 +88,7 @@ struct serve {
     struct config config;
     struct policy *policy;
     struct tinker *tinker;
-    char runs[PATH_ROOM];
+    char runs[PATH_ROOM], key_file[PATH_ROOM]; // the latter: where there is no --api-key-file
     char *key;
     int64_t gone_ns; // the server was found gone; 0: it lives
     char gone_why[1024];
@@ -119,7 +120,7 @@ static enum status open_runs(struct serve *s)
     }
     snprintf(s->runs, sizeof s->runs, "%s", whole);
     free(whole);
-    return ST_OK;
+    return path_put(s->key_file, s->runs, "api-key");
 }
 
 static enum status open_api(struct serve *s)
@@ -136,15 +137,19 @@ static enum status open_api(struct serve *s)
     if (limit_connections(1, OWN_FILES, &o->http.max_connections, &files))
         log_info("%lld connections: this process may open %lld files",
                  (long long)o->http.max_connections, (long long)files);
-    if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &s->key));
+    if (c->api_key_file)
+        CHECK(api_key_read("--api-key-file", c->api_key_file, &s->key));
+    else
+        CHECK(api_key_make("--run-dir", s->key_file, &s->key));
     o->http.api_key = s->key;
     CHECK(read_max_context(policy_socket(s->policy), &o->max_context));
-    CHECK(tcp_listen("--listen", c->listen, s->key ? NULL : "--api-key-file", host, &o->tcp_fd,
-                     &port));
+    CHECK(tcp_listen("--listen", c->listen, c->api_key_file ? NULL : "--api-key-file", host,
+                     &o->tcp_fd, &port));
     st = tinker_start(o, s->policy, &s->tinker);
     if (st == ST_OK)
-        log_info("the Tinker API on %s, port %d%s; runs lie in %s", c->listen, port,
-                 s->key ? " (API key needed)" : "", s->runs);
+        log_info("the Tinker API on %s, port %d; runs lie in %s; clients need the key: export "
+                 "TINKER_API_KEY=$(cat %s)",
+                 c->listen, port, s->runs, c->api_key_file ? c->api_key_file : s->key_file);
 out:
     return st;
 }

@@ -1,12 +1,18 @@
-/* api_key.c: reading it is all. */
+/* api_key.c: see api_key.h. */
 #include "common/http/api_key.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
 
 #include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum status api_key_read(const char *option, const char *path, char **ret)
 {
@@ -28,5 +34,25 @@ enum status api_key_read(const char *option, const char *path, char **ret)
     if (!*ret) st = status_fail(ST_NO_MEMORY, "out of memory");
 out:
     bytes_release(&text);
+    return st;
+}
+
+enum status api_key_make(const char *option, const char *path, char **ret)
+{
+    uint64_t random[2];
+    char text[64];
+    enum status st;
+    if (!file_exists(path)) {
+        if (getrandom(random, sizeof random, 0) != sizeof random)
+            return status_fail(ST_IO, "%s: the system gives no random bits for a key", path);
+        snprintf(text, sizeof text, "tml-%016" PRIx64 "%016" PRIx64 "\n", random[0], random[1]);
+        CHECK(file_write_atomic(path, 0600, text, strlen(text)));
+    }
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) FAIL(ST_IO, "%s %s: %s", option, path, strerror(errno));
+    st = file_check_owner(fd, path);
+    close(fd);
+    if (st == ST_OK) st = api_key_read(option, path, ret);
+out:
     return st;
 }

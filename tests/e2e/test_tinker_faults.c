@@ -312,8 +312,8 @@ static int hold(const char *path, const char *body)
     assert_true(fd >= 0);
     bytes_printf(&text,
                  "POST /api/v1/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                 "Content-Length: %zu\r\n\r\n%s",
-                 path, strlen(body), body);
+                 "X-API-Key: %s\r\nContent-Length: %zu\r\n\r\n%s",
+                 path, pair.server.key, strlen(body), body);
     daemon_send(fd, bytes_text(&text), text.len);
     bytes_release(&text);
     return fd;

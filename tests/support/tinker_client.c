@@ -36,8 +36,12 @@ void tinker_server_start(struct tinker_server *s, const struct daemon *d, const 
         if (s->port == 0 && (clock_now_ns() > deadline || !test_running(&s->child)))
             fail_msg("cw-trainer serve did not start:\n%s", log);
         free(log);
-        if (s->port) return;
+        if (s->port) break;
     }
+    const char *file = test_path(s->runs, "api-key");
+    char *key = access(file, R_OK) == 0 ? test_read(file) : strdup("");
+    snprintf(s->key, sizeof s->key, "%.*s", (int)strcspn(key, "\n"), key);
+    free(key);
 }
 
 int tinker_server_stop(struct tinker_server *s)
@@ -59,6 +63,7 @@ void tinker_script(const struct tinker_server *s, const char *python, const char
     const char *const argv[] = {
         python, test_path(test_root(), script), url, "model", s->runs, check, NULL};
     const char *log = test_path(test_folder(), "script.log");
+    if (s->key[0]) setenv("TINKER_API_KEY", s->key, 1);
     if (test_command(log, SCRIPT_MS, argv) == 0) return;
     char *text = test_read(log);
     print_message("%s\n", text);
@@ -90,7 +95,8 @@ void tinker_request(const struct tinker_server *s, const char *method, const cha
     struct bytes text = BYTES_INIT;
     int fd = daemon_connect_tcp(s->port);
     if (fd < 0) fail_msg("port %d: refused", s->port);
-    bytes_printf(&text, "%s %s HTTP/1.0\r\nHost: localhost\r\n", method, path);
+    bytes_printf(&text, "%s %s HTTP/1.0\r\nHost: localhost\r\nX-API-Key: %s\r\n", method, path,
+                 s->key);
     if (type) bytes_printf(&text, "Content-Type: %s\r\nContent-Length: %zu\r\n", type, body->len);
     bytes_puts(&text, "\r\n");
     if (type) bytes_append(&text, bytes_text(body), body->len);

@@ -10,6 +10,7 @@ struct tinker_server {
     struct test_child child;
     const char *runs, *log; // paths
     int port;
+    char key[80]; // that requests are sent with; tinker_server_start(): of the file in `runs`
 };
 // On that daemon's bridge, with `runs` (NULL: a new folder) as its --run-dir; waits until it
 // serves.
