@@ -281,7 +281,8 @@ class Broken(http.server.BaseHTTPRequestHandler):
 
 def finish(session):
     """What newer SDKs say when they end: the weights are free for another client's run."""
-    urllib.request.urlopen(urllib.request.Request(f"{URL}/api/v1/sessions/{session}/finish", b"{}", method="POST"))
+    headers = {"X-API-Key": os.environ["TINKER_API_KEY"]}
+    urllib.request.urlopen(urllib.request.Request(f"{URL}/api/v1/sessions/{session}/finish", b"{}", headers, method="POST"))
 
 
 def twice():  # A7: each request comes twice, since its first answer was lost. Before others have a run

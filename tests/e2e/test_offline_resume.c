@@ -149,9 +149,66 @@ static void a_signal_ends_with_a_checkpoint(void **state)
     offline_start(&s, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
     wait_for_steps(&s, "run", 3, &child);
     test_kill(&child, SIGTERM);
-    assert_int_equal(test_wait(&child, LIMIT_MS), 0);
+    assert_int_equal(test_wait(&child, LIMIT_MS), 1);
     assert_log(&s, "stopped at step ");
     assert_int_equal(last_saved(&s, "run"), steps_done(&s, "run"));
+}
+
+// What is half trained is not written as what was asked for, and the command that is said finishes
+// it: in the run's folder, or where there is none in one that is made for it.
+static void a_signal_leaves_out_unwritten(void **state)
+{
+    struct scene s;
+    char *log, *run, home[PATH_MAX];
+    (void)state;
+    offline_open(&s);
+    offline_sums(&s, true, 20);
+    assert_non_null(getcwd(home, sizeof home));
+    assert_int_equal(chdir(s.folder), 0);
+    for (int i = 0; i < 4; i++) {
+        struct test_child child = {0};
+        const char *command = i % 2 ? "dpo" : "sft", *out = test_path(s.folder, command);
+        const char *const argv[] = {test_binary("cw-trainer"),
+                                    command,
+                                    "--model",
+                                    s.model,
+                                    "--data",
+                                    s.data,
+                                    "--out",
+                                    out,
+                                    "--device",
+                                    "cpu",
+                                    "--eval-data",
+                                    s.data,
+                                    "--eval-steps",
+                                    "1",
+                                    "--max-steps",
+                                    "1000000",
+                                    i % 2 ? "--beta" : "--answer-field",
+                                    i % 2 ? "0.1" : "chosen",
+                                    i < 2 ? "--run-dir" : NULL,
+                                    test_path(s.folder, "run"),
+                                    NULL};
+        test_write(test_path(s.folder, "trainer.log"), "", 0);
+        test_spawn(&child, test_path(s.folder, "trainer.log"), argv);
+        wait_for_log(&s, "held-out loss");
+        test_kill(&child, SIGTERM);
+        assert_int_equal(test_wait(&child, LIMIT_MS), 1);
+        assert_log(&s, " is not written; go on from the checkpoint: cw-trainer ");
+        assert_false(file_exists(out));
+        log = test_read(test_path(s.folder, "trainer.log"));
+        run = strstr(strstr(log, "go on from"), "--run-dir ") + strlen("--run-dir ");
+        run[strcspn(run, " ")] = 0;
+        assert_int_equal(test_command(test_path(s.folder, "alone.log"), LIMIT_MS,
+                                      OPTIONS(argv[0], command, "--run-dir", run, "--resume",
+                                              "--max-steps", "1")),
+                         0);
+        assert_true(file_exists(test_path(out, "model.safetensors")));
+        assert_ok(file_remove_tree(out));
+        assert_ok(file_remove_tree(run));
+        free(log);
+    }
+    assert_int_equal(chdir(home), 0);
 }
 
 int main(void)
@@ -159,6 +216,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ten_and_ten_are_twenty),
         cmocka_unit_test(a_signal_ends_with_a_checkpoint),
+        cmocka_unit_test(a_signal_leaves_out_unwritten),
         cmocka_unit_test(all_weights),
         cmocka_unit_test(an_adapter_with_dropout),
         cmocka_unit_test(pairs),

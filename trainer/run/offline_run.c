@@ -169,6 +169,26 @@ static enum status save_if_due(struct offline *s)
     return o->save_minutes > 0 && minutes >= o->save_minutes ? offline_save(s, true) : ST_OK;
 }
 
+// A model that is half trained is not what --out asks for, and must not look like it: it becomes a
+// checkpoint, where there is no run folder in one of its own.
+static enum status end_unfinished(struct offline *s)
+{
+    const char *command = s->task->command, *out = s->config->out;
+    enum status st;
+    if (!s->folder[0]) {
+        CHECK(folder_open(NULL, s->folder, &s->folder_lock));
+        CHECK(offline_describe(s, false));
+    }
+    CHECK(offline_save(s, false));
+    st = status_fail(ST_CANCELLED,
+                     "stopped at step %" PRId64 " of %" PRId64 "%s%s%s; go on from the checkpoint: "
+                     "cw-trainer %s --run-dir %s --resume",
+                     s->step, s->schedule.total_steps, out ? ": --out " : "", out ? out : "",
+                     out ? " is not written" : "", command, s->folder);
+out:
+    return st;
+}
+
 static enum status offline_train(struct offline *s)
 {
     const int64_t total = s->schedule.total_steps, first = s->step;
@@ -192,7 +212,10 @@ static enum status offline_train(struct offline *s)
         CHECK(save_if_due(s));
     }
     log_progress_end();
-    if (s->step < total) log_warn("stopped at step %" PRId64 " of %" PRId64, s->step, total);
+    if (s->step < total) {
+        st = end_unfinished(s);
+        goto out;
+    }
     CHECK(offline_save(s, false));
     if (s->folder[0]) log_info("run folder %s", s->folder);
 out:
