@@ -77,6 +77,49 @@ static enum status open_arena(const struct bridge *b, const struct bridge_role *
                           "%s: segment %s", b->file->path, role->role);
 }
 
+// The server takes an adapter out of its file before it frees the memory: whether that has come
+// between our reading the file and mapping the role.
+static bool was_unloaded(const struct bridge *b, const struct bridge_role *role)
+{
+    struct bridge_file *now = NULL;
+    if (role == b->file->roles || bridge_file_read(b->file->path, &now) != ST_OK) return false;
+    const struct bridge_role *listed = bridge_file_role(now, role->role);
+    const bool gone = !listed || strcmp(listed->handle, role->handle) != 0;
+    bridge_file_free(now);
+    return gone;
+}
+
+static void leave_out(struct bridge_file *file, int i)
+{
+    free(file->roles[i].tensors);
+    memmove(&file->roles[i], &file->roles[i + 1],
+            (size_t)(--file->n_roles - i) * sizeof *file->roles);
+}
+
+static enum status map_arenas(struct bridge *b, bridge_step_fn on_step, void *context)
+{
+    char step[80], detail[256];
+    struct status_kept kept;
+    b->arenas = calloc((size_t)b->file->n_roles, sizeof *b->arenas);
+    if (!b->arenas) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
+    for (int i = 0; i < b->file->n_roles;) {
+        const struct bridge_role *role = &b->file->roles[i];
+        snprintf(step, sizeof step, "mapping %s", role->role);
+        status_keep(&kept, open_arena(b, role, &b->arenas[i]));
+        const bool unloaded = kept.code != ST_OK && was_unloaded(b, role);
+        const enum status st = unloaded ? ST_OK : status_recall(&kept);
+        snprintf(detail, sizeof detail, "%s %.64s, %llu bytes%s", role->kind, role->handle,
+                 (unsigned long long)role->bytes, unloaded ? ": unloaded meanwhile" : "");
+        on_step(context, step, st, st == ST_OK ? detail : status_message());
+        if (st != ST_OK) return st;
+        if (unloaded)
+            leave_out(b->file, i);
+        else
+            i++;
+    }
+    return ST_OK;
+}
+
 // rank -1: of a server that has but one.
 static enum status choose_shard(struct bridge_file *file, int rank)
 {
@@ -100,7 +143,6 @@ enum status bridge_attach_shard(const char *explicit_path, int rank, struct devi
     char path[sizeof((struct bridge_file *)0)->path], detail[2 * PATH_MAX];
     enum status st;
     const char *step = "bridge file";
-    char mapping[80];
     struct bridge *b = calloc(1, sizeof *b);
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for a bridge");
     if (!on_step) on_step = no_step;
@@ -136,21 +178,12 @@ enum status bridge_attach_shard(const char *explicit_path, int rank, struct devi
              device_uuid(b->dev));
     on_step(context, step, ST_OK, detail);
 
-    b->arenas = calloc((size_t)b->file->n_roles, sizeof *b->arenas);
-    if (!b->arenas) FAIL(ST_NO_MEMORY, "no memory for a bridge");
-    for (int i = 0; i < b->file->n_roles; i++) {
-        const struct bridge_role *role = &b->file->roles[i];
-        snprintf(mapping, sizeof mapping, "mapping %s", role->role);
-        step = mapping;
-        CHECK(open_arena(b, role, &b->arenas[i]));
-        snprintf(detail, sizeof detail, "%s %.64s, %llu bytes", role->kind, role->handle,
-                 (unsigned long long)role->bytes);
-        on_step(context, step, ST_OK, detail);
-    }
+    step = NULL; // told there
+    CHECK(map_arenas(b, on_step, context));
     *ret = b;
     return ST_OK;
 out:
-    on_step(context, step, st, status_message());
+    if (step) on_step(context, step, st, status_message());
     bridge_detach(b);
     return st;
 }

@@ -2,6 +2,7 @@
  * daemon is a forked process with a real arena and a real control page that answers /bridge/info.
  */
 #include "bridge/attach.h"
+#include "bridge/process.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -310,6 +311,45 @@ static void test_attach_faults(void **state)
     assert_null(b);
 }
 
+// Which the server takes out of its file first, and its memory then.
+struct unloading {
+    struct bridge_file *file;
+    int told;
+};
+
+static void unload_before_it_is_mapped(void *context, const char *step, enum status st,
+                                       const char *detail)
+{
+    struct unloading *u = context;
+    if (st != ST_OK) fail_msg("%s: %s", step, detail);
+    u->told += strcmp(step, "mapping draft") == 0;
+    if (strcmp(step, "mapping policy") != 0) return;
+    u->file->n_roles = 1;
+    assert_ok(bridge_file_write(u->file));
+    u->file->n_roles = 2;
+}
+
+static void test_unloaded_meanwhile(void **state)
+{
+    (void)state;
+    pid_t pid = start_daemon(HONEST);
+    struct bridge *b = NULL;
+    struct unloading u = {.file = bridge_sample(TENSORS, true)}; // the draft has no memory
+    u.file->pid = pid;
+    u.file->pid_start_time = process_start_time(pid);
+    assert_ok(bridge_file_write(u.file));
+    assert_int_equal(bridge_attach(bridge_names.file, NULL, &b), ST_NOT_FOUND);
+    assert_says("segment draft"); // while the file lists it, that is what is wrong
+    assert_ok(bridge_attach_watched(bridge_names.file, NULL, unload_before_it_is_mapped, &u, &b));
+    assert_int_equal(u.told, 1);
+    assert_non_null(bridge_base(b, "policy"));
+    assert_null(bridge_base(b, "draft"));
+    assert_int_equal(bridge_file_of(b)->n_roles, 1);
+    bridge_detach(b);
+    bridge_file_free(u.file);
+    stop_daemon(pid);
+}
+
 // ---- cw-ipc-check -------------------------------------------------------------------------------
 
 static char checker[4096];
@@ -414,9 +454,8 @@ static void test_checker(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_publish),
-        cmocka_unit_test(test_run_waits_for_a_restore),
-        cmocka_unit_test(test_attach_faults),
+        cmocka_unit_test(test_publish),       cmocka_unit_test(test_run_waits_for_a_restore),
+        cmocka_unit_test(test_attach_faults), cmocka_unit_test(test_unloaded_meanwhile),
         cmocka_unit_test(test_checker),
     };
     return cmocka_run_group_tests_name("bridge", tests, bridge_sample_open, bridge_sample_close);
