@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define STEPS 4
@@ -222,6 +223,36 @@ static void one_that_does_not_start_says_why(void **state)
     assert_said(&scene, "not ready within 0.3 s (--server-timeout)");
 }
 
+// A server that is ours but for the starts from the second to `last`, which it does not survive.
+static const char *command_that_fails(const char *name, int last)
+{
+    char text[3 * PATH_MAX];
+    const char *script = test_path(scene.folder, name);
+    const int n = snprintf(text, sizeof text,
+                           "#!/bin/sh\necho >> %s.starts; n=$(wc -l < %s.starts)\n"
+                           "[ $n -gt 1 ] && [ $n -le %d ] && { echo start $n fails; exit 3; }\n"
+                           "exec %s --model $1 --listen 127.0.0.1:$2 --socket %s.sock "
+                           "--bridge %s.json --device cpu --dtype f32\n",
+                           script, script, last, test_binary("cw-infer-server"), script, script);
+    test_write(script, text, (size_t)n);
+    assert_int_equal(chmod(script, 0755), 0);
+    return script;
+}
+
+static void one_that_dies_while_it_starts_counts_as_a_try(void **state)
+{
+    char line[PATH_MAX + 32];
+    (void)state;
+    snprintf(line, sizeof line, "%s {model} {port}", command_that_fails("twice", 3));
+    assert_int_equal(train_checkpoint("twice-run", CHECKPOINT("--server-command", line)), 0);
+    assert_said(&scene, "is started anew: the server ended with status 3");
+    assert_said(&scene, "start 3 fails");
+    snprintf(line, sizeof line, "%s {model} {port}", command_that_fails("always", 1000));
+    assert_int_equal(train_checkpoint("always-run", CHECKPOINT("--server-command", line)), 1);
+    assert_said(&scene, "the server was lost 3 times in one step");
+    assert_said(&scene, "start 4 fails");
+}
+
 static void what_does_not_go_together_is_refused(void **state)
 {
     (void)state;
@@ -274,6 +305,7 @@ int main(void)
         cmocka_unit_test(one_that_is_killed_is_started_anew),
         cmocka_unit_test(none_is_left_behind),
         cmocka_unit_test(one_that_does_not_start_says_why),
+        cmocka_unit_test(one_that_dies_while_it_starts_counts_as_a_try),
         cmocka_unit_test(what_does_not_go_together_is_refused),
     };
     return cmocka_run_group_tests_name("sync_checkpoint", tests, open_scene, end_scene);
