@@ -106,7 +106,8 @@ static enum status comm_finish(struct comm *comm, enum status st, struct comm **
 }
 
 enum status comm_open(struct device *dev, const unsigned char *id, int rank, int size,
-                      double deadline_s, struct comm **ret)
+                      double deadline_s, comm_watch_fn *watch, void *watch_context,
+                      struct comm **ret)
 {
     struct comm *comm = NULL;
     if (rank < 0 || rank >= size || size > COMM_MAX_RANKS)
@@ -120,6 +121,8 @@ enum status comm_open(struct device *dev, const unsigned char *id, int rank, int
     if (st != ST_OK) return st;
     comm->rank = rank;
     comm->size = size;
+    comm->watch = watch;
+    comm->watch_context = watch_context;
     return comm_finish(comm, comm->backend->open(comm, id), ret);
 }
 

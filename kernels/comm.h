@@ -30,9 +30,15 @@ struct comm;
 #define COMM_ID_BYTES  128
 // What rank 0 makes and gives to all ranks (common/ranks): NCCL's id. MPI needs none: zeros.
 enum status comm_new_id(enum device_kind kind, unsigned char ret_id[COMM_ID_BYTES]);
-// Waits for all ranks. size 1 gives NULL. On the CPU rank and size must be those of MPI_COMM_WORLD.
+// Asked during every wait, by any thread, of communicators made of this one too: a
+// status other than ST_OK ends the wait with its sentence. What it knows: that a rank is gone.
+typedef enum status comm_watch_fn(void *context);
+// Waits for all ranks, with the deadline and the watch (NULL: none) that every later wait has too.
+// size 1 gives NULL. On the CPU rank and size must be those of MPI_COMM_WORLD; where the others do
+// not come, a thread is left that waits in MPI until the process ends.
 enum status comm_open(struct device *dev, const unsigned char *id, int rank, int size,
-                      double deadline_s, struct comm **ret);
+                      double deadline_s, comm_watch_fn *watch, void *watch_context,
+                      struct comm **ret);
 // The ranks that give the same color, numbered in the order of their ranks. Waits.
 enum status comm_split(struct comm *comm, int color, struct comm **ret);
 // The same ranks on a stream of its own, which runs beside the device's: a call there begins when
@@ -64,10 +70,8 @@ int comm_size(const struct comm *comm);
 // Of every wait from here on, in place of what comm_open() was given; also of communicators made of
 // this one.
 void comm_set_deadline(struct comm *comm, double deadline_s);
-// Asked during every wait, by any thread, of communicators made of this one too: a
-// status other than ST_OK ends the wait with its sentence. What it knows: that a rank is gone. When
-// comm_watch() returns, the one before it is not being asked any more.
-typedef enum status comm_watch_fn(void *context);
+// In place of the watch that comm_open() was given, which is not being asked any more when this
+// returns.
 void comm_watch(struct comm *comm, comm_watch_fn *watch, void *context);
 enum status comm_check(const struct comm *comm); // what it says now; of one rank ST_OK
 

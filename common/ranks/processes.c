@@ -17,11 +17,14 @@
 
 #define LAST_WORDS_S 3   // that mpirun gives ranks, twice, once one has failed
 #define SETTLE_MS    500 // from a failure until the others are told to end
+#define LOOK_MS      500 // between two looks at ranks that another program started
 
 struct group {
     const struct processes *plan;
     pid_t *pids; // 0: has ended
     int n_left;
+    bool all_ran;              // at once
+    int64_t end_ns;            // when those that are left count as failed; INT64_MAX: all run
     int64_t kill_ns;           // when those that are left are killed; INT64_MAX: nobody failed
     bool handed_on;            // a signal
     struct status_kept failed; // the first
@@ -73,6 +76,13 @@ static int failed_one(const struct group *g, int *ret_status)
     return first;
 }
 
+static void end_all(struct group *g)
+{
+    g->kill_ns = clock_deadline_ns(g->plan->grace_ms);
+    signal_all(g, SIGTERM);
+    signal_all(g, SIGCONT); // one that is stopped could not end by itself
+}
+
 static void look_for_failure(struct group *g)
 {
     int status = 0;
@@ -81,9 +91,38 @@ static void look_for_failure(struct group *g)
     // and those that are told to end at once are as gone as it is when rank 0 looks.
     clock_sleep_ms(SETTLE_MS);
     note_failure(g, failed_one(g, &status), status);
-    g->kill_ns = clock_deadline_ns(g->plan->grace_ms);
-    signal_all(g, SIGTERM);
-    signal_all(g, SIGCONT); // one that is stopped could not end by itself
+    end_all(g);
+}
+
+// Of those that another program started, what the system says are its children.
+static int count_ranks(const struct group *g)
+{
+    char path[64];
+    int pid, n = 0;
+    if (!g->plan->name) return g->n_left;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)g->pids[0], (int)g->pids[0]);
+    FILE *f = fopen(path, "re");
+    if (!f) return g->plan->n_ranks; // a system that does not say
+    while (fscanf(f, "%d", &pid) == 1) n++;
+    fclose(f);
+    return n;
+}
+
+// One that is stopped at the end of a run keeps nobody waiting but this process.
+static void look_for_laggards(struct group *g)
+{
+    const int all = g->plan->name ? g->plan->n_ranks : g->plan->n, n = count_ranks(g);
+    g->all_ran |= n >= all;
+    if (!g->all_ran || n >= all || g->failed.code != ST_OK)
+        g->end_ns = INT64_MAX;
+    else if (g->end_ns == INT64_MAX)
+        g->end_ns = clock_deadline_ns(g->plan->end_ms);
+    if (clock_ms_until(g->end_ns) > 0) return;
+    status_keep(&g->failed,
+                status_fail(ST_TIMEOUT,
+                            "%d of %d ranks had not ended %g s after the others, and were ended", n,
+                            all, g->plan->end_ms / 1e3));
+    end_all(g);
 }
 
 static void take_ended(struct group *g)
@@ -117,7 +156,9 @@ static void wait_for_signal(struct group *g, int fd)
 {
     struct signalfd_siginfo info;
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    poll(&p, 1, clock_ms_until(g->kill_ns));
+    const int64_t next = g->kill_ns < g->end_ns ? g->kill_ns : g->end_ns;
+    const int ms = clock_ms_until(next);
+    poll(&p, 1, g->plan->name && ms > LOOK_MS ? LOOK_MS : ms);
     while (read(fd, &info, sizeof info) == sizeof info) hand_on(g, info.ssi_signo);
 }
 
@@ -138,7 +179,7 @@ enum status processes_line(const char *program, char **argv, int mpi_ranks, stru
 
 enum status processes_run(const struct processes *plan)
 {
-    struct group g = {.plan = plan, .kill_ns = INT64_MAX};
+    struct group g = {.plan = plan, .end_ns = INT64_MAX, .kill_ns = INT64_MAX};
     sigset_t signals, before;
     int fd = -1;
     enum status st = ST_OK;
@@ -156,6 +197,7 @@ enum status processes_run(const struct processes *plan)
     while (g.n_left > 0) {
         take_ended(&g);
         if (g.n_left == 0) break;
+        look_for_laggards(&g);
         if (clock_ms_until(g.kill_ns) == 0)
             kill_all(&g);
         else

@@ -45,15 +45,20 @@ enum status group_start(int n, const char *device, char **argv)
     struct ranks all = {.size = n, .local_size = n};
     struct bytes line = BYTES_INIT;
     // mpirun, told to end, gives its ranks no time; this signal it hands on
-    struct processes plan = {
-        .n = 1, .name = "mpirun", .stop_signal = SIGUSR1, .grace_ms = GRACE_MS};
+    struct processes plan = {.n = 1,
+                             .name = "mpirun",
+                             .n_ranks = n,
+                             .stop_signal = SIGUSR1,
+                             .grace_ms = GRACE_MS,
+                             .end_ms = PROCESSES_END_MS};
     enum status st;
     if (gpus)
         plan = (struct processes){.n = n,
                                   .before = become_rank,
                                   .context = &all,
                                   .stop_signal = SIGTERM,
-                                  .grace_ms = GRACE_MS};
+                                  .grace_ms = GRACE_MS,
+                                  .end_ms = PROCESSES_END_MS};
     pass_watchdog_on();
     snprintf(all.run_id, sizeof all.run_id, "%" PRId64 "-%d", clock_wall_s(), (int)getpid());
     CHECK(processes_line("cw-infer-server", argv, gpus ? 0 : n, &line));

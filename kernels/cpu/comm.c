@@ -5,7 +5,9 @@
  * Open MPI is looked up when the first communicator is opened, so that programs start without it.
  * A communicator made of another is a list of its ranks and a tag of its own. MPI can be started
  * once in a process, and is ended by the free of the communicator that started it, after a last
- * message from all ranks to all; where one has failed, it is left as it is. */
+ * message from all ranks to all; where one has failed, it is left as it is. Its start and its end
+ * know no deadline: a thread of its own waits there, and is left behind where others do not come.
+ */
 #include "kernels/comm_backend.h"
 #include "kernels/cpu/cpu.h"
 
@@ -15,7 +17,9 @@
 
 #include <dlfcn.h>
 #include <mpi.h>
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,15 +84,62 @@ static enum status check(int error, const char *what)
     return status_fail(ST_DEVICE, "MPI: %s: %s", what, text);
 }
 
-static enum status start(void)
+static int init(void)
+{
+    int level;
+    return mpi.Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+}
+
+static int finalize(void)
+{
+    return mpi.Finalize();
+}
+
+static struct { // one at a time; it outlives whoever does not wait any more
+    int (*call)(void);
+    int error;
+    bool done; // __atomic
+} bounded;
+
+static void *call_there(void *unused)
+{
+    bounded.error = bounded.call();
+    __atomic_store_n(&bounded.done, true, __ATOMIC_RELEASE);
+    return unused;
+}
+
+// A call that all ranks make, with the communicator's deadline and watch.
+static enum status call_bounded(struct comm *comm, const char *what, int (*call)(void))
+{
+    const int64_t start_ns = clock_now_ns();
+    sigset_t all, before;
+    pthread_t thread;
+    bounded.call = call;
+    bounded.done = false;
+    sigfillset(&all); // signals are the main thread's business
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(&thread, NULL, call_there, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) return status_fail(ST_NO_MEMORY, "no thread for %s: %s", what, strerror(error));
+    while (!__atomic_load_n(&bounded.done, __ATOMIC_ACQUIRE)) {
+        if (!comm_may_wait(comm, what, start_ns, "the other ranks")) {
+            pthread_detach(thread);
+            return status_fail(ST_PEER_GONE, "%s", comm->failure);
+        }
+        clock_sleep_ms(1);
+    }
+    pthread_join(thread, NULL);
+    return check(bounded.error, what);
+}
+
+static enum status start(struct comm *comm)
 {
     enum status st;
-    int level;
     if (mpi.library) FAIL(ST_UNSUPPORTED, "MPI was started before in this process");
     // Containers forbid a process to read another's memory, of which Open MPI learns too late.
     setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
     CHECK(load());
-    CHECK(check(mpi.Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread"));
+    CHECK(call_bounded(comm, "MPI_Init", init));
     CHECK(check(mpi.Comm_set_errhandler(mpi.world, mpi.errors_return), "MPI_Comm_set_errhandler"));
     mpi.last_tag = TAG_BYE;
 out:
@@ -222,7 +273,7 @@ static enum status mpi_open(struct comm *comm, const unsigned char *id)
     enum status st;
     int rank, size;
     (void)id;
-    CHECK(start());
+    CHECK(start(comm));
     CHECK(check(mpi.Comm_rank(mpi.world, &rank), "MPI_Comm_rank"));
     CHECK(check(mpi.Comm_size(mpi.world, &size), "MPI_Comm_size"));
     if (rank != comm->rank || size != comm->size)
@@ -260,14 +311,15 @@ out:
     return st;
 }
 
-// MPI_Finalize() waits without a deadline, so the ranks wait for each other first.
+// The ranks wait for each other first, since one that is stopped is named there.
 static void mpi_close(struct comm *comm)
 {
     struct peers *p = comm->state;
     if (!p) return;
     if (p->started_mpi && !comm_failed(comm)) {
         comm_set_deadline(comm, BYE_S);
-        if (gather(comm, "free", TAG_BYE, p->pieces, p->pieces, PIECE, 1)) mpi.Finalize();
+        if (gather(comm, "free", TAG_BYE, p->pieces, p->pieces, PIECE, 1))
+            call_bounded(comm, "MPI_Finalize", finalize);
     }
     free(p->world_rank);
     free(p->open);

@@ -298,7 +298,7 @@ static int rank_main(const char *root)
     must(n >= 0, "cannot be listed");
     must_ok(device_open("cpu", &dev));
     must_ok(comm_open(dev, id, atoi(getenv("OMPI_COMM_WORLD_RANK")),
-                      atoi(getenv("OMPI_COMM_WORLD_SIZE")), 30, &comm));
+                      atoi(getenv("OMPI_COMM_WORLD_SIZE")), 30, NULL, NULL, &comm));
     for (int i = 0; i < n; i++) {
         char *folder = path_join(root, list[i]->d_name), *config = path_join(folder, "config.json");
         if (file_exists(config)) run_folder(dev, comm, folder);

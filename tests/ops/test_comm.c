@@ -264,11 +264,26 @@ static enum status wait_in_vain(struct comm_rank *r)
     return st;
 }
 
+// The last rank does not open; it stays until the first has given up.
+static enum status open_in_vain(struct comm_rank *r)
+{
+    const bool gone = strcmp(r->mode, "alone, gone") == 0;
+    const int64_t start_ns = clock_now_ns(), until = clock_deadline_ns(60000);
+    char said[PATH_MAX];
+    snprintf(said, sizeof said, "%s/rank-0", r->folder);
+    while (r->rank > 0 && access(said, R_OK) != 0 && clock_ms_until(until) > 0) clock_sleep_ms(10);
+    if (r->rank > 0) return ST_OK;
+    return comm_open(r->dev, r->id, r->rank, r->size, gone ? DEADLINE_S : SHORT_S,
+                     gone ? rank_is_gone : NULL, (void *)&start_ns, &r->comm);
+}
+
 static enum status rank_run(struct comm_rank *r)
 {
     enum status st;
     const bool vain = strcmp(r->mode, "calls") != 0;
-    CHECK(comm_open(r->dev, r->id, r->rank, r->size, DEADLINE_S, &r->comm));
+    if (strcmp(r->mode, "alone") == 0 || strcmp(r->mode, "alone, gone") == 0)
+        return open_in_vain(r);
+    CHECK(comm_open(r->dev, r->id, r->rank, r->size, DEADLINE_S, NULL, NULL, &r->comm));
     CHECK(comm_barrier(r->comm));
     if (strncmp(r->mode, "late ", 5) == 0) CHECK(comm_rank_map_peers(r));
     if (strncmp(r->mode, "late", 4) == 0) comm_set_deadline(r->comm, SHORT_S);
@@ -318,6 +333,15 @@ static void so_it_is_in_a_captured_graph(void **state)
     comm_ranks_run("late graph", 2, "rank 0 of 2: a captured step: nothing from", true);
 }
 
+static void one_that_does_not_open_is_not_waited_for_without_end(void **state)
+{
+    (void)state;
+    if (strncmp(test_device(), "cuda", 4) == 0) test_skip("NCCL has waits of its own");
+    comm_ranks_run("alone", 2, "rank 0 of 2: MPI_Init: nothing from the other ranks within", true);
+    comm_ranks_run("alone, gone", 2, "rank 0 of 2: MPI_Init: rank 1 (there, process 7) is gone",
+                   true);
+}
+
 static void a_rank_that_is_gone_ends_the_wait(void **state)
 {
     (void)state;
@@ -331,13 +355,13 @@ static void one_rank_has_no_communicator(void **state)
     struct comm *comm = (struct comm *)&dev;
     float x = 3;
     assert_ok(device_open("cpu", &dev));
-    assert_ok(comm_open(dev, NULL, 0, 1, 1, &comm));
+    assert_ok(comm_open(dev, NULL, 0, 1, 1, NULL, NULL, &comm));
     assert_null(comm);
     assert_int_equal(comm_size(comm), 1);
     comm_all_reduce(comm, &x, 1, DT_F32);
     assert_ok(comm_barrier(comm));
     assert_float_equal(x, 3, 0);
-    assert_status(comm_open(dev, NULL, 2, 2, 1, &comm), ST_INVALID);
+    assert_status(comm_open(dev, NULL, 2, 2, 1, NULL, NULL, &comm), ST_INVALID);
     comm_free(comm);
     device_free(dev);
 }
@@ -351,6 +375,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_that_does_not_answer_is_named_after_the_deadline),
         cmocka_unit_test(so_it_is_in_a_sum),
         cmocka_unit_test(so_it_is_in_a_captured_graph),
+        cmocka_unit_test(one_that_does_not_open_is_not_waited_for_without_end),
         cmocka_unit_test(a_rank_that_is_gone_ends_the_wait),
     };
     if (comm_rank_main(argc, argv, rank_run)) return 0;

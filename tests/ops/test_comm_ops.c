@@ -179,7 +179,7 @@ static enum status rank_run(struct comm_rank *r)
     enum status st;
     struct tensors t = tensors_of(r);
     void *shared[3] = {NULL};
-    CHECK(comm_open(r->dev, r->id, r->rank, r->size, DEADLINE_S, &r->comm));
+    CHECK(comm_open(r->dev, r->id, r->rank, r->size, DEADLINE_S, NULL, NULL, &r->comm));
     CHECK(comm_rank_map_peers(r));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) CHECK(residuals(r, &t, sizes[i]));
     for (int i = 0; i < 3; i++) {

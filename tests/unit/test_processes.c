@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define GRACE_MS 1000
+#define END_MS   2000
 
 static enum status become_rank(void *context, int rank)
 {
@@ -33,7 +34,8 @@ static enum status run(const char *folder, const char *script)
                                    .line = line,
                                    .before = become_rank,
                                    .stop_signal = SIGUSR1,
-                                   .grace_ms = GRACE_MS};
+                                   .grace_ms = GRACE_MS,
+                                   .end_ms = END_MS};
     return processes_run(&plan);
 }
 
@@ -105,6 +107,26 @@ static void test_who_is_stopped_can_end(void **state)
                   ST_PEER_GONE);
     assert_message("rank 4 (pid ");
     assert_true(is_there(folder, "told-5"));
+}
+
+// The others have ended well, so that nobody else would say that it is missing.
+static void test_who_is_stopped_at_the_end_is_not_waited_for(void **state)
+{
+    (void)state;
+    const int64_t start = clock_now_ns();
+    assert_status(run(test_folder(), "[ $R = 6 ] && kill -STOP $$; exit 0"), ST_TIMEOUT);
+    assert_message("1 of 4 ranks had not ended 2 s after the others, and were ended");
+    assert_true(clock_ms_since(start) >= END_MS);
+    // and where another program started them
+    const struct processes plan = {.n = 1,
+                                   .name = "mpirun",
+                                   .n_ranks = 3,
+                                   .line = "sh -c 'sleep 2 & sleep 2 & sleep 1000 & wait'",
+                                   .stop_signal = SIGTERM,
+                                   .grace_ms = GRACE_MS,
+                                   .end_ms = 1000};
+    assert_status(processes_run(&plan), ST_TIMEOUT);
+    assert_message("1 of 3 ranks had not ended 1 s after the others");
 }
 
 static void is_handed_on(int number)
@@ -186,6 +208,7 @@ int main(void)
         cmocka_unit_test(test_killed_is_named),
         cmocka_unit_test(test_who_does_not_end_is_killed),
         cmocka_unit_test(test_who_is_stopped_can_end),
+        cmocka_unit_test(test_who_is_stopped_at_the_end_is_not_waited_for),
         cmocka_unit_test(test_signals_are_handed_on),
         cmocka_unit_test(test_hangups_are_one),
         cmocka_unit_test(test_no_such_program),

@@ -156,7 +156,7 @@ static int rank_main(char **argv)
     double norm;
     reference_open(argv[2], "cpu", &r);
     CHECK(param_ranges_of(r.weights, NULL, &ranges));
-    CHECK(comm_open(r.dev, NULL, rank, size, 20, &comm));
+    CHECK(comm_open(r.dev, NULL, rank, size, 20, NULL, NULL, &comm));
     CHECK(optimizer_new(r.dev, &ranges, comm, &config, &o));
     if (strcmp(argv[6], "-") != 0) CHECK(optimizer_load(o, argv[6]));
     for (int step = 0; step < STEPS; step++) {

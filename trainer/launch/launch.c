@@ -40,12 +40,17 @@ enum status job_launch(struct job *job, char **argv)
                              .before = become_rank,
                              .context = job,
                              .stop_signal = SIGTERM,
-                             .grace_ms = GRACE_MS};
+                             .grace_ms = GRACE_MS,
+                             .end_ms = PROCESSES_END_MS};
     enum status st;
     // mpirun, told to end, gives its ranks no time; this signal it hands on
     if (!job->n_gpus)
-        plan = (struct processes){
-            .n = 1, .name = "mpirun", .stop_signal = SIGUSR1, .grace_ms = GRACE_MS};
+        plan = (struct processes){.n = 1,
+                                  .name = "mpirun",
+                                  .n_ranks = job->ranks.size,
+                                  .stop_signal = SIGUSR1,
+                                  .grace_ms = GRACE_MS,
+                                  .end_ms = PROCESSES_END_MS};
     make_run_id(job);
     CHECK(processes_line("cw-trainer", argv, job->n_gpus ? 0 : job->ranks.size, &line));
     plan.line = bytes_text(&line);

@@ -143,8 +143,8 @@ enum status run_meet_ranks(struct run *run)
     CHECK(job_meet(run->job, bridge_file_of(run->bridge)->page_layout, &shared, &run->liveness));
     if (shared.len != sizeof id) FAIL(ST_FORMAT, "rank 0 gave %zu bytes as id", shared.len);
     CHECK(comm_open(dev, (const unsigned char *)shared.data, run->job->ranks.rank,
-                    run->job->ranks.size, run->config->rank_timeout, &run->comm));
-    comm_watch(run->comm, liveness_watch, run->liveness);
+                    run->job->ranks.size, run->config->rank_timeout, liveness_watch, run->liveness,
+                    &run->comm));
     bridge_publish_with(run->bridge, meet_to_publish, run);
     run->source.comm = run->comm;
     st = divide_ranks(run);
