@@ -205,7 +205,7 @@ static void the_base_is_recorded(void **state)
     restart(&s, s.model, false);
     now = base_now(&s);
     struct scene off;
-    offline_open(&off);
+    offline_scene_open(&off);
     off.model = s.model;
     offline_sums(&off, false, 8);
     const char *out = test_path(off.folder, "out");
@@ -274,7 +274,7 @@ static void an_evaluation_looks(void **state)
 {
     (void)state;
     struct scene s;
-    offline_open(&s);
+    offline_scene_open(&s);
     offline_sums(&s, false, 8);
     const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "eval.log");
     const char *other = daemon_model(test_folder(), true, 5);

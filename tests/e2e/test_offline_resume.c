@@ -161,7 +161,7 @@ static void a_signal_leaves_out_unwritten(void **state)
     struct scene s;
     char *log, *run, home[PATH_MAX];
     (void)state;
-    offline_open(&s);
+    offline_scene_open(&s);
     offline_sums(&s, true, 20);
     assert_non_null(getcwd(home, sizeof home));
     assert_int_equal(chdir(s.folder), 0);

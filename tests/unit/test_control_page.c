@@ -37,12 +37,9 @@ static const struct {
     FIELD(pause_ns),
     FIELD(snapshot_turn),
     FIELD(snapshot),
-    FIELD(origin_publishes),
-    FIELD(run_publishes),
     FIELD(noted_publishes),
     FIELD(loaded),
-    FIELD(origin),
-    FIELD(run),
+    FIELD(roles),
 };
 
 static void the_page_says_where_each_word_lies(void **state)
