@@ -112,7 +112,7 @@ static int count_ranks(const struct group *g)
 static void look_for_laggards(struct group *g)
 {
     const int all = g->plan->name ? g->plan->n_ranks : g->plan->n, n = count_ranks(g);
-    g->all_ran |= n >= all;
+    g->all_ran |= !g->plan->name || n >= all; // those that are started here have all been
     if (!g->all_ran || n >= all || g->failed.code != ST_OK)
         g->end_ns = INT64_MAX;
     else if (g->end_ns == INT64_MAX)
