@@ -208,15 +208,15 @@ $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) -shared -fPIC -MMD -MF $(BUILD)/obj/$*.so.d -MP $< -o $@
 
 # ---- tests --------------------------------------------------------------------------------------
-# `make test T=unit/test_bytes` builds and runs one of them.
-WANTED_TESTS = $(if $(T),$(addprefix $(BUILD)/tests/,$(T)),$(TESTS))
-tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
-
 # Folders of reference values as models: the weights, which are generated, and copies of the rest.
 GOLDEN         := $(BUILD)/golden/made
 GOLDEN_FOLDERS := $(patsubst %/weights.txt,%,$(wildcard tests/golden*/*/weights.txt))
 $(GOLDEN): $(BUILD)/tests/golden/make_folders $(TEST_LIB) $(wildcard $(addsuffix /*,$(GOLDEN_FOLDERS)))
 	$(Q)rm -rf $(BUILD)/golden $(BUILD)/golden-lora && $< $(BUILD) $(GOLDEN_FOLDERS) && touch $@
+
+# `make test T=unit/test_bytes` builds and runs one of them.
+WANTED_TESTS = $(if $(T),$(addprefix $(BUILD)/tests/,$(T)),$(TESTS))
+tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
 test: tests
 	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 
