@@ -148,7 +148,9 @@ $(BUILD)/%.a:
 
 ifeq ($(CUDA),1)
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
-LDLIBS_ += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lstdc++
+# where cuBLASLt is looked for first; a package leaves that to the system (CUDA_RPATH=)
+CUDA_RPATH ?= $(CUDA_HOME)/lib64
+LDLIBS_ += -L$(CUDA_HOME)/lib64 $(if $(CUDA_RPATH),-Wl$(,)-rpath$(,)$(CUDA_RPATH)) -lcudart_static -lstdc++
 endif
 LINK = $(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -o $@ $(filter %.o %.a,$^) $(LDLIBS_)
 
