@@ -59,9 +59,12 @@ CFLAGS   ?= -O2 -g
 LEVEL    := $(shell $(CC) -march=$(ARCH) -dM -E - </dev/null 2>/dev/null | awk \
             '/__x86_64__/{l=1} /__SSE4_2__/{b=1} /__AVX2__/{c=1} /__AVX512VL__/{d=1} \
             END{if(l) print "x86-64-v" (d ? 4 : c ? 3 : b ? 2 : 1)}')
+# 3 where the compiler and its C library know it
+FORTIFY  := $(shell $(CC) -O2 -D_FORTIFY_SOURCE=3 -Werror -include features.h -fsyntax-only -xc - </dev/null \
+            2>/dev/null && echo 3 || echo 2)
 # what a sanitizer sees better without, and what needs an optimizing compiler
 HARDEN   := $(if $(SANITIZE),,-fstack-protector-strong \
-            $(if $(filter -O1 -O2 -O3,$(CFLAGS)),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3))
+            $(if $(filter -O1 -O2 -O3,$(CFLAGS)),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$(FORTIFY)))
 # Objects go into programs and into shared libraries alike; what a library has, nobody overrides.
 PIC      := -fPIC -fno-semantic-interposition
 # Nothing is contracted: what is to be fused says so (kernels/cpu/vec.h). Clang's pass-failed is no

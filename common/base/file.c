@@ -99,7 +99,7 @@ static enum status read_file(const char *path, size_t max, bool own, struct byte
                              int64_t *ret_left_out)
 {
     int fd = -1;
-    size_t size;
+    size_t size = 0;
     struct bytes content = BYTES_INIT;
     enum status st;
     CHECK(open_regular(path, &fd, &size));
@@ -286,8 +286,8 @@ out:
 
 enum status file_map_open(const char *path, struct file_map *ret)
 {
-    int fd;
-    size_t len;
+    int fd = -1;
+    size_t len = 0;
     enum status st = open_regular(path, &fd, &len);
     if (st != ST_OK) return st;
     void *data = NULL;

@@ -162,7 +162,7 @@ out:
 enum status pattern_literal(const char *where, const char *field, const char *text, size_t len,
                             struct pattern **ret)
 {
-    struct pattern *p;
+    struct pattern *p = NULL;
     enum status st = pattern_alloc(where, field, &p);
     if (st != ST_OK) return st;
     bytes_append(&p->literal, text, len);

@@ -65,8 +65,8 @@ static const char *const beginnings[] = {
     "GET /health HTTP/1.1\r\nHost: localho",
     "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
-    "POST /generate HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
-    "9\r\n\r\n",
+    ("POST /generate HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+     "Content-Length: 9\r\n\r\n"),
     "POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
     "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"};
 

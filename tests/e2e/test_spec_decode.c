@@ -271,8 +271,8 @@ static void look_up_by_id(void **state)
     json_decref(a);
     static const char *const unknown[] = {
         "", "cmpl-0", "%22%7d%00%0a", "cmpl-",
-        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"};
+        ("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")};
     for (i = 0; i < sizeof unknown / sizeof *unknown; i++) {
         found = look_up(unknown[i], 404);
         assert_string_equal(

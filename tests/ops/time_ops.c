@@ -201,7 +201,7 @@ static void time_experts(int rows)
     const int m = rows * TOP, busy = m < EXPERTS ? m : EXPERTS;
     struct experts x = {
         .moe = {.rows = rows, .n_experts = EXPERTS, .top_k = TOP, .norm_topk = true, .scale = 1},
-        .shape = {m, N, K, false, true, 0, DT_BF16, DT_BF16, true}};
+        .shape = {m, N, K, false, true, 0, DT_BF16, DT_BF16, .early = true}};
     float *logits = malloc((size_t)rows * EXPERTS * sizeof *logits);
     if (!logits) exit(1);
     for (int i = 0; i < rows; i++)

@@ -173,7 +173,9 @@ void tinker_retrieve_bytes(const struct tinker_server *s, json_t *future, struct
 void tinker_model(const struct tinker_server *s, char ret_session[128], char ret_model[128])
 {
     json_t *session = tinker_post(s, "create_session", 200, "{\"tags\":[],\"sdk_version\":\"0\"}");
-    snprintf(ret_session, 128, "%s", json_string_value(json_object_get(session, "session_id")));
+    const char *session_id = json_string_value(json_object_get(session, "session_id"));
+    if (!session_id) fail_msg("create_session: %s", json_dumps(session, 0));
+    snprintf(ret_session, 128, "%s", session_id ? session_id : "");
     json_decref(session);
     json_t *model = tinker_retrieve(
         s, tinker_post(s, "create_model", 200,
@@ -182,7 +184,7 @@ void tinker_model(const struct tinker_server *s, char ret_session[128], char ret
                        ret_session));
     const char *id = json_string_value(json_object_get(model, "model_id"));
     if (!id) fail_msg("create_model: %s", json_dumps(model, 0));
-    snprintf(ret_model, 128, "%s", id);
+    snprintf(ret_model, 128, "%s", id ? id : "");
     json_decref(model);
 }
 

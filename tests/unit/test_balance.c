@@ -76,7 +76,7 @@ struct machine {
 static void machine_open(struct machine *m, const char *folder, int budget, double coef,
                          enum recompute recompute)
 {
-    const struct learner_config options = {.optimizer = {0.9, 0.95, 1e-8, 0, 0},
+    const struct learner_config options = {.optimizer = {0.9, 0.95, 1e-8, 0, 0, MOMENTS_F32, false},
                                            .temperature = 1,
                                            .router_aux_loss_coef = coef,
                                            .token_budget = budget,

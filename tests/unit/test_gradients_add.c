@@ -26,7 +26,7 @@ struct machine {
 static void machine_open(struct machine *m, int budget)
 {
     const char *folder = test_folder();
-    const struct learner_config options = {.optimizer = {0.9, 0.95, 1e-8, 0, 0},
+    const struct learner_config options = {.optimizer = {0.9, 0.95, 1e-8, 0, 0, MOMENTS_F32, false},
                                            .temperature = 1,
                                            .token_budget = budget,
                                            .logits_chunk = 5,

@@ -67,7 +67,7 @@ static enum status read_text(const char *text, const char *more, struct model_co
 // ---- configs ------------------------------------------------------------------------------------
 static void published_configs(void **state)
 {
-    static const struct {
+    const struct {
         const char *text;
         int dense, shared, q_rank, head_dim, value, n_group, experts;
         float moe_scale;

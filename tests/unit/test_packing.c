@@ -109,7 +109,7 @@ static void machine_open(int budget, int logits_chunk, bool reference, struct ma
 {
     const char *folder = test_folder();
     struct learner_config options = {
-        .optimizer = {0.9, 0.999, 1e-8, 0, 0},
+        .optimizer = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false},
         .temperature = 0.7f,
         .token_budget = budget,
         .logits_chunk = logits_chunk,

@@ -125,7 +125,7 @@ static void machine_open(const char *folder, const char *freeze, double max_grad
                          struct machine *m)
 {
     struct learner_config options = {
-        .optimizer = {0.9, 0.999, 1e-8, 0.1, max_grad_norm, MOMENTS_F32},
+        .optimizer = {0.9, 0.999, 1e-8, 0.1, max_grad_norm, MOMENTS_F32, false},
         .freeze = freeze,
         .temperature = 1,
         .token_budget = 40,

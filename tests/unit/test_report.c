@@ -484,8 +484,8 @@ static void the_checker_refuses(void **state)
         "<!DOCTYPE html>\n<p class=x></p>",
         "<!DOCTYPE html>\n<p class=\"a\" class=\"b\"></p>",
         "<!DOCTYPE html>\n<script></script>",
-        "<!DOCTYPE html>\n<meta http-equiv=\"Content-Security-Policy\" "
-        "content=\"script-src 'sha256-x'\"/><script>y</script>",
+        ("<!DOCTYPE html>\n<meta http-equiv=\"Content-Security-Policy\" "
+         "content=\"script-src 'sha256-x'\"/><script>y</script>"),
         "<!DOCTYPE html>\n<script type=\"application/json\">\"<b\"</script>",
         "<!DOCTYPE html>\n<script src=\"x\"></script>",
         "<!DOCTYPE html>\n<p onclick=\"x\"></p>",

@@ -81,7 +81,7 @@ static enum status data_of(struct report_server *s, const struct http_request *q
 {
     enum status st;
     struct run_cursor has;
-    int64_t run;
+    int64_t run = 0;
     CHECK(query_run(s, q, &run));
     CHECK(query_int(q, "generation", INT32_MAX, 0, &has.generation));
     CHECK(query_int(q, "lines", INT32_MAX, 0, &has.lines));
@@ -106,7 +106,7 @@ static enum status rollouts_of(const struct report_server *s, const struct http_
                                struct bytes *to)
 {
     enum status st;
-    int64_t run, step;
+    int64_t run = 0, step = 0;
     char path[PATH_ROOM];
     CHECK(query_run(s, q, &run));
     CHECK(query_int(q, "step", INT32_MAX, 0, &step));

@@ -130,7 +130,7 @@ static enum status read_mask(const char *where, const struct completion_bounds *
 {
     enum status st;
     const json_t *mask = NULL;
-    json_int_t one;
+    json_int_t one = 0;
     if (bounds->tandem != json_has(line, "model_mask"))
         return status_fail(ST_MISMATCH, "%s: field \"model_mask\" %s", where,
                            bounds->tandem ? "is missing: which tokens of a tandem are the policy's?"
@@ -153,7 +153,7 @@ static enum status read_accepted(const char *where, const json_t *line, struct c
     enum status st = ST_OK;
     const json_t *accepted = NULL, *offsets = NULL;
     size_t room = s->n ? (size_t)s->n : 1;
-    json_int_t count;
+    json_int_t count = 0;
     if (json_has(line, "accepted")) CHECK(read_list(where, line, "accepted", s->n, &accepted));
     if (json_has(line, "text_offset")) CHECK(read_list(where, line, "text_offset", s->n, &offsets));
     if ((accepted && !(s->accepted = malloc(room * sizeof *s->accepted))) ||

@@ -259,7 +259,7 @@ out:
 
 enum status policy_load(struct policy *p, const char *run, const char *folder, bool with_optimizer)
 {
-    struct trainee *t;
+    struct trainee *t = NULL;
     enum status st = policy_select(p, run, &t);
     return st == ST_OK ? load(p, t, folder, with_optimizer) : st;
 }
@@ -432,7 +432,7 @@ out:
 enum status policy_save(struct policy *p, const char *run, const char *folder, bool with_optimizer)
 {
     struct device *dev = bridge_device(p->bridge);
-    struct trainee *t;
+    struct trainee *t = NULL;
     enum status st;
     CHECK(policy_select(p, run, &t));
     st = with_optimizer ? save_checkpoint(p, t, folder)
@@ -445,7 +445,7 @@ out:
 
 enum status policy_snapshot(struct policy *p, const char *run, bool wanted, struct snapshot *ret)
 {
-    struct trainee *t;
+    struct trainee *t = NULL;
     enum status st = policy_select(p, run, &t);
     if (st != ST_OK) return st;
     t->wanted = t->wanted || wanted;

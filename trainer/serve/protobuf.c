@@ -46,7 +46,7 @@ static enum status take_fixed(struct proto_span *from, size_t n, uint64_t *ret)
 enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_field *ret)
 {
     enum status st = ST_OK;
-    uint64_t tag, len;
+    uint64_t tag = 0, len = 0;
     struct proto_field f = {0};
     *ret_more = false;
     if (message->len == 0) return ST_OK;
@@ -114,7 +114,7 @@ enum status proto_each_varint(const struct proto_field *field, const char *name,
 {
     enum status st = ST_OK;
     struct proto_span packed = field->span;
-    uint64_t value;
+    uint64_t value = 0;
     if (field->type == PROTO_VARINT) return take(context, field->value);
     CHECK(proto_expect(field, PROTO_BYTES, name));
     while (packed.len > 0) {
