@@ -37,7 +37,7 @@ VERSION    := $(shell sed -n 's/^.define COMMONWEIGHT_VERSION "\(.*\)"/\1/p' com
 GOALS := $(or $(MAKECMDGOALS),all)
 BUILDS := $(filter-out help clean format uninstall,$(GOALS))
 ifneq ($(BUILDS),)
-DEPS_OK := $(shell MPI=$(MPI) tools/install-deps $(if $(NO_INSTALL)$(filter install,$(GOALS)),--check) >&2 && echo yes)
+DEPS_OK := $(shell CC=$(CC) MPI=$(MPI) tools/install-deps $(if $(NO_INSTALL)$(filter install,$(GOALS)),--check) >&2 && echo yes)
 ifneq ($(DEPS_OK),yes)
 $(error packages are missing; see the lines above)
 endif

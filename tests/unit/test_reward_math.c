@@ -150,7 +150,7 @@ static bool parses_chains(int within)
     assert_non_null(arena);
     for (int i = 0; i < within; i++) {
         char inner[sizeof text - 8];
-        snprintf(inner, sizeof inner, "%s", text);
+        assert_true(snprintf(inner, sizeof inner, "%s", text) < (int)sizeof inner);
         snprintf(text, sizeof text, "1=(%s)=1", inner);
     }
     const bool parsed = math_parse(arena, text, strlen(text)) != NULL;
