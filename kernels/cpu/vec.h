@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__x86_64__) && !defined(__AVX__) && !defined(__clang__)
+#if defined(__x86_64__) && !defined(__AVX__)
 #pragma GCC diagnostic ignored "-Wpsabi" // of vectors as arguments: every use is inlined
 #endif
 #if defined(__AVX512F__)
