@@ -89,6 +89,7 @@ VEC_INLINE void add_terms(vec sum[PARTS][ROWS * COLS], const float *const *a, co
                           int k, int rows, int part, int end)
 {
     int p = 0;
+#pragma GCC unroll 4 // a pass is short
     for (; p + LANES <= k; p += LANES)
 #pragma GCC unroll 2
         for (int q = part; q < end; q++) add_products(sum[q], a, b, p + q * WIDTH, WIDTH, rows);
