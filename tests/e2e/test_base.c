@@ -283,7 +283,7 @@ static void an_evaluation_looks(void **state)
     assert_int_equal(test_command(log, LIMIT_MS,
                                   OPTIONS(test_binary("cw-trainer"), "eval", "--model", other,
                                           "--lora", out, "--data", s.data, "--device", "cpu",
-                                          "--max-completion-length", "2", "--limit", "2")),
+                                          "--max-completion-length", "2", "--max-samples", "2")),
                      0);
     char *text = test_read(log);
     assert_contains(text, "warning: ");

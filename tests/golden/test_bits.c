@@ -59,9 +59,9 @@ int main(int argc, char **argv)
     const char *root = test_path(test_root(), "tests/golden");
     const int n = scandir(root, &list, NULL, alphasort);
     for (int i = 0; i < n && n_tests < 64; i++) {
-        const char *model = test_path(root, list[i]->d_name);
         char text[DIGEST + 1];
-        if (!file_exists(test_path(model, "config.json"))) continue;
+        if (!file_exists(test_path(test_path(root, list[i]->d_name), "config.json"))) continue;
+        const char *model = test_golden(list[i]->d_name);
         tests[n_tests++] = (struct CMUnitTest){
             .name = list[i]->d_name, .test_func = one_model, .initial_state = (void *)model};
         if (!print) continue;

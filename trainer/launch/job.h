@@ -51,7 +51,7 @@ struct job_options {
         OPT_INT("tensor-parallel-size", job.shards, "1", "N", 1, JOB_GPUS,                         \
                 "processes that share a server's model, each with a shard of it and a GPU of "     \
                 "--gpus: so many ranks have one server",                                           \
-                EXCLUDES_WHEN(">1", "bridge",                                                      \
+                EXCLUDES_WHEN(">1", "bridge&servers that are started (--gpus, --ranks)",           \
                               "it is of a server that is started, --bridge names one that runs")), \
         OPT_TEXT("server-args", job.server_args, NULL, "\"--OPTION ...\"",                         \
                  "further options of the servers that are started",                                \
