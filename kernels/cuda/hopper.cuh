@@ -132,6 +132,12 @@ __device__ __forceinline__ uint64_t operand(uint32_t address)
     return (uint64_t)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
+// So many times 16 bytes behind: an addition to the half that holds the address.
+__device__ __forceinline__ uint64_t behind(uint64_t operand, uint32_t units)
+{
+    return operand >> 32 << 32 | (uint32_t)((uint32_t)operand + units);
+}
+
 // The same tile as the right operand of a product over its rows, 16 of them (+ 128 for the next
 // 16); of more than 64 columns, the next 64 lie `apart` bytes behind.
 __device__ __forceinline__ uint64_t operand_of_rows(uint32_t address, uint32_t apart)
@@ -167,6 +173,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 #define NAMES_5           NAMES_4 ", " NAMES(18, 19, 20, 21)
 #define NAMES_6           NAMES_5 ", " NAMES(22, 23, 24, 25)
 #define NAMES_8           NAMES_6 ", " NAMES(26, 27, 28, 29) ", " NAMES(30, 31, 32, 33)
+#define NAMES_9           NAMES_8 ", " NAMES(34, 35, 36, 37)
 #define NAMES_10          NAMES_8 ", " NAMES(34, 35, 36, 37) ", " NAMES(38, 39, 40, 41)
 #define NAMES_12          NAMES_10 ", " NAMES(42, 43, 44, 45) ", " NAMES(46, 47, 48, 49)
 #define NAMES_14          NAMES_12 ", " NAMES(50, 51, 52, 53) ", " NAMES(54, 55, 56, 57)
@@ -187,6 +194,7 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 #define SUMS_5            SUMS_4, SUMS(16)
 #define SUMS_6            SUMS_5, SUMS(20)
 #define SUMS_8            SUMS_6, SUMS(24), SUMS(28)
+#define SUMS_9            SUMS_8, SUMS(32)
 #define SUMS_10           SUMS_8, SUMS(32), SUMS(36)
 #define SUMS_12           SUMS_10, SUMS(40), SUMS(44)
 #define SUMS_14           SUMS_12, SUMS(48), SUMS(52)
@@ -267,7 +275,9 @@ __device__ __forceinline__ void wgmma_of(float (&d)[128], uint64_t a, uint64_t b
 WGMMA_TO(8, 64, 34)
 WGMMA_LEFT(8, 64, wgmma_left, 0, 34, 35, 36, 37)
 WGMMA_LEFT(8, 64, wgmma_left_of_rows, 1, 34, 35, 36, 37)
+WGMMA_LEFT(9, 72, wgmma_left_of_rows, 1, 38, 39, 40, 41)
 WGMMA_LEFT(16, 128, wgmma_left_of_rows, 1, 66, 67, 68, 69)
+WGMMA_LEFT(17, 136, wgmma_left_of_rows, 1, 70, 71, 72, 73)
 WGMMA_LEFT(24, 192, wgmma_left_of_rows, 1, 98, 99, 100, 101)
 WGMMA_LEFT(32, 256, wgmma_left_of_rows, 1, 130, 131, 132, 133)
 #undef WGMMA_TO

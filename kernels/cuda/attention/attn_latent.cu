@@ -222,7 +222,7 @@ __device__ __forceinline__ void attend_latents(computer &c, score_turns &turns,
         as_left(x, dots);
         settle(x);
         settle(r.out);
-        add_weighted<HALF>(r.out, x, keys + c.group * (HALF / 64) * COLUMNS_APART);
+        add_weighted(r.out, x, keys + c.group * (HALF / 64) * COLUMNS_APART);
 #pragma unroll
         for (int n = 0; n < ROWS / 16; n++) add_row_sums(r.sum, x[n]);
         wgmma_wait<0>();

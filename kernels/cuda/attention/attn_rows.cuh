@@ -53,29 +53,39 @@ __device__ __forceinline__ float to_scores(const attn_args<bf16> &a, float (&w)[
             for (int e = 0; e < 4; e++) w[i][e] = capped(a, w[i][e]);
     return score_factor(a);
 }
-/* Dot products of a tile's keys, -infinity where they are not seen, become weights; top is the
- * rows' largest score in the chunk so far, and shrink what their sums so far are multiplied by. */
+// What a tile does to a thread's two rows; top is their largest score in the chunk so far.
+template <int N>
+__device__ __forceinline__ void next_tiles(tile_step (&step)[2], const float (&w)[N / 8][4],
+                                           float (&top)[2], float factor)
+{
+    float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) most[e] = fmaxf(most[e], w[i][e]);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float x = fmaxf(most[h * 2], most[h * 2 + 1]);
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+        step[h] = next_tile(top[h], x, factor);
+    }
+}
+
+/* Dot products of a tile's keys, -infinity where they are not seen, become weights; shrink is what
+ * the rows' sums so far are multiplied by. */
 template <int N>
 __device__ __forceinline__ void take_weights(float (&w)[N / 8][4], float (&top)[2],
                                              float (&shrink)[2], float factor)
 {
-    float most[2] = {-INFINITY, -INFINITY}, shift[2];
+    tile_step step[2];
+    next_tiles<N>(step, w, top, factor);
+#pragma unroll
+    for (int h = 0; h < 2; h++) shrink[h] = step[h].shrink;
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) most[e / 2] = fmaxf(most[e / 2], w[i][e]);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
-        most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
-        tile_step step = next_tile(top[h], most[h], factor);
-        shift[h] = step.shift;
-        shrink[h] = step.shrink;
-    }
-#pragma unroll
-    for (int i = 0; i < N / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) w[i][e] = weight_of(w[i][e], factor, shift[e / 2]);
+        for (int e = 0; e < 4; e++) w[i][e] = weight_of(w[i][e], factor, step[e / 2].shift);
 }
 
 // The columns n .. n + 15 of mma results as the left operand of a product.

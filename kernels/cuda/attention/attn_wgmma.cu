@@ -1,99 +1,119 @@
 /* attn_wgmma.cu: attention of many rows in bf16 on Hopper, by wgmma (attn_wgmma.cuh), with the bits
  * that attn_order.cuh prescribes.
  *
- * The kept rows are the queries, which each warp holds in registers as left operands; the stream is
- * keys and values. While the values of a tile are summed, the scores of the next become weights.
+ * The kept rows are the queries; the stream is keys and values, and behind the values of a tile lie
+ * columns of ones, so that the product that sums weighted values sums weights as well. A warpgroup
+ * has the scores of a tile and the sums of the one before computed, then makes the scores weights,
+ * while the other's products run. It never leaves products under way while it makes weights: what
+ * goes on beside them is the other warpgroup's (docs/performance.md).
  */
 #include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>
 
-#define STAGES 6
+#define STAGES     4
+#define ONES_BYTES COLUMNS_APART // of which 8 columns are used
 
 #if HAS_WGMMA
+
+// Of a chunk, as row_sums; the last are the sums of weights.
+template <int HD> using chunk_sums = float[HD / 8 + 1][4];
+
+// all = the chunks so far and the next, whose largest scores are top.
+template <int HD>
+__device__ __forceinline__ void join(row_sums<HD> &all, const chunk_sums<HD> &chunk,
+                                     const float (&top)[2])
+{
+    join_step s[2] = {next_chunk(all.top[0], top[0]), next_chunk(all.top[1], top[1])};
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        all.sum[e] = joined(all.sum[e], chunk[HD / 8][e], s[e / 2]);
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++)
+            all.out[i][e] = joined(all.out[i][e], chunk[i][e], s[e / 2]);
+    }
+}
 
 // One warpgroup's rows of an item: all tiles of its keys.
 template <int HD, bool PAGED>
 __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, const work &item)
 {
     const work w = item;
-    uint32_t q[HD / 16][4], x[ROWS / 16][4] = {};
-    take_rows<HD>(q, c.kept, c.row0);
-    c.done_with_kept();
     rows_seen seen = seen_by<PAGED>(a, w.s, w.p, c.row0);
     int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
     int most_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
-    row_sums<HD> r;
-    waiting_sums<HD> memory, *before = &memory;
-    asm volatile("" : "+l"(before)); // in memory, whatever the compiler would rather do
-    bool first_chunk = true;
-    clear(r);
+    if (a.softcap > 0) least = -1; // there is something to be done to every tile
+    const float factor = score_factor(a);
+    row_sums<HD> all;
+    chunk_sums<HD> r = {};
+    float dots[ROWS / 8][4], top[2] = {-INFINITY, -INFINITY}, ended[2]; // of the chunk before
+    uint32_t x[ROWS / 16][4];
+    clear(all);
 
-    float dots[ROWS / 8][4], shrink[2];
-    float ended[2]; // of the chunk before, where a tile begins one
-    auto begins_chunk = [&](int tile) { return tile % CHUNK_KEYS == 0 && tile > w.first; };
+    // The tile's scores become its weights, and the sums so far make room for them.
     auto weigh = [&](int tile) {
-        float factor = to_scores<ROWS>(a, dots);
-        if (tile + ROWS - 1 > least || tile <= most_hidden) hide<ROWS>(dots, seen, tile, -INFINITY);
-        if (begins_chunk(tile))
+        tile_step step[2];
+        if (tile + ROWS - 1 > least || tile <= most_hidden) {
+            to_scores<ROWS>(a, dots);
+            hide<ROWS>(dots, seen, tile, -INFINITY);
+        }
+        if (tile % CHUNK_KEYS == 0)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                ended[h] = r.top[h];
-                r.top[h] = -INFINITY;
+                ended[h] = top[h];
+                top[h] = -INFINITY;
             }
-        take_weights<ROWS>(dots, r.top, shrink, factor);
-    };
-    auto add = [&](int tile, uint32_t values) {
-        if (begins_chunk(tile)) {
-            float top[2] = {r.top[0], r.top[1]};
-            r.top[0] = ended[0];
-            r.top[1] = ended[1];
-            join_chunk(r, before, first_chunk);
-            put_aside(before, r);
-            clear(r);
-            r.top[0] = top[0];
-            r.top[1] = top[1];
-            first_chunk = false;
-        } else {
-            shrink_sums(r, shrink);
-        }
-        settle(r.out);
-        add_weighted<HD>(r.out, x, values);
-    };
-    auto add_sums = [&]() {
+        next_tiles<ROWS>(step, dots, top, factor);
+        if (tile % CHUNK_KEYS == 0 && tile > w.first) join<HD>(all, r, ended);
 #pragma unroll
-        for (int n = 0; n < ROWS / 16; n++) add_row_sums(r.sum, x[n]);
-    };
-
-    c.wait_stage();
-    multiply<HD>(dots, q, c.stream.stage());
-    wgmma_wait<0>();
-    uint32_t values, summing = 0; // of the tile whose values are summed: they, its barrier
-    int tile = w.first;
-    for (;; tile += ROWS) {
-        wgmma_wait<1>();
-        settle(dots);
-        add_sums(); // of the tile before, between the instructions that follow
-        weigh(tile);
-        wgmma_wait<0>();
-        settle(r.out);
-        if (summing) barrier_arrive(summing);
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                dots[i][e] = weight_of(dots[i][e], factor, step[e / 2].shift);
+#pragma unroll
+        for (int i = 0; i <= HD / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[i][e] *= step[e / 2].shrink;
         as_left(x, dots);
         settle(x);
-        values = c.stream.stage() + tile_bytes<HD>;
-        summing = c.stream.is_empty();
-        c.stream.next();
-        if (tile + ROWS >= w.end) break;
-        c.wait_stage();
-        multiply<HD>(dots, q, c.stream.stage());
-        add(tile, values);
-    }
-    add(tile, values);
-    add_sums();
+        settle(r);
+    };
+    auto add = [&](int tile, uint32_t stage) {
+        add_weighted(r, x, stage + tile_bytes<HD>, tile % CHUNK_KEYS != 0);
+    };
+
+    int tile = w.first;
+    uint32_t stage = c.stream.stage(), empty = c.stream.is_empty(); // of the tile
+    c.wait_stage();
+    c.stream.next();
+    multiply<HD>(dots, c.kept, stage);
+    bool more = tile + ROWS < w.end;
+    if (more) c.wait_stage();
     wgmma_wait<0>();
-    settle(r.out);
-    barrier_arrive(summing);
-    if (!first_chunk) join_chunk(r, before, false);
-    store_result<HD>(r, a, w.p, c.row0);
+    settle(dots);
+    weigh(tile);
+    while (more) {
+        uint32_t next = c.stream.stage(), next_empty = c.stream.is_empty();
+        multiply<HD>(dots, c.kept, next);
+        add(tile, stage);
+        tile += ROWS;
+        more = tile + ROWS < w.end;
+        c.stream.next();
+        if (more) c.wait_stage();
+        wgmma_wait<0>();
+        settle(dots);
+        settle(r);
+        barrier_arrive(empty);
+        weigh(tile);
+        stage = next;
+        empty = next_empty;
+    }
+    add(tile, stage);
+    wgmma_wait<0>();
+    settle(r);
+    barrier_arrive(empty);
+    c.done_with_kept();
+    join<HD>(all, r, top);
+    store_result<HD>(all, a, w.p, c.row0);
 }
 
 #endif // HAS_WGMMA
@@ -106,7 +126,14 @@ __global__ void __launch_bounds__(THREADS, 1)
     grid_begin();
     extern __shared__ __align__(1024) char memory[];
     __shared__ block_state state;
-    run_block<HD, STAGES, 1>(
+    for (int i = threadIdx.x; i < STAGES * ONES_BYTES / 16; i += THREADS) {
+        int at = i % (ONES_BYTES / 16) * 16, s = i / (ONES_BYTES / 16);
+        const uint32_t ones = 0x3f803f80;
+        *(uint4 *)(memory + s * (stage_bytes<HD> + ONES_BYTES) + stage_bytes<HD> + at) =
+            make_uint4(ones, ones, ones, ones);
+    }
+    fence_async();
+    run_block<HD, STAGES, 1, 2, ONES_BYTES>(
         state, memory,
         [&](copier &c) {
             c.each_item(ticket, n_items, [&](int item) {
@@ -134,9 +161,10 @@ template <int HD> static void forward(struct device *dev, const attn_args<bf16> 
 {
     struct cuda_state *state = cuda_use(dev);
     int n = query_items(a);
-    cuda_launch(
-        dev, "attention", paged ? attn_wgmma_kernel<HD, true> : attn_wgmma_kernel<HD, false>,
-        std::min(n, state->n_sms), THREADS, block_memory<HD, STAGES, 1>, a, state->tickets, n);
+    cuda_launch(dev, "attention",
+                paged ? attn_wgmma_kernel<HD, true> : attn_wgmma_kernel<HD, false>,
+                std::min(n, state->n_sms), THREADS, block_memory<HD, STAGES, 1, ONES_BYTES>, a,
+                state->tickets, n);
 }
 
 bool attn_wgmma(struct device *dev, const attn_args<bf16> &a, bool paged)

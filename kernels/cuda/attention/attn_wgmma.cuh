@@ -23,10 +23,6 @@
 #define THREADS    (GROUPS * 128 + COPIERS)
 #define MAX_STAGES 6 // of the ring
 
-// Of a thread; all begin with 168.
-#define COPIER_REGISTERS  40
-#define COMPUTE_REGISTERS 232
-
 enum work_kind { NO_MORE, OF_QUERIES, OF_KEYS, OF_VALUES };
 
 // An item: BLOCK_ROWS packed rows (or, OF_KEYS and OF_VALUES, rows of the batch from p.start on as
@@ -319,6 +315,12 @@ __device__ __forceinline__ void take_rows(uint32_t (&x)[HD / 16][4], uint32_t ti
     }
 }
 
+// How far 16 columns of a tile lie behind its first, in units of 16 bytes.
+__device__ __forceinline__ constexpr uint32_t columns_behind(int k)
+{
+    return k / 4 * (COLUMNS_APART / 16) + k % 4 * 2;
+}
+
 // w = a b': the scores of a warpgroup's 64 rows and those of the tile b.
 template <int HD>
 __device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], uint32_t a, uint32_t b)
@@ -326,8 +328,8 @@ __device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], uint32_t a, ui
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < HD / 16; k++)
-        wgmma_to(w, operand(a + k / 4 * COLUMNS_APART) + k % 4 * 2,
-                 operand(b + k / 4 * COLUMNS_APART) + k % 4 * 2, k > 0);
+        wgmma_to(w, behind(operand(a), columns_behind(k)), behind(operand(b), columns_behind(k)),
+                 k > 0);
     wgmma_commit();
 }
 
@@ -338,7 +340,7 @@ __device__ __forceinline__ void multiply(float (&w)[ROWS / 8][4], const uint32_t
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < HD / 16; k++)
-        wgmma_left(w, a[k], operand(b + k / 4 * COLUMNS_APART) + k % 4 * 2, k > 0);
+        wgmma_left(w, a[k], behind(operand(b), columns_behind(k)), k > 0);
     wgmma_commit();
 }
 
@@ -349,15 +351,16 @@ __device__ __forceinline__ void as_left(uint32_t (&x)[ROWS / 16][4], const float
     for (int n = 0; n < ROWS; n += 16) as_left<ROWS>(x[n / 16], w, n);
 }
 
-// sum += x b, over the rows of the tile b
-template <int HD>
-__device__ __forceinline__ void add_weighted(float (&sum)[HD / 8][4],
-                                             const uint32_t (&x)[ROWS / 16][4], uint32_t b)
+// sum += x b, over the rows of the tile b; without what was in sum where `add` is 0.
+template <int J>
+__device__ __forceinline__ void add_weighted(float (&sum)[J][4], const uint32_t (&x)[ROWS / 16][4],
+                                             uint32_t b, int add = 1)
 {
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < ROWS / 16; n++)
-        wgmma_left_of_rows(sum, x[n], operand_of_rows(b, COLUMNS_APART) + n * 128, 1);
+        wgmma_left_of_rows(sum, x[n], behind(operand_of_rows(b, COLUMNS_APART), n * 128),
+                           n > 0 ? 1 : add);
     wgmma_commit();
 }
 
@@ -385,21 +388,22 @@ __device__ __forceinline__ bool last_group(unsigned *ticket, int n, int group, i
 
 // ---- a block -----------------------------------------------------------------------------------
 
-/* Runs a block with N stages of TILES tiles: copying(copier &) in its last warpgroup,
- * computing(computer &) in the others. Behind the ring lie KEPT tiles for each of these, or, where
- * that is 0, what all of them share. */
-template <int HD, int N, int KEPT, int TILES = 2, typename COPY, typename COMPUTE>
+/* Runs a block with N stages of TILES tiles, EXTRA bytes behind each: copying(copier &) in its last
+ * warpgroup, whose threads have COPIER registers, computing(computer &) in the others. Behind the
+ * ring lie KEPT tiles for each of these, or, where that is 0, what all of them share. */
+template <int HD, int N, int KEPT, int TILES = 2, int EXTRA = 0, int COPIER = 40, typename COPY,
+          typename COMPUTE>
 __device__ __forceinline__ void run_block(block_state &state, char *memory, COPY copying,
                                           COMPUTE computing)
 {
     ring stream = {shared_address(memory),
-                   TILES * tile_bytes<HD>,
+                   TILES * tile_bytes<HD> + EXTRA,
                    shared_address(state.full),
                    shared_address(state.empty),
                    N,
                    0,
                    0};
-    uint32_t kept_tiles = stream.tiles + N * TILES * tile_bytes<HD>;
+    uint32_t kept_tiles = stream.tiles + N * stream.bytes;
     uint32_t kept_full = shared_address(&state.kept_full);
     uint32_t kept_empty = shared_address(&state.kept_empty);
     if (threadIdx.x == 0) {
@@ -413,11 +417,11 @@ __device__ __forceinline__ void run_block(block_state &state, char *memory, COPY
     __syncthreads();
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp >= GROUPS * 4) {
-        fewer_registers<COPIER_REGISTERS>();
+        fewer_registers<COPIER>();
         copier c = {&state, stream, kept_tiles, kept_full, kept_empty, 0};
         copying(c);
     } else {
-        more_registers<COMPUTE_REGISTERS>();
+        more_registers<252 - COPIER / 2>(); // all begin with 168
         computer c = {stream,    kept_tiles + warp / 4 * KEPT * tile_bytes<HD>,
                       kept_full, kept_empty,
                       0,         warp / 4,
@@ -428,7 +432,7 @@ __device__ __forceinline__ void run_block(block_state &state, char *memory, COPY
 
 #endif // HAS_WGMMA
 
-template <int HD, int N, int KEPT>
-constexpr size_t block_memory = N *stage_bytes<HD> + GROUPS *KEPT *tile_bytes<HD>;
+template <int HD, int N, int KEPT, int EXTRA = 0>
+constexpr size_t block_memory = N *(stage_bytes<HD> + EXTRA) + GROUPS *KEPT *tile_bytes<HD>;
 
 #endif

@@ -190,7 +190,7 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
             for (int e = 0; e < 4; e++) ds[i][e] = scores[i][e] * (ds[i][e] - inner[e / 2]);
         as_left(x, ds);
         settle(x);
-        add_weighted<HD>(dq, x, stage);
+        add_weighted(dq, x, stage);
         summing = c.stream.is_empty();
         c.stream.next();
         if (tile + ROWS >= w.end) break;
@@ -406,8 +406,8 @@ __device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, co
             as_left(y, ds);
             settle(y);
         }
-        if (has_dv<HD, KIND>) add_weighted<HD>(dv, x, grads);
-        if (has_dk<HD, KIND>) add_weighted<HD>(dk, y, queries);
+        if (has_dv<HD, KIND>) add_weighted(dv, x, grads);
+        if (has_dk<HD, KIND>) add_weighted(dk, y, queries);
         summing = c.stream.is_empty();
         c.stream.next();
         if (p.base + w.step >= w.end) break;
@@ -459,7 +459,7 @@ __global__ void __launch_bounds__(THREADS, 1) attn_gradient_kernel(gradient_args
     __shared__ block_state state;
     __shared__ __align__(16) row_numbers numbers[stages_of<HD>];
     __shared__ int is_last[GROUPS];
-    run_block<HD, stages_of<HD>, 2>(
+    run_block<HD, stages_of<HD>, 2, 2, 0, 24>( // of 232 registers there are too few
         state, memory, [&](copier &c) { copy_items<HD>(c, g, numbers); },
         [&](computer &c) {
             c.each_item(state, OF_KEYS, [&](const work &w) {
