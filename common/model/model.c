@@ -523,8 +523,9 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
         model_rotate(m, l, qkv, batch, 1.0f);
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
         // for it
-        ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
-                         &m->attn[l]);
+        if (!tape || !tape->again)
+            ops->attn_packed(m->dev, out, tape ? tape->lse : (float *)m->gate_up, qkv, batch,
+                             &m->attn[l]);
     }
     if (!c->attn_gate) return out;
     const struct gate_args open = model_attn_gate(m, l, out, gate, rows);
@@ -664,6 +665,7 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
                &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias,
                                 layer_up_width(c, layer), c->hidden, false, m->dt},
                inner, tape != NULL);
+    if (tape && tape->again && !c->post_norm) return;
     struct branch down = {ROLE_DOWN,
                           l,
                           m->act,
@@ -727,11 +729,14 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
 const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
                                     const struct batch_view *batch)
 {
+    struct layer_tape *layer = &tape->layers[l];
     if (tape->recompute == RECOMPUTE_LAYER && tape->held != l) {
+        layer->again = true;
         run_layer(m, l, batch, NULL, tape);
         end_sum(m, batch->n_tokens);
+        layer->again = false;
     }
-    return &tape->layers[l];
+    return layer;
 }
 
 float model_embed_scale(const struct model *m)
@@ -783,7 +788,7 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
     size_t a = layer_mlp_rows(l, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
     struct device_part parts[N_TAPE - 16] = {
-        TAPE(x, hidden), // first: lay_out()
+        TAPE(x, hidden),
         TAPE(rstd1, c->pre_norm ? stat : 0),
         TAPE(mean1, mean),
         TAPE(qkv_raw, c->qk_norm ? qkv : 0),
@@ -826,29 +831,38 @@ static size_t place_part(struct layer_tape *layer, const struct device_part *par
     return at + (part->bytes + 255) / 256 * 256;
 }
 
+// Whether each layer has a part for itself with RECOMPUTE_LAYER, too: the residual stream at its
+// entry, and what attention gives, which takes longest to compute again at long contexts.
+static bool is_kept(const struct layer_config *layer, const struct device_part *part)
+{
+    const bool attn = layer->latent.rank == 0 && layer->delta.n_heads == 0;
+    return part->field == offsetof(struct layer_tape, x) ||
+           (attn && (part->field == offsetof(struct layer_tape, attn) ||
+                     part->field == offsetof(struct layer_tape, lse)));
+}
+
 // Visits every part of a tape in one fixed order: sums their sizes, and sets the pointers of
-// `tape`. x, the first part, of every layer comes first; with RECOMPUTE_LAYER all layers share the
-// rest, which is as long as the largest layer's.
+// `tape`. Kept parts of all layers come first; with RECOMPUTE_LAYER all layers share the rest,
+// which is as long as the largest layer's.
 static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t,
                       enum recompute recompute, struct tape *tape)
 {
     struct device_part parts[N_TAPE];
-    const size_t hidden = t * (size_t)c->hidden * dtype_size(dt);
-    const struct device_part x = TAPE(x, hidden);
-    size_t at = 0, end = 0;
+    size_t at = 0, rest = 0, end = 0;
     char *base = tape ? tape->memory : NULL;
-    for (int l = 0; l < c->n_layers; l++)
-        at = place_part(tape ? &tape->layers[l] : NULL, &x, base, at);
-    const size_t rest = at;
-    for (int l = 0; l < c->n_layers; l++) {
-        if (recompute == RECOMPUTE_LAYER) at = rest;
-        tape_parts(c, &c->layers[l], dt, t, parts);
-        for (int i = 1; i < N_TAPE; i++)
-            at = place_part(tape ? &tape->layers[l] : NULL, &parts[i], base, at);
-        if (at > end) end = at;
+    for (int kept = 1; kept >= 0; kept--) {
+        rest = at;
+        for (int l = 0; l < c->n_layers; l++) {
+            if (!kept && recompute == RECOMPUTE_LAYER) at = rest;
+            tape_parts(c, &c->layers[l], dt, t, parts);
+            for (int i = 0; i < N_TAPE; i++)
+                if (is_kept(&c->layers[l], &parts[i]) == kept)
+                    at = place_part(tape ? &tape->layers[l] : NULL, &parts[i], base, at);
+            if (at > end) end = at;
+        }
     }
     if (tape) tape->x_final = base + end;
-    return end + hidden;
+    return end + t * (size_t)c->hidden * dtype_size(dt);
 }
 
 size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens,

@@ -47,10 +47,11 @@ struct layer_tape {
     void *expert_out;  // (A, hidden) sorted by expert
     void *mlp_proj;    // (T, hidden) what the MLP gives, before its post-norm
     float *rstd_post2; // (T)
+    bool again;        // it is computed again: attn, lse and the next layer's x stand
 };
 // Activations of a packed batch, kept for the backward pass: all of them, or only the residual
-// stream at each layer's entry, the rest of a layer being computed again when its turn comes (Chen
-// et al. 2016, Training Deep Nets with Sublinear Memory Cost).
+// stream at each layer's entry and what attention gives, the rest of a layer being computed again
+// when its turn comes (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost).
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_LAYER };
 struct tape {
     int max_tokens;
@@ -61,7 +62,7 @@ struct tape {
     int held; // RECOMPUTE_LAYER: the layer whose activations the shared memory holds; -1: none
     size_t bytes;
     struct layer_tape
-        *layers;   // (n_layers); RECOMPUTE_LAYER: all but x is one memory for all layers
+        *layers;   // (n_layers); RECOMPUTE_LAYER: but x, attn and lse one memory for all layers
     void *x_final; // (T, hidden) residual stream after the last layer
     void *memory;  // the one allocation behind it all
 };
