@@ -135,8 +135,8 @@
                 "2048"),                                                                           \
         OPT_CHOICE(                                                                                \
             "recompute", learning.recompute, "none", recompute_names,                              \
-            "layer: keep each layer's input only, and run its forward pass again before its "      \
-            "backward"),                                                                           \
+            "layer: keep each layer's input and what its attention gives, and compute the rest "   \
+            "again before its backward"),                                                          \
         OPT_CHOICE("optim-moments", learning.adamw.moments, "f32", moments_kind_names,             \
                    "of AdamW's moments: 8, 4 or 2.1 bytes a parameter")
 
