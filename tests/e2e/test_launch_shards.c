@@ -103,8 +103,7 @@ static void what_does_not_fit_is_refused(void **state)
          "--tensor-parallel-size 2 with 3 ranks, 3 on this host"},
         {{"--gpus", "0", "--tensor-parallel-size", "2"},
          "--tensor-parallel-size 2 with 1 ranks, 1 on this host"},
-        {{"--tensor-parallel-size", "2"},
-         "--tensor-parallel-size 2 with --bridge and servers that are started"},
+        {{"--tensor-parallel-size", "2"}, "--tensor-parallel-size is for servers that are started"},
         {{"--gpus", "0,1", "--bridge", "b", "--tensor-parallel-size", "2"},
          "--tensor-parallel-size 2 with --bridge and servers that are started"},
     };
