@@ -88,7 +88,7 @@ static void each_works_or_is_named(void **state)
         {0, {"--lora-target", "q_proj,down_proj,lm_head", "--lora-name", "two"}, NULL},
         {0, {"--tandem", "--tandem-p", "0.7"}, NULL},
         {2, {"--train-draft"}, "--train-draft with --lora-r"},
-        {2, {"--workers", "http://127.0.0.1:1"}, "--workers with --lora-r"},
+        {1, {"--workers", "http://127.0.0.1:1"}, "http://127.0.0.1:1 cannot be used"},
         {2, {"--sync", "checkpoint", "--model", "MODEL"}, "--sync checkpoint"},
         {2, {"--freeze", "*norm*"}, "--freeze with --lora-r"},
         {2,

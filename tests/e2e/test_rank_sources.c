@@ -283,12 +283,43 @@ static void copies_sample(void **state)
     pair_close(&p);
 }
 
+// A worker that is given the adapter of each step samples what the trained server does.
+static void workers_sample_an_adapter(void **state)
+{
+    (void)state;
+    struct pair p = {0};
+    struct daemon worker = {0};
+    const char *const server[] = {"--max-adapters", "1", NULL};
+    double samples[4], mismatch[4];
+    scene_open_model(&p.s, daemon_model(test_folder(), true, 7), server);
+    pair_open_other(&p, server);
+    daemon_start(&worker, p.s.model, server);
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        const char *alone = ranks == 1 ? "alone-1" : "alone-2", *with = ranks == 1 ? "1" : "2";
+        train_on(&p, ranks, alone, OPTIONS(PAIR_NUMBERS, "--max-steps", "4", "--lora-r", "4"));
+        train_on(
+            &p, ranks, with,
+            OPTIONS(PAIR_NUMBERS, "--max-steps", "4", "--lora-r", "4", "--workers", worker.bridge));
+        same_losses(&p.s, alone, with, 4, 0);
+        test_same_file(latest(&p.s, alone), latest(&p.s, with), "adapter_model.safetensors");
+        assert_int_equal(column(&p.s, with, "workers/1/samples", samples, 4), 4);
+        column(&p.s, with, "sampler_mismatch/max", mismatch, 4);
+        for (int i = 0; i < 4; i++) assert_true(samples[i] > 0 && (mismatch[i] == 0 || !on_cpu()));
+    }
+    daemon_kill(&worker);
+    pair_close(&p);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sampling_ahead),     cmocka_unit_test(environments_learn_as_one),
-        cmocka_unit_test(workers_sample_too), cmocka_unit_test(copies_sample),
-        cmocka_unit_test(ahead_with_others),  cmocka_unit_test(environments_with_others),
+        cmocka_unit_test(sampling_ahead),
+        cmocka_unit_test(environments_learn_as_one),
+        cmocka_unit_test(workers_sample_too),
+        cmocka_unit_test(workers_sample_an_adapter),
+        cmocka_unit_test(copies_sample),
+        cmocka_unit_test(ahead_with_others),
+        cmocka_unit_test(environments_with_others),
     };
     if (argc > 1 && strcmp(argv[1], "play") == 0) return play();
     return cmocka_run_group_tests_name("sources on two ranks", tests, NULL, NULL);

@@ -173,9 +173,6 @@ static void what_cannot_be_one_is_refused(void **state)
     daemon_kill(&other);
     assert_int_equal(train_alone(&scene, "no", OPTIONS("--workers", worker.bridge, "--exact")), 2);
     assert_said(&scene, "--exact with --workers");
-    assert_int_equal(
-        train_alone(&scene, "no", OPTIONS("--workers", worker.bridge, "--lora-r", "4")), 2);
-    assert_said(&scene, "--workers with --lora-r");
 }
 
 static int open_scene(void **state)

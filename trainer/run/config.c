@@ -143,12 +143,9 @@ const struct option_spec train_options[] = {
             WITHIN("async")),
     OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, MAX_AHEAD,
             "the same counted in steps: --async --max-staleness STEPS x --num-iterations"),
-    OPT_TEXT(
-        "workers", workers, NULL, "BRIDGE_OR_URL,...",
-        "further servers of the same model that sample too; before each step they load the "
-        "weights from RUN/workers",
-        EXCLUDES("lora-r",
-                 "workers load the model's weights and not the adapter, which is what is trained")),
+    OPT_TEXT("workers", workers, NULL, "BRIDGE_OR_URL,...",
+             "further servers of the same model that sample too; before each step they load the "
+             "weights from RUN/workers"),
     OPT_TEXT("workers-api-key-file", workers_api_key_file, NULL, "FILE",
              "their key, for those named by http://HOST:PORT, and that of --server-url"),
     OPT_INT("max-completion-length", sampling.max_tokens, "512", "TOKENS", 1, 1e7, "of one sample",

@@ -10,6 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
 #include "trainer/launch/server_process.h"
@@ -39,31 +40,41 @@ struct sync {
 
 // ---- the folder ---------------------------------------------------------------------------------
 
-static double weights_bytes(const char *folder)
+static double weights_bytes(const struct run *run, const char *folder)
 {
     char path[PATH_ROOM];
     struct stat sb;
-    if (path_put(path, folder, "model.safetensors") != ST_OK || stat(path, &sb) != 0) return 0;
+    const char *file = run->adapter ? "adapter_model.safetensors" : "model.safetensors";
+    if (path_put(path, folder, "%s", file) != ST_OK || stat(path, &sb) != 0) return 0;
     return (double)sb.st_size;
+}
+
+// What is trained: the adapter, as nobody's yet, or the model.
+static enum status write_folder(const struct run *run, const char *path)
+{
+    struct device *dev = bridge_device(run->bridge);
+    const bool own = run->config->sync == SYNC_CHECKPOINT;
+    if (run->adapter)
+        return adapter_folder_write(path, run->adapter, dev, run->adapter->weights->dt, NULL,
+                                    run->base);
+    return model_folder_write(path, dev, run->policy, run->policy->dt,
+                              own ? run->model_folder : NULL, NULL, NULL);
 }
 
 enum status run_write_weights(struct run *run, const char **ret_folder)
 {
     struct sync *y = run->sync;
     const uint64_t version = control_version(bridge_control(run->bridge));
-    const bool own = run->config->sync == SYNC_CHECKPOINT;
     char path[PATH_ROOM], *absolute = NULL;
     enum status st = ST_OK;
     if (y->written != version) {
         CHECK(path_put(path, run->folder, "workers"));
-        if (run_leads(run))
-            CHECK(model_folder_write(path, bridge_device(run->bridge), run->policy, run->policy->dt,
-                                     own ? run->model_folder : NULL, NULL, NULL));
+        if (run_leads(run)) CHECK(write_folder(run, path));
         CHECK(comm_barrier(run->comm));
         if (!(absolute = realpath(path, NULL))) FAIL(ST_IO, "%s: it cannot be found again", path);
         CHECK(path_put(y->folder, "", "%s", absolute));
         y->written = version;
-        y->bytes += weights_bytes(y->folder);
+        y->bytes += weights_bytes(run, y->folder);
     }
     *ret_folder = y->folder;
 out:

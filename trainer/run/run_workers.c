@@ -1,7 +1,8 @@
 /* run_workers.c: further servers that sample for the run (--workers). The main thread.
  *
  * A server owns the weights that it samples by, so a worker has a copy. Before each step's rollouts
- * the weights are written into RUN/workers and each worker is told to load them (POST /reload): its
+ * the weights are written into RUN/workers and each worker is told to load them (POST /reload, or
+ * /v1/load_lora_adapter where an adapter is trained): its
  * samples are of the weights that learn from them, as those of the trained server are. A worker
  * whose tokens claim any other version than that reload answered with (it was started anew, or
  * loaded something else) fails like one that died. At the first step every worker must be there;
@@ -102,7 +103,7 @@ static enum status leave_out(struct run *run, struct worker *w, enum status st)
     return ST_OK;
 }
 
-// What one of them responded; its failure is its own.
+// What one of them responded; its failure is its own. NULL: nothing that is looked at.
 typedef enum status (*take_fn)(const struct run *run, struct worker *w, const json_t *response);
 
 static enum status take_response(struct run *run, struct worker *w, const char *path, take_fn take)
@@ -113,6 +114,7 @@ static enum status take_response(struct run *run, struct worker *w, const char *
     enum status st;
     w->request = NULL;
     CHECK(http_finish(request, &body));
+    if (!take) goto out; // words for a person
     CHECK(json_parse(path, bytes_text(&body), body.len, &response));
     CHECK(take(run, w, response));
 out:
@@ -160,13 +162,13 @@ static enum status take_info(const struct run *run, struct worker *w, const json
     return ST_OK;
 }
 
-static enum status take_reload(const struct run *run, struct worker *w, const json_t *response)
+// In the response to /reload, or behind an adapter's loading in /bridge/info.
+static enum status take_version(const struct run *run, struct worker *w, const json_t *response)
 {
     int64_t version = 0;
-    enum status st =
-        json_get_int("response to /reload", response, "weight_version", 2, INT64_MAX, &version);
+    enum status st = json_get_int(w->address, response, "weight_version", 2, INT64_MAX, &version);
     if (st == ST_OK && version < 2)
-        st = status_fail(ST_FORMAT, "response to /reload: \"weight_version\" is missing");
+        st = status_fail(ST_FORMAT, "%s: \"weight_version\" is missing", w->address);
     if (st != ST_OK) return st;
     if (w->of_pull.down && run->workers->in_step) log_info("worker %s is back", w->of_pull.name);
     w->of_pull.down = false;
@@ -177,11 +179,33 @@ static enum status take_reload(const struct run *run, struct worker *w, const js
 
 // ---- a step -------------------------------------------------------------------------------------
 
+// Has those that may be given work load the folder.
+static enum status load(struct run *run, const char *folder)
+{
+    const char *adapter = run->adapter ? run->config->lora.name : NULL;
+    const int timeout_ms = run->source.timeout_ms;
+    enum status st;
+    json_t *body = adapter ? json_pack("{s:s, s:s, s:b}", "lora_name", adapter, "lora_path", folder,
+                                       "load_inplace", 1)
+                           : json_pack("{s:s}", "model", folder);
+    if (!body)
+        FAIL(ST_INVALID, "%s: a worker cannot be told of this folder, whose name is not UTF-8",
+             folder);
+    if (adapter) {
+        CHECK(ask(run, "/v1/load_lora_adapter", body, timeout_ms, NULL));
+        st = ask(run, "/bridge/info", NULL, PROBE_MS, take_version);
+    } else {
+        st = ask(run, "/reload", body, timeout_ms, take_version);
+    }
+out:
+    json_decref(body);
+    return st;
+}
+
 enum status run_sync_workers(struct run *run, bool due)
 {
     enum status st = ST_OK;
     struct workers *ws = run->workers;
-    json_t *body = NULL;
     const char *folder;
     const int64_t start = clock_now_ns();
     int n = 0;
@@ -195,16 +219,10 @@ enum status run_sync_workers(struct run *run, bool due)
     bool any = n > 0;
     CHECK(run_any(run, &any));
     if (any) CHECK(run_write_weights(run, &folder));
-    if (n > 0) {
-        if (!(body = json_pack("{s:s}", "model", folder)))
-            FAIL(ST_INVALID, "%s: a worker cannot be told of this folder, whose name is not UTF-8",
-                 folder);
-        CHECK(ask(run, "/reload", body, run->source.timeout_ms, take_reload));
-    }
+    if (n > 0) CHECK(load(run, folder));
     ws->in_step = true;
     ws->sync_s = clock_ms_since(start) / 1e3;
 out:
-    json_decref(body);
     return st;
 }
 
