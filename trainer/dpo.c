@@ -40,17 +40,15 @@ static int64_t count(const struct offline_data *data, int item)
 }
 
 // Sums over one completion, as TRL has them.
-static double sum_completion(struct offline_sums *sums, const struct learner_rows *rows, int seq)
+static double sum_completion(struct update_stats *stats, const struct learner_rows *rows, int seq)
 {
     const struct micro_batch *mb = rows->mb;
     const bool chosen = mb->sample[seq] % 2 == 0;
     double logprob = 0;
     for (int i = mb->first[seq]; i < mb->first[seq + 1]; i++) {
         logprob += rows->logprobs[i];
-        sums->entropy += rows->entropy[i];
-        sums->targets++;
-        sums->ranked += chosen;
-        sums->likeliest += chosen && rows->ranked[i].rank == 1;
+        stats_add(stats, STAT_ENTROPY, rows->entropy[i]);
+        if (chosen) stats_add(stats, STAT_LIKELIEST, rows->ranked[i].rank == 1);
     }
     return logprob;
 }
@@ -63,38 +61,27 @@ static void fill(const struct micro_batch *mb, int seq, double value, float *ret
 static void preferences(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
     struct offline_pass *pass = context;
-    struct offline_sums *sums = &pass->sums;
+    struct update_stats *stats = &pass->stats;
     const struct micro_batch *mb = rows->mb;
     for (int seq = 0; seq < mb->n_seqs; seq += 2) {
         const double *reference = pass->data->reference + 2 * pass->items[mb->sample[seq] / 2];
-        const double chosen = sum_completion(sums, rows, seq),
-                     rejected = sum_completion(sums, rows, seq + 1);
+        const double chosen = sum_completion(stats, rows, seq),
+                     rejected = sum_completion(stats, rows, seq + 1);
         const struct preference_pair pair = {chosen - reference[0], rejected - reference[1],
                                              mb->first[seq + 1] - mb->first[seq],
                                              mb->first[seq + 2] - mb->first[seq + 1]};
         const struct preference_loss loss = preference_loss(&pass->config->preference, &pair);
-        sums->loss += loss.loss * pass->weight - chosen * pass->per_token;
-        sums->chosen += chosen;
-        sums->rejected += rejected;
-        sums->chosen_ratio += pair.chosen;
-        sums->rejected_ratio += pair.rejected;
-        sums->right += pair.chosen > pair.rejected;
-        sums->pairs++;
+        const double beta = pass->config->preference.beta;
+        stats_add(stats, STAT_LOSS, loss.loss * pass->weight - chosen * pass->per_token);
+        stats_add(stats, STAT_CHOSEN_REWARD, beta * pair.chosen);
+        stats_add(stats, STAT_REJECTED_REWARD, beta * pair.rejected);
+        stats_add(stats, STAT_MARGIN, beta * (pair.chosen - pair.rejected));
+        stats_add(stats, STAT_RIGHT, pair.chosen > pair.rejected);
+        stats_add(stats, STAT_CHOSEN_LOGPROB, chosen);
+        stats_add(stats, STAT_REJECTED_LOGPROB, rejected);
         fill(mb, seq, loss.by_chosen * pass->weight - pass->per_token, ret_dlogprobs);
         fill(mb, seq + 1, loss.by_rejected * pass->weight, ret_dlogprobs);
     }
-}
-
-static void put(const struct offline_config *config, const struct offline_sums *s,
-                const char *prefix, json_t *metrics)
-{
-    const double n = (double)(s->pairs > 0 ? s->pairs : 1), by = config->preference.beta / n;
-    metrics_putf(metrics, by * s->chosen_ratio, "%srewards/chosen", prefix);
-    metrics_putf(metrics, by * s->rejected_ratio, "%srewards/rejected", prefix);
-    metrics_putf(metrics, by * (s->chosen_ratio - s->rejected_ratio), "%srewards/margins", prefix);
-    metrics_putf(metrics, (double)s->right / n, "%srewards/accuracies", prefix);
-    metrics_putf(metrics, s->chosen / n, "%slogps/chosen", prefix);
-    metrics_putf(metrics, s->rejected / n, "%slogps/rejected", prefix);
 }
 
 int dpo_main(int argc, char **argv)
@@ -107,7 +94,10 @@ int dpo_main(int argc, char **argv)
         .reference = true,
         .loss = preferences,
         .count = count,
-        .put = put,
+        .stats = STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_LIKELIEST) |
+                 STAT_BIT(STAT_CHOSEN_REWARD) | STAT_BIT(STAT_REJECTED_REWARD) |
+                 STAT_BIT(STAT_MARGIN) | STAT_BIT(STAT_RIGHT) | STAT_BIT(STAT_CHOSEN_LOGPROB) |
+                 STAT_BIT(STAT_REJECTED_LOGPROB),
     };
     return offline_main(&task,
                         "--model DIR --data FILE.jsonl --out DIR | --run-dir DIR\n\n"

@@ -43,18 +43,16 @@ static int64_t count(const struct offline_data *data, int item)
 static void cross_entropy(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
     struct offline_pass *pass = context;
-    struct offline_sums *sums = &pass->sums;
+    struct update_stats *stats = &pass->stats;
     const struct micro_batch *mb = rows->mb;
     for (int seq = 0; seq < mb->n_seqs; seq++) {
         const struct example *e = &pass->data->sides[0]->examples[pass->items[mb->sample[seq]]];
         for (int i = mb->first[seq]; i < mb->first[seq + 1]; i++) {
             ret_dlogprobs[i] = 0;
             if (!is_learnt(e, i - mb->first[seq])) continue;
-            sums->loss -= rows->logprobs[i] * pass->weight;
-            sums->entropy += rows->entropy[i];
-            sums->likeliest += rows->ranked[i].rank == 1;
-            sums->targets++;
-            sums->ranked++;
+            stats_add(stats, STAT_LOSS, -rows->logprobs[i] * pass->weight);
+            stats_add(stats, STAT_ENTROPY, rows->entropy[i]);
+            stats_add(stats, STAT_LIKELIEST, rows->ranked[i].rank == 1);
             ret_dlogprobs[i] = (float)-pass->weight;
         }
     }
@@ -68,6 +66,7 @@ int sft_main(int argc, char **argv)
         .sides = 1,
         .loss = cross_entropy,
         .count = count,
+        .stats = STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_LIKELIEST),
     };
     return offline_main(&task,
                         "--model DIR | --init CONFIG.json --tokenizer DIR  --data FILE.jsonl "

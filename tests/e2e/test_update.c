@@ -177,34 +177,32 @@ static void sampler_is_corrected(void **state)
     struct update_stats off = update(&s, TIS_OFF, 1, 0);
     struct update_stats on = update(&s, TIS_SEQUENCE_MASK, 1, 0);
     assert_true(off.grad_norm > 1e-3 && near(on.grad_norm, off.grad_norm));
-    assert_true(near(range_mean(&on.all.tis), 1) && range_share(&on.all.tis, on.all.tis_cut) == 0);
+    assert_true(near(stats_mean(&on, STAT_TIS), 1) && stats_mean(&on, STAT_TIS_CUT) == 0);
 
     // All tokens likelier there by a half: weights of exp(-1/2), and the gradient with them.
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
     struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 1, 0);
-    assert_true(u.all.ratio.min == 1 && u.all.ratio.max == 1); // the policy has not moved
-    assert_true(near(range_mean(&u.all.tis), exp(-0.5)) && near(u.mismatch_mean, 0.5));
+    assert_true(u.of[STAT_RATIO].min == 1 && u.of[STAT_RATIO].max == 1); // the policy has not moved
+    assert_true(near(stats_mean(&u, STAT_TIS), exp(-0.5)) &&
+                near(stats_mean(&u, STAT_MISMATCH), 0.5));
     assert_true(near(u.grad_norm, exp(-0.5) * off.grad_norm));
     u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0); // the product over five tokens
     assert_true(near(u.grad_norm, exp(-2.5) * off.grad_norm));
     u = update(&s, TIS_OFF, 1, 0);
-    assert_true(near(u.grad_norm, off.grad_norm) && range_mean(&u.all.tis) == 0);
+    assert_true(near(u.grad_norm, off.grad_norm) && stats_mean(&u, STAT_TIS) == 0);
 
     // And less likely: beyond the cap of 3 for the sequence, not for a token.
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, -1);
     u = update(&s, TIS_TOKEN_MASK, 1, 0);
-    assert_true(near(u.grad_norm, exp(0.5) * off.grad_norm) &&
-                range_share(&u.all.tis, u.all.tis_cut) == 0);
+    assert_true(near(u.grad_norm, exp(0.5) * off.grad_norm) && stats_mean(&u, STAT_TIS_CUT) == 0);
     u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0);
-    assert_true(near(u.grad_norm, 3 * off.grad_norm) &&
-                range_share(&u.all.tis, u.all.tis_cut) == 1);
+    assert_true(near(u.grad_norm, 3 * off.grad_norm) && stats_mean(&u, STAT_TIS_CUT) == 1);
     u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
-    assert_true(u.grad_norm == 0 && u.all.tis.max == 0 &&
-                range_share(&u.all.tis, u.all.tis_cut) == 1);
+    assert_true(u.grad_norm == 0 && u.of[STAT_TIS].max == 0 && stats_mean(&u, STAT_TIS_CUT) == 1);
     disagree(&s, 2, 0.5f); // one sample of four agrees again
     u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
-    assert_true(near(range_mean(&u.all.tis), 0.25) &&
-                range_share(&u.all.tis, u.all.tis_cut) == 0.75 && u.grad_norm > 0);
+    assert_true(near(stats_mean(&u, STAT_TIS), 0.25) && stats_mean(&u, STAT_TIS_CUT) == 0.75 &&
+                u.grad_norm > 0);
     scene_close(&s);
 }
 
@@ -215,14 +213,15 @@ static void ratio_is_to_the_first_iteration(void **state)
     scene_open(&s, false);
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
     struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 3, 0);
-    assert_true(near(u.all.ratio.min, 1) &&
-                near(u.all.ratio.max, 1)); // three times the same policy
-    assert_true(u.all.clip_low == 0 && u.all.clip_high == 0);
+    assert_true(near(u.of[STAT_RATIO].min, 1) &&
+                near(u.of[STAT_RATIO].max, 1)); // three times the same policy
+    assert_true(u.of[STAT_CLIP_LOW].sum == 0 && u.of[STAT_CLIP_HIGH].sum == 0);
     u = update(&s, TIS_TOKEN_TRUNCATE, 3, 1e-2);
     // what is better than its group became likelier, what is worse less so, past the bounds
-    assert_true(u.all.ratio.max > 1.2 && u.all.ratio.min < 0.8);
-    assert_true(u.all.clip_low > 0 && u.all.clip_high > 0 && u.all.seq_clip_high.max > 0);
-    assert_true(near(range_mean(&u.all.tis), exp(-0.5))); // the same in all three
+    assert_true(u.of[STAT_RATIO].max > 1.2 && u.of[STAT_RATIO].min < 0.8);
+    assert_true(u.of[STAT_CLIP_LOW].sum > 0 && u.of[STAT_CLIP_HIGH].sum > 0 &&
+                u.of[STAT_SEQ_CLIP_HIGH].max > 0);
+    assert_true(near(stats_mean(&u, STAT_TIS), exp(-0.5))); // the same in all three
     scene_close(&s);
 }
 
@@ -282,7 +281,7 @@ static void exact_wants_every_bit(void **state)
     config.exact = true;
     assert_ok(
         update_policy(s.learner, s.bridge, &config, &s.rollout, advantages, 1e-2, &s.lock, &stats));
-    assert_true(stats.mismatch_max == 0 && stats.applied == 1);
+    assert_true(stats.of[STAT_MISMATCH_NOW].max == 0 && stats.applied == 1);
     // what that update changed is no longer what the samples were drawn from
     const uint64_t version = control_version(bridge_control(s.bridge));
     assert_status(
@@ -331,14 +330,14 @@ static void parts_have_updates_of_their_own(void **state)
     struct update_stats u = update_by(&s, &config, &s.rollout, advantages, 0);
     assert_int_equal(u.applied, GROUPS);
     assert_true(near(u.grad_norm, alone.grad_norm));
-    assert_true(u.all.ratio.min == 1 && u.all.ratio.max == 1);
+    assert_true(u.of[STAT_RATIO].min == 1 && u.of[STAT_RATIO].max == 1);
     config.schedule = &falling;
     config.first_update = 3;
     u = update_by(&s, &config, &s.rollout, advantages, 0);
-    assert_true(u.lr == schedule_at(&falling, 4) && u.mismatch_max == 0);
+    assert_true(u.lr == schedule_at(&falling, 4) && u.of[STAT_MISMATCH_NOW].max == 0);
     // the first part, whose ratio is 1, then the second, which that has moved
-    assert_true(u.all.ratio.max > 1 || u.all.ratio.min < 1);
-    assert_int_equal(u.all.ratio.n, SAMPLES * TOKENS);
+    assert_true(u.of[STAT_RATIO].max > 1 || u.of[STAT_RATIO].min < 1);
+    assert_int_equal(u.of[STAT_RATIO].n, SAMPLES * TOKENS);
     config.num_iterations = 2;
     assert_int_equal(update_by(&s, &config, &s.rollout, advantages, 0).applied, 2 * GROUPS);
     scene_close(&s);
@@ -359,10 +358,14 @@ static void entropy_is_rewarded(void **state)
         config.entropy = &entropy;
         config.entropy_state = &bonus;
         const struct update_stats before = update_by(&s, &config, &s.rollout, none, 1e-3);
-        assert_true(near(before.loss, before.policy_loss - entropy.coef * before.entropy));
-        assert_true(before.grad_norm > 1e-4 && before.policy_loss == 0);
+        const double policy_loss =
+            stats_per_update(&before, STAT_LOSS) - stats_per_update(&before, STAT_EXTRA_LOSS);
+        assert_true(near(stats_per_update(&before, STAT_LOSS),
+                         policy_loss - entropy.coef * stats_mean(&before, STAT_ENTROPY)));
+        assert_true(before.grad_norm > 1e-4 && policy_loss == 0);
         const struct update_stats after = update_by(&s, &config, &s.rollout, none, 0);
-        assert_true(sign * (after.entropy - before.entropy) > 1e-5);
+        assert_true(sign * (stats_mean(&after, STAT_ENTROPY) - stats_mean(&before, STAT_ENTROPY)) >
+                    1e-5);
         scene_close(&s);
     }
 }
@@ -384,10 +387,11 @@ static void high_entropy_alone(void **state)
     // term is the advantage.
     entropy.top_quantile = 0;
     const struct update_stats one = update_by(&s, &config, &s.rollout, ones, 0);
-    const double term = fabs(one.loss) * SAMPLES * TOKENS;
+    const double term = fabs(stats_per_update(&one, STAT_LOSS)) * SAMPLES * TOKENS;
     assert_true(near(term, 1) || near(term, 2));
     assert_true(one.grad_norm > 0 && one.grad_norm < all.grad_norm);
-    assert_true(one.entropy == all.entropy && one.mismatch_max == 0);
+    assert_true(stats_mean(&one, STAT_ENTROPY) == stats_mean(&all, STAT_ENTROPY) &&
+                one.of[STAT_MISMATCH_NOW].max == 0);
     scene_close(&s);
 }
 

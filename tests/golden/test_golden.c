@@ -487,7 +487,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
                                  .max_completion_length = g->completion};
     float logprobs[4096], old[4096], ref[4096], dlogprobs[4096];
     const float *all_old = value(g, "old_logprobs"), *all_ref = value(g, "ref_logprobs");
-    struct loss_stats stats = {0};
+    struct update_stats stats = {0};
     void *x;
     enum status st;
     int type;
@@ -513,7 +513,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
         .step_tokens = g->first[g->n_seqs],
     };
     loss_compute(&config, &batch, &stats, dlogprobs);
-    *ret_loss = stats.loss;
+    *ret_loss = stats.of[STAT_LOSS].sum;
     st = backward_run(g->backward, g->batch, g->tape, dlogprobs, NULL, 1.0f);
 out:
     return st;

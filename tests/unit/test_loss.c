@@ -50,11 +50,11 @@ static struct loss_batch batch_of(const struct inputs *in)
 
 static double loss_of(const struct loss_config *config, const struct inputs *in, float *ret)
 {
-    struct loss_stats stats = {0};
+    struct update_stats stats = {0};
     struct loss_batch batch = batch_of(in);
     float unused[TOKENS];
     loss_compute(config, &batch, &stats, ret ? ret : unused);
-    return stats.loss;
+    return stats.of[STAT_LOSS].sum;
 }
 
 static const struct loss_config plain = {
@@ -183,22 +183,23 @@ static void values_by_hand(void **state)
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         struct loss_config config = plain;
-        struct loss_stats stats = {0};
+        struct update_stats stats = {0};
         float slope[3];
         config.type = wanted[i].type;
         config.epsilon_high = config.type == LOSS_CISPO ? 1.2 : 0.2;
         loss_compute(&config, &batch, &stats, slope);
-        assert_true(fabs(stats.loss - wanted[i].loss) < 1e-9);
+        assert_true(fabs(stats.of[STAT_LOSS].sum - wanted[i].loss) < 1e-9);
         for (int t = 0; t < 3; t++) assert_true(fabs(slope[t] - wanted[i].slope[t]) < 1e-6);
-        assert_int_equal(stats.tokens, 3);
-        assert_int_equal(stats.seqs, 2);
-        assert_true(stats.clip_high == 1);
-        assert_true(stats.clip_low == (wanted[i].type == LOSS_CISPO ? 0 : 1));
-        assert_true(fabs(stats.ratio.min - exp(-0.5)) < 1e-9);
-        assert_true(fabs(stats.ratio.max - exp(0.5)) < 1e-9);
-        assert_true(stats.seq_clip_high.max == 0.5 && stats.seq_clip_high.min == 0);
-        assert_true(stats.seq_clip_low.min == 0 && stats.seq_clip_low.n == 2);
-        assert_int_equal(stats.tis.n, 0);
+        assert_int_equal(stats.of[STAT_RATIO].n, 3);
+        assert_int_equal(stats.of[STAT_OFF_POLICY].n, 2); // sequences
+        assert_true(stats.of[STAT_CLIP_HIGH].sum == 1);
+        assert_true(stats.of[STAT_CLIP_LOW].sum == (wanted[i].type == LOSS_CISPO ? 0 : 1));
+        assert_true(fabs(stats.of[STAT_RATIO].min - exp(-0.5)) < 1e-9);
+        assert_true(fabs(stats.of[STAT_RATIO].max - exp(0.5)) < 1e-9);
+        assert_true(stats.of[STAT_SEQ_CLIP_HIGH].max == 0.5 &&
+                    stats.of[STAT_SEQ_CLIP_HIGH].min == 0);
+        assert_true(stats.of[STAT_SEQ_CLIP_LOW].min == 0 && stats.of[STAT_SEQ_CLIP_LOW].n == 2);
+        assert_int_equal(stats.of[STAT_TIS].n, 0);
     }
 }
 
@@ -218,14 +219,14 @@ static void kl_by_hand(void **state)
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         for (int bias = 0; bias < 2; bias++) {
             struct loss_config config = plain;
-            struct loss_stats stats = {0};
+            struct update_stats stats = {0};
             float slope;
             config.beta = 0.1;
             config.kl_estimator = wanted[i].estimator;
             config.bias_correction_kl = bias;
             loss_compute(&config, &batch, &stats, &slope);
-            assert_true(fabs(stats.kl - wanted[i].kl) < 1e-9);
-            assert_true(fabs(stats.loss - 0.1 * wanted[i].kl) < 1e-10);
+            assert_true(fabs(stats.of[STAT_KL].sum - wanted[i].kl) < 1e-9);
+            assert_true(fabs(stats.of[STAT_LOSS].sum - 0.1 * wanted[i].kl) < 1e-10);
             double by_ratio = bias ? wanted[i].kl : 0;
             assert_true(fabs(slope - 0.1 * (wanted[i].slope + by_ratio)) < 1e-7);
         }
@@ -240,21 +241,22 @@ static void dual_clip_by_hand(void **state)
     struct loss_batch batch = {1,     bounds, &logprob, &old, NULL, NULL,
                                &down, 1,      1,        NULL, NULL, NULL};
     struct loss_config config = plain;
-    struct loss_stats stats = {0};
+    struct update_stats stats = {0};
     float slope;
     loss_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.loss - M_E) < 1e-9 && fabs(slope - M_E) < 1e-6);
-    assert_true(stats.clip_delta == 0);
+    assert_true(fabs(stats.of[STAT_LOSS].sum - M_E) < 1e-9 && fabs(slope - M_E) < 1e-6);
+    assert_true(stats.of[STAT_CLIP_DELTA].sum == 0);
     config.delta = 2;
-    stats = (struct loss_stats){0};
+    stats = (struct update_stats){0};
     loss_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.loss - 2) < 1e-9 && slope == 0);
-    assert_true(stats.clip_delta == 1 && stats.clip_low == 0 && stats.clip_high == 0);
+    assert_true(fabs(stats.of[STAT_LOSS].sum - 2) < 1e-9 && slope == 0);
+    assert_true(stats.of[STAT_CLIP_DELTA].sum == 1 && stats.of[STAT_CLIP_LOW].sum == 0 &&
+                stats.of[STAT_CLIP_HIGH].sum == 0);
     batch.advantages = &up; // here the clip is the lower bound of the two, as without it
-    stats = (struct loss_stats){0};
+    stats = (struct update_stats){0};
     loss_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.loss + 1.28) < 1e-9 && slope == 0);
-    assert_true(stats.clip_delta == 0 && stats.clip_high == 1);
+    assert_true(fabs(stats.of[STAT_LOSS].sum + 1.28) < 1e-9 && slope == 0);
+    assert_true(stats.of[STAT_CLIP_DELTA].sum == 0 && stats.of[STAT_CLIP_HIGH].sum == 1);
 }
 
 // Where trainer and sampler agree to the bit, the correction changes no bit.
@@ -281,7 +283,7 @@ static void check_pieces(const struct loss_config *config)
 {
     struct inputs in;
     float whole[TOKENS], pieces[TOKENS];
-    struct loss_stats stats = {0};
+    struct update_stats stats = {0};
     make_inputs(7, &in);
     double loss = loss_of(config, &in, whole);
     for (int s = 0; s < SEQS; s++) {
@@ -296,7 +298,7 @@ static void check_pieces(const struct loss_config *config)
         batch.advantages += s;
         loss_compute(config, &batch, &stats, pieces + first[s]);
     }
-    assert_true(fabs(loss - stats.loss) < 1e-12);
+    assert_true(fabs(loss - stats.of[STAT_LOSS].sum) < 1e-12);
     assert_memory_equal(whole, pieces, sizeof whole);
 }
 static void micro_batches_add_up(void **state)
@@ -312,10 +314,12 @@ static void check_empty(const struct loss_config *config)
     float nothing = 0;
     struct loss_batch batch = {2,          bounds, &nothing, &nothing, &nothing, &nothing,
                                advantages, 2,      0,        NULL,     NULL,     NULL};
-    struct loss_stats stats = {0};
+    struct update_stats stats = {0};
     loss_compute(config, &batch, &stats, &nothing);
-    assert_true(stats.loss == 0 && stats.tokens == 0 && stats.seqs == 2);
-    assert_true(stats.ratio.n == 0 && stats.tis.n == 0 && range_mean(&stats.ratio) == 0);
+    assert_true(stats.of[STAT_LOSS].sum == 0 && stats.of[STAT_KL].n == 0 &&
+                stats.of[STAT_OFF_POLICY].n == 2);
+    assert_true(stats.of[STAT_RATIO].n == 0 && stats.of[STAT_TIS].n == 0 &&
+                stats_mean(&stats, STAT_RATIO) == 0);
 }
 static void empty_sequences_only(void **state)
 {
@@ -414,21 +418,21 @@ static void check_case(struct table *t, char *rest)
         .step_seqs = t->n_seqs,
         .step_tokens = t->n_tokens,
     };
-    struct loss_stats stats = {0};
+    struct update_stats stats = {0};
     float slopes[TABLE_ROOM];
     double want[TABLE_ROOM];
     t->n_cases++;
     loss_compute(&config, &batch, &stats, slopes);
     assert_int_equal(read_numbers(&rest, want), BEFORE_SLOPES + t->n_tokens);
     bool corrected = config.tis != TIS_OFF;
-    compare(t, stats.loss, want[0]);
-    compare(t, stats.kl / (double)stats.tokens, want[1]);
-    compare(t, range_mean(&stats.ratio), want[2]);
-    compare(t, stats.clip_low / (double)stats.ratio.n, want[3]);
-    compare(t, stats.clip_high / (double)stats.ratio.n, want[4]);
-    compare(t, corrected ? range_mean(&stats.tis) : 1, want[5]);
-    compare(t, corrected ? stats.tis.min : 1, want[6]);
-    compare(t, corrected ? stats.tis.max : 1, want[7]);
+    compare(t, stats.of[STAT_LOSS].sum, want[0]);
+    compare(t, stats_mean(&stats, STAT_KL), want[1]);
+    compare(t, stats_mean(&stats, STAT_RATIO), want[2]);
+    compare(t, stats_mean(&stats, STAT_CLIP_LOW), want[3]);
+    compare(t, stats_mean(&stats, STAT_CLIP_HIGH), want[4]);
+    compare(t, corrected ? stats_mean(&stats, STAT_TIS) : 1, want[5]);
+    compare(t, corrected ? stats.of[STAT_TIS].min : 1, want[6]);
+    compare(t, corrected ? stats.of[STAT_TIS].max : 1, want[7]);
     for (int i = 0; i < t->n_tokens; i++) compare(t, slopes[i], want[BEFORE_SLOPES + i]);
 }
 

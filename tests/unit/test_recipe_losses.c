@@ -101,7 +101,7 @@ static void check_case(char *rest)
     uint8_t chosen[ROOM];
     float slopes[ROOM], dentropy[ROOM];
     double want[2 * ROOM];
-    struct loss_stats stats = {0};
+    struct update_stats stats = {0};
     config.clamp_log_ratios = next_number(&rest) != 0;
     const long n_chosen = choose(top, chosen);
     const struct loss_batch b = {
@@ -118,8 +118,8 @@ static void check_case(char *rest)
     };
     n_cases++;
     loss_compute(&config, &b, &stats, slopes);
-    const double loss =
-        stats.loss + entropy_bonus(coef, n_chosen, batch.n, batch.entropy, chosen, dentropy);
+    const double loss = stats.of[STAT_LOSS].sum +
+                        entropy_bonus(coef, n_chosen, batch.n, batch.entropy, chosen, dentropy);
     assert_int_equal(read_numbers(rest, want), 1 + 2 * batch.n);
     compare("loss", loss, want[0]);
     for (int i = 0; i < batch.n; i++) compare("slope", slopes[i], want[1 + i]);

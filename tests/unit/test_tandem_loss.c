@@ -40,10 +40,10 @@ static double sum_of_weights(double frozen)
     return sum;
 }
 
-static struct loss_stats loss_of(const struct loss_config *config, const struct inputs *in,
-                                 const uint8_t *by_policy, float *ret)
+static struct update_stats loss_of(const struct loss_config *config, const struct inputs *in,
+                                   const uint8_t *by_policy, float *ret)
 {
-    struct loss_stats stats = {0};
+    struct update_stats stats = {0};
     float unused[TOKENS];
     const struct loss_batch batch = {
         .n_seqs = SEQS,
@@ -121,8 +121,8 @@ static void check_value(const struct loss_config *config)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
         const struct inputs in = make_inputs(seed);
-        assert_true(fabs(loss_of(config, &in, mask, NULL).loss - expected_loss(config, &in)) <
-                    1e-12);
+        assert_true(fabs(loss_of(config, &in, mask, NULL).of[STAT_LOSS].sum -
+                         expected_loss(config, &in)) < 1e-12);
     }
 }
 
@@ -144,9 +144,9 @@ static void check_slopes(const struct loss_config *config)
         up.logprobs[t] += h;
         down.logprobs[t] -= h;
         const double step = (double)up.logprobs[t] - down.logprobs[t]; // that f32 really took
-        const double slope =
-            (loss_of(config, &up, mask, NULL).loss - loss_of(config, &down, mask, NULL).loss) /
-            step;
+        const double slope = (loss_of(config, &up, mask, NULL).of[STAT_LOSS].sum -
+                              loss_of(config, &down, mask, NULL).of[STAT_LOSS].sum) /
+                             step;
         assert_true(fabs(slope - derivative[t]) < 2e-5);
         if (config->frozen_weight == 0 && !mask[t]) assert_true(derivative[t] == 0);
     }
@@ -166,10 +166,14 @@ static void check_sampler(const struct loss_config *config)
     for (int t = 0; t < TOKENS; t++)
         if (!mask[t]) other.sampler[t] -= 3;
     float a[TOKENS], b[TOKENS];
-    const struct loss_stats x = loss_of(config, &in, mask, a), y = loss_of(config, &other, mask, b);
+    const struct update_stats x = loss_of(config, &in, mask, a),
+                              y = loss_of(config, &other, mask, b);
     assert_memory_equal(a, b, sizeof a);
-    assert_true(x.loss == y.loss && x.tis.sum == y.tis.sum && x.tis.max == y.tis.max);
-    assert_int_equal(x.ratio.n, config->sequence_level ? 2 : 7); // tokens, or sequences with some
+    assert_true(x.of[STAT_LOSS].sum == y.of[STAT_LOSS].sum &&
+                x.of[STAT_TIS].sum == y.of[STAT_TIS].sum &&
+                x.of[STAT_TIS].max == y.of[STAT_TIS].max);
+    assert_int_equal(x.of[STAT_RATIO].n,
+                     config->sequence_level ? 2 : 7); // tokens, or sequences with some
 }
 
 static void frozen_numbers_are_not_the_policy_s(void **state)
@@ -187,9 +191,9 @@ static void check_plain(const struct loss_config *config)
     const struct inputs in = make_inputs(6);
     memset(all, 1, sizeof all);
     one.frozen_weight = 1; // the sum of weights is then the number of tokens
-    const struct loss_stats x = loss_of(&one, &in, NULL, a), y = loss_of(&one, &in, all, b);
+    const struct update_stats x = loss_of(&one, &in, NULL, a), y = loss_of(&one, &in, all, b);
     assert_memory_equal(a, b, sizeof a);
-    assert_true(x.loss == y.loss);
+    assert_true(x.of[STAT_LOSS].sum == y.of[STAT_LOSS].sum);
 }
 
 static void a_mask_of_ones_changes_nothing(void **state)

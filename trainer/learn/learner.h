@@ -8,6 +8,7 @@
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/packing.h"
 #include "trainer/learn/spans.h"
+#include "trainer/learn/stats.h"
 
 struct learner;
 struct learner_config {
@@ -110,10 +111,6 @@ enum status learner_gradients(struct learner *l, const struct pack_group *groups
 // KL(policy || draft), both at the learner's temperature, with the policy as the teacher of this
 // very forward pass. A micro-batch with a token that the draft has no row for (padding of a larger
 // vocabulary) is left out of the draft's mean.
-struct draft_stats {
-    double kl, overlap; // means over targets; overlap: sum min(p, q), the acceptance to expect
-    long targets;
-};
 enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
                                          int n_groups, learner_loss_fn loss, void *context,
                                          struct draft_stats *ret);

@@ -34,50 +34,6 @@ const char *const kl_estimator_names[] = {"k1", "k2", "k3", NULL};
 const char *const tis_mode_names[] = {
     "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", NULL};
 
-void range_add(struct range_stats *r, double x)
-{
-    if (r->n == 0 || x < r->min) r->min = x;
-    if (r->n == 0 || x > r->max) r->max = x;
-    r->sum += x;
-    r->n++;
-}
-
-static void range_join(struct range_stats *to, const struct range_stats *other)
-{
-    if (other->n == 0) return;
-    to->min = to->n == 0 ? other->min : fmin(to->min, other->min);
-    to->max = to->n == 0 ? other->max : fmax(to->max, other->max);
-    to->sum += other->sum;
-    to->n += other->n;
-}
-
-void loss_stats_add(struct loss_stats *to, const struct loss_stats *other)
-{
-    to->loss += other->loss;
-    to->kl += other->kl;
-    range_join(&to->ratio, &other->ratio);
-    to->clip_low += other->clip_low;
-    to->clip_high += other->clip_high;
-    to->clip_delta += other->clip_delta;
-    range_join(&to->seq_clip_low, &other->seq_clip_low);
-    range_join(&to->seq_clip_high, &other->seq_clip_high);
-    range_join(&to->tis, &other->tis);
-    to->tis_cut += other->tis_cut;
-    to->off_policy += other->off_policy;
-    to->tokens += other->tokens;
-    to->seqs += other->seqs;
-}
-
-double range_mean(const struct range_stats *r)
-{
-    return r->n > 0 ? r->sum / (double)r->n : 0;
-}
-
-double range_share(const struct range_stats *r, double count)
-{
-    return r->n > 0 ? count / (double)r->n : 0;
-}
-
 // Share of one token of a sequence of n, frozen ones by their weight, in the mean over the step.
 static double token_weight(const struct loss_config *config, const struct loss_batch *batch,
                            double n)
@@ -155,10 +111,10 @@ static struct tis tis_weight(const struct loss_config *config, double log_weight
     return (struct tis){weight, below || above};
 }
 
-static void count_tis(struct tis c, struct loss_stats *stats)
+static void count_tis(struct tis c, struct update_stats *stats)
 {
-    range_add(&stats->tis, c.weight);
-    stats->tis_cut += c.cut;
+    stats_add(stats, STAT_TIS, c.weight);
+    stats_add(stats, STAT_TIS_CUT, c.cut);
 }
 
 // ---- a sequence ---------------------------------------------------------------------------------
@@ -281,18 +237,20 @@ static struct term term_of(const struct loss_config *config, const struct sequen
 }
 
 static void count_term(const struct loss_config *config, const struct sequence *s,
-                       const struct term *term, bool first, struct loss_stats *stats)
+                       const struct term *term, bool first, struct update_stats *stats)
 {
     if (s->sampler && !tis_is_of_sequence(config)) count_tis(term->tis, stats);
     if (config->sequence_level && !first) return; // one ratio for all of them
-    range_add(&stats->ratio, term->ratio);
-    stats->clip_low += term->surrogate.low;
-    stats->clip_high += term->surrogate.high;
-    stats->clip_delta += term->surrogate.delta;
+    stats_add(stats, STAT_RATIO, term->ratio);
+    stats_add(stats, STAT_CLIP_LOW, term->surrogate.low);
+    stats_add(stats, STAT_CLIP_HIGH, term->surrogate.high);
+    stats_add(stats, STAT_CLIP_REGION, term->surrogate.low || term->surrogate.high);
+    stats_add(stats, STAT_CISPO_CLIP, term->surrogate.high);
+    stats_add(stats, STAT_CLIP_DELTA, term->surrogate.delta);
 }
 
 static void loss_sequence(const struct loss_config *config, const struct loss_batch *batch, int seq,
-                          struct loss_stats *stats, float *ret_dlogprobs)
+                          struct update_stats *stats, float *ret_dlogprobs)
 {
     struct sequence s = sequence_of(config, batch, seq);
     double share = token_weight(config, batch, s.weight), shared = 0, low = 0, high = 0;
@@ -310,29 +268,41 @@ static void loss_sequence(const struct loss_config *config, const struct loss_ba
         if (shares_ratio(config))
             through_ratio = is_policys(&s, t) && !term.surrogate.held ? shared : 0;
         dlogprobs[t] = (float)(share * (weight * term.by_logprob + through_ratio));
-        stats->loss += share * weight * term.loss;
-        stats->kl += term.kl;
+        stats_add(stats, STAT_LOSS, share * weight * term.loss);
+        if (s.ref) stats_add(stats, STAT_KL, term.kl);
         if (!is_policys(&s, t)) continue;
         low += term.surrogate.low;
         high += term.surrogate.high;
         count_term(config, &s, &term, n_counted++ == 0, stats);
     }
     if (tis_is_of_sequence(config)) count_tis(s.tis, stats);
-    stats->off_policy += config->off_policy_threshold > 0 && s.advantage < 0 &&
-                         s.drift > config->off_policy_threshold;
-    if (s.n_policy > 0) {
-        range_add(&stats->seq_clip_low, low / s.n_policy);
-        range_add(&stats->seq_clip_high, high / s.n_policy);
-    }
-    stats->tokens += s.n;
+    stats_add(stats, STAT_OFF_POLICY,
+              config->off_policy_threshold > 0 && s.advantage < 0 &&
+                  s.drift > config->off_policy_threshold);
+    if (s.n_policy == 0) return;
+    stats_add(stats, STAT_SEQ_CLIP_LOW, low / s.n_policy);
+    stats_add(stats, STAT_SEQ_CLIP_HIGH, high / s.n_policy);
+}
+
+uint64_t loss_stats(const struct loss_config *c)
+{
+    const uint64_t tis = STAT_BIT(STAT_TIS) | STAT_BIT(STAT_TIS_CUT);
+    return STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_RATIO) |
+           STAT_BIT(STAT_CLIP_LOW) | STAT_BIT(STAT_CLIP_HIGH) | STAT_BIT(STAT_CLIP_REGION) |
+           STAT_BIT(STAT_SEQ_CLIP_LOW) | STAT_BIT(STAT_SEQ_CLIP_HIGH) | STAT_BIT(STAT_MISMATCH) |
+           STAT_BIT(STAT_MISMATCH_NOW) | STAT_BIT(STAT_MISMATCH_K3) |
+           (c->beta > 0 ? STAT_BIT(STAT_KL) : 0) | (c->delta > 0 ? STAT_BIT(STAT_CLIP_DELTA) : 0) |
+           (c->type == LOSS_CISPO ? STAT_BIT(STAT_CISPO_CLIP) : 0) |
+           (c->off_policy_threshold > 0 ? STAT_BIT(STAT_OFF_POLICY) : 0) |
+           (c->tis != TIS_OFF ? tis : 0);
 }
 
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
-                  struct loss_stats *stats, float *ret_dlogprobs)
+                  struct update_stats *stats, float *ret_dlogprobs)
 {
-    for (int seq = 0; seq < batch->n_seqs; seq++) {
-        stats->seqs++;
+    for (int seq = 0; seq < batch->n_seqs; seq++)
         if (batch->first[seq + 1] > batch->first[seq])
             loss_sequence(config, batch, seq, stats, ret_dlogprobs);
-    }
+        else
+            stats_add(stats, STAT_OFF_POLICY, 0);
 }

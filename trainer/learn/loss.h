@@ -10,8 +10,7 @@
 #ifndef TRAINER_LOSS_H
 #define TRAINER_LOSS_H
 
-#include "common/base/status.h"
-#include <stdint.h>
+#include "trainer/learn/stats.h"
 
 enum loss_type {
     LOSS_GRPO,
@@ -76,35 +75,12 @@ struct loss_batch {
     const uint8_t *chosen;         // 0: the token has no part but in the KL term; NULL: all have
 };
 
-struct range_stats { // sum / n is the mean; min and max are 0 where n is
-    double sum, min, max;
-    long n;
-};
-struct loss_stats { // sums, so that micro-batches add up; divide by tokens or seqs for means
-    double loss;    // already normalised over the step
-    double kl;      // sum over tokens, as estimated, without the ratio
-    // One entry a token of the policy; a sequence with sequence_level.
-    struct range_stats ratio;
-    double clip_low, clip_high, clip_delta; // how many ratios were cut at that bound
-    // The clipped share of each sequence that has tokens.
-    struct range_stats seq_clip_low, seq_clip_high;
-    // Weights as used; one entry a token, or a sequence in the sequence_ modes.
-    struct range_stats tis;
-    double tis_cut;    // how many weights were truncated or masked
-    double off_policy; // sequences that off_policy_threshold took out
-    long tokens;
-    int seqs;
-};
 // Adds to *stats; ret_dlogprobs (first[n_seqs]) is d loss / d logprob. An empty sequence counts as
 // one with a zero term, as in TRL.
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
-                  struct loss_stats *stats, float *ret_dlogprobs);
-// Adds those of other sequences of the same step.
-void loss_stats_add(struct loss_stats *to, const struct loss_stats *other);
-void range_add(struct range_stats *r, double x);
-double range_mean(const struct range_stats *r); // 0 where it has no entry
-// What a count of its entries is of them: 0 where there are none.
-double range_share(const struct range_stats *r, double count);
+                  struct update_stats *stats, float *ret_dlogprobs);
+// The statistics that it gives, a STAT_BIT each.
+uint64_t loss_stats(const struct loss_config *config);
 
 extern const char *const loss_type_names[], *const kl_estimator_names[], *const tis_mode_names[];
 

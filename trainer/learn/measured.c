@@ -35,7 +35,8 @@ void measured_release(struct measured *m)
     free(m->chosen);
 }
 
-static void compare_with_server(struct measured *m, int sample, const float *logprobs)
+static void compare_with_server(struct measured *m, int sample, const float *logprobs,
+                                struct update_stats *stats)
 {
     const struct completion *s = &m->rollout->completions[sample];
     for (int t = 0; s->logprobs && t < s->n; t++) {
@@ -47,21 +48,23 @@ static void compare_with_server(struct measured *m, int sample, const float *log
                 m->far = (struct difference){sample, t, s->logprobs[t], logprobs[t],
                                              s->versions ? s->versions[t] : 0};
         }
-        m->delta_sum += fabs(delta);
-        m->k3 += expm1(delta) - delta;
+        stats_add(stats, STAT_MISMATCH, fabs(delta));
+        stats_add(stats, STAT_MISMATCH_K3, expm1(delta) - delta);
         if (!s->versions || s->versions[t] == m->version)
-            m->delta_max = fmax(m->delta_max, fabs(delta));
+            stats_add(stats, STAT_MISMATCH_NOW, fabs(delta));
     }
 }
 
-void measured_note(struct measured *m, int sample, const float *logprobs, const float *entropies)
+void measured_note(struct measured *m, int sample, const float *logprobs, const float *entropies,
+                   struct update_stats *stats)
 {
     const int n = m->rollout->completions[sample].n;
     memcpy(m->old_logprobs + m->first[sample], logprobs, (size_t)n * sizeof *logprobs);
-    compare_with_server(m, sample, logprobs);
+    compare_with_server(m, sample, logprobs, stats);
     for (int t = 0; t < n; t++) {
         m->entropies[m->first[sample] + t] = entropies[t];
-        m->entropy += entropies[t];
+        stats_add(stats, STAT_ENTROPY, entropies[t]);
+        stats_add(stats, STAT_FROZEN, !completion_is_policys(&m->rollout->completions[sample], t));
     }
 }
 

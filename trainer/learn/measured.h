@@ -4,7 +4,7 @@
 #ifndef TRAINER_MEASURED_H
 #define TRAINER_MEASURED_H
 
-#include "kernels/comm.h"
+#include "trainer/learn/stats.h"
 #include "trainer/rollout/rollout.h"
 
 struct difference { // of the server's and the trainer's log-probability of a token
@@ -15,22 +15,22 @@ struct difference { // of the server's and the trainer's log-probability of a to
 
 struct measured {
     const struct rollout *rollout;
-    uint64_t version;    // of the weights
-    int n_samples;       // of the rollout
-    long *first;         // (n_samples + 1) where each sample's tokens begin below
-    float *old_logprobs; // (n_tokens)
-    double *entropies;   // (n_tokens) 0 for those that another rank has
-    uint8_t *chosen;     // (n_tokens) by measured_choose()
-    double entropy, delta_sum, delta_max, k3; // of this rank's; sums but for the largest
-    long differing;                           // log-probabilities that are not the server's
-    struct difference far;                    // one of the farthest
+    uint64_t version;      // of the weights
+    int n_samples;         // of the rollout
+    long *first;           // (n_samples + 1) where each sample's tokens begin below
+    float *old_logprobs;   // (n_tokens)
+    double *entropies;     // (n_tokens) 0 for those that another rank has
+    uint8_t *chosen;       // (n_tokens) by measured_choose()
+    long differing;        // log-probabilities that are not the server's
+    struct difference far; // one of the farthest
 };
 
 // Zero-initialise; the rollout is borrowed.
 enum status measured_init(struct measured *m, const struct rollout *rollout, uint64_t version);
 void measured_release(struct measured *m);
 // The trainer's numbers of a sample's tokens.
-void measured_note(struct measured *m, int sample, const float *logprobs, const float *entropies);
+void measured_note(struct measured *m, int sample, const float *logprobs, const float *entropies,
+                   struct update_stats *stats);
 // ST_MISMATCH where a log-probability noted is not the server's to the bit.
 enum status measured_check_exact(const struct measured *m);
 // Which tokens are chosen: of the samples that count (n_samples; 0 or 1) the policy's own; of these

@@ -18,13 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct sums { // of a rank's groups, in all updates or in those of the first iteration
-    struct loss_stats loss;
-    double entropy, bonus, aux, first_loss, first_kl; // bonus: what is no policy's loss
-    long first_tokens;
-    double delta_sum, delta_max, k3;
-};
-
 struct part { // of the rollout: what one update learns from
     int first_group, n_groups;
     int n_samples;             // that the means over sequences divide by
@@ -40,13 +33,11 @@ struct update { // what the loss function works on
     const struct rollout *rollout;
     const float *advantages;
     struct measured measured;
-    uint8_t *counts;         // (n_samples) whether it does for the loss
-    long n_tokens, n_policy; // that count; of all, those that the policy wrote
-    bool first_iteration;
+    uint8_t *counts;  // (n_samples) whether it does for the loss
     bool is_measured; // before the first update
     int rank, n_ranks;
     struct part *part; // the present one
-    struct sums sums;
+    struct update_stats stats;
 };
 
 // Number in the rollout of a sample of this rank's groups.
@@ -63,7 +54,7 @@ static bool chooses(const struct update *u)
 
 static void note_sample(struct update *u, const struct learner_rows *rows, int number, int first)
 {
-    measured_note(&u->measured, number, rows->logprobs + first, rows->entropy + first);
+    measured_note(&u->measured, number, rows->logprobs + first, rows->entropy + first, &u->stats);
 }
 
 // Of the pass before the first update, where there is one.
@@ -81,8 +72,8 @@ static void add_bonus(struct update *u, const struct learner_rows *rows, int fir
     struct part *part = u->part;
     const double bonus = entropy_bonus(part->coef, part->n_chosen, n, rows->entropy + first, chosen,
                                        rows->dentropy + first);
-    u->sums.loss.loss += bonus;
-    if (u->first_iteration) u->sums.bonus += bonus;
+    stats_add(&u->stats, STAT_LOSS, bonus);
+    stats_add(&u->stats, STAT_EXTRA_LOSS, bonus);
     for (int t = 0; t < n; t++)
         if (chosen[t]) part->entropy_sum += rows->entropy[first + t];
 }
@@ -96,7 +87,7 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
         const struct completion *sample = &u->rollout->completions[number];
         int first = mb->first[s], n = sample->n;
         const uint8_t *chosen = u->measured.chosen + u->measured.first[number];
-        if (u->first_iteration && !u->is_measured) note_sample(u, rows, number, first);
+        if (!u->stats.again && !u->is_measured) note_sample(u, rows, number, first);
         // One sequence at a time: a masked one is an empty sequence.
         int bounds[2] = {0, u->counts[number] ? n : 0};
         struct loss_batch batch = {
@@ -115,7 +106,7 @@ static void policy_loss(void *context, const struct learner_rows *rows, float *r
             .chosen = chooses(u) ? chosen : NULL,
         };
         memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
-        loss_compute(&u->config->loss, &batch, &u->sums.loss, ret_dlogprobs + first);
+        loss_compute(&u->config->loss, &batch, &u->stats, ret_dlogprobs + first);
         if (u->config->entropy) add_bonus(u, rows, first, n, chosen);
     }
 }
@@ -184,10 +175,10 @@ static enum status publish(struct learner *l, struct apply *apply, const struct 
 
 // Gradients of one iteration; the draft's in the first, while the policy is what sampled them.
 static enum status gradients(struct learner *l, struct update *u, const struct pack_group *groups,
-                             int n, struct update_stats *stats)
+                             int n)
 {
-    if (u->first_iteration && learner_draft(l))
-        return learner_gradients_with_draft(l, groups, n, policy_loss, u, &stats->draft);
+    if (!u->stats.again && learner_draft(l))
+        return learner_gradients_with_draft(l, groups, n, policy_loss, u, &u->stats.draft);
     return learner_gradients(l, groups, n, policy_loss, u);
 }
 
@@ -200,48 +191,6 @@ static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
     return *ret_skip ? ST_OK : st;
 }
 
-// Over all ranks, in their order.
-static enum status add_sums(struct comm *comm, struct sums *sums)
-{
-    const int n = comm_size(comm);
-    struct sums *all = calloc((size_t)n, sizeof *all);
-    if (!all) return status_fail(ST_NO_MEMORY, "no memory for the sums of %d ranks", n);
-    enum status st = comm_gather_host(comm, sums, all, sizeof *all);
-    for (int r = 1; st == ST_OK && r < n; r++) {
-        loss_stats_add(&all->loss, &all[r].loss);
-        all->entropy += all[r].entropy;
-        all->bonus += all[r].bonus;
-        all->aux += all[r].aux;
-        all->first_loss += all[r].first_loss;
-        all->first_kl += all[r].first_kl;
-        all->first_tokens += all[r].first_tokens;
-        all->delta_sum += all[r].delta_sum;
-        all->delta_max = fmax(all->delta_max, all[r].delta_max);
-        all->k3 += all[r].k3;
-    }
-    *sums = *all;
-    free(all);
-    return st;
-}
-
-static void fill_stats(const struct update *u, int n_parts, struct update_stats *stats)
-{
-    double all = u->rollout->n_tokens > 0 ? (double)u->rollout->n_tokens : 1;
-    double compared = u->n_policy > 0 ? (double)u->n_policy : 1;
-    const struct sums *s = &u->sums;
-    stats->loss = s->first_loss / n_parts;
-    stats->policy_loss = (s->first_loss - s->bonus) / n_parts;
-    stats->aux_loss = s->aux / n_parts;
-    stats->kl = s->first_tokens > 0 ? s->first_kl / (double)s->first_tokens : 0;
-    stats->entropy = s->entropy / all;
-    stats->all = s->loss;
-    stats->mismatch_mean = s->delta_sum / compared;
-    stats->mismatch_max = s->delta_max;
-    stats->mismatch_k3 = s->k3 / compared;
-    stats->tokens = u->n_tokens;
-    stats->frozen_tokens = u->rollout->n_tokens - u->n_policy;
-}
-
 // What counts of the rollout.
 static enum status count_samples(struct update *u)
 {
@@ -251,8 +200,6 @@ static enum status count_samples(struct update *u)
     for (int i = 0; i < u->measured.n_samples; i++) {
         const struct completion *s = &u->rollout->completions[i];
         u->counts[i] = !(u->config->mask_truncated && s->truncated);
-        for (int t = 0; t < s->n; t++) u->n_policy += completion_is_policys(s, t);
-        if (u->counts[i]) u->n_tokens += s->n;
     }
     return ST_OK;
 }
@@ -283,17 +230,6 @@ static struct part part_of(const struct update *u, int i, int n, struct pack_gro
     return part;
 }
 
-// What of the notes is this rank's goes into the sums over all.
-static enum status take_notes(struct update *u)
-{
-    const struct measured *m = &u->measured;
-    u->sums.entropy = m->entropy;
-    u->sums.delta_sum = m->delta_sum;
-    u->sums.delta_max = m->delta_max;
-    u->sums.k3 = m->k3;
-    return u->config->exact ? measured_check_exact(m) : ST_OK;
-}
-
 // The pass before the first update, where its log-probabilities or entropies are wanted in a later
 // one; and which tokens are chosen.
 static enum status look_ahead(struct learner *l, struct update *u, struct pack_group *groups,
@@ -303,7 +239,7 @@ static enum status look_ahead(struct learner *l, struct update *u, struct pack_g
     u->is_measured = chooses(u) || u->config->mini_batches > 1;
     if (u->is_measured) {
         CHECK(learner_evaluate(l, groups, n_own, measure, u));
-        CHECK(take_notes(u));
+        if (u->config->exact) CHECK(measured_check_exact(&u->measured));
     }
     st = measured_choose(&u->measured, u->counts, chooses(u) ? u->config->entropy->top_quantile : 1,
                          learner_comm(l));
@@ -314,10 +250,9 @@ out:
 static void add_balance(const struct learner *l, struct update *u)
 {
     const double loss = learner_balance_loss(l), part = learner_balance_coef(l) * loss;
-    u->sums.loss.loss += part;
-    if (!u->first_iteration) return;
-    u->sums.bonus += part;
-    u->sums.aux += loss;
+    stats_add(&u->stats, STAT_LOSS, part);
+    stats_add(&u->stats, STAT_EXTRA_LOSS, part);
+    stats_add(&u->stats, STAT_AUX_LOSS, loss);
 }
 
 // Before the weights of an update are written.
@@ -326,12 +261,8 @@ static enum status end_of_gradients(struct learner *l, struct update *u, bool la
     enum status st = ST_OK;
     const struct update_config *config = u->config;
     if (learner_balance_coef(l) > 0) add_balance(l, u);
-    if (u->first_iteration && last_part) {
-        if (!u->is_measured) CHECK(take_notes(u));
-        u->sums.first_loss = u->sums.loss.loss;
-        u->sums.first_kl = u->sums.loss.kl;
-        u->sums.first_tokens = u->sums.loss.tokens;
-    }
+    if (!u->stats.again && last_part && !u->is_measured && config->exact)
+        CHECK(measured_check_exact(&u->measured));
     if (config->entropy && config->entropy->adaptive && u->part->n_chosen > 0) {
         CHECK(comm_sum_host(learner_comm(l), &u->part->entropy_sum, 1));
         entropy_observe(config->entropy, u->part->entropy_sum / (double)u->part->n_chosen,
@@ -343,9 +274,9 @@ out:
 
 // One update by one part; number: of those before.
 static enum status update_part(struct learner *l, struct update *u, struct part *part, int number,
-                               bool last_part, double lr, const struct publishing *to,
-                               struct update_stats *stats)
+                               bool last_part, double lr, const struct publishing *to)
 {
+    struct update_stats *stats = &u->stats;
     const struct update_config *config = u->config;
     struct apply apply = {.policy = l, .lr = lr, .draft_lr = config->draft_lr};
     double norm = 0;
@@ -356,7 +287,7 @@ static enum status update_part(struct learner *l, struct update *u, struct part 
     part->coef = config->entropy ? entropy_coef(config->entropy, config->entropy_state) : 0;
     if (config->schedule) apply.lr = schedule_at(config->schedule, config->first_update + number);
     stats->lr = apply.lr;
-    CHECK(gradients(l, u, part->groups, part->n_own, stats));
+    CHECK(gradients(l, u, part->groups, part->n_own));
     CHECK(end_of_gradients(l, u, last_part));
     CHECK(clip(l, &norm, &skip));
     stats->gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));
@@ -364,7 +295,7 @@ static enum status update_part(struct learner *l, struct update *u, struct part 
         stats->skipped++;
         apply.policy = NULL;
     }
-    if (u->first_iteration && stats->draft.targets > 0) {
+    if (!stats->again && stats->draft.targets > 0) {
         CHECK(clip(learner_draft(l), &stats->draft_grad_norm, &stats->draft_skipped));
         if (!stats->draft_skipped) apply.draft = learner_draft(l);
     }
@@ -398,7 +329,6 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
 {
     struct pack_group *groups = NULL;
     struct pack_completion *completions = NULL;
-    struct update_stats stats = {0};
     const struct publishing to = {bridge, publish_lock};
     struct update u = {.config = config,
                        .rollout = rollout,
@@ -414,13 +344,13 @@ enum status update_policy(struct learner *l, struct bridge *bridge,
     CHECK(look_ahead(l, &u, groups, n_own));
     for (int i = 0; i < config->num_iterations * n_parts; i++) {
         struct part part = part_of(&u, i % n_parts, n_parts, groups, n_own);
-        u.first_iteration = i < n_parts;
-        CHECK(update_part(l, &u, &part, i, (i + 1) % n_parts == 0, lr, &to, &stats));
+        u.stats.again = i >= n_parts;
+        CHECK(update_part(l, &u, &part, i, (i + 1) % n_parts == 0, lr, &to));
     }
-    CHECK(add_sums(learner_comm(l), &u.sums));
+    u.stats.n_updates = n_parts;
+    CHECK(stats_merge(learner_comm(l), &u.stats));
     if (config->ret_logprobs) CHECK(share_logprobs(l, &u.measured, config->ret_logprobs));
-    fill_stats(&u, n_parts, &stats);
-    *ret = stats;
+    *ret = u.stats;
 out:
     measured_release(&u.measured);
     free(u.counts);

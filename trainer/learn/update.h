@@ -32,27 +32,6 @@ struct update_config {
     double *ret_logprobs;
 };
 
-struct update_stats {
-    double loss, kl, entropy; // of the first iteration: a mean over its updates, token means
-    double policy_loss;       // the loss without the entropy's bonus and the routers'
-    double aux_loss;          // routers' load-balancing loss, where there is one; in `loss` too
-    double lr;                // of the last update
-    struct loss_stats all;    // sums over all updates: ratios, clipping, importance weights
-    double grad_norm;         // of the last update that was applied, before clipping
-    // The server's log-probabilities against the trainer's of the same weights (first iteration).
-    // The largest counts tokens of the current weight version only, and those whose version nobody
-    // tells; all three the policy's alone.
-    double mismatch_mean, mismatch_max, mismatch_k3;
-    long tokens;                  // that count for the loss
-    long frozen_tokens;           // of all in the rollout, those that a frozen model wrote
-    int applied, skipped;         // updates; skipped: the gradient was not finite
-    struct draft_stats draft;     // of the first iteration, which is the draft's only one
-    double draft_grad_norm;       // before clipping
-    bool draft_skipped;           // its gradient was not finite
-    struct publish_times publish; // summed over updates
-    double gradient_wait_ms;      // likewise: optimizer_wait_ms()
-};
-
 // The KL divergence of the policy from the reference, which there must be, of each sample: the sum
 // over its policy's tokens of logprob - ref (k1). On all ranks. ret_kl (samples of the rollout).
 enum status update_measure_kl(struct learner *l, const struct rollout *rollout, double *ret_kl);

@@ -39,17 +39,6 @@ struct offline_data {
     double *reference; // (n, sides) log-probability of each completion by the start; NULL: none
 };
 
-// Of the examples of a step, or of an evaluation.
-struct offline_sums {
-    double loss, entropy;
-    int64_t targets;           // tokens that are learnt
-    int64_t ranked, likeliest; // those of them that are preferred, and were the likeliest
-    // of pairs
-    double chosen, rejected; // log-probabilities
-    double chosen_ratio, rejected_ratio;
-    int64_t pairs, right; // right: those whose chosen completion has gained more
-};
-
 // What the loss function works on.
 struct offline_pass {
     const struct offline_config *config;
@@ -57,7 +46,7 @@ struct offline_pass {
     const int *items; // examples of the pass
     double weight;    // of a target, or of a pair, in the loss
     double per_token; // of a preferred completion's token in the loss of sft_weight
-    struct offline_sums sums;
+    struct update_stats stats;
 };
 
 struct offline_task { // what differs between the commands
@@ -69,8 +58,7 @@ struct offline_task { // what differs between the commands
     learner_loss_fn loss;                   // context: a struct offline_pass
     // Targets or pairs of an example: what the loss is the mean over.
     int64_t (*count)(const struct offline_data *data, int item);
-    void (*put)(const struct offline_config *config, const struct offline_sums *sums,
-                const char *prefix, json_t *metrics); // beside what both have
+    uint64_t stats; // that the loss gives, a STAT_BIT each
 };
 
 struct offline {

@@ -5,6 +5,7 @@
 #include "common/base/program.h"
 #include "trainer/learn/memory.h"
 #include "trainer/run/offline.h"
+#include "trainer/run/stats_metrics.h"
 #include "trainer/run/stop.h"
 
 #include <inttypes.h>
@@ -20,16 +21,6 @@ static int64_t tokens_of(const struct offline *s, const struct offline_data *dat
         n += e->prompt_ids.n + e->completion_ids.n; // prompts once a completion, as TRL counts
     }
     return n;
-}
-
-static void put_sums(const struct offline *s, const struct offline_sums *sums, const char *prefix,
-                     json_t *metrics)
-{
-    metrics_putf(metrics, sums->loss, "%sloss", prefix);
-    metrics_putf(metrics, sums->entropy / (double)sums->targets, "%sentropy", prefix);
-    metrics_putf(metrics, (double)sums->likeliest / (double)sums->ranked, "%smean_token_accuracy",
-                 prefix);
-    if (s->task->put) s->task->put(s->config, sums, prefix, metrics);
 }
 
 // Of examples: what their loss is a mean over.
@@ -70,17 +61,17 @@ static enum status evaluate(struct offline *s, json_t *metrics)
         enum status st = learner_evaluate(s->learner, s->groups, n, s->task->loss, &pass);
         if (st != ST_OK) return status_context(st, "evaluation");
     }
-    put_sums(s, &pass.sums, "eval/", metrics);
+    stats_put(&pass.stats, s->task->stats, "eval/", metrics);
     log_progress_end();
-    log_info("step %" PRId64 ": held-out loss %.4f on %d examples", s->step, pass.sums.loss,
-             s->eval.n);
+    log_info("step %" PRId64 ": held-out loss %.4f on %d examples", s->step,
+             pass.stats.of[STAT_LOSS].sum, s->eval.n);
     return ST_OK;
 }
 
 // ---- a step -------------------------------------------------------------------------------------
 
 struct step { // what it gave
-    struct offline_sums sums;
+    struct update_stats stats;
     double norm, lr, seconds;
     bool skipped; // the gradient was not finite, nothing was changed
 };
@@ -110,7 +101,7 @@ static enum status offline_step(struct offline *s, struct step *ret)
     s->taken += n;
     s->step++;
     s->skipped += ret->skipped;
-    ret->sums = pass.sums;
+    ret->stats = pass.stats;
     ret->seconds = clock_ms_since(start) / 1e3;
 out:
     return st;
@@ -123,7 +114,7 @@ static enum status put_line(struct offline *s, const struct step *step)
     json_t *m = json_pack("{s:I}", "step", (json_int_t)s->step);
     if (!m) return status_fail(ST_NO_MEMORY, "no memory for the step's metrics");
     if (step) {
-        put_sums(s, &step->sums, "", m);
+        stats_put(&step->stats, s->task->stats, "", m);
         metrics_put(m, "grad_norm", step->skipped ? NAN : step->norm);
         metrics_put(m, "learning_rate", step->lr);
         metrics_put(m, "epoch", (double)s->taken / s->data.n);
@@ -204,9 +195,9 @@ static enum status offline_train(struct offline *s)
         CHECK(learning_skipped(&skipped, step.skipped, "the", "lower --learning-rate"));
         CHECK(put_line(s, &step));
         if (!step.skipped) {
-            recent.loss += step.sums.loss;
+            recent.loss += step.stats.of[STAT_LOSS].sum;
             recent.steps++;
-            recent.targets += step.sums.targets;
+            recent.targets += step.stats.of[STAT_ENTROPY].n;
         }
         say_progress(s, &recent);
         CHECK(save_if_due(s));

@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "trainer/run/run.h"
+#include "trainer/run/stats_metrics.h"
 #include "trainer/run/tensorboard.h"
 
 #include <inttypes.h>
@@ -134,34 +135,6 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
     }
 }
 
-// name/mean, /min and /max
-static void put_range(json_t *metrics, const char *name, const struct range_stats *r)
-{
-    metrics_putf(metrics, range_mean(r), "%s/mean", name);
-    metrics_putf(metrics, r->min, "%s/min", name);
-    metrics_putf(metrics, r->max, "%s/max", name);
-}
-
-static void put_ratios(json_t *metrics, const struct run *run, const struct loss_stats *all)
-{
-    const struct loss_config *loss = &run->resolved.loss;
-    const double low = range_share(&all->ratio, all->clip_low),
-                 high = range_share(&all->ratio, all->clip_high);
-    metrics_put(metrics, "clip_ratio/low_mean", low);
-    metrics_put(metrics, "clip_ratio/low_min", all->seq_clip_low.min);
-    metrics_put(metrics, "clip_ratio/high_mean", high);
-    metrics_put(metrics, "clip_ratio/high_max", all->seq_clip_high.max);
-    metrics_put(metrics, "clip_ratio/region_mean", low + high);
-    if (loss->type == LOSS_CISPO) metrics_put(metrics, "cispo_clip_ratio", high);
-    if (loss->delta > 0)
-        metrics_put(metrics, "clip_ratio/delta_mean", range_share(&all->ratio, all->clip_delta));
-    put_range(metrics, "importance_ratio", &all->ratio);
-    if (loss->tis == TIS_OFF) return;
-    put_range(metrics, "sampling/importance_sampling_ratio", &all->tis);
-    metrics_put(metrics, "sampling/importance_sampling_ratio/cut",
-                range_share(&all->tis, all->tis_cut));
-}
-
 static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
 {
     bool any = u->draft.targets > 0; // else null: nothing was compared
@@ -173,23 +146,15 @@ static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
 
 static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u)
 {
-    metrics_put(metrics, "loss", u->loss);
-    if (run->config->loss.beta > 0) metrics_put(metrics, "kl", u->kl);
-    metrics_put(metrics, "entropy", u->entropy);
+    uint64_t given = loss_stats(&run->resolved.loss);
     if (entropy_has_bonus(&run->config->entropy)) {
-        metrics_put(metrics, "policy_loss", u->policy_loss);
+        given |= STAT_BIT(STAT_EXTRA_LOSS);
         metrics_put(metrics, "entropy_coef", run->entropy.coef);
     }
-    if (learner_balance_coef(run->learner) > 0) metrics_put(metrics, "aux_loss", u->aux_loss);
-    if (run->config->loss.off_policy_threshold > 0)
-        metrics_put(metrics, "off_policy_mask/sequences",
-                    u->all.seqs > 0 ? u->all.off_policy / u->all.seqs : 0);
-    put_ratios(metrics, run, &u->all);
+    if (learner_balance_coef(run->learner) > 0) given |= STAT_BIT(STAT_AUX_LOSS);
+    stats_put(u, given, "", metrics);
     metrics_put(metrics, "grad_norm", u->grad_norm);
     metrics_put(metrics, "learning_rate", u->lr);
-    metrics_put(metrics, "sampler_mismatch/mean", u->mismatch_mean);
-    metrics_put(metrics, "sampler_mismatch/max", u->mismatch_max);
-    metrics_put(metrics, "sampler_mismatch/k3", u->mismatch_k3);
     json_object_set_new(metrics, "skipped_updates", json_integer(run->skipped));
     json_object_set_new(metrics, "weight_version",
                         json_integer((json_int_t)control_version(bridge_control(run->bridge))));
@@ -201,9 +166,9 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "ranks/gradient_wait_ms", u->gradient_wait_ms);
 }
 
-static void put_tandem(json_t *metrics, const struct rollout *r, const struct update_stats *u)
+static void put_tandem(json_t *metrics, const struct update_stats *u)
 {
-    const double frozen = r->n_tokens > 0 ? (double)u->frozen_tokens / (double)r->n_tokens : NAN;
+    const double frozen = u->of[STAT_FROZEN].n > 0 ? stats_mean(u, STAT_FROZEN) : NAN;
     metrics_put(metrics, "tandem/primary_token_fraction", 1 - frozen);
     metrics_put(metrics, "tandem/frozen_token_fraction", frozen);
 }
@@ -229,7 +194,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     metrics_put(metrics, "num_tokens", (double)run->num_tokens);
     put_update(metrics, run, update);
     if (run->draft) put_draft(metrics, update, run_draft_rate(run, run->step - 1));
-    if (run->config->sampling.tandem.on) put_tandem(metrics, rollout, update);
+    if (run->config->sampling.tandem.on) put_tandem(metrics, update);
     run_put_filter(run, s, metrics);
     run_put_staleness(run, s, wait_s, metrics);
     run_put_environment(run, s, metrics);

@@ -18,8 +18,8 @@ static void say_symptoms(struct run *run, const struct scores *s, const struct u
         .accuracy = run_accuracy(run, s),
         .zero_spread = s->stats.frac_zero_std,
         .grad_norm = u->applied ? u->grad_norm : NAN,
-        .kl = run->config->loss.beta > 0 ? u->kl : NAN,
-        .entropy = u->entropy,
+        .kl = run->config->loss.beta > 0 ? stats_mean(u, STAT_KL) : NAN,
+        .entropy = stats_mean(u, STAT_ENTROPY),
         .max_entropy = log(run->model->vocab_size),
     };
     symptoms_look(&run->symptoms, &signs, &text);
@@ -40,12 +40,9 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
         .accuracy = run_accuracy(run, scores),
         .acceptance = s->spec.present && isfinite(acceptance) ? acceptance : -1,
         .zero_spread = scores->stats.frac_zero_std,
-        .kl = run->config->loss.beta > 0 ? update->kl : NAN,
+        .kl = run->config->loss.beta > 0 ? stats_mean(update, STAT_KL) : NAN,
         .grad_norm = update->grad_norm,
-        .clipped =
-            run->resolved.updates_per_step > 1
-                ? range_share(&update->all.ratio, update->all.clip_low + update->all.clip_high)
-                : -1,
+        .clipped = run->resolved.updates_per_step > 1 ? stats_mean(update, STAT_CLIP_REGION) : -1,
         .cut_off = run_cut_off(rollout),
         .mean_length = (double)rollout->n_tokens / scores->n,
         .tokens_per_s = (double)rollout->n_tokens / step_s,

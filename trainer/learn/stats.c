@@ -1,0 +1,56 @@
+/* stats.c: ranges, and their sums over ranks. No state. */
+#include "trainer/learn/stats.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void range_add(struct range_stats *r, double x)
+{
+    if (r->n == 0 || x < r->min) r->min = x;
+    if (r->n == 0 || x > r->max) r->max = x;
+    r->sum += x;
+    r->n++;
+}
+
+static void range_join(struct range_stats *to, const struct range_stats *other)
+{
+    if (other->n == 0) return;
+    to->min = to->n == 0 ? other->min : fmin(to->min, other->min);
+    to->max = to->n == 0 ? other->max : fmax(to->max, other->max);
+    to->sum += other->sum;
+    to->n += other->n;
+}
+
+double range_mean(const struct range_stats *r)
+{
+    return r->n > 0 ? r->sum / (double)r->n : 0;
+}
+
+void stats_add(struct update_stats *s, enum statistic stat, double x)
+{
+    if (!s->again || stat >= FIRST_STATS) range_add(&s->of[stat], x);
+}
+
+double stats_mean(const struct update_stats *s, enum statistic stat)
+{
+    return range_mean(&s->of[stat]);
+}
+
+double stats_per_update(const struct update_stats *s, enum statistic stat)
+{
+    return s->of[stat].sum / (s->n_updates > 1 ? s->n_updates : 1);
+}
+
+enum status stats_merge(struct comm *comm, struct update_stats *s)
+{
+    const int n = comm_size(comm);
+    struct range_stats(*all)[N_STATS] = calloc((size_t)n, sizeof *all);
+    if (!all) return status_fail(ST_NO_MEMORY, "no memory for the statistics of %d ranks", n);
+    enum status st = comm_gather_host(comm, s->of, all, sizeof *all);
+    for (int r = 1; st == ST_OK && r < n; r++)
+        for (int i = 0; i < N_STATS; i++) range_join(&all[0][i], &all[r][i]);
+    if (st == ST_OK) memcpy(s->of, all[0], sizeof s->of);
+    free(all);
+    return st;
+}

@@ -1,0 +1,80 @@
+/* stats.h: what updates give beside new weights: statistics of their tokens, sequences and pairs,
+ * each a range, of which a metric is the mean, the least or the largest. A loss adds to them, and
+ * whoever drives the learner owns them. Plain data. */
+#ifndef TRAINER_STATS_H
+#define TRAINER_STATS_H
+
+#include "bridge/attach.h"
+#include "kernels/comm.h"
+
+struct range_stats { // sum / n is the mean; min and max are 0 where n is
+    double sum, min, max;
+    long n;
+};
+void range_add(struct range_stats *r, double x);
+double range_mean(const struct range_stats *r); // 0 where it has no entry
+
+enum statistic {
+    // of the first iteration alone, where several learn from the same samples
+    STAT_LOSS,         // what is added up to it; its sum is normalised over each update already
+    STAT_EXTRA_LOSS,   // that part of it which is no policy's: the entropy's bonus, the routers'
+    STAT_AUX_LOSS,     // routers' load-balancing loss, without its coefficient
+    STAT_KL,           // of tokens, as estimated, without the ratio
+    STAT_ENTROPY,      // of tokens
+    STAT_FROZEN,       // of tokens, 1: a frozen model or an environment wrote it
+    STAT_MISMATCH,     // |trainer's - server's log-probability| of the policy's tokens
+    STAT_MISMATCH_K3,  // by Schulman's estimator
+    STAT_MISMATCH_NOW, // as STAT_MISMATCH, of tokens of the present weights, or of unknown ones
+    FIRST_STATS,       // so many
+    // of all updates: one entry a token of the policy; a sequence with sequence_level
+    STAT_RATIO = FIRST_STATS,
+    STAT_CLIP_LOW, // here and below, 1 where it is so: the mean is a share
+    STAT_CLIP_HIGH,
+    STAT_CLIP_REGION, // at either bound
+    STAT_CISPO_CLIP,  // as STAT_CLIP_HIGH
+    STAT_CLIP_DELTA,
+    STAT_SEQ_CLIP_LOW, // the clipped share of each sequence that has tokens
+    STAT_SEQ_CLIP_HIGH,
+    STAT_TIS,        // weights as used; of tokens, or of sequences in the sequence_ modes
+    STAT_TIS_CUT,    // truncated or masked
+    STAT_OFF_POLICY, // of sequences: off_policy_threshold took it out
+    // of completions that are given
+    STAT_LIKELIEST, // of tokens: it was the likeliest
+    STAT_CHOSEN_REWARD,
+    STAT_REJECTED_REWARD,
+    STAT_MARGIN,
+    STAT_RIGHT, // the chosen completion has gained more
+    STAT_CHOSEN_LOGPROB,
+    STAT_REJECTED_LOGPROB,
+    N_STATS
+};
+#define STAT_BIT(stat) ((uint64_t)1 << (stat))
+
+struct draft_stats {
+    double kl, overlap; // means over targets; overlap: sum min(p, q), the acceptance to expect
+    long targets;
+};
+
+struct update_stats { // zero-initialise
+    struct range_stats of[N_STATS];
+    bool again;    // a later iteration: the first's statistics are complete
+    int n_updates; // of the first iteration
+    // of updates as such: alike on all ranks
+    double lr;                    // of the last one
+    double grad_norm;             // of the last that was applied, before clipping
+    int applied, skipped;         // skipped: the gradient was not finite
+    struct draft_stats draft;     // of the first iteration, which is the draft's only one
+    double draft_grad_norm;       // before clipping
+    bool draft_skipped;           // its gradient was not finite
+    struct publish_times publish; // summed
+    double gradient_wait_ms;      // likewise: optimizer_wait_ms()
+};
+
+void stats_add(struct update_stats *s, enum statistic stat, double x);
+double stats_mean(const struct update_stats *s, enum statistic stat);
+double stats_per_update(const struct update_stats *s,
+                        enum statistic stat); // the sum over each, averaged
+// Adds the statistics of all ranks, in their order; NULL: there is one.
+enum status stats_merge(struct comm *comm, struct update_stats *s);
+
+#endif
