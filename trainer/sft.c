@@ -27,46 +27,13 @@ const struct option_spec sft_options[] = {
     OPT_END,
 };
 
-static bool is_learnt(const struct example *e, int token)
-{
-    return !e->learnt || e->learnt[token];
-}
-
-static int64_t count(const struct offline_data *data, int item)
-{
-    const struct example *e = &data->sides[0]->examples[item];
-    int64_t n = 0;
-    for (int t = 0; t < e->completion_ids.n; t++) n += is_learnt(e, t);
-    return n;
-}
-
-static void cross_entropy(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
-{
-    struct offline_pass *pass = context;
-    struct update_stats *stats = &pass->stats;
-    const struct micro_batch *mb = rows->mb;
-    for (int seq = 0; seq < mb->n_seqs; seq++) {
-        const struct example *e = &pass->data->sides[0]->examples[pass->items[mb->sample[seq]]];
-        for (int i = mb->first[seq]; i < mb->first[seq + 1]; i++) {
-            ret_dlogprobs[i] = 0;
-            if (!is_learnt(e, i - mb->first[seq])) continue;
-            stats_add(stats, STAT_LOSS, -rows->logprobs[i] * pass->weight);
-            stats_add(stats, STAT_ENTROPY, rows->entropy[i]);
-            stats_add(stats, STAT_LIKELIEST, rows->ranked[i].rank == 1);
-            ret_dlogprobs[i] = (float)-pass->weight;
-        }
-    }
-}
-
 int sft_main(int argc, char **argv)
 {
     static const struct offline_task task = {
         .command = "sft",
         .options = sft_options,
         .sides = 1,
-        .loss = cross_entropy,
-        .count = count,
-        .stats = STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_LIKELIEST),
+        .loss = LOSS_CROSS_ENTROPY,
     };
     return offline_main(&task,
                         "--model DIR | --init CONFIG.json --tokenizer DIR  --data FILE.jsonl "

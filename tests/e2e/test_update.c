@@ -7,6 +7,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/update.h"
+#include "trainer/run/rollout_samples.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -24,7 +25,6 @@ struct scene {
     struct weights *policy;
     struct learner *learner;
     struct reference draft; // only its weights are used
-    pthread_mutex_t lock;
     struct example prompts[GROUPS];
     const struct example *examples[GROUPS];
     struct completion samples[SAMPLES];
@@ -97,7 +97,6 @@ static void scene_open(struct scene *s, bool draft)
     if (draft && strcmp(test_device(), "cpu") != 0)
         test_skip("the draft of this test lies in CPU memory");
     memset(s, 0, sizeof *s);
-    pthread_mutex_init(&s->lock, NULL);
     const char *model = daemon_model(test_folder(), false, 3);
     daemon_start(&s->daemon, model, NULL);
     assert_ok(bridge_attach(s->daemon.bridge, NULL, &s->bridge));
@@ -139,7 +138,7 @@ static void scene_close(struct scene *s)
 }
 
 static const struct update_config plain = {
-    .loss =
+    .step.loss =
         {
             .type = LOSS_DAPO,
             .epsilon = 0.2,
@@ -148,18 +147,38 @@ static const struct update_config plain = {
             .tis_max = 3,
         },
     .num_iterations = 1,
-    .quiesce_timeout_ms = 30000,
 };
+
+static enum status publish(void *context, enum status (*write)(void *), void *update,
+                           struct publish_times *ret_times)
+{
+    struct scene *s = context;
+    return bridge_publish(s->bridge, 30000, write, update, ret_times);
+}
+
+static enum status try_update(struct scene *s, const struct update_config *config,
+                              const struct rollout *rollout, const float *by, double lr,
+                              struct update_stats *ret)
+{
+    struct update_config c = *config;
+    struct samples *samples;
+    c.step.lr = lr;
+    c.step.version = control_version(bridge_control(s->bridge));
+    c.step.publish = (struct publish){publish, s};
+    assert_ok(rollout_samples(rollout, by, false, false, &samples));
+    enum status st = update_policy(s->learner, &c, samples, ret);
+    samples_free(samples);
+    return st;
+}
 
 // At a learning rate of 0 the weights, and so the gradients of the next call, stay as they are.
 static struct update_stats update(struct scene *s, enum tis_mode mode, int iterations, double lr)
 {
     struct update_config config = plain;
     struct update_stats stats;
-    config.loss.tis = mode;
+    config.step.loss.tis = mode;
     config.num_iterations = iterations;
-    assert_ok(update_policy(s->learner, s->bridge, &config, &s->rollout, advantages, lr, &s->lock,
-                            &stats));
+    assert_ok(try_update(s, &config, &s->rollout, advantages, lr, &stats));
     assert_int_equal(stats.applied, iterations);
     return stats;
 }
@@ -278,15 +297,12 @@ static void exact_wants_every_bit(void **state)
     struct update_config config = plain;
     struct update_stats stats;
     scene_open(&s, false);
-    config.exact = true;
-    assert_ok(
-        update_policy(s.learner, s.bridge, &config, &s.rollout, advantages, 1e-2, &s.lock, &stats));
+    config.step.exact = true;
+    assert_ok(try_update(&s, &config, &s.rollout, advantages, 1e-2, &stats));
     assert_true(stats.of[STAT_MISMATCH_NOW].max == 0 && stats.applied == 1);
     // what that update changed is no longer what the samples were drawn from
     const uint64_t version = control_version(bridge_control(s.bridge));
-    assert_status(
-        update_policy(s.learner, s.bridge, &config, &s.rollout, advantages, 1e-2, &s.lock, &stats),
-        ST_MISMATCH);
+    assert_status(try_update(&s, &config, &s.rollout, advantages, 1e-2, &stats), ST_MISMATCH);
     assert_message("of 20 log-probabilities of this step differ");
     assert_int_equal(control_version(bridge_control(s.bridge)), version);
     scene_close(&s);
@@ -295,9 +311,7 @@ static void exact_wants_every_bit(void **state)
     s.prompts[1].line = 34;
     float *one = &s.samples[3].logprobs[2];
     *one = nextafterf(*one, 0);
-    assert_status(
-        update_policy(s.learner, s.bridge, &config, &s.rollout, advantages, 1e-2, &s.lock, &stats),
-        ST_MISMATCH);
+    assert_status(try_update(&s, &config, &s.rollout, advantages, 1e-2, &stats), ST_MISMATCH);
     assert_message("--exact: 1 of 20 log-probabilities");
     assert_message("line 34, sample 1, token 2");
     scene_close(&s);
@@ -307,7 +321,7 @@ static struct update_stats update_by(struct scene *s, const struct update_config
                                      const struct rollout *rollout, const float *by, double lr)
 {
     struct update_stats stats;
-    assert_ok(update_policy(s->learner, s->bridge, config, rollout, by, lr, &s->lock, &stats));
+    assert_ok(try_update(s, config, rollout, by, lr, &stats));
     return stats;
 }
 
@@ -355,8 +369,8 @@ static void entropy_is_rewarded(void **state)
         const struct entropy_config entropy = {.coef = sign * 0.5, .top_quantile = 1};
         struct entropy_state bonus = entropy_begin(&entropy);
         scene_open(&s, false);
-        config.entropy = &entropy;
-        config.entropy_state = &bonus;
+        config.step.entropy = &entropy;
+        config.step.entropy_state = &bonus;
         const struct update_stats before = update_by(&s, &config, &s.rollout, none, 1e-3);
         const double policy_loss =
             stats_per_update(&before, STAT_LOSS) - stats_per_update(&before, STAT_EXTRA_LOSS);
@@ -380,8 +394,8 @@ static void high_entropy_alone(void **state)
     struct entropy_state bonus = entropy_begin(&entropy);
     scene_open(&s, false);
     const struct update_stats all = update_by(&s, &config, &s.rollout, ones, 0);
-    config.entropy = &entropy;
-    config.entropy_state = &bonus;
+    config.step.entropy = &entropy;
+    config.step.entropy_state = &bonus;
     assert_true(update_by(&s, &config, &s.rollout, ones, 0).grad_norm == all.grad_norm);
     // One token, or the first ones of a group, which have the same context: at a ratio of 1 the
     // term is the advantage.

@@ -92,8 +92,8 @@ static void test_policy_request(void **state)
     assert_memory_equal(d->inputs[INPUT_LOGPROBS], ((float[]){0, -0.5f, -1.5f}), 12);
     assert_memory_equal(d->inputs[INPUT_ADVANTAGES], ((float[]){0, 1, -1}), 12);
     assert_null(d->inputs[INPUT_WEIGHTS]);
-    assert_true(request.loss.settings[SETTING_CLIP_HIGH] == 1.5);
-    assert_true(request.loss.settings[SETTING_CLIP_LOW] == 0.8);
+    assert_true(request.loss.epsilon_high == 1.5);
+    assert_true(request.loss.epsilon == 0.8);
     forward_backward_release(&request);
 }
 
@@ -136,8 +136,7 @@ static void test_answer(void **state)
     struct datum data[3] = {
         {.n = 2, .each = 1}, {.n = 1, .each = 1}, {.n = 1, .each = 2, .two_d = true}};
     const struct forward_backward request = {.data = data, .n = 3};
-    float a[2] = {-1, -2}, b[1] = {-3}, c[2] = {-4, -5};
-    float *const logprobs[3] = {a, b, c};
+    const float logprobs[] = {-1, -2, -3, -4, -5}; // two, one and two
     struct bytes answer = BYTES_INIT;
     struct proto_field field;
     int records = 0, metrics = 0;
@@ -152,7 +151,11 @@ static void test_answer(void **state)
         if (field.number == 3)
             assert_non_null(memmem(field.span.data, field.span.len, "loss:sum", 8));
         if (field.number == 2 && records == 1)
-            assert_non_null(memmem(field.span.data, field.span.len, a, sizeof a));
+            assert_non_null(
+                memmem(field.span.data, field.span.len, logprobs, 3 * sizeof *logprobs));
+        if (field.number == 2 && records == 2)
+            assert_non_null(
+                memmem(field.span.data, field.span.len, logprobs + 3, 2 * sizeof *logprobs));
     }
     assert_int_equal(records, 2);
     assert_int_equal(metrics, 1);

@@ -167,8 +167,13 @@ static void values_by_hand(void **state)
     static const int bounds[3] = {0, 2, 3};
     static const float logprobs[3] = {-1.0f, -2.0f, -1.5f}, old[3] = {-1.5f, -2.0f, -1.0f};
     static const float advantages[2] = {1, -2};
-    struct loss_batch batch = {2,          bounds, logprobs, old,  NULL, NULL,
-                               advantages, 2,      3,        NULL, NULL, NULL};
+    struct loss_batch batch = {.n_seqs = 2,
+                               .first = bounds,
+                               .logprobs = logprobs,
+                               .old_logprobs = old,
+                               .advantages = advantages,
+                               .step_seqs = 2,
+                               .step_tokens = 3};
     static const struct {
         enum loss_type type;
         double loss, slope[3];
@@ -210,8 +215,14 @@ static void kl_by_hand(void **state)
     (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, ref = -0.5f, zero = 0;
-    struct loss_batch batch = {1,     bounds, &logprob, &logprob, NULL, &ref,
-                               &zero, 1,      1,        NULL,     NULL, NULL};
+    struct loss_batch batch = {.n_seqs = 1,
+                               .first = bounds,
+                               .logprobs = &logprob,
+                               .old_logprobs = &logprob,
+                               .ref_logprobs = &ref,
+                               .advantages = &zero,
+                               .step_seqs = 1,
+                               .step_tokens = 1};
     static const struct {
         enum kl_estimator estimator;
         double kl, slope;
@@ -238,8 +249,13 @@ static void dual_clip_by_hand(void **state)
     (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, old = -2, down = -1, up = 1;
-    struct loss_batch batch = {1,     bounds, &logprob, &old, NULL, NULL,
-                               &down, 1,      1,        NULL, NULL, NULL};
+    struct loss_batch batch = {.n_seqs = 1,
+                               .first = bounds,
+                               .logprobs = &logprob,
+                               .old_logprobs = &old,
+                               .advantages = &down,
+                               .step_seqs = 1,
+                               .step_tokens = 1};
     struct loss_config config = plain;
     struct update_stats stats = {0};
     float slope;
@@ -312,8 +328,15 @@ static void check_empty(const struct loss_config *config)
     static const int bounds[3] = {0, 0, 0};
     static const float advantages[2] = {1, -1};
     float nothing = 0;
-    struct loss_batch batch = {2,          bounds, &nothing, &nothing, &nothing, &nothing,
-                               advantages, 2,      0,        NULL,     NULL,     NULL};
+    struct loss_batch batch = {.n_seqs = 2,
+                               .first = bounds,
+                               .logprobs = &nothing,
+                               .old_logprobs = &nothing,
+                               .sampler_logprobs = &nothing,
+                               .ref_logprobs = &nothing,
+                               .advantages = advantages,
+                               .step_seqs = 2,
+                               .step_tokens = 0};
     struct update_stats stats = {0};
     loss_compute(config, &batch, &stats, &nothing);
     assert_true(stats.of[STAT_LOSS].sum == 0 && stats.of[STAT_KL].n == 0 &&

@@ -2,7 +2,7 @@
  * DPOTrainer (tests/golden/preference/make_preference.py) and finite differences. */
 #include "common/base/names.h"
 #include "tests/support/support.h"
-#include "trainer/learn/preference.h"
+#include "trainer/learn/losses.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -22,11 +22,11 @@ static void read_numbers(char **rest, double *ret, int n)
     }
 }
 
-static struct preference_pair pair_of(int i)
+static struct pair pair_of(int i)
 {
     const int other = PAIRS + i;
-    return (struct preference_pair){logps[i] - reference[i], logps[other] - reference[other],
-                                    (int)lengths[i], (int)lengths[other]};
+    return (struct pair){logps[i] - reference[i], logps[other] - reference[other], (int)lengths[i],
+                         (int)lengths[other]};
 }
 
 static void is(double have, double want)
@@ -34,34 +34,37 @@ static void is(double have, double want)
     if (fabs(have - want) > 1e-9 * (1 + fabs(want))) fail_msg("%.12g, not %.12g", have, want);
 }
 
-static void differences_agree(const struct preference_config *c, const struct preference_pair *at)
+static void differences_agree(const struct loss_config *c, const struct pair *at)
 {
     const double h = 1e-6;
-    const struct preference_loss here = preference_loss(c, at);
-    struct preference_pair up = *at, down = *at;
+    const struct pair_loss here = losses[c->type].pair(c, at);
+    struct pair up = *at, down = *at;
     up.chosen += h, down.chosen -= h;
-    double slope = (preference_loss(c, &up).loss - preference_loss(c, &down).loss) / (2 * h);
+    double slope =
+        (losses[c->type].pair(c, &up).loss - losses[c->type].pair(c, &down).loss) / (2 * h);
     assert_true(fabs(slope - here.by_chosen) < 1e-7);
     up = down = *at;
     up.rejected += h, down.rejected -= h;
-    slope = (preference_loss(c, &up).loss - preference_loss(c, &down).loss) / (2 * h);
+    slope = (losses[c->type].pair(c, &up).loss - losses[c->type].pair(c, &down).loss) / (2 * h);
     assert_true(fabs(slope - here.by_rejected) < 1e-7);
 }
 
 static void check_case(char *rest)
 {
-    struct preference_config c;
+    struct loss_config c;
     double numbers[2], figures[FIGURES], gradients[SIDES], loss = 0;
-    assert_ok(name_parse(preference_names, strsep(&rest, " "), &c.type));
+    int type;
+    assert_ok(name_parse(preference_names, strsep(&rest, " "), &type));
+    c = (struct loss_config){.type = (enum loss_type)(LOSS_SIGMOID + type)};
     read_numbers(&rest, numbers, 2);
     c.beta = numbers[0];
     c.label_smoothing = numbers[1];
-    assert_ok(preference_check(&c));
+    assert_ok(loss_check_pairs(&c));
     read_numbers(&rest, figures, FIGURES);
     read_numbers(&rest, gradients, SIDES);
     for (int i = 0; i < PAIRS; i++) {
-        const struct preference_pair pair = pair_of(i);
-        const struct preference_loss have = preference_loss(&c, &pair);
+        const struct pair pair = pair_of(i);
+        const struct pair_loss have = losses[c.type].pair(&c, &pair);
         loss += have.loss / PAIRS;
         is(have.by_chosen / PAIRS, gradients[i]);
         is(have.by_rejected / PAIRS, gradients[PAIRS + i]);
@@ -91,23 +94,23 @@ static void as_trl(void **state)
 static void far_away(void **state)
 {
     (void)state;
-    const struct preference_config c = {.type = 0, .beta = 1};
-    const struct preference_pair lost = {-900, 900, 3, 3}, won = {900, -900, 3, 3};
-    struct preference_loss loss = preference_loss(&c, &lost);
+    const struct loss_config c = {.type = LOSS_SIGMOID, .beta = 1};
+    const struct pair lost = {-900, 900, 3, 3}, won = {900, -900, 3, 3};
+    struct pair_loss loss = losses[c.type].pair(&c, &lost);
     assert_true(loss.loss == 1800 && loss.by_chosen == -1 && loss.by_rejected == 1);
-    loss = preference_loss(&c, &won);
+    loss = losses[c.type].pair(&c, &won);
     assert_true(loss.loss == 0 && loss.by_chosen == 0 && loss.by_rejected == 0);
 }
 
 static void what_a_loss_needs(void **state)
 {
     (void)state;
-    struct preference_config c = {.beta = 0};
-    assert_status(preference_check(&c), ST_INVALID);
+    struct loss_config c = {.type = LOSS_SIGMOID};
+    assert_status(loss_check_pairs(&c), ST_INVALID);
     assert_message("--beta 0: give more than 0");
     c.beta = 0.1;
-    assert_ok(name_parse(preference_names, "exo_pair", &c.type));
-    assert_status(preference_check(&c), ST_INVALID);
+    c.type = LOSS_EXO_PAIR;
+    assert_status(loss_check_pairs(&c), ST_INVALID);
     assert_message("--label-smoothing above 0");
 }
 

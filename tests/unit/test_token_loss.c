@@ -1,14 +1,35 @@
 /* test_token_loss.c: the losses that a client weighs token by token, against a table of torch's
  * values (tests/golden/losses/token_losses.txt), and what the table of losses refuses. */
 #include "tests/support/support.h"
-#include "trainer/learn/token_loss.h"
+#include "trainer/learn/loss.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define TOKENS 10
+#define TOKENS   10
+#define SETTINGS 3 // beta is the last
+
+// One sequence of a client.
+static double loss_of(const struct loss_config *config, int n, const float *logprobs,
+                      const float *const inputs[LOSS_INPUTS], float *ret_dlogprobs)
+{
+    const int first[] = {0, n};
+    const float none = 0;
+    const struct loss_batch batch = {.n_seqs = 1,
+                                     .first = first,
+                                     .logprobs = logprobs,
+                                     .old_logprobs = inputs[INPUT_LOGPROBS],
+                                     .advantages = &none,
+                                     .token_advantages = inputs[loss_advantages(config)],
+                                     .ratio_mask = inputs[INPUT_RATIO_MASK],
+                                     .low = inputs[INPUT_CLIP_LOW],
+                                     .high = inputs[INPUT_CLIP_HIGH]};
+    struct update_stats stats = {0};
+    loss_compute(config, &batch, &stats, ret_dlogprobs);
+    return stats.of[STAT_LOSS].sum;
+}
 
 static void read_doubles(char **words, int n, double *ret)
 {
@@ -37,21 +58,20 @@ static void check_line(char *line, const struct columns *c)
 {
     char *words;
     const char *name = strtok_r(line, " \n", &words);
-    const float *const inputs[TOKEN_INPUTS] = {[INPUT_WEIGHTS] = c->weights,
-                                               [INPUT_LOGPROBS] = c->sampler,
-                                               [INPUT_ADVANTAGES] = c->advantages,
-                                               [INPUT_RATIO_MASK] = c->mask};
-    struct token_loss_config config;
-    double settings[TOKEN_SETTINGS], loss, gradient[TOKENS];
+    const float *const inputs[LOSS_INPUTS] = {[INPUT_WEIGHTS] = c->weights,
+                                              [INPUT_LOGPROBS] = c->sampler,
+                                              [INPUT_ADVANTAGES] = c->advantages,
+                                              [INPUT_RATIO_MASK] = c->mask};
+    struct loss_config config;
+    double settings[SETTINGS], loss, gradient[TOKENS];
     float dlogprobs[TOKENS];
-    assert_ok(token_loss_find(name, &config));
-    read_doubles(&words, TOKEN_SETTINGS, settings);
+    assert_ok(loss_of_client(name, &config));
+    read_doubles(&words, SETTINGS, settings);
     read_doubles(&words, 1, &loss);
     read_doubles(&words, TOKENS, gradient);
-    for (int i = 0; i < TOKEN_SETTINGS; i++)
-        if (token_loss_has_setting(&config, (enum token_setting)i))
-            config.settings[i] = settings[i];
-    const double got = token_loss_compute(&config, TOKENS, c->logprobs, inputs, dlogprobs);
+    for (int i = 0; i < SETTINGS; i++)
+        if (loss_setting(&config, i)) *loss_setting(&config, i) = settings[i];
+    const double got = loss_of(&config, TOKENS, c->logprobs, inputs, dlogprobs);
     assert_true(fabs(got - loss) < 1e-12 * (1 + fabs(loss)));
     for (int i = 0; i < TOKENS; i++)
         assert_true(fabs(dlogprobs[i] - gradient[i]) <= 1e-7 * fabs(gradient[i])); // of a float
@@ -79,16 +99,16 @@ static void test_torch_table(void **state)
 static void test_defaults(void **state)
 {
     (void)state;
-    struct token_loss_config config;
-    assert_ok(token_loss_find("ppo", &config));
-    assert_true(config.settings[SETTING_CLIP_LOW] == 0.8);
-    assert_true(config.settings[SETTING_CLIP_HIGH] == 1.2);
-    assert_ok(token_loss_find("cispo", &config));
-    assert_true(config.settings[SETTING_CLIP_LOW] == 0);
-    assert_true(config.settings[SETTING_CLIP_HIGH] == 4);
-    assert_false(token_loss_has_setting(&config, SETTING_BETA));
-    assert_ok(token_loss_find("dro", &config));
-    assert_true(config.settings[SETTING_BETA] == 0.05);
+    struct loss_config config;
+    assert_ok(loss_of_client("ppo", &config));
+    assert_true(config.epsilon == 0.8);
+    assert_true(config.epsilon_high == 1.2);
+    assert_ok(loss_of_client("cispo", &config));
+    assert_true(config.epsilon == 0);
+    assert_true(config.epsilon_high == 4);
+    assert_null(loss_setting(&config, SETTINGS - 1));
+    assert_ok(loss_of_client("dro", &config));
+    assert_true(config.beta == 0.05);
 }
 
 // Bounds that a client gives for each token count instead of the settings.
@@ -97,14 +117,14 @@ static void test_bounds_of_tokens(void **state)
     (void)state;
     const float logprobs[2] = {0, 0}, sampler[2] = {-1, -1}, advantages[2] = {1, 1},
                 high[2] = {1.5f, 10};
-    const float *const inputs[TOKEN_INPUTS] = {
+    const float *const inputs[LOSS_INPUTS] = {
         [INPUT_LOGPROBS] = sampler, [INPUT_ADVANTAGES] = advantages, [INPUT_CLIP_HIGH] = high};
-    struct token_loss_config config;
+    struct loss_config config;
     float dlogprobs[2];
-    assert_ok(token_loss_find("ppo", &config));
-    assert_true(token_loss_takes(&config, INPUT_CLIP_HIGH));
-    assert_false(token_loss_needs(&config, INPUT_CLIP_HIGH));
-    const double loss = token_loss_compute(&config, 2, logprobs, inputs, dlogprobs);
+    assert_ok(loss_of_client("ppo", &config));
+    assert_true(loss_takes(&config, INPUT_CLIP_HIGH));
+    assert_false(loss_needs(&config, INPUT_CLIP_HIGH));
+    const double loss = loss_of(&config, 2, logprobs, inputs, dlogprobs);
     assert_true(fabs(loss + 1.5 + exp(1)) < 1e-12);
     assert_true(dlogprobs[0] == 0); // clipped
     assert_true(fabs(dlogprobs[1] + exp(1)) < 1e-6);
@@ -113,10 +133,10 @@ static void test_bounds_of_tokens(void **state)
 static void test_refusals(void **state)
 {
     (void)state;
-    struct token_loss_config config;
-    assert_status(token_loss_find("stable_reinforce", &config), ST_UNSUPPORTED);
+    struct loss_config config;
+    assert_status(loss_of_client("stable_reinforce", &config), ST_UNSUPPORTED);
     assert_message("loss_fn=importance_sampling");
-    assert_status(token_loss_find("reinforce", &config), ST_INVALID);
+    assert_status(loss_of_client("reinforce", &config), ST_INVALID);
     assert_message("cross_entropy, importance_sampling, ppo, cispo, dro and gspo");
 }
 

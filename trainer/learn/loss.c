@@ -1,14 +1,14 @@
 /* loss.c: the policy-gradient losses and their derivatives, token by token. Pure functions.
  *
- * Every loss is a weighted sum over tokens of
+ * Every loss of samples is a weighted sum over tokens of
  *     -weight * surrogate(ratio, advantage) + beta * kl,
- * and the types differ in two things only: the weight of a token (token_weight) and what is done to
- * the importance ratio (surrogate.h). The weights are normalised over the whole optimizer step, so
- * the micro-batches of a step simply add up, however they were cut; BNPO, whose name says "batch
- * normalised", therefore equals DAPO here. The ratio is that of a token, or, sequence_level, the
- * geometric mean over its sequence: then each token's log-probability moves all of them, so the
- * derivatives through the ratio are summed over the sequence before any is written. GMPO's ratio is
- * such a mean too, of what clipping leaves of each token's.
+ * and the types differ in two things only: the weight of a token and what is done to the importance
+ * ratio (both in losses.c, with what pairs lose). The weights are normalised over the whole
+ * optimizer step, so the micro-batches of a step simply add up, however they were cut; BNPO, whose
+ * name says "batch normalised", therefore equals DAPO here. The ratio is that of a token, or,
+ * sequence_level, the geometric mean over its sequence: then each token's log-probability moves all
+ * of them, so the derivatives through the ratio are summed over the sequence before any is written.
+ * GMPO's ratio is such a mean too, of what clipping leaves of each token's.
  *
  * Two quotients of probabilities are kept apart. The ratio is the policy now over the policy before
  * the step's first update, both by the trainer: it is exactly 1 in the first iteration, moves with
@@ -23,37 +23,27 @@
  * counted of ratios.
  */
 #include "trainer/learn/loss.h"
-#include "trainer/learn/surrogate.h"
+#include "trainer/learn/losses.h"
 
 #include <math.h>
 #include <string.h>
 
-const char *const loss_type_names[] = {"grpo", "bnpo",  "dapo", "dr_grpo", "cispo",
-                                       "sapo", "luspo", "gmpo", NULL};
 const char *const kl_estimator_names[] = {"k1", "k2", "k3", NULL};
 const char *const tis_mode_names[] = {
     "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", NULL};
 
-// Share of one token of a sequence of n, frozen ones by their weight, in the mean over the step.
-static double token_weight(const struct loss_config *config, const struct loss_batch *batch,
-                           double n)
+#define TOKEN_MOST    20
+#define SEQUENCE_MOST 10
+
+// A log-ratio within clamp_log_ratios, or as it is without it: of a token, or of a sequence, which
+// has no lower bound. ret_held: it was taken to a bound, where it has no derivative.
+static double log_ratio_clamped(const struct loss_config *config, double log_ratio,
+                                bool of_sequence, bool *ret_held)
 {
-    double seqs = batch->step_seqs > 0 ? batch->step_seqs : 1;
-    switch (config->type) {
-    case LOSS_GRPO:
-    case LOSS_SAPO:
-    case LOSS_GMPO:
-        return n > 0 ? 1.0 / (n * seqs) : 0;
-    case LOSS_LUSPO:
-        return 1.0 / seqs;
-    case LOSS_DR_GRPO:
-        return 1.0 / (seqs * config->max_completion_length);
-    case LOSS_BNPO:
-    case LOSS_DAPO:
-    case LOSS_CISPO:
-        break;
-    }
-    return 1.0 / (batch->step_tokens > 0 ? batch->step_tokens : 1);
+    const double low = of_sequence ? -INFINITY : -TOKEN_MOST,
+                 high = of_sequence ? SEQUENCE_MOST : TOKEN_MOST;
+    *ret_held = config->clamp_log_ratios && (log_ratio < low || log_ratio > high);
+    return *ret_held ? fmin(fmax(log_ratio, low), high) : log_ratio;
 }
 
 // ---- KL to the reference ------------------------------------------------------------------------
@@ -119,15 +109,16 @@ static void count_tis(struct tis c, struct update_stats *stats)
 
 // ---- a sequence ---------------------------------------------------------------------------------
 
-struct sequence {                                // one sequence's part of the batch
-    int n, n_policy;                             // tokens; those that the policy wrote
+struct sequence {                                // one sequence's share of the batch
+    int n, n_policy, n_ratio;                    // tokens; of the policy; of its own ratio
     const float *logprobs, *old, *sampler, *ref; // sampler, ref: NULL where off
     const uint8_t *by_policy;                    // NULL: all are
     double frozen_weight, weight;                // of a token that is not; of all its tokens
     double advantage;
-    const float *token_advantages; // NULL: that one
-    const uint8_t *chosen;         // NULL: all tokens
-    double log_ratio; // mean over the policy's tokens; LOSS_GMPO: of what clipping left
+    const float *token_advantages;        // NULL: that one
+    const uint8_t *chosen;                // NULL: all tokens
+    const float *ratio_mask, *low, *high; // NULL: all count; no bounds of their own
+    double log_ratio; // mean over n_ratio tokens; OF_LOGS: of what clipping left
     double drift;     // mean log-ratio of the sampler to the policy now
     struct tis tis;   // where it is the whole sequence's
 };
@@ -146,10 +137,20 @@ static double advantage_of(const struct sequence *s, int t)
     return s->token_advantages ? s->token_advantages[t] : s->advantage;
 }
 
-// One ratio for all tokens of a sequence.
+static const float *row(const float *array, int first)
+{
+    return array ? array + first : NULL;
+}
+
+static bool clips_logs(const struct loss_config *config)
+{
+    return losses[config->type].bounds == OF_LOGS;
+}
+
+// One ratio for all tokens of a sequence, which all of them move.
 static bool shares_ratio(const struct loss_config *config)
 {
-    return config->sequence_level || config->type == LOSS_GMPO;
+    return config->sequence_level || clips_logs(config);
 }
 
 static struct sequence sequence_of(const struct loss_config *config, const struct loss_batch *batch,
@@ -157,32 +158,38 @@ static struct sequence sequence_of(const struct loss_config *config, const struc
 {
     int first = batch->first[seq];
     double log_weight = 0;
-    const float *sampler =
-        (batch->sampler_logprobs ? batch->sampler_logprobs : batch->old_logprobs) + first;
+    const float *old = (batch->old_logprobs ? batch->old_logprobs : batch->logprobs) + first,
+                *sampler = batch->sampler_logprobs ? batch->sampler_logprobs + first : old;
     struct sequence s = {
         .n = batch->first[seq + 1] - first,
         .logprobs = batch->logprobs + first,
-        .old = batch->old_logprobs + first,
+        .old = old,
         .sampler = config->tis == TIS_OFF ? NULL : batch->sampler_logprobs + first,
-        .ref = config->beta != 0 ? batch->ref_logprobs + first : NULL,
+        .ref = config->beta != 0 ? row(batch->ref_logprobs, first) : NULL,
         .by_policy = batch->by_policy ? batch->by_policy + first : NULL,
         .frozen_weight = config->frozen_weight,
         .advantage = batch->advantages[seq],
-        .token_advantages = batch->token_advantages ? batch->token_advantages + first : NULL,
+        .token_advantages = row(batch->token_advantages, first),
         .chosen = batch->chosen ? batch->chosen + first : NULL,
+        .ratio_mask = row(batch->ratio_mask, first),
+        .low = row(batch->low, first),
+        .high = row(batch->high, first),
     };
     for (int t = 0; t < s.n; t++) {
         s.weight += weight_of(&s, t);
         if (!is_policys(&s, t)) continue;
         s.n_policy++;
         const double log_ratio = (double)s.logprobs[t] - s.old[t];
-        s.log_ratio += config->type == LOSS_GMPO
-                           ? gmpo_clip(config, log_ratio, advantage_of(&s, t)).log_ratio
-                           : log_ratio;
+        if (!s.ratio_mask || s.ratio_mask[t] != 0) {
+            s.n_ratio++;
+            s.log_ratio += clips_logs(config)
+                               ? clip_log_ratio(config, log_ratio, advantage_of(&s, t)).log_ratio
+                               : log_ratio;
+        }
         s.drift += (double)sampler[t] - s.logprobs[t];
         if (s.sampler) log_weight += (double)s.old[t] - s.sampler[t];
     }
-    if (s.n_policy > 0) s.log_ratio /= s.n_policy;
+    if (s.n_ratio > 0) s.log_ratio /= s.n_ratio;
     if (s.n_policy > 0) s.drift /= s.n_policy;
     s.tis = tis_weight(config, log_weight);
     return s;
@@ -203,23 +210,34 @@ static bool counts(const struct loss_config *config, const struct sequence *s, i
     return !(far && advantage_of(s, t) < 0) && (!s->chosen || s->chosen[t]);
 }
 
+static struct token token_of(const struct loss_config *c, const struct sequence *s, int t,
+                             double ratio)
+{
+    struct token token = {c, s->logprobs[t], s->old[t], ratio, advantage_of(s, t), 0, 0};
+    const enum bounds bounds = losses[c->type].bounds;
+    token.low = bounds == AROUND_ONE ? 1 - c->epsilon : bounds == AS_GIVEN ? c->epsilon : 0;
+    token.high = bounds == AROUND_ONE ? 1 + c->epsilon_high : c->epsilon_high;
+    if (s->low) token.low = s->low[t];
+    if (s->high) token.high = s->high[t];
+    return token;
+}
+
 static struct term term_of(const struct loss_config *config, const struct sequence *s, int t)
 {
     const double logprob = s->logprobs[t], own = logprob - s->old[t];
-    const double log_ratio = shares_ratio(config) ? s->log_ratio : own;
+    const struct loss *loss = &losses[config->type];
+    const double log_ratio = shares_ratio(config) || loss->sequence_value ? s->log_ratio : own;
     bool held = false; // as verl, GMPO's has its clips alone
     struct term term = {.tis = {1, false}};
-    term.ratio = exp(config->type == LOSS_GMPO
+    term.ratio = exp(clips_logs(config)
                          ? log_ratio
                          : log_ratio_clamped(config, log_ratio, config->sequence_level, &held));
     if (tis_is_of_sequence(config))
         term.tis = s->tis;
     else if (s->sampler && is_policys(s, t))
         term.tis = tis_weight(config, (double)s->old[t] - s->sampler[t]);
-    if (config->type == LOSS_GMPO)
-        term.surrogate = gmpo_surrogate(config, term.ratio, own, advantage_of(s, t));
-    else
-        term.surrogate = surrogate(config, term.ratio, logprob, advantage_of(s, t));
+    const struct token token = token_of(config, s, t, term.ratio);
+    term.surrogate = loss->surrogate(&token);
     if (counts(config, s, t)) {
         term.loss = -term.tis.weight * term.surrogate.value;
         term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
@@ -253,7 +271,8 @@ static void loss_sequence(const struct loss_config *config, const struct loss_ba
                           struct update_stats *stats, float *ret_dlogprobs)
 {
     struct sequence s = sequence_of(config, batch, seq);
-    double share = token_weight(config, batch, s.weight), shared = 0, low = 0, high = 0;
+    double share = losses[config->type].weight(config, batch, s.weight), shared = 0, low = 0,
+           high = 0;
     float *dlogprobs = ret_dlogprobs + batch->first[seq];
     int n_counted = 0;
 
@@ -284,9 +303,50 @@ static void loss_sequence(const struct loss_config *config, const struct loss_ba
     stats_add(stats, STAT_SEQ_CLIP_HIGH, high / s.n_policy);
 }
 
+// Its summed log-probability, and the derivative by it of each token.
+static double sum_of(const struct loss_batch *batch, int seq)
+{
+    double sum = 0;
+    for (int i = batch->first[seq]; i < batch->first[seq + 1]; i++) sum += batch->logprobs[i];
+    return sum;
+}
+
+static void fill(const struct loss_batch *batch, int seq, double value, float *ret)
+{
+    for (int i = batch->first[seq]; i < batch->first[seq + 1]; i++) ret[i] = (float)value;
+}
+
+// The rewards and their margin are as TRL has them.
+static void loss_pair(const struct loss_config *config, const struct loss_batch *batch, int seq,
+                      struct update_stats *stats, float *ret_dlogprobs)
+{
+    const double chosen = sum_of(batch, seq), rejected = sum_of(batch, seq + 1);
+    const double weight = losses[config->type].weight(config, batch, 0),
+                 per_token = config->sft_weight / (batch->step_tokens > 0 ? batch->step_tokens : 1);
+    const struct pair pair = {
+        chosen - batch->references[seq], rejected - batch->references[seq + 1],
+        batch->first[seq + 1] - batch->first[seq], batch->first[seq + 2] - batch->first[seq + 1]};
+    const struct pair_loss loss = losses[config->type].pair(config, &pair);
+    stats_add(stats, STAT_LOSS, loss.loss * weight - chosen * per_token);
+    stats_add(stats, STAT_CHOSEN_REWARD, config->beta * pair.chosen);
+    stats_add(stats, STAT_REJECTED_REWARD, config->beta * pair.rejected);
+    stats_add(stats, STAT_MARGIN, config->beta * (pair.chosen - pair.rejected));
+    stats_add(stats, STAT_RIGHT, pair.chosen > pair.rejected);
+    stats_add(stats, STAT_CHOSEN_LOGPROB, chosen);
+    stats_add(stats, STAT_REJECTED_LOGPROB, rejected);
+    fill(batch, seq, loss.by_chosen * weight - per_token, ret_dlogprobs);
+    fill(batch, seq + 1, loss.by_rejected * weight, ret_dlogprobs);
+}
+
 uint64_t loss_stats(const struct loss_config *c)
 {
     const uint64_t tis = STAT_BIT(STAT_TIS) | STAT_BIT(STAT_TIS_CUT);
+    const uint64_t given = STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_LIKELIEST);
+    if (c->type == LOSS_CROSS_ENTROPY) return given;
+    if (loss_is_of_pairs(c))
+        return given | STAT_BIT(STAT_CHOSEN_REWARD) | STAT_BIT(STAT_REJECTED_REWARD) |
+               STAT_BIT(STAT_MARGIN) | STAT_BIT(STAT_RIGHT) | STAT_BIT(STAT_CHOSEN_LOGPROB) |
+               STAT_BIT(STAT_REJECTED_LOGPROB);
     return STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_RATIO) |
            STAT_BIT(STAT_CLIP_LOW) | STAT_BIT(STAT_CLIP_HIGH) | STAT_BIT(STAT_CLIP_REGION) |
            STAT_BIT(STAT_SEQ_CLIP_LOW) | STAT_BIT(STAT_SEQ_CLIP_HIGH) | STAT_BIT(STAT_MISMATCH) |
@@ -300,6 +360,11 @@ uint64_t loss_stats(const struct loss_config *c)
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
                   struct update_stats *stats, float *ret_dlogprobs)
 {
+    if (loss_is_of_pairs(config)) {
+        for (int seq = 0; seq < batch->n_seqs; seq += 2)
+            loss_pair(config, batch, seq, stats, ret_dlogprobs);
+        return;
+    }
     for (int seq = 0; seq < batch->n_seqs; seq++)
         if (batch->first[seq + 1] > batch->first[seq])
             loss_sequence(config, batch, seq, stats, ret_dlogprobs);

@@ -1,27 +1,59 @@
-/* loss.h: the policy-gradient losses, on host arrays, in double: from log-probabilities to the loss
- * and its derivative by each log-probability. No device, no model: small, exact, easy to check.
- * Formulas: GRPO (Shao et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025), GSPO (Zheng
- * et al. 2025), CISPO (MiniMax 2025), SAPO (Gao et al. 2025), LUSPO (Liu et al. 2026), GMPO (Zhao
- * et al. 2025), two-sided clipping (INTELLECT-2, 2025), KL estimators (Schulman 2020), truncated
- * and masked importance sampling between sampler and trainer (Yao et al. 2025, Liu et al. 2025),
- * masks of sequences far from their sampler (DeepSeek-V3.2, 2025) and of tokens of low entropy
- * (Wang et al. 2025). Names and defaults are those of GRPOConfig in TRL's documentation (1.16);
- * docs/numerics.md has the formulas and the few differences. */
+/* loss.h: the losses, on host arrays, in double: from log-probabilities to the loss and its
+ * derivative by each log-probability. No device, no model: small, exact, easy to check. A loss is a
+ * row of one table (losses.c): how a token is weighed in the mean, what is maximised of it, or what
+ * a pair of completions loses, and which options it has.
+ *
+ * Formulas of rewarded samples: GRPO (Shao et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO (Yu et
+ * al. 2025), GSPO (Zheng et al. 2025), CISPO (MiniMax 2025), SAPO (Gao et al. 2025), LUSPO (Liu et
+ * al. 2026), GMPO (Zhao et al. 2025), two-sided clipping (INTELLECT-2, 2025), KL estimators
+ * (Schulman 2020), truncated and masked importance sampling between sampler and trainer (Yao et al.
+ * 2025, Liu et al. 2025), masks of sequences far from their sampler (DeepSeek-V3.2, 2025) and of
+ * tokens of low entropy (Wang et al. 2025). Names and defaults are those of GRPOConfig in TRL's
+ * documentation (1.16); docs/numerics.md has the formulas and the few differences. Of pairs: DPO
+ * (Rafailov et al. 2023) and its relatives, as TRL names and defines them. Of a client: as the
+ * Tinker API names and defines them, plain sums over tokens. Pure functions. */
 #ifndef TRAINER_LOSS_H
 #define TRAINER_LOSS_H
 
+#include "trainer/learn/samples.h"
 #include "trainer/learn/stats.h"
 
+// Each loss: LOSS_ and its symbol, its name, its row in losses.c. Of one kind they stand together.
+#define SAMPLE_LOSSES(X)                                                                           \
+    X(GRPO, "grpo")                                                                                \
+    X(BNPO, "bnpo")                                                                                \
+    X(DAPO, "dapo")                                                                                \
+    X(DR_GRPO, "dr_grpo")                                                                          \
+    X(CISPO, "cispo")                                                                              \
+    X(SAPO, "sapo")                                                                                \
+    X(LUSPO, "luspo")                                                                              \
+    X(GMPO, "gmpo")
+#define PAIR_LOSSES(X)                                                                             \
+    X(SIGMOID, "sigmoid")                                                                          \
+    X(HINGE, "hinge")                                                                              \
+    X(IPO, "ipo")                                                                                  \
+    X(EXO_PAIR, "exo_pair")                                                                        \
+    X(NCA_PAIR, "nca_pair")                                                                        \
+    X(ROBUST, "robust")                                                                            \
+    X(BCO_PAIR, "bco_pair")                                                                        \
+    X(SPPO_HARD, "sppo_hard")                                                                      \
+    X(APO_ZERO, "apo_zero")                                                                        \
+    X(APO_DOWN, "apo_down")                                                                        \
+    X(SIGMOID_NORM, "sigmoid_norm")
+#define CLIENT_LOSSES(X)                                                                           \
+    X(CLIENT_CROSS_ENTROPY, "cross_entropy")                                                       \
+    X(CLIENT_IMPORTANCE_SAMPLING, "importance_sampling")                                           \
+    X(CLIENT_PPO, "ppo")                                                                           \
+    X(CLIENT_CISPO, "cispo")                                                                       \
+    X(CLIENT_DRO, "dro")                                                                           \
+    X(CLIENT_GSPO, "gspo")
+#define LOSS_SYMBOL(symbol, name) LOSS_##symbol,
 enum loss_type {
-    LOSS_GRPO,
-    LOSS_BNPO,
-    LOSS_DAPO,
-    LOSS_DR_GRPO,
-    LOSS_CISPO,
-    LOSS_SAPO,
-    LOSS_LUSPO,
-    LOSS_GMPO
+    SAMPLE_LOSSES(LOSS_SYMBOL) PAIR_LOSSES(LOSS_SYMBOL) CLIENT_LOSSES(LOSS_SYMBOL)
+        LOSS_CROSS_ENTROPY, // sft's: the mean over tokens
+    N_LOSSES
 };
+extern const char *const loss_type_names[], *const preference_names[]; // of samples; of pairs
 // With d = logprob of the reference - logprob: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
 enum kl_estimator { KL_K1, KL_K2, KL_K3 };
 // Truncated importance sampling for the train-inference mismatch: the weight w = exp(trainer's -
@@ -42,7 +74,8 @@ struct loss_config {
     double epsilon;      // ratio kept in [1 - epsilon, 1 + epsilon_high];
     double epsilon_high; // LOSS_CISPO: cap of the ratio itself; LOSS_GMPO: both of its logarithm
     double delta;        // dual clip: cap of the unclipped ratio too; 0: off. Not LOSS_CISPO's.
-    double beta;         // weight of the KL divergence from the reference; 0: off
+    double beta; // weight of the KL divergence from the reference; 0: off. Of pairs: how close the
+                 // policy is held to the reference
     enum kl_estimator kl_estimator;
     bool bias_correction_kl;   // the KL term times the ratio, which then has a gradient through it
     int max_completion_length; // LOSS_DR_GRPO's constant
@@ -54,25 +87,32 @@ struct loss_config {
     // policy now is at most that; 0: always.
     double off_policy_threshold;
     bool clamp_log_ratios; // as verl: of tokens to +-20, of sequences to 10, of k3 to 10
+    double label_smoothing, sft_weight; // of pairs
 };
 
-// The sequences of one micro-batch, flat: sequence s owns entries first[s] .. first[s+1]-1.
+// Sequences of one micro-batch, flat: sequence s owns entries first[s] .. first[s+1]-1. Of pairs
+// the chosen completion comes before the rejected one.
 struct loss_batch {
     int n_seqs;
-    const int *first;              // (n_seqs + 1)
-    const float *logprobs;         // of the policy now
-    const float *old_logprobs;     // by the trainer, of the policy before this step's first update
+    const int *first;      // (n_seqs + 1)
+    const float *logprobs; // of the policy now
+    // by the trainer, of the policy before this step's first update, or what else the ratio is to;
+    // NULL: those of the policy now
+    const float *old_logprobs;
     const float *sampler_logprobs; // by who sampled the tokens; NULL with TIS_OFF
     const float *ref_logprobs;     // of the reference; NULL where beta is 0
     const float *advantages;       // (n_seqs)
     // of the whole optimizer step that this micro-batch is a part of
-    int step_seqs;
+    int step_seqs;      // or pairs
     double step_tokens; // a frozen model's count frozen_weight each
     // 1: the policy wrote the token; 0: a frozen model did, whose log-probability stands in
     // sampler_logprobs then, which is not looked at. NULL: the policy wrote all.
     const uint8_t *by_policy;
     const float *token_advantages; // one a token, in place of `advantages`; NULL: none
     const uint8_t *chosen;         // 0: the token has no part but in the KL term; NULL: all have
+    // of each token: it counts for its sequence's ratio; bounds of its own; NULL: all, none
+    const float *ratio_mask, *low, *high;
+    const double *references; // (n_seqs) of pairs: log-probabilities by the reference
 };
 
 // Adds to *stats; ret_dlogprobs (first[n_seqs]) is d loss / d logprob. An empty sequence counts as
@@ -82,6 +122,24 @@ void loss_compute(const struct loss_config *config, const struct loss_batch *bat
 // The statistics that it gives, a STAT_BIT each.
 uint64_t loss_stats(const struct loss_config *config);
 
-extern const char *const loss_type_names[], *const kl_estimator_names[], *const tis_mode_names[];
+extern const char *const kl_estimator_names[], *const tis_mode_names[];
+
+bool loss_is_of_pairs(const struct loss_config *config);
+bool loss_is_clients(const struct loss_config *config);            // its ratio is to the sampler
+enum loss_input loss_advantages(const struct loss_config *config); // which input they are
+double loss_epsilon_high(const struct loss_config *config);        // its default
+// Of pairs: ST_INVALID names an option that the loss needs otherwise.
+enum status loss_check_pairs(const struct loss_config *config);
+
+// ---- a client's -------------------------------------------------------------------------------
+
+extern const char *const loss_input_names[LOSS_INPUTS + 1]; // NULL-ended
+extern const char *const loss_setting_names[];              // likewise
+// The loss with its defaults. ST_INVALID lists those that there are; ST_UNSUPPORTED for one whose
+// formula is not published.
+enum status loss_of_client(const char *name, struct loss_config *ret);
+double *loss_setting(struct loss_config *config, int setting); // NULL: it does not know that
+bool loss_needs(const struct loss_config *config, enum loss_input input);
+bool loss_takes(const struct loss_config *config, enum loss_input input); // or needs
 
 #endif

@@ -9,21 +9,7 @@
 #define TRAINER_PACKING_H
 
 #include "common/model/batch.h"
-
-struct pack_completion {
-    const int32_t *ids; // (n) borrowed
-    int n;              // may be 0: nothing to learn from it
-    // (n, targets_each) borrowed: instead of the n ids; NULL: these
-    const int32_t *targets;
-    int targets_each;
-};
-struct pack_group {
-    const int32_t *prompt; // (n_prompt) borrowed; n_prompt >= 1
-    int n_prompt;
-    const struct pack_completion *completions; // (n) borrowed
-    int n;
-    bool whole; // its completions stay in one micro-batch: the loss compares them
-};
+#include "trainer/learn/samples.h"
 
 struct pack_part { // consecutive completions of one group
     int group, first, n;

@@ -5,8 +5,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define CISPO_EPSILON_HIGH 5 // TRL's recommendation; --epsilon would cap every ratio below 1
-
 static enum status resolve_loss(const struct train_config *config, struct loss_config *ret)
 {
     enum status st = ST_OK;
@@ -14,8 +12,7 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
     loss.max_completion_length = (int)config->sampling.max_tokens;
     if (config->importance_sampling_correction)
         loss.tis = (enum tis_mode)(config->importance_sampling_mode + 1);
-    if (loss.epsilon_high < 0)
-        loss.epsilon_high = loss.type == LOSS_CISPO ? CISPO_EPSILON_HIGH : loss.epsilon;
+    if (loss.epsilon_high < 0) loss.epsilon_high = loss_epsilon_high(&loss);
     if (loss.delta > 0 && loss.delta <= 1) {
         st = status_fail(ST_INVALID,
                          "--delta %g would cut the ratio of an unchanged policy, which is 1; take "

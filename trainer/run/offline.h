@@ -6,7 +6,7 @@
 
 #include "common/base/log.h"
 #include "common/model/adapter.h"
-#include "trainer/learn/preference.h"
+#include "trainer/learn/step.h"
 #include "trainer/data/data_order.h"
 #include "trainer/data/prompts.h"
 #include "trainer/run/folder.h"
@@ -23,9 +23,9 @@ struct offline_config {
     struct learning_options learning;
     struct lora_options lora; // without its name
     struct saving_options saving;
-    int all_turns; // 0 or 1
-    struct preference_config preference;
-    double sft_weight;
+    int all_turns;           // 0 or 1
+    struct loss_config loss; // of dpo: beta, label_smoothing, sft_weight
+    int preference;          // of preference_names
     int64_t rope_context;
     bool overwrite, resume;
     double num_train_epochs;
@@ -39,26 +39,13 @@ struct offline_data {
     double *reference; // (n, sides) log-probability of each completion by the start; NULL: none
 };
 
-// What the loss function works on.
-struct offline_pass {
-    const struct offline_config *config;
-    const struct offline_data *data;
-    const int *items; // examples of the pass
-    double weight;    // of a target, or of a pair, in the loss
-    double per_token; // of a preferred completion's token in the loss of sft_weight
-    struct update_stats stats;
-};
-
 struct offline_task { // what differs between the commands
     const char *command;
     const struct option_spec *options;
     int sides;
     const char *side_fields[OFFLINE_SIDES]; // prompt_options.side
     bool reference;                         // offline_data.reference is wanted
-    learner_loss_fn loss;                   // context: a struct offline_pass
-    // Targets or pairs of an example: what the loss is the mean over.
-    int64_t (*count)(const struct offline_data *data, int item);
-    uint64_t stats; // that the loss gives, a STAT_BIT each
+    enum loss_type loss;                    // the first, of dpo's
 };
 
 struct offline {
@@ -78,9 +65,8 @@ struct offline {
     struct data_order order;
     struct schedule schedule;
     struct learner *learner;
-    struct pack_group *groups; // (examples_per_step)
-    struct pack_completion *completions;
-    int *items;
+    struct loss_config loss;
+    int *items;         // (examples_per_step)
     struct runlog *log; // NULL: none
     int64_t step, taken, num_tokens, skipped;
     int64_t saved_step, interim_step; // as in run.h
@@ -104,8 +90,9 @@ enum status offline_load(struct offline *s, const char *path, int64_t limit,
 void offline_data_release(struct offline_data *data);
 // The log-probabilities by the weights as they are.
 enum status offline_measure(struct offline *s, struct offline_data *data);
-// Puts the n examples s->items of `data` into s->groups.
-void offline_groups(struct offline *s, const struct offline_data *data, int n);
+// n examples of `data`: those of items, or, NULL, the first ones. ret: begun; it borrows them.
+enum status offline_samples(const struct offline *s, const struct offline_data *data,
+                            const int *items, int n, struct samples **ret);
 
 // offline_checkpoint.c: a checkpoint of the present step, unless there is one, or no folder.
 enum status offline_save(struct offline *s, bool interim);

@@ -105,62 +105,60 @@ void offline_data_release(struct offline_data *data)
     *data = (struct offline_data){0};
 }
 
-void offline_groups(struct offline *s, const struct offline_data *data, int n)
+enum status offline_samples(const struct offline *s, const struct offline_data *data,
+                            const int *items, int n, struct samples **ret)
 {
     const int sides = s->task->sides;
+    struct samples *samples = NULL;
+    enum status st = samples_new(n, sides, &samples);
+    if (st != ST_OK) return st;
     for (int i = 0; i < n; i++) {
-        const struct token_list *prompt = &data->sides[0]->examples[s->items[i]].prompt_ids;
+        const int item = items ? items[i] : i;
+        const struct token_list *prompt = &data->sides[0]->examples[item].prompt_ids;
+        samples->groups[i].prompt = prompt->ids;
+        samples->groups[i].n_prompt = prompt->n;
+        samples->groups[i].whole = sides > 1;
         for (int k = 0; k < sides; k++) {
-            const struct token_list *ids = &data->sides[k]->examples[s->items[i]].completion_ids;
-            s->completions[i * sides + k] = (struct pack_completion){.ids = ids->ids, .n = ids->n};
+            const struct example *e = &data->sides[k]->examples[item];
+            samples->completions[i * sides + k] = (struct pack_completion){
+                .ids = e->completion_ids.ids,
+                .n = e->completion_ids.n,
+                .advantage = 1,
+                .by_policy = e->learnt,
+                .reference = data->reference ? data->reference[item * sides + k] : 0,
+            };
         }
-        s->groups[i] = (struct pack_group){.prompt = prompt->ids,
-                                           .n_prompt = prompt->n,
-                                           .completions = s->completions + i * sides,
-                                           .n = sides,
-                                           .whole = sides > 1};
     }
+    st = samples_begin(samples);
+    if (st == ST_OK)
+        *ret = samples;
+    else
+        samples_free(samples);
+    return st;
 }
 
 #define MEASURED_SAID 1000 // passes between two lines of progress
 
-struct measuring {
-    const int *items;
-    int sides;
-    double *reference;
-};
-
-static void measure(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
-{
-    const struct measuring *m = context;
-    const struct micro_batch *mb = rows->mb;
-    (void)ret_dlogprobs;
-    for (int seq = 0; seq < mb->n_seqs; seq++) {
-        const int item = m->items[mb->sample[seq] / m->sides], side = mb->sample[seq] % m->sides;
-        double sum = 0;
-        for (int i = mb->first[seq]; i < mb->first[seq + 1]; i++) sum += rows->logprobs[i];
-        m->reference[item * m->sides + side] = sum;
-    }
-}
-
 enum status offline_measure(struct offline *s, struct offline_data *data)
 {
     const int each = (int)s->config->examples_per_step;
-    const struct measuring m = {s->items, s->task->sides,
-                                malloc((size_t)data->n * OFFLINE_SIDES * sizeof(double))};
-    if (!m.reference) return status_fail(ST_NO_MEMORY, "no memory for the reference");
-    data->reference = m.reference;
+    struct samples *samples = NULL;
+    enum status st;
+    CHECK(offline_samples(s, data, NULL, data->n, &samples));
+    data->reference = calloc((size_t)samples->n, sizeof *data->reference);
+    if (!data->reference) FAIL(ST_NO_MEMORY, "no memory for the reference");
     for (int at = 0; at < data->n; at += each) {
         const int n = data->n - at < each ? data->n - at : each;
-        for (int i = 0; i < n; i++) s->items[i] = at + i;
-        offline_groups(s, data, n);
-        enum status st = learner_evaluate(s->learner, s->groups, n, measure, (void *)&m);
-        if (st != ST_OK) return st;
-        if (stop_requested())
-            return status_fail(ST_CANCELLED, "a signal: the reference was not finished");
+        CHECK(learner_note(s->learner, samples, at, n, NULL, NULL));
+        if (stop_requested()) FAIL(ST_CANCELLED, "a signal: the reference was not finished");
         if (at / each % MEASURED_SAID == MEASURED_SAID - 1)
             log_progress("reference: %d of %d pairs", at + n, data->n);
     }
+    for (int i = 0; i < samples->n; i++)
+        for (long t = samples->first[i]; t < samples->first[i + 1]; t++)
+            data->reference[i] += samples->logprobs[t];
     log_progress_end();
-    return ST_OK;
+out:
+    samples_free(samples);
+    return st;
 }

@@ -52,6 +52,15 @@ out:
     return st;
 }
 
+// What of it is learned, in the mean over tokens, or over pairs.
+static struct loss_config offline_loss(const struct offline_task *task,
+                                       const struct offline_config *c)
+{
+    struct loss_config loss = c->loss;
+    loss.type = (enum loss_type)(task->loss + (task->sides > 1 ? c->preference : 0));
+    return loss;
+}
+
 enum status offline_check(const struct offline_task *task, struct option_set *set,
                           struct offline_config *c)
 {
@@ -67,7 +76,8 @@ enum status offline_check(const struct offline_task *task, struct option_set *se
         FAIL(ST_INVALID, task->sides > 1 ? "--model is missing: the model folder to start from"
                                          : "one of --model DIR and --init CONFIG.json is needed");
     if (!c->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of examples");
-    if (task->reference) CHECK(preference_check(&c->preference));
+    const struct loss_config loss = offline_loss(task, c);
+    if (task->reference) CHECK(loss_check_pairs(&loss));
     CHECK(schedule_check(&c->learning.schedule));
     CHECK(check_out(c));
     CHECK(prompts_check(&c->prompts));
@@ -214,7 +224,7 @@ static enum status open_learner(struct offline *s)
 {
     enum status st;
     const struct offline_config *c = s->config;
-    const size_t n = (size_t)c->examples_per_step, sides = (size_t)s->task->sides;
+    const size_t n = (size_t)c->examples_per_step;
     struct learner_config options;
     const struct learning_shape shape = {
         .longest = s->longest,
@@ -227,11 +237,8 @@ static enum status open_learner(struct offline *s)
     options.adapter = s->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
-    s->groups = calloc(n, sizeof *s->groups);
-    s->completions = calloc(n * sides, sizeof *s->completions);
     s->items = calloc(n, sizeof *s->items);
-    if (!s->groups || !s->completions || !s->items)
-        FAIL(ST_NO_MEMORY, "no memory for %zu examples", n);
+    if (!s->items) FAIL(ST_NO_MEMORY, "no memory for %zu examples", n);
     CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
     notice_model(s->model, learner_balance_coef(s->learner));
@@ -340,6 +347,7 @@ enum status offline_open(struct offline *s)
     bool replaced = false;
     s->folder_lock = -1;
     s->saved_step = s->interim_step = -1;
+    s->loss = offline_loss(s->task, s->config);
     s->saved_ns = clock_now_ns();
     CHECK(open_folder(s, &replaced, &latest));
     CHECK(open_model(s));
@@ -362,8 +370,6 @@ void offline_release(struct offline *s)
 {
     runlog_free(s->log);
     learner_free(s->learner);
-    free(s->groups);
-    free(s->completions);
     free(s->items);
     data_order_release(&s->order);
     offline_data_release(&s->eval);

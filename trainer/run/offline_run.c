@@ -23,106 +23,72 @@ static int64_t tokens_of(const struct offline *s, const struct offline_data *dat
     return n;
 }
 
-// Of examples: what their loss is a mean over.
-struct counts {
-    int64_t targets, tokens;
-};
-
-static void count(const struct offline *s, const struct offline_data *data, int item,
-                  struct counts *ret)
-{
-    ret->targets += s->task->count(data, item);
-    ret->tokens += data->sides[0]->examples[item].completion_ids.n;
-}
-
-static struct offline_pass pass_over(const struct offline *s, const struct offline_data *data,
-                                     const struct counts *counts)
-{
-    return (struct offline_pass){
-        .config = s->config,
-        .data = data,
-        .items = s->items,
-        .weight = 1 / (double)(counts->targets > 0 ? counts->targets : 1),
-        .per_token = s->config->sft_weight / (double)(counts->tokens > 0 ? counts->tokens : 1),
-    };
-}
-
 // The mean over all held-out examples.
 static enum status evaluate(struct offline *s, json_t *metrics)
 {
     const int each = (int)s->config->examples_per_step;
-    struct counts counts = {0};
-    for (int i = 0; i < s->eval.n; i++) count(s, &s->eval, i, &counts);
-    struct offline_pass pass = pass_over(s, &s->eval, &counts);
-    for (int at = 0; at < s->eval.n; at += each) {
-        const int n = s->eval.n - at < each ? s->eval.n - at : each;
-        for (int i = 0; i < n; i++) s->items[i] = at + i;
-        offline_groups(s, &s->eval, n);
-        enum status st = learner_evaluate(s->learner, s->groups, n, s->task->loss, &pass);
-        if (st != ST_OK) return status_context(st, "evaluation");
-    }
-    stats_put(&pass.stats, s->task->stats, "eval/", metrics);
+    struct step step = {.loss = s->loss};
+    struct update_stats stats = {0};
+    struct samples *samples = NULL;
+    enum status st;
+    CHECK(offline_samples(s, &s->eval, NULL, s->eval.n, &samples));
+    step.scale = loss_scale_of(&s->loss, samples, 0, s->eval.n);
+    for (int at = 0; at < s->eval.n; at += each)
+        CHECK(learner_measure(s->learner, samples, at,
+                              s->eval.n - at < each ? s->eval.n - at : each, &step, &stats));
+    stats_put(&stats, loss_stats(&s->loss), "eval/", metrics);
     log_progress_end();
     log_info("step %" PRId64 ": held-out loss %.4f on %d examples", s->step,
-             pass.stats.of[STAT_LOSS].sum, s->eval.n);
-    return ST_OK;
+             stats.of[STAT_LOSS].sum, s->eval.n);
+out:
+    samples_free(samples);
+    return status_context(st, "evaluation");
 }
 
 // ---- a step -------------------------------------------------------------------------------------
 
-struct step { // what it gave
-    struct update_stats stats;
-    double norm, lr, seconds;
-    bool skipped; // the gradient was not finite, nothing was changed
-};
-
-static enum status offline_step(struct offline *s, struct step *ret)
+static enum status offline_step(struct offline *s, struct update_stats *ret, double *ret_seconds)
 {
     enum status st;
     const int n = (int)s->config->examples_per_step;
     const int64_t start = clock_now_ns();
-    struct counts counts = {0};
-    *ret = (struct step){.lr = schedule_at(&s->schedule, s->step)};
+    struct step step = {.loss = s->loss, .lr = schedule_at(&s->schedule, s->step)};
+    struct samples *samples = NULL;
+    *ret = (struct update_stats){0};
     for (int i = 0; i < n; i++) {
         s->items[i] = data_order_at(&s->order, s->taken + i);
-        count(s, &s->data, s->items[i], &counts);
         s->num_tokens += tokens_of(s, &s->data, s->items[i]);
     }
-    struct offline_pass pass = pass_over(s, &s->data, &counts);
-    offline_groups(s, &s->data, n);
-    CHECK(learner_gradients(s->learner, s->groups, n, s->task->loss, &pass));
-    st = learner_clip(s->learner, &ret->norm);
-    ret->skipped = st == ST_INVALID;
-    if (!ret->skipped) {
-        CHECK(st);
-        CHECK(learner_apply(s->learner, ret->lr));
-    }
+    CHECK(offline_samples(s, &s->data, s->items, n, &samples));
+    step.scale = loss_scale_of(&s->loss, samples, 0, n);
+    CHECK(learner_step(s->learner, samples, 0, n, &step, ret));
     CHECK(device_sync(s->dev));
     s->taken += n;
     s->step++;
     s->skipped += ret->skipped;
-    ret->stats = pass.stats;
-    ret->seconds = clock_ms_since(start) / 1e3;
+    *ret_seconds = clock_ms_since(start) / 1e3;
 out:
+    samples_free(samples);
     return st;
 }
 
-static enum status put_line(struct offline *s, const struct step *step)
+// stats: of the step just done; NULL: there is none.
+static enum status put_line(struct offline *s, const struct update_stats *stats, double seconds)
 {
     const int64_t total = s->schedule.total_steps;
     enum status st = ST_OK;
     json_t *m = json_pack("{s:I}", "step", (json_int_t)s->step);
     if (!m) return status_fail(ST_NO_MEMORY, "no memory for the step's metrics");
-    if (step) {
-        stats_put(&step->stats, s->task->stats, "", m);
-        metrics_put(m, "grad_norm", step->skipped ? NAN : step->norm);
-        metrics_put(m, "learning_rate", step->lr);
+    if (stats) {
+        stats_put(stats, loss_stats(&s->loss), "", m);
+        metrics_put(m, "grad_norm", stats->skipped ? NAN : stats->grad_norm);
+        metrics_put(m, "learning_rate", stats->lr);
         metrics_put(m, "epoch", (double)s->taken / s->data.n);
         metrics_put(m, "num_tokens", (double)s->num_tokens);
-        metrics_put(m, "step_s", step->seconds);
+        metrics_put(m, "step_s", seconds);
         json_object_set_new(m, "skipped_updates", json_integer(s->skipped));
     }
-    if (s->eval.n && (!step || step_due(s->step, s->config->eval_steps, total)))
+    if (s->eval.n && (!stats || step_due(s->step, s->config->eval_steps, total)))
         CHECK(evaluate(s, m));
     if (s->log) return runlog_write(s->log, m);
 out:
@@ -186,18 +152,19 @@ static enum status offline_train(struct offline *s)
     struct recent recent = {.start_ns = clock_now_ns(), .first_step = first};
     enum status st = ST_OK;
     int skipped = 0;
-    if (s->step == 0 && s->eval.n) CHECK(put_line(s, NULL));
+    if (s->step == 0 && s->eval.n) CHECK(put_line(s, NULL, 0));
     while (s->step < total && !stop_requested()) {
-        struct step step;
-        CHECK(offline_step(s, &step));
+        struct update_stats stats;
+        double seconds;
+        CHECK(offline_step(s, &stats, &seconds));
         if (s->step == first + 1) memory_say_taken(s->learner);
-        if (step.skipped) log_warn("step %" PRId64 ": %s", s->step, status_message());
-        CHECK(learning_skipped(&skipped, step.skipped, "the", "lower --learning-rate"));
-        CHECK(put_line(s, &step));
-        if (!step.skipped) {
-            recent.loss += step.stats.of[STAT_LOSS].sum;
+        if (stats.skipped) log_warn("step %" PRId64 ": %s", s->step, status_message());
+        CHECK(learning_skipped(&skipped, stats.skipped, "the", "lower --learning-rate"));
+        CHECK(put_line(s, &stats, seconds));
+        if (!stats.skipped) {
+            recent.loss += stats.of[STAT_LOSS].sum;
             recent.steps++;
-            recent.targets += step.stats.of[STAT_ENTROPY].n;
+            recent.targets += stats.of[STAT_ENTROPY].n;
         }
         say_progress(s, &recent);
         CHECK(save_if_due(s));

@@ -3,6 +3,7 @@
  */
 #include "common/base/log.h"
 #include "trainer/learn/memory.h"
+#include "trainer/run/rollout_samples.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -22,14 +23,17 @@ static enum status note_draft(struct run *run, const struct update_stats *update
 static enum status price_kl(struct run *run, struct rollout_step *s)
 {
     struct scores *scores = &s->scores;
+    struct samples *samples = NULL;
     enum status st;
     double *kl = calloc((size_t)scores->n + 1, sizeof *kl);
     if (!kl) return status_fail(ST_NO_MEMORY, "no memory for %d divergences", scores->n);
-    CHECK(update_measure_kl(run->learner, s->rollout, kl));
+    CHECK(rollout_samples(s->rollout, scores->advantages, false, false, &samples));
+    CHECK(learner_kl(run->learner, samples, kl));
     for (int i = 0; i < scores->n; i++) scores->rewards[i] -= run->config->kl_reward_coef * kl[i];
     mean_std(kl, scores->n, &s->kl, NULL);
     st = scoring_again(&run->scoring, s->rollout, scores);
 out:
+    samples_free(samples);
     free(kl);
     return st;
 }
@@ -49,35 +53,61 @@ double run_draft_rate(const struct run *run, int64_t step)
     return schedule_at(&run->resolved.draft_schedule, step * run->resolved.schedule_per_step);
 }
 
-enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret)
+static enum status publish(void *context, enum status (*write)(void *), void *update,
+                           struct publish_times *ret_times)
+{
+    struct run *run = context;
+    pthread_mutex_t *lock = stop_publish_lock(run->stop);
+    pthread_mutex_lock(lock);
+    enum status st = bridge_publish(run->bridge, (int64_t)(run->config->quiesce_timeout * 1e3),
+                                    write, update, ret_times);
+    pthread_mutex_unlock(lock);
+    return status_context(st, "publishing the update");
+}
+
+static struct update_config update_of(struct run *run, double lr)
 {
     const struct train_config *c = run->config;
-    struct update_config config = {
-        .loss = run->resolved.loss,
+    return (struct update_config){
+        .step = {.loss = run->resolved.loss,
+                 .entropy = entropy_is_used(&c->entropy) ? &c->entropy : NULL,
+                 .entropy_state = &run->entropy,
+                 .version = control_version(bridge_control(run->bridge)),
+                 .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing
+                 .lr = lr,
+                 .draft_lr = run_draft_rate(run, run->step),
+                 .publish = {publish, run}},
         .num_iterations = (int)c->num_iterations,
-        .mask_truncated = c->mask_truncated_completions,
-        .processed = c->processed_logprobs,
-        .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing
-        .quiesce_timeout_ms = (int64_t)(c->quiesce_timeout * 1e3),
-        .draft_lr = run_draft_rate(run, run->step),
         .mini_batches = (int)c->steps_per_generation,
         .schedule = c->count_updates ? &run->resolved.schedule : NULL,
         .first_update = run->step * run->resolved.updates_per_step,
-        .entropy = entropy_is_used(&c->entropy) ? &c->entropy : NULL,
-        .entropy_state = &run->entropy,
     };
-    enum status st = c->kl_reward_coef != 0 ? price_kl(run, s) : ST_OK;
-    if (st == ST_OK && c->log_completions && c->log_logprobs) {
-        config.ret_logprobs = s->logprobs =
-            calloc((size_t)s->rollout->n_tokens + 1, sizeof *s->logprobs);
-        if (!s->logprobs) st = status_fail(ST_NO_MEMORY, "no memory for --log-logprobs");
-    }
-    if (st == ST_OK)
-        st = update_policy(run->learner, run->bridge, &config, s->rollout, s->scores.advantages, lr,
-                           stop_publish_lock(run->stop), ret);
-    if (st == ST_OK) st = run_compare_weights(run);
-    if (st == ST_OK) st = move_reference(run);
-    if (st != ST_OK) return st;
+}
+
+// --log-logprobs
+static enum status keep_logprobs(struct run *run, struct rollout_step *s,
+                                 const struct samples *samples)
+{
+    const struct train_config *c = run->config;
+    if (!c->log_completions || !c->log_logprobs) return ST_OK;
+    s->logprobs = calloc((size_t)s->rollout->n_tokens + 1, sizeof *s->logprobs);
+    if (!s->logprobs) return status_fail(ST_NO_MEMORY, "no memory for --log-logprobs");
+    return update_share_logprobs(run->learner, samples, s->logprobs);
+}
+
+enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret)
+{
+    const struct train_config *c = run->config;
+    const struct update_config config = update_of(run, lr);
+    struct samples *samples = NULL;
+    enum status st;
+    if (c->kl_reward_coef != 0) CHECK(price_kl(run, s));
+    CHECK(rollout_samples(s->rollout, s->scores.advantages, c->processed_logprobs,
+                          c->mask_truncated_completions, &samples));
+    CHECK(update_policy(run->learner, &config, samples, ret));
+    CHECK(keep_logprobs(run, s, samples));
+    CHECK(run_compare_weights(run));
+    CHECK(move_reference(run));
     if (!run->said_memory) memory_say_taken(run->learner);
     run->said_memory = true;
     run->skipped += ret->skipped;
@@ -86,5 +116,8 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
                  run->step + 1, ret->skipped, (int)run->resolved.updates_per_step);
     st = learning_skipped(&run->skipped_in_a_row, !ret->applied, "the",
                           "lower --learning-rate or go back to a checkpoint");
-    return st == ST_OK ? note_draft(run, ret) : st;
+    if (st == ST_OK) st = note_draft(run, ret);
+out:
+    samples_free(samples);
+    return st;
 }

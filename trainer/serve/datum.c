@@ -117,9 +117,9 @@ static enum status take_input(struct datum_reader *r, const struct proto_field *
         d->targets = values;
         return ST_OK;
     }
-    for (which = 0; which < TOKEN_INPUTS; which++)
-        if (strcmp(entry.name, token_input_names[which]) == 0) break;
-    needed = which < TOKEN_INPUTS && token_loss_takes(&r->request->loss, which);
+    for (which = 0; which < LOSS_INPUTS; which++)
+        if (strcmp(entry.name, loss_input_names[which]) == 0) break;
+    needed = which < LOSS_INPUTS && loss_takes(&r->request->loss, (enum loss_input)which);
     if (!needed && r->request->forward_only) return ST_OK;
     if (!needed)
         FAIL(ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know", entry.name);
@@ -176,16 +176,17 @@ static enum status check_datum(const struct forward_backward *request, const str
     if (!d->targets) FAIL(ST_INVALID, "\"loss_fn_inputs\" has no \"target_tokens\"");
     CHECK(check_ids("model_input", d->tokens, (size_t)d->n, limits->vocab));
     CHECK(check_ids("target_tokens", d->targets, (size_t)d->n * (size_t)d->each, limits->vocab));
-    if (d->each > 1 && !token_loss_needs(&request->loss, INPUT_WEIGHTS))
+    if (d->each > 1 && !loss_needs(&request->loss, INPUT_WEIGHTS))
         FAIL(ST_UNSUPPORTED,
              "\"target_tokens\" has %d entries a token, which cross_entropy alone takes", d->each);
-    for (int i = 0; i < TOKEN_INPUTS; i++) {
-        if (!d->inputs[i] && token_loss_needs(&request->loss, i) && !request->forward_only)
+    for (int i = 0; i < LOSS_INPUTS; i++) {
+        if (!d->inputs[i] && loss_needs(&request->loss, (enum loss_input)i) &&
+            !request->forward_only)
             FAIL(ST_INVALID, "\"loss_fn_inputs\" has no \"%s\", which the loss needs",
-                 token_input_names[i]);
+                 loss_input_names[i]);
         for (int64_t k = 0; d->inputs[i] && k < (int64_t)d->n * d->each; k++)
             if (!isfinite(d->inputs[i][k]))
-                FAIL(ST_INVALID, "\"%s\" holds a value that is not finite", token_input_names[i]);
+                FAIL(ST_INVALID, "\"%s\" holds a value that is not finite", loss_input_names[i]);
     }
 out:
     return st;
@@ -238,13 +239,12 @@ static enum status take_setting(struct forward_backward *request, const struct p
         value = (struct proto_field){.type = PROTO_BYTES};
         CHECK(proto_each_field(entry.value.span, take_config_value, &value));
     }
-    for (int i = 0; i < TOKEN_SETTINGS; i++) {
-        if (strcmp(entry.name, token_setting_names[i]) != 0 ||
-            !token_loss_has_setting(&request->loss, i))
-            continue;
+    for (int i = 0; loss_setting_names[i]; i++) {
+        double *setting = loss_setting(&request->loss, i);
+        if (strcmp(entry.name, loss_setting_names[i]) != 0 || !setting) continue;
         if (value.type != PROTO_64 || !isfinite(proto_double(&value)))
             FAIL(ST_INVALID, "\"loss_fn_config\": \"%s\" must be a number", entry.name);
-        request->loss.settings[i] = proto_double(&value);
+        *setting = proto_double(&value);
         return ST_OK;
     }
     FAIL(ST_INVALID, "\"loss_fn_config\" has \"%s\", which the loss does not know", entry.name);
@@ -299,7 +299,7 @@ enum status forward_backward_parse(const char *body, size_t len, const struct da
     const struct proto_span message = {(const unsigned char *)body, len};
     CHECK(proto_each_field(message, take_head, &r)); // the loss may stand behind the datums
     if (request.n == 0) FAIL(ST_INVALID, "\"data\" holds no datum");
-    CHECK(token_loss_find(r.loss_fn ? r.loss_fn : "", &request.loss));
+    CHECK(loss_of_client(r.loss_fn ? r.loss_fn : "", &request.loss));
     request.data = calloc((size_t)request.n, sizeof *request.data);
     if (!request.data) FAIL(ST_NO_MEMORY, "out of memory");
     request.n = 0;
@@ -334,7 +334,7 @@ void forward_backward_release(struct forward_backward *request)
     for (int i = 0; request->data && i < request->n; i++) {
         free(request->data[i].tokens);
         free(request->data[i].targets);
-        for (int k = 0; k < TOKEN_INPUTS; k++) free(request->data[i].inputs[k]);
+        for (int k = 0; k < LOSS_INPUTS; k++) free(request->data[i].inputs[k]);
     }
     free(request->data);
     free(request->model_id);
@@ -344,7 +344,7 @@ void forward_backward_release(struct forward_backward *request)
 // ---- the answer ---------------------------------------------------------------------------------
 
 // Those of datums [first, end), which have one shape behind their tokens, as a record.
-static void put_record(const struct forward_backward *request, float *const *logprobs, int first,
+static void put_record(const struct forward_backward *request, const float *logprobs, int first,
                        int end, struct bytes *to)
 {
     struct bytes data = BYTES_INIT, offsets = BYTES_INIT, tensor = BYTES_INIT, entry = BYTES_INIT,
@@ -353,7 +353,9 @@ static void put_record(const struct forward_backward *request, float *const *log
     bytes_append(&offsets, &at, sizeof at);
     for (int i = first; i < end; i++) {
         const struct datum *d = &request->data[i];
-        bytes_append(&data, logprobs[i], (size_t)d->n * (size_t)d->each * sizeof(float));
+        const size_t n = (size_t)d->n * (size_t)d->each;
+        bytes_append(&data, logprobs, n * sizeof(float));
+        logprobs += n;
         at = (int64_t)data.len;
         bytes_append(&offsets, &at, sizeof at);
     }
@@ -369,18 +371,20 @@ static void put_record(const struct forward_backward *request, float *const *log
     proto_put_message(to, 2, &record);
 }
 
-void forward_backward_answer(const struct forward_backward *request, float *const *logprobs,
+void forward_backward_answer(const struct forward_backward *request, const float *logprobs,
                              double loss, struct bytes *to)
 {
     struct bytes metric = BYTES_INIT;
     const struct datum *data = request->data;
     proto_put_text(to, 1, "ArrayRecord");
     for (int first = 0, end; first < request->n; first = end) {
-        end = first + 1;
-        while (end < request->n && data[end].each == data[first].each &&
-               data[end].two_d == data[first].two_d)
-            end++;
+        size_t n = 0;
+        for (end = first; end < request->n && data[end].each == data[first].each &&
+                          data[end].two_d == data[first].two_d;
+             end++)
+            n += (size_t)data[end].n * (size_t)data[end].each;
         put_record(request, logprobs, first, end, to);
+        logprobs += n;
     }
     proto_put_text(&metric, 1, "loss:sum");
     proto_put_double(&metric, 2, loss);

@@ -5,21 +5,21 @@
 #define TRAINER_SERVE_DATUM_H
 
 #include "common/base/bytes.h"
-#include "trainer/learn/token_loss.h"
+#include "trainer/learn/loss.h"
 
 struct datum {
     int32_t *tokens; // (n) the model's input
     int n;
-    int each;                    // targets of a token: 1, or the K of target_tokens (n, K)
-    bool two_d;                  // the latter
-    int32_t *targets;            // (n, each)
-    float *inputs[TOKEN_INPUTS]; // (n, each); NULL: not given
+    int each;                   // targets of a token: 1, or the K of target_tokens (n, K)
+    bool two_d;                 // the latter
+    int32_t *targets;           // (n, each)
+    float *inputs[LOSS_INPUTS]; // (n, each); NULL: not given
 };
 struct forward_backward {
     char *model_id;
     int64_t seq_id;
     bool forward_only; // no gradient; what the loss wants may be missing
-    struct token_loss_config loss;
+    struct loss_config loss;
     struct datum *data; // (n)
     int n;
 };
@@ -37,8 +37,8 @@ enum status forward_backward_address(const char *body, size_t len, char **ret_mo
                                      int64_t *ret_seq_id);
 void forward_backward_release(struct forward_backward *request);
 
-// The answer: logprobs[i] (n, each) of each datum, and the loss.
-void forward_backward_answer(const struct forward_backward *request, float *const *logprobs,
+// The answer: the log-probabilities (n, each) of all datums, one after the other, and the loss.
+void forward_backward_answer(const struct forward_backward *request, const float *logprobs,
                              double loss, struct bytes *to);
 
 #endif

@@ -235,48 +235,27 @@ struct optimizer *policy_optimizer(struct policy *p, const struct trainee *t)
     return t->adapter ? t->optimizer : learner_optimizer(p->learner);
 }
 
-struct pass { // over a request's datums
-    const struct forward_backward *request;
-    int first;        // datum that the learner calls its first
-    float **logprobs; // of each datum
-    double loss;
-};
-
-static void losses(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+// The datums as the learner takes them: the first token of each is a prompt, what follows it a
+// completion, of which every token has targets of its own.
+static enum status samples_of(const struct forward_backward *request, struct samples **ret)
 {
-    struct pass *pass = context;
-    for (int s = 0; s < rows->mb->n_seqs; s++) {
-        const int i = pass->first + rows->mb->sample[s], at = rows->mb->first[s],
-                  n = rows->mb->first[s + 1] - at;
-        const struct datum *d = &pass->request->data[i];
-        const float *inputs[TOKEN_INPUTS];
-        for (int k = 0; k < TOKEN_INPUTS; k++) inputs[k] = d->inputs[k];
-        memcpy(pass->logprobs[i], rows->logprobs + at, (size_t)n * sizeof(float));
-        pass->loss += token_loss_compute(&pass->request->loss, n, rows->logprobs + at, inputs,
-                                         ret_dlogprobs + at);
+    struct samples *s = NULL;
+    enum status st = samples_new(request->n, 1, &s);
+    if (st != ST_OK) return st;
+    for (int i = 0; i < s->n; i++) {
+        const struct datum *d = &request->data[i];
+        struct pack_completion *c = &s->completions[i];
+        s->groups[i].prompt = d->tokens;
+        s->groups[i].n_prompt = 1;
+        *c = (struct pack_completion){
+            .ids = d->tokens + 1, .n = d->n, .targets = d->targets, .targets_each = d->each};
+        for (int k = 0; k < LOSS_INPUTS; k++) c->inputs[k] = d->inputs[k];
     }
-}
-
-// A datum as the learner takes it: its first token is a prompt, what follows it a completion, of
-// which every token has targets of its own.
-static void place(const struct datum *d, struct pack_completion *ret_completion,
-                  struct pack_group *ret_group)
-{
-    *ret_completion = (struct pack_completion){
-        .ids = d->tokens + 1, .n = d->n, .targets = d->targets, .targets_each = d->each};
-    *ret_group = (struct pack_group){
-        .prompt = d->tokens, .n_prompt = 1, .completions = ret_completion, .n = 1};
-}
-
-static enum status run_pass(struct policy *p, const struct pack_group *groups, struct pass *pass)
-{
-    const struct forward_backward *request = pass->request;
-    enum status (*go)(struct learner *, const struct pack_group *, int, learner_loss_fn, void *) =
-        request->forward_only ? learner_evaluate : learner_add_gradients;
-    enum status st = ST_OK;
-    if (!p->options->exact) return go(p->learner, groups, request->n, losses, pass);
-    for (pass->first = 0; st == ST_OK && pass->first < request->n; pass->first++)
-        st = go(p->learner, &groups[pass->first], 1, losses, pass);
+    st = samples_begin(s);
+    if (st == ST_OK)
+        *ret = s;
+    else
+        samples_free(s);
     return st;
 }
 
@@ -284,56 +263,60 @@ enum status policy_forward_backward(struct policy *p, const char *run,
                                     const struct forward_backward *request,
                                     struct bytes *ret_answer)
 {
-    const size_t n = (size_t)request->n;
-    struct pass pass = {.request = request, .logprobs = calloc(n, sizeof *pass.logprobs)};
-    struct pack_group *groups = calloc(n, sizeof *groups);
-    struct pack_completion *completions = calloc(n, sizeof *completions);
+    const struct step step = {.loss = request->loss};
+    const int each = p->options->exact ? 1 : request->n;
+    struct update_stats stats = {0};
+    struct samples *samples = NULL;
     struct trainee *t;
     enum status st;
     CHECK(policy_select(p, run, &t));
-    if (!pass.logprobs || !groups || !completions) FAIL(ST_NO_MEMORY, "out of memory");
-    for (size_t i = 0; i < n; i++) {
-        const struct datum *d = &request->data[i];
-        pass.logprobs[i] = malloc((size_t)d->n * (size_t)d->each * sizeof(float));
-        if (!pass.logprobs[i]) FAIL(ST_NO_MEMORY, "out of memory");
-        place(d, &completions[i], &groups[i]);
-    }
-    st = run_pass(p, groups, &pass);
+    CHECK(samples_of(request, &samples));
+    for (int first = 0; st == ST_OK && first < request->n; first += each)
+        st = request->forward_only
+                 ? learner_measure(p->learner, samples, first, each, &step, &stats)
+                 : learner_accumulate(p->learner, samples, first, each, &step, &stats);
     if (st != ST_OK && !request->forward_only) {
         learner_clear_gradients(p->learner);
         status_context(st, "the gradients since the last step are dropped");
     }
-    if (st == ST_OK) forward_backward_answer(request, pass.logprobs, pass.loss, ret_answer);
+    if (st == ST_OK)
+        forward_backward_answer(request, samples->logprobs, stats.of[STAT_LOSS].sum, ret_answer);
 out:
-    for (size_t i = 0; pass.logprobs && i < n; i++) free(pass.logprobs[i]);
-    free(pass.logprobs);
-    free(completions);
-    free(groups);
+    samples_free(samples);
     return st == ST_OK ? bytes_status(ret_answer) : st;
 }
 
-struct step {
-    struct learner *learner;
-    double lr;
+struct publishing {
+    struct policy *policy;
+    struct trainee *trainee;
 };
 
-static enum status apply(void *context)
+static enum status publish(void *context, enum status (*write)(void *), void *update,
+                           struct publish_times *ret_times)
 {
-    struct step *s = context;
-    return learner_apply(s->learner, s->lr);
+    struct publishing *to = context;
+    (void)ret_times;
+    policy_keep(to->policy, to->trainee);
+    return policy_publish(to->policy, trainee_source(to->trainee), to->trainee->restore, false,
+                          write, update);
 }
 
 enum status policy_optim_step(struct policy *p, const char *run, double lr,
                               const struct optimizer_config *adamw, double *ret_norm)
 {
-    struct step step = {p->learner, lr};
     struct trainee *t;
+    struct update_stats stats = {0};
     enum status st = policy_select(p, run, &t);
     if (st != ST_OK) return st;
+    struct publishing to = {p, t};
+    const struct step step = {.lr = lr, .publish = {publish, &to}};
     optimizer_configure(policy_optimizer(p, t), adamw);
-    CHECK(learner_clip(p->learner, ret_norm));
-    policy_keep(p, t);
-    CHECK(policy_publish(p, trainee_source(t), t->restore, false, apply, &step));
+    CHECK(learner_step(p->learner, NULL, 0, 0, &step, &stats));
+    if (stats.skipped) {
+        st = ST_INVALID; // the sentence is there
+        goto out;
+    }
+    *ret_norm = stats.grad_norm;
     t->steps++;
     t->unsaved = true;
 out:

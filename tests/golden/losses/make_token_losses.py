@@ -1,7 +1,7 @@
 # Reference losses and gradients for tests/unit/test_token_loss.c:
 #   python3 make_token_losses.py > token_losses.txt
 # Needs torch. In float64 with gradients by autograd, from the formulas that the Tinker API's
-# documentation gives; nothing in common with trainer/learn/token_loss.c but these.
+# documentation gives; nothing in common with trainer/learn/losses.c but these.
 import torch
 
 torch.set_default_dtype(torch.float64)

@@ -1,0 +1,381 @@
+/* losses.c: the table of losses. To add one: its line in loss.h, and here its row and what is new
+ * of it. Pure functions.
+ *
+ * Of samples, and of a client's tokens, with lp a token's log-probability, q the one that its ratio
+ * r is to, A its advantage (a client's weight, of cross_entropy):
+ *     clipped           min(r A, clip(r) A)
+ *     capped            min(r, cap) A lp, the ratio a constant
+ *     log_likelihood    A lp
+ *     dro               A lp - beta / 2 (lp - q)^2
+ * What a loss does not want of a token (an advantage of 0) leaves no trace of it, but for dro,
+ * whose penalty counts everywhere.
+ *
+ * Of pairs, with c and r the log-ratios of the chosen and the rejected completion to the reference,
+ * each the sum over its tokens, d = c - r, s the logistic function, b --beta, e --label-smoothing:
+ *     sigmoid        -log s(b d)                                        (DPO)
+ *     hinge          max(0, 1 - b d)                                    (SLiC)
+ *     ipo            (c / n_c - r / n_r - 1 / (2 b))^2, n the tokens    (IPO)
+ *     exo_pair       KL of (s(b d), s(-b d)) from (1 - e, e)            (EXO)
+ *     nca_pair       -log s(b c) - log s(-b c) / 2 - log s(-b r) / 2    (NCA)
+ *     robust         (-(1 - e) log s(b d) + e log s(-b d)) / (1 - 2 e)  (robust DPO)
+ *     bco_pair       -log s(b c) - log s(-b r)                          (BCO without its shift)
+ *     sppo_hard      (c - 1 / (2 b))^2 + (r + 1 / (2 b))^2              (SPPO)
+ *     apo_zero       1 - s(b c) + s(b r)                                (APO)
+ *     apo_down       s(b c) + 1 - s(b d)                                (APO)
+ *     sigmoid_norm   -log s(b (c / n_c - r / n_r)) */
+#include "trainer/learn/losses.h"
+
+#include <math.h>
+#include <string.h>
+
+// ---- weights of a token -------------------------------------------------------------------------
+
+static double step_seqs(const struct loss_batch *batch)
+{
+    return batch->step_seqs > 0 ? batch->step_seqs : 1;
+}
+
+static double by_sequence(const struct loss_config *c, const struct loss_batch *batch, double n)
+{
+    (void)c;
+    return n > 0 ? 1.0 / (n * step_seqs(batch)) : 0;
+}
+
+static double by_token(const struct loss_config *c, const struct loss_batch *batch, double n)
+{
+    (void)c;
+    (void)n;
+    return 1.0 / (batch->step_tokens > 0 ? batch->step_tokens : 1);
+}
+
+static double by_constant(const struct loss_config *c, const struct loss_batch *batch, double n)
+{
+    (void)n;
+    return 1.0 / (step_seqs(batch) * c->max_completion_length);
+}
+
+// A sequence's sum, or a pair, in the mean over these.
+static double by_sum(const struct loss_config *c, const struct loss_batch *batch, double n)
+{
+    (void)c;
+    (void)n;
+    return 1.0 / step_seqs(batch);
+}
+
+static double plain_sum(const struct loss_config *c, const struct loss_batch *batch, double n)
+{
+    (void)c;
+    (void)batch;
+    (void)n;
+    return 1;
+}
+
+// ---- surrogates ---------------------------------------------------------------------------------
+
+// The worse of two values: the ratio clipped on both sides, and the ratio as it is. The second has
+// no bound where the advantage is negative: the dual clip gives it one.
+static struct surrogate clipped(const struct token *t)
+{
+    const double delta = t->config->delta;
+    const double clip = fmin(fmax(t->ratio, t->low), t->high) * t->advantage;
+    const bool cut = delta > 0 && t->ratio > delta;
+    const double plain = (cut ? delta : t->ratio) * t->advantage;
+    struct surrogate s = {.low = t->advantage < 0 && t->ratio<t->low, .high = t->advantage> 0 &&
+                                 t->ratio > t->high};
+    if (plain < clip) {
+        s.value = plain;
+        s.by_log_ratio = cut ? 0 : plain;
+        s.delta = cut;
+    } else {
+        s.value = clip;
+        s.by_log_ratio = t->ratio >= t->low && t->ratio <= t->high ? clip : 0;
+    }
+    return s;
+}
+
+static struct surrogate capped(const struct token *t)
+{
+    const double weight = fmin(fmax(t->ratio, t->low), t->high) * t->advantage;
+    return (struct surrogate){
+        .value = weight * t->logprob,
+        .by_logprob = weight,
+        .high = t->advantage > 0 && t->ratio > t->high,
+    };
+}
+
+// A gate whose slope falls off where clipping would begin.
+static struct surrogate gated(const struct token *t)
+{
+    const double temperature =
+        t->advantage > 0 ? t->config->sapo_temperature_pos : t->config->sapo_temperature_neg;
+    const double gate = 1 / (1 + exp(-temperature * (t->ratio - 1)));
+    return (struct surrogate){
+        .value = gate * 4 / temperature * t->advantage,
+        .by_log_ratio = 4 * gate * (1 - gate) * t->ratio * t->advantage,
+    };
+}
+
+struct clip clip_log_ratio(const struct loss_config *config, double log_ratio, double advantage)
+{
+    // as verl: sign(advantage) is a factor
+    struct clip clip = {.log_ratio = advantage == 0 ? 0 : log_ratio};
+    clip.low = advantage < 0 && log_ratio < -config->epsilon;
+    clip.high = advantage > 0 && log_ratio > config->epsilon_high;
+    if (clip.low) clip.log_ratio = -config->epsilon;
+    if (clip.high) clip.log_ratio = config->epsilon_high;
+    return clip;
+}
+
+// ratio: of the sequence
+static struct surrogate geometric(const struct token *t)
+{
+    const struct clip clip = clip_log_ratio(t->config, t->logprob - t->old, t->advantage);
+    return (struct surrogate){
+        .value = t->ratio * t->advantage,
+        .by_log_ratio = t->ratio * t->advantage,
+        .low = clip.low,
+        .high = clip.high,
+        .held = clip.low || clip.high,
+    };
+}
+
+static struct surrogate log_likelihood(const struct token *t)
+{
+    return (struct surrogate){.value = t->advantage * t->logprob, .by_logprob = t->advantage};
+}
+
+static struct surrogate dro(const struct token *t)
+{
+    const double distance = t->logprob - t->old, beta = t->config->beta;
+    return (struct surrogate){
+        .value = t->advantage * t->logprob - beta / 2 * distance * distance,
+        .by_logprob = t->advantage - beta * distance,
+    };
+}
+
+// ---- pairs --------------------------------------------------------------------------------------
+
+static double logistic(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+static double log_logistic(double x)
+{
+    return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x));
+}
+
+// A loss of a difference alone, whose derivative by it is `slope`.
+static struct pair_loss of_difference(double loss, double slope)
+{
+    return (struct pair_loss){loss, slope, -slope};
+}
+
+static struct pair_loss sigmoid(const struct loss_config *o, const struct pair *p)
+{
+    const double x = o->beta * (p->chosen - p->rejected);
+    return of_difference(-log_logistic(x), -o->beta * logistic(-x));
+}
+
+static struct pair_loss hinge(const struct loss_config *o, const struct pair *p)
+{
+    const double x = o->beta * (p->chosen - p->rejected);
+    return of_difference(fmax(0, 1 - x), x < 1 ? -o->beta : 0);
+}
+
+// c / n_c - r / n_r, and a loss of it by each.
+static double mean_difference(const struct pair *p)
+{
+    return p->chosen / fmax(p->n_chosen, 1) - p->rejected / fmax(p->n_rejected, 1);
+}
+
+static struct pair_loss of_means(const struct pair *p, double loss, double slope)
+{
+    return (struct pair_loss){loss, slope / fmax(p->n_chosen, 1), -slope / fmax(p->n_rejected, 1)};
+}
+
+static struct pair_loss ipo(const struct loss_config *o, const struct pair *p)
+{
+    const double away = mean_difference(p) - 1 / (2 * o->beta);
+    return of_means(p, away * away, 2 * away);
+}
+
+static struct pair_loss sigmoid_norm(const struct loss_config *o, const struct pair *p)
+{
+    const double x = o->beta * mean_difference(p);
+    return of_means(p, -log_logistic(x), -o->beta * logistic(-x));
+}
+
+static struct pair_loss exo_pair(const struct loss_config *o, const struct pair *p)
+{
+    const double x = o->beta * (p->chosen - p->rejected), e = o->label_smoothing;
+    const double won = log_logistic(x) - log1p(-e), lost = log_logistic(-x) - log(e);
+    return of_difference(logistic(x) * won + logistic(-x) * lost,
+                         o->beta * logistic(x) * logistic(-x) * (won - lost));
+}
+
+static struct pair_loss nca_pair(const struct loss_config *o, const struct pair *p)
+{
+    const double c = o->beta * p->chosen, r = o->beta * p->rejected;
+    return (struct pair_loss){
+        .loss = -log_logistic(c) - 0.5 * log_logistic(-c) - 0.5 * log_logistic(-r),
+        .by_chosen = o->beta * (0.5 * logistic(c) - logistic(-c)),
+        .by_rejected = o->beta * 0.5 * logistic(r),
+    };
+}
+
+static struct pair_loss robust(const struct loss_config *o, const struct pair *p)
+{
+    const double x = o->beta * (p->chosen - p->rejected), e = o->label_smoothing;
+    return of_difference((-(1 - e) * log_logistic(x) + e * log_logistic(-x)) / (1 - 2 * e),
+                         o->beta * (-(1 - e) * logistic(-x) - e * logistic(x)) / (1 - 2 * e));
+}
+
+static struct pair_loss bco_pair(const struct loss_config *o, const struct pair *p)
+{
+    const double c = o->beta * p->chosen, r = o->beta * p->rejected;
+    return (struct pair_loss){-log_logistic(c) - log_logistic(-r), -o->beta * logistic(-c),
+                              o->beta * logistic(r)};
+}
+
+static struct pair_loss sppo_hard(const struct loss_config *o, const struct pair *p)
+{
+    const double won = p->chosen - 0.5 / o->beta, lost = p->rejected + 0.5 / o->beta;
+    return (struct pair_loss){won * won + lost * lost, 2 * won, 2 * lost};
+}
+
+static struct pair_loss apo_zero(const struct loss_config *o, const struct pair *p)
+{
+    const double c = logistic(o->beta * p->chosen), r = logistic(o->beta * p->rejected);
+    return (struct pair_loss){1 - c + r, -o->beta * c * (1 - c), o->beta * r * (1 - r)};
+}
+
+static struct pair_loss apo_down(const struct loss_config *o, const struct pair *p)
+{
+    const double c = logistic(o->beta * p->chosen),
+                 d = logistic(o->beta * (p->chosen - p->rejected));
+    const double by_c = o->beta * c * (1 - c), by_d = -o->beta * d * (1 - d);
+    return (struct pair_loss){c + 1 - d, by_c + by_d, -by_d};
+}
+
+// ---- the table ----------------------------------------------------------------------------------
+
+#define BIT(x)        (1u << (x))
+#define POLICY        (BIT(INPUT_LOGPROBS) | BIT(INPUT_ADVANTAGES))
+#define BOUNDS        (BIT(INPUT_CLIP_LOW) | BIT(INPUT_CLIP_HIGH))
+#define CLIPS         (KNOWS_LOW | KNOWS_HIGH)
+#define TRL_CISPO_CAP 5 // its recommendation; --epsilon would cap every ratio below 1
+
+const struct loss losses[N_LOSSES] = {
+    [LOSS_GRPO] = {by_sequence, clipped},
+    [LOSS_BNPO] = {by_token, clipped},
+    [LOSS_DAPO] = {by_token, clipped},
+    [LOSS_DR_GRPO] = {by_constant, clipped},
+    [LOSS_CISPO] = {by_token, capped, NULL, CAPPED, TRL_CISPO_CAP},
+    [LOSS_SAPO] = {by_sequence, gated},
+    [LOSS_LUSPO] = {by_sum, clipped},
+    [LOSS_GMPO] = {by_sequence, geometric, NULL, OF_LOGS},
+
+    [LOSS_SIGMOID] = {by_sum, .pair = sigmoid},
+    [LOSS_HINGE] = {by_sum, .pair = hinge},
+    [LOSS_IPO] = {by_sum, .pair = ipo},
+    [LOSS_EXO_PAIR] = {by_sum, .pair = exo_pair},
+    [LOSS_NCA_PAIR] = {by_sum, .pair = nca_pair},
+    [LOSS_ROBUST] = {by_sum, .pair = robust},
+    [LOSS_BCO_PAIR] = {by_sum, .pair = bco_pair},
+    [LOSS_SPPO_HARD] = {by_sum, .pair = sppo_hard},
+    [LOSS_APO_ZERO] = {by_sum, .pair = apo_zero},
+    [LOSS_APO_DOWN] = {by_sum, .pair = apo_down},
+    [LOSS_SIGMOID_NORM] = {by_sum, .pair = sigmoid_norm},
+
+    [LOSS_CROSS_ENTROPY] = {by_token, log_likelihood, .advantages = INPUT_WEIGHTS},
+
+    [LOSS_CLIENT_CROSS_ENTROPY] = {plain_sum, log_likelihood, .advantages = INPUT_WEIGHTS,
+                                   .needs = BIT(INPUT_WEIGHTS)},
+    [LOSS_CLIENT_IMPORTANCE_SAMPLING] = {plain_sum, clipped, NULL, AS_GIVEN, .needs = POLICY,
+                                         .defaults = {0, INFINITY}},
+    [LOSS_CLIENT_PPO] = {plain_sum, clipped, NULL, AS_GIVEN, .needs = POLICY, .takes = BOUNDS,
+                         .knows = CLIPS, .defaults = {0.8, 1.2}},
+    [LOSS_CLIENT_CISPO] = {plain_sum, capped, NULL, AS_GIVEN, .needs = POLICY, .takes = BOUNDS,
+                           .knows = CLIPS, .defaults = {0, 4}},
+    [LOSS_CLIENT_DRO] = {plain_sum, dro, .needs = POLICY, .knows = KNOWS_BETA,
+                         .defaults = {0, 0, 0.05}},
+    [LOSS_CLIENT_GSPO] = {plain_sum, clipped, NULL, AS_GIVEN, .sequence_value = true,
+                          .needs = POLICY | BIT(INPUT_RATIO_MASK), .takes = BOUNDS, .knows = CLIPS,
+                          .defaults = {0.8, 1.2}},
+};
+
+#define NAME(symbol, name) name,
+const char *const loss_type_names[] = {SAMPLE_LOSSES(NAME) NULL};
+const char *const preference_names[] = {PAIR_LOSSES(NAME) NULL};
+static const char *const client_names[] = {CLIENT_LOSSES(NAME) NULL};
+const char *const loss_input_names[] = {
+    "advantages",          "weights", "logprobs", "sequence_ratio_mask", "clip_low_threshold",
+    "clip_high_threshold", NULL};
+const char *const loss_setting_names[] = {"clip_low_threshold", "clip_high_threshold", "beta",
+                                          NULL};
+
+bool loss_is_of_pairs(const struct loss_config *config)
+{
+    return losses[config->type].pair != NULL;
+}
+
+bool loss_is_clients(const struct loss_config *config)
+{
+    return losses[config->type].weight == plain_sum;
+}
+
+enum loss_input loss_advantages(const struct loss_config *config)
+{
+    return losses[config->type].advantages;
+}
+
+double loss_epsilon_high(const struct loss_config *config)
+{
+    const double own = losses[config->type].epsilon_high;
+    return own > 0 ? own : config->epsilon;
+}
+
+enum status loss_check_pairs(const struct loss_config *c)
+{
+    if (c->beta <= 0) return status_fail(ST_INVALID, "--beta %g: give more than 0", c->beta);
+    if (c->type == LOSS_EXO_PAIR && c->label_smoothing == 0)
+        return status_fail(ST_INVALID, "--loss-type exo_pair needs --label-smoothing above 0: the "
+                                       "share of pairs taken to be the wrong way round, 1e-3 say");
+    return ST_OK;
+}
+
+enum status loss_of_client(const char *name, struct loss_config *ret)
+{
+    for (int i = 0; client_names[i]; i++) {
+        if (strcmp(client_names[i], name) != 0) continue;
+        const enum loss_type type = (enum loss_type)(LOSS_CLIENT_CROSS_ENTROPY + i);
+        const double *defaults = losses[type].defaults;
+        *ret = (struct loss_config){
+            .type = type, .epsilon = defaults[0], .epsilon_high = defaults[1], .beta = defaults[2]};
+        return ST_OK;
+    }
+    if (strcmp(name, "stable_reinforce") == 0)
+        return status_fail(ST_UNSUPPORTED, "the formula of the loss stable_reinforce is not "
+                                           "published: take loss_fn=importance_sampling");
+    return status_fail(ST_INVALID,
+                       "\"loss_fn\" is \"%.60s\"; there are cross_entropy, importance_sampling, "
+                       "ppo, cispo, dro and gspo",
+                       name);
+}
+
+double *loss_setting(struct loss_config *config, int setting)
+{
+    double *const settings[] = {&config->epsilon, &config->epsilon_high, &config->beta};
+    return losses[config->type].knows & BIT(setting) ? settings[setting] : NULL;
+}
+
+bool loss_needs(const struct loss_config *config, enum loss_input input)
+{
+    return losses[config->type].needs & BIT(input);
+}
+
+bool loss_takes(const struct loss_config *config, enum loss_input input)
+{
+    return (losses[config->type].needs | losses[config->type].takes) & BIT(input);
+}

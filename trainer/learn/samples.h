@@ -1,0 +1,71 @@
+/* samples.h: what is learned from: groups of completions, each behind one prompt, and what a loss
+ * may want of them. Whoever has a rollout, a data set or a request fills it in; nothing here knows
+ * which it was. Plain data; what it points to is borrowed. */
+#ifndef TRAINER_SAMPLES_H
+#define TRAINER_SAMPLES_H
+
+#include "common/base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum loss_input {     // arrays of one entry a target
+    INPUT_ADVANTAGES, // in place of the completion's
+    INPUT_WEIGHTS,
+    INPUT_LOGPROBS,   // the sampler's, of the distribution that was sampled from
+    INPUT_RATIO_MASK, // not 0: the token counts for its sequence's ratio
+    INPUT_CLIP_LOW,   // bounds of the ratio instead of the loss's
+    INPUT_CLIP_HIGH,
+    LOSS_INPUTS
+};
+
+struct pack_completion {
+    const int32_t *ids; // (n)
+    int n;              // may be 0: nothing to learn from it
+    // (n, targets_each) instead of the n ids; NULL: these
+    const int32_t *targets;
+    int targets_each;
+    // of the loss
+    bool masked;                      // it does not count
+    float advantage;                  // of all its tokens
+    double reference;                 // its log-probability by a reference: of pairs
+    const float *inputs[LOSS_INPUTS]; // (n, targets_each); NULL: not given
+    // (n) 0: another than the policy wrote the token, or it is not to be learned; NULL: none is so
+    const uint8_t *by_policy;
+    // of a server that sampled it
+    const float *server_logprobs; // (n) of its temperature-scaled distribution; NULL: not given
+    const uint64_t *versions;     // (n) of its weights; NULL: not given
+    int line, number;             // in the data set, and among its line's samples; for errors
+};
+struct pack_group {
+    const int32_t *prompt; // (n_prompt); n_prompt >= 1
+    int n_prompt;
+    const struct pack_completion *completions; // (n)
+    int n;
+    bool whole; // its completions stay in one micro-batch: the loss compares them
+};
+
+static inline bool completion_wrote(const struct pack_completion *c, int t) // the policy, its t-th
+{
+    return !c->by_policy || c->by_policy[t];
+}
+
+struct samples {
+    int n_groups, n;
+    struct pack_group *groups;           // (n_groups)
+    struct pack_completion *completions; // (n) those of a group together, in the groups' order
+    bool noted; // what follows is there before anything is learned, of all of them
+    // by samples_begin()
+    long *first;      // (n + 1) where each completion's targets begin in what follows
+    float *logprobs;  // by the weights before the first update; 0 for those that another rank has
+    float *entropies; // of the distributions; likewise
+    uint8_t *chosen;  // the token counts for the policy's term: by default what the policy wrote
+};
+// As many groups of equal size, without anything in them. samples_free() takes half-made ones and
+// NULL.
+enum status samples_new(int n_groups, int n_per_group, struct samples **ret);
+// Once they are filled in, and before anything is learned from them.
+enum status samples_begin(struct samples *s);
+void samples_free(struct samples *s);
+
+#endif

@@ -1,0 +1,361 @@
+/* step.c: from samples to published weights. The trainer's thread.
+ *
+ * The first pass over samples keeps their log-probabilities, before any update: the importance
+ * ratio of all iterations is taken against them, so it is exactly 1 in the first and moves with the
+ * updates only. What lies between them and the server's (rounding of another batch shape, weights
+ * that changed while a sample was in flight) is a weight of its own in the loss (loss.h, tis), and
+ * is reported: tokens that the present weights sampled show the error of one of the two.
+ * Where several ranks train, each knows all samples and computes the loss and the gradients of
+ * every size-th group, by the whole step's scale; the optimizer sums the gradients, and
+ * stats_merge() what is reported. */
+#include "trainer/learn/step.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct pass { // over groups: what the loss function works on
+    struct samples *samples;
+    const struct step *step;
+    struct update_stats *stats;
+    struct pack_group *groups; // (n) this rank's
+    int n;
+    int *numbers; // (n_completions) of theirs, in the samples
+    int n_completions;
+    bool notes;               // the first pass over them
+    double coef, entropy_sum; // of the entropy's bonus; of the chosen tokens
+    double *kl;               // learner_kl()
+};
+
+static void pass_close(struct pass *p)
+{
+    free(p->groups);
+    free(p->numbers);
+}
+
+// Groups [first, first + n) that are this rank's.
+static enum status pass_open(struct learner *l, struct samples *s, int first, int n,
+                             const struct step *step, struct update_stats *stats, struct pass *ret)
+{
+    const int rank = comm_rank(learner_comm(l)), size = comm_size(learner_comm(l));
+    struct pass p = {.samples = s, .step = step, .stats = stats};
+    p.groups = calloc((size_t)n + 1, sizeof *p.groups);
+    p.numbers = calloc((size_t)s->n + 1, sizeof *p.numbers);
+    if (!p.groups || !p.numbers) {
+        pass_close(&p);
+        return status_fail(ST_NO_MEMORY, "no memory for %d samples", s->n);
+    }
+    for (int g = first; g < first + n; g++) {
+        if (g % size != rank) continue;
+        const struct pack_group *group = &s->groups[g];
+        p.groups[p.n++] = *group;
+        for (int c = 0; c < group->n; c++)
+            p.numbers[p.n_completions++] = (int)(group->completions - s->completions) + c;
+    }
+    if (step && step->entropy) p.coef = entropy_coef(step->entropy, step->entropy_state);
+    p.notes = !s->noted && !(stats && stats->again);
+    *ret = p;
+    return ST_OK;
+}
+
+// ---- notes --------------------------------------------------------------------------------------
+
+// The sampler's numbers of tokens that another wrote are not the policy's.
+static void compare_with_server(const struct pass *p, const struct pack_completion *c, int t,
+                                float logprob)
+{
+    if (!c->server_logprobs || !completion_wrote(c, t)) return;
+    const double delta = (double)logprob - c->server_logprobs[t];
+    stats_add(p->stats, STAT_MISMATCH, fabs(delta));
+    stats_add(p->stats, STAT_MISMATCH_K3, expm1(delta) - delta);
+    if (!c->versions || c->versions[t] == p->step->version)
+        stats_add(p->stats, STAT_MISMATCH_NOW, fabs(delta));
+}
+
+// Where a data set gave the completions (the ranks of their tokens are then asked for), what is
+// learned of them alone counts; of pairs the chosen one's tokens are to be likely.
+static void note(struct pass *p, const struct learner_rows *rows, int seq)
+{
+    const int number = p->numbers[rows->mb->sample[seq]], at = rows->mb->first[seq],
+              n = rows->mb->first[seq + 1] - at;
+    const struct pack_completion *c = &p->samples->completions[number];
+    const long first = p->samples->first[number];
+    const bool rejected = p->step && loss_is_of_pairs(&p->step->loss) && seq % 2 == 1;
+    memcpy(p->samples->logprobs + first, rows->logprobs + at, (size_t)n * sizeof(float));
+    memcpy(p->samples->entropies + first, rows->entropy + at, (size_t)n * sizeof(float));
+    for (int t = 0; p->stats && t < n; t++) {
+        const bool wrote = completion_wrote(c, t);
+        if (rows->ranked && !wrote) continue;
+        stats_add(p->stats, STAT_ENTROPY, rows->entropy[at + t]);
+        stats_add(p->stats, STAT_FROZEN, !wrote);
+        if (rows->ranked && !rejected)
+            stats_add(p->stats, STAT_LIKELIEST, rows->ranked[at + t].rank == 1);
+        compare_with_server(p, c, t, rows->logprobs[at + t]);
+    }
+}
+
+static void note_rows(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    (void)ret_dlogprobs;
+    for (int s = 0; s < rows->mb->n_seqs; s++) note(context, rows, s);
+}
+
+// --exact: the sentence names the farthest of those that differ.
+static enum status check_exact(const struct pass *p)
+{
+    const struct pack_completion *far = NULL;
+    long differing = 0;
+    int token = 0;
+    double most = 0;
+    float here = 0;
+    for (int i = 0; i < p->n_completions; i++) {
+        const struct pack_completion *c = &p->samples->completions[p->numbers[i]];
+        const float *logprobs = p->samples->logprobs + p->samples->first[p->numbers[i]];
+        for (int t = 0; c->server_logprobs && t < c->n; t++) {
+            const double off = fabs((double)logprobs[t] - c->server_logprobs[t]);
+            if (!completion_wrote(c, t) || logprobs[t] == c->server_logprobs[t]) continue;
+            if (differing++ > 0 && !(off > most)) continue;
+            far = c, token = t, most = off, here = logprobs[t];
+        }
+    }
+    if (differing == 0) return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "--exact: %ld of %ld log-probabilities of this step differ from the "
+                       "server's, most that of line %d, sample %d, token %d: %.9g there (weight "
+                       "version %" PRIu64 "), %.9g here (version %" PRIu64
+                       "); are both programs of one build, on one kind of processor?",
+                       differing, p->samples->first[p->samples->n], far->line, far->number, token,
+                       (double)far->server_logprobs[token],
+                       far->versions ? far->versions[token] : 0, (double)here, p->step->version);
+}
+
+// ---- the loss -----------------------------------------------------------------------------------
+
+struct loss_scale loss_scale_of(const struct loss_config *loss, const struct samples *s, int first,
+                                int n)
+{
+    struct loss_scale scale = {0};
+    const bool pairs = loss_is_of_pairs(loss);
+    for (int g = first; g < first + n; g++) {
+        const struct pack_group *group = &s->groups[g];
+        scale.seqs += pairs ? 1 : group->n;
+        for (int i = 0; i < (pairs ? 1 : group->n); i++) {
+            const struct pack_completion *c = &group->completions[i];
+            const long number = c - s->completions;
+            int n_policy = 0;
+            for (int t = 0; t < c->n; t++) n_policy += completion_wrote(c, t);
+            if (!c->masked) scale.tokens += n_policy + loss->frozen_weight * (c->n - n_policy);
+            for (long t = s->first[number]; t < s->first[number + 1]; t++)
+                scale.chosen += s->chosen[t];
+        }
+    }
+    return scale;
+}
+
+static void add_bonus(struct pass *p, const struct learner_rows *rows, int first, int n,
+                      const uint8_t *chosen)
+{
+    const double bonus = entropy_bonus(p->coef, p->step->scale.chosen, n, rows->entropy + first,
+                                       chosen, rows->dentropy + first);
+    stats_add(p->stats, STAT_LOSS, bonus);
+    stats_add(p->stats, STAT_EXTRA_LOSS, bonus);
+    for (int t = 0; t < n; t++)
+        if (chosen[t]) p->entropy_sum += rows->entropy[first + t];
+}
+
+// One sequence at a time, or one pair: a masked sequence is an empty one.
+static void loss_rows(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    struct pass *p = context;
+    const struct micro_batch *mb = rows->mb;
+    const struct loss_config *loss = &p->step->loss;
+    const struct entropy_config *entropy = p->step->entropy;
+    const int each = loss_is_of_pairs(loss) ? 2 : 1;
+    for (int s = 0; s < mb->n_seqs; s += each) {
+        const int number = p->numbers[mb->sample[s]], first = mb->first[s];
+        const struct pack_completion *c = &p->samples->completions[number];
+        const int n = mb->first[s + each] - first;
+        const int bounds[] = {0, c->masked ? 0 : mb->first[s + 1] - first, n};
+        const double references[] = {c->reference, each > 1 ? c[1].reference : 0};
+        const uint8_t *chosen = p->samples->chosen + p->samples->first[number];
+        for (int k = 0; p->notes && k < each; k++) note(p, rows, s + k);
+        struct loss_batch batch = {
+            .n_seqs = each,
+            .first = bounds,
+            .logprobs = rows->logprobs + first,
+            .old_logprobs = loss_is_clients(loss)
+                                ? c->inputs[INPUT_LOGPROBS]
+                                : p->samples->logprobs + p->samples->first[number],
+            .sampler_logprobs = c->inputs[INPUT_LOGPROBS],
+            .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
+            .advantages = &c->advantage,
+            .step_seqs = p->step->scale.seqs,
+            .step_tokens = p->step->scale.tokens,
+            .by_policy = c->by_policy,
+            .token_advantages = c->inputs[loss_advantages(loss)],
+            .chosen = entropy && entropy->top_quantile < 1 ? chosen : NULL,
+            .ratio_mask = c->inputs[INPUT_RATIO_MASK],
+            .low = c->inputs[INPUT_CLIP_LOW],
+            .high = c->inputs[INPUT_CLIP_HIGH],
+            .references = references,
+        };
+        memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
+        loss_compute(loss, &batch, p->stats, ret_dlogprobs + first);
+        if (entropy) add_bonus(p, rows, first, n, chosen);
+    }
+}
+
+// ---- passes -------------------------------------------------------------------------------------
+
+typedef enum status pass_fn(struct learner *l, const struct pack_group *groups, int n,
+                            learner_loss_fn loss, void *context);
+
+static enum status run_pass(struct learner *l, struct samples *samples, int first, int n,
+                            const struct step *step, struct update_stats *stats, pass_fn *run,
+                            learner_loss_fn loss)
+{
+    struct pass p;
+    enum status st = pass_open(l, samples, first, n, step, stats, &p);
+    if (st != ST_OK) return st;
+    st = run(l, p.groups, p.n, loss, &p);
+    if (st == ST_OK && p.notes && step && step->exact) st = check_exact(&p);
+    pass_close(&p);
+    return st;
+}
+
+enum status learner_accumulate(struct learner *l, struct samples *samples, int first, int n,
+                               const struct step *step, struct update_stats *stats)
+{
+    return run_pass(l, samples, first, n, step, stats, learner_add_gradients, loss_rows);
+}
+
+enum status learner_measure(struct learner *l, struct samples *samples, int first, int n,
+                            const struct step *step, struct update_stats *stats)
+{
+    return run_pass(l, samples, first, n, step, stats, learner_evaluate, loss_rows);
+}
+
+enum status learner_note(struct learner *l, struct samples *samples, int first, int n,
+                         const struct step *step, struct update_stats *stats)
+{
+    return run_pass(l, samples, first, n, step, stats, learner_evaluate, note_rows);
+}
+
+static void sum_kl(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+{
+    struct pass *p = context;
+    (void)ret_dlogprobs;
+    for (int s = 0; s < rows->mb->n_seqs; s++) {
+        const int number = p->numbers[rows->mb->sample[s]], first = rows->mb->first[s];
+        const struct pack_completion *c = &p->samples->completions[number];
+        for (int t = 0; t < c->n; t++)
+            if (completion_wrote(c, t))
+                p->kl[number] += (double)rows->logprobs[first + t] - rows->ref_logprobs[first + t];
+    }
+}
+
+enum status learner_kl(struct learner *l, struct samples *samples, double *ret_kl)
+{
+    struct pass p;
+    enum status st = pass_open(l, samples, 0, samples->n_groups, NULL, NULL, &p);
+    if (st != ST_OK) return st;
+    p.kl = ret_kl;
+    memset(ret_kl, 0, (size_t)samples->n * sizeof *ret_kl);
+    st = learner_evaluate(l, p.groups, p.n, sum_kl, &p);
+    pass_close(&p);
+    return st == ST_OK ? comm_sum_host(learner_comm(l), ret_kl, samples->n) : st;
+}
+
+// ---- the step -----------------------------------------------------------------------------------
+
+static void add_balance(const struct learner *l, struct update_stats *stats)
+{
+    const double loss = learner_balance_loss(l), share = learner_balance_coef(l) * loss;
+    stats_add(stats, STAT_LOSS, share);
+    stats_add(stats, STAT_EXTRA_LOSS, share);
+    stats_add(stats, STAT_AUX_LOSS, loss);
+}
+
+// The draft's in the first iteration, while the policy is what sampled them.
+static enum status gradients(struct learner *l, const struct pack_group *groups, int n,
+                             learner_loss_fn loss, void *context)
+{
+    struct pass *p = context;
+    const struct step *step = p->step;
+    enum status st;
+    if (!p->stats->again && learner_draft(l))
+        CHECK(learner_gradients_with_draft(l, groups, n, loss, p, &p->stats->draft));
+    else
+        CHECK(learner_gradients(l, groups, n, loss, p));
+    if (learner_balance_coef(l) > 0) add_balance(l, p->stats);
+    if (step->entropy && step->entropy->adaptive && step->scale.chosen > 0) {
+        CHECK(comm_sum_host(learner_comm(l), &p->entropy_sum, 1));
+        entropy_observe(step->entropy, p->entropy_sum / (double)step->scale.chosen,
+                        step->entropy_state);
+    }
+out:
+    return st;
+}
+
+// ret_skip: the gradient was not finite.
+static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
+{
+    enum status st = learner_clip(l, ret_norm);
+    spans_lap(learner_spans(l), SPAN_OPTIMIZER);
+    *ret_skip = st == ST_INVALID;
+    return *ret_skip ? ST_OK : st;
+}
+
+struct apply { // NULL: nothing to write there
+    struct learner *policy, *draft;
+    const struct step *step;
+};
+
+static enum status apply_update(void *context)
+{
+    struct apply *a = context;
+    enum status st = a->policy ? learner_apply(a->policy, a->step->lr) : ST_OK;
+    return st == ST_OK && a->draft ? learner_apply(a->draft, a->step->draft_lr) : st;
+}
+
+static enum status publish(struct learner *l, const struct publish *to, struct apply *apply,
+                           struct publish_times *sums)
+{
+    struct publish_times times = {0};
+    if (!to->run) return apply_update(apply);
+    enum status st = to->run(to->context, apply_update, apply, &times);
+    spans_lap(learner_spans(l), SPAN_PUBLISH);
+    spans_move(learner_spans(l), SPAN_PUBLISH, SPAN_OPTIMIZER, times.write_ms / 1e3);
+    sums->wait_ms += times.wait_ms;
+    sums->write_ms += times.write_ms;
+    sums->total_ms += times.total_ms;
+    return st;
+}
+
+enum status learner_step(struct learner *l, struct samples *samples, int first, int n,
+                         const struct step *step, struct update_stats *stats)
+{
+    struct apply apply = {.step = step};
+    double norm = 0;
+    bool skip;
+    enum status st;
+    stats->lr = step->lr;
+    stats->n_updates += !stats->again;
+    if (samples) CHECK(run_pass(l, samples, first, n, step, stats, gradients, loss_rows));
+
+    CHECK(clip(l, &norm, &skip));
+    stats->gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));
+    if (!skip) apply.policy = l;
+    if (!stats->again && stats->draft.targets > 0) {
+        CHECK(clip(learner_draft(l), &stats->draft_grad_norm, &stats->draft_skipped));
+        if (!stats->draft_skipped) apply.draft = learner_draft(l);
+    }
+    if (apply.policy || apply.draft) CHECK(publish(l, &step->publish, &apply, &stats->publish));
+
+    stats->skipped += skip;
+    stats->applied += !skip;
+    if (!skip) stats->grad_norm = norm;
+out:
+    return st;
+}
