@@ -4,7 +4,7 @@
  * A pair is a group of two completions behind one prompt; the loss is the mean over the step's
  * pairs. The log-probabilities by the reference, --model as it is, are computed once, before the
  * first step, so that no second model is held. */
-#include "trainer/dpo.h"
+#include "trainer/commands.h"
 #include "trainer/run/foreign_names.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/options_shared.h"

@@ -3,7 +3,7 @@
  * thread.
  */
 #include "trainer/run/options_shared.h"
-#include "trainer/eval.h"
+#include "trainer/commands.h"
 #include "bridge/bridge_file.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -1,12 +1,7 @@
 /* main.c: cw-trainer: picks the command. Each command has its own options, help and exit status. */
 #include "common/base/options.h"
 #include "kernels/device.h"
-#include "trainer/dpo.h"
-#include "trainer/eval.h"
-#include "trainer/merge.h"
-#include "trainer/serve.h"
-#include "trainer/sft.h"
-#include "trainer/train.h"
+#include "trainer/commands.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * folder. The sum is made in f32 on the CPU, and rounded once, to the dtype that is written. The
  * main thread.
  */
-#include "trainer/merge.h"
+#include "trainer/commands.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/model/adapter.h"

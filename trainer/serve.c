@@ -1,7 +1,7 @@
 /* serve.c: `cw-trainer serve`: the Tinker API on the model a server is serving. The main thread
  * owns the device: it does what clients ask for, one request after the other. Beside it run the
  * API's loop, the thread that samples (serve/tinker.h) and the bridge's heartbeat. */
-#include "trainer/serve.h"
+#include "trainer/commands.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"

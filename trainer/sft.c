@@ -3,7 +3,7 @@
  * The same learner as GRPO's, on weights of its own instead of a server's: an example is a group of
  * one completion, and the loss is the mean over the step's completion tokens of -log p. Examples of
  * similar length need not meet, since nothing is padded. */
-#include "trainer/sft.h"
+#include "trainer/commands.h"
 #include "trainer/run/foreign_names.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/options_shared.h"

@@ -8,7 +8,7 @@
  * written, and the overlapped one. What a run needs is opened in run_open.c; rollouts are pulled in
  * run_rollouts.c; what a step did is written down in run_metrics.c and run_checkpoint.c, and logged
  * in run_say.c. */
-#include "trainer/train.h"
+#include "trainer/commands.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"

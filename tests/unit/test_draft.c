@@ -153,7 +153,7 @@ static void loss_is_the_divergence(void **state)
         random_step_make(&shape, &s);
         machine_open(cases[i].capped ? capped_folder() : tiny_folder(32, 1, 300, 8),
                      cases[i].budget, cases[i].logits_chunk, 3, &m);
-        assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+        assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
         struct draft_stats wanted = plain_stats(&m, &s);
         assert_int_equal(stats.targets, TARGETS);
         assert_int_equal(wanted.targets, TARGETS);
@@ -220,7 +220,7 @@ static void gradient_is_a_slope(void **state)
         random_step_make(&shape, &s);
         machine_open(capped ? capped_folder() : tiny_folder(32, 2, 300, 8), 13, 3, (float)weight,
                      &m);
-        assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+        assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
         const float *gradient = gradients_of(learner_draft(m.learner));
         int n = m.draft.weights->n_tensors;
         for (int t = 0; t < n; t++) n_large += check_tensor(&m, &s, gradient, t, weight);
@@ -245,10 +245,9 @@ static void neither_disturbs_the_other(void **state)
         struct machine *m = both[i];
         size_t bytes = (size_t)m->policy.weights->n_elements * sizeof(float);
         float *alone = malloc(bytes);
-        assert_ok(learner_gradients(m->learner, s.groups, GROUPS, some_loss, NULL));
+        assert_ok(learner_gradients(m->learner, s.groups, GROUPS, some_loss, NULL, NULL));
         memcpy(alone, gradients_of(m->learner), bytes);
-        assert_ok(learner_gradients_with_draft(m->learner, s.groups, GROUPS, some_loss, NULL,
-                                               i ? &b : &a));
+        assert_ok(learner_gradients(m->learner, s.groups, GROUPS, some_loss, NULL, i ? &b : &a));
         assert_memory_equal(alone, gradients_of(m->learner), bytes);
         free(alone);
     }
@@ -277,13 +276,13 @@ static void unknown_tokens_are_left_out(void **state)
     random_step_make(&shape, &s);
     machine_open(tiny_folder(32, 1, 288, 8), 13, 100, 1, &m);
     s.ids[2][4] = 288; // one micro-batch of several
-    assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
     assert_true(stats.targets > 0 && stats.targets <= TARGETS - lengths[2]);
     assert_true(isfinite(stats.kl) && stats.kl > 0);
     assert_ok(learner_clip(learner_draft(m.learner), &norm));
     assert_true(norm > 0);
     for (int g = 0; g < GROUPS; g++) s.prompts[g][0] = 299; // all of them
-    assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
     assert_int_equal(stats.targets, 0);
     assert_ok(learner_clip(learner_draft(m.learner), &norm));
     assert_true(norm == 0);
@@ -303,7 +302,7 @@ static void training_raises_the_overlap(void **state)
     memcpy(policy, m.policy.weights->base, bytes);
     for (int i = 0; i < 200; i++) {
         double norm;
-        assert_ok(learner_gradients_with_draft(m.learner, s.groups, GROUPS, no_loss, NULL, &last));
+        assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &last));
         if (i == 0) first = last;
         assert_ok(learner_clip(learner_draft(m.learner), &norm));
         assert_ok(learner_apply(learner_draft(m.learner), 5e-3));

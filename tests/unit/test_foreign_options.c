@@ -2,9 +2,8 @@
  * its command has, and stands in the table of docs/recipes.md. */
 #include "common/base/bytes.h"
 #include "tests/support/support.h"
-#include "trainer/dpo.h"
+#include "trainer/commands.h"
 #include "trainer/run/config.h"
-#include "trainer/sft.h"
 
 #include <stdlib.h>
 #include <stdio.h>

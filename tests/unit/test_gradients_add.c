@@ -108,14 +108,15 @@ static void gradients_add_up(void **state)
     machine_open(&at_once, 64);
     machine_open(&apart, 64);
     machine_open(&again, 64);
-    assert_ok(learner_gradients(at_once.learner, s.groups, DATUMS, weighted, &a));
+    assert_ok(learner_gradients(at_once.learner, s.groups, DATUMS, weighted, &a, NULL));
     for (int i = 0; i < DATUMS; i++)
         assert_ok(learner_add_gradients(apart.learner, &s.groups[i], 1, weighted, &b));
     assert_memory_equal(a.logprobs, b.logprobs, DATUMS * TOKENS * sizeof(float));
     assert_true(difference(&at_once, &apart) < 1e-5);
-    // what was there before goes with learner_gradients(), and only then
+    // what was there before goes with learner_gradients(, NULL), and only then
     assert_ok(learner_add_gradients(again.learner, s.groups, DATUMS, weighted, &(struct seen){0}));
-    assert_ok(learner_gradients(again.learner, s.groups, DATUMS, weighted, &(struct seen){0}));
+    assert_ok(
+        learner_gradients(again.learner, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
     assert_memory_equal(again.gradients, at_once.gradients, at_once.n * sizeof(float));
     machine_close(&at_once);
     machine_close(&apart);
@@ -132,7 +133,7 @@ static void several_targets(void **state)
     make_step(&s, EACH);
     machine_open(&wide, 64);
     machine_open(&narrow, 64);
-    assert_ok(learner_gradients(wide.learner, s.groups, DATUMS, weighted, &all));
+    assert_ok(learner_gradients(wide.learner, s.groups, DATUMS, weighted, &all, NULL));
     assert_int_equal(all.n, DATUMS * TOKENS * EACH);
     // one column a time: its place among the weights of the wide pass is put back by hand
     for (int column = 0; column < EACH; column++) {
@@ -185,7 +186,8 @@ static void settings_of_each_step(void **state)
     for (int step = 1; step <= 4; step++) {
         const struct optimizer_config *c = &settings[step - 1];
         double norm;
-        assert_ok(learner_gradients(m.learner, s.groups, DATUMS, weighted, &(struct seen){0}));
+        assert_ok(
+            learner_gradients(m.learner, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
         optimizer_configure(learner_optimizer(m.learner), c);
         assert_ok(learner_clip(m.learner, &norm));
         assert_true(norm > 0.5);
@@ -223,7 +225,8 @@ static void begins_anew(void **state)
         assert_ok(optimizer_reset(learner_optimizer(m.learner)));
         memcpy(w, start, bytes);
         for (int step = 0; step < 2; step++) {
-            assert_ok(learner_gradients(m.learner, s.groups, DATUMS, weighted, &(struct seen){0}));
+            assert_ok(
+                learner_gradients(m.learner, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
             assert_ok(learner_clip(m.learner, &norm));
             assert_ok(learner_apply(m.learner, 1e-2));
         }

@@ -93,10 +93,9 @@ static double one_step(struct machine *m, const struct random_step *s, bool draf
     double norm, loss = 0;
     struct draft_stats stats;
     if (draft)
-        assert_ok(learner_gradients_with_draft(m->learner, s->groups, GROUPS, cross_entropy, &loss,
-                                               &stats));
+        assert_ok(learner_gradients(m->learner, s->groups, GROUPS, cross_entropy, &loss, &stats));
     else
-        assert_ok(learner_gradients(m->learner, s->groups, GROUPS, cross_entropy, &loss));
+        assert_ok(learner_gradients(m->learner, s->groups, GROUPS, cross_entropy, &loss, NULL));
     assert_ok(learner_clip(m->learner, &norm));
     if (draft) assert_ok(learner_clip(learner_draft(m->learner), &norm));
     if (lr == 0) return loss;

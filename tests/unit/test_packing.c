@@ -164,8 +164,8 @@ static void packing_changes_nothing(void **state)
     random_step_make(&shape, &s);
     machine_open(70, 100, true, &whole);
     machine_open(15, 3, false, &cut); // a prompt is computed again for nearly every completion
-    assert_ok(learner_gradients(whole.learner, s.groups, GROUPS, weighted_sum, &a));
-    assert_ok(learner_gradients(cut.learner, s.groups, GROUPS, weighted_sum, &b));
+    assert_ok(learner_gradients(whole.learner, s.groups, GROUPS, weighted_sum, &a, NULL));
+    assert_ok(learner_gradients(cut.learner, s.groups, GROUPS, weighted_sum, &b, NULL));
     for (int i = 0; i < SAMPLES; i++)
         for (int t = 0; t < lengths[i]; t++) {
             assert_true(a.logprobs[i][t] < 0 && a.entropy[i][t] > 0);
@@ -197,7 +197,7 @@ static void gradient_is_a_slope(void **state)
     double norm;
     random_step_make(&shape, &s);
     machine_open(30, 4, false, &m);
-    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, weighted_sum, &seen));
+    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, weighted_sum, &seen, NULL));
     assert_ok(learner_clip(m.learner, &norm));
     size_t n = (size_t)m.policy.weights->n_elements;
     float *w = m.policy.weights->base, *g = malloc(n * sizeof *g),
@@ -232,7 +232,7 @@ static void no_signal_no_gradient(void **state)
     random_step_make(&shape, &s);
     for (int i = 0; i < SAMPLES; i++) s.completions[i].n = i < PER ? lengths[i] : 0;
     machine_open(30, 4, false, &m);
-    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL));
+    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, NULL));
     assert_ok(learner_clip(m.learner, &norm));
     assert_true(norm == 0);
     machine_close(&m);

@@ -2,7 +2,7 @@
  * DPOTrainer (tests/golden/preference/make_preference.py) and finite differences. */
 #include "common/base/names.h"
 #include "tests/support/support.h"
-#include "trainer/learn/losses.h"
+#include "trainer/learn/loss.h"
 
 #include <math.h>
 #include <stdlib.h>

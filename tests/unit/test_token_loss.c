@@ -22,7 +22,7 @@ static double loss_of(const struct loss_config *config, int n, const float *logp
                                      .logprobs = logprobs,
                                      .old_logprobs = inputs[INPUT_LOGPROBS],
                                      .advantages = &none,
-                                     .token_advantages = inputs[loss_advantages(config)],
+                                     .token_advantages = inputs[losses[config->type].advantages],
                                      .ratio_mask = inputs[INPUT_RATIO_MASK],
                                      .low = inputs[INPUT_CLIP_LOW],
                                      .high = inputs[INPUT_CLIP_HIGH]};
@@ -122,8 +122,8 @@ static void test_bounds_of_tokens(void **state)
     struct loss_config config;
     float dlogprobs[2];
     assert_ok(loss_of_client("ppo", &config));
-    assert_true(loss_takes(&config, INPUT_CLIP_HIGH));
-    assert_false(loss_needs(&config, INPUT_CLIP_HIGH));
+    assert_true(losses[config.type].takes & INPUT_BIT(INPUT_CLIP_HIGH));
+    assert_false(losses[config.type].needs & INPUT_BIT(INPUT_CLIP_HIGH));
     const double loss = loss_of(&config, 2, logprobs, inputs, dlogprobs);
     assert_true(fabs(loss + 1.5 + exp(1)) < 1e-12);
     assert_true(dlogprobs[0] == 0); // clipped

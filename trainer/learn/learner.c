@@ -50,7 +50,7 @@ struct learner {
     struct optimizer *optimizer;
     float *balance, *balance_host; // (2, n_experts) with a load-balancing loss; NULL: there is none
     double balance_loss;
-    // host, (max_targets)
+    // host, (max_targets); all but the targets are one allocation
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
     struct token_logprob *ranked; // NULL: not asked for
@@ -58,7 +58,7 @@ struct learner {
     struct learner *draft; // NULL: none
     bool is_draft;         // it has no batch of its own
     float loss_weight;     // of a draft
-    float *kl, *overlap;   // of a draft; host, (max_targets)
+    float *kl, *overlap;   // of a draft; host, (max_targets), one allocation
 };
 
 static void reference_release(struct device *dev, struct reference *ref)
@@ -88,13 +88,8 @@ void learner_free(struct learner *l)
     param_ranges_release(&l->trained);
     free(l->targets);
     free(l->logprobs);
-    free(l->entropy);
-    free(l->ref_logprobs);
-    free(l->dlogprobs);
-    free(l->dentropy);
     free(l->ranked);
     free(l->kl);
-    free(l->overlap);
     free(l);
 }
 
@@ -405,24 +400,21 @@ static enum status prepare_rows(struct learner *l)
 {
     size_t n = (size_t)l->max_targets;
     if (l->is_draft) {
-        l->kl = malloc(n * sizeof *l->kl);
-        l->overlap = malloc(n * sizeof *l->overlap);
-        if (!l->kl || !l->overlap)
-            return status_fail(ST_NO_MEMORY, "no memory for %zu divergences", n);
-        return ST_OK;
+        l->kl = malloc(2 * n * sizeof *l->kl);
+        l->overlap = l->kl + n;
+        return l->kl ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %zu divergences", n);
     }
     enum status st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0,
                                l->max_targets, &l->batch);
     if (st != ST_OK) return st;
     l->targets = malloc(n * sizeof *l->targets);
-    l->logprobs = malloc(n * sizeof *l->logprobs);
-    l->entropy = malloc(n * sizeof *l->entropy);
-    l->ref_logprobs = malloc(n * sizeof *l->ref_logprobs);
-    l->dlogprobs = malloc(n * sizeof *l->dlogprobs);
-    l->dentropy = malloc(n * sizeof *l->dentropy);
-    if (!l->targets || !l->logprobs || !l->entropy || !l->ref_logprobs || !l->dlogprobs ||
-        !l->dentropy)
+    l->logprobs = malloc(5 * n * sizeof *l->logprobs);
+    if (!l->targets || !l->logprobs)
         return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
+    l->entropy = l->logprobs + n;
+    l->ref_logprobs = l->entropy + n;
+    l->dlogprobs = l->ref_logprobs + n;
+    l->dentropy = l->dlogprobs + n;
     if (!l->options.ranks) return ST_OK;
     if (!(l->ranked = malloc(n * sizeof *l->ranked)))
         return status_fail(ST_NO_MEMORY, "no memory for %zu ranks", n);
@@ -703,37 +695,30 @@ void learner_clear_gradients(struct learner *l)
 }
 
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
-                              learner_loss_fn loss, void *context)
+                              learner_loss_fn loss, void *context, struct draft_stats *ret_draft)
 {
+    struct draft_stats stats = {0};
+    struct passes passes = {.backward = true, .last = !ret_draft};
     learner_clear_gradients(l);
-    return run_all(l, groups, n_groups, loss, context,
-                   (struct passes){.backward = true, .last = true});
+    if (ret_draft) {
+        optimizer_clear_grads(l->draft->optimizer);
+        passes.distil = &stats;
+    }
+    enum status st = run_all(l, groups, n_groups, loss, context, passes);
+    if (st != ST_OK || !ret_draft) return st;
+    double sums[] = {stats.kl, stats.overlap};
+    st = comm_sum_host(l->options.comm, sums, 2);
+    if (st != ST_OK) return st;
+    stats.kl = stats.targets > 0 ? sums[0] / (double)stats.targets : 0;
+    stats.overlap = stats.targets > 0 ? sums[1] / (double)stats.targets : 0;
+    *ret_draft = stats;
+    return ST_OK;
 }
 
 enum status learner_add_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
                                   learner_loss_fn loss, void *context)
 {
     return run_all(l, groups, n_groups, loss, context, (struct passes){.backward = true});
-}
-
-enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
-                                         int n_groups, learner_loss_fn loss, void *context,
-                                         struct draft_stats *ret)
-{
-    struct draft_stats stats = {0};
-    optimizer_clear_grads(l->optimizer);
-    optimizer_clear_grads(l->draft->optimizer);
-    enum status st = run_all(l, groups, n_groups, loss, context,
-                             (struct passes){.backward = true, .distil = &stats});
-    double sums[] = {stats.kl, stats.overlap};
-    if (st == ST_OK) st = comm_sum_host(l->options.comm, sums, 2);
-    if (st != ST_OK) return st;
-    if (stats.targets > 0) {
-        stats.kl = sums[0] / (double)stats.targets;
-        stats.overlap = sums[1] / (double)stats.targets;
-    }
-    *ret = stats;
-    return ST_OK;
 }
 
 double learner_balance_coef(const struct learner *l)

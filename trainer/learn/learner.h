@@ -57,7 +57,7 @@ const struct weights *learner_policy(const struct learner *l);
 size_t learner_memory_taken(const struct learner *l);
 // A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
 // 2024, Online Speculative Decoding): a learner of its own (learner_clip, learner_apply,
-// learner_optimizer) whose gradients learner_gradients_with_draft() computes from the policy's
+// learner_optimizer) whose gradients learner_gradients() computes from the policy's
 // passes. Before learner_prepare(), which then takes its memory too. ST_MISMATCH where the draft's
 // vocabulary is larger than the policy's. The policy's learner owns it.
 struct learner_draft_config {
@@ -104,18 +104,15 @@ enum status learner_add_gradients(struct learner *l, const struct pack_group *gr
                                   learner_loss_fn loss, void *context);
 void learner_clear_gradients(struct learner *l);
 // Clears them first. With several ranks: of this rank's share of the step's groups, whose sums over
-// all begin while the last micro-batch's backward pass runs; learner_clip() ends them.
-enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
-                              learner_loss_fn loss, void *context);
-// As that, and the draft's gradients: of loss_weight times the mean over all targets of
+// all begin while the last micro-batch's backward pass runs; learner_clip() ends them. ret_draft,
+// not NULL: the draft's gradients too, of loss_weight times the mean over all targets of
 // KL(policy || draft), both at the learner's temperature, with the policy as the teacher of this
 // very forward pass. A micro-batch with a token that the draft has no row for (padding of a larger
 // vocabulary) is left out of the draft's mean.
-enum status learner_gradients_with_draft(struct learner *l, const struct pack_group *groups,
-                                         int n_groups, learner_loss_fn loss, void *context,
-                                         struct draft_stats *ret);
+enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
+                              learner_loss_fn loss, void *context, struct draft_stats *ret_draft);
 // The coefficient of the load-balancing loss (balance.h; 0: there is none) and, with it, this
-// rank's part of that loss in the last learner_gradients() or learner_gradients_with_draft(): the
+// rank's part of that loss in the last learner_gradients(): the
 // mean over micro-batches, weighted by their rows, is the sum over ranks.
 double learner_balance_coef(const struct learner *l);
 double learner_balance_loss(const struct learner *l);
@@ -129,5 +126,14 @@ enum status learner_evaluate(struct learner *l, const struct pack_group *groups,
 enum status learner_apply(struct learner *l, double lr);
 struct optimizer *learner_optimizer(struct learner *l);
 struct spans *learner_spans(struct learner *l); // NULL: nobody counts
+
+// memory.c: the plan as the user reads it, and what came of it; they log.
+// The line before the first step: where every byte will go (learner_memory). weights: whose they
+// are, "shared with the server (0 extra)". freeze: what is not trained, NULL: nothing; there is
+// then a line before about what is.
+void memory_say(const struct learner *l, const char *weights, const char *freeze);
+// The line after it: what was taken, beside what was planned, and on a GPU by how much the device's
+// free memory has gone down (which tells of the whole device, its other users included).
+void memory_say_taken(const struct learner *l);
 
 #endif

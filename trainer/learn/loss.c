@@ -23,7 +23,6 @@
  * counted of ratios.
  */
 #include "trainer/learn/loss.h"
-#include "trainer/learn/losses.h"
 
 #include <math.h>
 #include <string.h>
@@ -31,6 +30,26 @@
 const char *const kl_estimator_names[] = {"k1", "k2", "k3", NULL};
 const char *const tis_mode_names[] = {
     "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", NULL};
+
+// n: of its sequence, frozen ones by their weight.
+static double token_weight(const struct loss_config *config, const struct loss_batch *batch,
+                           double n)
+{
+    const double seqs = batch->step_seqs > 0 ? batch->step_seqs : 1;
+    switch (losses[config->type].weight) {
+    case BY_SEQUENCE:
+        return n > 0 ? 1.0 / (n * seqs) : 0;
+    case BY_CONSTANT:
+        return 1.0 / (seqs * config->max_completion_length);
+    case BY_SUM:
+        return 1.0 / seqs;
+    case PLAIN_SUM:
+        return 1;
+    case BY_TOKEN:
+        break;
+    }
+    return 1.0 / (batch->step_tokens > 0 ? batch->step_tokens : 1);
+}
 
 #define TOKEN_MOST    20
 #define SEQUENCE_MOST 10
@@ -271,8 +290,7 @@ static void loss_sequence(const struct loss_config *config, const struct loss_ba
                           struct update_stats *stats, float *ret_dlogprobs)
 {
     struct sequence s = sequence_of(config, batch, seq);
-    double share = losses[config->type].weight(config, batch, s.weight), shared = 0, low = 0,
-           high = 0;
+    double share = token_weight(config, batch, s.weight), shared = 0, low = 0, high = 0;
     float *dlogprobs = ret_dlogprobs + batch->first[seq];
     int n_counted = 0;
 
@@ -321,7 +339,7 @@ static void loss_pair(const struct loss_config *config, const struct loss_batch 
                       struct update_stats *stats, float *ret_dlogprobs)
 {
     const double chosen = sum_of(batch, seq), rejected = sum_of(batch, seq + 1);
-    const double weight = losses[config->type].weight(config, batch, 0),
+    const double weight = token_weight(config, batch, 0),
                  per_token = config->sft_weight / (batch->step_tokens > 0 ? batch->step_tokens : 1);
     const struct pair pair = {
         chosen - batch->references[seq], rejected - batch->references[seq + 1],
@@ -343,7 +361,7 @@ uint64_t loss_stats(const struct loss_config *c)
     const uint64_t tis = STAT_BIT(STAT_TIS) | STAT_BIT(STAT_TIS_CUT);
     const uint64_t given = STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_LIKELIEST);
     if (c->type == LOSS_CROSS_ENTROPY) return given;
-    if (loss_is_of_pairs(c))
+    if (losses[c->type].pair)
         return given | STAT_BIT(STAT_CHOSEN_REWARD) | STAT_BIT(STAT_REJECTED_REWARD) |
                STAT_BIT(STAT_MARGIN) | STAT_BIT(STAT_RIGHT) | STAT_BIT(STAT_CHOSEN_LOGPROB) |
                STAT_BIT(STAT_REJECTED_LOGPROB);
@@ -360,7 +378,7 @@ uint64_t loss_stats(const struct loss_config *c)
 void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
                   struct update_stats *stats, float *ret_dlogprobs)
 {
-    if (loss_is_of_pairs(config)) {
+    if (losses[config->type].pair) {
         for (int seq = 0; seq < batch->n_seqs; seq += 2)
             loss_pair(config, batch, seq, stats, ret_dlogprobs);
         return;

@@ -124,10 +124,65 @@ uint64_t loss_stats(const struct loss_config *config);
 
 extern const char *const kl_estimator_names[], *const tis_mode_names[];
 
-bool loss_is_of_pairs(const struct loss_config *config);
-bool loss_is_clients(const struct loss_config *config);            // its ratio is to the sampler
-enum loss_input loss_advantages(const struct loss_config *config); // which input they are
-double loss_epsilon_high(const struct loss_config *config);        // its default
+// ---- rows --------------------------------------------------------------------------------------
+
+struct surrogate {
+    double value;        // what is maximised
+    double by_log_ratio; // its derivative through the ratio; 0 where clipped
+    double by_logprob;   // its derivative by the token's own log-probability
+    bool low, high;      // clipped at that bound
+    bool delta;          // cut by the dual clip
+    bool held;           // the token's own log-ratio was clipped, and moves no ratio (GMPO)
+};
+struct token { // what it is of
+    const struct loss_config *config;
+    double logprob, old; // by the policy now; of what the ratio is to
+    double ratio, advantage;
+    double low, high; // bounds of the ratio
+};
+
+// The log-probability of each completion, summed over its tokens, minus the reference's.
+struct pair {
+    double chosen, rejected;
+    int n_chosen, n_rejected; // tokens
+};
+struct pair_loss {
+    double loss, by_chosen, by_rejected; // its derivatives by the two
+};
+
+enum bounds {
+    AROUND_ONE, // 1 - epsilon and 1 + epsilon_high
+    CAPPED,     // 0 and epsilon_high
+    OF_LOGS,    // of each token's log-ratio, before its sequence's mean: -epsilon and epsilon_high
+    AS_GIVEN,   // epsilon and epsilon_high
+};
+enum { KNOWS_LOW = 1, KNOWS_HIGH = 2, KNOWS_BETA = 4 }; // in the order of loss_setting_names
+
+// Share of one token in the step's loss: of its sequence's mean, of the mean over all tokens, of
+// max_completion_length; of its sequence's sum; or 1.
+enum token_weight { BY_SEQUENCE, BY_TOKEN, BY_CONSTANT, BY_SUM, PLAIN_SUM };
+#define INPUT_BIT(input) (1u << (input))
+
+struct loss {
+    enum token_weight weight;
+    struct surrogate (*surrogate)(const struct token *t);
+    struct pair_loss (*pair)(const struct loss_config *config, const struct pair *p); // instead
+    enum bounds bounds;
+    double epsilon_high;          // where the option says nothing; 0: as epsilon
+    bool sequence_value;          // its ratio is the sequence's, but each token moves its own alone
+    enum loss_input advantages;   // which input they are
+    unsigned needs, takes, knows; // a client's: bits of inputs, and of settings
+    double defaults[3];
+};
+extern const struct loss losses[N_LOSSES];
+
+// GMPO: what of a token's log-ratio goes into the mean over its sequence.
+struct clip {
+    double log_ratio;
+    bool low, high;
+};
+struct clip clip_log_ratio(const struct loss_config *config, double log_ratio, double advantage);
+
 // Of pairs: ST_INVALID names an option that the loss needs otherwise.
 enum status loss_check_pairs(const struct loss_config *config);
 
@@ -139,7 +194,5 @@ extern const char *const loss_setting_names[];              // likewise
 // formula is not published.
 enum status loss_of_client(const char *name, struct loss_config *ret);
 double *loss_setting(struct loss_config *config, int setting); // NULL: it does not know that
-bool loss_needs(const struct loss_config *config, enum loss_input input);
-bool loss_takes(const struct loss_config *config, enum loss_input input); // or needs
 
 #endif

@@ -23,52 +23,10 @@
  *     apo_zero       1 - s(b c) + s(b r)                                (APO)
  *     apo_down       s(b c) + 1 - s(b d)                                (APO)
  *     sigmoid_norm   -log s(b (c / n_c - r / n_r)) */
-#include "trainer/learn/losses.h"
+#include "trainer/learn/loss.h"
 
 #include <math.h>
 #include <string.h>
-
-// ---- weights of a token -------------------------------------------------------------------------
-
-static double step_seqs(const struct loss_batch *batch)
-{
-    return batch->step_seqs > 0 ? batch->step_seqs : 1;
-}
-
-static double by_sequence(const struct loss_config *c, const struct loss_batch *batch, double n)
-{
-    (void)c;
-    return n > 0 ? 1.0 / (n * step_seqs(batch)) : 0;
-}
-
-static double by_token(const struct loss_config *c, const struct loss_batch *batch, double n)
-{
-    (void)c;
-    (void)n;
-    return 1.0 / (batch->step_tokens > 0 ? batch->step_tokens : 1);
-}
-
-static double by_constant(const struct loss_config *c, const struct loss_batch *batch, double n)
-{
-    (void)n;
-    return 1.0 / (step_seqs(batch) * c->max_completion_length);
-}
-
-// A sequence's sum, or a pair, in the mean over these.
-static double by_sum(const struct loss_config *c, const struct loss_batch *batch, double n)
-{
-    (void)c;
-    (void)n;
-    return 1.0 / step_seqs(batch);
-}
-
-static double plain_sum(const struct loss_config *c, const struct loss_batch *batch, double n)
-{
-    (void)c;
-    (void)batch;
-    (void)n;
-    return 1;
-}
 
 // ---- surrogates ---------------------------------------------------------------------------------
 
@@ -260,49 +218,48 @@ static struct pair_loss apo_down(const struct loss_config *o, const struct pair 
 
 // ---- the table ----------------------------------------------------------------------------------
 
-#define BIT(x)        (1u << (x))
-#define POLICY        (BIT(INPUT_LOGPROBS) | BIT(INPUT_ADVANTAGES))
-#define BOUNDS        (BIT(INPUT_CLIP_LOW) | BIT(INPUT_CLIP_HIGH))
+#define POLICY        (INPUT_BIT(INPUT_LOGPROBS) | INPUT_BIT(INPUT_ADVANTAGES))
+#define BOUNDS        (INPUT_BIT(INPUT_CLIP_LOW) | INPUT_BIT(INPUT_CLIP_HIGH))
 #define CLIPS         (KNOWS_LOW | KNOWS_HIGH)
 #define TRL_CISPO_CAP 5 // its recommendation; --epsilon would cap every ratio below 1
 
 const struct loss losses[N_LOSSES] = {
-    [LOSS_GRPO] = {by_sequence, clipped},
-    [LOSS_BNPO] = {by_token, clipped},
-    [LOSS_DAPO] = {by_token, clipped},
-    [LOSS_DR_GRPO] = {by_constant, clipped},
-    [LOSS_CISPO] = {by_token, capped, NULL, CAPPED, TRL_CISPO_CAP},
-    [LOSS_SAPO] = {by_sequence, gated},
-    [LOSS_LUSPO] = {by_sum, clipped},
-    [LOSS_GMPO] = {by_sequence, geometric, NULL, OF_LOGS},
+    [LOSS_GRPO] = {BY_SEQUENCE, clipped},
+    [LOSS_BNPO] = {BY_TOKEN, clipped},
+    [LOSS_DAPO] = {BY_TOKEN, clipped},
+    [LOSS_DR_GRPO] = {BY_CONSTANT, clipped},
+    [LOSS_CISPO] = {BY_TOKEN, capped, NULL, CAPPED, TRL_CISPO_CAP},
+    [LOSS_SAPO] = {BY_SEQUENCE, gated},
+    [LOSS_LUSPO] = {BY_SUM, clipped},
+    [LOSS_GMPO] = {BY_SEQUENCE, geometric, NULL, OF_LOGS},
 
-    [LOSS_SIGMOID] = {by_sum, .pair = sigmoid},
-    [LOSS_HINGE] = {by_sum, .pair = hinge},
-    [LOSS_IPO] = {by_sum, .pair = ipo},
-    [LOSS_EXO_PAIR] = {by_sum, .pair = exo_pair},
-    [LOSS_NCA_PAIR] = {by_sum, .pair = nca_pair},
-    [LOSS_ROBUST] = {by_sum, .pair = robust},
-    [LOSS_BCO_PAIR] = {by_sum, .pair = bco_pair},
-    [LOSS_SPPO_HARD] = {by_sum, .pair = sppo_hard},
-    [LOSS_APO_ZERO] = {by_sum, .pair = apo_zero},
-    [LOSS_APO_DOWN] = {by_sum, .pair = apo_down},
-    [LOSS_SIGMOID_NORM] = {by_sum, .pair = sigmoid_norm},
+    [LOSS_SIGMOID] = {BY_SUM, .pair = sigmoid},
+    [LOSS_HINGE] = {BY_SUM, .pair = hinge},
+    [LOSS_IPO] = {BY_SUM, .pair = ipo},
+    [LOSS_EXO_PAIR] = {BY_SUM, .pair = exo_pair},
+    [LOSS_NCA_PAIR] = {BY_SUM, .pair = nca_pair},
+    [LOSS_ROBUST] = {BY_SUM, .pair = robust},
+    [LOSS_BCO_PAIR] = {BY_SUM, .pair = bco_pair},
+    [LOSS_SPPO_HARD] = {BY_SUM, .pair = sppo_hard},
+    [LOSS_APO_ZERO] = {BY_SUM, .pair = apo_zero},
+    [LOSS_APO_DOWN] = {BY_SUM, .pair = apo_down},
+    [LOSS_SIGMOID_NORM] = {BY_SUM, .pair = sigmoid_norm},
 
-    [LOSS_CROSS_ENTROPY] = {by_token, log_likelihood, .advantages = INPUT_WEIGHTS},
+    [LOSS_CROSS_ENTROPY] = {BY_TOKEN, log_likelihood, .advantages = INPUT_WEIGHTS},
 
-    [LOSS_CLIENT_CROSS_ENTROPY] = {plain_sum, log_likelihood, .advantages = INPUT_WEIGHTS,
-                                   .needs = BIT(INPUT_WEIGHTS)},
-    [LOSS_CLIENT_IMPORTANCE_SAMPLING] = {plain_sum, clipped, NULL, AS_GIVEN, .needs = POLICY,
+    [LOSS_CLIENT_CROSS_ENTROPY] = {PLAIN_SUM, log_likelihood, .advantages = INPUT_WEIGHTS,
+                                   .needs = INPUT_BIT(INPUT_WEIGHTS)},
+    [LOSS_CLIENT_IMPORTANCE_SAMPLING] = {PLAIN_SUM, clipped, NULL, AS_GIVEN, .needs = POLICY,
                                          .defaults = {0, INFINITY}},
-    [LOSS_CLIENT_PPO] = {plain_sum, clipped, NULL, AS_GIVEN, .needs = POLICY, .takes = BOUNDS,
+    [LOSS_CLIENT_PPO] = {PLAIN_SUM, clipped, NULL, AS_GIVEN, .needs = POLICY, .takes = BOUNDS,
                          .knows = CLIPS, .defaults = {0.8, 1.2}},
-    [LOSS_CLIENT_CISPO] = {plain_sum, capped, NULL, AS_GIVEN, .needs = POLICY, .takes = BOUNDS,
+    [LOSS_CLIENT_CISPO] = {PLAIN_SUM, capped, NULL, AS_GIVEN, .needs = POLICY, .takes = BOUNDS,
                            .knows = CLIPS, .defaults = {0, 4}},
-    [LOSS_CLIENT_DRO] = {plain_sum, dro, .needs = POLICY, .knows = KNOWS_BETA,
+    [LOSS_CLIENT_DRO] = {PLAIN_SUM, dro, .needs = POLICY, .knows = KNOWS_BETA,
                          .defaults = {0, 0, 0.05}},
-    [LOSS_CLIENT_GSPO] = {plain_sum, clipped, NULL, AS_GIVEN, .sequence_value = true,
-                          .needs = POLICY | BIT(INPUT_RATIO_MASK), .takes = BOUNDS, .knows = CLIPS,
-                          .defaults = {0.8, 1.2}},
+    [LOSS_CLIENT_GSPO] = {PLAIN_SUM, clipped, NULL, AS_GIVEN, .sequence_value = true,
+                          .needs = POLICY | INPUT_BIT(INPUT_RATIO_MASK), .takes = BOUNDS,
+                          .knows = CLIPS, .defaults = {0.8, 1.2}},
 };
 
 #define NAME(symbol, name) name,
@@ -314,27 +271,6 @@ const char *const loss_input_names[] = {
     "clip_high_threshold", NULL};
 const char *const loss_setting_names[] = {"clip_low_threshold", "clip_high_threshold", "beta",
                                           NULL};
-
-bool loss_is_of_pairs(const struct loss_config *config)
-{
-    return losses[config->type].pair != NULL;
-}
-
-bool loss_is_clients(const struct loss_config *config)
-{
-    return losses[config->type].weight == plain_sum;
-}
-
-enum loss_input loss_advantages(const struct loss_config *config)
-{
-    return losses[config->type].advantages;
-}
-
-double loss_epsilon_high(const struct loss_config *config)
-{
-    const double own = losses[config->type].epsilon_high;
-    return own > 0 ? own : config->epsilon;
-}
 
 enum status loss_check_pairs(const struct loss_config *c)
 {
@@ -367,15 +303,5 @@ enum status loss_of_client(const char *name, struct loss_config *ret)
 double *loss_setting(struct loss_config *config, int setting)
 {
     double *const settings[] = {&config->epsilon, &config->epsilon_high, &config->beta};
-    return losses[config->type].knows & BIT(setting) ? settings[setting] : NULL;
-}
-
-bool loss_needs(const struct loss_config *config, enum loss_input input)
-{
-    return losses[config->type].needs & BIT(input);
-}
-
-bool loss_takes(const struct loss_config *config, enum loss_input input)
-{
-    return (losses[config->type].needs | losses[config->type].takes) & BIT(input);
+    return losses[config->type].knows & 1u << setting ? settings[setting] : NULL;
 }

@@ -1,5 +1,5 @@
 /* memory.c: two log lines of cw-trainer train and sft. No state. */
-#include "trainer/learn/memory.h"
+#include "trainer/learn/learner.h"
 #include "common/base/log.h"
 
 #include <inttypes.h>

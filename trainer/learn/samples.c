@@ -23,11 +23,12 @@ enum status samples_new(int n_groups, int n_per_group, struct samples **ret)
     return ST_OK;
 }
 
-enum status samples_begin(struct samples *s)
+enum status samples_begin(struct samples *s, struct samples **ret)
 {
+    enum status st = ST_OK;
     size_t targets = 1;
     s->first = calloc((size_t)s->n + 1, sizeof *s->first);
-    if (!s->first) return status_fail(ST_NO_MEMORY, "no memory for %d samples", s->n);
+    if (!s->first) FAIL(ST_NO_MEMORY, "no memory for %d samples", s->n);
     for (int i = 0; i < s->n; i++) {
         const struct pack_completion *c = &s->completions[i];
         s->first[i + 1] = s->first[i] + (long)c->n * (c->targets ? c->targets_each : 1);
@@ -37,11 +38,15 @@ enum status samples_begin(struct samples *s)
     s->entropies = calloc(targets, sizeof *s->entropies);
     s->chosen = calloc(targets, sizeof *s->chosen);
     if (!s->logprobs || !s->entropies || !s->chosen)
-        return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", targets);
+        FAIL(ST_NO_MEMORY, "no memory for %zu log-probabilities", targets);
     for (int i = 0; i < s->n; i++)
         for (long t = s->first[i]; t < s->first[i + 1] && !s->completions[i].masked; t++)
             s->chosen[t] = completion_wrote(&s->completions[i], (int)(t - s->first[i]));
-    return ST_OK;
+    *ret = s;
+    s = NULL;
+out:
+    samples_free(s);
+    return st;
 }
 
 void samples_free(struct samples *s)

@@ -64,8 +64,8 @@ struct samples {
 // As many groups of equal size, without anything in them. samples_free() takes half-made ones and
 // NULL.
 enum status samples_new(int n_groups, int n_per_group, struct samples **ret);
-// Once they are filled in, and before anything is learned from them.
-enum status samples_begin(struct samples *s);
+// Once they are filled in, and before anything is learned from them; on failure frees them.
+enum status samples_begin(struct samples *s, struct samples **ret);
 void samples_free(struct samples *s);
 
 #endif

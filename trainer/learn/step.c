@@ -81,7 +81,7 @@ static void note(struct pass *p, const struct learner_rows *rows, int seq)
               n = rows->mb->first[seq + 1] - at;
     const struct pack_completion *c = &p->samples->completions[number];
     const long first = p->samples->first[number];
-    const bool rejected = p->step && loss_is_of_pairs(&p->step->loss) && seq % 2 == 1;
+    const bool rejected = p->step && losses[p->step->loss.type].pair && seq % 2 == 1;
     memcpy(p->samples->logprobs + first, rows->logprobs + at, (size_t)n * sizeof(float));
     memcpy(p->samples->entropies + first, rows->entropy + at, (size_t)n * sizeof(float));
     for (int t = 0; p->stats && t < n; t++) {
@@ -136,7 +136,7 @@ struct loss_scale loss_scale_of(const struct loss_config *loss, const struct sam
                                 int n)
 {
     struct loss_scale scale = {0};
-    const bool pairs = loss_is_of_pairs(loss);
+    const bool pairs = losses[loss->type].pair != NULL;
     for (int g = first; g < first + n; g++) {
         const struct pack_group *group = &s->groups[g];
         scale.seqs += pairs ? 1 : group->n;
@@ -170,8 +170,9 @@ static void loss_rows(void *context, const struct learner_rows *rows, float *ret
     struct pass *p = context;
     const struct micro_batch *mb = rows->mb;
     const struct loss_config *loss = &p->step->loss;
+    const struct loss *row = &losses[loss->type];
     const struct entropy_config *entropy = p->step->entropy;
-    const int each = loss_is_of_pairs(loss) ? 2 : 1;
+    const int each = row->pair ? 2 : 1;
     for (int s = 0; s < mb->n_seqs; s += each) {
         const int number = p->numbers[mb->sample[s]], first = mb->first[s];
         const struct pack_completion *c = &p->samples->completions[number];
@@ -184,7 +185,7 @@ static void loss_rows(void *context, const struct learner_rows *rows, float *ret
             .n_seqs = each,
             .first = bounds,
             .logprobs = rows->logprobs + first,
-            .old_logprobs = loss_is_clients(loss)
+            .old_logprobs = row->weight == PLAIN_SUM // a client's, whose ratio is to its sampler
                                 ? c->inputs[INPUT_LOGPROBS]
                                 : p->samples->logprobs + p->samples->first[number],
             .sampler_logprobs = c->inputs[INPUT_LOGPROBS],
@@ -193,7 +194,7 @@ static void loss_rows(void *context, const struct learner_rows *rows, float *ret
             .step_seqs = p->step->scale.seqs,
             .step_tokens = p->step->scale.tokens,
             .by_policy = c->by_policy,
-            .token_advantages = c->inputs[loss_advantages(loss)],
+            .token_advantages = c->inputs[row->advantages],
             .chosen = entropy && entropy->top_quantile < 1 ? chosen : NULL,
             .ratio_mask = c->inputs[INPUT_RATIO_MASK],
             .low = c->inputs[INPUT_CLIP_LOW],
@@ -284,10 +285,8 @@ static enum status gradients(struct learner *l, const struct pack_group *groups,
     struct pass *p = context;
     const struct step *step = p->step;
     enum status st;
-    if (!p->stats->again && learner_draft(l))
-        CHECK(learner_gradients_with_draft(l, groups, n, loss, p, &p->stats->draft));
-    else
-        CHECK(learner_gradients(l, groups, n, loss, p));
+    struct draft_stats *draft = !p->stats->again && learner_draft(l) ? &p->stats->draft : NULL;
+    CHECK(learner_gradients(l, groups, n, loss, p, draft));
     if (learner_balance_coef(l) > 0) add_balance(l, p->stats);
     if (step->entropy && step->entropy->adaptive && step->scale.chosen > 0) {
         CHECK(comm_sum_host(learner_comm(l), &p->entropy_sum, 1));

@@ -12,7 +12,8 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
     loss.max_completion_length = (int)config->sampling.max_tokens;
     if (config->importance_sampling_correction)
         loss.tis = (enum tis_mode)(config->importance_sampling_mode + 1);
-    if (loss.epsilon_high < 0) loss.epsilon_high = loss_epsilon_high(&loss);
+    const double cap = losses[loss.type].epsilon_high;
+    if (loss.epsilon_high < 0) loss.epsilon_high = cap > 0 ? cap : loss.epsilon;
     if (loss.delta > 0 && loss.delta <= 1) {
         st = status_fail(ST_INVALID,
                          "--delta %g would cut the ratio of an unchanged policy, which is 1; take "

@@ -129,12 +129,7 @@ enum status offline_samples(const struct offline *s, const struct offline_data *
             };
         }
     }
-    st = samples_begin(samples);
-    if (st == ST_OK)
-        *ret = samples;
-    else
-        samples_free(samples);
-    return st;
+    return samples_begin(samples, ret);
 }
 
 #define MEASURED_SAID 1000 // passes between two lines of progress

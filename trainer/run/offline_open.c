@@ -7,7 +7,6 @@
 #include "common/base/log.h"
 #include "common/base/clock.h"
 #include "common/base/options.h"
-#include "trainer/learn/memory.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/offline.h"

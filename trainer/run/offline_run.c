@@ -3,7 +3,6 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
-#include "trainer/learn/memory.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/stats_metrics.h"
 #include "trainer/run/stop.h"

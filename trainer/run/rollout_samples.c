@@ -27,10 +27,5 @@ enum status rollout_samples(const struct rollout *r, const float *advantages, bo
             .number = i % r->n_per_group,
         };
     }
-    st = samples_begin(s);
-    if (st == ST_OK)
-        *ret = s;
-    else
-        samples_free(s);
-    return st;
+    return samples_begin(s, ret);
 }

@@ -2,7 +2,6 @@
  * thread.
  */
 #include "common/base/log.h"
-#include "trainer/learn/memory.h"
 #include "trainer/run/rollout_samples.h"
 #include "trainer/run/run.h"
 

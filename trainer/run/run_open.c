@@ -3,7 +3,6 @@
  */
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "trainer/learn/memory.h"
 #include "trainer/data/prompts.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/notices.h"

@@ -105,6 +105,7 @@ static enum status take_chunk_field(void *context, const struct proto_field *fie
 static enum status take_input(struct datum_reader *r, const struct proto_field *field)
 {
     struct datum *d = r->datum;
+    const struct loss *loss = &losses[r->request->loss.type];
     struct map_entry entry;
     int columns = 1, which;
     bool two_d, needed;
@@ -119,7 +120,7 @@ static enum status take_input(struct datum_reader *r, const struct proto_field *
     }
     for (which = 0; which < LOSS_INPUTS; which++)
         if (strcmp(entry.name, loss_input_names[which]) == 0) break;
-    needed = which < LOSS_INPUTS && loss_takes(&r->request->loss, (enum loss_input)which);
+    needed = which < LOSS_INPUTS && (loss->needs | loss->takes) & INPUT_BIT(which);
     if (!needed && r->request->forward_only) return ST_OK;
     if (!needed)
         FAIL(ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know", entry.name);
@@ -172,16 +173,16 @@ static enum status check_ids(const char *name, const int32_t *ids, size_t n, int
 static enum status check_datum(const struct forward_backward *request, const struct datum *d,
                                const struct datum_limits *limits)
 {
+    const unsigned needs = losses[request->loss.type].needs;
     enum status st;
     if (!d->targets) FAIL(ST_INVALID, "\"loss_fn_inputs\" has no \"target_tokens\"");
     CHECK(check_ids("model_input", d->tokens, (size_t)d->n, limits->vocab));
     CHECK(check_ids("target_tokens", d->targets, (size_t)d->n * (size_t)d->each, limits->vocab));
-    if (d->each > 1 && !loss_needs(&request->loss, INPUT_WEIGHTS))
+    if (d->each > 1 && !(needs & INPUT_BIT(INPUT_WEIGHTS)))
         FAIL(ST_UNSUPPORTED,
              "\"target_tokens\" has %d entries a token, which cross_entropy alone takes", d->each);
     for (int i = 0; i < LOSS_INPUTS; i++) {
-        if (!d->inputs[i] && loss_needs(&request->loss, (enum loss_input)i) &&
-            !request->forward_only)
+        if (!d->inputs[i] && needs & INPUT_BIT(i) && !request->forward_only)
             FAIL(ST_INVALID, "\"loss_fn_inputs\" has no \"%s\", which the loss needs",
                  loss_input_names[i]);
         for (int64_t k = 0; d->inputs[i] && k < (int64_t)d->n * d->each; k++)

@@ -10,7 +10,6 @@
  * by what the server has room for, and changes with what clients ask for. Adapters share it: each
  * has its own gradients, moments and residual (its optimizer), one after the other has the rest. */
 #include "common/base/log.h"
-#include "trainer/learn/memory.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"
 #include "trainer/run/run.h"
@@ -251,12 +250,7 @@ static enum status samples_of(const struct forward_backward *request, struct sam
             .ids = d->tokens + 1, .n = d->n, .targets = d->targets, .targets_each = d->each};
         for (int k = 0; k < LOSS_INPUTS; k++) c->inputs[k] = d->inputs[k];
     }
-    st = samples_begin(s);
-    if (st == ST_OK)
-        *ret = s;
-    else
-        samples_free(s);
-    return st;
+    return samples_begin(s, ret);
 }
 
 enum status policy_forward_backward(struct policy *p, const char *run,
