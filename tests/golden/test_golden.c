@@ -26,6 +26,7 @@
 #include "common/model/safetensors.h"
 #include "tests/support/generated.h"
 #include "tests/support/reference.h"
+#include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
 #include "trainer/learn/backward.h"
 #include "trainer/learn/loss.h"
@@ -512,7 +513,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
         .step_seqs = g->n_seqs,
         .step_tokens = g->first[g->n_seqs],
     };
-    loss_compute(&config, &batch, &stats, dlogprobs);
+    loss_batch_compute(&config, &batch, &stats, dlogprobs);
     *ret_loss = stats.of[STAT_LOSS].sum;
     st = backward_run(g->backward, g->batch, g->tape, dlogprobs, NULL, 1.0f);
 out:

@@ -2,6 +2,7 @@
  * ones and finite differences, and trainer/advantage. */
 #include "common/base/names.h"
 #include "common/base/rng.h"
+#include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
 #include "trainer/reward/advantage.h"
 #include "trainer/learn/loss.h"
@@ -53,7 +54,7 @@ static double loss_of(const struct loss_config *config, const struct inputs *in,
     struct update_stats stats = {0};
     struct loss_batch batch = batch_of(in);
     float unused[TOKENS];
-    loss_compute(config, &batch, &stats, ret ? ret : unused);
+    loss_batch_compute(config, &batch, &stats, ret ? ret : unused);
     return stats.of[STAT_LOSS].sum;
 }
 
@@ -192,7 +193,7 @@ static void values_by_hand(void **state)
         float slope[3];
         config.type = wanted[i].type;
         config.epsilon_high = config.type == LOSS_CISPO ? 1.2 : 0.2;
-        loss_compute(&config, &batch, &stats, slope);
+        loss_batch_compute(&config, &batch, &stats, slope);
         assert_true(fabs(stats.of[STAT_LOSS].sum - wanted[i].loss) < 1e-9);
         for (int t = 0; t < 3; t++) assert_true(fabs(slope[t] - wanted[i].slope[t]) < 1e-6);
         assert_int_equal(stats.of[STAT_RATIO].n, 3);
@@ -235,7 +236,7 @@ static void kl_by_hand(void **state)
             config.beta = 0.1;
             config.kl_estimator = wanted[i].estimator;
             config.bias_correction_kl = bias;
-            loss_compute(&config, &batch, &stats, &slope);
+            loss_batch_compute(&config, &batch, &stats, &slope);
             assert_true(fabs(stats.of[STAT_KL].sum - wanted[i].kl) < 1e-9);
             assert_true(fabs(stats.of[STAT_LOSS].sum - 0.1 * wanted[i].kl) < 1e-10);
             double by_ratio = bias ? wanted[i].kl : 0;
@@ -259,18 +260,18 @@ static void dual_clip_by_hand(void **state)
     struct loss_config config = plain;
     struct update_stats stats = {0};
     float slope;
-    loss_compute(&config, &batch, &stats, &slope);
+    loss_batch_compute(&config, &batch, &stats, &slope);
     assert_true(fabs(stats.of[STAT_LOSS].sum - M_E) < 1e-9 && fabs(slope - M_E) < 1e-6);
     assert_true(stats.of[STAT_CLIP_DELTA].sum == 0);
     config.delta = 2;
     stats = (struct update_stats){0};
-    loss_compute(&config, &batch, &stats, &slope);
+    loss_batch_compute(&config, &batch, &stats, &slope);
     assert_true(fabs(stats.of[STAT_LOSS].sum - 2) < 1e-9 && slope == 0);
     assert_true(stats.of[STAT_CLIP_DELTA].sum == 1 && stats.of[STAT_CLIP_LOW].sum == 0 &&
                 stats.of[STAT_CLIP_HIGH].sum == 0);
     batch.advantages = &up; // here the clip is the lower bound of the two, as without it
     stats = (struct update_stats){0};
-    loss_compute(&config, &batch, &stats, &slope);
+    loss_batch_compute(&config, &batch, &stats, &slope);
     assert_true(fabs(stats.of[STAT_LOSS].sum + 1.28) < 1e-9 && slope == 0);
     assert_true(stats.of[STAT_CLIP_DELTA].sum == 0 && stats.of[STAT_CLIP_HIGH].sum == 1);
 }
@@ -312,7 +313,7 @@ static void check_pieces(const struct loss_config *config)
         batch.sampler_logprobs += first[s];
         batch.ref_logprobs += first[s];
         batch.advantages += s;
-        loss_compute(config, &batch, &stats, pieces + first[s]);
+        loss_batch_compute(config, &batch, &stats, pieces + first[s]);
     }
     assert_true(fabs(loss - stats.of[STAT_LOSS].sum) < 1e-12);
     assert_memory_equal(whole, pieces, sizeof whole);
@@ -338,7 +339,7 @@ static void check_empty(const struct loss_config *config)
                                .step_seqs = 2,
                                .step_tokens = 0};
     struct update_stats stats = {0};
-    loss_compute(config, &batch, &stats, &nothing);
+    loss_batch_compute(config, &batch, &stats, &nothing);
     assert_true(stats.of[STAT_LOSS].sum == 0 && stats.of[STAT_KL].n == 0 &&
                 stats.of[STAT_OFF_POLICY].n == 2);
     assert_true(stats.of[STAT_RATIO].n == 0 && stats.of[STAT_TIS].n == 0 &&
@@ -445,7 +446,7 @@ static void check_case(struct table *t, char *rest)
     float slopes[TABLE_ROOM];
     double want[TABLE_ROOM];
     t->n_cases++;
-    loss_compute(&config, &batch, &stats, slopes);
+    loss_batch_compute(&config, &batch, &stats, slopes);
     assert_int_equal(read_numbers(&rest, want), BEFORE_SLOPES + t->n_tokens);
     bool corrected = config.tis != TIS_OFF;
     compare(t, stats.of[STAT_LOSS].sum, want[0]);

@@ -2,6 +2,7 @@
  * from the sampler, verl's clamps and the entropy bonus, against TRL's and verl's own code
  * (tests/golden/losses/make_recipe_losses.py). */
 #include "common/base/names.h"
+#include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
 #include "trainer/learn/entropy.h"
 #include "trainer/learn/loss.h"
@@ -117,7 +118,7 @@ static void check_case(char *rest)
         .chosen = top < 1 ? chosen : NULL,
     };
     n_cases++;
-    loss_compute(&config, &b, &stats, slopes);
+    loss_batch_compute(&config, &b, &stats, slopes);
     const double loss = stats.of[STAT_LOSS].sum +
                         entropy_bonus(coef, n_chosen, batch.n, batch.entropy, chosen, dentropy);
     assert_int_equal(read_numbers(rest, want), 1 + 2 * batch.n);

@@ -3,6 +3,7 @@
  * no part in, and what a line of a rollout must say of them. */
 #include "common/base/json.h"
 #include "common/base/rng.h"
+#include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
 #include "trainer/learn/loss.h"
 #include "trainer/rollout/completion.h"
@@ -57,7 +58,7 @@ static struct update_stats loss_of(const struct loss_config *config, const struc
         .step_tokens = by_policy ? sum_of_weights(config->frozen_weight) : TOKENS,
         .by_policy = by_policy,
     };
-    loss_compute(config, &batch, &stats, ret ? ret : unused);
+    loss_batch_compute(config, &batch, &stats, ret ? ret : unused);
     return stats;
 }
 

@@ -15,19 +15,12 @@
 static double loss_of(const struct loss_config *config, int n, const float *logprobs,
                       const float *const inputs[LOSS_INPUTS], float *ret_dlogprobs)
 {
-    const int first[] = {0, n};
-    const float none = 0;
-    const struct loss_batch batch = {.n_seqs = 1,
-                                     .first = first,
-                                     .logprobs = logprobs,
-                                     .old_logprobs = inputs[INPUT_LOGPROBS],
-                                     .advantages = &none,
-                                     .token_advantages = inputs[losses[config->type].advantages],
-                                     .ratio_mask = inputs[INPUT_RATIO_MASK],
-                                     .low = inputs[INPUT_CLIP_LOW],
-                                     .high = inputs[INPUT_CLIP_HIGH]};
+    struct pack_completion completion = {.n = n};
+    const struct loss_rows rows = {.n = n, .logprobs = logprobs};
+    const struct loss_scale scale = {0};
+    memcpy(completion.inputs, inputs, sizeof completion.inputs);
     struct update_stats stats = {0};
-    loss_compute(config, &batch, &stats, ret_dlogprobs);
+    loss_compute(config, &scale, &completion, &rows, &stats, ret_dlogprobs);
     return stats.of[STAT_LOSS].sum;
 }
 

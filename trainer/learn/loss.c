@@ -32,10 +32,10 @@ const char *const tis_mode_names[] = {
     "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", NULL};
 
 // n: of its sequence, frozen ones by their weight.
-static double token_weight(const struct loss_config *config, const struct loss_batch *batch,
+static double token_weight(const struct loss_config *config, const struct loss_scale *scale,
                            double n)
 {
-    const double seqs = batch->step_seqs > 0 ? batch->step_seqs : 1;
+    const double seqs = scale->seqs > 0 ? scale->seqs : 1;
     switch (losses[config->type].weight) {
     case BY_SEQUENCE:
         return n > 0 ? 1.0 / (n * seqs) : 0;
@@ -48,7 +48,7 @@ static double token_weight(const struct loss_config *config, const struct loss_b
     case BY_TOKEN:
         break;
     }
-    return 1.0 / (batch->step_tokens > 0 ? batch->step_tokens : 1);
+    return 1.0 / (scale->tokens > 0 ? scale->tokens : 1);
 }
 
 #define TOKEN_MOST    20
@@ -128,90 +128,69 @@ static void count_tis(struct tis c, struct update_stats *stats)
 
 // ---- a sequence ---------------------------------------------------------------------------------
 
-struct sequence {                                // one sequence's share of the batch
-    int n, n_policy, n_ratio;                    // tokens; of the policy; of its own ratio
-    const float *logprobs, *old, *sampler, *ref; // sampler, ref: NULL where off
-    const uint8_t *by_policy;                    // NULL: all are
-    double frozen_weight, weight;                // of a token that is not; of all its tokens
-    double advantage;
-    const float *token_advantages;        // NULL: that one
-    const uint8_t *chosen;                // NULL: all tokens
-    const float *ratio_mask, *low, *high; // NULL: all count; no bounds of their own
-    double log_ratio; // mean over n_ratio tokens; OF_LOGS: of what clipping left
-    double drift;     // mean log-ratio of the sampler to the policy now
-    struct tis tis;   // where it is the whole sequence's
+struct sequence { // one completion
+    const struct loss_config *config;
+    const struct loss *loss;
+    const struct pack_completion *c;
+    const struct loss_rows *rows;
+    const float *old, *sampler; // what the ratio is to; NULL: no importance sampling
+    int n_policy, n_ratio;      // tokens of the policy; of its own ratio
+    double weight;              // of all its tokens
+    double log_ratio;           // mean over n_ratio tokens; OF_LOGS: of what clipping left
+    double drift;               // mean log-ratio of the sampler to the policy now
+    struct tis tis;             // where it is the whole sequence's
 };
 
-static bool is_policys(const struct sequence *s, int t)
-{
-    return !s->by_policy || s->by_policy[t];
-}
 static double weight_of(const struct sequence *s, int t)
 {
-    return is_policys(s, t) ? 1 : s->frozen_weight;
+    return completion_wrote(s->c, t) ? 1 : s->config->frozen_weight;
 }
 
 static double advantage_of(const struct sequence *s, int t)
 {
-    return s->token_advantages ? s->token_advantages[t] : s->advantage;
-}
-
-static const float *row(const float *array, int first)
-{
-    return array ? array + first : NULL;
-}
-
-static bool clips_logs(const struct loss_config *config)
-{
-    return losses[config->type].bounds == OF_LOGS;
+    const float *of_tokens = s->c->inputs[s->loss->advantages];
+    return of_tokens ? of_tokens[t] : s->c->advantage;
 }
 
 // One ratio for all tokens of a sequence, which all of them move.
-static bool shares_ratio(const struct loss_config *config)
+static bool shares_ratio(const struct sequence *s)
 {
-    return config->sequence_level || clips_logs(config);
+    return s->config->sequence_level || s->loss->bounds == OF_LOGS;
 }
 
-static struct sequence sequence_of(const struct loss_config *config, const struct loss_batch *batch,
-                                   int seq)
+static struct sequence sequence_of(const struct loss_config *config,
+                                   const struct pack_completion *c, const struct loss_rows *rows)
 {
-    int first = batch->first[seq];
+    const struct loss *loss = &losses[config->type];
+    const float *sampler = c->inputs[INPUT_LOGPROBS], *mask = c->inputs[INPUT_RATIO_MASK];
+    const float *old = loss->weight == PLAIN_SUM ? sampler : rows->old;
     double log_weight = 0;
-    const float *old = (batch->old_logprobs ? batch->old_logprobs : batch->logprobs) + first,
-                *sampler = batch->sampler_logprobs ? batch->sampler_logprobs + first : old;
-    struct sequence s = {
-        .n = batch->first[seq + 1] - first,
-        .logprobs = batch->logprobs + first,
-        .old = old,
-        .sampler = config->tis == TIS_OFF ? NULL : batch->sampler_logprobs + first,
-        .ref = config->beta != 0 ? row(batch->ref_logprobs, first) : NULL,
-        .by_policy = batch->by_policy ? batch->by_policy + first : NULL,
-        .frozen_weight = config->frozen_weight,
-        .advantage = batch->advantages[seq],
-        .token_advantages = row(batch->token_advantages, first),
-        .chosen = batch->chosen ? batch->chosen + first : NULL,
-        .ratio_mask = row(batch->ratio_mask, first),
-        .low = row(batch->low, first),
-        .high = row(batch->high, first),
-    };
-    for (int t = 0; t < s.n; t++) {
+    if (!old) old = rows->logprobs;
+    struct sequence s = {.config = config, .loss = loss, .c = c, .rows = rows, .old = old};
+    if (config->tis != TIS_OFF) s.sampler = sampler;
+    for (int t = 0; t < rows->n; t++) {
         s.weight += weight_of(&s, t);
-        if (!is_policys(&s, t)) continue;
+        if (!completion_wrote(c, t)) continue;
         s.n_policy++;
-        const double log_ratio = (double)s.logprobs[t] - s.old[t];
-        if (!s.ratio_mask || s.ratio_mask[t] != 0) {
+        const double log_ratio = (double)rows->logprobs[t] - old[t];
+        if (!mask || mask[t] != 0) {
             s.n_ratio++;
-            s.log_ratio += clips_logs(config)
+            s.log_ratio += loss->bounds == OF_LOGS
                                ? clip_log_ratio(config, log_ratio, advantage_of(&s, t)).log_ratio
                                : log_ratio;
         }
-        s.drift += (double)sampler[t] - s.logprobs[t];
-        if (s.sampler) log_weight += (double)s.old[t] - s.sampler[t];
+        s.drift += (double)(sampler ? sampler : old)[t] - rows->logprobs[t];
+        if (s.sampler) log_weight += (double)old[t] - s.sampler[t];
     }
     if (s.n_ratio > 0) s.log_ratio /= s.n_ratio;
     if (s.n_policy > 0) s.drift /= s.n_policy;
     s.tis = tis_weight(config, log_weight);
     return s;
+}
+
+static bool has_kl(const struct sequence *s)
+{
+    return s->config->beta != 0 && s->rows->ref;
 }
 
 struct term { // of one token, before its weight in the mean
@@ -223,48 +202,50 @@ struct term { // of one token, before its weight in the mean
 };
 
 // Whether a token has a part in the policy's term.
-static bool counts(const struct loss_config *config, const struct sequence *s, int t)
+static bool counts(const struct sequence *s, int t)
 {
-    const bool far = config->off_policy_threshold > 0 && s->drift > config->off_policy_threshold;
-    return !(far && advantage_of(s, t) < 0) && (!s->chosen || s->chosen[t]);
+    const double threshold = s->config->off_policy_threshold;
+    const bool far = threshold > 0 && s->drift > threshold;
+    return !(far && advantage_of(s, t) < 0) && (!s->rows->chosen || s->rows->chosen[t]);
 }
 
-static struct token token_of(const struct loss_config *c, const struct sequence *s, int t,
-                             double ratio)
+static struct token token_of(const struct sequence *s, int t, double ratio)
 {
-    struct token token = {c, s->logprobs[t], s->old[t], ratio, advantage_of(s, t), 0, 0};
-    const enum bounds bounds = losses[c->type].bounds;
+    const struct loss_config *c = s->config;
+    const float *low = s->c->inputs[INPUT_CLIP_LOW], *high = s->c->inputs[INPUT_CLIP_HIGH];
+    struct token token = {c, s->rows->logprobs[t], s->old[t], ratio, advantage_of(s, t), 0, 0};
+    const enum bounds bounds = s->loss->bounds;
     token.low = bounds == AROUND_ONE ? 1 - c->epsilon : bounds == AS_GIVEN ? c->epsilon : 0;
     token.high = bounds == AROUND_ONE ? 1 + c->epsilon_high : c->epsilon_high;
-    if (s->low) token.low = s->low[t];
-    if (s->high) token.high = s->high[t];
+    if (low) token.low = low[t];
+    if (high) token.high = high[t];
     return token;
 }
 
-static struct term term_of(const struct loss_config *config, const struct sequence *s, int t)
+static struct term term_of(const struct sequence *s, int t)
 {
-    const double logprob = s->logprobs[t], own = logprob - s->old[t];
-    const struct loss *loss = &losses[config->type];
-    const double log_ratio = shares_ratio(config) || loss->sequence_value ? s->log_ratio : own;
+    const struct loss_config *config = s->config;
+    const double logprob = s->rows->logprobs[t], own = logprob - s->old[t];
+    const double log_ratio = shares_ratio(s) || s->loss->sequence_value ? s->log_ratio : own;
     bool held = false; // as verl, GMPO's has its clips alone
     struct term term = {.tis = {1, false}};
-    term.ratio = exp(clips_logs(config)
+    term.ratio = exp(s->loss->bounds == OF_LOGS
                          ? log_ratio
                          : log_ratio_clamped(config, log_ratio, config->sequence_level, &held));
     if (tis_is_of_sequence(config))
         term.tis = s->tis;
-    else if (s->sampler && is_policys(s, t))
+    else if (s->sampler && completion_wrote(s->c, t))
         term.tis = tis_weight(config, (double)s->old[t] - s->sampler[t]);
-    const struct token token = token_of(config, s, t, term.ratio);
-    term.surrogate = loss->surrogate(&token);
-    if (counts(config, s, t)) {
+    const struct token token = token_of(s, t, term.ratio);
+    term.surrogate = s->loss->surrogate(&token);
+    if (counts(s, t)) {
         term.loss = -term.tis.weight * term.surrogate.value;
         term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
         term.by_logprob = -term.tis.weight * term.surrogate.by_logprob;
     }
-    if (s->ref) {
+    if (has_kl(s)) {
         double by_logprob, scale = config->beta * (config->bias_correction_kl ? term.ratio : 1);
-        term.kl = kl_estimate(config, logprob, s->ref[t], &by_logprob);
+        term.kl = kl_estimate(config, logprob, s->rows->ref[t], &by_logprob);
         term.loss += scale * term.kl;
         term.by_logprob += scale * by_logprob;
         if (config->bias_correction_kl) term.by_log_ratio += scale * term.kl;
@@ -273,11 +254,11 @@ static struct term term_of(const struct loss_config *config, const struct sequen
     return term;
 }
 
-static void count_term(const struct loss_config *config, const struct sequence *s,
-                       const struct term *term, bool first, struct update_stats *stats)
+static void count_term(const struct sequence *s, const struct term *term, bool first,
+                       struct update_stats *stats)
 {
-    if (s->sampler && !tis_is_of_sequence(config)) count_tis(term->tis, stats);
-    if (config->sequence_level && !first) return; // one ratio for all of them
+    if (s->sampler && !tis_is_of_sequence(s->config)) count_tis(term->tis, stats);
+    if (s->config->sequence_level && !first) return; // one ratio for all of them
     stats_add(stats, STAT_RATIO, term->ratio);
     stats_add(stats, STAT_CLIP_LOW, term->surrogate.low);
     stats_add(stats, STAT_CLIP_HIGH, term->surrogate.high);
@@ -286,64 +267,56 @@ static void count_term(const struct loss_config *config, const struct sequence *
     stats_add(stats, STAT_CLIP_DELTA, term->surrogate.delta);
 }
 
-static void loss_sequence(const struct loss_config *config, const struct loss_batch *batch, int seq,
+static void loss_sequence(const struct sequence *s, const struct loss_scale *scale,
                           struct update_stats *stats, float *ret_dlogprobs)
 {
-    struct sequence s = sequence_of(config, batch, seq);
-    double share = token_weight(config, batch, s.weight), shared = 0, low = 0, high = 0;
-    float *dlogprobs = ret_dlogprobs + batch->first[seq];
+    const double share = token_weight(s->config, scale, s->weight),
+                 threshold = s->config->off_policy_threshold;
+    double shared = 0, low = 0, high = 0;
     int n_counted = 0;
 
     // Every token of the policy in a sequence moves its ratio by 1 / n.
-    if (shares_ratio(config) && s.n_policy > 0)
-        for (int t = 0; t < s.n; t++)
-            shared += weight_of(&s, t) * term_of(config, &s, t).by_log_ratio / s.n_policy;
-    for (int t = 0; t < s.n; t++) {
-        const struct term term = term_of(config, &s, t);
-        const double weight = weight_of(&s, t);
+    if (shares_ratio(s) && s->n_policy > 0)
+        for (int t = 0; t < s->rows->n; t++)
+            shared += weight_of(s, t) * term_of(s, t).by_log_ratio / s->n_policy;
+    for (int t = 0; t < s->rows->n; t++) {
+        const struct term term = term_of(s, t);
+        const double weight = weight_of(s, t);
         double through_ratio = weight * term.by_log_ratio;
-        if (shares_ratio(config))
-            through_ratio = is_policys(&s, t) && !term.surrogate.held ? shared : 0;
-        dlogprobs[t] = (float)(share * (weight * term.by_logprob + through_ratio));
+        if (shares_ratio(s))
+            through_ratio = completion_wrote(s->c, t) && !term.surrogate.held ? shared : 0;
+        ret_dlogprobs[t] = (float)(share * (weight * term.by_logprob + through_ratio));
         stats_add(stats, STAT_LOSS, share * weight * term.loss);
-        if (s.ref) stats_add(stats, STAT_KL, term.kl);
-        if (!is_policys(&s, t)) continue;
+        if (has_kl(s)) stats_add(stats, STAT_KL, term.kl);
+        if (!completion_wrote(s->c, t)) continue;
         low += term.surrogate.low;
         high += term.surrogate.high;
-        count_term(config, &s, &term, n_counted++ == 0, stats);
+        count_term(s, &term, n_counted++ == 0, stats);
     }
-    if (tis_is_of_sequence(config)) count_tis(s.tis, stats);
-    stats_add(stats, STAT_OFF_POLICY,
-              config->off_policy_threshold > 0 && s.advantage < 0 &&
-                  s.drift > config->off_policy_threshold);
-    if (s.n_policy == 0) return;
-    stats_add(stats, STAT_SEQ_CLIP_LOW, low / s.n_policy);
-    stats_add(stats, STAT_SEQ_CLIP_HIGH, high / s.n_policy);
+    if (tis_is_of_sequence(s->config)) count_tis(s->tis, stats);
+    stats_add(stats, STAT_OFF_POLICY, threshold > 0 && s->c->advantage < 0 && s->drift > threshold);
+    if (s->n_policy == 0) return;
+    stats_add(stats, STAT_SEQ_CLIP_LOW, low / s->n_policy);
+    stats_add(stats, STAT_SEQ_CLIP_HIGH, high / s->n_policy);
 }
 
-// Its summed log-probability, and the derivative by it of each token.
-static double sum_of(const struct loss_batch *batch, int seq)
+static double sum_of(const struct loss_rows *rows)
 {
     double sum = 0;
-    for (int i = batch->first[seq]; i < batch->first[seq + 1]; i++) sum += batch->logprobs[i];
+    for (int i = 0; i < rows->n; i++) sum += rows->logprobs[i];
     return sum;
 }
 
-static void fill(const struct loss_batch *batch, int seq, double value, float *ret)
-{
-    for (int i = batch->first[seq]; i < batch->first[seq + 1]; i++) ret[i] = (float)value;
-}
-
 // The rewards and their margin are as TRL has them.
-static void loss_pair(const struct loss_config *config, const struct loss_batch *batch, int seq,
+static void loss_pair(const struct loss_config *config, const struct loss_scale *scale,
+                      const struct pack_completion c[2], const struct loss_rows rows[2],
                       struct update_stats *stats, float *ret_dlogprobs)
 {
-    const double chosen = sum_of(batch, seq), rejected = sum_of(batch, seq + 1);
-    const double weight = token_weight(config, batch, 0),
-                 per_token = config->sft_weight / (batch->step_tokens > 0 ? batch->step_tokens : 1);
-    const struct pair pair = {
-        chosen - batch->references[seq], rejected - batch->references[seq + 1],
-        batch->first[seq + 1] - batch->first[seq], batch->first[seq + 2] - batch->first[seq + 1]};
+    const double chosen = sum_of(&rows[0]), rejected = sum_of(&rows[1]);
+    const double weight = token_weight(config, scale, 0),
+                 per_token = config->sft_weight / (scale->tokens > 0 ? scale->tokens : 1);
+    const struct pair pair = {chosen - c[0].reference, rejected - c[1].reference, rows[0].n,
+                              rows[1].n};
     const struct pair_loss loss = losses[config->type].pair(config, &pair);
     stats_add(stats, STAT_LOSS, loss.loss * weight - chosen * per_token);
     stats_add(stats, STAT_CHOSEN_REWARD, config->beta * pair.chosen);
@@ -352,40 +325,36 @@ static void loss_pair(const struct loss_config *config, const struct loss_batch 
     stats_add(stats, STAT_RIGHT, pair.chosen > pair.rejected);
     stats_add(stats, STAT_CHOSEN_LOGPROB, chosen);
     stats_add(stats, STAT_REJECTED_LOGPROB, rejected);
-    fill(batch, seq, loss.by_chosen * weight - per_token, ret_dlogprobs);
-    fill(batch, seq + 1, loss.by_rejected * weight, ret_dlogprobs);
+    for (int i = 0; i < rows[0].n + rows[1].n; i++)
+        ret_dlogprobs[i] = (float)(i < rows[0].n ? loss.by_chosen * weight - per_token
+                                                 : loss.by_rejected * weight);
 }
 
 uint64_t loss_stats(const struct loss_config *c)
 {
-    const uint64_t tis = STAT_BIT(STAT_TIS) | STAT_BIT(STAT_TIS_CUT);
-    const uint64_t given = STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_LIKELIEST);
-    if (c->type == LOSS_CROSS_ENTROPY) return given;
-    if (losses[c->type].pair)
-        return given | STAT_BIT(STAT_CHOSEN_REWARD) | STAT_BIT(STAT_REJECTED_REWARD) |
-               STAT_BIT(STAT_MARGIN) | STAT_BIT(STAT_RIGHT) | STAT_BIT(STAT_CHOSEN_LOGPROB) |
-               STAT_BIT(STAT_REJECTED_LOGPROB);
-    return STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY) | STAT_BIT(STAT_RATIO) |
-           STAT_BIT(STAT_CLIP_LOW) | STAT_BIT(STAT_CLIP_HIGH) | STAT_BIT(STAT_CLIP_REGION) |
-           STAT_BIT(STAT_SEQ_CLIP_LOW) | STAT_BIT(STAT_SEQ_CLIP_HIGH) | STAT_BIT(STAT_MISMATCH) |
-           STAT_BIT(STAT_MISMATCH_NOW) | STAT_BIT(STAT_MISMATCH_K3) |
-           (c->beta > 0 ? STAT_BIT(STAT_KL) : 0) | (c->delta > 0 ? STAT_BIT(STAT_CLIP_DELTA) : 0) |
+    const uint64_t given = STAT_BIT(STAT_LOSS) | STAT_BIT(STAT_ENTROPY),
+                   of_data = given | STAT_BIT(STAT_LIKELIEST);
+    if (c->type == LOSS_CROSS_ENTROPY) return of_data;
+    if (losses[c->type].pair) return of_data | STAT_BITS(STAT_CHOSEN_REWARD, STAT_REJECTED_LOGPROB);
+    return given | STAT_BITS(STAT_MISMATCH, STAT_MISMATCH_NOW) |
+           STAT_BITS(STAT_RATIO, STAT_SEQ_CLIP_HIGH) | (c->beta > 0 ? STAT_BIT(STAT_KL) : 0) |
+           (c->delta > 0 ? STAT_BIT(STAT_CLIP_DELTA) : 0) |
            (c->type == LOSS_CISPO ? STAT_BIT(STAT_CISPO_CLIP) : 0) |
            (c->off_policy_threshold > 0 ? STAT_BIT(STAT_OFF_POLICY) : 0) |
-           (c->tis != TIS_OFF ? tis : 0);
+           (c->tis != TIS_OFF ? STAT_BITS(STAT_TIS, STAT_TIS_CUT) : 0);
 }
 
-void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
+void loss_compute(const struct loss_config *config, const struct loss_scale *scale,
+                  const struct pack_completion *c, const struct loss_rows *rows,
                   struct update_stats *stats, float *ret_dlogprobs)
 {
     if (losses[config->type].pair) {
-        for (int seq = 0; seq < batch->n_seqs; seq += 2)
-            loss_pair(config, batch, seq, stats, ret_dlogprobs);
-        return;
+        loss_pair(config, scale, c, rows, stats, ret_dlogprobs);
+    } else if (rows->n > 0 && !c->masked) {
+        const struct sequence s = sequence_of(config, c, rows);
+        loss_sequence(&s, scale, stats, ret_dlogprobs);
+    } else {
+        memset(ret_dlogprobs, 0, (size_t)rows->n * sizeof *ret_dlogprobs);
+        stats_add(stats, STAT_OFF_POLICY, 0);
     }
-    for (int seq = 0; seq < batch->n_seqs; seq++)
-        if (batch->first[seq + 1] > batch->first[seq])
-            loss_sequence(config, batch, seq, stats, ret_dlogprobs);
-        else
-            stats_add(stats, STAT_OFF_POLICY, 0);
 }

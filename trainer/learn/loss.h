@@ -80,8 +80,8 @@ struct loss_config {
     bool bias_correction_kl;   // the KL term times the ratio, which then has a gradient through it
     int max_completion_length; // LOSS_DR_GRPO's constant
     enum tis_mode tis;
-    double tis_min, tis_max; // 0: none
-    double frozen_weight;    // of a token that loss_batch.by_policy says is not the policy's
+    double tis_min, tis_max;                           // 0: none
+    double frozen_weight;                              // of a token that is not the policy's
     double sapo_temperature_neg, sapo_temperature_pos; // of LOSS_SAPO's gate
     // A sequence of negative advantage counts only while the mean log-ratio of its sampler to the
     // policy now is at most that; 0: always.
@@ -90,34 +90,30 @@ struct loss_config {
     double label_smoothing, sft_weight; // of pairs
 };
 
-// Sequences of one micro-batch, flat: sequence s owns entries first[s] .. first[s+1]-1. Of pairs
-// the chosen completion comes before the rejected one.
-struct loss_batch {
-    int n_seqs;
-    const int *first;      // (n_seqs + 1)
-    const float *logprobs; // of the policy now
-    // by the trainer, of the policy before this step's first update, or what else the ratio is to;
-    // NULL: those of the policy now
-    const float *old_logprobs;
-    const float *sampler_logprobs; // by who sampled the tokens; NULL with TIS_OFF
-    const float *ref_logprobs;     // of the reference; NULL where beta is 0
-    const float *advantages;       // (n_seqs)
-    // of the whole optimizer step that this micro-batch is a part of
-    int step_seqs;      // or pairs
-    double step_tokens; // a frozen model's count frozen_weight each
-    // 1: the policy wrote the token; 0: a frozen model did, whose log-probability stands in
-    // sampler_logprobs then, which is not looked at. NULL: the policy wrote all.
-    const uint8_t *by_policy;
-    const float *token_advantages; // one a token, in place of `advantages`; NULL: none
-    const uint8_t *chosen;         // 0: the token has no part but in the KL term; NULL: all have
-    // of each token: it counts for its sequence's ratio; bounds of its own; NULL: all, none
-    const float *ratio_mask, *low, *high;
-    const double *references; // (n_seqs) of pairs: log-probabilities by the reference
+// What the means of a step divide by, however it is cut into micro-batches: sequences or pairs;
+// tokens, a frozen model's by their weight (of pairs: the chosen completions'); tokens that are
+// chosen by entropy.
+struct loss_scale {
+    int seqs;
+    double tokens;
+    long chosen;
 };
-
-// Adds to *stats; ret_dlogprobs (first[n_seqs]) is d loss / d logprob. An empty sequence counts as
-// one with a zero term, as in TRL.
-void loss_compute(const struct loss_config *config, const struct loss_batch *batch,
+// A completion's n targets, under several weights.
+struct loss_rows {
+    int n;
+    const float *logprobs; // of the policy now
+    // by the trainer, of the policy before this step's first update; NULL: those of now. A client's
+    // ratio is to its sampler instead.
+    const float *old;
+    const float *ref;      // of the reference; NULL where beta is 0
+    const uint8_t *chosen; // 0: the token has no part but in the KL term; NULL: all have
+};
+// Adds to *stats; ret_dlogprobs (n) is d loss / d logprob. Tokens that the policy did not write
+// weigh frozen_weight; the sampler's log-probability of them is not looked at. An empty sequence
+// counts as one with a zero term, as in TRL; so does a masked one. Of pairs: two completions, the
+// chosen one first, with their rows, and the derivatives one after the other.
+void loss_compute(const struct loss_config *config, const struct loss_scale *scale,
+                  const struct pack_completion *completion, const struct loss_rows *rows,
                   struct update_stats *stats, float *ret_dlogprobs);
 // The statistics that it gives, a STAT_BIT each.
 uint64_t loss_stats(const struct loss_config *config);

@@ -30,11 +30,11 @@ enum statistic {
     STAT_RATIO = FIRST_STATS,
     STAT_CLIP_LOW, // here and below, 1 where it is so: the mean is a share
     STAT_CLIP_HIGH,
-    STAT_CLIP_REGION, // at either bound
-    STAT_CISPO_CLIP,  // as STAT_CLIP_HIGH
-    STAT_CLIP_DELTA,
+    STAT_CLIP_REGION,  // at either bound
     STAT_SEQ_CLIP_LOW, // the clipped share of each sequence that has tokens
     STAT_SEQ_CLIP_HIGH,
+    STAT_CISPO_CLIP, // as STAT_CLIP_HIGH
+    STAT_CLIP_DELTA,
     STAT_TIS,        // weights as used; of tokens, or of sequences in the sequence_ modes
     STAT_TIS_CUT,    // truncated or masked
     STAT_OFF_POLICY, // of sequences: off_policy_threshold took it out
@@ -48,7 +48,8 @@ enum statistic {
     STAT_REJECTED_LOGPROB,
     N_STATS
 };
-#define STAT_BIT(stat) ((uint64_t)1 << (stat))
+#define STAT_BIT(stat)         ((uint64_t)1 << (stat))
+#define STAT_BITS(first, last) (STAT_BIT((last) + 1) - STAT_BIT(first))
 
 struct draft_stats {
     double kl, overlap; // means over targets; overlap: sum min(p, q), the acceptance to expect

@@ -164,46 +164,32 @@ static void add_bonus(struct pass *p, const struct learner_rows *rows, int first
         if (chosen[t]) p->entropy_sum += rows->entropy[first + t];
 }
 
-// One sequence at a time, or one pair: a masked sequence is an empty one.
-static void loss_rows(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
+// One sequence at a time, or one pair.
+static void add_losses(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
     struct pass *p = context;
     const struct micro_batch *mb = rows->mb;
-    const struct loss_config *loss = &p->step->loss;
-    const struct loss *row = &losses[loss->type];
     const struct entropy_config *entropy = p->step->entropy;
-    const int each = row->pair ? 2 : 1;
+    const int each = losses[p->step->loss.type].pair ? 2 : 1;
     for (int s = 0; s < mb->n_seqs; s += each) {
-        const int number = p->numbers[mb->sample[s]], first = mb->first[s];
-        const struct pack_completion *c = &p->samples->completions[number];
-        const int n = mb->first[s + each] - first;
-        const int bounds[] = {0, c->masked ? 0 : mb->first[s + 1] - first, n};
-        const double references[] = {c->reference, each > 1 ? c[1].reference : 0};
-        const uint8_t *chosen = p->samples->chosen + p->samples->first[number];
-        for (int k = 0; p->notes && k < each; k++) note(p, rows, s + k);
-        struct loss_batch batch = {
-            .n_seqs = each,
-            .first = bounds,
-            .logprobs = rows->logprobs + first,
-            .old_logprobs = row->weight == PLAIN_SUM // a client's, whose ratio is to its sampler
-                                ? c->inputs[INPUT_LOGPROBS]
-                                : p->samples->logprobs + p->samples->first[number],
-            .sampler_logprobs = c->inputs[INPUT_LOGPROBS],
-            .ref_logprobs = rows->ref_logprobs ? rows->ref_logprobs + first : NULL,
-            .advantages = &c->advantage,
-            .step_seqs = p->step->scale.seqs,
-            .step_tokens = p->step->scale.tokens,
-            .by_policy = c->by_policy,
-            .token_advantages = c->inputs[row->advantages],
-            .chosen = entropy && entropy->top_quantile < 1 ? chosen : NULL,
-            .ratio_mask = c->inputs[INPUT_RATIO_MASK],
-            .low = c->inputs[INPUT_CLIP_LOW],
-            .high = c->inputs[INPUT_CLIP_HIGH],
-            .references = references,
-        };
-        memset(ret_dlogprobs + first, 0, (size_t)n * sizeof *ret_dlogprobs);
-        loss_compute(loss, &batch, p->stats, ret_dlogprobs + first);
-        if (entropy) add_bonus(p, rows, first, n, chosen);
+        const int number = p->numbers[mb->sample[s]];
+        const long first = p->samples->first[number];
+        const uint8_t *chosen = p->samples->chosen + first;
+        struct loss_rows targets[2];
+        for (int k = 0; k < each; k++) {
+            const int at = mb->first[s + k];
+            if (p->notes) note(p, rows, s + k);
+            targets[k] = (struct loss_rows){
+                .n = mb->first[s + k + 1] - at,
+                .logprobs = rows->logprobs + at,
+                .old = p->samples->logprobs + first,
+                .ref = rows->ref_logprobs ? rows->ref_logprobs + at : NULL,
+                .chosen = entropy && entropy->top_quantile < 1 ? chosen : NULL,
+            };
+        }
+        loss_compute(&p->step->loss, &p->step->scale, &p->samples->completions[number], targets,
+                     p->stats, ret_dlogprobs + mb->first[s]);
+        if (entropy) add_bonus(p, rows, mb->first[s], targets[0].n, chosen);
     }
 }
 
@@ -228,13 +214,13 @@ static enum status run_pass(struct learner *l, struct samples *samples, int firs
 enum status learner_accumulate(struct learner *l, struct samples *samples, int first, int n,
                                const struct step *step, struct update_stats *stats)
 {
-    return run_pass(l, samples, first, n, step, stats, learner_add_gradients, loss_rows);
+    return run_pass(l, samples, first, n, step, stats, learner_add_gradients, add_losses);
 }
 
 enum status learner_measure(struct learner *l, struct samples *samples, int first, int n,
                             const struct step *step, struct update_stats *stats)
 {
-    return run_pass(l, samples, first, n, step, stats, learner_evaluate, loss_rows);
+    return run_pass(l, samples, first, n, step, stats, learner_evaluate, add_losses);
 }
 
 enum status learner_note(struct learner *l, struct samples *samples, int first, int n,
@@ -341,7 +327,7 @@ enum status learner_step(struct learner *l, struct samples *samples, int first, 
     enum status st;
     stats->lr = step->lr;
     stats->n_updates += !stats->again;
-    if (samples) CHECK(run_pass(l, samples, first, n, step, stats, gradients, loss_rows));
+    if (samples) CHECK(run_pass(l, samples, first, n, step, stats, gradients, add_losses));
 
     CHECK(clip(l, &norm, &skip));
     stats->gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));

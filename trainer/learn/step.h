@@ -14,13 +14,6 @@ struct publish { // to nobody: run is NULL
                        struct publish_times *ret_times);
     void *context;
 };
-// What the means of a loss divide by: sequences or pairs; tokens, a frozen model's by their weight
-// (of pairs: the chosen completions'); tokens that are chosen by entropy.
-struct loss_scale {
-    int seqs;
-    double tokens;
-    long chosen;
-};
 struct step {
     struct loss_config loss;
     struct loss_scale scale;              // of all that the step, or evaluation, is made of
