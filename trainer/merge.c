@@ -4,7 +4,7 @@
  */
 #include "trainer/commands.h"
 #include "common/base/log.h"
-#include "common/base/options.h"
+#include "common/base/program.h"
 #include "common/model/adapter.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/options_shared.h"
@@ -34,8 +34,9 @@ static enum status alloc_bound(struct device *dev, struct weights *w, void **ret
     return st;
 }
 
-static enum status merge(const struct merge_config *c)
+static enum status merge(void *context)
 {
+    const struct merge_config *c = context;
     enum status st;
     struct device *dev = NULL;
     struct model_config *config = NULL;
@@ -71,8 +72,11 @@ out:
     return st;
 }
 
-static enum status check(const struct merge_config *c)
+static enum status check(void *context, struct option_set *set)
 {
+    const struct merge_config *c = context;
+    (void)set;
+    log_open("cw-trainer", c->log_level);
     if (c->model && c->adapter && c->out) return ST_OK;
     return status_fail(ST_INVALID, "--model DIR, --adapter DIR and --out DIR are needed");
 }
@@ -80,23 +84,16 @@ static enum status check(const struct merge_config *c)
 int merge_main(int argc, char **argv)
 {
     struct merge_config config = {0};
-    struct option_set *set = NULL;
-    log_open("cw-trainer", LOG_INFO);
-    enum option_result parsed =
-        options_parse(merge_options, "cw-trainer merge",
-                      "--model DIR --adapter DIR --out DIR\n\n"
-                      "Adds a LoRA adapter to its base and writes a model folder that any loader "
-                      "opens.",
-                      argc, argv, 0, &config, NULL, &set);
-    if (parsed == OPTIONS_DONE) return 0;
-    int exit_status = 0;
-    if (parsed == OPTIONS_BAD || check(&config) != ST_OK) {
-        log_error("%s", status_message());
-        exit_status = 2;
-    } else if (merge(&config) != ST_OK) {
-        log_error("%s", status_message());
-        exit_status = 1;
-    }
-    options_free(set);
-    return exit_status;
+    const struct program program = {
+        .name = "cw-trainer",
+        .command = "merge",
+        .usage = "--model DIR --adapter DIR --out DIR\n\n"
+                 "Adds a LoRA adapter to its base and writes a model folder that any loader opens.",
+        .options = merge_options,
+        .config = &config,
+        .check = check,
+        .run = merge,
+        .context = &config,
+    };
+    return program_main(&program, argc, argv);
 }

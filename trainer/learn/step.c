@@ -193,42 +193,6 @@ static void add_losses(void *context, const struct learner_rows *rows, float *re
     }
 }
 
-// ---- passes -------------------------------------------------------------------------------------
-
-typedef enum status pass_fn(struct learner *l, const struct pack_group *groups, int n,
-                            learner_loss_fn loss, void *context);
-
-static enum status run_pass(struct learner *l, struct samples *samples, int first, int n,
-                            const struct step *step, struct update_stats *stats, pass_fn *run,
-                            learner_loss_fn loss)
-{
-    struct pass p;
-    enum status st = pass_open(l, samples, first, n, step, stats, &p);
-    if (st != ST_OK) return st;
-    st = run(l, p.groups, p.n, loss, &p);
-    if (st == ST_OK && p.notes && step && step->exact) st = check_exact(&p);
-    pass_close(&p);
-    return st;
-}
-
-enum status learner_accumulate(struct learner *l, struct samples *samples, int first, int n,
-                               const struct step *step, struct update_stats *stats)
-{
-    return run_pass(l, samples, first, n, step, stats, learner_add_gradients, add_losses);
-}
-
-enum status learner_measure(struct learner *l, struct samples *samples, int first, int n,
-                            const struct step *step, struct update_stats *stats)
-{
-    return run_pass(l, samples, first, n, step, stats, learner_evaluate, add_losses);
-}
-
-enum status learner_note(struct learner *l, struct samples *samples, int first, int n,
-                         const struct step *step, struct update_stats *stats)
-{
-    return run_pass(l, samples, first, n, step, stats, learner_evaluate, note_rows);
-}
-
 static void sum_kl(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
     struct pass *p = context;
@@ -253,8 +217,6 @@ enum status learner_kl(struct learner *l, struct samples *samples, double *ret_k
     pass_close(&p);
     return st == ST_OK ? comm_sum_host(learner_comm(l), ret_kl, samples->n) : st;
 }
-
-// ---- the step -----------------------------------------------------------------------------------
 
 static void add_balance(const struct learner *l, struct update_stats *stats)
 {
@@ -282,6 +244,33 @@ static enum status gradients(struct learner *l, const struct pack_group *groups,
 out:
     return st;
 }
+
+// ---- passes -------------------------------------------------------------------------------------
+
+static const struct {
+    enum status (*run)(struct learner *l, const struct pack_group *groups, int n,
+                       learner_loss_fn loss, void *context);
+    learner_loss_fn loss;
+} passes[] = {
+    [PASS_NOTE] = {learner_evaluate, note_rows},
+    [PASS_LOSS] = {learner_evaluate, add_losses},
+    [PASS_GRADIENTS] = {learner_add_gradients, add_losses},
+    [PASS_STEP] = {gradients, add_losses},
+};
+
+enum status learner_pass(struct learner *l, enum pass_kind kind, struct samples *samples, int first,
+                         int n, const struct step *step, struct update_stats *stats)
+{
+    struct pass p;
+    enum status st = pass_open(l, samples, first, n, step, stats, &p);
+    if (st != ST_OK) return st;
+    st = passes[kind].run(l, p.groups, p.n, passes[kind].loss, &p);
+    if (st == ST_OK && p.notes && step && step->exact) st = check_exact(&p);
+    pass_close(&p);
+    return st;
+}
+
+// ---- the step -----------------------------------------------------------------------------------
 
 // ret_skip: the gradient was not finite.
 static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
@@ -327,7 +316,7 @@ enum status learner_step(struct learner *l, struct samples *samples, int first, 
     enum status st;
     stats->lr = step->lr;
     stats->n_updates += !stats->again;
-    if (samples) CHECK(run_pass(l, samples, first, n, step, stats, gradients, add_losses));
+    if (samples) CHECK(learner_pass(l, PASS_STEP, samples, first, n, step, stats));
 
     CHECK(clip(l, &norm, &skip));
     stats->gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));

@@ -44,7 +44,7 @@ static enum status look_ahead(struct learner *l, const struct step *step, struct
 {
     const bool chooses = step->entropy && step->entropy->top_quantile < 1;
     if (!chooses && mini_batches == 1) return ST_OK;
-    enum status st = learner_note(l, samples, 0, samples->n_groups, step, stats);
+    enum status st = learner_pass(l, PASS_NOTE, samples, 0, samples->n_groups, step, stats);
     samples->noted = true;
     if (st != ST_OK || !chooses) return st;
     return choose_highest(l, samples, step->entropy->top_quantile);

@@ -144,7 +144,7 @@ enum status offline_measure(struct offline *s, struct offline_data *data)
     if (!data->reference) FAIL(ST_NO_MEMORY, "no memory for the reference");
     for (int at = 0; at < data->n; at += each) {
         const int n = data->n - at < each ? data->n - at : each;
-        CHECK(learner_note(s->learner, samples, at, n, NULL, NULL));
+        CHECK(learner_pass(s->learner, PASS_NOTE, samples, at, n, NULL, NULL));
         if (stop_requested()) FAIL(ST_CANCELLED, "a signal: the reference was not finished");
         if (at / each % MEASURED_SAID == MEASURED_SAID - 1)
             log_progress("reference: %d of %d pairs", at + n, data->n);

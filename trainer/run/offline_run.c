@@ -33,8 +33,8 @@ static enum status evaluate(struct offline *s, json_t *metrics)
     CHECK(offline_samples(s, &s->eval, NULL, s->eval.n, &samples));
     step.scale = loss_scale_of(&s->loss, samples, 0, s->eval.n);
     for (int at = 0; at < s->eval.n; at += each)
-        CHECK(learner_measure(s->learner, samples, at,
-                              s->eval.n - at < each ? s->eval.n - at : each, &step, &stats));
+        CHECK(learner_pass(s->learner, PASS_LOSS, samples, at,
+                           s->eval.n - at < each ? s->eval.n - at : each, &step, &stats));
     stats_put(&stats, loss_stats(&s->loss), "eval/", metrics);
     log_progress_end();
     log_info("step %" PRId64 ": held-out loss %.4f on %d examples", s->step,

@@ -266,9 +266,8 @@ enum status policy_forward_backward(struct policy *p, const char *run,
     CHECK(policy_select(p, run, &t));
     CHECK(samples_of(request, &samples));
     for (int first = 0; st == ST_OK && first < request->n; first += each)
-        st = request->forward_only
-                 ? learner_measure(p->learner, samples, first, each, &step, &stats)
-                 : learner_accumulate(p->learner, samples, first, each, &step, &stats);
+        st = learner_pass(p->learner, request->forward_only ? PASS_LOSS : PASS_GRADIENTS, samples,
+                          first, each, &step, &stats);
     if (st != ST_OK && !request->forward_only) {
         learner_clear_gradients(p->learner);
         status_context(st, "the gradients since the last step are dropped");
