@@ -38,7 +38,6 @@ int dpo_main(int argc, char **argv)
         .options = dpo_options,
         .sides = 2,
         .side_fields = {"chosen", "rejected"},
-        .reference = true,
         .loss = LOSS_SIGMOID,
     };
     return offline_main(&task,

@@ -1,6 +1,6 @@
 /* learner.h: the computing half of training: everything between a step's packed sequences and its
- * gradients, and the optimizer that uses them. Knows nothing of rewards, server or bridge: GRPO
- * (update.h) and training without a server (offline.h) both drive it. One thread. */
+ * gradients, and the optimizer that uses them. Knows nothing of rewards, server or bridge: step.h
+ * drives it, for every command. One thread. */
 #ifndef TRAINER_LEARNER_H
 #define TRAINER_LEARNER_H
 
@@ -112,8 +112,8 @@ void learner_clear_gradients(struct learner *l);
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
                               learner_loss_fn loss, void *context, struct draft_stats *ret_draft);
 // The coefficient of the load-balancing loss (balance.h; 0: there is none) and, with it, this
-// rank's part of that loss in the last learner_gradients(): the
-// mean over micro-batches, weighted by their rows, is the sum over ranks.
+// rank's part of that loss in the last learner_gradients(): the mean over micro-batches, weighted
+// by their rows, is the sum over ranks.
 double learner_balance_coef(const struct learner *l);
 double learner_balance_loss(const struct learner *l);
 // Norm of these gradients, and the clipping factor from it (optimizer_prepare). Waits. A norm that

@@ -223,43 +223,48 @@ static struct pair_loss apo_down(const struct loss_config *o, const struct pair 
 #define CLIPS         (KNOWS_LOW | KNOWS_HIGH)
 #define TRL_CISPO_CAP 5 // its recommendation; --epsilon would cap every ratio below 1
 
+#define ROW(w, s, ...)                                                                             \
+    {                                                                                              \
+        .weight = w, .surrogate = s, __VA_ARGS__                                                   \
+    }
+
 const struct loss losses[N_LOSSES] = {
-    [LOSS_GRPO] = {BY_SEQUENCE, clipped},
-    [LOSS_BNPO] = {BY_TOKEN, clipped},
-    [LOSS_DAPO] = {BY_TOKEN, clipped},
-    [LOSS_DR_GRPO] = {BY_CONSTANT, clipped},
-    [LOSS_CISPO] = {BY_TOKEN, capped, NULL, CAPPED, TRL_CISPO_CAP},
-    [LOSS_SAPO] = {BY_SEQUENCE, gated},
-    [LOSS_LUSPO] = {BY_SUM, clipped},
-    [LOSS_GMPO] = {BY_SEQUENCE, geometric, NULL, OF_LOGS},
+    [LOSS_GRPO] = ROW(BY_SEQUENCE, clipped),
+    [LOSS_BNPO] = ROW(BY_TOKEN, clipped),
+    [LOSS_DAPO] = ROW(BY_TOKEN, clipped),
+    [LOSS_DR_GRPO] = ROW(BY_CONSTANT, clipped),
+    [LOSS_CISPO] = ROW(BY_TOKEN, capped, .bounds = CAPPED, .epsilon_high = TRL_CISPO_CAP),
+    [LOSS_SAPO] = ROW(BY_SEQUENCE, gated),
+    [LOSS_LUSPO] = ROW(BY_SUM, clipped),
+    [LOSS_GMPO] = ROW(BY_SEQUENCE, geometric, .bounds = OF_LOGS),
 
-    [LOSS_SIGMOID] = {BY_SUM, .pair = sigmoid},
-    [LOSS_HINGE] = {BY_SUM, .pair = hinge},
-    [LOSS_IPO] = {BY_SUM, .pair = ipo},
-    [LOSS_EXO_PAIR] = {BY_SUM, .pair = exo_pair},
-    [LOSS_NCA_PAIR] = {BY_SUM, .pair = nca_pair},
-    [LOSS_ROBUST] = {BY_SUM, .pair = robust},
-    [LOSS_BCO_PAIR] = {BY_SUM, .pair = bco_pair},
-    [LOSS_SPPO_HARD] = {BY_SUM, .pair = sppo_hard},
-    [LOSS_APO_ZERO] = {BY_SUM, .pair = apo_zero},
-    [LOSS_APO_DOWN] = {BY_SUM, .pair = apo_down},
-    [LOSS_SIGMOID_NORM] = {BY_SUM, .pair = sigmoid_norm},
+    [LOSS_SIGMOID] = {.weight = BY_SUM, .pair = sigmoid},
+    [LOSS_HINGE] = {.weight = BY_SUM, .pair = hinge},
+    [LOSS_IPO] = {.weight = BY_SUM, .pair = ipo},
+    [LOSS_EXO_PAIR] = {.weight = BY_SUM, .pair = exo_pair},
+    [LOSS_NCA_PAIR] = {.weight = BY_SUM, .pair = nca_pair},
+    [LOSS_ROBUST] = {.weight = BY_SUM, .pair = robust},
+    [LOSS_BCO_PAIR] = {.weight = BY_SUM, .pair = bco_pair},
+    [LOSS_SPPO_HARD] = {.weight = BY_SUM, .pair = sppo_hard},
+    [LOSS_APO_ZERO] = {.weight = BY_SUM, .pair = apo_zero},
+    [LOSS_APO_DOWN] = {.weight = BY_SUM, .pair = apo_down},
+    [LOSS_SIGMOID_NORM] = {.weight = BY_SUM, .pair = sigmoid_norm},
 
-    [LOSS_CROSS_ENTROPY] = {BY_TOKEN, log_likelihood, .advantages = INPUT_WEIGHTS},
+    [LOSS_CROSS_ENTROPY] = ROW(BY_TOKEN, log_likelihood, .advantages = INPUT_WEIGHTS),
 
-    [LOSS_CLIENT_CROSS_ENTROPY] = {PLAIN_SUM, log_likelihood, .advantages = INPUT_WEIGHTS,
-                                   .needs = INPUT_BIT(INPUT_WEIGHTS)},
-    [LOSS_CLIENT_IMPORTANCE_SAMPLING] = {PLAIN_SUM, clipped, NULL, AS_GIVEN, .needs = POLICY,
-                                         .defaults = {0, INFINITY}},
-    [LOSS_CLIENT_PPO] = {PLAIN_SUM, clipped, NULL, AS_GIVEN, .needs = POLICY, .takes = BOUNDS,
-                         .knows = CLIPS, .defaults = {0.8, 1.2}},
-    [LOSS_CLIENT_CISPO] = {PLAIN_SUM, capped, NULL, AS_GIVEN, .needs = POLICY, .takes = BOUNDS,
-                           .knows = CLIPS, .defaults = {0, 4}},
-    [LOSS_CLIENT_DRO] = {PLAIN_SUM, dro, .needs = POLICY, .knows = KNOWS_BETA,
-                         .defaults = {0, 0, 0.05}},
-    [LOSS_CLIENT_GSPO] = {PLAIN_SUM, clipped, NULL, AS_GIVEN, .sequence_value = true,
-                          .needs = POLICY | INPUT_BIT(INPUT_RATIO_MASK), .takes = BOUNDS,
-                          .knows = CLIPS, .defaults = {0.8, 1.2}},
+    [LOSS_CLIENT_CROSS_ENTROPY] = ROW(PLAIN_SUM, log_likelihood, .advantages = INPUT_WEIGHTS,
+                                      .needs = INPUT_BIT(INPUT_WEIGHTS)),
+    [LOSS_CLIENT_IMPORTANCE_SAMPLING] =
+        ROW(PLAIN_SUM, clipped, .bounds = AS_GIVEN, .needs = POLICY, .defaults = {0, INFINITY}),
+    [LOSS_CLIENT_PPO] = ROW(PLAIN_SUM, clipped, .bounds = AS_GIVEN, .needs = POLICY,
+                            .takes = BOUNDS, .knows = CLIPS, .defaults = {0.8, 1.2}),
+    [LOSS_CLIENT_CISPO] = ROW(PLAIN_SUM, capped, .bounds = AS_GIVEN, .needs = POLICY,
+                              .takes = BOUNDS, .knows = CLIPS, .defaults = {0, 4}),
+    [LOSS_CLIENT_DRO] =
+        ROW(PLAIN_SUM, dro, .needs = POLICY, .knows = KNOWS_BETA, .defaults = {0, 0, 0.05}),
+    [LOSS_CLIENT_GSPO] = ROW(PLAIN_SUM, clipped, .bounds = AS_GIVEN, .sequence_value = true,
+                             .needs = POLICY | INPUT_BIT(INPUT_RATIO_MASK), .takes = BOUNDS,
+                             .knows = CLIPS, .defaults = {0.8, 1.2}),
 };
 
 #define NAME(symbol, name) name,

@@ -36,7 +36,7 @@ struct offline_data {
     // (task->sides): the same lines with a completion each, and the same prompts
     struct dataset *sides[OFFLINE_SIDES];
     int n;             // examples
-    double *reference; // (n, sides) log-probability of each completion by the start; NULL: none
+    double *reference; // (n, sides) log-probability of each completion by the start; of pairs
 };
 
 struct offline_task { // what differs between the commands
@@ -44,7 +44,6 @@ struct offline_task { // what differs between the commands
     const struct option_spec *options;
     int sides;
     const char *side_fields[OFFLINE_SIDES]; // prompt_options.side
-    bool reference;                         // offline_data.reference is wanted
     enum loss_type loss;                    // the first, of dpo's
 };
 

@@ -76,7 +76,7 @@ enum status offline_check(const struct offline_task *task, struct option_set *se
                                          : "one of --model DIR and --init CONFIG.json is needed");
     if (!c->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of examples");
     const struct loss_config loss = offline_loss(task, c);
-    if (task->reference) CHECK(loss_check_pairs(&loss));
+    if (task->sides > 1) CHECK(loss_check_pairs(&loss));
     CHECK(schedule_check(&c->learning.schedule));
     CHECK(check_out(c));
     CHECK(prompts_check(&c->prompts));
@@ -251,7 +251,7 @@ static enum status open_reference(struct offline *s)
 {
     enum status st;
     const int64_t start = clock_now_ns();
-    if (!s->task->reference) return ST_OK;
+    if (s->task->sides == 1) return ST_OK;
     CHECK(offline_measure(s, &s->data));
     if (s->eval.n) CHECK(offline_measure(s, &s->eval));
     log_info("the reference: log-probabilities by %s of %d pairs, computed once in %.1f s",
