@@ -104,6 +104,21 @@ static void softmax(const float *logits, int n, double *ret)
     for (int i = 0; i < n; i++) ret[i] /= sum;
 }
 
+struct draft_stats {
+    double kl, overlap; // means over targets
+    long targets;
+};
+
+static struct draft_stats draft_gradients(struct machine *m, const struct random_step *s,
+                                          learner_loss_fn loss)
+{
+    struct update_stats u = {0};
+    assert_ok(learner_gradients(m->learner, s->groups, GROUPS, loss, NULL, &u));
+    assert_int_equal(u.of[STAT_DRAFT_KL].n, u.draft_targets);
+    return (struct draft_stats){stats_mean(&u, STAT_DRAFT_KL), stats_mean(&u, STAT_DRAFT_OVERLAP),
+                                u.draft_targets};
+}
+
 // One sequence at a time through both models; the policy's first tokens are those the draft knows.
 static struct draft_stats plain_stats(struct machine *m, const struct random_step *s)
 {
@@ -153,7 +168,7 @@ static void loss_is_the_divergence(void **state)
         random_step_make(&shape, &s);
         machine_open(cases[i].capped ? capped_folder() : tiny_folder(32, 1, 300, 8),
                      cases[i].budget, cases[i].logits_chunk, 3, &m);
-        assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+        stats = draft_gradients(&m, &s, no_loss);
         struct draft_stats wanted = plain_stats(&m, &s);
         assert_int_equal(stats.targets, TARGETS);
         assert_int_equal(wanted.targets, TARGETS);
@@ -214,13 +229,12 @@ static void gradient_is_a_slope(void **state)
     for (int capped = 0; capped < 2; capped++) {
         struct random_step s;
         struct machine m;
-        struct draft_stats stats;
         const double weight = 1.5;
         int n_large = 0;
         random_step_make(&shape, &s);
         machine_open(capped ? capped_folder() : tiny_folder(32, 2, 300, 8), 13, 3, (float)weight,
                      &m);
-        assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+        draft_gradients(&m, &s, no_loss);
         const float *gradient = gradients_of(learner_draft(m.learner));
         int n = m.draft.weights->n_tensors;
         for (int t = 0; t < n; t++) n_large += check_tensor(&m, &s, gradient, t, weight);
@@ -247,7 +261,7 @@ static void neither_disturbs_the_other(void **state)
         float *alone = malloc(bytes);
         assert_ok(learner_gradients(m->learner, s.groups, GROUPS, some_loss, NULL, NULL));
         memcpy(alone, gradients_of(m->learner), bytes);
-        assert_ok(learner_gradients(m->learner, s.groups, GROUPS, some_loss, NULL, i ? &b : &a));
+        *(i ? &b : &a) = draft_gradients(m, &s, some_loss);
         assert_memory_equal(alone, gradients_of(m->learner), bytes);
         free(alone);
     }
@@ -276,13 +290,13 @@ static void unknown_tokens_are_left_out(void **state)
     random_step_make(&shape, &s);
     machine_open(tiny_folder(32, 1, 288, 8), 13, 100, 1, &m);
     s.ids[2][4] = 288; // one micro-batch of several
-    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+    stats = draft_gradients(&m, &s, no_loss);
     assert_true(stats.targets > 0 && stats.targets <= TARGETS - lengths[2]);
     assert_true(isfinite(stats.kl) && stats.kl > 0);
     assert_ok(learner_clip(learner_draft(m.learner), &norm));
     assert_true(norm > 0);
     for (int g = 0; g < GROUPS; g++) s.prompts[g][0] = 299; // all of them
-    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &stats));
+    stats = draft_gradients(&m, &s, no_loss);
     assert_int_equal(stats.targets, 0);
     assert_ok(learner_clip(learner_draft(m.learner), &norm));
     assert_true(norm == 0);
@@ -302,7 +316,7 @@ static void training_raises_the_overlap(void **state)
     memcpy(policy, m.policy.weights->base, bytes);
     for (int i = 0; i < 200; i++) {
         double norm;
-        assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, &last));
+        last = draft_gradients(&m, &s, no_loss);
         if (i == 0) first = last;
         assert_ok(learner_clip(learner_draft(m.learner), &norm));
         assert_ok(learner_apply(learner_draft(m.learner), 5e-3));

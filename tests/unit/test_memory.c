@@ -91,7 +91,7 @@ static void machine_close(const struct setting *s, struct machine *m)
 static double one_step(struct machine *m, const struct random_step *s, bool draft, double lr)
 {
     double norm, loss = 0;
-    struct draft_stats stats;
+    struct update_stats stats = {0};
     if (draft)
         assert_ok(learner_gradients(m->learner, s->groups, GROUPS, cross_entropy, &loss, &stats));
     else

@@ -531,10 +531,10 @@ static bool all_zero(const float *x, int n)
 // What is done with every micro-batch beside the forward pass and the loss.
 struct passes {
     bool backward;
-    bool last;                  // of all that is added to these gradients
-    double rows;                // of all micro-batches and ranks, with a load-balancing loss
-    float draft_scale;          // of each target in the draft's loss
-    struct draft_stats *distil; // sums; NULL: leave the draft alone
+    bool last;                   // of all that is added to these gradients
+    double rows;                 // of all micro-batches and ranks, with a load-balancing loss
+    float draft_scale;           // of each target in the draft's loss
+    struct update_stats *distil; // NULL: leave the draft alone
 };
 
 static bool ids_below(const int32_t *ids, int n, int vocab)
@@ -562,7 +562,6 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
 static enum status distil(struct learner *l, int n, const struct passes *passes)
 {
     struct learner *draft = l->draft;
-    struct draft_stats *sums = passes->distil;
     struct distillation d = {l->backward, l->tape, l->options.temperature, passes->draft_scale};
     void *x;
     model_forward(draft->model, batch_view(l->batch), NULL, draft->tape, &x);
@@ -570,8 +569,8 @@ static enum status distil(struct learner *l, int n, const struct passes *passes)
         backward_distill(draft->backward, l->batch, draft->tape, &d, draft->kl, draft->overlap);
     if (st != ST_OK) return st;
     for (int i = 0; i < n; i++) {
-        sums->kl += draft->kl[i];
-        sums->overlap += draft->overlap[i];
+        stats_add(passes->distil, STAT_DRAFT_KL, draft->kl[i]);
+        stats_add(passes->distil, STAT_DRAFT_OVERLAP, draft->overlap[i]);
     }
     return ST_OK;
 }
@@ -650,7 +649,7 @@ static enum status plan_distillation(const struct learner *l, const struct packi
         if (draft_knows(l->draft, mb, groups)) targets += mb->first[mb->n_seqs];
     }
     enum status st = comm_sum_host(l->options.comm, &targets, 1);
-    passes->distil->targets = (long)targets;
+    passes->distil->draft_targets = (long)targets;
     passes->draft_scale = l->draft->loss_weight / (float)(targets > 0 ? targets : 1);
     return st;
 }
@@ -695,24 +694,12 @@ void learner_clear_gradients(struct learner *l)
 }
 
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
-                              learner_loss_fn loss, void *context, struct draft_stats *ret_draft)
+                              learner_loss_fn loss, void *context, struct update_stats *draft)
 {
-    struct draft_stats stats = {0};
-    struct passes passes = {.backward = true, .last = !ret_draft};
     learner_clear_gradients(l);
-    if (ret_draft) {
-        optimizer_clear_grads(l->draft->optimizer);
-        passes.distil = &stats;
-    }
-    enum status st = run_all(l, groups, n_groups, loss, context, passes);
-    if (st != ST_OK || !ret_draft) return st;
-    double sums[] = {stats.kl, stats.overlap};
-    st = comm_sum_host(l->options.comm, sums, 2);
-    if (st != ST_OK) return st;
-    stats.kl = stats.targets > 0 ? sums[0] / (double)stats.targets : 0;
-    stats.overlap = stats.targets > 0 ? sums[1] / (double)stats.targets : 0;
-    *ret_draft = stats;
-    return ST_OK;
+    if (draft) learner_clear_gradients(l->draft);
+    return run_all(l, groups, n_groups, loss, context,
+                   (struct passes){.backward = true, .last = !draft, .distil = draft});
 }
 
 enum status learner_add_gradients(struct learner *l, const struct pack_group *groups, int n_groups,

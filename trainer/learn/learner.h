@@ -104,13 +104,13 @@ enum status learner_add_gradients(struct learner *l, const struct pack_group *gr
                                   learner_loss_fn loss, void *context);
 void learner_clear_gradients(struct learner *l);
 // Clears them first. With several ranks: of this rank's share of the step's groups, whose sums over
-// all begin while the last micro-batch's backward pass runs; learner_clip() ends them. ret_draft,
-// not NULL: the draft's gradients too, of loss_weight times the mean over all targets of
-// KL(policy || draft), both at the learner's temperature, with the policy as the teacher of this
-// very forward pass. A micro-batch with a token that the draft has no row for (padding of a larger
-// vocabulary) is left out of the draft's mean.
+// all begin while the last micro-batch's backward pass runs; learner_clip() ends them. draft,
+// not NULL: the draft's gradients too, and its statistics, of loss_weight times the mean over all
+// targets of KL(policy || draft), both at the learner's temperature, with the policy as the teacher
+// of this very forward pass. A micro-batch with a token that the draft has no row for (padding of a
+// larger vocabulary) is left out of the draft's mean.
 enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
-                              learner_loss_fn loss, void *context, struct draft_stats *ret_draft);
+                              learner_loss_fn loss, void *context, struct update_stats *draft);
 // The coefficient of the load-balancing loss (balance.h; 0: there is none) and, with it, this
 // rank's part of that loss in the last learner_gradients(): the mean over micro-batches, weighted
 // by their rows, is the sum over ranks.

@@ -16,16 +16,18 @@ double range_mean(const struct range_stats *r); // 0 where it has no entry
 
 enum statistic {
     // of the first iteration alone, where several learn from the same samples
-    STAT_LOSS,         // what is added up to it; its sum is normalised over each update already
-    STAT_EXTRA_LOSS,   // that part of it which is no policy's: the entropy's bonus, the routers'
-    STAT_AUX_LOSS,     // routers' load-balancing loss, without its coefficient
-    STAT_KL,           // of tokens, as estimated, without the ratio
-    STAT_ENTROPY,      // of tokens
-    STAT_FROZEN,       // of tokens, 1: a frozen model or an environment wrote it
-    STAT_MISMATCH,     // |trainer's - server's log-probability| of the policy's tokens
-    STAT_MISMATCH_K3,  // by Schulman's estimator
-    STAT_MISMATCH_NOW, // as STAT_MISMATCH, of tokens of the present weights, or of unknown ones
-    FIRST_STATS,       // so many
+    STAT_LOSS,          // what is added up to it; its sum is normalised over each update already
+    STAT_EXTRA_LOSS,    // that part of it which is no policy's: the entropy's bonus, the routers'
+    STAT_AUX_LOSS,      // routers' load-balancing loss, without its coefficient
+    STAT_KL,            // of tokens, as estimated, without the ratio
+    STAT_ENTROPY,       // of tokens
+    STAT_FROZEN,        // of tokens, 1: a frozen model or an environment wrote it
+    STAT_MISMATCH,      // |trainer's - server's log-probability| of the policy's tokens
+    STAT_MISMATCH_K3,   // by Schulman's estimator
+    STAT_MISMATCH_NOW,  // as STAT_MISMATCH, of tokens of the present weights, or of unknown ones
+    STAT_DRAFT_KL,      // of targets, KL(policy || draft)
+    STAT_DRAFT_OVERLAP, // sum min(p, q), the acceptance to expect
+    FIRST_STATS,        // so many
     // of all updates: one entry a token of the policy; a sequence with sequence_level
     STAT_RATIO = FIRST_STATS,
     STAT_CLIP_LOW, // here and below, 1 where it is so: the mean is a share
@@ -51,11 +53,6 @@ enum statistic {
 #define STAT_BIT(stat)         ((uint64_t)1 << (stat))
 #define STAT_BITS(first, last) (STAT_BIT((last) + 1) - STAT_BIT(first))
 
-struct draft_stats {
-    double kl, overlap; // means over targets; overlap: sum min(p, q), the acceptance to expect
-    long targets;
-};
-
 struct update_stats { // zero-initialise
     struct range_stats of[N_STATS];
     bool again;    // a later iteration: the first's statistics are complete
@@ -64,7 +61,7 @@ struct update_stats { // zero-initialise
     double lr;                    // of the last one
     double grad_norm;             // of the last that was applied, before clipping
     int applied, skipped;         // skipped: the gradient was not finite
-    struct draft_stats draft;     // of the first iteration, which is the draft's only one
+    long draft_targets;           // of the first iteration, which is the draft's only one
     double draft_grad_norm;       // before clipping
     bool draft_skipped;           // its gradient was not finite
     struct publish_times publish; // summed

@@ -233,7 +233,7 @@ static enum status gradients(struct learner *l, const struct pack_group *groups,
     struct pass *p = context;
     const struct step *step = p->step;
     enum status st;
-    struct draft_stats *draft = !p->stats->again && learner_draft(l) ? &p->stats->draft : NULL;
+    struct update_stats *draft = !p->stats->again && learner_draft(l) ? p->stats : NULL;
     CHECK(learner_gradients(l, groups, n, loss, p, draft));
     if (learner_balance_coef(l) > 0) add_balance(l, p->stats);
     if (step->entropy && step->entropy->adaptive && step->scale.chosen > 0) {
@@ -321,7 +321,7 @@ enum status learner_step(struct learner *l, struct samples *samples, int first, 
     CHECK(clip(l, &norm, &skip));
     stats->gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));
     if (!skip) apply.policy = l;
-    if (!stats->again && stats->draft.targets > 0) {
+    if (!stats->again && stats->draft_targets > 0) {
         CHECK(clip(learner_draft(l), &stats->draft_grad_norm, &stats->draft_skipped));
         if (!stats->draft_skipped) apply.draft = learner_draft(l);
     }

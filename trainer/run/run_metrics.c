@@ -137,9 +137,9 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
 
 static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
 {
-    bool any = u->draft.targets > 0; // else null: nothing was compared
-    metrics_put(metrics, "draft_loss", any ? u->draft.kl : NAN);
-    metrics_put(metrics, "draft_overlap", any ? u->draft.overlap : NAN);
+    bool any = u->draft_targets > 0; // else null: nothing was compared
+    metrics_put(metrics, "draft_loss", any ? stats_mean(u, STAT_DRAFT_KL) : NAN);
+    metrics_put(metrics, "draft_overlap", any ? stats_mean(u, STAT_DRAFT_OVERLAP) : NAN);
     metrics_put(metrics, "draft_grad_norm", any && !u->draft_skipped ? u->draft_grad_norm : NAN);
     metrics_put(metrics, "draft_learning_rate", lr);
 }

@@ -100,7 +100,8 @@ void run_say_inference(struct run *run, const struct rollout_step *step,
         log_progress_end();
         log_info("draft model: KL divergence %.4f from the policy, acceptance to expect %.1f%%, "
                  "gradient norm %.4f",
-                 update->draft.kl, 100 * update->draft.overlap, update->draft_grad_norm);
+                 stats_mean(update, STAT_DRAFT_KL), 100 * stats_mean(update, STAT_DRAFT_OVERLAP),
+                 update->draft_grad_norm);
     }
     if (m) {
         log_progress_end();

@@ -28,8 +28,7 @@ struct futures {
     char process[17];      // of all ids of this process
     struct future **list;  // (n) by number, from `first` on; NULL: forgotten
     int64_t first, n, cap; // the list's
-    int pending;
-    json_t *by_key; // number
+    json_t *by_key;        // number
     struct owner *owners;
 };
 
@@ -124,7 +123,6 @@ struct future *future_new(struct futures *f, const char *owner, int64_t seq_id)
     put_key(owner, seq_id, u->key);
     json_object_set_new(f->by_key, u->key, json_integer(u->number));
     f->list[f->n++] = u;
-    f->pending++;
     return u;
 }
 
@@ -191,7 +189,6 @@ static void end(struct future *u, int state)
     u->place = ++o->places;
     *o->last = u;
     o->last = &u->next_done;
-    u->of->pending--;
     struct http_request *q = u->waiting;
     if (!q) return;
     u->waiting = NULL;
@@ -320,9 +317,4 @@ struct future *futures_done_of(struct futures *f, const char *owner)
 {
     struct owner *o = find_owner(f, owner);
     return o ? o->first : NULL;
-}
-
-int futures_pending(const struct futures *f)
-{
-    return f->pending;
 }

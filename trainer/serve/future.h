@@ -60,6 +60,5 @@ void futures_sweep(struct futures *f);
 struct future *futures_done_of(struct futures *f, const char *owner);
 // Nobody asks for that owner's any more: what is known of it goes with its last future.
 void futures_end_owner(struct futures *f, const char *owner);
-int futures_pending(const struct futures *f);
 
 #endif

@@ -36,11 +36,6 @@ const char *policy_socket(const struct policy *p)
     return bridge_file_of(p->bridge)->socket;
 }
 
-const struct model_config *policy_model(const struct policy *p)
-{
-    return p->model;
-}
-
 struct sources *policy_sources(struct policy *p)
 {
     return p->sources;

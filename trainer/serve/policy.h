@@ -28,7 +28,6 @@ void policy_close(struct policy *p); // releases the lease; NULL is fine
 struct control *policy_control(struct policy *p);
 const char *policy_folder(const struct policy *p); // the model's, as the server loaded it
 const char *policy_socket(const struct policy *p); // the server's
-const struct model_config *policy_model(const struct policy *p);
 struct datum_limits policy_limits(const struct policy *p);
 int policy_max_adapters(const struct policy *p); // of the server; 0: it holds none
 struct sources *policy_sources(struct policy *p);
