@@ -201,7 +201,8 @@ static void sampler_is_corrected(void **state)
     // All tokens likelier there by a half: weights of exp(-1/2), and the gradient with them.
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
     struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 1, 0);
-    assert_true(u.of[STAT_RATIO].min == 1 && u.of[STAT_RATIO].max == 1); // the policy has not moved
+    assert_true(u.range[STAT_RATIO].min == 1 &&
+                u.range[STAT_RATIO].max == 1); // the policy has not moved
     assert_true(near(stats_mean(&u, STAT_TIS), exp(-0.5)) &&
                 near(stats_mean(&u, STAT_MISMATCH), 0.5));
     assert_true(near(u.grad_norm, exp(-0.5) * off.grad_norm));
@@ -217,7 +218,8 @@ static void sampler_is_corrected(void **state)
     u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0);
     assert_true(near(u.grad_norm, 3 * off.grad_norm) && stats_mean(&u, STAT_TIS_CUT) == 1);
     u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
-    assert_true(u.grad_norm == 0 && u.of[STAT_TIS].max == 0 && stats_mean(&u, STAT_TIS_CUT) == 1);
+    assert_true(u.grad_norm == 0 && u.range[STAT_TIS].max == 0 &&
+                stats_mean(&u, STAT_TIS_CUT) == 1);
     disagree(&s, 2, 0.5f); // one sample of four agrees again
     u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
     assert_true(near(stats_mean(&u, STAT_TIS), 0.25) && stats_mean(&u, STAT_TIS_CUT) == 0.75 &&
@@ -232,14 +234,14 @@ static void ratio_is_to_the_first_iteration(void **state)
     scene_open(&s, false);
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
     struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 3, 0);
-    assert_true(near(u.of[STAT_RATIO].min, 1) &&
-                near(u.of[STAT_RATIO].max, 1)); // three times the same policy
-    assert_true(u.of[STAT_CLIP_LOW].sum == 0 && u.of[STAT_CLIP_HIGH].sum == 0);
+    assert_true(near(u.range[STAT_RATIO].min, 1) &&
+                near(u.range[STAT_RATIO].max, 1)); // three times the same policy
+    assert_true(u.range[STAT_CLIP_LOW].sum == 0 && u.range[STAT_CLIP_HIGH].sum == 0);
     u = update(&s, TIS_TOKEN_TRUNCATE, 3, 1e-2);
     // what is better than its group became likelier, what is worse less so, past the bounds
-    assert_true(u.of[STAT_RATIO].max > 1.2 && u.of[STAT_RATIO].min < 0.8);
-    assert_true(u.of[STAT_CLIP_LOW].sum > 0 && u.of[STAT_CLIP_HIGH].sum > 0 &&
-                u.of[STAT_SEQ_CLIP_HIGH].max > 0);
+    assert_true(u.range[STAT_RATIO].max > 1.2 && u.range[STAT_RATIO].min < 0.8);
+    assert_true(u.range[STAT_CLIP_LOW].sum > 0 && u.range[STAT_CLIP_HIGH].sum > 0 &&
+                u.range[STAT_SEQ_CLIP_HIGH].max > 0);
     assert_true(near(stats_mean(&u, STAT_TIS), exp(-0.5))); // the same in all three
     scene_close(&s);
 }
@@ -300,7 +302,7 @@ static void exact_wants_every_bit(void **state)
     scene_open(&s, false);
     config.step.exact = true;
     assert_ok(try_update(&s, &config, &s.rollout, advantages, 1e-2, &stats));
-    assert_true(stats.of[STAT_MISMATCH_NOW].max == 0 && stats.applied == 1);
+    assert_true(stats.range[STAT_MISMATCH_NOW].max == 0 && stats.applied == 1);
     // what that update changed is no longer what the samples were drawn from
     const uint64_t version = control_version(bridge_control(s.bridge));
     assert_status(try_update(&s, &config, &s.rollout, advantages, 1e-2, &stats), ST_MISMATCH);
@@ -345,14 +347,14 @@ static void parts_have_updates_of_their_own(void **state)
     struct update_stats u = update_by(&s, &config, &s.rollout, advantages, 0);
     assert_int_equal(u.applied, GROUPS);
     assert_true(near(u.grad_norm, alone.grad_norm));
-    assert_true(u.of[STAT_RATIO].min == 1 && u.of[STAT_RATIO].max == 1);
+    assert_true(u.range[STAT_RATIO].min == 1 && u.range[STAT_RATIO].max == 1);
     config.schedule = &falling;
     config.first_update = 3;
     u = update_by(&s, &config, &s.rollout, advantages, 0);
-    assert_true(u.lr == schedule_at(&falling, 4) && u.of[STAT_MISMATCH_NOW].max == 0);
+    assert_true(u.lr == schedule_at(&falling, 4) && u.range[STAT_MISMATCH_NOW].max == 0);
     // the first part, whose ratio is 1, then the second, which that has moved
-    assert_true(u.of[STAT_RATIO].max > 1 || u.of[STAT_RATIO].min < 1);
-    assert_int_equal(u.of[STAT_RATIO].n, SAMPLES * TOKENS);
+    assert_true(u.range[STAT_RATIO].max > 1 || u.range[STAT_RATIO].min < 1);
+    assert_int_equal(u.range[STAT_RATIO].n, SAMPLES * TOKENS);
     config.num_iterations = 2;
     assert_int_equal(update_by(&s, &config, &s.rollout, advantages, 0).applied, 2 * GROUPS);
     scene_close(&s);
@@ -406,7 +408,7 @@ static void high_entropy_alone(void **state)
     assert_true(near(term, 1) || near(term, 2));
     assert_true(one.grad_norm > 0 && one.grad_norm < all.grad_norm);
     assert_true(stats_mean(&one, STAT_ENTROPY) == stats_mean(&all, STAT_ENTROPY) &&
-                one.of[STAT_MISMATCH_NOW].max == 0);
+                one.range[STAT_MISMATCH_NOW].max == 0);
     scene_close(&s);
 }
 

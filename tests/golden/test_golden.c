@@ -514,7 +514,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
         .step_tokens = g->first[g->n_seqs],
     };
     loss_batch_compute(&config, &batch, &stats, dlogprobs);
-    *ret_loss = stats.of[STAT_LOSS].sum;
+    *ret_loss = stats.range[STAT_LOSS].sum;
     st = backward_run(g->backward, g->batch, g->tape, dlogprobs, NULL, 1.0f);
 out:
     return st;

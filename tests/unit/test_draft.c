@@ -114,7 +114,7 @@ static struct draft_stats draft_gradients(struct machine *m, const struct random
 {
     struct update_stats u = {0};
     assert_ok(learner_gradients(m->learner, s->groups, GROUPS, loss, NULL, &u));
-    assert_int_equal(u.of[STAT_DRAFT_KL].n, u.draft_targets);
+    assert_int_equal(u.range[STAT_DRAFT_KL].n, u.draft_targets);
     return (struct draft_stats){stats_mean(&u, STAT_DRAFT_KL), stats_mean(&u, STAT_DRAFT_OVERLAP),
                                 u.draft_targets};
 }

@@ -55,7 +55,7 @@ static double loss_of(const struct loss_config *config, const struct inputs *in,
     struct loss_batch batch = batch_of(in);
     float unused[TOKENS];
     loss_batch_compute(config, &batch, &stats, ret ? ret : unused);
-    return stats.of[STAT_LOSS].sum;
+    return stats.range[STAT_LOSS].sum;
 }
 
 static const struct loss_config plain = {
@@ -194,18 +194,19 @@ static void values_by_hand(void **state)
         config.type = wanted[i].type;
         config.epsilon_high = config.type == LOSS_CISPO ? 1.2 : 0.2;
         loss_batch_compute(&config, &batch, &stats, slope);
-        assert_true(fabs(stats.of[STAT_LOSS].sum - wanted[i].loss) < 1e-9);
+        assert_true(fabs(stats.range[STAT_LOSS].sum - wanted[i].loss) < 1e-9);
         for (int t = 0; t < 3; t++) assert_true(fabs(slope[t] - wanted[i].slope[t]) < 1e-6);
-        assert_int_equal(stats.of[STAT_RATIO].n, 3);
-        assert_int_equal(stats.of[STAT_OFF_POLICY].n, 2); // sequences
-        assert_true(stats.of[STAT_CLIP_HIGH].sum == 1);
-        assert_true(stats.of[STAT_CLIP_LOW].sum == (wanted[i].type == LOSS_CISPO ? 0 : 1));
-        assert_true(fabs(stats.of[STAT_RATIO].min - exp(-0.5)) < 1e-9);
-        assert_true(fabs(stats.of[STAT_RATIO].max - exp(0.5)) < 1e-9);
-        assert_true(stats.of[STAT_SEQ_CLIP_HIGH].max == 0.5 &&
-                    stats.of[STAT_SEQ_CLIP_HIGH].min == 0);
-        assert_true(stats.of[STAT_SEQ_CLIP_LOW].min == 0 && stats.of[STAT_SEQ_CLIP_LOW].n == 2);
-        assert_int_equal(stats.of[STAT_TIS].n, 0);
+        assert_int_equal(stats.range[STAT_RATIO].n, 3);
+        assert_int_equal(stats.range[STAT_OFF_POLICY].n, 2); // sequences
+        assert_true(stats.range[STAT_CLIP_HIGH].sum == 1);
+        assert_true(stats.range[STAT_CLIP_LOW].sum == (wanted[i].type == LOSS_CISPO ? 0 : 1));
+        assert_true(fabs(stats.range[STAT_RATIO].min - exp(-0.5)) < 1e-9);
+        assert_true(fabs(stats.range[STAT_RATIO].max - exp(0.5)) < 1e-9);
+        assert_true(stats.range[STAT_SEQ_CLIP_HIGH].max == 0.5 &&
+                    stats.range[STAT_SEQ_CLIP_HIGH].min == 0);
+        assert_true(stats.range[STAT_SEQ_CLIP_LOW].min == 0 &&
+                    stats.range[STAT_SEQ_CLIP_LOW].n == 2);
+        assert_int_equal(stats.range[STAT_TIS].n, 0);
     }
 }
 
@@ -237,8 +238,8 @@ static void kl_by_hand(void **state)
             config.kl_estimator = wanted[i].estimator;
             config.bias_correction_kl = bias;
             loss_batch_compute(&config, &batch, &stats, &slope);
-            assert_true(fabs(stats.of[STAT_KL].sum - wanted[i].kl) < 1e-9);
-            assert_true(fabs(stats.of[STAT_LOSS].sum - 0.1 * wanted[i].kl) < 1e-10);
+            assert_true(fabs(stats.range[STAT_KL].sum - wanted[i].kl) < 1e-9);
+            assert_true(fabs(stats.range[STAT_LOSS].sum - 0.1 * wanted[i].kl) < 1e-10);
             double by_ratio = bias ? wanted[i].kl : 0;
             assert_true(fabs(slope - 0.1 * (wanted[i].slope + by_ratio)) < 1e-7);
         }
@@ -261,19 +262,19 @@ static void dual_clip_by_hand(void **state)
     struct update_stats stats = {0};
     float slope;
     loss_batch_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.of[STAT_LOSS].sum - M_E) < 1e-9 && fabs(slope - M_E) < 1e-6);
-    assert_true(stats.of[STAT_CLIP_DELTA].sum == 0);
+    assert_true(fabs(stats.range[STAT_LOSS].sum - M_E) < 1e-9 && fabs(slope - M_E) < 1e-6);
+    assert_true(stats.range[STAT_CLIP_DELTA].sum == 0);
     config.delta = 2;
     stats = (struct update_stats){0};
     loss_batch_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.of[STAT_LOSS].sum - 2) < 1e-9 && slope == 0);
-    assert_true(stats.of[STAT_CLIP_DELTA].sum == 1 && stats.of[STAT_CLIP_LOW].sum == 0 &&
-                stats.of[STAT_CLIP_HIGH].sum == 0);
+    assert_true(fabs(stats.range[STAT_LOSS].sum - 2) < 1e-9 && slope == 0);
+    assert_true(stats.range[STAT_CLIP_DELTA].sum == 1 && stats.range[STAT_CLIP_LOW].sum == 0 &&
+                stats.range[STAT_CLIP_HIGH].sum == 0);
     batch.advantages = &up; // here the clip is the lower bound of the two, as without it
     stats = (struct update_stats){0};
     loss_batch_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.of[STAT_LOSS].sum + 1.28) < 1e-9 && slope == 0);
-    assert_true(stats.of[STAT_CLIP_DELTA].sum == 0 && stats.of[STAT_CLIP_HIGH].sum == 1);
+    assert_true(fabs(stats.range[STAT_LOSS].sum + 1.28) < 1e-9 && slope == 0);
+    assert_true(stats.range[STAT_CLIP_DELTA].sum == 0 && stats.range[STAT_CLIP_HIGH].sum == 1);
 }
 
 // Where trainer and sampler agree to the bit, the correction changes no bit.
@@ -315,7 +316,7 @@ static void check_pieces(const struct loss_config *config)
         batch.advantages += s;
         loss_batch_compute(config, &batch, &stats, pieces + first[s]);
     }
-    assert_true(fabs(loss - stats.of[STAT_LOSS].sum) < 1e-12);
+    assert_true(fabs(loss - stats.range[STAT_LOSS].sum) < 1e-12);
     assert_memory_equal(whole, pieces, sizeof whole);
 }
 static void micro_batches_add_up(void **state)
@@ -340,9 +341,9 @@ static void check_empty(const struct loss_config *config)
                                .step_tokens = 0};
     struct update_stats stats = {0};
     loss_batch_compute(config, &batch, &stats, &nothing);
-    assert_true(stats.of[STAT_LOSS].sum == 0 && stats.of[STAT_KL].n == 0 &&
-                stats.of[STAT_OFF_POLICY].n == 2);
-    assert_true(stats.of[STAT_RATIO].n == 0 && stats.of[STAT_TIS].n == 0 &&
+    assert_true(stats.range[STAT_LOSS].sum == 0 && stats.range[STAT_KL].n == 0 &&
+                stats.range[STAT_OFF_POLICY].n == 2);
+    assert_true(stats.range[STAT_RATIO].n == 0 && stats.range[STAT_TIS].n == 0 &&
                 stats_mean(&stats, STAT_RATIO) == 0);
 }
 static void empty_sequences_only(void **state)
@@ -449,14 +450,14 @@ static void check_case(struct table *t, char *rest)
     loss_batch_compute(&config, &batch, &stats, slopes);
     assert_int_equal(read_numbers(&rest, want), BEFORE_SLOPES + t->n_tokens);
     bool corrected = config.tis != TIS_OFF;
-    compare(t, stats.of[STAT_LOSS].sum, want[0]);
+    compare(t, stats.range[STAT_LOSS].sum, want[0]);
     compare(t, stats_mean(&stats, STAT_KL), want[1]);
     compare(t, stats_mean(&stats, STAT_RATIO), want[2]);
     compare(t, stats_mean(&stats, STAT_CLIP_LOW), want[3]);
     compare(t, stats_mean(&stats, STAT_CLIP_HIGH), want[4]);
     compare(t, corrected ? stats_mean(&stats, STAT_TIS) : 1, want[5]);
-    compare(t, corrected ? stats.of[STAT_TIS].min : 1, want[6]);
-    compare(t, corrected ? stats.of[STAT_TIS].max : 1, want[7]);
+    compare(t, corrected ? stats.range[STAT_TIS].min : 1, want[6]);
+    compare(t, corrected ? stats.range[STAT_TIS].max : 1, want[7]);
     for (int i = 0; i < t->n_tokens; i++) compare(t, slopes[i], want[BEFORE_SLOPES + i]);
 }
 

@@ -119,7 +119,7 @@ static void check_case(char *rest)
     };
     n_cases++;
     loss_batch_compute(&config, &b, &stats, slopes);
-    const double loss = stats.of[STAT_LOSS].sum +
+    const double loss = stats.range[STAT_LOSS].sum +
                         entropy_bonus(coef, n_chosen, batch.n, batch.entropy, chosen, dentropy);
     assert_int_equal(read_numbers(rest, want), 1 + 2 * batch.n);
     compare("loss", loss, want[0]);

@@ -98,8 +98,8 @@ static void a_step_is_the_same_by_halves(void **state)
     assert_true(halves.published == 1 && b.publish.wait_ms == 2 && a.publish.wait_ms == 0);
     assert_true(a.applied == 1 && b.applied == 1 && a.lr == 1e-2 && a.n_updates == 1);
     assert_true(a.grad_norm > 0 && fabs(a.grad_norm - b.grad_norm) < 1e-6 * a.grad_norm);
-    assert_true(fabs(a.of[STAT_LOSS].sum - b.of[STAT_LOSS].sum) < 1e-6);
-    assert_int_equal(a.of[STAT_ENTROPY].n, 15);
+    assert_true(fabs(a.range[STAT_LOSS].sum - b.range[STAT_LOSS].sum) < 1e-6);
+    assert_int_equal(a.range[STAT_ENTROPY].n, 15);
     float *x = whole.policy.weights->base, *y = halves.policy.weights->base;
     for (int64_t i = 0; i < whole.policy.weights->n_elements; i++)
         assert_true(fabsf(x[i] - y[i]) < 1e-4f);
@@ -126,7 +126,7 @@ static void masked_samples_teach_nothing(void **state)
     assert_ok(learner_step(masked.learner, masked.samples, 0, GROUPS, &step, &stats));
     assert_ok(learner_step(all.learner, all.samples, 0, 2, &step, &looked));
     assert_same_weights(&all, &masked);
-    assert_true(stats.of[STAT_RATIO].n == 9 && stats.of[STAT_RATIO].min == 1);
+    assert_true(stats.range[STAT_RATIO].n == 9 && stats.range[STAT_RATIO].min == 1);
     for (int g = 0; g < GROUPS; g++) none.samples->completions[g].advantage = 0;
     assert_ok(learner_step(none.learner, none.samples, 0, GROUPS, &step, &nothing));
     assert_true(nothing.grad_norm == 0 && nothing.applied == 1);

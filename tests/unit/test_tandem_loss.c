@@ -122,7 +122,7 @@ static void check_value(const struct loss_config *config)
 {
     for (uint64_t seed = 1; seed <= 3; seed++) {
         const struct inputs in = make_inputs(seed);
-        assert_true(fabs(loss_of(config, &in, mask, NULL).of[STAT_LOSS].sum -
+        assert_true(fabs(loss_of(config, &in, mask, NULL).range[STAT_LOSS].sum -
                          expected_loss(config, &in)) < 1e-12);
     }
 }
@@ -145,8 +145,8 @@ static void check_slopes(const struct loss_config *config)
         up.logprobs[t] += h;
         down.logprobs[t] -= h;
         const double step = (double)up.logprobs[t] - down.logprobs[t]; // that f32 really took
-        const double slope = (loss_of(config, &up, mask, NULL).of[STAT_LOSS].sum -
-                              loss_of(config, &down, mask, NULL).of[STAT_LOSS].sum) /
+        const double slope = (loss_of(config, &up, mask, NULL).range[STAT_LOSS].sum -
+                              loss_of(config, &down, mask, NULL).range[STAT_LOSS].sum) /
                              step;
         assert_true(fabs(slope - derivative[t]) < 2e-5);
         if (config->frozen_weight == 0 && !mask[t]) assert_true(derivative[t] == 0);
@@ -170,10 +170,10 @@ static void check_sampler(const struct loss_config *config)
     const struct update_stats x = loss_of(config, &in, mask, a),
                               y = loss_of(config, &other, mask, b);
     assert_memory_equal(a, b, sizeof a);
-    assert_true(x.of[STAT_LOSS].sum == y.of[STAT_LOSS].sum &&
-                x.of[STAT_TIS].sum == y.of[STAT_TIS].sum &&
-                x.of[STAT_TIS].max == y.of[STAT_TIS].max);
-    assert_int_equal(x.of[STAT_RATIO].n,
+    assert_true(x.range[STAT_LOSS].sum == y.range[STAT_LOSS].sum &&
+                x.range[STAT_TIS].sum == y.range[STAT_TIS].sum &&
+                x.range[STAT_TIS].max == y.range[STAT_TIS].max);
+    assert_int_equal(x.range[STAT_RATIO].n,
                      config->sequence_level ? 2 : 7); // tokens, or sequences with some
 }
 
@@ -194,7 +194,7 @@ static void check_plain(const struct loss_config *config)
     one.frozen_weight = 1; // the sum of weights is then the number of tokens
     const struct update_stats x = loss_of(&one, &in, NULL, a), y = loss_of(&one, &in, all, b);
     assert_memory_equal(a, b, sizeof a);
-    assert_true(x.of[STAT_LOSS].sum == y.of[STAT_LOSS].sum);
+    assert_true(x.range[STAT_LOSS].sum == y.range[STAT_LOSS].sum);
 }
 
 static void a_mask_of_ones_changes_nothing(void **state)

@@ -21,7 +21,7 @@ static double loss_of(const struct loss_config *config, int n, const float *logp
     memcpy(completion.inputs, inputs, sizeof completion.inputs);
     struct update_stats stats = {0};
     loss_compute(config, &scale, &completion, &rows, &stats, ret_dlogprobs);
-    return stats.of[STAT_LOSS].sum;
+    return stats.range[STAT_LOSS].sum;
 }
 
 static void read_doubles(char **words, int n, double *ret)

@@ -29,17 +29,17 @@ double range_mean(const struct range_stats *r)
 
 void stats_add(struct update_stats *s, enum statistic stat, double x)
 {
-    if (!s->again || stat >= FIRST_STATS) range_add(&s->of[stat], x);
+    if (!s->again || stat >= FIRST_STATS) range_add(&s->range[stat], x);
 }
 
 double stats_mean(const struct update_stats *s, enum statistic stat)
 {
-    return range_mean(&s->of[stat]);
+    return range_mean(&s->range[stat]);
 }
 
 double stats_per_update(const struct update_stats *s, enum statistic stat)
 {
-    return s->of[stat].sum / (s->n_updates > 1 ? s->n_updates : 1);
+    return s->range[stat].sum / (s->n_updates > 1 ? s->n_updates : 1);
 }
 
 enum status stats_merge(struct comm *comm, struct update_stats *s)
@@ -47,10 +47,10 @@ enum status stats_merge(struct comm *comm, struct update_stats *s)
     const int n = comm_size(comm);
     struct range_stats(*all)[N_STATS] = calloc((size_t)n, sizeof *all);
     if (!all) return status_fail(ST_NO_MEMORY, "no memory for the statistics of %d ranks", n);
-    enum status st = comm_gather_host(comm, s->of, all, sizeof *all);
+    enum status st = comm_gather_host(comm, s->range, all, sizeof *all);
     for (int r = 1; st == ST_OK && r < n; r++)
         for (int i = 0; i < N_STATS; i++) range_join(&all[0][i], &all[r][i]);
-    if (st == ST_OK) memcpy(s->of, all[0], sizeof s->of);
+    if (st == ST_OK) memcpy(s->range, all[0], sizeof s->range);
     free(all);
     return st;
 }

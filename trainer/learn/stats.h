@@ -54,7 +54,7 @@ enum statistic {
 #define STAT_BITS(first, last) (STAT_BIT((last) + 1) - STAT_BIT(first))
 
 struct update_stats { // zero-initialise
-    struct range_stats of[N_STATS];
+    struct range_stats range[N_STATS];
     bool again;    // a later iteration: the first's statistics are complete
     int n_updates; // of the first iteration
     // of updates as such: alike on all ranks

@@ -38,7 +38,7 @@ static enum status evaluate(struct offline *s, json_t *metrics)
     stats_put(&stats, loss_stats(&s->loss), "eval/", metrics);
     log_progress_end();
     log_info("step %" PRId64 ": held-out loss %.4f on %d examples", s->step,
-             stats.of[STAT_LOSS].sum, s->eval.n);
+             stats.range[STAT_LOSS].sum, s->eval.n);
 out:
     samples_free(samples);
     return status_context(st, "evaluation");
@@ -161,9 +161,9 @@ static enum status offline_train(struct offline *s)
         CHECK(learning_skipped(&skipped, stats.skipped, "the", "lower --learning-rate"));
         CHECK(put_line(s, &stats, seconds));
         if (!stats.skipped) {
-            recent.loss += stats.of[STAT_LOSS].sum;
+            recent.loss += stats.range[STAT_LOSS].sum;
             recent.steps++;
-            recent.targets += stats.of[STAT_ENTROPY].n;
+            recent.targets += stats.range[STAT_ENTROPY].n;
         }
         say_progress(s, &recent);
         CHECK(save_if_due(s));

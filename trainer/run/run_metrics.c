@@ -168,7 +168,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
 
 static void put_tandem(json_t *metrics, const struct update_stats *u)
 {
-    const double frozen = u->of[STAT_FROZEN].n > 0 ? stats_mean(u, STAT_FROZEN) : NAN;
+    const double frozen = u->range[STAT_FROZEN].n > 0 ? stats_mean(u, STAT_FROZEN) : NAN;
     metrics_put(metrics, "tandem/primary_token_fraction", 1 - frozen);
     metrics_put(metrics, "tandem/frozen_token_fraction", frozen);
 }

@@ -51,11 +51,11 @@ static double figure_of(const struct update_stats *s, enum statistic stat, enum 
     case MEAN:
         return stats_mean(s, stat);
     case MIN:
-        return s->of[stat].min;
+        return s->range[stat].min;
     case MAX:
         break;
     }
-    return s->of[stat].max;
+    return s->range[stat].max;
 }
 
 void stats_put(const struct update_stats *stats, uint64_t given, const char *prefix,

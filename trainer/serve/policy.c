@@ -268,7 +268,7 @@ enum status policy_forward_backward(struct policy *p, const char *run,
         status_context(st, "the gradients since the last step are dropped");
     }
     if (st == ST_OK)
-        forward_backward_answer(request, samples->logprobs, stats.of[STAT_LOSS].sum, ret_answer);
+        forward_backward_answer(request, samples->logprobs, stats.range[STAT_LOSS].sum, ret_answer);
 out:
     samples_free(samples);
     return st == ST_OK ? bytes_status(ret_answer) : st;
