@@ -14,7 +14,7 @@ static void check(const struct datum *d, const struct datum_limits *limits)
         if (d->tokens[i] < 0 || d->tokens[i] >= limits->vocab) abort();
     for (int64_t i = 0; i < (int64_t)d->n * d->each; i++) {
         if (d->targets[i] < 0 || d->targets[i] >= limits->vocab) abort();
-        for (int k = 0; k < TOKEN_INPUTS; k++)
+        for (int k = 0; k < LOSS_INPUTS; k++)
             if (d->inputs[k] && !isfinite(d->inputs[k][i])) abort();
     }
 }
