@@ -215,7 +215,7 @@ $(BUILD)/examples/%.so: trainer/examples/%.c $(STAMP)
 # ---- tests --------------------------------------------------------------------------------------
 # Folders of reference values as models: the weights, which are generated, and copies of the rest.
 GOLDEN         := $(BUILD)/golden/made
-GOLDEN_FOLDERS := $(patsubst %/weights.txt,%,$(wildcard tests/golden*/*/weights.txt))
+GOLDEN_FOLDERS := $(patsubst %/golden.json,%,$(wildcard tests/golden*/*/golden.json))
 $(GOLDEN): $(BUILD)/tests/golden/make_folders $(TEST_LIB) $(wildcard $(addsuffix /*,$(GOLDEN_FOLDERS)))
 	$(Q)rm -rf $(BUILD)/golden $(BUILD)/golden-lora && $< $(BUILD) $(GOLDEN_FOLDERS) && touch $@
 

@@ -144,7 +144,9 @@ static enum status open_at(int index, struct device *dev)
     // That of the code which runs here: 8 where a newer GPU was given compute_80's PTX, which has
     // no instructions but 8.x's.
     state->major = attributes.ptxVersion / 10;
-    dev->bf16_is_exact = prop.major == 9; // matmuls in k16 order were measured there
+    // Matmuls in k16 order were measured there, with the forms of 9.0: 8.0's PTX has none of its
+    // own.
+    dev->bf16_is_exact = prop.major == 9 && state->major == 9;
     state->max_shared = (int)prop.sharedMemPerBlockOptin;
     error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaEventCreate(&state->started);

@@ -1,7 +1,8 @@
 /* make_folders.c: makes folders that models and adapters can be loaded from out of those of
  * tests/golden and tests/golden-lora, which describe their weights (tests/support/generated.h):
  *     make_folders OUT FOLDER...
- * OUT/golden/NAME of tests/golden/NAME has the weights and a copy of all other files. */
+ * OUT/golden/NAME of tests/golden/NAME has the weights and a copy of all other files; one without
+ * weights.txt is copied as it is. */
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "tests/support/generated.h"
@@ -34,7 +35,9 @@ static enum status make(const char *folder, const char *out)
     CHECK(file_make_folders(to));
     for (struct dirent *e = readdir(dir); e; e = readdir(dir))
         if (e->d_name[0] != '.') CHECK(copy_file(folder, to, e->d_name));
-    st = generated_write(folder, to);
+    char *list = path_join(folder, "weights.txt");
+    if (file_exists(list)) st = generated_write(folder, to); // else it has its weights
+    free(list);
 out:
     if (dir) closedir(dir);
     free(to);
