@@ -38,7 +38,7 @@ int main(int argc, char **argv)
         puts("cw-trainer " COMMONWEIGHT_VERSION);
         return 0;
     }
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+    if (strcmp(word, "--help") == 0 || strcmp(word, "--help-all") == 0 || strcmp(word, "-h") == 0) {
         print_usage(stdout);
         return 0;
     }

@@ -27,12 +27,13 @@ static void machine_open(struct machine *m)
 {
     const char *folder = test_folder();
     const struct step_shape shape = {GROUPS, 1, prompts, completions, VOCAB, 4};
-    const struct learner_config options = {.optimizer = {0.9, 0.999, 1e-8, 0, 1},
-                                           .temperature = 1,
-                                           .token_budget = 16,
-                                           .logits_chunk = 8,
-                                           .max_seqs = 2 * GROUPS,
-                                           .max_context = 16};
+    const struct learner_config options = {
+        .optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .max_grad_norm = 1},
+        .temperature = 1,
+        .token_budget = 16,
+        .logits_chunk = 8,
+        .max_seqs = 2 * GROUPS,
+        .max_context = 16};
     *m = (struct machine){0};
     assert_ok(tiny_model_write(folder, 32, 2, VOCAB, 3));
     reference_open(folder, "cpu", &m->policy);

@@ -70,7 +70,7 @@ static enum status place_bridge(struct run *run)
 
 enum status run_find_ranks(struct run *run)
 {
-    enum status st;
+    enum status st = ST_OK;
     const enum log_level level = run->config->log_level;
     run->n_shards = run->job->n_shards;
     run->shard = run->job->ranks.rank % run->n_shards;
