@@ -188,7 +188,8 @@ static enum status take_tokenized(struct episode *e, const json_t *response, str
 
 static struct journal_place place_of(const struct episode *e)
 {
-    return (struct journal_place){episode_example(e)->line, e->group, e->sample, e->n_calls};
+    return (struct journal_place){episode_example(e)->line, e->pull->of->first_group + e->group,
+                                  e->sample, e->n_calls};
 }
 
 static enum status take_call(struct episode *e, const json_t *value, struct bytes *out)

@@ -90,7 +90,9 @@ static enum status read_all(struct journal *j, const char *folder, int64_t step)
     DIR *all = opendir(folder);
     for (struct dirent *e; st == ST_OK && all && (e = readdir(all));) {
         int64_t of;
+        const char *end = strrchr(e->d_name, '.'); // another one's is what a rank is writing anew
         if (sscanf(e->d_name, "step-%" SCNd64 ".", &of) != 1 || of != step) continue;
+        if (!end || strcmp(end, ".jsonl") != 0) continue;
         st = path_put(path, folder, "%s", e->d_name);
         if (st == ST_OK && strcmp(path, j->path) != 0) st = read_calls(j, path);
     }

@@ -67,8 +67,8 @@ static enum status score_all(struct run *run, struct rollout_step *s)
     if (run->config->atropos) return ST_OK; // its scores came with it
     scores_release(&s->scores);             // where it is scored again
     enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
-    if (st == ST_OK) st = scoring_turns(&run->scoring, s->rollout, &s->scores);
     if (st == ST_OK) st = agree_on_scores(run, &s->scores);
+    if (st == ST_OK) st = scoring_turns(&run->scoring, s->rollout, &s->scores);
     if (st == ST_OK) st = run_filter_groups(run, s);
     s->latency = run->scored_latency;
     s->score_s += clock_ms_since(start) / 1e3 - (s->rollout->seconds - sampled_s);
@@ -92,9 +92,12 @@ static enum status score_step(void *context, struct rollout_step *s)
 // Samplers that have copies of the weights are given new ones while nothing is sampled.
 static enum status sync_copies(struct run *run)
 {
+    enum status st = ST_OK;
     if (run->resolved.steps_ahead == 0 || !run_has_copies(run)) return ST_OK;
     rollout_queue_pause(run->queue);
-    enum status st = run_sync(run, run->step, false);
+    // Where the server was lost, the step that it failed says so when it is taken.
+    if (rollout_queue_count(run->queue) == 0 || run_serves(run))
+        st = run_sync(run, run->step, false);
     rollout_queue_resume(run->queue);
     return st;
 }
@@ -147,9 +150,9 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
         CHECK(rollout_queue_take(run->queue, &s));
         st = run->config->atropos ? ST_OK : rollout_exchange(run->comm, s->rollout);
         const int n = rollout_drop_older(s->rollout, version > behind ? version - behind : 0);
-        if (st == ST_OK && n == 0) st = run_sum_workers(run);
-        if (st == ST_OK && n == 0 && run->comm) st = run_sum_environment(run, s);
         if (st == ST_OK && n == 0 && scores_when_taken(run)) st = score_all(run, s);
+        if (st == ST_OK && n == 0) st = run_sum_workers(run); // with what was drawn anew
+        if (st == ST_OK && n == 0 && run->comm) st = run_sum_environment(run, s);
         if (st != ST_OK) {
             rollout_step_free(s);
             return st;

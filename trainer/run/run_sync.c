@@ -123,11 +123,15 @@ out:
 }
 
 // A failure of the server, which is started anew unless it was the third of one step.
-static bool may_try_again(struct sync *y, enum status st)
+static bool may_try_again(struct run *run, enum status st)
 {
+    struct sync *y = run->sync;
     struct status_kept why = {0};
     if (!y->of_pull.down || (st != ST_PEER_GONE && st != ST_TIMEOUT)) return false;
     status_keep(&why, st);
+    const bool rank_gone = comm_check(run->comm) != ST_OK;
+    status_recall(&why);
+    if (rank_gone) return false;
     if (++y->n_lost < MAX_LOST) return true;
     status_fail(st, "the server was lost %d times in one step, the last time so: %s", MAX_LOST,
                 why.message);
@@ -152,7 +156,7 @@ static enum status sync_server(struct run *run, bool due)
     }
     if (!y->of_pull.down && !(due && y->of_pull.copy_of != version)) return ST_OK;
     y->of_pull.down = true; // until it is ready; one that never was ends the run at once
-    while ((st = restart(run, due)) != ST_OK && ran && may_try_again(y, st))
+    while ((st = restart(run, due)) != ST_OK && ran && may_try_again(run, st))
         log_warn("the server is started anew: %s", status_message());
     return status_context(st, "--sync checkpoint");
 }
@@ -184,7 +188,7 @@ bool run_lost_server(struct run *run, enum status st)
     struct sync *y = run->sync;
     if (!y->server) return false;
     if (st == ST_OK) y->n_lost = 0;
-    return may_try_again(y, st);
+    return may_try_again(run, st);
 }
 
 void run_put_sync(const struct run *run, const struct update_stats *update, json_t *metrics)
