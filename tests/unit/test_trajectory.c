@@ -259,9 +259,35 @@ static void calls_are_found_again(void **state)
     assert_ok(journal_forget(test_path(folder, "nowhere"), 3));
 }
 
+// Each rank has a file, and finds what any of them kept, but in what one is just writing anew.
+static void ranks_find_each_others_calls(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "journal/step-3.jsonl");
+    struct journal *zero, *one;
+    assert_ok(journal_open(folder, 3, 0, &zero));
+    keep(zero, 0, "a", "A");
+    const char *temporary = test_path(folder, "journal/step-3.jsonl.tmp.0a1b2c");
+    test_write(temporary, "no JSON\n", 8);
+    assert_ok(journal_open(folder, 3, 1, &one));
+    assert_string_equal(found(one, 7, 0, "a"), "A");
+    keep(one, 1, "b", "B");
+    assert_true(file_exists(test_path(folder, "journal/step-3.rank-1.jsonl")));
+    journal_close(one);
+    journal_close(zero);
+    assert_ok(journal_open(folder, 3, 0, &zero)); // of another number of ranks, say
+    assert_string_equal(found(zero, 7, 0, "a"), "A");
+    assert_string_equal(found(zero, 7, 1, "b"), "B");
+    journal_close(zero);
+    assert_ok(journal_forget(folder, 3));
+    assert_false(file_exists(path));
+    assert_false(file_exists(test_path(folder, "journal/step-3.rank-1.jsonl")));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_find_each_others_calls),
         cmocka_unit_test(turns_tell_what_was_sampled),
         cmocka_unit_test(what_was_not_sampled_is_refused),
         cmocka_unit_test(a_prompt_repeats_or_not),

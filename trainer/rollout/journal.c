@@ -32,9 +32,11 @@ static enum status put(struct journal *j, const struct journal_place *place, jso
 {
     char key[KEY_ROOM];
     int later = place->number + 1;
-    if (json_object_set_new(j->calls, key_of(place, place->number, key), entry) != 0)
+    const json_t *was = json_object_get(j->calls, key_of(place, place->number, key));
+    const bool other = was && !json_equal(was, entry); // a course that is no longer taken
+    if (json_object_set_new(j->calls, key, entry) != 0)
         return status_fail(ST_NO_MEMORY, "%s: no memory for a call", j->path);
-    while (json_object_del(j->calls, key_of(place, later, key)) == 0) later++;
+    while (other && json_object_del(j->calls, key_of(place, later, key)) == 0) later++;
     return ST_OK;
 }
 
