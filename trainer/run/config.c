@@ -55,7 +55,9 @@ const struct option_spec train_options[] = {
                    "else what is trained is the model that a server serves (--bridge)"),
              EXCLUDES("bridge", "it is of a server that is started, --bridge names one that runs")),
     OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N",
-             "with --sync checkpoint: where it is trained"),
+             "with --sync checkpoint: where it is trained",
+             EXCLUDES_WHEN("!=auto", "gpus|several ranks",
+                           "each rank is trained on its own GPU (--gpus), or on the CPU")),
     OPT_INT("restart-interval", restart_interval, "1", "STEPS", 1, MAX_AHEAD,
             "steps between checkpoints for the server; samples are up to so many steps less one "
             "old",
