@@ -283,11 +283,13 @@ static void copy_origin(const struct page *page, const struct page_role *r, stru
     if (f->version & 1) return;
     f->updates = atomic_load(&r->updates);
     f->run_updates = atomic_load(&r->run_updates);
+    f->policy_version = atomic_load(&page->policy_version);
     snprintf(f->loaded, sizeof f->loaded, "%.*s", CONTROL_PATH_BYTES - 1, page->loaded);
     snprintf(f->origin, sizeof f->origin, "%.*s", CONTROL_PATH_BYTES - 1, r->origin);
     snprintf(f->run, sizeof f->run, "%.*s", CONTROL_PATH_BYTES - 1, r->run);
     const uint64_t silent = f->publishes - atomic_load(&page->noted_publishes);
-    if (silent && r == page->roles) { // a writer that says nothing here made the last ones
+    if (silent) f->policy_version = f->version; // a writer that says nothing here made the last
+    if (silent && r == page->roles) {
         f->run[0] = 0;
         f->run_updates = silent;
         f->updates += silent;
@@ -303,12 +305,12 @@ void control_facts(const struct control *c, struct control_facts *ret)
 bool control_facts_of(const struct control *c, const char *role, struct control_facts *ret)
 {
     struct page *page = c->page;
-    const struct page_role *r = find_role(page, role);
+    const struct page_role *r;
     struct control_facts f;
     uint64_t lease;
-    if (!r) return false;
     uint32_t phase;
-    do { // until nothing moved while it was copied
+    do { // until nothing moved while it was copied, and its slot is not another's
+        if (!(r = find_role(page, role))) return false;
         memset(&f, 0, sizeof f);
         lease = atomic_load(&page->lease);
         phase = atomic_load(&page->phase);
@@ -321,7 +323,7 @@ bool control_facts_of(const struct control *c, const char *role, struct control_
         f.writer_heartbeat_age_ms = clock_ms_since(atomic_load(&page->writer_heartbeat_ns));
         copy_origin(page, r, &f);
     } while (lease != atomic_load(&page->lease) || phase != atomic_load(&page->phase) ||
-             f.version != atomic_load(&page->version));
+             f.version != atomic_load(&page->version) || find_role(page, role) != r);
     f.owner_pid = page->owner_pid;
     f.ended = atomic_load(&page->ended);
     f.owner_alive = !f.ended && process_alive(page->owner_pid, page->owner_start);

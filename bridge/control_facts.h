@@ -24,6 +24,9 @@ struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
     // them by `run` ("": an unnamed writer).
     char origin[512], run[512];
     uint64_t updates, run_updates;
+    // Since this version the policy's weights are as they are: later ones changed other roles, or
+    // nothing. 0 while the version is odd.
+    uint64_t policy_version;
 };
 
 #endif

@@ -119,10 +119,14 @@ void control_owner_update_begin(struct control *c)
     atomic_fetch_or(&c->page->version, 1);
 }
 
+static uint64_t next_even(struct page *page)
+{
+    return (atomic_load(&page->version) | 1) + 1;
+}
+
 void control_owner_update_end(struct control *c)
 {
-    uint64_t version = atomic_load(&c->page->version);
-    atomic_store(&c->page->version, (version | 1) + 1);
+    atomic_store(&c->page->version, next_even(c->page));
     atomic_store(&c->page->owner_updating, 0);
 }
 
@@ -141,8 +145,11 @@ void control_owner_loaded(struct control *c, const char *role, const char *folde
     if (!r) return; // the bridge file has no room for more either
     put_origin(r, path);
     snprintf(r->name + 1, sizeof r->name - 1, "%s", role + 1);
+    atomic_thread_fence(memory_order_release); // who finds the name finds what is above
     r->name[0] = role[0];
-    if (r == page->roles) atomic_store(&page->noted_publishes, atomic_load(&page->publishes));
+    if (r != page->roles) return;
+    atomic_store(&page->noted_publishes, atomic_load(&page->publishes));
+    atomic_store(&page->policy_version, next_even(page));
 }
 
 void control_owner_removed(struct control *c, const char *role)

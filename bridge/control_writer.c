@@ -241,6 +241,8 @@ static void note_update(struct control *c)
                    silent = publishes - atomic_load(&page->noted_publishes);
     if (!r) r = page->roles;
     if (silent) count_updates(page->roles, "", silent);
+    if (silent || (r == page->roles && (c->writing[0] || !c->unchanged)))
+        atomic_store(&page->policy_version, c->next);
     if (c->writing[0])
         put_origin(r, c->writing);
     else if (!c->unchanged)

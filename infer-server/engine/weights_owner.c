@@ -42,8 +42,8 @@ struct weights_owner {
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
     struct adapters *adapters; // NULL: none
-    json_t *base;              // adapter_base() of the version base_version
-    uint64_t base_version;     // 0: nobody has asked yet
+    json_t *base;              // adapter_base(); NULL: nobody has asked yet
+    uint64_t base_version;     // control_facts.policy_version of its sum
     char *socket_path;         // NULL: not announced yet
 };
 
@@ -120,14 +120,21 @@ static void sweep_dead_segments(void)
     if (dir) closedir(dir);
 }
 
+// What came of an order here, and at the followers, whose answers are read in either case.
+static enum status and_others(struct weights_owner *o, enum status here, void *answers,
+                              size_t bytes)
+{
+    struct status_kept kept;
+    status_keep(&kept, here);
+    const enum status others = group_wait(o->group, answers, bytes);
+    return here == ST_OK ? others : status_recall(&kept);
+}
+
 // All shards of it.
 static enum status load_folder(struct weights_owner *o, const struct arena *a, const char *folder)
 {
     enum status st = group_order(o->group, ORDER_LOAD, folder, strlen(folder));
-    if (st != ST_OK) return st;
-    st = weights_load(a->weights, o->dev, folder);
-    const enum status others = group_wait(o->group, NULL, 0);
-    return st == ST_OK ? others : st;
+    return st == ST_OK ? and_others(o, weights_load(a->weights, o->dev, folder), NULL, 0) : st;
 }
 
 static enum status arena_load(struct weights_owner *o, enum weights_role role, const char *folder)
@@ -537,12 +544,10 @@ int64_t weights_owner_parameters(const struct weights_owner *o)
 
 enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words)
 {
-    enum status st;
-    CHECK(group_order(o->group, ORDER_CANARY, NULL, 0));
-    CHECK(arena_canary(o->dev, o->arenas[WEIGHTS_POLICY].weights, words));
-    st = group_wait(o->group, words + 1, sizeof *words);
-out:
-    return st;
+    enum status st = group_order(o->group, ORDER_CANARY, NULL, 0);
+    if (st != ST_OK) return st;
+    st = arena_canary(o->dev, o->arenas[WEIGHTS_POLICY].weights, words);
+    return and_others(o, st, words + 1, sizeof *words);
 }
 
 // The i-th arena that the bridge file lists may be: the model's, the draft's, the adapters'. NULL:
@@ -575,17 +580,15 @@ int weights_owner_tensors(const struct weights_owner *o)
 
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums)
 {
-    enum status st;
-    CHECK(group_order(o->group, ORDER_SUMS, NULL, 0));
-    for (int i = 0; i < listed_arenas(o); i++) {
+    enum status st = group_order(o->group, ORDER_SUMS, NULL, 0);
+    if (st != ST_OK) return st;
+    for (int i = 0; i < listed_arenas(o) && st == ST_OK; i++) {
         const struct weights *w = listed_arena(o, i);
         if (!w) continue;
-        CHECK(arena_checksums(o->dev, w, sums));
+        st = arena_checksums(o->dev, w, sums);
         sums += w->n_tensors;
     }
-    st = group_wait(o->group, sums, shard_tensors(o) * sizeof *sums);
-out:
-    return st;
+    return and_others(o, st, sums, shard_tensors(o) * sizeof *sums);
 }
 
 enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
@@ -596,16 +599,17 @@ enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
     struct control_facts f;
     uint64_t *sums = NULL;
     control_facts(o->control, &f);
-    if (o->base_version != f.version) {
+    if (!o->base || o->base_version != f.policy_version) {
         if (!(sums = calloc(1 + others, sizeof *sums))) FAIL(ST_NO_MEMORY, "no memory for sums");
         CHECK(group_order(o->group, ORDER_SUMS, NULL, 0));
-        CHECK(weights_checksum(w, o->dev, sums));
-        CHECK(group_wait(o->group, sums + 1, shard_tensors(o) * sizeof *sums));
+        CHECK(and_others(o, weights_checksum(w, o->dev, sums), sums + 1,
+                         shard_tensors(o) * sizeof *sums));
         json_decref(o->base);
         o->base = adapter_base(f.origin, f.version, f.updates, w->dt, group_size(o->group), sums,
                                1 + others);
-        o->base_version = f.version;
+        o->base_version = f.policy_version;
     }
+    json_object_set_new(o->base, "version", json_integer((json_int_t)f.version));
     *ret = o->base;
 out:
     free(sums);

@@ -78,8 +78,8 @@ int weights_owner_tensors(const struct weights_owner *o); // of all roles, and o
 // ops.checksum of every tensor in arena order, role by role, then those of the other shards; sums
 // (weights_owner_tensors).
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums);
-// What adapters are of, adapter_base(): the policy as it is. It is summed the first time that
-// somebody asks at a version, not with every update. The owner's.
+// What adapters are of, adapter_base(): the policy as it is. It is summed when somebody asks, and
+// once for as long as it stays the same, whatever becomes of the other roles. The owner's.
 enum status weights_owner_base(struct weights_owner *o, const json_t **ret);
 
 // weights_probe.c: the same of one arena; and where on this machine it is, with the name of a new

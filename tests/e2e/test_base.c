@@ -76,7 +76,8 @@ static void load(const struct scene *s, const char *name, const char *folder, in
 {
     char body[2 * PATH_MAX];
     struct wire_answer a;
-    snprintf(body, sizeof body, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}", name, folder);
+    snprintf(body, sizeof body, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\",\"load_inplace\":true}",
+             name, folder);
     daemon_request(s->daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
     if (a.status != status || (strstr(bytes_text(&a.body), part) != NULL) != has)
         fail_msg("%d %s", a.status, bytes_text(&a.body));
@@ -295,12 +296,47 @@ static void an_evaluation_looks(void **state)
     free(text);
 }
 
+// A base that stays as it is, is summed once, however often its adapters are replaced: what is put
+// into its memory behind the server's back is not seen until it is loaded anew.
+static void a_base_is_summed_once(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct bridge *bridge;
+    scene_open(&s);
+    restart(&s, s.model, false);
+    const char *adapter = test_folder();
+    assert_ok(tiny_adapter_write(adapter, s.model, ALL_LINEAR, 3));
+    load(&s, "a", adapter, 200, "Warning", false);
+    json_t *loaded = base_now(&s);
+    assert_ok(bridge_attach(s.daemon.bridge, NULL, &bridge));
+    device_fill(bridge_device(bridge), bridge_base(bridge, "policy"), 0x3f, 4);
+    assert_ok(device_sync(bridge_device(bridge)));
+    load(&s, "a", adapter, 200, "Warning", false);
+    json_t *after = base_now(&s);
+    same_checksum(after, loaded, true);
+    assert_true(json_integer_value(json_object_get(after, "version")) >
+                json_integer_value(json_object_get(loaded, "version")));
+    assert_true(train_alone(&s, "one", OPTIONS("--max-steps", "1")) == 0);
+    json_t *trained = base_now(&s);
+    same_checksum(trained, loaded, false);
+    json_decref(daemon_post(s.daemon.socket, "/reload", 200, ""));
+    json_t *again = base_now(&s);
+    same_checksum(again, loaded, true);
+    bridge_detach(bridge);
+    json_decref(loaded);
+    json_decref(after);
+    json_decref(trained);
+    json_decref(again);
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_role_has_its_own), cmocka_unit_test(a_trained_base_is_refused),
         cmocka_unit_test(the_base_is_recorded),  cmocka_unit_test(another_base_is_told),
-        cmocka_unit_test(an_evaluation_looks),
+        cmocka_unit_test(an_evaluation_looks),   cmocka_unit_test(a_base_is_summed_once),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -175,9 +175,79 @@ static void each_role_has_an_account(void **state)
     scene_close(&s);
 }
 
+// Later updates of other roles, and those that change nothing, leave the policy's version.
+static void policy_version_is_of_its_last_change(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct control_facts f;
+    scene_open(&s, "/");
+    control_owner_loaded(s.owner, "adapter:a", "", false);
+    control_facts(s.owner, &f);
+    assert_int_equal(f.policy_version, 2);
+    assert_ok(control_lease_take(s.writer));
+    update(&s, NULL);
+    control_facts(s.owner, &f);
+    assert_int_equal(f.policy_version, 4);
+    control_set_role(s.writer, "adapter:a");
+    update(&s, NULL);
+    update(&s, "/tmp");
+    control_facts(s.owner, &f);
+    assert_int_equal(f.policy_version, 4);
+    assert_int_equal(f.version, 8);
+    assert_true(control_facts_of(s.owner, "adapter:a", &f));
+    assert_int_equal(f.policy_version, 4);
+    atomic_fetch_add(&s.owner->page->publishes, 1); // who does not say what it wrote
+    control_facts(s.owner, &f);
+    assert_int_equal(f.policy_version, 8);
+    update(&s, NULL);
+    control_facts(s.owner, &f);
+    assert_int_equal(f.policy_version, 10);
+    control_owner_update_begin(s.owner); // an adapter is replaced
+    control_owner_loaded(s.owner, "adapter:a", "/usr", false);
+    control_owner_update_end(s.owner);
+    control_facts(s.owner, &f);
+    assert_int_equal(f.policy_version, 10);
+    control_owner_update_begin(s.owner); // restored
+    control_owner_loaded(s.owner, "policy", "/usr", false);
+    control_owner_update_end(s.owner);
+    control_facts(s.owner, &f);
+    assert_true(f.policy_version == 14 && f.version == 14);
+    scene_close(&s);
+}
+
+static void *reuse_slot(void *context)
+{
+    struct scene *s = context;
+    for (int i = 0; i < 20000; i++) {
+        control_owner_loaded(s->owner, i % 2 ? "adapter:a" : "adapter:b", i % 2 ? "/usr" : "/tmp",
+                             false);
+        control_owner_removed(s->owner, i % 2 ? "adapter:a" : "adapter:b");
+    }
+    atomic_store(&s->stop, true);
+    return NULL;
+}
+
+// What is read of an adapter while its slot goes to another is never the other's.
+static void a_slot_that_is_given_on(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct control_facts f;
+    pthread_t owner;
+    scene_open(&s, "/");
+    assert_int_equal(pthread_create(&owner, NULL, reuse_slot, &s), 0);
+    while (!s.stop)
+        if (control_facts_of(s.writer, "adapter:a", &f)) assert_string_equal(f.origin, "/usr");
+    pthread_join(owner, NULL);
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(what_becomes_of_weights),
-                                       cmocka_unit_test(each_role_has_an_account)};
+                                       cmocka_unit_test(each_role_has_an_account),
+                                       cmocka_unit_test(policy_version_is_of_its_last_change),
+                                       cmocka_unit_test(a_slot_that_is_given_on)};
     return cmocka_run_group_tests_name("origin", tests, NULL, NULL);
 }
