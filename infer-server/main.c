@@ -139,25 +139,6 @@ static const struct option_spec table[] = {
     OPT_END,
 };
 
-static enum status check_usage(void *context, struct option_set *set)
-{
-    const struct config *c = context;
-    const struct http_options *http = &c->server.http;
-    struct speculative_choice choice;
-    (void)set;
-    if (!c->server.engine.model_folder)
-        return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
-    if (http->max_buffered && http->max_buffered < http->max_body)
-        return status_fail(ST_INVALID,
-                           "--max-buffered %lld is below --max-body %lld: no body of that size "
-                           "would ever be taken",
-                           (long long)http->max_buffered, (long long)http->max_body);
-    enum status st = speculative_parse(c->speculative, &choice);
-    if (st == ST_OK && choice.k[SPECULATIVE_DRAFT_MODEL] && !c->server.engine.draft_folder)
-        st = status_fail(ST_INVALID, "draft_model needs --draft DIR, the draft model's folder");
-    return st == ST_OK ? st : status_context(st, "--speculative");
-}
-
 static enum status read_kv_memory(const char *text, struct engine_options *ret)
 {
     char *end;
@@ -177,6 +158,35 @@ static enum status read_kv_memory(const char *text, struct engine_options *ret)
     if (bytes == 0) return status_fail(ST_INVALID, "--kv-memory 0: give a size above 0, or 0%%");
     ret->kv_bytes = bytes;
     return ST_OK;
+}
+
+static enum status check_speculative(const char *text, struct engine_options *ret)
+{
+    enum status st = speculative_parse(text, &ret->speculative);
+    if (st == ST_OK && ret->speculative.k[SPECULATIVE_DRAFT_MODEL] && !ret->draft_folder)
+        st = status_fail(ST_INVALID, "draft_model needs --draft DIR, the draft model's folder");
+    return status_context(st, "--speculative");
+}
+
+static enum status check_usage(void *context, struct option_set *set)
+{
+    struct config *c = context;
+    const struct http_options *http = &c->server.http;
+    char host[256], port[16];
+    enum status st;
+    (void)set;
+    if (!c->server.engine.model_folder)
+        return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
+    if (http->max_buffered && http->max_buffered < http->max_body)
+        return status_fail(ST_INVALID,
+                           "--max-buffered %lld is below --max-body %lld: no body of that size "
+                           "would ever be taken",
+                           (long long)http->max_buffered, (long long)http->max_body);
+    if (c->listen) CHECK(tcp_split("--listen", c->listen, host, port));
+    CHECK(read_kv_memory(c->kv_memory, &c->server.engine));
+    st = check_speculative(c->speculative, &c->server.engine);
+out:
+    return st;
 }
 
 static void default_path(const char *given, const char *name, char ret[PATH_MAX])
@@ -284,8 +294,6 @@ static enum status serve(void *context)
         st = follower_run(&o.engine);
         goto out;
     }
-    CHECK(read_kv_memory(c->kv_memory, &o.engine));
-    CHECK(speculative_parse(c->speculative, &o.engine.speculative));
     if (c->api_key_file) CHECK(api_key_read("--api-key-file", c->api_key_file, &key));
     st = unix_listen(socket_path, &socket);
     if (st == ST_IO && !c->socket)

@@ -33,6 +33,7 @@ struct http_route {
 
 struct http_options { // all borrowed
     const struct http_route *routes;
+    const char *page; // that lists them
     void *context;
     const char *api_key;              // for TCP; NULL: none
     const char *const *allowed_hosts; // beside loopback's, without a key; NULL-ended, or NULL

@@ -104,6 +104,6 @@ void http_find_route(struct http_request *q, const char *url, const char *method
         http_header(q, "Allow", allow);
         http_fail(q, 405, "%.100s takes %s, not %.20s", url, allow, method);
     } else if (!q->route) {
-        http_fail(q, 404, "there is no %.150s here", url);
+        http_fail(q, 404, "there is no %.150s here; %s lists what there is", url, o->page);
     }
 }

@@ -297,10 +297,12 @@ static enum status load(struct engine *e)
     executor_use_adapters(e->executor, weights_owner_adapters(owner));
     e->live.weight_version = control_version(weights_owner_control(owner));
     scheduler_update(e->executor->scheduler, e->live.weight_version, false);
+    pthread_mutex_lock(&e->lock);
+    e->max_context = e->executor->max_context; // before anybody reads the bridge file, and asks
+    pthread_mutex_unlock(&e->lock);
     CHECK(weights_owner_announce(owner, o->socket_path));
     pthread_mutex_lock(&e->lock);
     e->owner = owner;
-    e->max_context = e->executor->max_context;
     pthread_mutex_unlock(&e->lock);
     engine_set_state(e, ENGINE_OK, "");
     log_info("engine: %s on %s in %.1f s: %.1f MB of weights (%s), context %d, %d KV blocks of %d "

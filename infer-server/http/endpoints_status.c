@@ -9,9 +9,22 @@
 
 #include <string.h>
 
-const char *server_state(const struct server *s, const struct engine_stats *stats,
+// The context is the engine's to find, from what memory there is; until then nothing can be checked
+// against it.
+static bool knows_context(struct server *s)
+{
+    struct engine_info info;
+    if (s->model.max_context > 0) return true;
+    engine_info(s->engine, &info);
+    s->model.max_context = info.max_context;
+    metrics_context(&s->metrics, info.max_context);
+    return info.max_context > 0;
+}
+
+const char *server_state(struct server *s, const struct engine_stats *stats,
                          const char **ret_detail)
 {
+    const bool known = knows_context(s);
     *ret_detail = stats->state_detail;
     if (stats->state == ENGINE_FAILED) return "failed";
     if (s->draining || stats->state == ENGINE_DRAINING) {
@@ -19,8 +32,7 @@ const char *server_state(const struct server *s, const struct engine_stats *stat
         return "draining";
     }
     if (stats->state == ENGINE_TORN) return "torn";
-    // until max_context is known here (tick), requests cannot be checked
-    if (stats->state == ENGINE_LOADING || s->model.max_context == 0) {
+    if (stats->state == ENGINE_LOADING || !known) {
         *ret_detail = "the model is being loaded";
         return "loading";
     }
@@ -64,6 +76,14 @@ void handle_version(void *server, struct http_request *q)
         q, 200, json_pack("{s:s, s:s}", "version", COMMONWEIGHT_VERSION, "server", "commonweight"));
 }
 
+// A client that reads a context of 0 would find that nothing fits.
+static bool has_models(struct server *s, struct http_request *q)
+{
+    if (knows_context(s)) return true;
+    http_fail(q, 503, "the model is being loaded; try again later");
+    return false;
+}
+
 static json_t *model_card(const struct server *s)
 {
     return json_pack("{s:o, s:s, s:I, s:s, s:o, s:n, s:i}", "id", json_clean_string(s->model.name),
@@ -91,8 +111,9 @@ static json_t *frozen_card(const struct server *s)
 
 void handle_models(void *server, struct http_request *q)
 {
-    const struct server *s = server;
+    struct server *s = server;
     struct adapter_info list[ADAPTERS_MOST];
+    if (!has_models(s, q)) return;
     const int n = engine_adapters(s->engine, list);
     json_t *data = json_array();
     json_array_append_new(data, model_card(s));
@@ -103,9 +124,10 @@ void handle_models(void *server, struct http_request *q)
 
 void handle_model(void *server, struct http_request *q)
 {
-    const struct server *s = server;
+    struct server *s = server;
     const char *id = http_path_tail(q);
     struct adapter_info list[ADAPTERS_MOST];
+    if (!has_models(s, q)) return;
     const int n = engine_adapters(s->engine, list);
     json_t *card = NULL;
     if (strcmp(id, s->model.name) == 0 || strcmp(id, s->model.folder) == 0) card = model_card(s);

@@ -250,12 +250,6 @@ static void on_tick(uv_timer_t *timer)
     struct server *s = timer->data;
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
-    if (s->model.max_context == 0) {
-        struct engine_info info;
-        engine_info(s->engine, &info);
-        s->model.max_context = info.max_context;
-        metrics_context(&s->metrics, s->model.max_context);
-    }
     tell_systemd(s, &stats);
     if (stats.state == ENGINE_FAILED && !s->draining) begin_drain(s, FAILED_MS);
     if (__atomic_load_n(&s->host.lost_event, __ATOMIC_RELAXED)) {
@@ -288,6 +282,7 @@ static enum status start_http(struct server *s)
     const struct server_options *o = s->options;
     struct http_options options = o->http;
     options.routes = routes;
+    options.page = "docs/protocol.md";
     options.context = s;
     CHECK(http_new(&s->loop, &options, &s->http));
     CHECK(http_listen(s->http, o->unix_fd, false));
@@ -368,7 +363,7 @@ enum status server_run(const struct server_options *options)
     struct engine_stats stats;
     engine_stats(s->engine, &stats);
     if (stats.state == ENGINE_FAILED)
-        st = status_fail(ST_DEVICE, "the engine failed: %s", stats.state_detail);
+        st = ST_CANCELLED; // engine_fail() has logged why
     else if (s->host.lost_event)
         st = status_fail(ST_NO_MEMORY, "out of memory");
 out:

@@ -57,7 +57,7 @@ void handle_adapter_change(void *server, struct http_request *q); // which: one 
 void handle_lora_status(void *server, struct http_request *q);
 
 // "ok", "loading", "torn", "draining", "failed"; ret_detail: a sentence (may be empty).
-const char *server_state(const struct server *s, const struct engine_stats *stats,
+const char *server_state(struct server *s, const struct engine_stats *stats,
                          const char **ret_detail);
 // Answers 503 and returns false where nothing is generated now.
 bool server_is_open(struct server *s, struct http_request *q);

@@ -228,6 +228,7 @@ static enum status start_http(struct tinker *t)
 {
     struct http_options options = t->options->http;
     options.routes = routes;
+    options.page = "docs/tinker.md";
     options.context = t;
     enum status st = http_new(&t->loop, &options, &t->http);
     return st == ST_OK ? http_listen(t->http, t->options->tcp_fd, true) : st;
