@@ -41,11 +41,11 @@ static bool evaluation_due(const struct run *run, int64_t epochs_before)
 }
 
 // Prompts once a sample, as TRL counts.
-static int64_t count_tokens(const struct run *run, const struct rollout *r)
+static int64_t count_tokens(const struct rollout *r)
 {
     int64_t n = 0;
     for (int i = 0; i < r->n_groups * r->n_per_group; i++)
-        n += run_length(run, &r->completions[i]) + rollout_prompt(r, i / r->n_per_group)->n;
+        n += run_length(&r->completions[i]) + rollout_prompt(r, i / r->n_per_group)->n;
     return n;
 }
 
@@ -64,7 +64,7 @@ static enum status train_step(struct run *run)
     CHECK(run_learn(run, s, lr, &update));
     const double train_s = clock_ms_since(start) / 1e3 - wait_s;
     run->step++;
-    run->num_tokens += count_tokens(run, s->rollout);
+    run->num_tokens += count_tokens(s->rollout);
     run->latency = s->latency;
 
     run->line = run_metrics(run, s, &update, wait_s, train_s);

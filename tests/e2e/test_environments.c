@@ -328,6 +328,35 @@ static void an_adapter_is_trained_too_and_turns_find_the_cache(void **state)
     if (strcmp(test_device(), "cpu") == 0) assert_true(off[0] == 0 && off[1] == 0);
 }
 
+// Both of a tandem write turns; a policy that writes all of them learns what it does alone.
+static void through_a_tandem(void **state)
+{
+    (void)state;
+    struct scene with = scene;
+    with.daemon = (struct daemon){0};
+    double policy[STEPS], frozen[STEPS], turns[STEPS], off[STEPS];
+    daemon_start(&with.daemon, scene.model,
+                 OPTIONS("--dtype", daemon_exact_dtype(), "--tandem-model", scene.model));
+    const char *words = environment("fine", NULL);
+    const int status[] = {
+        train(&with, "alone", OPTIONS(NUMBERS, "--rollouts", words, "--tandem", "--tandem-p", "1")),
+        train(&with, "tandem",
+              OPTIONS(NUMBERS, "--rollouts", words, "--tandem", "--no-tandem-shared")),
+    };
+    daemon_kill(&with.daemon);
+    assert_true(status[0] == 0 && status[1] == 0);
+    assert_same_run("fine", "alone");
+    assert_int_equal(column(&scene, "tandem", "tandem/primary_token_fraction", policy, STEPS),
+                     STEPS);
+    column(&scene, "tandem", "tandem/frozen_token_fraction", frozen, STEPS);
+    column(&scene, "tandem", "environment/turns", turns, STEPS);
+    column(&scene, "tandem", "sampler_mismatch/max", off, STEPS);
+    for (int i = 0; i < STEPS; i++) {
+        assert_true(policy[i] > 0.1 && policy[i] < 0.9 && fabs(policy[i] + frozen[i] - 1) < 1e-6);
+        assert_true(turns[i] > 1 && (off[i] == 0 || strcmp(test_device(), "cpu") != 0));
+    }
+}
+
 static void what_does_not_go_together_is_refused(void **state)
 {
     (void)state;
@@ -337,7 +366,6 @@ static void what_does_not_go_together_is_refused(void **state)
     } refused[] = {
         {OPTIONS("--rollouts", "python3 x"), "--rollouts python3 x: take command:PROGRAM ARGS"},
         {OPTIONS("--rollouts", "command: "), "--rollouts command: names no program"},
-        {OPTIONS("--rollouts", "command:x", "--tandem"), "--rollouts with --tandem"},
         {OPTIONS("--reward", "environment"), "reward \"environment\" is what an environment gave"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -470,6 +498,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(prompts_that_do_not_repeat_are_said),
         cmocka_unit_test(it_goes_with_the_rest),
         cmocka_unit_test(an_adapter_is_trained_too_and_turns_find_the_cache),
+        cmocka_unit_test(through_a_tandem),
         cmocka_unit_test(what_does_not_go_together_is_refused),
         cmocka_unit_test(a_killed_run_calls_no_tool_again),
         cmocka_unit_test(the_example_of_the_docs_runs),

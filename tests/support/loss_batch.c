@@ -16,7 +16,7 @@ void loss_batch_compute(const struct loss_config *config, const struct loss_batc
             .n = n,
             .advantage = b->advantages[s],
             .inputs = {[INPUT_LOGPROBS] = row(b->sampler_logprobs, at)},
-            .by_policy = b->by_policy ? b->by_policy + at : NULL,
+            .authors = b->authors ? b->authors + at : NULL,
         };
         const struct loss_rows rows = {.n = n,
                                        .logprobs = b->logprobs + at,

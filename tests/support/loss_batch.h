@@ -12,7 +12,7 @@ struct loss_batch {
     const float *advantages; // (n_seqs)
     int step_seqs;
     double step_tokens;
-    const uint8_t *by_policy, *chosen; // NULL: all
+    const uint8_t *authors, *chosen; // NULL: all
 };
 // Adds the loss of all of them.
 void loss_batch_compute(const struct loss_config *config, const struct loss_batch *batch,

@@ -37,7 +37,7 @@ static void groups_of_one_prompt_share_it(void **state)
     assert_int_equal(r->examples[0]->prompt_ids.n, 2);
     assert_int_equal(r->examples[1]->prompt_ids.ids[0], 7);
     assert_true(r->completions[1].n == 2 && r->completions[1].ids[1] == 5);
-    assert_true(r->completions[1].logprobs[1] == -2 && !r->completions[1].by_policy);
+    assert_true(r->completions[1].logprobs[1] == -2 && !r->completions[1].authors);
     assert_null(r->completions[0].versions);
     assert_int_equal((int)(rollout_oldest(r, 0) >> 63), 1);
     assert_true(s.n == 4 && s.rewards[0] == 1 && s.advantages[0] > 0.7f);
@@ -50,7 +50,7 @@ static void groups_of_one_prompt_share_it(void **state)
 static void turns_sizes_and_overrides(void **state)
 {
     (void)state;
-    static const uint8_t mask[] = {1, 0, 1, 1};
+    static const uint8_t mask[] = {AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_POLICY, AUTHOR_POLICY};
     struct rollout *r;
     struct scores s = {0};
     assert_ok(read_text(
@@ -69,7 +69,7 @@ static void turns_sizes_and_overrides(void **state)
     assert_int_equal(r->examples[1]->prompt_ids.n, 2);
     const struct completion *first = &r->completions[0];
     assert_int_equal(first->n, 4);
-    assert_memory_equal(first->by_policy, mask, sizeof mask);
+    assert_memory_equal(first->authors, mask, sizeof mask);
     assert_true(first->advantages[0] == 9 && first->advantages[3] == 8);
     assert_true(first->logprobs[1] == 0 && first->logprobs[2] == -2);
     assert_null(r->completions[1].advantages);

@@ -48,7 +48,7 @@ static void comes_out_as_it_went_in(void **state)
     assert_memory_equal(got.versions, versions, sizeof versions);
     assert_memory_equal(got.accepted, accepted, sizeof accepted);
     assert_memory_equal(got.text_offset, offsets, sizeof offsets);
-    assert_null(got.by_policy);
+    assert_null(got.authors);
     assert_string_equal(got.text, c.text);
     assert_true(json_equal(got.telemetry, c.telemetry));
     completion_release(&got);

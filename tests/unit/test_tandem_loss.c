@@ -12,8 +12,9 @@
 #include <string.h>
 
 enum { SEQS = 4, TOKENS = 13 };
-static const int first[SEQS + 1] = {0, 5, 7, 7, TOKENS};                     // the third is empty
-static const uint8_t mask[TOKENS] = {1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 1, 0}; // the second has none
+static const int first[SEQS + 1] = {0, 5, 7, 7, TOKENS}; // the third is empty
+enum { F = AUTHOR_FROZEN, P = AUTHOR_POLICY };
+static const uint8_t mask[TOKENS] = {P, F, F, P, P, F, F, P, F, P, P, P, F}; // the second has none
 
 struct inputs {
     float logprobs[TOKENS], old[TOKENS], sampler[TOKENS], ref[TOKENS], advantages[SEQS];
@@ -37,12 +38,12 @@ static struct inputs make_inputs(uint64_t seed)
 static double sum_of_weights(double frozen)
 {
     double sum = 0;
-    for (int t = 0; t < TOKENS; t++) sum += mask[t] ? 1 : frozen;
+    for (int t = 0; t < TOKENS; t++) sum += mask[t] == P ? 1 : frozen;
     return sum;
 }
 
 static struct update_stats loss_of(const struct loss_config *config, const struct inputs *in,
-                                   const uint8_t *by_policy, float *ret)
+                                   const uint8_t *authors, float *ret)
 {
     struct update_stats stats = {0};
     float unused[TOKENS];
@@ -55,8 +56,8 @@ static struct update_stats loss_of(const struct loss_config *config, const struc
         .ref_logprobs = in->ref,
         .advantages = in->advantages,
         .step_seqs = SEQS,
-        .step_tokens = by_policy ? sum_of_weights(config->frozen_weight) : TOKENS,
-        .by_policy = by_policy,
+        .step_tokens = authors ? sum_of_weights(config->frozen_weight) : TOKENS,
+        .authors = authors,
     };
     loss_batch_compute(config, &batch, &stats, ret ? ret : unused);
     return stats;
@@ -92,8 +93,8 @@ static double expected_loss(const struct loss_config *c, const struct inputs *in
         double n = 0, log_ratio = 0, log_tis = 0;
         int policy = 0;
         for (int t = first[s]; t < first[s + 1]; t++) {
-            n += mask[t] ? 1 : c->frozen_weight;
-            if (!mask[t]) continue;
+            n += mask[t] == P ? 1 : c->frozen_weight;
+            if (mask[t] != P) continue;
             policy++;
             log_ratio += (double)in->logprobs[t] - in->old[t];
             log_tis += (double)in->old[t] - in->sampler[t];
@@ -105,13 +106,13 @@ static double expected_loss(const struct loss_config *c, const struct inputs *in
             const double logprob = in->logprobs[t], d = in->ref[t] - logprob;
             const double r =
                 exp(c->sequence_level ? (policy ? log_ratio / policy : 0) : logprob - in->old[t]);
-            double tis = mask[t] ? exp((double)in->old[t] - in->sampler[t]) : 1;
+            double tis = mask[t] == P ? exp((double)in->old[t] - in->sampler[t]) : 1;
             if (c->tis == TIS_OFF) tis = 1;
             if (c->tis == TIS_SEQUENCE_TRUNCATE) tis = exp(log_tis);
             if (c->tis == TIS_TOKEN_MASK && tis > c->tis_max) tis = 0;
             tis = fmin(tis, c->tis_max);
             const double gain = r * in->advantages[s] * (c->type == LOSS_CISPO ? logprob : 1);
-            loss += share * (mask[t] ? 1 : c->frozen_weight) *
+            loss += share * (mask[t] == P ? 1 : c->frozen_weight) *
                     (-tis * gain + c->beta * r * (expm1(d) - d));
         }
     }
@@ -149,7 +150,7 @@ static void check_slopes(const struct loss_config *config)
                               loss_of(config, &down, mask, NULL).range[STAT_LOSS].sum) /
                              step;
         assert_true(fabs(slope - derivative[t]) < 2e-5);
-        if (config->frozen_weight == 0 && !mask[t]) assert_true(derivative[t] == 0);
+        if (config->frozen_weight == 0 && mask[t] != P) assert_true(derivative[t] == 0);
     }
 }
 
@@ -165,7 +166,7 @@ static void check_sampler(const struct loss_config *config)
     const struct inputs in = make_inputs(5);
     struct inputs other = in;
     for (int t = 0; t < TOKENS; t++)
-        if (!mask[t]) other.sampler[t] -= 3;
+        if (mask[t] != P) other.sampler[t] -= 3;
     float a[TOKENS], b[TOKENS];
     const struct update_stats x = loss_of(config, &in, mask, a),
                               y = loss_of(config, &other, mask, b);
@@ -226,10 +227,10 @@ static void a_mask_is_asked_for_and_checked(void **state)
     (void)state;
     struct completion c;
     assert_ok(read_line(",\"model_mask\":[1,0,1]", true, &c));
-    assert_true(completion_is_policys(&c, 0) && !completion_is_policys(&c, 1));
+    assert_true(c.authors[0] == AUTHOR_POLICY && c.authors[1] == AUTHOR_FROZEN);
     completion_release(&c);
     assert_ok(read_line("", false, &c));
-    assert_true(c.by_policy == NULL && completion_is_policys(&c, 1));
+    assert_true(c.authors == NULL && token_author(c.authors, 1) == AUTHOR_POLICY);
     completion_release(&c);
     const struct {
         const char *more;

@@ -76,7 +76,8 @@ static void turns_tell_what_was_sampled(void **state)
     assert_true(json_number_value(json_object_get(c.telemetry, "accept_rate")) == 0.25);
     struct token_list prompt = {0};
     assert_ok(trajectory_cut(&c, 1, &prompt));
-    assert_true(prompt.n == 2 && c.n == 4 && c.ids[0] == 11 && !c.by_policy[2] && c.by_policy[3]);
+    assert_true(prompt.n == 2 && c.n == 4 && c.ids[0] == 11 && c.authors[2] == AUTHOR_OTHER);
+    assert_true(c.authors[3] == AUTHOR_POLICY);
     assert_true(c.logprobs[3] == -13 && c.processed[3] == -6.5f && c.versions[3] == 8 &&
                 c.rewards[0].after == 4);
     token_list_release(&prompt);
@@ -85,6 +86,34 @@ static void turns_tell_what_was_sampled(void **state)
     assert_ok(read_text(&turns, "{" IDS ", \"mask\": [0,0,0,0,0,1], \"rewards\": [1, 3]}", &c));
     assert_true(c.n_rewards == 2 && c.rewards[0].after == 4 && completion_reward(&c) == 4);
     assert_true(c.logprobs[2] == 0 && c.versions[0] == 8);
+    completion_release(&c);
+    sampled_turns_release(&turns);
+}
+
+static void write_authors(struct completion *c, enum token_author first, enum token_author then)
+{
+    c->authors = malloc((size_t)c->n);
+    for (int t = 0; t < c->n; t++) c->authors[t] = (uint8_t)(t ? then : first);
+}
+
+// Who of a tandem wrote a token the turn says; what the environment's mask leaves out is nobody's.
+static void a_tandems_turns_tell_who_wrote(void **state)
+{
+    (void)state;
+    static const uint8_t want[] = {AUTHOR_FROZEN, AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_OTHER};
+    struct sampled_turns turns = {0};
+    struct token_list prompt = {0};
+    struct completion c;
+    add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
+    write_authors(&turns.items[0].sampled, AUTHOR_FROZEN, AUTHOR_POLICY);
+    add_turn(&turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
+    write_authors(&turns.items[1].sampled, AUTHOR_FROZEN, AUTHOR_POLICY);
+    assert_ok(read_text(&turns, "{" IDS ", \"mask\": [0, 0, 1, 1, 0, 0], \"reward\": 2}", &c));
+    assert_true(c.logprobs[2] == -11 && c.versions[0] == 6);
+    assert_ok(trajectory_cut(&c, 1, &prompt));
+    assert_true(prompt.n == 2 && c.n == 4); // up to the frozen model's token
+    assert_memory_equal(c.authors, want, sizeof want);
+    token_list_release(&prompt);
     completion_release(&c);
     sampled_turns_release(&turns);
 }
@@ -159,10 +188,11 @@ static void a_group_shares_what_it_begins_with(void **state)
                         &group[1]));
     assert_ok(trajectory_cut(group, 2, &prompt));
     assert_true(prompt.n == 2 && group[0].n == 2 && group[1].n == 3);
-    assert_true(group[0].ids[0] == 3 && !group[0].by_policy[0] && group[1].by_policy[2]);
+    assert_true(group[0].ids[0] == 3 && group[0].authors[0] == AUTHOR_OTHER);
+    assert_true(group[1].authors[2] == AUTHOR_POLICY);
     token_list_release(&prompt);
     group[1].ids[0] = 9;
-    group[1].by_policy[0] = 0;
+    group[1].authors[0] = 0;
     assert_status(trajectory_cut(group, 2, &prompt), ST_MISMATCH);
     assert_message("begin with different tokens");
     for (int i = 0; i < 2; i++) completion_release(&group[i]);
@@ -289,6 +319,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_find_each_others_calls),
         cmocka_unit_test(turns_tell_what_was_sampled),
+        cmocka_unit_test(a_tandems_turns_tell_who_wrote),
         cmocka_unit_test(what_was_not_sampled_is_refused),
         cmocka_unit_test(a_prompt_repeats_or_not),
         cmocka_unit_test(a_group_shares_what_it_begins_with),

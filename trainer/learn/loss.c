@@ -18,9 +18,9 @@
  * Their product is the whole quotient.
  *
  * Tokens that a frozen model wrote among the policy's (tandem) take part with a weight of their
- * own, in the sum and in what it is divided by. The sampler's log-probability of such a token is
- * not the policy's: it has no part in tis, nor the token in a sequence's ratio or in what is
- * counted of ratios.
+ * own, in the sum and in what it is divided by; those of an environment with none. The sampler's
+ * log-probability of such a token is not the policy's: it has no part in tis, nor the token in a
+ * sequence's ratio or in what is counted of ratios.
  */
 #include "trainer/learn/loss.h"
 
@@ -143,7 +143,8 @@ struct sequence { // one completion
 
 static double weight_of(const struct sequence *s, int t)
 {
-    return completion_wrote(s->c, t) ? 1 : s->config->frozen_weight;
+    const double weights[] = {[AUTHOR_POLICY] = 1, [AUTHOR_FROZEN] = s->config->frozen_weight};
+    return weights[token_author(s->c->authors, t)];
 }
 
 static double advantage_of(const struct sequence *s, int t)

@@ -81,7 +81,7 @@ struct loss_config {
     int max_completion_length; // LOSS_DR_GRPO's constant
     enum tis_mode tis;
     double tis_min, tis_max;                           // 0: none
-    double frozen_weight;                              // of a token that is not the policy's
+    double frozen_weight;                              // of a tandem's other model's tokens
     double sapo_temperature_neg, sapo_temperature_pos; // of LOSS_SAPO's gate
     // A sequence of negative advantage counts only while the mean log-ratio of its sampler to the
     // policy now is at most that; 0: always.
@@ -108,10 +108,10 @@ struct loss_rows {
     const float *ref;      // of the reference; NULL where beta is 0
     const uint8_t *chosen; // 0: the token has no part but in the KL term; NULL: all have
 };
-// Adds to *stats; ret_dlogprobs (n) is d loss / d logprob. Tokens that the policy did not write
-// weigh frozen_weight; the sampler's log-probability of them is not looked at. An empty sequence
-// counts as one with a zero term, as in TRL; so does a masked one. Of pairs: two completions, the
-// chosen one first, with their rows, and the derivatives one after the other.
+// Adds to *stats; ret_dlogprobs (n) is d loss / d logprob. Tokens of a frozen model weigh
+// frozen_weight, those of anybody else nothing; the sampler's log-probability of them is not looked
+// at. An empty sequence counts as one with a zero term, as in TRL; so does a masked one. Of pairs:
+// two completions, the chosen one first, with their rows, and the derivatives one after the other.
 void loss_compute(const struct loss_config *config, const struct loss_scale *scale,
                   const struct pack_completion *completion, const struct loss_rows *rows,
                   struct update_stats *stats, float *ret_dlogprobs);

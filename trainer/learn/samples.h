@@ -9,6 +9,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum token_author {
+    AUTHOR_OTHER, // an environment, a template or whoever else: nothing is learned of the token
+    AUTHOR_POLICY,
+    AUTHOR_FROZEN // a tandem's other model, whose tokens the loss gives a weight of their own
+};
+
 enum loss_input {     // arrays of one entry a target
     INPUT_ADVANTAGES, // in place of the completion's
     INPUT_WEIGHTS,
@@ -30,8 +36,7 @@ struct pack_completion {
     float advantage;                  // of all its tokens
     double reference;                 // its log-probability by a reference: of pairs
     const float *inputs[LOSS_INPUTS]; // (n, targets_each); NULL: not given
-    // (n) 0: another than the policy wrote the token, or it is not to be learned; NULL: none is so
-    const uint8_t *by_policy;
+    const uint8_t *authors;           // (n) enum token_author; NULL: the policy wrote all
     // of a server that sampled it
     const float *server_logprobs; // (n) of its temperature-scaled distribution; NULL: not given
     const uint64_t *versions;     // (n) of its weights; NULL: not given
@@ -45,9 +50,13 @@ struct pack_group {
     bool whole; // its completions stay in one micro-batch: the loss compares them
 };
 
+static inline enum token_author token_author(const uint8_t *authors, int t)
+{
+    return authors ? (enum token_author)authors[t] : AUTHOR_POLICY;
+}
 static inline bool completion_wrote(const struct pack_completion *c, int t) // the policy, its t-th
 {
-    return !c->by_policy || c->by_policy[t];
+    return token_author(c->authors, t) == AUTHOR_POLICY;
 }
 
 struct samples {

@@ -21,7 +21,7 @@ enum statistic {
     STAT_AUX_LOSS,      // routers' load-balancing loss, without its coefficient
     STAT_KL,            // of tokens, as estimated, without the ratio
     STAT_ENTROPY,       // of tokens
-    STAT_FROZEN,        // of tokens, 1: a frozen model or an environment wrote it
+    STAT_FROZEN,        // of tokens that a model wrote, 1: the frozen one did
     STAT_MISMATCH,      // |trainer's - server's log-probability| of the policy's tokens
     STAT_MISMATCH_K3,   // by Schulman's estimator
     STAT_MISMATCH_NOW,  // as STAT_MISMATCH, of tokens of the present weights, or of unknown ones

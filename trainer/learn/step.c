@@ -88,7 +88,7 @@ static void note(struct pass *p, const struct learner_rows *rows, int seq)
         const bool wrote = completion_wrote(c, t);
         if (rows->ranked && !wrote) continue;
         stats_add(p->stats, STAT_ENTROPY, rows->entropy[at + t]);
-        stats_add(p->stats, STAT_FROZEN, !wrote);
+        if (token_author(c->authors, t) != AUTHOR_OTHER) stats_add(p->stats, STAT_FROZEN, !wrote);
         if (rows->ranked && !rejected)
             stats_add(p->stats, STAT_LIKELIEST, rows->ranked[at + t].rank == 1);
         compare_with_server(p, c, t, rows->logprobs[at + t]);
@@ -143,9 +143,10 @@ struct loss_scale loss_scale_of(const struct loss_config *loss, const struct sam
         for (int i = 0; i < (pairs ? 1 : group->n); i++) {
             const struct pack_completion *c = &group->completions[i];
             const long number = c - s->completions;
-            int n_policy = 0;
-            for (int t = 0; t < c->n; t++) n_policy += completion_wrote(c, t);
-            if (!c->masked) scale.tokens += n_policy + loss->frozen_weight * (c->n - n_policy);
+            int n[AUTHOR_FROZEN + 1] = {0};
+            for (int t = 0; t < c->n; t++) n[token_author(c->authors, t)]++;
+            if (!c->masked)
+                scale.tokens += n[AUTHOR_POLICY] + loss->frozen_weight * n[AUTHOR_FROZEN];
             for (long t = s->first[number]; t < s->first[number + 1]; t++)
                 scale.chosen += s->chosen[t];
         }

@@ -124,20 +124,21 @@ static enum status read_tokens(const struct place *p, struct sequence *s, size_t
     if (n == 0 || first == 0)
         FAIL(ST_FORMAT, "field \"masks\": its first token is trained, and nothing comes before it");
     c->ids = malloc((n - first + 1) * sizeof *c->ids);
-    c->by_policy = malloc(n - first + 1);
-    if (!c->ids || !c->by_policy) FAIL(ST_NO_MEMORY, "no memory for %zu tokens", n);
+    c->authors = malloc(n - first + 1);
+    if (!c->ids || !c->authors) FAIL(ST_NO_MEMORY, "no memory for %zu tokens", n);
     for (size_t t = 0; t < n; t++) {
         int32_t id = 0;
         bool trained = false;
         CHECK(read_token(p, tokens, masks, t, &id, &trained));
         if (t < first) CHECK(token_list_push(&s->prompt, id));
         if (t >= first) c->ids[t - first] = id;
-        if (t >= first) c->by_policy[t - first] = trained;
+        if (t >= first) c->authors[t - first] = trained ? AUTHOR_POLICY : AUTHOR_OTHER;
     }
     c->n = (int)(n - first);
-    if (!memchr(c->by_policy, 0, (size_t)c->n)) { // nothing stands between what was sampled
-        free(c->by_policy);
-        c->by_policy = NULL;
+    if (!memchr(c->authors, AUTHOR_OTHER,
+                (size_t)c->n)) { // nothing stands between what was sampled
+        free(c->authors);
+        c->authors = NULL;
     }
     *ret_n = n;
     *ret_first = first;
@@ -190,7 +191,7 @@ static enum status check_logprobs(const struct place *p, struct sequence *s)
 {
     struct completion *c = &s->completion;
     for (int t = 0; c->logprobs && t < c->n; t++) {
-        if (!completion_is_policys(c, t))
+        if (token_author(c->authors, t) != AUTHOR_POLICY)
             c->logprobs[t] = 0;
         else if (c->logprobs[t] > 1e-3f)
             return status_fail(ST_FORMAT, "field \"inference_logprobs\": that of token %d is %g",

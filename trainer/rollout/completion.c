@@ -18,7 +18,7 @@ void completion_release(struct completion *s)
     free(s->logprobs);
     free(s->processed);
     free(s->versions);
-    free(s->by_policy);
+    free(s->authors);
     free(s->text);
     free(s->accepted);
     free(s->text_offset);
@@ -137,11 +137,11 @@ static enum status read_mask(const char *where, const struct completion_bounds *
                                           : "of a tandem, where none was asked for");
     if (!bounds->tandem) return ST_OK;
     CHECK(read_list(where, line, "model_mask", s->n, &mask));
-    s->by_policy = malloc(s->n ? (size_t)s->n : 1);
-    if (!s->by_policy) FAIL(ST_NO_MEMORY, "%s: no memory", where);
+    s->authors = malloc(s->n ? (size_t)s->n : 1);
+    if (!s->authors) FAIL(ST_NO_MEMORY, "%s: no memory", where);
     for (int t = 0; t < s->n; t++) {
         CHECK(read_count(where, mask, "model_mask", t, 1, &one));
-        s->by_policy[t] = (uint8_t)one;
+        s->authors[t] = one ? AUTHOR_POLICY : AUTHOR_FROZEN;
     }
 out:
     return st;

@@ -3,7 +3,7 @@
 #ifndef TRAINER_COMPLETION_H
 #define TRAINER_COMPLETION_H
 
-#include "common/base/status.h"
+#include "trainer/learn/samples.h"
 #include <jansson.h>
 #include <stdint.h>
 
@@ -13,8 +13,8 @@ struct completion {
     float *logprobs;  // (n) of the server's temperature-scaled distribution
     float *processed; // (n) of the filtered one, which was sampled from; NULL: nothing was filtered
     uint64_t *versions; // (n) of the weights that sampled each token; NULL: nobody tells
-    uint8_t *by_policy; // (n) 0: another wrote it: a tandem's frozen model, whose log-probability
-                        // stands there, or an environment; NULL: the policy wrote all
+    uint8_t *authors;   // (n) enum token_author, the log-probability is that of the model which
+                        // wrote the token; NULL: the policy wrote all
     bool truncated;     // ended at the token limit
     char *text;         // as the server decoded it, U+0000 as U+2400; "" where it has no tokenizer
     uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
@@ -28,11 +28,6 @@ struct completion {
     } * rewards;   // (n_rewards)
     int n_rewards; // 0: no environment
 };
-
-static inline bool completion_is_policys(const struct completion *c, int t) // its token t
-{
-    return !c->by_policy || c->by_policy[t];
-}
 
 // Sum of the environment's.
 double completion_reward(const struct completion *c);

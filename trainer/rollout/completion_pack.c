@@ -19,8 +19,8 @@ struct head {
     }
 static const struct {
     size_t field, each; // of a list of n
-} lists[] = {LIST(ids),       LIST(logprobs), LIST(processed),  LIST(versions),
-             LIST(by_policy), LIST(accepted), LIST(text_offset)};
+} lists[] = {LIST(ids),     LIST(logprobs), LIST(processed),  LIST(versions),
+             LIST(authors), LIST(accepted), LIST(text_offset)};
 #define N_LISTS ((int)(sizeof lists / sizeof lists[0]))
 
 static void **list_of(const struct completion *c, int i)

@@ -147,6 +147,7 @@ static enum status take_sampled(struct episode *e, const json_t *line, struct by
     const struct completion_bounds bounds = {
         .vocab_size = source->vocab_size,
         .max_tokens = (int)e->pull->sampling->max_tokens,
+        .tandem = e->pull->sampling->tandem.on,
         .filtered = sampling_is_filtered(e->pull->sampling),
         .oldest = worker ? worker->version : e->pull->oldest,
         .newest = worker ? worker->version : control_version(e->server->control),

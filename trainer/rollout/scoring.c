@@ -180,7 +180,7 @@ enum status scoring_again(const struct scoring *how, const struct rollout *r, st
     if (!n_tokens) return status_fail(ST_NO_MEMORY, "no memory for %d advantages", s->n);
     for (int i = 0; i < s->n; i++)
         for (int t = 0; t < r->completions[i].n; t++)
-            n_tokens[i] += completion_is_policys(&r->completions[i], t);
+            n_tokens[i] += token_author(r->completions[i].authors, t) == AUTHOR_POLICY;
     advantage_estimate(&how->advantage, s->rewards, n_tokens, r->n_groups, r->n_per_group,
                        &s->stats, s->advantages);
     free(n_tokens);

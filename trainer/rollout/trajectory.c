@@ -113,9 +113,9 @@ static enum status read_mask(const json_t *value, struct completion *c)
         const json_int_t one = json_is_integer(entry) ? json_integer_value(entry) : -1;
         if (one != 0 && one != 1)
             return status_fail(ST_FORMAT, "field \"mask\": entry %d is neither 0 nor 1", t);
-        c->by_policy[t] = (uint8_t)one;
+        c->authors[t] = one ? AUTHOR_POLICY : AUTHOR_OTHER;
     }
-    if (c->by_policy[0])
+    if (c->authors[0])
         return status_fail(ST_FORMAT, "field \"mask\": the first token has nothing before it that "
                                       "the policy could have sampled it behind");
     return ST_OK;
@@ -151,7 +151,7 @@ static enum status read_rewards(const json_t *value, const struct sampled_turns 
 
 // ---- the whole ----------------------------------------------------------------------------------
 
-// Log-probabilities and versions of what the policy wrote. ret_from: (n) whether a turn told them.
+// Log-probabilities, versions and authors of what turns sampled. ret_from: (n) whether one did.
 static void fill_from_turns(const struct sampled_turns *turns, struct completion *c,
                             uint8_t *ret_from)
 {
@@ -163,25 +163,35 @@ static void fill_from_turns(const struct sampled_turns *turns, struct completion
             c->logprobs[at] = turn->sampled.logprobs[t];
             if (turn->sampled.processed) c->processed[at] = turn->sampled.processed[t];
             c->versions[at] = turn->sampled.versions[t];
+            if (c->authors[at]) c->authors[at] = (uint8_t)token_author(turn->sampled.authors, t);
             ret_from[at] = 1;
         }
     }
+}
+
+// The first token that a turn sampled; c->n: there is none.
+static int first_sampled(const struct completion *c)
+{
+    int t = 0;
+    while (t < c->n && c->authors[t] == AUTHOR_OTHER) t++;
+    return t;
 }
 
 // The environment's tokens have no weights of their own: they count as of those before them.
 static enum status settle_tokens(const struct trajectory_bounds *bounds, const uint8_t *from,
                                  struct completion *c)
 {
-    const uint8_t *first = memchr(c->by_policy, 1, (size_t)c->n);
-    uint64_t version = first ? c->versions[first - c->by_policy] : bounds->version;
+    const int first = first_sampled(c);
+    uint64_t version = first < c->n ? c->versions[first] : bounds->version;
     for (int t = 0; t < c->n; t++) {
-        if (c->by_policy[t] && !from[t])
+        const bool sampled = c->authors[t] != AUTHOR_OTHER;
+        if (sampled && !from[t])
             return status_fail(ST_MISMATCH,
                                "field \"mask\": token %d is not the policy's: no turn sampled it "
                                "there, behind the tokens before it",
                                t);
-        if (c->by_policy[t]) version = c->versions[t];
-        if (!c->by_policy[t]) c->logprobs[t] = 0;
+        if (sampled) version = c->versions[t];
+        if (!sampled) c->logprobs[t] = 0;
         c->versions[t] = version;
     }
     return ST_OK;
@@ -201,12 +211,12 @@ static enum status read_tokens(const json_t *value, const struct sampled_turns *
              bounds->max_tokens);
     c->logprobs = calloc((size_t)c->n, sizeof *c->logprobs);
     c->versions = calloc((size_t)c->n, sizeof *c->versions);
-    c->by_policy = calloc((size_t)c->n, 1);
+    c->authors = calloc((size_t)c->n, 1);
     bool filtered = false;
     for (int k = 0; k < turns->n; k++) filtered |= turns->items[k].sampled.processed != NULL;
     if (filtered) c->processed = calloc((size_t)c->n, sizeof *c->processed);
     from = calloc((size_t)c->n, 1);
-    if (!c->logprobs || !c->versions || !c->by_policy || !from || (filtered && !c->processed))
+    if (!c->logprobs || !c->versions || !c->authors || !from || (filtered && !c->processed))
         FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
     CHECK(read_mask(value, c));
     fill_from_turns(turns, c, from);
@@ -278,12 +288,14 @@ static void cut(struct completion *c, int prompt)
     memmove(c->logprobs, c->logprobs + prompt, left * sizeof *c->logprobs);
     if (c->processed) memmove(c->processed, c->processed + prompt, left * sizeof *c->processed);
     memmove(c->versions, c->versions + prompt, left * sizeof *c->versions);
-    memmove(c->by_policy, c->by_policy + prompt, left);
+    memmove(c->authors, c->authors + prompt, left);
     for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= prompt;
     c->n = (int)left;
-    if (!memchr(c->by_policy, 0, left)) { // nothing stands between what was sampled
-        free(c->by_policy);
-        c->by_policy = NULL;
+    size_t n = 0; // that the policy wrote
+    while (n < left && c->authors[n] == AUTHOR_POLICY) n++;
+    if (n == left) { // nothing stands between
+        free(c->authors);
+        c->authors = NULL;
     }
 }
 
@@ -293,9 +305,7 @@ enum status trajectory_cut(struct completion *group, int n, struct token_list *r
     int shared = group[0].n;
     enum status st = ST_OK;
     for (int i = 0; i < n; i++) {
-        const uint8_t *first = memchr(group[i].by_policy, 1, (size_t)group[i].n);
-        const int before = first ? (int)(first - group[i].by_policy) : group[i].n;
-        shared = common(group[0].ids, shared, group[i].ids, before);
+        shared = common(group[0].ids, shared, group[i].ids, first_sampled(&group[i]));
     }
     if (shared == 0)
         FAIL(ST_MISMATCH, "its trajectories begin with different tokens; those of a group are "

@@ -3,7 +3,8 @@
  *
  * A trajectory is a sample with a mask: a token that the mask gives to the policy must be one that
  * a turn sampled behind exactly the tokens that stand before it, and has that turn's
- * log-probability and weight version. All others are the environment's, and weigh nothing. */
+ * log-probability, weight version and author, who may be a tandem's other model. All others are the
+ * environment's, and weigh nothing. */
 #ifndef TRAINER_TRAJECTORY_H
 #define TRAINER_TRAJECTORY_H
 
@@ -34,7 +35,7 @@ struct trajectory_bounds {
 // sums of its turns' telemetry and their texts, one a line. Errors name the field.
 enum status trajectory_read(const json_t *value, const struct sampled_turns *turns,
                             const struct trajectory_bounds *bounds, struct completion *ret);
-// Cuts what the n trajectories of a group have in common before the first token of the policy off
+// Cuts what the n trajectories of a group have in common before the first token of a turn off
 // them, into ret_prompt. ST_MISMATCH where that is nothing.
 enum status trajectory_cut(struct completion *group, int n, struct token_list *ret_prompt);
 

@@ -153,8 +153,6 @@ enum status train_config_resolve(struct train_config *config, const struct optio
     CHECK(check_url("server-url", config->server_url));
     CHECK(check_rollouts(config->rollouts));
     CHECK(resolve_loss(config, &r.loss));
-    // of what an environment wrote between turns
-    if (config->atropos || config->rollouts) r.loss.frozen_weight = 0;
     r.draft_schedule = r.schedule;
     r.draft_schedule.peak = config->draft_learning_rate;
     *ret = r;

@@ -124,7 +124,7 @@ enum status offline_samples(const struct offline *s, const struct offline_data *
                 .ids = e->completion_ids.ids,
                 .n = e->completion_ids.n,
                 .advantage = 1,
-                .by_policy = e->learnt,
+                .authors = e->learnt,
                 .reference = data->reference ? data->reference[item * sides + k] : 0,
             };
         }

@@ -20,7 +20,7 @@ enum status rollout_samples(const struct rollout *r, const float *advantages, bo
             .advantage = advantages[i],
             .inputs = {[INPUT_ADVANTAGES] = c->advantages,
                        [INPUT_LOGPROBS] = processed && c->processed ? c->processed : c->logprobs},
-            .by_policy = c->by_policy,
+            .authors = c->authors,
             .server_logprobs = c->logprobs,
             .versions = c->versions,
             .line = r->examples[i / r->n_per_group]->line,

@@ -262,7 +262,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
                     const struct update_stats *update, double wait_s, double train_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
 // Tokens of a sample, as TRL counts them: without those that an environment wrote.
-int run_length(const struct run *run, const struct completion *sample);
+int run_length(const struct completion *sample);
 double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
 // Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says
 // it.

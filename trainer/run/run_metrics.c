@@ -41,11 +41,10 @@ double run_cut_off(const struct rollout *r)
     return (double)cut_off / n;
 }
 
-int run_length(const struct run *run, const struct completion *sample)
+int run_length(const struct completion *sample)
 {
     int n = 0;
-    if (!sample->by_policy || run->config->sampling.tandem.on) return sample->n;
-    for (int t = 0; t < sample->n; t++) n += sample->by_policy[t];
+    for (int t = 0; t < sample->n; t++) n += token_author(sample->authors, t) != AUTHOR_OTHER;
     return n;
 }
 
@@ -57,11 +56,11 @@ static void put_length(json_t *metrics, const char *name, const struct range_sta
 }
 
 // Terminated are samples that came to an end of their own; 0 where none did, as in TRL.
-static void put_lengths(json_t *metrics, const struct run *run, const struct rollout *r)
+static void put_lengths(json_t *metrics, const struct rollout *r)
 {
     struct range_stats all = {0}, terminated = {0};
     for (int i = 0; i < r->n_groups * r->n_per_group; i++) {
-        const int length = run_length(run, &r->completions[i]);
+        const int length = run_length(&r->completions[i]);
         range_add(&all, length);
         if (!r->completions[i].truncated) range_add(&terminated, length);
     }
@@ -190,7 +189,7 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     put_costs(metrics, run, s);
     put_inference(metrics, rollout, scores);
     spec_counters_put(&s->spec, metrics);
-    put_lengths(metrics, run, rollout);
+    put_lengths(metrics, rollout);
     metrics_put(metrics, "num_tokens", (double)run->num_tokens);
     put_update(metrics, run, update);
     if (run->draft) put_draft(metrics, update, run_draft_rate(run, run->step - 1));
@@ -316,7 +315,8 @@ static bool put_tokens(json_t *line, const struct completion *s, const double *l
     bool ok = true;
     if (s->accepted) PUT_LIST(ok, line, "accepted", t, s->n, json_integer(s->accepted[t]));
     if (s->text_offset) PUT_LIST(ok, line, "text_offset", t, s->n, json_integer(s->text_offset[t]));
-    if (s->by_policy) PUT_LIST(ok, line, "model_mask", t, s->n, json_integer(s->by_policy[t]));
+    if (s->authors)
+        PUT_LIST(ok, line, "model_mask", t, s->n, json_integer(s->authors[t] == AUTHOR_POLICY));
     if (!logprobs) return ok;
     if (s->logprobs) PUT_LIST(ok, line, "logprobs", t, s->n, real(s->logprobs[t]));
     PUT_LIST(ok, line, "trainer_logprobs", t, s->n, real(logprobs[t]));
