@@ -1,0 +1,142 @@
+/* test_old_runs.c: run folders that a released version wrote (tests/old-runs) are gone on with, by
+ * --resume alone, to the metrics that the version itself came to in one go. */
+#include "common/base/json.h"
+#include "tests/support/training.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEPS 6
+
+// Another processor may sum in another order; what was sampled and counted is the same.
+#define RELATIVE 1e-5
+
+static json_t *read_lines(const char *folder)
+{
+    char *text = test_read(test_path(folder, "metrics.jsonl")), *next = text;
+    json_t *lines = json_array();
+    for (char *line; (line = strsep(&next, "\n")) && *line;) {
+        json_t *m;
+        assert_ok(json_parse("metrics", line, strlen(line), &m));
+        json_array_append_new(lines, m);
+    }
+    free(text);
+    return lines;
+}
+
+static bool goes_by_the_clock(const char *key)
+{
+    static const char *const parts[] = {"_s",    "_ms",      "spans/",
+                                        "sync/", "publish/", "weight_version"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const char *at = strstr(key, parts[i]);
+        if (at && (parts[i][0] != '_' || !at[strlen(parts[i])])) return true;
+    }
+    return false;
+}
+
+static void same_line(const json_t *was, const json_t *is)
+{
+    const char *key;
+    const json_t *value;
+    json_object_foreach ((json_t *)was, key, value) {
+        if (goes_by_the_clock(key)) continue;
+        const double a = json_number_value(value), b = metric(is, key);
+        if (fabs(a - b) > RELATIVE * fabs(a))
+            fail_msg("%s of step %g: %.9g was %.9g", key, metric(is, "step"), b, a);
+    }
+}
+
+static void same_lines(const char *name)
+{
+    json_t *was = read_lines(test_path(test_path(test_root(), "tests/old-runs"), name));
+    json_t *is = read_lines(name);
+    assert_int_equal(json_array_size(is), json_array_size(was));
+    for (size_t i = 0; i < json_array_size(was); i++)
+        same_line(json_array_get(was, i), json_array_get(is, i));
+    assert_int_equal((int)metric(json_array_get(is, json_array_size(is) - 1), "step"), STEPS);
+    json_decref(was);
+    json_decref(is);
+}
+
+// Paths in the folders are relative, and the threads that the device's name counts are the run's.
+static void open_copies(char home[PATH_MAX])
+{
+    const char *folder = test_folder();
+    if (strcmp(test_device(), "cpu") != 0) test_skip("the folders are of runs on the CPU");
+    assert_int_equal(
+        test_command(test_path(folder, "cp.log"), LIMIT_MS,
+                     OPTIONS("cp", "-R", test_path(test_root(), "tests/old-runs/."), folder)),
+        0);
+    assert_non_null(getcwd(home, PATH_MAX));
+    assert_int_equal(chdir(folder), 0);
+    setenv("OMP_NUM_THREADS", "2", 1);
+}
+
+static void goes_on(const char *command, const char *run)
+{
+    const int rc = test_command(
+        "log", LIMIT_MS, OPTIONS(test_binary("cw-trainer"), command, "--run-dir", run, "--resume"));
+    char *log = test_read("log");
+    if (rc != 0) fail_msg("%s", log);
+    assert_contains(log, "resumed at step 3 from ");
+    assert_null(strstr(log, "with other options"));
+    free(log);
+    same_lines(run);
+}
+
+static void trained(const char *run)
+{
+    struct daemon d;
+    char home[PATH_MAX], here[PATH_MAX];
+    open_copies(home);
+    daemon_start(&d, test_path(getcwd(here, sizeof here), "model"),
+                 OPTIONS("--exact", "--max-adapters", "2"));
+    assert_int_equal(symlink(d.bridge, "bridge.json"), 0);
+    goes_on("train", run);
+    assert_int_equal(daemon_stop(&d), 0);
+    assert_int_equal(chdir(home), 0);
+}
+
+static void policy(void **state)
+{
+    (void)state;
+    trained("train");
+}
+
+static void adapter(void **state)
+{
+    (void)state;
+    trained("train-lora");
+}
+
+static void examples(void **state)
+{
+    char home[PATH_MAX];
+    (void)state;
+    open_copies(home);
+    goes_on("sft", "sft");
+    assert_int_equal(chdir(home), 0);
+}
+
+static void adapter_of_pairs(void **state)
+{
+    char home[PATH_MAX];
+    (void)state;
+    open_copies(home);
+    goes_on("dpo", "dpo-lora");
+    assert_int_equal(chdir(home), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(policy),
+        cmocka_unit_test(adapter),
+        cmocka_unit_test(examples),
+        cmocka_unit_test(adapter_of_pairs),
+    };
+    return cmocka_run_group_tests_name("old runs", tests, NULL, NULL);
+}
