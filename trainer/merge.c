@@ -58,7 +58,8 @@ static enum status merge(void *context)
     CHECK(adapter_merge(adapter, base, dev));
     enum dtype as = config->file_dtype == DT_BF16 ? DT_BF16 : DT_F32;
     if (c->dtype) as = (enum dtype)(c->dtype - 1);
-    CHECK(model_folder_write(c->out, dev, base, as, c->model, NULL, NULL));
+    CHECK(model_folder_write(
+        c->out, dev, &(struct model_folder){.weights = base, .as = as, .source_folder = c->model}));
     if (left_out_describe(config, words, sizeof words)) log_info("%s: %s", c->model, words);
     log_info("wrote %s: %d matrices of %s changed by %s, in %s", c->out, adapter->n, c->model,
              c->adapter, dtype_name(as));

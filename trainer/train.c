@@ -93,21 +93,12 @@ static enum status baseline(struct run *run)
     return st;
 }
 
-// Whether the step just done has a checkpoint of its own, which stays.
-static bool checkpoint_due(const struct run *run)
-{
-    return step_due(run->step, run->config->saving.save_steps, run->total_steps) ||
-           run->best.step == run->step;
-}
-
 static enum status save_if_due(struct run *run)
 {
-    const double minutes = clock_ms_since(run->saved_ns) / 60e3,
-                 every = run->config->saving.save_minutes;
-    bool interim = every > 0 && minutes >= every;
-    if (checkpoint_due(run)) return run_save(run, false);
-    enum status st = every > 0 ? run_agree(run, &interim, sizeof interim) : ST_OK;
-    return st == ST_OK && interim ? run_save(run, true) : st;
+    enum save_kind kind;
+    enum status st =
+        saver_due(&run->saver, run->step, run->total_steps, &run->best, run->comm, &kind);
+    return st == ST_OK && kind != SAVE_NOT ? run_save(run, kind == SAVE_INTERIM) : st;
 }
 
 // What is to be done before the next step: the baseline of a run that begins, or the rest of a step
@@ -120,8 +111,8 @@ static enum status before_the_steps(struct run *run)
         CHECK(run_save(run, false)); // something to restore before the first update
     } else if (run->line) {
         CHECK(run_finish_line(run));
-        run->saved_step = -1;
-        CHECK(run_save(run, !checkpoint_due(run)));
+        run->saver.step = -1;
+        CHECK(run_save(run, !saver_is_kept(&run->saver, run->step, run->total_steps, &run->best)));
     }
 out:
     return st;

@@ -5,7 +5,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/run/checkpoint.h"
-#include "trainer/run/model_folder_write.h"
 #include "trainer/run/runlog.h"
 
 #include <dirent.h>
@@ -24,8 +23,8 @@ struct fixture {
     struct weights *weights;
     void *memory;
     struct optimizer *optimizer;
-    const struct checkpoint_model *draft; // NULL: none
-    const int64_t *best;                  // NULL: none
+    const struct model_folder *draft; // NULL: none
+    const int64_t *best;              // NULL: none
 };
 
 static void fixture_open(struct fixture *f)
@@ -69,12 +68,16 @@ static void train_one(struct fixture *f, float gradient)
 
 static enum status write_step(struct fixture *f, int64_t step, int keep, char **ret_folder)
 {
-    json_t *state = json_pack("{s:s}", "note", "kept");
     struct checkpoint c = {
-        .step = step, .data_index = 10 * step, .state = state, .best_step = f->best};
-    struct checkpoint_model policy = {f->weights, f->optimizer, f->source, NULL};
-    enum status st = checkpoint_write(f->run, &c, f->dev, &policy, f->draft, keep, ret_folder);
-    json_decref(state);
+        .step = step, .data_index = 10 * step, .start = json_pack("{s:s}", "note", "kept")};
+    const struct model_folder policy = {.weights = f->weights,
+                                        .as = DT_F32,
+                                        .source_folder = f->source,
+                                        .optimizer = f->optimizer,
+                                        .draft = f->draft};
+    const struct checkpoint_others others = {.best_step = f->best, .keep = keep};
+    enum status st = checkpoint_write(f->run, f->dev, &policy, &c, &others, ret_folder);
+    checkpoint_release(&c);
     return st;
 }
 
@@ -128,13 +131,13 @@ static void round_trip(void **state)
     assert_ok(checkpoint_read(folder, &c));
     assert_int_equal(c.step, 3);
     assert_int_equal(c.data_index, 30);
-    assert_string_equal(json_string_value(json_object_get(c.state, "note")), "kept");
+    assert_string_equal(json_string_value(json_object_get(c.start, "note")), "kept");
     struct optimizer *fresh;
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
     assert_ok(optimizer_new_whole(f.dev, f.weights, &adamw, &fresh));
     assert_ok(checkpoint_load_optimizer(folder, &c, fresh));
     assert_int_equal(optimizer_steps(fresh), 1);
-    json_decref(c.state);
+    checkpoint_release(&c);
     optimizer_free(fresh);
 
     // the same step again, with other weights, takes the old one's place; what a killed process
@@ -163,27 +166,30 @@ static void draft_round_trip(void **state)
     assert_ok(write_step(&f, 1, 0, &folder));
     assert_ok(checkpoint_read(folder, &c));
     assert_false(checkpoint_has_draft(&c));
-    assert_false(file_exists(test_path(folder, CHECKPOINT_DRAFT)));
-    json_decref(c.state);
+    assert_false(file_exists(test_path(folder, DRAFT_FOLDER)));
+    checkpoint_release(&c);
     free(folder);
 
-    struct checkpoint_model model = {draft.weights, draft.optimizer, draft.source, NULL};
+    const struct model_folder model = {.weights = draft.weights,
+                                       .as = DT_F32,
+                                       .source_folder = draft.source,
+                                       .optimizer = draft.optimizer};
     f.draft = &model;
     train_one(&f, 0.5f);
     assert_ok(write_step(&f, 2, 0, &folder)); // the draft has no step yet
     assert_ok(checkpoint_read(folder, &c));
     assert_true(checkpoint_has_draft(&c));
-    const char *inside = test_path(folder, CHECKPOINT_DRAFT);
+    const char *inside = test_path(folder, DRAFT_FOLDER);
     assert_holds(&draft, inside, draft.memory);
     assert_false(file_exists(test_path(inside, "trainer/optimizer.safetensors")));
     assert_ok(checkpoint_load_draft_optimizer(folder, &c, draft.optimizer));
-    json_decref(c.state);
+    checkpoint_release(&c);
     free(folder);
 
     train_one(&draft, -0.25f);
     train_one(&draft, 0.25f);
     assert_ok(write_step(&f, 3, 1, &folder));
-    inside = test_path(folder, CHECKPOINT_DRAFT);
+    inside = test_path(folder, DRAFT_FOLDER);
     assert_holds(&f, folder, f.memory);
     assert_holds(&draft, inside, draft.memory);
     assert_int_equal(entries(inside), 4); // config, tokenizer, weights, optimizer
@@ -211,7 +217,7 @@ static void draft_round_trip(void **state)
     assert_int_equal(unlink(test_path(inside, "trainer/optimizer.safetensors")), 0);
     assert_status(checkpoint_load_draft_optimizer(folder, &c, fresh[1]), ST_NOT_FOUND);
     assert_message("draft/trainer/optimizer.safetensors");
-    json_decref(c.state);
+    checkpoint_release(&c);
     optimizer_free(fresh[0]);
     free(before);
     free(after);
@@ -232,7 +238,7 @@ static void step_zero(void **state)
     assert_false(file_exists(test_path(folder, "trainer/optimizer.safetensors")));
     assert_ok(checkpoint_read(folder, &c));
     assert_ok(checkpoint_load_optimizer(folder, &c, f.optimizer));
-    json_decref(c.state);
+    checkpoint_release(&c);
     // with a step, a missing file is an error
     train_one(&f, 1);
     free(folder);
@@ -241,7 +247,7 @@ static void step_zero(void **state)
     assert_ok(checkpoint_read(folder, &c));
     assert_status(checkpoint_load_optimizer(folder, &c, f.optimizer), ST_NOT_FOUND);
     assert_message("trainer/optimizer.safetensors");
-    json_decref(c.state);
+    checkpoint_release(&c);
     free(folder);
     fixture_close(&f);
 }
@@ -422,28 +428,23 @@ static void full_disk_is_a_clear_error(void **state)
     fixture_close(&f);
 }
 
-static enum status refuse(void *context, const char *temporary)
-{
-    assert_true(file_exists(test_path(temporary, "model.safetensors")));
-    *(int *)context += 1;
-    return status_fail(ST_IO, "no more room");
-}
-
 static void failure_cleans_up(void **state)
 {
     (void)state;
     struct fixture f;
-    int called = 0;
     fixture_open(&f);
-    const char *folder = test_path(f.run, "model");
-    assert_ok(model_folder_write(folder, f.dev, f.weights, DT_F32, f.source, NULL, NULL));
+    const char *folder = test_path(f.run, "model"), *broken = test_folder();
+    const struct model_folder draft = {.weights = f.weights, .as = DT_F32, .source_folder = broken};
+    struct model_folder model = {.weights = f.weights, .as = DT_F32, .source_folder = f.source};
+    assert_ok(model_folder_write(folder, f.dev, &model));
     void *old = malloc(f.weights->bytes);
     memcpy(old, f.memory, f.weights->bytes);
     train_one(&f, 1);
-    assert_status(model_folder_write(folder, f.dev, f.weights, DT_F32, f.source, refuse, &called),
-                  ST_IO);
-    assert_message("no more room");
-    assert_int_equal(called, 1);
+    // all of the model is there by then
+    assert_ok(file_make_folders(test_path(broken, "tokenizer.json")));
+    model.draft = &draft;
+    assert_status(model_folder_write(folder, f.dev, &model), ST_IO);
+    assert_message("tokenizer.json");
     assert_int_equal(entries(f.run), 1);
     assert_holds(&f, folder, old);
     free(old);
@@ -457,7 +458,8 @@ static void written_dtype_is_named(void **state)
     json_t *json;
     fixture_open(&f);
     const char *folder = test_path(f.run, "model/"); // a slash at the end does no harm
-    assert_ok(model_folder_write(folder, f.dev, f.weights, DT_BF16, NULL, NULL, NULL));
+    assert_ok(model_folder_write(folder, f.dev,
+                                 &(struct model_folder){.weights = f.weights, .as = DT_BF16}));
     assert_ok(json_read_file(test_path(f.run, "model/config.json"), 1 << 20, &json));
     const json_t *name = json_object_get(json, "dtype");
     if (!name) name = json_object_get(json, "torch_dtype");
@@ -480,6 +482,7 @@ static void bad_state_is_refused(void **state)
         {"{\"step\": -1, \"data_index\": 0}", "step"},
         {"{\"step\": 1}", "data_index"},
         {"{\"step\": \"x\", \"data_index\": 0}", "step"},
+        {"{\"step\": 1, \"data_index\": 0, \"format_version\": 2}", "format_version is 2"},
     };
     assert_status(checkpoint_read(folder, &c), ST_NOT_FOUND);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -45,10 +45,18 @@ static void trained_close(struct trained *t)
 static char *write_both(struct trained *policy, struct trained *draft)
 {
     const struct checkpoint c = {.step = 1, .data_index = 8};
-    const struct checkpoint_model p = {policy->r.weights, policy->optimizer, policy->folder, NULL};
-    const struct checkpoint_model d = {draft->r.weights, draft->optimizer, draft->folder, NULL};
+    const struct model_folder d = {.weights = draft->r.weights,
+                                   .as = DT_F32,
+                                   .source_folder = draft->folder,
+                                   .optimizer = draft->optimizer};
+    const struct model_folder p = {.weights = policy->r.weights,
+                                   .as = DT_F32,
+                                   .source_folder = policy->folder,
+                                   .optimizer = policy->optimizer,
+                                   .draft = &d};
     char *folder;
-    assert_ok(checkpoint_write(test_folder(), &c, policy->r.dev, &p, &d, 0, &folder));
+    assert_ok(checkpoint_write(test_folder(), policy->r.dev, &p, &c,
+                               &(struct checkpoint_others){.keep = 0}, &folder));
     return folder;
 }
 
@@ -67,7 +75,7 @@ static void assert_loads(const struct trained *policy, const struct trained *dra
         assert_int_equal(optimizer_steps(fresh[i]), 1);
         optimizer_free(fresh[i]);
     }
-    json_decref(c.state);
+    checkpoint_release(&c);
 }
 
 static void only_model_files_on_top(const char *folder)

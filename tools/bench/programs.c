@@ -37,7 +37,10 @@ enum status programs_take_model(struct programs *p, struct bench *b)
     char target[PATH_ROOM];
     enum status st = ST_OK;
     if (!b->o.model)
-        CHECK(model_folder_write(p->model, b->dev, b->weights, b->dt, b->o.tokenizer, NULL, NULL));
+        CHECK(model_folder_write(p->model, b->dev,
+                                 &(struct model_folder){.weights = b->weights,
+                                                        .as = b->dt,
+                                                        .source_folder = b->o.tokenizer}));
     else if (!realpath(b->o.model, target) || symlink(target, p->model) != 0)
         FAIL(ST_IO, "%s: %m", b->o.model);
     // what describes the model stays

@@ -1,44 +1,21 @@
 /* adapter_folder.c: writes the PEFT folder that a run starts from, and looks after what an adapter
  * is of. No state. */
 #include "trainer/run/adapter_folder.h"
-#include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/run/checkpoint.h"
 #include "trainer/run/model_folder_write.h"
-
-struct written {
-    const struct adapter *adapter;
-    struct device *dev; // that its memory is of
-    enum dtype as;
-    const char *name;
-    json_t *base;
-};
+#include "trainer/run/same_run.h"
 
 #define ASK_MS 300000 // the server sums a whole model, on the CPU some 10 GB a second
 
-static enum status fill(void *context, const char *folder)
-{
-    const struct written *w = context;
-    enum status st;
-    char path[PATH_ROOM];
-    json_t *state = NULL;
-    CHECK(adapter_save(w->adapter, w->dev, folder, w->as));
-    if (!(state = json_pack("{s:s*, s:O}", ADAPTER_STATE, w->name, ADAPTER_BASE, w->base)))
-        FAIL(ST_NO_MEMORY, "no memory for an adapter's state");
-    CHECK(path_put(path, folder, CHECKPOINT_TRAINER));
-    CHECK(file_make_folders(path));
-    CHECK(path_put(path, folder, ADAPTER_STATE_FILE));
-    CHECK(json_write_file(path, 0644, state));
-out:
-    json_decref(state);
-    return st;
-}
-
 enum status adapter_folder_write(const char *folder, const struct adapter *a, struct device *dev,
-                                 enum dtype as, const char *name, json_t *base)
+                                 const char *name, json_t *base)
 {
-    struct written w = {a, dev, as, name, base};
-    return folder_write(folder, fill, &w);
+    struct model_folder m = {
+        .as = a->weights->dt, .adapter = a, .state = adapter_state(name, base)};
+    enum status st = m.state ? model_folder_write(folder, dev, &m)
+                             : status_fail(ST_NO_MEMORY, "no memory for an adapter's state");
+    json_decref(m.state);
+    return st;
 }
 
 enum status adapter_folder_start(const char *folder, const struct adapter *a, const char *from,
@@ -56,7 +33,7 @@ enum status adapter_folder_start(const char *folder, const struct adapter *a, co
     weights_bind(made->weights, memory);
     if (from) CHECK(adapter_check(made, from));
     CHECK(from ? adapter_load(made, host, from) : adapter_init(made, host, seed));
-    st = adapter_folder_write(folder, made, host, made->weights->dt, name, base);
+    st = adapter_folder_write(folder, made, host, name, base);
 out:
     if (host) device_release(host, memory);
     device_free(host);

@@ -7,13 +7,11 @@
 #include "common/http/http_client.h"
 #include "common/model/adapter.h"
 
-#define ADAPTER_STATE "adapter" // in trainer_state.json: its name, by which the server restores it
-
-// Writes the folder of the adapter as it is in the memory of `dev`, its tensors in the dtype `as`,
-// and in it, as a checkpoint has it, that these are the weights of the server's adapter `name`
-// (NULL: nobody's), trained on that base.
+// Writes the folder of the adapter as it is in the memory of `dev`, and in it, as a checkpoint has
+// it, that these are the weights of the server's adapter `name` (NULL: nobody's), trained on that
+// base.
 enum status adapter_folder_write(const char *folder, const struct adapter *a, struct device *dev,
-                                 enum dtype as, const char *name, json_t *base);
+                                 const char *name, json_t *base);
 // The same of a new one like `a`, which need not be bound: from a PEFT folder, or (NULL) by `seed`.
 enum status adapter_folder_start(const char *folder, const struct adapter *a, const char *from,
                                  uint64_t seed, const char *name, json_t *base);

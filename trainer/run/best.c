@@ -1,8 +1,10 @@
 /* best.c: a record of one number. Owns nothing; the trainer's thread. */
 #include "trainer/run/best.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 
 #include <float.h>
+#include <inttypes.h>
 #include <math.h>
 
 bool best_consider(struct best *b, int64_t step, double score)
@@ -42,4 +44,13 @@ enum status best_from_json(const char *where, const json_t *json, struct best *r
     *ret = b;
 out:
     return st;
+}
+
+void best_compare(struct best *b, const json_t *was, const json_t *now)
+{
+    if (b->step < 0 || !was || json_equal(was, now)) return;
+    log_warn("the evaluations until now were of other held-out prompts, or by another reward: "
+             "their best, step %" PRId64 ", is not compared with those to come",
+             b->step);
+    *b = BEST_NONE;
 }

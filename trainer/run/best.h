@@ -24,4 +24,8 @@ json_t *best_to_json(const struct best *b);
 // `json` NULL or null: none. ST_FORMAT, naming `where`, where it is no such object.
 enum status best_from_json(const char *where, const json_t *json, struct best *ret);
 
+// Where what evaluations are made of (now) is not what it was, b is none: it is not compared with
+// those to come, which is said.
+void best_compare(struct best *b, const json_t *was, const json_t *now);
+
 #endif

@@ -1,4 +1,4 @@
-/* checkpoint.c: writes and finds checkpoints. Owns no state; the trainer's thread.
+/* checkpoint.c: writes, finds and reads checkpoints. Owns no state; the trainer's thread.
  *
  * Weights are stored in the dtype they are trained in. With bf16 that is the upper half of the
  * exact fp32 master, whose lower half is in trainer/optimizer.safetensors: both give every bit
@@ -7,25 +7,20 @@
 #include "trainer/run/checkpoint.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "trainer/run/model_folder_write.h"
 
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define MAX_STATE ((size_t)1 << 26)
-
-#define POLICY_STEPS "optimizer_steps" // in trainer_state.json
-#define DRAFT_STEPS  "draft_optimizer_steps"
-
-#define STATE_FILE     "trainer_state.json"
-#define OPTIMIZER_FILE "optimizer.safetensors"
-#define STEP_NAME      "step-%" PRId64
+#define STEP_NAME "step-%" PRId64
+#define FORMAT    1 // of the state; what 0.1.0 wrote has none, and the same fields
 
 // The absolute path behind links, the caller's to free; NULL where there is nothing.
 static enum status resolve(const char *path, char **ret_folder)
@@ -36,95 +31,119 @@ static enum status resolve(const char *path, char **ret_folder)
     return ST_OK;
 }
 
-// FOLDER/trainer/NAME, its folder made.
-static enum status new_trainer_file(const char *folder, const char *name, char ret[PATH_ROOM])
-{
-    char inside[PATH_ROOM];
-    enum status st;
-    CHECK(path_put(inside, folder, CHECKPOINT_TRAINER));
-    CHECK(file_make_folders(inside));
-    st = path_put(ret, inside, "%s", name);
-out:
-    return st;
-}
-
-// The same for reading, or FOLDER/NAME where an older checkpoint has it there.
+// FOLDER/trainer/NAME, or FOLDER/NAME where an older checkpoint has it there.
 static enum status find_trainer_file(const char *folder, const char *name, char ret[PATH_ROOM])
 {
     char older[PATH_ROOM];
     enum status st;
     CHECK(path_put(older, folder, "%s", name));
-    CHECK(path_put(ret, folder, CHECKPOINT_TRAINER "/%s", name));
+    CHECK(path_put(ret, folder, TRAINER_FOLDER "/%s", name));
     if (!file_exists(ret) && file_exists(older)) strcpy(ret, older);
 out:
     return st;
 }
 
-struct trainer_files {
-    const struct checkpoint *checkpoint;
-    struct device *dev;
-    const struct checkpoint_model *policy, *draft; // draft: may be NULL
+// ---- the state ----------------------------------------------------------------------------------
+
+enum kind { COUNT, FLAG, OBJECT };
+
+#define FIELD(name, kind)                                                                          \
+    {                                                                                              \
+#name, kind, offsetof(struct checkpoint, name)                                             \
+    }
+static const struct field {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+} fields[] = {
+    FIELD(step, COUNT),
+    FIELD(data_index, COUNT),
+    FIELD(num_tokens, COUNT),
+    FIELD(skipped_updates, COUNT),
+    FIELD(optimizer_steps, COUNT),
+    FIELD(draft_optimizer_steps, COUNT),
+    FIELD(interim, FLAG),
+    FIELD(evaluation_due, FLAG),
+    FIELD(line, OBJECT),
+    FIELD(start, OBJECT),
+    FIELD(best, OBJECT),
+    FIELD(best_of, OBJECT),
+    FIELD(curriculum, OBJECT),
+    FIELD(latency_model, OBJECT),
+    FIELD(entropy, OBJECT),
 };
+#define N_FIELDS (sizeof fields / sizeof *fields)
 
-// Before the first step the state is all zeros, which needs no file.
-static enum status write_optimizer(void *context, const char *folder)
+static json_t *field_json(const struct field *f, const void *at)
 {
-    struct optimizer *optimizer = context;
-    char path[PATH_ROOM];
-    enum status st = ST_OK;
-    if (optimizer_steps(optimizer) == 0) return ST_OK;
-    CHECK(new_trainer_file(folder, OPTIMIZER_FILE, path));
-    CHECK(optimizer_save(optimizer, path));
-    st = file_sync_parent(path);
-out:
-    return st;
+    if (f->kind == COUNT) return json_integer(*(const int64_t *)at);
+    if (f->kind == FLAG) return json_boolean(*(const bool *)at);
+    return json_incref(*(json_t *const *)at);
 }
 
-static enum status write_draft(const struct trainer_files *files, const char *folder)
+json_t *checkpoint_json(const struct checkpoint *c, const struct model_folder *m)
 {
-    const struct checkpoint_model *draft = files->draft;
-    char path[PATH_ROOM];
-    enum status st = path_put(path, folder, CHECKPOINT_DRAFT);
-    return st != ST_OK
-               ? st
-               : model_folder_write(path, files->dev, draft->weights, draft->weights->dt,
-                                    draft->source_folder, write_optimizer, draft->optimizer);
-}
-
-static enum status write_reference(const struct trainer_files *files, const char *folder)
-{
-    const struct weights *reference = files->checkpoint->reference;
-    char path[PATH_ROOM];
-    enum status st = path_put(path, folder, CHECKPOINT_REFERENCE);
-    return st != ST_OK ? st
-                       : model_folder_write(path, files->dev, reference, reference->dt,
-                                            files->policy->source_folder, NULL, NULL);
-}
-
-static enum status write_trainer_files(void *context, const char *folder)
-{
-    const struct trainer_files *files = context;
-    const struct checkpoint *c = files->checkpoint;
-    enum status st = ST_OK;
-    char path[PATH_ROOM];
-    json_t *state = c->state ? json_copy(c->state) : json_object();
-    if (!state || json_object_set_new(state, "step", json_integer(c->step)) ||
-        json_object_set_new(state, "data_index", json_integer(c->data_index)) ||
-        json_object_set_new(state, POLICY_STEPS,
-                            json_integer(optimizer_steps(files->policy->optimizer))) ||
-        (files->draft &&
-         json_object_set_new(state, DRAFT_STEPS,
-                             json_integer(optimizer_steps(files->draft->optimizer)))))
-        FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
-    CHECK(write_optimizer(files->policy->optimizer, folder));
-    CHECK(new_trainer_file(folder, STATE_FILE, path));
-    CHECK(json_write_file(path, 0644, state));
-    if (files->draft) CHECK(write_draft(files, folder));
-    if (c->reference) CHECK(write_reference(files, folder));
-out:
+    struct checkpoint all = *c;
+    json_t *state = json_pack("{s:i}", "format_version", FORMAT);
+    bool ok = state && (!c->same || json_object_update(state, c->same) == 0);
+    all.optimizer_steps = m->optimizer ? optimizer_steps(m->optimizer) : 0;
+    all.draft_optimizer_steps = m->draft ? optimizer_steps(m->draft->optimizer) : -1;
+    for (size_t i = 0; ok && i < N_FIELDS; i++) {
+        const void *at = (const char *)&all + fields[i].offset;
+        if (fields[i].kind == OBJECT && !*(json_t *const *)at) continue;
+        if (fields[i].kind == COUNT && *(const int64_t *)at < 0) continue; // there is no draft
+        ok = json_object_set_new(state, fields[i].name, field_json(&fields[i], at)) == 0;
+    }
+    if (ok) return state;
     json_decref(state);
+    return NULL;
+}
+
+void checkpoint_release(struct checkpoint *c)
+{
+    for (size_t i = 0; i < N_FIELDS; i++)
+        if (fields[i].kind == OBJECT) json_decref(*(json_t **)((char *)c + fields[i].offset));
+    json_decref(c->same);
+    *c = (struct checkpoint){0};
+}
+
+static enum status read_field(const char *path, const json_t *state, const struct field *f,
+                              void *at)
+{
+    const json_t *value = json_object_get(state, f->name);
+    if (f->kind == COUNT) return json_get_int(path, state, f->name, 0, INT64_MAX, at);
+    if (f->kind == FLAG)
+        *(bool *)at = json_is_true(value);
+    else
+        *(json_t **)at = json_incref((json_t *)value);
+    return ST_OK;
+}
+
+enum status checkpoint_read(const char *folder, struct checkpoint *ret)
+{
+    enum status st = ST_OK;
+    struct checkpoint c = {.step = -1, .data_index = -1, .draft_optimizer_steps = -1};
+    int64_t format = 0;
+    char path[PATH_ROOM];
+    CHECK(find_trainer_file(folder, STATE_FILE, path));
+    CHECK(json_read_file(path, MAX_STATE, &c.same));
+    CHECK(json_get_int(path, c.same, "format_version", 0, INT64_MAX, &format));
+    if (format > FORMAT)
+        FAIL(ST_UNSUPPORTED,
+             "%s: format_version is %" PRId64 ", and this program reads up to %d: go on with the "
+             "version that wrote it",
+             path, format, FORMAT);
+    for (size_t i = 0; i < N_FIELDS; i++)
+        CHECK(read_field(path, c.same, &fields[i], (char *)&c + fields[i].offset));
+    if (c.step < 0 || c.data_index < 0)
+        FAIL(ST_FORMAT, "%s: no field \"step\" or \"data_index\"", path);
+    *ret = c;
+out:
+    if (st != ST_OK) checkpoint_release(&c);
     return st;
 }
+
+// ---- a run's checkpoints ------------------------------------------------------------------------
 
 static enum status swap_link(const char *checkpoints, const char *link_name, int64_t step)
 {
@@ -172,10 +191,10 @@ static enum status link_best(const char *checkpoints, int64_t step)
     return st == ST_OK && file_exists(folder) ? swap_link(checkpoints, "best", step) : st;
 }
 
-static bool is_kept(const struct checkpoint *c, int64_t step)
+static bool is_kept(int64_t written, const struct checkpoint_others *others, int64_t step)
 {
-    return step == c->step || (c->best_step && step == *c->best_step) ||
-           (c->keep_start && step == 0);
+    return step == written || (others->best_step && step == *others->best_step) ||
+           (others->keep_start && step == 0);
 }
 
 static enum status remove_entry(const char *checkpoints, const char *name)
@@ -187,7 +206,7 @@ static enum status remove_entry(const char *checkpoints, const char *name)
 
 // Removes what `chosen` chooses, but for the `keep` last checkpoints of these and what is_kept().
 static enum status remove_all(const char *checkpoints, int (*chosen)(const struct dirent *),
-                              const struct checkpoint *c, int keep)
+                              int64_t written, const struct checkpoint_others *others, int keep)
 {
     struct dirent **entries = NULL;
     enum status st = ST_OK;
@@ -195,8 +214,8 @@ static enum status remove_all(const char *checkpoints, int (*chosen)(const struc
     if (n < 0) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
     while (n-- > 0) {
         const int64_t step = step_of(entries[n]);
-        const bool stays = step >= 0 && step != c->step && keep-- > 0;
-        if (st == ST_OK && !stays && !is_kept(c, step))
+        const bool stays = step >= 0 && step != written && keep-- > 0;
+        if (st == ST_OK && !stays && !is_kept(written, others, step))
             st = remove_entry(checkpoints, entries[n]->d_name);
         free(entries[n]);
     }
@@ -204,50 +223,31 @@ static enum status remove_all(const char *checkpoints, int (*chosen)(const struc
     return st;
 }
 
-static enum status fill_adapter_folder(void *context, const char *folder)
-{
-    const struct trainer_files *files = context;
-    const struct adapter *a = files->policy->adapter;
-    enum status st = adapter_save(a, files->dev, folder, a->weights->dt);
-    return st == ST_OK ? write_trainer_files(context, folder) : st;
-}
-
-static enum status write_policy(struct trainer_files *files, const char *folder)
-{
-    const struct checkpoint_model *policy = files->policy;
-    if (policy->adapter) return folder_write(folder, fill_adapter_folder, files);
-    return model_folder_write(folder, files->dev, policy->weights, policy->weights->dt,
-                              policy->source_folder, write_trainer_files, files);
-}
-
-enum status checkpoint_write_folder(const char *folder, const struct checkpoint *c,
-                                    struct device *dev, const struct checkpoint_model *policy)
-{
-    struct trainer_files files = {c, dev, policy, NULL};
-    return write_policy(&files, folder);
-}
-
-enum status checkpoint_write(const char *run_folder, const struct checkpoint *c, struct device *dev,
-                             const struct checkpoint_model *policy,
-                             const struct checkpoint_model *draft, int keep, char **ret_folder)
+enum status checkpoint_write(const char *run_folder, struct device *dev,
+                             const struct model_folder *m, const struct checkpoint *c,
+                             const struct checkpoint_others *others, char **ret_folder)
 {
     enum status st;
-    struct trainer_files files = {c, dev, policy, draft};
+    struct model_folder whole = *m;
     char checkpoints[PATH_ROOM], folder[PATH_ROOM], replaced[32];
+    whole.state = checkpoint_json(c, m);
+    if (!whole.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     CHECK(path_put(checkpoints, run_folder, "checkpoints"));
     CHECK(path_put(folder, checkpoints, STEP_NAME, c->step));
     CHECK(file_make_folders(checkpoints));
-    CHECK(remove_all(checkpoints, is_leftover, c, 0));
-    CHECK(write_policy(&files, folder));
-    if (c->best_step) CHECK(link_best(checkpoints, *c->best_step));
+    CHECK(remove_all(checkpoints, is_leftover, c->step, others, 0));
+    CHECK(model_folder_write(folder, dev, &whole));
+    if (others->best_step) CHECK(link_best(checkpoints, *others->best_step));
     CHECK(swap_link(checkpoints, "latest", c->step));
-    if (c->replaced_step && !is_kept(c, *c->replaced_step)) {
-        snprintf(replaced, sizeof replaced, STEP_NAME, *c->replaced_step);
+    if (others->replaced_step && !is_kept(c->step, others, *others->replaced_step)) {
+        snprintf(replaced, sizeof replaced, STEP_NAME, *others->replaced_step);
         CHECK(remove_entry(checkpoints, replaced));
     }
-    if (keep > 0) CHECK(remove_all(checkpoints, is_checkpoint, c, keep - 1));
+    if (others->keep > 0)
+        CHECK(remove_all(checkpoints, is_checkpoint, c->step, others, others->keep - 1));
     if (ret_folder) st = resolve(folder, ret_folder);
 out:
+    json_decref(whole.state);
     return st;
 }
 
@@ -280,27 +280,9 @@ enum status checkpoint_best(const char *run_folder, char **ret_folder)
     return follow_link(run_folder, "best", ret_folder);
 }
 
-enum status checkpoint_read(const char *folder, struct checkpoint *ret)
+static enum status load_optimizer(const char *folder, int64_t steps, struct optimizer *optimizer)
 {
-    enum status st = ST_OK;
-    struct checkpoint c = {.step = -1, .data_index = -1};
-    char path[PATH_ROOM];
-    CHECK(find_trainer_file(folder, STATE_FILE, path));
-    CHECK(json_read_file(path, MAX_STATE, &c.state));
-    CHECK(json_get_int(path, c.state, "step", 0, INT64_MAX, &c.step));
-    CHECK(json_get_int(path, c.state, "data_index", 0, INT64_MAX, &c.data_index));
-    if (c.step < 0 || c.data_index < 0)
-        FAIL(ST_FORMAT, "%s: no field \"step\" or \"data_index\"", path);
-    *ret = c;
-out:
-    if (st != ST_OK) json_decref(c.state);
-    return st;
-}
-
-static enum status load_optimizer(const char *folder, const struct checkpoint *c, const char *steps,
-                                  struct optimizer *optimizer)
-{
-    if (json_integer_value(json_object_get(c->state, steps)) == 0) return ST_OK;
+    if (steps == 0) return ST_OK;
     char path[PATH_ROOM];
     enum status st = find_trainer_file(folder, OPTIMIZER_FILE, path);
     return st == ST_OK ? optimizer_load(optimizer, path) : st;
@@ -309,18 +291,18 @@ static enum status load_optimizer(const char *folder, const struct checkpoint *c
 enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
                                       struct optimizer *optimizer)
 {
-    return load_optimizer(folder, c, POLICY_STEPS, optimizer);
+    return load_optimizer(folder, c->optimizer_steps, optimizer);
 }
 
 bool checkpoint_has_draft(const struct checkpoint *c)
 {
-    return json_object_get(c->state, DRAFT_STEPS) != NULL;
+    return c->draft_optimizer_steps >= 0;
 }
 
 enum status checkpoint_load_draft_optimizer(const char *folder, const struct checkpoint *c,
                                             struct optimizer *optimizer)
 {
     char draft[PATH_ROOM];
-    enum status st = path_put(draft, folder, CHECKPOINT_DRAFT);
-    return st == ST_OK ? load_optimizer(draft, c, DRAFT_STEPS, optimizer) : st;
+    enum status st = path_put(draft, folder, DRAFT_FOLDER);
+    return st == ST_OK ? load_optimizer(draft, c->draft_optimizer_steps, optimizer) : st;
 }

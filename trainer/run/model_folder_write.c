@@ -96,8 +96,53 @@ static enum status move_into_place(const char *temporary, const char *folder)
     return st == ST_OK && replaces ? file_remove_tree(temporary) : st;
 }
 
-enum status folder_write(const char *folder,
-                         enum status (*fill)(void *context, const char *temporary), void *context)
+// FOLDER/trainer/, made on first use.
+static enum status write_state(const struct model_folder *m, const char *folder)
+{
+    char inside[PATH_ROOM], path[PATH_ROOM];
+    const bool stepped = m->optimizer && optimizer_steps(m->optimizer) > 0; // else all zeros
+    enum status st = ST_OK;
+    if (!stepped && !m->state) return ST_OK;
+    CHECK(path_put(inside, folder, TRAINER_FOLDER));
+    CHECK(file_make_folders(inside));
+    if (stepped) {
+        CHECK(path_put(path, inside, OPTIMIZER_FILE));
+        CHECK(optimizer_save(m->optimizer, path));
+        CHECK(file_sync_folder(inside));
+    }
+    if (m->state) {
+        CHECK(path_put(path, inside, STATE_FILE));
+        CHECK(json_write_file(path, 0644, m->state));
+    }
+out:
+    return st;
+}
+
+static enum status write_weights(const struct model_folder *m, struct device *dev,
+                                 const char *folder)
+{
+    enum status st;
+    if (m->adapter) return adapter_save(m->adapter, dev, folder, m->as);
+    CHECK(write_config(folder, m->weights->config, m->as));
+    if (m->source_folder)
+        for (const char *const *name = model_folder_files; *name; name++)
+            CHECK(copy_file(m->source_folder, folder, *name));
+    if (m->source_folder) CHECK(copy_chat_templates(m->source_folder, folder));
+    CHECK(weights_save(m->weights, dev, folder, m->as));
+out:
+    return st;
+}
+
+static enum status write_inside(const char *folder, const char *name, struct device *dev,
+                                const struct model_folder *m)
+{
+    char path[PATH_ROOM];
+    if (!m) return ST_OK;
+    enum status st = path_put(path, folder, "%s", name);
+    return st == ST_OK ? model_folder_write(path, dev, m) : st;
+}
+
+enum status model_folder_write(const char *folder, struct device *dev, const struct model_folder *m)
 {
     enum status st;
     char path[PATH_ROOM], temporary[PATH_ROOM] = "";
@@ -107,44 +152,13 @@ enum status folder_write(const char *folder,
     CHECK(path_beside(path, temporary));
     CHECK(file_remove_tree(temporary)); // of an earlier process with this number
     CHECK(file_make_folders(temporary));
-    CHECK(fill(context, temporary));
+    CHECK(write_weights(m, dev, temporary));
+    CHECK(write_state(m, temporary));
+    CHECK(write_inside(temporary, DRAFT_FOLDER, dev, m->draft));
+    CHECK(write_inside(temporary, REFERENCE_FOLDER, dev, m->reference));
     CHECK(file_sync_folder(temporary));
     CHECK(move_into_place(temporary, path));
 out:
     if (st != ST_OK && temporary[0]) file_remove_tree(temporary);
     return st;
-}
-
-struct model_folder { // what goes into one
-    struct device *dev;
-    const struct weights *weights;
-    enum dtype as;
-    const char *source_folder;
-    enum status (*extra)(void *context, const char *temporary);
-    void *context;
-};
-
-static enum status fill_model_folder(void *context, const char *folder)
-{
-    const struct model_folder *m = context;
-    enum status st;
-    CHECK(write_config(folder, m->weights->config, m->as));
-    if (m->source_folder)
-        for (const char *const *name = model_folder_files; *name; name++)
-            CHECK(copy_file(m->source_folder, folder, *name));
-    if (m->source_folder) CHECK(copy_chat_templates(m->source_folder, folder));
-    CHECK(weights_save(m->weights, m->dev, folder, m->as));
-    if (m->extra) CHECK(m->extra(m->context, folder));
-out:
-    return st;
-}
-
-enum status model_folder_write(const char *folder, struct device *dev,
-                               const struct weights *weights, enum dtype as,
-                               const char *source_folder,
-                               enum status (*extra)(void *context, const char *temporary),
-                               void *context)
-{
-    struct model_folder model = {dev, weights, as, source_folder, extra, context};
-    return folder_write(folder, fill_model_folder, &model);
 }

@@ -1,23 +1,32 @@
-/* model_folder_write.h: writes a Hugging Face folder that any loader opens, whole or not at all:
- * under a temporary name, synced, and renamed. One thread. */
+/* model_folder_write.h: writes a Hugging Face folder that any loader opens, or PEFT's folder of an
+ * adapter, and in it what training goes on by: the one writer of checkpoints, of what a run starts
+ * from, of weights for servers to load, and of --out. Whole or not at all: under a temporary name,
+ * synced, and renamed. One thread. */
 #ifndef TRAINER_MODEL_FOLDER_WRITE_H
 #define TRAINER_MODEL_FOLDER_WRITE_H
 
 #include "common/base/file.h"
-#include "common/model/weights.h"
+#include "common/model/adapter.h"
+#include "trainer/learn/optimizer.h"
 
-// Writes a Hugging Face folder at `folder`, replacing one that is there. Tokenizer and generation
-// files are copied from source_folder (NULL: none). extra (may be NULL) adds files to the temporary
-// folder before it is renamed.
+#define TRAINER_FOLDER   "trainer" // in the folder: the state and the optimizer's moments
+#define DRAFT_FOLDER     "draft"
+#define REFERENCE_FOLDER "reference"
+#define STATE_FILE       "trainer_state.json"
+#define OPTIMIZER_FILE   "optimizer.safetensors"
+
+struct model_folder {
+    const struct weights *weights; // the model
+    enum dtype as;                 // of the tensors that are written
+    const char *source_folder;     // its tokenizer and generation files are copied; NULL: none
+    const struct adapter *adapter; // whose folder it is, in place of the model's; NULL: none
+    struct optimizer *optimizer;   // NULL: without moments
+    json_t *state;                 // borrowed; NULL: none
+    const struct model_folder *draft, *reference; // folders in this one; NULL: none
+};
+// Replaces a folder that is there. dev: that the memory is of.
 enum status model_folder_write(const char *folder, struct device *dev,
-                               const struct weights *weights, enum dtype as,
-                               const char *source_folder,
-                               enum status (*extra)(void *context, const char *temporary),
-                               void *context);
-
-// The same of a folder of any kind, which fill() fills: it is given an empty one beside it.
-enum status folder_write(const char *folder,
-                         enum status (*fill)(void *context, const char *temporary), void *context);
+                               const struct model_folder *m);
 
 // "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
 enum status path_beside(const char *path, char ret[PATH_ROOM]);

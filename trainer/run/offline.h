@@ -12,6 +12,7 @@
 #include "trainer/run/folder.h"
 #include "trainer/run/learning.h"
 #include "trainer/run/runlog.h"
+#include "trainer/run/saver.h"
 
 #define OFFLINE_SIDES 2 // completions of an example, at most
 
@@ -68,8 +69,7 @@ struct offline {
     int *items;         // (examples_per_step)
     struct runlog *log; // NULL: none
     int64_t step, taken, num_tokens, skipped;
-    int64_t saved_step, interim_step; // as in run.h
-    int64_t saved_ns;
+    struct saver saver;
 };
 
 // What is asked for, before anything is opened: ST_INVALID names the option. A run that goes on

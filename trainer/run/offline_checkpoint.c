@@ -3,20 +3,18 @@
  *
  * Beyond the weights and the optimizer a run depends on its options, on the step and on how many
  * examples it has taken: data order, schedule and dropout are functions of these. */
-#include "common/base/clock.h"
 #include "common/base/log.h"
-#include "trainer/run/adapter_folder.h"
-#include "trainer/run/checkpoint.h"
-#include "trainer/run/model_folder_write.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/same_run.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 static struct same_run same_run_of(const struct offline *s)
 {
     const struct offline_config *c = s->config;
-    return (struct same_run){.data = s->data.sides[0],
+    return (struct same_run){.command = s->task->command,
+                             .data = s->data.sides[0],
                              .seed = c->seed,
                              .freeze = c->learning.freeze,
                              .adapter = s->adapter,
@@ -25,48 +23,38 @@ static struct same_run same_run_of(const struct offline *s)
                              .dev = s->dev};
 }
 
-static json_t *state_of(const struct offline *s, bool interim)
+static enum status state_of(const struct offline *s, bool interim, struct checkpoint *ret)
 {
     const struct same_run same = same_run_of(s);
-    json_t *state = same_run_state(&same);
-    if (state && json_object_set_new(state, "command", json_string(s->task->command)) == 0 &&
-        json_object_set_new(state, "num_tokens", json_integer(s->num_tokens)) == 0 &&
-        json_object_set_new(state, "skipped_updates", json_integer(s->skipped)) == 0 &&
-        json_object_set_new(state, "interim", json_boolean(interim)) == 0)
-        return state;
-    json_decref(state);
-    return NULL;
+    struct checkpoint c = {.step = s->step,
+                           .data_index = s->taken,
+                           .num_tokens = s->num_tokens,
+                           .skipped_updates = s->skipped,
+                           .interim = interim,
+                           .same = same_run_state(&same)};
+    *ret = c;
+    return c.same ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
 }
 
 enum status offline_save(struct offline *s, bool interim)
 {
+    static const struct best none = {.step = -1};
     enum status st = ST_OK;
-    if (!s->folder[0] || s->saved_step == s->step) return ST_OK;
-    const struct checkpoint c = {.step = s->step,
-                                 .data_index = s->taken,
-                                 .state = state_of(s, interim),
-                                 .replaced_step = s->interim_step >= 0 ? &s->interim_step : NULL};
-    const struct checkpoint_model policy = {s->weights, learner_optimizer(s->learner),
-                                            offline_tokenizer_folder(s->config), s->adapter};
-    if (!c.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
-    CHECK(checkpoint_write(s->folder, &c, s->dev, &policy, NULL,
-                           (int)s->config->saving.save_total_limit, NULL));
-    s->saved_step = s->step;
-    s->interim_step = interim ? s->step : -1;
-    s->saved_ns = clock_now_ns();
+    char *folder = NULL;
+    struct checkpoint c = {0};
+    const struct saver_ranks ranks = {0};
+    const struct model_folder model = {.weights = s->weights,
+                                       .as = s->weights->dt,
+                                       .source_folder = offline_tokenizer_folder(s->config),
+                                       .adapter = s->adapter,
+                                       .optimizer = learner_optimizer(s->learner)};
+    if (!s->folder[0]) return ST_OK;
+    CHECK(state_of(s, interim, &c));
+    st = saver_write(&s->saver, s->folder, s->dev, &model, &c, &none, &ranks, &folder);
 out:
-    json_decref(c.state);
-    return status_context(st, "checkpoint of step %" PRId64, s->step);
-}
-
-static enum status check_command(const struct offline *s, const char *folder, const json_t *state)
-{
-    const char *command = json_string_value(json_object_get(state, "command"));
-    if (command && strcmp(command, s->task->command) == 0) return ST_OK;
-    return status_fail(ST_MISMATCH,
-                       "%s is of a run of cw-trainer %s, not of %s: go on with that, or begin "
-                       "another run from it (--model)",
-                       folder, command ? command : "train", s->task->command);
+    checkpoint_release(&c);
+    free(folder);
+    return st;
 }
 
 enum status offline_resume(struct offline *s, const char *folder)
@@ -75,19 +63,18 @@ enum status offline_resume(struct offline *s, const char *folder)
     struct checkpoint c = {0};
     const struct same_run same = same_run_of(s);
     CHECK(checkpoint_read(folder, &c));
-    CHECK(check_command(s, folder, c.state));
-    CHECK(same_run_check(&same, folder, c.state));
+    CHECK(same_run_check(&same, folder, c.same));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(s->learner)));
     CHECK(s->adapter ? adapter_load(s->adapter, s->dev, folder)
                      : weights_load(s->weights, s->dev, folder));
-    s->step = s->saved_step = c.step;
+    saver_resume(&s->saver, &c);
+    s->step = c.step;
     s->taken = c.data_index;
-    if (json_is_true(json_object_get(c.state, "interim"))) s->interim_step = c.step;
-    s->num_tokens = json_integer_value(json_object_get(c.state, "num_tokens"));
-    s->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
+    s->num_tokens = c.num_tokens;
+    s->skipped = c.skipped_updates;
     log_info("resumed at step %" PRId64 " from %s", s->step, folder);
 out:
-    json_decref(c.state);
+    checkpoint_release(&c);
     return status_context(st, "resuming");
 }
 
@@ -111,11 +98,15 @@ enum status offline_write_out(struct offline *s)
     enum status st;
     if (!c->out) return ST_OK;
     const enum dtype as = c->dtype ? (enum dtype)(c->dtype - 1) : s->weights->dt;
-    if (s->adapter)
-        CHECK(adapter_folder_write(c->out, s->adapter, s->dev, as, NULL, s->base));
-    else
-        CHECK(model_folder_write(c->out, s->dev, s->weights, as, offline_tokenizer_folder(c), NULL,
-                                 NULL));
+    struct model_folder model = {.weights = s->weights,
+                                 .as = as,
+                                 .source_folder = offline_tokenizer_folder(c),
+                                 .adapter = s->adapter};
+    if (s->adapter && !(model.state = adapter_state(NULL, s->base)))
+        FAIL(ST_NO_MEMORY, "no memory to write %s", c->out);
+    st = model_folder_write(c->out, s->dev, &model);
+    json_decref(model.state);
+    CHECK(st);
     log_info("wrote %s%s", c->out, s->adapter ? ", an adapter of --model" : "");
 out:
     return st;

@@ -7,7 +7,6 @@
 #include "common/base/log.h"
 #include "common/base/clock.h"
 #include "common/base/options.h"
-#include "trainer/run/checkpoint.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/runlog.h"
@@ -345,9 +344,8 @@ enum status offline_open(struct offline *s)
     char *latest = NULL;
     bool replaced = false;
     s->folder_lock = -1;
-    s->saved_step = s->interim_step = -1;
+    saver_init(&s->saver, &s->config->saving);
     s->loss = offline_loss(s->task, s->config);
-    s->saved_ns = clock_now_ns();
     CHECK(open_folder(s, &replaced, &latest));
     CHECK(open_model(s));
     CHECK(open_data(s));

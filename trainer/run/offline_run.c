@@ -119,10 +119,10 @@ static void say_progress(const struct offline *s, struct recent *r)
 
 static enum status save_if_due(struct offline *s)
 {
-    const struct saving_options *o = &s->config->saving;
-    if (step_due(s->step, o->save_steps, s->schedule.total_steps)) return offline_save(s, false);
-    const double minutes = clock_ms_since(s->saved_ns) / 60e3;
-    return o->save_minutes > 0 && minutes >= o->save_minutes ? offline_save(s, true) : ST_OK;
+    static const struct best none = {.step = -1};
+    enum save_kind kind;
+    enum status st = saver_due(&s->saver, s->step, s->schedule.total_steps, &none, NULL, &kind);
+    return st == ST_OK && kind != SAVE_NOT ? offline_save(s, kind == SAVE_INTERIM) : st;
 }
 
 // A model that is half trained is not what --out asks for, and must not look like it: it becomes a

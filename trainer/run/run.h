@@ -7,7 +7,6 @@
 #include "common/ranks/liveness.h"
 #include "kernels/comm.h"
 #include "trainer/run/best.h"
-#include "trainer/run/checkpoint.h"
 #include "trainer/run/config.h"
 #include "trainer/run/folder.h"
 #include "trainer/curriculum/curriculum.h"
@@ -15,6 +14,7 @@
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/runlog.h"
+#include "trainer/run/saver.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/run/spec_metrics.h"
 #include "trainer/rollout/spec_watch.h"
@@ -75,10 +75,7 @@ struct run {
     json_t *start;                // run_start.c: what the weights were at the first start
     int64_t step, total_steps;    // step: done
     uint64_t step_version;        // of the weights, after the step done
-    int64_t saved_step;           // of the last checkpoint; -1: none
-    int64_t interim_step;         // the same, where the next one is to replace it; -1: it is not
-    int64_t saved_ns;             // clock_now_ns() of it
-    bool save_failed;             // the one after it
+    struct saver saver;           // of its checkpoints
     json_t *line;                 // of the step done, not yet in metrics.jsonl; NULL: it is there
     bool evaluation_due;          // before the line can be written
     struct best best;             // of the evaluations

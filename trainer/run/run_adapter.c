@@ -137,8 +137,8 @@ enum status run_start_adapter(struct run *run)
     const bool fresh = loaded || (current && made), served = current && !made;
     CHECK(path_put(folder, run->folder, "start"));
     if (run_leads(run))
-        CHECK(served ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge),
-                                            run->adapter->weights->dt, name, run->base)
+        CHECK(served ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge), name,
+                                            run->base)
                      : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
                                             (uint64_t)run->config->seed, name, run->base));
     CHECK(comm_barrier(run->comm));

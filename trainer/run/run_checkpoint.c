@@ -59,9 +59,8 @@ static json_t *entropy_state_json(const struct entropy_state *s)
 }
 
 // The coefficient goes on where it was; a run that did not adapt begins with the option's.
-static void resume_entropy(struct run *run, const json_t *state)
+static void resume_entropy(struct run *run, const json_t *entropy)
 {
-    const json_t *entropy = json_object_get(state, "entropy");
     if (!entropy || !run->config->entropy.adaptive) return;
     run->entropy.coef = json_number_value(json_object_get(entropy, "coef"));
     const json_t *last = json_object_get(entropy, "last");
@@ -72,114 +71,79 @@ static struct same_run same_run_of(const struct run *run)
 {
     const struct train_config *c = run->config;
     return (struct same_run){
-        run->data,    c->seed,   c->learning.freeze,         run->adapter,
-        c->lora.name, run->base, bridge_device(run->bridge), c->exact,
+        NULL,         run->data,    c->seed,   c->learning.freeze,
+        run->adapter, c->lora.name, run->base, bridge_device(run->bridge),
+        c->exact,
     };
 }
 
-// What trainer_state.json holds of a run. New reference; NULL: no memory.
-static json_t *state_of(struct run *run, bool interim)
+static enum status run_state(struct run *run, bool interim, struct checkpoint *ret)
 {
-    if (run->eval_data && !run->best_of && !(run->best_of = evaluation_of(run))) return NULL;
     const struct same_run same = same_run_of(run);
-    json_t *state = same_run_state(&same);
-    json_t *more =
-        json_pack("{s:I, s:I, s:o*, s:o, s:O*, s:O*}", "skipped_updates", (json_int_t)run->skipped,
-                  "num_tokens", (json_int_t)run->num_tokens, "curriculum",
-                  curriculum_to_json(run->curriculum), "best", best_to_json(&run->best), "best_of",
-                  run->best_of, "start", run->start);
-    bool ok = state && more && json_object_update(state, more) == 0;
-    json_decref(more);
-    if (ok && run->scoring.latency)
-        ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
-    if (ok && run->config->entropy.adaptive)
-        ok = json_object_set_new(state, "entropy", entropy_state_json(&run->entropy)) == 0;
-    if (ok && interim) ok = json_object_set_new(state, "interim", json_true()) == 0;
-    if (ok && run->line)
-        ok = json_object_set(state, "line", run->line) == 0 &&
-             json_object_set_new(state, "evaluation_due", json_boolean(run->evaluation_due)) == 0;
-    if (ok) return state;
-    json_decref(state);
-    return NULL;
-}
-
-static enum status say_failed_save(const struct run *run, enum status st)
-{
-    if (st != ST_OK && run->saved_step >= 0 && run->saved_step < run->step)
-        return status_context(st,
-                              "checkpoint of step %" PRId64 " (that of step %" PRId64
-                              " is whole; --resume goes on from it)",
-                              run->step, run->saved_step);
-    return status_context(st, "checkpoint of step %" PRId64, run->step);
-}
-
-// This rank's parts of what rank 0 writes, in its order; of the weights where it holds another
-// shard of rank 0's server.
-static enum status save_parts(const struct run *run, const struct checkpoint_model *policy,
-                              const struct checkpoint_model *draft)
-{
-    struct optimizer *optimizers[] = {policy->optimizer, draft->optimizer};
-    enum status st = ST_OK;
-    if (run->shards && comm_rank(run->copies) == 0)
-        CHECK(weights_save_part(run->policy, bridge_device(run->bridge)));
-    for (int i = 0; i < 2; i++)
-        if (optimizers[i] && optimizer_steps(optimizers[i]) > 0)
-            CHECK(optimizer_save_part(optimizers[i]));
-out:
-    return st;
-}
-
-// What rank 0 has written, on every rank.
-static enum status agree_on_path(const struct run *run, char **folder)
-{
-    char path[PATH_MAX] = "";
-    if (*folder) snprintf(path, sizeof path, "%s", *folder);
-    enum status st = run_agree(run, path, sizeof path);
-    if (st != ST_OK || *folder) return st;
-    *folder = strdup(path);
-    return *folder ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a path");
+    const bool evaluates = run->eval_data != NULL, adapts = run->config->entropy.adaptive,
+               models = run->scoring.latency != NULL;
+    if (evaluates && !run->best_of) run->best_of = evaluation_of(run);
+    struct checkpoint c = {
+        .step = run->step,
+        .data_index = curriculum_taken(run->curriculum),
+        .num_tokens = run->num_tokens,
+        .skipped_updates = run->skipped,
+        .interim = interim,
+        .line = json_incref(run->line),
+        .evaluation_due = run->line && run->evaluation_due,
+        .start = json_incref(run->start),
+        .best = best_to_json(&run->best),
+        .best_of = json_incref(run->best_of),
+        .curriculum = curriculum_to_json(run->curriculum),
+        .latency_model = models ? latency_model_to_json(&run->latency) : NULL,
+        .entropy = adapts ? entropy_state_json(&run->entropy) : NULL,
+        .same = same_run_state(&same),
+    };
+    if (c.same && c.best && c.curriculum && (c.best_of || !evaluates) &&
+        (c.latency_model || !models) && (c.entropy || !adapts)) {
+        *ret = c;
+        return ST_OK;
+    }
+    checkpoint_release(&c);
+    return status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
 }
 
 enum status run_save(struct run *run, bool interim)
 {
     enum status st = ST_OK;
     char *folder = NULL;
-    const int64_t start_ns = clock_now_ns();
-    if (run->saved_step == run->step) return ST_OK;
+    struct checkpoint c = {0};
+    struct learner *l = run->learner;
+    const struct saver_ranks ranks = {run->comm, run->copies, run->shards};
+    struct model_folder model = {.weights = run->policy,
+                                 .as = run->policy->dt,
+                                 .source_folder = run->model_folder,
+                                 .adapter = run->adapter,
+                                 .optimizer = learner_optimizer(l)};
+    struct model_folder draft = {.weights = run->draft, .source_folder = run->draft_folder},
+                        reference = {.weights = learner_reference(l),
+                                     .as = run->policy->dt,
+                                     .source_folder = run->model_folder};
+    if (run->saver.step == run->step) return ST_OK;
     spans_lap(&run->spans, SPAN_LOG);
-    struct checkpoint c = {.step = run->step,
-                           .data_index = curriculum_taken(run->curriculum),
-                           .state = state_of(run, interim),
-                           .best_step = run->best.step >= 0 ? &run->best.step : NULL,
-                           .replaced_step = run->interim_step >= 0 ? &run->interim_step : NULL,
-                           .keep_start = run->resolved.has_reference};
-    if (run->config->sync_ref_model) c.reference = learner_reference(run->learner);
-    if (!c.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
-    struct checkpoint_model policy = {run->policy, learner_optimizer(run->learner),
-                                      run->model_folder, run->adapter};
-    struct checkpoint_model draft = {.weights = run->draft, .source_folder = run->draft_folder};
-    if (run->draft) draft.optimizer = learner_optimizer(learner_draft(run->learner));
-    if (run_leads(run))
-        CHECK(checkpoint_write(run->folder, &c, bridge_device(run->bridge), &policy,
-                               run->draft ? &draft : NULL,
-                               (int)run->config->saving.save_total_limit, &folder));
-    else
-        CHECK(save_parts(run, &policy, &draft));
-    CHECK(agree_on_path(run, &folder));
-    run->saved_step = run->step;
-    run->interim_step = interim ? run->step : -1;
-    run->saved_ns = clock_now_ns();
-    log_debug("step %" PRId64 ": checkpoint %s written in %.2f s", run->step, folder,
-              clock_ms_since(start_ns) / 1e3);
+    if (run->draft) {
+        draft.as = run->draft->dt;
+        draft.optimizer = learner_optimizer(learner_draft(l));
+        model.draft = &draft;
+    }
+    if (run->config->sync_ref_model) model.reference = &reference;
+    CHECK(run_state(run, interim, &c));
+    CHECK(saver_write(&run->saver, run->folder, bridge_device(run->bridge), &model, &c, &run->best,
+                      &ranks, &folder));
     // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
     CHECK(run_forget_journals(run));
 out:
-    run->save_failed = st != ST_OK;
-    json_decref(c.state);
+    run->saver.failed = st != ST_OK;
+    checkpoint_release(&c);
     free(folder);
     spans_lap(&run->spans, SPAN_CHECKPOINT);
-    return say_failed_save(run, st);
+    return st;
 }
 
 // Between two of a step's updates moments and weights belong together, but to no step.
@@ -195,7 +159,7 @@ static enum status save_remains(struct run *run)
     if (within && run->config->exact) {
         log_warn("the error came between two updates of step %" PRId64
                  ", which are not saved: --exact goes on from the checkpoint of step %" PRId64,
-                 run->step + 1, run->saved_step);
+                 run->step + 1, run->saver.step);
         return ST_OK;
     }
     stop_saving(run->stop);
@@ -209,17 +173,17 @@ out:
 void run_save_remains(struct run *run, enum status why)
 {
     const struct control *control = bridge_control(run->bridge);
-    if (run->step == 0 || run->step == run->saved_step || run->save_failed) return;
+    if (run->step == 0 || run->step == run->saver.step || run->saver.failed) return;
     char *sentence = strdup(status_message());
     log_progress_end();
     if (run->comm)
         log_warn("what was learned since the checkpoint of step %" PRId64
                  " is not saved: that takes all ranks; --resume goes on from it",
-                 run->saved_step);
+                 run->saver.step);
     else if (!control_as_left(control))
         log_warn("what was learned since the checkpoint of step %" PRId64
                  " is not saved: the weights are not as this run left them",
-                 run->saved_step);
+                 run->saver.step);
     else if (save_remains(run) != ST_OK)
         log_error("%s", status_message());
     status_fail(why, "%s", sentence ? sentence : "the run ended by an error");
@@ -276,26 +240,20 @@ static enum status resume_draft(struct run *run, const char *folder, const struc
     }
     enum status st =
         checkpoint_load_draft_optimizer(folder, c, learner_optimizer(learner_draft(run->learner)));
-    return st == ST_OK ? path_put(ret_draft_folder, folder, CHECKPOINT_DRAFT) : st;
+    return st == ST_OK ? path_put(ret_draft_folder, folder, DRAFT_FOLDER) : st;
 }
 
 static enum status resume_best(struct run *run, const char *folder, const struct checkpoint *c)
 {
-    const json_t *old = json_object_get(c->state, "best_of");
-    enum status st = best_from_json(folder, json_object_get(c->state, "best"), &run->best);
+    enum status st = best_from_json(folder, c->best, &run->best);
     if (st != ST_OK) return st;
     if (!run->eval_data) {
-        run->best_of = json_incref((json_t *)old);
+        run->best_of = json_incref(c->best_of);
         return ST_OK;
     }
     if (!(run->best_of = evaluation_of(run)))
         return status_fail(ST_NO_MEMORY, "no memory to resume %s", folder);
-    if (run->best.step < 0 || !old || json_equal(old, run->best_of)) return ST_OK;
-    log_warn(
-        "the evaluations until now were of other held-out prompts, or by another reward: their "
-        "best, step %" PRId64 ", is not compared with those to come",
-        run->best.step);
-    run->best = BEST_NONE;
+    best_compare(&run->best, c->best_of, run->best_of);
     return ST_OK;
 }
 
@@ -306,29 +264,28 @@ enum status run_resume(struct run *run, const char *folder)
     char draft_folder[PATH_ROOM] = "";
     CHECK(checkpoint_read(folder, &c));
     const struct same_run same = same_run_of(run);
-    CHECK(same_run_check(&same, folder, c.state));
-    if (run->scoring.latency && json_has(c.state, "latency_model"))
-        CHECK(latency_model_from_json(json_object_get(c.state, "latency_model"), &run->latency));
-    CHECK(status_context(
-        curriculum_from_json(run->curriculum, json_object_get(c.state, "curriculum"), c.data_index),
-        "%s", folder));
+    CHECK(same_run_check(&same, folder, c.same));
+    if (run->scoring.latency && c.latency_model)
+        CHECK(latency_model_from_json(c.latency_model, &run->latency));
+    CHECK(status_context(curriculum_from_json(run->curriculum, c.curriculum, c.data_index), "%s",
+                         folder));
     CHECK(resume_best(run, folder, &c));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     CHECK(resume_draft(run, folder, &c, draft_folder));
-    run->start = json_incref(json_object_get(c.state, "start"));
+    run->start = json_incref(c.start);
     CHECK(run_resume_reference(run, folder));
     CHECK(run_load_weights(run, folder, draft_folder[0] ? draft_folder : NULL));
-    run->step = run->saved_step = c.step;
-    if (json_is_true(json_object_get(c.state, "interim"))) run->interim_step = c.step;
-    run->line = json_incref(json_object_get(c.state, "line"));
-    run->evaluation_due = json_is_true(json_object_get(c.state, "evaluation_due"));
-    run->skipped = json_integer_value(json_object_get(c.state, "skipped_updates"));
-    run->num_tokens = json_integer_value(json_object_get(c.state, "num_tokens"));
-    resume_entropy(run, c.state);
+    run->step = c.step;
+    saver_resume(&run->saver, &c);
+    run->line = json_incref(c.line);
+    run->evaluation_due = c.evaluation_due;
+    run->skipped = c.skipped_updates;
+    run->num_tokens = c.num_tokens;
+    resume_entropy(run, c.entropy);
     log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
              run->step, folder, control_version(bridge_control(run->bridge)));
 out:
-    json_decref(c.state);
+    checkpoint_release(&c);
     return status_context(st, "resuming");
 }
 
@@ -341,7 +298,7 @@ enum status run_serve_best(struct run *run)
     if (!folder)
         FAIL(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
              run->folder);
-    CHECK(path_put(draft_folder, folder, CHECKPOINT_DRAFT));
+    CHECK(path_put(draft_folder, folder, DRAFT_FOLDER));
     CHECK(run_load_weights(run, folder,
                            run->draft && file_exists(draft_folder) ? draft_folder : NULL));
     log_info("serving the weights of step %" PRId64 ", the best", run->best.step);

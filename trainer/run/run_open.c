@@ -273,8 +273,8 @@ enum status run_open(struct run *run)
 {
     enum status st;
     char *latest = NULL;
-    run->saved_step = run->interim_step = -1;
-    run->saved_ns = clock_now_ns();
+    saver_init(&run->saver, &run->config->saving);
+    run->saver.keep_start = run->resolved.has_reference;
     run->best = BEST_NONE;
     snprintf(run->role, sizeof run->role, "policy");
     run->entropy = entropy_begin(&run->config->entropy);

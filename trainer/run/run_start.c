@@ -72,7 +72,7 @@ static enum status load_start(struct run *run, const struct control_facts *befor
     struct bytes was = BYTES_INIT;
     char *saved = NULL;
     enum status st;
-    CHECK(path_put(within, folder, CHECKPOINT_DRAFT));
+    CHECK(path_put(within, folder, DRAFT_FOLDER));
     const char *draft = draft_to_start_from(run, folder, within);
     control_origin_words(before, &was);
     if (before->run[0] && checkpoint_latest(before->run, &saved) == ST_OK && saved)
@@ -125,7 +125,7 @@ enum status run_resume_reference(struct run *run, const char *checkpoint)
     enum status st;
     char step_0[PATH_ROOM], moved[PATH_ROOM];
     if (!run->resolved.has_reference || run->adapter) return ST_OK; // there it is the model
-    CHECK(path_put(moved, checkpoint, CHECKPOINT_REFERENCE));
+    CHECK(path_put(moved, checkpoint, REFERENCE_FOLDER));
     if (file_exists(moved)) {
         log_info("the reference of the KL divergence: %s, as --sync-ref-model has moved it", moved);
         return learner_set_reference(run->learner, moved);

@@ -54,11 +54,11 @@ static enum status write_folder(const struct run *run, const char *path)
 {
     struct device *dev = bridge_device(run->bridge);
     const bool own = run->config->sync == SYNC_CHECKPOINT;
-    if (run->adapter)
-        return adapter_folder_write(path, run->adapter, dev, run->adapter->weights->dt, NULL,
-                                    run->base);
-    return model_folder_write(path, dev, run->policy, run->policy->dt,
-                              own ? run->model_folder : NULL, NULL, NULL);
+    if (run->adapter) return adapter_folder_write(path, run->adapter, dev, NULL, run->base);
+    const struct model_folder model = {.weights = run->policy,
+                                       .as = run->policy->dt,
+                                       .source_folder = own ? run->model_folder : NULL};
+    return model_folder_write(path, dev, &model);
 }
 
 enum status run_write_weights(struct run *run, const char **ret_folder)

@@ -1,7 +1,6 @@
 /* same_run.c: a run's own part of trainer_state.json, written and compared. No state. */
 #include "trainer/run/same_run.h"
 #include "common/base/options.h"
-#include "trainer/run/adapter_folder.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,19 +12,37 @@ const char *digest_text(const struct dataset *data, char ret[DIGEST_ROOM])
     return ret;
 }
 
+json_t *adapter_state(const char *name, json_t *base)
+{
+    return json_pack("{s:s*, s:O*}", ADAPTER_STATE, name, ADAPTER_BASE, base);
+}
+
 json_t *same_run_state(const struct same_run *run)
 {
     char digest[DIGEST_ROOM];
-    return json_pack("{s:I, s:s, s:s*, s:s, s:s, s:s*, s:O*}", "seed", (json_int_t)run->seed,
-                     "data_digest", digest_text(run->data, digest), "freeze", run->freeze,
-                     "version", COMMONWEIGHT_VERSION, "device", device_name(run->dev),
-                     ADAPTER_STATE, run->adapter ? run->adapter_name : NULL, ADAPTER_BASE,
-                     run->adapter ? run->base : NULL);
+    json_t *adapter = run->adapter ? adapter_state(run->adapter_name, run->base) : json_object();
+    json_t *state =
+        json_pack("{s:s*, s:I, s:s, s:s*, s:s, s:s}", "command", run->command, "seed",
+                  (json_int_t)run->seed, "data_digest", digest_text(run->data, digest), "freeze",
+                  run->freeze, "version", COMMONWEIGHT_VERSION, "device", device_name(run->dev));
+    const bool ok = state && adapter && json_object_update(state, adapter) == 0;
+    json_decref(adapter);
+    if (ok) return state;
+    json_decref(state);
+    return NULL;
 }
 
 enum status same_run_check(const struct same_run *run, const char *folder, const json_t *state)
 {
     char digest[DIGEST_ROOM];
+    const char *command = json_string_value(json_object_get(state, "command"));
+    if (strcmp(command ? command : "train", run->command ? run->command : "train") != 0)
+        return status_fail(ST_MISMATCH,
+                           "%s is of a run of cw-trainer %s, not of %s: go on with that, or begin "
+                           "another run from it (%s)",
+                           folder, command ? command : "train",
+                           run->command ? run->command : "train",
+                           run->command ? "--model" : "--start-from");
     const char *old_digest = json_string_value(json_object_get(state, "data_digest"));
     if (!old_digest || strcmp(digest_text(run->data, digest), old_digest) != 0)
         return status_fail(ST_MISMATCH,

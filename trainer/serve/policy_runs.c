@@ -12,7 +12,7 @@
 #include "common/base/log.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
-#include "trainer/run/model_folder_write.h"
+#include "trainer/run/same_run.h"
 #include "trainer/run/stop.h"
 #include "trainer/serve/policy_impl.h"
 
@@ -209,7 +209,7 @@ static enum status load_optimizer(struct policy *p, const struct trainee *t, con
     CHECK(checkpoint_read(folder, &c));
     st = checkpoint_load_optimizer(folder, &c, policy_optimizer(p, t));
 out:
-    json_decref(c.state);
+    checkpoint_release(&c);
     return st;
 }
 
@@ -411,35 +411,34 @@ void policy_end(struct policy *p, const char *run)
 
 // ---- saving, and what can be sampled ------------------------------------------------------------
 
-static enum status save_checkpoint(struct policy *p, struct trainee *t, const char *folder)
+enum status policy_save(struct policy *p, const char *run, const char *folder, bool with_optimizer)
 {
-    const struct checkpoint_model model = {p->weights, policy_optimizer(p, t), p->folder,
-                                           t->adapter};
-    struct checkpoint c = {.step = optimizer_steps(model.optimizer)};
+    struct trainee *t = NULL;
+    struct model_folder model = {.source_folder = p->folder};
+    struct checkpoint c = {0};
     char name[SOURCE_ROOM];
     enum status st;
-    if (t->adapter && !(c.state = json_pack("{s:s, s:O}", ADAPTER_STATE, adapter_name(t, name),
-                                            ADAPTER_BASE, t->base)))
+    CHECK(policy_select(p, run, &t));
+    model.weights = p->weights;
+    model.as = t->adapter ? t->adapter->weights->dt : p->weights->dt;
+    model.adapter = t->adapter;
+    if (t->adapter) c.same = adapter_state(with_optimizer ? adapter_name(t, name) : NULL, t->base);
+    if (with_optimizer) {
+        model.optimizer = policy_optimizer(p, t);
+        c.step = optimizer_steps(model.optimizer);
+        model.state = checkpoint_json(&c, &model);
+    } else {
+        model.state = json_incref(c.same);
+    }
+    if (!model.state && (t->adapter || with_optimizer))
         FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
-    CHECK(checkpoint_write_folder(folder, &c, bridge_device(p->bridge), &model));
+    CHECK(model_folder_write(folder, bridge_device(p->bridge), &model));
+    if (!with_optimizer) goto out;
     set_restore(p, t, folder);
     t->unsaved = false;
 out:
-    json_decref(c.state);
-    return st;
-}
-
-enum status policy_save(struct policy *p, const char *run, const char *folder, bool with_optimizer)
-{
-    struct device *dev = bridge_device(p->bridge);
-    struct trainee *t = NULL;
-    enum status st;
-    CHECK(policy_select(p, run, &t));
-    st = with_optimizer ? save_checkpoint(p, t, folder)
-         : t->adapter
-             ? adapter_folder_write(folder, t->adapter, dev, t->adapter->weights->dt, NULL, t->base)
-             : model_folder_write(folder, dev, p->weights, p->weights->dt, p->folder, NULL, NULL);
-out:
+    json_decref(model.state);
+    checkpoint_release(&c);
     return st;
 }
 

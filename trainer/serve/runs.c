@@ -199,9 +199,9 @@ enum status runs_files(const char *folder, json_t **ret_files)
     void *next;
     if (!files) return status_fail(ST_NO_MEMORY, "out of memory");
     add_files(folder, "", files);
-    json_object_foreach_safe(files, next, name, size) if (strncmp(name, CHECKPOINT_TRAINER "/",
-                                                                  strlen(CHECKPOINT_TRAINER "/")) ==
-                                                          0) json_object_del(files, name);
+    json_object_foreach_safe(files, next, name, size) if (strncmp(name, TRAINER_FOLDER "/",
+                                                                  strlen(TRAINER_FOLDER "/")) == 0)
+        json_object_del(files, name);
     *ret_files = files;
     return ST_OK;
 }
