@@ -18,67 +18,50 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum status take_text(const struct proto_field *field, const char *name, char **ret)
+static enum status copy_text(struct proto_span span, const char *name, char **ret)
 {
-    enum status st = proto_expect(field, PROTO_BYTES, name);
-    if (st != ST_OK) return st;
-    if (memchr(field->span.data, 0, field->span.len))
+    if (span.len && memchr(span.data, 0, span.len))
         return status_fail(ST_INVALID, "\"%s\" holds a NUL byte", name);
-    char *text = strndup((const char *)field->span.data, field->span.len);
+    char *text = strndup(span.len ? (const char *)span.data : "", span.len);
     if (!text) return status_fail(ST_NO_MEMORY, "out of memory");
-    free(*ret);
     *ret = text;
     return ST_OK;
 }
 
-// ---- maps ---------------------------------------------------------------------------------------
-
 struct map_entry {
     char name[64]; // "" where it has none, cut where it is long: then it is no known one
     struct proto_field value;
-    bool has_value;
 };
-
-static enum status take_map_field(void *context, const struct proto_field *field)
-{
-    struct map_entry *e = context;
-    enum status st = ST_OK;
-    if (field->number == 1) {
-        CHECK(proto_expect(field, PROTO_BYTES, "a map's key"));
-        snprintf(e->name, sizeof e->name, "%.*s",
-                 (int)(field->span.len < sizeof e->name ? field->span.len : sizeof e->name),
-                 (const char *)field->span.data);
-    } else if (field->number == 2) {
-        e->value = *field;
-        e->has_value = true;
-    }
-out:
-    return st;
-}
 
 static enum status read_entry(const struct proto_field *field, const char *name,
                               struct map_entry *ret)
 {
+    struct proto_span entry = field->span;
+    struct proto_field f;
+    bool has_value = false;
+    enum status st;
     *ret = (struct map_entry){0};
-    enum status st = proto_expect(field, PROTO_BYTES, name);
-    if (st == ST_OK) st = proto_each_field(field->span, take_map_field, ret);
-    if (st == ST_OK && !ret->has_value)
-        st = status_fail(ST_FORMAT, "\"%s\": \"%s\" has no value", name, ret->name);
+    CHECK(proto_expect(field, PROTO_BYTES, name));
+    while (proto_each(&entry, &st, &f)) {
+        if (f.number == 1) {
+            CHECK(proto_expect(&f, PROTO_BYTES, "a map's key"));
+            snprintf(ret->name, sizeof ret->name, "%.*s",
+                     (int)(f.span.len < sizeof ret->name ? f.span.len : sizeof ret->name),
+                     (const char *)f.span.data);
+        } else if (f.number == 2) {
+            ret->value = f;
+            has_value = true;
+        }
+    }
+    if (st == ST_OK && !has_value) FAIL(ST_FORMAT, "\"%s\": \"%s\" has no value", name, ret->name);
+out:
     return st;
 }
 
 // ---- datums -------------------------------------------------------------------------------------
 
-struct datum_reader {
-    struct datum *datum;
-    const struct forward_backward *request;
-};
-
-static enum status take_text_field(void *context, const struct proto_field *field)
+static enum status append_tokens(struct datum *d, const struct proto_field *field)
 {
-    struct datum_reader *r = context;
-    struct datum *d = r->datum;
-    if (field->number != 1) return ST_OK;
     enum status st = proto_expect(field, PROTO_BYTES, "tokens");
     if (st != ST_OK) return st;
     const size_t n = field->span.len / sizeof(int32_t);
@@ -93,72 +76,74 @@ static enum status take_text_field(void *context, const struct proto_field *fiel
     return ST_OK;
 }
 
-static enum status take_chunk_field(void *context, const struct proto_field *field)
+static enum status append_chunk(struct datum *d, struct proto_field *field)
 {
-    enum status st = proto_expect(field, PROTO_BYTES, "model_input");
-    if (st != ST_OK) return st;
-    if (field->number == 1) return proto_each_field(field->span, take_text_field, context);
-    return status_fail(ST_UNSUPPORTED, "\"model_input\" has a chunk that is not text: images and "
-                                       "audio are not there");
-}
-
-static enum status take_input(struct datum_reader *r, const struct proto_field *field)
-{
-    struct datum *d = r->datum;
-    const struct loss *loss = &losses[r->request->loss.type];
-    struct map_entry entry;
-    int columns = 1, which;
-    bool two_d, needed;
-    void *values = NULL;
+    struct proto_field chunk, text;
     enum status st;
-    CHECK(read_entry(field, "loss_fn_inputs", &entry));
-    if (strcmp(entry.name, "target_tokens") == 0) {
-        CHECK(tensor_read(&entry.value, entry.name, d->n, true, &d->each, &d->two_d, &values));
-        free(d->targets);
-        d->targets = values;
-        return ST_OK;
+    CHECK(proto_expect(field, PROTO_BYTES, "model_input"));
+    while (proto_each(&field->span, &st, &chunk)) {
+        CHECK(proto_expect(&chunk, PROTO_BYTES, "model_input"));
+        if (chunk.number != 1)
+            FAIL(ST_UNSUPPORTED,
+                 "\"model_input\" has a chunk that is not text: images and audio are not there");
+        while (proto_each(&chunk.span, &st, &text))
+            if (text.number == 1) st = append_tokens(d, &text);
     }
-    for (which = 0; which < LOSS_INPUTS; which++)
-        if (strcmp(entry.name, loss_input_names[which]) == 0) break;
-    needed = which < LOSS_INPUTS && (loss->needs | loss->takes) & INPUT_BIT(which);
-    if (!needed && r->request->forward_only) return ST_OK;
-    if (!needed)
-        FAIL(ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know", entry.name);
-    CHECK(tensor_read(&entry.value, entry.name, d->n, false, &columns, &two_d, &values));
-    free(d->inputs[which]);
-    d->inputs[which] = values;
-    if (d->targets && columns != d->each)
-        FAIL(ST_INVALID, "\"%s\" has %d entries a token, \"target_tokens\" %d", entry.name, columns,
-             d->each);
 out:
     return st;
 }
 
-static enum status take_model_input(void *context, const struct proto_field *field)
+static enum status read_targets(struct datum *d, const struct map_entry *entry)
 {
-    if (field->number != 1) return ST_OK;
-    enum status st = proto_expect(field, PROTO_BYTES, "model_input");
-    return st == ST_OK ? proto_each_field(field->span, take_chunk_field, context) : st;
+    void *values;
+    enum status st =
+        tensor_read(&entry->value, entry->name, d->n, true, &d->each, &d->two_d, &values);
+    if (st != ST_OK) return st;
+    free(d->targets);
+    d->targets = values;
+    return ST_OK;
 }
 
-// In two rounds: the order of a map's entries is anybody's, and the targets say how wide the others
-// are.
-static enum status take_targets(void *context, const struct proto_field *field)
+static enum status read_input(const struct forward_backward *request, struct datum *d,
+                              const struct map_entry *entry)
 {
-    struct map_entry entry;
-    if (field->number != 2) return ST_OK;
-    enum status st = read_entry(field, "loss_fn_inputs", &entry);
-    if (st != ST_OK || strcmp(entry.name, "target_tokens") != 0) return st;
-    return take_input(context, field);
+    const struct loss *loss = &losses[request->loss.type];
+    int columns, i = 0;
+    bool two_d;
+    void *values;
+    enum status st;
+    while (i < LOSS_INPUTS && strcmp(entry->name, loss_input_names[i]) != 0) i++;
+    if (i == LOSS_INPUTS || !((loss->needs | loss->takes) & INPUT_BIT(i))) {
+        if (request->forward_only) return ST_OK;
+        FAIL(ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know",
+             entry->name);
+    }
+    CHECK(tensor_read(&entry->value, entry->name, d->n, false, &columns, &two_d, &values));
+    free(d->inputs[i]);
+    d->inputs[i] = values;
+    if (d->targets && columns != d->each)
+        FAIL(ST_INVALID, "\"%s\" has %d entries a token, \"target_tokens\" %d", entry->name,
+             columns, d->each);
+out:
+    return st;
 }
 
-static enum status take_others(void *context, const struct proto_field *field)
+// The order of a map's entries is anybody's, and the targets say how wide the others are: two
+// rounds.
+static enum status read_inputs(const struct forward_backward *request, struct proto_span message,
+                               bool targets, struct datum *d)
 {
+    struct proto_field f;
     struct map_entry entry;
-    if (field->number != 2) return ST_OK;
-    enum status st = read_entry(field, "loss_fn_inputs", &entry);
-    if (st != ST_OK || strcmp(entry.name, "target_tokens") == 0) return st;
-    return take_input(context, field);
+    enum status st = ST_OK;
+    while (proto_each(&message, &st, &f)) {
+        if (f.number != 2) continue;
+        CHECK(read_entry(&f, "loss_fn_inputs", &entry));
+        if ((strcmp(entry.name, "target_tokens") == 0) != targets) continue;
+        CHECK(targets ? read_targets(d, &entry) : read_input(request, d, &entry));
+    }
+out:
+    return st;
 }
 
 static enum status check_ids(const char *name, const int32_t *ids, size_t n, int vocab)
@@ -196,17 +181,20 @@ out:
 static enum status read_datum(const struct forward_backward *request, struct proto_span message,
                               const struct datum_limits *limits, struct datum *ret)
 {
-    enum status st;
-    struct datum_reader r = {.datum = ret, .request = request};
-    CHECK(proto_each_field(message, take_model_input, &r));
+    enum status st = ST_OK;
+    struct proto_span rest = message;
+    struct proto_field f;
+    while (proto_each(&rest, &st, &f))
+        if (f.number == 1) st = append_chunk(ret, &f);
+    if (st != ST_OK) goto out;
     if (ret->n == 0) FAIL(ST_INVALID, "\"model_input\" holds no token");
     if (ret->n > limits->longest)
         FAIL(ST_INVALID,
              "\"model_input\" has %d tokens, and at most %d can be trained on: raise "
              "--token-budget, where the model's context allows more",
              ret->n, limits->longest);
-    CHECK(proto_each_field(message, take_targets, &r));
-    CHECK(proto_each_field(message, take_others, &r));
+    CHECK(read_inputs(request, message, true, ret));
+    CHECK(read_inputs(request, message, false, ret));
     st = check_datum(request, ret, limits);
 out:
     return st;
@@ -214,21 +202,20 @@ out:
 
 // ---- the request --------------------------------------------------------------------------------
 
-struct request_reader {
-    struct forward_backward *request;
-    char *loss_fn;
-    const struct datum_limits *limits;
+struct head {
+    struct proto_span model_id, loss_fn;
+    uint64_t seq_id, forward_only;
+};
+static const struct proto_rule head_rules[] = {
+    {1, PROTO_BYTES, "model_id", offsetof(struct head, model_id)},
+    {2, PROTO_VARINT, "seq_id", offsetof(struct head, seq_id)},
+    {4, PROTO_BYTES, "loss_fn", offsetof(struct head, loss_fn)},
+    {6, PROTO_VARINT, "forward_only", offsetof(struct head, forward_only)},
+    {0},
 };
 
-static enum status take_config_value(void *context, const struct proto_field *field)
-{
-    struct proto_field *ret = context;
-    *ret = *field;
-    return ST_OK;
-}
-
 // An entry of loss_fn_config (a number) or, version 2, of one that has texts too.
-static enum status take_setting(struct forward_backward *request, const struct proto_field *field)
+static enum status read_setting(struct forward_backward *request, const struct proto_field *field)
 {
     struct map_entry entry;
     struct proto_field value;
@@ -237,8 +224,8 @@ static enum status take_setting(struct forward_backward *request, const struct p
     value = entry.value;
     if (field->number == 7) {
         CHECK(proto_expect(&entry.value, PROTO_BYTES, entry.name));
-        value = (struct proto_field){.type = PROTO_BYTES};
-        CHECK(proto_each_field(entry.value.span, take_config_value, &value));
+        while (proto_each(&entry.value.span, &st, &value)) continue;
+        if (st != ST_OK) goto out;
     }
     for (int i = 0; loss_setting_names[i]; i++) {
         double *setting = loss_setting(&request->loss, i);
@@ -253,42 +240,17 @@ out:
     return st;
 }
 
-static enum status take_head(void *context, const struct proto_field *field)
+static enum status append_datum(struct forward_backward *request, const struct proto_field *field,
+                                const struct datum_limits *limits)
 {
-    struct request_reader *r = context;
-    enum status st = ST_OK;
-    switch (field->number) {
-    case 1:
-        return take_text(field, "model_id", &r->request->model_id);
-    case 2:
-        CHECK(proto_expect(field, PROTO_VARINT, "seq_id"));
-        r->request->seq_id = (int64_t)field->value;
-        break;
-    case 3:
-        if (r->limits) r->request->n++;
-        break;
-    case 4:
-        return r->limits ? take_text(field, "loss_fn", &r->loss_fn) : ST_OK;
-    case 6:
-        CHECK(proto_expect(field, PROTO_VARINT, "forward_only"));
-        r->request->forward_only = field->value != 0;
-        break;
-    }
-out:
-    return st;
-}
-
-static enum status take_body(void *context, const struct proto_field *field)
-{
-    struct request_reader *r = context;
-    struct forward_backward *request = r->request;
-    if (field->number == 5 || field->number == 7) return take_setting(request, field);
-    if (field->number != 3) return ST_OK;
+    struct datum *data = array_room(request->data, (size_t)request->n, sizeof *data);
+    if (!data) return status_fail(ST_NO_MEMORY, "out of memory");
+    request->data = data;
+    const int i = request->n++;
+    data[i] = (struct datum){0};
     enum status st = proto_expect(field, PROTO_BYTES, "data");
     if (st != ST_OK) return st;
-    const int i = request->n++;
-    return status_context(read_datum(request, field->span, r->limits, &request->data[i]),
-                          "datum %d", i);
+    return status_context(read_datum(request, field->span, limits, &data[i]), "datum %d", i);
 }
 
 enum status forward_backward_parse(const char *body, size_t len, const struct datum_limits *limits,
@@ -296,18 +258,26 @@ enum status forward_backward_parse(const char *body, size_t len, const struct da
 {
     enum status st;
     struct forward_backward request = {0};
-    struct request_reader r = {.request = &request, .limits = limits};
-    const struct proto_span message = {(const unsigned char *)body, len};
-    CHECK(proto_each_field(message, take_head, &r)); // the loss may stand behind the datums
-    if (request.n == 0) FAIL(ST_INVALID, "\"data\" holds no datum");
-    CHECK(loss_of_client(r.loss_fn ? r.loss_fn : "", &request.loss));
-    request.data = calloc((size_t)request.n, sizeof *request.data);
-    if (!request.data) FAIL(ST_NO_MEMORY, "out of memory");
-    request.n = 0;
-    CHECK(proto_each_field(message, take_body, &r));
-    *ret = request;
+    struct head head = {0};
+    struct proto_field f;
+    struct proto_span message = {(const unsigned char *)body, len};
+    char *loss = NULL;
+    CHECK(proto_read(message, head_rules, &head)); // the loss may stand behind the datums
+    CHECK(copy_text(head.model_id, "model_id", &request.model_id));
+    CHECK(copy_text(head.loss_fn, "loss_fn", &loss));
+    CHECK(loss_of_client(loss, &request.loss));
+    request.seq_id = (int64_t)head.seq_id;
+    request.forward_only = head.forward_only != 0;
+    while (proto_each(&message, &st, &f)) {
+        if (f.number == 3)
+            st = append_datum(&request, &f, limits);
+        else if (f.number == 5 || f.number == 7)
+            st = read_setting(&request, &f);
+    }
+    if (st == ST_OK && request.n == 0) FAIL(ST_INVALID, "\"data\" holds no datum");
+    if (st == ST_OK) *ret = request;
 out:
-    free(r.loss_fn);
+    free(loss);
     if (st != ST_OK) forward_backward_release(&request);
     return status_context(st, "forward_backward");
 }
@@ -315,18 +285,13 @@ out:
 enum status forward_backward_address(const char *body, size_t len, char **ret_model_id,
                                      int64_t *ret_seq_id)
 {
-    struct forward_backward request = {0};
-    struct request_reader r = {.request = &request};
-    const struct proto_span message = {(const unsigned char *)body, len};
-    enum status st = proto_each_field(message, take_head, &r);
-    if (st == ST_OK && (!request.model_id || request.seq_id < 1))
+    struct head head = {0};
+    enum status st =
+        proto_read((struct proto_span){(const unsigned char *)body, len}, head_rules, &head);
+    if (st == ST_OK && (!head.model_id.data || (int64_t)head.seq_id < 1))
         st = status_fail(ST_INVALID, "\"model_id\" and \"seq_id\", from 1 on, must be there");
-    if (st == ST_OK) {
-        *ret_model_id = request.model_id;
-        *ret_seq_id = request.seq_id;
-    } else {
-        free(request.model_id);
-    }
+    if (st == ST_OK) st = copy_text(head.model_id, "model_id", ret_model_id);
+    if (st == ST_OK) *ret_seq_id = (int64_t)head.seq_id;
     return status_context(st, "forward_backward");
 }
 

@@ -9,7 +9,7 @@ static enum status cut_off(void)
     return status_fail(ST_FORMAT, "the body is no protobuf message: it ends within a field");
 }
 
-static enum status take_varint(struct proto_span *from, uint64_t *ret)
+enum status proto_varint(struct proto_span *from, uint64_t *ret)
 {
     uint64_t value = 0;
     for (int shift = 0; shift < 64; shift += 7) {
@@ -25,7 +25,7 @@ static enum status take_varint(struct proto_span *from, uint64_t *ret)
     return status_fail(ST_FORMAT, "the body is no protobuf message: a number has over 64 bits");
 }
 
-static enum status take_bytes(struct proto_span *from, uint64_t n, struct proto_span *ret)
+static enum status read_bytes(struct proto_span *from, uint64_t n, struct proto_span *ret)
 {
     if (n > from->len) return cut_off();
     *ret = (struct proto_span){from->data, (size_t)n};
@@ -34,10 +34,10 @@ static enum status take_bytes(struct proto_span *from, uint64_t n, struct proto_
     return ST_OK;
 }
 
-static enum status take_fixed(struct proto_span *from, size_t n, uint64_t *ret)
+static enum status read_fixed(struct proto_span *from, size_t n, uint64_t *ret)
 {
     struct proto_span span = {0};
-    enum status st = take_bytes(from, n, &span);
+    enum status st = read_bytes(from, n, &span);
     *ret = 0;
     if (st == ST_OK) memcpy(ret, span.data, n);
     return st;
@@ -50,7 +50,7 @@ enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_
     struct proto_field f = {0};
     *ret_more = false;
     if (message->len == 0) return ST_OK;
-    CHECK(take_varint(message, &tag));
+    CHECK(proto_varint(message, &tag));
     f.number = (uint32_t)(tag >> 3);
     f.type = (enum proto_type)(tag & 7);
     if (f.number == 0 || tag >> 32)
@@ -58,17 +58,17 @@ enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_
              (unsigned long long)(tag >> 3));
     switch (f.type) {
     case PROTO_VARINT:
-        CHECK(take_varint(message, &f.value));
+        CHECK(proto_varint(message, &f.value));
         break;
     case PROTO_64:
-        CHECK(take_fixed(message, 8, &f.value));
+        CHECK(read_fixed(message, 8, &f.value));
         break;
     case PROTO_BYTES:
-        CHECK(take_varint(message, &len));
-        CHECK(take_bytes(message, len, &f.span));
+        CHECK(proto_varint(message, &len));
+        CHECK(read_bytes(message, len, &f.span));
         break;
     case PROTO_32:
-        CHECK(take_fixed(message, 4, &f.value));
+        CHECK(read_fixed(message, 4, &f.value));
         break;
     default:
         FAIL(ST_FORMAT, "the body is no protobuf message: a field has the type %d", (int)f.type);
@@ -79,20 +79,11 @@ out:
     return st;
 }
 
-enum status proto_each_field(struct proto_span message,
-                             enum status (*take)(void *context, const struct proto_field *field),
-                             void *context)
+bool proto_each(struct proto_span *message, enum status *st, struct proto_field *ret)
 {
-    struct proto_field field;
-    bool more;
-    enum status st = ST_OK;
-    for (;;) {
-        CHECK(proto_next(&message, &more, &field));
-        if (!more) break;
-        CHECK(take(context, &field));
-    }
-out:
-    return st;
+    bool more = false;
+    if (*st == ST_OK) *st = proto_next(message, &more, ret);
+    return more;
 }
 
 enum status proto_expect(const struct proto_field *field, enum proto_type type, const char *name)
@@ -109,17 +100,20 @@ double proto_double(const struct proto_field *field)
     return value;
 }
 
-enum status proto_each_varint(const struct proto_field *field, const char *name,
-                              enum status (*take)(void *context, uint64_t value), void *context)
+enum status proto_read(struct proto_span message, const struct proto_rule *rules, void *ret)
 {
+    struct proto_field f;
     enum status st = ST_OK;
-    struct proto_span packed = field->span;
-    uint64_t value = 0;
-    if (field->type == PROTO_VARINT) return take(context, field->value);
-    CHECK(proto_expect(field, PROTO_BYTES, name));
-    while (packed.len > 0) {
-        CHECK(take_varint(&packed, &value));
-        CHECK(take(context, value));
+    while (proto_each(&message, &st, &f)) {
+        const struct proto_rule *r = rules;
+        while (r->number && r->number != f.number) r++;
+        if (!r->number) continue;
+        CHECK(proto_expect(&f, r->type, r->name));
+        void *to = (char *)ret + r->offset;
+        if (r->type == PROTO_BYTES)
+            *(struct proto_span *)to = f.span;
+        else
+            *(uint64_t *)to = f.value;
     }
 out:
     return st;

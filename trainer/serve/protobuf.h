@@ -22,16 +22,24 @@ struct proto_field {
 // The next field of the message, which moves behind it; false at its end. ST_FORMAT where the bytes
 // are no message, with ret_more false.
 enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_field *ret);
-// Calls take() for each field of the message.
-enum status proto_each_field(struct proto_span message,
-                             enum status (*take)(void *context, const struct proto_field *field),
-                             void *context);
+// The same as the condition of a loop, which *st, ST_OK at its beginning, ends too.
+bool proto_each(struct proto_span *message, enum status *st, struct proto_field *ret);
 // ST_FORMAT unless the field is of this type; `name` names it.
 enum status proto_expect(const struct proto_field *field, enum proto_type type, const char *name);
 double proto_double(const struct proto_field *field); // of PROTO_64
-// A varint of a repeated field, packed (several behind each other) or not: calls take() for each.
-enum status proto_each_varint(const struct proto_field *field, const char *name,
-                              enum status (*take)(void *context, uint64_t value), void *context);
+// The next varint of a packed field, which moves behind it.
+enum status proto_varint(struct proto_span *packed, uint64_t *ret);
+
+// A table of the fields that a message's reader knows ends with the number 0. `offset` is that of a
+// struct proto_span (PROTO_BYTES) or a uint64_t.
+struct proto_rule {
+    uint32_t number;
+    enum proto_type type;
+    const char *name;
+    size_t offset;
+};
+// Sets what is there, the last where a field comes more than once; others are passed over.
+enum status proto_read(struct proto_span message, const struct proto_rule *rules, void *ret);
 
 // Appends a field.
 void proto_put_varint(struct bytes *to, uint32_t number, uint64_t value);

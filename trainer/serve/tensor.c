@@ -8,54 +8,50 @@
 #define MOST_CELLS   (1 << 24) // of a tensor, however few of them a sparse one lists
 
 struct tensor { // as it is in the message
-    bool dense, sparse;
-    struct proto_span values, rows, columns;
+    struct proto_span dense, sparse, values, rows, columns;
     uint64_t dtype;
     int n_dims;
     int64_t shape[2];
 };
 
-static enum status take_dim(void *context, uint64_t value)
+static const struct proto_rule tensor_rules[] = {
+    {1, PROTO_BYTES, "dense", offsetof(struct tensor, dense)},
+    {2, PROTO_BYTES, "sparse_csr", offsetof(struct tensor, sparse)},
+    {3, PROTO_VARINT, "dtype", offsetof(struct tensor, dtype)},
+    {0},
+};
+static const struct proto_rule sparse_rules[] = {
+    {1, PROTO_BYTES, "sparse_csr", offsetof(struct tensor, values)},
+    {2, PROTO_BYTES, "sparse_csr", offsetof(struct tensor, rows)},
+    {3, PROTO_BYTES, "sparse_csr", offsetof(struct tensor, columns)},
+    {0},
+};
+
+static enum status add_dim(struct tensor *t, uint64_t value)
 {
-    struct tensor *t = context;
     if (t->n_dims == 2) return status_fail(ST_UNSUPPORTED, "a tensor has more than two dimensions");
     if (value > INT32_MAX) return status_fail(ST_INVALID, "a tensor's shape is out of range");
     t->shape[t->n_dims++] = (int64_t)value;
     return ST_OK;
 }
 
-static enum status take_sparse_field(void *context, const struct proto_field *field)
+// The shape may come packed or a number at a time.
+static enum status read_shape(struct tensor *t, struct proto_span message)
 {
-    struct tensor *t = context;
-    if (field->number < 1 || field->number > 3) return ST_OK;
-    enum status st = proto_expect(field, PROTO_BYTES, "sparse_csr");
-    if (st != ST_OK) return st;
-    *(field->number == 1 ? &t->values : field->number == 2 ? &t->rows : &t->columns) = field->span;
-    return ST_OK;
-}
-
-static enum status take_tensor_field(void *context, const struct proto_field *field)
-{
-    struct tensor *t = context;
+    struct proto_field f;
+    uint64_t value;
     enum status st = ST_OK;
-    switch (field->number) {
-    case 1:
-        CHECK(proto_expect(field, PROTO_BYTES, "dense"));
-        t->values = field->span;
-        t->dense = true;
-        break;
-    case 2:
-        CHECK(proto_expect(field, PROTO_BYTES, "sparse_csr"));
-        t->sparse = true;
-        st = proto_each_field(field->span, take_sparse_field, t);
-        break;
-    case 3:
-        CHECK(proto_expect(field, PROTO_VARINT, "dtype"));
-        t->dtype = field->value;
-        break;
-    case 4:
-        st = proto_each_varint(field, "shape", take_dim, t);
-        break;
+    while (proto_each(&message, &st, &f)) {
+        if (f.number != 4) continue;
+        if (f.type == PROTO_VARINT) {
+            CHECK(add_dim(t, f.value));
+            continue;
+        }
+        CHECK(proto_expect(&f, PROTO_BYTES, "shape"));
+        while (f.span.len > 0) {
+            CHECK(proto_varint(&f.span, &value));
+            CHECK(add_dim(t, value));
+        }
     }
 out:
     return st;
@@ -73,7 +69,8 @@ static enum status check_shape(const struct tensor *t, const char *name, int n, 
 {
     const int64_t columns = t->n_dims == 2 ? t->shape[1] : 1;
     const size_t values = t->values.len / size;
-    if (t->dense == t->sparse)
+    const bool dense = t->dense.data, sparse = t->sparse.data;
+    if (dense == sparse)
         return status_fail(ST_FORMAT, "\"%s\" is no tensor: it needs either dense or sparse values",
                            name);
     if (t->values.len % size) return status_fail(ST_FORMAT, "\"%s\" has a part of a value", name);
@@ -86,37 +83,48 @@ static enum status check_shape(const struct tensor *t, const char *name, int n, 
     if (n * columns > MOST_CELLS)
         return status_fail(ST_INVALID, "\"%s\" has %lld cells; at most %d are possible", name,
                            (long long)(n * columns), MOST_CELLS);
-    if (t->dense && values != (size_t)n * (size_t)columns)
+    if (dense && values != (size_t)n * (size_t)columns)
         return status_fail(ST_INVALID, "\"%s\" has %zu values for %d tokens", name, values, n);
-    if (t->sparse && (t->n_dims != 2 || t->rows.len != ((size_t)n + 1) * sizeof(int64_t) ||
-                      t->columns.len != values * sizeof(int64_t)))
+    if (sparse && (t->n_dims != 2 || t->rows.len != ((size_t)n + 1) * sizeof(int64_t) ||
+                   t->columns.len != values * sizeof(int64_t)))
         return status_fail(ST_INVALID, "\"%s\": its sparse indices do not fit its shape", name);
     return ST_OK;
 }
 
-// The value of each cell in turn, where it lies in the message; NULL: a sparse tensor has none.
-static enum status spread(const struct tensor *t, const char *name, int n, size_t size,
-                          const unsigned char **ret_cells)
+// Sets cell i to a value of the message: a float, or the lower half of an int64.
+static enum status set_cell(const struct tensor *t, const char *name, bool integers, size_t value,
+                            size_t i, int32_t *ret)
 {
-    const size_t columns = t->n_dims == 2 ? (size_t)t->shape[1] : 1;
-    if (t->dense) {
-        for (size_t i = 0; i < (size_t)n * columns; i++) ret_cells[i] = t->values.data + i * size;
-        return ST_OK;
-    }
-    const int64_t values = (int64_t)(t->values.len / size);
+    const size_t size = integers ? sizeof(int64_t) : sizeof(float);
+    int64_t x = 0;
+    memcpy(&x, t->values.data + value * size, size);
+    if (integers && (x < 0 || x > INT32_MAX))
+        return status_fail(ST_INVALID, "\"%s\" holds %lld, which is no token id", name,
+                           (long long)x);
+    ret[i] = (int32_t)x;
+    return ST_OK;
+}
+
+static enum status set_sparse(const struct tensor *t, const char *name, bool integers, int n,
+                              int32_t *ret)
+{
+    const int64_t values = (int64_t)(t->columns.len / sizeof(int64_t));
+    enum status st = ST_OK;
     for (int row = 0; row < n; row++) {
         const int64_t first = index_at(t->rows, (size_t)row),
                       end = index_at(t->rows, (size_t)row + 1);
         if (first < 0 || end < first || end > values)
-            return status_fail(ST_INVALID, "\"%s\": a row's sparse indices are out of order", name);
+            FAIL(ST_INVALID, "\"%s\": a row's sparse indices are out of order", name);
         for (int64_t i = first; i < end; i++) {
             const int64_t column = index_at(t->columns, (size_t)i);
-            if (column < 0 || column >= (int64_t)columns)
-                return status_fail(ST_INVALID, "\"%s\": a sparse column is out of range", name);
-            ret_cells[(size_t)row * columns + (size_t)column] = t->values.data + (size_t)i * size;
+            if (column < 0 || column >= t->shape[1])
+                FAIL(ST_INVALID, "\"%s\": a sparse column is out of range", name);
+            CHECK(set_cell(t, name, integers, (size_t)i,
+                           (size_t)row * (size_t)t->shape[1] + (size_t)column, ret));
         }
     }
-    return ST_OK;
+out:
+    return st;
 }
 
 enum status tensor_read(const struct proto_field *field, const char *name, int n, bool integers,
@@ -124,33 +132,26 @@ enum status tensor_read(const struct proto_field *field, const char *name, int n
 {
     enum status st;
     struct tensor t = {0};
-    const size_t size = integers ? sizeof(int64_t) : sizeof(float);
-    const unsigned char **cells = NULL;
-    void *values = NULL;
+    int32_t *cells = NULL;
     CHECK(proto_expect(field, PROTO_BYTES, name));
-    CHECK(proto_each_field(field->span, take_tensor_field, &t));
+    CHECK(proto_read(field->span, tensor_rules, &t));
+    CHECK(proto_read(t.sparse, sparse_rules, &t));
+    CHECK(read_shape(&t, field->span));
     if (t.dtype != (integers ? TENSOR_INT64 : TENSOR_FLOAT32))
         FAIL(ST_INVALID, "\"%s\" must be of %s", name, integers ? "int64" : "float32");
-    CHECK(check_shape(&t, name, n, size));
+    if (t.dense.data) t.values = t.dense;
+    CHECK(check_shape(&t, name, n, integers ? sizeof(int64_t) : sizeof(float)));
     *ret_two_d = t.n_dims == 2;
     *ret_columns = *ret_two_d ? (int)t.shape[1] : 1;
-    const size_t all = (size_t)n * (size_t)*ret_columns;
-    cells = calloc(all, sizeof *cells);
-    values = calloc(all, 4);
-    if (!cells || !values) FAIL(ST_NO_MEMORY, "out of memory");
-    CHECK(spread(&t, name, n, size, cells));
-    for (size_t i = 0; i < all; i++) {
-        if (!cells[i]) continue;
-        int64_t x = 0;
-        memcpy(&x, cells[i], size);
-        if (integers && (x < 0 || x > INT32_MAX))
-            FAIL(ST_INVALID, "\"%s\" holds %lld, which is no token id", name, (long long)x);
-        memcpy((char *)values + 4 * i, &x, 4); // the lower half, or all of a float
-    }
-    *ret = values;
-    values = NULL;
+    const size_t n_cells = (size_t)n * (size_t)*ret_columns;
+    cells = calloc(n_cells, sizeof *cells);
+    if (!cells) FAIL(ST_NO_MEMORY, "out of memory");
+    for (size_t i = 0; i < n_cells && t.dense.data; i++)
+        CHECK(set_cell(&t, name, integers, i, i, cells));
+    if (t.sparse.data) CHECK(set_sparse(&t, name, integers, n, cells));
+    *ret = cells;
+    cells = NULL;
 out:
     free(cells);
-    free(values);
     return st;
 }
