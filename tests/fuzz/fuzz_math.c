@@ -1,7 +1,6 @@
 /* fuzz_math.c: any text as a data set's answer and a completion: what is found in them is parsed
  * and compared. A first byte says where one ends and the other begins. */
-#include "trainer/reward/math/math_answer.h"
-#include "trainer/reward/math/math_same.h"
+#include "trainer/reward/math/math.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #include "common/base/json.h"
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
-#include "trainer/reward/math/math_expr.h"
+#include "trainer/reward/math/math.h"
 
 #include <limits.h>
 #include <stdio.h>

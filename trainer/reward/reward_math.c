@@ -1,7 +1,6 @@
 /* reward_math.c: the scorer "math": whether the answer that a text gives is the data set's, by what
  * it means. Stateless; the thread that scores. */
-#include "trainer/reward/math/math_answer.h"
-#include "trainer/reward/math/math_same.h"
+#include "trainer/reward/math/math.h"
 #include "trainer/reward/reward_scorer.h"
 
 #include <ctype.h>

@@ -1,5 +1,5 @@
 /* math_answer.c: finds formulas and numbers in prose and ranks them. Stateless; any thread. */
-#include "trainer/reward/math/math_answer.h"
+#include "trainer/reward/math/math.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -1,9 +1,7 @@
 /* math_same.c: compares two trees: what they assign, as relations, as sets and intervals, as lists
  * in order or without, as matrices, as words, and in the end as numbers at a few points, which is
  * how expressions with letters are compared. Stateless; any thread. */
-#include "trainer/reward/math/math_same.h"
-#include "trainer/reward/math/math_set.h"
-#include "trainer/reward/math/math_value.h"
+#include "trainer/reward/math/math.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -13,6 +11,7 @@
 #define N_POINTS   8
 #define MIN_POINTS 3  // at which both must have values
 #define MAX_ITEMS  64 // of a list
+#define MAX_ENDS   64 // of intervals
 
 struct item { // a list's element; 1 +- 2 is two of them
     const struct math_node *node;
@@ -29,6 +28,14 @@ static struct item item_of(const struct math_node *n)
 static bool is_either(const struct math_node *n)
 {
     return n->kind == MATH_EITHER;
+}
+
+static bool any_node(const struct math_node *n, bool (*is)(const struct math_node *))
+{
+    if (is(n)) return true;
+    for (const struct math_node *a = n->first; a; a = a->next)
+        if (any_node(a, is)) return true;
+    return false;
 }
 
 // ---- numbers ------------------------------------------------------------------------------------
@@ -146,11 +153,166 @@ static bool same_matrices(const struct math_node *wanted, const struct math_node
     return true;
 }
 
+// ---- intervals and other sets of real numbers ---------------------------------------------------
+static bool is_ordered(const struct math_node *n)
+{
+    return n->kind == MATH_LIST && (n->open == '(' || n->open == '[');
+}
+
+static bool real_of(const struct math_node *n, double *ret)
+{
+    const struct math_point anywhere = {.sign = 1};
+    struct math_value v;
+    if (n->kind == MATH_INFINITY) {
+        *ret = INFINITY;
+        return true;
+    }
+    if (n->kind == MATH_NEGATIVE && n->first->kind == MATH_INFINITY) {
+        *ret = -INFINITY;
+        return true;
+    }
+    if (any_node(n, math_is_letter) || !math_eval(n, &anywhere, &v) || cimag(v.x) != 0)
+        return false;
+    *ret = creal(v.x);
+    return true;
+}
+
+static bool is_interval(const struct math_node *n)
+{
+    double x;
+    return is_ordered(n) && n->n == 2 && real_of(n->first, &x) && real_of(n->last, &x);
+}
+
+static bool is_set(const struct math_node *n)
+{
+    return is_interval(n) || n->kind == MATH_UNION || n->kind == MATH_INTERSECTION ||
+           n->kind == MATH_DIFFERENCE;
+}
+
+static bool same_intervals(const struct math_node *wanted, const struct math_node *got)
+{
+    double a, b;
+    if (wanted->open != got->open || wanted->close != got->close) return false;
+    for (int last = 0; last < 2; last++) {
+        const struct math_node *x = last ? wanted->last : wanted->first,
+                               *y = last ? got->last : got->first;
+        if (real_of(x, &a) && real_of(y, &b) && (isinf(a) || isinf(b))
+                ? a != b
+                : !same(item_of(x), item_of(y)))
+            return false;
+    }
+    return true;
+}
+
+struct ends {
+    double at[MAX_ENDS];
+    int n;
+};
+
+static void add_end(struct ends *ends, double x)
+{
+    if (isfinite(x) && ends->n < MAX_ENDS) ends->at[ends->n++] = x;
+}
+
+// Every number that stands in it by itself, of either sign: sets change nowhere else.
+static void collect_ends(const struct math_node *n, struct ends *ret)
+{
+    double x;
+    if (n->kind < MATH_RELATION && real_of(n, &x)) {
+        add_end(ret, x);
+        add_end(ret, -x);
+        return;
+    }
+    for (const struct math_node *a = n->first; a; a = a->next) collect_ends(a, ret);
+}
+
+static bool is_unknown(const struct math_node *n)
+{
+    return math_is_letter(n) || (n->kind == MATH_CALL && strlen(n->name) == 1);
+}
+
+// The one letter, or function of nobody's, that a relation is about; NULL: several, or none.
+static const char *unknown_of(const struct math_node *n, const char *found)
+{
+    static const char several[] = "";
+    if (is_unknown(n)) return !found || strcmp(found, n->name) == 0 ? n->name : several;
+    for (const struct math_node *a = n->first; a; a = a->next) found = unknown_of(a, found);
+    return found;
+}
+
+static bool holds(const char *relation, double a, double b)
+{
+    switch (relation[0]) {
+    case '<':
+        return relation[1] ? a <= b : a < b;
+    case '>':
+        return relation[1] ? a >= b : a > b;
+    case '!':
+        return a != b;
+    default:
+        return a == b;
+    }
+}
+
+// What is in it: a set's elements; of a relation, whatever makes it true.
+static bool contains(const struct math_node *n, double x, const char *letter)
+{
+    const struct math_node *a = n->first, *b = n->last;
+    const struct math_point point = {.sign = 1, .letter = letter, .at = x};
+    struct math_value left, right;
+    double low, high;
+    switch (n->kind) {
+    case MATH_CHAIN:
+        for (; a; a = a->next)
+            if (!contains(a, x, letter)) return false;
+        return true;
+    case MATH_RELATION:
+        return math_eval(a, &point, &left) && math_eval(b, &point, &right) &&
+               holds(n->name, creal(left.x), creal(right.x));
+    case MATH_UNION:
+        return contains(a, x, letter) || contains(b, x, letter);
+    case MATH_INTERSECTION:
+        return contains(a, x, letter) && contains(b, x, letter);
+    case MATH_DIFFERENCE:
+        return contains(a, x, letter) && !contains(b, x, letter);
+    default:
+        break;
+    }
+    if (is_interval(n) && real_of(a, &low) && real_of(b, &high))
+        return (n->open == '[' ? x >= low : x > low) && (n->close == ']' ? x <= high : x < high);
+    for (; a; a = a->next)
+        if (real_of(a, &low) && low == x) return true;
+    return false;
+}
+
+// The same numbers are in both, by what is in them at their ends, beside them and between. wanted
+// may be a relation.
+static bool same_sets(const struct math_node *wanted, const struct math_node *got)
+{
+    struct ends ends = {.n = 0};
+    const bool relation = wanted->kind == MATH_RELATION || wanted->kind == MATH_CHAIN;
+    const char *letter = relation ? unknown_of(wanted, NULL) : NULL;
+    if (relation && (!letter || !*letter)) return false;
+    collect_ends(wanted, &ends);
+    collect_ends(got, &ends);
+    if (ends.n == 0) add_end(&ends, 0);
+    for (int i = 0; i < ends.n; i++) {
+        const double x = ends.at[i], step = 1e-7 * fmax(1, fabs(x));
+        double next = x + 2;
+        for (int k = 0; k < ends.n; k++)
+            if (ends.at[k] > x + 3 * step && ends.at[k] < next) next = ends.at[k];
+        const double points[] = {x, x - step, x + step, (x + next) / 2, x + 1e6, x - 1e6};
+        for (size_t k = 0; k < sizeof points / sizeof *points; k++)
+            if (contains(wanted, points[k], letter) != contains(got, points[k], NULL)) return false;
+    }
+    return true;
+}
+
 // ---- lists --------------------------------------------------------------------------------------
 static bool is_list(const struct math_node *n)
 {
     return n->kind == MATH_LIST || n->kind == MATH_EMPTY || n->kind == MATH_EITHER ||
-           (n->kind < MATH_RELATION && math_any_node(n, is_either));
+           (n->kind < MATH_RELATION && any_node(n, is_either));
 }
 
 // The elements, each once; -1: too many.
@@ -160,11 +322,11 @@ static int items_of(const struct math_node *n, struct item ret[MAX_ITEMS])
     if (n->kind == MATH_EMPTY) return 0;
     const bool list = n->kind == MATH_LIST;
     for (const struct math_node *a = list ? n->first : n; a; a = list ? a->next : NULL) {
-        const bool either = a->kind != MATH_LIST && math_any_node(a, is_either);
+        const bool either = a->kind != MATH_LIST && any_node(a, is_either);
         for (int sign = 1; sign >= (either ? -1 : 1); sign -= 2) {
             const struct item one = {a, either ? sign : 0};
             bool there = false;
-            for (int i = 0; i < n_items && !math_is_ordered(n); i++) there |= same(ret[i], one);
+            for (int i = 0; i < n_items && !is_ordered(n); i++) there |= same(ret[i], one);
             if (there) continue;
             if (n_items == MAX_ITEMS) return -1;
             ret[n_items++] = one;
@@ -180,28 +342,12 @@ static bool same_lists(const struct math_node *wanted, const struct math_node *g
     bool taken[MAX_ITEMS] = {false};
     if (n < 0 || items_of(got, b) != n) return false;
     // an order that is asked for counts, whatever brackets the answer has
-    const bool ordered = math_is_ordered(wanted);
+    const bool ordered = is_ordered(wanted);
     for (int i = 0; i < n; i++) {
         int k = ordered ? i : 0;
         while (k < n && (taken[k] || !same(a[i], b[k]))) k = ordered ? n : k + 1;
         if (k >= n) return false;
         taken[k] = true;
-    }
-    return true;
-}
-
-// ---- intervals ----------------------------------------------------------------------------------
-static bool same_intervals(const struct math_node *wanted, const struct math_node *got)
-{
-    double a, b;
-    if (wanted->open != got->open || wanted->close != got->close) return false;
-    for (int last = 0; last < 2; last++) {
-        const struct math_node *x = last ? wanted->last : wanted->first,
-                               *y = last ? got->last : got->first;
-        if (math_real_of(x, &a) && math_real_of(y, &b) && (isinf(a) || isinf(b))
-                ? a != b
-                : !same(item_of(x), item_of(y)))
-            return false;
     }
     return true;
 }
@@ -305,16 +451,16 @@ static bool same_plain(struct item wanted, struct item got)
 {
     const struct math_node *a = wanted.node, *b = got.node;
     if (is_relation(a) && is_relation(b)) return same_relations(a, b);
-    if (is_relation(a) && math_is_set(b)) return math_same_sets(a, b);
+    if (is_relation(a) && is_set(b)) return same_sets(a, b);
     if (is_relation(a) || is_relation(b)) return false;
-    if (math_is_interval(a) && math_is_interval(b) && same_intervals(a, b)) return true;
-    const bool sets = math_is_set(a) && math_is_set(b);
+    if (is_interval(a) && is_interval(b) && same_intervals(a, b)) return true;
+    const bool sets = is_set(a) && is_set(b);
     const bool pairs = a->kind == MATH_LIST && b->kind == MATH_LIST && a->open == '(' &&
                        a->close == ')' && b->open == '(' && b->close == ')';
-    if (sets && !pairs) return math_same_sets(a, b);
+    if (sets && !pairs) return same_sets(a, b);
     if (wanted.sign == 0 && got.sign == 0 && (is_list(a) || is_list(b))) {
-        const bool half_open = (math_is_interval(a) && (a->open == '[' || a->close == ']')) ||
-                               (math_is_interval(b) && (b->open == '[' || b->close == ']'));
+        const bool half_open = (is_interval(a) && (a->open == '[' || a->close == ']')) ||
+                               (is_interval(b) && (b->open == '[' || b->close == ']'));
         const bool alike = a->kind == MATH_LIST && b->kind == MATH_LIST && a->open == b->open;
         // what a set of one element, or both signs of nothing, wraps
         if (a->kind == MATH_LIST && a->n == 1 && !is_list(b)) return same(item_of(a->first), got);
@@ -329,7 +475,7 @@ static bool same_plain(struct item wanted, struct item got)
         return half_open && !alike ? false : same_lists(a, b);
     }
     double x, y;
-    if (math_real_of(a, &x) && math_real_of(b, &y) && isinf(x)) return x == y;
+    if (real_of(a, &x) && real_of(b, &y) && isinf(x)) return x == y;
     if (same_matrices(a, b)) return true;
     return same_words(a, b) || same_numbers(wanted, got);
 }

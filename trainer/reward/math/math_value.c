@@ -1,5 +1,5 @@
 /* math_value.c: evaluates trees. Stateless; any thread. */
-#include "trainer/reward/math/math_value.h"
+#include "trainer/reward/math/math.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -136,40 +136,24 @@ static struct math_value letter(const char *name, const struct math_point *p)
     return v;
 }
 
-bool math_is_imaginary(const struct math_node *n)
+// Of pi, e and i; false of letters.
+static bool constant(const char *name, struct math_value *ret)
 {
-    return n->kind == MATH_SYMBOL && strcmp(n->name, "i") == 0;
-}
-
-static bool is_constant(const struct math_node *n)
-{
-    return n->kind == MATH_SYMBOL && (strcmp(n->name, "pi") == 0 || strcmp(n->name, "e") == 0);
+    if (strcmp(name, "pi") == 0)
+        *ret = inexact(M_PI);
+    else if (strcmp(name, "e") == 0)
+        *ret = inexact(M_E);
+    else if (strcmp(name, "i") == 0)
+        *ret = inexact(I);
+    else
+        return false;
+    return true;
 }
 
 bool math_is_letter(const struct math_node *n)
 {
-    return n->kind == MATH_SYMBOL && !is_constant(n) && !math_is_imaginary(n);
-}
-
-bool math_any_node(const struct math_node *n, bool (*is)(const struct math_node *))
-{
-    if (is(n)) return true;
-    for (const struct math_node *a = n->first; a; a = a->next)
-        if (math_any_node(a, is)) return true;
-    return false;
-}
-
-static bool symbol(const struct math_node *n, const struct math_point *p, struct math_value *ret)
-{
-    if (strcmp(n->name, "pi") == 0)
-        *ret = inexact(M_PI);
-    else if (strcmp(n->name, "e") == 0)
-        *ret = inexact(M_E);
-    else if (math_is_imaginary(n))
-        *ret = inexact(I);
-    else
-        *ret = letter(n->name, p);
-    return true;
+    struct math_value v;
+    return n->kind == MATH_SYMBOL && !constant(n->name, &v);
 }
 
 // ---- functions ----------------------------------------------------------------------------------
@@ -291,7 +275,10 @@ static bool evaluate(const struct math_node *n, const struct math_point *p, stru
 {
     struct math_value a, b;
     if (n->kind == MATH_NUMBER) return number(n->name, ret);
-    if (n->kind == MATH_SYMBOL) return symbol(n, p, ret);
+    if (n->kind == MATH_SYMBOL) {
+        if (!constant(n->name, ret)) *ret = letter(n->name, p);
+        return true;
+    }
     if (n->kind == MATH_CALL) return function(n, p, ret);
     if (n->n < 1 || n->n > 2 || !math_eval(n->first, p, &a)) return false;
     if (n->n == 2) return math_eval(n->first->next, p, &b) && of_two(n, a, b, p, ret);
