@@ -1,9 +1,15 @@
-/* cost.c: reads a sample's telemetry as the terms of the cost formula. Stateless; any thread.
- */
+/* cost.c: a sample's telemetry as the terms of the cost formula, and running least squares of its
+ * latency. No state but the caller's.
+ *
+ * Of the fit only means and sums of products are kept, so a refit each step costs nothing and looks
+ * at the whole run. Inputs depend on each other (without speculation nothing is drafted; generated
+ * tokens and accepted drafts grow together), so the fit is on correlations with a small ridge: an
+ * input that never varied gets 0, and inputs that cannot be told apart share what they explain. */
 #include "trainer/reward/cost.h"
 #include "common/base/json.h"
 
 #include <math.h>
+#include <string.h>
 
 static const struct {
     const char *name, *quantity;
@@ -72,4 +78,122 @@ void cost_quantities(const struct completion_cost *s, double latency_ms, double 
     ret_quantities[COST_KV] = s->kv_memory_mb;
     ret_quantities[COST_ACCEPTANCE] = s->accept_rate;
     ret_quantities[COST_CACHE] = s->cache_reuse_ratio;
+}
+
+// ---- modelled latency ---------------------------------------------------------------------------
+
+#define N     LATENCY_INPUTS
+#define RIDGE 1e-6
+
+static void inputs(const struct completion_cost *s, double x[N])
+{
+    x[LATENCY_PREFILL] = s->prompt_tokens - s->cached_prompt_tokens;
+    x[LATENCY_GENERATED] = s->generated_tokens;
+    x[LATENCY_DRAFT] = s->num_draft_tokens;
+    x[LATENCY_ACCEPTED] = s->num_accepted_tokens;
+}
+
+void latency_model_add(struct latency_model *m, const struct completion_cost *s)
+{
+    double x[N + 1], before[N + 1];
+    inputs(s, x);
+    x[N] = s->latency_ms - s->queue_ms;
+    m->n += 1;
+    for (int i = 0; i <= N; i++) {
+        before[i] = x[i] - m->means[i];
+        m->means[i] += before[i] / m->n;
+    }
+    for (int i = 0; i <= N; i++)
+        for (int j = 0; j <= N; j++) m->products[i][j] += before[i] * (x[j] - m->means[j]);
+}
+
+// Solves a x = b for a symmetric positive definite a (n, n) of row length N, in place (Cholesky);
+// x is left in b.
+static void solve(double a[N][N], double *b, int n)
+{
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j <= i; j++) {
+            double sum = a[i][j];
+            for (int k = 0; k < j; k++) sum -= a[i][k] * a[j][k];
+            a[i][j] = i == j ? sqrt(fmax(sum, RIDGE * RIDGE)) : sum / a[j][j];
+        }
+        for (int k = 0; k < i; k++) b[i] -= a[i][k] * b[k];
+        b[i] /= a[i][i];
+    }
+    for (int i = n - 1; i >= 0; i--) {
+        for (int k = i + 1; k < n; k++) b[i] -= a[k][i] * b[k];
+        b[i] /= a[i][i];
+    }
+}
+
+void latency_model_fit(struct latency_model *m)
+{
+    int used[N], n = 0;
+    double a[N][N], b[N], scale[N], total = m->products[N][N], explained = 0;
+    for (int i = 0; i < N; i++) {
+        m->ms_per[i] = 0;
+        // deviations above what rounding of the means leaves
+        double deviation = sqrt(m->products[i][i]);
+        if (deviation <= 1e-9 * (1 + fabs(m->means[i])) * sqrt(m->n)) continue;
+        scale[n] = deviation;
+        used[n++] = i;
+    }
+    for (int i = 0; i < n; i++) {
+        b[i] = m->products[used[i]][N] / scale[i];
+        for (int j = 0; j < n; j++)
+            a[i][j] = m->products[used[i]][used[j]] / (scale[i] * scale[j]) + (i == j ? RIDGE : 0);
+    }
+    solve(a, b, n);
+    m->base_ms = m->means[N];
+    for (int i = 0; i < n; i++) {
+        m->ms_per[used[i]] = b[i] / scale[i];
+        m->base_ms -= m->ms_per[used[i]] * m->means[used[i]];
+        explained += m->ms_per[used[i]] * m->products[used[i]][N];
+    }
+    m->r2 = total > 0 ? explained / total : 0;
+}
+
+double latency_model_ms(const struct latency_model *m, const struct completion_cost *s)
+{
+    double x[N], ms = m->base_ms;
+    inputs(s, x);
+    for (int i = 0; i < N; i++) ms += m->ms_per[i] * x[i];
+    return fmax(ms, 0);
+}
+
+#define N_SAVED (1 + (N + 1) + (N + 1) * (N + 1))
+
+json_t *latency_model_to_json(const struct latency_model *m)
+{
+    double values[N_SAVED] = {m->n};
+    memcpy(values + 1, m->means, sizeof m->means);
+    memcpy(values + 1 + N + 1, m->products, sizeof m->products);
+    json_t *list = json_array();
+    for (int i = 0; list && i < N_SAVED; i++)
+        if (json_array_append_new(list, json_real(values[i])) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    return list;
+}
+
+enum status latency_model_from_json(const json_t *json, struct latency_model *ret)
+{
+    double values[N_SAVED];
+    struct latency_model m = {0};
+    if (json_array_size(json) != N_SAVED)
+        return status_fail(ST_FORMAT, "field \"latency_model\" is not a list of %d numbers",
+                           N_SAVED);
+    for (int i = 0; i < N_SAVED; i++) {
+        const json_t *value = json_array_get(json, (size_t)i);
+        if (!json_is_number(value))
+            return status_fail(ST_FORMAT, "field \"latency_model\", entry %d is not a number", i);
+        values[i] = json_number_value(value);
+    }
+    m.n = values[0];
+    memcpy(m.means, values + 1, sizeof m.means);
+    memcpy(m.products, values + 1 + N + 1, sizeof m.products);
+    latency_model_fit(&m);
+    *ret = m;
+    return ST_OK;
 }

@@ -1,5 +1,5 @@
-/* reward.c: the table of scorers, and the list of weighted terms that --reward asks for. Owns the
- * scorers' states. The thread that scores. */
+/* reward.c: the list of weighted terms that --reward asks for, each by a row of the table of
+ * scorers (reward_scorers.c). Owns the scorers' states. The thread that scores. */
 #include "trainer/reward/reward.h"
 #include "trainer/reward/reward_scorer.h"
 
@@ -16,21 +16,14 @@ struct term {
 };
 
 struct reward {
+    struct reward_options options;
     int n;
     struct term terms[REWARD_MAX_TERMS];
 };
 
-static const struct scorer *const scorers[] = {
-    &scorer_exact,       &scorer_numeric,  &scorer_gsm8k,        &scorer_regex,
-    &scorer_length,      &scorer_constant, &scorer_plugin,       &scorer_command,
-    &scorer_environment, &scorer_overlong, &scorer_think_format, &scorer_repetition,
-    &scorer_json,        &scorer_math,
-};
-#define N_SCORERS (sizeof scorers / sizeof *scorers)
-
 void reward_describe_all(struct bytes *ret)
 {
-    for (size_t i = 0; i < N_SCORERS; i++)
+    for (int i = 0; scorers[i]; i++)
         bytes_printf(ret, "\n  %-12s %s", scorers[i]->name, scorers[i]->help);
 }
 
@@ -38,7 +31,7 @@ void reward_describe_all(struct bytes *ret)
 
 static const struct scorer *scorer_find(const char *name, size_t len)
 {
-    for (size_t i = 0; i < N_SCORERS; i++)
+    for (int i = 0; scorers[i]; i++)
         if (strlen(scorers[i]->name) == len && memcmp(scorers[i]->name, name, len) == 0)
             return scorers[i];
     return NULL;
@@ -47,7 +40,7 @@ static const struct scorer *scorer_find(const char *name, size_t len)
 static enum status unknown_scorer(const char *name, size_t len)
 {
     struct bytes known = BYTES_INIT;
-    for (size_t i = 0; i < N_SCORERS; i++)
+    for (int i = 0; scorers[i]; i++)
         bytes_printf(&known, "%s%s%s", i ? ", " : "", scorers[i]->name,
                      scorers[i]->takes_argument ? ":..." : "");
     enum status st = status_fail(ST_INVALID, "reward \"%.*s\" is not one of %s", (int)len, name,
@@ -85,8 +78,7 @@ static void name_term(const struct reward *r, struct term *term)
 }
 
 // One entry of the list, at s; ret_len: its length.
-static enum status parse_term(struct reward *r, const struct reward_options *options, const char *s,
-                              size_t *ret_len)
+static enum status parse_term(struct reward *r, const char *s, size_t *ret_len)
 {
     size_t len = strcspn(s, ","), name_len = strcspn(s, ",:");
     const struct scorer *scorer = scorer_find(s, name_len);
@@ -100,8 +92,8 @@ static enum status parse_term(struct reward *r, const struct reward_options *opt
         if (!argument) return status_fail(ST_NO_MEMORY, "no memory for rewards");
     }
     struct term *term = &r->terms[r->n];
-    *term = (struct term){.scorer = scorer, .weight = 1};
-    enum status st = scorer->open ? scorer->open(options, argument, &term->state) : ST_OK;
+    *term = (struct term){.scorer = scorer, .state = &r->options, .weight = 1};
+    enum status st = scorer->open ? scorer->open(&r->options, argument, &term->state) : ST_OK;
     free(argument);
     if (st != ST_OK) return st;
     name_term(r, term);
@@ -110,11 +102,11 @@ static enum status parse_term(struct reward *r, const struct reward_options *opt
     return ST_OK;
 }
 
-static enum status parse_terms(struct reward *r, const struct reward_options *options)
+static enum status parse_terms(struct reward *r)
 {
-    for (const char *s = options->names; s;) {
+    for (const char *s = r->options.names; s;) {
         size_t len = 0;
-        enum status st = parse_term(r, options, s, &len);
+        enum status st = parse_term(r, s, &len);
         if (st != ST_OK) return st;
         s = s[len] ? s + len + 1 : NULL;
     }
@@ -145,7 +137,8 @@ enum status reward_new(const struct reward_options *options, struct reward **ret
     enum status st = ST_OK;
     struct reward *r = calloc(1, sizeof *r);
     if (!r) return status_fail(ST_NO_MEMORY, "no memory for rewards");
-    CHECK(parse_terms(r, options));
+    r->options = *options;
+    CHECK(parse_terms(r));
     CHECK(parse_weights(r, options->weights));
     *ret = r;
 out:
@@ -225,7 +218,10 @@ static enum status score_term(const struct term *t, const struct reward_input *i
         st = t->scorer->score_all(t->state, inputs, n, ret_scores, ret_failed);
     for (int i = 0; !t->scorer->score_all && st == ST_OK && i < n; i++) {
         *ret_failed = i;
-        st = t->scorer->score(t->state, &inputs[i], &ret_scores[i]);
+        if (t->scorer->value)
+            ret_scores[i] = t->scorer->value(t->state, &inputs[i]);
+        else
+            st = t->scorer->score(t->state, &inputs[i], &ret_scores[i]);
     }
     return status_context(st, "reward %s", t->name);
 }

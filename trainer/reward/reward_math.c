@@ -137,11 +137,10 @@ static enum status check_math(void *state, const char *answer, const json_t *row
                        answer);
 }
 
-static enum status score_math(void *state, const struct reward_input *input, double *ret_score)
+static double is_same(const struct reward_options *options, const struct reward_input *input)
 {
-    (void)state;
-    *ret_score = same_answer(input->answer, input->text);
-    return ST_OK;
+    (void)options;
+    return same_answer(input->answer, input->text);
 }
 
 const struct scorer scorer_math = {
@@ -151,5 +150,5 @@ const struct scorer scorer_math = {
     .help = "1 where the text's last \\boxed{}, or else its answer, formula or number, means the "
             "answer: fractions, roots, sets, intervals, matrices, equations, letters",
     .check_row = check_math,
-    .score = score_math,
+    .value = is_same,
 };

@@ -4,7 +4,7 @@
 #define TRAINER_SCORING_H
 
 #include "trainer/reward/advantage.h"
-#include "trainer/reward/latency_model.h"
+#include "trainer/reward/cost.h"
 #include "trainer/reward/reward.h"
 #include "trainer/rollout/rollout.h"
 

@@ -1,0 +1,265 @@
+/* reward_scorers.c: the table of scorers, and those that need no state: of a text against the data
+ * set's answer, and of a completion's shape whatever its answer. To add one: its function and its
+ * row here. The thread that scores. */
+#include "trainer/reward/math/number.h"
+#include "trainer/reward/reward_scorer.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- against the answer -------------------------------------------------------------------------
+
+static void trim(const char **text, size_t *len)
+{
+    while (*len && isspace((unsigned char)**text)) ++*text, --*len;
+    while (*len && isspace((unsigned char)(*text)[*len - 1])) --*len;
+}
+
+static double is_exact(const struct reward_options *options, const struct reward_input *input)
+{
+    const char *text = input->text, *answer = input->answer;
+    size_t text_len = strlen(text), answer_len = strlen(answer);
+    (void)options;
+    trim(&text, &text_len);
+    trim(&answer, &answer_len);
+    return text_len == answer_len && memcmp(text, answer, text_len) == 0;
+}
+
+static enum status read_number(const char *answer, double *ret_number)
+{
+    if (number_answer(answer, ret_number)) return ST_OK;
+    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" holds no number", answer);
+}
+
+static enum status check_number(void *state, const char *answer, const json_t *row)
+{
+    double number;
+    (void)state;
+    (void)row;
+    return answer ? read_number(answer, &number) : ST_OK;
+}
+
+static enum status score_number(bool (*find)(const char *text, double *ret_number),
+                                const struct reward_input *input, double *ret_score)
+{
+    double got = 0, wanted;
+    enum status st = read_number(input->answer, &wanted);
+    if (st == ST_OK) *ret_score = find(input->text, &got) && number_same(got, wanted);
+    return st;
+}
+
+static enum status score_numeric(void *state, const struct reward_input *input, double *ret_score)
+{
+    (void)state;
+    return score_number(number_last, input, ret_score);
+}
+
+static enum status score_gsm8k(void *state, const struct reward_input *input, double *ret_score)
+{
+    (void)state;
+    return score_number(number_answer, input, ret_score);
+}
+
+// What the text holds between the last two ``` fences that stand there, or all of it.
+static json_t *json_of(const char *text)
+{
+    const char *begin = NULL, *end = NULL, *fence = text;
+    while ((fence = strstr(fence, "```"))) {
+        const char *next = strstr(fence + 3, "```");
+        if (!next) break;
+        begin = fence + 3;
+        end = next;
+        fence = next + 3;
+    }
+    if (begin && strncmp(begin, "json", 4) == 0) begin += 4;
+    const size_t len = begin ? (size_t)(end - begin) : strlen(text);
+    return json_loadb(begin ? begin : text, len, JSON_DECODE_ANY, NULL);
+}
+
+// Numbers by value, objects whatever their order.
+static bool same_json(const json_t *a, const json_t *b)
+{
+    const char *key;
+    const json_t *value;
+    if (json_is_number(a) && json_is_number(b)) return json_number_value(a) == json_number_value(b);
+    if (json_typeof(a) != json_typeof(b)) return false;
+    if (json_is_array(a)) {
+        bool same = json_array_size(a) == json_array_size(b);
+        for (size_t i = 0; same && i < json_array_size(a); i++)
+            same = same_json(json_array_get(a, i), json_array_get(b, i));
+        return same;
+    }
+    if (!json_is_object(a)) return json_equal(a, b);
+    if (json_object_size(a) != json_object_size(b)) return false;
+    json_object_foreach ((json_t *)a, key, value) {
+        const json_t *other = json_object_get(b, key);
+        if (!other || !same_json(value, other)) return false;
+    }
+    return true;
+}
+
+static enum status check_json(void *state, const char *answer, const json_t *row)
+{
+    (void)state;
+    (void)row;
+    if (!answer) return ST_OK;
+    json_t *wanted = json_loads(answer, JSON_DECODE_ANY, NULL);
+    if (!wanted)
+        return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" is no JSON", answer);
+    json_decref(wanted);
+    return ST_OK;
+}
+
+static double is_json(const struct reward_options *options, const struct reward_input *input)
+{
+    json_t *got = json_of(input->text);
+    json_t *wanted = input->answer ? json_loads(input->answer, JSON_DECODE_ANY, NULL) : NULL;
+    const bool same = got && (!wanted || same_json(got, wanted));
+    (void)options;
+    json_decref(got);
+    json_decref(wanted);
+    return same;
+}
+
+// ---- shape --------------------------------------------------------------------------------------
+
+static enum status open_length(const struct reward_options *options, const char *argument,
+                               void **ret_state)
+{
+    (void)argument;
+    (void)ret_state;
+    if (options->length_target > 0) return ST_OK;
+    return status_fail(ST_INVALID, "--length-target %g must be above 0", options->length_target);
+}
+
+static double length(const struct reward_options *options, const struct reward_input *input)
+{
+    double chars = 0, target = options->length_target;
+    for (const char *s = input->text; *s; s++) chars += (*s & 0xC0) != 0x80; // UTF-8 lead bytes
+    return -fabs(chars - target) / target;
+}
+
+static enum status open_overlong(const struct reward_options *options, const char *argument,
+                                 void **ret_state)
+{
+    (void)argument;
+    (void)ret_state;
+    if (options->overlong_buffer > 0 && options->overlong_buffer < options->max_completion_length)
+        return ST_OK;
+    return status_fail(ST_INVALID,
+                       "reward \"overlong\" needs --overlong-buffer, how many of the %lld "
+                       "tokens of --max-completion-length are too many: 1 to %lld",
+                       (long long)options->max_completion_length,
+                       (long long)options->max_completion_length - 1);
+}
+
+// DAPO's soft punishment (Yu et al. 2025).
+static double overlong(const struct reward_options *options, const struct reward_input *input)
+{
+    const int64_t buffer = options->overlong_buffer;
+    const double over = (double)(input->n_tokens - (options->max_completion_length - buffer));
+    return over > 0 ? fmax(-over / (double)buffer, -1) : 0;
+}
+
+static double think_format(const struct reward_options *options, const struct reward_input *input)
+{
+    static const char open[] = "<think>", close[] = "</think>";
+    const char *rest = input->text + strlen(open);
+    (void)options;
+    return strncmp(input->text, open, strlen(open)) == 0 && !strstr(rest, open) &&
+           strstr(rest, close) != NULL;
+}
+
+static int by_ngram(const void *a, const void *b, void *n)
+{
+    const int32_t *x = *(const int32_t *const *)a, *y = *(const int32_t *const *)b;
+    for (int64_t i = 0; i < *(const int64_t *)n; i++)
+        if (x[i] != y[i]) return x[i] < y[i] ? -1 : 1;
+    return 0;
+}
+
+// Yeo et al. 2025.
+static enum status score_repetition(void *state, const struct reward_input *input,
+                                    double *ret_score)
+{
+    const struct reward_options *options = state;
+    int64_t n = options->repetition_ngram > 0 ? options->repetition_ngram : 3, unique = 1;
+    const int64_t all = input->n_tokens - n + 1;
+    *ret_score = 0;
+    if (all <= 0) return ST_OK;
+    const int32_t **ngrams = malloc((size_t)all * sizeof(const int32_t *));
+    if (!ngrams) return status_fail(ST_NO_MEMORY, "no memory for %d tokens", input->n_tokens);
+    for (int64_t i = 0; i < all; i++) ngrams[i] = input->ids + i;
+    qsort_r(ngrams, (size_t)all, sizeof *ngrams, by_ngram, &n);
+    for (int64_t i = 1; i < all; i++) unique += by_ngram(&ngrams[i - 1], &ngrams[i], &n) != 0;
+    free(ngrams);
+    *ret_score = -(1 - (double)unique / (double)all);
+    return ST_OK;
+}
+
+// ---- neither ------------------------------------------------------------------------------------
+
+static double constant(const struct reward_options *options, const struct reward_input *input)
+{
+    (void)options;
+    (void)input;
+    return 1;
+}
+
+static enum status open_environment(const struct reward_options *options, const char *argument,
+                                    void **ret_state)
+{
+    (void)argument;
+    (void)ret_state;
+    if (options->environment) return ST_OK;
+    return status_fail(ST_INVALID, "reward \"environment\" is what an environment gave, and none "
+                                   "makes samples here: cw-trainer train --rollouts names one");
+}
+
+static double environment(const struct reward_options *options, const struct reward_input *input)
+{
+    (void)options;
+    return input->environment;
+}
+
+// ---- the table ----------------------------------------------------------------------------------
+
+#define ROW(title, ...)                                                                            \
+    &(const struct scorer)                                                                         \
+    {                                                                                              \
+        .name = title, __VA_ARGS__                                                                 \
+    }
+#define OF_ANSWER .binary = true, .needs_answer = true
+
+const struct scorer *const scorers[] = {
+    ROW("exact", OF_ANSWER, .value = is_exact,
+        .help = "1 where the text is the answer, blanks around it aside"),
+    ROW("numeric", OF_ANSWER, .check_row = check_number, .score = score_numeric,
+        .help = "1 where the last number of the text is the answer"),
+    ROW("gsm8k", OF_ANSWER, .check_row = check_number, .score = score_gsm8k,
+        .help = "1 where the number after \"####\", \"the answer is\", in \\boxed{}, or else the "
+                "last one is the answer",
+        .prompt_template =
+            "{prompt} Let's think step by step and output the final answer after \"####\"."),
+    &scorer_regex,
+    ROW("length", .open = open_length, .value = length,
+        .help = "-|characters - target| / target (--length-target)"),
+    ROW("constant", .value = constant, .help = "1 for everything: no signal, for measurements"),
+    &scorer_plugin,
+    &scorer_command,
+    ROW("environment", .open = open_environment, .value = environment,
+        .help = "what the environment of --rollouts gave, and the default with it"),
+    ROW("overlong", .open = open_overlong, .value = overlong,
+        .help = "0 to -1 over the last --overlong-buffer tokens of --max-completion-length (DAPO)"),
+    ROW("think_format", .value = think_format,
+        .help = "1 where the text begins with <think>, once, and closes it"),
+    ROW("repetition", .score = score_repetition,
+        .help = "-(share of --repetition-ngram tokens in a row that stood there before)"),
+    ROW("json", .binary = true, .check_row = check_json, .value = is_json,
+        .help = "1 where the text, or what it holds between ```, is JSON equal to the answer, if "
+                "the line has one"),
+    &scorer_math,
+    NULL,
+};
