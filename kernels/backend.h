@@ -4,26 +4,11 @@
 
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/variants.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// clang-format off
-// The fields of struct ops (ops.h), in its order.
-#define EACH_OP(X) \
-    X(matmul) X(lora) X(lora_back) X(gather_rows) X(scatter_add_rows) X(norm) X(norm_back) X(rope) \
-    X(kv_store) X(rope_store) X(matmul_rope_store) X(attn_paged) X(attn_packed) \
-    X(attn_packed_back) X(attn_sinks_back) X(latent_query) X(latent_value) X(latent_expand) \
-    X(latent_expand_back) X(split_gate) X(gate) X(gate_back) X(short_conv) X(short_conv_back) \
-    X(delta_rule) X(delta_rule_back) X(act) X(matmul_act) X(act_back) \
-    X(moe_route) X(moe_route_back) X(moe_balance) X(moe_balance_back) X(matmul_experts) \
-    X(matmul_experts_act) X(matmul_experts_back) X(experts_bias) X(experts_bias_back) \
-    X(moe_combine) X(moe_combine_back) X(add) \
-    X(column_sum) X(convert) X(softcap) X(softcap_back) X(logprob) \
-    X(logprob_back) X(top_logprobs) X(adjust_logits) X(distill) X(sample) X(sum_squares) \
-    X(adamw) X(checksum) X(random_normal) X(scratch_bytes)
-// clang-format on
 
 // Every field mirrors the function of device.h of that name; see there for what it must do.
 struct backend {
@@ -73,7 +58,8 @@ struct device {
     struct device_block *blocks; // of device_alloc, n_blocks of max_blocks
     int n_blocks, max_blocks;
     size_t allocated, allocated_peak;
-    void *state; // the backend's own
+    const struct op_variant *taken[N_OPS]; // by the last call of each operation that has several
+    void *state;                           // the backend's own
 };
 
 struct shared_memory {
@@ -93,6 +79,9 @@ extern const struct backend backend_cuda; // open() fails with ST_NOT_FOUND wher
 // Adds to (or takes from) what device_allocated() tells. Scratch that a backend takes for its
 // operations is counted by itself, device_alloc's memory by device.c.
 void device_count(struct device *dev, int64_t bytes);
+
+// Launches the first row whose `when` holds. The last one's always does.
+void op_take_variant(struct device *dev, const struct op_variants *, const void *call);
 
 // Records the first failure of an enqueued operation.
 void device_fail(struct device *dev, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -69,6 +69,44 @@ void device_free(struct device *dev)
     free(dev);
 }
 
+// ---- variants (variants.h) ----------------------------------------------------------------------
+
+const char *op_name(enum op op)
+{
+    static const char *const names[] = {
+#define X(name) #name,
+        EACH_OP(X)
+#undef X
+    };
+    return names[op];
+}
+
+const struct op_variants *op_variants_of(enum device_kind kind, enum op op)
+{
+    const struct op_variants *const *list = NULL;
+#if CW_CUDA
+    if (kind == DEVICE_CUDA) list = backend_cuda.ops->variants;
+#endif
+    if (kind == DEVICE_CPU) list = backend_cpu.ops->variants;
+    while (list && *list && (*list)->op != op) list++;
+    return list ? *list : NULL;
+}
+
+const struct op_variant *device_variant_taken(const struct device *dev, enum op op)
+{
+    return dev->taken[op];
+}
+
+void op_take_variant(struct device *dev, const struct op_variants *variants, const void *call)
+{
+    const struct op_variant *row = variants->rows;
+    while (row < variants->rows + variants->n - 1 && !row->when(dev, call)) row++;
+    dev->taken[variants->op] = row;
+    row->launch(dev, call);
+}
+
+// ---- the device ---------------------------------------------------------------------------------
+
 enum device_kind device_kind(const struct device *dev)
 {
     return dev->backend->kind;

@@ -29,6 +29,7 @@ extern "C" {
 #endif
 
 struct comm; // comm.h
+struct op_variants;
 
 #define RANDOM_CHUNK 65536 // numbers of one stream (random_normal)
 
@@ -666,6 +667,10 @@ struct ops {
 
     // Scratch that the operations of a training step take at most (device_reserve).
     size_t (*scratch_bytes)(struct device *, const struct scratch_shape *);
+
+    // Of operations that are computed in several ways, these (variants.h); NULL ends them, or
+    // stands here where there are none.
+    const struct op_variants *const *variants;
 };
 
 #ifdef __cplusplus

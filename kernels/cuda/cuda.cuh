@@ -292,6 +292,35 @@ template <typename T> struct pointee<T *> {
 EACH_OP(X)
 #undef X
 
+// ---- variants (kernels/variants.h) -------------------------------------------------------------
+
+// A row of the table of an operation whose calls are a CALL.
+template <typename CALL, bool (*WHEN)(struct device *, const CALL &),
+          void (*LAUNCH)(struct device *, const CALL &)>
+constexpr op_variant variant(const char *name, const char *taken)
+{
+    return {name, taken,
+            [](struct device *dev, const void *call) { return WHEN(dev, *(const CALL *)call); },
+            [](struct device *dev, const void *call) { LAUNCH(dev, *(const CALL *)call); }};
+}
+
+template <typename CALL> bool otherwise(struct device *, const CALL &)
+{
+    return true;
+}
+
+// The one for sm_90a: TMA and wgmma.
+static inline bool on_hopper(struct device *dev)
+{
+    return cuda_use(dev)->major == 9;
+}
+
+// attention.cu, latent.cu
+extern const struct op_variants attn_paged_variants, attn_packed_variants,
+    attn_packed_back_variants, latent_query_variants, latent_value_variants;
+
+// ---- for other files ---------------------------------------------------------------------------
+
 // out[c] += sum over p of parts[p][c], in a fixed order; parts (n, width) (rows.cu)
 void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width);
 

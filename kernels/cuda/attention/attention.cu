@@ -1,7 +1,6 @@
 /* attention.cu: the attention entries of the table, and the general kernels behind them: any
- * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. bf16 whose heads are
- * multiples of 8 goes to attn_few.cu, attn_wgmma.cu and attn_tensor.cu, latent attention in bf16 on
- * Hopper to attn_latent.cu, a decode step in f32 to attn_decode.cu.
+ * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. The tables say what goes to
+ * attn_few.cu, attn_wgmma.cu, attn_tensor.cu and attn_latent.cu instead.
  *
  * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in
  * tiles of 32 held in shared memory: first a lane is a key (scores), then a lane is a dimension
@@ -124,19 +123,22 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
     }
 }
 
-template <typename T>
-static void forward(struct device *dev, const attn_args<T> &a, int max_query, bool paged)
+static void plain(struct device *dev, const attn_call &c)
 {
-    dim3 grid(ceil_div((int64_t)max_query * a.group, TILE), a.n_kv_heads, a.n_seqs);
-    size_t tiles = TILE + (a.latent > 0 ? 1 : 2) * KEYS;
-    auto launch = [&](auto kernel) {
-        cuda_launch(dev, "attention", kernel, grid, WARPS * 32,
-                    tiles * (a.head_dim + 1) * sizeof(float), a);
-    };
-    if (a.latent > 0)
-        launch(paged ? forward_kernel<T, true, true> : forward_kernel<T, false, true>);
-    else
-        launch(paged ? forward_kernel<T, true, false> : forward_kernel<T, false, false>);
+    with_type(c.dt, [&](auto t) {
+        using T = decltype(t);
+        const attn_args<T> a = attn_args_of<T>(c);
+        dim3 grid(ceil_div((int64_t)c.batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs);
+        size_t tiles = TILE + (a.latent > 0 ? 1 : 2) * KEYS;
+        auto launch = [&](auto kernel) {
+            cuda_launch(dev, "attention", kernel, grid, WARPS * 32,
+                        tiles * (a.head_dim + 1) * sizeof(float), a);
+        };
+        if (a.latent > 0)
+            launch(c.kv ? forward_kernel<T, true, true> : forward_kernel<T, false, true>);
+        else
+            launch(c.kv ? forward_kernel<T, true, false> : forward_kernel<T, false, false>);
+    });
 }
 
 // Whether a block has the shared memory of a tile of queries and one of keys.
@@ -167,48 +169,66 @@ static bool shape_fits(struct device *dev, const struct attn_shape *s,
     return false;
 }
 
-static void paged(struct device *dev, const attn_args<bf16> &a, const struct batch_view *batch)
+// ---- variants of the forward pass ---------------------------------------------------------------
+
+static bool has_many(const attn_call &c)
 {
-    bool has_many = batch->max_query * a.group > FEW_ROWS;
-    if (!has_many || a.n_seqs > 1) attn_few(dev, a, batch->max_query, batch->max_context);
-    if (has_many) attn_tensor(dev, a, batch->max_query, true);
+    return c.batch->max_query * (c.shape->n_heads / c.shape->n_kv_heads) > FEW_ROWS;
 }
+
+static bool few_takes(struct device *dev, const attn_call &c)
+{
+    return !has_many(c) && attn_mma_takes(dev, c);
+}
+
+// What `many` leaves of a paged batch, then that.
+template <void (*MANY)(struct device *, const attn_call &)>
+static void mixed(struct device *dev, const attn_call &c)
+{
+    if (c.batch->n_seqs > 1) attn_few(dev, c);
+    MANY(dev, c);
+}
+
+#define LATENT_WGMMA                                                                               \
+    variant<attn_call, attn_latent_takes, attn_latent>(                                            \
+        "latent_wgmma", "latent attention in bf16 on 9.0: keys up to 576, values up to 512, "      \
+                        "multiples of 8")
+#define PLAIN                                                                                      \
+    variant<attn_call, otherwise, plain>("plain", "all else: f32, odd heads, latent on 8.x")
+static const char for_wgmma[] = "bf16 on 9.0, heads up to 128, a multiple of 8";
+static const char for_mma[] = "bf16, heads up to 256, a multiple of 8";
+
+static const op_variant paged_rows[] = {
+    LATENT_WGMMA,
+    variant<attn_call, few_takes, attn_few>("few", "bf16, heads up to 256, a multiple of 8; no "
+                                                   "sequence has more than 64 packed rows"),
+    variant<attn_call, attn_wgmma_takes, mixed<attn_wgmma>>("wgmma", for_wgmma),
+    variant<attn_call, attn_mma_takes, mixed<attn_mma>>("mma", for_mma),
+    PLAIN,
+};
+static const op_variant packed_rows_[] = {
+    LATENT_WGMMA,
+    variant<attn_call, attn_wgmma_takes, attn_wgmma>("wgmma", for_wgmma),
+    variant<attn_call, attn_mma_takes, attn_mma>("mma", for_mma),
+    PLAIN,
+};
+const struct op_variants attn_paged_variants = {OP_attn_paged, 5, paged_rows};
+const struct op_variants attn_packed_variants = {OP_attn_packed, 4, packed_rows_};
 
 void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,
                      int layer, const struct batch_view *batch, const struct attn_shape *shape)
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
-    with_type(kv->dt, [&](auto t) {
-        using T = decltype(t);
-        attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, NULL);
-        attn_args_use_pool(&a, kv, layer);
-        if constexpr (sizeof(T) == 2) {
-            if (a.latent > 0 && attn_latent(dev, a, batch->max_query, batch->max_context, true))
-                return;
-            if (a.latent == 0 && attn_is_for_tensor(a)) return paged(dev, a, batch);
-        } else if (a.latent == 0 && batch->max_query == 1 &&
-                   attn_decode(dev, a, batch->max_context)) {
-            return;
-        }
-        forward(dev, a, batch->max_query, true);
-    });
+    const attn_call call = {kv->dt, batch, shape, qkv, out, NULL, kv, layer};
+    op_take_variant(dev, &attn_paged_variants, &call);
 }
 
 void cuda_attn_packed(struct device *dev, void *out, float *lse, const void *qkv,
                       const struct batch_view *batch, const struct attn_shape *shape)
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
-    with_type(shape->dt, [&](auto t) {
-        using T = decltype(t);
-        attn_args<T> a = attn_args_make<T>(batch, shape, qkv, out, lse);
-        if constexpr (sizeof(T) == 2) {
-            if (a.latent > 0 && attn_latent(dev, a, batch->max_query, batch->max_context, false))
-                return;
-            if (a.latent == 0 && attn_is_for_tensor(a))
-                return attn_tensor(dev, a, batch->max_query, false);
-        }
-        forward(dev, a, batch->max_query, false);
-    });
+    const attn_call call = {shape->dt, batch, shape, qkv, out, lse};
+    op_take_variant(dev, &attn_packed_variants, &call);
 }
 
 // ---- gradient ----------------------------------------------------------------------------------
@@ -452,7 +472,7 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
 {
     if (shape->latent > 0) return 0; // a form that has no gradient
     int64_t delta = ((int64_t)rows * shape->n_heads + 63) / 64 * 64;
-    int64_t part_rows = dt == DT_BF16 ? attn_tensor_back_rows(dev, rows, shape->n_kv_heads) : 0;
+    int64_t part_rows = dt == DT_BF16 ? attn_parts_rows(dev, rows, shape->n_kv_heads) : 0;
     return (size_t)(delta + part_rows * part_width(shape)) * sizeof(float);
 }
 
@@ -470,38 +490,52 @@ static bool shared_fits(struct device *dev, const struct attn_shape *shape, size
     return false;
 }
 
+static void plain_back(struct device *dev, const attn_call &c)
+{
+    const size_t tiles = 4 * (size_t)TILE * (c.shape->head_dim + 1) * sizeof(float);
+    if (!shared_fits(dev, c.shape, tiles)) return;
+    with_type(c.dt, [&](auto t) {
+        using T = decltype(t);
+        const attn_args<T> a = attn_args_of<T>(c);
+        auto launch = [&](auto kernel, dim3 grid) {
+            cuda_launch(dev, "attention gradient", kernel, grid, WARPS * 32, tiles, a, (T *)c.dqkv,
+                        (const T *)c.dout, (const float *)c.delta);
+        };
+        launch(dq_kernel<T>,
+               dim3(ceil_div((int64_t)c.batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs));
+        launch(dkv_kernel<T>, dim3(ceil_div(a.n_tokens, TILE), a.n_kv_heads));
+    });
+}
+
+static const op_variant back_rows[] = {
+    variant<attn_call, attn_wgmma_back_takes, attn_wgmma_back>(
+        "wgmma", "bf16 on 9.0, heads up to 192, a multiple of 8, no soft cap"),
+    variant<attn_call, attn_mma_back_takes, attn_mma_back>("mma", for_mma),
+    variant<attn_call, otherwise, plain_back>("plain", "all else: f32, odd heads"),
+};
+const struct op_variants attn_packed_back_variants = {OP_attn_packed_back, 3, back_rows};
+
 void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, const void *out,
                            const float *lse, const void *qkv, const struct batch_view *batch,
                            const struct attn_shape *shape)
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
-    int64_t n = (int64_t)batch->n_tokens * shape->n_heads;
+    const int64_t n = (int64_t)batch->n_tokens * shape->n_heads, delta_floats = (n + 63) / 64 * 64;
+    attn_call call = {shape->dt, batch, shape, qkv, NULL, const_cast<float *>(lse)};
+    call.dqkv = dqkv;
+    call.dout = dout;
+    if (shape->dt == DT_BF16) call.n_parts = attn_parts(dev, batch->n_tokens, shape->n_kv_heads);
+    const int64_t parts = call.n_parts * attn_part_rows(batch->n_tokens) * part_width(shape);
+    call.delta = (float *)cuda_workspace(dev, (delta_floats + parts) * sizeof(float));
+    if (!call.delta) return;
+    call.parts = call.delta + delta_floats;
+    const bool in_fours =
+        shape->head_dim % 4 == 0 && aligned(4 * dtype_size(shape->dt), {dout, out}, {});
     with_type(shape->dt, [&](auto t) {
         using T = decltype(t);
-        attn_args<T> a = attn_args_make<T>(batch, shape, qkv, NULL, const_cast<float *>(lse));
-        int64_t part = attn_part_rows(batch->n_tokens) * part_width(shape),
-                parts_at = (n + 63) / 64 * 64;
-        int n_parts = 0;
-        if constexpr (sizeof(T) == 2)
-            n_parts = attn_tensor_back_parts(dev, a.n_tokens, a.n_kv_heads);
-        float *delta = (float *)cuda_workspace(dev, (parts_at + n_parts * part) * sizeof *delta);
-        if (!delta) return;
-        bool in_fours = shape->head_dim % 4 == 0 && aligned(4 * sizeof(T), {dout, out}, {});
         cuda_launch(dev, "attention gradient", in_fours ? delta_kernel<T, 4> : delta_kernel<T, 1>,
-                    ceil_div(n, WARPS), WARPS * 32, 0, delta, (const T *)dout, (const T *)out, n,
-                    shape->head_dim);
-        if constexpr (sizeof(T) == 2)
-            if (attn_tensor_back(dev, a, (T *)dqkv, (const T *)dout, delta, delta + parts_at,
-                                 n_parts, batch->max_query))
-                return;
-        size_t tile = (size_t)TILE * (shape->head_dim + 1) * sizeof(float);
-        if (!shared_fits(dev, shape, 4 * tile)) return;
-        cuda_launch(
-            dev, "attention gradient", dq_kernel<T>,
-            dim3(ceil_div((int64_t)batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs),
-            WARPS * 32, 4 * tile, a, (T *)dqkv, (const T *)dout, (const float *)delta);
-        cuda_launch(dev, "attention gradient", dkv_kernel<T>,
-                    dim3(ceil_div(batch->n_tokens, TILE), a.n_kv_heads), WARPS * 32, 4 * tile, a,
-                    (T *)dqkv, (const T *)dout, (const float *)delta);
+                    ceil_div(n, WARPS), WARPS * 32, 0, call.delta, (const T *)dout, (const T *)out,
+                    n, shape->head_dim);
     });
+    op_take_variant(dev, &attn_packed_back_variants, &call);
 }

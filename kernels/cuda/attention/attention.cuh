@@ -38,18 +38,35 @@ template <typename T> __device__ __forceinline__ int by_group(const attn_args<T>
     return a.group_inverse ? (int)__umulhi((uint32_t)x, a.group_inverse) : x;
 }
 
-template <typename T>
-static attn_args<T> attn_args_make(const struct batch_view *batch, const struct attn_shape *s,
-                                   const void *qkv, void *out, float *lse)
+// A call of attn_paged, of attn_packed or, with dqkv, of its gradient.
+struct attn_call {
+    enum dtype dt; // of the pool, where there is one
+    const struct batch_view *batch;
+    const struct attn_shape *shape;
+    const void *qkv;
+    void *out;
+    float *lse;
+    const struct kv_view *kv = NULL; // of a paged batch
+    int layer = 0;
+    // of the gradient; delta (T, n_heads): dout . out; parts: as attn_parts() says
+    void *dqkv = NULL;
+    const void *dout = NULL;
+    float *delta = NULL, *parts = NULL;
+    int n_parts = 0;
+};
+
+template <typename T> static attn_args<T> attn_args_of(const attn_call &c)
 {
+    const struct batch_view *batch = c.batch;
+    const struct attn_shape *s = c.shape;
     attn_args<T> a = {};
-    a.q = (const T *)qkv;
+    a.q = (const T *)c.qkv;
     a.q_stride = attn_row_width(s);
     a.k = a.q + (int64_t)s->n_heads * s->head_dim;
     a.v = s->latent > 0 ? a.k : a.k + (int64_t)s->n_kv_heads * s->head_dim;
     a.kv_stride = a.q_stride;
-    a.out = (T *)out;
-    a.lse = lse;
+    a.out = (T *)c.out;
+    a.lse = c.lse;
     a.n_heads = s->n_heads;
     a.n_kv_heads = s->n_kv_heads;
     a.group = s->n_heads / s->n_kv_heads;
@@ -73,22 +90,19 @@ static attn_args<T> attn_args_make(const struct batch_view *batch, const struct 
     a.prefix_len = batch->prefix_len;
     a.attend_end = batch->attend_end;
     a.seq_of = batch->seq_of;
+    if (!c.kv) return a;
+    const struct kv_layer &layer = c.kv->layers[c.layer];
+    a.k = (const T *)c.kv->k + layer.offset;
+    a.v = a.latent > 0 ? a.k : (const T *)c.kv->v + layer.offset;
+    a.kv_stride = layer.width;
+    a.block_size = c.kv->block_size;
+    a.block_shift =
+        (c.kv->block_size & (c.kv->block_size - 1)) == 0 ? __builtin_ctz(c.kv->block_size) : -1;
     return a;
 }
 
-template <typename T>
-static void attn_args_use_pool(attn_args<T> *a, const struct kv_view *kv, int layer)
-{
-    a->k = (const T *)kv->k + kv->layers[layer].offset;
-    a->v = a->latent > 0 ? a->k : (const T *)kv->v + kv->layers[layer].offset;
-    a->kv_stride = kv->layers[layer].width;
-    a->block_size = kv->block_size;
-    a->block_shift =
-        (kv->block_size & (kv->block_size - 1)) == 0 ? __builtin_ctz(kv->block_size) : -1;
-}
-
 // Of a paged batch the sequences first .. first + n - 1 alone; their rows keep their places.
-template <typename T> static attn_args<T> attn_args_of(attn_args<T> a, int first, int n)
+template <typename T> static attn_args<T> attn_args_part(attn_args<T> a, int first, int n)
 {
     a.n_seqs = n;
     a.query_start += first;
@@ -203,40 +217,31 @@ template <typename T> __device__ __forceinline__ int64_t query_at(const attn_arg
  * attn_wgmma.cu the others and packed batches. All keep the order of attn_order.cuh. */
 #define FEW_ROWS 64
 
-static inline bool attn_is_for_tensor(const attn_args<bf16> &a)
-{
-    return a.head_dim % 8 == 0 && a.head_dim <= 256 &&
-           aligned(16, {a.q, a.k, a.v, a.out}, {a.q_stride * 2, a.kv_stride * 2});
-}
-
-void attn_few(struct device *dev, const attn_args<bf16> &args, int max_query, int max_context);
 // Memory for the parts of contexts that are spread over blocks; where it does not do for a batch,
 // its sequences take turns. One alone has what it takes.
 #define MOST_PART_BYTES ((int64_t)64 << 20)
-// attn_latent.cu: latent attention on Hopper. False, with nothing enqueued, elsewhere, and of
-// widths that it does not have.
-bool attn_latent(struct device *dev, const attn_args<bf16> &args, int max_query, int max_context,
-                 bool paged);
-// Paged: of sequences with more than FEW_ROWS packed rows only.
-void attn_tensor(struct device *dev, const attn_args<bf16> &args, int max_query, bool paged);
-// parts: workspace for n_parts of dk and dv, f32, each of attn_part_rows() rows of n_kv_heads times
-// 2 heads, whose width is rounded up to a multiple of 64.
-int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads);
+
+// The variants: whether one takes a call, and its launch.
+bool attn_latent_takes(struct device *dev, const attn_call &call); // attn_latent.cu
+void attn_latent(struct device *dev, const attn_call &call);
+void attn_few(struct device *dev, const attn_call &call);       // of a paged batch, what is for it
+bool attn_mma_takes(struct device *dev, const attn_call &call); // attn_tensor.cu
+void attn_mma(struct device *dev, const attn_call &call);       // paged: what attn_few leaves
+bool attn_mma_back_takes(struct device *dev, const attn_call &call);
+void attn_mma_back(struct device *dev, const attn_call &call);
+bool attn_wgmma_takes(struct device *dev, const attn_call &call);      // attn_wgmma.cu
+void attn_wgmma(struct device *dev, const attn_call &call);            // likewise
+bool attn_wgmma_back_takes(struct device *dev, const attn_call &call); // attn_wgmma_back.cu
+void attn_wgmma_back(struct device *dev, const attn_call &call);
+
+// The gradient's dk and dv come in parts, f32, each of attn_part_rows() rows of n_kv_heads times 2
+// heads, whose width is rounded up to a multiple of 64.
+int attn_parts(struct device *dev, int n_tokens, int n_kv_heads);
 static inline int64_t attn_part_rows(int n_tokens)
 {
     return (n_tokens + 127) / 128 * 128ll;
 }
 // The most rows that all parts have in batches of at most this many tokens.
-int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads);
-bool attn_tensor_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
-                      const float *delta, float *parts, int n_parts, int max_query);
-// attn_wgmma.cu, attn_wgmma_back.cu: the same on Hopper, of heads up to 128; the gradient up to 192
-// and without a soft cap. False, with nothing enqueued, elsewhere.
-bool attn_wgmma(struct device *dev, const attn_args<bf16> &args, bool paged);
-bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &args, bf16 *dqkv, const bf16 *dout,
-                     const float *delta, float *parts, int n_parts);
-// attn_decode.cu: f32, one row a sequence, paged. False, with nothing enqueued, where the shape is
-// not for it.
-bool attn_decode(struct device *dev, const attn_args<float> &args, int max_context);
+int64_t attn_parts_rows(struct device *dev, int n_tokens, int n_kv_heads);
 
 #endif

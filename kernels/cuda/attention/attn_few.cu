@@ -462,19 +462,18 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
     for (int s = 0; s < n_seqs; s += turn) {
         dim3 grid(tasks, std::min(turn, n_seqs - s), chunks); // all first chunks first
         bool at_once = fit_at_once((int64_t)grid.x * grid.y * grid.z);
-        attn_args<bf16> b = attn_args_of(a, s, grid.y);
+        attn_args<bf16> b = attn_args_part(a, s, grid.y);
         cuda_launch_clusters(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
                              dim3(1, 1, clusters ? chunks : 1), shared + (at_once ? keys : 0), b,
                              parts, row_tiles, at_once);
     }
 }
 
-void attn_few(struct device *dev, const attn_args<bf16> &a, int max_query, int max_context)
+void attn_few(struct device *dev, const attn_call &c)
 {
-    if (a.head_dim <= 64)
-        launch<64>(dev, a, max_query, max_context);
-    else if (a.head_dim <= 128)
-        launch<128>(dev, a, max_query, max_context);
-    else
-        launch<256>(dev, a, max_query, max_context);
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    const auto launch_heads = a.head_dim <= 64    ? launch<64>
+                              : a.head_dim <= 128 ? launch<128>
+                                                  : launch<256>;
+    launch_heads(dev, a, c.batch->max_query, c.batch->max_context);
 }

@@ -304,25 +304,28 @@ static void launch_chunks(struct device *dev, const attn_args<bf16> &a, int max_
         if (!parts.at) return;
     }
     for (int s = 0; s < n_seqs; s += turn) {
-        attn_args<bf16> b = attn_args_of(a, s, std::min(turn, n_seqs - s));
+        attn_args<bf16> b = attn_args_part(a, s, std::min(turn, n_seqs - s));
         launch<true>(dev, b, parts, parts.row_tiles * b.n_seqs * parts.chunks);
     }
 }
 
-bool attn_latent(struct device *dev, const attn_args<bf16> &a, int max_query, int max_context,
-                 bool paged)
+bool attn_latent_takes(struct device *dev, const attn_call &c)
 {
-    if (cuda_use(dev)->major != 9 || a.n_kv_heads != 1 || a.head_dim % 8 || a.head_dim > WIDTH ||
-        a.latent % 8 || a.latent > GROUPS * HALF ||
-        !aligned(16, {a.q, a.k, a.out}, {a.q_stride * 2, a.kv_stride * 2}))
+    const struct attn_shape *s = c.shape;
+    if (c.dt != DT_BF16 || s->latent <= 0 || !on_hopper(dev) || s->n_kv_heads != 1 ||
+        s->head_dim % 8 || s->head_dim > WIDTH || s->latent % 8 || s->latent > GROUPS * HALF)
         return false;
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    return aligned(16, {a.q, a.k, a.out}, {a.q_stride * 2, a.kv_stride * 2});
+}
+
+void attn_latent(struct device *dev, const attn_call &c)
+{
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
     const latent_parts none = {};
-    bool has_many = max_query * a.group > SPREAD_FEW;
-    if (!paged) {
-        launch<false>(dev, a, none, query_items<ROWS>(a));
-        return true;
-    }
-    if (!has_many || a.n_seqs > 1) launch_chunks(dev, a, max_query, max_context);
+    const int max_query = c.batch->max_query;
+    const bool has_many = max_query * a.group > SPREAD_FEW;
+    if (!c.kv) return launch<false>(dev, a, none, query_items<ROWS>(a));
+    if (!has_many || a.n_seqs > 1) launch_chunks(dev, a, max_query, c.batch->max_context);
     if (has_many) launch<true>(dev, a, none, query_items<ROWS>(a));
-    return true;
 }

@@ -244,15 +244,21 @@ static void forward(struct device *dev, const attn_args<bf16> &a, int max_query,
                 grid, THREADS, forward_shared<HD>(), a);
 }
 
-void attn_tensor(struct device *dev, const attn_args<bf16> &a, int max_query, bool paged)
+bool attn_mma_takes(struct device *, const attn_call &c)
 {
-    if (attn_wgmma(dev, a, paged)) return;
-    if (a.head_dim <= 64)
-        forward<64>(dev, a, max_query, paged);
-    else if (a.head_dim <= 128)
-        forward<128>(dev, a, max_query, paged);
-    else
-        forward<256>(dev, a, max_query, paged);
+    const struct attn_shape *s = c.shape;
+    if (c.dt != DT_BF16 || s->latent > 0 || s->head_dim % 8 || s->head_dim > 256) return false;
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    return aligned(16, {a.q, a.k, a.v, a.out}, {a.q_stride * 2, a.kv_stride * 2});
+}
+
+void attn_mma(struct device *dev, const attn_call &c)
+{
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    const auto launch = a.head_dim <= 64    ? forward<64>
+                        : a.head_dim <= 128 ? forward<128>
+                                            : forward<256>;
+    launch(dev, a, c.batch->max_query, c.kv != NULL);
 }
 
 // ---- gradient of the queries -------------------------------------------------------------------
@@ -514,17 +520,19 @@ __global__ void join_kernel(attn_args<bf16> a, bf16 *dqkv, const float *parts, i
     store<bf16, 4>(dqkv + blockIdx.x * a.q_stride + head * a.head_dim + d - is_v * a.head_dim, sum);
 }
 
-template <int HD, int N>
-static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
-                 const float *delta, float *parts, int n_parts, int max_query)
+template <int HD, int N> static void back(struct device *dev, const attn_call &c)
 {
-    dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    bf16 *dqkv = (bf16 *)c.dqkv;
+    const bf16 *dout = (const bf16 *)c.dout;
+    const float *delta = c.delta;
+    dim3 grid(ceil_div((int64_t)c.batch->max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
     cuda_launch(dev, "attention gradient", dq_kernel<HD>, grid, THREADS, dq_shared<HD>(), a, dqkv,
                 dout, delta);
     auto launch = [&](auto kernel) {
         cuda_launch(dev, "attention gradient", kernel,
-                    dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads, n_parts), THREADS,
-                    dkv_shared<HD, N>(), a, dqkv, parts, dout, delta);
+                    dim3(ceil_div(a.n_tokens, ROWS), a.n_kv_heads, c.n_parts), THREADS,
+                    dkv_shared<HD, N>(), a, dqkv, c.parts, dout, delta);
     };
     if constexpr (HD <= 128) {
         launch(dkv_kernel<HD, N, BOTH>);
@@ -532,13 +540,13 @@ static void back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const
         launch(dkv_kernel<HD, N, OF_KEYS>);
         launch(dkv_kernel<HD, N, OF_VALUES>);
     }
-    if (n_parts > 1)
+    if (c.n_parts > 1)
         cuda_launch(dev, "attention gradient", join_kernel,
                     dim3(a.n_tokens, ceil_div(a.n_kv_heads * 2 * a.head_dim, THREADS * 4)), THREADS,
-                    0, a, dqkv, (const float *)parts, n_parts);
+                    0, a, dqkv, (const float *)c.parts, c.n_parts);
 }
 
-int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads)
+int attn_parts(struct device *dev, int n_tokens, int n_kv_heads)
 {
     struct cuda_state *state = cuda_use(dev);
     int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = state->n_sms;
@@ -547,31 +555,30 @@ int attn_tensor_back_parts(struct device *dev, int n_tokens, int n_kv_heads)
     return blocks >= 6 * sms ? 1 : blocks >= few ? 2 : 4;
 }
 
-int64_t attn_tensor_back_rows(struct device *dev, int n_tokens, int n_kv_heads)
+int64_t attn_parts_rows(struct device *dev, int n_tokens, int n_kv_heads)
 {
     int64_t most = 0;
     for (int n = n_tokens; n > 0; n = (n - 1) / ROWS * ROWS) { // whole blocks, and the last
-        int64_t rows = attn_tensor_back_parts(dev, n, n_kv_heads) * attn_part_rows(n);
+        int64_t rows = attn_parts(dev, n, n_kv_heads) * attn_part_rows(n);
         if (rows > most) most = rows;
     }
     return most;
 }
 
-bool attn_tensor_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
-                      const float *delta, float *parts, int n_parts, int max_query)
+bool attn_mma_back_takes(struct device *dev, const attn_call &c)
 {
-    if (!attn_is_for_tensor(a) || !aligned(16, {dqkv, dout}, {})) return false;
-    if (attn_wgmma_back(dev, a, dqkv, dout, delta, parts, n_parts)) return true;
-    const size_t most = cuda_use(dev)->max_shared;
-    if (a.head_dim <= 64)
-        back<64, 64>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
-    else if (a.head_dim <= 128)
-        back<128, 32>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
-    else if (a.head_dim <= 192 && dq_shared<192>() <= most)
-        back<192, 32>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
-    else if (a.head_dim > 192 && dq_shared<256>() <= most)
-        back<256, 16>(dev, a, dqkv, dout, delta, parts, n_parts, max_query);
-    else
-        return false;
-    return true;
+    const int dims = c.shape->head_dim;
+    const size_t shared = dims <= 128 ? 0 : dims <= 192 ? dq_shared<192>() : dq_shared<256>();
+    return attn_mma_takes(dev, c) && aligned(16, {c.dqkv, c.dout}, {}) &&
+           shared <= (size_t)cuda_use(dev)->max_shared;
+}
+
+void attn_mma_back(struct device *dev, const attn_call &c)
+{
+    const int dims = c.shape->head_dim;
+    const auto launch = dims <= 64    ? back<64, 64>
+                        : dims <= 128 ? back<128, 32>
+                        : dims <= 192 ? back<192, 32>
+                                      : back<256, 16>;
+    launch(dev, c);
 }

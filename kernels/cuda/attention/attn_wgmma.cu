@@ -167,12 +167,13 @@ template <int HD> static void forward(struct device *dev, const attn_args<bf16> 
                 state->tickets, n);
 }
 
-bool attn_wgmma(struct device *dev, const attn_args<bf16> &a, bool paged)
+bool attn_wgmma_takes(struct device *dev, const attn_call &c)
 {
-    if (cuda_use(dev)->major != 9 || a.head_dim > 128) return false;
-    if (a.head_dim <= 64)
-        forward<64>(dev, a, paged);
-    else
-        forward<128>(dev, a, paged);
-    return true;
+    return on_hopper(dev) && c.shape->head_dim <= 128 && attn_mma_takes(dev, c);
+}
+
+void attn_wgmma(struct device *dev, const attn_call &c)
+{
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    (a.head_dim <= 64 ? forward<64> : forward<128>)(dev, a, c.kv != NULL);
 }

@@ -481,31 +481,39 @@ template <int HD> static void launch(struct device *dev, const gradient_args &g)
                 block_memory<HD, stages_of<HD>, 2>, g);
 }
 
-bool attn_wgmma_back(struct device *dev, const attn_args<bf16> &a, bf16 *dqkv, const bf16 *dout,
-                     const float *delta, float *parts, int n_parts)
+// Blocks of keys, times the kinds of their items.
+static int key_blocks(const attn_call &c)
+{
+    return ceil_div(c.batch->n_tokens, BLOCK_ROWS) * c.shape->n_kv_heads;
+}
+static int kinds_of_keys(const attn_call &c)
+{
+    return c.shape->head_dim <= 128 ? 1 : 2;
+}
+
+bool attn_wgmma_back_takes(struct device *dev, const attn_call &c)
+{
+    const int tickets = 1 + kinds_of_keys(c) * key_blocks(c) * GROUPS;
+    return on_hopper(dev) && c.shape->head_dim <= 192 && c.shape->softcap <= 0 &&
+           (c.n_parts <= 1 || tickets <= N_TICKETS) && aligned(16, {c.dqkv, c.dout}, {}) &&
+           attn_mma_takes(dev, c);
+}
+
+void attn_wgmma_back(struct device *dev, const attn_call &c)
 {
     struct cuda_state *state = cuda_use(dev);
-    int key_blocks = ceil_div(a.n_tokens, BLOCK_ROWS) * a.n_kv_heads;
-    int kinds = a.head_dim <= 128 ? 1 : 2; // of items of keys
-    if (state->major != 9 || a.head_dim > 192 || a.softcap > 0) return false;
-    if (n_parts > 1 && 1 + kinds * key_blocks * GROUPS > N_TICKETS) return false;
     gradient_args g = {};
-    g.a = a;
-    g.dqkv = dqkv;
-    g.dout = dout;
-    g.delta = delta;
-    g.parts = parts;
-    g.n_parts = n_parts;
+    g.a = attn_args_of<bf16>(c);
+    g.dqkv = (bf16 *)c.dqkv;
+    g.dout = (const bf16 *)c.dout;
+    g.delta = c.delta;
+    g.parts = c.parts;
+    g.n_parts = c.n_parts;
     // short parts where the blocks of keys alone would leave multiprocessors without work
-    g.part_tiles = key_blocks * 4 >= state->n_sms * 3 ? 48 : 16;
-    g.key_items = key_blocks * n_parts;
-    g.items = kinds * g.key_items + query_items(a);
+    g.part_tiles = key_blocks(c) * 4 >= state->n_sms * 3 ? 48 : 16;
+    g.key_items = key_blocks(c) * c.n_parts;
+    g.items = kinds_of_keys(c) * g.key_items + query_items(g.a);
     g.tickets = state->tickets;
-    if (a.head_dim <= 64)
-        launch<64>(dev, g);
-    else if (a.head_dim <= 128)
-        launch<128>(dev, g);
-    else
-        launch<192>(dev, g);
-    return true;
+    const int dims = g.a.head_dim;
+    (dims <= 64 ? launch<64> : dims <= 128 ? launch<128> : launch<192>)(dev, g);
 }

@@ -51,12 +51,6 @@ template <typename T> __global__ void __launch_bounds__(THREADS) product_kernel(
         }
 }
 
-template <typename T> static void product(struct device *dev, const heads_product<T> &p)
-{
-    cuda_launch(dev, "latent attention's heads", product_kernel<T>,
-                dim3(ceil_div(p.rows, ROWS), ceil_div(p.cols, COLS), p.n_heads), THREADS, 0, p);
-}
-
 // What of the absorbed form is there already: the rotated part of every query, and the key.
 template <typename T>
 __global__ void absorbed_rest_kernel(T *qkv, const T *q, const T *keys, latent_shape s)
@@ -75,66 +69,82 @@ __global__ void absorbed_rest_kernel(T *qkv, const T *q, const T *keys, latent_s
     }
 }
 
+// A call of latent_query, or, where keys are NULL, of latent_value.
+struct latent_call {
+    void *c;
+    const void *a, *keys, *w;
+    const struct latent_shape *shape;
+};
+
+template <typename T> static heads_product<T> product_of(const latent_call &call)
+{
+    const struct latent_shape *s = call.shape;
+    const bool query = call.keys;
+    heads_product<T> p = {};
+    p.c = (T *)call.c;
+    p.a = (const T *)call.a;
+    p.b = (const T *)call.w + (query ? 0 : (int64_t)s->nope * s->rank);
+    p.n_heads = s->n_heads;
+    p.early = s->early;
+    p.rows = s->rows;
+    p.cols = query ? s->rank : s->value;
+    p.depth = query ? s->nope : s->rank;
+    p.a_head = query ? s->nope + s->rope : s->rank;
+    p.a_row = s->n_heads * p.a_head;
+    p.b_head = (int64_t)(s->nope + s->value) * s->rank;
+    p.b_depth = query ? s->rank : 1;
+    p.b_col = query ? 1 : s->rank;
+    p.c_head = query ? s->rank + s->rope : s->value;
+    p.c_row = (s->n_heads + query) * p.c_head;
+    p.rotated = query ? s->rope : 0;
+    p.keys = (const T *)call.keys;
+    return p;
+}
+
+static bool mma_takes(struct device *dev, const latent_call &c)
+{
+    return c.shape->dt == DT_BF16 && latent_mma_takes(dev, product_of<bf16>(c));
+}
+
+static void mma_launch(struct device *dev, const latent_call &c)
+{
+    latent_mma(dev, product_of<bf16>(c));
+}
+
+static void plain(struct device *dev, const latent_call &c)
+{
+    const struct latent_shape *s = c.shape;
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        const heads_product<T> p = product_of<T>(c);
+        cuda_launch(dev, "latent attention's heads", product_kernel<T>,
+                    dim3(ceil_div(p.rows, ROWS), ceil_div(p.cols, COLS), p.n_heads), THREADS, 0, p);
+        if (!p.keys) return;
+        int rest = s->n_heads * s->rope + s->rank + s->rope;
+        cuda_launch(dev, "latent attention's queries", absorbed_rest_kernel<T>,
+                    dim3(s->rows, ceil_div(rest, THREADS)), THREADS, 0, p.c, p.a, p.keys, *s);
+    });
+}
+
+static const op_variant rows[] = {
+    variant<latent_call, mma_takes, mma_launch>("mma", "bf16 on 9.0, widths are multiples of 8"),
+    variant<latent_call, otherwise, plain>("plain", "all else: f32, odd widths, 8.x"),
+};
+const struct op_variants latent_query_variants = {OP_latent_query, 2, rows};
+const struct op_variants latent_value_variants = {OP_latent_value, 2, rows};
+
 void cuda_latent_query(struct device *dev, void *qkv, const void *q, const void *keys,
                        const void *w, const struct latent_shape *s)
 {
-    if (s->rows <= 0) return;
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        heads_product<T> p = {};
-        p.c = (T *)qkv;
-        p.a = (const T *)q;
-        p.b = (const T *)w;
-        p.n_heads = s->n_heads;
-        p.early = s->early;
-        p.rows = s->rows;
-        p.cols = s->rank;
-        p.depth = s->nope;
-        p.a_head = s->nope + s->rope;
-        p.a_row = s->n_heads * p.a_head;
-        p.b_head = (int64_t)(s->nope + s->value) * s->rank;
-        p.b_depth = s->rank;
-        p.b_col = 1;
-        p.c_head = s->rank + s->rope;
-        p.c_row = (s->n_heads + 1) * p.c_head;
-        p.rotated = s->rope;
-        p.keys = (const T *)keys;
-        if constexpr (sizeof(T) == 2)
-            if (latent_tensor(dev, p)) return;
-        product(dev, p);
-        int rest = s->n_heads * s->rope + s->rank + s->rope;
-        cuda_launch(dev, "latent attention's queries", absorbed_rest_kernel<T>,
-                    dim3(s->rows, ceil_div(rest, THREADS)), THREADS, 0, (T *)qkv, (const T *)q,
-                    (const T *)keys, *s);
-    });
+    const latent_call call = {qkv, q, keys, w, s};
+    if (s->rows > 0) op_take_variant(dev, &latent_query_variants, &call);
 }
 
 void cuda_latent_value(struct device *dev, void *out, const void *o, const void *w,
                        const struct latent_shape *s)
 {
-    if (s->rows <= 0) return;
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        heads_product<T> p = {};
-        p.c = (T *)out;
-        p.a = (const T *)o;
-        p.b = (const T *)w + (int64_t)s->nope * s->rank;
-        p.n_heads = s->n_heads;
-        p.early = s->early;
-        p.rows = s->rows;
-        p.cols = s->value;
-        p.depth = s->rank;
-        p.a_head = s->rank;
-        p.a_row = (int64_t)s->n_heads * s->rank;
-        p.b_head = (int64_t)(s->nope + s->value) * s->rank;
-        p.b_depth = 1;
-        p.b_col = s->rank;
-        p.c_head = s->value;
-        p.c_row = (int64_t)s->n_heads * s->value;
-        if constexpr (sizeof(T) == 2)
-            if (latent_tensor(dev, p)) return;
-        product(dev, p);
-    });
+    const latent_call call = {out, o, NULL, w, s};
+    if (s->rows > 0) op_take_variant(dev, &latent_value_variants, &call);
 }
 
 // Whether entries may be taken 16 bytes at a time.

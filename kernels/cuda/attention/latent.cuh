@@ -19,8 +19,9 @@ template <typename T> struct heads_product {
     const T *keys; // NULL: nothing of this
 };
 
-// bf16 on Hopper's tensor cores, all of it. False, with nothing enqueued, elsewhere, and where
-// widths are no multiples of 8.
-bool latent_tensor(struct device *dev, const heads_product<bf16> &p);
+// Multiplies on Hopper's tensor cores, with all that `rotated` and `keys` ask for
+// (latent_tensor.cu).
+bool latent_mma_takes(struct device *dev, const heads_product<bf16> &p);
+void latent_mma(struct device *dev, const heads_product<bf16> &p);
 
 #endif

@@ -209,16 +209,15 @@ template <bool B_ROWS> static void multiply(struct device *dev, const heads_prod
         launch<many_rows<B_ROWS>>(dev, p);
 }
 
-bool latent_tensor(struct device *dev, const heads_product<bf16> &p)
+bool latent_mma_takes(struct device *dev, const heads_product<bf16> &p)
 {
-    if (cuda_use(dev)->major != 9 || p.cols % 8 || p.depth % 8 || p.rotated % 8 ||
-        !aligned(16, {p.a, p.b, p.c, p.keys},
-                 {p.a_row * 2, p.a_head * 2, p.b_head * 2, p.c_row * 2, p.c_head * 2,
-                  (p.b_col == 1 ? p.b_depth : p.b_col) * 2}))
-        return false;
-    if (p.b_col == 1)
-        multiply<true>(dev, p);
-    else
-        multiply<false>(dev, p);
-    return true;
+    return on_hopper(dev) && p.cols % 8 == 0 && p.depth % 8 == 0 && p.rotated % 8 == 0 &&
+           aligned(16, {p.a, p.b, p.c, p.keys},
+                   {p.a_row * 2, p.a_head * 2, p.b_head * 2, p.c_row * 2, p.c_head * 2,
+                    (p.b_col == 1 ? p.b_depth : p.b_col) * 2});
+}
+
+void latent_mma(struct device *dev, const heads_product<bf16> &p)
+{
+    (p.b_col == 1 ? multiply<true> : multiply<false>)(dev, p);
 }

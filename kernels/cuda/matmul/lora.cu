@@ -219,11 +219,6 @@ static lora_view view_of(const struct lora_args *l)
     return v;
 }
 
-static const struct lora_steps *steps_of(const struct lora_args *l)
-{
-    return l->dt == DT_BF16 ? &lora_bf16 : &lora_f32;
-}
-
 // x itself, or what a part's dropout leaves of it, in `to`.
 static const void *drop(struct device *dev, void *to, const void *x, int part,
                         const struct lora_args *l, const lora_view &v)
@@ -281,41 +276,85 @@ static bool take_scratch(struct device *dev, const struct lora_args *l, struct s
     return true;
 }
 
-void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
+// A call of lora or, with grads, of lora_back.
+struct lora_call {
+    void *y; // of the gradient: dx
+    const void *x;
+    const struct lora_args *args;
+    const struct lora_grads *grads = NULL;
+    const void *dy = NULL;
+};
+
+template <const lora_steps *STEPS> static void forward(struct device *dev, const lora_call &c)
 {
-    if (l->rows <= 0) return;
     struct scratch s;
+    const struct lora_args *l = c.args;
     const lora_view v = view_of(l);
-    const struct lora_steps *steps = steps_of(l);
     const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    const bool few = l->rows <= FEW_ROWS && l->max_rank <= FEW_RANKS, alike = l->out == l->dt;
-    if (steps->both && few && alike && l->dropout.p <= 0.f) {
-        steps->both(dev, y, x, v);
-        return;
-    }
     if (!take_scratch(dev, l, &s)) return;
     for (int p = 0; p < l->n_parts; p += at_once)
-        steps->thin(dev, s.h, drop(dev, s.dropped, x, p, l, v), p, at_once, v, false);
-    steps->widen(dev, y, s.h, v, false, l->out == DT_F32);
+        STEPS->thin(dev, s.h, drop(dev, s.dropped, c.x, p, l, v), p, at_once, v, false);
+    STEPS->widen(dev, c.y, s.h, v, false, l->out == DT_F32);
+}
+
+template <const lora_steps *STEPS> static void back(struct device *dev, const lora_call &c)
+{
+    struct scratch s;
+    const struct lora_args *l = c.args;
+    if (!take_scratch(dev, l, &s)) return;
+    lora_view v = view_of(l);
+    v.adapter = NULL;
+    for (int p = 0; p < l->n_parts; p++) v.grads[p] = c.grads[p];
+    const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
+    STEPS->thin(dev, s.dh, c.dy, 0, l->n_parts, v, true);
+    for (int p = 0; p < l->n_parts; p += at_once) {
+        const void *xp = drop(dev, s.dropped, c.x, p, l, v);
+        STEPS->thin(dev, s.h, xp, p, at_once, v, false);
+        STEPS->outer(dev, s.sums, xp, s.dh, p, at_once, v, false);
+    }
+    STEPS->outer(dev, s.sums, c.dy, s.h, 0, l->n_parts, v, true);
+    STEPS->widen(dev, c.y, s.dh, v, true, l->dt == DT_F32);
+}
+
+static bool is_bf16(struct device *, const lora_call &c)
+{
+    return c.args->dt == DT_BF16;
+}
+
+static bool is_few(struct device *, const lora_call &c)
+{
+    const struct lora_args *l = c.args;
+    return l->dt == DT_BF16 && l->out == DT_BF16 && l->rows <= FEW_ROWS &&
+           l->max_rank <= FEW_RANKS && l->dropout.p <= 0.f;
+}
+
+static void at_once(struct device *dev, const lora_call &c)
+{
+    lora_bf16.both(dev, c.y, c.x, view_of(c.args));
+}
+
+static const op_variant forward_rows[] = {
+    variant<lora_call, is_few, at_once>(
+        "few", "bf16 to bf16 without dropout, up to 128 rows and ranks up to 64: one kernel"),
+    variant<lora_call, is_bf16, forward<&lora_bf16>>("mma", "bf16: shrink, then expand"),
+    variant<lora_call, otherwise, forward<&lora_f32>>("plain", "f32"),
+};
+static const op_variant back_rows[] = {
+    variant<lora_call, is_bf16, back<&lora_bf16>>("mma", "bf16"),
+    variant<lora_call, otherwise, back<&lora_f32>>("plain", "f32"),
+};
+const struct op_variants lora_variants = {OP_lora, 3, forward_rows};
+const struct op_variants lora_back_variants = {OP_lora_back, 2, back_rows};
+
+void cuda_lora(struct device *dev, void *y, const void *x, const struct lora_args *l)
+{
+    const lora_call call = {y, x, l};
+    if (l->rows > 0) op_take_variant(dev, &lora_variants, &call);
 }
 
 void cuda_lora_back(struct device *dev, void *dx, const struct lora_grads *grads, const void *dy,
                     const void *x, const struct lora_args *l)
 {
-    if (l->rows <= 0) return;
-    struct scratch s;
-    if (!take_scratch(dev, l, &s)) return;
-    lora_view v = view_of(l);
-    v.adapter = NULL;
-    for (int p = 0; p < l->n_parts; p++) v.grads[p] = grads[p];
-    const struct lora_steps *steps = steps_of(l);
-    const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    steps->thin(dev, s.dh, dy, 0, l->n_parts, v, true);
-    for (int p = 0; p < l->n_parts; p += at_once) {
-        const void *xp = drop(dev, s.dropped, x, p, l, v);
-        steps->thin(dev, s.h, xp, p, at_once, v, false);
-        steps->outer(dev, s.sums, xp, s.dh, p, at_once, v, false);
-    }
-    steps->outer(dev, s.sums, dy, s.h, 0, l->n_parts, v, true);
-    steps->widen(dev, dx, s.dh, v, true, l->dt == DT_F32);
+    const lora_call call = {dx, x, l, grads, dy};
+    if (l->rows > 0) op_take_variant(dev, &lora_back_variants, &call);
 }
