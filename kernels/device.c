@@ -101,8 +101,8 @@ void op_take_variant(struct device *dev, const struct op_variants *variants, con
 {
     const struct op_variant *row = variants->rows;
     while (row < variants->rows + variants->n - 1 && !row->when(dev, call)) row++;
-    dev->taken[variants->op] = row;
     row->launch(dev, call);
+    dev->taken[variants->op] = row; // after those of calls within
 }
 
 // ---- the device ---------------------------------------------------------------------------------

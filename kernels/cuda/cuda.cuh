@@ -315,9 +315,15 @@ static inline bool on_hopper(struct device *dev)
     return cuda_use(dev)->major == 9;
 }
 
-// attention.cu, latent.cu
-extern const struct op_variants attn_paged_variants, attn_packed_variants,
-    attn_packed_back_variants, latent_query_variants, latent_value_variants;
+// The operations that have a table.
+#define EACH_TABLE(X)                                                                              \
+    X(matmul)                                                                                      \
+    X(matmul_act) X(matmul_rope_store) X(matmul_experts) X(matmul_experts_act)                     \
+        X(matmul_experts_back) X(lora) X(lora_back) X(attn_paged) X(attn_packed)                   \
+            X(attn_packed_back) X(latent_query) X(latent_value)
+#define X(name) extern const struct op_variants name##_variants;
+EACH_TABLE(X)
+#undef X
 
 // ---- for other files ---------------------------------------------------------------------------
 
@@ -338,36 +344,5 @@ size_t cuda_lora_scratch(int rows, int max_rank, int columns, size_t dropped);
 
 enum status matmul_state_new(struct device *dev, struct matmul_state **ret);
 void matmul_state_free(struct matmul_state *state);
-
-// C(m,n) = A(m,k) B(n,k)^T + beta C [+ bias] for few rows m of bf16 (matmul_small.cu). False, with
-// nothing enqueued, where the shape is not for it.
-bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                  const struct matmul *shape);
-// The same where C is the addend of a sum over ranks, and goes to them; and where it is a rank's
-// columns of what all of them put together (matmul.sum, matmul.columns in ops.h).
-bool matmul_small_sent(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                       const struct matmul *shape);
-bool matmul_small_columns(struct device *dev, void *c, const void *a, const void *b,
-                          const void *bias, const struct matmul *shape);
-// The same for y = act(gate) * up of the two halves of C's columns, and for rope_store.
-bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
-                        const struct matmul *shape, enum act_kind act);
-bool matmul_small_rotated(struct device *dev, void *qkv, const void *a, const void *b,
-                          const void *bias, const struct matmul *shape,
-                          const struct rope_store *store);
-// The same for the experts' matmuls of ops.h, where they have few rows each.
-bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
-                          const int32_t *offsets, int n_experts, const struct matmul *shape);
-// And for y = act(gate) * up of the two halves of C's columns.
-bool matmul_small_experts_gated(struct device *dev, void *y, const void *a, const void *b,
-                                const int32_t *offsets, int n_experts, const struct matmul *shape,
-                                enum act_kind act);
-
-// The experts' matmuls of ops.h, of bf16 on Hopper (experts_wgmma.cu). False, with nothing
-// enqueued, elsewhere.
-bool experts_wgmma(struct device *dev, void *c, const void *a, const void *b,
-                   const int32_t *offsets, int n_experts, const struct matmul *shape);
-bool experts_wgmma_back(struct device *dev, float *dw, const void *dy, const void *x,
-                        const int32_t *offsets, int n_experts, const struct matmul *shape);
 
 #endif

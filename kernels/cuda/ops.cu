@@ -26,13 +26,15 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
     return (most + (1 << 20) - 1) >> 20 << 20; // as it is taken (device.cu)
 }
 
-static const struct op_variants *const variants[] = {
-    &attn_paged_variants,   &attn_packed_variants,  &attn_packed_back_variants,
-    &latent_query_variants, &latent_value_variants, NULL};
+static const struct op_variants *const tables[] = {
+#define X(name) &name##_variants,
+    EACH_TABLE(X)
+#undef X
+        NULL};
 
 extern "C" const struct ops ops_cuda;
 const struct ops ops_cuda = {
 #define X(name) cuda_##name,
     EACH_OP(X)
 #undef X
-        variants};
+        tables};

@@ -15,6 +15,7 @@
  * result they are not stored; where the sum is over them (the gradient of weights) they are
  * overwritten with zeros in shared memory first. Past the end of a matrix TMA gives zeros. */
 #include "kernels/cuda/matmul/experts.cuh"
+#include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/hopper.cuh"
 
 #define WIDTH            256 // columns of a tile
@@ -345,26 +346,26 @@ static void launch_wgmma(struct device *dev, const void *l, const void *r, const
                 wgmma_shared<L_ACROSS>, l_map, r_map, a);
 }
 
-bool experts_wgmma(struct device *dev, void *c, const void *a, const void *b,
-                   const int32_t *offsets, int n_experts, const struct matmul *shape)
+bool experts_wgmma_takes(struct device *dev, const matmul_call &call)
 {
-    if (cuda_use(dev)->major != 9 || n_experts > MOST_EXPERTS) return false;
-    with_type(shape->out, [&](auto u) {
-        using U = decltype(u);
-        wgmma_args<U> args = {(U *)c, offsets, n_experts, shape->m, shape->n, shape->k};
-        if (shape->trans_b)
-            launch_wgmma<false, false>(dev, a, b, args);
-        else
-            launch_wgmma<false, true>(dev, a, b, args);
-    });
-    return true;
+    return on_hopper(dev) && call.n_experts <= MOST_EXPERTS && experts_mma_takes(dev, call);
 }
 
-bool experts_wgmma_back(struct device *dev, float *dw, const void *dy, const void *x,
-                        const int32_t *offsets, int n_experts, const struct matmul *shape)
+void experts_wgmma(struct device *dev, const matmul_call &call)
 {
-    if (cuda_use(dev)->major != 9 || n_experts > MOST_EXPERTS) return false;
-    wgmma_args<float> args = {dw, offsets, n_experts, shape->m, shape->n, shape->k};
-    launch_wgmma<true, true>(dev, dy, x, args);
-    return true;
+    const struct matmul *s = call.shape;
+    with_type(s->out, [&](auto u) {
+        using U = decltype(u);
+        wgmma_args<U> args = {(U *)call.c, call.offsets, call.n_experts, s->m, s->n, s->k};
+        const auto launch =
+            s->trans_b ? launch_wgmma<false, false, U> : launch_wgmma<false, true, U>;
+        launch(dev, call.a, call.b, args);
+    });
+}
+
+void experts_wgmma_back(struct device *dev, const matmul_call &call)
+{
+    const struct matmul *s = call.shape;
+    wgmma_args<float> args = {(float *)call.c, call.offsets, call.n_experts, s->m, s->n, s->k};
+    launch_wgmma<true, true>(dev, call.a, call.b, args);
 }

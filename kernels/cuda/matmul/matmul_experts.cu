@@ -13,6 +13,7 @@
  * addresses that do not allow 16-byte copies, on a plain tiled kernel.
  */
 #include "kernels/cuda/matmul/experts.cuh"
+#include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/tensor.cuh"
 
 #define THREADS 256
@@ -299,82 +300,127 @@ __global__ void __launch_bounds__(THREADS, 2) tensor_kernel(experts_args<bf16, U
 
 // ---- launches ----------------------------------------------------------------------------------
 
-// Whether rows of n and of k elements of bf16 can be copied 16 bytes at a time.
-static bool for_tensor_cores(enum dtype dt, int n, int k, const void *c, const void *l,
-                             const void *r)
+bool experts_mma_takes(struct device *, const matmul_call &c)
 {
-    return dt == DT_BF16 && n % 8 == 0 && k % 8 == 0 && aligned(16, {c, l, r}, {});
+    return c.shape->in == DT_BF16 && c.shape->n % 8 == 0 && c.shape->k % 8 == 0 &&
+           aligned(16, {c.c, c.a, c.b}, {});
+}
+
+template <typename T, typename U> static experts_args<T, U> experts_args_of(const matmul_call &c)
+{
+    return {(U *)c.c,    (const T *)c.a, (const T *)c.b, c.offsets,
+            c.n_experts, c.shape->n,     c.shape->k};
 }
 
 template <int HEIGHT, bool L_ACROSS, bool R_ACROSS, typename U>
-static void launch_tensor(struct device *dev, const experts_args<bf16, U> &a, int m)
+static void launch_tensor(struct device *dev, const matmul_call &c)
 {
     launch_tiles<L_ACROSS>(dev, tensor_kernel<HEIGHT, L_ACROSS, R_ACROSS, U>, HEIGHT, WIDTH,
-                           tensor_shared<HEIGHT, L_ACROSS, R_ACROSS>(), a, m);
+                           tensor_shared<HEIGHT, L_ACROSS, R_ACROSS>(), experts_args_of<bf16, U>(c),
+                           c.shape->m);
 }
 
-template <bool R_ACROSS, typename T, typename U>
-static void launch_forward(struct device *dev, const experts_args<T, U> &a, int m, bool tensor)
+static void experts_mma(struct device *dev, const matmul_call &c)
 {
-    if constexpr (sizeof(T) == 2)
-        if (tensor) {
-            if (m > 64 * a.n_experts)
-                launch_tensor<128, false, R_ACROSS>(dev, a, m);
-            else
-                launch_tensor<64, false, R_ACROSS>(dev, a, m);
-            return;
-        }
-    launch_tiles<false>(dev, plain_kernel<false, R_ACROSS, T, U>, PLAIN, PLAIN, 0, a, m);
+    const bool tall = c.shape->m > 64 * c.n_experts, along = c.shape->trans_b;
+    with_type(c.shape->out, [&](auto u) {
+        using U = decltype(u);
+        const auto launch =
+            tall ? along ? launch_tensor<128, false, false, U> : launch_tensor<128, false, true, U>
+            : along ? launch_tensor<64, false, false, U>
+                    : launch_tensor<64, false, true, U>;
+        launch(dev, c);
+    });
+}
+
+static void experts_mma_back(struct device *dev, const matmul_call &c)
+{
+    launch_tensor<128, true, true, float>(dev, c);
+}
+
+template <bool L_ACROSS, bool R_ACROSS, typename T, typename U>
+static void launch_plain(struct device *dev, const matmul_call &c)
+{
+    launch_tiles<L_ACROSS>(dev, plain_kernel<L_ACROSS, R_ACROSS, T, U>, PLAIN, PLAIN, 0,
+                           experts_args_of<T, U>(c), c.shape->m);
+}
+
+static void experts_plain(struct device *dev, const matmul_call &c)
+{
+    with_type(c.shape->in, [&](auto t) {
+        with_type(c.shape->out, [&](auto u) {
+            using T = decltype(t);
+            using U = decltype(u);
+            (c.shape->trans_b ? launch_plain<false, false, T, U>
+                              : launch_plain<false, true, T, U>)(dev, c);
+        });
+    });
+}
+
+static void experts_plain_back(struct device *dev, const matmul_call &c)
+{
+    with_type(c.shape->in, [&](auto t) { launch_plain<true, true, decltype(t), float>(dev, c); });
+}
+
+static void experts_act_apart(struct device *dev, const matmul_call &c)
+{
+    cuda_matmul_experts(dev, c.x, c.a, c.b, c.offsets, c.n_experts, c.shape);
+    cuda_act(dev, c.c, c.x, c.act);
+}
+
+// ---- variants ----------------------------------------------------------------------------------
+
+#define FOR_WGMMA "bf16 on 9.0, widths are multiples of 8, up to 1,024 experts"
+#define FOR_MMA   "bf16, widths are multiples of 8"
+#define FOR_PLAIN "all else: f32, odd widths"
+
+static const op_variant experts_rows[] = {
+    variant<matmul_call, matmul_few_takes, matmul_few>(
+        "few", "bf16 A B' on 9.0, k a multiple of 64, up to 64 rows or 32 of each expert"),
+    variant<matmul_call, experts_wgmma_takes, experts_wgmma>("wgmma", FOR_WGMMA),
+    variant<matmul_call, experts_mma_takes, experts_mma>("mma", FOR_MMA),
+    variant<matmul_call, otherwise, experts_plain>("plain", FOR_PLAIN),
+};
+static const op_variant experts_act_rows[] = {
+    variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>(
+        "few_gated", "as few of matmul_experts, gated but not clamped, x not kept"),
+    variant<matmul_call, otherwise, experts_act_apart>("apart",
+                                                       "all else: matmul_experts, then act"),
+};
+static const op_variant experts_back_rows[] = {
+    variant<matmul_call, experts_wgmma_takes, experts_wgmma_back>("wgmma", FOR_WGMMA),
+    variant<matmul_call, experts_mma_takes, experts_mma_back>("mma", FOR_MMA),
+    variant<matmul_call, otherwise, experts_plain_back>("plain", FOR_PLAIN),
+};
+const struct op_variants matmul_experts_variants = {OP_matmul_experts, 4, experts_rows};
+const struct op_variants matmul_experts_act_variants = {OP_matmul_experts_act, 2, experts_act_rows};
+const struct op_variants matmul_experts_back_variants = {OP_matmul_experts_back, 3,
+                                                         experts_back_rows};
+
+static bool is_some(const struct matmul *shape, int n_experts)
+{
+    return shape->m > 0 && shape->n > 0 && n_experts > 0;
 }
 
 void cuda_matmul_experts(struct device *dev, void *c, const void *a, const void *b,
                          const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
-    const int m = shape->m, n = shape->n, k = shape->k;
-    if (m <= 0 || n <= 0 || n_experts <= 0) return;
-    if (matmul_small_experts(dev, c, a, b, offsets, n_experts, shape)) return;
-    bool tensor = for_tensor_cores(shape->in, n, k, c, a, b);
-    if (tensor && experts_wgmma(dev, c, a, b, offsets, n_experts, shape)) return;
-    with_type(shape->in, [&](auto t) {
-        with_type(shape->out, [&](auto u) {
-            using T = decltype(t);
-            using U = decltype(u);
-            experts_args<T, U> args = {(U *)c, (const T *)a, (const T *)b, offsets, n_experts, n,
-                                       k};
-            if (shape->trans_b)
-                launch_forward<false>(dev, args, m, tensor);
-            else
-                launch_forward<true>(dev, args, m, tensor);
-        });
-    });
+    const matmul_call call = {c, a, b, NULL, shape, offsets, n_experts};
+    if (is_some(shape, n_experts)) op_take_variant(dev, &matmul_experts_variants, &call);
 }
 
 void cuda_matmul_experts_act(struct device *dev, void *y, void *x, const void *a, const void *b,
                              const int32_t *offsets, int n_experts, const struct matmul *shape,
                              const struct act_shape *act, bool keep)
 {
-    if (act->gated && act->kind != ACT_CLAMPED && !keep && shape->m > 0 &&
-        matmul_small_experts_gated(dev, y, a, b, offsets, n_experts, shape, act->kind))
-        return;
-    cuda_matmul_experts(dev, x, a, b, offsets, n_experts, shape);
-    cuda_act(dev, y, x, act);
+    const matmul_call call = {y, a, b, NULL, shape, offsets, n_experts, x, act, keep};
+    if (is_some(shape, n_experts)) op_take_variant(dev, &matmul_experts_act_variants, &call);
 }
 
 void cuda_matmul_experts_back(struct device *dev, float *dw, const void *dy, const void *x,
                               const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
-    const int m = shape->m, n = shape->n, k = shape->k;
-    if (m <= 0 || n <= 0 || k <= 0 || n_experts <= 0) return;
-    bool tensor = for_tensor_cores(shape->in, n, k, dw, dy, x);
-    if (tensor && experts_wgmma_back(dev, dw, dy, x, offsets, n_experts, shape)) return;
-    with_type(shape->in, [&](auto t) {
-        using T = decltype(t);
-        experts_args<T, float> args = {dw, (const T *)dy, (const T *)x, offsets, n_experts, n, k};
-        if constexpr (sizeof(T) == 2)
-            if (tensor) {
-                launch_tensor<128, true, true>(dev, args, m);
-                return;
-            }
-        launch_tiles<true>(dev, plain_kernel<true, true, T, float>, PLAIN, PLAIN, 0, args, m);
-    });
+    const matmul_call call = {dw, dy, x, NULL, shape, offsets, n_experts};
+    if (is_some(shape, n_experts) && shape->k > 0)
+        op_take_variant(dev, &matmul_experts_back_variants, &call);
 }

@@ -22,6 +22,7 @@
  */
 #include "kernels/cuda/rows/act.cuh"
 #include "kernels/cuda/matmul/experts.cuh"
+#include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/comm/peer_sum.cuh"
 #include "kernels/cuda/rows/rope.cuh"
@@ -554,104 +555,6 @@ static void launch_few(struct device *dev, const few_plan &plan, const void *a, 
     });
 }
 
-static bool is_for_few(struct cuda_state *state, const void *c, const void *a, const void *b,
-                       const struct matmul *shape)
-{
-    return state->major == 9 && shape->in == DT_BF16 && !shape->trans_a && shape->trans_b &&
-           shape->k % CHUNK == 0 && shape->k > 0 && aligned(16, {a, b}, {}) && aligned(8, {c}, {});
-}
-
-// c, bias and what follows the sums are in p.
-template <few_end END>
-static bool matmul_few(struct device *dev, const void *a, const void *b, const few_args &p,
-                       const struct matmul *shape)
-{
-    struct cuda_state *state = cuda_use(dev);
-    // cuBLASLt keeps the order for any number of rows, but not where C's rows are odd.
-    if (!is_for_few(state, p.c, a, b, shape) || (shape->m > MOST_ROWS && shape->n % 2 == 0))
-        return false;
-    int height = std::min(ceil_div(shape->m, 8) * 8, MOST_ROWS);
-    few_plan plan =
-        plan_few(state, {END, shape->n, p.apart}, shape->k, height, ceil_div(shape->m, height));
-    if (plan.j) launch_few<END>(dev, plan, a, b, p, shape);
-    return plan.j;
-}
-
-bool matmul_small(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                  const struct matmul *shape)
-{
-    few_args p = {};
-    p.c = c;
-    p.bias = (const bf16 *)bias;
-    return shape->out == DT_F32 ? matmul_few<WIDE>(dev, a, b, p, shape)
-                                : matmul_few<STORED>(dev, a, b, p, shape);
-}
-
-bool matmul_small_sent(struct device *dev, void *c, const void *a, const void *b, const void *bias,
-                       const struct matmul *shape)
-{
-    few_args p = {};
-    p.c = c;
-    p.bias = (const bf16 *)bias;
-    // a row ends with a whole word of the sum
-    if (shape->out != DT_BF16 || shape->n % word_elements<bf16> ||
-        !is_for_few(cuda_use(dev), c, a, b, shape) || shape->m > MOST_ROWS)
-        return false;
-    const size_t n = (size_t)shape->m * shape->n;
-    const peer_places *peers = comm_addend_places(shape->sum, c, n, shape->out);
-    if (!peers) return false;
-    p.peers = *peers;
-    if (!matmul_few<STORED>(dev, a, b, p, shape)) return false;
-    comm_addend_sent(shape->sum, c, n);
-    return true;
-}
-
-bool matmul_small_columns(struct device *dev, void *c, const void *a, const void *b,
-                          const void *bias, const struct matmul *shape)
-{
-    few_args p = {};
-    p.c = c;
-    p.bias = (const bf16 *)bias;
-    if (shape->out != DT_F32 || shape->n % 2 || !is_for_few(cuda_use(dev), c, a, b, shape) ||
-        shape->m > MOST_ROWS)
-        return false;
-    const peer_places *peers = comm_place_columns(shape->columns, c, (void **)p.columns);
-    if (!peers) return false;
-    p.peers = *peers;
-    if (!matmul_few<WIDE>(dev, a, b, p, shape)) return false;
-    comm_call_enqueued(shape->columns, "columns");
-    return true;
-}
-
-bool matmul_small_gated(struct device *dev, void *y, const void *a, const void *b, const void *bias,
-                        const struct matmul *shape, act_kind act)
-{
-    few_args p = {};
-    p.c = y;
-    p.bias = (const bf16 *)bias;
-    p.apart = shape->n / 2;
-    p.act = act;
-    return shape->out == DT_BF16 && shape->n % 4 == 0 && matmul_few<GATED>(dev, a, b, p, shape);
-}
-
-bool matmul_small_rotated(struct device *dev, void *qkv, const void *a, const void *b,
-                          const void *bias, const struct matmul *shape,
-                          const struct rope_store *store)
-{
-    few_args p = {};
-    if (store->kv->dt != DT_BF16 || shape->out != DT_BF16) return false;
-    p.c = qkv;
-    p.bias = (const bf16 *)bias;
-    p.rope = rope_store_args<bf16>::make(store);
-    p.apart = p.rope.rot_dim / 2;
-    // the ring of 33 to 64 rows leaves no room for attention's blocks, which would begin beside it
-    // (64 rows of Qwen2.5-1.5B on an H200: a step of 1.90 ms instead of 1.85)
-    if (shape->m > 32 && shape->m <= 64) return false;
-    return p.rope.rot_dim == p.rope.head_dim && p.rope.head_dim % 16 == 0 &&
-           aligned(4, {p.rope.k, p.rope.v}, {p.rope.slot_width * 2}) &&
-           matmul_few<ROTATED>(dev, a, b, p, shape);
-}
-
 // How many of n experts m random rows meet, about.
 static int busy_experts(int m, int n)
 {
@@ -679,50 +582,149 @@ static int cheapest_tile(const few_columns &columns, int experts, int blocks,
     return best;
 }
 
-template <few_end END>
-static bool matmul_few_experts(struct device *dev, const void *a, const void *b, const few_args &p,
-                               const struct matmul *shape)
+static few_plan plan_experts(struct cuda_state *state, const few_columns &columns, int m, int k,
+                             int e)
 {
-    struct cuda_state *state = cuda_use(dev);
-    const int m = shape->m, e = p.n_experts;
-    if (!is_for_few(state, p.c, a, b, shape) || e > MOST_EXPERTS || (m > 64 && m > 32 * e))
-        return false;
-    few_columns columns = {END, shape->n, p.apart};
     few_plan plan = {};
     plan.j = cheapest_tile(columns, busy_experts(m, e), state->n_sms, tile_sizes());
     // on average an expert has fewer rows than a tile
     plan.height = m <= std::max(8, 2 * e) ? 8 : m <= 8 * e ? 16 : 64;
     int tiles = expert_tiles(m, e, plan.height) * columns.tiles(plan.j);
     plan.grid = dim3(std::min(state->n_sms, tiles));
-    plan_ring(state, plan, shape->k, ceil_div(tiles, plan.grid.x), (e + 1) * sizeof(int));
-    launch_few<END>(dev, plan, a, b, p, shape);
-    return true;
+    plan_ring(state, plan, k, ceil_div(tiles, plan.grid.x), (e + 1) * sizeof(int));
+    return plan;
 }
 
-static few_args experts_args_of(void *c, const int32_t *offsets, int n_experts)
+// All but what the plan and the shape say.
+template <few_end END> static few_args few_args_of(const matmul_call &c)
 {
     few_args p = {};
-    p.c = c;
-    p.offsets = offsets;
-    p.n_experts = n_experts;
+    p.c = c.c;
+    p.bias = (const bf16 *)c.bias;
+    p.offsets = c.offsets;
+    p.n_experts = c.n_experts;
+    if (END == GATED) {
+        p.apart = c.shape->n / 2;
+        p.act = c.act->kind;
+    }
+    if (END == ROTATED) {
+        p.rope = rope_store_args<bf16>::make(c.store);
+        p.apart = p.rope.rot_dim / 2;
+    }
     return p;
 }
 
-bool matmul_small_experts(struct device *dev, void *c, const void *a, const void *b,
-                          const int32_t *offsets, int n_experts, const struct matmul *shape)
+// j is 0 where the call is not for few rows.
+template <few_end END>
+static few_plan few_plan_of(struct device *dev, const matmul_call &call, const few_args &p)
 {
-    few_args p = experts_args_of(c, offsets, n_experts);
-    return shape->out == DT_F32 ? matmul_few_experts<WIDE>(dev, a, b, p, shape)
-                                : matmul_few_experts<STORED>(dev, a, b, p, shape);
+    struct cuda_state *state = cuda_use(dev);
+    const struct matmul *s = call.shape;
+    const int m = s->m, e = p.n_experts;
+    const few_plan none = {};
+    if (!on_hopper(dev) || s->in != DT_BF16 || s->trans_a || !s->trans_b || s->k % CHUNK != 0 ||
+        s->k <= 0 || !aligned(16, {call.a, call.b}, {}) || !aligned(8, {p.c}, {}))
+        return none;
+    const few_columns columns = {END, s->n, p.apart};
+    if (e > 0)
+        return e > MOST_EXPERTS || (m > 64 && m > 32 * e)
+                   ? none
+                   : plan_experts(state, columns, m, s->k, e);
+    // cuBLASLt keeps the order for any number of rows, but not where C's rows are odd.
+    if (m > MOST_ROWS && s->n % 2 == 0) return none;
+    const int height = std::min(ceil_div(m, 8) * 8, MOST_ROWS);
+    return plan_few(state, columns, s->k, height, ceil_div(m, height));
 }
 
-bool matmul_small_experts_gated(struct device *dev, void *y, const void *a, const void *b,
-                                const int32_t *offsets, int n_experts, const struct matmul *shape,
-                                act_kind act)
+template <few_end END> static bool takes(struct device *dev, const matmul_call &call)
 {
-    few_args p = experts_args_of(y, offsets, n_experts);
-    p.apart = shape->n / 2;
-    p.act = act;
-    return shape->out == DT_BF16 && shape->n % 4 == 0 &&
-           matmul_few_experts<GATED>(dev, a, b, p, shape);
+    return few_plan_of<END>(dev, call, few_args_of<END>(call)).j;
+}
+
+template <few_end END>
+static void few(struct device *dev, const matmul_call &call, const few_args &p)
+{
+    launch_few<END>(dev, few_plan_of<END>(dev, call, p), call.a, call.b, p, call.shape);
+}
+
+// ---- variants ----------------------------------------------------------------------------------
+
+bool matmul_few_takes(struct device *dev, const matmul_call &call)
+{
+    return (call.shape->out == DT_F32 ? takes<WIDE> : takes<STORED>)(dev, call);
+}
+
+void matmul_few(struct device *dev, const matmul_call &call)
+{
+    if (call.shape->out == DT_F32)
+        few<WIDE>(dev, call, few_args_of<WIDE>(call));
+    else
+        few<STORED>(dev, call, few_args_of<STORED>(call));
+}
+
+static const peer_places *addend_places(const matmul_call &call)
+{
+    const struct matmul *s = call.shape;
+    return comm_addend_places(s->sum, call.c, (size_t)s->m * s->n, s->out);
+}
+
+bool matmul_few_sent_takes(struct device *dev, const matmul_call &call)
+{
+    const struct matmul *s = call.shape;
+    // a row ends with a whole word of the sum
+    return s->sum && s->out == DT_BF16 && s->n % word_elements<bf16> == 0 && s->m <= MOST_ROWS &&
+           takes<STORED>(dev, call) && addend_places(call);
+}
+
+void matmul_few_sent(struct device *dev, const matmul_call &call)
+{
+    const struct matmul *s = call.shape;
+    few_args p = few_args_of<STORED>(call);
+    p.peers = *addend_places(call);
+    few<STORED>(dev, call, p);
+    comm_addend_sent(s->sum, call.c, (size_t)s->m * s->n);
+}
+
+bool matmul_few_columns_takes(struct device *dev, const matmul_call &call)
+{
+    const struct matmul *s = call.shape;
+    void *columns[MAX_PEERS];
+    return s->columns && s->out == DT_F32 && s->n % 2 == 0 && s->m <= MOST_ROWS &&
+           takes<WIDE>(dev, call) && comm_place_columns(s->columns, call.c, columns);
+}
+
+void matmul_few_columns(struct device *dev, const matmul_call &call)
+{
+    few_args p = few_args_of<WIDE>(call);
+    p.peers = *comm_place_columns(call.shape->columns, call.c, (void **)p.columns);
+    few<WIDE>(dev, call, p);
+    comm_call_enqueued(call.shape->columns, "columns");
+}
+
+bool matmul_few_gated_takes(struct device *dev, const matmul_call &call)
+{
+    const struct act_shape *act = call.act;
+    return act->gated && act->kind != ACT_CLAMPED && !call.keep && call.shape->out == DT_BF16 &&
+           call.shape->n % 4 == 0 && takes<GATED>(dev, call);
+}
+
+void matmul_few_gated(struct device *dev, const matmul_call &call)
+{
+    few<GATED>(dev, call, few_args_of<GATED>(call));
+}
+
+bool matmul_few_rotated_takes(struct device *dev, const matmul_call &call)
+{
+    if (call.store->kv->dt != DT_BF16 || call.shape->out != DT_BF16) return false;
+    // the ring of 33 to 64 rows leaves no room for attention's blocks, which would begin beside it
+    // (64 rows of Qwen2.5-1.5B on an H200: a step of 1.90 ms instead of 1.85)
+    if (call.shape->m > 32 && call.shape->m <= 64) return false;
+    const rope_store_args<bf16> rope = rope_store_args<bf16>::make(call.store);
+    return rope.rot_dim == rope.head_dim && rope.head_dim % 16 == 0 &&
+           aligned(4, {rope.k, rope.v}, {rope.slot_width * 2}) && takes<ROTATED>(dev, call);
+}
+
+void matmul_few_rotated(struct device *dev, const matmul_call &call)
+{
+    few<ROTATED>(dev, call, few_args_of<ROTATED>(call));
 }

@@ -115,18 +115,6 @@ void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape
     });
 }
 
-void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
-                     const void *bias, const struct matmul *shape, const struct act_shape *act,
-                     bool keep)
-{
-    if (shape->m <= 0 || shape->n <= 0) return;
-    if (act->gated && act->kind != ACT_CLAMPED && !keep &&
-        matmul_small_gated(dev, y, a, b, bias, shape, act->kind))
-        return;
-    cuda_matmul(dev, x, a, b, bias, shape);
-    cuda_act(dev, y, x, act);
-}
-
 void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const void *x,
                    const struct act_shape *s)
 {

@@ -162,13 +162,3 @@ void cuda_rope_store(struct device *dev, void *qkv, const struct rope_store *sto
                     dim3(rows, ceil_div(units / FOUR, THREADS)), THREADS, 0, (T *)qkv, a);
     });
 }
-
-void cuda_matmul_rope_store(struct device *dev, void *qkv, const void *a, const void *b,
-                            const void *bias, const struct matmul *shape,
-                            const struct rope_store *store)
-{
-    if (shape->m <= 0) return;
-    if (matmul_small_rotated(dev, qkv, a, b, bias, shape, store)) return;
-    cuda_matmul(dev, qkv, a, b, bias, shape);
-    cuda_rope_store(dev, qkv, store);
-}

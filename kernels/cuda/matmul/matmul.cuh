@@ -1,0 +1,47 @@
+/* matmul.cuh: the matmuls of ops.h as the variants of their tables see them (matmul.cu,
+ * matmul_experts.cu). Private to kernels/cuda. */
+#ifndef KERNELS_CUDA_MATMUL_CUH
+#define KERNELS_CUDA_MATMUL_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+// A call of matmul, matmul_act, matmul_rope_store, or one of these of experts; or of
+// matmul_experts_back: c is dw, a is dy, b is x.
+struct matmul_call {
+    void *c; // what comes of it all: of matmul_act y
+    const void *a, *b, *bias;
+    const struct matmul *shape;
+    const int32_t *offsets = NULL; // of n_experts > 0
+    int n_experts = 0;
+    // matmul_act: x is its scratch
+    void *x = NULL;
+    const struct act_shape *act = NULL;
+    bool keep = false;
+    const struct rope_store *store = NULL; // matmul_rope_store
+};
+
+// matmul_small.cu: bf16 on Hopper, few rows, or few rows of each expert. Whether one takes a call,
+// and its launch.
+bool matmul_few_takes(struct device *dev, const matmul_call &call);
+void matmul_few(struct device *dev, const matmul_call &call);
+// C is the addend of a sum over ranks, and goes to them (matmul.sum in ops.h).
+bool matmul_few_sent_takes(struct device *dev, const matmul_call &call);
+void matmul_few_sent(struct device *dev, const matmul_call &call);
+// C is a rank's columns of what all of them put together (matmul.columns).
+bool matmul_few_columns_takes(struct device *dev, const matmul_call &call);
+void matmul_few_columns(struct device *dev, const matmul_call &call);
+// y = act(gate) * up of the two halves of C's columns.
+bool matmul_few_gated_takes(struct device *dev, const matmul_call &call);
+void matmul_few_gated(struct device *dev, const matmul_call &call);
+// Rotation and storing of queries, keys and values.
+bool matmul_few_rotated_takes(struct device *dev, const matmul_call &call);
+void matmul_few_rotated(struct device *dev, const matmul_call &call);
+
+// experts_wgmma.cu: experts' matmuls of bf16 on Hopper, and the gradient of their weights.
+bool experts_wgmma_takes(struct device *dev, const matmul_call &call);
+void experts_wgmma(struct device *dev, const matmul_call &call);
+void experts_wgmma_back(struct device *dev, const matmul_call &call);
+// Whether rows of bf16 of any operand can be copied 16 bytes at a time (matmul_experts.cu).
+bool experts_mma_takes(struct device *dev, const matmul_call &call);
+
+#endif
