@@ -193,7 +193,7 @@ static void close_server(struct eval *e)
     private_server_free(e->server);
 }
 
-static enum status eval_on(const struct eval *e, const struct rollout_source *source,
+static enum status eval_on(const struct eval *e, const struct rollout_servers *servers,
                            const struct dataset *data)
 {
     const struct eval_config *config = &e->config;
@@ -201,17 +201,22 @@ static enum status eval_on(const struct eval *e, const struct rollout_source *so
     struct bytes lines = BYTES_INIT;
     struct eval_result result;
     struct sampling_options sampling = config->sampling;
+    struct evaluation evaluation = {.data = data,
+                                    .n_samples = (int)config->num_generations,
+                                    .reward = e->reward,
+                                    .sampling = &sampling};
     sampling.top_p = 1;
     sampling.seed = (uint64_t)config->seed;
-    CHECK(rollout_check_context(source, data, 0, sampling.max_tokens));
-    CHECK(evaluate(source, data, 0, (int)config->num_generations, e->reward, &sampling,
-                   config->output ? &lines : NULL, &result));
+    CHECK(rollout_check_context(servers, data, 0, sampling.max_tokens));
+    CHECK(served_new(servers, &evaluation.source));
+    CHECK(evaluate(&evaluation, config->output ? &lines : NULL, &result));
     if (config->output) {
         CHECK(file_write_atomic(config->output, 0644, bytes_text(&lines), lines.len));
         log_info("%s: %d samples", config->output, result.n * result.n_samples);
     }
     print_result(config, &result);
 out:
+    source_close(evaluation.source);
     bytes_release(&lines);
     return st;
 }
@@ -238,11 +243,11 @@ static enum status run_eval(void *context)
     notice_data(data, left_out);
     CHECK(scoring_check(e->reward, data));
     if (config->model) CHECK(start_server(e));
-    struct rollout_source source =
-        rollout_source_of(e->http, e->control, model->vocab_size, config->rollout_timeout);
-    source.adapter = config->model && config->lora ? PRIVATE_ADAPTER : config->lora;
-    source.cancelled = stop_flag();
-    st = eval_on(e, &source, data);
+    struct rollout_servers servers =
+        rollout_servers_of(e->http, e->control, model->vocab_size, config->rollout_timeout);
+    servers.adapter = config->model && config->lora ? PRIVATE_ADAPTER : config->lora;
+    servers.cancelled = stop_flag();
+    st = eval_on(e, &servers, data);
 out:
     dataset_free(data);
     model_config_free(model);

@@ -183,7 +183,7 @@ static enum status train(void *context)
         CHECK(job_open_server(&t->job, c->model, c->server_timeout));
     CHECK(run_open(run));
     curriculum_next(run->curriculum, 0, &first);
-    if (!c->atropos)
+    if (!run->source->own_prompts)
         log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
                  run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
                  run->config->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data,

@@ -109,6 +109,23 @@ enum status http_client_authorize(struct http_client *c, const char *key)
     return st;
 }
 
+enum status http_client_another(const struct http_client *c, struct http_client **ret)
+{
+    struct http_client *other = NULL;
+    enum status st = http_client_new(c->server, &other);
+    if (st != ST_OK) return st;
+    for (const struct curl_slist *h = c->tcp_headers; h; h = h->next) {
+        struct curl_slist *headers = curl_slist_append(other->tcp_headers, h->data);
+        if (!headers) FAIL(ST_NO_MEMORY, "no memory for an HTTP client");
+        other->tcp_headers = headers;
+    }
+    *ret = other;
+    other = NULL;
+out:
+    http_client_free(other);
+    return st;
+}
+
 // ---- what arrives -------------------------------------------------------------------------------
 
 // Keeps the sentence that was just recorded.

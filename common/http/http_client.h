@@ -19,6 +19,8 @@ enum status http_client_new(const char *server, struct http_client **ret);
 void http_client_free(struct http_client *c); // cancels what is in flight
 // Sends "Authorization: Bearer KEY" with every request over TCP from here on. Once a client.
 enum status http_client_authorize(struct http_client *c, const char *key);
+// Another of the same server and key, for another thread.
+enum status http_client_another(const struct http_client *c, struct http_client **ret);
 
 // One line of an NDJSON response, as it arrives and without its newline. Its failure ends the
 // request and is its result. Neither it nor alive() may use the same client.

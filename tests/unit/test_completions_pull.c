@@ -62,7 +62,7 @@ static enum status pull(struct rollout_worker *worker, int32_t odd, struct rollo
 {
     int32_t fine[] = {FINE}, last[] = {odd};
     struct example examples[GROUPS];
-    struct rollout_source source = {
+    struct rollout_servers source = {
         .n_servers = 1, .vocab_size = 64, .timeout_ms = 60000, .idle_timeout_ms = 60000};
     struct rollout *r;
     *worker = (struct rollout_worker){

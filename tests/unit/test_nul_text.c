@@ -46,7 +46,8 @@ static void what_follows_a_nul_is_scored(void **state)
     int32_t prompt[] = {1};
     const struct example example = {.prompt_ids = {prompt, 1, 1}};
     const struct sampling_options sampling = {.temperature = 1, .top_p = 1, .max_tokens = 4};
-    struct rollout_source source = {.vocab_size = 8, .timeout_ms = 20000, .idle_timeout_ms = 20000};
+    struct rollout_servers source = {
+        .vocab_size = 8, .timeout_ms = 20000, .idle_timeout_ms = 20000};
     struct rollout *r;
     snprintf(page, sizeof page, "/commonweight-nul-%d", (int)getpid());
     assert_ok(control_create(

@@ -78,9 +78,9 @@ static struct control *control;
 static const struct sampling_options sampling = {
     .temperature = 1, .top_p = 1, .max_tokens = 4, .seed = 12345};
 
-static struct rollout_source source_of(int n_servers)
+static struct rollout_servers source_of(int n_servers)
 {
-    struct rollout_source s = {
+    struct rollout_servers s = {
         .n_servers = n_servers, .vocab_size = 64, .timeout_ms = 60000, .idle_timeout_ms = 60000};
     for (int k = 0; k < n_servers; k++)
         s.servers[k] =
@@ -89,7 +89,7 @@ static struct rollout_source source_of(int n_servers)
     return s;
 }
 
-static enum status pull(const struct rollout_source *source, int32_t first_token, int odd_group,
+static enum status pull(const struct rollout_servers *source, int32_t first_token, int odd_group,
                         struct rollout **ret)
 {
     int32_t fine[] = {FINE}, odd[] = {first_token};
@@ -124,7 +124,7 @@ static void the_split_changes_nothing(void **state)
     (void)state;
     struct rollout *alone = NULL;
     for (int n = 1; n <= 3; n++) {
-        struct rollout_source source = source_of(n);
+        struct rollout_servers source = source_of(n);
         struct rollout *r = NULL;
         assert_ok(pull(&source, FINE, 0, &r));
         if (alone) {
@@ -145,7 +145,7 @@ static void the_split_changes_nothing(void **state)
 static void assert_refused(int n_servers, int32_t token, int group, enum status status,
                            const char *sentence)
 {
-    struct rollout_source source = source_of(n_servers);
+    struct rollout_servers source = source_of(n_servers);
     struct rollout *r = NULL;
     if (token == STALLED) source.idle_timeout_ms = 400;
     assert_status(pull(&source, token, group, &r), status);
@@ -168,7 +168,7 @@ static void one_server_s_fault_is_the_pull_s(void **state)
 static void what_is_too_old_is_pulled_again(void **state)
 {
     (void)state;
-    struct rollout_source source = source_of(1);
+    struct rollout_servers source = source_of(1);
     struct example examples[GROUPS];
     int32_t fine[] = {FINE}, missing[] = {MISSING};
     struct rollout *r = NULL;
@@ -200,7 +200,7 @@ static void what_is_too_old_is_pulled_again(void **state)
 static void a_server_that_is_gone_is_named(void **state)
 {
     (void)state;
-    struct rollout_source source = source_of(2);
+    struct rollout_servers source = source_of(2);
     struct rollout *r = NULL;
     source.servers[1].address = "/nonexistent/s.sock";
     assert_status(pull(&source, FINE, 0, &r), ST_PEER_GONE);
@@ -222,7 +222,7 @@ static void a_worker_s_fault_is_its_own(void **state)
         {half.socket, 2, true},
         {servers[1].socket, 4, true},
     };
-    struct rollout_source source = source_of(1);
+    struct rollout_servers source = source_of(1);
     struct rollout *alone = NULL;
     assert_ok(pull(&source, FINE, 0, &alone));
     http_client_free(source.http);
@@ -265,7 +265,7 @@ static void *cancel_soon(void *context)
 static void it_can_be_cancelled(void **state)
 {
     (void)state;
-    struct rollout_source source = source_of(2);
+    struct rollout_servers source = source_of(2);
     struct rollout *r = NULL;
     pthread_t thread;
     source.cancelled = &cancelled;

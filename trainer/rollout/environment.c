@@ -7,6 +7,7 @@
 #include "trainer/launch/child.h"
 #include "trainer/rollout/episode.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -26,8 +27,10 @@ struct process { // all zero: to be started
 };
 
 struct environment {
+    struct source source;
+    struct source *turns; // samples them
     const char *line;
-    int n, timeout_ms;
+    int n, timeout_ms, max_tokens;
     struct process *processes; // (n)
     json_int_t n_ids;
     bool said_unlike;
@@ -37,6 +40,7 @@ struct environment {
 struct pull {
     struct environment *environment;
     struct episode_pull common;
+    struct rollout_step *step;
     int n, n_done;
     struct episode *episodes; // (n)
 };
@@ -55,44 +59,9 @@ static bool has_room(const struct process *p)
     return !p->child.pid || p->n < p->at_once;
 }
 
-enum status environment_new(const char *line, int n, double timeout_s, struct environment **ret)
-{
-    enum status st = ST_OK;
-    struct environment *e = calloc(1, sizeof *e);
-    if (!e) return status_fail(ST_NO_MEMORY, "no memory for environments");
-    pthread_mutex_init(&e->turn, NULL);
-    e->line = line;
-    e->n = n;
-    e->timeout_ms = (int)(timeout_s * 1e3);
-    e->processes = calloc((size_t)n, sizeof *e->processes);
-    if (!e->processes) FAIL(ST_NO_MEMORY, "no memory for environments");
-    for (int k = 0; k < n; k++) CHECK(start(e, &e->processes[k]));
-    *ret = e;
-out:
-    if (st != ST_OK) environment_free(e);
-    return st;
-}
-
-void environment_free(struct environment *e)
-{
-    if (!e) return;
-    for (int k = 0; e->processes && k < e->n; k++) child_end(&e->processes[k].child);
-    pthread_mutex_destroy(&e->turn);
-    free(e->processes);
-    free(e);
-}
-
 static enum status at_process(enum status st, const struct environment *e, int k)
 {
     return status_context(st, "environment process %d of %d", k + 1, e->n);
-}
-
-enum status environment_check(struct environment *e)
-{
-    enum status st = ST_OK;
-    for (int k = 0; st == ST_OK && k < e->n; k++)
-        st = at_process(child_check(&e->processes[k].child, START_MS), e, k);
-    return st;
 }
 
 // ---- what goes wrong ----------------------------------------------------------------------------
@@ -100,11 +69,10 @@ enum status environment_check(struct environment *e)
 // The attempt failed, as status_message() says; it is given out again.
 static enum status fail_attempt(struct episode *e)
 {
-    const struct environment_rollouts *of = e->pull->of;
     episode_reset(e);
     if (e->attempts < MAX_ATTEMPTS) return ST_OK;
     return status_context(ST_PEER_GONE, "%s, line %d, sample %d: %d attempts failed, the last",
-                          of->data, episode_example(e)->line, e->sample, e->attempts);
+                          e->pull->step->data, episode_example(e)->line, e->sample, e->attempts);
 }
 
 // A process that ended, was silent for too long or wrote nonsense.
@@ -119,7 +87,7 @@ static enum status fail_process(struct pull *pull, int k)
     log_progress_end();
     log_warn("%s; it is started again, and its %d episode%s given out again", why.message, p->n,
              p->n == 1 ? " is" : "s are");
-    pull->common.of->stats.restarts++;
+    source_count(&pull->step->counts, "environment/restarts")->sum++;
     for (int i = 0; i < pull->n; i++) {
         struct episode *e = &pull->episodes[i];
         if (e->done || e->process != k) continue;
@@ -151,12 +119,13 @@ static struct episode *find(struct pull *pull, int process, json_int_t id)
 
 static void count(struct pull *pull, const struct episode *e)
 {
-    struct environment_stats *stats = &pull->common.of->stats;
-    stats->samples++;
-    stats->turns += e->turns.n;
-    stats->calls += e->n_calls;
-    stats->replayed += e->n_replayed;
-    stats->unlike += e->n_unlike;
+    struct source_counts *counts = &pull->step->counts;
+    source_count(counts, "environment/turns")->sum += e->turns.n;
+    source_count(counts, "environment/turns")->of++;
+    source_count(counts, "environment/calls")->sum += e->n_calls;
+    source_count(counts, "environment/calls")->of++;
+    source_count(counts, "environment/replayed")->sum += e->n_replayed;
+    source_count(counts, "environment/unlike_prompts")->sum += e->n_unlike;
     pull->n_done++;
 }
 
@@ -266,7 +235,7 @@ static enum status advance(struct pull *pull, struct episode *e)
         status_fail(ST_TIMEOUT,
                     "command \"%s\" wrote nothing about %s, line %d, sample %d for %g s "
                     "(--rollout-process-timeout)",
-                    env->line, pull->common.of->data, episode_example(e)->line, e->sample,
+                    env->line, pull->step->data, episode_example(e)->line, e->sample,
                     env->timeout_ms / 1e3);
         return fail_process(pull, e->process);
     }
@@ -279,7 +248,7 @@ static enum status advance(struct pull *pull, struct episode *e)
 
 static enum status check_alive(const struct pull *pull)
 {
-    const struct rollout_source *source = pull->common.source;
+    const struct rollout_servers *source = &pull->step->via;
     if (source->cancelled && atomic_load(source->cancelled))
         return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
     if (clock_ms_until(pull->common.deadline) == 0)
@@ -301,7 +270,7 @@ static void wait_for_any(const struct pull *pull)
         fds[n++] = (struct pollfd){.fd = c->from, .events = POLLIN};
         if (c->out.len) fds[n++] = (struct pollfd){.fd = c->to, .events = POLLOUT};
     }
-    http_poll_with(pull->common.source->http, fds, n, WAIT_MS);
+    http_poll_with(pull->step->via.http, fds, n, WAIT_MS);
 }
 
 static enum status run_episodes(struct pull *pull)
@@ -323,12 +292,12 @@ out:
 
 static enum status plan(struct pull *pull)
 {
-    const struct rollout *r = pull->common.rollout;
+    const struct rollout *r = pull->step->rollout;
     const int n = r->n_groups * r->n_per_group;
     pull->episodes = calloc((size_t)n, sizeof *pull->episodes);
     if (!pull->episodes) return status_fail(ST_NO_MEMORY, "no memory for %d episodes", n);
     for (int i = 0; i < n; i++)
-        if (!r->completions[i].text && rollout_owns(pull->common.source->comm, i / r->n_per_group))
+        if (!r->completions[i].text && rollout_owns(pull->step->via.comm, i / r->n_per_group))
             pull->episodes[pull->n++] = (struct episode){.pull = &pull->common,
                                                          .group = i / r->n_per_group,
                                                          .sample = i % r->n_per_group,
@@ -350,7 +319,7 @@ static enum status hand_over(struct pull *pull, struct rollout *r)
         if (e->sample < r->n_per_group - 1) continue;
         token_list_release(&r->prompts[e->group]);
         CHECK(status_context(trajectory_cut(c - e->sample, r->n_per_group, &r->prompts[e->group]),
-                             "%s, line %d", pull->common.of->data, episode_example(e)->line));
+                             "%s, line %d", pull->step->data, episode_example(e)->line));
         for (int k = 0; k < r->n_per_group; k++) r->n_tokens += c[-k].n;
     }
 out:
@@ -372,31 +341,106 @@ static void end_pull(struct pull *pull)
     free(pull->episodes);
 }
 
-enum status environment_pull(const struct rollout_source *source,
-                             const struct sampling_options *sampling, struct rollout *r)
+// Each in its place, and on every rank, whether it counts something or not.
+static void begin_counts(struct source_counts *counts)
 {
-    struct environment_rollouts *of = source->environments;
+    static const char *const keys[] = {"turns", "calls", "replayed", "unlike_prompts", "restarts"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        source_count(counts, "environment/%s", keys[i]);
+}
+
+static enum status pull_episodes(void *environment, struct rollout_step *step)
+{
+    struct environment *env = environment;
     const int64_t start_ns = clock_now_ns();
-    pthread_mutex_lock(&of->environment->turn);
+    pthread_mutex_lock(&env->turn);
     struct pull pull = {
-        .environment = of->environment,
-        .common = {.source = source,
-                   .sampling = sampling,
-                   .of = of,
-                   .rollout = r,
-                   .oldest = control_version(source->servers[0].control) & ~(uint64_t)1,
-                   .deadline = clock_deadline_ns(source->timeout_ms),
-                   .said_unlike = &of->environment->said_unlike},
+        .environment = env,
+        .step = step,
+        .common = {.step = step,
+                   .max_tokens = env->max_tokens,
+                   .oldest = control_version(step->via.servers[0].control) & ~(uint64_t)1,
+                   .deadline = clock_deadline_ns(step->via.timeout_ms),
+                   .said_unlike = &env->said_unlike},
     };
     struct status_kept result;
+    begin_counts(&step->counts);
     enum status st = plan(&pull);
     if (st == ST_OK) st = run_episodes(&pull);
-    if (st == ST_OK) st = hand_over(&pull, r);
+    if (st == ST_OK) st = hand_over(&pull, step->rollout);
     status_keep(&result, st);
     end_pull(&pull);
-    pthread_mutex_unlock(&of->environment->turn);
-    r->seconds += clock_ms_since(start_ns) / 1e3;
-    log_debug("environment: %d x %d samples, %ld turns, %ld tokens in %.3f s", r->n_groups,
-              r->n_per_group, of->stats.turns, r->n_tokens, r->seconds);
+    pthread_mutex_unlock(&env->turn);
+    step->rollout->seconds += clock_ms_since(start_ns) / 1e3;
+    log_debug("environment: %d x %d samples, %.0f turns, %ld tokens in %.3f s",
+              step->rollout->n_groups, step->rollout->n_per_group,
+              source_count(&step->counts, "environment/turns")->sum, step->rollout->n_tokens,
+              step->rollout->seconds);
     return status_recall(&result);
+}
+
+// ---- the source ---------------------------------------------------------------------------------
+
+static enum status order_episodes(struct source *source, struct rollout_step *step)
+{
+    struct source *turns = ((struct environment *)source)->turns;
+    step->pull = pull_episodes;
+    step->pull_context = source;
+    return turns->order(turns, step);
+}
+
+static enum status poll_episodes(struct source *source, struct rollout_step *step)
+{
+    struct source *turns = ((struct environment *)source)->turns;
+    enum status st = turns->poll(turns, step);
+    const double replayed = source_count(&step->counts, "environment/replayed")->sum,
+                 calls = source_count(&step->counts, "environment/calls")->sum;
+    if (replayed > 0 && !step->again && !step->evaluation) {
+        log_progress_end();
+        log_info("step %" PRId64 ": %.0f of %.0f calls of tools have their results out of the "
+                 "journal, and were not made again",
+                 step->step + 1, replayed, calls);
+    }
+    return st;
+}
+
+static enum status settle_episodes(struct source *source, uint64_t version, bool evaluation)
+{
+    struct source *turns = ((struct environment *)source)->turns;
+    return turns->settle(turns, version, evaluation);
+}
+
+static void close_episodes(struct source *source)
+{
+    struct environment *e = (struct environment *)source;
+    for (int k = 0; e->processes && k < e->n; k++) child_end(&e->processes[k].child);
+    source_close(e->turns);
+    pthread_mutex_destroy(&e->turn);
+    free(e->processes);
+    free(e);
+}
+
+enum status environment_new(const struct environment_options *options, struct source *turns,
+                            struct source **ret)
+{
+    enum status st = ST_OK;
+    struct environment *e = calloc(1, sizeof *e);
+    if (!e) return status_fail(ST_NO_MEMORY, "no memory for environments");
+    pthread_mutex_init(&e->turn, NULL);
+    e->source = (struct source){order_episodes, poll_episodes, settle_episodes, close_episodes,
+                                .settles = turns->settles};
+    e->line = options->line;
+    e->n = options->n;
+    e->timeout_ms = (int)(options->timeout_s * 1e3);
+    e->max_tokens = options->max_tokens;
+    e->processes = calloc((size_t)e->n, sizeof *e->processes);
+    if (!e->processes) FAIL(ST_NO_MEMORY, "no memory for environments");
+    for (int k = 0; k < e->n; k++) CHECK(start(e, &e->processes[k]));
+    for (int k = 0; k < e->n; k++)
+        CHECK(at_process(child_check(&e->processes[k].child, START_MS), e, k));
+    e->turns = turns;
+    *ret = &e->source;
+out:
+    if (st != ST_OK) close_episodes(&e->source);
+    return st;
 }

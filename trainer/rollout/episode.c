@@ -16,7 +16,7 @@
 
 const struct example *episode_example(const struct episode *e)
 {
-    return e->pull->rollout->examples[e->group];
+    return e->pull->step->rollout->examples[e->group];
 }
 
 void episode_reset(struct episode *e)
@@ -43,24 +43,25 @@ static enum status put_line(struct bytes *out, json_int_t id, const char *kind, 
 
 static uint64_t seed_of(const struct episode *e)
 {
-    return rng_seed_of(e->pull->sampling->seed & INT64_MAX,
-                       e->group * e->pull->rollout->n_per_group + e->sample);
+    return rng_seed_of(e->pull->step->sampling.seed & INT64_MAX,
+                       e->group * e->pull->step->rollout->n_per_group + e->sample);
 }
 
 enum status episode_begin(struct episode *e, json_int_t id, struct bytes *out)
 {
-    const struct environment_rollouts *of = e->pull->of;
+    const struct rollout_step *step = e->pull->step;
     const struct example *example = episode_example(e);
     e->id = id;
     e->attempts++;
     json_t *ids = rollout_ids(&example->prompt_ids);
-    json_t *episode = ids ? json_pack("{s:I, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:o, s:O}", "step",
-                                      (json_int_t)of->step, "evaluation", of->evaluation, "group",
-                                      of->first_group + e->group, "sample", e->sample, "line",
-                                      example->line, "attempt", e->attempts, "seed",
-                                      (json_int_t)(seed_of(e) >> 11), "max_tokens", of->max_tokens,
-                                      "prompt_token_ids", ids, "example", example->row)
-                          : NULL;
+    json_t *episode =
+        ids ? json_pack("{s:I, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:o, s:O}", "step",
+                        (json_int_t)(step->step + !step->evaluation), "evaluation",
+                        step->evaluation, "group", step->first_group + e->group, "sample",
+                        e->sample, "line", example->line, "attempt", e->attempts, "seed",
+                        (json_int_t)(seed_of(e) >> 11), "max_tokens", e->pull->max_tokens,
+                        "prompt_token_ids", ids, "example", example->row)
+            : NULL;
     return put_line(out, id, "episode", episode);
 }
 
@@ -79,7 +80,7 @@ static void note_prompt(struct episode *e)
              "trajectory cannot hold both, so it can train what was sampled behind the tokens that "
              "it has, and not the other turns; to train all, keep each turn's token_ids and append "
              "to them (said once; metric environment/unlike_prompts counts)",
-             e->pull->of->data, episode_example(e)->line, e->sample, e->turns.n + 1, at);
+             e->pull->step->data, episode_example(e)->line, e->sample, e->turns.n + 1, at);
 }
 
 // Nothing of it fits the context any more.
@@ -102,7 +103,7 @@ static enum status ask_sample(struct episode *e, const json_t *value, int64_t ma
     json_t *groups = ids ? json_pack("[{s:i, s:o, s:i, s:I}]", "id", 0, "prompt_token_ids", ids,
                                      "n", 1, "seed", (json_int_t)seed)
                          : NULL;
-    e->body = rollout_request(e->pull->source, e->pull->sampling, groups);
+    e->body = rollout_request(&e->pull->step->via, &e->pull->step->sampling, groups);
     if (!e->body) return status_fail(ST_NO_MEMORY, "no memory for a request");
     json_t *sampling = json_object_get(e->body, "sampling");
     json_object_set_new(sampling, "max_tokens", json_integer(max_tokens));
@@ -116,7 +117,7 @@ static enum status ask_sample(struct episode *e, const json_t *value, int64_t ma
 static enum status take_sample(struct episode *e, const json_t *value, struct bytes *out)
 {
     static const char *const fields[] = {"token_ids", "max_tokens", "stop", "stop_token_ids", NULL};
-    const int64_t most = e->pull->sampling->max_tokens;
+    const int64_t most = e->pull->step->sampling.max_tokens;
     int64_t max_tokens = most;
     enum status st;
     CHECK(trajectory_check_fields(value, fields));
@@ -124,9 +125,9 @@ static enum status take_sample(struct episode *e, const json_t *value, struct by
     if (max_tokens > most)
         FAIL(ST_INVALID, "\"max_tokens\" %lld is over --max-completion-length %lld",
              (long long)max_tokens, (long long)most);
-    CHECK(trajectory_read_ids(value, "token_ids", e->pull->source->vocab_size, &e->prompt));
+    CHECK(trajectory_read_ids(value, "token_ids", e->pull->step->via.vocab_size, &e->prompt));
     note_prompt(e);
-    const int room = e->pull->of->max_tokens - e->prompt.n;
+    const int room = e->pull->max_tokens - e->prompt.n;
     if (room <= 0) return reply_full(e, out);
     st = ask_sample(e, value, max_tokens < room ? max_tokens : room);
 out:
@@ -135,25 +136,16 @@ out:
 
 static enum status take_sampled(struct episode *e, const json_t *line, struct bytes *out)
 {
-    const struct rollout_source *source = e->pull->source;
+    const struct rollout_step *step = e->pull->step;
     const json_t *error = json_object_get(line, "error");
     const char *message = json_string_value(json_object_get(error, "message"));
-    const struct rollout_worker *worker = e->server->worker;
     struct completion sampled = {0};
     enum status st;
     if (error)
         FAIL(ST_IO, "the server could not finish a turn: %s",
              message ? message : "it gives no reason");
-    const struct completion_bounds bounds = {
-        .vocab_size = source->vocab_size,
-        .max_tokens = (int)e->pull->sampling->max_tokens,
-        .tandem = e->pull->sampling->tandem.on,
-        .filtered = sampling_is_filtered(e->pull->sampling),
-        .oldest = worker ? worker->version : e->pull->oldest,
-        .newest = worker ? worker->version : control_version(e->server->control),
-    };
-    CHECK(completion_read("response to " ROLLOUTS, line, &bounds, &sampled));
-    for (int t = 0; worker && t < sampled.n; t++) sampled.versions[t] = worker->copy_of;
+    CHECK(rollout_read(&step->via, e->server, &step->sampling, e->pull->oldest,
+                       "response to " ROLLOUTS, line, &sampled));
     CHECK(sampled_turns_add(&e->turns, &e->prompt, &sampled));
     st = put_line(
         out, e->id, "sampled",
@@ -189,14 +181,14 @@ static enum status take_tokenized(struct episode *e, const json_t *response, str
 
 static struct journal_place place_of(const struct episode *e)
 {
-    return (struct journal_place){episode_example(e)->line, e->pull->of->first_group + e->group,
+    return (struct journal_place){episode_example(e)->line, e->pull->step->first_group + e->group,
                                   e->sample, e->n_calls};
 }
 
 static enum status take_call(struct episode *e, const json_t *value, struct bytes *out)
 {
     const struct journal_place place = place_of(e);
-    struct journal *journal = e->pull->of->journal;
+    struct journal *journal = e->pull->step->journal;
     json_t *result = journal ? journal_find(journal, &place, value) : NULL;
     if (result) {
         e->n_calls++;
@@ -211,7 +203,7 @@ static enum status take_call(struct episode *e, const json_t *value, struct byte
 static enum status take_result(struct episode *e, const json_t *value, struct bytes *out)
 {
     const struct journal_place place = place_of(e);
-    struct journal *journal = e->pull->of->journal;
+    struct journal *journal = e->pull->step->journal;
     enum status st = ST_OK;
     if (!e->call) FAIL(ST_FORMAT, "a result where no call came before it");
     if (journal) CHECK(journal_keep(journal, &place, e->call, value));
@@ -227,7 +219,7 @@ out:
 
 static enum status take_trajectory(struct episode *e, const json_t *value, struct bytes *out)
 {
-    const struct trajectory_bounds bounds = {e->pull->source->vocab_size, e->pull->of->max_tokens,
+    const struct trajectory_bounds bounds = {e->pull->step->via.vocab_size, e->pull->max_tokens,
                                              e->pull->oldest};
     (void)out;
     enum status st = trajectory_read(value, &e->turns, &bounds, &e->made);
@@ -279,8 +271,8 @@ out:
 // The sample's own, or the next that is up; NULL: none is.
 static const struct rollout_server *pick_server(const struct episode *e)
 {
-    const struct rollout_source *source = e->pull->source;
-    const int first = e->group * e->pull->rollout->n_per_group + e->sample;
+    const struct rollout_servers *source = &e->pull->step->via;
+    const int first = e->group * e->pull->step->rollout->n_per_group + e->sample;
     for (int k = 0; k < source->n_servers; k++) {
         const struct rollout_server *s = &source->servers[(first + k) % source->n_servers];
         if (!rollout_server_is_down(s)) return s;
@@ -290,7 +282,6 @@ static const struct rollout_server *pick_server(const struct episode *e)
 
 static enum status submit(struct episode *e)
 {
-    const struct rollout_source *source = e->pull->source;
     if (e->pull->n_requests >= MAX_REQUESTS || clock_now_ns() < e->again_ns) return ST_OK;
     if (!e->server || rollout_server_is_down(e->server)) e->server = pick_server(e);
     if (!e->server)
@@ -302,24 +293,16 @@ static enum status submit(struct episode *e)
         .body = e->body,
         .timeout_ms = clock_ms_until(e->pull->deadline),
     };
-    enum status st = http_submit(source->http, &call, &e->request);
+    enum status st = http_submit(e->pull->step->via.http, &call, &e->request);
     e->pull->n_requests += st == ST_OK;
     return st;
 }
 
-// A worker that failed is left out from now on; the turn goes to another server, if one is up.
+// The turn goes to another server, if one is up.
 static bool goes_elsewhere(struct episode *e, enum status st)
 {
-    struct rollout_worker *worker = e->server->worker;
-    if (st == ST_OK || st == ST_INVALID || st == ST_NO_MEMORY || !worker) return false;
-    if (!worker->down) {
-        log_progress_end();
-        log_warn("worker %s is put aside until it answers again before a step: %s", worker->name,
-                 status_message());
-        worker->n_failures++;
-    }
-    worker->down = true;
-    return pick_server(e) != NULL;
+    if (st == ST_OK || st == ST_INVALID || st == ST_NO_MEMORY) return false;
+    return rollout_worker_failed(e->server, "") && pick_server(e) != NULL;
 }
 
 enum status episode_advance(struct episode *e, struct bytes *out, bool *ret_childs)

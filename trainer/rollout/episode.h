@@ -7,10 +7,8 @@
 #include "trainer/rollout/trajectory.h"
 
 struct episode_pull { // what the episodes of one pull have in common
-    const struct rollout_source *source;
-    const struct sampling_options *sampling;
-    struct environment_rollouts *of;
-    const struct rollout *rollout;
+    struct rollout_step *step;
+    int max_tokens;  // of a trajectory
     uint64_t oldest; // version of the weights when it began
     int64_t deadline;
     int n_requests; // in flight

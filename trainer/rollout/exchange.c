@@ -71,14 +71,26 @@ out:
     return st;
 }
 
+static enum status make_room(struct rollout *r)
+{
+    if (!r->exchanged) r->exchanged = calloc((size_t)r->n_groups, sizeof *r->exchanged);
+    return r->exchanged ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %d groups", r->n_groups);
+}
+
+enum status rollout_is_everywhere(struct rollout *r)
+{
+    enum status st = make_room(r);
+    if (st == ST_OK) memset(r->exchanged, true, (size_t)r->n_groups * sizeof *r->exchanged);
+    return st;
+}
+
 enum status rollout_exchange(struct comm *comm, struct rollout *r)
 {
     enum status st = ST_OK;
     struct bytes own = BYTES_INIT;
     char *packed = NULL;
     if (!comm) return ST_OK;
-    if (!r->exchanged) r->exchanged = calloc((size_t)r->n_groups, sizeof *r->exchanged);
-    if (!r->exchanged) FAIL(ST_NO_MEMORY, "no memory for %d groups", r->n_groups);
+    CHECK(make_room(r));
     CHECK(pack_groups(comm, r, &own));
     for (int rank = 0; rank < comm_size(comm); rank++) {
         const bool mine = rank == comm_rank(comm);
@@ -92,7 +104,7 @@ enum status rollout_exchange(struct comm *comm, struct rollout *r)
         free(packed);
         packed = NULL;
     }
-    memset(r->exchanged, true, (size_t)r->n_groups * sizeof *r->exchanged);
+    st = rollout_is_everywhere(r);
 out:
     free(packed);
     bytes_release(&own);

@@ -9,5 +9,7 @@
 // exchanged before is not sent again, unless it was dropped (rollout_drop_older()) and pulled anew.
 // Of one rank nothing. ST_MISMATCH where another gives what is no group of its own.
 enum status rollout_exchange(struct comm *comm, struct rollout *r);
+// Nothing of it is to be sent: all ranks have it already.
+enum status rollout_is_everywhere(struct rollout *r);
 
 #endif

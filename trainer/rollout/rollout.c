@@ -13,7 +13,6 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
-#include "trainer/rollout/environment.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -35,7 +34,7 @@ struct part { // groups that one server samples
 };
 
 struct pull {
-    const struct rollout_source *source;
+    const struct rollout_servers *source;
     const struct sampling_options *sampling;
     struct rollout *rollout;
     uint64_t oldest; // version of the weights when it began
@@ -45,10 +44,10 @@ struct pull {
     struct part *parts; // (n_parts)
 };
 
-struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
-                                        int vocab_size, double timeout_s)
+struct rollout_servers rollout_servers_of(struct http_client *http, const struct control *control,
+                                          int vocab_size, double timeout_s)
 {
-    return (struct rollout_source){
+    return (struct rollout_servers){
         .http = http,
         .servers = {{.control = control}},
         .n_servers = 1,
@@ -189,7 +188,7 @@ static json_t *request_tandem(const struct sampling_options *s)
     return tandem;
 }
 
-json_t *rollout_request(const struct rollout_source *source, const struct sampling_options *s,
+json_t *rollout_request(const struct rollout_servers *source, const struct sampling_options *s,
                         json_t *groups)
 {
     return groups ? json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*, s:o*}}",
@@ -227,18 +226,36 @@ static json_t *rollouts_body(struct part *p)
 // ---- response -----------------------------------------------------------------------------------
 
 // A worker's weights do not change in a pull; those that learn may, by another process.
-static struct completion_bounds bounds_of(const struct part *p)
+enum status rollout_read(const struct rollout_servers *servers, const struct rollout_server *server,
+                         const struct sampling_options *sampling, uint64_t oldest,
+                         const char *where, const json_t *line, struct completion *ret)
 {
-    const struct rollout_server *s = server_of(p);
-    return (struct completion_bounds){
-        .vocab_size = p->pull->source->vocab_size,
-        .max_tokens = (int)p->pull->sampling->max_tokens,
-        .tandem = p->pull->sampling->tandem.on,
-        .filtered =
-            sampling_is_filtered(p->pull->sampling) && !(s->worker && s->worker->completions_of),
-        .oldest = s->worker ? s->worker->version : p->pull->oldest,
-        .newest = s->worker ? s->worker->version : control_version(s->control),
+    struct rollout_worker *worker = server->worker;
+    const struct completion_bounds bounds = {
+        .vocab_size = servers->vocab_size,
+        .max_tokens = (int)sampling->max_tokens,
+        .tandem = sampling->tandem.on,
+        .filtered = sampling_is_filtered(sampling) && !(worker && worker->completions_of),
+        .oldest = worker ? worker->version : oldest,
+        .newest = worker ? worker->version : control_version(server->control),
     };
+    enum status st = completion_read(where, line, &bounds, ret);
+    for (int t = 0; st == ST_OK && worker && t < ret->n; t++) ret->versions[t] = worker->copy_of;
+    return st;
+}
+
+bool rollout_worker_failed(const struct rollout_server *server, const char *then)
+{
+    struct rollout_worker *worker = server->worker;
+    if (!worker) return false;
+    if (!worker->down) {
+        log_progress_end();
+        log_warn("worker %s is put aside until it answers again before a step: %s%s", worker->name,
+                 status_message(), then);
+        worker->n_failures++;
+    }
+    worker->down = true;
+    return true;
 }
 
 // One sample, as a line of /v1/rollouts has it; `path` is that of the request.
@@ -246,7 +263,6 @@ static enum status take_sample(struct part *p, const char *path, const json_t *l
 {
     struct rollout *r = p->pull->rollout;
     struct rollout_worker *worker = server_of(p)->worker;
-    const struct completion_bounds bounds = bounds_of(p);
     enum status st = ST_OK;
     char where[80];
     int group = -1, sample = -1;
@@ -258,8 +274,8 @@ static enum status take_sample(struct part *p, const char *path, const json_t *l
     snprintf(where, sizeof where, "response to %s, group %d sample %d", path, group, sample);
     struct completion *completion = &r->completions[group * r->n_per_group + sample];
     if (completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
-    CHECK(completion_read(where, line, &bounds, completion));
-    for (int t = 0; worker && t < completion->n; t++) completion->versions[t] = worker->copy_of;
+    CHECK(rollout_read(p->pull->source, server_of(p), p->pull->sampling, p->pull->oldest, where,
+                       line, completion));
     if (worker) worker->n_samples++;
     p->n_taken++;
     r->n_tokens += completion->n;
@@ -329,7 +345,7 @@ out:
 static enum status check_alive(void *context)
 {
     const struct part *p = context;
-    const struct rollout_source *source = p->pull->source;
+    const struct rollout_servers *source = p->pull->source;
     if (source->cancelled && atomic_load(source->cancelled))
         return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
     enum status st = comm_check(source->comm);
@@ -338,7 +354,7 @@ static enum status check_alive(void *context)
 
 static enum status submit(struct part *p)
 {
-    const struct rollout_source *source = p->pull->source;
+    const struct rollout_servers *source = p->pull->source;
     const bool completions = completions_of(server_of(p)) != NULL;
     json_t *body = completions ? completions_body(p) : rollouts_body(p);
     if (!body) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
@@ -378,7 +394,7 @@ static void give_back(struct part *p)
     }
 }
 
-static int servers_up(const struct rollout_source *source)
+static int servers_up(const struct rollout_servers *source)
 {
     int up = 0;
     for (int k = 0; k < source->n_servers; k++) up += !rollout_server_is_down(&source->servers[k]);
@@ -396,7 +412,7 @@ static int parts_at_once(const struct pull *pull)
 // The server with the fewest samples outstanding that can take one more part; -1: none can.
 static int pick_server(const struct pull *pull)
 {
-    const struct rollout_source *source = pull->source;
+    const struct rollout_servers *source = pull->source;
     const int most = parts_at_once(pull);
     int best = -1, fewest = INT_MAX;
     for (int k = 0; k < source->n_servers; k++) {
@@ -419,7 +435,9 @@ static int pick_server(const struct pull *pull)
 // Its parts go to the others, if there are any.
 static void put_aside(struct pull *pull, int server)
 {
-    struct rollout_worker *worker = pull->source->servers[server].worker;
+    const struct rollout_server *failed = &pull->source->servers[server];
+    const int others = servers_up(pull->source) - !rollout_server_is_down(failed);
+    char then[80];
     int n = 0;
     for (int i = 0; i < pull->n_parts; i++) {
         struct part *p = &pull->parts[i];
@@ -427,13 +445,9 @@ static void put_aside(struct pull *pull, int server)
         give_back(p);
         n += !p->done;
     }
-    worker->down = true;
-    worker->n_failures++;
-    log_progress_end();
-    log_warn("worker %s is put aside until it answers again before a step: %s; %d requests of this "
-             "one %s",
-             worker->name, status_message(), n,
-             servers_up(pull->source) > 0 ? "go to the other servers" : "have no other server");
+    snprintf(then, sizeof then, "; %d requests of this one %s", n,
+             others > 0 ? "go to the other servers" : "have no other server");
+    rollout_worker_failed(failed, then);
 }
 
 // What is to be done about a part whose request ended so.
@@ -518,7 +532,7 @@ static enum status plan_parts(struct pull *pull)
     return ST_OK;
 }
 
-enum status rollout_pull(const struct rollout_source *source,
+enum status rollout_pull(const struct rollout_servers *source,
                          const struct sampling_options *sampling, struct rollout *r)
 {
     struct pull pull = {
@@ -531,7 +545,6 @@ enum status rollout_pull(const struct rollout_source *source,
         .deadline = clock_deadline_ns(source->timeout_ms),
     };
     const int64_t start = clock_now_ns();
-    if (source->environments) return environment_pull(source, sampling, r);
     if (servers_up(source) == 0)
         return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
     enum status st = plan_parts(&pull);
@@ -547,7 +560,7 @@ enum status rollout_pull(const struct rollout_source *source,
 
 // ---- the server's context -----------------------------------------------------------------------
 
-enum status rollout_context(const struct rollout_source *source, int64_t *ret)
+enum status rollout_context(const struct rollout_servers *source, int64_t *ret)
 {
     json_t *models;
     enum status st = http_get_json(source->http, "/v1/models", MODELS_MS, &models);
@@ -563,7 +576,7 @@ enum status rollout_context(const struct rollout_source *source, int64_t *ret)
     return ST_OK;
 }
 
-enum status rollout_check_context(const struct rollout_source *source, const struct dataset *data,
+enum status rollout_check_context(const struct rollout_servers *source, const struct dataset *data,
                                   int64_t limit, int64_t max_completion_length)
 {
     int64_t context = 0, n = limit > 0 && limit < data->n ? limit : data->n;

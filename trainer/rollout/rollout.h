@@ -11,8 +11,6 @@
 #include "trainer/data/data.h"
 #include <stdatomic.h>
 
-struct environment_rollouts;
-
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
@@ -69,7 +67,7 @@ static inline bool rollout_server_is_down(const struct rollout_server *s)
     return s->worker && s->worker->down;
 }
 
-struct rollout_source { // borrowed parts, filled by the caller
+struct rollout_servers { // who samples; borrowed parts, filled by the caller
     struct http_client *http;
     // (n_servers, at least 1) the groups are divided among
     struct rollout_server servers[ROLLOUT_MAX_SERVERS];
@@ -78,16 +76,14 @@ struct rollout_source { // borrowed parts, filled by the caller
     // of all by rollout_exchange(). NULL: this one alone.
     struct comm *comm;
     const char *adapter; // that samples; NULL: the model itself
-    // What makes trajectories of the examples (environment.h); NULL: one completion of each prompt.
-    struct environment_rollouts *environments;
     int vocab_size;
     int timeout_ms, idle_timeout_ms;
     const _Atomic bool *cancelled; // set by another thread: a pull ends within 0.3 s; NULL: never
 };
 
 // Of one server, the client's own.
-struct rollout_source rollout_source_of(struct http_client *http, const struct control *control,
-                                        int vocab_size, double timeout_s);
+struct rollout_servers rollout_servers_of(struct http_client *http, const struct control *control,
+                                          int vocab_size, double timeout_s);
 // Whether a group is this rank's to pull: every size-th is.
 static inline bool rollout_owns(const struct comm *comm, int group)
 {
@@ -102,13 +98,21 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // says, and its groups are asked of the others; where none is left, its failure is the pull's, and
 // what came whole stays: the rollout may be pulled again. After any other failure it is good for
 // rollout_free() only.
-enum status rollout_pull(const struct rollout_source *source,
+enum status rollout_pull(const struct rollout_servers *source,
                          const struct sampling_options *sampling, struct rollout *r);
+// One sample that a server gave, as a line of /v1/rollouts has it; its tokens are then of versions
+// of the weights here. oldest: their version when it was asked for.
+enum status rollout_read(const struct rollout_servers *servers, const struct rollout_server *server,
+                         const struct sampling_options *sampling, uint64_t oldest,
+                         const char *where, const json_t *line, struct completion *ret);
+// Of a server that failed by status_message(): whether it is a worker, which is then down, and a
+// warning says so; then: and what becomes of what it was asked for.
+bool rollout_worker_failed(const struct rollout_server *server, const char *then);
 // What group's completions stand behind.
 const struct token_list *rollout_prompt(const struct rollout *r, int group);
 // Body of POST /v1/rollouts for a list of groups; takes their reference over (NULL: no memory, and
 // so is the result).
-json_t *rollout_request(const struct rollout_source *source,
+json_t *rollout_request(const struct rollout_servers *source,
                         const struct sampling_options *sampling, json_t *groups);
 json_t *rollout_ids(const struct token_list *ids); // as JSON; NULL: no memory
 // The oldest weights that sampled a token of a group; UINT64_MAX: it has no token, or no versions.
@@ -119,10 +123,10 @@ void rollout_free(struct rollout *r);
 
 // Tokens of context that the server serves (its --max-context); INT64_MAX, and a warning, where it
 // does not say so.
-enum status rollout_context(const struct rollout_source *source, int64_t *ret);
+enum status rollout_context(const struct rollout_servers *source, int64_t *ret);
 // ST_INVALID where a prompt with that many new tokens is over the context that the server serves
 // (its --max-context), which may be less than the model's. limit > 0: of the first `limit` prompts.
-enum status rollout_check_context(const struct rollout_source *source, const struct dataset *data,
+enum status rollout_check_context(const struct rollout_servers *source, const struct dataset *data,
                                   int64_t limit, int64_t max_completion_length);
 
 #endif

@@ -23,16 +23,6 @@ struct rollout_queue {
     int64_t idle_ns; // since when nothing is sampled; 0: nothing ever was
 };
 
-void rollout_step_free(struct rollout_step *step)
-{
-    if (!step) return;
-    rollout_free(step->rollout);
-    scores_release(&step->scores);
-    free(step->logprobs);
-    free(step->sentence);
-    free(step);
-}
-
 static struct rollout_step *step_at(const struct rollout_queue *q, int i)
 {
     return q->steps[(q->first + i) % q->length];
@@ -169,6 +159,15 @@ enum status rollout_queue_put_back(struct rollout_queue *q, struct rollout_step 
 int rollout_queue_count(const struct rollout_queue *q)
 {
     return q->n; // only the caller changes it
+}
+
+bool rollout_queue_failed(struct rollout_queue *q)
+{
+    bool failed = false;
+    pthread_mutex_lock(&q->lock);
+    for (int i = 0; i < q->n; i++) failed |= step_at(q, i)->status != ST_OK;
+    pthread_mutex_unlock(&q->lock);
+    return failed;
 }
 
 enum status rollout_queue_take(struct rollout_queue *q, struct rollout_step **ret)

@@ -10,40 +10,7 @@
 #ifndef TRAINER_ROLLOUT_QUEUE_H
 #define TRAINER_ROLLOUT_QUEUE_H
 
-#include "trainer/rollout/environment.h"
-#include "trainer/rollout/scoring.h"
-#include "trainer/rollout/spec_counters.h"
-#include <stdatomic.h>
-
-enum rollout_state { ROLLOUT_ORDERED, ROLLOUT_BEING_SAMPLED, ROLLOUT_SAMPLED, ROLLOUT_SCORED };
-
-struct rollout_step {
-    // ordered
-    int64_t step;
-    struct sampling_options sampling;
-    struct rollout *rollout; // its examples; the completions are the work's
-    int n_again;             // groups whose completions were too old, and are generated again
-    // filled by the work
-    struct spec_counters spec;            // what was drafted meanwhile
-    struct environment_stats environment; // with --rollouts
-    struct scores scores;
-    struct latency_model latency; // as it is with these completions
-    struct {
-        int drawn, flat;   // groups beyond the step's own; of the step's in the end, those that
-                           // teach nothing
-        double reward_sum; // of all that was drawn
-        int n_rewards;
-    } filter;         // with --filter-groups
-    double kl;        // with --kl-reward-coef, while it is learned from: mean over samples
-    double *logprobs; // (n_tokens) the trainer's; NULL without --log-logprobs
-    double score_s;   // of scoring, without samples that were drawn meanwhile
-    // the queue's
-    enum rollout_state state;
-    enum status status; // of the work on it
-    char *sentence;     // of its failure
-    double idle_s;      // in which nothing was sampled, before it was
-};
-void rollout_step_free(struct rollout_step *step);
+#include "trainer/rollout/source.h"
 
 // Each wait in it has a deadline, so that each wait for the queue has.
 typedef enum status (*rollout_work_fn)(void *context, struct rollout_step *step);
@@ -66,6 +33,7 @@ enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step
 // The same for one just taken: it is the first again, and is worked on before all others.
 enum status rollout_queue_put_back(struct rollout_queue *q, struct rollout_step *step);
 int rollout_queue_count(const struct rollout_queue *q); // put and not taken
+bool rollout_queue_failed(struct rollout_queue *q);     // the work on one of these did
 // The oldest, once it is scored. A step whose work failed is that failure, now and ever after:
 // no work on a step behind it begins. ST_INVALID where nothing was put.
 enum status rollout_queue_take(struct rollout_queue *q, struct rollout_step **ret);

@@ -7,7 +7,6 @@
 #include "common/base/json.h"
 #include "trainer/reward/math/number.h"
 #include "trainer/rollout/exchange.h"
-#include "trainer/rollout/scoring.h"
 #include "trainer/run/runlog.h"
 
 #include <math.h>
@@ -194,23 +193,23 @@ static struct eval_result result_of(const struct tally *t, int n, int64_t start)
     return r;
 }
 
-enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
-                     int n_samples, struct reward *reward, const struct sampling_options *sampling,
-                     struct bytes *ret_lines, struct eval_result *ret)
+enum status evaluate(const struct evaluation *e, struct bytes *ret_lines, struct eval_result *ret)
 {
-    struct tally tally = {.reward = reward, .n_samples = n_samples};
-    int n = limit > 0 && limit < data->n ? limit : data->n;
-    const int at_once = n_samples < EVAL_GROUPS ? EVAL_GROUPS / n_samples : 1;
+    struct tally tally = {.reward = e->reward, .n_samples = e->n_samples};
+    const int n = e->limit > 0 && e->limit < e->data->n ? e->limit : e->data->n;
+    const int at_once = e->n_samples < EVAL_GROUPS ? EVAL_GROUPS / e->n_samples : 1;
     int64_t start = clock_now_ns();
     for (int i = 0; i < n; i += at_once) {
+        struct rollout_step order = {
+            .step = e->step, .evaluation = true, .data = e->data->path, .sampling = *e->sampling};
         const int groups = n - i < at_once ? n - i : at_once;
-        struct rollout *r = NULL;
-        enum status st = rollout_new(groups, n_samples, &r);
-        for (int g = 0; r && g < groups; g++) r->examples[g] = &data->examples[i + g];
-        if (st == ST_OK) st = status_context(rollout_pull(source, sampling, r), "evaluation");
-        if (st == ST_OK) st = rollout_exchange(source->comm, r);
-        if (st == ST_OK) st = count(&tally, data->path, r, ret_lines);
-        rollout_free(r);
+        enum status st = rollout_new(groups, e->n_samples, &order.rollout);
+        for (int g = 0; st == ST_OK && g < groups; g++)
+            order.rollout->examples[g] = &e->data->examples[i + g];
+        if (st == ST_OK) st = status_context(source_sample(e->source, &order), "evaluation");
+        if (st == ST_OK) st = rollout_exchange(e->comm, order.rollout);
+        if (st == ST_OK) st = count(&tally, e->data->path, order.rollout, ret_lines);
+        rollout_free(order.rollout);
         if (st != ST_OK) return st;
     }
     *ret = result_of(&tally, n, start);

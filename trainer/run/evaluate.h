@@ -4,8 +4,7 @@
 #define TRAINER_EVALUATE_H
 
 #include "trainer/reward/reward.h"
-#include "trainer/rollout/rollout.h"
-#include "trainer/rollout/spec_counters.h"
+#include "trainer/rollout/source.h"
 
 #define EVAL_MOST_PASS 12 // k = 1, 2, 4 .. 2048
 struct eval_figure {
@@ -24,11 +23,18 @@ struct eval_result {
     uint64_t weight_version;   // of the last token
     struct spec_counters spec; // of these answers alone, by their telemetry; without positions
 };
-// limit > 0: the first `limit` examples. sampling->temperature 0 is greedy. n_samples of each.
+struct evaluation { // borrowed
+    struct source *source;
+    struct comm *comm; // of the ranks that evaluate together; NULL: this one alone
+    const struct dataset *data;
+    int limit;     // > 0: the first so many examples
+    int n_samples; // of each
+    int64_t step;  // done
+    struct reward *reward;
+    const struct sampling_options *sampling; // temperature 0: greedy
+};
 // ret_lines: a JSON object a sample and line is appended (docs/rewards.md), NULL: not wanted.
-enum status evaluate(const struct rollout_source *source, const struct dataset *data, int limit,
-                     int n_samples, struct reward *reward, const struct sampling_options *sampling,
-                     struct bytes *ret_lines, struct eval_result *ret);
+enum status evaluate(const struct evaluation *e, struct bytes *ret_lines, struct eval_result *ret);
 // Its figures as metrics, behind a prefix ("eval/"): those that the reward and the drafts have.
 void eval_result_put(const struct eval_result *r, const char *prefix, json_t *metrics);
 

@@ -50,12 +50,12 @@ struct run {
     json_t *base;                  // that the adapter is trained on (adapter_base())
     char role[CONTROL_ROLE_BYTES]; // the bridge file's, of what is trained
     struct http_client *http;
-    struct rollout_source source;
-    struct environment *environment; // run_environment.c; NULL without --rollouts
-    int64_t server_context;          // tokens; with it
-    struct workers *workers;         // run_workers.c; NULL without --workers
-    struct sync *sync;               // run_sync.c
-    struct device *own_device;       // of --sync checkpoint, until the bridge has it
+    struct rollout_servers servers;
+    struct source *source;     // of samples
+    int64_t server_context;    // tokens; with --rollouts
+    struct workers *workers;   // run_workers.c; NULL without --workers
+    struct sync *sync;         // run_sync.c
+    struct device *own_device; // of --sync checkpoint, until the bridge has it
     struct learner *learner;
     // the draft model, with --train-draft; NULL without
     const char *draft_folder; // the bridge file's
@@ -72,22 +72,23 @@ struct run {
     // the state
     struct runlog *log;
     struct stop *stop;
-    json_t *start;                // run_start.c: what the weights were at the first start
-    int64_t step, total_steps;    // step: done
-    uint64_t step_version;        // of the weights, after the step done
-    struct saver saver;           // of its checkpoints
-    json_t *line;                 // of the step done, not yet in metrics.jsonl; NULL: it is there
-    bool evaluation_due;          // before the line can be written
-    struct best best;             // of the evaluations
-    json_t *best_of;              // what they were made of: run_checkpoint.c; NULL: not yet said
-    struct entropy_state entropy; // of the loss' bonus
-    struct spans spans;           // of what comes into the next line of metrics.jsonl
-    int64_t num_tokens;           // learned from: each sample's completion, with its prompt
-    int64_t skipped;              // updates whose gradient was not finite
-    int skipped_in_a_row;         // steps
-    int draft_skips_in_a_row;     // the same of the draft model
-    struct spec_watch *watch;     // the servers that count drafts
-    struct symptoms symptoms;     // of this process's steps
+    json_t *start;                  // run_start.c: what the weights were at the first start
+    int64_t step, total_steps;      // step: done
+    uint64_t step_version;          // of the weights, after the step done
+    struct saver saver;             // of its checkpoints
+    json_t *line;                   // of the step done, not yet in metrics.jsonl; NULL: it is there
+    bool evaluation_due;            // before the line can be written
+    struct best best;               // of the evaluations
+    json_t *best_of;                // what they were made of: run_checkpoint.c; NULL: not yet said
+    struct entropy_state entropy;   // of the loss' bonus
+    struct spans spans;             // of what comes into the next line of metrics.jsonl
+    double settle_s, written_bytes; // of bringing new weights to the samplers, since the last line
+    int64_t num_tokens;             // learned from: each sample's completion, with its prompt
+    int64_t skipped;                // updates whose gradient was not finite
+    int skipped_in_a_row;           // steps
+    int draft_skips_in_a_row;       // the same of the draft model
+    struct spec_watch *watch;       // the servers that count drafts
+    struct symptoms symptoms;       // of this process's steps
     bool said_undrafted, said_memory;
 };
 
@@ -176,7 +177,13 @@ void run_plan_steps(struct run *run);
 // also writes and logs the cluster report.
 enum status run_record(struct run *run, const struct rollout_step *s, json_t *metrics);
 
-// run_rollouts.c: the queue of rollouts, once the run is where it starts.
+// run_rollouts.c: the samples of an order's groups that are this rank's, from its source.
+enum status run_sample(struct run *run, struct rollout_step *order);
+// Before a step's orders, or those of an evaluation behind it, while nothing is sampled: who
+// samples by copies of the weights does so by the present ones, or by those of up to
+// --restart-interval steps before.
+enum status run_settle(struct run *run, int64_t step, bool evaluation);
+// The queue of rollouts, once the run is where it starts.
 enum status run_open_rollouts(struct run *run);
 // Orders the next step and those that --max-staleness allows beyond it, where they are not yet, and
 // as far as the curriculum knows them before the rewards in between.
@@ -194,54 +201,22 @@ void run_put_staleness(const struct run *run, const struct rollout_step *s, doub
 // run_sync.c, in every run: before what else is opened.
 enum status run_open_sync(struct run *run);
 void run_close_sync(struct run *run);
-// With --sync checkpoint: the weights, which this process owns, run->http and run->source.
+// With --sync checkpoint: the weights, which this process owns, run->http and run->servers.
 enum status run_open_own(struct run *run);
-// Before rollouts of a step, while nothing is sampled: has those who sample by copies sample by the
-// present weights, or by those of up to --restart-interval steps before. fresh: by the present
-// ones.
-enum status run_sync(struct run *run, int64_t step, bool fresh);
-// The same within a step, where this rank alone has lost its server.
-enum status run_sync_again(struct run *run, int64_t step);
-// Whether rollouts that ended so are to be pulled again, after run_sync_again(): the server that
-// is started here was lost, and not too often. Where it was, the sentence says so.
-bool run_lost_server(struct run *run, enum status st);
+// Who samples for the run: run->source.
+enum status run_open_source(struct run *run);
 // Has the present weights in RUN/workers, where they are not there yet: rank 0 writes them, and all
 // ranks come to this. Its absolute path.
 enum status run_write_weights(struct run *run, const char **ret_folder);
-bool run_has_copies(const struct run *run); // samplers that have their own weights
-bool run_serves(const struct run *run);     // false: the server is started later
-// What bringing new weights to the samplers took since the last call of this.
-void run_put_sync(const struct run *run, const struct update_stats *update, json_t *metrics);
+bool run_serves(const struct run *run); // false: the server is started later
 
 // run_workers.c: reads --server-url and --workers, adds the servers to run->source, and asks each
 // whether it may be given work: one that may not is an error that names it.
 enum status run_open_workers(struct run *run);
 void run_close_workers(struct run *run);
-// Has a client show --workers-api-key-file, where there is one.
-enum status run_authorize(const struct run *run, struct http_client *http);
 // Has the workers load the present weights; due: all of them, else those that have none.
 enum status run_sync_workers(struct run *run, bool due);
-// Of the step just sampled, over all ranks; and its metrics.
-enum status run_sum_workers(const struct run *run);
-void run_put_workers(const struct run *run, json_t *metrics);
-
-// run_atropos.c, of runs with --atropos; without it the first does nothing.
-enum status run_open_atropos(struct run *run); // registers, once the run knows where it starts
-enum status run_take_batch(struct run *run, struct rollout_step *s); // waits for environments
-enum status run_atropos_data(struct run *run);                       // in place of a data set
-
-// run_environment.c, of runs with --rollouts; without it they do nothing. Starts the processes.
-enum status run_open_environment(struct run *run);
-// What a pull of rollouts takes of the run: fills `of`, and puts it into the source. step: from 1.
-// The journal is the step's, and none of an evaluation; close it with run_end_environment().
-enum status run_use_environment(struct run *run, int64_t step, bool evaluation,
-                                struct environment_rollouts *of, struct rollout_source *source);
-void run_end_environment(struct environment_rollouts *of);
-// Of several ranks: the step's counts become those of all.
-enum status run_sum_environment(const struct run *run, struct rollout_step *s);
-// A checkpoint has all steps so far: their journals go.
-enum status run_forget_journals(const struct run *run);
-void run_put_environment(const struct run *run, const struct rollout_step *s, json_t *metrics);
+void run_count_workers(const struct run *run, struct source_counts *counts);
 
 // run_filter.c: with --filter-groups, of a step that is sampled and scored: draws other prompts in
 // place of groups whose rewards are all equal.
@@ -255,7 +230,7 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
 
 // run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.
 // wait_s: until its rollouts were there.
-json_t *run_metrics(const struct run *run, const struct rollout_step *s,
+json_t *run_metrics(struct run *run, const struct rollout_step *s,
                     const struct update_stats *update, double wait_s, double train_s);
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
 // Tokens of a sample, as TRL counts them: without those that an environment wrote.

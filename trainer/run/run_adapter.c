@@ -98,7 +98,7 @@ enum status run_open_adapter(struct run *run)
              run->config->lora.name);
     weights_bind(run->adapter->weights, bridge_base(run->bridge, run->role));
     notice_adapter(run->adapter);
-    run->source.adapter = run->config->lora.name;
+    run->servers.adapter = run->config->lora.name;
 out:
     json_decref(json);
     return st;

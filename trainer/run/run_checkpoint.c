@@ -137,7 +137,7 @@ enum status run_save(struct run *run, bool interim)
                       &ranks, &folder));
     // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
-    CHECK(run_forget_journals(run));
+    CHECK(journal_forget(run->folder, run->step));
 out:
     run->saver.failed = st != ST_OK;
     checkpoint_release(&c);

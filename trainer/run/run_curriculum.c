@@ -65,7 +65,7 @@ enum status run_record(struct run *run, const struct rollout_step *s, json_t *me
     enum status st = curriculum_record(run->curriculum, means, &buckets);
     free(means);
     if (st != ST_OK) return st;
-    if (run->config->atropos) return ST_OK; // there are no epochs
+    if (run->source->own_prompts) return ST_OK; // there are no epochs
     metrics_put(metrics, "epoch", (double)curriculum_taken(run->curriculum) / run->data->n);
     if (run->config->curriculum.mode == CURRICULUM_OFF) return ST_OK;
     metrics_put(metrics, "curriculum/bucket", batch.bucket + 1); // 0: not in one yet

@@ -62,44 +62,24 @@ static void exchange(struct rollout_step *s, int to, struct rollout *r, const st
     }
 }
 
-static enum status pull(struct run *run, const struct sampling_options *sampling,
-                        struct rollout_step *s, struct rollout *r)
-{
-    struct rollout_source source = run->source;
-    struct http_client *own = NULL; // where steps are sampled ahead at the same time
-    struct environment_rollouts of = {0};
-    enum status st;
-    CHECK(run_use_environment(run, s->step + 1, false, &of, &source));
-    of.stats = s->environment;
-    of.first_group = s->rollout->n_groups + s->filter.drawn;
-    if (run->resolved.steps_ahead > 0) {
-        CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
-        CHECK(run_authorize(run, own));
-        source.http = own;
-    }
-    while (run_lost_server(run, st = rollout_pull(&source, sampling, r)) && !own)
-        CHECK(run_sync_again(run, s->step));
-    if (st == ST_OK) st = rollout_exchange(run->comm, r);
-    s->environment = of.stats;
-out:
-    run_end_environment(&of);
-    http_client_free(own);
-    return st;
-}
-
 // Other prompts in place of n groups; those that are flat too are left.
 static enum status draw(struct run *run, struct rollout_step *s, struct rng *rng, const int *groups,
                         int n)
 {
-    struct sampling_options sampling = s->sampling;
+    struct rollout_step drawn = {.step = s->step,
+                                 .first_group = s->rollout->n_groups + s->filter.drawn,
+                                 .sampling = s->sampling,
+                                 .counts = s->counts};
     struct scores scores = {0};
-    struct rollout *r = NULL;
     enum status st;
-    CHECK(rollout_new(n, s->rollout->n_per_group, &r));
+    CHECK(rollout_new(n, s->rollout->n_per_group, &drawn.rollout));
+    struct rollout *r = drawn.rollout;
     for (int g = 0; g < n; g++)
         r->examples[g] = &run->data->examples[rng_below(rng, (uint32_t)run->data->n)];
-    sampling.seed = rng_u64(rng) >> 1;
-    CHECK(pull(run, &sampling, s, r));
+    drawn.sampling.seed = rng_u64(rng) >> 1;
+    CHECK(run_sample(run, &drawn));
+    s->counts = drawn.counts;
+    CHECK(rollout_exchange(run->comm, r));
     CHECK(scoring_rollout(&run->scoring, r, &scores));
     CHECK(run_agree(run, scores.rewards, (size_t)scores.n * sizeof *scores.rewards));
     count_rewards(s, &scores);
@@ -109,7 +89,7 @@ static enum status draw(struct run *run, struct rollout_step *s, struct rng *rng
     s->filter.drawn += n;
 out:
     scores_release(&scores);
-    rollout_free(r);
+    rollout_free(drawn.rollout);
     return status_context(st, "--filter-groups");
 }
 

@@ -172,7 +172,13 @@ static void put_tandem(json_t *metrics, const struct update_stats *u)
     metrics_put(metrics, "tandem/frozen_token_fraction", frozen);
 }
 
-json_t *run_metrics(const struct run *run, const struct rollout_step *s,
+static void put_source(json_t *metrics, const struct source_counts *counts)
+{
+    for (const struct source_count *c = counts->items; c < counts->items + counts->n; c++)
+        metrics_put(metrics, c->key, c->of > 0 ? c->sum / c->of : c->sum);
+}
+
+json_t *run_metrics(struct run *run, const struct rollout_step *s,
                     const struct update_stats *update, double wait_s, double train_s)
 {
     const struct rollout *rollout = s->rollout;
@@ -196,9 +202,10 @@ json_t *run_metrics(const struct run *run, const struct rollout_step *s,
     if (run->config->sampling.tandem.on) put_tandem(metrics, update);
     run_put_filter(run, s, metrics);
     run_put_staleness(run, s, wait_s, metrics);
-    run_put_environment(run, s, metrics);
-    run_put_workers(run, metrics);
-    run_put_sync(run, update, metrics);
+    put_source(metrics, &s->counts);
+    metrics_put(metrics, "sync/time_s", run->settle_s + update->publish.total_ms / 1e3);
+    metrics_put(metrics, "sync/bytes_written", run->written_bytes);
+    run->settle_s = run->written_bytes = 0;
     metrics_put(metrics, "rollout_s", rollout->seconds);
     metrics_put(metrics, "train_s", train_s);
     metrics_put(metrics, "step_s", step_s);
@@ -219,20 +226,23 @@ enum status run_evaluate(struct run *run, json_t *metrics)
 {
     struct sampling_options sampling = run_sampling(run, run->step);
     struct eval_result r;
-    struct rollout_source trained = run->source;
-    struct environment_rollouts of = {0};
     char best[64];
-    trained.n_servers = 1; // the workers' weights are those of the step before
     sampling.temperature = run->config->eval_temperature;
     sampling.tandem.on = false; // the policy alone is evaluated
+    const struct evaluation evaluation = {
+        .source = run->source,
+        .comm = run->comm,
+        .data = run->eval_data,
+        .limit = (int)run->config->eval_limit,
+        .n_samples = (int)run->config->num_generations_eval,
+        .step = run->step,
+        .reward = run->reward,
+        .sampling = &sampling,
+    };
     spans_lap(&run->spans, SPAN_LOG);
     rollout_queue_pause(run->queue);
-    enum status st = ST_OK;
-    if (run->config->sync == SYNC_CHECKPOINT) st = run_sync(run, run->step, true);
-    if (st == ST_OK) st = run_use_environment(run, run->step, true, &of, &trained);
-    if (st == ST_OK)
-        st = evaluate(&trained, run->eval_data, (int)run->config->eval_limit,
-                      (int)run->config->num_generations_eval, run->reward, &sampling, NULL, &r);
+    enum status st = run_settle(run, run->step, true);
+    if (st == ST_OK) st = evaluate(&evaluation, NULL, &r);
     rollout_queue_resume(run->queue);
     if (st == ST_OK) st = run_agree(run, &r, sizeof r);
     if (st != ST_OK) return st;

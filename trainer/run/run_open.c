@@ -4,6 +4,8 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "trainer/data/prompts.h"
+#include "trainer/rollout/atropos.h"
+#include "trainer/rollout/environment.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"
@@ -65,8 +67,8 @@ static enum status open_shared(struct run *run)
     CHECK(check_tandem(run));
     CHECK(role_open(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
-    run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
-                                    run->config->rollout_timeout);
+    run->servers = rollout_servers_of(run->http, bridge_control(run->bridge),
+                                      run->model->vocab_size, run->config->rollout_timeout);
     CHECK(run_open_adapter(run));
 out:
     return st;
@@ -80,6 +82,7 @@ static enum status open_policy(struct run *run)
     CHECK(spec_watch_new(bridge_file_of(run->bridge), run->http, run->config->also_count,
                          &run->watch));
     CHECK(run_open_workers(run));
+    CHECK(run_open_source(run));
 out:
     return st;
 }
@@ -114,9 +117,9 @@ static enum status check_context(const struct run *run, const struct model_confi
 enum status run_check_context(const struct run *run)
 {
     const struct train_config *c = run->config;
-    enum status st = rollout_check_context(&run->source, run->data, 0, c->sampling.max_tokens);
+    enum status st = rollout_check_context(&run->servers, run->data, 0, c->sampling.max_tokens);
     if (st == ST_OK && run->eval_data)
-        st = rollout_check_context(&run->source, run->eval_data, c->eval_limit,
+        st = rollout_check_context(&run->servers, run->eval_data, c->eval_limit,
                                    c->sampling.max_tokens);
     return st;
 }
@@ -146,6 +149,13 @@ out:
     return st;
 }
 
+// One example without tokens, which no step takes: the prompts are the environments'.
+static enum status no_data(struct run *run)
+{
+    static const char line[] = "{\"prompt\": \" \"}\n";
+    return dataset_parse(run->config->atropos, line, strlen(line), NULL, &run->data);
+}
+
 static enum status open_data(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -153,7 +163,7 @@ static enum status open_data(struct run *run)
     int left_out;
     struct prompt_options options = c->prompts;
     options.question_template = reward_prompt_template(run->reward);
-    CHECK(c->atropos ? run_atropos_data(run) : load_data(run, &options));
+    CHECK(c->atropos ? no_data(run) : load_data(run, &options));
     struct curriculum_options order = c->curriculum;
     order.seed = (uint64_t)c->seed;
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
@@ -168,6 +178,65 @@ static enum status open_data(struct run *run)
     CHECK(check_context(run, run->model, "model"));
     if (run_serves(run)) CHECK(run_check_context(run));
     if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
+out:
+    return st;
+}
+
+// ---- sources of samples
+// --------------------------------------------------------------------------
+
+static void warn_of_other_reward(const struct run *run)
+{
+    for (int k = 0; k < reward_terms(run->reward); k++)
+        if (strcmp(reward_term_name(run->reward, k), "environment") == 0) return;
+    log_warn("--reward %s: what the environment gives does not count, whose term is "
+             "\"environment\"",
+             run->config->reward.names);
+}
+
+static enum status open_environment(struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    if (!c->rollouts) return ST_OK;
+    run->server_context = run->model->max_positions; // of a server that is started later
+    if (run_serves(run)) CHECK(rollout_context(&run->servers, &run->server_context));
+    const struct environment_options options = {.line = c->rollouts + strlen(ROLLOUTS_COMMAND),
+                                                .n = (int)c->rollout_processes,
+                                                .timeout_s = c->rollout_process_timeout,
+                                                .max_tokens = (int)run_longest(run)};
+    CHECK(environment_new(&options, run->source, &run->source));
+    warn_of_other_reward(run);
+out:
+    return status_context(st, "--rollouts");
+}
+
+// Once the run knows where it starts.
+static enum status open_atropos(struct run *run)
+{
+    const struct train_config *c = run->config;
+    const int64_t batch = c->curriculum.prompts_per_step * c->curriculum.num_generations;
+    const struct atropos_options options = {
+        .url = c->atropos,
+        .bounds = {.vocab_size = run->model->vocab_size,
+                   .max_tokens = (int)run_longest(run),
+                   .temperature = c->sampling.temperature,
+                   .needs_logprobs = run->resolved.loss.tis != TIS_OFF,
+                   .scale = c->advantage.scale},
+        .batch_size = batch,
+        .stopped = stop_flag(),
+        .run_folder = run->folder,
+        .save_steps = c->saving.save_steps,
+        .step = run->step,
+        .total_steps = run->total_steps,
+    };
+    enum status st = ST_OK;
+    if (!c->atropos) return ST_OK;
+    CHECK(atropos_new(&options, &run->servers, run->source, &run->source));
+    log_info("--atropos %s: registered for batches of %" PRId64 " sequences of at most %" PRId64
+             " tokens; environments that ask %s%s%s are trained on",
+             c->atropos, batch, run_longest(run), bridge_file_of(run->bridge)->socket,
+             run->adapter ? " for model " : "", run->adapter ? c->lora.name : "");
 out:
     return st;
 }
@@ -284,7 +353,7 @@ enum status run_open(struct run *run)
     CHECK(watch_signals(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
-    CHECK(run_open_environment(run));
+    CHECK(open_environment(run));
     CHECK(open_data(run));
     plan_scoring(run);
     notice_filtering(run->config);
@@ -305,7 +374,7 @@ enum status run_open(struct run *run)
                      run->config->saving.logging_steps, &run->log));
     run_plan_steps(run);
     CHECK(schedule_check(&run->resolved.schedule));
-    CHECK(run_open_atropos(run));
+    CHECK(open_atropos(run));
     CHECK(run_open_rollouts(run));
 out:
     free(latest);
@@ -316,7 +385,7 @@ void run_close(struct run *run, enum status outcome)
 {
     run_leave_ranks(run, outcome);
     rollout_queue_free(run->queue); // works with nearly all of the rest
-    environment_free(run->environment);
+    source_close(run->source);
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);

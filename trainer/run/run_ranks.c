@@ -146,7 +146,7 @@ enum status run_meet_ranks(struct run *run)
                     run->job->ranks.size, run->config->rank_timeout, liveness_watch, run->liveness,
                     &run->comm));
     bridge_publish_with(run->bridge, meet_to_publish, run);
-    run->source.comm = run->comm;
+    run->servers.comm = run->comm;
     st = divide_ranks(run);
 out:
     bytes_release(&shared);

@@ -20,36 +20,43 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum status run_settle(struct run *run, int64_t step, bool evaluation)
+{
+    const bool due = evaluation || step % run->config->restart_interval == 0;
+    const int64_t start = clock_now_ns();
+    enum status st = run->source->settle(
+        run->source, due ? control_version(bridge_control(run->bridge)) : 0, evaluation);
+    run->settle_s += clock_ms_since(start) / 1e3;
+    return st;
+}
+
+enum status run_sample(struct run *run, struct rollout_step *s)
+{
+    enum status st = ST_OK;
+    s->ahead = run->resolved.steps_ahead > 0;
+    s->data = run->data->path;
+    CHECK(journal_open(run->folder, s->step + 1, run->job->ranks.rank, &s->journal));
+    do st = source_sample(run->source, s);
+    while (st != ST_OK && s->again);
+out:
+    journal_close(s->journal);
+    s->journal = NULL;
+    return st;
+}
+
 static enum status sample_step(void *context, struct rollout_step *s)
 {
     struct run *run = context;
-    struct rollout_source source = run->source;
-    struct environment_rollouts of = {0};
-    const uint64_t version = control_version(source.servers[0].control);
-    struct http_client *own = NULL; // where others sample at the same time
-    enum status st;
-    if (run->config->atropos) {
-        CHECK(run_sync(run, s->step, false)); // of servers that environments may ask
-        return run_take_batch(run, s);
-    }
-    if (run->resolved.steps_ahead > 0)
-        CHECK(http_client_new(bridge_file_of(run->bridge)->socket, &own));
-    if (own) source.http = own;
-    if (own) CHECK(run_authorize(run, own));
-    CHECK(run_use_environment(run, s->step + 1, false, &of, &source));
-    of.stats = s->environment; // of groups that are not made again
-    if (!own) CHECK(run_sync(run, s->step, false));
-    CHECK(spec_watch_begin(run->watch));
-    while (run_lost_server(run, st = rollout_pull(&source, &s->sampling, s->rollout)) && !own)
-        CHECK(run_sync_again(run, s->step));
-    if (st != ST_OK) goto out;
-    s->environment = of.stats;
-    CHECK(spec_watch_end(run->watch, &s->spec));
+    const bool own_prompts = run->source->own_prompts;
+    const uint64_t version = control_version(run->servers.servers[0].control);
+    enum status st = ST_OK;
+    if (run->resolved.steps_ahead == 0) CHECK(run_settle(run, s->step, false));
+    if (!own_prompts) CHECK(spec_watch_begin(run->watch));
+    CHECK(run_sample(run, s));
+    if (!own_prompts) CHECK(spec_watch_end(run->watch, &s->spec));
     log_debug("step %" PRId64 ": rollouts begun by weight version %" PRIu64 ", %.3f s", s->step + 1,
               version, s->rollout->seconds);
 out:
-    run_end_environment(&of);
-    http_client_free(own);
     return st;
 }
 
@@ -64,8 +71,8 @@ static enum status score_all(struct run *run, struct rollout_step *s)
 {
     const int64_t start = clock_now_ns();
     const double sampled_s = s->rollout->seconds;
-    if (run->config->atropos) return ST_OK; // its scores came with it
-    scores_release(&s->scores);             // where it is scored again
+    if (s->scored) return ST_OK;
+    scores_release(&s->scores); // where it is scored again
     enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
     if (st == ST_OK) st = agree_on_scores(run, &s->scores);
     if (st == ST_OK) st = scoring_turns(&run->scoring, s->rollout, &s->scores);
@@ -89,15 +96,14 @@ static enum status score_step(void *context, struct rollout_step *s)
     return scores_when_taken(run) ? ST_OK : score_all(run, s);
 }
 
-// Samplers that have copies of the weights are given new ones while nothing is sampled.
-static enum status sync_copies(struct run *run)
+// Samplers that have copies of the weights are given new ones while nothing is sampled. Where one
+// was lost, the step that it failed says so when it is taken.
+static enum status settle_ahead(struct run *run)
 {
     enum status st = ST_OK;
-    if (run->resolved.steps_ahead == 0 || !run_has_copies(run)) return ST_OK;
+    if (run->resolved.steps_ahead == 0 || !run->source->settles) return ST_OK;
     rollout_queue_pause(run->queue);
-    // Where the server was lost, the step that it failed says so when it is taken.
-    if (rollout_queue_count(run->queue) == 0 || run_serves(run))
-        st = run_sync(run, run->step, false);
+    if (!rollout_queue_failed(run->queue)) st = run_settle(run, run->step, false);
     rollout_queue_resume(run->queue);
     return st;
 }
@@ -107,7 +113,7 @@ enum status run_open_rollouts(struct run *run)
     const struct rollout_work work = {sample_step, score_step, run};
     run->scored_latency = run->latency;
     enum status st = rollout_queue_new(run->resolved.steps_ahead + 1, &work, &run->queue);
-    if (st == ST_OK) run->source.cancelled = rollout_queue_cancelled(run->queue);
+    if (st == ST_OK) run->servers.cancelled = rollout_queue_cancelled(run->queue);
     return st;
 }
 
@@ -131,7 +137,7 @@ out:
 enum status run_order_steps(struct run *run)
 {
     struct curriculum_batch batch;
-    enum status st = sync_copies(run);
+    enum status st = settle_ahead(run);
     for (int ahead = rollout_queue_count(run->queue);
          st == ST_OK && ahead <= run->resolved.steps_ahead &&
          run->step + ahead < run->total_steps && curriculum_next(run->curriculum, ahead, &batch);
@@ -148,11 +154,10 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
     for (;;) {
         struct rollout_step *s = NULL;
         CHECK(rollout_queue_take(run->queue, &s));
-        st = run->config->atropos ? ST_OK : rollout_exchange(run->comm, s->rollout);
+        st = rollout_exchange(run->comm, s->rollout);
         const int n = rollout_drop_older(s->rollout, version > behind ? version - behind : 0);
         if (st == ST_OK && n == 0 && scores_when_taken(run)) st = score_all(run, s);
-        if (st == ST_OK && n == 0) st = run_sum_workers(run); // with what was drawn anew
-        if (st == ST_OK && n == 0 && run->comm) st = run_sum_environment(run, s);
+        if (st == ST_OK && n == 0) st = source_counts_sum(&s->counts, run->comm);
         if (st != ST_OK) {
             rollout_step_free(s);
             return st;

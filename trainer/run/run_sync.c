@@ -26,6 +26,8 @@
 #define FIRST_VERSION 2   // of a server of ours that was started on a folder, and of no other
 
 struct sync {
+    struct source source;
+    struct run *run;
     struct server_process *server; // NULL: none is started here
     struct rollout_worker of_pull; // the same
     bool asked_context;            // of it
@@ -34,8 +36,6 @@ struct sync {
     // the folder of weights
     char folder[PATH_ROOM]; // absolute; "": not written yet
     uint64_t written;       // their version
-    // of the step
-    double seconds, bytes;
 };
 
 // ---- the folder ---------------------------------------------------------------------------------
@@ -74,17 +74,12 @@ enum status run_write_weights(struct run *run, const char **ret_folder)
         if (!(absolute = realpath(path, NULL))) FAIL(ST_IO, "%s: it cannot be found again", path);
         CHECK(path_put(y->folder, "", "%s", absolute));
         y->written = version;
-        y->bytes += weights_bytes(run, y->folder);
+        run->written_bytes += weights_bytes(run, y->folder);
     }
     *ret_folder = y->folder;
 out:
     free(absolute);
     return st;
-}
-
-bool run_has_copies(const struct run *run)
-{
-    return run->sync->server || run->workers;
 }
 
 // ---- the server started here --------------------------------------------------------------------
@@ -161,42 +156,58 @@ static enum status sync_server(struct run *run, bool due)
     return status_context(st, "--sync checkpoint");
 }
 
-// ---- a step -------------------------------------------------------------------------------------
+// ---- the source ---------------------------------------------------------------------------------
 
-enum status run_sync(struct run *run, int64_t step, bool fresh)
+// A server that was lost in the step is given the weights that it had, by this rank alone.
+static enum status order_copies(struct source *source, struct rollout_step *step)
 {
-    struct sync *y = run->sync;
-    const int64_t start = clock_now_ns();
-    const bool due = fresh || step % run->config->restart_interval == 0;
+    struct sync *y = (struct sync *)source;
     enum status st = ST_OK;
-    if (!run_has_copies(run)) return ST_OK;
-    CHECK(sync_server(run, due));
-    CHECK(run_sync_workers(run, due));
-    y->seconds += clock_ms_since(start) / 1e3;
-    log_debug("step %" PRId64 ": sync %.3f s, %.0f bytes written", step + 1, y->seconds, y->bytes);
+    if (!run_serves(y->run) && !step->ahead && !step->evaluation) CHECK(sync_server(y->run, false));
+    st = served_order(&y->run->servers, step);
 out:
     return st;
 }
 
-enum status run_sync_again(struct run *run, int64_t step)
+static enum status poll_copies(struct source *source, struct rollout_step *step)
 {
-    return run->comm ? sync_server(run, false) : run_sync(run, step, false);
-}
-
-bool run_lost_server(struct run *run, enum status st)
-{
-    struct sync *y = run->sync;
-    if (!y->server) return false;
+    struct sync *y = (struct sync *)source;
+    enum status st = served_poll(step);
+    run_count_workers(y->run, &step->counts);
+    if (!y->server || step->evaluation) return st;
     if (st == ST_OK) y->n_lost = 0;
-    return may_try_again(run, st);
+    step->again = may_try_again(y->run, st) && !step->ahead;
+    return st;
 }
 
-void run_put_sync(const struct run *run, const struct update_stats *update, json_t *metrics)
+static enum status settle_copies(struct source *source, uint64_t version, bool evaluation)
+{
+    struct run *run = ((struct sync *)source)->run;
+    const int64_t start = clock_now_ns();
+    enum status st = ST_OK;
+    if (evaluation && run->config->sync == SYNC_SHARED) return ST_OK; // by the weights that learn
+    CHECK(sync_server(run, version > 0));
+    CHECK(run_sync_workers(run, version > 0));
+    log_debug("copies of the weights: sync %.3f s, %.0f bytes written", clock_ms_since(start) / 1e3,
+              run->written_bytes);
+out:
+    return st;
+}
+
+static void close_copies(struct source *source)
+{
+    (void)source; // the run's
+}
+
+enum status run_open_source(struct run *run)
 {
     struct sync *y = run->sync;
-    metrics_put(metrics, "sync/time_s", y->seconds + update->publish.total_ms / 1e3);
-    metrics_put(metrics, "sync/bytes_written", y->bytes);
-    y->seconds = y->bytes = 0;
+    if (!y->server && !run->workers) return served_new(&run->servers, &run->source);
+    y->source =
+        (struct source){order_copies, poll_copies, settle_copies, close_copies, .settles = true};
+    y->run = run;
+    run->source = &y->source;
+    return ST_OK;
 }
 
 // ---- weights of this process --------------------------------------------------------------------
@@ -277,12 +288,12 @@ enum status run_open_own(struct run *run)
     const char *server = c->server_url ? c->server_url : y->of_pull.name;
     CHECK(own_weights(run, server));
     CHECK(http_client_new(server, &run->http));
-    run->source = rollout_source_of(run->http, bridge_control(run->bridge), run->model->vocab_size,
-                                    c->rollout_timeout);
-    run->source.servers[0].worker = &y->of_pull;
-    run->source.servers[0].address = server;
+    run->servers = rollout_servers_of(run->http, bridge_control(run->bridge),
+                                      run->model->vocab_size, c->rollout_timeout);
+    run->servers.servers[0].worker = &y->of_pull;
+    run->servers.servers[0].address = server;
     if (c->server_command) y->of_pull.completions_of = y->folder;
-    if (c->server_url) run->source.n_servers = 0; // it is the first worker
+    if (c->server_url) run->servers.n_servers = 0; // it is the first worker
     if (run->resolved.max_staleness > 0 && !c->importance_sampling_correction)
         log_warn("--restart-interval %" PRId64 " without --importance-sampling-correction: nothing "
                  "corrects for the age of the samples",

@@ -25,8 +25,6 @@ struct workers {
     int n;
     bool in_step; // all loaded the weights once
     double sync_s;
-    // of the last step: samples, failures and 1 if up for each of them, over all ranks
-    double sums[3 * (ROLLOUT_MAX_SERVERS - 1)];
     struct worker {
         struct rollout_worker of_pull;
         const char *address;
@@ -39,7 +37,7 @@ struct workers {
 
 static enum status add_worker(struct run *run, const char *name)
 {
-    struct rollout_source *source = &run->source;
+    struct rollout_servers *all = &run->servers;
     struct workers *ws = run->workers;
     enum status st = ST_OK;
     if (!*name) FAIL(ST_INVALID, "an empty name before or behind a comma");
@@ -64,19 +62,19 @@ static enum status add_worker(struct run *run, const char *name)
             FAIL(ST_INVALID, "%s is of the same server as %s; name it once", name,
                  ws->items[i].of_pull.name);
     if (w->own)
-        source->servers[source->n_servers++] =
+        all->servers[all->n_servers++] =
             (struct rollout_server){w->address, bridge_control(run->bridge), &w->of_pull};
 out:
     return st;
 }
 
-enum status run_authorize(const struct run *run, struct http_client *http)
+static enum status authorize(const struct run *run)
 {
     char *key = NULL;
     enum status st = ST_OK;
     if (!run->config->workers_api_key_file) return ST_OK;
     CHECK(api_key_read("--workers-api-key-file", run->config->workers_api_key_file, &key));
-    CHECK(http_client_authorize(http, key));
+    CHECK(http_client_authorize(run->http, key));
 out:
     free(key);
     return st;
@@ -183,7 +181,7 @@ static enum status take_version(const struct run *run, struct worker *w, const j
 static enum status load(struct run *run, const char *folder)
 {
     const char *adapter = run->adapter ? run->config->lora.name : NULL;
-    const int timeout_ms = run->source.timeout_ms;
+    const int timeout_ms = run->servers.timeout_ms;
     enum status st;
     json_t *body = adapter ? json_pack("{s:s, s:s, s:b}", "lora_name", adapter, "lora_path", folder,
                                        "load_inplace", 1)
@@ -226,32 +224,21 @@ out:
     return st;
 }
 
-enum status run_sum_workers(const struct run *run)
-{
-    struct workers *ws = run->workers;
-    if (!ws) return ST_OK;
-    for (int i = 0; i < ws->n; i++) {
-        const struct rollout_worker *w = &ws->items[i].of_pull;
-        const bool own = ws->items[i].own;
-        ws->sums[3 * i] = own ? w->n_samples : 0;
-        ws->sums[3 * i + 1] = own ? w->n_failures : 0;
-        ws->sums[3 * i + 2] = own && !w->down;
-    }
-    return comm_sum_host(run->comm, ws->sums, 3 * ws->n);
-}
-
-void run_put_workers(const struct run *run, json_t *metrics)
+void run_count_workers(const struct run *run, struct source_counts *counts)
 {
     const struct workers *ws = run->workers;
     double up = 0;
     if (!ws) return;
     for (int i = 0; i < ws->n; i++) {
-        metrics_putf(metrics, ws->sums[3 * i], "workers/%d/samples", i + 1);
-        metrics_putf(metrics, ws->sums[3 * i + 1], "workers/%d/failures", i + 1);
-        up += ws->sums[3 * i + 2];
+        const struct rollout_worker *w = &ws->items[i].of_pull;
+        const bool own = ws->items[i].own;
+        source_count(counts, "workers/%d/samples", i + 1)->sum = own ? w->n_samples : 0;
+        source_count(counts, "workers/%d/failures", i + 1)->sum = own ? w->n_failures : 0;
+        up += own && !w->down;
     }
-    metrics_put(metrics, "workers/up", up);
-    metrics_put(metrics, "workers/sync_s", ws->sync_s);
+    source_count(counts, "workers/up")->sum = up;
+    source_count(counts, "workers/sync_s")->sum = ws->sync_s;
+    source_count(counts, "workers/sync_s")->of = 1;
 }
 
 enum status run_open_workers(struct run *run)
@@ -264,7 +251,7 @@ enum status run_open_workers(struct run *run)
     struct workers *ws = run->workers = calloc(1, sizeof *ws);
     if (!ws || (list && !(ws->list = strdup(list))))
         FAIL(ST_NO_MEMORY, "no memory for a list of workers");
-    CHECK(run_authorize(run, run->http));
+    CHECK(authorize(run));
     if (first) CHECK(status_context(add_worker(run, first), "--server-url"));
     remaining = ws->list;
     while ((name = strsep(&remaining, ",")))

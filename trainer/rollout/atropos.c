@@ -1,16 +1,16 @@
-/* run_atropos.c: a run on what Atropos' environments put into its API server (--atropos). The main
- * thread.
+/* atropos.c: the source whose samples are what Atropos' environments put into its API server
+ * (--atropos). The main thread.
  *
  * Environments have the trained server generate (its /generate and /v1 endpoints), score groups of
  * sequences themselves, and hand them to the API; the trainer registers there once and polls for
  * batches. Which weights sampled a token is told by nobody, so a sequence has no versions: the
  * sampler's log-probabilities that come with it are what says how far it is off the policy. */
+#include "trainer/rollout/atropos.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/rollout/atropos_batch.h"
-#include "trainer/run/run.h"
+#include "trainer/rollout/exchange.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,24 +19,26 @@
 #define ASK_MS  60000 // a batch may be large
 #define POLL_MS 250
 
-static int64_t batch_size(const struct run *run)
-{
-    return run->config->curriculum.prompts_per_step * run->config->curriculum.num_generations;
-}
+struct atropos {
+    struct source source;
+    struct source *servers; // that environments may ask, and evaluations do
+    struct atropos_options options;
+    const struct rollout_servers *via; // the same
+};
 
 // body: of a POST; NULL: a GET. flags: of jansson.
-static enum status ask(const struct run *run, const char *path, const json_t *body, size_t flags,
+static enum status ask(const struct atropos *a, const char *path, const json_t *body, size_t flags,
                        json_t **ret)
 {
     struct bytes text = BYTES_INIT;
-    const struct http_call call = {.server = run->config->atropos,
+    const struct http_call call = {.server = a->options.url,
                                    .path = path,
                                    .post = body != NULL,
                                    .body = body,
                                    .timeout_ms = ASK_MS};
     json_error_t error;
     enum status st;
-    CHECK(http_perform(run->http, &call, &text));
+    CHECK(http_perform(a->via->http, &call, &text));
     *ret = json_loadb(bytes_text(&text), text.len, flags | JSON_ALLOW_NUL, &error);
     if (!*ret) st = status_fail(ST_FORMAT, "%s: column %d: %s", path, error.column, error.text);
 out:
@@ -47,15 +49,16 @@ out:
 // ---- registering --------------------------------------------------------------------------------
 
 // Its sizes must be ours: an API that a trainer registered with before keeps that one's.
-static enum status check_info(const struct run *run, bool registered)
+static enum status check_info(const struct atropos *a, bool registered)
 {
     const struct {
         const char *key;
         int64_t ours;
-    } sizes[] = {{"batch_size", batch_size(run)}, {"max_token_len", run_longest(run)}};
+    } sizes[] = {{"batch_size", a->options.batch_size},
+                 {"max_token_len", a->options.bounds.max_tokens}};
     enum status st;
     json_t *info = NULL;
-    CHECK(ask(run, "/info", NULL, 0, &info));
+    CHECK(ask(a, "/info", NULL, 0, &info));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t theirs = INT64_MIN;
         CHECK(json_get_int("/info", info, sizes[i].key, -1, INT64_MAX, &theirs));
@@ -72,22 +75,23 @@ out:
     return st;
 }
 
-static enum status register_run(const struct run *run)
+static enum status register_run(const struct atropos *a)
 {
-    const struct train_config *c = run->config;
+    const struct atropos_options *o = &a->options;
     enum status st;
     char checkpoints[PATH_ROOM];
     json_t *body = NULL, *response = NULL;
-    CHECK(path_put(checkpoints, run->folder, "checkpoints"));
-    body = json_pack(
-        "{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:I}", "wandb_group", run->folder, "wandb_project",
-        "commonweight", "batch_size", (json_int_t)batch_size(run), "max_token_len",
-        (json_int_t)run_longest(run), "checkpoint_dir", checkpoints, "save_checkpoint_interval",
-        (json_int_t)(c->saving.save_steps > 0 ? c->saving.save_steps : run->total_steps),
-        "starting_step", (json_int_t)run->step, "num_steps", (json_int_t)run->total_steps);
-    if (!body) FAIL(ST_INVALID, "%s: it cannot be registered: its name is not UTF-8", run->folder);
+    CHECK(path_put(checkpoints, o->run_folder, "checkpoints"));
+    body = json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:I}", "wandb_group", o->run_folder,
+                     "wandb_project", "commonweight", "batch_size", (json_int_t)o->batch_size,
+                     "max_token_len", (json_int_t)o->bounds.max_tokens, "checkpoint_dir",
+                     checkpoints, "save_checkpoint_interval",
+                     (json_int_t)(o->save_steps > 0 ? o->save_steps : o->total_steps),
+                     "starting_step", (json_int_t)o->step, "num_steps", (json_int_t)o->total_steps);
+    if (!body)
+        FAIL(ST_INVALID, "%s: it cannot be registered: its name is not UTF-8", o->run_folder);
     // The uuid has 128 bits, more than jansson's integers, and nothing asks for it: as a real.
-    CHECK(ask(run, "/register", body, JSON_DECODE_INT_AS_REAL, &response));
+    CHECK(ask(a, "/register", body, JSON_DECODE_INT_AS_REAL, &response));
     if (!json_is_number(json_object_get(response, "uuid")))
         FAIL(ST_FORMAT, "/register: the response has no \"uuid\"");
 out:
@@ -96,30 +100,25 @@ out:
     return st;
 }
 
-enum status run_open_atropos(struct run *run)
+static enum status enroll(const struct atropos *a)
 {
     enum status st;
-    if (!run->config->atropos || !run_leads(run)) return ST_OK;
-    CHECK(check_info(run, false));
-    CHECK(register_run(run));
-    CHECK(check_info(run, true));
-    log_info("--atropos %s: registered for batches of %" PRId64 " sequences of at most %" PRId64
-             " tokens; environments that ask %s%s%s are trained on",
-             run->config->atropos, batch_size(run), run_longest(run),
-             bridge_file_of(run->bridge)->socket, run->adapter ? " for model " : "",
-             run->adapter ? run->config->lora.name : "");
+    if (comm_rank(a->via->comm) != 0) return ST_OK;
+    CHECK(check_info(a, false));
+    CHECK(register_run(a));
+    st = check_info(a, true);
 out:
-    return status_context(st, "--atropos %s", run->config->atropos);
+    return st;
 }
 
 // ---- batches ------------------------------------------------------------------------------------
 
 // NULL: there is none yet.
-static enum status poll_batch(const struct run *run, json_t **ret)
+static enum status poll_batch(const struct atropos *a, json_t **ret)
 {
     enum status st;
     json_t *response = NULL;
-    CHECK(ask(run, "/batch", NULL, 0, &response));
+    CHECK(ask(a, "/batch", NULL, 0, &response));
     const char *status = json_string_value(json_object_get(response, "status"));
     if (status && strcmp(status, "error") == 0)
         FAIL(ST_PEER_GONE,
@@ -133,20 +132,20 @@ out:
     return st;
 }
 
-static enum status wait_for_batch(const struct run *run, json_t **ret)
+static enum status wait_for_batch(const struct atropos *a, json_t **ret)
 {
-    const int64_t deadline = clock_deadline_ns(run->source.timeout_ms);
+    const int64_t deadline = clock_deadline_ns(a->via->timeout_ms);
     enum status st;
     for (;;) {
-        CHECK(poll_batch(run, ret));
+        CHECK(poll_batch(a, ret));
         if (*ret) break;
-        if (stop_requested())
+        if (*a->options.stopped)
             FAIL(ST_CANCELLED, "the run was to end while it waited for environments");
         if (clock_ms_until(deadline) == 0)
             FAIL(ST_TIMEOUT,
                  "no batch of %" PRId64 " sequences came within %.0f s (--rollout-timeout): are "
                  "environments running?",
-                 batch_size(run), run->config->rollout_timeout);
+                 a->options.batch_size, a->via->timeout_ms / 1e3);
         clock_sleep_ms(POLL_MS);
     }
 out:
@@ -155,19 +154,20 @@ out:
 
 // Rank 0 asks, and the others have the same text of it: all learn from the batch as it divides its
 // groups. An end that was asked for is rank 0's to see, and all ranks'.
-static enum status agree_on_batch(const struct run *run, json_t **batch)
+static enum status agree_on_batch(const struct atropos *a, json_t **batch)
 {
+    struct comm *comm = a->via->comm;
     enum status st = ST_OK, outcome = ST_OK;
     char *text = NULL;
     json_error_t error;
-    if (run_leads(run)) outcome = wait_for_batch(run, batch);
-    if (!run->comm || (outcome != ST_OK && outcome != ST_CANCELLED)) return outcome;
+    if (comm_rank(comm) == 0) outcome = wait_for_batch(a, batch);
+    if (!comm || (outcome != ST_OK && outcome != ST_CANCELLED)) return outcome;
     if (*batch) text = json_dumps(*batch, JSON_ENCODE_ANY | JSON_COMPACT);
     size_t len = text ? strlen(text) : 0;
-    CHECK(run_agree(run, &len, sizeof len));
+    CHECK(comm_broadcast_host(comm, &len, sizeof len, 0));
     if (len == 0) FAIL(ST_CANCELLED, "the run was to end while it waited for environments");
     if (!text && !(text = malloc(len + 1))) FAIL(ST_NO_MEMORY, "no memory for a batch");
-    CHECK(run_agree(run, text, len));
+    CHECK(comm_broadcast_host(comm, text, len, 0));
     text[len] = 0;
     if (!*batch && !(*batch = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error)))
         FAIL(ST_FORMAT, "rank 0's batch: column %d: %s", error.column, error.text);
@@ -176,40 +176,71 @@ out:
     return st;
 }
 
-enum status run_take_batch(struct run *run, struct rollout_step *s)
+static enum status take_batch(const struct atropos *a, struct rollout_step *s)
 {
-    const struct atropos_bounds bounds = {
-        .vocab_size = run->model->vocab_size,
-        .max_tokens = (int)run_longest(run),
-        .temperature = run->config->sampling.temperature,
-        .needs_logprobs = run->resolved.loss.tis != TIS_OFF,
-        .scale = run->config->advantage.scale,
-    };
     const int64_t start = clock_now_ns();
     struct rollout *rollout = NULL;
     json_t *batch = NULL;
     enum status st;
-    CHECK(agree_on_batch(run, &batch));
+    CHECK(agree_on_batch(a, &batch));
     scores_release(&s->scores);
-    CHECK(atropos_read_batch("/batch", batch, &bounds, &rollout, &s->scores));
-    if (s->scores.n > batch_size(run))
+    CHECK(atropos_read_batch("/batch", batch, &a->options.bounds, &rollout, &s->scores));
+    if (s->scores.n > a->options.batch_size)
         FAIL(ST_MISMATCH, "/batch: %d sequences, and %" PRId64 " were registered", s->scores.n,
-             batch_size(run));
+             a->options.batch_size);
+    if (a->via->comm) CHECK(rollout_is_everywhere(rollout));
     rollout_free(s->rollout);
     s->rollout = rollout;
     rollout = NULL;
     s->rollout->seconds = clock_ms_since(start) / 1e3;
+    s->scored = true;
 out:
     rollout_free(rollout);
     json_decref(batch);
-    return status_context(st, "--atropos %s", run->config->atropos);
+    return status_context(st, "--atropos %s", a->options.url);
 }
 
-// ---- in place of data ---------------------------------------------------------------------------
+// ---- the source ---------------------------------------------------------------------------------
 
-enum status run_atropos_data(struct run *run)
+static enum status order_batches(struct source *source, struct rollout_step *step)
 {
-    // One example without tokens, which no step takes: the prompts are the environments'.
-    static const char line[] = "{\"prompt\": \" \"}\n";
-    return dataset_parse(run->config->atropos, line, strlen(line), NULL, &run->data);
+    struct source *servers = ((struct atropos *)source)->servers;
+    return step->evaluation ? servers->order(servers, step) : ST_OK;
+}
+
+static enum status poll_batches(struct source *source, struct rollout_step *step)
+{
+    struct atropos *a = (struct atropos *)source;
+    return step->evaluation ? a->servers->poll(a->servers, step) : take_batch(a, step);
+}
+
+static enum status settle_batches(struct source *source, uint64_t version, bool evaluation)
+{
+    struct source *servers = ((struct atropos *)source)->servers;
+    return servers->settle(servers, version, evaluation);
+}
+
+static void close_batches(struct source *source)
+{
+    source_close(((struct atropos *)source)->servers);
+    free(source);
+}
+
+enum status atropos_new(const struct atropos_options *options, const struct rollout_servers *via,
+                        struct source *servers, struct source **ret)
+{
+    enum status st;
+    struct atropos *a = calloc(1, sizeof *a);
+    if (!a) return status_fail(ST_NO_MEMORY, "no memory for a source of samples");
+    *a = (struct atropos){
+        {order_batches, poll_batches, settle_batches, close_batches, servers->settles, true},
+        servers,
+        *options,
+        via};
+    CHECK(enroll(a));
+    *ret = &a->source;
+    a = NULL;
+out:
+    free(a);
+    return status_context(st, "--atropos %s", options->url);
 }
