@@ -4,7 +4,6 @@
 #include "tests/support/support.h"
 #include "trainer/run/cluster_report.h"
 #include "trainer/curriculum/curriculum.h"
-#include "trainer/curriculum/kde.h"
 
 #include <math.h>
 #include <stdlib.h>

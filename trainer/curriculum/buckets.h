@@ -1,7 +1,7 @@
 /* buckets.h: sorts rewards into buckets, cut where their density has valleys. Pure functions, in
  * double.
  *
- * Rewards are min-max normalised to 0..1, their density is estimated (kde.h), and its most
+ * Rewards are min-max normalised to 0..1, their density is estimated, and its most
  * prominent valleys, up to n_buckets - 1, become boundaries ("valley"). A bucket below the smallest
  * size goes to the neighbour whose mean is nearer. Where fewer buckets than n_buckets are left, the
  * largest are divided into parts of equal count ("fallback"; without any valley these are the
@@ -47,5 +47,23 @@ enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_siz
                         struct buckets *ret, int8_t *ret_of);
 // 0..1, below 1 where the rewards' range is small beside them.
 double buckets_contrast(const struct buckets *b);
+
+// A Gaussian kernel density estimate, and the valleys of a density.
+
+// Scott's rule as scipy.stats.gaussian_kde takes it by default (Scott, "Multivariate density
+// estimation", 1992): n^(-1/5) times the standard deviation with n - 1. 0 where all are equal.
+double kde_bandwidth(const double *x, int n);
+
+// Density of x (n) under Gaussian kernels of that bandwidth (> 0) at each of `at` (n_at).
+void kde_density(const double *x, int n, double bandwidth, const double *at, int n_at,
+                 double *ret_density);
+
+#define KDE_MAX_VALLEYS 64
+
+// Local minima of a sampled density (n): the `max` (up to KDE_MAX_VALLEYS) of largest prominence,
+// in ascending order, into ret_at. Of equal samples in a row the middle one counts; the ends never
+// do. The prominence is that of a peak of the density upside down, as scipy.signal.peak_prominences
+// defines it. Returns how many there are.
+int kde_valleys(const double *density, int n, int max, int *ret_at);
 
 #endif

@@ -1,20 +1,32 @@
-/* curriculum.c: averages of the rewards, and the plan of an epoch made of them (epoch_plan.h). Owns
- * both; the trainer's thread. What is saved are the averages and each example's bucket: the plan
- * follows from them, and the number of examples taken says where in it a run is. */
+/* curriculum.c: averages of the rewards, and the plan of an epoch made of them: the examples of
+ * each bucket behind those of the one before, in the data's order, divided into batches as equal as
+ * can be, and the batches shuffled. Owns both; the trainer's thread. What is saved are the averages
+ * and each example's bucket: the plan follows from them, and the number of examples taken says
+ * where in it a run is. */
 #include "trainer/curriculum/curriculum.h"
 #include "common/base/bytes.h"
 #include "common/base/json.h"
-#include "trainer/curriculum/epoch_plan.h"
+#include "common/base/rng.h"
+#include "trainer/data/data_order.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define UNSEEN       (-1)                // bucket of an example without a reward
+#define BATCH_STREAM ((uint64_t)1 << 33) // apart from the data order's and the sampler's streams
+
+struct prompt_batch {
+    int first, n; // of the plan's examples
+    int bucket, rollouts;
+};
+
 struct curriculum {
     struct curriculum_options options;
     int n; // examples
     int64_t taken, samples;
-    int *examples; // (prompts_per_step) with CURRICULUM_OFF: of the step asked for last
+    struct data_order order;
+    int *examples; // as the plan takes them; with CURRICULUM_OFF: of the step asked for last
     // what follows: of the other modes
     double *ema;    // (n) average reward
     int32_t *seen;  // (n) how often
@@ -22,8 +34,10 @@ struct curriculum {
     int n_levels;   // buckets
     double levels[BUCKETS_MAX];
     struct buckets buckets; // of the last epoch that ended here
-    int next;               // of the plan's batches
-    struct epoch_plan plan; // of the present epoch; its order is every mode's
+    // the present epoch's plan: a function of the seed, the epoch and each example's bucket
+    struct prompt_batch *batches; // (n_batches) each of one bucket
+    int n_batches, next;
+    double mean_rollouts; // over the epoch's examples
 };
 
 const char *const curriculum_mode_names[] = {"off", "uniform", "kde", NULL};
@@ -57,41 +71,90 @@ static int rollouts_of(const struct curriculum *c, int bucket)
 
 double curriculum_bucket_rollouts(const struct curriculum *c, int bucket)
 {
-    return c->options.mode == CURRICULUM_UNIFORM ? c->plan.mean_rollouts : rollouts_of(c, bucket);
+    return c->options.mode == CURRICULUM_UNIFORM ? c->mean_rollouts : rollouts_of(c, bucket);
+}
+
+// Puts one bucket's examples behind `first`, and their batches; where the next bucket's begin.
+static int plan_bucket(struct curriculum *c, int64_t epoch, int bucket, int first)
+{
+    const int max = (int)c->options.prompts_per_step;
+    int n = 0;
+    for (int i = 0; i < c->n; i++) {
+        int example = data_order_at(&c->order, epoch * c->n + i);
+        if (c->bucket[example] == bucket) c->examples[first + n++] = example;
+    }
+    const int batches = n / max + (n % max != 0);
+    for (int b = 0, done = 0; b < batches; b++) {
+        int size = (n - done) / (batches - b);
+        c->batches[c->n_batches++] =
+            (struct prompt_batch){first + done, size, bucket, rollouts_of(c, bucket)};
+        done += size;
+    }
+    return first + n;
+}
+
+static void shuffle_batches(struct curriculum *c, int64_t epoch)
+{
+    struct rng rng;
+    rng_init(&rng, c->options.seed, BATCH_STREAM + (uint64_t)epoch);
+    for (int k = c->n_batches - 1; k > 0; k--) {
+        int other = (int)rng_below(&rng, (uint32_t)k + 1);
+        struct prompt_batch swap = c->batches[k];
+        c->batches[k] = c->batches[other];
+        c->batches[other] = swap;
+    }
+}
+
+// Each batch gets the mean, rounded down or up: the same sum, as near as whole numbers allow.
+static void spread_evenly(struct curriculum *c)
+{
+    double wanted = 0;
+    for (int b = 0; b < c->n_batches; b++) {
+        struct prompt_batch *batch = &c->batches[b];
+        wanted += c->mean_rollouts * batch->n;
+        double each = round(wanted / batch->n);
+        each = fmin(fmax(each, floor(c->mean_rollouts)), ceil(c->mean_rollouts));
+        batch->rollouts = (int)each;
+        wanted -= each * batch->n;
+    }
 }
 
 static void plan_epoch(struct curriculum *c)
 {
-    struct epoch_buckets buckets = {
-        .of = c->bucket,
-        .n = c->n_levels,
-        .batch_size = c->options.prompts_per_step,
-        .even = c->options.mode == CURRICULUM_UNIFORM,
-    };
+    const int64_t epoch = c->taken / c->n;
+    int64_t samples = 0;
+    int first = 0;
+    c->n_batches = c->next = 0;
     for (int bucket = UNSEEN; bucket < c->n_levels; bucket++)
-        buckets.rollouts[bucket + 1] = rollouts_of(c, bucket);
-    epoch_plan_make(&c->plan, c->taken / c->n, &buckets);
-    c->next = 0;
+        first = plan_bucket(c, epoch, bucket, first);
+    shuffle_batches(c, epoch);
+    for (int b = 0; b < c->n_batches; b++)
+        samples += (int64_t)c->batches[b].n * c->batches[b].rollouts;
+    c->mean_rollouts = (double)samples / c->n;
+    if (c->options.mode == CURRICULUM_UNIFORM) spread_evenly(c);
 }
 
 enum status curriculum_new(const struct curriculum_options *options, int n_examples,
                            struct curriculum **ret)
 {
-    enum status st;
+    enum status st = ST_OK;
+    const int per_step = (int)options->prompts_per_step;
     const size_t n = (size_t)n_examples;
     struct curriculum *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for the curriculum");
     c->options = *options;
     if (c->options.min_bucket_size == 0) c->options.min_bucket_size = options->prompts_per_step;
     c->n = n_examples;
-    CHECK(epoch_plan_init(&c->plan, options->seed, n_examples, (int)options->prompts_per_step));
-    c->examples = calloc((size_t)options->prompts_per_step, sizeof *c->examples);
+    c->examples = calloc(n + (size_t)per_step, sizeof *c->examples);
+    // each bucket's last batch may hold less
+    c->batches = calloc(n / (size_t)per_step + BUCKETS_MAX + 1, sizeof *c->batches);
     c->ema = calloc(n, sizeof *c->ema);
     c->seen = calloc(n, sizeof *c->seen);
     c->bucket = malloc(n);
-    if (!c->examples || !c->ema || !c->seen || !c->bucket)
+    if (!c->examples || !c->batches || !c->ema || !c->seen || !c->bucket)
         FAIL(ST_NO_MEMORY, "no memory for a curriculum of %d examples", n_examples);
     memset(c->bucket, UNSEEN, n);
+    CHECK(data_order_init(&c->order, options->seed, n_examples));
     if (options->mode != CURRICULUM_OFF) plan_epoch(c);
     *ret = c;
 out:
@@ -102,7 +165,8 @@ out:
 void curriculum_free(struct curriculum *c)
 {
     if (!c) return;
-    epoch_plan_release(&c->plan);
+    data_order_release(&c->order);
+    free(c->batches);
     free(c->ema);
     free(c->seen);
     free(c->bucket);
@@ -118,14 +182,14 @@ bool curriculum_next(struct curriculum *c, int ahead, struct curriculum_batch *r
     if (o->mode == CURRICULUM_OFF) {
         for (int i = 0; i < o->prompts_per_step; i++)
             c->examples[i] =
-                data_order_at(&c->plan.order, c->taken + (int64_t)ahead * o->prompts_per_step + i);
+                data_order_at(&c->order, c->taken + (int64_t)ahead * o->prompts_per_step + i);
         *ret =
             (struct curriculum_batch){c->examples, o->prompts_per_step, o->num_generations, UNSEEN};
         return true;
     }
-    if (c->next + ahead >= c->plan.n_batches) return false;
-    const struct prompt_batch *b = &c->plan.batches[c->next + ahead];
-    *ret = (struct curriculum_batch){c->plan.examples + b->first, b->n, b->rollouts, b->bucket};
+    if (c->next + ahead >= c->n_batches) return false;
+    const struct prompt_batch *b = &c->batches[c->next + ahead];
+    *ret = (struct curriculum_batch){c->examples + b->first, b->n, b->rollouts, b->bucket};
     return true;
 }
 
@@ -168,7 +232,7 @@ enum status curriculum_record(struct curriculum *c, const double *rewards,
     }
     c->taken += batch.n;
     c->samples += (int64_t)batch.n * batch.rollouts;
-    if (++c->next == c->plan.n_batches) {
+    if (++c->next == c->n_batches) {
         enum status st = sort_into_buckets(c);
         if (st != ST_OK) return st;
         plan_epoch(c);
@@ -189,8 +253,8 @@ int64_t curriculum_steps_left(const struct curriculum *c, int64_t examples)
     int64_t taken = c->taken, steps = 0;
     if (c->options.mode == CURRICULUM_OFF)
         return examples > taken ? batches_of(examples - taken, max) : 0;
-    for (int b = c->next; b < c->plan.n_batches && taken < examples; b++, steps++)
-        taken += c->plan.batches[b].n;
+    for (int b = c->next; b < c->n_batches && taken < examples; b++, steps++)
+        taken += c->batches[b].n;
     if (taken >= examples) return steps;
     return steps + (examples - taken) / c->n * batches_of(c->n, max) +
            batches_of((examples - taken) % c->n, max);
@@ -291,7 +355,7 @@ enum status curriculum_from_json(struct curriculum *c, const json_t *json, int64
     CHECK(check_state(c));
     plan_epoch(c);
     int64_t at = taken - taken % c->n;
-    while (at < taken) at += c->plan.batches[c->next++].n;
+    while (at < taken) at += c->batches[c->next++].n;
     if (at != taken) st = status_fail(ST_FORMAT, "field \"data_index\" is in the middle of a step");
 out:
     return st;
