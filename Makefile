@@ -198,10 +198,10 @@ $(BRIDGE_LIB): $(BUILD)/libcommonweight-bridge.so.0
 # What cw-report puts into its page, as strings of C.
 text = { echo 'const char $(1)[] ='; cat $(2) | sed 's/[\\"]/\\&/g; s/.*/    "&\\n"/'; echo ';'; }
 REPORT_TEXTS := tools/report/page/style.css tools/report/page/body.html $(REPORT_JS)
-$(BUILD)/obj/tools/report/page.text.o: $(REPORT_TEXTS) tools/report/page.h Makefile $(STAMP)
+$(BUILD)/obj/tools/report/page.text.o: $(REPORT_TEXTS) tools/report/report.h Makefile $(STAMP)
 	@mkdir -p $(@D)
 	$(call say,CC)
-	$(Q){ echo '#include "tools/report/page.h"'; $(call text,report_style,tools/report/page/style.css); \
+	$(Q){ echo '#include "tools/report/report.h"'; $(call text,report_style,tools/report/page/style.css); \
 	    $(call text,report_body,tools/report/page/body.html); $(call text,report_script,$(REPORT_JS)); } > $(@:.o=.c)
 	$(Q)$(CC) $(CPPFLAGS_) $(CFLAGS_) -c $(@:.o=.c) -o $@
 

@@ -6,7 +6,7 @@
 #include "common/base/dtype.h"
 #include "common/http/api_key.h"
 #include "common/http/listen.h"
-#include "infer-server/engine/follower.h"
+#include "infer-server/engine/engine.h"
 #include "infer-server/engine/group.h"
 #include "infer-server/http/server.h"
 #include "infer-server/http/tool_form.h"

@@ -2,7 +2,7 @@
  * starts there is taken (leftmost-longest, as in the tokenizers library): each length that some
  * token has is looked up, the longest first. There are two searches: of texts as they are, and of
  * normalized texts. */
-#include "common/model/added_tokens.h"
+#include "common/model/tokenizer_parts.h"
 #include "common/model/unicode.h"
 #include <stdlib.h>
 #include <string.h>

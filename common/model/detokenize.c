@@ -6,10 +6,8 @@
  * (replacements, byte tokens "<0xNN>", fused, characters stripped off the front). The tokenizers
  * library turns a run of byte tokens into text only if the whole run is UTF-8, and into one U+FFFD
  * a byte otherwise; so a run is held back until it ends. */
-#include "common/model/detokenize.h"
 #include "common/base/json.h"
-#include "common/model/pretokenize.h"
-#include "common/model/section.h"
+#include "common/model/tokenizer_parts.h"
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* mxfp4.c: see mxfp4.h. */
-#include "common/model/mxfp4.h"
+/* mxfp4.c: see weights_impl.h. */
+#include "common/model/weights_impl.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,9 +1,7 @@
 /* normalizer.c: a flat list of steps (a Sequence within a Sequence is the same list). The Unicode
  * forms are utf8proc's; a text of ASCII alone is its own normal form and skips them. */
-#include "common/model/normalizer.h"
 #include "common/base/json.h"
-#include "common/model/pattern.h"
-#include "common/model/section.h"
+#include "common/model/tokenizer_parts.h"
 #include "common/model/unicode.h"
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,9 @@
  * PCRE2 runs them. translate() rewrites the few constructs that mean something else there:
  * \s, \S and \w (other character sets), \h, (?m), \uHHHH, and it refuses what PCRE2 would silently
  * read in another way (sets within sets, && in a set). The result is compiled once, with JIT;
- * matching allocates its own match data, so that any thread may use a pattern. */
-#include "common/model/pattern.h"
+ * matching allocates its own match data, so that any thread may use a pattern. Here too: the lists
+ * of pieces that a text is cut into. */
+#include "common/model/tokenizer_parts.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -281,7 +282,7 @@ enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
 enum status pattern_replace(const struct pattern *p, const char *text, size_t len, const char *with,
                             size_t with_len, struct bytes *ret)
 {
-    struct piece_list pieces = PIECE_LIST_INIT;
+    struct piece_list pieces = {0};
     enum status st = pattern_cut(p, text, len, &pieces);
     for (size_t i = 0; st == ST_OK && i < pieces.n; i++) {
         const struct text_piece *piece = &pieces.items[i];
@@ -290,4 +291,25 @@ enum status pattern_replace(const struct pattern *p, const char *text, size_t le
     }
     piece_list_release(&pieces);
     return st == ST_OK ? bytes_status(ret) : st;
+}
+
+// ---- pieces -------------------------------------------------------------------------------------
+
+void piece_list_release(struct piece_list *list)
+{
+    free(list->items);
+    *list = (struct piece_list){0};
+}
+
+enum status piece_list_push(struct piece_list *list, size_t start, size_t len, int id)
+{
+    if (list->n == list->cap) {
+        size_t cap = list->cap ? 2 * list->cap : 64;
+        struct text_piece *items = realloc(list->items, cap * sizeof(*items));
+        if (!items) return status_fail(ST_NO_MEMORY, "out of memory for pieces of text");
+        list->items = items;
+        list->cap = cap;
+    }
+    list->items[list->n++] = (struct text_piece){start, len, id};
+    return ST_OK;
 }

@@ -1,11 +1,9 @@
 /* pretokenize.c: a flat list of stages; each takes the words of the one before and gives more,
  * smaller ones. The semantics are those of the tokenizers library: a stage sees one word at a time,
  * so that an expression's look-ahead ends with its word. */
-#include "common/model/pretokenize.h"
 #include "common/base/json.h"
 #include "common/base/names.h"
-#include "common/model/pattern.h"
-#include "common/model/section.h"
+#include "common/model/tokenizer_parts.h"
 #include "common/model/unicode.h"
 #include <stdlib.h>
 #include <string.h>
@@ -305,7 +303,7 @@ static enum status metaspace(const struct stage *s, const char *text, size_t len
 
 static enum status apply_stage(const struct stage *s, const struct words *in, struct words *out)
 {
-    struct piece_list pieces = PIECE_LIST_INIT;
+    struct piece_list pieces = {0};
     struct bytes work = BYTES_INIT;
     enum status st = ST_OK;
     for (size_t i = 0; st == ST_OK && i < in->list.n; i++) {
@@ -329,7 +327,7 @@ static enum status apply_stage(const struct stage *s, const struct words *in, st
 enum status pretokenizer_apply(const struct pretokenizer *p, const char *text, size_t len,
                                bool at_start, struct bytes *ret_text, struct piece_list *ret_words)
 {
-    struct words in = {BYTES_INIT, PIECE_LIST_INIT}, out = {*ret_text, *ret_words};
+    struct words in = {BYTES_INIT, {0}}, out = {*ret_text, *ret_words};
     bytes_clear(&out.text);
     out.list.n = 0;
     enum status st = put_word(&out, text, len, at_start);

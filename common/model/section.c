@@ -1,5 +1,5 @@
 /* section.c: the walk over nested Sequences, its depth bounded. No state; any thread. */
-#include "common/model/section.h"
+#include "common/model/tokenizer_parts.h"
 #include "common/base/json.h"
 #include "common/base/names.h"
 #include <string.h>

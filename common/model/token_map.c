@@ -1,6 +1,6 @@
 /* token_map.c: open addressing over ids, texts one after the other in one buffer, so that a
  * vocabulary of 150,000 tokens is three allocations. */
-#include "common/model/token_map.h"
+#include "common/model/tokenizer_parts.h"
 #include "common/base/hash.h"
 #include <stdlib.h>
 #include <string.h>

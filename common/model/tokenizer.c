@@ -10,13 +10,8 @@
 #include "common/model/tokenizer.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/model/added_tokens.h"
-#include "common/model/bpe.h"
-#include "common/model/detokenize.h"
 #include "common/model/model_folder.h"
-#include "common/model/normalizer.h"
-#include "common/model/pretokenize.h"
-#include "common/model/section.h"
+#include "common/model/tokenizer_parts.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -481,8 +476,7 @@ static enum status check_text(const char *text, size_t len)
 enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
                              bool add_special, struct token_list *ret)
 {
-    struct scratch s = {PIECE_LIST_INIT, PIECE_LIST_INIT, PIECE_LIST_INIT,
-                        BYTES_INIT,      BYTES_INIT,      NULL};
+    struct scratch s = {0};
     int before = ret->n;
     enum status st;
     CHECK(check_text(text, len));

@@ -2,7 +2,6 @@
  * that all are there and nothing else is, and their values into the arena, of a shard its part of
  * them. Every tensor is checked before one is written, so a bad folder leaves the arena as it was.
  * The thread of the device. */
-#include "common/model/mxfp4.h"
 #include "common/model/safetensors.h"
 #include "common/model/weights_impl.h"
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* place.c: the address of rank 0: how it is published, found and reached. */
-#include "common/ranks/place.h"
+#include "common/ranks/rendezvous_impl.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -4,7 +4,7 @@
  * is of another version, layout or number of ranks, who is there twice. Main thread.
  *
  *     rank 0                                          rank r
- *     listens (place.h)                               connects, again and again until the deadline
+ *     listens (place.c)                               connects, again and again until the deadline
  *     {nonce, its statement}                 ->
  *                                            <-       {nonce, its statement}
  *     {missing: "2, 3"}, each second         ->       remembers it for its own time-out

@@ -1,10 +1,37 @@
-/* rendezvous_impl.h: the two sides of rendezvous(). */
+/* rendezvous_impl.h: the two sides of rendezvous(), and where they meet. */
 #ifndef COMMON_RANKS_RENDEZVOUS_IMPL_H
 #define COMMON_RANKS_RENDEZVOUS_IMPL_H
 
-#include "common/ranks/place.h"
 #include "common/ranks/rendezvous.h"
+#include "common/ranks/wire.h"
 
+// ---- place --------------------------------------------------------------------------------------
+// Where ranks meet: at an address that all are given (tcp://HOST:PORT), or at one that rank 0
+// writes into a file which all can read (file://PATH). The file has a token of its own, new each
+// time and for this user's eyes only, so that who can read it is who may come. Main thread.
+
+struct place {
+    bool file;
+    bool one_host;    // all ranks are on one: a file's address is then loopback's
+    const char *text; // HOST:PORT or PATH; borrowed
+    const char *run_id;
+    char token[WIRE_TOKEN_BYTES]; // file: filled by both calls
+};
+
+// ST_INVALID naming --rendezvous. token: that of tcp://, NULL or "" where there is none.
+enum status place_init(struct place *p, const char *url, const char *token, bool one_host,
+                       const char *run_id);
+
+// Rank 0: listens. ST_BUSY where the port is in use, ST_INVALID off loopback without a token.
+enum status place_listen(struct place *p, int *ret_fd);
+// Takes the file away, where it is this one's. The descriptor is its taker's to close.
+void place_leave(const struct place *p);
+
+// The others: one try to connect, non-blocking from then on. ST_NOT_FOUND, ST_PEER_GONE: nobody is
+// there yet; ST_MISMATCH: the file is of another run.
+enum status place_connect(struct place *p, int64_t deadline_ns, int *ret_fd);
+
+// ---- the two sides ------------------------------------------------------------------------------
 // Says now and then that this process waits, and for which ranks; *next_ns: when to say so again,
 // 0 at first.
 void rendezvous_say(const struct place *place, const char *ranks, int64_t *next_ns);

@@ -120,4 +120,9 @@ enum status engine_bridge_facts(struct engine *e, bool checksums,
                                 void (*done)(void *context, const struct engine_bridge_facts *),
                                 void *context);
 
+// follower.c: a rank of a tensor-parallel server other than 0 (group.h): holds its shard of the
+// weights and of the KV cache, and does what rank 0 orders. It has no sockets of its own. Until
+// rank 0 ends, which is ST_OK. Main thread.
+enum status follower_run(const struct engine_options *options);
+
 #endif

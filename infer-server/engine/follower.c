@@ -1,7 +1,7 @@
-/* follower.c: see follower.h. Owns a device, one shared arena and one runner; what it computes is
+/* follower.c: see engine.h. Owns a device, one shared arena and one runner; what it computes is
  * what the engine on rank 0 computes at the same time (runner.c), so nothing here decides anything.
  * One thread. */
-#include "infer-server/engine/follower.h"
+#include "infer-server/engine/engine.h"
 #include "bridge/process.h"
 #include "common/base/log.h"
 #include "infer-server/engine/executor.h"

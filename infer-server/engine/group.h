@@ -1,5 +1,5 @@
 /* group.h: the ranks of a tensor-parallel server on one host (common/model/shard.h), each a process
- * with a device of its own. Rank 0 is the engine; the others are followers (follower.h), which do
+ * with a device of its own. Rank 0 is the engine; the others are followers (follower.c), which do
  * what it orders: what every step computes, it orders before it computes its own part. Orders go
  * over the sockets on which the ranks met (common/ranks/rendezvous.h), so that a follower that
  * waits for work computes nothing; sums and parts go through the communicator.

@@ -1,5 +1,5 @@
-/* histogram.c: see histogram.h. The bounds are those of vLLM 0.24, vllm/v1/metrics/loggers.py. */
-#include "infer-server/engine/histogram.h"
+/* histogram.c: see engine_info.h. The bounds are those of vLLM 0.24, vllm/v1/metrics/loggers.py. */
+#include "infer-server/engine/engine_info.h"
 
 const struct histogram_bounds bounds_first_token = {
     22, {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,

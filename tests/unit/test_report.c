@@ -5,8 +5,7 @@
 #include "tests/support/html_check.h"
 #include "tests/support/long_run.h"
 #include "tests/support/support.h"
-#include "tools/report/page.h"
-#include "tools/report/run_data.h"
+#include "tools/report/report.h"
 
 #include <fcntl.h>
 #include <math.h>

@@ -4,7 +4,7 @@
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
-#include "common/model/pretokenize.h"
+#include "common/model/tokenizer_parts.h"
 #include "common/model/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"

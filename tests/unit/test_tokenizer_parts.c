@@ -2,8 +2,7 @@
  * normalizers. */
 #include "common/base/bytes.h"
 #include "common/base/json.h"
-#include "common/model/normalizer.h"
-#include "common/model/pretokenize.h"
+#include "common/model/tokenizer_parts.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"
 
@@ -83,7 +82,7 @@ static void pretokenizers(void **state)
         section = json_of(wrapped);
         struct pretokenizer *p = NULL;
         struct bytes text = BYTES_INIT, joined = BYTES_INIT;
-        struct piece_list words = PIECE_LIST_INIT;
+        struct piece_list words = {0};
         assert_ok(pretokenizer_parse("test", json_array_get(section, 0), &p));
         assert_ok(pretokenizer_apply(p, cases[i].text, strlen(cases[i].text), true, &text, &words));
         for (size_t k = 0; k < words.n; k++) {

@@ -8,7 +8,9 @@
 #include "common/model/weights.h"
 #include "kernels/ops.h"
 #include <jansson.h>
+#include <sys/types.h>
 
+struct runner;
 struct weights_owner;
 
 struct bench_options {
@@ -85,5 +87,45 @@ bench_step(const struct bench_options *o); // opens its own: others need the dev
 enum status bench_serve(const struct bench_options *o); // likewise
 enum status bench_speculative(struct bench *b);
 enum status bench_tandem(struct bench *b);
+
+// ---- decode -------------------------------------------------------------------------------------
+// A decoding batch as the engine has it: upload, model step, sampling, read-back.
+
+struct decoder {
+    struct bench *b;
+    struct runner *runner;
+    int n, blocks_each;
+    int32_t *tokens; // (n) last token of each sequence
+    int32_t *blocks; // (n, blocks_each)
+};
+
+// b->o.batch sequences with b->o.context tokens behind each. Close whatever became of it.
+enum status decoder_open(struct decoder *d, struct bench *b);
+void decoder_close(struct decoder *d);
+// One step of the whole batch at position `context`; the same position every time, so that every
+// step does the same work. Waits.
+enum status decoder_step(void *decoder);
+
+// ---- programs -----------------------------------------------------------------------------------
+// The real cw-infer-server, and other programs of this build, beside a benchmark: in a temporary
+// folder, which also holds the model where its weights are random.
+
+struct programs {
+    char folder[64]; // temporary
+    char model[96];  // inside it: written, or a link to --model
+    char bridge[96], socket[96], log[96];
+    pid_t server;
+};
+
+// Release with programs_close(), whatever became of it: stops the server, removes the folder.
+enum status programs_open(struct programs *p);
+void programs_close(struct programs *p);
+// Writes the model where its weights are random, and gives their memory back: the programs need it.
+enum status programs_take_model(struct programs *p, struct bench *b);
+// Returns when it serves. max_batch: of the server; more: of its options, "" for none.
+enum status programs_serve(struct programs *p, const struct bench_options *o, int max_batch,
+                           const char *more);
+// Runs another program of this build to its end: words with blanks between them.
+enum status programs_run(const struct programs *p, const char *command, int64_t seconds);
 
 #endif

@@ -1,6 +1,7 @@
 /* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: the
  * engine's runner, without the engine. */
-#include "tools/bench/decode.h"
+#include "tools/bench/bench.h"
+#include "infer-server/engine/runner.h"
 #include "common/base/rng.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* programs.c: starts and ends the programs that a benchmark drives. */
-#include "tools/bench/programs.h"
+#include "tools/bench/bench.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/http/http_client.h"

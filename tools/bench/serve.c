@@ -9,7 +9,7 @@
 #include "common/base/json.h"
 #include "common/base/rng.h"
 #include "common/http/http_client.h"
-#include "tools/bench/programs.h"
+#include "tools/bench/bench.h"
 #include <stdlib.h>
 
 #define SERVING_MS 3600000

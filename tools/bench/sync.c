@@ -4,7 +4,7 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "infer-server/engine/weights_owner.h"
-#include "tools/bench/decode.h"
+#include "tools/bench/bench.h"
 #include "trainer/learn/optimizer.h"
 #include <signal.h>
 #include <stdio.h>

@@ -1,8 +1,7 @@
 /* main.c: cw-report, the folders of runs as one HTML page, written or served. One thread. */
 #include "common/base/file.h"
 #include "common/base/program.h"
-#include "tools/report/page.h"
-#include "tools/report/serve.h"
+#include "tools/report/report.h"
 
 #include <stdio.h>
 

@@ -4,10 +4,9 @@
  * text of it, never markup. Should that have a hole: the page's Content-Security-Policy lets no
  * other script run than this one, named by its hash, and nothing be loaded, but by a served page
  * from its server. */
-#include "tools/report/page.h"
 #include "common/base/file.h"
 #include "common/base/hash.h"
-#include "tools/report/run_data.h"
+#include "tools/report/report.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* run_data.c: columns out of a run. Stateless. */
-#include "tools/report/run_data.h"
+#include "tools/report/report.h"
 #include "common/base/file.h"
 #include "common/base/json_out.h"
 

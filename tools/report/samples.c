@@ -1,5 +1,5 @@
 /* samples.c: rollouts/step-N.jsonl, line by line. */
-#include "tools/report/samples.h"
+#include "tools/report/report.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 

@@ -5,13 +5,11 @@
  * read on from where it was read before. Reading samples, which may take seconds at first, has a
  * small share of each answer, so that the page is there at once; it asks again while it is told
  * that there is more. Pages of other sites get no answer (common/http/hosts.c). */
-#include "tools/report/serve.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/http/http.h"
 #include "common/http/listen.h"
-#include "tools/report/page.h"
-#include "tools/report/run_data.h"
+#include "tools/report/report.h"
 
 #include <errno.h>
 #include <signal.h>

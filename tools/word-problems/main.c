@@ -10,7 +10,6 @@
 #include "common/base/json.h"
 #include "common/base/program.h"
 #include "tools/word-problems/problem.h"
-#include "tools/word-problems/tokenizer.h"
 
 #include <inttypes.h>
 #include <stdio.h>

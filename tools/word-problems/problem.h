@@ -27,4 +27,8 @@ void problem_release(struct problem *p);
 // those that may begin a line, of which the first word then does.
 void problem_texts(bool line_starts, void (*take)(void *context, const char *text), void *context);
 
+// tokenizer.c: tokenizer.json and tokenizer_config.json into a folder that is there; says how many
+// tokens it has.
+enum status word_tokenizer_write(const char *folder);
+
 #endif
