@@ -7,10 +7,10 @@
 #include "bridge/attach.h"
 #include "bridge/own.h"
 #include "common/base/clock.h"
+#include "common/base/spawn.h"
 
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,15 +188,9 @@ out:
     return st;
 }
 
-enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
-                                  bridge_step_fn on_step, void *context, struct bridge **ret)
-{
-    return bridge_attach_shard(explicit_path, -1, dev, on_step, context, ret);
-}
-
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret)
 {
-    return bridge_attach_watched(explicit_path, dev, NULL, NULL, ret);
+    return bridge_attach_shard(explicit_path, -1, dev, NULL, NULL, ret);
 }
 
 // ---- without a server --------------------------------------------------------------------------
@@ -334,13 +328,8 @@ static int start_heartbeat(struct bridge *b)
     pthread_mutex_init(&b->mutex, NULL);
     pthread_cond_init(&b->stop_cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    // Signals are the main thread's business.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     b->stop = false;
-    int error = pthread_create(&b->thread, NULL, heartbeat, b);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = thread_start(&b->thread, heartbeat, b);
     if (error) {
         pthread_cond_destroy(&b->stop_cond);
         pthread_mutex_destroy(&b->mutex);

@@ -12,20 +12,18 @@ struct bridge;
 // be that device, compared by UUID), the control page, and the arena of every role. Does not take
 // the lease. On failure nothing stays open.
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret);
-// The same, telling each check as it ends: on_step(context, words, status, the fault's sentence or
-// a detail). The first that fails is the last. NULL: nobody is told.
-typedef void (*bridge_step_fn)(void *context, const char *step, enum status st, const char *detail);
-enum status bridge_attach_watched(const char *explicit_path, struct device *dev,
-                                  bridge_step_fn on_step, void *context, struct bridge **ret);
 // The same of weights that no server has: this process owns them, in memory of its own that load()
 // fills with those of policy->model. Takes the device over. policy: its role without tensors, kind
 // and handle; server: the address of who samples by copies of them, as bridge_file_of() gives it.
 enum status bridge_own(struct device *dev, const struct bridge_role *policy, const char *server,
                        enum status (*load)(void *context, void *base), void *context,
                        struct bridge **ret);
-// The same of one shard of a server with several ranks, which is then the policy; with one rank, of
-// its only one. bridge_attach() itself is for servers of one rank. Rank 0's client is the writer
-// for all: the others publish together with it (bridge_publish_with()).
+// bridge_attach() of one shard of a server with several ranks, which is then the policy; with one
+// rank, of its only one; rank -1: of a server that has but one, as bridge_attach() itself. Rank 0's
+// client is the writer for all: the others publish together with it (bridge_publish_with()). Tells
+// each check as it ends: on_step(context, words, status, the fault's sentence or a detail). The
+// first that fails is the last. NULL: nobody is told.
+typedef void (*bridge_step_fn)(void *context, const char *step, enum status st, const char *detail);
 enum status bridge_attach_shard(const char *explicit_path, int rank, struct device *dev,
                                 bridge_step_fn on_step, void *context, struct bridge **ret);
 void bridge_detach(struct bridge *b); // releases the lease if held; NULL is fine

@@ -6,11 +6,10 @@
  * like a server's, and a later server removes it should this process be killed. */
 #include "bridge/own.h"
 #include "common/base/hash.h"
+#include "common/base/spawn.h"
 
 #include <inttypes.h>
 #include <limits.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,16 +40,6 @@ static void *grant(void *context)
     return NULL;
 }
 
-static enum status start_granting(struct own_weights *o)
-{
-    sigset_t all, before; // signals are the main thread's business
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    o->granting = pthread_create(&o->thread, NULL, grant, o) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return o->granting ? ST_OK : status_fail(ST_NO_MEMORY, "no thread for the weights' owner");
-}
-
 static enum status create_page(struct own_weights *o, const char *layout_hash)
 {
     char whose[64], hash[17], name[64];
@@ -78,7 +67,8 @@ enum status own_weights_new(struct device *dev, const struct bridge_role *role,
     CHECK(load(context, o->memory));
     control_owner_loaded(o->control, "policy", role->model, true);
     control_owner_update_end(o->control);
-    CHECK(start_granting(o));
+    o->granting = thread_start(&o->thread, grant, o) == 0;
+    if (!o->granting) FAIL(ST_NO_MEMORY, "no thread for the weights' owner");
     *ret = o;
     return ST_OK;
 out:

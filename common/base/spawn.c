@@ -98,3 +98,13 @@ void spawn_words(int status, char ret[SPAWN_WORDS])
         snprintf(ret, SPAWN_WORDS, "ended with status %d%s", WEXITSTATUS(status),
                  WEXITSTATUS(status) == 127 ? " (it could not be started)" : "");
 }
+
+int thread_start(pthread_t *ret, void *(*run)(void *), void *context)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(ret, NULL, run, context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}

@@ -1,10 +1,11 @@
-/* spawn.h: starts another program as a child that ends with this process. No state; any thread, but
- * the child dies with the thread that started it. */
+/* spawn.h: starts another program as a child that ends with this process, or a thread. No state;
+ * any thread, but the child dies with the thread that started it. */
 #ifndef COMMON_BASE_SPAWN_H
 #define COMMON_BASE_SPAWN_H
 
 #include "common/base/bytes.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -25,5 +26,8 @@ int spawn_end(pid_t pid);
 // Appends how it ended: "ended with status 1", "was ended by signal 9 (Killed)".
 #define SPAWN_WORDS 96
 void spawn_words(int status, char ret[SPAWN_WORDS]);
+
+// A thread that leaves signals to the main one, as do those that it starts. 0, or an errno.
+int thread_start(pthread_t *ret, void *(*run)(void *), void *context);
 
 #endif

@@ -7,10 +7,10 @@
 #include "common/ranks/liveness.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "common/base/spawn.h"
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,17 +155,6 @@ static void *watch(void *context)
 
 // ---- calls --------------------------------------------------------------------------------------
 
-static enum status start_thread(struct liveness *l)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&l->thread, NULL, watch, l);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error ? status_fail(ST_IO, "the thread that watches over ranks: %s", strerror(error))
-                 : ST_OK;
-}
-
 static void release(struct liveness *l)
 {
     if (l->wake >= 0) close(l->wake);
@@ -194,7 +183,8 @@ enum status liveness_start(struct peers *peers, double silence_s, liveness_fn on
     l->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (!l->polls || l->wake < 0) FAIL(ST_IO, "no memory or descriptor to watch over ranks");
     for (int i = 0; i < peers->n; i++) peers->list[i].heard_ns = clock_now_ns();
-    CHECK(start_thread(l));
+    const int error = thread_start(&l->thread, watch, l);
+    if (error) FAIL(ST_IO, "the thread that watches over ranks: %s", strerror(error));
     *ret = l;
     return ST_OK;
 out:

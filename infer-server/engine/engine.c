@@ -6,9 +6,9 @@
  * few instructions only; nobody waits for the device under it. */
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
+#include "common/base/spawn.h"
 #include "infer-server/engine/adapters.h"
 #include "infer-server/engine/engine_thread.h"
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,12 +69,7 @@ static void engine_release(struct engine *e)
 
 static enum status start_thread(struct engine *e)
 {
-    // Signals belong to the main thread's loop; the engine's children (OpenMP) inherit this mask.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int error = pthread_create(&e->thread, NULL, engine_thread, e);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = thread_start(&e->thread, engine_thread, e);
     if (error)
         return status_fail(ST_NO_MEMORY, "the engine's thread cannot be started: %s",
                            strerror(error));
@@ -300,90 +295,82 @@ bool engine_paused(struct engine *e)
     return paused;
 }
 
+void command_free(struct command *c)
+{
+    if (!c) return;
+    free((char *)c->folder);
+    free((char *)c->draft_folder);
+    free((char *)c->name);
+    free((char *)c->config);
+    free((char *)c->copy_of);
+    free(c);
+}
+
+// The texts, which were the caller's, become its own.
+static bool copy_texts(struct command *c)
+{
+    const char **texts[] = {&c->folder, &c->draft_folder, &c->name, &c->config, &c->copy_of};
+    bool copied = true;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (*texts[i]) copied &= (*texts[i] = strdup(*texts[i])) != NULL;
+    return copied;
+}
+
 static enum status queue_command(struct engine *e, const struct command *wanted)
 {
+    enum status st;
     struct command *c = malloc(sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for a command");
     *c = *wanted;
-    c->next = NULL;
+    if (!copy_texts(c)) FAIL(ST_NO_MEMORY, "no memory for a command");
     pthread_mutex_lock(&e->lock);
-    enum status st = check_state(e);
+    st = check_state(e);
     if (st == ST_OK) {
         *e->commands_end = c;
         e->commands_end = &c->next;
+        c = NULL;
         wake(e);
     }
     pthread_mutex_unlock(&e->lock);
-    if (st != ST_OK) free(c);
+out:
+    command_free(c);
     return st;
 }
 
 enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
-                          void (*done)(void *context, enum status, const char *message,
-                                       uint64_t version),
-                          void *context)
+                          engine_done_fn done, void *context)
 {
-    struct command c = {.kind = COMMAND_RELOAD, .context = context, .reload_done = done};
-    enum status st;
-    c.folder = strdup(folder);
-    if (draft_folder) c.draft_folder = strdup(draft_folder);
-    if (!c.folder || (draft_folder && !c.draft_folder))
-        FAIL(ST_NO_MEMORY, "no memory for a command");
-    CHECK(queue_command(e, &c));
-    return ST_OK;
-out:
-    free(c.folder);
-    free(c.draft_folder);
-    return st;
-}
-
-static bool copy_text(const char *text, char **ret)
-{
-    *ret = text ? strdup(text) : NULL;
-    return !text || *ret;
-}
-
-// An adapter's command; the order's texts are copied.
-static enum status queue_adapter_command(struct engine *e, struct command *c,
-                                         const struct adapter_order *order)
-{
-    enum status st = ST_NO_MEMORY;
-    const bool copied = copy_text(order->name, &c->name) && copy_text(order->folder, &c->folder) &&
-                        copy_text(order->config, &c->config) &&
-                        copy_text(order->copy_of, &c->copy_of);
-    if (copied)
-        st = queue_command(e, c);
-    else
-        status_fail(st, "no memory for a command");
-    if (st == ST_OK) return ST_OK;
-    free(c->name);
-    free(c->folder);
-    free(c->config);
-    free(c->copy_of);
-    return st;
+    const struct command c = {.kind = COMMAND_RELOAD,
+                              .context = context,
+                              .reload_done = done,
+                              .folder = folder,
+                              .draft_folder = draft_folder};
+    return queue_command(e, &c);
 }
 
 enum status engine_load_adapter(struct engine *e, const struct adapter_order *order,
-                                void (*done)(void *context, enum status, const char *message,
-                                             uint64_t version),
-                                void *context)
+                                engine_done_fn done, void *context)
 {
-    struct command c = {.kind = COMMAND_LOAD_ADAPTER,
-                        .context = context,
-                        .reload_done = done,
-                        .in_place = order->in_place};
-    return queue_adapter_command(e, &c, order);
+    const struct command c = {.kind = COMMAND_LOAD_ADAPTER,
+                              .context = context,
+                              .reload_done = done,
+                              .name = order->name,
+                              .folder = order->folder,
+                              .config = order->config,
+                              .copy_of = order->copy_of,
+                              .in_place = order->in_place};
+    return queue_command(e, &c);
 }
 
 enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writer,
-                                  void (*done)(void *context, enum status, const char *message,
-                                               uint64_t version),
-                                  void *context)
+                                  engine_done_fn done, void *context)
 {
-    const struct adapter_order order = {.name = name};
-    struct command c = {
-        .kind = COMMAND_UNLOAD_ADAPTER, .context = context, .reload_done = done, .writer = writer};
-    return queue_adapter_command(e, &c, &order);
+    const struct command c = {.kind = COMMAND_UNLOAD_ADAPTER,
+                              .context = context,
+                              .reload_done = done,
+                              .name = name,
+                              .writer = writer};
+    return queue_command(e, &c);
 }
 
 enum status engine_bridge_facts(struct engine *e, bool checksums,

@@ -83,10 +83,9 @@ bool engine_paused(struct engine *e);
 // Rewrites the weights from a model folder at a step boundary (POST /reload): next even version.
 // Runs on the engine thread; done() is called there when finished, with the message of a failure.
 // ST_BUSY while a trainer is attached. draft_folder: the draft model's; NULL: it stays as it is.
+typedef void (*engine_done_fn)(void *context, enum status, const char *message, uint64_t version);
 enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
-                          void (*done)(void *context, enum status, const char *message,
-                                       uint64_t version),
-                          void *context);
+                          engine_done_fn done, void *context);
 // LoRA adapters. Any thread: those that there are, and one by its name.
 int engine_adapters(struct engine *e, struct adapter_info ret[ADAPTERS_MOST]);
 bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref *ret);
@@ -96,14 +95,10 @@ bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref 
 // to replace in place might be its own.
 struct adapter_order;
 enum status engine_load_adapter(struct engine *e, const struct adapter_order *order,
-                                void (*done)(void *context, enum status, const char *message,
-                                             uint64_t version),
-                                void *context);
+                                engine_done_fn done, void *context);
 // writer: the trainer that asks for it and has it mapped no more, or 0.
 enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writer,
-                                  void (*done)(void *context, enum status, const char *message,
-                                               uint64_t version),
-                                  void *context);
+                                  engine_done_fn done, void *context);
 // Facts for GET /bridge/info, gathered on the engine thread at a step boundary: canary is the
 // 64-bit word found in the arena's canary (the engine then stores its complement beside it), of
 // each shard; checksums, if wanted, is one ops.checksum value a tensor in arena order (the

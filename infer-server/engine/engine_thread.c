@@ -91,16 +91,6 @@ void engine_fail(struct engine *e, const char *message)
 
 // ---- commands ----------------------------------------------------------------------------------
 
-static void command_free(struct command *c)
-{
-    free(c->folder);
-    free(c->draft_folder);
-    free(c->name);
-    free(c->config);
-    free(c->copy_of);
-    free(c);
-}
-
 static void refuse_command(struct engine *e, struct command *c)
 {
     if (c->kind != COMMAND_FACTS)

@@ -16,11 +16,11 @@ struct command {
     enum command_kind kind;
     struct command *next;
     void *context;
-    char *folder, *draft_folder;   // RELOAD; owned; draft_folder: NULL where it stays
-    char *name, *config, *copy_of; // of the adapters' commands (adapters.h); owned
+    const char *folder, *draft_folder;   // RELOAD; owned; draft_folder: NULL where it stays
+    const char *name, *config, *copy_of; // of the adapters' commands (adapters.h); owned
     bool in_place;
     pid_t writer; // of unloading: the trainer that asks for it, which has it mapped no more; or 0
-    void (*reload_done)(void *context, enum status, const char *message, uint64_t version);
+    engine_done_fn reload_done;
     bool checksums; // FACTS
     void (*facts_done)(void *context, const struct engine_bridge_facts *);
 };
@@ -63,7 +63,8 @@ struct engine {
 
 #define ENGINE_IDLE_MS 100 // longest sleep: heartbeat, dead writers
 
-void *engine_thread(void *engine); // for pthread_create()
+void *engine_thread(void *engine);    // for pthread_create()
+void command_free(struct command *c); // NULL is fine
 
 // The thread's. A failed engine ends everything in it and stays (engine_thread.c).
 void engine_publish(struct engine *e); // the live statistics to other threads

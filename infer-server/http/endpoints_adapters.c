@@ -14,6 +14,7 @@ static const char where[] = "request";
 
 struct adapter_job {
     struct job job;
+    const struct change *change;
     char name[ADAPTER_NAME_BYTES];
 };
 
@@ -129,26 +130,7 @@ out:
     return st;
 }
 
-// ---- the answer ---------------------------------------------------------------------------------
-// A file that does not parse is named to the client, and its bytes, which the sentence quotes, go
-// to the log only (as of /reload).
-static void fail(const struct adapter_job *a)
-{
-    struct http_request *q = a->job.request;
-    const enum status st = status_recall(&a->job.status);
-    if (q && st == ST_FORMAT) {
-        log_warn("adapter '%s': %s", a->name, status_message());
-        http_fail(q, 400,
-                  "\"lora_path\": the folder cannot be loaded: %s; the server's log says "
-                  "what it is",
-                  status_words(st));
-    } else if (q && st == ST_BUSY) { // a trainer holds the lease
-        http_fail(q, 409, "%s", status_message());
-    } else if (q) {
-        http_fail_status(q, st);
-    }
-}
-
+// ---- the response -------------------------------------------------------------------------------
 static void reply_text(const struct adapter_job *a, const char *done)
 {
     struct bytes body = BYTES_INIT;
@@ -158,14 +140,9 @@ static void reply_text(const struct adapter_job *a, const char *done)
     http_reply(a->job.request, 200, "text/plain; charset=utf-8", &body);
 }
 
-static void loaded(struct job *job)
+static void loaded(struct adapter_job *a)
 {
-    struct adapter_job *a = (struct adapter_job *)job;
-    if (job->status.code == ST_OK)
-        reply_text(a, "added");
-    else
-        fail(a);
-    free(a);
+    reply_text(a, "added");
 }
 
 // Nobody's /generate is by it any more.
@@ -175,16 +152,10 @@ static void forget_active(struct adapter_job *a)
     if (strcmp(active, a->name) == 0) active[0] = 0;
 }
 
-static void unloaded(struct job *job)
+static void unloaded(struct adapter_job *a)
 {
-    struct adapter_job *a = (struct adapter_job *)job;
-    if (job->status.code == ST_OK) {
-        forget_active(a);
-        reply_text(a, "removed");
-    } else {
-        fail(a);
-    }
-    free(a);
+    forget_active(a);
+    reply_text(a, "removed");
 }
 
 static void replaced(void *context, enum status st, const char *sentence, uint64_t version)
@@ -193,47 +164,35 @@ static void replaced(void *context, enum status st, const char *sentence, uint64
     if (st != ST_OK) log_warn("the adapter that /lora/load replaces stays loaded: %s", sentence);
 }
 
-static void activated(struct job *job)
+static void activated(struct adapter_job *a)
 {
-    struct adapter_job *a = (struct adapter_job *)job;
-    struct server *s = job->server;
+    struct server *s = a->job.server;
+    const char *warning = a->job.status.message;
     char *active = s->model.active_adapter;
-    if (job->status.code != ST_OK) {
-        fail(a);
-    } else {
-        if (active[0] && strcmp(active, a->name) != 0)
-            engine_unload_adapter(s->engine, active, 0, replaced, NULL);
-        memcpy(active, a->name, sizeof a->name);
-        s->adapter_loads++;
-        if (job->request)
-            http_reply_json(
-                job->request, 200,
-                json_pack("{s:s, s:o, s:i, s:o*}", "status", "ok", "adapter_name",
-                          json_clean_string(a->name), "load_count", s->adapter_loads, "warning",
-                          job->status.message[0] ? json_clean_string(job->status.message) : NULL));
-    }
-    free(a);
+    if (active[0] && strcmp(active, a->name) != 0)
+        engine_unload_adapter(s->engine, active, 0, replaced, NULL);
+    memcpy(active, a->name, sizeof a->name);
+    s->adapter_loads++;
+    if (a->job.request)
+        http_reply_json(a->job.request, 200,
+                        json_pack("{s:s, s:o, s:i, s:o*}", "status", "ok", "adapter_name",
+                                  json_clean_string(a->name), "load_count", s->adapter_loads,
+                                  "warning", warning[0] ? json_clean_string(warning) : NULL));
 }
 
-static void deactivated(struct job *job)
+static void deactivated(struct adapter_job *a)
 {
-    struct adapter_job *a = (struct adapter_job *)job;
-    if (job->status.code != ST_OK) {
-        fail(a);
-    } else {
-        forget_active(a);
-        if (job->request)
-            http_reply_json(job->request, 200,
-                            json_pack("{s:s, s:o}", "status", "ok", "previous_name",
-                                      a->name[0] ? json_clean_string(a->name) : json_null()));
-    }
-    free(a);
+    forget_active(a);
+    if (a->job.request)
+        http_reply_json(a->job.request, 200,
+                        json_pack("{s:s, s:o}", "status", "ok", "previous_name",
+                                  a->name[0] ? json_clean_string(a->name) : json_null()));
 }
 
 // ---- the endpoints ------------------------------------------------------------------------------
-static const struct {
+static const struct change {
     enum status (*order)(struct adapter_job *a, const json_t *object);
-    void (*done)(struct job *job);
+    void (*done)(struct adapter_job *a); // where it succeeded
 } changes[] = {
     [ADAPTER_LOAD] = {order_load, loaded},
     [ADAPTER_UNLOAD] = {order_unload, unloaded},
@@ -241,17 +200,29 @@ static const struct {
     [ADAPTER_DEACTIVATE] = {order_deactivate, deactivated},
 };
 
+static void ended(struct job *job)
+{
+    struct adapter_job *a = (struct adapter_job *)job;
+    char what[sizeof a->name + 16];
+    snprintf(what, sizeof what, "adapter '%s'", a->name);
+    if (job->status.code == ST_OK)
+        a->change->done(a);
+    else
+        job_fail(job, job->status.code == ST_FORMAT ? "lora_path" : NULL, what);
+    free(a);
+}
+
 void handle_adapter_change(void *server, struct http_request *q)
 {
     struct server *s = server;
-    const int change = http_which(q);
     json_t *object = NULL;
     enum status st;
     if (!server_is_open(s, q)) return;
-    struct adapter_job *a = job_new(s, q, sizeof *a, changes[change].done);
+    struct adapter_job *a = job_new(s, q, sizeof *a, ended);
     if (!a) return;
+    a->change = &changes[http_which(q)];
     CHECK(read_body(&a->job, &object));
-    CHECK(changes[change].order(a, object));
+    CHECK(a->change->order(a, object));
 out:
     json_decref(object);
     if (st == ST_OK) return;

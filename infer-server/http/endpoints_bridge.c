@@ -5,7 +5,6 @@
  * thread but for run_pause(), reload_done() and facts_done(). */
 #include "infer-server/http/job.h"
 #include "common/base/json.h"
-#include "common/base/log.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,22 +18,19 @@ struct bridge_job {
     int n_shards;
     int n_checksums;
     uint64_t *checksums;
-    bool want_checksums;
-    json_t *base; // with these
+    bool want_checksums, quotes; // quotes: the failure, of files (job_fail)
+    json_t *base;                // with these
 };
 
 // Answers with that, or with the failure that it came to, and ends.
 static void finish(struct bridge_job *b, json_t *answer)
 {
-    struct http_request *q = b->job.request;
-    const enum status st = status_recall(&b->job.status);
-    if (q && st == ST_OK)
-        http_reply_json(q, 200, answer);
-    else if (q && st == ST_BUSY) // a trainer holds the lease
-        http_fail(q, 409, "%s", status_message());
-    else if (q)
-        http_fail_status(q, st);
-    if (!q || st != ST_OK) json_decref(answer);
+    const enum status st = b->job.status.code;
+    if (b->job.request && st == ST_OK)
+        http_reply_json(b->job.request, 200, json_incref(answer));
+    else if (st != ST_OK)
+        job_fail(&b->job, b->quotes ? "model" : NULL, "/reload");
+    json_decref(answer);
     free(b->canaries);
     free(b->checksums);
     json_decref(b->base);
@@ -217,22 +213,10 @@ void handle_bridge_resume(void *server, struct http_request *q)
 
 // ---- reload ------------------------------------------------------------------------------------
 
-// What does not parse may be any file that this process can read, which a client of the socket or
-// the key need not be able to: its bytes, which the sentence quotes, go to the log only.
-static void keep_content(struct job *j)
-{
-    log_warn("/reload: %s", j->status.message);
-    status_keep(
-        &j->status,
-        status_fail(j->status.code,
-                    "\"model\": the folder cannot be loaded: %s; the server's log says what it is",
-                    status_words(j->status.code)));
-}
-
 static void reloaded(struct job *job)
 {
     struct bridge_job *b = (struct bridge_job *)job;
-    if (job->status.code == ST_FORMAT || job->status.code == ST_UNSUPPORTED) keep_content(job);
+    b->quotes = job->status.code == ST_FORMAT || job->status.code == ST_UNSUPPORTED;
     finish(b,
            json_pack("{s:s, s:I}", "status", "reloaded", "weight_version", (json_int_t)b->version));
 }

@@ -1,6 +1,7 @@
 /* job.c: see job.h. What has begun is never cancelled: a template's steps are bounded
  * (common/jinja), and the server waits for its jobs before it ends. */
 #include "infer-server/http/job.h"
+#include "common/base/log.h"
 
 #include <stdlib.h>
 
@@ -103,4 +104,19 @@ void job_parse(struct job *j, bool renders, enum status (*run_job)(struct job *j
 void job_post(struct job *j)
 {
     inbox_post(&j->server->host.inbox, &j->message);
+}
+
+void job_fail(const struct job *j, const char *field, const char *what)
+{
+    struct http_request *q = j->request;
+    const enum status st = status_recall(&j->status);
+    if (field) log_warn("%s: %s", what, status_message());
+    if (q && field)
+        http_fail(q, 400,
+                  "\"%s\": the folder cannot be loaded: %s; the server's log says what it is",
+                  field, status_words(st));
+    else if (q && st == ST_BUSY) // a trainer holds the lease
+        http_fail(q, 409, "%s", status_message());
+    else if (q)
+        http_fail_status(q, st);
 }

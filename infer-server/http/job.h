@@ -34,5 +34,10 @@ void job_parse(struct job *j, bool renders, enum status (*run)(struct job *job))
 void job_block(struct job *j, enum status (*run)(struct job *job)); // in the pool: it may wait
 // From any thread, instead of run(): the job came to job->status.
 void job_post(struct job *j);
+// Tells the client what it failed of. field, what: that name a folder, in the request and in the
+// log, whose files do not parse: they may be any that this process can read, which a client of the
+// socket or the key need not be able to, so that their bytes, which the sentence quotes, go to the
+// log only. NULL: it quotes none.
+void job_fail(const struct job *j, const char *field, const char *what);
 
 #endif

@@ -14,12 +14,12 @@
 #if CW_MPI
 
 #include "common/base/clock.h"
+#include "common/base/spawn.h"
 
 #include <dlfcn.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,14 +112,10 @@ static void *call_there(void *unused)
 static enum status call_bounded(struct comm *comm, const char *what, int (*call)(void))
 {
     const int64_t start_ns = clock_now_ns();
-    sigset_t all, before;
     pthread_t thread;
     bounded.call = call;
     bounded.done = false;
-    sigfillset(&all); // signals are the main thread's business
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&thread, NULL, call_there, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int error = thread_start(&thread, call_there, NULL);
     if (error) return status_fail(ST_NO_MEMORY, "no thread for %s: %s", what, strerror(error));
     while (!__atomic_load_n(&bounded.done, __ATOMIC_ACQUIRE)) {
         if (!comm_may_wait(comm, what, start_ns, "the other ranks")) {

@@ -340,7 +340,7 @@ static void test_unloaded_meanwhile(void **state)
     assert_ok(bridge_file_write(u.file));
     assert_int_equal(bridge_attach(bridge_names.file, NULL, &b), ST_NOT_FOUND);
     assert_says("segment draft"); // while the file lists it, that is what is wrong
-    assert_ok(bridge_attach_watched(bridge_names.file, NULL, unload_before_it_is_mapped, &u, &b));
+    assert_ok(bridge_attach_shard(bridge_names.file, -1, NULL, unload_before_it_is_mapped, &u, &b));
     assert_int_equal(u.told, 1);
     assert_non_null(bridge_base(b, "policy"));
     assert_null(bridge_base(b, "draft"));
