@@ -63,62 +63,40 @@ struct option_spec {
 #define OPTION_RULES(...)                                                                          \
     __VA_OPT__((const struct option_rule[]){__VA_ARGS__, {.kind = RULE_END}} +) 0
 #define OPT_HEADING(text) OPTION_ROW("", OPTION_HEADING, 0, NULL, NULL, text, 0, 0, NULL, NULL)
-#define OPT_FLAG(name, field, fallback, help, ...)                                                 \
-    OPTION_ROW(name, OPTION_FLAG, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0, NULL,   \
+#define OPT_FIELD(name, type, field, fallback, value, help, min, max, choices, ...)                \
+    OPTION_ROW(name, type, offsetof(OPTIONS_OF, field), fallback, value, help, min, max, choices,  \
                OPTION_RULES(__VA_ARGS__))
+#define OPT_FLAG(name, field, fallback, help, ...)                                                 \
+    OPT_FIELD(name, OPTION_FLAG, field, fallback, NULL, help, 0, 0, NULL, __VA_ARGS__)
 #define OPT_INT(name, field, fallback, value, min, max, help, ...)                                 \
-    OPTION_ROW(name, OPTION_INT, offsetof(OPTIONS_OF, field), fallback, value, help, min, max,     \
-               NULL, OPTION_RULES(__VA_ARGS__))
+    OPT_FIELD(name, OPTION_INT, field, fallback, value, help, min, max, NULL, __VA_ARGS__)
 #define OPT_DOUBLE(name, field, fallback, value, min, max, help, ...)                              \
-    OPTION_ROW(name, OPTION_DOUBLE, offsetof(OPTIONS_OF, field), fallback, value, help, min, max,  \
-               NULL, OPTION_RULES(__VA_ARGS__))
+    OPT_FIELD(name, OPTION_DOUBLE, field, fallback, value, help, min, max, NULL, __VA_ARGS__)
 #define OPT_SIZE(name, field, fallback, min, max, help, ...)                                       \
-    OPTION_ROW(name, OPTION_SIZE, offsetof(OPTIONS_OF, field), fallback, "SIZE", help, min, max,   \
-               NULL, OPTION_RULES(__VA_ARGS__))
+    OPT_FIELD(name, OPTION_SIZE, field, fallback, "SIZE", help, min, max, NULL, __VA_ARGS__)
 #define OPT_TEXT(name, field, fallback, value, help, ...)                                          \
-    OPTION_ROW(name, OPTION_STRING, offsetof(OPTIONS_OF, field), fallback, value, help, 0, 0,      \
-               NULL, OPTION_RULES(__VA_ARGS__))
+    OPT_FIELD(name, OPTION_STRING, field, fallback, value, help, 0, 0, NULL, __VA_ARGS__)
 #define OPT_CHOICE(name, field, fallback, choices, help, ...)                                      \
-    OPTION_ROW(name, OPTION_CHOICE, offsetof(OPTIONS_OF, field), fallback, NULL, help, 0, 0,       \
-               choices, OPTION_RULES(__VA_ARGS__))
+    OPT_FIELD(name, OPTION_CHOICE, field, fallback, NULL, help, 0, 0, choices, __VA_ARGS__)
 // Names that no enum has, of a field that is 0 for the first, 1 for the next...
 #define OPTION_WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 // --config, into the field `config`
 #define OPT_CONFIG                                                                                 \
-    OPTION_ROW("config", OPTION_FILE, offsetof(OPTIONS_OF, config), NULL, "FILE",                  \
-               "these options as JSON, with _ for -; a flag beats the file", 0, 0, NULL, NULL)
+    OPT_FIELD("config", OPTION_FILE, config, NULL, "FILE",                                         \
+              "these options as JSON, with _ for -; a flag beats the file", 0, 0, NULL)
 // name: as errors have it
 #define OPT_DERIVED(name, field)                                                                   \
-    OPTION_ROW(name, OPTION_DERIVED, offsetof(OPTIONS_OF, field), NULL, NULL, NULL, 0, 0, NULL,    \
-               NULL)
+    OPT_FIELD(name, OPTION_DERIVED, field, NULL, NULL, NULL, 0, 0, NULL)
 // Not listed; whoever gives one is told. Names by their last part ("lr" of "optim.lr").
 #define OPT_FOREIGN(list) OPTION_ROW("", OPTION_FOREIGN, 0, NULL, NULL, NULL, 0, 0, list, NULL)
 #define OPT_END           OPTION_ROW(NULL, OPTION_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL, NULL)
 
-#define IS_COMMON                                                                                  \
-    {                                                                                              \
-        .kind = RULE_COMMON                                                                        \
-    }
-#define NEEDS(condition, why)                                                                      \
-    {                                                                                              \
-        RULE_NEEDS, NULL, condition, why                                                           \
-    }
-#define NEEDS_WHEN(value, condition, why)                                                          \
-    {                                                                                              \
-        RULE_NEEDS, value, condition, why                                                          \
-    }
-#define EXCLUDES(condition, why)                                                                   \
-    {                                                                                              \
-        RULE_EXCLUDES, NULL, condition, why                                                        \
-    }
-#define EXCLUDES_WHEN(value, condition, why)                                                       \
-    {                                                                                              \
-        RULE_EXCLUDES, value, condition, why                                                       \
-    }
-#define WITHIN(condition)                                                                          \
-    {                                                                                              \
-        RULE_WITHIN, NULL, condition, NULL                                                         \
-    }
+#define IS_COMMON                            OPTION_ROW(.kind = RULE_COMMON)
+#define NEEDS(condition, why)                OPTION_ROW(RULE_NEEDS, NULL, condition, why)
+#define NEEDS_WHEN(value, condition, why)    OPTION_ROW(RULE_NEEDS, value, condition, why)
+#define EXCLUDES(condition, why)             OPTION_ROW(RULE_EXCLUDES, NULL, condition, why)
+#define EXCLUDES_WHEN(value, condition, why) OPTION_ROW(RULE_EXCLUDES, value, condition, why)
+#define WITHIN(condition)                    OPTION_ROW(RULE_WITHIN, NULL, condition, NULL)
 
 struct option_set; // owns the strings it put into a config
 enum option_result {

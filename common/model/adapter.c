@@ -18,28 +18,16 @@
 #define MAX_STATE    ((size_t)1 << 26)
 
 // ---- the plan -----------------------------------------------------------------------------------
+#define BIT(role) (1ull << ROLE_##role)
+
 enum tensor_role adapter_role(const struct weights *base, int tensor)
 {
-    switch (base->tensors[tensor].role) {
-    case ROLE_QKV:
-    case ROLE_Q_A:
-    case ROLE_Q_B:
-    case ROLE_Q:
-    case ROLE_KV_A:
-    case ROLE_O:
-    case ROLE_DELTA_IN:
-    case ROLE_DELTA_OUT:
-    case ROLE_GATE_UP:
-    case ROLE_DOWN:
-    case ROLE_SHARED_GATE_UP:
-    case ROLE_SHARED_DOWN:
-    case ROLE_HEAD:
-        return base->tensors[tensor].role;
-    case ROLE_EMBED:
-        return base->config->tie_embeddings ? ROLE_HEAD : ROLE_COUNT;
-    default:
-        return ROLE_COUNT;
-    }
+    const uint64_t adapted = BIT(QKV) | BIT(Q_A) | BIT(Q_B) | BIT(Q) | BIT(KV_A) | BIT(O) |
+                             BIT(DELTA_IN) | BIT(DELTA_OUT) | BIT(GATE_UP) | BIT(DOWN) |
+                             BIT(SHARED_GATE_UP) | BIT(SHARED_DOWN) | BIT(HEAD);
+    const enum tensor_role role = base->tensors[tensor].role;
+    if (role == ROLE_EMBED && base->config->tie_embeddings) return ROLE_HEAD;
+    return adapted >> role & 1 ? role : ROLE_COUNT;
 }
 
 int adapter_nth(const struct weights *base, int i)

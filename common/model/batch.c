@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum list {
+enum list { // by length (list_length)
     LIST_TOKENS,
     LIST_POSITIONS,
     LIST_SEQ_OF,
@@ -43,25 +43,11 @@ struct batch {
 
 static size_t list_length(const struct batch *b, enum list list)
 {
-    switch (list) {
-    case LIST_QUERY_START:
-        return (size_t)b->max_seqs + 1;
-    case LIST_CONTEXT_LEN:
-    case LIST_STORED:
-    case LIST_STATE_FROM:
-    case LIST_STATE_SLOT:
-    case LIST_PREFIX_START:
-    case LIST_PREFIX_LEN:
-    case LIST_ATTEND_END:
-        return (size_t)b->max_seqs;
-    case LIST_ROWS:
-    case LIST_ROWS_ORDER:
-        return (size_t)b->max_rows;
-    case LIST_BLOCK_TABLE:
-        return (size_t)b->max_seqs * (size_t)b->max_blocks;
-    default:
-        return (size_t)b->max_tokens;
-    }
+    const size_t seqs = (size_t)b->max_seqs;
+    if (list < LIST_QUERY_START || list == LIST_TOKENS_ORDER) return (size_t)b->max_tokens;
+    if (list == LIST_QUERY_START) return seqs + 1;
+    if (list < LIST_ROWS) return seqs;
+    return list == LIST_BLOCK_TABLE ? seqs * (size_t)b->max_blocks : (size_t)b->max_rows;
 }
 
 // Where each list begins in the one allocation; returns its bytes.

@@ -140,33 +140,20 @@ static int pick(struct rng *rng, int n)
 // What stands for a sign; numbers are written into `number`.
 static const char *word_of(const struct story *s, char sign, char number[24])
 {
-    switch (sign) {
-    case 'N':
-        return s->who->name;
-    case 'F':
-        return s->other->name;
-    case 'p':
-        return s->by_name ? s->who->name : s->who->they;
-    case 'P':
-        return s->by_name ? s->who->name : s->who->They;
-    case 'g':
-        return s->who->their;
-    case 'O':
-        return s->thing;
-    case 'D':
-        return s->other_thing;
-    case 'C':
-        return s->container->many;
-    case 'c':
-        return s->container->one;
-    case 'G':
-        return s->good;
-    }
-    snprintf(number, 24, "%ld",
-             sign == 'x'   ? s->x
-             : sign == 'b' ? s->b
-             : sign == 'y' ? s->y
-                           : s->n);
+    const struct person *who = s->who;
+    const char *const words[128] = {['N'] = who->name,
+                                    ['F'] = s->other->name,
+                                    ['p'] = s->by_name ? who->name : who->they,
+                                    ['P'] = s->by_name ? who->name : who->They,
+                                    ['g'] = who->their,
+                                    ['O'] = s->thing,
+                                    ['D'] = s->other_thing,
+                                    ['C'] = s->container->many,
+                                    ['c'] = s->container->one,
+                                    ['G'] = s->good};
+    const long numbers[128] = {['x'] = s->x, ['b'] = s->b, ['y'] = s->y, ['n'] = s->n};
+    if (words[(int)sign]) return words[(int)sign];
+    snprintf(number, 24, "%ld", numbers[(int)sign]);
     return number;
 }
 
