@@ -454,20 +454,18 @@ static enum status restore_draft(struct weights_owner *o, const char *snapshot,
     return arena_restore(o, WEIGHTS_DRAFT, folder, ret);
 }
 
-// The model's arenas, and where the snapshot does not say that these alone were written, the
-// adapters.
-static enum status restore_models(struct weights_owner *o, const char *snapshot,
+// The policy, and where the snapshot does not say that it was written, the adapters.
+static enum status restore_policy(struct weights_owner *o, const char *snapshot,
                                   struct weights_restored *ret)
 {
     enum status st = arena_restore(o, WEIGHTS_POLICY, snapshot, ret);
-    if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot, ret);
     if (st == ST_OK && o->adapters && (!snapshot[0] || ret->fault[0]))
         st = adapters_revert(o->adapters);
     if (st == ST_OK) control_owner_loaded(o->control, role_names[WEIGHTS_POLICY], ret->from, false);
     return st;
 }
 
-// An adapter's writer wrote nothing else.
+// An adapter's writer did not write the policy.
 static enum status restore_adapter(struct weights_owner *o, const char *snapshot,
                                    struct weights_restored *ret)
 {
@@ -489,7 +487,8 @@ enum status weights_owner_restore(struct weights_owner *o, struct weights_restor
     control_snapshot(o->control, snapshot, sizeof snapshot);
     control_owner_update_begin(o->control);
     const bool adapter = o->adapters && adapters_is_checkpoint(snapshot);
-    enum status st = (adapter ? restore_adapter : restore_models)(o, snapshot, &restored);
+    enum status st = (adapter ? restore_adapter : restore_policy)(o, snapshot, &restored);
+    if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot, &restored);
     if (st != ST_OK) return st;
     control_owner_update_end(o->control);
     *ret = restored;

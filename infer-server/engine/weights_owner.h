@@ -51,11 +51,11 @@ enum status weights_owner_reload_adapter(struct weights_owner *o, int slot, cons
 const struct weights *weights_owner_weights(const struct weights_owner *o, enum weights_role role);
 struct control *weights_owner_control(const struct weights_owner *o);
 
-// Torn weights: where the writer's last snapshot is of an adapter, that adapter from it. Else the
-// model's: the snapshot if there is one that loads, else the folder of the
-// last reload, else the model folder; for the draft "draft" inside the snapshot, else its folder.
-// Where no snapshot can be used, adapters become as they were loaded or made, since one may be what
-// is torn. Next even version. On failure they stay torn.
+// Torn weights, role by role: where the writer's last snapshot is of an adapter, that adapter from
+// it, else the policy: from the snapshot if there is one that loads, else from the folder of the
+// last reload, else from the model folder. The draft in either case: from "draft" inside the
+// snapshot, else from its folder. Where no snapshot can be used, adapters become as they were
+// loaded or made, since one may be what is torn. Next even version. On failure they stay torn.
 struct weights_restored {
     char from[512];  // the folder, in words where there are several
     char fault[512]; // why the snapshot, or its draft, was not used; "": it was, or there is none

@@ -282,28 +282,40 @@ static enum status scribble_and_die(void *context)
     return ST_OK;
 }
 
-// A writer dies with both arenas half written: the daemon takes both back from the checkpoint.
-static void torn_draft_is_restored(void **state)
+// The server's version once it is above `version` and whole.
+static void wait_restored(const struct daemon *d, json_int_t version)
 {
-    (void)state;
-    if (strcmp(test_device(), "cpu") != 0)
-        test_skip("it writes weights from a forked process, which a GPU does not allow");
-    struct scene s;
-    scene_open(&s, 64, 2, 0);
-    daemon_start(&s.daemon, s.policy,
-                 OPTIONS("--draft", s.draft, "--speculative", "draft_model:2"));
-    assert_int_equal(train(&s, "run",
-                           OPTIONS("--train-draft", "--draft-learning-rate", "1e-3",
-                                   "--learning-rate", "1e-3", "--max-steps", "2")),
-                     0);
+    const int64_t deadline = clock_deadline_ns(20000);
+    for (json_int_t now = 0; now <= version;) {
+        struct wire_answer a;
+        daemon_request(d->socket, "GET", "/health", "", NULL, &a);
+        if (a.status == 200) now = json_integer_value(json_object_get(a.json, "weight_version"));
+        wire_answer_release(&a);
+        if (clock_ms_until(deadline) == 0) fail_msg("not restored: version %d", (int)now);
+        clock_sleep_ms(2);
+    }
+}
+
+static json_int_t served_version(const struct daemon *d)
+{
+    json_t *health = daemon_get(d->socket, "/health", 200);
+    const json_int_t version = json_integer_value(json_object_get(health, "weight_version"));
+    json_decref(health);
+    return version;
+}
+
+// A writer of the role and of the draft dies with both half written.
+static void tear(const struct daemon *d, const char *role)
+{
+    const json_int_t version = served_version(d);
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
         struct bridge *bridge;
         struct publish_times times;
-        if (bridge_attach(s.daemon.bridge, NULL, &bridge) == ST_OK &&
+        if (bridge_attach(d->bridge, NULL, &bridge) == ST_OK &&
             bridge_become_writer(bridge) == ST_OK) {
-            void *arenas[] = {bridge_base(bridge, "policy"), bridge_base(bridge, "draft")};
+            void *arenas[] = {bridge_base(bridge, role), bridge_base(bridge, "draft")};
             bridge_publish(bridge, 10000, scribble_and_die, arenas, &times);
         }
         fprintf(stderr, "%s\n", status_message());
@@ -312,20 +324,39 @@ static void torn_draft_is_restored(void **state)
     int status;
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    int64_t deadline = clock_deadline_ns(20000);
-    for (json_int_t version = 0; version <= 6;) {
-        struct wire_answer a;
-        daemon_request(s.daemon.socket, "GET", "/health", "", NULL, &a);
-        if (a.status == 200)
-            version = json_integer_value(json_object_get(a.json, "weight_version"));
-        wire_answer_release(&a);
-        if (clock_ms_until(deadline) == 0) fail_msg("not restored: version %d", (int)version);
-        clock_sleep_ms(2);
+    wait_restored(d, version);
+}
+
+// The daemon takes back both from the checkpoint, be it the policy or an adapter that was trained
+// with the draft; a run goes on from it.
+static void torn_draft_is_restored(void **state)
+{
+    (void)state;
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("it writes weights from a forked process, which a GPU does not allow");
+    for (int adapter = 0; adapter < 2; adapter++) {
+        struct scene s;
+        const char *const lora = adapter ? "2" : "0";
+        scene_open(&s, 64, 2, 0);
+        daemon_start(
+            &s.daemon, s.policy,
+            OPTIONS("--draft", s.draft, "--speculative", "draft_model:2", "--max-adapters", "1"));
+        if (train(&s, "run",
+                  OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--learning-rate",
+                          "1e-3", "--max-steps", "2", "--lora-r", lora, "--lora-name", "a")) != 0)
+            fail_msg("%s", test_read(s.log));
+        const struct run r = read_run(&s, "run", 1, 2);
+        assert_true(r.loss > 0 && r.grad_norm > 0 && r.overlap > 0);
+        tear(&s.daemon, adapter ? "adapter:a" : "policy");
+        if (adapter) daemon_holds_adapter(&s.daemon, "a", latest(&s, "run"));
+        daemon_holds(&s.daemon, "policy", adapter ? s.policy : latest(&s, "run"));
+        daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
+        assert_int_equal(train(&s, "run", OPTIONS("--train-draft", "--resume", "--max-steps", "3")),
+                         0);
+        assert_log(&s, "resumed at step 2");
+        daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
+        daemon_kill(&s.daemon);
     }
-    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
-    daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
-    assert_int_equal(train(&s, "run", OPTIONS("--train-draft", "--resume", "--max-steps", "3")), 0);
-    daemon_kill(&s.daemon);
 }
 
 static void no_draft_is_an_error(void **state)

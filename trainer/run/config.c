@@ -313,12 +313,9 @@ const struct option_spec train_options[] = {
              "by which the server knows it, and requests name it"),
 
     OPT_HEADING("Draft model"),
-    OPT_FLAG(
-        "train-draft", train_draft, NULL,
-        "train the server's draft model (cw-infer-server --draft) to answer as the policy "
-        "does, on the same rollouts",
-        EXCLUDES("lora-r",
-                 "the server restores one or the other after a fault; train them in two runs")),
+    OPT_FLAG("train-draft", train_draft, NULL,
+             "train the server's draft model (cw-infer-server --draft) to answer as the policy "
+             "does, on the same rollouts"),
     OPT_DOUBLE("draft-learning-rate", draft_learning_rate, "2e-5", "LR", 0, 10,
                "at its peak; schedule and AdamW as above"),
     OPT_DOUBLE("draft-loss-weight", draft_loss_weight, "1", "W", 0, 1e6,

@@ -146,6 +146,10 @@ enum status run_folder_describe(const struct run *run, bool resumed);
 // run_start.c: brings the weights to where --start-from says that a new run starts, says what they
 // were and are, and makes them the reference of the KL term.
 enum status run_start(struct run *run);
+// Where the draft that is trained starts, where the rest starts from that folder, in `room` or the
+// server's own; NULL: as it is served.
+enum status run_draft_start(const struct run *run, const char *folder, char room[PATH_ROOM],
+                            const char **ret);
 // The reference of the KL divergence of a run that goes on: what it started from, or what the
 // checkpoint has of one that moves. Nothing without one.
 enum status run_resume_reference(struct run *run, const char *checkpoint);

@@ -129,12 +129,14 @@ enum status run_start_adapter(struct run *run)
     const char *from = run->config->start_from, *name = run->config->lora.name;
     const bool current = strcmp(from, "current") == 0, loaded = strcmp(from, "loaded") == 0;
     struct control_facts f = {0};
-    char folder[PATH_ROOM];
+    char folder[PATH_ROOM], within[PATH_ROOM];
+    const char *draft;
     if (loaded) CHECK(check_as_loaded(run));
     if (!loaded && !current) CHECK(adapter_base_notice(from, run->base, run->config->exact));
     control_facts_of(bridge_control(run->bridge), run->role, &f);
     const bool made = !f.updates && !f.origin[0]; // all zeros as yet, of which nothing is learned
     const bool fresh = loaded || (current && made), served = current && !made;
+    CHECK(run_draft_start(run, from, within, &draft));
     CHECK(path_put(folder, run->folder, "start"));
     if (run_leads(run))
         CHECK(served ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge), name,
@@ -143,7 +145,7 @@ enum status run_start_adapter(struct run *run)
                                             (uint64_t)run->config->seed, name, run->base));
     CHECK(comm_barrier(run->comm));
     CHECK(served ? control_set_snapshot(bridge_control(run->bridge), folder)
-                 : run_load_weights(run, folder, NULL));
+                 : run_load_weights(run, folder, draft));
     log_info("the adapter '%s' starts %s%s (%s)", name,
              fresh    ? "new, and changes nothing yet"
              : served ? "as it is served"

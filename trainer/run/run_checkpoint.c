@@ -200,8 +200,8 @@ static enum status load_weights(void *context)
     struct restore *r = context;
     struct device *dev = bridge_device(r->run->bridge);
     control_set_origin(bridge_control(r->run->bridge), r->folder);
-    if (r->run->adapter) return adapter_load(r->run->adapter, dev, r->folder);
-    enum status st = weights_load(r->run->policy, dev, r->folder);
+    enum status st = r->run->adapter ? adapter_load(r->run->adapter, dev, r->folder)
+                                     : weights_load(r->run->policy, dev, r->folder);
     return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
 }
 

@@ -53,27 +53,33 @@ static enum status folder_to_start_from(const struct run *run, const struct cont
     return ST_OK;
 }
 
-// Where the draft that is trained starts; NULL: as it is served. A folder that is trained further
-// may hold its draft, as a checkpoint does: `within`.
-static const char *draft_to_start_from(const struct run *run, const char *folder,
-                                       const char *within)
+// A folder that is trained further may hold its draft, as a checkpoint does.
+enum status run_draft_start(const struct run *run, const char *folder, char room[PATH_ROOM],
+                            const char **ret)
 {
-    if (!run->draft) return NULL;
-    if (strcmp(run->config->start_from, "loaded") == 0) return run->draft_folder;
-    if (file_exists(within)) return within;
-    log_info("%s holds no draft model: it starts as the server serves it", folder);
-    return NULL;
+    *ret = NULL;
+    if (!run->draft || strcmp(run->config->start_from, "current") == 0) return ST_OK;
+    if (strcmp(run->config->start_from, "loaded") == 0) {
+        *ret = run->draft_folder;
+        return ST_OK;
+    }
+    enum status st = path_put(room, folder, DRAFT_FOLDER);
+    if (st == ST_OK && file_exists(room))
+        *ret = room;
+    else if (st == ST_OK)
+        log_info("%s holds no draft model: it starts as the server serves it", folder);
+    return st;
 }
 
 static enum status load_start(struct run *run, const struct control_facts *before,
                               const char *folder)
 {
     char within[PATH_ROOM];
+    const char *draft;
     struct bytes was = BYTES_INIT;
     char *saved = NULL;
     enum status st;
-    CHECK(path_put(within, folder, DRAFT_FOLDER));
-    const char *draft = draft_to_start_from(run, folder, within);
+    CHECK(run_draft_start(run, folder, within, &draft));
     control_origin_words(before, &was);
     if (before->run[0] && checkpoint_latest(before->run, &saved) == ST_OK && saved)
         bytes_printf(&was, ", last saved as %s", saved);
