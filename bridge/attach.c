@@ -195,9 +195,8 @@ enum status bridge_attach(const char *explicit_path, struct device *dev, struct 
 
 // ---- without a server --------------------------------------------------------------------------
 
-enum status bridge_own(struct device *dev, const struct bridge_role *policy, const char *server,
-                       enum status (*load)(void *context, void *base), void *context,
-                       struct bridge **ret)
+enum status bridge_own(struct device *dev, const struct bridge_role *roles, int n,
+                       const char *server, bridge_load_fn load, void *context, struct bridge **ret)
 {
     enum status st = ST_OK;
     struct bridge *b = calloc(1, sizeof *b);
@@ -206,14 +205,14 @@ enum status bridge_own(struct device *dev, const struct bridge_role *policy, con
     b->meet = meet_nobody;
     b->dev = dev;
     b->file = file = calloc(1, sizeof *file);
-    if (!file || !(file->roles = calloc(1, sizeof *file->roles)))
+    if (!file || !(file->roles = calloc((size_t)n, sizeof *file->roles)))
         FAIL(ST_NO_MEMORY, "no memory for a bridge");
     snprintf(file->path, sizeof file->path, "(none: this process owns the weights)");
     snprintf(file->socket, sizeof file->socket, "%s", server);
     file->pid = getpid();
-    file->n_roles = 1;
-    file->roles[0] = *policy;
-    CHECK(own_weights_new(dev, policy, load, context, &b->own));
+    file->n_roles = n;
+    memcpy(file->roles, roles, (size_t)n * sizeof *roles);
+    CHECK(own_weights_new(dev, file->roles, n, load, context, &b->own));
     b->control = own_weights_control(b->own);
     b->owns_device = true;
     *ret = b;
@@ -275,7 +274,7 @@ void *bridge_base(struct bridge *b, const char *role)
 {
     for (int i = 0; i < b->file->n_roles; i++)
         if (strcmp(b->file->roles[i].role, role) == 0)
-            return b->own ? own_weights_base(b->own) : shared_memory_data(b->arenas[i]);
+            return b->own ? own_weights_base(b->own, i) : shared_memory_data(b->arenas[i]);
     return NULL;
 }
 

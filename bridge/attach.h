@@ -13,11 +13,12 @@ struct bridge;
 // the lease. On failure nothing stays open.
 enum status bridge_attach(const char *explicit_path, struct device *dev, struct bridge **ret);
 // The same of weights that no server has: this process owns them, in memory of its own that load()
-// fills with those of policy->model. Takes the device over. policy: its role without tensors, kind
-// and handle; server: the address of who samples by copies of them, as bridge_file_of() gives it.
-enum status bridge_own(struct device *dev, const struct bridge_role *policy, const char *server,
-                       enum status (*load)(void *context, void *base), void *context,
-                       struct bridge **ret);
+// fills, role by role, with those of role->model ("": what is new, and stays zeros). Takes the
+// device over. roles: (n) the policy's first, without tensors, kind and handle; server: the address
+// of who samples by copies of them, as bridge_file_of() gives it.
+typedef enum status (*bridge_load_fn)(void *context, const struct bridge_role *role, void *base);
+enum status bridge_own(struct device *dev, const struct bridge_role *roles, int n,
+                       const char *server, bridge_load_fn load, void *context, struct bridge **ret);
 // bridge_attach() of one shard of a server with several ranks, which is then the policy; with one
 // rank, of its only one; rank -1: of a server that has but one, as bridge_attach() itself. Rank 0's
 // client is the writer for all: the others publish together with it (bridge_publish_with()). Tells

@@ -13,13 +13,16 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define LOOK_MS 100
 
 struct own_weights {
     struct device *dev;
-    void *memory;
+    const struct bridge_role *roles;
+    int n;
+    void **memory; // (n) each role's
     struct control *control;
     pthread_t thread; // that grants
     bool granting;
@@ -53,19 +56,30 @@ static enum status create_page(struct own_weights *o, const char *layout_hash)
     return st;
 }
 
-enum status own_weights_new(struct device *dev, const struct bridge_role *role,
-                            enum status (*load)(void *context, void *base), void *context,
-                            struct own_weights **ret)
+// The draft's account is the policy's.
+static enum status take_role(struct own_weights *o, int i, bridge_load_fn load, void *context)
+{
+    const struct bridge_role *role = &o->roles[i];
+    enum status st = device_alloc(o->dev, role->bytes, &o->memory[i]);
+    if (st != ST_OK) return st;
+    device_fill(o->dev, o->memory[i], 0, role->bytes);
+    if (strcmp(role->role, "draft") != 0)
+        control_owner_loaded(o->control, role->role, role->model, i == 0);
+    return load(context, role, o->memory[i]);
+}
+
+enum status own_weights_new(struct device *dev, const struct bridge_role *roles, int n,
+                            bridge_load_fn load, void *context, struct own_weights **ret)
 {
     enum status st;
     struct own_weights *o = calloc(1, sizeof *o);
-    if (!o) return status_fail(ST_NO_MEMORY, "no memory for the owner of the weights");
+    if (!o || !(o->memory = calloc((size_t)n, sizeof *o->memory)))
+        FAIL(ST_NO_MEMORY, "no memory for the owner of the weights");
     o->dev = dev;
-    CHECK(create_page(o, role->layout_hash));
-    CHECK(device_alloc(dev, role->bytes, &o->memory));
-    device_fill(dev, o->memory, 0, role->bytes);
-    CHECK(load(context, o->memory));
-    control_owner_loaded(o->control, "policy", role->model, true);
+    o->roles = roles;
+    o->n = n;
+    CHECK(create_page(o, roles[0].layout_hash));
+    for (int i = 0; i < n; i++) CHECK(take_role(o, i, load, context));
     control_owner_update_end(o->control);
     o->granting = thread_start(&o->thread, grant, o) == 0;
     if (!o->granting) FAIL(ST_NO_MEMORY, "no thread for the weights' owner");
@@ -86,7 +100,8 @@ void own_weights_free(struct own_weights *o)
     }
     if (o->control) control_end(o->control);
     control_free(o->control);
-    device_release(o->dev, o->memory);
+    for (int i = 0; i < o->n; i++) device_release(o->dev, o->memory[i]);
+    free(o->memory);
     free(o);
 }
 
@@ -95,7 +110,7 @@ struct control *own_weights_control(struct own_weights *o)
     return o->control;
 }
 
-void *own_weights_base(struct own_weights *o)
+void *own_weights_base(struct own_weights *o, int role)
 {
-    return o->memory;
+    return o->memory[role];
 }

@@ -232,7 +232,7 @@ static void test_refused(void **state)
         {{"--rank", "1"}, "--rank 1 needs --ranks N"},
         {{"--rank", "2", "--ranks", "2"}, "--rank 2 with --ranks 2"},
         {{"--server-args", "--exact --max-batch 8"},
-         "--server-args is for servers that are started with"},
+         "--server-args needs servers that are started"},
         {{"--sync", "checkpoint", "--gpus", "0"}, "--sync checkpoint needs --model"},
         {{"--gpus", "0", "--bridge", "b", "--model", "m"},
          "--model with --bridge: it is of a server that is started"},

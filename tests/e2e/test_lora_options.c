@@ -89,7 +89,7 @@ static void each_works_or_is_named(void **state)
         {0, {"--tandem", "--tandem-p", "0.7"}, NULL},
         {0, {"--train-draft"}, NULL},
         {1, {"--workers", "http://127.0.0.1:1"}, "http://127.0.0.1:1 cannot be used"},
-        {2, {"--sync", "checkpoint", "--model", "MODEL"}, "--sync checkpoint"},
+        {2, {"--sync", "checkpoint", "--model", "MODEL"}, "--sync checkpoint with --bridge"},
         {2, {"--freeze", "*norm*"}, "--freeze with --lora-r"},
         {2,
          {"--async", "--max-staleness", "1", "--exact"},

@@ -30,8 +30,8 @@ static void command(const char *run, const char *const more[], const char *ret_a
     ret_argv[3] = "checkpoint";
 }
 
-#define CHECKPOINT(...)                                                                            \
-    OPTIONS("--model", scene.model, "--device", test_device(), "--max-steps", "4", __VA_ARGS__)
+#define CHECKPOINT_WORDS "--model", scene.model, "--device", test_device(), "--max-steps", "4"
+#define CHECKPOINT(...)  OPTIONS(CHECKPOINT_WORDS, __VA_ARGS__)
 
 static void start_checkpoint(struct test_child *child, const char *run, const char *const more[])
 {
@@ -103,18 +103,25 @@ static void restarts_train_as_shared_weights_do(void **state)
     assert_same_weights("resumed");
 }
 
+// A server with all that one may have, which wants the key.
+static const char *start_elsewhere(struct daemon *other, const char *key)
+{
+    static char url[64];
+    test_write(key, "a-key-of-the-sampler\n", 21);
+    chmod(key, 0600);
+    daemon_start(other, scene.model,
+                 OPTIONS("--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0",
+                         "--api-key-file", key, "--max-adapters", "1", "--draft", scene.model,
+                         "--tandem-model", scene.model));
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(other));
+    return url;
+}
+
 static void one_elsewhere_is_told_to_load(void **state)
 {
     (void)state;
     struct daemon other = {0};
-    char url[64];
-    const char *key = test_path(scene.folder, "key");
-    test_write(key, "a-key-of-the-sampler\n", 21);
-    chmod(key, 0600);
-    daemon_start(
-        &other, scene.model,
-        OPTIONS("--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0", "--api-key-file", key));
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&other));
+    const char *key = test_path(scene.folder, "key"), *url = start_elsewhere(&other, key);
     assert_int_equal(train_checkpoint("elsewhere", CHECKPOINT("--server-url", url,
                                                               "--workers-api-key-file", key)),
                      0);
@@ -127,6 +134,75 @@ static void one_elsewhere_is_told_to_load(void **state)
         1);
     assert_said(&scene, "--server-url: http://127.0.0.1:");
     assert_said(&scene, "nobody answers");
+}
+
+// What a server holds beside the policy is there in one that is started: an adapter and a draft
+// that are trained, brought up to date like the policy, and a tandem's other model. The tokens are
+// those of the server that shares its weights.
+static void what_a_server_holds_beside_it(void **state)
+{
+    (void)state;
+    struct scene with = scene;
+    char words[PATH_MAX + 64];
+    double drafts[STEPS], mismatch[STEPS], frozen[STEPS];
+    snprintf(words, sizeof words, "--speculative off --tandem-model '%s'", scene.model);
+    const struct {
+        const char *name, *shared[6], *own[8], *files[2];
+    } modes[] = {
+        {"lora", {"--lora-r", "4"}, {"--lora-r", "4"}, {"adapter_model.safetensors"}},
+        {"draft",
+         {"--train-draft"},
+         {"--train-draft", "--draft", scene.model, "--server-args", words},
+         {"model.safetensors", "draft/model.safetensors"}},
+        {"tandem", {"--tandem"}, {"--tandem", "--server-args", words}, {"model.safetensors"}},
+        {"all",
+         {"--lora-r", "4", "--train-draft", "--tandem"},
+         {"--lora-r", "4", "--train-draft", "--tandem", "--draft", scene.model, "--server-args",
+          words},
+         {"adapter_model.safetensors", "draft/model.safetensors"}},
+    };
+    with.daemon = (struct daemon){0};
+    for (size_t k = 0; k < sizeof modes / sizeof *modes; k++) {
+        const char *more[24] = {"--max-steps", "4"}, *own[24] = {CHECKPOINT_WORDS};
+        char run[32];
+        int n = 0, m = 0;
+        while (more[n]) n++;
+        while (own[m]) m++;
+        for (int i = 0; i < 6 && modes[k].shared[i]; i++) more[n++] = modes[k].shared[i];
+        for (int i = 0; i < 8 && modes[k].own[i]; i++) own[m++] = modes[k].own[i];
+        snprintf(run, sizeof run, "%s-own", modes[k].name);
+        daemon_start(&with.daemon, scene.model,
+                     OPTIONS("--dtype", daemon_exact_dtype(), "--max-adapters", "1", "--draft",
+                             scene.model, "--tandem-model", scene.model));
+        assert_int_equal(train(&with, modes[k].name, more), 0);
+        daemon_kill(&with.daemon);
+        if (train_checkpoint(run, own) != 0)
+            fail_msg("%s: %s", run, test_read(test_path(scene.folder, "alone.log")));
+        for (int i = 0; i < 2 && modes[k].files[i]; i++)
+            test_same_file(latest(&scene, modes[k].name), latest(&scene, run), modes[k].files[i]);
+        column(&scene, run, "sampler_mismatch/max", mismatch, STEPS);
+        for (int i = 0; i < STEPS; i++) assert_true(mismatch[i] == 0);
+    }
+    // also in one elsewhere
+    struct daemon other = {0};
+    const char *key = test_path(scene.folder, "key"), *url = start_elsewhere(&other, key);
+    assert_int_equal(
+        train_checkpoint("all-else", CHECKPOINT("--lora-r", "4", "--train-draft", "--draft",
+                                                scene.model, "--tandem", "--server-url", url,
+                                                "--workers-api-key-file", key)),
+        0);
+    for (int i = 0; i < 2; i++)
+        test_same_file(latest(&scene, "all"), latest(&scene, "all-else"), modes[3].files[i]);
+    daemon_holds(&other, "draft", test_path(scene.folder, "all-else/workers/draft"));
+    daemon_kill(&other);
+    column(&scene, "tandem-own", "tandem/frozen_token_fraction", frozen, STEPS);
+    for (int i = 0; i < STEPS; i++) assert_true(frozen[i] > 0);
+    // the draft of each step drafts, which makes other tokens
+    assert_int_equal(
+        train_checkpoint("drafted", CHECKPOINT("--train-draft", "--draft", scene.model)), 0);
+    assert_int_equal(column(&scene, "drafted", "spec_decode/num_drafts", drafts, STEPS), STEPS);
+    column(&scene, "drafted", "sampler_mismatch/max", mismatch, STEPS);
+    for (int i = 0; i < STEPS; i++) assert_true(drafts[i] > 0 && mismatch[i] == 0);
 }
 
 static void steps_between_are_of_older_weights(void **state)
@@ -261,8 +337,9 @@ static void what_does_not_go_together_is_refused(void **state)
         const char *sentence;
     } refused[] = {
         {OPTIONS("--exact"), "--sync checkpoint with --exact"},
-        {OPTIONS("--train-draft"), "--sync checkpoint with --train-draft"},
-        {OPTIONS("--lora-r", "4"), "--sync checkpoint with --lora-r 4"},
+        {OPTIONS("--train-draft"), "--train-draft needs --sync shared or --draft"},
+        {OPTIONS("--server-command", "x {model} {port}", "--lora-r", "4"),
+         "--server-command with --lora-r 4"},
         {OPTIONS("--bridge", "x"), "--sync checkpoint with --bridge"},
         {OPTIONS("--sync", "shared"), "--model needs --sync checkpoint"},
         {OPTIONS("--server-url", "ftp://x"), "take http://HOST:PORT"},
@@ -301,6 +378,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restarts_train_as_shared_weights_do),
         cmocka_unit_test(one_elsewhere_is_told_to_load),
+        cmocka_unit_test(what_a_server_holds_beside_it),
         cmocka_unit_test(steps_between_are_of_older_weights),
         cmocka_unit_test(one_that_is_killed_is_started_anew),
         cmocka_unit_test(none_is_left_behind),

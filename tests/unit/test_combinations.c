@@ -10,7 +10,7 @@
 #define N_MODES ((int)(sizeof modes / sizeof *modes))
 
 static const struct {
-    const char *name, *options[5];
+    const char *name, *options[7];
 } modes[] = {
     {"async", {"--async"}},
     {"LoRA", {"--lora-r", "4"}},
@@ -19,7 +19,7 @@ static const struct {
     {"environment", {"--rollouts", "command:program"}},
     {"Atropos", {"--atropos", "http://host:1", "--max-steps", "3"}},
     {"workers", {"--workers", "bridge.json"}},
-    {"checkpoint", {"--sync", "checkpoint", "--model", "folder"}},
+    {"checkpoint", {"--sync", "checkpoint", "--model", "folder", "--draft", "folder"}},
     {"curriculum", {"--curriculum", "kde"}},
     {"cost", {"--cost"}},
     {"filter-groups", {"--filter-groups", "2"}},
@@ -30,7 +30,7 @@ static const struct {
 // What is said of modes a and b together, "works" where nothing is; how many are refused.
 static int put_pair(int a, int b, bool several_ranks, struct bytes *page)
 {
-    char *argv[16] = {"train"};
+    char *argv[20] = {"train"};
     int argc = 1;
     bool data = true;
     struct train_config config = {0};
@@ -38,7 +38,7 @@ static int put_pair(int a, int b, bool several_ranks, struct bytes *page)
     struct option_set *set = NULL;
     for (int side = 0; side < 2; side++) {
         const char *const *option = modes[side ? b : a].options;
-        for (int i = 0; i < 5 && option[i] && (side == 0 || a != b); i++)
+        for (int i = 0; i < 7 && option[i] && (side == 0 || a != b); i++)
             argv[argc++] = (char *)option[i];
         if (strcmp(option[0], "--atropos") == 0) data = false;
     }

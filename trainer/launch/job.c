@@ -138,8 +138,6 @@ enum status job_find(const struct job_options *o, struct job *ret)
     }
     j.serves = !j.launches && (j.n_gpus || o->ranks > 0 || j.ranks.size > 1);
     CHECK(check_shards(&j));
-    if (o->server_args && !j.serves && !j.launches)
-        FAIL(ST_INVALID, "--server-args is for servers that are started with --gpus or --ranks");
     snprintf(j.log_name, sizeof j.log_name, "cw-trainer");
     if (j.ranks.counted && j.ranks.size > 1)
         snprintf(j.log_name, sizeof j.log_name, "cw-trainer[%d]", j.ranks.rank);

@@ -55,6 +55,8 @@ struct job_options {
                               "it is of a server that is started, --bridge names one that runs")), \
         OPT_TEXT("server-args", job.server_args, NULL, "\"--OPTION ...\"",                         \
                  "further options of the servers that are started",                                \
+                 NEEDS("servers that are started (--gpus, --ranks)|sync=checkpoint",               \
+                       "they are of a server that is started here"),                               \
                  EXCLUDES("bridge",                                                                \
                           "they are of a server that is started, --bridge names one that runs"))
 

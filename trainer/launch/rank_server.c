@@ -133,7 +133,7 @@ static enum status start(struct job *job, const char *model, double timeout_s)
     CHECK(http_client_new(server_process_address(job->server), &http));
     log_info("a server of %s is started on %s; its log is %s/server.log", model, device,
              job->folder);
-    CHECK(server_process_restart(job->server, http, model));
+    CHECK(server_process_restart(job->server, http, model, NULL));
 out:
     http_client_free(http);
     bytes_release(&arguments);

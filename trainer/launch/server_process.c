@@ -59,18 +59,20 @@ static enum status put_command(struct server_process *s)
 }
 
 // The command with its places filled.
-static void put_line(const struct server_process *s, const char *model, struct bytes *ret)
+static void put_line(const struct server_process *s, const char *model, const char *draft,
+                     struct bytes *ret)
 {
     char port[16];
     const struct {
         const char *place, *word;
-    } places[] = {{"{model}", model}, {"{port}", port}, {"{folder}", s->options.folder}};
+    } places[] = {
+        {"{model}", model}, {"{port}", port}, {"{folder}", s->options.folder}, {"{draft}", draft}};
     snprintf(port, sizeof port, "%d", s->options.port);
     for (const char *at = bytes_text(&s->command); *at;) {
         const char *before = at;
         for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
             const size_t len = strlen(places[i].place);
-            if (strncmp(at, places[i].place, len) != 0) continue;
+            if (!places[i].word || strncmp(at, places[i].place, len) != 0) continue;
             spawn_put_word(ret, places[i].word);
             at += len;
         }
@@ -165,14 +167,14 @@ enum status server_process_check(const struct server_process *s, int ms)
                        log_tail(s, tail));
 }
 
-static enum status start(struct server_process *s, const char *model)
+static enum status start(struct server_process *s, const char *model, const char *draft)
 {
     enum status st = ST_OK;
     struct bytes line = BYTES_INIT;
     const int in = open("/dev/null", O_RDONLY | O_CLOEXEC),
               log = open(s->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (in < 0 || log < 0) FAIL(ST_IO, "%s: %s", s->log, strerror(errno));
-    put_line(s, model, &line);
+    put_line(s, model, draft, &line);
     CHECK(bytes_status(&line));
     CHECK(spawn(bytes_text(&line), in, log, log, &s->pid));
 out:
@@ -211,12 +213,12 @@ out:
 }
 
 enum status server_process_restart(struct server_process *s, struct http_client *http,
-                                   const char *model)
+                                   const char *model, const char *draft)
 {
     enum status st;
     stop(s);
     CHECK(path_put(s->log, s->options.folder, LOG_NAME));
-    CHECK(start(s, model));
+    CHECK(start(s, model, draft));
     CHECK(wait_ready(s, http));
 out:
     if (st != ST_OK) stop(s);

@@ -29,11 +29,11 @@ enum status server_process_new(const struct server_options *options, struct serv
 void server_process_free(struct server_process *s);                 // stops it; NULL is fine
 const char *server_process_address(const struct server_process *s); // http://..., or its socket
 
-// Stops the one that runs, if any, and starts it on a model folder; returns once its /health says
-// 200. Where it ends before that, or does not come to it in time, the error has the last lines of
-// its log.
+// Stops the one that runs, if any, and starts it on a model folder, and on that of a draft model
+// where its arguments have {draft}; returns once its /health says 200. Where it ends before that,
+// or does not come to it in time, the error has the last lines of its log.
 enum status server_process_restart(struct server_process *s, struct http_client *http,
-                                   const char *model);
+                                   const char *model, const char *draft);
 // ST_PEER_GONE, with its status and the last lines of its log, where it has ended by itself, or
 // does within `ms`.
 enum status server_process_check(const struct server_process *s, int ms);

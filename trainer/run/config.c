@@ -46,14 +46,17 @@ const struct option_spec train_options[] = {
                "shared: --bridge's server holds the one copy, and each update is written there in "
                "place; checkpoint: this program holds them, and writes them out for a server that "
                "it restarts",
-               EXCLUDES("bridge|lora-r|train-draft|tandem|exact|server-args|"
-                        "tensor-parallel-size>1",
+               EXCLUDES("bridge|exact|tensor-parallel-size>1",
                         "it wants the server that shares its weights (--sync shared)"),
                NEEDS("model", "the folder to train")),
     OPT_TEXT("model", model, NULL, "DIR", "the model that is trained, where no server of it runs",
              NEEDS("sync=checkpoint|servers that are started (--gpus, --ranks)",
                    "else what is trained is the model that a server serves (--bridge)"),
              EXCLUDES("bridge", "it is of a server that is started, --bridge names one that runs")),
+    OPT_TEXT("draft", draft, NULL, "DIR",
+             "a smaller model of the same tokenizer, with which the server that is started drafts "
+             "(--speculative draft_model:5, unless --server-args say otherwise)",
+             NEEDS("sync=checkpoint", "else it is the server's of --bridge")),
     OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N",
              "with --sync checkpoint: where it is trained",
              EXCLUDES_WHEN("!=auto", "gpus|several ranks",
@@ -65,14 +68,17 @@ const struct option_spec train_options[] = {
     OPT_TEXT("server-command", server_command, NULL, "COMMAND",
              "that serves the folder {model} on {port} of 127.0.0.1, asked for POST "
              "/v1/completions (default: this build's cw-infer-server)",
-             NEEDS("sync=checkpoint", NULL)),
+             NEEDS("sync=checkpoint", NULL),
+             EXCLUDES("lora-r|train-draft|tandem|draft|server-args",
+                      "it is asked for what every server has, and this is our server's")),
     OPT_INT("server-port", server_port, "0", "PORT", 0, 65535, "that port; 0: a free one",
             NEEDS("sync=checkpoint", NULL)),
     OPT_TEXT("server-url", server_url, NULL, "http://HOST:PORT",
              "a cw-infer-server that is not started here, but told to load the checkpoint (POST "
              "/reload) out of RUN/workers",
              NEEDS("sync=checkpoint", NULL),
-             EXCLUDES("server-command|server-port", "a server elsewhere is not started here"),
+             EXCLUDES("server-command|server-port|server-args",
+                      "a server elsewhere is not started here"),
              EXCLUDES("several ranks", "each of them samples by a server of its own")),
     OPT_DOUBLE("server-timeout", server_timeout, "600", "SECONDS", 0.1, 1e6,
                "longest wait for the server to start"),
@@ -315,7 +321,8 @@ const struct option_spec train_options[] = {
     OPT_HEADING("Draft model"),
     OPT_FLAG("train-draft", train_draft, NULL,
              "train the server's draft model (cw-infer-server --draft) to answer as the policy "
-             "does, on the same rollouts"),
+             "does, on the same rollouts",
+             NEEDS("sync=shared|draft", "the server that is started drafts with it")),
     OPT_DOUBLE("draft-learning-rate", draft_learning_rate, "2e-5", "LR", 0, 10,
                "at its peak; schedule and AdamW as above"),
     OPT_DOUBLE("draft-loss-weight", draft_loss_weight, "1", "W", 0, 1e6,

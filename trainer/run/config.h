@@ -33,7 +33,7 @@ struct train_config {
     const char *workers, *workers_api_key_file;
     // how the sampler comes by new weights
     enum sync_way sync;
-    const char *model, *device; // with SYNC_CHECKPOINT; model also of a server of its own
+    const char *model, *draft, *device; // with SYNC_CHECKPOINT; model also of a server of its own
     int64_t restart_interval, server_port;
     const char *server_command, *server_url;
     double server_timeout;

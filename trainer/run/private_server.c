@@ -150,7 +150,7 @@ enum status private_server_start(struct private_server *s)
     enum status st;
     log_info("a server of %s is started for this run alone; its log is %s/server.log",
              s->options.model, s->folder);
-    CHECK(server_process_restart(s->process, s->http, s->options.model));
+    CHECK(server_process_restart(s->process, s->http, s->options.model, NULL));
     if (s->options.adapter) CHECK(load_adapter(s));
 out:
     if (st != ST_OK && st != ST_CANCELLED) s->has_folder = false; // its error names the log

@@ -121,11 +121,12 @@ enum status run_align_versions(struct run *run);
 // ST_MISMATCH where the ranks' arenas differ in a bit.
 enum status run_compare_weights(const struct run *run);
 
-// run_adapter.c, of runs with --lora-r; without it the first two do nothing. Asks the server for
-// the adapter, before this process attaches; opens what it shares; brings it to where --start-from
-// says.
+// run_adapter.c, of runs with --lora-r; without it the first three do nothing. Asks the server for
+// the adapter, before this process attaches; opens what it shares; sets run->base; brings the
+// adapter to where --start-from says.
 enum status run_make_adapter(struct run *run);
 enum status run_open_adapter(struct run *run);
+enum status run_find_base(struct run *run);
 enum status run_start_adapter(struct run *run);
 
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
@@ -205,13 +206,20 @@ void run_put_staleness(const struct run *run, const struct rollout_step *s, doub
 // run_sync.c, in every run: before what else is opened.
 enum status run_open_sync(struct run *run);
 void run_close_sync(struct run *run);
-// With --sync checkpoint: the weights, which this process owns, run->http and run->servers.
+// With --sync checkpoint: run->bridge, of weights which this process owns; then, once run->servers
+// are there, that a copy of them samples, which without it does nothing.
 enum status run_open_own(struct run *run);
+void run_sample_by_copy(struct run *run);
 // Who samples for the run: run->source.
 enum status run_open_source(struct run *run);
 // Has the present weights in RUN/workers, where they are not there yet: rank 0 writes them, and all
 // ranks come to this. Its absolute path.
 enum status run_write_weights(struct run *run, const char **ret_folder);
+// POST /v1/load_lora_adapter of that folder, with which a sampler has the adapter. New reference;
+// NULL: its name is not UTF-8, or memory is short.
+json_t *run_adapter_body(const struct run *run, const char *folder);
+// Who samples has a copy of the draft that is trained, in `draft` of that folder.
+bool run_copies_draft(const struct run *run);
 bool run_serves(const struct run *run); // false: the server is started later
 
 // run_workers.c: reads --server-url and --workers, adds the servers to run->source, and asks each

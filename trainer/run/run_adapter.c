@@ -63,7 +63,6 @@ enum status run_make_adapter(struct run *run)
     char path[PATH_ROOM];
     struct bridge_file *file = NULL;
     if (!wanted(run)) return ST_OK;
-    snprintf(run->role, sizeof run->role, "adapter:%s", run->config->lora.name);
     CHECK(bridge_find(run_bridge(run), path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
@@ -102,6 +101,13 @@ enum status run_open_adapter(struct run *run)
 out:
     json_decref(json);
     return st;
+}
+
+enum status run_find_base(struct run *run)
+{
+    if (!run->adapter) return ST_OK;
+    if (run->config->sync == SYNC_SHARED) return adapter_base_ask(run->http, &run->base);
+    return adapter_base_of(run->policy, bridge_device(run->bridge), run->model_folder, &run->base);
 }
 
 // ---- the start ----------------------------------------------------------------------------------

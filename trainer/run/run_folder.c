@@ -102,7 +102,6 @@ static const char *const of_a_start[] = {"gpus",
                                          "nnodes",
                                          "node_rank",
                                          "rendezvous",
-                                         "server_args",
                                          "rendezvous_token_file",
                                          "rendezvous_timeout",
                                          "rank_timeout"};
@@ -112,7 +111,10 @@ static enum status write_config(const struct run *run, bool resumed)
     json_t *resolved = options_to_json(train_options, run->config);
     for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
         json_object_del(resolved, of_a_start[i]);
-    if (run->config->sync == SYNC_SHARED) json_object_del(resolved, "model"); // a server's own
+    if (run->config->sync == SYNC_SHARED) { // a server's own
+        json_object_del(resolved, "model");
+        json_object_del(resolved, "server_args");
+    }
     return folder_write_options(run->folder, resumed, resolved);
 }
 

@@ -45,21 +45,28 @@ static enum status check_tandem(const struct run *run)
 {
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role = bridge_file_role(file, "frozen");
+    const bool own = run->config->sync == SYNC_CHECKPOINT; // the sampler says whether it has one
     if (!run->config->sampling.tandem.on) return ST_OK;
-    if (!role)
+    if (!role && !own)
         return status_fail(ST_NOT_FOUND,
                            "--tandem: the server of %s has no frozen model; start it with one: "
                            "cw-infer-server --tandem-model DIR",
                            file->path);
-    notice_tandem(run->config, role->model);
+    notice_tandem(run->config, role ? role->model : "the server's frozen model");
     return ST_OK;
 }
 
 static enum status open_shared(struct run *run)
 {
+    enum status st = run_make_adapter(run);
+    return st == ST_OK ? run_attach(run) : st;
+}
+
+static enum status open_policy(struct run *run)
+{
     enum status st;
-    CHECK(run_make_adapter(run));
-    CHECK(run_attach(run));
+    CHECK(run_open_sync(run));
+    CHECK(run->config->sync == SYNC_CHECKPOINT ? run_open_own(run) : open_shared(run));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
@@ -69,16 +76,8 @@ static enum status open_shared(struct run *run)
     CHECK(http_client_new(file->socket, &run->http));
     run->servers = rollout_servers_of(run->http, bridge_control(run->bridge),
                                       run->model->vocab_size, run->config->rollout_timeout);
+    run_sample_by_copy(run);
     CHECK(run_open_adapter(run));
-out:
-    return st;
-}
-
-static enum status open_policy(struct run *run)
-{
-    enum status st;
-    CHECK(run_open_sync(run));
-    CHECK(run->config->sync == SYNC_CHECKPOINT ? run_open_own(run) : open_shared(run));
     CHECK(spec_watch_new(bridge_file_of(run->bridge), run->http, run->config->also_count,
                          &run->watch));
     CHECK(run_open_workers(run));
@@ -345,7 +344,8 @@ enum status run_open(struct run *run)
     saver_init(&run->saver, &run->config->saving);
     run->saver.keep_start = run->resolved.has_reference;
     run->best = BEST_NONE;
-    snprintf(run->role, sizeof run->role, "policy");
+    snprintf(run->role, sizeof run->role, "%s%s", run->config->lora.r ? "adapter:" : "policy",
+             run->config->lora.r ? run->config->lora.name : "");
     run->entropy = entropy_begin(&run->config->entropy);
     CHECK(open_policy(run));
     CHECK(run_meet_ranks(run));
@@ -360,7 +360,7 @@ enum status run_open(struct run *run)
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
     CHECK(run_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
-    if (run->adapter) CHECK(adapter_base_ask(run->http, &run->base));
+    CHECK(run_find_base(run));
     CHECK(run_open_folder(run, &latest));
     control_set_run(bridge_control(run->bridge), run->folder);
     control_set_role(bridge_control(run->bridge), run->role);

@@ -10,9 +10,9 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
+#include "trainer/run/same_run.h"
 #include "trainer/launch/server_process.h"
 
 #include <inttypes.h>
@@ -24,6 +24,7 @@
 #define MAX_LOST      3   // times that the server may fail in a step
 #define GRACE_MS      500 // for one that closed its connections to end, and have a status
 #define FIRST_VERSION 2   // of a server of ours that was started on a folder, and of no other
+#define LOAD_MS       60000
 
 struct sync {
     struct source source;
@@ -40,25 +41,44 @@ struct sync {
 
 // ---- the folder ---------------------------------------------------------------------------------
 
-static double weights_bytes(const struct run *run, const char *folder)
+bool run_copies_draft(const struct run *run)
 {
-    char path[PATH_ROOM];
-    struct stat sb;
-    const char *file = run->adapter ? "adapter_model.safetensors" : "model.safetensors";
-    if (path_put(path, folder, "%s", file) != ST_OK || stat(path, &sb) != 0) return 0;
-    return (double)sb.st_size;
+    return run->draft && run->config->sync == SYNC_CHECKPOINT;
 }
 
-// What is trained: the adapter, as nobody's yet, or the model.
+static double weights_bytes(const struct run *run, const char *folder)
+{
+    const char *const files[] = {
+        run->adapter ? "adapter_model.safetensors" : "model.safetensors",
+        run_copies_draft(run) ? DRAFT_FOLDER "/model.safetensors" : "",
+    };
+    char path[PATH_ROOM];
+    struct stat sb;
+    double bytes = 0;
+    for (int i = 0; i < 2; i++)
+        if (files[i][0] && path_put(path, folder, "%s", files[i]) == ST_OK && stat(path, &sb) == 0)
+            bytes += (double)sb.st_size;
+    return bytes;
+}
+
+// What is trained: the adapter, as nobody's yet, or the model; and the draft in it.
 static enum status write_folder(const struct run *run, const char *path)
 {
     struct device *dev = bridge_device(run->bridge);
     const bool own = run->config->sync == SYNC_CHECKPOINT;
-    if (run->adapter) return adapter_folder_write(path, run->adapter, dev, NULL, run->base);
-    const struct model_folder model = {.weights = run->policy,
+    const struct model_folder draft = {.weights = run->draft,
                                        .as = run->policy->dt,
-                                       .source_folder = own ? run->model_folder : NULL};
-    return model_folder_write(path, dev, &model);
+                                       .source_folder = run->draft_folder};
+    struct model_folder model = {.weights = run->policy,
+                                 .as = run->policy->dt,
+                                 .source_folder = own ? run->model_folder : NULL,
+                                 .adapter = run->adapter,
+                                 .draft = run_copies_draft(run) ? &draft : NULL};
+    if (run->adapter && !(model.state = adapter_state(NULL, run->base)))
+        return status_fail(ST_NO_MEMORY, "no memory for an adapter's state");
+    const enum status st = model_folder_write(path, dev, &model);
+    json_decref(model.state);
+    return st;
 }
 
 enum status run_write_weights(struct run *run, const char **ret_folder)
@@ -98,6 +118,36 @@ static enum status find_own_folder(const struct run *run)
     return st == ST_OK ? file_make_folders(y->own_folder) : st;
 }
 
+json_t *run_adapter_body(const struct run *run, const char *folder)
+{
+    return json_pack("{s:s, s:s, s:b}", "lora_name", run->config->lora.name, "lora_path", folder,
+                     "load_inplace", 1);
+}
+
+// With an adapter on the folder that it is of, and then with it, which a server without a key takes
+// on its socket alone.
+static enum status start_server(struct run *run, const char *folder)
+{
+    struct http_call call = {.path = "/v1/load_lora_adapter", .post = true, .timeout_ms = LOAD_MS};
+    char draft[PATH_ROOM], socket[PATH_ROOM];
+    enum status st;
+    json_t *body = NULL;
+    CHECK(path_put(draft, folder, DRAFT_FOLDER));
+    CHECK(path_put(socket, run->sync->own_folder, "server.sock"));
+    call.server = socket;
+    CHECK(server_process_restart(run->sync->server, run->http,
+                                 run->adapter ? run->model_folder : folder,
+                                 run->draft ? draft : run->config->draft));
+    if (!run->adapter) goto out;
+    if (!(call.body = body = run_adapter_body(run, folder)))
+        FAIL(ST_INVALID, "%s: a server cannot be told of this folder, whose name is not UTF-8",
+             folder);
+    st = http_perform(run->http, &call, NULL);
+out:
+    json_decref(body);
+    return st;
+}
+
 // Where it was lost between those steps that are due for new weights it is given the old ones
 // again: all ranks write together or none does.
 static enum status restart(struct run *run, bool due)
@@ -107,7 +157,7 @@ static enum status restart(struct run *run, bool due)
     enum status st;
     CHECK(find_own_folder(run));
     if (due || !y->written) CHECK(run_write_weights(run, &folder));
-    CHECK(server_process_restart(y->server, run->http, folder));
+    CHECK(start_server(run, folder));
     y->of_pull.down = false;
     y->of_pull.version = FIRST_VERSION;
     y->of_pull.copy_of = y->written;
@@ -212,71 +262,127 @@ enum status run_open_source(struct run *run)
 
 // ---- weights of this process --------------------------------------------------------------------
 
-static enum status load_own(void *context, void *base)
+struct plan { // of a role's weights
+    struct model_config *model;
+    struct weights *base;
+    struct adapter *adapter; // of these; NULL: they are meant
+};
+
+static void release_plan(struct plan *p)
 {
-    struct run *run = context;
-    weights_bind(run->policy, base);
-    return weights_load(run->policy, run->own_device, run->config->model);
+    adapter_free(p->adapter);
+    weights_free(p->base);
+    model_config_free(p->model);
 }
 
-static enum status describe_own(const struct run *run, struct bridge_role *ret)
+// As a server of the folder's whole context has them, and beside them an adapter.
+static enum status make_plan(const struct run *run, const char *folder, bool adapter,
+                             struct plan *ret)
+{
+    enum status st;
+    json_t *json = NULL;
+    struct adapter_config *config;
+    const enum dtype dt = device_default_dtype(run->own_device);
+    CHECK(model_config_load(folder, &ret->model));
+    ret->model->rope_context = ret->model->max_positions;
+    CHECK(weights_plan(ret->model, dt, &ret->base));
+    if (!adapter) goto out;
+    CHECK(lora_config_json(&run->config->lora, folder, &json));
+    CHECK(adapter_config_from_json("--lora-target", json, &config));
+    st = adapter_new(config, ret->base, dt, &ret->adapter);
+out:
+    json_decref(json);
+    return st;
+}
+
+static enum status load_own(void *context, const struct bridge_role *role, void *base)
+{
+    const struct run *run = context;
+    struct plan p = {0};
+    enum status st;
+    if (!role->model[0]) return ST_OK; // a new adapter
+    CHECK(make_plan(run, role->model, false, &p));
+    weights_bind(p.base, base);
+    st = weights_load(p.base, run->own_device, role->model);
+out:
+    release_plan(&p);
+    return st;
+}
+
+static enum status describe_own(const struct run *run, const char *name, const char *folder,
+                                struct bridge_role *ret)
 {
     enum status st = ST_OK;
-    struct bridge_role role = {.role = "policy",
-                               .bytes = run->policy->bytes,
-                               .dt = run->policy->dt,
-                               .n_parameters = run->policy->n_parameters,
-                               .rope_context = run->model->rope_context};
-    char *absolute = realpath(run->config->model, NULL);
-    weights_layout_hash(run->policy, role.layout_hash);
-    if (!absolute || strlen(absolute) >= sizeof role.model)
-        FAIL(ST_INVALID, "--model %s: its path is too long, or cannot be found",
-             run->config->model);
-    snprintf(role.model, sizeof role.model, "%s", absolute);
-    *ret = role;
+    struct plan p = {0};
+    const bool adapter = strncmp(name, "adapter:", strlen("adapter:")) == 0;
+    char *absolute = realpath(folder, NULL);
+    if (!absolute || strlen(absolute) >= sizeof ret->model)
+        FAIL(ST_INVALID, "%s: its path is too long, or cannot be found", folder);
+    CHECK(make_plan(run, folder, adapter, &p));
+    const struct weights *w = adapter ? p.adapter->weights : p.base;
+    *ret = (struct bridge_role){.bytes = w->bytes,
+                                .dt = w->dt,
+                                .n_parameters = w->n_parameters,
+                                .rope_context = p.model->rope_context};
+    weights_layout_hash(w, ret->layout_hash);
+    snprintf(ret->role, sizeof ret->role, "%s", name);
+    snprintf(ret->model, sizeof ret->model, "%s", adapter ? "" : absolute);
 out:
+    release_plan(&p);
     free(absolute);
     return st;
 }
 
 static enum status own_weights(struct run *run, const char *server)
 {
+    const struct train_config *c = run->config;
     enum status st;
-    struct bridge_role role;
-    char words[128], device[JOB_DEVICE_ROOM];
-    CHECK(device_open(job_device(run->job, run->config->device, device), &run->own_device));
-    CHECK(model_config_load(run->config->model, &run->model));
-    run->model->rope_context = run->model->max_positions;
-    if (rope_describe(run->model, words, sizeof words))
-        log_info("%s: %s, as a server of its whole context chooses", run->config->model, words);
-    CHECK(weights_plan(run->model, device_default_dtype(run->own_device), &run->policy));
-    CHECK(describe_own(run, &role));
-    CHECK(bridge_own(run->own_device, &role, server, load_own, run, &run->bridge));
+    struct bridge_role roles[3];
+    char device[JOB_DEVICE_ROOM];
+    int n = 0;
+    CHECK(device_open(job_device(run->job, c->device, device), &run->own_device));
+    CHECK(status_context(describe_own(run, "policy", c->model, &roles[n++]), "--model"));
+    if (c->lora.r) CHECK(describe_own(run, run->role, c->model, &roles[n++]));
+    if (c->train_draft)
+        CHECK(status_context(describe_own(run, "draft", c->draft, &roles[n++]), "--draft"));
+    CHECK(bridge_own(run->own_device, roles, n, server, load_own, run, &run->bridge));
     run->own_device = NULL; // the bridge's
-    run->model_folder = bridge_file_of(run->bridge)->roles[0].model;
 out:
     return st;
+}
+
+static enum status put_arguments(const struct train_config *c, struct bytes *ret)
+{
+    if (c->lora.r) bytes_printf(ret, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
+    if (c->draft) bytes_puts(ret, "--draft {draft} --speculative draft_model:5 ");
+    bytes_puts(ret, c->job.server_args ? c->job.server_args : "");
+    return bytes_status(ret);
 }
 
 static enum status open_server(struct run *run)
 {
     const struct train_config *c = run->config;
     struct sync *y = run->sync;
+    struct bytes arguments = BYTES_INIT;
     char device[JOB_DEVICE_ROOM];
+    enum status st;
+    CHECK(put_arguments(c, &arguments));
     const struct server_options options = {
         .command = c->server_command,
         .device = job_device(run->job, c->device, device),
+        .arguments = bytes_text(&arguments),
         .port = c->server_port ? (int)c->server_port + run->job->ranks.rank : 0,
         .folder = y->own_folder,
         .timeout_s = c->server_timeout};
-    enum status st = server_process_new(&options, &y->server);
-    if (st != ST_OK) return st;
+    CHECK(server_process_new(&options, &y->server));
     y->of_pull = (struct rollout_worker){.name = server_process_address(y->server), .down = true};
     log_info("--sync checkpoint: every %" PRId64 " steps %s is started anew on %s with the weights "
              "of then; its log is server.log in the run's folder",
              c->restart_interval, c->server_command ? c->server_command : "cw-infer-server",
              y->of_pull.name);
-    return ST_OK;
+out:
+    bytes_release(&arguments);
+    return st;
 }
 
 enum status run_open_own(struct run *run)
@@ -285,21 +391,24 @@ enum status run_open_own(struct run *run)
     struct sync *y = run->sync;
     enum status st = ST_OK;
     if (!c->server_url) CHECK(open_server(run));
-    const char *server = c->server_url ? c->server_url : y->of_pull.name;
-    CHECK(own_weights(run, server));
-    CHECK(http_client_new(server, &run->http));
-    run->servers = rollout_servers_of(run->http, bridge_control(run->bridge),
-                                      run->model->vocab_size, c->rollout_timeout);
-    run->servers.servers[0].worker = &y->of_pull;
-    run->servers.servers[0].address = server;
-    if (c->server_command) y->of_pull.completions_of = y->folder;
-    if (c->server_url) run->servers.n_servers = 0; // it is the first worker
+    CHECK(own_weights(run, c->server_url ? c->server_url : y->of_pull.name));
     if (run->resolved.max_staleness > 0 && !c->importance_sampling_correction)
         log_warn("--restart-interval %" PRId64 " without --importance-sampling-correction: nothing "
                  "corrects for the age of the samples",
                  c->restart_interval);
 out:
     return st;
+}
+
+void run_sample_by_copy(struct run *run)
+{
+    const struct train_config *c = run->config;
+    struct sync *y = run->sync;
+    if (c->sync == SYNC_SHARED) return;
+    run->servers.servers[0].worker = &y->of_pull;
+    run->servers.servers[0].address = bridge_file_of(run->bridge)->socket;
+    if (c->server_command) y->of_pull.completions_of = y->folder;
+    if (c->server_url) run->servers.n_servers = 0; // it is the first worker
 }
 
 enum status run_open_sync(struct run *run)

@@ -180,23 +180,26 @@ static enum status take_version(const struct run *run, struct worker *w, const j
 // Has those that may be given work load the folder.
 static enum status load(struct run *run, const char *folder)
 {
-    const char *adapter = run->adapter ? run->config->lora.name : NULL;
     const int timeout_ms = run->servers.timeout_ms;
+    const bool has_draft = run_copies_draft(run);
+    char draft[PATH_ROOM];
+    json_t *body = NULL, *adapter = NULL;
     enum status st;
-    json_t *body = adapter ? json_pack("{s:s, s:s, s:b}", "lora_name", adapter, "lora_path", folder,
-                                       "load_inplace", 1)
-                           : json_pack("{s:s}", "model", folder);
-    if (!body)
+    CHECK(path_put(draft, folder, DRAFT_FOLDER));
+    body = json_pack("{s:s*, s:s*}", "model", run->adapter ? NULL : folder, "draft",
+                     has_draft ? draft : NULL);
+    if (run->adapter) adapter = run_adapter_body(run, folder);
+    if (!body || (run->adapter && !adapter))
         FAIL(ST_INVALID, "%s: a worker cannot be told of this folder, whose name is not UTF-8",
              folder);
-    if (adapter) {
-        CHECK(ask(run, "/v1/load_lora_adapter", body, timeout_ms, NULL));
+    if (!run->adapter || has_draft) CHECK(ask(run, "/reload", body, timeout_ms, take_version));
+    if (run->adapter) {
+        CHECK(ask(run, "/v1/load_lora_adapter", adapter, timeout_ms, NULL));
         st = ask(run, "/bridge/info", NULL, PROBE_MS, take_version);
-    } else {
-        st = ask(run, "/reload", body, timeout_ms, take_version);
     }
 out:
     json_decref(body);
+    json_decref(adapter);
     return st;
 }
 
