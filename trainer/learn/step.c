@@ -143,10 +143,10 @@ struct loss_scale loss_scale_of(const struct loss_config *loss, const struct sam
         for (int i = 0; i < (pairs ? 1 : group->n); i++) {
             const struct pack_completion *c = &group->completions[i];
             const long number = c - s->completions;
-            int n[AUTHOR_FROZEN + 1] = {0};
-            for (int t = 0; t < c->n; t++) n[token_author(c->authors, t)]++;
+            int by[AUTHOR_FROZEN + 1] = {0};
+            for (int t = 0; t < c->n; t++) by[token_author(c->authors, t)]++;
             if (!c->masked)
-                scale.tokens += n[AUTHOR_POLICY] + loss->frozen_weight * n[AUTHOR_FROZEN];
+                scale.tokens += by[AUTHOR_POLICY] + loss->frozen_weight * by[AUTHOR_FROZEN];
             for (long t = s->first[number]; t < s->first[number + 1]; t++)
                 scale.chosen += s->chosen[t];
         }
