@@ -5,6 +5,7 @@
  * pairs. The log-probabilities by the reference, --model as it is, are computed once, before the
  * first step, so that no second model is held. */
 #include "trainer/commands.h"
+#include "common/model/model.h"
 #include "trainer/run/foreign_names.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/options_shared.h"

@@ -3,6 +3,7 @@
  * thread.
  */
 #include "trainer/run/options_shared.h"
+#include "common/model/model.h"
 #include "trainer/commands.h"
 #include "bridge/bridge_file.h"
 #include "common/base/file.h"

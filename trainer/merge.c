@@ -3,6 +3,7 @@
  * main thread.
  */
 #include "trainer/commands.h"
+#include "common/model/model.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "common/model/adapter.h"

@@ -2,6 +2,7 @@
  * owns the device: it does what clients ask for, one request after the other. Beside it run the
  * API's loop, the thread that samples (serve/tinker.h) and the bridge's heartbeat. */
 #include "trainer/commands.h"
+#include "common/model/model.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"

@@ -4,6 +4,7 @@
  * one completion, and the loss is the mean over the step's completion tokens of -log p. Examples of
  * similar length need not meet, since nothing is padded. */
 #include "trainer/commands.h"
+#include "common/model/model.h"
 #include "trainer/run/foreign_names.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/options_shared.h"

@@ -9,11 +9,15 @@
  * run_rollouts.c; what a step did is written down in run_metrics.c and run_checkpoint.c, and logged
  * in run_say.c. */
 #include "trainer/commands.h"
+#include "bridge/attach.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
+#include "trainer/learn/stats.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/run.h"
+#include "trainer/run/stop.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -21,6 +25,8 @@
 struct train {
     struct train_config config;
     struct run run;
+    struct rollout_servers servers;
+    struct scoring scoring;
     struct job job;
     char **argv; // of this program
 };
@@ -197,7 +203,12 @@ out:
 
 int train_main(int argc, char **argv)
 {
-    struct train t = {.run = {.config = &t.config, .job = &t.job, .folder_lock = -1}, .argv = argv};
+    struct train t = {.run = {.config = &t.config,
+                              .servers = &t.servers,
+                              .scoring = &t.scoring,
+                              .job = &t.job,
+                              .folder_lock = -1},
+                      .argv = argv};
     struct bytes usage = BYTES_INIT;
     bytes_puts(&usage,
                "--data FILE.jsonl --reward NAME [options]\n\n"

@@ -31,6 +31,7 @@
 #include "trainer/learn/backward.h"
 #include "trainer/learn/loss.h"
 #include "trainer/learn/optimizer.h"
+#include "trainer/learn/stats.h"
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>

@@ -13,6 +13,7 @@
 #include "tests/support/support.h"
 #include "trainer/learn/backward.h"
 #include "trainer/learn/optimizer.h"
+#include "trainer/learn/param_range.h"
 
 #include <dirent.h>
 #include <math.h>

@@ -2,6 +2,7 @@
 #include "tests/support/rank_program.h"
 #include "common/base/clock.h"
 #include "common/base/program.h"
+#include "common/ranks/liveness.h"
 #include "trainer/run/config.h"
 
 #include <stdio.h>

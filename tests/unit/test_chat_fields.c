@@ -5,6 +5,7 @@
 #include "infer-server/http/api.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
+#include "trainer/data/data.h"
 #include "trainer/data/prompts.h"
 
 #include <stdlib.h>

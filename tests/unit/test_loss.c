@@ -4,6 +4,7 @@
 #include "common/base/rng.h"
 #include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
+#include "trainer/learn/stats.h"
 #include "trainer/reward/advantage.h"
 #include "trainer/learn/loss.h"
 

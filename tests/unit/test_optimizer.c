@@ -1,11 +1,14 @@
 /* test_optimizer.c: trainer/optimizer: against torch's formula in a plain loop, the exact fp32
  * master behind bf16 weights, clipping, state on disk. */
 #include "common/base/rng.h"
+#include "common/model/config.h"
 #include "common/model/safetensors.h"
+#include "common/model/weights.h"
 #include "kernels/moments.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/optimizer.h"
+#include "trainer/learn/param_range.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,6 +7,7 @@
 #include "tests/support/tiny_model.h"
 #include "common/model/safetensors.h"
 #include "trainer/learn/learner.h"
+#include "trainer/learn/param_range.h"
 
 #include <stdlib.h>
 #include <string.h>

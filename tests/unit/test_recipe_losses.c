@@ -6,6 +6,7 @@
 #include "tests/support/support.h"
 #include "trainer/learn/entropy.h"
 #include "trainer/learn/loss.h"
+#include "trainer/learn/stats.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,8 @@
 /* test_schedule.c: learning rates against transformers' schedulers, and weight decay of matrices
  * alone against its Trainer's choice (tests/golden/schedules). */
 #include "common/base/names.h"
+#include "common/model/config.h"
+#include "common/model/weights.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/optimizer.h"

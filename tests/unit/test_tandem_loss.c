@@ -6,6 +6,7 @@
 #include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
 #include "trainer/learn/loss.h"
+#include "trainer/learn/stats.h"
 #include "trainer/rollout/completion.h"
 
 #include <math.h>

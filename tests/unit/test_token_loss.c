@@ -2,6 +2,7 @@
  * values (tests/golden/losses/token_losses.txt), and what the table of losses refuses. */
 #include "tests/support/support.h"
 #include "trainer/learn/loss.h"
+#include "trainer/learn/stats.h"
 
 #include <math.h>
 #include <stdio.h>

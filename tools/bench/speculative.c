@@ -25,6 +25,7 @@
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tools/bench/bench.h"
+#include "trainer/data/data.h"
 #include "trainer/data/prompts.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
  *
  * The limits are measured before the two programs start, with the device to ourselves. */
 #include "common/base/file.h"
+#include "common/model/model.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
 #include "common/model/tokenizer.h"

@@ -50,7 +50,7 @@ static enum status open_learner(struct bench *b, struct learner **ret)
                                                         .eps = 1e-8,
                                                         .max_grad_norm = 1,
                                                         .moments = (enum moments_kind)b->o.moments},
-                                          .recompute = (enum recompute)b->o.recompute,
+                                          .recompute = b->o.recompute,
                                           .temperature = 1,
                                           .token_budget = tokens,
                                           .max_seqs = 2 * (tokens / (int)b->o.sequence),

@@ -8,6 +8,7 @@
  */
 #include "trainer/data/prompts.h"
 #include "common/base/log.h"
+#include "trainer/data/data.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,8 @@
 #define TRAINER_PROMPTS_H
 
 #include "common/model/chat_template.h"
-#include "trainer/data/data.h"
 
+struct dataset;
 struct prompt_options { // borrowed strings; the first block is PROMPT_OPTIONS (options_shared.h)
     const char *prompt_field, *answer_field; // NULL: those of data.h
     bool chat;                               // put text prompts into the chat template

@@ -3,6 +3,7 @@
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/http/api_key.h"
+#include "common/ranks/liveness.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -9,11 +9,11 @@
 #define TRAINER_JOB_H
 
 #include "common/base/file.h"
-#include "common/ranks/liveness.h"
 #include "common/ranks/ranks.h"
 
 #define JOB_GPUS 64 // of a host
 
+struct liveness;
 struct server_process;
 
 struct job_options {

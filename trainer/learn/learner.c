@@ -10,9 +10,11 @@
  * micro-batch's where a GPU has the room (backward.c).
  */
 #include "trainer/learn/learner.h"
+#include "trainer/learn/backward.h"
 #include "trainer/learn/balance.h"
 #include "trainer/learn/latent_back.h"
 #include "common/base/rng.h"
+#include "trainer/learn/param_range.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,13 +4,17 @@
 #ifndef TRAINER_LEARNER_H
 #define TRAINER_LEARNER_H
 
-#include "trainer/learn/backward.h"
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/packing.h"
 #include "trainer/learn/spans.h"
 #include "trainer/learn/stats.h"
 
+struct adapter;
+struct device;
 struct learner;
+struct model_config;
+struct param_ranges;
+struct weights;
 struct learner_config {
     struct optimizer_config optimizer;
     const char *freeze;  // tensors that are not trained (param_range.h); NULL: none
@@ -26,7 +30,7 @@ struct learner_config {
     int logits_chunk;              // rows whose logits exist at one time; 0: by the device
     int max_seqs;                  // prompts and completions of a step
     int max_context;               // longest prompt with its completion
-    enum recompute recompute;      // of activations, in the draft model's learner too
+    int recompute;                 // enum recompute: of activations, the draft model's too
     struct spans *spans;           // of the thread that drives it; NULL: nobody counts
     bool ranks;                    // learner_rows.ranked is wanted
 };

@@ -23,6 +23,7 @@
  * sequence's ratio or in what is counted of ratios.
  */
 #include "trainer/learn/loss.h"
+#include "trainer/learn/stats.h"
 
 #include <math.h>
 #include <string.h>

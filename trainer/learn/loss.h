@@ -16,7 +16,8 @@
 #define TRAINER_LOSS_H
 
 #include "trainer/learn/samples.h"
-#include "trainer/learn/stats.h"
+
+struct update_stats;
 
 // Each loss: LOSS_ and its symbol, its name, its row in losses.c. Of one kind they stand together.
 #define SAMPLE_LOSSES(X)                                                                           \

@@ -1,6 +1,7 @@
 /* memory.c: two log lines of cw-trainer train and sft. No state. */
 #include "trainer/learn/learner.h"
 #include "common/base/log.h"
+#include "trainer/learn/param_range.h"
 
 #include <inttypes.h>
 

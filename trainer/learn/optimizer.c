@@ -26,6 +26,7 @@
 #include "common/model/shard_join.h"
 #include "kernels/moments.h"
 #include "trainer/learn/replicas.h"
+#include "trainer/learn/slices.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -4,11 +4,12 @@
 #ifndef TRAINER_OPTIMIZER_H
 #define TRAINER_OPTIMIZER_H
 
-#include "kernels/comm.h"
 #include "kernels/ops.h"
-#include "trainer/learn/slices.h"
 
+struct comm;
 struct optimizer;
+struct param_ranges;
+struct weights;
 struct optimizer_config {
     double beta1, beta2, eps, weight_decay;
     double max_grad_norm; // 0: no clipping

@@ -5,10 +5,10 @@
 
 #include "bridge/control.h"
 #include "common/http/http_client.h"
-#include "common/model/tandem_selector.h"
 #include "kernels/comm.h"
 #include "trainer/rollout/completion.h"
 #include "trainer/data/data.h"
+#include "trainer/rollout/sampling.h"
 #include <stdatomic.h>
 
 struct rollout {
@@ -22,28 +22,6 @@ struct rollout {
     long n_tokens;                  // of the completions
     double seconds;                 // request to last line
 };
-
-struct sampling_options {
-    double temperature, top_p, min_p; // temperature 0: greedy
-    int64_t top_k, max_tokens;
-    uint64_t seed;
-    bool ignore_eos;
-    bool text_offset; // the places of tokens in the text are wanted, too
-    const char *stop; // NULL: none
-    struct tandem_options {
-        bool on;      // the server's frozen model writes with the policy
-        int selector; // enum tandem_selector
-        double p;
-        int64_t chunk;
-        bool shared; // all samples have the same authors at the same places
-    } tandem;
-};
-
-// Whether samples come from another distribution than the model's.
-static inline bool sampling_is_filtered(const struct sampling_options *s)
-{
-    return s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
-}
 
 struct rollout_worker { // a server that samples by a copy of the weights
     const char *name;

@@ -5,7 +5,6 @@
 
 #include "common/base/log.h"
 #include "common/base/options.h"
-#include "common/model/model.h"
 #include "trainer/reward/advantage.h"
 #include "trainer/reward/cost.h"
 #include "trainer/curriculum/curriculum.h"
@@ -14,7 +13,7 @@
 #include "trainer/learn/loss.h"
 #include "trainer/data/prompts.h"
 #include "trainer/reward/reward.h"
-#include "trainer/rollout/rollout.h"
+#include "trainer/rollout/sampling.h"
 #include "trainer/run/learning.h"
 
 #define ROLLOUTS_COMMAND "command:"

@@ -1,5 +1,7 @@
 /* learning.c: from options to the learner's settings. No state. */
 #include "trainer/run/learning.h"
+#include "common/model/adapter.h"
+#include "trainer/learn/learner.h"
 
 #include <inttypes.h>
 

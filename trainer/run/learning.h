@@ -3,17 +3,18 @@
 #ifndef TRAINER_LEARNING_H
 #define TRAINER_LEARNING_H
 
-#include "trainer/learn/learner.h"
+#include "trainer/learn/optimizer.h"
 #include "trainer/learn/schedule.h"
 
 #include <jansson.h>
 
+struct learner_config;
 struct learning_options { // called `learning` where options_shared.h's rows are used
     const char *freeze;
     struct optimizer_config adamw;
     struct schedule schedule; // total_steps: not an option
     int64_t token_budget, logits_chunk;
-    enum recompute recompute;
+    int recompute; // enum recompute
     double router_aux_loss_coef;
 };
 

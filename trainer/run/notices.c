@@ -1,7 +1,9 @@
 /* notices.c: log lines of cw-trainer's commands. No state. */
 #include "trainer/run/notices.h"
+#include "common/model/adapter.h"
 #include "common/base/bytes.h"
 #include "common/base/log.h"
+#include "trainer/data/data.h"
 
 #include <inttypes.h>
 #include <string.h>

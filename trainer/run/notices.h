@@ -4,8 +4,10 @@
 #define TRAINER_NOTICES_H
 
 #include "bridge/bridge_file.h"
-#include "common/model/adapter.h"
 #include "trainer/run/config.h"
+
+struct adapter;
+struct model_config;
 
 // Options that were given, and are part of something that was not.
 void notice_idle(const struct option_set *set, const void *config);

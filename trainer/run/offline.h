@@ -5,8 +5,7 @@
 #define TRAINER_OFFLINE_H
 
 #include "common/base/log.h"
-#include "common/model/adapter.h"
-#include "trainer/learn/step.h"
+#include "trainer/learn/loss.h"
 #include "trainer/data/data_order.h"
 #include "trainer/data/prompts.h"
 #include "trainer/run/folder.h"

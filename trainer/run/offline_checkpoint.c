@@ -4,6 +4,8 @@
  * Beyond the weights and the optimizer a run depends on its options, on the step and on how many
  * examples it has taken: data order, schedule and dropout are functions of these. */
 #include "common/base/log.h"
+#include "trainer/learn/step.h"
+#include "trainer/run/checkpoint.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/same_run.h"
 

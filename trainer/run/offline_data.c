@@ -5,6 +5,9 @@
  * completions are one group, so that the prompt is computed once, and stay in one micro-batch,
  * since the loss compares them. */
 #include "trainer/run/notices.h"
+#include "common/model/config.h"
+#include "trainer/data/data.h"
+#include "trainer/learn/step.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/stop.h"
 

@@ -3,6 +3,8 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
+#include "trainer/data/data.h"
+#include "trainer/learn/step.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/stats_metrics.h"
 #include "trainer/run/stop.h"

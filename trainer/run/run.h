@@ -3,29 +3,24 @@
 #ifndef TRAINER_RUN_H
 #define TRAINER_RUN_H
 
-#include "bridge/attach.h"
-#include "common/ranks/liveness.h"
-#include "kernels/comm.h"
-#include "trainer/run/best.h"
+#include "bridge/control_facts.h"
+#include "trainer/learn/spans.h"
+#include "trainer/reward/cost.h"
 #include "trainer/run/config.h"
 #include "trainer/run/folder.h"
-#include "trainer/curriculum/curriculum.h"
-#include "trainer/run/evaluate.h"
-#include "trainer/rollout/rollout_queue.h"
-#include "trainer/learn/learner.h"
-#include "trainer/run/runlog.h"
 #include "trainer/run/saver.h"
-#include "trainer/rollout/scoring.h"
-#include "trainer/run/spec_metrics.h"
-#include "trainer/rollout/spec_watch.h"
-#include "trainer/run/stop.h"
 #include "trainer/run/symptoms.h"
-#include "trainer/learn/update.h"
 
 #include <limits.h>
 
 #define RANK_FIELD "{rank}" // in --bridge: the rank's number
 
+struct completion;
+struct rollout;
+struct rollout_step;
+struct scores;
+struct source_counts;
+struct update_stats;
 struct run {
     const struct train_config *config;
     struct train_resolved resolved;
@@ -50,12 +45,12 @@ struct run {
     json_t *base;                  // that the adapter is trained on (adapter_base())
     char role[CONTROL_ROLE_BYTES]; // the bridge file's, of what is trained
     struct http_client *http;
-    struct rollout_servers servers;
-    struct source *source;     // of samples
-    int64_t server_context;    // tokens; with --rollouts
-    struct workers *workers;   // run_workers.c; NULL without --workers
-    struct sync *sync;         // run_sync.c
-    struct device *own_device; // of --sync checkpoint, until the bridge has it
+    struct rollout_servers *servers; // who samples
+    struct source *source;           // of samples
+    int64_t server_context;          // tokens; with --rollouts
+    struct workers *workers;         // run_workers.c; NULL without --workers
+    struct sync *sync;               // run_sync.c
+    struct device *own_device;       // of --sync checkpoint, until the bridge has it
     struct learner *learner;
     // the draft model, with --train-draft; NULL without
     const char *draft_folder; // the bridge file's
@@ -65,7 +60,7 @@ struct run {
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
     struct curriculum *curriculum;    // what the next step takes
     struct reward *reward;
-    struct scoring scoring;              // how rollouts are scored
+    struct scoring *scoring;             // how rollouts are scored
     struct latency_model latency;        // with --latency modelled: of the steps done
     struct latency_model scored_latency; // of those scored, which may be ahead
     struct rollout_queue *queue;         // steps ordered, and not yet learned from

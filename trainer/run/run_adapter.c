@@ -3,8 +3,10 @@
  *
  * Whatever such a run starts from is first written as RUN/start (adapter_folder.h). */
 #include "common/base/file.h"
+#include "bridge/attach.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "trainer/rollout/rollout.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/run.h"
@@ -97,7 +99,7 @@ enum status run_open_adapter(struct run *run)
              run->config->lora.name);
     weights_bind(run->adapter->weights, bridge_base(run->bridge, run->role));
     notice_adapter(run->adapter);
-    run->servers.adapter = run->config->lora.name;
+    run->servers->adapter = run->config->lora.name;
 out:
     json_decref(json);
     return st;

@@ -9,11 +9,17 @@
  * looked for anew.
  */
 #include "common/base/clock.h"
+#include "bridge/attach.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "trainer/learn/learner.h"
+#include "trainer/rollout/journal.h"
+#include "trainer/rollout/scoring.h"
+#include "trainer/run/checkpoint.h"
 #include "trainer/run/run.h"
 #include "trainer/run/same_run.h"
+#include "trainer/run/stop.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -81,7 +87,7 @@ static enum status run_state(struct run *run, bool interim, struct checkpoint *r
 {
     const struct same_run same = same_run_of(run);
     const bool evaluates = run->eval_data != NULL, adapts = run->config->entropy.adaptive,
-               models = run->scoring.latency != NULL;
+               models = run->scoring->latency != NULL;
     if (evaluates && !run->best_of) run->best_of = evaluation_of(run);
     struct checkpoint c = {
         .step = run->step,
@@ -265,7 +271,7 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(checkpoint_read(folder, &c));
     const struct same_run same = same_run_of(run);
     CHECK(same_run_check(&same, folder, c.same));
-    if (run->scoring.latency && c.latency_model)
+    if (run->scoring->latency && c.latency_model)
         CHECK(latency_model_from_json(c.latency_model, &run->latency));
     CHECK(status_context(curriculum_from_json(run->curriculum, c.curriculum, c.data_index), "%s",
                          folder));

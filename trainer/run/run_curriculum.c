@@ -1,8 +1,10 @@
 /* run_curriculum.c: what a run takes next, and what it says of its curriculum. The main thread. */
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/cluster_report.h"
 #include "trainer/run/run.h"
+#include "trainer/run/runlog.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -7,7 +7,9 @@
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "trainer/rollout/exchange.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/run.h"
+#include "trainer/run/runlog.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -80,7 +82,7 @@ static enum status draw(struct run *run, struct rollout_step *s, struct rng *rng
     CHECK(run_sample(run, &drawn));
     s->counts = drawn.counts;
     CHECK(rollout_exchange(run->comm, r));
-    CHECK(scoring_rollout(&run->scoring, r, &scores));
+    CHECK(scoring_rollout(run->scoring, r, &scores));
     CHECK(run_agree(run, scores.rewards, (size_t)scores.n * sizeof *scores.rewards));
     count_rewards(s, &scores);
     for (int g = 0; g < n; g++)
@@ -113,9 +115,9 @@ enum status run_filter_groups(struct run *run, struct rollout_step *s)
         CHECK(draw(run, s, &rng, groups, n));
     }
     s->filter.flat = list_flat(s, groups);
-    if (s->filter.drawn > 0) st = scoring_again(&run->scoring, s->rollout, &s->scores);
+    if (s->filter.drawn > 0) st = scoring_again(run->scoring, s->rollout, &s->scores);
     if (st == ST_OK && s->filter.drawn > 0)
-        st = scoring_turns(&run->scoring, s->rollout, &s->scores);
+        st = scoring_turns(run->scoring, s->rollout, &s->scores);
 out:
     free(groups);
     return st;

@@ -2,10 +2,14 @@
  * of its options are taken over, and what model, weights and server each start had. The main
  * thread. */
 #include "common/base/file.h"
+#include "bridge/attach.h"
 #include "common/base/log.h"
+#include "trainer/rollout/journal.h"
 #include "trainer/run/adapter_folder.h"
+#include "trainer/run/checkpoint.h"
 #include "trainer/run/folder.h"
 #include "trainer/run/run.h"
+#include "trainer/run/runlog.h"
 
 #include <stdio.h>
 #include <stdlib.h>

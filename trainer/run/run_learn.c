@@ -2,8 +2,11 @@
  * thread.
  */
 #include "common/base/log.h"
+#include "trainer/learn/update.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/rollout_samples.h"
 #include "trainer/run/run.h"
+#include "trainer/run/stop.h"
 
 #include <inttypes.h>
 
@@ -30,7 +33,7 @@ static enum status price_kl(struct run *run, struct rollout_step *s)
     CHECK(learner_kl(run->learner, samples, kl));
     for (int i = 0; i < scores->n; i++) scores->rewards[i] -= run->config->kl_reward_coef * kl[i];
     mean_std(kl, scores->n, &s->kl, NULL);
-    st = scoring_again(&run->scoring, s->rollout, scores);
+    st = scoring_again(run->scoring, s->rollout, scores);
 out:
     samples_free(samples);
     free(kl);

@@ -4,7 +4,12 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
+#include "trainer/learn/learner.h"
+#include "trainer/rollout/rollout_queue.h"
+#include "trainer/run/evaluate.h"
 #include "trainer/run/run.h"
+#include "trainer/run/runlog.h"
+#include "trainer/run/spec_metrics.h"
 #include "trainer/run/stats_metrics.h"
 #include "trainer/run/tensorboard.h"
 
@@ -94,7 +99,7 @@ static void put_costs(json_t *metrics, const struct run *run, const struct rollo
     double costs = 0;
     if (!s->costs) return;
     for (int k = 0; k < COST_TERMS; k++) {
-        double mean, std, weight = cost_signed_weight(&run->scoring.weights, k);
+        double mean, std, weight = cost_signed_weight(&run->scoring->weights, k);
         mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
         metrics_putf(metrics, mean, "inference/%s", cost_quantity_name(k));
         metrics_putf(metrics, weight * mean, "rewards/cost/%s", cost_term_name(k));
@@ -105,7 +110,7 @@ static void put_costs(json_t *metrics, const struct run *run, const struct rollo
     metrics_put(metrics, "rewards/task", s->stats.reward_mean - costs + kl);
     metrics_put(metrics, "inference/undrafted", (double)s->n_undrafted / s->n);
     const struct latency_model *m = &run->latency;
-    if (!run->scoring.latency) return;
+    if (!run->scoring->latency) return;
     metrics_put(metrics, "latency_model/base_ms", m->base_ms);
     metrics_put(metrics, "latency_model/ms_per_prefill_token", m->ms_per[LATENCY_PREFILL]);
     metrics_put(metrics, "latency_model/ms_per_generated_token", m->ms_per[LATENCY_GENERATED]);
@@ -298,7 +303,7 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
                     s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
     for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
         metrics_putf(parts,
-                     cost_signed_weight(&run->scoring.weights, k) *
+                     cost_signed_weight(&run->scoring->weights, k) *
                          s->costs[(size_t)k * (size_t)s->n + (size_t)i],
                      "cost/%s", cost_term_name(k));
     }

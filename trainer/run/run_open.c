@@ -4,12 +4,17 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "trainer/data/prompts.h"
+#include "trainer/learn/learner.h"
 #include "trainer/rollout/atropos.h"
 #include "trainer/rollout/environment.h"
+#include "trainer/rollout/rollout_queue.h"
+#include "trainer/rollout/spec_watch.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"
 #include "trainer/run/run.h"
+#include "trainer/run/runlog.h"
+#include "trainer/run/stop.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -74,8 +79,8 @@ static enum status open_policy(struct run *run)
     CHECK(check_tandem(run));
     CHECK(role_open(run->bridge, role, &run->model, &run->policy));
     CHECK(http_client_new(file->socket, &run->http));
-    run->servers = rollout_servers_of(run->http, bridge_control(run->bridge),
-                                      run->model->vocab_size, run->config->rollout_timeout);
+    *run->servers = rollout_servers_of(run->http, bridge_control(run->bridge),
+                                       run->model->vocab_size, run->config->rollout_timeout);
     run_sample_by_copy(run);
     CHECK(run_open_adapter(run));
     CHECK(spec_watch_new(bridge_file_of(run->bridge), run->http, run->config->also_count,
@@ -116,9 +121,9 @@ static enum status check_context(const struct run *run, const struct model_confi
 enum status run_check_context(const struct run *run)
 {
     const struct train_config *c = run->config;
-    enum status st = rollout_check_context(&run->servers, run->data, 0, c->sampling.max_tokens);
+    enum status st = rollout_check_context(run->servers, run->data, 0, c->sampling.max_tokens);
     if (st == ST_OK && run->eval_data)
-        st = rollout_check_context(&run->servers, run->eval_data, c->eval_limit,
+        st = rollout_check_context(run->servers, run->eval_data, c->eval_limit,
                                    c->sampling.max_tokens);
     return st;
 }
@@ -199,7 +204,7 @@ static enum status open_environment(struct run *run)
     enum status st;
     if (!c->rollouts) return ST_OK;
     run->server_context = run->model->max_positions; // of a server that is started later
-    if (run_serves(run)) CHECK(rollout_context(&run->servers, &run->server_context));
+    if (run_serves(run)) CHECK(rollout_context(run->servers, &run->server_context));
     const struct environment_options options = {.line = c->rollouts + strlen(ROLLOUTS_COMMAND),
                                                 .n = (int)c->rollout_processes,
                                                 .timeout_s = c->rollout_process_timeout,
@@ -231,7 +236,7 @@ static enum status open_atropos(struct run *run)
     };
     enum status st = ST_OK;
     if (!c->atropos) return ST_OK;
-    CHECK(atropos_new(&options, &run->servers, run->source, &run->source));
+    CHECK(atropos_new(&options, run->servers, run->source, &run->source));
     log_info("--atropos %s: registered for batches of %" PRId64 " sequences of at most %" PRId64
              " tokens; environments that ask %s%s%s are trained on",
              c->atropos, batch, run_longest(run), bridge_file_of(run->bridge)->socket,
@@ -243,7 +248,7 @@ out:
 static void plan_scoring(struct run *run)
 {
     const struct train_config *c = run->config;
-    run->scoring = (struct scoring){
+    *run->scoring = (struct scoring){
         .reward = run->reward,
         .data = run->data->path,
         .advantage = c->advantage,
@@ -252,7 +257,7 @@ static void plan_scoring(struct run *run)
         .weights = c->cost_weights,
         .latency = c->cost && c->latency_modelled ? &run->scored_latency : NULL,
     };
-    run->scoring.advantage.pass_k = (int)c->pass_k;
+    run->scoring->advantage.pass_k = (int)c->pass_k;
 }
 
 static enum status open_learner(struct run *run)

@@ -5,7 +5,12 @@
  * must not be decided twice (when to stop, what a reward says, where the run's folder is) rank 0
  * decides for all; it also writes the run's folder, and logs. The main thread. */
 #include "common/base/clock.h"
+#include "bridge/attach.h"
 #include "common/base/log.h"
+#include "common/model/adapter.h"
+#include "common/ranks/liveness.h"
+#include "kernels/comm.h"
+#include "trainer/rollout/rollout.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -146,7 +151,7 @@ enum status run_meet_ranks(struct run *run)
                     run->job->ranks.size, run->config->rank_timeout, liveness_watch, run->liveness,
                     &run->comm));
     bridge_publish_with(run->bridge, meet_to_publish, run);
-    run->servers.comm = run->comm;
+    run->servers->comm = run->comm;
     st = divide_ranks(run);
 out:
     bytes_release(&shared);

@@ -11,9 +11,13 @@
  * which they were ordered, so that a checkpoint needs to know of no step that is in the queue: all
  * that was learned from comes before all that was not. */
 #include "common/base/clock.h"
+#include "bridge/attach.h"
 #include "common/base/log.h"
 #include "trainer/rollout/exchange.h"
+#include "trainer/rollout/rollout_queue.h"
+#include "trainer/rollout/spec_watch.h"
 #include "trainer/run/run.h"
+#include "trainer/run/runlog.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -48,7 +52,7 @@ static enum status sample_step(void *context, struct rollout_step *s)
 {
     struct run *run = context;
     const bool own_prompts = run->source->own_prompts;
-    const uint64_t version = control_version(run->servers.servers[0].control);
+    const uint64_t version = control_version(run->servers->servers[0].control);
     enum status st = ST_OK;
     if (run->resolved.steps_ahead == 0) CHECK(run_settle(run, s->step, false));
     if (!own_prompts) CHECK(spec_watch_begin(run->watch));
@@ -73,9 +77,9 @@ static enum status score_all(struct run *run, struct rollout_step *s)
     const double sampled_s = s->rollout->seconds;
     if (s->scored) return ST_OK;
     scores_release(&s->scores); // where it is scored again
-    enum status st = scoring_rollout(&run->scoring, s->rollout, &s->scores);
+    enum status st = scoring_rollout(run->scoring, s->rollout, &s->scores);
     if (st == ST_OK) st = agree_on_scores(run, &s->scores);
-    if (st == ST_OK) st = scoring_turns(&run->scoring, s->rollout, &s->scores);
+    if (st == ST_OK) st = scoring_turns(run->scoring, s->rollout, &s->scores);
     if (st == ST_OK) st = run_filter_groups(run, s);
     s->latency = run->scored_latency;
     s->score_s += clock_ms_since(start) / 1e3 - (s->rollout->seconds - sampled_s);
@@ -113,7 +117,7 @@ enum status run_open_rollouts(struct run *run)
     const struct rollout_work work = {sample_step, score_step, run};
     run->scored_latency = run->latency;
     enum status st = rollout_queue_new(run->resolved.steps_ahead + 1, &work, &run->queue);
-    if (st == ST_OK) run->servers.cancelled = rollout_queue_cancelled(run->queue);
+    if (st == ST_OK) run->servers->cancelled = rollout_queue_cancelled(run->queue);
     return st;
 }
 

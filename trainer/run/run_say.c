@@ -2,7 +2,12 @@
  * thread; logs.
  */
 #include "common/base/log.h"
+#include "common/model/config.h"
+#include "trainer/learn/stats.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/run.h"
+#include "trainer/run/runlog.h"
+#include "trainer/run/spec_metrics.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -69,7 +74,7 @@ void run_say_inference(struct run *run, const struct rollout_step *step,
 {
     const struct scores *s = &step->scores;
     const struct train_config *c = run->config;
-    const struct latency_model *m = run->scoring.latency ? &run->latency : NULL;
+    const struct latency_model *m = run->scoring->latency ? &run->latency : NULL;
     if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
         run->said_undrafted = true;
         log_progress_end();

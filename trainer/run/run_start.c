@@ -10,7 +10,10 @@
  * weights, it is that folder.
  */
 #include "common/base/file.h"
+#include "bridge/attach.h"
 #include "common/base/log.h"
+#include "trainer/learn/learner.h"
+#include "trainer/run/checkpoint.h"
 #include "trainer/run/run.h"
 
 #include <stdio.h>

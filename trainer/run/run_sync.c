@@ -8,8 +8,11 @@
  * the rest of a run is the same, since a worker's tokens are given the version that its copy is of.
  */
 #include "common/base/clock.h"
+#include "bridge/attach.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "kernels/comm.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
 #include "trainer/run/same_run.h"
@@ -66,9 +69,8 @@ static enum status write_folder(const struct run *run, const char *path)
 {
     struct device *dev = bridge_device(run->bridge);
     const bool own = run->config->sync == SYNC_CHECKPOINT;
-    const struct model_folder draft = {.weights = run->draft,
-                                       .as = run->policy->dt,
-                                       .source_folder = run->draft_folder};
+    const struct model_folder draft = {
+        .weights = run->draft, .as = run->policy->dt, .source_folder = run->draft_folder};
     struct model_folder model = {.weights = run->policy,
                                  .as = run->policy->dt,
                                  .source_folder = own ? run->model_folder : NULL,
@@ -214,7 +216,7 @@ static enum status order_copies(struct source *source, struct rollout_step *step
     struct sync *y = (struct sync *)source;
     enum status st = ST_OK;
     if (!run_serves(y->run) && !step->ahead && !step->evaluation) CHECK(sync_server(y->run, false));
-    st = served_order(&y->run->servers, step);
+    st = served_order(y->run->servers, step);
 out:
     return st;
 }
@@ -252,7 +254,7 @@ static void close_copies(struct source *source)
 enum status run_open_source(struct run *run)
 {
     struct sync *y = run->sync;
-    if (!y->server && !run->workers) return served_new(&run->servers, &run->source);
+    if (!y->server && !run->workers) return served_new(run->servers, &run->source);
     y->source =
         (struct source){order_copies, poll_copies, settle_copies, close_copies, .settles = true};
     y->run = run;
@@ -405,10 +407,10 @@ void run_sample_by_copy(struct run *run)
     const struct train_config *c = run->config;
     struct sync *y = run->sync;
     if (c->sync == SYNC_SHARED) return;
-    run->servers.servers[0].worker = &y->of_pull;
-    run->servers.servers[0].address = bridge_file_of(run->bridge)->socket;
+    run->servers->servers[0].worker = &y->of_pull;
+    run->servers->servers[0].address = bridge_file_of(run->bridge)->socket;
     if (c->server_command) y->of_pull.completions_of = y->folder;
-    if (c->server_url) run->servers.n_servers = 0; // it is the first worker
+    if (c->server_url) run->servers->n_servers = 0; // it is the first worker
 }
 
 enum status run_open_sync(struct run *run)

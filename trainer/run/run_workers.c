@@ -9,9 +9,12 @@
  * later one that is not is left out until it is back. Of several ranks each has every size-th of
  * them beside its own server. */
 #include "common/base/clock.h"
+#include "bridge/attach.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/http/api_key.h"
+#include "trainer/rollout/source.h"
+#include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
 
 #include <stdio.h>
@@ -37,7 +40,7 @@ struct workers {
 
 static enum status add_worker(struct run *run, const char *name)
 {
-    struct rollout_servers *all = &run->servers;
+    struct rollout_servers *all = run->servers;
     struct workers *ws = run->workers;
     enum status st = ST_OK;
     if (!*name) FAIL(ST_INVALID, "an empty name before or behind a comma");
@@ -180,7 +183,7 @@ static enum status take_version(const struct run *run, struct worker *w, const j
 // Has those that may be given work load the folder.
 static enum status load(struct run *run, const char *folder)
 {
-    const int timeout_ms = run->servers.timeout_ms;
+    const int timeout_ms = run->servers->timeout_ms;
     const bool has_draft = run_copies_draft(run);
     char draft[PATH_ROOM];
     json_t *body = NULL, *adapter = NULL;

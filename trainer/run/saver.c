@@ -2,6 +2,8 @@
 #include "trainer/run/saver.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "kernels/comm.h"
+#include "trainer/run/checkpoint.h"
 
 #include <inttypes.h>
 #include <limits.h>

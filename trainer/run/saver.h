@@ -3,11 +3,13 @@
 #ifndef TRAINER_SAVER_H
 #define TRAINER_SAVER_H
 
-#include "kernels/comm.h"
 #include "trainer/run/best.h"
-#include "trainer/run/checkpoint.h"
 #include "trainer/run/learning.h"
 
+struct checkpoint;
+struct comm;
+struct device;
+struct model_folder;
 struct saver {
     const struct saving_options *options;
     int64_t step;         // of the last checkpoint; -1: none

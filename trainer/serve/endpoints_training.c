@@ -1,5 +1,6 @@
 /* endpoints_training.c: what trains: models, gradients, steps. Loop's thread. */
 #include "trainer/serve/tinker.h"
+#include "common/model/adapter.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"

@@ -10,6 +10,9 @@
  * by what the server has room for, and changes with what clients ask for. Adapters share it: each
  * has its own gradients, moments and residual (its optimizer), one after the other has the rest. */
 #include "common/base/log.h"
+#include "common/model/adapter.h"
+#include "trainer/learn/learner.h"
+#include "trainer/learn/step.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"
 #include "trainer/run/run.h"

@@ -10,6 +10,7 @@
  * published from there: so the server can restore it, and none but it, if its update is torn. */
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "trainer/learn/learner.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/same_run.h"
