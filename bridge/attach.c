@@ -355,13 +355,10 @@ enum status bridge_become_writer(struct bridge *b)
 // kept.
 static enum status run_update(struct bridge *b, enum status (*update)(void *), void *context)
 {
-    enum status st = update(context);
-    if (st == ST_OK) return device_sync(b->dev);
-    char *sentence = strdup(status_message());
-    device_sync(b->dev);
-    if (sentence) status_fail(st, "%s", sentence);
-    free(sentence);
-    return st;
+    struct status_kept kept;
+    status_keep(&kept, update(context));
+    const enum status end = device_sync(b->dev);
+    return kept.code == ST_OK ? end : status_recall(&kept);
 }
 
 void bridge_publish_with(struct bridge *b, enum status (*meet)(void *context), void *context)

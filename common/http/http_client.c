@@ -36,8 +36,7 @@ struct http_transfer {
     struct bytes body; // the response; of NDJSON the line that is not whole yet
     int64_t deadline, last_byte_ns, asked_ns;
     bool ended;
-    enum status status; // the first failure
-    char *sentence;     // of it
+    struct status_kept failure; // the first
 };
 
 static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
@@ -131,9 +130,7 @@ out:
 // Keeps the sentence that was just recorded.
 static void fail(struct http_transfer *r, enum status st)
 {
-    if (st == ST_OK || r->status != ST_OK) return;
-    r->status = st;
-    r->sentence = strdup(status_message());
+    if (st != ST_OK && r->failure.code == ST_OK) status_keep(&r->failure, st);
 }
 
 static const char *method(const struct http_transfer *r)
@@ -146,7 +143,7 @@ static void hand_over_lines(struct http_transfer *r, size_t from)
 {
     char *data = r->body.data;
     size_t start = 0, len = r->body.len;
-    while (r->status == ST_OK && from < len) {
+    while (r->failure.code == ST_OK && from < len) {
         char *end = memchr(data + from, '\n', len - from);
         if (!end) break;
         size_t n = (size_t)(end - data) - start;
@@ -177,7 +174,7 @@ static size_t on_data(char *data, size_t size, size_t n, void *argument)
         if (r->call.on_line && !r->body.failed) hand_over_lines(r, from);
     }
     fail(r, bytes_status(&r->body));
-    return r->status == ST_OK ? len : CURL_WRITEFUNC_ERROR;
+    return r->failure.code == ST_OK ? len : CURL_WRITEFUNC_ERROR;
 }
 
 // ---- how a request ends -------------------------------------------------------------------------
@@ -235,10 +232,11 @@ static void complete(struct http_transfer *r, CURLcode result)
     long code = 0;
     curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &code);
     end(r);
-    if (r->status != ST_OK) return; // a line's, or a limit's
+    if (r->failure.code != ST_OK) return; // a line's, or a limit's
     fail(r, transfer_error(r, result));
-    if (r->status == ST_OK && code / 100 != 2) fail(r, refusal(r, code));
-    if (r->status == ST_OK && r->call.on_line && r->body.len > 0) // a last line without its newline
+    if (r->failure.code == ST_OK && code / 100 != 2) fail(r, refusal(r, code));
+    if (r->failure.code == ST_OK && r->call.on_line &&
+        r->body.len > 0) // a last line without its newline
         fail(r, r->call.on_line(r->call.context, r->body.data, r->body.len));
 }
 
@@ -340,7 +338,6 @@ void http_cancel(struct http_transfer *r)
     free(r->text);
     free((char *)r->call.server);
     free((char *)r->call.path);
-    free(r->sentence);
     free(r);
 }
 
@@ -362,7 +359,7 @@ static bool drive(struct http_client *c)
         fail(r, error == CURLM_OK ? check_limits(r, now)
                                   : status_fail(ST_IO, "%s %s: %s", method(r), r->call.path,
                                                 curl_multi_strerror(error)));
-        if (r->status == ST_OK) continue;
+        if (r->failure.code == ST_OK) continue;
         end(r);
         any = true;
     }
@@ -414,10 +411,8 @@ bool http_ended(const struct http_transfer *r)
 enum status http_finish(struct http_transfer *r, struct bytes *ret_body)
 {
     while (!r->ended) http_poll(r->client, SLICE_MS);
-    const enum status st = r->status;
-    if (st != ST_OK) {
-        status_fail(st, "%s", r->sentence ? r->sentence : status_words(st));
-    } else if (ret_body) {
+    const enum status st = status_recall(&r->failure);
+    if (st == ST_OK && ret_body) {
         bytes_release(ret_body);
         *ret_body = r->body;
         r->body = (struct bytes)BYTES_INIT;

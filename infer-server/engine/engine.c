@@ -98,15 +98,13 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);
-    st = e->open_status;
+    st = status_recall(&e->open_status);
     pthread_mutex_unlock(&e->lock);
-    if (st != ST_OK) {
-        pthread_join(e->thread, NULL);
-        status_fail(st, "%s", e->open_message);
-        goto out;
+    if (st == ST_OK) {
+        *ret = e;
+        return ST_OK;
     }
-    *ret = e;
-    return ST_OK;
+    pthread_join(e->thread, NULL);
 out:
     engine_release(e);
     return st;

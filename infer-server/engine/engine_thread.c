@@ -341,8 +341,7 @@ void *engine_thread(void *arg)
     enum status st = open_device(e);
     pthread_mutex_lock(&e->lock);
     e->opened = true;
-    e->open_status = st;
-    if (st != ST_OK) snprintf(e->open_message, sizeof e->open_message, "%s", status_message());
+    status_keep(&e->open_status, st);
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
     if (st == ST_OK) {

@@ -36,8 +36,7 @@ struct engine {
     pthread_cond_t
         changed; // opened, paused, failed; and the doorbell while there is no control page
     bool opened; // the device is open, or open_status says why not
-    enum status open_status;
-    char open_message[512];
+    struct status_kept open_status;
     struct engine_stats stats; // snapshot
     struct request *inbox, **inbox_end;
     int n_inside;             // samples accepted and not ended
