@@ -130,7 +130,7 @@ static void test_models_while_loading(void **state)
     assert_int_equal(unlink(file), 0);
     assert_int_equal(mkfifo(file, 0600), 0); // opening it waits for a writer
     daemon_spawn(&d, slow, NULL);
-    for (int i = 0; i < 100 && fd < 0; i++) {
+    for (int i = 0; i < 300 && fd < 0; i++) {
         clock_sleep_ms(100);
         fd = daemon_connect(d.socket);
     }
