@@ -1,7 +1,7 @@
 /* test_exact_resume.c: runs in two parts that end in the same bits as in one: plain, with a
  * curriculum, and in exact mode through deaths of either side; and with other options. */
 #include "common/base/file.h"
-#include "trainer/rollout/spec_watch.h"
+#include "trainer/rollout/spec_counters.h"
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"
 

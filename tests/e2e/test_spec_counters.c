@@ -4,7 +4,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/http/http_client.h"
-#include "trainer/rollout/spec_watch.h"
+#include "trainer/rollout/spec_counters.h"
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"
 

@@ -1,7 +1,7 @@
 /* test_completion_pack.c: completions as ranks give them to each other come out as they went in,
  * and what is not whole is refused wherever it ends. */
 #include "tests/support/support.h"
-#include "trainer/rollout/completion_pack.h"
+#include "trainer/rollout/exchange.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* atropos_batch.c: one response of GET /batch. Stateless. */
-#include "trainer/rollout/atropos_batch.h"
+#include "trainer/rollout/atropos.h"
 #include "common/base/json.h"
 
 #include <math.h>

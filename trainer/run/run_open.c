@@ -8,7 +8,7 @@
 #include "trainer/rollout/atropos.h"
 #include "trainer/rollout/environment.h"
 #include "trainer/rollout/rollout_queue.h"
-#include "trainer/rollout/spec_watch.h"
+#include "trainer/rollout/spec_counters.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/role.h"

@@ -15,7 +15,7 @@
 #include "common/base/log.h"
 #include "trainer/rollout/exchange.h"
 #include "trainer/rollout/rollout_queue.h"
-#include "trainer/rollout/spec_watch.h"
+#include "trainer/rollout/spec_counters.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
 
