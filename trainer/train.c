@@ -103,7 +103,7 @@ static enum status save_if_due(struct run *run)
 {
     enum save_kind kind;
     enum status st =
-        saver_due(&run->saver, run->step, run->total_steps, &run->best, run->comm, &kind);
+        saver_due(&run->saver, run->step, run->total_steps, &run->best, &run->ranks, &kind);
     return st == ST_OK && kind != SAVE_NOT ? run_save(run, kind == SAVE_INTERIM) : st;
 }
 
@@ -128,7 +128,7 @@ out:
 static enum status agree_to_stop(const struct run *run, bool *ret_stop)
 {
     *ret_stop = stop_requested();
-    return run_any(run, ret_stop);
+    return train_ranks_any(&run->ranks, ret_stop);
 }
 
 static enum status train_loop(struct run *run)
@@ -207,6 +207,7 @@ int train_main(int argc, char **argv)
                               .servers = &t.servers,
                               .scoring = &t.scoring,
                               .job = &t.job,
+                              .ranks = {.job = &t.job},
                               .folder_lock = -1},
                       .argv = argv};
     struct bytes usage = BYTES_INIT;

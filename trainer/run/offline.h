@@ -68,6 +68,8 @@ struct offline {
     int *items;         // (examples_per_step)
     struct runlog *log; // NULL: none
     int64_t step, taken, num_tokens, skipped;
+    struct job job;
+    struct train_ranks ranks;
     struct saver saver;
 };
 

@@ -44,7 +44,6 @@ enum status offline_save(struct offline *s, bool interim)
     enum status st = ST_OK;
     char *folder = NULL;
     struct checkpoint c = {0};
-    const struct saver_ranks ranks = {0};
     const struct model_folder model = {.weights = s->weights,
                                        .as = s->weights->dt,
                                        .source_folder = offline_tokenizer_folder(s->config),
@@ -52,7 +51,7 @@ enum status offline_save(struct offline *s, bool interim)
                                        .optimizer = learner_optimizer(s->learner)};
     if (!s->folder[0]) return ST_OK;
     CHECK(state_of(s, interim, &c));
-    st = saver_write(&s->saver, s->folder, s->dev, &model, &c, &none, &ranks, &folder);
+    st = saver_write(&s->saver, s->folder, s->dev, &model, &c, &none, &s->ranks, &folder);
 out:
     checkpoint_release(&c);
     free(folder);

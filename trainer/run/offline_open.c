@@ -348,6 +348,8 @@ enum status offline_open(struct offline *s)
     bool replaced = false;
     s->folder_lock = -1;
     saver_init(&s->saver, &s->config->saving);
+    s->job.ranks.size = 1;
+    s->ranks.job = &s->job;
     s->loss = offline_loss(s->task, s->config);
     CHECK(open_folder(s, &replaced, &latest));
     CHECK(open_model(s));

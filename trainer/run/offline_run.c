@@ -123,7 +123,8 @@ static enum status save_if_due(struct offline *s)
 {
     static const struct best none = {.step = -1};
     enum save_kind kind;
-    enum status st = saver_due(&s->saver, s->step, s->schedule.total_steps, &none, NULL, &kind);
+    enum status st =
+        saver_due(&s->saver, s->step, s->schedule.total_steps, &none, &s->ranks, &kind);
     return st == ST_OK && kind != SAVE_NOT ? offline_save(s, kind == SAVE_INTERIM) : st;
 }
 

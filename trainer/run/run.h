@@ -10,6 +10,7 @@
 #include "trainer/run/folder.h"
 #include "trainer/run/saver.h"
 #include "trainer/run/symptoms.h"
+#include "trainer/run/train_ranks.h"
 
 #include <limits.h>
 
@@ -25,15 +26,10 @@ struct run {
     const struct train_config *config;
     struct train_resolved resolved;
     const struct job *job;
-    struct liveness *liveness; // of the other ranks; NULL: there are none
     char folder[FOLDER_ROOM];
     int folder_lock; // open while this process writes there; -1: none
-    // the ranks that train together
-    struct comm *comm; // NULL: there is one
-    // of these, who hold copies of the same weights, and who hold a server's model together, this
-    // rank its shard of that number; NULL: it does so alone
-    struct comm *copies, *shards;
-    int shard, n_shards;
+    struct train_ranks ranks;
+    int shard, n_shards;        // of the server's model: this rank's, and into how many
     char bridge_path[PATH_MAX]; // this rank's; "": --bridge as it is
     uint64_t next_version;      // that the servers are brought to
     // the policy
@@ -104,13 +100,7 @@ enum status run_retry(enum status restoring, enum status (*attempt)(void *), voi
 enum status run_find_ranks(struct run *run);
 enum status run_attach(struct run *run);
 enum status run_meet_ranks(struct run *run);
-void run_free_ranks(struct run *run);
-// Says farewell to the others, or what this one failed by; before run_close().
-void run_leave_ranks(struct run *run, enum status outcome);
-bool run_leads(const struct run *run);         // rank 0: writes the run's folder, and logs
 const char *run_bridge(const struct run *run); // the bridge file's path; NULL: to be looked for
-enum status run_agree(const struct run *run, void *data, size_t bytes); // rank 0's, for all
-enum status run_any(const struct run *run, bool *flag); // set where it is on any rank
 // Brings the servers to one weight version, where theirs differ.
 enum status run_align_versions(struct run *run);
 // ST_MISMATCH where the ranks' arenas differ in a bit.

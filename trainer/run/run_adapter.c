@@ -146,12 +146,12 @@ enum status run_start_adapter(struct run *run)
     const bool fresh = loaded || (current && made), served = current && !made;
     CHECK(run_draft_start(run, from, within, &draft));
     CHECK(path_put(folder, run->folder, "start"));
-    if (run_leads(run))
+    if (train_ranks_lead(&run->ranks))
         CHECK(served ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge), name,
                                             run->base)
                      : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
                                             (uint64_t)run->config->seed, name, run->base));
-    CHECK(comm_barrier(run->comm));
+    CHECK(comm_barrier(run->ranks.all));
     CHECK(served ? control_set_snapshot(bridge_control(run->bridge), folder)
                  : run_load_weights(run, folder, draft));
     log_info("the adapter '%s' starts %s%s (%s)", name,

@@ -120,7 +120,6 @@ enum status run_save(struct run *run, bool interim)
     char *folder = NULL;
     struct checkpoint c = {0};
     struct learner *l = run->learner;
-    const struct saver_ranks ranks = {run->comm, run->copies, run->shards};
     struct model_folder model = {.weights = run->policy,
                                  .as = run->policy->dt,
                                  .source_folder = run->model_folder,
@@ -140,7 +139,7 @@ enum status run_save(struct run *run, bool interim)
     if (run->config->sync_ref_model) model.reference = &reference;
     CHECK(run_state(run, interim, &c));
     CHECK(saver_write(&run->saver, run->folder, bridge_device(run->bridge), &model, &c, &run->best,
-                      &ranks, &folder));
+                      &run->ranks, &folder));
     // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
     CHECK(journal_forget(run->folder, run->step));
@@ -182,7 +181,7 @@ void run_save_remains(struct run *run, enum status why)
     if (run->step == 0 || run->step == run->saver.step || run->saver.failed) return;
     char *sentence = strdup(status_message());
     log_progress_end();
-    if (run->comm)
+    if (run->ranks.all)
         log_warn("what was learned since the checkpoint of step %" PRId64
                  " is not saved: that takes all ranks; --resume goes on from it",
                  run->saver.step);

@@ -75,5 +75,5 @@ enum status run_record(struct run *run, const struct rollout_step *s, json_t *me
     metrics_put(metrics, "curriculum/samples", (double)curriculum_samples(run->curriculum));
     if (!buckets) return ST_OK;
     run_plan_steps(run); // buckets change how many steps an epoch has
-    return run_leads(run) ? report(run, buckets, metrics) : ST_OK;
+    return train_ranks_lead(&run->ranks) ? report(run, buckets, metrics) : ST_OK;
 }

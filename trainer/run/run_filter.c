@@ -81,9 +81,10 @@ static enum status draw(struct run *run, struct rollout_step *s, struct rng *rng
     drawn.sampling.seed = rng_u64(rng) >> 1;
     CHECK(run_sample(run, &drawn));
     s->counts = drawn.counts;
-    CHECK(rollout_exchange(run->comm, r));
+    CHECK(rollout_exchange(run->ranks.all, r));
     CHECK(scoring_rollout(run->scoring, r, &scores));
-    CHECK(run_agree(run, scores.rewards, (size_t)scores.n * sizeof *scores.rewards));
+    CHECK(
+        train_ranks_agree(&run->ranks, scores.rewards, (size_t)scores.n * sizeof *scores.rewards));
     count_rewards(s, &scores);
     for (int g = 0; g < n; g++)
         if (!is_flat(r, &scores, g)) exchange(s, groups[g], r, &scores, g);

@@ -68,10 +68,10 @@ enum status run_open_folder(struct run *run, char **ret_latest)
 {
     char latest[PATH_MAX] = "", *own = NULL;
     enum status st = ST_OK;
-    if (run_leads(run)) CHECK(open_folder(run, &own));
+    if (train_ranks_lead(&run->ranks)) CHECK(open_folder(run, &own));
     if (own) snprintf(latest, sizeof latest, "%s", own);
-    CHECK(run_agree(run, run->folder, sizeof run->folder));
-    CHECK(run_agree(run, latest, sizeof latest));
+    CHECK(train_ranks_agree(&run->ranks, run->folder, sizeof run->folder));
+    CHECK(train_ranks_agree(&run->ranks, latest, sizeof latest));
     if (latest[0] && !own && !(own = strdup(latest))) FAIL(ST_NO_MEMORY, "no memory for a path");
     *ret_latest = own;
     own = NULL;
@@ -143,7 +143,7 @@ static enum status write_start(const struct run *run, bool resumed)
 
 enum status run_folder_describe(const struct run *run, bool resumed)
 {
-    if (!run_leads(run)) return ST_OK;
+    if (!train_ranks_lead(&run->ranks)) return ST_OK;
     enum status st = write_config(run, resumed);
     return st == ST_OK ? write_start(run, resumed) : st;
 }

@@ -165,8 +165,8 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "publish/wait_ms", u->publish.wait_ms);
     metrics_put(metrics, "publish/write_ms", u->publish.write_ms);
     metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
-    if (!run->comm) return;
-    metrics_put(metrics, "ranks/size", comm_size(run->comm));
+    if (!run->ranks.all) return;
+    metrics_put(metrics, "ranks/size", comm_size(run->ranks.all));
     metrics_put(metrics, "ranks/gradient_wait_ms", u->gradient_wait_ms);
 }
 
@@ -236,7 +236,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     sampling.tandem.on = false; // the policy alone is evaluated
     const struct evaluation evaluation = {
         .source = run->source,
-        .comm = run->comm,
+        .comm = run->ranks.all,
         .data = run->eval_data,
         .limit = (int)run->config->eval_limit,
         .n_samples = (int)run->config->num_generations_eval,
@@ -249,7 +249,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     enum status st = run_settle(run, run->step, true);
     if (st == ST_OK) st = evaluate(&evaluation, NULL, &r);
     rollout_queue_resume(run->queue);
-    if (st == ST_OK) st = run_agree(run, &r, sizeof r);
+    if (st == ST_OK) st = train_ranks_agree(&run->ranks, &r, sizeof r);
     if (st != ST_OK) return st;
     say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
              best);

@@ -276,7 +276,7 @@ static enum status open_learner(struct run *run)
         shape.tokens = samples * shape.longest;
         shape.seqs = 2 * samples;
     }
-    if (c->sync_ref_model && run->shards)
+    if (c->sync_ref_model && run->ranks.shards)
         return status_fail(ST_UNSUPPORTED, "--sync-ref-model with a tensor-parallel server: no "
                                            "checkpoint could hold the reference's shards");
     if (samples > 1 << 20)
@@ -286,8 +286,8 @@ static enum status open_learner(struct run *run)
                            ", over 1048576 samples a step",
                            samples);
     CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
-    options.comm = run->copies;
-    options.shards = run->shards;
+    options.comm = run->ranks.copies;
+    options.shards = run->ranks.shards;
     options.adapter = run->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
@@ -375,8 +375,8 @@ enum status run_open(struct run *run)
     CHECK(run_compare_weights(run));
     run->step_version = control_version(bridge_control(run->bridge));
     CHECK(run_folder_describe(run, latest != NULL));
-    CHECK(runlog_new(run_leads(run) ? run->folder : NULL, run->step, run->total_steps,
-                     run->config->saving.logging_steps, &run->log));
+    CHECK(runlog_new(train_ranks_lead(&run->ranks) ? run->folder : NULL, run->step,
+                     run->total_steps, run->config->saving.logging_steps, &run->log));
     run_plan_steps(run);
     CHECK(schedule_check(&run->resolved.schedule));
     CHECK(open_atropos(run));
@@ -388,13 +388,13 @@ out:
 
 void run_close(struct run *run, enum status outcome)
 {
-    run_leave_ranks(run, outcome);
+    train_ranks_leave(&run->ranks, outcome);
     rollout_queue_free(run->queue); // works with nearly all of the rest
     source_close(run->source);
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);
-    run_free_ranks(run);
+    train_ranks_free(&run->ranks);
     curriculum_free(run->curriculum);
     dataset_free(run->eval_data);
     dataset_free(run->data);

@@ -18,13 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAVE_S 10.0 // of what is still waited for while this process ends
-
-bool run_leads(const struct run *run)
-{
-    return run->job->ranks.rank == 0;
-}
-
 // ---- before anything is opened -----------------------------------------------------------------
 
 // --bridge with a server's number in it, where there are several.
@@ -76,13 +69,12 @@ static enum status place_bridge(struct run *run)
 enum status run_find_ranks(struct run *run)
 {
     enum status st = ST_OK;
-    const enum log_level level = run->config->log_level;
     run->n_shards = run->job->n_shards;
     run->shard = run->job->ranks.rank % run->n_shards;
     if (run->job->ranks.size == 1) return ST_OK;
     if (run->job->launches) return ST_OK;
     if (run->config->bridge) CHECK(place_bridge(run));
-    if (!run_leads(run) && level == LOG_INFO) log_open(run->job->log_name, LOG_WARN);
+    train_ranks_log(run->job, run->config->log_level);
 out:
     return st;
 }
@@ -103,81 +95,23 @@ enum status run_attach(struct run *run)
 
 static enum status meet_to_publish(void *run)
 {
-    return comm_barrier(((struct run *)run)->comm);
-}
-
-// Those with the same shard share a step's work; those of one server hold its model.
-static enum status divide_ranks(struct run *run)
-{
-    const int size = run->job->ranks.size, server = run->job->ranks.rank / run->n_shards;
-    enum status st = ST_OK;
-    if (run->n_shards == 1) {
-        run->copies = run->comm;
-    } else if (run->n_shards == size) {
-        run->shards = run->comm;
-    } else {
-        CHECK(comm_split(run->comm, run->shard, &run->copies));
-        CHECK(comm_split(run->comm, server, &run->shards));
-    }
-    weights_use_comm(run->policy, run->shards);
-    log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
-             size / run->n_shards, size == run->n_shards ? "" : "s", run->n_shards,
-             run->n_shards == 1 ? "" : "s");
-out:
-    return st;
-}
-
-void run_free_ranks(struct run *run)
-{
-    if (run->copies != run->comm) comm_free(run->copies);
-    if (run->shards != run->comm) comm_free(run->shards);
-    comm_free(run->comm);
+    return comm_barrier(((struct run *)run)->ranks.all);
 }
 
 enum status run_meet_ranks(struct run *run)
 {
-    unsigned char id[COMM_ID_BYTES];
-    struct bytes shared = BYTES_INIT;
-    struct device *dev = bridge_device(run->bridge);
-    enum status st = ST_OK;
-    if (run->job->ranks.size == 1) return ST_OK;
-    if (run_leads(run)) {
-        CHECK(comm_new_id(device_kind(dev), id));
-        bytes_append(&shared, id, sizeof id);
-    }
-    CHECK(job_meet(run->job, bridge_file_of(run->bridge)->page_layout, &shared, &run->liveness));
-    if (shared.len != sizeof id) FAIL(ST_FORMAT, "rank 0 gave %zu bytes as id", shared.len);
-    CHECK(comm_open(dev, (const unsigned char *)shared.data, run->job->ranks.rank,
-                    run->job->ranks.size, run->config->rank_timeout, liveness_watch, run->liveness,
-                    &run->comm));
+    const int size = run->job->ranks.size, n = run->n_shards;
+    enum status st;
+    CHECK(train_ranks_meet(&run->ranks, bridge_device(run->bridge),
+                           bridge_file_of(run->bridge)->page_layout, run->config->rank_timeout));
+    if (size == 1) return ST_OK;
     bridge_publish_with(run->bridge, meet_to_publish, run);
-    run->servers->comm = run->comm;
-    st = divide_ranks(run);
+    run->servers->comm = run->ranks.all;
+    CHECK(train_ranks_divide(&run->ranks, n, run->shard));
+    weights_use_comm(run->policy, run->ranks.shards);
+    log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
+             size / n, size == n ? "" : "s", n, n == 1 ? "" : "s");
 out:
-    bytes_release(&shared);
-    return st;
-}
-
-void run_leave_ranks(struct run *run, enum status outcome)
-{
-    comm_watch(run->comm, NULL, NULL);
-    comm_set_deadline(run->comm, LEAVE_S);
-    liveness_end(run->liveness, outcome);
-    run->liveness = NULL;
-}
-
-// ---- what is decided together ------------------------------------------------------------------
-
-enum status run_agree(const struct run *run, void *data, size_t bytes)
-{
-    return comm_broadcast_host(run->comm, data, bytes, 0);
-}
-
-enum status run_any(const struct run *run, bool *flag)
-{
-    bool all[COMM_MAX_RANKS];
-    enum status st = comm_gather_host(run->comm, flag, all, sizeof *flag);
-    for (int r = 0; st == ST_OK && r < comm_size(run->comm); r++) *flag |= all[r];
     return st;
 }
 
@@ -196,8 +130,8 @@ enum status run_align_versions(struct run *run)
     uint64_t version = control_version(control), all[COMM_MAX_RANKS], newest = version;
     bool differ = false; // the same on all ranks
     enum status st;
-    CHECK(comm_gather_host(run->comm, &version, all, sizeof version));
-    for (int r = 0; r < comm_size(run->comm); r++) {
+    CHECK(comm_gather_host(run->ranks.all, &version, all, sizeof version));
+    for (int r = 0; r < comm_size(run->ranks.all); r++) {
         differ |= all[r] != version;
         if (all[r] > newest) newest = all[r];
     }
@@ -210,32 +144,15 @@ out:
     return st;
 }
 
-static enum status compare(const struct run *run, const char *which, const struct weights *w)
-{
-    struct device *dev = bridge_device(run->bridge);
-    uint64_t sum = 0, all[COMM_MAX_RANKS];
-    enum status st;
-    CHECK(weights_checksum(w, dev, &sum));
-    CHECK(comm_gather_host(run->copies, &sum, all, sizeof sum));
-    for (int r = 1; r < comm_size(run->copies); r++)
-        if (all[r] != all[0])
-            FAIL(ST_MISMATCH,
-                 "after step %" PRId64 " the %s of rank %d's server is not that of rank 0's "
-                 "(checksums %016" PRIx64 " and %016" PRIx64 "); %s",
-                 run->step, which, r, all[r], all[0],
-                 run->step ? "go on from the last checkpoint with --resume"
-                           : "start all servers from one folder");
-out:
-    return st;
-}
-
 enum status run_compare_weights(const struct run *run)
 {
+    struct device *dev = bridge_device(run->bridge);
     enum status st;
-    if (!run->comm) return ST_OK;
-    CHECK(compare(run, "policy", run->policy));
-    if (run->adapter) CHECK(compare(run, "adapter", run->adapter->weights));
-    if (run->draft) CHECK(compare(run, "draft model", run->draft));
+    CHECK(train_ranks_compare(&run->ranks, dev, run->step, "policy", run->policy));
+    if (run->adapter)
+        CHECK(train_ranks_compare(&run->ranks, dev, run->step, "adapter", run->adapter->weights));
+    if (run->draft)
+        CHECK(train_ranks_compare(&run->ranks, dev, run->step, "draft model", run->draft));
 out:
     return st;
 }

@@ -67,8 +67,10 @@ out:
 // A reward may say something else when it is asked again; what counts is what it said to rank 0.
 static enum status agree_on_scores(const struct run *run, struct scores *s)
 {
-    enum status st = run_agree(run, s->rewards, (size_t)s->n * sizeof *s->rewards);
-    return st == ST_OK ? run_agree(run, s->advantages, (size_t)s->n * sizeof *s->advantages) : st;
+    enum status st = train_ranks_agree(&run->ranks, s->rewards, (size_t)s->n * sizeof *s->rewards);
+    return st == ST_OK
+               ? train_ranks_agree(&run->ranks, s->advantages, (size_t)s->n * sizeof *s->advantages)
+               : st;
 }
 
 static enum status score_all(struct run *run, struct rollout_step *s)
@@ -91,7 +93,7 @@ static enum status score_all(struct run *run, struct rollout_step *s)
 // prompts are drawn by the weights of its turn: in run_take_step().
 static bool scores_when_taken(const struct run *run)
 {
-    return run->comm || run->config->filter_groups > 0;
+    return run->ranks.all || run->config->filter_groups > 0;
 }
 
 static enum status score_step(void *context, struct rollout_step *s)
@@ -158,10 +160,10 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
     for (;;) {
         struct rollout_step *s = NULL;
         CHECK(rollout_queue_take(run->queue, &s));
-        st = rollout_exchange(run->comm, s->rollout);
+        st = rollout_exchange(run->ranks.all, s->rollout);
         const int n = rollout_drop_older(s->rollout, version > behind ? version - behind : 0);
         if (st == ST_OK && n == 0 && scores_when_taken(run)) st = score_all(run, s);
-        if (st == ST_OK && n == 0) st = source_counts_sum(&s->counts, run->comm);
+        if (st == ST_OK && n == 0) st = source_counts_sum(&s->counts, run->ranks.all);
         if (st != ST_OK) {
             rollout_step_free(s);
             return st;

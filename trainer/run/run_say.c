@@ -61,7 +61,7 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
               run->step, control_version(bridge_control(run->bridge)), update->applied,
               update->publish.wait_ms, update->publish.write_ms, update->publish.total_ms);
     runlog_progress(run->log, &progress);
-    if (run_leads(run)) say_symptoms(run, scores, update);
+    if (train_ranks_lead(&run->ranks)) say_symptoms(run, scores, update);
 }
 
 static double metric_of(const struct run *run, const char *key)

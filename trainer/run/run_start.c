@@ -45,7 +45,7 @@ static enum status folder_to_start_from(const struct run *run, const struct cont
         snprintf(ret, PATH_ROOM, "%s", from);
         return ST_OK;
     }
-    enum status st = run_any(run, &changed); // all load it, or none
+    enum status st = train_ranks_any(&run->ranks, &changed); // all load it, or none
     if (st != ST_OK || !changed) return st;
     if (f->loaded[0] != '/')
         return status_fail(ST_INVALID,

@@ -91,8 +91,8 @@ enum status run_write_weights(struct run *run, const char **ret_folder)
     enum status st = ST_OK;
     if (y->written != version) {
         CHECK(path_put(path, run->folder, "workers"));
-        if (run_leads(run)) CHECK(write_folder(run, path));
-        CHECK(comm_barrier(run->comm));
+        if (train_ranks_lead(&run->ranks)) CHECK(write_folder(run, path));
+        CHECK(comm_barrier(run->ranks.all));
         if (!(absolute = realpath(path, NULL))) FAIL(ST_IO, "%s: it cannot be found again", path);
         CHECK(path_put(y->folder, "", "%s", absolute));
         y->written = version;
@@ -115,7 +115,7 @@ static enum status find_own_folder(const struct run *run)
 {
     struct sync *y = run->sync;
     if (y->own_folder[0]) return ST_OK;
-    if (run_leads(run)) return path_put(y->own_folder, "", "%s", run->folder);
+    if (train_ranks_lead(&run->ranks)) return path_put(y->own_folder, "", "%s", run->folder);
     enum status st = path_put(y->own_folder, run->folder, "rank-%d", run->job->ranks.rank);
     return st == ST_OK ? file_make_folders(y->own_folder) : st;
 }
@@ -176,7 +176,7 @@ static bool may_try_again(struct run *run, enum status st)
     struct status_kept why = {0};
     if (!y->of_pull.down || (st != ST_PEER_GONE && st != ST_TIMEOUT)) return false;
     status_keep(&why, st);
-    const bool rank_gone = comm_check(run->comm) != ST_OK;
+    const bool rank_gone = comm_check(run->ranks.all) != ST_OK;
     status_recall(&why);
     if (rank_gone) return false;
     if (++y->n_lost < MAX_LOST) return true;

@@ -221,7 +221,7 @@ enum status run_sync_workers(struct run *run, bool due)
     CHECK(ask(run, "/bridge/info", NULL, PROBE_MS, take_info));
     for (int i = 0; i < ws->n; i++) n += ws->items[i].may;
     bool any = n > 0;
-    CHECK(run_any(run, &any));
+    CHECK(train_ranks_any(&run->ranks, &any));
     if (any) CHECK(run_write_weights(run, &folder));
     if (n > 0) CHECK(load(run, folder));
     ws->in_step = true;

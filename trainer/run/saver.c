@@ -22,14 +22,14 @@ bool saver_is_kept(const struct saver *s, int64_t step, int64_t total, const str
 }
 
 enum status saver_due(const struct saver *s, int64_t step, int64_t total, const struct best *best,
-                      struct comm *all, enum save_kind *ret)
+                      const struct train_ranks *ranks, enum save_kind *ret)
 {
     const double every = s->options->save_minutes;
     bool interim = every > 0 && clock_ms_since(s->ns) / 60e3 >= every;
     enum status st = ST_OK;
     *ret = SAVE_KEPT;
     if (saver_is_kept(s, step, total, best)) return ST_OK;
-    if (every > 0) st = comm_broadcast_host(all, &interim, sizeof interim, 0); // clocks differ
+    if (every > 0) st = train_ranks_agree(ranks, &interim, sizeof interim); // clocks differ
     *ret = interim ? SAVE_INTERIM : SAVE_NOT;
     return st;
 }
@@ -37,7 +37,7 @@ enum status saver_due(const struct saver *s, int64_t step, int64_t total, const 
 // This rank's parts of what rank 0 writes, in its order; of the weights where it holds another
 // shard of rank 0's server.
 static enum status give_parts(struct device *dev, const struct model_folder *m,
-                              const struct saver_ranks *ranks)
+                              const struct train_ranks *ranks)
 {
     struct optimizer *optimizers[] = {m->optimizer, m->draft ? m->draft->optimizer : NULL};
     enum status st = ST_OK;
@@ -50,11 +50,11 @@ out:
 }
 
 // What rank 0 has written, on every rank.
-static enum status agree_on_path(struct comm *all, char **folder)
+static enum status agree_on_path(const struct train_ranks *ranks, char **folder)
 {
     char path[PATH_MAX] = "";
     if (*folder) snprintf(path, sizeof path, "%s", *folder);
-    enum status st = comm_broadcast_host(all, path, sizeof path, 0);
+    enum status st = train_ranks_agree(ranks, path, sizeof path);
     if (st != ST_OK || *folder) return st;
     *folder = strdup(path);
     return *folder ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a path");
@@ -72,7 +72,7 @@ static enum status failed(const struct saver *s, int64_t step, enum status st)
 
 enum status saver_write(struct saver *s, const char *run_folder, struct device *dev,
                         const struct model_folder *m, const struct checkpoint *c,
-                        const struct best *best, const struct saver_ranks *ranks, char **ret_folder)
+                        const struct best *best, const struct train_ranks *ranks, char **ret_folder)
 {
     const int64_t start_ns = clock_now_ns();
     const struct checkpoint_others others = {.best_step = best->step >= 0 ? &best->step : NULL,
@@ -84,11 +84,11 @@ enum status saver_write(struct saver *s, const char *run_folder, struct device *
     char *folder = NULL;
     *ret_folder = NULL;
     if (s->step == c->step) return ST_OK;
-    if (comm_rank(ranks->all) == 0)
+    if (train_ranks_lead(ranks))
         CHECK(checkpoint_write(run_folder, dev, m, c, &others, &folder));
     else
         CHECK(give_parts(dev, m, ranks));
-    CHECK(agree_on_path(ranks->all, &folder));
+    CHECK(agree_on_path(ranks, &folder));
     s->step = c->step;
     s->interim_step = c->interim ? c->step : -1;
     s->ns = clock_now_ns();

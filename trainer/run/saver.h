@@ -5,6 +5,7 @@
 
 #include "trainer/run/best.h"
 #include "trainer/run/learning.h"
+#include "trainer/run/train_ranks.h"
 
 struct checkpoint;
 struct comm;
@@ -20,11 +21,6 @@ struct saver {
 };
 void saver_init(struct saver *s, const struct saving_options *options);
 
-// The ranks of a run: all; those that hold copies of the same weights; those that hold a model
-// together. NULL: there is one.
-struct saver_ranks {
-    struct comm *all, *copies, *shards;
-};
 enum save_kind {
     SAVE_NOT,
     SAVE_INTERIM, // --save-minutes: the next one replaces it
@@ -33,12 +29,12 @@ enum save_kind {
 // Whether the step just done has a checkpoint, on all ranks alike.
 bool saver_is_kept(const struct saver *s, int64_t step, int64_t total, const struct best *best);
 enum status saver_due(const struct saver *s, int64_t step, int64_t total, const struct best *best,
-                      struct comm *all, enum save_kind *ret);
+                      const struct train_ranks *ranks, enum save_kind *ret);
 // Writes it, unless there is one of c->step. ret_folder: on every rank, the caller's to free; NULL
 // where there was one already.
 enum status saver_write(struct saver *s, const char *run_folder, struct device *dev,
                         const struct model_folder *m, const struct checkpoint *c,
-                        const struct best *best, const struct saver_ranks *ranks,
+                        const struct best *best, const struct train_ranks *ranks,
                         char **ret_folder);
 // A run goes on from that one.
 void saver_resume(struct saver *s, const struct checkpoint *c);
