@@ -130,6 +130,51 @@ static void a_folder_that_holds_a_model(void **state)
     free(after);
 }
 
+// The held-out lines say otherwise than those that are learnt, so that each step is worse than the
+// start: the run ends after two evaluations, with the start's weights.
+static void the_best_is_kept(void **state)
+{
+    static const char *const commands[] = {"sft", "dpo"};
+    struct scene s;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        const bool pairs = i == 1;
+        offline_scene_open(&s);
+        offline_sums(&s, pairs, 12);
+        const char *held_out = test_path(s.folder, "held-out.jsonl"),
+                   *out = test_path(s.folder, "out");
+        const char *line =
+            pairs ? "{\"prompt\": \"10+10=\", \"chosen\": \"10\", \"rejected\": \"20\"}\n"
+                  : "{\"prompt\": \"10+10=\", \"completion\": \"zzz\"}\n";
+        test_write(held_out, line, strlen(line));
+        assert_int_equal(
+            offline_train(&s, commands[i], "run",
+                          OPTIONS("--max-steps", "20", "--eval-data", held_out, "--eval-steps", "2",
+                                  "--early-stop-patience", "2", "--load-best-model-at-end",
+                                  "--learning-rate", "1e-2", "--out", out)),
+            0);
+        assert_said(&s, "; the best was at step 0");
+        assert_said(&s, "stopped early at step 4 of 20: 2 evaluations in a row were no better");
+        assert_said(&s, "the weights are those of step 0, the best");
+        const char *checkpoints = test_path(s.folder, "run/checkpoints");
+        test_same_file(out, test_path(checkpoints, "best"), "model.safetensors");
+        test_same_file(out, test_path(checkpoints, "step-0"), "model.safetensors");
+        assert_true(file_exists(test_path(checkpoints, "step-4")));
+        // what was the best is known to a run that goes on, which has nothing left to do
+        assert_int_equal(offline_train(&s, commands[i], "run",
+                                       OPTIONS("--resume", "--overwrite", "--learning-rate", "1e-2",
+                                               "--out", out)),
+                         0);
+        assert_said(&s, "stopped early at step 4 of 20");
+        assert_int_equal(offline_train(&s, commands[i], "run",
+                                       OPTIONS("--resume", "--early-stop-patience", "3",
+                                               "--overwrite", "--out", out)),
+                         0);
+        assert_said(&s, "stopped early at step 6 of 20");
+        test_same_file(out, test_path(checkpoints, "step-0"), "model.safetensors");
+    }
+}
+
 // --out of a run that goes on is replaced on request only, and the run is not.
 static void out_of_a_run_that_goes_on(void **state)
 {
@@ -322,6 +367,7 @@ int main(void)
         cmocka_unit_test(no_run_to_go_on_with),
         cmocka_unit_test(a_folder_that_holds_a_model),
         cmocka_unit_test(out_of_a_run_that_goes_on),
+        cmocka_unit_test(the_best_is_kept),
         cmocka_unit_test(out_is_not_where_the_run_is),
         cmocka_unit_test(another_run_is_refused),
         cmocka_unit_test(without_a_run_folder),

@@ -23,15 +23,12 @@ struct job_options {
     int64_t nnodes, node_rank;
     int64_t shards; // of a server's model
     const char *rendezvous, *rendezvous_token_file;
-    double rendezvous_timeout;
+    double rendezvous_timeout, rank_timeout;
     const char *server_args;
 };
-#define JOB_OPTIONS                                                                                \
-    OPT_TEXT(                                                                                      \
-        "gpus", job.gpus, NULL, "N,N,...",                                                         \
-        "this host's GPUs, a rank each, with a server each, which is started where none runs "     \
-        "(--model)",                                                                               \
-        IS_COMMON),                                                                                \
+// Of every command that trains. gpus_help: of --gpus.
+#define RANK_OPTIONS(gpus_help)                                                                    \
+    OPT_TEXT("gpus", job.gpus, NULL, "N,N,...", gpus_help, IS_COMMON),                             \
         OPT_INT("ranks", job.ranks, "0", "N", 0, RANKS_MAX,                                        \
                 "ranks in all; without --gpus they compute on the CPU, started with mpirun"),      \
         OPT_INT("rank", job.rank, "-1", "R", -1, RANKS_MAX - 1,                                    \
@@ -48,6 +45,13 @@ struct job_options {
                  "tcp:// that is not loopback"),                                                   \
         OPT_DOUBLE("rendezvous-timeout", job.rendezvous_timeout, "600", "SECONDS", 0.1, 1e6,       \
                    "longest wait for all ranks"),                                                  \
+        OPT_DOUBLE("rank-timeout", job.rank_timeout, "3600", "SECONDS", 0.1, 1e6,                  \
+                   "longest wait of a rank for the others, where several train together: as long " \
+                   "as one may be ahead of another (docs/scaling.md)")
+// Of those that have servers.
+#define JOB_OPTIONS                                                                                \
+    RANK_OPTIONS("this host's GPUs, a rank each, with a server each, which is started where none " \
+                 "runs (--model)"),                                                                \
         OPT_INT("tensor-parallel-size", job.shards, "1", "N", 1, JOB_GPUS,                         \
                 "processes that share a server's model, each with a shard of it and a GPU of "     \
                 "--gpus: so many ranks have one server",                                           \

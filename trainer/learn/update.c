@@ -5,7 +5,7 @@
 
 #define SHARED_AT_ONCE 65536 // numbers: those of all ranks lie on the device together
 
-static enum status sum_over_ranks(struct learner *l, double *x, long n)
+enum status update_sum(struct learner *l, double *x, long n)
 {
     enum status st = ST_OK;
     for (long at = 0; at < n && st == ST_OK; at += SHARED_AT_ONCE)
@@ -17,7 +17,7 @@ static enum status sum_over_ranks(struct learner *l, double *x, long n)
 enum status update_share_logprobs(struct learner *l, const struct samples *s, double *ret)
 {
     for (long t = 0; t < s->first[s->n]; t++) ret[t] = s->logprobs[t];
-    return sum_over_ranks(l, ret, s->first[s->n]);
+    return update_sum(l, ret, s->first[s->n]);
 }
 
 // Of the chosen tokens, on all ranks, those of the highest entropy alone.
@@ -28,7 +28,7 @@ static enum status choose_highest(struct learner *l, struct samples *s, double t
     long n_sorted = 0;
     if (!all) return status_fail(ST_NO_MEMORY, "no memory for %ld entropies", n);
     for (long t = 0; t < n; t++) all[t] = s->entropies[t];
-    enum status st = sum_over_ranks(l, all, n); // 0 for those of others
+    enum status st = update_sum(l, all, n); // 0 for those of others
     for (long t = 0; t < n; t++)
         if (s->chosen[t]) sorted[n_sorted++] = all[t];
     const double least = entropy_threshold(sorted, n_sorted, top);

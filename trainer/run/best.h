@@ -19,6 +19,13 @@ struct best {
 // is not a number never is.
 bool best_consider(struct best *b, int64_t step, double score);
 
+// --early-stop-patience N evaluations in a row were no better; 0: never.
+bool best_out_of_patience(const struct best *b, int64_t patience);
+// The end of an evaluation's line, and, of what was scored ("accuracy"), of a run's last.
+#define BEST_WORDS 96
+void best_words(const struct best *b, bool is_best, int64_t step, char ret[BEST_WORDS]);
+void best_end_words(const struct best *b, const char *scored, char ret[BEST_WORDS]);
+
 // For checkpoints. The new reference is null where there was no evaluation; NULL: no memory.
 json_t *best_to_json(const struct best *b);
 // `json` NULL or null: none. ST_FORMAT, naming `where`, where it is no such object.

@@ -356,12 +356,7 @@ const struct option_spec train_options[] = {
                        "greedy samples of a prompt are all the same; give a temperature")),
     OPT_DOUBLE("eval-temperature", eval_temperature, "0", "T", 0, 100, "of these; 0: greedy",
                WITHIN("eval-data")),
-    OPT_INT("early-stop-patience", early_stop_patience, "0", "N", 0, 1e9,
-            "end after N evaluations in a row without a better one than before them; 0: off",
-            NEEDS("eval-data", "the held-out prompts that say what is better")),
-    OPT_FLAG("load-best-model-at-end", load_best_model_at_end, NULL,
-             "serve the weights of the best evaluation once the run is over",
-             NEEDS("eval-data", "the held-out prompts that say what is better")),
+    BEST_OPTIONS("serve the weights of the best evaluation once the run is over"),
 
     LOG_LEVEL_OPTION,
 
@@ -380,10 +375,6 @@ const struct option_spec train_options[] = {
                "longest wait for the server's step boundary"),
     OPT_DOUBLE("rollout-timeout", rollout_timeout, "1800", "SECONDS", 0.1, 1e6,
                "longest wait for a step's rollouts"),
-    OPT_DOUBLE(
-        "rank-timeout", rank_timeout, "3600", "SECONDS", 0.1, 1e6,
-        "longest wait of a rank for the others, where several train together: as long as one "
-        "may be ahead of another (docs/scaling.md)"),
     OPT_DERIVED("several ranks", several_ranks),
     OPT_DERIVED("servers that are started (--gpus, --ranks)", serves),
     OPT_DERIVED("samples of older weights (--max-staleness, --rollout-ahead above 0)", stale),

@@ -22,7 +22,6 @@ enum sync_way { SYNC_SHARED, SYNC_CHECKPOINT };
 extern const char *const sync_way_names[];
 
 struct train_config {
-    double rank_timeout;
     const char *bridge, *data, *run_dir, *config;
     const char *atropos;  // URL; NULL: rollouts are this program's
     const char *rollouts; // ROLLOUTS_COMMAND and a program's line; NULL: one completion a sample

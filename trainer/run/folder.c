@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +66,19 @@ out:
     return st;
 }
 
+enum status folder_agree(const struct train_ranks *ranks, char folder[FOLDER_ROOM], char **latest)
+{
+    char path[PATH_MAX] = "";
+    enum status st;
+    if (*latest) snprintf(path, sizeof path, "%s", *latest);
+    CHECK(train_ranks_agree(ranks, folder, FOLDER_ROOM));
+    CHECK(train_ranks_agree(ranks, path, sizeof path));
+    if (path[0] && !*latest && !(*latest = strdup(path)))
+        FAIL(ST_NO_MEMORY, "no memory for a path");
+out:
+    return st;
+}
+
 enum status folder_take_options(struct option_set *set, const char *folder,
                                 void (*forget)(const void *config, json_t *recorded), void *config)
 {
@@ -100,7 +114,7 @@ static void put_option(struct bytes *to, const json_t *value)
 static void say_changes(const json_t *old, json_t *now)
 {
     static const char *const free_to_change[] = {"bridge",    "run_dir",    "resume", "max_steps",
-                                                 "log_level", "start_from", "out",    "overwrite"};
+                                                 "log_level", "start_from", "out"};
     struct bytes text = BYTES_INIT;
     const char *key;
     const json_t *value, *before;
@@ -121,11 +135,24 @@ static void say_changes(const json_t *old, json_t *now)
 
 enum status folder_write_options(const char *folder, bool resumed, json_t *options)
 {
+    // How the processes of a start come to be: the next start may have other ranks.
+    static const char *const of_a_start[] = {"gpus",
+                                             "ranks",
+                                             "rank",
+                                             "nnodes",
+                                             "node_rank",
+                                             "rendezvous",
+                                             "rendezvous_token_file",
+                                             "rendezvous_timeout",
+                                             "rank_timeout",
+                                             "overwrite"};
     enum status st;
     char path[PATH_ROOM];
     json_t *old = NULL;
     CHECK(path_put(path, folder, "config.json"));
     if (!options) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
+    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
+        json_object_del(options, of_a_start[i]);
     // One that cannot be read is replaced.
     if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, options);
     CHECK(json_write_file(path, 0644, options));

@@ -29,6 +29,10 @@ struct offline_config {
     int64_t rope_context;
     bool overwrite, resume;
     double num_train_epochs;
+    int64_t early_stop_patience;
+    bool load_best_model_at_end;
+    struct job_options job;
+    bool several_ranks; // derived
     enum log_level log_level;
 };
 
@@ -68,20 +72,23 @@ struct offline {
     int *items;         // (examples_per_step)
     struct runlog *log; // NULL: none
     int64_t step, taken, num_tokens, skipped;
-    struct job job;
     struct train_ranks ranks;
     struct saver saver;
+    struct best best; // of the evaluations: minus the held-out loss
+    json_t *best_of;  // what they were made of; NULL: there are none
 };
 
 // What is asked for, before anything is opened: ST_INVALID names the option. A run that goes on
 // takes its options from its folder.
 enum status offline_check(const struct offline_task *task, struct option_set *set,
-                          struct offline_config *config);
+                          struct offline_config *config, struct job *ret_job);
 // task and config are set: folder, model, data, the learner with all its memory, and the state of
 // the last checkpoint with --resume. offline_release() takes half-opened runs too.
 enum status offline_open(struct offline *s);
-void offline_release(struct offline *s);
+void offline_release(struct offline *s, enum status outcome); // which other ranks hear
 const char *offline_tokenizer_folder(const struct offline_config *config);
+
+enum status offline_compare_weights(const struct offline *s); // of all ranks, after a step
 
 // offline_data.c: reads a file's examples; largest: s->longest and widest become theirs, where they
 // are more.
@@ -97,6 +104,7 @@ enum status offline_samples(const struct offline *s, const struct offline_data *
 // offline_checkpoint.c: a checkpoint of the present step, unless there is one, or no folder.
 enum status offline_save(struct offline *s, bool interim);
 enum status offline_resume(struct offline *s, const char *folder);
+enum status offline_take_best(struct offline *s); // the best checkpoint's weights
 enum status offline_describe(const struct offline *s, bool resumed); // config.json and run.json
 enum status offline_write_out(struct offline *s);                    // --out
 
@@ -122,7 +130,9 @@ int offline_main(const struct offline_task *task, const char *usage, int argc, c
                  "replace --out where it is there, and without --resume the run in --run-dir"),    \
         OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,                                     \
                    "of the folder --out; auto: as trained", WITHIN("out")),                        \
-        OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where it is trained", IS_COMMON),   \
+        OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where it is trained", IS_COMMON,    \
+                 EXCLUDES_WHEN("!=auto", "gpus|several ranks",                                     \
+                               "each rank is trained on its own GPU (--gpus), or on the CPU")),    \
         OPT_INT("rope-context", rope_context, "0", "TOKENS", 0, 1 << 24,                           \
                 "of models with longrope: context by which its factors are chosen, as a server "   \
                 "does by --max-context; 0: the longest example"),                                  \
@@ -148,6 +158,9 @@ int offline_main(const struct offline_task *task, const char *usage, int argc, c
                 WITHIN("eval-data")),                                                              \
         OPT_INT("eval-limit", eval_limit, "0", "N", 0, 1e9, "first N held-out examples; 0: all",   \
                 WITHIN("eval-data")),                                                              \
-        LOG_LEVEL_OPTION, OPT_HEADING("Machine"), MEMORY_OPTIONS
+        BEST_OPTIONS("write the weights of the best evaluation to --out"), LOG_LEVEL_OPTION,       \
+        OPT_HEADING("Several GPUs or hosts (docs/launch.md)"),                                     \
+        RANK_OPTIONS("this host's GPUs, a rank each"),                                             \
+        OPT_DERIVED("several ranks", several_ranks), OPT_HEADING("Machine"), MEMORY_OPTIONS
 
 #endif

@@ -33,14 +33,15 @@ static enum status state_of(const struct offline *s, bool interim, struct checkp
                            .num_tokens = s->num_tokens,
                            .skipped_updates = s->skipped,
                            .interim = interim,
+                           .best = best_to_json(&s->best),
+                           .best_of = json_incref(s->best_of),
                            .same = same_run_state(&same)};
     *ret = c;
-    return c.same ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
+    return c.same && c.best ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
 }
 
 enum status offline_save(struct offline *s, bool interim)
 {
-    static const struct best none = {.step = -1};
     enum status st = ST_OK;
     char *folder = NULL;
     struct checkpoint c = {0};
@@ -51,7 +52,7 @@ enum status offline_save(struct offline *s, bool interim)
                                        .optimizer = learner_optimizer(s->learner)};
     if (!s->folder[0]) return ST_OK;
     CHECK(state_of(s, interim, &c));
-    st = saver_write(&s->saver, s->folder, s->dev, &model, &c, &none, &s->ranks, &folder);
+    st = saver_write(&s->saver, s->folder, s->dev, &model, &c, &s->best, &s->ranks, &folder);
 out:
     checkpoint_release(&c);
     free(folder);
@@ -68,6 +69,11 @@ enum status offline_resume(struct offline *s, const char *folder)
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(s->learner)));
     CHECK(s->adapter ? adapter_load(s->adapter, s->dev, folder)
                      : weights_load(s->weights, s->dev, folder));
+    CHECK(best_from_json(folder, c.best, &s->best));
+    if (s->best_of)
+        best_compare(&s->best, c.best_of, s->best_of);
+    else
+        s->best_of = json_incref(c.best_of);
     saver_resume(&s->saver, &c);
     s->step = c.step;
     s->taken = c.data_index;
@@ -79,12 +85,27 @@ out:
     return status_context(st, "resuming");
 }
 
+enum status offline_take_best(struct offline *s)
+{
+    enum status st;
+    char *folder = NULL;
+    if (s->best.step < 0 || s->best.step == s->step) return ST_OK;
+    CHECK(checkpoint_best(s->folder, &folder));
+    if (!folder)
+        FAIL(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more", s->folder);
+    CHECK(s->adapter ? adapter_load(s->adapter, s->dev, folder)
+                     : weights_load(s->weights, s->dev, folder));
+    log_info("the weights are those of step %" PRId64 ", the best", s->best.step);
+out:
+    free(folder);
+    return status_context(st, "--load-best-model-at-end");
+}
+
 enum status offline_describe(const struct offline *s, bool resumed)
 {
-    if (!s->folder[0]) return ST_OK;
+    if (!s->folder[0] || !train_ranks_lead(&s->ranks)) return ST_OK;
     json_t *options = options_to_json(s->task->options, s->config);
     json_t *start = folder_start(s->step, s->dev, s->weights->dt);
-    json_object_del(options, "overwrite"); // of this start, not of the run
     if (start) folder_put_text(start, "model", s->config->model);
     if (start) json_object_set(start, ADAPTER_BASE, s->base);
     enum status st = folder_write_options(s->folder, resumed, options);
@@ -97,7 +118,7 @@ enum status offline_write_out(struct offline *s)
 {
     const struct offline_config *c = s->config;
     enum status st;
-    if (!c->out) return ST_OK;
+    if (!c->out || !train_ranks_lead(&s->ranks)) return ST_OK;
     const enum dtype as = c->dtype ? (enum dtype)(c->dtype - 1) : s->weights->dt;
     struct model_folder model = {.weights = s->weights,
                                  .as = as,

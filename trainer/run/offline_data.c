@@ -4,6 +4,7 @@
  * A pair is one file read twice, each time with another completion behind the same prompt. Its two
  * completions are one group, so that the prompt is computed once, and stay in one micro-batch,
  * since the loss compares them. */
+#include "trainer/learn/update.h"
 #include "trainer/run/notices.h"
 #include "common/model/config.h"
 #include "trainer/data/data.h"
@@ -147,14 +148,17 @@ enum status offline_measure(struct offline *s, struct offline_data *data)
     if (!data->reference) FAIL(ST_NO_MEMORY, "no memory for the reference");
     for (int at = 0; at < data->n; at += each) {
         const int n = data->n - at < each ? data->n - at : each;
+        bool stop = stop_requested();
         CHECK(learner_pass(s->learner, PASS_NOTE, samples, at, n, NULL, NULL));
-        if (stop_requested()) FAIL(ST_CANCELLED, "a signal: the reference was not finished");
+        CHECK(train_ranks_any(&s->ranks, &stop));
+        if (stop) FAIL(ST_CANCELLED, "a signal: the reference was not finished");
         if (at / each % MEASURED_SAID == MEASURED_SAID - 1)
             log_progress("reference: %d of %d pairs", at + n, data->n);
     }
     for (int i = 0; i < samples->n; i++)
         for (long t = samples->first[i]; t < samples->first[i + 1]; t++)
-            data->reference[i] += samples->logprobs[t];
+            data->reference[i] += samples->logprobs[t]; // 0 where another rank has it
+    CHECK(update_sum(s->learner, data->reference, samples->n));
     log_progress_end();
 out:
     samples_free(samples);

@@ -8,11 +8,13 @@
 #include "common/base/clock.h"
 #include "common/base/options.h"
 #include "common/model/tokenizer.h"
+#include "kernels/comm.h"
 #include "trainer/learn/step.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/runlog.h"
+#include "trainer/run/same_run.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -63,11 +65,14 @@ static struct loss_config offline_loss(const struct offline_task *task,
 }
 
 enum status offline_check(const struct offline_task *task, struct option_set *set,
-                          struct offline_config *c)
+                          struct offline_config *c, struct job *ret_job)
 {
     enum status st;
+    c->job.shards = 1;
+    CHECK(job_find(&c->job, ret_job));
+    c->several_ranks = ret_job->ranks.size > 1;
     if (c->resume && c->run_dir) CHECK(folder_take_options(set, c->run_dir, NULL, c));
-    log_open("cw-trainer", c->log_level);
+    log_open(ret_job->log_name, c->log_level);
     if (c->resume && c->run_dir && !c->model && !c->init)
         FAIL(ST_INVALID,
              "--resume: %s holds no run to go on with; a new one needs --model and --data",
@@ -77,12 +82,16 @@ enum status offline_check(const struct offline_task *task, struct option_set *se
         FAIL(ST_INVALID, task->sides > 1 ? "--model is missing: the model folder to start from"
                                          : "one of --model DIR and --init CONFIG.json is needed");
     if (!c->data) FAIL(ST_INVALID, "--data is missing: a JSONL file of examples");
+    if (c->load_best_model_at_end && c->out && !c->run_dir)
+        FAIL(ST_INVALID,
+             "--load-best-model-at-end needs --run-dir, whose checkpoints have the best weights");
     const struct loss_config loss = offline_loss(task, c);
     if (task->sides > 1) CHECK(loss_check_pairs(&loss));
     CHECK(schedule_check(&c->learning.schedule));
-    CHECK(check_out(c));
+    if (ret_job->ranks.rank == 0) CHECK(check_out(c));
     CHECK(prompts_check(&c->prompts));
     if (!c->resume) notice_idle(set, c);
+    train_ranks_log(ret_job, c->log_level);
 out:
     return st;
 }
@@ -128,9 +137,9 @@ static enum status check_tokenizer(const struct offline *s)
 static enum status open_model(struct offline *s)
 {
     enum status st;
-    char words[256];
+    char words[256], device[JOB_DEVICE_ROOM];
     const struct offline_config *c = s->config;
-    CHECK(device_open(c->device, &s->dev));
+    CHECK(device_open(job_device(s->ranks.job, c->device, device), &s->dev));
     if (c->model)
         CHECK(model_config_load(c->model, &s->model));
     else
@@ -167,6 +176,14 @@ static enum status choose_rope(struct offline *s)
     return ST_OK;
 }
 
+// What the held-out loss depends on beside the weights. New reference; NULL: no memory.
+static json_t *evaluation_of(const struct offline *s)
+{
+    char digest[DIGEST_ROOM];
+    return json_pack("{s:s, s:I}", "data_digest", digest_text(s->eval.sides[0], digest), "limit",
+                     (json_int_t)s->config->eval_limit);
+}
+
 static enum status open_data(struct offline *s)
 {
     enum status st;
@@ -180,6 +197,8 @@ static enum status open_data(struct offline *s)
              c->data, c->eval_data ? ", " : "", c->eval_data ? c->eval_data : "", s->longest,
              s->model->max_positions);
     CHECK(choose_rope(s));
+    if (c->eval_data && !(s->best_of = evaluation_of(s)))
+        FAIL(ST_NO_MEMORY, "no memory for the evaluations");
     CHECK(data_order_init(&s->order, (uint64_t)c->seed, s->data.n));
     s->schedule = c->learning.schedule;
     s->schedule.total_steps =
@@ -235,6 +254,7 @@ static enum status open_learner(struct offline *s)
     CHECK(check_budget(s));
     CHECK(learning_config(&c->learning, &shape, 1, &options));
     options.ranks = true;
+    options.comm = s->ranks.copies;
     options.adapter = s->adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
@@ -299,7 +319,7 @@ static enum status open_folder(struct offline *s, bool *ret_replaced, char **ret
         log_info("no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
         return ST_OK;
     }
-    CHECK(folder_open(c->run_dir, s->folder, &s->folder_lock));
+    CHECK(folder_open(c->run_dir, s->folder, &s->folder_lock)); // rank 0's, for all
     if (c->out && is_within(s->folder, c->out))
         FAIL(ST_INVALID,
              "--out %s holds the run folder %s, which the model would replace; take another",
@@ -341,43 +361,81 @@ out:
     return st;
 }
 
-enum status offline_open(struct offline *s)
+// The ranks meet once each has its model, and hear what rank 0 goes on with.
+static enum status meet(struct offline *s, char **latest)
 {
     enum status st;
+    char layout[65];
+    weights_layout_hash(s->weights, layout);
+    CHECK(train_ranks_meet(&s->ranks, s->dev, layout, s->config->job.rank_timeout));
+    CHECK(folder_agree(&s->ranks, s->folder, latest));
+out:
+    return st;
+}
+
+// That of rank 0 is not known elsewhere, on whose hosts a file of that name may be another.
+static enum status compare_data(const struct offline *s)
+{
+    const uint64_t digests[] = {s->data.sides[0]->digest, s->eval.n ? s->eval.sides[0]->digest : 0};
+    uint64_t all[COMM_MAX_RANKS][2];
+    enum status st = comm_gather_host(s->ranks.all, digests, all, sizeof digests);
+    for (int r = 1; st == ST_OK && r < comm_size(s->ranks.all); r++)
+        if (memcmp(all[r], all[0], sizeof digests) != 0)
+            st = status_fail(ST_MISMATCH,
+                             "rank %d reads another content of --data or --eval-data "
+                             "than rank 0",
+                             r);
+    return st;
+}
+
+enum status offline_compare_weights(const struct offline *s)
+{
+    return train_ranks_compare(&s->ranks, s->dev, s->step, s->adapter ? "adapter" : "model",
+                               s->adapter ? s->adapter->weights : s->weights);
+}
+
+enum status offline_open(struct offline *s)
+{
+    const bool leads = train_ranks_lead(&s->ranks);
+    enum status st = ST_OK;
     char *latest = NULL;
     bool replaced = false;
-    s->folder_lock = -1;
     saver_init(&s->saver, &s->config->saving);
-    s->job.ranks.size = 1;
-    s->ranks.job = &s->job;
+    s->best = BEST_NONE;
     s->loss = offline_loss(s->task, s->config);
-    CHECK(open_folder(s, &replaced, &latest));
+    if (leads) CHECK(open_folder(s, &replaced, &latest));
     CHECK(open_model(s));
+    CHECK(meet(s, &latest));
     CHECK(open_data(s));
+    CHECK(compare_data(s));
     CHECK(open_adapter(s));
     CHECK(open_learner(s));
     CHECK(open_reference(s));
     if (latest) CHECK(offline_resume(s, latest));
+    CHECK(offline_compare_weights(s));
     if (replaced) CHECK(remove_run(s));
     CHECK(offline_describe(s, latest != NULL));
     if (s->folder[0])
-        CHECK(runlog_new(s->folder, s->step, s->schedule.total_steps,
+        CHECK(runlog_new(leads ? s->folder : NULL, s->step, s->schedule.total_steps,
                          s->config->saving.logging_steps, &s->log));
 out:
     free(latest);
     return st;
 }
 
-void offline_release(struct offline *s)
+void offline_release(struct offline *s, enum status outcome)
 {
+    train_ranks_leave(&s->ranks, outcome);
     runlog_free(s->log);
     learner_free(s->learner);
+    train_ranks_free(&s->ranks);
     free(s->items);
     data_order_release(&s->order);
     offline_data_release(&s->eval);
     offline_data_release(&s->data);
     adapter_free(s->adapter);
     json_decref(s->base);
+    json_decref(s->best_of);
     weights_free(s->weights);
     model_config_free(s->model);
     if (s->dev) device_release(s->dev, s->adapter_memory);

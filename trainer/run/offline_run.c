@@ -5,6 +5,7 @@
 #include "common/base/program.h"
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
+#include "trainer/learn/update.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/stats_metrics.h"
 #include "trainer/run/stop.h"
@@ -24,23 +25,27 @@ static int64_t tokens_of(const struct offline *s, const struct offline_data *dat
     return n;
 }
 
-// The mean over all held-out examples.
+// The mean over all held-out examples, of which each rank computes its share.
 static enum status evaluate(struct offline *s, json_t *metrics)
 {
     const int each = (int)s->config->examples_per_step;
     struct step step = {.loss = s->loss};
     struct update_stats stats = {0};
     struct samples *samples = NULL;
+    char best[BEST_WORDS];
     enum status st;
     CHECK(offline_samples(s, &s->eval, NULL, s->eval.n, &samples));
     step.scale = loss_scale_of(&s->loss, samples, 0, s->eval.n);
     for (int at = 0; at < s->eval.n; at += each)
         CHECK(learner_pass(s->learner, PASS_LOSS, samples, at,
                            s->eval.n - at < each ? s->eval.n - at : each, &step, &stats));
+    CHECK(stats_merge(s->ranks.copies, &stats));
     stats_put(&stats, loss_stats(&s->loss), "eval/", metrics);
+    const double loss = stats.range[STAT_LOSS].sum;
+    best_words(&s->best, best_consider(&s->best, s->step, -loss), s->step, best);
     log_progress_end();
-    log_info("step %" PRId64 ": held-out loss %.4f on %d examples", s->step,
-             stats.range[STAT_LOSS].sum, s->eval.n);
+    log_info("step %" PRId64 ": held-out loss %.4f on %d examples%s", s->step, loss, s->eval.n,
+             best);
 out:
     samples_free(samples);
     return status_context(st, "evaluation");
@@ -53,16 +58,15 @@ static enum status offline_step(struct offline *s, struct update_stats *ret, dou
     enum status st;
     const int n = (int)s->config->examples_per_step;
     const int64_t start = clock_now_ns();
-    struct step step = {.loss = s->loss, .lr = schedule_at(&s->schedule, s->step)};
+    const struct update_config config = {
+        .step = {.loss = s->loss, .lr = schedule_at(&s->schedule, s->step)}, .num_iterations = 1};
     struct samples *samples = NULL;
-    *ret = (struct update_stats){0};
     for (int i = 0; i < n; i++) {
         s->items[i] = data_order_at(&s->order, s->taken + i);
         s->num_tokens += tokens_of(s, &s->data, s->items[i]);
     }
     CHECK(offline_samples(s, &s->data, s->items, n, &samples));
-    step.scale = loss_scale_of(&s->loss, samples, 0, n);
-    CHECK(learner_step(s->learner, samples, 0, n, &step, ret));
+    CHECK(update_policy(s->learner, &config, samples, ret));
     CHECK(device_sync(s->dev));
     s->taken += n;
     s->step++;
@@ -88,6 +92,7 @@ static enum status put_line(struct offline *s, const struct update_stats *stats,
         metrics_put(m, "num_tokens", (double)s->num_tokens);
         metrics_put(m, "step_s", seconds);
         json_object_set_new(m, "skipped_updates", json_integer(s->skipped));
+        ranks_put(stats, s->ranks.all, m);
     }
     if (s->eval.n && (!stats || step_due(s->step, s->config->eval_steps, total)))
         CHECK(evaluate(s, m));
@@ -111,7 +116,7 @@ static void say_progress(const struct offline *s, struct recent *r)
     const double left = seconds / (double)(s->step - r->first_step) * (double)(total - s->step);
     char text[DURATION_ROOM];
     if (s->step % s->config->saving.logging_steps != 0 && s->step != total) return;
-    if (r->steps > 0)
+    if (r->steps > 0 && train_ranks_lead(&s->ranks))
         log_progress("step %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tokens/s  %s left", s->step,
                      total, r->loss / (double)r->steps, (double)r->targets / seconds,
                      duration_text(left, text));
@@ -121,10 +126,9 @@ static void say_progress(const struct offline *s, struct recent *r)
 
 static enum status save_if_due(struct offline *s)
 {
-    static const struct best none = {.step = -1};
     enum save_kind kind;
     enum status st =
-        saver_due(&s->saver, s->step, s->schedule.total_steps, &none, &s->ranks, &kind);
+        saver_due(&s->saver, s->step, s->schedule.total_steps, &s->best, &s->ranks, &kind);
     return st == ST_OK && kind != SAVE_NOT ? offline_save(s, kind == SAVE_INTERIM) : st;
 }
 
@@ -135,7 +139,9 @@ static enum status end_unfinished(struct offline *s)
     const char *command = s->task->command, *out = s->config->out;
     enum status st;
     if (!s->folder[0]) {
-        CHECK(folder_open(NULL, s->folder, &s->folder_lock));
+        char *none = NULL;
+        if (train_ranks_lead(&s->ranks)) CHECK(folder_open(NULL, s->folder, &s->folder_lock));
+        CHECK(folder_agree(&s->ranks, s->folder, &none));
         CHECK(offline_describe(s, false));
     }
     CHECK(offline_save(s, false));
@@ -148,17 +154,35 @@ out:
     return st;
 }
 
-static enum status offline_train(struct offline *s)
+// One rank that was told to stop stops all of them.
+static enum status goes_on(const struct offline *s, bool *ret)
+{
+    bool stop = stop_requested();
+    enum status st = train_ranks_any(&s->ranks, &stop);
+    *ret = !stop;
+    return st;
+}
+
+static enum status train_steps(struct offline *s)
 {
     const int64_t total = s->schedule.total_steps, first = s->step;
     struct recent recent = {.start_ns = clock_now_ns(), .first_step = first};
+    const int64_t patience = s->config->early_stop_patience;
     enum status st = ST_OK;
     int skipped = 0;
-    if (s->step == 0 && s->eval.n) CHECK(put_line(s, NULL, 0));
-    while (s->step < total && !stop_requested()) {
+    bool on = true;
+    if (s->step == 0 && s->eval.n) {
+        s->best = BEST_NONE;
+        CHECK(put_line(s, NULL, 0));
+        CHECK(offline_save(s, false));
+    }
+    while (s->step < total && !best_out_of_patience(&s->best, patience)) {
         struct update_stats stats;
         double seconds;
+        CHECK(goes_on(s, &on));
+        if (!on) break;
         CHECK(offline_step(s, &stats, &seconds));
+        CHECK(offline_compare_weights(s));
         if (s->step == first + 1) memory_say_taken(s->learner);
         if (stats.skipped) log_warn("step %" PRId64 ": %s", s->step, status_message());
         CHECK(learning_skipped(&skipped, stats.skipped, "the", "lower --learning-rate"));
@@ -172,12 +196,24 @@ static enum status offline_train(struct offline *s)
         CHECK(save_if_due(s));
     }
     log_progress_end();
-    if (s->step < total) {
-        st = end_unfinished(s);
-        goto out;
-    }
+    if (!on) st = end_unfinished(s);
+out:
+    return st;
+}
+
+static enum status offline_train(struct offline *s)
+{
+    char best[BEST_WORDS];
+    enum status st;
+    CHECK(train_steps(s));
     CHECK(offline_save(s, false));
-    if (s->folder[0]) log_info("run folder %s", s->folder);
+    best_end_words(&(struct best){.step = s->best.step, .score = -s->best.score}, "loss", best);
+    if (s->step < s->schedule.total_steps)
+        log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
+                 " evaluations in a row were no better (--early-stop-patience)",
+                 s->step, s->schedule.total_steps, s->best.waited);
+    if (s->folder[0]) log_info("run folder %s%s", s->folder, best);
+    if (s->config->load_best_model_at_end) CHECK(offline_take_best(s));
 out:
     return st;
 }
@@ -187,34 +223,40 @@ out:
 struct started {
     struct offline_config config;
     struct offline run;
+    struct job job;
+    char **argv; // of this program
 };
 
 static enum status check(void *context, struct option_set *set)
 {
     struct started *p = context;
-    return offline_check(p->run.task, set, &p->config);
+    return offline_check(p->run.task, set, &p->config, &p->job);
 }
 
 static enum status run(void *context)
 {
-    struct offline *s = &((struct started *)context)->run;
+    struct started *p = context;
+    struct offline *s = &p->run;
     struct stop *stop = NULL;
     enum status st;
+    if (p->job.launches) return job_launch(&p->job, p->argv);
     stop_catch_signals();
     CHECK(stop_watch_new(&(struct stop_options){.first = STOP_AT_STEP}, &stop));
     CHECK(offline_open(s));
     CHECK(offline_train(s));
     st = offline_write_out(s);
 out:
-    stop_watch_end(stop);
-    offline_release(s);
     if (st == ST_CANCELLED) log_warn("%s", status_message());
+    stop_watch_end(stop);
+    offline_release(s, st);
     return st;
 }
 
 int offline_main(const struct offline_task *task, const char *usage, int argc, char **argv)
 {
-    struct started p = {.run = {.task = task, .config = &p.config}};
+    struct started p = {
+        .run = {.task = task, .config = &p.config, .ranks = {.job = &p.job}, .folder_lock = -1},
+        .argv = argv};
     const struct program program = {
         .name = "cw-trainer",
         .command = task->command,

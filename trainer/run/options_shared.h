@@ -126,6 +126,14 @@
         OPT_INT("save-total-limit", saving.save_total_limit, "0", "N", 0, 1e9,                     \
                 "checkpoints kept; 0: all", WITHIN("run-dir|out="))
 
+// What evaluations on held-out data decide. best_help: of --load-best-model-at-end.
+#define BEST_OPTIONS(best_help)                                                                    \
+    OPT_INT("early-stop-patience", early_stop_patience, "0", "N", 0, 1e9,                          \
+            "end after N evaluations in a row without a better one than before them; 0: off",      \
+            NEEDS("eval-data", "the held-out lines that say what is better")),                     \
+        OPT_FLAG("load-best-model-at-end", load_best_model_at_end, NULL, best_help,                \
+                 NEEDS("eval-data", "the held-out lines that say what is better"))
+
 // Of the same: what memory training takes.
 #define MEMORY_OPTIONS                                                                             \
     OPT_INT("token-budget", learning.token_budget, "8192", "ROWS", 2, 1e8,                         \

@@ -66,17 +66,14 @@ out:
 // One rank opens it, for all.
 enum status run_open_folder(struct run *run, char **ret_latest)
 {
-    char latest[PATH_MAX] = "", *own = NULL;
+    char *latest = NULL;
     enum status st = ST_OK;
-    if (train_ranks_lead(&run->ranks)) CHECK(open_folder(run, &own));
-    if (own) snprintf(latest, sizeof latest, "%s", own);
-    CHECK(train_ranks_agree(&run->ranks, run->folder, sizeof run->folder));
-    CHECK(train_ranks_agree(&run->ranks, latest, sizeof latest));
-    if (latest[0] && !own && !(own = strdup(latest))) FAIL(ST_NO_MEMORY, "no memory for a path");
-    *ret_latest = own;
-    own = NULL;
+    if (train_ranks_lead(&run->ranks)) CHECK(open_folder(run, &latest));
+    CHECK(folder_agree(&run->ranks, run->folder, &latest));
+    *ret_latest = latest;
+    latest = NULL;
 out:
-    free(own);
+    free(latest);
     return st;
 }
 
@@ -99,22 +96,9 @@ enum status run_folder_options(struct option_set *set, struct train_config *conf
     return folder_take_options(set, config->run_dir, forget_other_bridge, config);
 }
 
-// How the processes of a start come to be is not of the run: the next start may have other ranks.
-static const char *const of_a_start[] = {"gpus",
-                                         "ranks",
-                                         "rank",
-                                         "nnodes",
-                                         "node_rank",
-                                         "rendezvous",
-                                         "rendezvous_token_file",
-                                         "rendezvous_timeout",
-                                         "rank_timeout"};
-
 static enum status write_config(const struct run *run, bool resumed)
 {
     json_t *resolved = options_to_json(train_options, run->config);
-    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
-        json_object_del(resolved, of_a_start[i]);
     if (run->config->sync == SYNC_SHARED) { // a server's own
         json_object_del(resolved, "model");
         json_object_del(resolved, "server_args");

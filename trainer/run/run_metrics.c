@@ -165,9 +165,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "publish/wait_ms", u->publish.wait_ms);
     metrics_put(metrics, "publish/write_ms", u->publish.write_ms);
     metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
-    if (!run->ranks.all) return;
-    metrics_put(metrics, "ranks/size", comm_size(run->ranks.all));
-    metrics_put(metrics, "ranks/gradient_wait_ms", u->gradient_wait_ms);
+    ranks_put(u, run->ranks.all, metrics);
 }
 
 static void put_tandem(json_t *metrics, const struct update_stats *u)
@@ -218,20 +216,11 @@ json_t *run_metrics(struct run *run, const struct rollout_step *s,
     return metrics;
 }
 
-// The end of an evaluation's line.
-static void say_best(const struct run *run, bool is_best, char ret[64])
-{
-    if (is_best || run->best.step < 0)
-        snprintf(ret, 64, "%s", is_best && run->step > 0 ? ", the best so far" : "");
-    else
-        snprintf(ret, 64, "; the best was at step %" PRId64, run->best.step);
-}
-
 enum status run_evaluate(struct run *run, json_t *metrics)
 {
     struct sampling_options sampling = run_sampling(run, run->step);
     struct eval_result r;
-    char best[64];
+    char best[BEST_WORDS];
     sampling.temperature = run->config->eval_temperature;
     sampling.tandem.on = false; // the policy alone is evaluated
     const struct evaluation evaluation = {
@@ -251,8 +240,9 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     rollout_queue_resume(run->queue);
     if (st == ST_OK) st = train_ranks_agree(&run->ranks, &r, sizeof r);
     if (st != ST_OK) return st;
-    say_best(run, best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
-             best);
+    best_words(&run->best,
+               best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
+               run->step, best);
     eval_result_put(&r, "eval/", metrics);
     spans_lap(&run->spans, SPAN_EVAL);
     log_progress_end();
@@ -267,8 +257,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
 
 bool run_out_of_patience(const struct run *run)
 {
-    const int64_t patience = run->config->early_stop_patience;
-    return patience > 0 && run->best.waited >= patience;
+    return best_out_of_patience(&run->best, run->config->early_stop_patience);
 }
 
 enum status run_finish_line(struct run *run)

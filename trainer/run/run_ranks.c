@@ -103,7 +103,8 @@ enum status run_meet_ranks(struct run *run)
     const int size = run->job->ranks.size, n = run->n_shards;
     enum status st;
     CHECK(train_ranks_meet(&run->ranks, bridge_device(run->bridge),
-                           bridge_file_of(run->bridge)->page_layout, run->config->rank_timeout));
+                           bridge_file_of(run->bridge)->page_layout,
+                           run->config->job.rank_timeout));
     if (size == 1) return ST_OK;
     bridge_publish_with(run->bridge, meet_to_publish, run);
     run->servers->comm = run->ranks.all;

@@ -119,14 +119,12 @@ void run_say_inference(struct run *run, const struct rollout_step *step,
 
 void run_say_end(const struct run *run)
 {
-    char best[96] = "";
-    if (run->best.step >= 0)
-        snprintf(best, sizeof best, "; the best was step %" PRId64 " (%s %.4f): checkpoints/best",
-                 run->best.step,
-                 !run->eval_data                          ? "score"
-                 : reward_accuracy_term(run->reward) >= 0 ? "accuracy"
-                                                          : "reward",
-                 run->best.score);
+    char best[BEST_WORDS];
+    best_end_words(&run->best,
+                   !run->eval_data                          ? "score"
+                   : reward_accuracy_term(run->reward) >= 0 ? "accuracy"
+                                                            : "reward",
+                   best);
     struct bytes idle = BYTES_INIT;
     symptoms_sum_up(&run->symptoms, &idle);
     log_progress_end();

@@ -1,5 +1,6 @@
 /* stats_metrics.c: the table of metrics of a loss. Keys are TRL's where TRL logs the same. */
 #include "trainer/run/stats_metrics.h"
+#include "kernels/comm.h"
 #include "trainer/run/runlog.h"
 
 enum figure { PER_UPDATE, POLICY_LOSS, MEAN, MIN, MAX };
@@ -65,4 +66,11 @@ void stats_put(const struct update_stats *stats, uint64_t given, const char *pre
         if (given & STAT_BIT(rows[i].stat))
             metrics_putf(metrics, figure_of(stats, rows[i].stat, rows[i].figure), "%s%s", prefix,
                          rows[i].key);
+}
+
+void ranks_put(const struct update_stats *stats, const struct comm *all, json_t *metrics)
+{
+    if (!all) return;
+    metrics_put(metrics, "ranks/size", comm_size(all));
+    metrics_put(metrics, "ranks/gradient_wait_ms", stats->gradient_wait_ms);
 }

@@ -10,4 +10,7 @@
 void stats_put(const struct update_stats *stats, uint64_t given, const char *prefix,
                json_t *metrics);
 
+// How many ranks there are, and what waiting for their gradients took; nothing of one.
+void ranks_put(const struct update_stats *stats, const struct comm *all, json_t *metrics);
+
 #endif

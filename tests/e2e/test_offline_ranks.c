@@ -1,0 +1,210 @@
+/* test_offline_ranks.c: cw-trainer sft and dpo on two ranks, on the CPU under mpirun: they learn as
+ * one rank does, to the same bits each time, go on from each other's checkpoints, and end together
+ * when one is killed or told to stop. */
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "tests/support/mpirun.h"
+#include "tests/support/offline.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS     8
+#define END_IN_MS 10000 // for the others, once a rank is gone
+
+static void put(const struct scene *s, int ranks, const char *command, const char *run,
+                const char *const more[], const char *argv[64])
+{
+    const char *const *common = OPTIONS(
+        test_binary("cw-trainer"), command, "--model", s->model, "--data", s->data, "--run-dir",
+        test_path(s->folder, run), "--examples-per-step", "5", "--learning-rate", "1e-3",
+        "--lr-scheduler-type", "constant", "--eval-data", s->data, "--eval-steps", "4", "--resume");
+    int n = ranks > 1 ? mpirun_put(ranks, argv) : 0;
+    for (; *common; common++) argv[n++] = *common;
+    for (; *more; more++) argv[n++] = *more;
+    argv[n] = NULL;
+}
+
+static void start(const struct scene *s, int ranks, const char *command, const char *run,
+                  const char *const more[], struct test_child *child)
+{
+    const char *argv[64];
+    put(s, ranks, command, run, more, argv);
+    test_spawn(child, test_path(s->folder, "trainer.log"), argv);
+}
+
+static void learn(const struct scene *s, int ranks, const char *command, const char *run,
+                  const char *const more[])
+{
+    struct test_child child = {0};
+    start(s, ranks, command, run, more, &child);
+    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+}
+
+// With the lines of evaluations, which every 4th step and step 0 have.
+static void same_columns(const struct scene *s, const char *a, const char *b, double most)
+{
+    static const char *const keys[] = {"loss",      "entropy",    "grad_norm",
+                                       "eval/loss", "num_tokens", "mean_token_accuracy"};
+    double x[STEPS + 2], y[STEPS + 2];
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+        assert_int_equal(column(s, a, keys[k], x, STEPS + 2), STEPS + 1);
+        assert_int_equal(column(s, b, keys[k], y, STEPS + 2), STEPS + 1);
+        for (int i = 0; i <= STEPS; i++)
+            if (fabs(x[i] - y[i]) > most * fmax(1, fabs(x[i])))
+                fail_msg("%s of step %d: %.9g and %.9g", keys[k], i, x[i], y[i]);
+    }
+}
+
+static void learns_as_one(const char *command, const char *const more[], const char *weights)
+{
+    struct scene s;
+    const char *options[24] = {"--max-steps", "8"}, *half[24] = {"--max-steps", "4"};
+    offline_scene_open(&s);
+    offline_sums(&s, strcmp(command, "dpo") == 0, 18);
+    for (int n = 0; more[n]; n++) options[n + 2] = half[n + 2] = more[n];
+    setenv("OMP_NUM_THREADS", "1", 1);
+    learn(&s, 1, command, "one", options);
+    learn(&s, 2, command, "two", options);
+    same_columns(&s, "one", "two", 1e-5);
+    json_t *m = last_metrics(&s, "two");
+    assert_true(metric(m, "ranks/size") == 2);
+    json_decref(m);
+
+    learn(&s, 2, command, "again", options);
+    same_columns(&s, "two", "again", 0);
+    const char *two = latest(&s, "two"), *again = latest(&s, "again");
+    test_same_file(two, again, weights);
+    test_same_file(two, again, "trainer/optimizer.safetensors");
+
+    learn(&s, 2, command, "on", half); // and what one was taken up by another
+    learn(&s, 1, command, "on", options);
+    same_columns(&s, "one", "on", 1e-5);
+    learn(&s, 1, command, "back", half);
+    learn(&s, 2, command, "back", options);
+    same_columns(&s, "one", "back", 1e-5);
+}
+
+static void examples(void **state)
+{
+    (void)state;
+    learns_as_one("sft", OPTIONS("--freeze", "*norm*"), "model.safetensors");
+}
+
+static void pairs(void **state)
+{
+    (void)state;
+    learns_as_one("dpo", OPTIONS("--beta", "0.2"), "model.safetensors");
+}
+
+static void an_adapter(void **state)
+{
+    (void)state;
+    learns_as_one("sft", OPTIONS("--lora-r", "4"), "adapter_model.safetensors");
+}
+
+static bool file_has(const char *path, const char *words)
+{
+    char text[1 << 14];
+    const size_t len = strlen(words);
+    FILE *f = fopen(path, "r"); // with a 0 byte between words
+    const size_t n = f ? fread(text, 1, sizeof text, f) : 0;
+    if (f) fclose(f);
+    for (size_t i = 0; i + len <= n; i++)
+        if (memcmp(text + i, words, len) == 0) return true;
+    return false;
+}
+
+// The process that is this rank of that run.
+static pid_t rank_pid(const struct scene *s, const char *run, int rank)
+{
+    char path[64], word[64];
+    pid_t found = 0;
+    DIR *dir = opendir("/proc");
+    assert_non_null(dir);
+    snprintf(word, sizeof word, "OMPI_COMM_WORLD_RANK=%d", rank);
+    for (const struct dirent *e; (e = readdir(dir));) {
+        if (!isdigit((unsigned char)e->d_name[0])) continue;
+        snprintf(path, sizeof path, "/proc/%.20s/cmdline", e->d_name);
+        if (!file_has(path, test_path(s->folder, run))) continue;
+        snprintf(path, sizeof path, "/proc/%.20s/environ", e->d_name);
+        if (file_has(path, word)) found = (pid_t)atoi(e->d_name);
+    }
+    closedir(dir);
+    assert_true(found > 0);
+    return found;
+}
+
+static void a_rank_that_is_killed_ends_all(void **state)
+{
+    struct scene s;
+    char steps[16], whom[16];
+    (void)state;
+    offline_scene_open(&s);
+    offline_sums(&s, true, 18);
+    for (int rank = 0; rank < 2; rank++) {
+        const char *command = "dpo";
+        struct test_child child = {0};
+        const int before = steps_done(&s, "run");
+        start(&s, 2, command, "run", OPTIONS("--max-steps", "1000000", "--save-steps", "3"),
+              &child);
+        wait_for_steps(&s, "run", before + 6, &child);
+        const int64_t killed_ns = clock_now_ns();
+        assert_int_equal(kill(rank_pid(&s, "run", rank), SIGKILL), 0);
+        test_wait(&child, END_IN_MS);
+        assert_true(clock_ms_since(killed_ns) < END_IN_MS);
+        snprintf(whom, sizeof whom, "rank %d (", rank);
+        assert_log(&s, whom);
+        assert_log(&s, "is gone: it was killed or ended without a word");
+        snprintf(steps, sizeof steps, "%d", steps_done(&s, "run") + 2);
+        learn(&s, 2, command, "run", OPTIONS("--max-steps", steps));
+        assert_log(&s, "resumed at step ");
+    }
+}
+
+static void a_rank_that_is_told_to_stop_stops_all(void **state)
+{
+    struct scene s;
+    struct test_child child = {0};
+    (void)state;
+    offline_scene_open(&s);
+    offline_sums(&s, false, 18);
+    start(&s, 2, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
+    wait_for_steps(&s, "run", 6, &child);
+    assert_int_equal(kill(rank_pid(&s, "run", 1), SIGTERM), 0);
+    test_wait(&child, LIMIT_MS); // mpirun's status is its own
+    assert_log(&s, "stopped at step ");
+    json_t *m = last_metrics(&s, "run");
+    char step[32];
+    snprintf(step, sizeof step, "checkpoints/step-%d", (int)metric(m, "step"));
+    assert_true(file_exists(test_path(test_path(s.folder, "run"), step)));
+    json_decref(m);
+}
+
+static void options_of_one_rank_are_refused(void **state)
+{
+    struct scene s;
+    (void)state;
+    offline_scene_open(&s);
+    offline_sums(&s, false, 18);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--gpus", "0,1")), 2);
+    assert_said(&s, "--device with --gpus: each rank is trained on its own GPU");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_of_one_rank_are_refused),
+        cmocka_unit_test(examples),
+        cmocka_unit_test(pairs),
+        cmocka_unit_test(an_adapter),
+        cmocka_unit_test(a_rank_that_is_killed_ends_all),
+        cmocka_unit_test(a_rank_that_is_told_to_stop_stops_all),
+    };
+    return cmocka_run_group_tests_name("offline ranks", tests, NULL, NULL);
+}
