@@ -10,6 +10,8 @@ int sft_main(int argc, char **argv);
 int dpo_main(int argc, char **argv);
 int eval_main(int argc, char **argv);
 int merge_main(int argc, char **argv);
-extern const struct option_spec sft_options[], dpo_options[]; // for tests
+// for tests; those of train: run/config.h
+extern const struct option_spec sft_options[], dpo_options[], serve_options[], eval_options[],
+    merge_options[];
 
 #endif

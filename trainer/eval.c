@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 struct eval_config {
-    const char *bridge, *data, *config, *output, *lora;
+    const char *bridge, *data, *config, *output, *lora_name, *adapter;
     const char *model, *device, *server_args; // of a server of its own
     double server_timeout;
     enum log_level log_level;
@@ -47,11 +47,13 @@ static const char *const foreign_names[] = {
     "eval-limit limit: --max-samples",
     "eval-data: --data",
     "eval-temperature: --temperature",
+    "lora: --lora-name of an adapter that the server holds, with --model --adapter of a folder",
+    "out: --output",
     NULL,
 };
 
 #define OPTIONS_OF struct eval_config
-static const struct option_spec eval_options[] = {
+const struct option_spec eval_options[] = {
     OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT(
         "model", model, NULL, "DIR",
@@ -65,9 +67,11 @@ static const struct option_spec eval_options[] = {
                "longest wait for its start", WITHIN("model")),
     OPT_TEXT("data", data, NULL, "FILE", "prompts with answers, JSONL"),
     MAX_SAMPLES_OPTION,
-    OPT_TEXT("lora", lora, NULL, "NAME",
-             "of an adapter that the server holds; with --model: its PEFT folder (default: the "
-             "model itself)"),
+    OPT_TEXT("lora-name", lora_name, NULL, "NAME",
+             "of an adapter that the server holds (default: the model itself)",
+             EXCLUDES("model", "its server is started here, on the folder of --adapter")),
+    OPT_TEXT("adapter", adapter, NULL, "DIR", "PEFT folder of a LoRA adapter of --model",
+             NEEDS("model", "its base; an adapter that a server holds is --lora-name")),
     OPT_CONFIG,
     REWARD_OPTIONS,
     PROMPT_OPTIONS,
@@ -167,7 +171,7 @@ static enum status start_server(struct eval *e)
     const struct eval_config *c = &e->config;
     const struct private_server_options options = {.model = c->model,
                                                    .device = c->device,
-                                                   .adapter = c->lora,
+                                                   .adapter = c->adapter,
                                                    .arguments = c->server_args,
                                                    .timeout_s = c->server_timeout,
                                                    .cancelled = stop_flag()};
@@ -246,7 +250,7 @@ static enum status run_eval(void *context)
     if (config->model) CHECK(start_server(e));
     struct rollout_servers servers =
         rollout_servers_of(e->http, e->control, model->vocab_size, config->rollout_timeout);
-    servers.adapter = config->model && config->lora ? PRIVATE_ADAPTER : config->lora;
+    servers.adapter = config->adapter ? PRIVATE_ADAPTER : config->lora_name;
     servers.cancelled = stop_flag();
     st = eval_on(e, &servers, data);
 out:

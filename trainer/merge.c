@@ -17,7 +17,7 @@ struct merge_config {
 };
 
 #define OPTIONS_OF struct merge_config
-static const struct option_spec merge_options[] = {
+const struct option_spec merge_options[] = {
     OPT_TEXT("model", model, NULL, "DIR", "Hugging Face model folder: the base (needed)"),
     OPT_TEXT("adapter", adapter, NULL, "DIR", "PEFT folder of a LoRA adapter (needed)"),
     OPT_TEXT("out", out, NULL, "DIR", "model folder to write (needed)"),

@@ -35,7 +35,7 @@ struct config {
 
 #define OPTIONS_OF struct config
 
-static const struct option_spec table[] = {
+const struct option_spec serve_options[] = {
     OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("listen", listen, "127.0.0.1:8011", "HOST:PORT",
              "where clients come; off loopback only with --api-key-file"),
@@ -212,7 +212,7 @@ int serve_main(int argc, char **argv)
         .usage = "[options]\n\nServes the Tinker API: clients of Thinking Machines' SDK sample "
                  "from and train the model\nthat a server is serving, on its own copy of the "
                  "weights (docs/tinker.md).",
-        .options = table,
+        .options = serve_options,
         .config = &s.config,
         .run = serve,
         .context = &s,

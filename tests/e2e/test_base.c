@@ -287,7 +287,7 @@ static void an_evaluation_looks(void **state)
         offline_train(&s, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)), 0);
     assert_int_equal(test_command(log, LIMIT_MS,
                                   OPTIONS(test_binary("cw-trainer"), "eval", "--model", other,
-                                          "--lora", out, "--data", s.data, "--device", "cpu",
+                                          "--adapter", out, "--data", s.data, "--device", "cpu",
                                           "--max-completion-length", "2", "--max-samples", "2")),
                      0);
     char *text = test_read(log);

@@ -127,12 +127,12 @@ static void with_an_adapter(void **state)
     daemon_request(s.daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &answer);
     assert_int_equal(answer.status, 200);
     wire_answer_release(&answer);
-    assert_int_equal(evaluate(&s, by_server, OPTIONS("--bridge", s.daemon.bridge, "--lora", "x")),
-                     0);
+    assert_int_equal(
+        evaluate(&s, by_server, OPTIONS("--bridge", s.daemon.bridge, "--lora-name", "x")), 0);
     daemon_kill(&s.daemon);
     const char *const words[] = {
-        "--model", s.model, "--device", test_device(), "--server-args=--dtype f32",
-        "--lora",  adapter, NULL};
+        "--model",   s.model, "--device", test_device(), "--server-args=--dtype f32",
+        "--adapter", adapter, NULL};
     assert_int_equal(evaluate(&s, alone, words), 0);
     json_t *a = result_in(alone);
     figures_of_both_agree(result_in(by_server), json_incref(a));
@@ -161,7 +161,10 @@ static void what_is_wrong_is_named(void **state)
     } cases[] = {
         {OPTIONS("--model", s.model, "--bridge", "x.json"), 2, "--model with --bridge"},
         {OPTIONS("--model", tmp), 1, "config.json"},
-        {OPTIONS("--model", s.model, "--lora", s.model), 1, "adapter_config.json"},
+        {OPTIONS("--model", s.model, "--adapter", s.model), 1, "adapter_config.json"},
+        {OPTIONS("--model", s.model, "--lora-name", "x"), 2, "--lora-name with --model"},
+        {OPTIONS("--adapter", s.model), 2, "--adapter needs --model"},
+        {OPTIONS("--lora", "x"), 2, "--lora: here --lora-name of an adapter that the server holds"},
         {OPTIONS("--num-samples", "4"), 2, "--num-samples: here --num-generations"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

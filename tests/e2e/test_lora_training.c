@@ -64,11 +64,11 @@ static void an_adapter_is_trained(void **state)
     char *check = test_read(test_path(s.folder, "check.log"));
     assert_contains(check, "from (made by a request)");
     free(check);
-    assert_int_equal(
-        test_command(test_path(s.folder, "eval.log"), LIMIT_MS,
-                     OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
-                             "--data", s.data, "--lora", "policy", "--max-completion-length", "4")),
-        0);
+    assert_int_equal(test_command(test_path(s.folder, "eval.log"), LIMIT_MS,
+                                  OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
+                                          s.daemon.bridge, "--data", s.data, "--lora-name",
+                                          "policy", "--max-completion-length", "4")),
+                     0);
     assert_true(file_exists(test_path(latest(&s, "run"), "adapter_config.json")));
     assert_false(file_exists(test_path(latest(&s, "run"), "model.safetensors")));
     char *after = completion(&s, ""), *adapted = completion(&s, "\"lora\":\"policy\",");

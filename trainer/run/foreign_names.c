@@ -141,6 +141,7 @@ const char *const train_foreign_names[] = {
     "rollout-data-dir: --log-completions",
     "log-val-generations: cw-trainer eval --output; --log-completions writes those of training",
     "balance-batch: nothing: ranks take groups in turn",
+    "examples-per-step: --prompts-per-step",
     NULL,
 };
 
@@ -155,6 +156,10 @@ const char *const offline_foreign_names[] = {
     "eval-strategy: --eval-data is evaluated every --eval-steps",
     "save-strategy: --save-steps and --save-minutes",
     "max-length: --max-prompt-length leaves longer prompts out; nothing is truncated",
+    "prompts-per-step: --examples-per-step",
+    "metric-for-best-model: --load-best-model-at-end goes by the held-out loss",
+    "deepspeed fsdp n-gpus-per-node: --gpus trains on each GPU",
+    "start-from: --model",
     NULL,
 };
 
