@@ -28,13 +28,6 @@ const struct option_spec merge_options[] = {
     OPT_END,
 };
 
-static enum status alloc_bound(struct device *dev, struct weights *w, void **ret)
-{
-    enum status st = device_alloc(dev, w->bytes, ret);
-    if (st == ST_OK) weights_bind(w, *ret);
-    return st;
-}
-
 static enum status merge(void *context)
 {
     const struct merge_config *c = context;
@@ -44,15 +37,14 @@ static enum status merge(void *context)
     struct weights *base = NULL;
     struct adapter_config *adapter_config;
     struct adapter *adapter = NULL;
-    void *base_memory = NULL, *adapter_memory = NULL;
     char words[256];
     CHECK(device_open("cpu", &dev));
     CHECK(model_config_load(c->model, &config));
     CHECK(weights_plan(config, DT_F32, &base));
     CHECK(adapter_config_load(c->adapter, &adapter_config));
     CHECK(adapter_new(adapter_config, base, DT_F32, &adapter));
-    CHECK(alloc_bound(dev, base, &base_memory));
-    CHECK(alloc_bound(dev, adapter->weights, &adapter_memory));
+    CHECK(weights_alloc(base, dev));
+    CHECK(weights_alloc(adapter->weights, dev));
     CHECK(adapter_load(adapter, dev, c->adapter));
     if (config->mxfp4) log_info("%s: %s", c->model, MXFP4_NOTE);
     CHECK(weights_load(base, dev, c->model));
@@ -65,8 +57,6 @@ static enum status merge(void *context)
     log_info("wrote %s: %d matrices of %s changed by %s, in %s", c->out, adapter->n, c->model,
              c->adapter, dtype_name(as));
 out:
-    device_release(dev, adapter_memory);
-    device_release(dev, base_memory);
     adapter_free(adapter);
     weights_free(base);
     model_config_free(config);

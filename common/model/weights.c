@@ -502,9 +502,21 @@ void weights_bind(struct weights *w, void *base)
     weights_bind_range(w, 0, (int64_t)(w->canary_offset / dtype_size(w->dt)), base);
 }
 
+enum status weights_alloc(struct weights *w, struct device *dev)
+{
+    void *memory;
+    enum status st = device_alloc(dev, w->bytes, &memory);
+    if (st != ST_OK) return st;
+    device_fill(dev, memory, 0, w->bytes);
+    w->owner = dev;
+    weights_bind(w, memory);
+    return ST_OK;
+}
+
 void weights_free(struct weights *w)
 {
     if (!w) return;
+    if (w->owner) device_release(w->owner, w->base);
     free(w->tensors);
     free(w->layers);
     free(w);

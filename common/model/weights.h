@@ -77,6 +77,7 @@ struct weights {
     int n_tensors;
     struct weight_tensor *tensors;      // in arena order
     void *base;                         // device memory; NULL until bound
+    struct device *owner;               // of memory that weights_alloc() took; else NULL
     void *embed, *head;                 // (vocab, hidden); the same where tied
     void *head_bias;                    // (vocab), or NULL
     void *final_norm, *final_norm_bias; // (hidden)
@@ -94,8 +95,10 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
 // The same tensors at the same elements in another dtype, not bound.
 enum status weights_plan_like(const struct weights *w, enum dtype dt, struct weights **ret);
 void weights_bind(struct weights *w, void *base); // sets base and all pointers; borrows the memory
-// The same for the blocks of elements first to first + n alone, which lie at `at`; base, and the
-// pointers of other blocks (NULL in a new plan), stay as they are.
+// weights_bind() to memory of their own on the device, all zeros, which weights_free() releases.
+enum status weights_alloc(struct weights *w, struct device *dev);
+// weights_bind() for the blocks of elements first to first + n alone, which lie at `at`; base, and
+// the pointers of other blocks (NULL in a new plan), stay as they are.
 void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at);
 // Of a tensor in the arena.
 static inline enum dtype weights_tensor_dtype(const struct weights *w,

@@ -244,7 +244,7 @@ static void named_fields_and_limits(void **state)
     static const char lines[] = "{\"problem\": \"a\", \"prompt\": \"-\", \"solution\": 7}\n\n"
                                 "{\"problem\": \"b\", \"solution\": \"8\", \"answer\": \"-\"}\n"
                                 "{\"problem\": 3, \"solution\": \"9\"}\n";
-    struct dataset_options options = {
+    struct prompt_options options = {
         .prompt_field = "problem", .answer_field = "solution", .max_samples = 2};
     assert_ok(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d));
     assert_int_equal(d->n, 2);
@@ -263,10 +263,10 @@ static void named_fields_and_limits(void **state)
     options.max_samples = 0;
     assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
     assert_message("set.jsonl, line 4: field \"problem\" must be text or a list of messages");
-    options = (struct dataset_options){.prompt_field = "task"};
+    options = (struct prompt_options){.prompt_field = "task"};
     assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
     assert_message("set.jsonl, line 1: no field \"task\" (--prompt-field)");
-    options = (struct dataset_options){.prompt_field = "problem", .answer_field = "answer"};
+    options = (struct prompt_options){.prompt_field = "problem", .answer_field = "answer"};
     assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
     assert_message("set.jsonl, line 1: no field \"answer\" (--answer-field)");
     assert_status(parse("{\"text\": \"a\"}\n", &d), ST_FORMAT);

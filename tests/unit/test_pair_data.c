@@ -5,6 +5,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
+#include "trainer/data/prompts.h"
 
 #include <string.h>
 
@@ -35,7 +36,7 @@ static int close_reader(void **state)
 // side NULL: a completion to learn.
 static struct dataset *read_as(const struct reader *r, const char *side, const char *line)
 {
-    const struct dataset_options options = {.side = side};
+    const struct prompt_options options = {.side = side};
     const struct prompt_format format = {
         .tokenizer = r->tokenizer, .chat = r->chat, .vocab_size = TINY_TOKENIZER_VOCAB};
     struct dataset *d;
@@ -108,7 +109,7 @@ static void what_is_no_pair(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct dataset_options options = {.side = cases[i].side};
+        const struct prompt_options options = {.side = cases[i].side};
         struct dataset *d;
         assert_true(dataset_parse("lines", cases[i].line, strlen(cases[i].line), &options, &d) !=
                     ST_OK);

@@ -6,6 +6,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "trainer/data/data_file.h"
+#include "trainer/data/prompts.h"
 #include "trainer/data/turns.h"
 
 #include <math.h>
@@ -86,8 +87,7 @@ static enum status no_field(const char *where, const char *name, const char *opt
     return status_fail(ST_FORMAT, "%s: no field \"%s\" (--%s)", where, name, option);
 }
 
-static enum status read_prompt(const char *where, const struct dataset_options *o,
-                               struct example *e)
+static enum status read_prompt(const char *where, const struct prompt_options *o, struct example *e)
 {
     const char *field = o->prompt_field;
     static const struct prompt_key keys[] = {
@@ -178,7 +178,7 @@ static enum status read_answer(const char *where, const char *field, struct exam
 }
 
 static enum status read_line(struct dataset *d, int line, const char *text, size_t len,
-                             const struct dataset_options *options)
+                             const struct prompt_options *options)
 {
     char where[512];
     struct example e = {.line = line};
@@ -204,9 +204,9 @@ static bool blank(const char *text, size_t len)
 }
 
 enum status dataset_parse(const char *where, const char *text, size_t len,
-                          const struct dataset_options *options, struct dataset **ret)
+                          const struct prompt_options *options, struct dataset **ret)
 {
-    static const struct dataset_options plain;
+    static const struct prompt_options plain;
     enum status st = ST_OK;
     int line = 0;
     size_t read = 0;
@@ -236,7 +236,7 @@ out:
     return st;
 }
 
-enum status dataset_load(const char *path, const struct dataset_options *options,
+enum status dataset_load(const char *path, const struct prompt_options *options,
                          struct dataset **ret)
 {
     struct file_map map;

@@ -52,18 +52,13 @@ struct dataset {
 
 void example_release(struct example *e);
 
-struct dataset_options {                     // NULL, or all zero: as above
-    const char *prompt_field, *answer_field; // names in place of those above
-    int64_t max_samples;                     // the first of them; 0: all
-    // Of pairs, "chosen" or "rejected": the field that is the completion; or, in lines without a
-    // prompt, a conversation that ends with it. NULL: as above.
-    const char *side;
-};
-enum status dataset_load(const char *path, const struct dataset_options *options,
+struct prompt_options;
+// options (prompts.h): of these the names of fields, max_samples and side; NULL: none.
+enum status dataset_load(const char *path, const struct prompt_options *options,
                          struct dataset **ret);
 // The same from a file's bytes; `where` names it in errors.
 enum status dataset_parse(const char *where, const char *text, size_t len,
-                          const struct dataset_options *options, struct dataset **ret);
+                          const struct prompt_options *options, struct dataset **ret);
 void dataset_free(struct dataset *d);
 bool dataset_has_messages(const struct dataset *d);  // at least one prompt is a chat
 bool dataset_has_questions(const struct dataset *d); // at least one is a question

@@ -44,15 +44,9 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
     struct dataset *data = NULL;
     struct tokenizer *tokenizer = NULL;
     struct chat_template *chat = NULL;
-    struct dataset_options fields = {
-        .prompt_field = options->prompt_field,
-        .answer_field = options->answer_field,
-        .max_samples = options->max_samples,
-        .side = options->side,
-    };
     int left_out = 0;
     CHECK(prompts_check(options));
-    CHECK(dataset_load(path, &fields, &data));
+    CHECK(dataset_load(path, options, &data));
     if (data->byte_order_mark) log_info("%s begins with a byte order mark, which is skipped", path);
     CHECK(tokenizer_load(model_folder, &tokenizer));
     bool ask = is_auto(options) && options->question_template && dataset_has_questions(data);

@@ -21,8 +21,10 @@ struct prompt_options { // borrowed strings; the first block is PROMPT_OPTIONS (
     int64_t max_samples; // the first lines of the file; 0: all
     bool completions;    // tokenise them too; they end with end_id
     int end_id;          // -1: the tokenizer's own end of text
-    bool all_turns;      // of conversations (data.h)
-    const char *side;    // dataset_options.side
+    bool all_turns; // of completions: every turn of the assistant is learnt, not the last alone
+    // Of pairs, "chosen" or "rejected": the field that is the completion; or, in lines without a
+    // prompt, a conversation that ends with it. NULL: as above.
+    const char *side;
 };
 
 // ST_INVALID: a prompt template without PROMPT_PLACE. To be asked before the rest is opened.

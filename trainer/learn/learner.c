@@ -25,8 +25,7 @@
 #define GPU_CHUNK 2048
 
 struct reference {           // frozen weights and a model of their own
-    struct weights *weights; // NULL, as memory: the policy's, beside an adapter
-    void *memory;
+    struct weights *weights; // NULL: the policy's, beside an adapter
     struct model *model;
 };
 
@@ -63,10 +62,9 @@ struct learner {
     float *kl, *overlap;   // of a draft; host, (max_targets), one allocation
 };
 
-static void reference_release(struct device *dev, struct reference *ref)
+static void reference_release(struct reference *ref)
 {
     model_free(ref->model);
-    device_release(dev, ref->memory);
     weights_free(ref->weights);
     *ref = (struct reference){0};
 }
@@ -79,7 +77,7 @@ void learner_free(struct learner *l)
     backward_free(l->backward);
     tape_free(l->dev, l->tape);
     batch_free(l->batch);
-    reference_release(l->dev, &l->ref);
+    reference_release(&l->ref);
     model_free(l->model);
     adapter_table_free(l->adapters);
     device_release(l->dev, l->row_samples);
@@ -376,9 +374,7 @@ static enum status reference_copy(struct learner *l)
     struct reference *ref = &l->ref;
     enum status st;
     CHECK(weights_plan(l->config, l->policy->dt, &ref->weights));
-    CHECK(device_alloc(l->dev, ref->weights->bytes, &ref->memory));
-    device_fill(l->dev, ref->memory, 0, ref->weights->bytes);
-    weights_bind(ref->weights, ref->memory);
+    CHECK(weights_alloc(ref->weights, l->dev));
     st = learner_set_reference(l, NULL);
 out:
     return st;

@@ -25,19 +25,16 @@ enum status adapter_folder_start(const char *folder, const struct adapter *a, co
     struct adapter_config *config;
     struct adapter *made = NULL;
     struct device *host = NULL;
-    void *memory = NULL;
     CHECK(device_open("cpu", &host));
     CHECK(adapter_config_from_json("adapter", a->config->source, &config));
     CHECK(adapter_new(config, a->base, a->weights->dt, &made));
-    CHECK(device_alloc(host, made->weights->bytes, &memory));
-    weights_bind(made->weights, memory);
+    CHECK(weights_alloc(made->weights, host));
     if (from) CHECK(adapter_check(made, from));
     CHECK(from ? adapter_load(made, host, from) : adapter_init(made, host, seed));
     st = adapter_folder_write(folder, made, host, name, base);
 out:
-    if (host) device_release(host, memory);
-    device_free(host);
     adapter_free(made);
+    device_free(host);
     return st;
 }
 

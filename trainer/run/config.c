@@ -29,11 +29,7 @@ const struct option_spec train_options[] = {
              EXCLUDES("eval-strategy", "there are no epochs; take steps"),
              EXCLUDES("advantage-estimator", "groups are of any size there, which only grpo's are"),
              NEEDS("max-steps>-1", "there are no epochs")),
-    OPT_TEXT("run-dir", run_dir, NULL, "DIR", "run folder (default: runs/DATE-TIME)", IS_COMMON),
-    OPT_FLAG("resume", resume, NULL,
-             "go on from the run folder's last checkpoint, if it has one, with the options in its "
-             "config.json where they are not given here",
-             IS_COMMON, NEEDS("run-dir", "the folder of the run to go on with")),
+    RUN_DIR_OPTIONS("runs/DATE-TIME"),
     OPT_TEXT("start-from", start_from, "loaded", "loaded|current|DIR",
              "weights that a new run starts from: those of the folder the server loaded, as they "
              "are now, or those of a model folder; also the reference of --beta. With --lora-r: a "
@@ -307,11 +303,7 @@ const struct option_spec train_options[] = {
 
     OPT_HEADING("Optimizer (AdamW)"),
     ADAMW_OPTIONS("1e-6"),
-    OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9,
-            "steps of the run, each a rollout with its updates (--count-steps); -1: by epochs",
-            IS_COMMON),
-    OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6, "times through the data"),
-    OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of sampling"),
+    LENGTH_OPTIONS("steps of the run, each a rollout with its updates (--count-steps)", "sampling"),
 
     OPT_HEADING("LoRA adapter"),
     LORA_OPTIONS("train an adapter of this rank beside the frozen model (cw-infer-server "
@@ -341,22 +333,17 @@ const struct option_spec train_options[] = {
     OPT_FLAG("log-logprobs", log_logprobs, NULL,
              "with it each token's log-probability by the server and by the trainer",
              WITHIN("log-completions")),
-    OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out prompts, JSONL", IS_COMMON),
+    EVAL_OPTIONS("serve the weights of the best evaluation once the run is over"),
     OPT_CHOICE("eval-strategy", eval_by_epoch, "steps", OPTION_WORDS("steps", "epoch"),
-               "what evaluations go by; there is one before the first step and one at the end"),
-    OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9, "steps between evaluations",
-            WITHIN("eval-data")),
+               "what evaluations go by"),
     OPT_INT("eval-epochs", eval_epochs, "1", "N", 1, 1e6,
             "epochs between them, with --eval-strategy epoch", WITHIN("eval-strategy=epoch")),
-    OPT_INT("eval-limit", eval_limit, "0", "N", 0, 1e9, "first N held-out prompts; 0: all",
-            WITHIN("eval-data")),
     OPT_INT("num-generations-eval", num_generations_eval, "1", "N", 1, 2048,
             "samples of each held-out prompt, for pass@k and maj@N", WITHIN("eval-data"),
             NEEDS_WHEN(">1", "eval-temperature",
                        "greedy samples of a prompt are all the same; give a temperature")),
     OPT_DOUBLE("eval-temperature", eval_temperature, "0", "T", 0, 100, "of these; 0: greedy",
                WITHIN("eval-data")),
-    BEST_OPTIONS("serve the weights of the best evaluation once the run is over"),
 
     LOG_LEVEL_OPTION,
 

@@ -59,9 +59,7 @@ struct offline {
     struct device *dev;
     struct model_config *model;
     struct weights *weights;
-    void *memory;
-    struct adapter *adapter; // that is trained instead (--lora-r); NULL: none
-    void *adapter_memory;
+    struct adapter *adapter;        // that is trained instead (--lora-r); NULL: none
     json_t *base;                   // of the adapter
     struct offline_data data, eval; // eval.n 0: none
     int64_t longest, widest; // tokens of a prompt with a completion; with all of an example's
@@ -117,15 +115,7 @@ int offline_main(const struct offline_task *task, const char *usage, int argc, c
         OPT_TEXT("data", data, NULL, "FILE", data_help, IS_COMMON), MAX_SAMPLES_OPTION,            \
         OPT_TEXT("out", out, NULL, "DIR",                                                          \
                  "model folder to write at the end, or with --lora-r the adapter's", IS_COMMON),   \
-        OPT_TEXT(                                                                                  \
-            "run-dir", run_dir, NULL, "DIR",                                                       \
-            "run folder, for metrics and checkpoints (default: runs/DATE-TIME, or none where "     \
-            "--out is given)",                                                                     \
-            IS_COMMON),                                                                            \
-        OPT_FLAG("resume", resume, NULL,                                                           \
-                 "go on from the run folder's last checkpoint, if it has one, with the options "   \
-                 "in its config.json where they are not given here",                               \
-                 IS_COMMON, NEEDS("run-dir", "the run to go on with")),                            \
+        RUN_DIR_OPTIONS("runs/DATE-TIME, or none where --out is given"),                           \
         OPT_FLAG("overwrite", overwrite, NULL,                                                     \
                  "replace --out where it is there, and without --resume the run in --run-dir"),    \
         OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,                                     \
@@ -142,23 +132,12 @@ int offline_main(const struct offline_task *task, const char *usage, int argc, c
     OPT_HEADING("Optimizer (AdamW)"),                                                              \
         OPT_INT("examples-per-step", examples_per_step, "8", "N", 1, 1e6, "examples in one step",  \
                 IS_COMMON),                                                                        \
-        EXPERTS_OPTION, ADAMW_OPTIONS(rate),                                                       \
-        OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9, "steps; -1: by epochs", IS_COMMON),    \
-        OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6,                         \
-                   "times through the data", IS_COMMON),                                           \
-        OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of random weights"),      \
+        EXPERTS_OPTION, ADAMW_OPTIONS(rate), LENGTH_OPTIONS("steps", "random weights"),            \
         OPT_HEADING("LoRA adapter"),                                                               \
         LORA_OPTIONS("train an adapter of this rank beside the frozen model; 0: the model "        \
                      "itself"),                                                                    \
         OPT_HEADING("Run"), SAVING_OPTIONS,                                                        \
-        OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out examples, JSONL", IS_COMMON),     \
-        OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9,                                      \
-                "steps between evaluations; there is one before the first step and one at the "    \
-                "end",                                                                             \
-                WITHIN("eval-data")),                                                              \
-        OPT_INT("eval-limit", eval_limit, "0", "N", 0, 1e9, "first N held-out examples; 0: all",   \
-                WITHIN("eval-data")),                                                              \
-        BEST_OPTIONS("write the weights of the best evaluation to --out"), LOG_LEVEL_OPTION,       \
+        EVAL_OPTIONS("write the weights of the best evaluation to --out"), LOG_LEVEL_OPTION,       \
         OPT_HEADING("Several GPUs or hosts (docs/launch.md)"),                                     \
         RANK_OPTIONS("this host's GPUs, a rank each"),                                             \
         OPT_DERIVED("several ranks", several_ranks), OPT_HEADING("Machine"), MEMORY_OPTIONS

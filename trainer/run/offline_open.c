@@ -146,9 +146,7 @@ static enum status open_model(struct offline *s)
         CHECK(model_config_load_file(c->init, &s->model));
     CHECK(check_tokenizer(s));
     CHECK(weights_plan(s->model, device_default_dtype(s->dev), &s->weights));
-    CHECK(device_alloc(s->dev, s->weights->bytes, &s->memory));
-    device_fill(s->dev, s->memory, 0, s->weights->bytes);
-    weights_bind(s->weights, s->memory);
+    CHECK(weights_alloc(s->weights, s->dev));
     if (c->model)
         CHECK(weights_load(s->weights, s->dev, c->model));
     else
@@ -219,9 +217,7 @@ static enum status open_adapter(struct offline *s)
     CHECK(lora_config_json(&s->config->lora, s->config->model, &json));
     CHECK(adapter_config_from_json("--lora-target", json, &config));
     CHECK(adapter_new(config, s->weights, s->weights->dt, &s->adapter));
-    CHECK(device_alloc(s->dev, s->adapter->weights->bytes, &s->adapter_memory));
-    device_fill(s->dev, s->adapter_memory, 0, s->adapter->weights->bytes);
-    weights_bind(s->adapter->weights, s->adapter_memory);
+    CHECK(weights_alloc(s->adapter->weights, s->dev));
     CHECK(adapter_init(s->adapter, s->dev, (uint64_t)s->config->seed));
     CHECK(adapter_base_of(s->weights, s->dev, s->config->model, &s->base));
     notice_adapter(s->adapter);
@@ -438,8 +434,6 @@ void offline_release(struct offline *s, enum status outcome)
     json_decref(s->best_of);
     weights_free(s->weights);
     model_config_free(s->model);
-    if (s->dev) device_release(s->dev, s->adapter_memory);
-    if (s->dev) device_release(s->dev, s->memory);
     device_free(s->dev);
     if (s->folder_lock >= 0) close(s->folder_lock);
 }

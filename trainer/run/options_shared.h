@@ -126,11 +126,34 @@
         OPT_INT("save-total-limit", saving.save_total_limit, "0", "N", 0, 1e9,                     \
                 "checkpoints kept; 0: all", WITHIN("run-dir|out="))
 
-// What evaluations on held-out data decide. best_help: of --load-best-model-at-end.
-#define BEST_OPTIONS(best_help)                                                                    \
-    OPT_INT("early-stop-patience", early_stop_patience, "0", "N", 0, 1e9,                          \
-            "end after N evaluations in a row without a better one than before them; 0: off",      \
-            NEEDS("eval-data", "the held-out lines that say what is better")),                     \
+// How long a run is. seeds: of what the seed is beside the data order.
+#define LENGTH_OPTIONS(steps, seeds)                                                               \
+    OPT_INT("max-steps", max_steps, "-1", "N", -1, 1e9, steps "; -1: by epochs", IS_COMMON),       \
+        OPT_DOUBLE("num-train-epochs", num_train_epochs, "3", "N", 0, 1e6,                         \
+                   "times through the data", IS_COMMON),                                           \
+        OPT_INT("seed", seed, "42", "N", 0, 1e15, "of the data order and of " seeds)
+
+// Its folder, and going on with it.
+#define RUN_DIR_OPTIONS(default_text)                                                              \
+    OPT_TEXT("run-dir", run_dir, NULL, "DIR",                                                      \
+             "run folder, for metrics and checkpoints (default: " default_text ")", IS_COMMON),    \
+        OPT_FLAG("resume", resume, NULL,                                                           \
+                 "go on from the run folder's last checkpoint, if it has one, with the options "   \
+                 "in its config.json where they are not given here",                               \
+                 IS_COMMON, NEEDS("run-dir", "the folder of the run to go on with"))
+
+// Evaluations on held-out data, and what they decide. best_help: of --load-best-model-at-end.
+#define EVAL_OPTIONS(best_help)                                                                    \
+    OPT_TEXT("eval-data", eval_data, NULL, "FILE", "held-out lines, JSONL", IS_COMMON),            \
+        OPT_INT("eval-steps", eval_steps, "500", "N", 1, 1e9,                                      \
+                "steps between evaluations; there is one before the first step and one at the "    \
+                "end",                                                                             \
+                WITHIN("eval-data")),                                                              \
+        OPT_INT("eval-limit", eval_limit, "0", "N", 0, 1e9, "first N held-out lines; 0: all",      \
+                WITHIN("eval-data")),                                                              \
+        OPT_INT("early-stop-patience", early_stop_patience, "0", "N", 0, 1e9,                      \
+                "end after N evaluations in a row without a better one than before them; 0: off",  \
+                NEEDS("eval-data", "the held-out lines that say what is better")),                 \
         OPT_FLAG("load-best-model-at-end", load_best_model_at_end, NULL, best_help,                \
                  NEEDS("eval-data", "the held-out lines that say what is better"))
 
