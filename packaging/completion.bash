@@ -6,7 +6,7 @@ _commonweight() {
     cw-trainer | cw-bench)
         if [ "$COMP_CWORD" -eq 1 ]; then
             choices="train serve sft dpo eval merge"
-            [ "${COMP_WORDS[0]##*/}" = cw-bench ] && choices="decode prefill train sync step serve speculative tandem"
+            [ "${COMP_WORDS[0]##*/}" = cw-bench ] && choices="decode prefill train sync step serve speculative tandem ops"
             mapfile -t COMPREPLY < <(compgen -W "$choices --help --version" -- "$word")
             return
         fi

@@ -2,6 +2,7 @@
  * and what must hold of the figures whatever the machine; never a time. And what a limit counts of
  * a model with experts. */
 #include "common/base/json.h"
+#include "kernels/variants.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 #include <string.h>
@@ -119,10 +120,36 @@ static void experts_that_rest_are_no_work(void **state)
     assert_true(few > 0 && many > few && many < 1.2 * few);
 }
 
+// Every operation has a row, and one that was called is timed.
+static void variants_are_printed(void **state)
+{
+    (void)state;
+    const char *log = test_path(test_folder(), "bench.log");
+    json_t *report = NULL;
+    size_t i;
+    json_t *row;
+    int timed = 0;
+    bool found[N_OPS] = {false};
+    assert_int_equal(test_command(log, LIMIT_MS,
+                                  OPTIONS(test_binary("cw-bench"), "ops", "--variants", "--json",
+                                          "--device", test_device())),
+                     0);
+    assert_ok(json_read_file(log, 1 << 20, &report));
+    json_array_foreach (json_object_get(report, "rows"), i, row) {
+        const char *name = json_string_value(json_object_get(row, "op"));
+        for (int op = 0; op < N_OPS; op++)
+            found[op] = found[op] || strcmp(name, op_name((enum op)op)) == 0;
+        timed += json_real_value(json_object_get(row, "us")) > 0;
+    }
+    json_decref(report);
+    for (int op = 0; op < N_OPS; op++) assert_int_equal(found[op], op != OP_scratch_bytes);
+    assert_true(timed >= 10);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(methods_are_compared),
-                                       cmocka_unit_test(experts_that_rest_are_no_work),
-                                       cmocka_unit_test(bad_methods_are_named)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(methods_are_compared), cmocka_unit_test(experts_that_rest_are_no_work),
+        cmocka_unit_test(bad_methods_are_named), cmocka_unit_test(variants_are_printed)};
     return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
 }

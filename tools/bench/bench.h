@@ -25,6 +25,7 @@ struct bench_options {
     int64_t requests, shortest, longest; // of serve
     double temperature;
     bool ignore_eos;
+    bool variants; // of ops
     bool json;
 };
 
@@ -87,6 +88,7 @@ bench_step(const struct bench_options *o); // opens its own: others need the dev
 enum status bench_serve(const struct bench_options *o); // likewise
 enum status bench_speculative(struct bench *b);
 enum status bench_tandem(struct bench *b);
+enum status bench_ops(const struct bench_options *o); // likewise: it needs no model
 
 // ---- decode -------------------------------------------------------------------------------------
 // A decoding batch as the engine has it: upload, model step, sampling, read-back.

@@ -18,6 +18,8 @@
  *                socket (serve.c). Limit: what decoding must read and prompts must multiply.
  *   speculative  rollouts of groups with each method of speculative decoding beside those without,
  *                at several batch sizes (speculative.c).
+ *   ops          each operation that is computed in several ways: which are taken and what they
+ *                take (ops.c).
  *   tandem       rollouts of groups that a frozen model of the same size writes too, beside those
  *                without, at several batch sizes (speculative.c).
  *
@@ -100,6 +102,8 @@ static const struct option_spec table[] = {
         "a data set as cw-trainer's --data; its answers are not looked at. Default: random tokens"),
     OPT_INT("prompt-tokens", prompt_tokens, "32", "N", 1, 1 << 20, "tokens of a random prompt"),
     OPT_HEADING("Output"),
+    OPT_FLAG("variants", variants, NULL,
+             "ops: every variant of every operation, with when it is taken, timed or not"),
     OPT_FLAG("json", json, NULL, "print one JSON object"),
     OPT_END,
 };
@@ -115,7 +119,8 @@ static const struct mode {
              {"step", NULL, bench_step},
              {"serve", NULL, bench_serve},
              {"speculative", bench_speculative, NULL},
-             {"tandem", bench_tandem, NULL}};
+             {"tandem", bench_tandem, NULL},
+             {"ops", NULL, bench_ops}};
 
 struct choice {
     struct bench_options o;
@@ -131,7 +136,7 @@ static enum status find_mode(void *context, struct option_set *set)
         if (strcmp(c->what, modes[i].name) == 0) c->mode = &modes[i];
     if (c->mode) return ST_OK;
     return status_fail(ST_INVALID, "say what to measure: decode, prefill, train, sync, step, "
-                                   "serve, speculative or tandem (--help lists the options)");
+                                   "serve, speculative, tandem or ops (--help lists the options)");
 }
 
 static enum status run(void *context)
@@ -150,7 +155,7 @@ int main(int argc, char **argv)
     struct choice c = {0};
     const struct program program = {
         .name = "cw-bench",
-        .usage = "decode|prefill|train|sync|step|serve|speculative|tandem [options]",
+        .usage = "decode|prefill|train|sync|step|serve|speculative|tandem|ops [options]",
         .options = table,
         .config = &c.o,
         .word = &c.what,
