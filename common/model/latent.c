@@ -9,8 +9,8 @@
 #include <stddef.h>
 #include <string.h>
 
-void latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base,
-                       bool tape, struct device_part ret[N_LATENT_ROWS])
+int latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base, bool tape,
+                      struct device_part ret[N_LATENT_ROWS])
 {
     const size_t e = dtype_size(dt), n = l->latent.rank > 0 ? t : 0, stat = tape ? n * 4 : 0;
     const size_t width = n * (size_t)layer_latent_width(l) * e, q_rank = (size_t)l->latent.q_rank;
@@ -23,6 +23,7 @@ void latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, si
         {base + offsetof(struct latent_rows, keys), width},
     };
     memcpy(ret, parts, sizeof parts);
+    return N_LATENT_ROWS;
 }
 
 struct latent_shape model_latent_shape(const struct model *m, int l, int rows)

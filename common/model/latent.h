@@ -19,9 +19,9 @@ struct latent_rows {
 };
 #define N_LATENT_ROWS 6
 // Their bytes for t tokens of a layer (0 where its attention is not latent), in a struct that has
-// them at offset `base`.
-void latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base,
-                       bool tape, struct device_part ret[N_LATENT_ROWS]);
+// them at offset `base`. Returns how many there are.
+int latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base, bool tape,
+                      struct device_part ret[N_LATENT_ROWS]);
 
 struct model;
 struct batch_view;

@@ -19,7 +19,8 @@
 #include <string.h>
 
 // ---- a model ------------------------------------------------------------------------------------
-static void routing_parts(int n_experts, size_t a, size_t base, struct device_part ret[5])
+// Lists of buffers return how many they are.
+static int routing_parts(int n_experts, size_t a, size_t base, struct device_part *ret)
 {
     size_t i32 = sizeof(int32_t);
     ret[0] = (struct device_part){base + offsetof(struct moe_routing, expert), a * i32};
@@ -28,9 +29,10 @@ static void routing_parts(int n_experts, size_t a, size_t base, struct device_pa
     ret[3] = (struct device_part){base + offsetof(struct moe_routing, place), a * i32};
     ret[4] = (struct device_part){base + offsetof(struct moe_routing, offsets),
                                   n_experts > 0 ? ((size_t)n_experts + 1) * i32 : 0};
+    return 5;
 }
 
-#define N_SCRATCH 36
+#define MOST_SCRATCH 40
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -43,8 +45,8 @@ static size_t logits_bytes(const struct model_config *c, size_t rows)
 }
 
 // What one layer, and the head, want.
-static void layer_scratch(const struct model *m, const struct layer_config *l,
-                          struct device_part ret[N_SCRATCH])
+static int layer_scratch(const struct model *m, const struct layer_config *l,
+                         struct device_part ret[MOST_SCRATCH])
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows,
@@ -58,7 +60,7 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
     const size_t qkv =
         latent ? absorbed : (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
     const int gated = c->attn_gate ? layer_q_width(l) : 0;
-    struct device_part parts[N_SCRATCH - 16] = {
+    const struct device_part parts[] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
         SCRATCH(qkv, t * qkv * e),
@@ -80,33 +82,35 @@ static void layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(logits, logits_bytes(c, r)),
         SCRATCH(logit_parts, c->shard.size > 1 ? r * (size_t)c->vocab_size * sizeof(float) : 0),
     };
+    int n = sizeof parts / sizeof *parts;
     memcpy(ret, parts, sizeof parts);
-    latent_rows_parts(l, m->dt, t, offsetof(struct model, latent), false, ret + N_SCRATCH - 16);
-    routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct model, routing),
-                  ret + N_SCRATCH - 10);
-    routing_parts(l->shared_gate, l->shared_gate ? t : 0, offsetof(struct model, shared_routing),
-                  ret + N_SCRATCH - 5);
+    n += latent_rows_parts(l, m->dt, t, offsetof(struct model, latent), false, ret + n);
+    n += routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct model, routing),
+                       ret + n);
+    return n + routing_parts(l->shared_gate, l->shared_gate ? t : 0,
+                             offsetof(struct model, shared_routing), ret + n);
 }
 
-static void scratch_parts(const struct model *m, struct device_part ret[N_SCRATCH])
+static int scratch_parts(const struct model *m, struct device_part ret[MOST_SCRATCH])
 {
-    struct device_part one[N_SCRATCH];
-    layer_scratch(m, &m->config->layers[0], ret);
+    struct device_part one[MOST_SCRATCH];
+    const int n = layer_scratch(m, &m->config->layers[0], ret);
     for (int l = 1; l < m->config->n_layers; l++) {
         layer_scratch(m, &m->config->layers[l], one);
-        device_parts_widen(ret, one, N_SCRATCH);
+        device_parts_widen(ret, one, n);
     }
+    return n;
 }
 
 static enum status alloc_scratch(struct model *m)
 {
-    struct device_part parts[N_SCRATCH];
-    scratch_parts(m, parts);
-    enum status st = device_alloc_parts(m->dev, m, parts, N_SCRATCH);
+    struct device_part parts[MOST_SCRATCH];
+    const int n = scratch_parts(m, parts);
+    enum status st = device_alloc_parts(m->dev, m, parts, n);
     if (st != ST_OK)
         return status_context(st, "model scratch for %d tokens and %d rows of logits",
                               m->max_tokens, m->max_rows);
-    m->scratch_bytes = device_parts_bytes(parts, N_SCRATCH);
+    m->scratch_bytes = device_parts_bytes(parts, n);
     m->row_mean = m->row_rstd + m->max_rows;
     return ST_OK;
 }
@@ -177,10 +181,10 @@ out:
 void model_free(struct model *m)
 {
     if (!m) return;
-    struct device_part parts[N_SCRATCH];
-    scratch_parts(m, parts);
+    struct device_part parts[MOST_SCRATCH];
+    const int n = scratch_parts(m, parts);
     if (m->shares_logits && comm_shares(m->comm, m->logits)) m->logits = NULL;
-    device_release_parts(m->dev, m, parts, N_SCRATCH);
+    device_release_parts(m->dev, m, parts, n);
     for (int i = 0; i < MAX_ROPES; i++) device_release(m->dev, m->ropes[i]);
     free(m->attn);
     free(m);
@@ -372,24 +376,27 @@ static void copy_rows(struct model *m, void *to, const void *from, int rows, int
     if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
-// What is left of a sum over ranks is left to the norm that reads it first.
-static void end_sum(struct model *m, int rows)
+// The residual stream between two blocks, (rows, hidden). What is left of a sum over ranks is left
+// to the norm that reads it first.
+struct residual {
+    void *x;
+    struct comm *partial; // x is a rank's addend of a sum over these ranks; NULL: it is whole
+};
+
+static void *whole(struct model *m, struct residual r, int rows)
 {
-    if (m->addend) model_sum_ranks(m, m->addend, rows);
-    m->addend = NULL;
+    if (r.partial) model_sum_ranks(m, r.x, rows);
+    return r.x;
 }
 
 void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args)
 {
     const struct norm_shape shape = model_norm_shape(m, rows);
-    struct norm_args norm = *args;
-    if (!args->w || m->addend != args->x) end_sum(m, rows);
-    if (m->addend) norm.sum = m->comm;
-    m->addend = NULL;
     if (args->w)
-        m->ops->norm(m->dev, y, &norm, &shape);
+        m->ops->norm(m->dev, y, args, &shape);
     else
-        copy_rows(m, y, args->x, rows, m->config->hidden);
+        copy_rows(m, y, whole(m, (struct residual){(void *)args->x, args->sum}, rows), rows,
+                  m->config->hidden);
 }
 
 // The q and k norms, in place.
@@ -419,8 +426,8 @@ struct branch {
     float *rstd;
 };
 
-static void add_branch(struct model *m, int rows, const struct branch *b, const void *x_from,
-                       void *x_to)
+static struct residual add_branch(struct model *m, int rows, const struct branch *b,
+                                  const void *x_from, void *x_to)
 {
     const int hidden = m->config->hidden;
     const bool begins = model_begins_sum(m);
@@ -430,9 +437,7 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
     if (!b->norm) {
         if (begins) copy_rows(m, x_to, x_from, rows, hidden);
         linear_of(m, x_to, b->in, rows, NULL, &out, sum);
-        m->addend = m->comm ? x_to : NULL;
-        if (m->config->parallel_block) end_sum(m, rows);
-        return;
+        return (struct residual){x_to, m->comm};
     }
     void *proj = b->proj ? b->proj : m->block;
     copy_rows(m, x_to, x_from, rows, hidden);
@@ -442,6 +447,7 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
     model_normalise(m, m->block, rows,
                     &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
+    return (struct residual){x_to, NULL};
 }
 
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign)
@@ -533,10 +539,11 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
     return m->attn_out;
 }
 
-// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
-// which is x itself outside of training.
-static void attention_block(struct model *m, int l, const struct batch_view *batch,
-                            const struct kv_view *kv, struct layer_tape *tape, void *x, void *x_mid)
+// Leaves the normalised input in m->normed, and x whole. The residual stream after attention goes
+// to x_mid, which is x's own memory outside of training.
+static struct residual attention_block(struct model *m, int l, const struct batch_view *batch,
+                                       const struct kv_view *kv, struct layer_tape *tape,
+                                       struct residual x, void *x_mid)
 {
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
@@ -544,9 +551,9 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     const int rows = batch->n_tokens;
 
     model_normalise(m, m->normed, rows,
-                    &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
+                    &(struct norm_args){x.x, w->attn_norm, w->attn_norm_bias,
                                         tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL,
-                                        NULL});
+                                        x.partial});
     if (delta) model_delta(m, l, batch, kv, tape);
     struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
@@ -557,7 +564,7 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
                        layer_attn_width(layer),
                        tape ? tape->attn_proj : NULL,
                        tape ? tape->rstd_post1 : NULL};
-    add_branch(m, rows, &o, x, x_mid);
+    return add_branch(m, rows, &o, x.x, x_mid);
 }
 
 // y (a, width) += each row's expert's bias, where experts have any.
@@ -637,8 +644,8 @@ static void shared_block(struct model *m, int l, int rows, struct layer_tape *ta
 }
 
 // m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
-static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_mid,
-                      void *x_out)
+static struct residual mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
+                                 struct residual mid, void *x_out)
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
@@ -646,26 +653,28 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     int inner = layer->intermediate;
     void *gate_up = tape ? tape->gate_up : m->gate_up;
 
-    if (!c->parallel_block)
+    if (c->parallel_block)
+        whole(m, mid, rows);
+    else
         model_normalise(m, m->normed, rows,
-                        &(struct norm_args){x_mid, w->mlp_norm, w->mlp_norm_bias,
+                        &(struct norm_args){mid.x, w->mlp_norm, w->mlp_norm_bias,
                                             tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL,
-                                            NULL});
+                                            mid.partial});
     if (layer->moe.n_experts > 0) {
         if (model_begins_sum(m))
-            copy_rows(m, x_out, x_mid, rows, c->hidden);
+            copy_rows(m, x_out, mid.x, rows, c->hidden);
         else
             device_fill(m->dev, x_out, 0, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
         experts_block(m, l, rows, tape, x_out);
         if (layer->shared_intermediate > 0) shared_block(m, l, rows, tape, x_out);
         model_sum_ranks(m, x_out, rows);
-        return;
+        return (struct residual){x_out, NULL};
     }
     linear_act(m, m->act, gate_up, m->normed, rows,
                &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias,
                                 layer_up_width(c, layer), c->hidden, false, m->dt},
                inner, tape != NULL);
-    if (tape && tape->again && !c->post_norm) return;
+    if (tape && tape->again && !c->post_norm) return (struct residual){x_out, NULL};
     struct branch down = {ROLE_DOWN,
                           l,
                           m->act,
@@ -675,23 +684,21 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
                           inner,
                           tape ? tape->mlp_proj : NULL,
                           tape ? tape->rstd_post2 : NULL};
-    add_branch(m, rows, &down, x_mid, x_out);
+    return add_branch(m, rows, &down, mid.x, x_out);
 }
 
-// Layer l, from the residual stream at its entry (m->x, or on the tape) to that at its end, which
-// is returned.
-static void *run_layer(struct model *m, int l, const struct batch_view *batch,
-                       const struct kv_view *kv, struct tape *tape)
+// Layer l, from the residual stream at its entry (in m->x, or on the tape) to that at its end.
+static struct residual run_layer(struct model *m, int l, const struct batch_view *batch,
+                                 const struct kv_view *kv, struct tape *tape, struct residual x)
 {
     struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
-    void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
-    void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
+    void *x_mid = tape ? lt->x_mid : x.x;
+    void *x_out = !tape ? x.x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
     m->row_adapter = batch->adapter;
     m->attn[l].sinks = m->weights->layers[l].sinks;
-    attention_block(m, l, batch, kv, lt, x, x_mid);
-    mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
+    x = attention_block(m, l, batch, kv, lt, x, x_mid);
     if (tape) tape->held = l;
-    return x_out; // as a rank's addend where m->addend says so
+    return mlp_block(m, l, batch->n_tokens, lt, x, x_out);
 }
 
 // What layer l's router did adds to the tape's sums.
@@ -710,20 +717,18 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
                    struct tape *tape, void **ret_x)
 {
     const struct model_config *c = m->config;
-    void *x = tape ? tape->layers[0].x : m->x;
-    m->ops->gather_rows(m->dev, x, m->weights->embed,
+    struct residual x = {tape ? tape->layers[0].x : m->x, m->comm};
+    m->ops->gather_rows(m->dev, x.x, m->weights->embed,
                         &(struct gather_args){batch->tokens, batch->n_tokens, c->hidden,
                                               model_embed_scale(m), m->dt,
                                               config_first_vocab_row(c), config_vocab_rows(c)});
-    m->addend = m->comm ? x : NULL;
     if (tape && tape->balance)
         device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));
     for (int l = 0; l < c->n_layers; l++) {
-        x = run_layer(m, l, batch, kv, tape);
+        x = run_layer(m, l, batch, kv, tape, x);
         if (tape && tape->balance) add_balance(m, l, batch->n_tokens, tape);
     }
-    end_sum(m, batch->n_tokens);
-    *ret_x = x;
+    *ret_x = whole(m, x, batch->n_tokens);
 }
 
 const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
@@ -732,8 +737,8 @@ const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
     struct layer_tape *layer = &tape->layers[l];
     if (tape->recompute == RECOMPUTE_LAYER && tape->held != l) {
         layer->again = true;
-        run_layer(m, l, batch, NULL, tape);
-        end_sum(m, batch->n_tokens);
+        whole(m, run_layer(m, l, batch, NULL, tape, (struct residual){layer->x, NULL}),
+              batch->n_tokens);
         layer->again = false;
     }
     return layer;
@@ -774,20 +779,20 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 }
 
 // ---- the tape -----------------------------------------------------------------------------------
-#define N_TAPE 42
+#define MOST_TAPE 48
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
     }
 
-static void tape_parts(const struct model_config *c, const struct layer_config *l, enum dtype dt,
-                       size_t t, struct device_part ret[N_TAPE])
+static int tape_parts(const struct model_config *c, const struct layer_config *l, enum dtype dt,
+                      size_t t, struct device_part ret[MOST_TAPE])
 {
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
     size_t qkv = l->latent.rank > 0 ? 0 : t * (size_t)layer_qkv_width(l) * e;
     size_t a = layer_mlp_rows(l, t);
     size_t mean = c->norm == NORM_LAYER ? stat : 0;
-    struct device_part parts[N_TAPE - 16] = {
+    const struct device_part parts[] = {
         TAPE(x, hidden),
         TAPE(rstd1, c->pre_norm ? stat : 0),
         TAPE(mean1, mean),
@@ -815,12 +820,13 @@ static void tape_parts(const struct model_config *c, const struct layer_config *
         TAPE(mlp_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post2, c->post_norm ? stat : 0),
     };
+    int n = sizeof parts / sizeof *parts;
     memcpy(ret, parts, sizeof parts);
-    latent_rows_parts(l, dt, t, offsetof(struct layer_tape, latent), true, ret + N_TAPE - 16);
-    routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct layer_tape, routing),
-                  ret + N_TAPE - 10);
-    routing_parts(l->shared_gate, l->shared_gate ? t : 0,
-                  offsetof(struct layer_tape, shared_routing), ret + N_TAPE - 5);
+    n += latent_rows_parts(l, dt, t, offsetof(struct layer_tape, latent), true, ret + n);
+    n += routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k,
+                       offsetof(struct layer_tape, routing), ret + n);
+    return n + routing_parts(l->shared_gate, l->shared_gate ? t : 0,
+                             offsetof(struct layer_tape, shared_routing), ret + n);
 }
 
 // Sets a part's pointer where there is a layer to set it in; returns where the next part begins.
@@ -847,15 +853,15 @@ static bool is_kept(const struct layer_config *layer, const struct device_part *
 static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t,
                       enum recompute recompute, struct tape *tape)
 {
-    struct device_part parts[N_TAPE];
+    struct device_part parts[MOST_TAPE];
     size_t at = 0, rest = 0, end = 0;
     char *base = tape ? tape->memory : NULL;
     for (int kept = 1; kept >= 0; kept--) {
         rest = at;
         for (int l = 0; l < c->n_layers; l++) {
             if (!kept && recompute == RECOMPUTE_LAYER) at = rest;
-            tape_parts(c, &c->layers[l], dt, t, parts);
-            for (int i = 0; i < N_TAPE; i++)
+            const int n = tape_parts(c, &c->layers[l], dt, t, parts);
+            for (int i = 0; i < n; i++)
                 if (is_kept(&c->layers[l], &parts[i]) == kept)
                     at = place_part(tape ? &tape->layers[l] : NULL, &parts[i], base, at);
             if (at > end) end = at;

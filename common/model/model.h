@@ -75,7 +75,6 @@ struct model {
     const struct adapter_table *adapters; // borrowed; NULL: none (model_use_adapters())
     const int32_t *row_adapter;           // the batch's, in a forward pass
     struct comm *comm; // borrowed; the ranks of a sharded model (model_use_comm()), else NULL
-    void *addend;      // in a forward pass: what is not summed over them yet; or NULL
     enum dtype dt;
     struct attn_shape *attn; // (n_layers)
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
@@ -135,8 +134,8 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 // backward pass.
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign);
 
-// What a residual branch reads, (rows, hidden): args->x normalised, or as it is where there are no
-// weights to it.
+// What a residual branch reads, (rows, hidden): args->x, summed over the ranks of args->sum if any,
+// normalised, or as it is where there are no weights to it.
 void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args);
 
 // Shapes of calls for `rows` rows, as the forward and the backward pass make them: of the norms
