@@ -34,7 +34,6 @@ struct batch {
     int max_tokens, max_seqs, max_blocks, max_rows;
     int n_tokens, n_seqs, n_rows, kind; // kind: 0 none yet, 1 paged, 2 packed
     int padded_rows, block_size;
-    int adapter, state_from, state_slot; // of sequences that are appended
     int32_t *host[LIST_COUNT], *device[LIST_COUNT];
     int64_t *sort_keys; // (max of tokens and rows)
     size_t bytes;       // up to the block table
@@ -84,7 +83,6 @@ enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_
     b->max_seqs = max_seqs;
     b->max_blocks = max_blocks;
     b->max_rows = max_rows;
-    b->adapter = -1;
     total = lay_out(b, offset);
     b->bytes = offset[LIST_BLOCK_TABLE];
     int longest = max_tokens > max_rows ? max_tokens : max_rows;
@@ -118,7 +116,6 @@ void batch_free(struct batch *b)
 void batch_clear(struct batch *b)
 {
     b->n_tokens = b->n_seqs = b->n_rows = b->kind = b->padded_rows = 0;
-    b->state_from = b->state_slot = -1;
     memset(&b->view, 0, sizeof b->view);
 }
 
@@ -135,14 +132,15 @@ static enum status room_for(const struct batch *b, int n, int kind)
 }
 
 // Appends the rows every kind has; the sequence's own fields are the caller's.
-static int append_rows(struct batch *b, const int32_t *tokens, int n, int first_position)
+static int append_rows(struct batch *b, const int32_t *tokens, int n, int first_position,
+                       int adapter)
 {
     int seq = b->n_seqs++, row = b->n_tokens;
     memcpy(b->host[LIST_TOKENS] + row, tokens, (size_t)n * sizeof *tokens);
     for (int i = 0; i < n; i++) {
         b->host[LIST_POSITIONS][row + i] = first_position + i;
         b->host[LIST_SEQ_OF][row + i] = seq;
-        b->host[LIST_ADAPTER][row + i] = b->adapter;
+        b->host[LIST_ADAPTER][row + i] = adapter;
     }
     b->n_tokens += n;
     b->host[LIST_QUERY_START][seq] = row;
@@ -158,7 +156,8 @@ static int32_t slot_of(const int32_t *blocks, int position, int block_size)
 }
 
 enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int first_position,
-                            const int32_t *blocks, int n_blocks, int block_size)
+                            const int32_t *blocks, int n_blocks, int block_size,
+                            struct batch_seq own)
 {
     enum status st = room_for(b, n, 1);
     if (st != ST_OK) return st;
@@ -167,21 +166,21 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
                            n_blocks, block_size, first_position + n - 1);
     b->kind = 1;
     b->block_size = block_size;
-    int row = b->n_tokens, seq = append_rows(b, tokens, n, first_position);
+    int row = b->n_tokens, seq = append_rows(b, tokens, n, first_position, own.adapter);
     int32_t *slots = b->host[LIST_SLOTS], *stored = b->host[LIST_STORED];
     for (int i = 0; i < n; i++) slots[row + i] = slot_of(blocks, first_position + i, block_size);
     bool goes_on = row > 0 && first_position > 0 &&
                    slots[row - 1] == slot_of(blocks, first_position - 1, block_size);
     stored[seq] = goes_on ? stored[seq - 1] : first_position;
     b->host[LIST_CONTEXT_LEN][seq] = first_position + n;
-    b->host[LIST_STATE_FROM][seq] = b->state_from;
-    b->host[LIST_STATE_SLOT][seq] = b->state_slot;
+    b->host[LIST_STATE_FROM][seq] = own.state_from;
+    b->host[LIST_STATE_SLOT][seq] = own.state_slot;
     memcpy(b->host[LIST_BLOCK_TABLE] + (size_t)seq * (size_t)b->max_blocks, blocks,
            (size_t)n_blocks * sizeof *blocks);
     return ST_OK;
 }
 
-enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix,
+enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix, int adapter,
                              int *ret_seq)
 {
     enum status st = room_for(b, n, 2);
@@ -193,24 +192,13 @@ enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int 
     b->kind = 2;
     int prefix_start = prefix < 0 ? 0 : start[prefix];
     int prefix_len = prefix < 0 ? 0 : start[prefix + 1] - prefix_start;
-    int seq = append_rows(b, tokens, n, prefix_len);
+    int seq = append_rows(b, tokens, n, prefix_len, adapter);
     b->host[LIST_PREFIX_START][seq] = prefix_start;
     b->host[LIST_PREFIX_LEN][seq] = prefix_len;
     b->host[LIST_ATTEND_END][seq] = b->n_tokens;
     if (prefix >= 0) b->host[LIST_ATTEND_END][prefix] = b->n_tokens;
     if (ret_seq) *ret_seq = seq;
     return ST_OK;
-}
-
-void batch_use_adapter(struct batch *b, int adapter)
-{
-    b->adapter = adapter;
-}
-
-void batch_use_state(struct batch *b, int from, int slot)
-{
-    b->state_from = from;
-    b->state_slot = slot;
 }
 
 enum status batch_want_row(struct batch *b, int row)

@@ -8,6 +8,14 @@
 
 struct batch; // opaque
 
+// What a sequence has beside its tokens: whose adapter it is computed with (model.h); and, paged,
+// the slots of the pool's states (batch_view.h) with which it begins and in which it leaves its
+// own. -1: none.
+struct batch_seq {
+    int adapter, state_from, state_slot;
+};
+static const struct batch_seq batch_plain = {-1, -1, -1};
+
 // Room for max_tokens rows, max_seqs sequences, max_blocks block-table entries a sequence (0:
 // packed batches only), and max_rows wanted rows.
 enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks,
@@ -22,18 +30,14 @@ void batch_clear(struct batch *b);
 // this batch goes on in the same blocks where the one before it ends. ST_INVALID when there is no
 // room.
 enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int first_position,
-                            const int32_t *blocks, int n_blocks, int block_size);
+                            const int32_t *blocks, int n_blocks, int block_size,
+                            struct batch_seq seq);
 // Packed: appends n tokens; prefix is the index of an earlier sequence of this batch whose rows all
 // of these attend to (-1: none). Sequences with a prefix must follow it directly (after it or after
-// another that shares it). Positions continue after the prefix. ret_seq may be NULL.
-enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix,
+// another that shares it). Positions continue after the prefix. adapter: as in batch_seq. ret_seq
+// may be NULL.
+enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix, int adapter,
                              int *ret_seq);
-// Of the sequences added from now on, also after batch_clear(): whose adapter they are computed
-// with (model.h), -1: none, which a new batch begins with.
-void batch_use_adapter(struct batch *b, int adapter);
-// Likewise: the slots of the pool's states (batch_view.h) with which they begin and in which they
-// leave their own, -1: none, which batch_clear() goes back to.
-void batch_use_state(struct batch *b, int from, int slot);
 // Asks for the logits of a row (0..T-1). Rows may repeat (one prompt row, several first tokens).
 enum status batch_want_row(struct batch *b, int row);
 

@@ -152,8 +152,8 @@ static void skip_computed(struct draft_model *d, struct sample *sample)
 
 static enum status feed_known(struct draft_model *d, const struct sample *sample, int first, int n)
 {
-    batch_use_state(d->runner->batch, sample->blocks.state, sample->blocks.state);
-    return sample_feed(sample, d->runner, first, n);
+    const int state = sample->blocks.state;
+    return sample_feed(sample, d->runner, first, n, (struct batch_seq){-1, state, state});
 }
 
 // Puts the sample's tokens up to `end` into the batch, as far as *room, which becomes less,
@@ -287,12 +287,11 @@ static enum status go_on(struct draft_model *d, struct sample *sample, struct pa
 {
     const int position = sample_known(sample) - 1 + pass->depth, depth = pass->depth;
     const int row = pass->first_row + d->runner->n_rows;
-    batch_use_state(d->runner->batch,
-                    depth == 1 ? sample->blocks.state
-                               : state_of_row(d, sample->draft.rows[depth - 1]),
-                    state_of_row(d, row));
+    const struct batch_seq seq = {
+        -1, depth == 1 ? sample->blocks.state : state_of_row(d, sample->draft.rows[depth - 1]),
+        state_of_row(d, row)};
     enum status st = runner_feed(d->runner, &sample->draft.tokens[depth - 1], 1, position,
-                                 sample->blocks.at, sample->blocks.n);
+                                 sample->blocks.at, sample->blocks.n, seq);
     if (st != ST_OK) return st;
     *computed_of(sample) = position + 1;
     return want(d, pass, sample, sample);

@@ -236,17 +236,15 @@ static enum status feed_item(const struct executor *x, struct runner *r,
     const struct sample *sample = item->sample;
     const int known = item->n - item->n_drafts, each = apart ? 1 : known;
     enum status st = ST_OK;
-    batch_use_adapter(r->batch, sample->request->sampling.adapter.index - 1); // the policy's
-    int from = sample->blocks.state;
-    batch_use_state(r->batch, from, from);
+    struct batch_seq seq = {sample->request->sampling.adapter.index - 1, // the policy's
+                            sample->blocks.state, sample->blocks.state};
     for (int k = 0; k < known && st == ST_OK; k += each)
-        st = sample_feed(sample, r, item->first + k, each);
+        st = sample_feed(sample, r, item->first + k, each, seq);
     for (int k = 0; k < item->n_drafts && st == ST_OK; k++) {
-        const int slot = draft_state(x, item, k);
-        batch_use_state(r->batch, from, slot);
+        seq.state_slot = draft_state(x, item, k);
         st = runner_feed(r, &sample->draft.tokens[k], 1, item->first + known + k, sample->blocks.at,
-                         sample->blocks.n);
-        from = slot;
+                         sample->blocks.n, seq);
+        seq.state_from = seq.state_slot;
     }
     return st;
 }

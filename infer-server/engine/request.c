@@ -159,13 +159,14 @@ void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens
     }
 }
 
-enum status sample_feed(const struct sample *s, struct runner *r, int first, int n)
+enum status sample_feed(const struct sample *s, struct runner *r, int first, int n,
+                        struct batch_seq seq)
 {
     if (n > r->limits.max_tokens)
         return status_fail(ST_INVALID, "a step of at most %d tokens has no room for %d",
                            r->limits.max_tokens, n);
     sample_tokens(s, first, n, r->tokens);
-    return runner_feed(r, r->tokens, n, first, s->blocks.at, s->blocks.n);
+    return runner_feed(r, r->tokens, n, first, s->blocks.at, s->blocks.n, seq);
 }
 
 void sample_append(struct sample *s, int32_t token)

@@ -149,7 +149,8 @@ static inline bool sample_is_decoding(const struct sample *s)
 }
 void sample_append(struct sample *s, int32_t token); // which was sampled
 // Feeds its n tokens from position `first` on to a step of a runner.
-enum status sample_feed(const struct sample *s, struct runner *r, int first, int n);
+enum status sample_feed(const struct sample *s, struct runner *r, int first, int n,
+                        struct batch_seq seq);
 // Writes the n tokens from position `first` on.
 void sample_tokens(const struct sample *s, int first, int n, int32_t *ret_tokens);
 void sample_check(const struct sample *s, int block_size); // the order of its counters (assert)

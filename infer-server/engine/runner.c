@@ -100,18 +100,17 @@ void runner_use_adapters(struct runner *r, const struct adapter_table *adapters)
 void runner_clear(struct runner *r)
 {
     batch_clear(r->batch);
-    batch_use_adapter(r->batch, -1);
     r->n_rows = 0;
     r->results = NULL;
 }
 
 enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int first,
-                        const int32_t *blocks, int n_blocks)
+                        const int32_t *blocks, int n_blocks, struct batch_seq seq)
 {
     // A table may reach further than this model's context does.
     const int block_size = r->limits.block_size, used = (first + n + block_size - 1) / block_size;
     return batch_add_paged(r->batch, tokens, n, first, blocks, used < n_blocks ? used : n_blocks,
-                           block_size);
+                           block_size, seq);
 }
 
 enum status runner_want(struct runner *r, int row, const struct sampler_row *sampling)

@@ -69,9 +69,9 @@ void runner_clear(struct runner *r);
 // n tokens at positions first.. of a sequence of its own in the batch, whose block table has
 // n_blocks entries. Sequences of one row each may have one table: each layer stores the keys of all
 // rows before any row attends.
-// Where the model has states, batch_use_state() names the sequence's slot before.
+// Where the model has states, seq names its slots.
 enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int first,
-                        const int32_t *blocks, int n_blocks);
+                        const int32_t *blocks, int n_blocks, struct batch_seq seq);
 // Samples a token behind a row of the batch, which may be wanted more than once.
 enum status runner_want(struct runner *r, int row, const struct sampler_row *sampling);
 // Enqueues the forward pass, and the logits of the rows wanted. Batches of single rows run as

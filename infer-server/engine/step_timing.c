@@ -27,8 +27,8 @@ static enum status run(struct runner *r, int rows, int context)
                                         .position = SHORT_CONTEXT,
                                         .draft = SAMPLER_NO_DRAFT};
         const int state = r->kv.n_states > 0 ? i % r->kv.n_states : -1;
-        batch_use_state(r->batch, state, state);
-        CHECK(runner_feed(r, &token, 1, context - 1, blocks, n_blocks));
+        CHECK(runner_feed(r, &token, 1, context - 1, blocks, n_blocks,
+                          (struct batch_seq){-1, state, state}));
         CHECK(runner_want(r, i, &row));
     }
     CHECK(runner_step(r));

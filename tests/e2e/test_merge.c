@@ -43,7 +43,7 @@ static void adapted_logits(const char *model, const char *folder, float *ret)
     assert_ok(adapter_table_new(r.dev, r.weights, 1, a->max_rank, &table));
     assert_ok(adapter_table_set(table, 0, a));
     model_use_adapters(r.model, table);
-    batch_use_adapter(r.batch, 0);
+    r.adapter = 0;
     reference_logits(&r, ids, TOKENS, ret);
     model_use_adapters(r.model, NULL);
     adapter_table_free(table);

@@ -183,7 +183,8 @@ static enum status fill_batch(struct golden *g)
     for (int s = 0; s < g->n_seqs; s++) {
         int n = 0, seq;
         while (n < g->completion && mask[s * g->completion + n] != 0) n++;
-        CHECK(batch_add_packed(g->batch, ids + s * width, g->prompt + n, -1, &seq));
+        CHECK(batch_add_packed(g->batch, ids + s * width, g->prompt + n, -1, g->base_facts ? 0 : -1,
+                               &seq));
         for (int i = 0; i < n; i++) {
             CHECK(batch_want_row(g->batch, batch_first_row(g->batch, seq) + g->prompt - 1 + i));
             g->targets[g->first[s] + i] = ids[s * width + g->prompt + i];
@@ -264,7 +265,6 @@ static enum status open_golden(struct golden *g)
     if (g->base_facts) {
         CHECK(load_adapter(g, g->weights, &g->adapter, &g->adapter_arena, &g->table));
         model_use_adapters(g->model, g->table);
-        batch_use_adapter(g->batch, 0);
     }
     CHECK(open_training(g, max_tokens));
     CHECK(fill_batch(g));

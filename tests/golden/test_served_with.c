@@ -74,9 +74,9 @@ static int check(struct reference *r, const int32_t *prompt, const struct take *
     float plain[MOST_TOKENS], adapted[MOST_TOKENS];
     int n_frozen = 0;
     assert_int_equal(take->sample[0].n, NEW);
-    batch_use_adapter(r->batch, -1);
+    r->adapter = -1;
     packed_logprobs(r, prompt, PROMPT, take, 0, plain);
-    batch_use_adapter(r->batch, 0);
+    r->adapter = 0;
     packed_logprobs(r, prompt, PROMPT, take, 0, adapted);
     assert_memory_not_equal(plain, adapted, NEW * sizeof *plain);
     for (int t = 0; t < NEW; t++) {

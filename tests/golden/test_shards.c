@@ -64,8 +64,8 @@ static void fill_batch(struct side *s)
         s->ids[i] = (i * 29 + 3) % s->config->vocab_size;
         s->targets[i] = (i * 71 + 5) % s->config->vocab_size;
     }
-    must_ok(batch_add_packed(s->batch, s->ids, FIRST, -1, NULL));
-    must_ok(batch_add_packed(s->batch, s->ids + FIRST, SECOND, -1, NULL));
+    must_ok(batch_add_packed(s->batch, s->ids, FIRST, -1, -1, NULL));
+    must_ok(batch_add_packed(s->batch, s->ids + FIRST, SECOND, -1, -1, NULL));
     for (int i = 0; i < ROWS; i++) must_ok(batch_want_row(s->batch, i));
     must_ok(batch_commit(s->batch, 0, 0));
 }
@@ -216,7 +216,7 @@ static void sampler_must_agree(const struct side *s)
     model_use_comm(r->model, s->comm);
     for (int i = 0, at = 0; at < FIRST; at += chunks[i++]) {
         runner_clear(r);
-        must_ok(runner_feed(r, s->ids + at, chunks[i], at, blocks, 3));
+        must_ok(runner_feed(r, s->ids + at, chunks[i], at, blocks, 3, batch_plain));
         must_ok(runner_want(r, chunks[i] - 1, &unused));
         must_ok(runner_step(r));
         device_copy_out(s->dev, row, r->model->logits, vocab * sizeof *row);

@@ -12,6 +12,7 @@ void reference_open(const char *folder, const char *device, struct reference *re
 {
     void *arena;
     memset(ret, 0, sizeof *ret);
+    ret->adapter = -1;
     assert_ok(device_open(device, &ret->dev));
     assert_ok(model_config_load(folder, &ret->config));
     assert_ok(weights_plan(ret->config, device_default_dtype(ret->dev), &ret->weights));
@@ -39,7 +40,7 @@ void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret
 {
     void *x;
     batch_clear(r->batch);
-    assert_ok(batch_add_packed(r->batch, ids, n, -1, NULL));
+    assert_ok(batch_add_packed(r->batch, ids, n, -1, r->adapter, NULL));
     for (int i = 0; i < n; i++) assert_ok(batch_want_row(r->batch, i));
     assert_ok(batch_commit(r->batch, 0, 0));
     model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
@@ -104,9 +105,8 @@ enum status greedy_decode(const struct model *like, const int32_t *prompt, int n
         bool prefill = at < n_prompt;
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;
         runner_clear(r);
-        batch_use_adapter(r->batch, like->adapters ? 0 : -1);
-        batch_use_state(r->batch, 0, 0);
-        CHECK(runner_feed(r, prefill ? prompt + at : &next, take, at, blocks, n_blocks));
+        const struct batch_seq seq = {like->adapters ? 0 : -1, 0, 0};
+        CHECK(runner_feed(r, prefill ? prompt + at : &next, take, at, blocks, n_blocks, seq));
         CHECK(runner_want(r, take - 1, &unused));
         CHECK(runner_step(r));
         device_copy_out(r->dev, row, r->model->logits, (size_t)vocab * sizeof *row);

@@ -11,6 +11,7 @@ struct reference {
     struct weights *weights; // of the device's default type, in memory of this process
     struct model *model;
     struct batch *batch;
+    int adapter; // of the model's table, that reference_logits() takes; -1, as opened: none
 };
 
 void reference_open(const char *folder, const char *device, struct reference *ret);

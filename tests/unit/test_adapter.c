@@ -236,10 +236,8 @@ static void logits_of(const int *adapter, int n, float *ret)
 {
     void *x;
     batch_clear(base.batch);
-    for (int s = 0; s < n; s++) {
-        batch_use_adapter(base.batch, adapter[s]);
-        assert_ok(batch_add_packed(base.batch, ids, TOKENS, -1, NULL));
-    }
+    for (int s = 0; s < n; s++)
+        assert_ok(batch_add_packed(base.batch, ids, TOKENS, -1, adapter[s], NULL));
     for (int i = 0; i < n * TOKENS; i++) assert_ok(batch_want_row(base.batch, i));
     assert_ok(batch_commit(base.batch, 0, 0));
     model_forward(base.model, batch_view(base.batch), NULL, NULL, &x);
@@ -273,7 +271,6 @@ static void one_batch_has_several(void **state)
     assert_memory_equal(together, plain, sizeof plain);
     assert_status(adapter_table_set(table, 2, a), ST_INVALID);
     model_use_adapters(base.model, NULL);
-    batch_use_adapter(base.batch, -1);
     adapter_table_free(table);
     release(a);
     release(b);
@@ -346,7 +343,6 @@ static void peft_opens_our_folder(void **state)
     logits_of((int[]){0}, 1, have);
     peft_agrees(python, base_folder(), folder, ids, TOKENS, have, VOCAB);
     model_use_adapters(base.model, NULL);
-    batch_use_adapter(base.batch, -1);
     adapter_table_free(table);
     adapter_free(made);
     release(a);

@@ -154,10 +154,8 @@ static void logits_of(struct reference *r, const int *adapter, int n, const int 
 {
     void *x;
     batch_clear(r->batch);
-    for (int s = 0; s < n; s++) {
-        batch_use_adapter(r->batch, adapter[s]);
-        assert_ok(batch_add_packed(r->batch, ids, TOKENS, -1, NULL));
-    }
+    for (int s = 0; s < n; s++)
+        assert_ok(batch_add_packed(r->batch, ids, TOKENS, -1, adapter[s], NULL));
     for (int i = 0; i < wanted; i++) assert_ok(batch_want_row(r->batch, rows[i]));
     assert_ok(batch_commit(r->batch, 0, 0));
     model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
@@ -181,7 +179,6 @@ static void rows_are_in_any_order(struct reference *r, struct adapter_table *tab
                             VOCAB * sizeof(float));
     for (int i = 1; i < 4; i++) assert_memory_not_equal(alone[i], alone[0], sizeof alone[0]);
     model_use_adapters(r->model, NULL);
-    batch_use_adapter(r->batch, -1);
 }
 
 static void a_row_has_its_adapter(void **state)

@@ -19,7 +19,8 @@ static void check(const struct added *rows, int n)
     assert_ok(device_open("cpu", &dev));
     assert_ok(batch_new(dev, 32, 8, 4, 8, &b));
     for (int i = 0; i < n; i++)
-        assert_ok(batch_add_paged(b, tokens, rows[i].n, rows[i].first, rows[i].blocks, 4, BLOCK));
+        assert_ok(batch_add_paged(b, tokens, rows[i].n, rows[i].first, rows[i].blocks, 4, BLOCK,
+                                  batch_plain));
     assert_ok(batch_commit(b, 0, 0));
     for (int i = 0; i < n; i++) assert_int_equal(batch_view(b)->stored[i], rows[i].stored);
     batch_free(b);
@@ -68,7 +69,7 @@ static void test_table_closes_up(void **state)
         for (int s = 0; s < SEQS; s++) {
             int32_t token = 1, blocks[20];
             for (int i = 0; i < 20; i++) blocks[i] = 100 * s + i;
-            assert_ok(batch_add_paged(b, &token, 1, firsts[s], blocks, 20, BLOCK));
+            assert_ok(batch_add_paged(b, &token, 1, firsts[s], blocks, 20, BLOCK, batch_plain));
         }
         for (int again = 0; again < 2; again++) {
             assert_ok(batch_commit(b, 0, 0));
@@ -92,7 +93,8 @@ static void test_padding(void **state)
     struct batch *b = NULL;
     assert_ok(device_open("cpu", &dev));
     assert_ok(batch_new(dev, 16, 8, 1, 4, &b));
-    for (int32_t s = 0; s < 5; s++) assert_ok(batch_add_paged(b, &s, 1, s % 4, blocks, 1, BLOCK));
+    for (int32_t s = 0; s < 5; s++)
+        assert_ok(batch_add_paged(b, &s, 1, s % 4, blocks, 1, BLOCK, batch_plain));
     assert_true(batch_decodes(b));
     assert_ok(batch_want_row(b, 4));
     assert_ok(batch_want_row(b, 2));
@@ -109,7 +111,7 @@ static void test_padding(void **state)
     assert_int_equal(batch_rows_device(b)[3], 0);
     batch_clear(b);
     const int32_t two[2] = {1, 2};
-    assert_ok(batch_add_paged(b, two, 2, 0, blocks, 1, BLOCK));
+    assert_ok(batch_add_paged(b, two, 2, 0, blocks, 1, BLOCK, batch_plain));
     assert_false(batch_decodes(b));
     assert_int_equal(batch_commit(b, 4, 4), ST_INVALID);
     batch_free(b);

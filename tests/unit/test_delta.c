@@ -164,9 +164,9 @@ static void prefixes_are_shared_to_the_bit(void **state)
     char *together = malloc((PROMPT + GROUP * EACH) * hidden);
     random_ids(ids, PROMPT + GROUP * EACH, 5, 190);
     batch_clear(r.batch);
-    assert_ok(batch_add_packed(r.batch, ids, PROMPT, -1, NULL));
+    assert_ok(batch_add_packed(r.batch, ids, PROMPT, -1, -1, NULL));
     for (int i = 0; i < GROUP; i++)
-        assert_ok(batch_add_packed(r.batch, ids + PROMPT + i * EACH, EACH, 0, NULL));
+        assert_ok(batch_add_packed(r.batch, ids + PROMPT + i * EACH, EACH, 0, -1, NULL));
     assert_ok(batch_commit(r.batch, 0, 0));
     model_forward(r.model, batch_view(r.batch), NULL, NULL, &x);
     memcpy(together, x, (PROMPT + GROUP * EACH) * hidden);
@@ -176,7 +176,7 @@ static void prefixes_are_shared_to_the_bit(void **state)
         memcpy(alone, ids, PROMPT * sizeof *ids);
         memcpy(alone + PROMPT, ids + PROMPT + i * EACH, EACH * sizeof *ids);
         batch_clear(r.batch);
-        assert_ok(batch_add_packed(r.batch, alone, PROMPT + EACH, -1, NULL));
+        assert_ok(batch_add_packed(r.batch, alone, PROMPT + EACH, -1, -1, NULL));
         assert_ok(batch_commit(r.batch, 0, 0));
         model_forward(r.model, batch_view(r.batch), NULL, NULL, &x);
         assert_memory_equal((char *)x + PROMPT * hidden, together + own, EACH * hidden);

@@ -25,8 +25,8 @@ static void fill(struct reference *r, int32_t *targets)
         targets[i] = (i * 17 + 5) % VOCAB;
     }
     batch_clear(r->batch);
-    assert_ok(batch_add_packed(r->batch, ids, FIRST, -1, NULL));
-    assert_ok(batch_add_packed(r->batch, ids + FIRST, SECOND, -1, NULL));
+    assert_ok(batch_add_packed(r->batch, ids, FIRST, -1, -1, NULL));
+    assert_ok(batch_add_packed(r->batch, ids + FIRST, SECOND, -1, -1, NULL));
     for (int i = 0; i < ROWS; i++) assert_ok(batch_want_row(r->batch, i));
     assert_ok(batch_commit(r->batch, 0, 0));
 }

@@ -43,7 +43,7 @@ static float *differentiate(struct reference *r, enum recompute recompute, size_
         dlogprobs[i] = 0.1f * (float)(1 + i % 5);
     }
     batch_clear(r->batch);
-    assert_ok(batch_add_packed(r->batch, ids, ROWS, -1, NULL));
+    assert_ok(batch_add_packed(r->batch, ids, ROWS, -1, -1, NULL));
     for (int i = 0; i < ROWS; i++) assert_ok(batch_want_row(r->batch, i));
     assert_ok(batch_commit(r->batch, 0, 0));
     assert_ok(model_new(r->dev, r->config, r->weights, ROWS, ROWS, ROWS, &m));

@@ -112,7 +112,7 @@ static void gradients_that_are_complete_stay(void **state)
         targets[i] = (i * 71 + 5) % shape.vocab;
         back[i] = 0.1f;
     }
-    assert_ok(batch_add_packed(batch, ids, ROWS, -1, NULL));
+    assert_ok(batch_add_packed(batch, ids, ROWS, -1, -1, NULL));
     for (int i = 0; i < ROWS; i++) assert_ok(batch_want_row(batch, i));
     assert_ok(batch_commit(batch, 0, 0));
     model_forward(r.model, batch_view(batch), NULL, tape, &x);

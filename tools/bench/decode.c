@@ -22,9 +22,8 @@ static enum status decoder_prefill(struct decoder *d)
         for (int at = 0; at < context; at += max) {
             int n = context - at < max ? context - at : max;
             runner_clear(d->runner);
-            batch_use_state(d->runner->batch, s, s);
             CHECK(runner_feed(d->runner, prompt + at, n, at, d->blocks + s * d->blocks_each,
-                              d->blocks_each));
+                              d->blocks_each, (struct batch_seq){-1, s, s}));
             CHECK(runner_step(d->runner));
             CHECK(device_sync(d->b->dev));
         }
@@ -81,9 +80,8 @@ enum status decoder_step(void *decoder)
                                         .stream = (uint64_t)s,
                                         .position = (uint64_t)at,
                                         .draft = SAMPLER_NO_DRAFT};
-        batch_use_state(d->runner->batch, s, s);
         CHECK(runner_feed(d->runner, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each,
-                          d->blocks_each));
+                          d->blocks_each, (struct batch_seq){-1, s, s}));
         CHECK(runner_want(d->runner, s, &row));
     }
     CHECK(runner_step(d->runner));

@@ -51,9 +51,8 @@ static enum status feed_step(struct prefill *p, int *s, int *at)
     while (*s < p->n && row < p->runner->limits.max_tokens) {
         const int room = p->runner->limits.max_tokens - row, left = p->context - *at;
         const int n = left < room ? left : room;
-        batch_use_state(p->runner->batch, *s, *s);
         CHECK(runner_feed(p->runner, p->prompt + *at, n, *at, p->blocks + *s * p->blocks_each,
-                          p->blocks_each));
+                          p->blocks_each, (struct batch_seq){-1, *s, *s}));
         row += n;
         *at += n;
         if (*at < p->context) continue;

@@ -504,7 +504,6 @@ enum status learner_prepare(struct learner *l)
     CHECK(prepare_backward(l));
     CHECK(prepare_balance(l));
     CHECK(prepare_rows(l));
-    if (l->options.adapter) batch_use_adapter(l->batch, 0);
     if (l->has_reference) CHECK(reference_new(l));
     if (l->draft) CHECK(status_context(learner_prepare(l->draft), "training the draft model"));
 out:
@@ -611,7 +610,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL, l->ranked, l->dentropy};
     if (n > 0) {
         batch_clear(l->batch);
-        CHECK(packing_fill(mb, groups, l->batch, l->targets));
+        CHECK(packing_fill(mb, groups, l->options.adapter ? 0 : -1, l->batch, l->targets));
         spans_lap(l->options.spans, SPAN_PACK);
         CHECK(end_of_backward(l)); // of the micro-batch before
         CHECK(batch_commit(l->batch, 0, 0));

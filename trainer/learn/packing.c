@@ -189,7 +189,7 @@ void packing_samples(const struct micro_batch *mb, const struct pack_group *grou
 
 // Adds a completion behind its prompt, and asks for the rows that its targets are predicted by.
 static enum status want_rows(struct batch *batch, const struct pack_completion *c, int prompt,
-                             int prompt_last)
+                             int prompt_last, int adapter)
 {
     enum status st = ST_OK;
     int row = prompt_last;
@@ -200,14 +200,14 @@ static enum status want_rows(struct batch *batch, const struct pack_completion *
             continue;
         }
         int seq;
-        CHECK(batch_add_packed(batch, c->ids, c->n - 1, prompt, &seq));
+        CHECK(batch_add_packed(batch, c->ids, c->n - 1, prompt, adapter, &seq));
         row = batch_first_row(batch, seq);
     }
 out:
     return st;
 }
 
-enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups,
+enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups, int adapter,
                          struct batch *batch, int32_t *ret_targets)
 {
     enum status st = ST_OK;
@@ -215,13 +215,13 @@ enum status packing_fill(const struct micro_batch *mb, const struct pack_group *
         const struct pack_part *part = &mb->parts[i];
         const struct pack_group *group = &groups[part->group];
         int prompt;
-        CHECK(batch_add_packed(batch, group->prompt, group->n_prompt, -1, &prompt));
+        CHECK(batch_add_packed(batch, group->prompt, group->n_prompt, -1, adapter, &prompt));
         int prompt_last = batch_first_row(batch, prompt) + group->n_prompt - 1;
         for (int c = 0; c < part->n; c++) {
             const struct pack_completion *completion = &group->completions[part->first + c];
             const int n = targets_of(completion);
             if (n == 0) continue;
-            CHECK(want_rows(batch, completion, prompt, prompt_last));
+            CHECK(want_rows(batch, completion, prompt, prompt_last, adapter));
             memcpy(ret_targets, completion->targets ? completion->targets : completion->ids,
                    (size_t)n * sizeof *ret_targets);
             ret_targets += n;

@@ -37,8 +37,9 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
 void packing_free(struct packing *p);
 
 // Puts a micro-batch into an empty `batch` (not yet committed) and its targets, first[n_seqs] of
-// them, into ret_targets; row i of the batch's wanted rows predicts target i.
-enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups,
+// them, into ret_targets; row i of the batch's wanted rows predicts target i. adapter: whose all
+// are computed with (model.h); -1: none.
+enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups, int adapter,
                          struct batch *batch, int32_t *ret_targets);
 
 // Of the rows that packing_fill() makes: whose they are, the same for a sample (or a group's
