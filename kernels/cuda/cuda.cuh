@@ -39,8 +39,10 @@ struct cuda_state {
     bool capturing;
     struct comm *captured; // whose calls are in what is being captured, or NULL (comm.cu)
     void (*launched)(struct comm *comm); // called when that is launched
-    bool
-        after_graph; // a graph's capture began or ended, or one was launched, since the last kernel
+    // Whether the last thing in the stream is a kernel of ours or of a library. Behind anything
+    // else (a graph's capture begun or ended or one launched, another stream's event) the next
+    // kernel does not begin early: cuda_enqueued().
+    bool behind_kernel;
 };
 
 #define N_TICKETS 65536
@@ -63,6 +65,12 @@ void cuda_uuid(const cudaDeviceProp *prop, char *ret, size_t size);
 // Records a failed call as the device's failure; true where it succeeded.
 bool cuda_ok(struct device *dev, cudaError_t error, const char *what);
 
+// Says what was enqueued last, to all that is not launched by cuda_launch().
+static inline void cuda_enqueued(struct cuda_state *state, bool kernel)
+{
+    state->behind_kernel = kernel;
+}
+
 static inline int ceil_div(int64_t a, int64_t b)
 {
     return (int)((a + b - 1) / b);
@@ -76,7 +84,7 @@ void cuda_launch_clusters(struct device *dev, const char *what, void (*kernel)(P
     struct cuda_state *state = cuda_use(dev);
     cudaLaunchAttribute attributes[2] = {};
     int n = 0;
-    if (state->major >= 9 && !state->after_graph) { // no such edge across a graph's border
+    if (state->major >= 9 && state->behind_kernel) { // no such edge across a graph's border
         attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[n++].val.programmaticStreamSerializationAllowed = 1;
     }
@@ -91,7 +99,7 @@ void cuda_launch_clusters(struct device *dev, const char *what, void (*kernel)(P
     config.stream = state->stream;
     config.attrs = attributes;
     config.numAttrs = n;
-    state->after_graph = false;
+    cuda_enqueued(state, true);
     cudaError_t error = cudaSuccess;
     if (shared > 48 * 1024)
         error =
@@ -219,6 +227,17 @@ template <typename F> static inline void with_type_wide(enum dtype dt, bool fits
         else
             f(t, number<1>());
     });
+}
+
+// The same, of f32 one element at a time: for what only a model in f32 has as f32.
+template <typename F> static inline void with_bf16_wide(enum dtype dt, bool fits, F f)
+{
+    if (dt == DT_F32)
+        f(float(), number<1>());
+    else if (fits)
+        f(bf16(), number<wide<bf16>>());
+    else
+        f(bf16(), number<1>());
 }
 
 // ---- reductions, in a fixed order --------------------------------------------------------------

@@ -379,7 +379,7 @@ static void shared_close(struct shared_memory *memory)
 static bool capture_begin(struct device *dev)
 {
     struct cuda_state *state = cuda_use(dev);
-    state->after_graph = true;
+    cuda_enqueued(state, false);
     state->captured = NULL;
     state->capturing = cuda_ok(
         dev, cudaStreamBeginCapture(state->stream, cudaStreamCaptureModeThreadLocal), "capture");
@@ -391,7 +391,7 @@ static enum status capture_end(struct device *dev, struct device_graph **ret)
     struct cuda_state *state = cuda_use(dev);
     cudaGraph_t graph = NULL;
     state->capturing = false;
-    state->after_graph = true;
+    cuda_enqueued(state, false);
     cudaError_t error = cudaStreamEndCapture(state->stream, &graph);
     if (error != cudaSuccess) return fail(dev, error, "ending a capture");
     struct device_graph *made = (struct device_graph *)calloc(1, sizeof *made);
@@ -414,7 +414,7 @@ static enum status capture_end(struct device *dev, struct device_graph **ret)
 static void graph_launch(struct device *dev, struct device_graph *graph)
 {
     struct cuda_state *state = cuda_use(dev);
-    state->after_graph = true;
+    cuda_enqueued(state, false);
     cuda_ok(dev, cudaGraphLaunch(graph->exec, state->stream), "launching a graph");
     if (graph->comm) graph->launched(graph->comm);
 }

@@ -30,16 +30,15 @@ __device__ __forceinline__ void load_tile(float *tile, int dims, F row_of)
     }
 }
 
-// LATENT: values are the keys' first entries.
-template <typename T, bool PAGED, bool LATENT>
-__global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
+// Of latent attention values are the keys' first entries.
+template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
 {
     grid_begin();
     extern __shared__ float shared[];
-    constexpr int DIMS = LATENT ? MAX_LATENT_DIMS : MAX_DIMS; // of a value
-    const int dims = a.head_dim, stride = dims + 1, value_dims = LATENT ? a.latent : dims;
+    const bool latent = a.latent > 0;
+    const int dims = a.head_dim, stride = dims + 1, value_dims = latent ? a.latent : dims;
     float *queries = shared, *keys = queries + TILE * stride;
-    float *values = LATENT ? keys : keys + KEYS * stride;
+    float *values = latent ? keys : keys + KEYS * stride;
     int s = blockIdx.z, kv_head = blockIdx.y, start = a.query_start[s];
     int n_packed = (a.query_start[s + 1] - start) * a.group, base = blockIdx.x * TILE;
     if (base >= n_packed) return;
@@ -53,26 +52,26 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
     });
     int first_row = start + base / a.group;
     int last_row = start + (min(base + TILE, n_packed) - 1) / a.group;
-    int lo = row_position<PAGED>(a, s, first_row), hi = row_position<PAGED>(a, s, last_row);
+    int lo = any_row_position(a, s, first_row), hi = any_row_position(a, s, last_row);
     lo = a.window > 0 ? max(0, lo - a.window + 1) : 0;
 
     int position[ROWS];
-    float top[ROWS], sum[ROWS], out[ROWS][DIMS] = {};
+    float top[ROWS], sum[ROWS], out[ROWS][MAX_LATENT_DIMS] = {};
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         int p = base + warp * ROWS + i;
-        position[i] = p < n_packed ? row_position<PAGED>(a, s, start + p / a.group) : -1;
+        position[i] = p < n_packed ? any_row_position(a, s, start + p / a.group) : -1;
         top[i] = -INFINITY;
         sum[i] = 0;
     }
     for (int tile = lo / KEYS * KEYS; tile <= hi; tile += KEYS) {
         auto row_of = [&](int r, const T *from) -> const T * {
             if (tile + r > hi) return NULL;
-            return from + key_row<PAGED>(a, s, tile + r) * a.kv_stride + (int64_t)kv_head * dims;
+            return from + any_key_row(a, s, tile + r) * a.kv_stride + (int64_t)kv_head * dims;
         };
         __syncthreads();
         load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
-        if (!LATENT) load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
+        if (!latent) load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
         __syncthreads();
         float p[ROWS] = {};
         for (int d = 0; d < dims; d++) {
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
             top[i] = now;
             sum[i] = __fmaf_rn(sum[i], factor, lanes_sum(p[i]));
 #pragma unroll
-            for (int k = 0; k < DIMS; k++) out[i][k] *= factor;
+            for (int k = 0; k < MAX_LATENT_DIMS; k++) out[i][k] *= factor;
         }
         int n = min(KEYS, hi - tile + 1);
         for (int j = 0; j < n; j++) {
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
 #pragma unroll
             for (int i = 0; i < ROWS; i++) w[i] = __shfl_sync(~0u, p[i], j);
 #pragma unroll
-            for (int k = 0; k < DIMS; k++) {
+            for (int k = 0; k < MAX_LATENT_DIMS; k++) {
                 if (k * 32 >= value_dims) break;
                 int d = k * 32 + lane;
                 float v = d < value_dims ? values[j * stride + d] : 0.f;
@@ -115,7 +114,7 @@ __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attn_args<T> a)
         sum[i] = with_sink(a, kv_head * a.group + p % a.group, top[i], sum[i]);
         float scale = sum[i] > 0 ? 1.f / sum[i] : 0.f;
 #pragma unroll
-        for (int k = 0; k < DIMS; k++) {
+        for (int k = 0; k < MAX_LATENT_DIMS; k++) {
             int d = k * 32 + lane;
             if (d < value_dims) a.out[at * value_dims + d] = from_f32<T>(out[i][k] * scale);
         }
@@ -130,14 +129,8 @@ static void plain(struct device *dev, const attn_call &c)
         const attn_args<T> a = attn_args_of<T>(c);
         dim3 grid(ceil_div((int64_t)c.batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs);
         size_t tiles = TILE + (a.latent > 0 ? 1 : 2) * KEYS;
-        auto launch = [&](auto kernel) {
-            cuda_launch(dev, "attention", kernel, grid, WARPS * 32,
-                        tiles * (a.head_dim + 1) * sizeof(float), a);
-        };
-        if (a.latent > 0)
-            launch(c.kv ? forward_kernel<T, true, true> : forward_kernel<T, false, true>);
-        else
-            launch(c.kv ? forward_kernel<T, true, false> : forward_kernel<T, false, false>);
+        cuda_launch(dev, "attention", forward_kernel<T>, grid, WARPS * 32,
+                    tiles * (a.head_dim + 1) * sizeof(float), a);
     });
 }
 

@@ -28,8 +28,9 @@ template <typename T> struct attn_args {
     int n_seqs, n_tokens;
     const int32_t *query_start, *positions, *context_len, *stored, *block_table;
     const int32_t *prefix_start, *prefix_len, *attend_end, *seq_of;
-    int table_stride, block_size, block_shift; // block_shift: log2 of the size, or -1
-    uint32_t group_inverse;                    // ceil(2^32 / group), 0 for a group of 1
+    // block_size: 0 of a packed batch; block_shift: log2 of the size, or -1
+    int table_stride, block_size, block_shift;
+    uint32_t group_inverse; // ceil(2^32 / group), 0 for a group of 1
 };
 
 // x / group for 0 <= x < 2^32 / group, without a division
@@ -141,6 +142,19 @@ __device__ __forceinline__ int row_position(const attn_args<T> &a, int s, int ro
         return number_at<FROM_L2>(a.context_len + s) > 0 ? number_at<FROM_L2>(a.positions + row)
                                                          : -1;
     return a.prefix_len[s] + row - a.query_start[s];
+}
+
+// The same, where a kernel serves both kinds of batch.
+template <typename T>
+__device__ __forceinline__ int64_t any_key_row(const attn_args<T> &a, int s, int j)
+{
+    return a.block_size > 0 ? key_row<true>(a, s, j) : key_row<false>(a, s, j);
+}
+
+template <typename T>
+__device__ __forceinline__ int any_row_position(const attn_args<T> &a, int s, int row)
+{
+    return a.block_size > 0 ? row_position<true>(a, s, row) : row_position<false>(a, s, row);
 }
 
 template <typename T>

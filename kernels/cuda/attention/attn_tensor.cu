@@ -137,7 +137,7 @@ struct query_tile {
 };
 
 // False where the block has nothing to do. The last rows see most and go first.
-template <bool PAGED, int KEYS>
+template <int KEYS>
 __device__ __forceinline__ bool query_tile_of(query_tile &t, const attn_args<bf16> &a)
 {
     t.s = blockIdx.z;
@@ -145,9 +145,9 @@ __device__ __forceinline__ bool query_tile_of(query_tile &t, const attn_args<bf1
     t.rows = {a.query_start[t.s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0, t.kv_head * a.group};
     packed_rows &p = t.rows;
     p.n = (a.query_start[t.s + 1] - p.start) * a.group;
-    if (p.base >= p.n || (PAGED && p.n <= FEW_ROWS)) return false;
-    t.lowest = row_position<PAGED>(a, t.s, place_of(a, p, 0).row);
-    t.highest = row_position<PAGED>(a, t.s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
+    if (p.base >= p.n || (a.block_size > 0 && p.n <= FEW_ROWS)) return false;
+    t.lowest = any_row_position(a, t.s, place_of(a, p, 0).row);
+    t.highest = any_row_position(a, t.s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
     t.first = a.window > 0 ? max(0, t.lowest - a.window + 1) / KEYS * KEYS : 0;
     return true;
 }
@@ -163,19 +163,19 @@ __device__ __forceinline__ void copy_queries(bf16 *to, const attn_args<bf16> &a,
 }
 
 // Keys, or values, from `start` on; zeros behind the last that the tile sees.
-template <int HD, int KEYS, bool PAGED>
+template <int HD, int KEYS>
 __device__ __forceinline__ void copy_keys(bf16 *to, const bf16 *from, const attn_args<bf16> &a,
                                           const query_tile &t, int start)
 {
     copy_tile<HD, KEYS>(to, a.head_dim, from, [&](int r, int64_t &at) {
         bool seen = start + r <= t.highest;
         if (seen)
-            at = key_row<PAGED>(a, t.s, start + r) * a.kv_stride + (int64_t)t.kv_head * a.head_dim;
+            at = any_key_row(a, t.s, start + r) * a.kv_stride + (int64_t)t.kv_head * a.head_dim;
         return seen;
     });
 }
 
-template <int HD, bool PAGED>
+template <int HD>
 __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(attn_args<bf16> a)
 {
     grid_begin();
@@ -184,13 +184,14 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     bf16 *queries = tiles, *keys = queries + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int warp = threadIdx.x / 32;
     query_tile t;
-    if (!query_tile_of<PAGED, KEYS>(t, a)) return;
+    if (!query_tile_of<KEYS>(t, a)) return;
     const packed_rows &p = t.rows;
     copy_queries<HD>(queries, a, t);
-    copy_keys<HD, KEYS, PAGED>(keys, a.k, a, t, t.first);
+    copy_keys<HD, KEYS>(keys, a.k, a, t, t.first);
     copies_commit();
 
-    rows_seen seen = seen_by<PAGED>(a, t.s, p, warp * 16);
+    rows_seen seen = a.block_size > 0 ? seen_by<true>(a, t.s, p, warp * 16)
+                                      : seen_by<false>(a, t.s, p, warp * 16);
     row_sums<HD> r;
     waiting_sums<HD> memory, *before = &memory;
     asm volatile("" : "+l"(before)); // in memory, whatever the compiler would rather do
@@ -203,14 +204,14 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
             clear(r);
             first_chunk = false;
         }
-        copy_keys<HD, KEYS, PAGED>(values, a.v, a, t, tile);
+        copy_keys<HD, KEYS>(values, a.v, a, t, tile);
         copies_commit();
         copies_wait<1>();
         __syncthreads();
         float w[KEYS / 8][4];
         product_rows<HD, KEYS>(w, queries, keys);
         __syncthreads(); // all are done with these keys
-        if (tile + KEYS <= t.highest) copy_keys<HD, KEYS, PAGED>(keys, a.k, a, t, tile + KEYS);
+        if (tile + KEYS <= t.highest) copy_keys<HD, KEYS>(keys, a.k, a, t, tile + KEYS);
         copies_commit();
 
         bool all_visible = tile + KEYS - 1 <= t.lowest &&
@@ -236,12 +237,10 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     store_result<HD>(r, a, p, warp * 16);
 }
 
-template <int HD>
-static void forward(struct device *dev, const attn_args<bf16> &a, int max_query, bool paged)
+template <int HD> static void forward(struct device *dev, const attn_args<bf16> &a, int max_query)
 {
     dim3 grid(ceil_div((int64_t)max_query * a.group, ROWS), a.n_kv_heads, a.n_seqs);
-    cuda_launch(dev, "attention", paged ? forward_kernel<HD, true> : forward_kernel<HD, false>,
-                grid, THREADS, forward_shared<HD>(), a);
+    cuda_launch(dev, "attention", forward_kernel<HD>, grid, THREADS, forward_shared<HD>(), a);
 }
 
 bool attn_mma_takes(struct device *, const attn_call &c)
@@ -258,7 +257,7 @@ void attn_mma(struct device *dev, const attn_call &c)
     const auto launch = a.head_dim <= 64    ? forward<64>
                         : a.head_dim <= 128 ? forward<128>
                                             : forward<256>;
-    launch(dev, a, c.batch->max_query, c.kv != NULL);
+    launch(dev, a, c.batch->max_query);
 }
 
 // ---- gradient of the queries -------------------------------------------------------------------
@@ -281,10 +280,10 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     query_tile t;
-    if (!query_tile_of<false, KEYS>(t, a)) return;
+    if (!query_tile_of<KEYS>(t, a)) return;
     const packed_rows &p = t.rows;
     auto copy = [&](bf16 *tile, const bf16 *from, int start) {
-        copy_keys<HD, KEYS, false>(tile, from, a, t, start);
+        copy_keys<HD, KEYS>(tile, from, a, t, start);
         copies_commit();
     };
     copy_queries<HD>(queries, a, t);

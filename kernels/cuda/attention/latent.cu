@@ -179,7 +179,7 @@ void cuda_latent_expand(struct device *dev, void *qkv, const void *q, const void
                         const void *keys, const struct latent_shape *s)
 {
     if (s->rows <= 0) return;
-    with_type_wide(s->dt, in_units(s, {qkv, q, kv, keys}), [&](auto t, auto v) {
+    with_bf16_wide(s->dt, in_units(s, {qkv, q, kv, keys}), [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "latent attention's expanded form", expand_kernel<T, V>,
@@ -222,7 +222,7 @@ void cuda_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkey
                              const struct latent_shape *s)
 {
     if (s->rows <= 0) return;
-    with_type_wide(s->dt, in_units(s, {dq, dkv, dkeys, dqkv}), [&](auto t, auto v) {
+    with_bf16_wide(s->dt, in_units(s, {dq, dkv, dkeys, dqkv}), [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         int units = s->n_heads * (s->nope + s->rope) + s->rope;

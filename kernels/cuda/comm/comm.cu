@@ -232,7 +232,7 @@ template <typename F> static void enqueue(struct comm *comm, const char *what, F
     if (!comm_failed(comm) && settle(comm, s->comm, what, f(s->comm, stream)))
         note(comm, what, stream);
     if (comm_failed(comm)) abort_comm(s);
-    cuda->after_graph = true; // the next kernel waits for NCCL's whole
+    cuda_enqueued(cuda, false); // the next kernel waits for NCCL's whole
     pthread_mutex_unlock(&s->mutex);
 }
 
@@ -425,7 +425,7 @@ static void nccl_join(struct comm *comm)
     if (!s->stream) return;
     cuda_ok(comm->dev, cudaEventRecord(s->after, s->stream), "join");
     cuda_ok(comm->dev, cudaStreamWaitEvent(cuda->stream, s->after, 0), "join");
-    cuda->after_graph = true;
+    cuda_enqueued(cuda, false);
 }
 
 // n elements in shares, one a rank, of whole words of peer_sum_add(); the last ones may be short.

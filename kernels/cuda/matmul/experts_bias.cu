@@ -64,7 +64,7 @@ void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int3
 {
     if (s->rows <= 0 || s->width <= 0) return;
     bool fits = aligned(16, {y, bias}, {(int64_t)(s->width * dtype_size(s->dt))});
-    with_type_wide(s->dt, fits, [&](auto t, auto v) {
+    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "experts_bias", bias_kernel<T, V>,

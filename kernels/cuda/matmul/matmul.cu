@@ -66,7 +66,7 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
                         dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, (float *)c,
                         (const T *)bias, shape->n);
         });
-    state->after_graph = false;
+    cuda_enqueued(state, true);
 }
 
 size_t cuda_matmul_scratch(int rows, int width)

@@ -347,14 +347,18 @@ static void launch_plain(struct device *dev, const matmul_call &c)
 
 static void experts_plain(struct device *dev, const matmul_call &c)
 {
-    with_type(c.shape->in, [&](auto t) {
-        with_type(c.shape->out, [&](auto u) {
-            using T = decltype(t);
-            using U = decltype(u);
-            (c.shape->trans_b ? launch_plain<false, false, T, U>
-                              : launch_plain<false, true, T, U>)(dev, c);
-        });
-    });
+    const auto launch = [&](auto t, auto u) {
+        using T = decltype(t);
+        using U = decltype(u);
+        (c.shape->trans_b ? launch_plain<false, false, T, U> : launch_plain<false, true, T, U>)(dev,
+                                                                                                c);
+    };
+    if (c.shape->in == DT_F32)
+        launch(float(), float());
+    else if (c.shape->out == DT_F32)
+        launch(bf16(), float());
+    else
+        launch(bf16(), bf16());
 }
 
 static void experts_plain_back(struct device *dev, const matmul_call &c)

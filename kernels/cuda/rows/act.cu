@@ -106,7 +106,7 @@ void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape
 {
     if (s->rows <= 0 || s->width <= 0) return;
     bool fits = aligned(16, {y, x}, {(int64_t)(s->width * dtype_size(s->dt))});
-    with_type_wide(s->dt, fits, [&](auto t, auto v) {
+    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         dim3 block = act_block(s, V);
@@ -120,7 +120,7 @@ void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const 
 {
     if (s->rows <= 0 || s->width <= 0) return;
     bool fits = aligned(16, {dx, y, dy, x}, {(int64_t)(s->width * dtype_size(s->dt))});
-    with_type_wide(s->dt, fits, [&](auto t, auto v) {
+    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         dim3 block = act_block(s, V);

@@ -304,7 +304,7 @@ void cuda_moe_combine(struct device *dev, void *y, const void *x, const int32_t 
     const int width = s->width;
     if (s->rows <= 0 || width <= 0) return;
     bool fits = aligned(16, {y, x}, {(int64_t)(width * dtype_size(s->dt))});
-    with_type_wide(s->dt, fits, [&](auto t, auto v) {
+    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "moe_combine", combine_kernel<T, V>,
@@ -343,7 +343,7 @@ void cuda_moe_combine_back(struct device *dev, void *dx, float *dweight, const v
     const int width = s->width;
     if (s->rows <= 0) return;
     bool fits = aligned(16, {dx, dy, x}, {(int64_t)(width * dtype_size(s->dt))});
-    with_type_wide(s->dt, fits, [&](auto t, auto v) {
+    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "moe_combine_back", combine_back_kernel<T, V>, s->rows * s->top_k, THREADS,

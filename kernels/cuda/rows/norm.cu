@@ -266,7 +266,7 @@ static void choose(struct device *dev, const struct norm_shape *s, bool pointers
         device_fail(dev, "a norm of %d elements: at most %d are supported", s->width, WIDEST);
         return;
     }
-    with_type_wide(s->dt, fits, [&](auto t, auto v) {
+    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
         if constexpr (decltype(v)::value == 1)
             f(t, v, number<32>(), number<512>());
         else if (s->width <= 512)
@@ -289,9 +289,9 @@ static summed sum_of(struct device *dev, const struct norm_args *args,
     void *x = (void *)args->x;
     const size_t n = (size_t)shape->rows * shape->width;
     // all blocks have begun when one of them waits for another rank (peer_sum.cu)
-    fits = fits && shape->rows <= cuda_use(dev)->n_sms && shape->heads == 1 &&
-           shape->stride == shape->width && shape->width * dtype_size(shape->dt) % 16 == 0 &&
-           shape->width <= WIDEST;
+    fits = fits && shape->dt == DT_BF16 && shape->rows <= cuda_use(dev)->n_sms &&
+           shape->heads == 1 && shape->stride == shape->width &&
+           shape->width * dtype_size(shape->dt) % 16 == 0 && shape->width <= WIDEST;
     const struct peer_places *places =
         fits ? comm_take_sum(args->sum, x, n, shape->dt, &of.sent) : NULL;
     if (places)
