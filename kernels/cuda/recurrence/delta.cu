@@ -18,8 +18,8 @@
 #define CHUNK          64
 #define PART           32
 #define PART_PITCH     (PART + 4) // in shared memory, where the parts are read side by side
-#define MOST_PARTS     (DELTA_MOST_DIM / PART)
-#define MOST_WARPS     (DELTA_MOST_DIM * MOST_PARTS / 32)
+#define PARTS          (DELTA_MOST_DIM / PART) // of a column; those behind a narrower head's are zeros
+#define MOST_WARPS     (DELTA_MOST_DIM * PARTS / 32)
 #define BLOCKS_PER_SM  4 // of the forward pass of packed batches
 #define LENGTH_EPS     1e-6f
 #define SHARED_THREADS 256
@@ -35,14 +35,14 @@ struct source { // of a value head, and which part of which column a thread has
 };
 
 // A row's numbers as they lie in memory, a lane's part.
-template <int PARTS> struct raw_row {
+struct raw_row {
     float q[PARTS], k[PARTS], v, b, a;
 };
 
-template <typename T, int PARTS>
-__device__ __forceinline__ raw_row<PARTS> read_raw(const T *qkv, const source &f, int row)
+template <typename T>
+__device__ __forceinline__ raw_row read_raw(const T *qkv, const source &f, int row)
 {
-    raw_row<PARTS> r;
+    raw_row r;
     const T *at = qkv + (int64_t)row * f.width;
     const float *gates = f.gates + (int64_t)row * 2 * f.n_heads;
     int lane = threadIdx.x % 32;
@@ -68,13 +68,11 @@ __device__ __forceinline__ float softplus_of(float x)
     return x > 20.f ? x : log1pf(expf(x));
 }
 
-template <int PARTS> struct vectors { // a warp's
+struct vectors { // a warp's
     float q[PARTS * PART_PITCH], k[PARTS * PART_PITCH];
 };
 
-template <int PARTS>
-__device__ __forceinline__ gates_of_row prepare(vectors<PARTS> &to, const raw_row<PARTS> &r,
-                                                const source &f)
+__device__ __forceinline__ gates_of_row prepare(vectors &to, const raw_row &r, const source &f)
 {
     gates_of_row g;
     float qq = 0, kk = 0;
@@ -102,7 +100,7 @@ __device__ __forceinline__ gates_of_row prepare(vectors<PARTS> &to, const raw_ro
 }
 
 // The sum over the lanes that share a column, given to all of them.
-template <int PARTS> __device__ __forceinline__ float parts_sum(float x)
+__device__ __forceinline__ float parts_sum(float x)
 {
 #pragma unroll
     for (int o = 32 / PARTS; o < 32; o <<= 1) x += __shfl_xor_sync(~0u, x, o);
@@ -111,8 +109,7 @@ template <int PARTS> __device__ __forceinline__ float parts_sum(float x)
 
 // A thread's part of S, one row further; returns what the column gives. error: the value less what
 // S had for its key.
-template <int PARTS>
-__device__ __forceinline__ float advance(float (&S)[PART], const vectors<PARTS> &row,
+__device__ __forceinline__ float advance(float (&S)[PART], const vectors &row,
                                          const gates_of_row &g, const source &f, float &error)
 {
     const float *own_k = row.k + f.part * PART_PITCH, *own_q = row.q + f.part * PART_PITCH;
@@ -127,7 +124,7 @@ __device__ __forceinline__ float advance(float (&S)[PART], const vectors<PARTS> 
             had[i] = fmaf(S[k + i], keys[i], had[i]);
         }
     }
-    error = g.v - parts_sum<PARTS>((had[0] + had[1]) + (had[2] + had[3]));
+    error = g.v - parts_sum((had[0] + had[1]) + (had[2] + had[3]));
     float add = g.beta * error;
 #pragma unroll
     for (int k = 0; k < PART; k += 4) {
@@ -140,10 +137,9 @@ __device__ __forceinline__ float advance(float (&S)[PART], const vectors<PARTS> 
             out[i] = fmaf(S[k + i], queries[i], out[i]);
         }
     }
-    return parts_sum<PARTS>((out[0] + out[1]) + (out[2] + out[3]));
+    return parts_sum((out[0] + out[1]) + (out[2] + out[3]));
 }
 
-template <int PARTS>
 __device__ __forceinline__ source source_of(const delta_shape &s, const float *gates, float a_log,
                                             float dt_bias, int head)
 {
@@ -222,34 +218,34 @@ __device__ __forceinline__ void write_slot(float *slot, const float (&S)[PART], 
 
 // ---- forward ------------------------------------------------------------------------------------
 
-template <typename T, int PARTS>
+template <typename T>
 __device__ __forceinline__ void run(float (&S)[PART], T *out, const T *qkv, const source &f,
-                                    vectors<PARTS> &row_vectors, int first, int end)
+                                    vectors &row_vectors, int first, int end)
 {
     float error;
-    raw_row<PARTS> next = read_raw<T, PARTS>(qkv, f, first);
+    raw_row next = read_raw<T>(qkv, f, first);
     for (int row = first; row < end; row++) {
-        gates_of_row g = prepare<PARTS>(row_vectors, next, f);
-        if (row + 1 < end) next = read_raw<T, PARTS>(qkv, f, row + 1);
-        float y = advance<PARTS>(S, row_vectors, g, f, error);
+        gates_of_row g = prepare(row_vectors, next, f);
+        if (row + 1 < end) next = read_raw<T>(qkv, f, row + 1);
+        float y = advance(S, row_vectors, g, f, error);
         if (speaks(f))
             out[((int64_t)row * f.n_heads + f.head) * f.head_dim + f.column] = from_f32<T>(y);
     }
 }
 
-template <typename T, int PARTS>
+template <typename T>
 __global__ void __launch_bounds__(MOST_WARPS * 32)
     delta_kernel(T *out, const T *qkv, const float *gates, const T *a_log, const T *dt_bias,
                  delta_rows b, delta_shape s, float *scratch)
 {
     grid_begin();
-    __shared__ vectors<PARTS> shared[MOST_WARPS];
-    vectors<PARTS> &mine = shared[threadIdx.x / 32];
+    __shared__ vectors shared[MOST_WARPS];
+    vectors &mine = shared[threadIdx.x / 32];
     float *prefix = scratch + (int64_t)blockIdx.x * PART * blockDim.x;
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads; unit += gridDim.x) {
         int seq = unit / s.n_heads, head = unit % s.n_heads;
         if (!delta_begins(b, seq)) continue;
-        source f = source_of<PARTS>(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head);
+        source f = source_of(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head);
         int first = b.query_start[seq], end = delta_unit_end(b, seq);
         float S[PART];
         clear(S);
@@ -264,7 +260,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
         }
         for (int next = seq; next < end; next++) {
             if (!b.paged && next > seq) recall(S, prefix);
-            run<T, PARTS>(S, out, qkv, f, mine, b.query_start[next], b.query_start[next + 1]);
+            run<T>(S, out, qkv, f, mine, b.query_start[next], b.query_start[next + 1]);
             if (!b.paged && next == seq && end > seq + 1) keep(prefix, S);
             if (b.paged && delta_leaves(b, next, end))
                 write_slot(slot_of(b, b.state_slot[next], s, head), S, f);
@@ -272,28 +268,9 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     }
 }
 
-// Parts of a column: a power of two, so that a warp has whole columns.
-static int parts_of(const struct delta_shape *s)
-{
-    return s->key_dim <= PART ? 1 : s->key_dim <= 2 * PART ? 2 : 4;
-}
-
-// Calls f(element, number<PARTS>).
-template <typename F> static void with_parts(const struct delta_shape *s, F f)
-{
-    with_type(s->dt, [&](auto t) {
-        if (parts_of(s) == 1)
-            f(t, number<1>());
-        else if (parts_of(s) == 2)
-            f(t, number<2>());
-        else
-            f(t, number<4>());
-    });
-}
-
 static int threads_of(const struct delta_shape *s)
 {
-    return ceil_div(s->head_dim * parts_of(s), 32) * 32;
+    return ceil_div(s->head_dim * PARTS, 32) * 32;
 }
 
 static int64_t matrix_of(const struct delta_shape *s) // in scratch
@@ -318,10 +295,9 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
     if (!rows.paged &&
         !(scratch = (float *)cuda_workspace(dev, blocks * matrix_of(s) * sizeof(float))))
         return;
-    with_parts(s, [&](auto t, auto parts) {
+    with_type(s->dt, [&](auto t) {
         using T = decltype(t);
-        constexpr int PARTS = decltype(parts)::value;
-        cuda_launch(dev, "delta_rule", delta_kernel<T, PARTS>, blocks, threads_of(s), 0, (T *)out,
+        cuda_launch(dev, "delta_rule", delta_kernel<T>, blocks, threads_of(s), 0, (T *)out,
                     (const T *)a->qkv, a->gates, (const T *)a->a_log, (const T *)a->dt_bias, rows,
                     *s, scratch);
     });
@@ -383,8 +359,8 @@ template <int N> __device__ __forceinline__ float lane_sums(float (&x)[N])
     return x[0];
 }
 
-template <int PARTS> struct back_shared {
-    vectors<PARTS> rows[MOST_WARPS];
+struct back_shared {
+    vectors rows[MOST_WARPS];
     float dq[MOST_WARPS][PARTS * PART], dk[MOST_WARPS][PARTS * PART];
     float dbeta[MOST_WARPS], ddecay[MOST_WARPS];
 };
@@ -395,10 +371,9 @@ template <typename T> struct back_arrays {
 };
 
 // S before every chunk of a sequence's rows, and behind the last, from S on.
-template <typename T, int PARTS>
+template <typename T>
 __device__ __noinline__ float *keep_states(float *kept, const float *from, const T *qkv,
-                                           const source &f, vectors<PARTS> &mine, int first,
-                                           int end)
+                                           const source &f, vectors &mine, int first, int end)
 {
     float S[PART], error;
     if (from)
@@ -410,32 +385,32 @@ __device__ __noinline__ float *keep_states(float *kept, const float *from, const
             keep(kept, S);
             kept += PART * blockDim.x;
         }
-        gates_of_row g = prepare<PARTS>(mine, read_raw<T, PARTS>(qkv, f, row), f);
-        advance<PARTS>(S, mine, g, f, error);
+        gates_of_row g = prepare(mine, read_raw<T>(qkv, f, row), f);
+        advance(S, mine, g, f, error);
     }
     keep(kept, S);
     return kept;
 }
 
 // S before each row of a chunk, and each row's error.
-template <typename T, int PARTS>
+template <typename T>
 __device__ __noinline__ void replay_chunk(float *chunk, float *errors, const float *from,
-                                          const T *qkv, const source &f, vectors<PARTS> &mine,
-                                          int first, int n)
+                                          const T *qkv, const source &f, vectors &mine, int first,
+                                          int n)
 {
     float S[PART], error;
     recall(S, from);
     for (int i = 0; i < n; i++) {
         keep(chunk + (int64_t)i * PART * blockDim.x, S);
-        gates_of_row g = prepare<PARTS>(mine, read_raw<T, PARTS>(qkv, f, first + i), f);
-        advance<PARTS>(S, mine, g, f, error);
+        gates_of_row g = prepare(mine, read_raw<T>(qkv, f, first + i), f);
+        advance(S, mine, g, f, error);
         errors[i * blockDim.x + threadIdx.x] = error;
     }
 }
 
 // The warps' sums of a row, added in order.
-template <typename T, int PARTS>
-__device__ __forceinline__ void join_warps(const back_shared<PARTS> &w, const back_arrays<T> &to,
+template <typename T>
+__device__ __forceinline__ void join_warps(const back_shared &w, const back_arrays<T> &to,
                                            const back_memory &m, const source &f,
                                            const gates_of_row &g, int row)
 {
@@ -463,16 +438,16 @@ __device__ __forceinline__ void join_warps(const back_shared<PARTS> &w, const ba
 }
 
 // From the gradient of S behind a row to that before it, in dS, and the row's own gradients.
-template <typename T, int PARTS>
-__device__ __forceinline__ void back_row(float (&dS)[PART], back_shared<PARTS> &w,
-                                         const float *before, float error, const back_arrays<T> &to,
+template <typename T>
+__device__ __forceinline__ void back_row(float (&dS)[PART], back_shared &w, const float *before,
+                                         float error, const back_arrays<T> &to,
                                          const back_memory &m, const source &f, int row)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int64_t value = ((int64_t)row * f.n_heads + f.head) * f.head_dim + f.column;
     const float *q = w.rows[warp].q + f.part * PART_PITCH,
                 *k = w.rows[warp].k + f.part * PART_PITCH;
-    gates_of_row g = prepare<PARTS>(w.rows[warp], read_raw<T, PARTS>(to.qkv, f, row), f);
+    gates_of_row g = prepare(w.rows[warp], read_raw<T>(to.qkv, f, row), f);
     float dout = f.column < f.head_dim ? to_f32(to.dout[value]) : 0.f;
     float add = g.beta * error, dadd = 0, ddecay = 0;
 #pragma unroll
@@ -480,7 +455,7 @@ __device__ __forceinline__ void back_row(float (&dS)[PART], back_shared<PARTS> &
         dS[i] = fmaf(q[i], dout, dS[i]);
         dadd = fmaf(dS[i], k[i], dadd);
     }
-    dadd = parts_sum<PARTS>(dadd);
+    dadd = parts_sum(dadd);
     float dv = g.beta * dadd, dread = -dv;
     if (speaks(f)) to.dqkv[(int64_t)row * f.width + f.value_at + f.column] = from_f32<T>(dv);
     constexpr int COLUMNS = 32 / PARTS;
@@ -508,60 +483,58 @@ __device__ __forceinline__ void back_row(float (&dS)[PART], back_shared<PARTS> &
         w.ddecay[warp] = ddecay;
     }
     __syncthreads();
-    join_warps<T, PARTS>(w, to, m, f, g, row);
+    join_warps<T>(w, to, m, f, g, row);
     __syncthreads();
 }
 
 // The rows of a sequence from the last to the first; dS is in the block's scratch between chunks.
-template <typename T, int PARTS>
-__device__ void back_sequence(back_shared<PARTS> &w, float *memory, const float *kept,
+template <typename T>
+__device__ void back_sequence(back_shared &w, float *memory, const float *kept,
                               const back_arrays<T> &to, const back_memory &m, const source &f,
                               int first, int end)
 {
     for (int c = (end - first + CHUNK - 1) / CHUNK - 1; c >= 0; c--) {
         int from = first + c * CHUNK, n = min(end - from, CHUNK);
-        replay_chunk<T, PARTS>(memory + m.chunk, memory + m.errors,
-                               kept + (int64_t)c * PART * blockDim.x, to.qkv, f,
-                               w.rows[threadIdx.x / 32], from, n);
+        replay_chunk<T>(memory + m.chunk, memory + m.errors, kept + (int64_t)c * PART * blockDim.x,
+                        to.qkv, f, w.rows[threadIdx.x / 32], from, n);
         float dS[PART];
         recall(dS, memory + m.dS);
         for (int i = n - 1; i >= 0; i--)
-            back_row<T, PARTS>(dS, w, memory + m.chunk + (int64_t)i * PART * blockDim.x,
-                               memory[m.errors + i * blockDim.x + threadIdx.x], to, m, f, from + i);
+            back_row<T>(dS, w, memory + m.chunk + (int64_t)i * PART * blockDim.x,
+                        memory[m.errors + i * blockDim.x + threadIdx.x], to, m, f, from + i);
         keep(memory + m.dS, dS);
     }
 }
 
-template <typename T, int PARTS>
+template <typename T>
 __global__ void __launch_bounds__(MOST_WARPS * 32)
     delta_back_kernel(back_arrays<T> to, back_memory m, const float *gates, const T *a_log,
                       const T *dt_bias, delta_rows b, delta_shape s)
 {
     grid_begin();
-    __shared__ back_shared<PARTS> w;
+    __shared__ back_shared w;
     float *memory = m.at + (int64_t)blockIdx.x * m.block;
-    vectors<PARTS> &mine = w.rows[threadIdx.x / 32];
+    vectors &mine = w.rows[threadIdx.x / 32];
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads; unit += gridDim.x) {
         int seq = unit / s.n_heads, head = unit % s.n_heads;
         if (!delta_begins(b, seq)) continue;
-        source f = source_of<PARTS>(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head);
+        source f = source_of(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head);
         float *kept = memory + m.kept, *dS = memory + m.dS, *sum = memory + m.dS_prefix;
-        float *behind = keep_states<T, PARTS>(kept, NULL, to.qkv, f, mine, b.query_start[seq],
-                                              b.query_start[seq + 1]);
+        float *behind =
+            keep_states<T>(kept, NULL, to.qkv, f, mine, b.query_start[seq], b.query_start[seq + 1]);
         float *own = behind + PART * blockDim.x;
         for (int k = 0; k < PART; k++) sum[k * blockDim.x + threadIdx.x] = 0.f;
         for (int child = seq + 1; child < delta_unit_end(b, seq); child++) {
             int first = b.query_start[child], end = b.query_start[child + 1];
-            keep_states<T, PARTS>(own, behind, to.qkv, f, mine, first, end);
+            keep_states<T>(own, behind, to.qkv, f, mine, first, end);
             for (int k = 0; k < PART; k++) dS[k * blockDim.x + threadIdx.x] = 0.f;
-            back_sequence<T, PARTS>(w, memory, own, to, m, f, first, end);
+            back_sequence<T>(w, memory, own, to, m, f, first, end);
             for (int k = 0; k < PART; k++)
                 sum[k * blockDim.x + threadIdx.x] += dS[k * blockDim.x + threadIdx.x];
         }
         for (int k = 0; k < PART; k++)
             dS[k * blockDim.x + threadIdx.x] = sum[k * blockDim.x + threadIdx.x];
-        back_sequence<T, PARTS>(w, memory, kept, to, m, f, b.query_start[seq],
-                                b.query_start[seq + 1]);
+        back_sequence<T>(w, memory, kept, to, m, f, b.query_start[seq], b.query_start[seq + 1]);
     }
 }
 
@@ -625,13 +598,12 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
     struct back_memory m = lay_out_back(s, blocks, n, a->batch.view->max_context);
     m.at = (float *)cuda_workspace(dev, m.end * sizeof(float));
     if (!m.at) return;
-    with_parts(s, [&](auto t, auto parts) {
+    with_type(s->dt, [&](auto t) {
         using T = decltype(t);
-        constexpr int PARTS = decltype(parts)::value;
         const back_arrays<T> arrays = {(T *)grads->qkv, (T *)grads->gates, (const T *)dout,
                                        (const T *)a->qkv};
-        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T, PARTS>, blocks, threads_of(s), 0,
-                    arrays, m, a->gates, (const T *)a->a_log, (const T *)a->dt_bias, rows, *s);
+        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T>, blocks, threads_of(s), 0, arrays,
+                    m, a->gates, (const T *)a->a_log, (const T *)a->dt_bias, rows, *s);
         cuda_launch(dev, "delta_rule_back", length_back_kernel<T>, dim3(n, s->n_key_heads, 2), 32,
                     0, (T *)grads->qkv, (const T *)a->qkv, (const float *)(m.at + m.dvectors), *s);
     });
