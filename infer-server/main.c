@@ -189,24 +189,15 @@ out:
     return st;
 }
 
-static void default_path(const char *given, const char *name, char ret[PATH_MAX])
-{
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    if (given)
-        snprintf(ret, PATH_MAX, "%s", given);
-    else if (runtime && *runtime)
-        snprintf(ret, PATH_MAX, "%s/commonweight/%s", runtime, name);
-    else
-        snprintf(ret, PATH_MAX, "/run/commonweight/%s", name);
-}
-
 // Clients of a bridge run in other folders: what stands in the bridge file must be absolute.
-static void make_absolute(char path[PATH_MAX])
+static enum status choose_path(const char *given, const char *name, char ret[PATH_MAX])
 {
-    char folder[PATH_MAX], whole[PATH_MAX];
-    if (path[0] == '/' || !getcwd(folder, sizeof folder)) return;
-    int n = snprintf(whole, sizeof whole, "%s/%s", folder, path);
-    if (n > 0 && n < PATH_MAX) memcpy(path, whole, (size_t)n + 1);
+    char path[PATH_MAX];
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    const bool own = runtime && *runtime;
+    if (given) return path_absolute(given, ret, PATH_MAX);
+    snprintf(path, sizeof path, "%s/commonweight/%s", own ? runtime : "/run", name);
+    return path_absolute(path, ret, PATH_MAX);
 }
 
 // Each socket may have as many as were asked for, or what there is room for beside the server's own
@@ -280,10 +271,8 @@ static enum status serve(void *context)
     o.unix_fd = o.tcp_fd = -1;
     if (!o.http.max_buffered) o.http.max_buffered = 32 * o.http.max_body;
     fit_connections(c, &o.http.max_connections);
-    default_path(c->socket, "server.sock", socket_path);
-    default_path(c->bridge, "bridge.json", bridge_path);
-    make_absolute(socket_path);
-    make_absolute(bridge_path);
+    CHECK(choose_path(c->socket, "server.sock", socket_path));
+    CHECK(choose_path(c->bridge, "bridge.json", bridge_path));
     o.engine.bridge_path = bridge_path;
     CHECK(find_rank(c, &o.engine.who));
     if (c->tensor_parallel > 1 && !o.engine.who.counted) {

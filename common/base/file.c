@@ -377,3 +377,14 @@ enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format
         return status_fail(ST_INVALID, "%s/%.100s: the path is too long", folder, name);
     return ST_OK;
 }
+
+enum status path_absolute(const char *path, char *ret, size_t size)
+{
+    char folder[PATH_ROOM] = "";
+    if (path[0] != '/' && !getcwd(folder, sizeof folder))
+        return status_fail(ST_IO, "the working folder has no path: %m");
+    const int n = snprintf(ret, size, "%s%s%s", folder, folder[0] ? "/" : "", path);
+    if (n < 0 || (size_t)n >= size)
+        return status_fail(ST_INVALID, "%s: a path of more than %zu bytes", path, size - 1);
+    return ST_OK;
+}

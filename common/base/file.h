@@ -62,5 +62,7 @@ char *path_join(const char *folder, const char *name);
 #define PATH_ROOM 4096
 enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+// One that does not depend on the working folder. Links and ".." stay.
+enum status path_absolute(const char *path, char *ret, size_t size);
 
 #endif

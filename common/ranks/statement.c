@@ -1,5 +1,5 @@
 /* statement.c: statements as JSON, and their comparison. */
-#include "common/ranks/statement.h"
+#include "common/ranks/rendezvous.h"
 #include "common/base/json.h"
 
 #include <stdio.h>

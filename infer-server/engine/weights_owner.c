@@ -47,23 +47,6 @@ struct weights_owner {
     char *socket_path;         // NULL: not announced yet
 };
 
-// An absolute path, so that the names do not depend on the working folder.
-static enum status absolute_path(const char *path, char *ret, size_t size)
-{
-    char cwd[PATH_MAX] = "";
-    int n;
-    if (path[0] == '/')
-        n = snprintf(ret, size, "%s", path);
-    else if (!getcwd(cwd, sizeof cwd))
-        return status_fail(ST_IO, "the working folder has no path: %m");
-    else
-        n = snprintf(ret, size, "%s/%s", cwd, path);
-    if (n < 0 || (size_t)n >= size)
-        return status_fail(ST_INVALID, "--bridge %s: a path of more than %zu bytes", path,
-                           size - 1);
-    return ST_OK;
-}
-
 #define NO_FOLDER    "(random weights)"
 #define FOLLOWERS_MS 10000 // of other shards' trainers to end, once that of rank 0 is gone
 
@@ -165,7 +148,8 @@ enum status weights_owner_new(struct device *dev, struct group *group,
     if (!o) return status_fail(ST_NO_MEMORY, "no memory for the owner of the weights");
     o->dev = dev;
     o->group = group;
-    CHECK(absolute_path(bridge_path, o->bridge_path, sizeof o->bridge_path));
+    CHECK(status_context(path_absolute(bridge_path, o->bridge_path, sizeof o->bridge_path),
+                         "--bridge"));
     hash_sha256_hex(o->bridge_path, strlen(o->bridge_path), 8, o->path_hash);
     snprintf(o->page_name, sizeof o->page_name, PAGE_WRITE, o->path_hash);
     for (int i = 0; i < WEIGHTS_ROLES; i++) {
@@ -214,7 +198,7 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
                                .n_tensors = w->n_tensors};
     enum status st = ST_OK;
     if (folder && folder[0])
-        st = absolute_path(folder, role.model, sizeof role.model);
+        st = path_absolute(folder, role.model, sizeof role.model);
     else
         snprintf(role.model, sizeof role.model, "%s", NO_FOLDER);
     if (st != ST_OK) return st;
@@ -320,7 +304,7 @@ static enum status announce(struct weights_owner *o)
     snprintf(file.device_uuid, sizeof file.device_uuid, "%s", device_uuid(o->dev));
     snprintf(file.device, sizeof file.device, "%s", device_spec(o->dev));
     snprintf(file.control_page, sizeof file.control_page, "%s", o->page_name);
-    CHECK(absolute_path(o->socket_path, file.socket, sizeof file.socket));
+    CHECK(path_absolute(o->socket_path, file.socket, sizeof file.socket));
     CHECK(bridge_file_write(&file));
 out:
     for (int i = 0; i < file.n_roles; i++) free(roles[i].tensors);

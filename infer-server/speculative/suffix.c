@@ -15,7 +15,6 @@
  * Tables double as they fill; one that has reached MOST_ENTRIES takes no new entries but goes on
  * counting. Prompts are found through chains of a fixed array of heads, and stand in a list in the
  * order of their last use. */
-#include "infer-server/speculative/suffix_memory.h"
 #include "common/base/hash.h"
 #include "infer-server/speculative/method.h"
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/model/adapter_config.h"
+#include "common/model/adapter.h"
 #include "tests/support/offline.h"
 
 #include <math.h>

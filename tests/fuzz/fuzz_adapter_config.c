@@ -1,7 +1,7 @@
 /* fuzz_adapter_config.c: any text as an adapter_config.json: refused, or one that says of every
  * module what is done to it. (adapter_model.safetensors is fuzz_safetensors.c's.) */
 #include "common/base/json.h"
-#include "common/model/adapter_config.h"
+#include "common/model/adapter.h"
 #include <math.h>
 #include <stdlib.h>
 

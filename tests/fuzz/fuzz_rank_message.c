@@ -1,7 +1,7 @@
 /* fuzz_rank_message.c: libFuzzer entry for what comes over a connection between ranks: its frames,
  * whose seal is not to be guessed, and the statement within one, which is read as if it were. */
 #include "common/base/json.h"
-#include "common/ranks/statement.h"
+#include "common/ranks/rendezvous.h"
 #include "common/ranks/wire.h"
 
 #include <stdlib.h>

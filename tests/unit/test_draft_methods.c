@@ -3,7 +3,7 @@
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/speculative/speculative.h"
-#include "infer-server/speculative/suffix_memory.h"
+#include "infer-server/speculative/method.h"
 
 static void names_of_methods(void **state)
 {

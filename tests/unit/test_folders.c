@@ -3,7 +3,7 @@
  * else the sentence says what is needed. */
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/model/adapter_config.h"
+#include "common/model/adapter.h"
 #include "common/model/chat_template.h"
 #include "common/model/config.h"
 #include "common/model/tokenizer.h"

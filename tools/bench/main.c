@@ -27,8 +27,8 @@
  * unless --model is given.
  */
 #include "common/base/program.h"
+#include "common/model/adapter.h"
 #include "common/model/model.h"
-#include "common/model/adapter_config.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/config.h"
