@@ -16,7 +16,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define OWN_FILES 128 // descriptors beside those of connections
 #define HOSTS_MAX 64  // names in --allowed-hosts

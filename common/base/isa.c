@@ -3,7 +3,6 @@
  * what the rest of the program was compiled for. Empty elsewhere. */
 #ifdef CW_ISA
 #include <stdbool.h>
-#include <string.h>
 #include <unistd.h>
 
 static bool supported(void)

@@ -4,7 +4,6 @@
 #include "common/base/file.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
  * A condition is text, read anew where it is needed: there are some hundred, looked at once. */
 #include "common/base/option_set.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 // One term of a condition: the name of an option, and what its value is compared with.

@@ -9,7 +9,6 @@
 #include "common/base/option_set.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>

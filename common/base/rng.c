@@ -3,8 +3,6 @@
 #include "common/base/rng.h"
 #include "common/base/hash.h"
 
-#include <math.h>
-
 void rng_init(struct rng *r, uint64_t seed, uint64_t stream)
 {
     *r = (struct rng){.seed = seed, .stream = stream, .used = 4};

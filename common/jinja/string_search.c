@@ -1,7 +1,6 @@
 /* string_search.c: str's methods that look for a text, and replace it, and the filter `replace`.
  * One thread. */
 #include "common/jinja/run.h"
-#include "common/jinja/text.h"
 
 const char *string_find_last(struct run *r, const char *s, size_t n, const struct string *what)
 {

@@ -3,7 +3,6 @@
  * jobs, where its numbers are those of the launchers. */
 #include "common/ranks/ranks.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

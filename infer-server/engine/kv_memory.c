@@ -6,7 +6,6 @@
  * larger part (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free"
  * there is memory that the system would otherwise use to cache files. */
 #include "infer-server/engine/kv_memory.h"
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 

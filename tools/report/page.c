@@ -8,7 +8,6 @@
 #include "common/base/hash.h"
 #include "tools/report/report.h"
 
-#include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
 
