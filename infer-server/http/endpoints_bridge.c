@@ -63,11 +63,9 @@ static json_t *control_json(const struct engine_info *info)
 static json_t *info_json(struct server *s, uint64_t version)
 {
     struct engine_stats stats;
-    const char *detail;
-    engine_stats(s->engine, &stats);
+    const char *detail, *state = server_state(s, &stats, &detail);
     struct engine_info info;
     engine_info(s->engine, &info);
-    const char *state = server_state(s, &stats, &detail);
     return json_pack(
         "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:i, s:I, s:i, s:I, s:o}", "status", state,
         "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),

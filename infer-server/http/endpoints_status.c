@@ -21,10 +21,10 @@ static bool knows_context(struct server *s)
     return info.max_context > 0;
 }
 
-const char *server_state(struct server *s, const struct engine_stats *stats,
-                         const char **ret_detail)
+const char *server_state(struct server *s, struct engine_stats *stats, const char **ret_detail)
 {
     const bool known = knows_context(s);
+    engine_stats(s->engine, stats);
     *ret_detail = stats->state_detail;
     if (stats->state == ENGINE_FAILED) return "failed";
     if (s->draining || stats->state == ENGINE_DRAINING) {
@@ -42,9 +42,7 @@ const char *server_state(struct server *s, const struct engine_stats *stats,
 bool server_is_open(struct server *s, struct http_request *q)
 {
     struct engine_stats stats;
-    const char *detail;
-    engine_stats(s->engine, &stats);
-    const char *state = server_state(s, &stats, &detail);
+    const char *detail, *state = server_state(s, &stats, &detail);
     if (strcmp(state, "ok") == 0) return true;
     http_fail(q, 503, "%s: %s; try again later", state, detail);
     return false;
@@ -54,9 +52,7 @@ void handle_health(void *server, struct http_request *q)
 {
     struct server *s = server;
     struct engine_stats stats;
-    const char *detail;
-    engine_stats(s->engine, &stats);
-    const char *state = server_state(s, &stats, &detail);
+    const char *detail, *state = server_state(s, &stats, &detail);
     bool ok = strcmp(state, "ok") == 0;
     if (!ok) http_header(q, "Retry-After", "1");
     json_t *health = json_pack(

@@ -209,7 +209,7 @@ static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
     return info.control.owner_heartbeat_age_ms < fmax(STUCK_MIN_MS, (double)s->watchdog_ms);
 }
 
-static void tell_systemd(struct server *s, const struct engine_stats *stats)
+static void tell_systemd(struct server *s, struct engine_stats *stats)
 {
     const char *detail, *state = server_state(s, stats, &detail);
     if (!s->ready_told && strcmp(state, "ok") == 0) {
@@ -249,7 +249,6 @@ static void on_tick(uv_timer_t *timer)
 {
     struct server *s = timer->data;
     struct engine_stats stats;
-    engine_stats(s->engine, &stats);
     tell_systemd(s, &stats);
     if (stats.state == ENGINE_FAILED && !s->draining) begin_drain(s, FAILED_MS);
     if (__atomic_load_n(&s->host.lost_event, __ATOMIC_RELAXED)) {

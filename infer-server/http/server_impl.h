@@ -56,9 +56,9 @@ enum { ADAPTER_LOAD, ADAPTER_UNLOAD, ADAPTER_ACTIVATE, ADAPTER_DEACTIVATE };
 void handle_adapter_change(void *server, struct http_request *q); // which: one of these
 void handle_lora_status(void *server, struct http_request *q);
 
-// "ok", "loading", "torn", "draining", "failed"; ret_detail: a sentence (may be empty).
-const char *server_state(struct server *s, const struct engine_stats *stats,
-                         const char **ret_detail);
+// "ok", "loading", "torn", "draining", "failed", by the engine's statistics as they are now;
+// ret_detail: a sentence (may be empty), of those or static.
+const char *server_state(struct server *s, struct engine_stats *ret_stats, const char **ret_detail);
 // Answers 503 and returns false where nothing is generated now.
 bool server_is_open(struct server *s, struct http_request *q);
 

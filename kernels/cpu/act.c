@@ -45,6 +45,10 @@ static inline float derivative(float x, enum act_kind kind)
 }
 
 // One row with a kind known to the compiler, so that the loop has no branch and vectorises.
+#define OF_KIND(kind, row, ...)                                                                    \
+    ((kind) == ACT_SILU        ? row(__VA_ARGS__, ACT_SILU)                                        \
+     : (kind) == ACT_GELU_TANH ? row(__VA_ARGS__, ACT_GELU_TANH)                                   \
+                               : row(__VA_ARGS__, ACT_GELU))
 static inline __attribute__((always_inline)) void
 act_row(float *y, const float *gate, const float *up, int width, enum act_kind kind)
 {
@@ -77,20 +81,10 @@ void cpu_act(struct device *dev, void *y, const void *x, const struct act_shape 
         const float *gate = (const float *)x + (int64_t)r * width * (gated ? 2 : 1);
         const float *up = gated ? gate + width : NULL;
         float *out = (float *)y + (int64_t)r * width;
-        switch (s->kind) {
-        case ACT_SILU:
-            act_row(out, gate, up, width, ACT_SILU);
-            break;
-        case ACT_GELU_TANH:
-            act_row(out, gate, up, width, ACT_GELU_TANH);
-            break;
-        case ACT_GELU:
-            act_row(out, gate, up, width, ACT_GELU);
-            break;
-        case ACT_CLAMPED:
+        if (s->kind == ACT_CLAMPED)
             clamped_row(out, gate, up, s);
-            break;
-        }
+        else
+            OF_KIND(s->kind, act_row, out, gate, up, width);
     }
 }
 
@@ -148,20 +142,10 @@ void cpu_act_back(struct device *dev, void *dx, void *y, const void *dy, const v
         const float *gate = (const float *)x + at, *up = gated ? gate + width : NULL;
         float *dgate = (float *)dx + at, *dup = gated ? dgate + width : NULL;
         const float *grad = (const float *)dy + (int64_t)r * width;
-        switch (s->kind) {
-        case ACT_SILU:
-            act_back_row(dgate, dup, grad, gate, up, width, ACT_SILU);
-            break;
-        case ACT_GELU_TANH:
-            act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU_TANH);
-            break;
-        case ACT_GELU:
-            act_back_row(dgate, dup, grad, gate, up, width, ACT_GELU);
-            break;
-        case ACT_CLAMPED:
+        if (s->kind == ACT_CLAMPED)
             clamped_back_row(dgate, dup, grad, gate, up, s);
-            break;
-        }
+        else
+            OF_KIND(s->kind, act_back_row, dgate, dup, grad, gate, up, width);
     }
 }
 
