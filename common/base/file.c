@@ -378,6 +378,12 @@ enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format
     return ST_OK;
 }
 
+bool file_exists_in(const char *folder, const char *name)
+{
+    char path[PATH_ROOM];
+    return path_put(path, folder, "%s", name) == ST_OK && file_exists(path);
+}
+
 enum status path_absolute(const char *path, char *ret, size_t size)
 {
     char folder[PATH_ROOM] = "";

@@ -49,15 +49,6 @@ static enum status no_such_folder(const char *folder)
     return status_fail(ST_NOT_FOUND, "%s: no such folder; a model is " FOLDER_WORDS, folder);
 }
 
-// false: no memory.
-static bool holds(const char *folder, const char *name, bool *ret)
-{
-    char *path = path_join(folder, name);
-    *ret = path && file_exists(path);
-    free(path);
-    return path != NULL;
-}
-
 // The folder is there and does not hold the needed file.
 static enum status incomplete(const char *folder, const char *needed)
 {
@@ -72,14 +63,10 @@ static enum status incomplete(const char *folder, const char *needed)
         {"tokenizer.model", "a SentencePiece file alone is not read: save it once with "
                             "transformers' AutoTokenizer, which writes tokenizer.json"},
     };
-    const char *words = "a model is " FOLDER_WORDS;
-    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
-        bool there;
-        if (holds(folder, signs[i].name, &there) && there) {
-            words = signs[i].words;
-            break;
-        }
-    }
+    const char *words = NULL;
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0] && !words; i++)
+        if (file_exists_in(folder, signs[i].name)) words = signs[i].words;
+    if (!words) words = "a model is " FOLDER_WORDS;
     return status_fail(ST_NOT_FOUND, "%s: no %s in it; %s", folder, needed, words);
 }
 
@@ -104,15 +91,12 @@ enum status model_folder_check(const char *folder, const char *needed)
                            "%s is a file; a model is " FOLDER_WORDS
                            " (other formats, as GGUF, must be converted first)",
                            folder);
-    bool there, of_a_run;
-    if (!holds(folder, needed, &there) || !holds(folder, "run.json", &of_a_run))
-        return status_fail(ST_NO_MEMORY, "%s: no memory", folder);
-    if (of_a_run)
+    if (file_exists_in(folder, "run.json"))
         return status_fail(ST_INVALID,
                            "%s is the folder of a run, whose config.json is no model's; give a "
                            "checkpoint in it, as %s/checkpoints/latest",
                            folder, folder);
-    return there ? check_files(folder) : incomplete(folder, needed);
+    return file_exists_in(folder, needed) ? check_files(folder) : incomplete(folder, needed);
 }
 
 enum status model_config_path_check(const char *path)

@@ -276,10 +276,7 @@ enum status adapters_reload(struct adapters *a, int slot, const char *folder)
 
 bool adapters_is_checkpoint(const char *folder)
 {
-    char *path = path_join(folder, ADAPTER_CONFIG_FILE);
-    const bool is = path && file_exists(path);
-    free(path);
-    return is;
+    return file_exists_in(folder, ADAPTER_CONFIG_FILE);
 }
 
 enum status adapters_restore(struct adapters *a, const char *checkpoint)

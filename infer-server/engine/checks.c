@@ -110,12 +110,6 @@ static enum status check_states(const struct engine_options *o, const struct mod
     return ST_OK;
 }
 
-static bool has_tokenizer(const char *folder)
-{
-    char path[PATH_ROOM];
-    return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
-}
-
 // None in common, though both have some.
 static bool ends_differ(const struct model_config *a, const struct model_config *b)
 {
@@ -128,9 +122,9 @@ static bool ends_differ(const struct model_config *a, const struct model_config 
 static enum status check_sizes(const struct further_model *m, const struct model_config *config,
                                const char *policy_folder, const struct model_config *policy)
 {
-    const char *bare = !has_tokenizer(m->folder)       ? m->folder
-                       : !has_tokenizer(policy_folder) ? policy_folder
-                                                       : NULL;
+    const char *bare = !file_exists_in(m->folder, "tokenizer.json")       ? m->folder
+                       : !file_exists_in(policy_folder, "tokenizer.json") ? policy_folder
+                                                                          : NULL;
     const int vocab = config->vocab_size;
     if (vocab > policy->vocab_size)
         return status_fail(ST_MISMATCH,

@@ -74,19 +74,13 @@ out:
     return st;
 }
 
-static bool has_tokenizer(const char *folder)
-{
-    char path[PATH_ROOM];
-    return path_put(path, folder, "tokenizer.json") == ST_OK && file_exists(path);
-}
-
 // What passes between two models is a token id: it must mean the same to both.
 static enum status check_tokenizer(const struct server *s, const char *option, const char *what,
                                    const char *folder)
 {
     struct tokenizer *other = NULL;
     enum status st = ST_OK;
-    if (!folder || !has_tokenizer(folder)) return ST_OK;
+    if (!folder || !file_exists_in(folder, "tokenizer.json")) return ST_OK;
     CHECK(tokenizer_load(folder, &other));
     for (int id = 0; id < tokenizer_vocab_size(other) && st == ST_OK; id++) {
         const char *theirs = tokenizer_token(other, id), *ours = tokenizer_token(s->tokenizer, id);
@@ -145,7 +139,7 @@ static enum status read_tokenizer(struct server *s, const char *folder)
 {
     enum status st = model_folder_check(folder, "config.json");
     if (st != ST_OK) return st;
-    if (!has_tokenizer(folder)) {
+    if (!file_exists_in(folder, "tokenizer.json")) {
         log_warn("%s has no tokenizer.json: prompts must be token ids, answers have no text",
                  folder);
         return ST_OK;
