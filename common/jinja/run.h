@@ -126,9 +126,9 @@ struct builtin {
     const char *params;
     int n_required;
 };
-// The definition of one.
 // For "%.*s": the first of its names.
-#define NAME(f)       (int)strcspn((f)->name, " "), (f)->name
+#define NAME(f) (int)strcspn((f)->name, " "), (f)->name
+// The definition of one.
 #define UNUSED        __attribute__((unused))
 #define BUILTIN(name) static struct value name(UNUSED struct run *r, UNUSED const struct call *c)
 
