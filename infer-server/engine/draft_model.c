@@ -339,6 +339,7 @@ static enum status run_pass(struct draft_model *d, struct sample *const *samples
     if (batch_tokens(r->batch) == 0) return ST_OK;
     CHECK(runner_step(r));
     CHECK(runner_sample(r));
+    CHECK(runner_collect(r));
     if (r->n_rows > 0) take_drafts(d, pass);
     const double ms = clock_ms_since(start_ns);
     if (!pass->decodes) {

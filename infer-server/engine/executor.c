@@ -2,9 +2,9 @@
  * scheduler's plan, runs it, and keeps what verification leaves of what was sampled. The engine's
  * thread.
  *
- * The device is waited for once a step, when the sampled tokens come back: between two steps
- * nothing is in flight on it, and the weights may change. A failed device ends everything, so what
- * the plan counted as computed is not undone.
+ * A step is planned, launched and collected. The device is waited for once, in collecting it, when
+ * the sampled tokens come back: between two steps nothing is in flight on it, and the weights may
+ * change. A failed device ends everything, so what the plan counted as computed is not undone.
  *
  * Log-probabilities of prompts are read between sampling and taking what was sampled: the residual
  * stream is still there, and the logits are not needed any more. */
@@ -406,32 +406,70 @@ static enum status copy_blocks(struct executor *x, const struct step *step)
     return st;
 }
 
+// ---- plan, launch, collect ----------------------------------------------------------------------
+
+struct flight { // a step on its way
+    const struct step *step;
+    uint64_t version; // of the weights that compute it
+    int64_t start_ns, drafted_ns;
+};
+
+// What goes into the next step, drafts among it; step->n_items is 0 where there is nothing to do.
+static enum status plan(struct executor *x, uint64_t version, enum scheduler_admit admit,
+                        struct flight *ret)
+{
+    ret->version = version;
+    ret->start_ns = clock_now_ns();
+    const enum status st = drafting_propose(x->drafting, x->scheduler);
+    if (st != ST_OK) return st;
+    ret->drafted_ns = clock_now_ns();
+    ret->step = schedule(x->scheduler, admit);
+    return ST_OK;
+}
+
+// Enqueues all of it.
+static enum status launch(struct executor *x, const struct flight *f)
+{
+    struct runner *r = x->runners[f->step->runner];
+    enum status st;
+    delivery_started(f->step, f->start_ns);
+    CHECK(build_batch(x, f->step));
+    CHECK(runner_step(r));
+    CHECK(copy_blocks(x, f->step));
+    if (f->step->runner == RUNNER_POLICY) CHECK(drafting_follow(x->drafting, f->step));
+    st = runner_sample(r);
+out:
+    return st;
+}
+
+// Waits for it, and gives its samples what they have of it.
+static enum status collect(struct executor *x, const struct flight *f)
+{
+    const struct step *step = f->step;
+    struct runner *r = x->runners[step->runner];
+    enum status st;
+    CHECK(runner_collect(r));
+    CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, f->version));
+    const int64_t now_ns = clock_now_ns();
+    const int n_prompt = prompt_tokens(step);
+    const int n_generated = take_step(x, step, f->version, now_ns);
+    histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
+    if (step->runner == RUNNER_POLICY)
+        drafting_step_over(x->drafting, (double)(now_ns - f->drafted_ns) / 1e6, r->warm);
+    x->stats->steps++;
+    x->stats->busy_seconds += (double)(clock_now_ns() - f->start_ns) / 1e9;
+out:
+    return st;
+}
+
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped)
 {
-    enum status st = ST_OK;
-    const int64_t start_ns = clock_now_ns();
-    CHECK(drafting_propose(x->drafting, x->scheduler));
-    const int64_t drafted_ns = clock_now_ns();
-    const struct step *step = schedule(x->scheduler, admit);
-    *ret_stepped = step->n_items > 0;
-    if (step->n_items == 0) return ST_OK;
-    struct runner *r = x->runners[step->runner];
-    const bool by_policy = step->runner == RUNNER_POLICY;
-    delivery_started(step, start_ns);
-    CHECK(build_batch(x, step));
-    CHECK(runner_step(r));
-    CHECK(copy_blocks(x, step));
-    if (by_policy) CHECK(drafting_follow(x->drafting, step));
-    CHECK(runner_sample(r));
-    CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, version));
-    const int64_t now_ns = clock_now_ns();
-    const int n_prompt = prompt_tokens(step);
-    const int n_generated = take_step(x, step, version, now_ns);
-    histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
-    if (by_policy) drafting_step_over(x->drafting, (double)(now_ns - drafted_ns) / 1e6, r->warm);
-    x->stats->steps++;
-    x->stats->busy_seconds += (double)(clock_now_ns() - start_ns) / 1e9;
-out:
-    return st;
+    struct flight f;
+    enum status st = plan(x, version, admit, &f);
+    if (st != ST_OK) return st;
+    *ret_stepped = f.step->n_items > 0;
+    if (!*ret_stepped) return ST_OK;
+    st = launch(x, &f);
+    return st == ST_OK ? collect(x, &f) : st;
 }

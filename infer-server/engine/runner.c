@@ -1,5 +1,5 @@
 /* runner.c: see runner.h. The host's side of a batch may be refilled as soon as its step was waited
- * for (batch.h), which runner_sample() does.
+ * for (batch.h), which runner_collect() does.
  *
  * Captured steps. A decode step on CUDA is captured when its shape comes for the second time (the
  * first lets operations set themselves up) and replayed from then on. Shapes are rounded up so that
@@ -227,7 +227,12 @@ enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *d
 
 enum status runner_sample(struct runner *r)
 {
+    if (r->n_rows == 0) return ST_OK;
+    return sampler_launch(r->sampler, r->model->logits, r->rows, r->n_rows, &r->drafts);
+}
+
+enum status runner_collect(struct runner *r)
+{
     if (r->n_rows == 0) return device_sync(r->dev);
-    return sampler_sample(r->sampler, r->model->logits, r->rows, r->n_rows, &r->drafts, &r->results,
-                          r->top);
+    return sampler_collect(r->sampler, r->model->logits, r->rows, r->n_rows, &r->results, r->top);
 }

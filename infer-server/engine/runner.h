@@ -2,8 +2,9 @@
  * rows that are sampled, and the captured decode steps. An engine has one for each model that it
  * runs; whose turn it is, and what goes into a step, others decide.
  *
- * A step is runner_clear(), runner_feed() and runner_want() of what goes in, runner_step(), which
- * enqueues the forward pass, and runner_sample(), which waits for the sampled tokens.
+ * A step is runner_clear(), runner_feed() and runner_want() of what goes in, runner_step() and
+ * runner_sample(), which enqueue the forward pass and the sampling behind it, and runner_collect(),
+ * which waits for the sampled tokens.
  *
  * The engine's thread. */
 #ifndef INFER_SERVER_RUNNER_H
@@ -43,7 +44,7 @@ struct runner {
     int32_t *tokens;              // (max_tokens) for whoever feeds it
     int n_rows;                   // that are sampled; these lists have room for max_rows:
     struct sampler_row *rows;
-    const struct sample_result *results; // after runner_sample(), until the next step
+    const struct sample_result *results; // after runner_collect(), until the next step
     const struct top_logprob **top;      // likewise; each NULL where its row lists none
 };
 
@@ -86,8 +87,10 @@ void runner_copy_state(struct runner *r, int32_t from, int32_t to);
 // Enqueues the logits of n rows of the last step, at most max_rows; rows is host memory, `device`
 // has room for them.
 enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device);
-// Samples the rows wanted, and waits.
+// Enqueues the sampling of the rows wanted.
 enum status runner_sample(struct runner *r);
+// Waits for the step, and fills in `results` and `top`.
+enum status runner_collect(struct runner *r);
 
 // Rows that a decode step of n rows computes, padding included.
 int runner_padded_rows(const struct runner *r, int n);

@@ -178,10 +178,8 @@ out:
     return st;
 }
 
-enum status sampler_sample(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                           const struct sampler_drafts *drafts,
-                           const struct sample_result **ret_results,
-                           const struct top_logprob **ret_top)
+enum status sampler_launch(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
+                           const struct sampler_drafts *drafts)
 {
     bool drafted;
     enum status st = prepare_rows(s, logits, rows, n, &drafted);
@@ -198,7 +196,14 @@ enum status sampler_sample(struct sampler *s, float *logits, const struct sample
     device_ops(s->dev)->sample(s->dev, s->results, &args);
     adjuster_undo(&s->adjuster, logits);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
-    st = device_sync(s->dev);
+    return ST_OK;
+}
+
+enum status sampler_collect(struct sampler *s, const float *logits, const struct sampler_row *rows,
+                            int n, const struct sample_result **ret_results,
+                            const struct top_logprob **ret_top)
+{
+    enum status st = device_sync(s->dev);
     if (st == ST_OK) st = read_again(s, logits, rows, n, ret_top);
     if (st == ST_OK) *ret_results = s->host_results;
     return st;

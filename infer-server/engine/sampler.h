@@ -40,15 +40,17 @@ void sampler_free(struct sampler *s);
 bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, int32_t token);
 
 // Enqueues sampling from the first n rows of logits (max_rows, vocab) f32 on the device, whose stop
-// tokens' entries are overwritten where no_stop; then waits. *ret_results (n) and the pointers of
-// ret_top stay valid until the next call. Row i lists its
+// tokens' entries are overwritten where no_stop.
+enum status sampler_launch(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
+                           const struct sampler_drafts *drafts);
+// Waits for what was launched, of the same rows and logits, which are as they were then.
+// *ret_results (n) and the pointers of ret_top stay valid until the next launch. Row i lists its
 // rows[i].n_top most likely tokens at ret_top[i], most likely first; NULL where it wants none. A
 // result's logprob, and those listed, are of the logits as they are, its processed_logprob and
 // retained_mass of the adjusted ones; with a list, they are all of one computation. ST_DEVICE:
 // nothing is valid.
-enum status sampler_sample(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
-                           const struct sampler_drafts *drafts,
-                           const struct sample_result **ret_results,
-                           const struct top_logprob **ret_top);
+enum status sampler_collect(struct sampler *s, const float *logits, const struct sampler_row *rows,
+                            int n, const struct sample_result **ret_results,
+                            const struct top_logprob **ret_top);
 
 #endif

@@ -33,6 +33,7 @@ static enum status run(struct runner *r, int rows, int context)
     }
     CHECK(runner_step(r));
     CHECK(runner_sample(r));
+    CHECK(runner_collect(r));
 out:
     return st;
 }

@@ -86,6 +86,7 @@ enum status decoder_step(void *decoder)
     }
     CHECK(runner_step(d->runner));
     CHECK(runner_sample(d->runner));
+    CHECK(runner_collect(d->runner));
     for (int s = 0; s < d->n; s++) d->tokens[s] = d->runner->results[s].token;
 out:
     return st;

@@ -76,6 +76,7 @@ static enum status pass(void *context)
         CHECK(feed_step(p, &s, &at));
         CHECK(runner_step(p->runner));
         CHECK(runner_sample(p->runner));
+        CHECK(runner_collect(p->runner));
     }
 out:
     return st;
