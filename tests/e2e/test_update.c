@@ -6,7 +6,7 @@
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/learn/update.h"
+#include "trainer/learn/step.h"
 #include "trainer/run/rollout_samples.h"
 
 #include <math.h>

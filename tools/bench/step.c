@@ -165,7 +165,7 @@ static enum status take_line(void *context, const char *line, size_t len)
     return st;
 }
 
-// What the trainer took beside shared weights, by its own count (trainer/learn/memory.c), which
+// What the trainer took beside shared weights, by its own count (trainer/learn/learner.c), which
 // leaves out weights of its own.
 static enum status read_memory(const struct step_bench *s, double *ret_mib)
 {

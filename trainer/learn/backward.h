@@ -25,6 +25,9 @@ void backward_free(struct backward *b);
 size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,
                       int chunk); // for the memory plan
 
+// Layer l's attention as it is taken back: of latent attention the expanded form.
+struct attn_shape backward_attn_shape(const struct model *m, int l);
+
 // Log-probabilities of `targets` (host, n = batch_rows) at the batch's wanted rows, after
 // model_forward gave x. Results are host arrays (n), entropy may be NULL. Waits.
 enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,

@@ -1,7 +1,6 @@
 /* latent_back.c: the gradient of latent attention. Keys and values of every head are made of the
  * latents again, and attention's own gradient does the rest; of the forward pass, which computed
  * the same scores in absorbed form, it takes the log-sum-exp and the result. One thread. */
-#include "trainer/learn/latent_back.h"
 #include "trainer/learn/layer_back.h"
 #include <stddef.h>
 #include <string.h>
@@ -32,10 +31,11 @@ void latent_grads_parts(const struct layer_config *l, enum dtype dt, size_t t, s
     memcpy(ret, parts, sizeof parts);
 }
 
-struct attn_shape latent_attn_shape(const struct model *m, int l)
+struct attn_shape backward_attn_shape(const struct model *m, int l)
 {
     const struct layer_config *c = &m->config->layers[l];
     struct attn_shape shape = m->attn[l];
+    if (c->latent.rank == 0) return shape;
     shape.n_kv_heads = c->n_heads;
     shape.head_dim = c->head_dim;
     shape.latent = 0;
@@ -109,7 +109,7 @@ void latent_back(struct backward *b, int l, const struct batch_view *batch,
     const struct layer_config *c = &m->config->layers[l];
     const struct latent_grads *s = &b->latent;
     const struct latent_shape shape = model_latent_shape(m, l, batch->n_tokens);
-    const struct attn_shape attn = latent_attn_shape(m, l);
+    const struct attn_shape attn = backward_attn_shape(m, l);
     const int rows = batch->n_tokens, dim = c->head_dim, width = layer_latent_width(c);
     const int64_t heads = (int64_t)rows * shape.n_heads;
     const struct matmul expand = {.m = rows,

@@ -4,7 +4,21 @@
 #define TRAINER_LAYER_BACK_H
 
 #include "trainer/learn/backward.h"
-#include "trainer/learn/latent_back.h"
+
+// Scratch for T tokens, device; dim is head_dim, D is rank + rope.
+struct latent_grads {
+    void *latent, *dlatent; // (T, rank) of the keys' first entries
+    void *kv;               // (T, n_heads, nope + value), then its gradient
+    void *qkv;              // (T, 3 * n_heads, dim)
+    void *out;              // (T, n_heads, dim) what attention gave, with zeros behind each value
+    void *dout;             // its gradient, then that of the queries
+    void *dkeys;            // (T, D)
+    void *q_a, *dq_a;       // (T, q_rank)
+};
+#define N_LATENT_GRADS 9
+// Their bytes, in a struct that has them at offset `base`.
+void latent_grads_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base,
+                        struct device_part ret[N_LATENT_GRADS]);
 
 struct backward {
     struct model *m;
@@ -62,5 +76,11 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
 // (in dnormed), which it computes again.
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
                 const struct layer_tape *tape, const void *dout);
+
+// latent_back.c: latent attention (common/model/latent.h) in reverse: through the expanded form,
+// whose gradient is that of ordinary attention. From b->dattn (T, n_heads * value) and m->normed,
+// the gradients of the layer's latent attention; leaves that of m->normed in b->dnormed.
+void latent_back(struct backward *b, int l, const struct batch_view *batch,
+                 const struct layer_tape *tape);
 
 #endif

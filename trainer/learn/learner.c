@@ -12,10 +12,11 @@
 #include "trainer/learn/learner.h"
 #include "trainer/learn/backward.h"
 #include "trainer/learn/balance.h"
-#include "trainer/learn/latent_back.h"
+#include "common/base/log.h"
 #include "common/base/rng.h"
 #include "trainer/learn/param_range.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,6 +94,8 @@ void learner_free(struct learner *l)
     free(l);
 }
 
+// ---- memory -------------------------------------------------------------------------------------
+
 // What can be said before the models are there: everything but their scratch and the backward pass.
 static void plan_arrays(struct learner *l, size_t free_before)
 {
@@ -124,8 +127,7 @@ static size_t operations_scratch(const struct learner *l)
         int up = layer_up_width(c, &c->layers[i]),
             qkv = layer_attn_in_width(c, &c->layers[i]) + layer_delta_in_width(&c->layers[i]);
         struct scratch_shape shape = {
-            .attn =
-                c->layers[i].latent.rank > 0 ? latent_attn_shape(l->model, i) : l->model->attn[i],
+            .attn = backward_attn_shape(l->model, i),
             .delta = model_delta_shape(l->model, i),
             .rows = l->options.token_budget,
             .max_context = l->options.max_context,
@@ -300,19 +302,9 @@ struct learner *learner_draft(struct learner *l)
     return l->draft;
 }
 
-struct device *learner_device(const struct learner *l)
-{
-    return l->dev;
-}
-
 struct comm *learner_comm(const struct learner *l)
 {
     return l->options.comm;
-}
-
-const struct weights *learner_policy(const struct learner *l)
-{
-    return l->policy;
 }
 
 const struct param_ranges *learner_trained(const struct learner *l)
@@ -331,6 +323,50 @@ size_t learner_memory_taken(const struct learner *l)
     device_allocated(l->dev, &now, &peak);
     return peak - l->allocated;
 }
+
+// ---- the plan as the user reads it --------------------------------------------------------------
+
+static double mib(size_t bytes)
+{
+    return (double)bytes / (1024 * 1024);
+}
+
+void memory_say(const struct learner *l, const char *weights, const char *freeze)
+{
+    const struct memory_plan p = l->plan;
+    const struct param_ranges *trained = &l->trained;
+    if (trained->list[0].weights != l->policy)
+        log_info("the adapter's %" PRId64 " parameters are trained, beside %" PRId64
+                 " of the model",
+                 param_ranges_parameters(trained), l->policy->n_parameters);
+    if (freeze && freeze[0])
+        log_info("--freeze %s: %" PRId64 " of %" PRId64 " parameters are trained", freeze,
+                 param_ranges_parameters(trained), trained->list[0].weights->n_parameters);
+    log_info("memory on %s (MiB): weights %.1f %s, residual %.1f, moments %.1f, gradients "
+             "%.1f, activations %.1f, workspace %.1f, reference %.1f, draft %.1f; total %.1f of "
+             "%.1f free",
+             device_spec(l->dev), mib(p.weights_shared), weights, mib(p.residual), mib(p.moments),
+             mib(p.gradients), mib(p.activations), mib(p.workspace), mib(p.reference), mib(p.draft),
+             mib(p.total), mib(p.free));
+}
+
+void memory_say_taken(const struct learner *l)
+{
+    const struct memory_plan p = l->plan;
+    size_t left, total;
+    bool known =
+        device_kind(l->dev) == DEVICE_CUDA && device_memory(l->dev, &left, &total) == ST_OK;
+    if (known)
+        log_info("memory after the first step (MiB): %.1f taken, %.1f planned; %s has %.1f less "
+                 "free",
+                 mib(learner_memory_taken(l)), mib(p.total), device_spec(l->dev),
+                 ((double)p.free - (double)left) / (1024 * 1024));
+    else
+        log_info("memory after the first step (MiB): %.1f taken, %.1f planned",
+                 mib(learner_memory_taken(l)), mib(p.total));
+}
+
+// ---- the reference ------------------------------------------------------------------------------
 
 enum status learner_set_reference(struct learner *l, const char *folder)
 {
@@ -392,6 +428,8 @@ static enum status reference_new(struct learner *l)
 out:
     return status_context(st, "the KL term's reference model");
 }
+
+// ---- what is taken ------------------------------------------------------------------------------
 
 // A draft's part of learner_prepare() ends where the policy's batch and losses begin.
 static enum status prepare_rows(struct learner *l)
@@ -509,6 +547,8 @@ enum status learner_prepare(struct learner *l)
 out:
     return st;
 }
+
+// ---- micro-batches ------------------------------------------------------------------------------
 
 static enum status reference_logprobs(struct learner *l)
 {

@@ -56,7 +56,6 @@ enum status learner_new(struct device *dev, const struct model_config *config,
 void learner_free(struct learner *l);
 void learner_memory(const struct learner *l, struct memory_plan *ret);
 const struct param_ranges *learner_trained(const struct learner *l);
-const struct weights *learner_policy(const struct learner *l);
 // What was taken at most, since learner_new(): bytes to hold the plan's total against.
 size_t learner_memory_taken(const struct learner *l);
 // A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
@@ -71,8 +70,7 @@ struct learner_draft_config {
 enum status learner_add_draft(struct learner *l, const struct model_config *config,
                               const struct weights *draft,
                               const struct learner_draft_config *options);
-struct learner *learner_draft(struct learner *l); // NULL: there is none
-struct device *learner_device(const struct learner *l);
+struct learner *learner_draft(struct learner *l);   // NULL: there is none
 struct comm *learner_comm(const struct learner *l); // NULL: one rank
 // Takes all memory, once; the reference is then a copy of the policy. ST_NO_MEMORY, with the
 // figures and the option that helps most, where it does not fit.
@@ -131,7 +129,7 @@ enum status learner_apply(struct learner *l, double lr);
 struct optimizer *learner_optimizer(struct learner *l);
 struct spans *learner_spans(struct learner *l); // NULL: nobody counts
 
-// memory.c: the plan as the user reads it, and what came of it; they log.
+// The plan as the user reads it, and what came of it; they log.
 // The line before the first step: where every byte will go (learner_memory). weights: whose they
 // are, "shared with the server (0 extra)". freeze: what is not trained, NULL: nothing; there is
 // then a line before about what is.

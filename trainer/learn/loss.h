@@ -1,7 +1,7 @@
 /* loss.h: the losses, on host arrays, in double: from log-probabilities to the loss and its
  * derivative by each log-probability. No device, no model: small, exact, easy to check. A loss is a
- * row of one table (losses.c): how a token is weighed in the mean, what is maximised of it, or what
- * a pair of completions loses, and which options it has.
+ * row of one table (loss.h, losses.c): how a token is weighed in the mean, what is maximised of it,
+ * or what a pair of completions loses, and which options it has.
  *
  * Formulas of rewarded samples: GRPO (Shao et al. 2024), Dr. GRPO (Liu et al. 2025), DAPO (Yu et
  * al. 2025), GSPO (Zheng et al. 2025), CISPO (MiniMax 2025), SAPO (Gao et al. 2025), LUSPO (Liu et
@@ -19,38 +19,49 @@
 
 struct update_stats;
 
-// Each loss: LOSS_ and its symbol, its name, its row in losses.c. Of one kind they stand together.
+// Each loss is a line: LOSS_ and its symbol, its name, and its row of the table (struct loss),
+// whose functions are losses.c's. Of one kind they stand together. A pair's name is its function's;
+// a client's losses are plain sums, LOSS_CLIENT_ and their symbol.
+#define TRL_CISPO_CAP 5 // its recommendation; --epsilon would cap every ratio below 1
 #define SAMPLE_LOSSES(X)                                                                           \
-    X(GRPO, "grpo")                                                                                \
-    X(BNPO, "bnpo")                                                                                \
-    X(DAPO, "dapo")                                                                                \
-    X(DR_GRPO, "dr_grpo")                                                                          \
-    X(CISPO, "cispo")                                                                              \
-    X(SAPO, "sapo")                                                                                \
-    X(LUSPO, "luspo")                                                                              \
-    X(GMPO, "gmpo")
+    X(GRPO, "grpo", BY_SEQUENCE, clipped)                                                          \
+    X(BNPO, "bnpo", BY_TOKEN, clipped)                                                             \
+    X(DAPO, "dapo", BY_TOKEN, clipped)                                                             \
+    X(DR_GRPO, "dr_grpo", BY_CONSTANT, clipped)                                                    \
+    X(CISPO, "cispo", BY_TOKEN, capped, .bounds = CAPPED, .epsilon_high = TRL_CISPO_CAP)           \
+    X(SAPO, "sapo", BY_SEQUENCE, gated)                                                            \
+    X(LUSPO, "luspo", BY_SUM, clipped)                                                             \
+    X(GMPO, "gmpo", BY_SEQUENCE, geometric, .bounds = OF_LOGS)
 #define PAIR_LOSSES(X)                                                                             \
-    X(SIGMOID, "sigmoid")                                                                          \
-    X(HINGE, "hinge")                                                                              \
-    X(IPO, "ipo")                                                                                  \
-    X(EXO_PAIR, "exo_pair")                                                                        \
-    X(NCA_PAIR, "nca_pair")                                                                        \
-    X(ROBUST, "robust")                                                                            \
-    X(BCO_PAIR, "bco_pair")                                                                        \
-    X(SPPO_HARD, "sppo_hard")                                                                      \
-    X(APO_ZERO, "apo_zero")                                                                        \
-    X(APO_DOWN, "apo_down")                                                                        \
-    X(SIGMOID_NORM, "sigmoid_norm")
+    X(SIGMOID, sigmoid)                                                                            \
+    X(HINGE, hinge)                                                                                \
+    X(IPO, ipo)                                                                                    \
+    X(EXO_PAIR, exo_pair)                                                                          \
+    X(NCA_PAIR, nca_pair)                                                                          \
+    X(ROBUST, robust)                                                                              \
+    X(BCO_PAIR, bco_pair)                                                                          \
+    X(SPPO_HARD, sppo_hard)                                                                        \
+    X(APO_ZERO, apo_zero)                                                                          \
+    X(APO_DOWN, apo_down)                                                                          \
+    X(SIGMOID_NORM, sigmoid_norm)
+#define OF_RATIO (INPUT_BIT(INPUT_LOGPROBS) | INPUT_BIT(INPUT_ADVANTAGES))
+#define OF_CLIPS                                                                                   \
+    .takes = INPUT_BIT(INPUT_CLIP_LOW) | INPUT_BIT(INPUT_CLIP_HIGH), .knows = KNOWS_LOW | KNOWS_HIGH
 #define CLIENT_LOSSES(X)                                                                           \
-    X(CLIENT_CROSS_ENTROPY, "cross_entropy")                                                       \
-    X(CLIENT_IMPORTANCE_SAMPLING, "importance_sampling")                                           \
-    X(CLIENT_PPO, "ppo")                                                                           \
-    X(CLIENT_CISPO, "cispo")                                                                       \
-    X(CLIENT_DRO, "dro")                                                                           \
-    X(CLIENT_GSPO, "gspo")
-#define LOSS_SYMBOL(symbol, name) LOSS_##symbol,
+    X(CROSS_ENTROPY, "cross_entropy", log_likelihood, .advantages = INPUT_WEIGHTS,                 \
+      .needs = INPUT_BIT(INPUT_WEIGHTS))                                                           \
+    X(IMPORTANCE_SAMPLING, "importance_sampling", clipped, .bounds = AS_GIVEN, .needs = OF_RATIO,  \
+      .defaults = {0, INFINITY})                                                                   \
+    X(PPO, "ppo", clipped, .bounds = AS_GIVEN, OF_CLIPS, .needs = OF_RATIO,                        \
+      .defaults = {0.8, 1.2})                                                                      \
+    X(CISPO, "cispo", capped, .bounds = AS_GIVEN, OF_CLIPS, .needs = OF_RATIO, .defaults = {0, 4}) \
+    X(DRO, "dro", dro, .needs = OF_RATIO, .knows = KNOWS_BETA, .defaults = {0, 0, 0.05})           \
+    X(GSPO, "gspo", clipped, .bounds = AS_GIVEN, .sequence_value = true, OF_CLIPS,                 \
+      .needs = OF_RATIO | INPUT_BIT(INPUT_RATIO_MASK), .defaults = {0.8, 1.2})
+#define LOSS_SYMBOL(symbol, ...)   LOSS_##symbol,
+#define CLIENT_SYMBOL(symbol, ...) LOSS_CLIENT_##symbol,
 enum loss_type {
-    SAMPLE_LOSSES(LOSS_SYMBOL) PAIR_LOSSES(LOSS_SYMBOL) CLIENT_LOSSES(LOSS_SYMBOL)
+    SAMPLE_LOSSES(LOSS_SYMBOL) PAIR_LOSSES(LOSS_SYMBOL) CLIENT_LOSSES(CLIENT_SYMBOL)
         LOSS_CROSS_ENTROPY, // sft's: the mean over tokens
     N_LOSSES
 };

@@ -1,5 +1,5 @@
-/* losses.c: the table of losses. To add one: its line in loss.h, and here its row and what is new
- * of it. Pure functions.
+/* losses.c: what the rows of the table of losses are made of. To add one: its line in loss.h, and
+ * here the function that is new with it. Pure functions.
  *
  * Of samples, and of a client's tokens, with lp a token's log-probability, q the one that its ratio
  * r is to, A its advantage (a client's weight, of cross_entropy):
@@ -218,58 +218,21 @@ static struct pair_loss apo_down(const struct loss_config *o, const struct pair 
 
 // ---- the table ----------------------------------------------------------------------------------
 
-#define POLICY        (INPUT_BIT(INPUT_LOGPROBS) | INPUT_BIT(INPUT_ADVANTAGES))
-#define BOUNDS        (INPUT_BIT(INPUT_CLIP_LOW) | INPUT_BIT(INPUT_CLIP_HIGH))
-#define CLIPS         (KNOWS_LOW | KNOWS_HIGH)
-#define TRL_CISPO_CAP 5 // its recommendation; --epsilon would cap every ratio below 1
-
-#define ROW(w, s, ...)                                                                             \
-    {                                                                                              \
-        .weight = w, .surrogate = s, __VA_ARGS__                                                   \
-    }
+#define SAMPLE_ROW(symbol, name, w, s, ...)                                                        \
+    [LOSS_##symbol] = {.weight = w, .surrogate = s, __VA_ARGS__},
+#define PAIR_ROW(symbol, p) [LOSS_##symbol] = {.weight = BY_SUM, .pair = p},
+#define CLIENT_ROW(symbol, name, s, ...)                                                           \
+    [LOSS_CLIENT_##symbol] = {.weight = PLAIN_SUM, .surrogate = s, __VA_ARGS__},
 
 const struct loss losses[N_LOSSES] = {
-    [LOSS_GRPO] = ROW(BY_SEQUENCE, clipped),
-    [LOSS_BNPO] = ROW(BY_TOKEN, clipped),
-    [LOSS_DAPO] = ROW(BY_TOKEN, clipped),
-    [LOSS_DR_GRPO] = ROW(BY_CONSTANT, clipped),
-    [LOSS_CISPO] = ROW(BY_TOKEN, capped, .bounds = CAPPED, .epsilon_high = TRL_CISPO_CAP),
-    [LOSS_SAPO] = ROW(BY_SEQUENCE, gated),
-    [LOSS_LUSPO] = ROW(BY_SUM, clipped),
-    [LOSS_GMPO] = ROW(BY_SEQUENCE, geometric, .bounds = OF_LOGS),
+    SAMPLE_LOSSES(SAMPLE_ROW) PAIR_LOSSES(PAIR_ROW)
+        CLIENT_LOSSES(CLIENT_ROW)[LOSS_CROSS_ENTROPY] = {
+            .weight = BY_TOKEN, .surrogate = log_likelihood, .advantages = INPUT_WEIGHTS}};
 
-    [LOSS_SIGMOID] = {.weight = BY_SUM, .pair = sigmoid},
-    [LOSS_HINGE] = {.weight = BY_SUM, .pair = hinge},
-    [LOSS_IPO] = {.weight = BY_SUM, .pair = ipo},
-    [LOSS_EXO_PAIR] = {.weight = BY_SUM, .pair = exo_pair},
-    [LOSS_NCA_PAIR] = {.weight = BY_SUM, .pair = nca_pair},
-    [LOSS_ROBUST] = {.weight = BY_SUM, .pair = robust},
-    [LOSS_BCO_PAIR] = {.weight = BY_SUM, .pair = bco_pair},
-    [LOSS_SPPO_HARD] = {.weight = BY_SUM, .pair = sppo_hard},
-    [LOSS_APO_ZERO] = {.weight = BY_SUM, .pair = apo_zero},
-    [LOSS_APO_DOWN] = {.weight = BY_SUM, .pair = apo_down},
-    [LOSS_SIGMOID_NORM] = {.weight = BY_SUM, .pair = sigmoid_norm},
-
-    [LOSS_CROSS_ENTROPY] = ROW(BY_TOKEN, log_likelihood, .advantages = INPUT_WEIGHTS),
-
-    [LOSS_CLIENT_CROSS_ENTROPY] = ROW(PLAIN_SUM, log_likelihood, .advantages = INPUT_WEIGHTS,
-                                      .needs = INPUT_BIT(INPUT_WEIGHTS)),
-    [LOSS_CLIENT_IMPORTANCE_SAMPLING] =
-        ROW(PLAIN_SUM, clipped, .bounds = AS_GIVEN, .needs = POLICY, .defaults = {0, INFINITY}),
-    [LOSS_CLIENT_PPO] = ROW(PLAIN_SUM, clipped, .bounds = AS_GIVEN, .needs = POLICY,
-                            .takes = BOUNDS, .knows = CLIPS, .defaults = {0.8, 1.2}),
-    [LOSS_CLIENT_CISPO] = ROW(PLAIN_SUM, capped, .bounds = AS_GIVEN, .needs = POLICY,
-                              .takes = BOUNDS, .knows = CLIPS, .defaults = {0, 4}),
-    [LOSS_CLIENT_DRO] =
-        ROW(PLAIN_SUM, dro, .needs = POLICY, .knows = KNOWS_BETA, .defaults = {0, 0, 0.05}),
-    [LOSS_CLIENT_GSPO] = ROW(PLAIN_SUM, clipped, .bounds = AS_GIVEN, .sequence_value = true,
-                             .needs = POLICY | INPUT_BIT(INPUT_RATIO_MASK), .takes = BOUNDS,
-                             .knows = CLIPS, .defaults = {0.8, 1.2}),
-};
-
-#define NAME(symbol, name) name,
+#define NAME(symbol, name, ...) name,
+#define PAIR_NAME(symbol, p)    #p,
 const char *const loss_type_names[] = {SAMPLE_LOSSES(NAME) NULL};
-const char *const preference_names[] = {PAIR_LOSSES(NAME) NULL};
+const char *const preference_names[] = {PAIR_LOSSES(PAIR_NAME) NULL};
 static const char *const client_names[] = {CLIENT_LOSSES(NAME) NULL};
 const char *const loss_input_names[] = {
     "advantages",          "weights", "logprobs", "sequence_ratio_mask", "clip_low_threshold",

@@ -521,31 +521,38 @@ static struct overlap overlap_of(const struct optimizer *o, const struct piece *
     };
 }
 
-struct state_list { // every piece of the state, and what it is called on disk
+struct state { // every piece of it, and what it is called on disk
+    struct optimizer *o;
     int n;
     struct piece *pieces;
     struct safetensors_source *sources; // tag: its piece
+    // while it is put together of shards, else NULL: a piece of this rank's
+    struct shard_join *join;
+    char *own;
 };
 
-static void state_list_release(struct state_list *list)
+static void state_release(struct state *s)
 {
-    free(list->pieces);
-    free(list->sources);
+    shard_join_free(s->join);
+    free(s->own);
+    free(s->pieces);
+    free(s->sources);
 }
 
-static enum status list_state(const struct optimizer *o, struct state_list *ret)
+// s: zeroed, for state_release() whatever comes of it.
+static enum status state_list(struct optimizer *o, struct state *s)
 {
     enum status st = ST_OK;
     struct state_array arrays[MAX_ARRAYS];
-    struct state_list list = {0};
     const int n_arrays = state_arrays(o, arrays);
     size_t room = 0;
+    s->o = o;
     for (int r = 0; r < o->n_ranges; r++)
         room += (size_t)n_arrays * (size_t)o->trained[r].range.weights->n_tensors;
-    list.pieces = calloc(room, sizeof *list.pieces);
-    list.sources = calloc(room, sizeof *list.sources);
-    if (!list.pieces || !list.sources)
-        FAIL(ST_NO_MEMORY, "no memory to list the optimizer's state");
+    s->pieces = calloc(room, sizeof *s->pieces);
+    s->sources = calloc(room, sizeof *s->sources);
+    if (!s->pieces || !s->sources)
+        return status_fail(ST_NO_MEMORY, "no memory to list the optimizer's state");
     for (int i = 0; i < n_arrays * o->n_ranges; i++) {
         const struct piece base = {.array = arrays[i / o->n_ranges], .range = i % o->n_ranges};
         const struct param_range *range = &o->trained[base.range].range;
@@ -553,15 +560,11 @@ static enum status list_state(const struct optimizer *o, struct state_list *ret)
         if (base.array.of_bf16 && w->dt != DT_BF16) continue;
         for (int k = 0; k < w->n_tensors; k++) {
             if (!param_range_holds(range, k)) continue;
-            CHECK(
-                state_piece(o, &base, &w->tensors[k], &list.pieces[list.n], &list.sources[list.n]));
-            list.n++;
+            CHECK(state_piece(o, &base, &w->tensors[k], &s->pieces[s->n], &s->sources[s->n]));
+            s->n++;
         }
     }
-    *ret = list;
-    return ST_OK;
 out:
-    state_list_release(&list);
     return st;
 }
 
@@ -588,42 +591,26 @@ static enum status gather_piece(struct optimizer *o, const struct piece *p, char
     return device_sync(o->dev);
 }
 
-// What is needed while the state is put together: of a shard, a piece of this rank's.
-struct saving {
-    struct optimizer *o;
-    struct shard_join *join; // NULL: the pieces are whole
-    char *own;
-};
-
 static const struct weight_tensor *tensor_of(const struct optimizer *o, const struct piece *p)
 {
     return &o->trained[p->range].range.weights->tensors[p->tensor];
 }
 
-static enum status saving_open(struct optimizer *o, struct saving *ret)
+// Room to put a shard's pieces together with those of the others.
+static enum status state_join(struct state *s)
 {
-    const struct weights *w = o->trained[0].range.weights;
-    enum status st;
+    const struct weights *w = s->o->trained[0].range.weights;
     int64_t largest = 0;
-    *ret = (struct saving){.o = o};
-    if (!o->shards) return ST_OK;
-    CHECK(shard_join_new(w, o->dev, o->shards, &ret->join));
+    if (!s->o->shards) return ST_OK;
     for (int i = 0; i < w->n_tensors; i++)
         if (w->tensors[i].n > largest) largest = w->tensors[i].n;
-    ret->own = malloc((size_t)largest * sizeof(float));
-    if (!ret->own) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
-out:
-    return st;
-}
-
-static void saving_close(struct saving *s)
-{
-    shard_join_free(s->join);
-    free(s->own);
+    s->own = malloc((size_t)largest * sizeof(float));
+    if (!s->own) return status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
+    return shard_join_new(w, s->o->dev, s->o->shards, &s->join);
 }
 
 // A piece of all ranks of this shard, and then of all shards; `to`: rank 0's of both.
-static enum status collect_piece(struct saving *s, const struct piece *p, char *to)
+static enum status collect_piece(struct state *s, const struct piece *p, char *to)
 {
     enum status st = gather_piece(s->o, p, s->join ? s->own : to);
     if (st != ST_OK || !s->join || comm_rank(s->o->comm) > 0) return st;
@@ -637,38 +624,24 @@ static enum status read_state(void *context, const struct safetensors_source *so
     return collect_piece(context, source->tag, to);
 }
 
-enum status optimizer_save_part(struct optimizer *o)
-{
-    struct state_list list = {0};
-    struct saving saving;
-    enum status st;
-    CHECK(saving_open(o, &saving));
-    CHECK(list_state(o, &list));
-    for (int i = 0; i < list.n; i++) CHECK(collect_piece(&saving, &list.pieces[i], NULL));
-out:
-    saving_close(&saving);
-    state_list_release(&list);
-    return st;
-}
-
 enum status optimizer_save(struct optimizer *o, const char *path)
 {
     enum status st;
     json_t *metadata = NULL;
     char steps[24];
-    struct state_list state = {0};
-    struct saving saving;
-    CHECK(saving_open(o, &saving));
-    CHECK(list_state(o, &state));
+    struct state state = {0};
+    CHECK(state_list(o, &state));
+    CHECK(state_join(&state));
+    for (int i = 0; !path && i < state.n; i++) CHECK(collect_piece(&state, &state.pieces[i], NULL));
+    if (!path) goto out;
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
                          moments_kind_names[o->moments.kind]);
     if (!metadata) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
-    CHECK(safetensors_write(path, state.sources, state.n, metadata, read_state, &saving));
+    CHECK(safetensors_write(path, state.sources, state.n, metadata, read_state, &state));
 out:
-    saving_close(&saving);
     json_decref(metadata);
-    state_list_release(&state);
+    state_release(&state);
     return st;
 }
 
@@ -740,9 +713,9 @@ enum status optimizer_load(struct optimizer *o, const char *path)
 {
     enum status st;
     struct safetensors *set = NULL;
-    struct state_list state = {0};
+    struct state state = {0};
     int64_t steps = 0;
-    CHECK(list_state(o, &state));
+    CHECK(state_list(o, &state));
     CHECK(safetensors_open_file(path, &set));
     CHECK(read_steps(path, set, &steps));
     CHECK(moments_check(o, path, set));
@@ -760,6 +733,6 @@ enum status optimizer_load(struct optimizer *o, const char *path)
     o->steps = steps;
 out:
     safetensors_free(set);
-    state_list_release(&state);
+    state_release(&state);
     return st;
 }

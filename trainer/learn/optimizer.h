@@ -68,9 +68,8 @@ void optimizer_memory(const struct param_ranges *trained, int n_ranks, enum mome
 // State for checkpoints: one safetensors file with residual, m, v (as they are kept) and the step
 // count. ST_MISMATCH where the file's moments are of another kind than this optimizer's, or of
 // other tensors. Of several ranks the first writes the file, which is as if there were one rank,
-// while the others give it their parts (optimizer_save_part); each loads its own. Gradients are
+// while the others, with a path of NULL, give it their parts; each loads its own. Gradients are
 // lost where there are several.
-enum status optimizer_save_part(struct optimizer *o);
 enum status optimizer_save(struct optimizer *o, const char *path);
 enum status optimizer_load(struct optimizer *o, const char *path);
 

@@ -7,6 +7,7 @@
 #include "trainer/learn/entropy.h"
 #include "trainer/learn/learner.h"
 #include "trainer/learn/loss.h"
+#include "trainer/learn/schedule.h"
 
 struct publish { // to nobody: run is NULL
     // Calls write(update), which writes the weights, where those who sample by them let it.
@@ -47,5 +48,26 @@ enum status learner_pass(struct learner *l, enum pass_kind kind, struct samples 
 // The KL divergence of the policy from the reference, which there must be, of each sample: the sum
 // over its policy's tokens of logprob - ref (k1). On all ranks. ret_kl (samples).
 enum status learner_kl(struct learner *l, struct samples *samples, double *ret_kl);
+
+// What is learned from a step's samples: --num-iterations times over their --steps-per-generation
+// mini-batches, an update each. A draft model learns in the first of them.
+struct update_config {
+    struct step step;   // but for its scale
+    int num_iterations; // over all samples
+    int mini_batches;   // whole groups, one update each; 0: 1, all of them
+    // The learning rate of the i-th update is that of the schedule's step first_update + i. NULL:
+    // step.lr of all.
+    const struct schedule *schedule;
+    int64_t first_update;
+};
+
+// samples: begun. A failure leaves the weights as they are, but for those of earlier updates. On
+// all ranks, whose statistics are merged into ret.
+enum status update_policy(struct learner *l, const struct update_config *config,
+                          struct samples *samples, struct update_stats *ret);
+// Each of n numbers, summed over the ranks that train together.
+enum status update_sum(struct learner *l, double *x, long n);
+// samples->logprobs of all ranks, on all of them: ret (targets).
+enum status update_share_logprobs(struct learner *l, const struct samples *samples, double *ret);
 
 #endif

@@ -4,11 +4,10 @@
  * A pair is one file read twice, each time with another completion behind the same prompt. Its two
  * completions are one group, so that the prompt is computed once, and stay in one micro-batch,
  * since the loss compares them. */
-#include "trainer/learn/update.h"
+#include "trainer/learn/step.h"
 #include "trainer/run/notices.h"
 #include "common/model/config.h"
 #include "trainer/data/data.h"
-#include "trainer/learn/step.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/stop.h"
 

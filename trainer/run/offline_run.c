@@ -5,7 +5,6 @@
 #include "common/base/program.h"
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
-#include "trainer/learn/update.h"
 #include "trainer/run/offline.h"
 #include "trainer/run/stats_metrics.h"
 #include "trainer/run/stop.h"

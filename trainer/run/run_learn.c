@@ -2,7 +2,7 @@
  * thread.
  */
 #include "common/base/log.h"
-#include "trainer/learn/update.h"
+#include "trainer/learn/step.h"
 #include "trainer/rollout/source.h"
 #include "trainer/run/rollout_samples.h"
 #include "trainer/run/run.h"

@@ -44,7 +44,7 @@ static enum status give_parts(struct device *dev, const struct model_folder *m,
     if (ranks->shards && comm_rank(ranks->copies) == 0) CHECK(weights_save_part(m->weights, dev));
     for (int i = 0; i < 2; i++)
         if (optimizers[i] && optimizer_steps(optimizers[i]) > 0)
-            CHECK(optimizer_save_part(optimizers[i]));
+            CHECK(optimizer_save(optimizers[i], NULL));
 out:
     return st;
 }
