@@ -118,7 +118,7 @@ static void scene_open(struct scene *s, bool draft)
                                         .n_prompt = 3,
                                         .completions = completions + PER_GROUP * g,
                                         .n = PER_GROUP};
-    assert_ok(learner_evaluate(s->learner, groups, GROUPS, agree, s));
+    assert_ok(learner_run(s->learner, PASS_LOSS, groups, GROUPS, agree, s, NULL));
 }
 
 static void scene_close(struct scene *s)

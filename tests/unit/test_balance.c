@@ -107,9 +107,10 @@ static void check_way(const char *folder, const struct sequences *s, char *line,
     char *rest = strchr(line, ' ');
     const double loss = strtod(rest, &rest), want_norm = strtod(rest, NULL);
     machine_open(&m, folder, each ? s->longest : SEQS * WIDTH, 1, recompute);
-    assert_ok(learner_gradients(m.learner, s->groups, each ? SEQS - 1 : SEQS, flat, NULL, NULL));
+    assert_ok(
+        learner_run(m.learner, PASS_STEP, s->groups, each ? SEQS - 1 : SEQS, flat, NULL, NULL));
     assert_float_equal(learner_balance_loss(m.learner), loss, 1e-6 * loss);
-    assert_ok(learner_clip(m.learner, &norm));
+    assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
     assert_float_equal(norm, want_norm, 1e-5 * want_norm);
     for (int i = 0; i < n_routers; i++)
         check_router(optimizer_grads(learner_optimizer(m.learner), 0), lines[i]);

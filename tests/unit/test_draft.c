@@ -113,7 +113,7 @@ static struct draft_stats draft_gradients(struct machine *m, const struct random
                                           learner_loss_fn loss)
 {
     struct update_stats u = {0};
-    assert_ok(learner_gradients(m->learner, s->groups, GROUPS, loss, NULL, &u));
+    assert_ok(learner_run(m->learner, PASS_STEP, s->groups, GROUPS, loss, NULL, &u));
     assert_int_equal(u.range[STAT_DRAFT_KL].n, u.draft_targets);
     return (struct draft_stats){stats_mean(&u, STAT_DRAFT_KL), stats_mean(&u, STAT_DRAFT_OVERLAP),
                                 u.draft_targets};
@@ -259,7 +259,7 @@ static void neither_disturbs_the_other(void **state)
         struct machine *m = both[i];
         size_t bytes = (size_t)m->policy.weights->n_elements * sizeof(float);
         float *alone = malloc(bytes);
-        assert_ok(learner_gradients(m->learner, s.groups, GROUPS, some_loss, NULL, NULL));
+        assert_ok(learner_run(m->learner, PASS_STEP, s.groups, GROUPS, some_loss, NULL, NULL));
         memcpy(alone, gradients_of(m->learner), bytes);
         *(i ? &b : &a) = draft_gradients(m, &s, some_loss);
         assert_memory_equal(alone, gradients_of(m->learner), bytes);
@@ -293,12 +293,12 @@ static void unknown_tokens_are_left_out(void **state)
     stats = draft_gradients(&m, &s, no_loss);
     assert_true(stats.targets > 0 && stats.targets <= TARGETS - lengths[2]);
     assert_true(isfinite(stats.kl) && stats.kl > 0);
-    assert_ok(learner_clip(learner_draft(m.learner), &norm));
+    assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m.learner)), &norm));
     assert_true(norm > 0);
     for (int g = 0; g < GROUPS; g++) s.prompts[g][0] = 299; // all of them
     stats = draft_gradients(&m, &s, no_loss);
     assert_int_equal(stats.targets, 0);
-    assert_ok(learner_clip(learner_draft(m.learner), &norm));
+    assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m.learner)), &norm));
     assert_true(norm == 0);
     machine_close(&m);
 }
@@ -318,8 +318,8 @@ static void training_raises_the_overlap(void **state)
         double norm;
         last = draft_gradients(&m, &s, no_loss);
         if (i == 0) first = last;
-        assert_ok(learner_clip(learner_draft(m.learner), &norm));
-        assert_ok(learner_apply(learner_draft(m.learner), 5e-3));
+        assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m.learner)), &norm));
+        assert_ok(optimizer_apply(learner_optimizer(learner_draft(m.learner)), 5e-3));
     }
     struct draft_stats wanted = plain_stats(&m, &s);
     if (!(first.overlap < 0.6 && last.overlap > 0.9 && last.kl < 0.1 * first.kl))

@@ -37,7 +37,7 @@ static void machine_open(struct machine *m, int budget)
     assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options,
                           &m->learner));
     assert_ok(learner_prepare(m->learner));
-    learner_clear_gradients(m->learner);
+    optimizer_clear_grads(learner_optimizer(m->learner));
     m->gradients = optimizer_grads(learner_optimizer(m->learner), 0)->base;
     m->n = (size_t)m->policy.weights->n_elements;
 }
@@ -108,15 +108,16 @@ static void gradients_add_up(void **state)
     machine_open(&at_once, 64);
     machine_open(&apart, 64);
     machine_open(&again, 64);
-    assert_ok(learner_gradients(at_once.learner, s.groups, DATUMS, weighted, &a, NULL));
+    assert_ok(learner_run(at_once.learner, PASS_STEP, s.groups, DATUMS, weighted, &a, NULL));
     for (int i = 0; i < DATUMS; i++)
-        assert_ok(learner_add_gradients(apart.learner, &s.groups[i], 1, weighted, &b));
+        assert_ok(learner_run(apart.learner, PASS_GRADIENTS, &s.groups[i], 1, weighted, &b, NULL));
     assert_memory_equal(a.logprobs, b.logprobs, DATUMS * TOKENS * sizeof(float));
     assert_true(difference(&at_once, &apart) < 1e-5);
-    // what was there before goes with learner_gradients(, NULL), and only then
-    assert_ok(learner_add_gradients(again.learner, s.groups, DATUMS, weighted, &(struct seen){0}));
+    // what was there before goes with PASS_STEP, and only then
+    assert_ok(learner_run(again.learner, PASS_GRADIENTS, s.groups, DATUMS, weighted,
+                          &(struct seen){0}, NULL));
     assert_ok(
-        learner_gradients(again.learner, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
+        learner_run(again.learner, PASS_STEP, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
     assert_memory_equal(again.gradients, at_once.gradients, at_once.n * sizeof(float));
     machine_close(&at_once);
     machine_close(&apart);
@@ -133,7 +134,7 @@ static void several_targets(void **state)
     make_step(&s, EACH);
     machine_open(&wide, 64);
     machine_open(&narrow, 64);
-    assert_ok(learner_gradients(wide.learner, s.groups, DATUMS, weighted, &all, NULL));
+    assert_ok(learner_run(wide.learner, PASS_STEP, s.groups, DATUMS, weighted, &all, NULL));
     assert_int_equal(all.n, DATUMS * TOKENS * EACH);
     // one column a time: its place among the weights of the wide pass is put back by hand
     for (int column = 0; column < EACH; column++) {
@@ -141,7 +142,8 @@ static void several_targets(void **state)
         make_step(&one, 1);
         for (int i = 0; i < DATUMS; i++)
             for (int t = 0; t < TOKENS; t++) one.targets[i][t] = s.targets[i][t * EACH + column];
-        assert_ok(learner_evaluate(narrow.learner, one.groups, DATUMS, weighted, &seen));
+        assert_ok(
+            learner_run(narrow.learner, PASS_LOSS, one.groups, DATUMS, weighted, &seen, NULL));
         for (int i = 0; i < DATUMS * TOKENS; i++)
             assert_true(seen.logprobs[i] == all.logprobs[i * EACH + column]);
     }
@@ -187,9 +189,9 @@ static void settings_of_each_step(void **state)
         const struct optimizer_config *c = &settings[step - 1];
         double norm;
         assert_ok(
-            learner_gradients(m.learner, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
+            learner_run(m.learner, PASS_STEP, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
         optimizer_configure(learner_optimizer(m.learner), c);
-        assert_ok(learner_clip(m.learner, &norm));
+        assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
         assert_true(norm > 0.5);
         const double scale = c->max_grad_norm > 0 ? c->max_grad_norm / (norm + 1e-6) : 1;
         for (size_t i = 0; i < m.n; i++) {
@@ -200,7 +202,7 @@ static void settings_of_each_step(void **state)
             p[i] -= rates[step - 1] / (1 - pow(c->beta1, step)) * m1[i] /
                     (sqrt(v[i]) / sqrt(1 - pow(c->beta2, step)) + c->eps);
         }
-        assert_ok(learner_apply(m.learner, rates[step - 1]));
+        assert_ok(optimizer_apply(learner_optimizer(m.learner), rates[step - 1]));
     }
     for (size_t i = 0; i < m.n; i++) assert_true(fabs(p[i] - w[i]) < 4e-6);
     free(p);
@@ -225,10 +227,10 @@ static void begins_anew(void **state)
         assert_ok(optimizer_reset(learner_optimizer(m.learner)));
         memcpy(w, start, bytes);
         for (int step = 0; step < 2; step++) {
-            assert_ok(
-                learner_gradients(m.learner, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
-            assert_ok(learner_clip(m.learner, &norm));
-            assert_ok(learner_apply(m.learner, 1e-2));
+            assert_ok(learner_run(m.learner, PASS_STEP, s.groups, DATUMS, weighted,
+                                  &(struct seen){0}, NULL));
+            assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
+            assert_ok(optimizer_apply(learner_optimizer(m.learner), 1e-2));
         }
         if (round == 0) memcpy(first, w, bytes);
     }

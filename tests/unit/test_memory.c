@@ -93,14 +93,16 @@ static double one_step(struct machine *m, const struct random_step *s, bool draf
     double norm, loss = 0;
     struct update_stats stats = {0};
     if (draft)
-        assert_ok(learner_gradients(m->learner, s->groups, GROUPS, cross_entropy, &loss, &stats));
+        assert_ok(
+            learner_run(m->learner, PASS_STEP, s->groups, GROUPS, cross_entropy, &loss, &stats));
     else
-        assert_ok(learner_gradients(m->learner, s->groups, GROUPS, cross_entropy, &loss, NULL));
-    assert_ok(learner_clip(m->learner, &norm));
-    if (draft) assert_ok(learner_clip(learner_draft(m->learner), &norm));
+        assert_ok(
+            learner_run(m->learner, PASS_STEP, s->groups, GROUPS, cross_entropy, &loss, NULL));
+    assert_ok(optimizer_prepare(learner_optimizer(m->learner), &norm));
+    if (draft) assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m->learner)), &norm));
     if (lr == 0) return loss;
-    assert_ok(learner_apply(m->learner, lr));
-    if (draft) assert_ok(learner_apply(learner_draft(m->learner), lr));
+    assert_ok(optimizer_apply(learner_optimizer(m->learner), lr));
+    if (draft) assert_ok(optimizer_apply(learner_optimizer(learner_draft(m->learner)), lr));
     return loss;
 }
 

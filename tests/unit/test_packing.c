@@ -164,8 +164,8 @@ static void packing_changes_nothing(void **state)
     random_step_make(&shape, &s);
     machine_open(70, 100, true, &whole);
     machine_open(15, 3, false, &cut); // a prompt is computed again for nearly every completion
-    assert_ok(learner_gradients(whole.learner, s.groups, GROUPS, weighted_sum, &a, NULL));
-    assert_ok(learner_gradients(cut.learner, s.groups, GROUPS, weighted_sum, &b, NULL));
+    assert_ok(learner_run(whole.learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &a, NULL));
+    assert_ok(learner_run(cut.learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &b, NULL));
     for (int i = 0; i < SAMPLES; i++)
         for (int t = 0; t < lengths[i]; t++) {
             assert_true(a.logprobs[i][t] < 0 && a.entropy[i][t] > 0);
@@ -197,8 +197,8 @@ static void gradient_is_a_slope(void **state)
     double norm;
     random_step_make(&shape, &s);
     machine_open(30, 4, false, &m);
-    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, weighted_sum, &seen, NULL));
-    assert_ok(learner_clip(m.learner, &norm));
+    assert_ok(learner_run(m.learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &seen, NULL));
+    assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
     size_t n = (size_t)m.policy.weights->n_elements;
     float *w = m.policy.weights->base, *g = malloc(n * sizeof *g),
           *saved = malloc(n * sizeof *saved);
@@ -206,9 +206,9 @@ static void gradient_is_a_slope(void **state)
     memcpy(g, optimizer_grads(learner_optimizer(m.learner), 0)->base, n * sizeof *g);
     double h = 2e-3 / norm;
     for (size_t i = 0; i < n; i++) w[i] = saved[i] + (float)(h * g[i]);
-    assert_ok(learner_evaluate(m.learner, s.groups, GROUPS, weighted_sum, &up));
+    assert_ok(learner_run(m.learner, PASS_LOSS, s.groups, GROUPS, weighted_sum, &up, NULL));
     for (size_t i = 0; i < n; i++) w[i] = saved[i] - (float)(h * g[i]);
-    assert_ok(learner_evaluate(m.learner, s.groups, GROUPS, weighted_sum, &down));
+    assert_ok(learner_run(m.learner, PASS_LOSS, s.groups, GROUPS, weighted_sum, &down, NULL));
     double slope = (up.loss - down.loss) / (2 * h);
     if (fabs(slope - norm * norm) > 0.01 * norm * norm)
         fail_msg("slope %g, squared gradient norm %g", slope, norm * norm);
@@ -232,8 +232,8 @@ static void no_signal_no_gradient(void **state)
     random_step_make(&shape, &s);
     for (int i = 0; i < SAMPLES; i++) s.completions[i].n = i < PER ? lengths[i] : 0;
     machine_open(30, 4, false, &m);
-    assert_ok(learner_gradients(m.learner, s.groups, GROUPS, no_loss, NULL, NULL));
-    assert_ok(learner_clip(m.learner, &norm));
+    assert_ok(learner_run(m.learner, PASS_STEP, s.groups, GROUPS, no_loss, NULL, NULL));
+    assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
     assert_true(norm == 0);
     machine_close(&m);
 }

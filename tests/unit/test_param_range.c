@@ -153,9 +153,9 @@ static void one_step(struct machine *m, uint64_t seed, double *ret_norm)
     struct random_step step;
     double loss = 0;
     random_step_make(&shape, &step);
-    assert_ok(learner_gradients(m->learner, step.groups, GROUPS, cross_entropy, &loss, NULL));
-    assert_ok(learner_clip(m->learner, ret_norm));
-    assert_ok(learner_apply(m->learner, 1e-2));
+    assert_ok(learner_run(m->learner, PASS_STEP, step.groups, GROUPS, cross_entropy, &loss, NULL));
+    assert_ok(optimizer_prepare(learner_optimizer(m->learner), ret_norm));
+    assert_ok(optimizer_apply(learner_optimizer(m->learner), 1e-2));
     assert_ok(device_sync(m->r.dev));
 }
 

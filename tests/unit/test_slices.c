@@ -8,7 +8,7 @@
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/backward.h"
 #include "trainer/learn/optimizer.h"
-#include "trainer/learn/slices.h"
+#include "trainer/learn/param_range.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -90,7 +90,7 @@ static void a_step_is_the_same_by_halves(void **state)
     assert_ok(loss_of_client("cross_entropy", &client.loss));
     client.publish = (struct publish){publish, &halves};
     for (int g = 0; g < GROUPS; g++) halves.samples->completions[g].inputs[INPUT_WEIGHTS] = weights;
-    learner_clear_gradients(halves.learner);
+    optimizer_clear_grads(learner_optimizer(halves.learner));
     // the last first, as one pass over all takes its micro-batches
     for (int g = GROUPS - 1; g >= 0; g--)
         assert_ok(learner_pass(halves.learner, PASS_GRADIENTS, halves.samples, g, 1, &client, &b));

@@ -76,7 +76,8 @@ static void mean_loss(void *context, const struct learner_rows *rows, float *ret
 static enum status pass(void *context)
 {
     struct passes *p = context;
-    return learner_gradients(p->learner, p->sequences.groups, p->sequences.n, mean_loss, p, NULL);
+    return learner_run(p->learner, PASS_STEP, p->sequences.groups, p->sequences.n, mean_loss, p,
+                       NULL);
 }
 
 enum status bench_train(struct bench *b)

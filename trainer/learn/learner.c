@@ -704,45 +704,28 @@ static enum status count_rows(struct learner *l, const struct packing *packing, 
     return comm_sum_host(l->options.comm, ret, 1);
 }
 
-static enum status run_all(struct learner *l, const struct pack_group *groups, int n_groups,
-                           learner_loss_fn loss, void *context, struct passes passes)
+enum status learner_run(struct learner *l, enum pass_kind kind, const struct pack_group *groups,
+                        int n_groups, learner_loss_fn loss, void *context,
+                        struct update_stats *draft)
 {
+    struct passes passes = {.backward = kind >= PASS_GRADIENTS, .distil = draft};
     struct packing *packing = NULL;
     enum status st;
+    if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);
+    if (draft) optimizer_clear_grads(l->draft->optimizer);
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
-    if (passes.distil) CHECK(plan_distillation(l, packing, groups, &passes));
+    if (draft) CHECK(plan_distillation(l, packing, groups, &passes));
     if (passes.backward && l->balance) CHECK(count_rows(l, packing, &passes.rows));
-    const bool whole = passes.last;
     // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
     // beside the last one learned from.
     for (int i = packing->n - 1; i >= 0; i--) {
-        passes.last = whole && i == 0;
+        passes.last = kind == PASS_STEP && !draft && i == 0;
         CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, &passes));
     }
     st = end_of_backward(l);
 out:
     packing_free(packing);
     return st;
-}
-
-void learner_clear_gradients(struct learner *l)
-{
-    optimizer_clear_grads(l->optimizer);
-}
-
-enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
-                              learner_loss_fn loss, void *context, struct update_stats *draft)
-{
-    learner_clear_gradients(l);
-    if (draft) learner_clear_gradients(l->draft);
-    return run_all(l, groups, n_groups, loss, context,
-                   (struct passes){.backward = true, .last = !draft, .distil = draft});
-}
-
-enum status learner_add_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
-                                  learner_loss_fn loss, void *context)
-{
-    return run_all(l, groups, n_groups, loss, context, (struct passes){.backward = true});
 }
 
 double learner_balance_coef(const struct learner *l)
@@ -753,22 +736,6 @@ double learner_balance_coef(const struct learner *l)
 double learner_balance_loss(const struct learner *l)
 {
     return l->balance_loss;
-}
-
-enum status learner_clip(struct learner *l, double *ret_norm)
-{
-    return optimizer_prepare(l->optimizer, ret_norm);
-}
-
-enum status learner_evaluate(struct learner *l, const struct pack_group *groups, int n_groups,
-                             learner_loss_fn loss, void *context)
-{
-    return run_all(l, groups, n_groups, loss, context, (struct passes){0});
-}
-
-enum status learner_apply(struct learner *l, double lr)
-{
-    return optimizer_apply(l->optimizer, lr);
 }
 
 struct optimizer *learner_optimizer(struct learner *l)

@@ -59,10 +59,10 @@ const struct param_ranges *learner_trained(const struct learner *l);
 // What was taken at most, since learner_new(): bytes to hold the plan's total against.
 size_t learner_memory_taken(const struct learner *l);
 // A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
-// 2024, Online Speculative Decoding): a learner of its own (learner_clip, learner_apply,
-// learner_optimizer) whose gradients learner_gradients() computes from the policy's
-// passes. Before learner_prepare(), which then takes its memory too. ST_MISMATCH where the draft's
-// vocabulary is larger than the policy's. The policy's learner owns it.
+// 2024, Online Speculative Decoding): a learner of its own (learner_optimizer) whose gradients
+// learner_run() computes from the policy's passes. Before learner_prepare(), which then takes its
+// memory too. ST_MISMATCH where the draft's vocabulary is larger than the policy's. The policy's
+// learner owns it.
 struct learner_draft_config {
     struct optimizer_config optimizer;
     float loss_weight;
@@ -101,31 +101,28 @@ struct learner_rows {
 typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
                                 float *ret_dlogprobs);
 
-// Adds to the gradients, for every micro-batch: forward, log-probabilities, loss(), backward.
-enum status learner_add_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
-                                  learner_loss_fn loss, void *context);
-void learner_clear_gradients(struct learner *l);
-// Clears them first. With several ranks: of this rank's share of the step's groups, whose sums over
-// all begin while the last micro-batch's backward pass runs; learner_clip() ends them. draft,
+enum pass_kind {
+    PASS_NOTE, // forward, log-probabilities and loss(), which learns nothing from them (step.h)
+    PASS_LOSS, // the same, with a loss
+    PASS_GRADIENTS, // and backward, which adds to the gradients that are there
+    PASS_STEP       // these are all of a step's: cleared first, and summed over ranks
+};
+// Over every micro-batch of the groups. ret_dlogprobs is given, but unused without gradients. With
+// several ranks PASS_STEP is of this rank's share of the step's groups, whose gradients' sums over
+// all begin while the last micro-batch's backward pass runs; optimizer_prepare() ends them. draft,
 // not NULL: the draft's gradients too, and its statistics, of loss_weight times the mean over all
 // targets of KL(policy || draft), both at the learner's temperature, with the policy as the teacher
 // of this very forward pass. A micro-batch with a token that the draft has no row for (padding of a
 // larger vocabulary) is left out of the draft's mean.
-enum status learner_gradients(struct learner *l, const struct pack_group *groups, int n_groups,
-                              learner_loss_fn loss, void *context, struct update_stats *draft);
+enum status learner_run(struct learner *l, enum pass_kind kind, const struct pack_group *groups,
+                        int n_groups, learner_loss_fn loss, void *context,
+                        struct update_stats *draft);
 // The coefficient of the load-balancing loss (balance.h; 0: there is none) and, with it, this
-// rank's part of that loss in the last learner_gradients(): the mean over micro-batches, weighted
+// rank's part of that loss in the last PASS_STEP: the mean over micro-batches, weighted
 // by their rows, is the sum over ranks.
 double learner_balance_coef(const struct learner *l);
 double learner_balance_loss(const struct learner *l);
-// Norm of these gradients, and the clipping factor from it (optimizer_prepare). Waits. A norm that
-// is not finite is ST_INVALID: the step must be skipped, nothing was changed.
-enum status learner_clip(struct learner *l, double *ret_norm);
-// Forward and loss() only; ret_dlogprobs is given but unused.
-enum status learner_evaluate(struct learner *l, const struct pack_group *groups, int n_groups,
-                             learner_loss_fn loss, void *context);
-// One AdamW step with the clipped gradients; enqueues only.
-enum status learner_apply(struct learner *l, double lr);
+// Clips and applies the gradients; of many_adapters the present one's.
 struct optimizer *learner_optimizer(struct learner *l);
 struct spans *learner_spans(struct learner *l); // NULL: nobody counts
 

@@ -9,10 +9,10 @@
  * before the engine is asked to quiesce.
  *
  * Where several ranks train, each has the whole gradients of its own share of the batch, and
- * moments and residual of its part of every slice (slices.h). A slice's gradients are summed over
- * the ranks, each part into its rank's, as soon as the backward pass has finished them, beside it;
- * a part that AdamW has written goes to the other arenas while the next is computed. With one rank
- * these transfers are nothing.
+ * moments and residual of its part of every slice (param_range.h). A slice's gradients are summed
+ * over the ranks, each part into its rank's, as soon as the backward pass has finished them, beside
+ * it; a part that AdamW has written goes to the other arenas while the next is computed. With one
+ * rank these transfers are nothing.
  *
  * On disk the state is per tensor ("exp_avg.NAME", "exp_avg_sq.NAME", "residual.NAME"; of 8-bit
  * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block that the tensor
@@ -26,7 +26,7 @@
 #include "common/model/shard_join.h"
 #include "kernels/moments.h"
 #include "trainer/learn/replicas.h"
-#include "trainer/learn/slices.h"
+#include "trainer/learn/param_range.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -10,7 +10,7 @@
 struct replicas;
 
 // Gradients that this rank keeps: all of them, or a part where ranks divide the optimizer's work
-// (slices.h). shared: all of those keep them.
+// (param_range.h). shared: all of those keep them.
 struct gradient_run {
     float *at;
     int64_t n;

@@ -214,7 +214,7 @@ enum status learner_kl(struct learner *l, struct samples *samples, double *ret_k
     if (st != ST_OK) return st;
     p.kl = ret_kl;
     memset(ret_kl, 0, (size_t)samples->n * sizeof *ret_kl);
-    st = learner_evaluate(l, p.groups, p.n, sum_kl, &p);
+    st = learner_run(l, PASS_NOTE, p.groups, p.n, sum_kl, &p, NULL);
     pass_close(&p);
     return st == ST_OK ? comm_sum_host(learner_comm(l), ret_kl, samples->n) : st;
 }
@@ -227,45 +227,30 @@ static void add_balance(const struct learner *l, struct update_stats *stats)
     stats_add(stats, STAT_AUX_LOSS, loss);
 }
 
-// The draft's in the first iteration, while the policy is what sampled them.
-static enum status gradients(struct learner *l, const struct pack_group *groups, int n,
-                             learner_loss_fn loss, void *context)
+// What a step's gradients leave beside them.
+static enum status end_step(struct learner *l, struct pass *p)
 {
-    struct pass *p = context;
     const struct step *step = p->step;
-    enum status st;
-    struct update_stats *draft = !p->stats->again && learner_draft(l) ? p->stats : NULL;
-    CHECK(learner_gradients(l, groups, n, loss, p, draft));
     if (learner_balance_coef(l) > 0) add_balance(l, p->stats);
-    if (step->entropy && step->entropy->adaptive && step->scale.chosen > 0) {
-        CHECK(comm_sum_host(learner_comm(l), &p->entropy_sum, 1));
+    if (!step->entropy || !step->entropy->adaptive || step->scale.chosen == 0) return ST_OK;
+    enum status st = comm_sum_host(learner_comm(l), &p->entropy_sum, 1);
+    if (st == ST_OK)
         entropy_observe(step->entropy, p->entropy_sum / (double)step->scale.chosen,
                         step->entropy_state);
-    }
-out:
     return st;
 }
-
-// ---- passes -------------------------------------------------------------------------------------
-
-static const struct {
-    enum status (*run)(struct learner *l, const struct pack_group *groups, int n,
-                       learner_loss_fn loss, void *context);
-    learner_loss_fn loss;
-} passes[] = {
-    [PASS_NOTE] = {learner_evaluate, note_rows},
-    [PASS_LOSS] = {learner_evaluate, add_losses},
-    [PASS_GRADIENTS] = {learner_add_gradients, add_losses},
-    [PASS_STEP] = {gradients, add_losses},
-};
 
 enum status learner_pass(struct learner *l, enum pass_kind kind, struct samples *samples, int first,
                          int n, const struct step *step, struct update_stats *stats)
 {
+    struct update_stats *draft = NULL;
     struct pass p;
     enum status st = pass_open(l, samples, first, n, step, stats, &p);
     if (st != ST_OK) return st;
-    st = passes[kind].run(l, p.groups, p.n, passes[kind].loss, &p);
+    // the draft learns in the first iteration, while the policy is what sampled them
+    if (kind == PASS_STEP && !stats->again && learner_draft(l)) draft = stats;
+    st = learner_run(l, kind, p.groups, p.n, kind == PASS_NOTE ? note_rows : add_losses, &p, draft);
+    if (st == ST_OK && kind == PASS_STEP) st = end_step(l, &p);
     if (st == ST_OK && p.notes && step && step->exact) st = check_exact(&p);
     pass_close(&p);
     return st;
@@ -276,7 +261,7 @@ enum status learner_pass(struct learner *l, enum pass_kind kind, struct samples 
 // ret_skip: the gradient was not finite.
 static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 {
-    enum status st = learner_clip(l, ret_norm);
+    enum status st = optimizer_prepare(learner_optimizer(l), ret_norm);
     spans_lap(learner_spans(l), SPAN_OPTIMIZER);
     *ret_skip = st == ST_INVALID;
     return *ret_skip ? ST_OK : st;
@@ -290,8 +275,11 @@ struct apply { // NULL: nothing to write there
 static enum status apply_update(void *context)
 {
     struct apply *a = context;
-    enum status st = a->policy ? learner_apply(a->policy, a->step->lr) : ST_OK;
-    return st == ST_OK && a->draft ? learner_apply(a->draft, a->step->draft_lr) : st;
+    enum status st = ST_OK;
+    if (a->policy) CHECK(optimizer_apply(learner_optimizer(a->policy), a->step->lr));
+    if (a->draft) CHECK(optimizer_apply(learner_optimizer(a->draft), a->step->draft_lr));
+out:
+    return st;
 }
 
 static enum status publish(struct learner *l, const struct publish *to, struct apply *apply,

@@ -35,14 +35,8 @@ struct loss_scale loss_scale_of(const struct loss_config *loss, const struct sam
 // gradients that are there. A failure leaves the weights as they are. Adds to *stats, of this rank.
 enum status learner_step(struct learner *l, struct samples *samples, int first, int n,
                          const struct step *step, struct update_stats *stats);
-enum pass_kind {
-    PASS_NOTE, // log-probabilities and entropies, into samples, before anything is learned from
-               // them
-    PASS_LOSS, // and the loss
-    PASS_GRADIENTS, // which it adds to those that are there
-    PASS_STEP       // learner_step()'s
-};
-// One pass over these groups, and no more. PASS_NOTE: step and stats may be NULL.
+// One pass over these groups, and no more. PASS_NOTE: into samples, before anything is learned from
+// them; step and stats may be NULL.
 enum status learner_pass(struct learner *l, enum pass_kind kind, struct samples *samples, int first,
                          int n, const struct step *step, struct update_stats *stats);
 // The KL divergence of the policy from the reference, which there must be, of each sample: the sum

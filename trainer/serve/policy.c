@@ -104,7 +104,7 @@ enum status policy_use_learner(struct policy *p, bool adapters)
     if (adapters) log_info("memory of the largest adapter that the server holds:");
     memory_say(p->learner, "shared with the server (0 extra)", learning.freeze);
     CHECK(learner_prepare(p->learner));
-    if (!adapters) learner_clear_gradients(p->learner);
+    if (!adapters) optimizer_clear_grads(learner_optimizer(p->learner));
 out:
     if (st != ST_OK) close_learner(p);
     return st;
@@ -267,7 +267,7 @@ enum status policy_forward_backward(struct policy *p, const char *run,
         st = learner_pass(p->learner, request->forward_only ? PASS_LOSS : PASS_GRADIENTS, samples,
                           first, each, &step, &stats);
     if (st != ST_OK && !request->forward_only) {
-        learner_clear_gradients(p->learner);
+        optimizer_clear_grads(learner_optimizer(p->learner));
         status_context(st, "the gradients since the last step are dropped");
     }
     if (st == ST_OK)
@@ -311,6 +311,6 @@ enum status policy_optim_step(struct policy *p, const char *run, double lr,
     t->steps++;
     t->unsaved = true;
 out:
-    learner_clear_gradients(p->learner);
+    optimizer_clear_grads(learner_optimizer(p->learner));
     return status_context(st, "optim_step");
 }
