@@ -160,8 +160,10 @@ static void targets_are_budgeted(void **state)
     make_step(&s, EACH);
     assert_ok(packing_new(s.groups, DATUMS, TOKENS * EACH + 5, &p));
     assert_int_equal(p->n, DATUMS); // 7 rows each, and 21 targets
-    assert_int_equal(p->max_targets, TOKENS * EACH);
-    assert_int_equal(p->max_tokens, TOKENS);
+    for (int b = 0; b < p->n; b++) {
+        assert_int_equal(p->batches[b].first[p->batches[b].n_seqs], TOKENS * EACH);
+        assert_int_equal(p->batches[b].n_tokens, TOKENS);
+    }
     packing_free(p);
     assert_status(packing_new(s.groups, DATUMS, TOKENS * EACH - 1, &p), ST_INVALID);
     assert_message("and its targets");

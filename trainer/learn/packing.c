@@ -6,7 +6,6 @@
  * in every run.
  */
 #include "trainer/learn/packing.h"
-#include "common/base/bytes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -34,69 +33,6 @@ static int64_t cost_of(const struct pack_completion *c)
     return targets > 1 ? targets - 1 : 0;
 }
 
-static enum status grow(void **array, int n, size_t size)
-{
-    void *larger = array_room(*array, (size_t)n, size);
-    if (!larger) return status_fail(ST_NO_MEMORY, "no memory to pack a step");
-    *array = larger;
-    return ST_OK;
-}
-
-static enum status open_batch(struct packing *p, struct micro_batch **ret)
-{
-    enum status st = grow((void **)&p->batches, p->n, sizeof *p->batches);
-    if (st != ST_OK) return st;
-    p->batches[p->n] = (struct micro_batch){0};
-    *ret = &p->batches[p->n++];
-    return ST_OK;
-}
-
-static enum status open_part(struct micro_batch *mb, int group, int first, int n_prompt)
-{
-    enum status st = grow((void **)&mb->parts, mb->n_parts, sizeof *mb->parts);
-    if (st != ST_OK) return st;
-    mb->parts[mb->n_parts++] = (struct pack_part){.group = group, .first = first};
-    mb->n_tokens += n_prompt;
-    mb->cost += n_prompt;
-    return ST_OK;
-}
-
-static enum status add_completion(struct micro_batch *mb, const struct pack_completion *c,
-                                  int sample)
-{
-    enum status st = grow((void **)&mb->sample, mb->n_seqs, sizeof *mb->sample);
-    if (st != ST_OK) return st;
-    mb->sample[mb->n_seqs++] = sample;
-    mb->parts[mb->n_parts - 1].n++;
-    mb->n_tokens += rows_of(c);
-    mb->cost += cost_of(c);
-    return ST_OK;
-}
-
-// Where the targets of each sequence start, and the largest figures.
-static enum status finish(struct packing *p, const struct pack_group *groups)
-{
-    for (int b = 0; b < p->n; b++) {
-        struct micro_batch *mb = &p->batches[b];
-        mb->first = malloc(((size_t)mb->n_seqs + 1) * sizeof *mb->first);
-        if (!mb->first) return status_fail(ST_NO_MEMORY, "no memory to pack a step");
-        int seq = 0, target = 0;
-        for (int i = 0; i < mb->n_parts; i++)
-            for (int c = 0; c < mb->parts[i].n; c++) {
-                mb->first[seq++] = target;
-                target +=
-                    targets_of(&groups[mb->parts[i].group].completions[mb->parts[i].first + c]);
-            }
-        mb->first[seq] = target;
-        int seqs = mb->n_seqs + mb->n_parts;
-        p->n_tokens += mb->n_tokens;
-        if (mb->n_tokens > p->max_tokens) p->max_tokens = mb->n_tokens;
-        if (target > p->max_targets) p->max_targets = target;
-        if (seqs > p->max_seqs) p->max_seqs = seqs;
-    }
-    return ST_OK;
-}
-
 // What has to stand in one micro-batch from completion c on.
 static int64_t least_cost(const struct pack_group *group, int c)
 {
@@ -120,14 +56,58 @@ static enum status over_budget(const struct pack_group *group, int c, int token_
                        group->completions[c].targets ? " and its targets" : "", token_budget);
 }
 
+// Room for as many micro-batches and parts as there are completions, of which each may be alone.
+static enum status packing_alloc(int completions, struct packing **ret)
+{
+    const size_t n = (size_t)completions + 1;
+    struct packing *p = calloc(1, sizeof *p);
+    if (p) {
+        p->batches = calloc(n, sizeof *p->batches);
+        p->parts = calloc(n, sizeof *p->parts);
+        p->samples = calloc(n, sizeof *p->samples);
+        p->firsts = calloc(2 * n, sizeof *p->firsts);
+    }
+    *ret = p;
+    return p && p->batches && p->parts && p->samples && p->firsts
+               ? ST_OK
+               : status_fail(ST_NO_MEMORY, "no memory to pack a step");
+}
+
+// Behind the last, which is full.
+static struct micro_batch *open_batch(struct packing *p, const struct micro_batch *last)
+{
+    struct micro_batch *mb = &p->batches[p->n++];
+    mb->parts = last ? last->parts + last->n_parts : p->parts;
+    mb->sample = last ? last->sample + last->n_seqs : p->samples;
+    mb->first = last ? last->first + last->n_seqs + 1 : p->firsts;
+    return mb;
+}
+
+static void open_part(struct micro_batch *mb, int group, int first, int n_prompt)
+{
+    mb->parts[mb->n_parts++] = (struct pack_part){.group = group, .first = first};
+    mb->n_tokens += n_prompt;
+    mb->cost += n_prompt;
+}
+
+static void add_completion(struct micro_batch *mb, const struct pack_completion *c, int sample)
+{
+    mb->sample[mb->n_seqs++] = sample;
+    mb->first[mb->n_seqs] = mb->first[mb->n_seqs - 1] + targets_of(c);
+    mb->parts[mb->n_parts - 1].n++;
+    mb->n_tokens += rows_of(c);
+    mb->cost += cost_of(c);
+}
+
 enum status packing_new(const struct pack_group *groups, int n_groups, int token_budget,
                         struct packing **ret)
 {
-    enum status st = ST_OK;
+    enum status st;
     struct micro_batch *mb = NULL;
-    int sample = 0;
-    struct packing *p = calloc(1, sizeof *p);
-    if (!p) return status_fail(ST_NO_MEMORY, "no memory to pack a step");
+    struct packing *p;
+    int sample = 0, n = 0;
+    for (int g = 0; g < n_groups; g++) n += groups[g].n;
+    CHECK(packing_alloc(n, &p));
     for (int g = 0; g < n_groups; g++) {
         const struct pack_group *group = &groups[g];
         bool in_part = false;
@@ -138,15 +118,14 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
                 goto out;
             }
             if (!mb || mb->cost + more > token_budget) {
-                CHECK(open_batch(p, &mb));
+                mb = open_batch(p, mb);
                 in_part = false;
             }
-            if (!in_part) CHECK(open_part(mb, g, c, group->n_prompt));
+            if (!in_part) open_part(mb, g, c, group->n_prompt);
             in_part = true;
-            CHECK(add_completion(mb, &group->completions[c], sample));
+            add_completion(mb, &group->completions[c], sample);
         }
     }
-    CHECK(finish(p, groups));
     *ret = p;
 out:
     if (st != ST_OK) packing_free(p);
@@ -156,11 +135,9 @@ out:
 void packing_free(struct packing *p)
 {
     if (!p) return;
-    for (int b = 0; b < p->n; b++) {
-        free(p->batches[b].parts);
-        free(p->batches[b].sample);
-        free(p->batches[b].first);
-    }
+    free(p->firsts);
+    free(p->samples);
+    free(p->parts);
     free(p->batches);
     free(p);
 }

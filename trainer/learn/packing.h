@@ -26,8 +26,8 @@ struct micro_batch {
 struct packing {
     int n;
     struct micro_batch *batches;
-    long n_tokens;                         // rows of all of them: what the forward passes compute
-    int max_tokens, max_targets, max_seqs; // largest of any (max_seqs: prompts + completions)
+    struct pack_part *parts; // of all of them, one after the other
+    int *samples, *firsts;
 };
 
 // A prompt with one completion, or a whole group, that is over the budget is ST_INVALID and names
