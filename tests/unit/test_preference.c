@@ -87,7 +87,7 @@ static void as_trl(void **state)
         if (strcmp(word, "case") == 0) check_case(line);
     }
     free(text);
-    assert_int_equal(n_cases, 26);
+    assert_int_equal(n_cases, 28);
 }
 
 // Where the exponentials of a naive logistic function overflow.
@@ -100,6 +100,8 @@ static void far_away(void **state)
     assert_true(loss.loss == 1800 && loss.by_chosen == -1 && loss.by_rejected == 1);
     loss = losses[c.type].pair(&c, &won);
     assert_true(loss.loss == 0 && loss.by_chosen == 0 && loss.by_rejected == 0);
+    loss = losses[LOSS_DISCOPOP].pair(&c, &lost);
+    assert_true(loss.loss == 1800 && loss.by_chosen == -1 && loss.by_rejected == 1);
 }
 
 static void what_a_loss_needs(void **state)

@@ -43,7 +43,8 @@ struct update_stats;
     X(SPPO_HARD, sppo_hard)                                                                        \
     X(APO_ZERO, apo_zero)                                                                          \
     X(APO_DOWN, apo_down)                                                                          \
-    X(SIGMOID_NORM, sigmoid_norm)
+    X(SIGMOID_NORM, sigmoid_norm)                                                                  \
+    X(DISCOPOP, discopop)
 #define OF_RATIO (INPUT_BIT(INPUT_LOGPROBS) | INPUT_BIT(INPUT_ADVANTAGES))
 #define OF_CLIPS                                                                                   \
     .takes = INPUT_BIT(INPUT_CLIP_LOW) | INPUT_BIT(INPUT_CLIP_HIGH), .knows = KNOWS_LOW | KNOWS_HIGH

@@ -22,7 +22,8 @@
  *     sppo_hard      (c - 1 / (2 b))^2 + (r + 1 / (2 b))^2              (SPPO)
  *     apo_zero       1 - s(b c) + s(b r)                                (APO)
  *     apo_down       s(b c) + 1 - s(b d)                                (APO)
- *     sigmoid_norm   -log s(b (c / n_c - r / n_r)) */
+ *     sigmoid_norm   -log s(b (c / n_c - r / n_r))
+ *     discopop       -(1 - m) log s(b d) + m exp(-b d), m = s(b d / tau) (DiscoPOP) */
 #include "trainer/learn/loss.h"
 
 #include <math.h>
@@ -214,6 +215,18 @@ static struct pair_loss apo_down(const struct loss_config *o, const struct pair 
                  d = logistic(o->beta * (p->chosen - p->rejected));
     const double by_c = o->beta * c * (1 - c), by_d = -o->beta * d * (1 - d);
     return (struct pair_loss){c + 1 - d, by_c + by_d, -by_d};
+}
+
+#define DISCOPOP_TAU 0.05 // its paper's
+
+// exp(-x) stands within the modulation's exponential: the product is small where exp(-x) is none.
+static struct pair_loss discopop(const struct loss_config *o, const struct pair *p)
+{
+    const double x = o->beta * (p->chosen - p->rejected), m = logistic(x / DISCOPOP_TAU);
+    const double plain = -log_logistic(x), steep = exp(log_logistic(x / DISCOPOP_TAU) - x);
+    const double by_m = (1 - m) / DISCOPOP_TAU; // the modulation's slope, by itself
+    return of_difference((1 - m) * plain + steep,
+                         o->beta * (by_m * (steep - m * plain) - (1 - m) * logistic(-x) - steep));
 }
 
 // ---- the table ----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def loss_and_metrics(loss_type, beta, smoothing):
         aux_loss_enabled=False, ld_alpha=None, precompute_ref_logps=True, f_divergence_type="reverse_kl", beta=beta,
         loss_types=[loss_type], loss_weights=[1.0], label_smoothing=smoothing, use_weighting=False,
         accelerator=Accelerator, model=SimpleNamespace(training=True), _total_train_tokens=0, _tp_size=1,
-        _metrics=defaultdict(lambda: defaultdict(list)), args=None)
+        _metrics=defaultdict(lambda: defaultdict(list)), args=SimpleNamespace(discopop_tau=0.05))
     x = logps.clone().requires_grad_(True)
     zero = torch.zeros_like(x)
 
@@ -66,7 +66,7 @@ print("lengths", numbers(LENGTHS))
 print("logps", numbers(logps.sum(1).tolist()))
 print("reference", numbers(reference.tolist()))
 for loss_type in ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero",
-                  "apo_down", "sigmoid_norm"):
+                  "apo_down", "sigmoid_norm", "discopop"):
     for beta in (0.1, 0.5):
         for smoothing in (0.0, 0.1) if loss_type in ("sigmoid", "robust") else (0.1,):
             figures, gradients = loss_and_metrics(loss_type, beta, smoothing)
