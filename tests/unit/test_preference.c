@@ -59,6 +59,7 @@ static void check_case(char *rest)
     read_numbers(&rest, numbers, 2);
     c.beta = numbers[0];
     c.label_smoothing = numbers[1];
+    c.discopop_tau = 0.05;
     assert_ok(loss_check_pairs(&c));
     read_numbers(&rest, figures, FIGURES);
     read_numbers(&rest, gradients, SIDES);
@@ -69,6 +70,9 @@ static void check_case(char *rest)
         is(have.by_chosen / PAIRS, gradients[i]);
         is(have.by_rejected / PAIRS, gradients[PAIRS + i]);
         differences_agree(&c, &pair);
+        const struct loss_config wider = {
+            .type = c.type, .beta = c.beta, .label_smoothing = 0.2, .discopop_tau = 0.7};
+        differences_agree(&wider, &pair);
     }
     is(loss, figures[0]);
     n_cases++;
@@ -94,7 +98,7 @@ static void as_trl(void **state)
 static void far_away(void **state)
 {
     (void)state;
-    const struct loss_config c = {.type = LOSS_SIGMOID, .beta = 1};
+    const struct loss_config c = {.type = LOSS_SIGMOID, .beta = 1, .discopop_tau = 0.05};
     const struct pair lost = {-900, 900, 3, 3}, won = {900, -900, 3, 3};
     struct pair_loss loss = losses[c.type].pair(&c, &lost);
     assert_true(loss.loss == 1800 && loss.by_chosen == -1 && loss.by_rejected == 1);

@@ -11,7 +11,8 @@
  * whose penalty counts everywhere.
  *
  * Of pairs, with c and r the log-ratios of the chosen and the rejected completion to the reference,
- * each the sum over its tokens, d = c - r, s the logistic function, b --beta, e --label-smoothing:
+ * each the sum over its tokens, d = c - r, s the logistic function, b --beta, e --label-smoothing,
+ * t --discopop-tau:
  *     sigmoid        -log s(b d)                                        (DPO)
  *     hinge          max(0, 1 - b d)                                    (SLiC)
  *     ipo            (c / n_c - r / n_r - 1 / (2 b))^2, n the tokens    (IPO)
@@ -23,7 +24,7 @@
  *     apo_zero       1 - s(b c) + s(b r)                                (APO)
  *     apo_down       s(b c) + 1 - s(b d)                                (APO)
  *     sigmoid_norm   -log s(b (c / n_c - r / n_r))
- *     discopop       -(1 - m) log s(b d) + m exp(-b d), m = s(b d / tau) (DiscoPOP) */
+ *     discopop       -(1 - m) log s(b d) + m exp(-b d), m = s(b d / t) (DiscoPOP) */
 #include "trainer/learn/loss.h"
 
 #include <math.h>
@@ -217,14 +218,13 @@ static struct pair_loss apo_down(const struct loss_config *o, const struct pair 
     return (struct pair_loss){c + 1 - d, by_c + by_d, -by_d};
 }
 
-#define DISCOPOP_TAU 0.05 // its paper's
-
 // exp(-x) stands within the modulation's exponential: the product is small where exp(-x) is none.
 static struct pair_loss discopop(const struct loss_config *o, const struct pair *p)
 {
-    const double x = o->beta * (p->chosen - p->rejected), m = logistic(x / DISCOPOP_TAU);
-    const double plain = -log_logistic(x), steep = exp(log_logistic(x / DISCOPOP_TAU) - x);
-    const double by_m = (1 - m) / DISCOPOP_TAU; // the modulation's slope, by itself
+    const double x = o->beta * (p->chosen - p->rejected), tau = o->discopop_tau;
+    const double m = logistic(x / tau), plain = -log_logistic(x);
+    const double steep = exp(log_logistic(x / tau) - x);
+    const double by_m = (1 - m) / tau; // the modulation's slope, by itself
     return of_difference((1 - m) * plain + steep,
                          o->beta * (by_m * (steep - m * plain) - (1 - m) * logistic(-x) - steep));
 }
