@@ -204,6 +204,33 @@ static void scorers(void **state)
     assert_true(fabs(score("length", "\xc3\xa9\xc3\xa9", NULL) + 18.0 / 20) < 1e-12);
 }
 
+static void choices(void **state)
+{
+    static const struct {
+        const char *answer, *text;
+        double score;
+    } cases[] = {{"B", "A dog is C. The answer is (B), not D.", 1},
+                 {"(B) Paris", "\\boxed{\\text{B}} though the answer looked like A", 1},
+                 {"C", "Neither A nor B, so C", 1},
+                 {"A", "The answer is unclear, say A", 1},
+                 {"A", "answer: a, or B", 0},
+                 {"A", "ABC, A1 and 2A: nothing", 0},
+                 {"A", "", 0}};
+    const struct reward_options options = {.names = "choice"};
+    struct reward *r;
+    (void)state;
+    assert_ok(reward_new(&options, &r));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct reward_input input = {.text = cases[i].text, .answer = cases[i].answer};
+        double score;
+        assert_ok(reward_score(r, &input, NULL, &score));
+        if (score != cases[i].score) fail_msg("%s against %s", cases[i].text, cases[i].answer);
+    }
+    assert_status(reward_check_row(r, "none of them", NULL), ST_FORMAT);
+    assert_message("no letter from A to J");
+    reward_free(r);
+}
+
 static void terms_and_weights(void **state)
 {
     (void)state;
@@ -656,6 +683,7 @@ int main(void)
         cmocka_unit_test(numbers),
         cmocka_unit_test(same_numbers),
         cmocka_unit_test(scorers),
+        cmocka_unit_test(choices),
         cmocka_unit_test(terms_and_weights),
         cmocka_unit_test(bad_names),
         cmocka_unit_test(gsm8k_references),

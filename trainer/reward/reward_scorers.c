@@ -62,6 +62,46 @@ static enum status score_gsm8k(void *state, const struct reward_input *input, do
     return score_number(number_answer, input, ret_score);
 }
 
+// The letter from A to J that stands alone: the text's first, or last; 0: none does.
+static char lone_letter(const char *text, bool last)
+{
+    char letter = 0;
+    for (const char *s = text; *s && (last || !letter); s++)
+        if (*s >= 'A' && *s <= 'J' && (s == text || !isalnum((unsigned char)s[-1])) &&
+            !isalnum((unsigned char)s[1]))
+            letter = *s;
+    return letter;
+}
+
+// What is chosen: in the last \boxed{}, else behind the last "answer", else the last letter.
+static char choice_of(const char *text)
+{
+    static const char *const marks[] = {"\\boxed{", "answer"};
+    char letter = 0;
+    for (size_t i = 0; i < sizeof marks / sizeof *marks && !letter; i++) {
+        const char *behind = NULL;
+        for (const char *s = text; (s = strcasestr(s, marks[i]));) behind = s += strlen(marks[i]);
+        if (behind) letter = lone_letter(behind, false);
+    }
+    return letter ? letter : lone_letter(text, true);
+}
+
+static enum status check_choice(void *state, const char *answer, const json_t *row)
+{
+    (void)state;
+    (void)row;
+    if (!answer || choice_of(answer)) return ST_OK;
+    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" is no letter from A to J",
+                       answer);
+}
+
+static double is_choice(const struct reward_options *options, const struct reward_input *input)
+{
+    const char letter = choice_of(input->text);
+    (void)options;
+    return letter && letter == choice_of(input->answer);
+}
+
 // What the text holds between the last two ``` fences that stand there, or all of it.
 static json_t *json_of(const char *text)
 {
@@ -261,5 +301,8 @@ const struct scorer *const scorers[] = {
         .help = "1 where the text, or what it holds between ```, is JSON equal to the answer, if "
                 "the line has one"),
     &scorer_math,
+    ROW("choice", OF_ANSWER, .check_row = check_choice, .value = is_choice,
+        .help = "1 where the letter that the text chooses, A to J, is the answer: in \\boxed{}, "
+                "behind \"answer\", or else the last"),
     NULL,
 };
