@@ -2,14 +2,15 @@
  * owns the device: it does what clients ask for, one request after the other. Beside it run the
  * API's loop, the thread that samples (serve/tinker.h) and the bridge's heartbeat. */
 #include "trainer/commands.h"
-#include "common/model/model.h"
+#include "bridge/control.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "common/http/api_key.h"
-#include "common/http/http_client.h"
 #include "common/http/listen.h"
+#include "common/model/model.h"
+#include "trainer/run/learning.h"
 #include "trainer/run/options_shared.h"
 #include "trainer/run/stop.h"
 #include "trainer/serve/tinker.h"
@@ -20,13 +21,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TURN_MS   100   // between two looks at signals and the server
+#define TURN_MS   100   // between two checks of signals and the server
 #define GONE_MS   30000 // clients get to read that the server is gone
 #define OWN_FILES 64    // descriptors beside those of connections
-#define HEALTH_MS 10000
 
 struct config {
-    struct policy_options policy;
+    struct trained_model_options model;
     struct tinker_options tinker;
     struct learning_options learning;
     const char *config, *bridge, *listen, *api_key_file, *run_dir;
@@ -50,10 +50,10 @@ const struct option_spec serve_options[] = {
     OPT_CHOICE("snapshots", tinker.inflight, "live", OPTION_WORDS("live", "inflight"),
                "live: a snapshot is answered for as long as the live weights are it; inflight: "
                "newer weights answer for older ones"),
-    OPT_INT("keep-snapshots", policy.keep_snapshots, "2", "N", 0, 64,
+    OPT_INT("keep-snapshots", model.keep_snapshots, "2", "N", 0, 64,
             "older snapshots of each adapter that stay on the server as copies, each in a place of "
             "its --max-adapters; the least lately sampled goes first"),
-    OPT_FLAG("exact", policy.exact, NULL,
+    OPT_FLAG("exact", model.exact, NULL,
              "each datum is a micro-batch of its own, so that gradients have the same bits however "
              "datums are cut into requests; slower"),
     OPT_TEXT("freeze", learning.freeze, NULL, "PATTERN,...",
@@ -66,7 +66,7 @@ const struct option_spec serve_options[] = {
     OPT_SIZE("max-body", tinker.http.max_body, "64M", 1024, 1 << 30, "largest request body"),
     OPT_SIZE("max-buffered", tinker.http.max_buffered, "1G", 1024, 1e15,
              "all request bodies in memory together, more get 429"),
-    OPT_DOUBLE("quiesce-timeout", policy.quiesce_timeout, "60", "SECONDS", 0.1, 1e6,
+    OPT_DOUBLE("quiesce-timeout", model.quiesce_timeout, "60", "SECONDS", 0.1, 1e6,
                "longest wait for the server's step boundary"),
     OPT_DOUBLE("rollout-timeout", tinker.sample_timeout, "1800", "SECONDS", 1, 1e6,
                "longest time for one request's samples"),
@@ -87,28 +87,13 @@ const struct option_spec serve_options[] = {
 
 struct serve {
     struct config config;
-    struct policy *policy;
+    struct trained_model *model;
     struct tinker *tinker;
     char runs[PATH_ROOM], key_file[PATH_ROOM]; // the latter: where there is no --api-key-file
     char *key;
     int64_t gone_ns; // the server was found gone; 0: it lives
     char gone_why[1024];
 };
-
-// The longest sequence that the server samples.
-static enum status read_max_context(const char *socket, int *ret)
-{
-    struct http_client *http = NULL;
-    json_t *health = NULL;
-    enum status st;
-    CHECK(http_client_new(socket, &http));
-    CHECK(http_get_json(http, "/health", HEALTH_MS, &health));
-    *ret = (int)json_integer_value(json_object_get(health, "max_context"));
-out:
-    json_decref(health);
-    http_client_free(http);
-    return st;
-}
 
 static enum status open_runs(struct serve *s)
 {
@@ -143,10 +128,9 @@ static enum status open_api(struct serve *s)
     else
         CHECK(api_key_make("--run-dir", s->key_file, &s->key));
     o->http.api_key = s->key;
-    CHECK(read_max_context(policy_socket(s->policy), &o->max_context));
     CHECK(tcp_listen("--listen", c->listen, c->api_key_file ? NULL : "--api-key-file", host,
                      &o->tcp_fd, &port));
-    st = tinker_start(o, s->policy, &s->tinker);
+    st = tinker_start(o, s->model, &s->tinker);
     if (st == ST_OK)
         log_info("the Tinker API on %s, port %d; runs lie in %s; clients need the key: export "
                  "TINKER_API_KEY=$(cat %s)",
@@ -155,16 +139,15 @@ out:
     return st;
 }
 
-// What is asked for after the server's end fails for a while, so that clients are told why; then
-// this ends too.
-static void look_at_server(struct serve *s)
+// What is asked for after the server's end fails for a while, so that clients read why; then this
+// ends too.
+static void check_server(struct serve *s)
 {
-    if (s->gone_ns || control_owner_alive(policy_control(s->policy)) == ST_OK) return;
+    if (s->gone_ns || control_owner_alive(trained_info(s->model)->control) == ST_OK) return;
     snprintf(s->gone_why, sizeof s->gone_why, "%.900s, by a new cw-trainer serve",
              status_message());
     log_error("%s", s->gone_why);
     s->gone_ns = clock_now_ns();
-    tinker_give_up(s->tinker, s->gone_why);
 }
 
 static bool is_over(const struct serve *s)
@@ -179,26 +162,22 @@ static enum status serve(void *context)
     log_open("cw-trainer", s->config.log_level);
     signal(SIGPIPE, SIG_IGN);
     stop_catch_signals();
-    s->config.policy.bridge = s->config.bridge;
-    s->config.policy.learning = s->config.learning;
-    s->config.policy.runs = s->runs;
-    s->config.policy.sample_timeout = s->config.tinker.sample_timeout;
+    s->config.model.bridge = s->config.bridge;
+    s->config.model.learning = &s->config.learning;
+    s->config.model.runs = s->runs;
+    s->config.model.sample_timeout = s->config.tinker.sample_timeout;
     CHECK(open_runs(s));
-    CHECK(policy_open(&s->config.policy, &s->policy));
+    CHECK(trained_open(&s->config.model, &s->model));
     CHECK(open_api(s));
     while (!is_over(s)) {
-        look_at_server(s);
-        struct work *work = tinker_take(s->tinker, TURN_MS);
-        if (!work) continue;
-        status_keep(&work->status, s->gone_ns ? status_fail(ST_PEER_GONE, "%s", s->gone_why)
-                                              : work->run(s->policy, work));
-        tinker_return(s->tinker, work);
+        check_server(s);
+        tinker_perform(s->tinker, s->model, TURN_MS, s->gone_ns ? s->gone_why : NULL);
     }
     if (s->gone_ns && !stop_requested()) FAIL(ST_PEER_GONE, "%s", s->gone_why);
     log_info("stopping");
 out:
     tinker_stop(s->tinker);
-    policy_close(s->policy);
+    trained_close(s->model);
     free(s->key);
     return st;
 }

@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (run_path_parse(text, &path) == ST_OK) {
         check_name(path.run);
         check_name(path.name);
-        run_path_put(&path, again);
+        run_path_text(&path, again);
         if (strcmp(again, text) != 0) abort();
     }
     free(text);

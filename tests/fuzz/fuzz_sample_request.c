@@ -21,11 +21,9 @@ static void check_asked(const struct sample_request *r, const struct sample_limi
 static void check_sample(const struct sample_request *r)
 {
     volatile float sum = 0;
-    const struct sampled *s = &r->samples[0];
-    for (int i = 0; i < s->n; i++) sum += s->logprobs[i] + (float)s->tokens[i];
-    for (int i = 0; r->logprobs && i < r->n_prompt; i++) sum += r->logprobs[i];
-    for (int i = 0; r->top_ids && i < r->n_prompt * r->top; i++)
-        sum += r->top_logprobs[i] + (float)r->top_ids[i];
+    const struct completion *s = &r->samples[0];
+    for (int i = 0; i < s->n; i++) sum += s->logprobs[i] + (float)s->ids[i];
+    for (size_t i = 0; i < r->scores.len; i++) sum += (float)r->scores.data[i];
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -39,10 +37,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         sample_request_parse(body, &limits, &r) == ST_OK) {
         check_asked(&r, &limits);
         if (cut && json_parse("fuzz", cut + 1, size - first - 1, &line) == ST_OK &&
-            sample_request_take(&r, 0, line) == ST_OK)
+            sample_request_read(&r, 0, line) == ST_OK)
             check_sample(&r);
     }
-    sample_request_release(&r);
+    sample_request_release(&r.request);
     json_decref(line);
     json_decref(body);
     return 0;

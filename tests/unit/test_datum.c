@@ -141,7 +141,7 @@ static void test_answer(void **state)
     struct proto_field field;
     int records = 0, metrics = 0;
     bool more;
-    forward_backward_answer(&request, logprobs, 2.5, &answer);
+    forward_backward_response(&request, logprobs, 2.5, &answer);
     struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
     for (;;) {
         assert_ok(proto_next(&message, &more, &field));

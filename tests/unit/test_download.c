@@ -185,15 +185,15 @@ static void test_signatures(void **state)
     char one[SIGNATURE_ROOM], two[SIGNATURE_ROOM];
     assert_ok(signing_key_new(&key));
     assert_ok(signing_key_new(&other));
-    signature_put(&key, "tinker://run/weights/a/x 1", 1700000000, one);
+    signature_text(&key, "tinker://run/weights/a/x 1", 1700000000, one);
     assert_int_equal(strtoll(one, NULL, 10), 1700000000);
-    signature_put(&key, "tinker://run/weights/a/x 1", 1700000000, two);
+    signature_text(&key, "tinker://run/weights/a/x 1", 1700000000, two);
     assert_true(signature_is(one, two));
-    signature_put(&key, "tinker://run/weights/a/x 2", 1700000000, two);
+    signature_text(&key, "tinker://run/weights/a/x 2", 1700000000, two);
     assert_false(signature_is(one, two));
-    signature_put(&key, "tinker://run/weights/a/x 1", 1700000001, two);
+    signature_text(&key, "tinker://run/weights/a/x 1", 1700000001, two);
     assert_false(signature_is(one, two));
-    signature_put(&other, "tinker://run/weights/a/x 1", 1700000000, two);
+    signature_text(&other, "tinker://run/weights/a/x 1", 1700000000, two);
     assert_false(signature_is(one, two));
     assert_false(signature_is("", one));
 }

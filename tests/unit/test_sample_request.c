@@ -1,6 +1,7 @@
 /* test_sample_request.c: asample's body, what of it is refused, and the server's lines. */
 #include "tests/support/support.h"
 #include "common/base/json.h"
+#include "trainer/serve/protobuf.h"
 #include "trainer/serve/sample_request.h"
 
 #include <math.h>
@@ -35,10 +36,10 @@ static void test_asked(void **state)
     assert_int_equal(r.prompt[2], 30);
     assert_int_equal(json_integer_value(json_object_get(r.sampling, "max_tokens")), 64 - 3);
     assert_null(json_object_get(r.sampling, "ignore_eos"));
-    sample_request_release(&r);
+    sample_request_release(&r.request);
     assert_ok(ask("{" PROMPT ",\"sampling_params\":{\"stop\":[]}}", &r)); // nothing stops
     assert_true(json_is_true(json_object_get(r.sampling, "ignore_eos")));
-    sample_request_release(&r);
+    sample_request_release(&r.request);
 }
 
 // What is of the wrong kind is refused, by its name, and not taken for what is not there.
@@ -61,7 +62,7 @@ static void test_refused(void **state)
         snprintf(text, sizeof text, "{" PROMPT ",%s}", cases[i][0]);
         if (ask(text, &r) == ST_OK) fail_msg("%s was taken", cases[i][0]);
         if (!strstr(status_message(), cases[i][1])) fail_msg("%s: %s", text, status_message());
-        sample_request_release(&r);
+        sample_request_release(&r.request);
     }
 }
 
@@ -74,17 +75,29 @@ static void test_filled(void **state)
                          "\"weight_versions\":[4,6],\"prompt_logprobs\":[null,-2,-3],"
                          "\"prompt_weight_versions\":[null,4,4],"
                          "\"prompt_top_logprobs\":[null,[[9,-0.25]],[]]}");
-    assert_ok(sample_request_take(&r, 1, line));
+    assert_ok(sample_request_read(&r, 1, line));
     json_decref(line);
     assert_int_equal(r.samples[1].n, 2);
-    assert_int_equal(r.samples[1].tokens[1], 8);
-    assert_true(r.samples[1].logprobs[0] == -0.5f && r.samples[1].stopped);
+    assert_int_equal(r.samples[1].ids[1], 8);
+    assert_true(r.samples[1].logprobs[0] == -0.5f && !r.samples[1].truncated);
     assert_int_equal(r.oldest, 4);
     assert_int_equal(r.newest, 6);
-    assert_true(isnan(r.logprobs[0]) && r.logprobs[2] == -3);
-    assert_int_equal(r.top_ids[1], 9);
-    assert_true(r.top_logprobs[1] == -0.25f && r.top_logprobs[2] == SAMPLE_NO_LOGPROB);
-    sample_request_release(&r);
+    struct proto_span scores = {(const unsigned char *)r.scores.data, r.scores.len}, top;
+    struct proto_field f;
+    bool more;
+    float values[3];
+    assert_ok(proto_next(&scores, &more, &f)); // a log-probability of each token
+    assert_true(more && f.number == 2 && f.span.len == sizeof values);
+    memcpy(values, f.span.data, sizeof values);
+    assert_true(isnan(values[0]) && values[2] == -3);
+    assert_ok(proto_next(&scores, &more, &f)); // the likeliest tokens of each
+    assert_true(more && f.number == 3);
+    top = f.span;
+    assert_ok(proto_next(&top, &more, &f));
+    assert_memory_equal(f.span.data, ((int32_t[]){0, 9, 0}), 12);
+    assert_ok(proto_next(&top, &more, &f));
+    assert_memory_equal(f.span.data, ((float[]){SAMPLE_NO_LOGPROB, -0.25f, SAMPLE_NO_LOGPROB}), 12);
+    sample_request_release(&r.request);
 }
 
 int main(void)

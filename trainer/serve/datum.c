@@ -182,9 +182,9 @@ static enum status read_datum(const struct forward_backward *request, struct pro
                               const struct datum_limits *limits, struct datum *ret)
 {
     enum status st = ST_OK;
-    struct proto_span rest = message;
+    struct proto_span inputs = message;
     struct proto_field f;
-    while (proto_each(&rest, &st, &f))
+    while (proto_each(&inputs, &st, &f))
         if (f.number == 1) st = append_chunk(ret, &f);
     if (st != ST_OK) goto out;
     if (ret->n == 0) FAIL(ST_INVALID, "\"model_input\" holds no token");
@@ -307,7 +307,7 @@ void forward_backward_release(struct forward_backward *request)
     *request = (struct forward_backward){0};
 }
 
-// ---- the answer ---------------------------------------------------------------------------------
+// ---- the response -------------------------------------------------------------------------------
 
 // Those of datums [first, end), which have one shape behind their tokens, as a record.
 static void put_record(const struct forward_backward *request, const float *logprobs, int first,
@@ -337,8 +337,8 @@ static void put_record(const struct forward_backward *request, const float *logp
     proto_put_message(to, 2, &record);
 }
 
-void forward_backward_answer(const struct forward_backward *request, const float *logprobs,
-                             double loss, struct bytes *to)
+void forward_backward_response(const struct forward_backward *request, const float *logprobs,
+                               double loss, struct bytes *to)
 {
     struct bytes metric = BYTES_INIT;
     const struct datum *data = request->data;

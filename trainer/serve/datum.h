@@ -1,4 +1,4 @@
-/* datum.h: the one request of the Tinker API that comes as protobuf, and its answer: datums (a
+/* datum.h: the one request of the Tinker API that comes as protobuf, and its response: datums (a
  * sequence, for each of its tokens what it is to predict, and what the loss wants of that), and
  * their log-probabilities. Plain data; any thread. */
 #ifndef TRAINER_SERVE_DATUM_H
@@ -37,8 +37,8 @@ enum status forward_backward_address(const char *body, size_t len, char **ret_mo
                                      int64_t *ret_seq_id);
 void forward_backward_release(struct forward_backward *request);
 
-// The answer: the log-probabilities (n, each) of all datums, one after the other, and the loss.
-void forward_backward_answer(const struct forward_backward *request, const float *logprobs,
-                             double loss, struct bytes *to);
+// The response: the log-probabilities (n, each) of all datums, one after the other, and the loss.
+void forward_backward_response(const struct forward_backward *request, const float *logprobs,
+                               double loss, struct bytes *to);
 
 #endif

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PIECE_BYTES (256 << 10)
+#define CHUNK_BYTES (256 << 10)
 #define TAR_BLOCK   512
 #define TAR_END     (2 * TAR_BLOCK) // zeros
 
@@ -116,7 +116,7 @@ static void put_zeros(int n, struct bytes *to)
     bytes_append(to, zeros, (size_t)n);
 }
 
-// ---- pieces -------------------------------------------------------------------------------------
+// ---- chunks -------------------------------------------------------------------------------------
 
 static enum status open_next(struct download *d, struct bytes *to)
 {
@@ -137,9 +137,9 @@ out:
     return st;
 }
 
-static enum status read_piece(struct download *d, struct bytes *to)
+static enum status read_chunk(struct download *d, struct bytes *to)
 {
-    const size_t want = d->left < PIECE_BYTES ? (size_t)d->left : PIECE_BYTES;
+    const size_t want = d->left < CHUNK_BYTES ? (size_t)d->left : CHUNK_BYTES;
     if (!bytes_reserve(to, want)) return bytes_status(to);
     const ssize_t n = want ? read(d->fd, to->data + to->len, want) : 0;
     if (n < 0 || (n == 0 && want))
@@ -158,7 +158,7 @@ enum stream_state download_next(struct download *d, struct bytes *to)
     enum status st = ST_OK;
     if (d->ended) return STREAM_END;
     if (d->fd < 0 && d->next) st = open_next(d, to);
-    if (st == ST_OK && d->fd >= 0) st = read_piece(d, to);
+    if (st == ST_OK && d->fd >= 0) st = read_chunk(d, to);
     if (st != ST_OK) return STREAM_FAIL;
     d->ended = d->fd < 0 && !d->next;
     if (d->ended && d->archive) put_zeros(TAR_END, to);

@@ -1,4 +1,4 @@
-/* download.h: files of a checkpoint as the body of an answer, read piece by piece as the client
+/* download.h: files of a checkpoint as the body of a response, read chunk by chunk as the client
  * takes it: one file as it is, or all of a folder as a tar archive (POSIX.1-1988 "ustar"; sizes
  * from 8 GiB on as GNU tar writes them). Loop's thread. */
 #ifndef TRAINER_SERVE_DOWNLOAD_H
@@ -8,11 +8,11 @@
 
 struct download;
 // files: {"name": bytes}, below the folder. file: one of them, or "", all as an archive; else
-// ST_NOT_FOUND. ret_bytes: of the whole answer.
+// ST_NOT_FOUND. ret_bytes: of the whole response.
 enum status download_new(const char *folder, const json_t *files, const char *file,
                          struct download **ret, int64_t *ret_bytes);
 void download_free(struct download *d); // NULL is fine
-// The next piece. STREAM_FAIL where a file is not there any more, also because the folder was put
+// The next chunk. STREAM_FAIL where a file is not there any more, also because the folder was put
 // in the place of another since download_new(), or is not as long as it was; the sentence says
 // which.
 enum stream_state download_next(struct download *d, struct bytes *to);

@@ -1,134 +1,100 @@
 /* endpoints_checkpoints.c: weights that are saved, to go on from or to be sampled. Loop's thread.
  */
-#include "trainer/serve/tinker.h"
-#include "common/base/json.h"
 #include "common/base/log.h"
+#include "trainer/serve/training_request.h"
 
 #include <string.h>
 
-void tinker_ttl(struct tinker *t, const char *of)
+void tinker_warn_ttl(struct tinker *t, const char *what)
 {
-    if (t->ttl_told) return;
-    t->ttl_told = true;
-    log_warn("%s: \"ttl_seconds\" has no effect: checkpoints stay until they are deleted", of);
+    if (t->ttl_warned) return;
+    t->ttl_warned = true;
+    log_warn("%s: \"ttl_seconds\" has no effect: checkpoints stay until they are deleted", what);
 }
 
-static enum status run_save(struct policy *policy, struct work *work)
+static enum status perform_save(struct trained_model *m, struct request *request)
 {
-    struct op *op = (struct op *)work;
+    static const char *const types[RUN_KINDS] = {"save_weights", "save_weights_for_sampler",
+                                                 "save_weights_external"};
+    struct training_request *r = (struct training_request *)request;
+    const struct tinker *t = r->tinker;
     char folder[PATH_ROOM], path[RUN_PATH_ROOM];
-    enum status st = ST_OK;
-    if (op->named) {
-        CHECK(runs_place(op->tinker->options->runs, &op->path, folder));
-        CHECK(policy_save(policy, op->model->id, folder, op->path.part == RUN_WEIGHTS));
-        run_path_put(&op->path, path);
-        sources_forget(op->tinker->sources, path); // what was there before
+    enum status st;
+    if (!r->named) {
+        const bool wanted = !r->inflight && !t->options->inflight;
+        CHECK(trained_snapshot(m, r->run->owner.id, wanted, &r->snapshot));
+        r->snapshot.base = r->snapshot.base && !r->inflight;
+        r->snapshot.inflight = r->inflight;
+        request_set_json(request, json_pack("{s:s, s:s}", "sampling_session_id", r->sampler, "type",
+                                            "save_weights_for_sampler"));
+        return ST_OK;
     }
-    const bool wanted = !op->named && !op->inflight && !op->tinker->options->inflight;
-    st = policy_snapshot(policy, op->model->id, wanted, &op->snapshot);
+    CHECK(runs_folder(t->options->runs, &r->path, folder));
+    CHECK(trained_save(m, r->run->owner.id, folder, r->path.kind == RUN_WEIGHTS));
+    run_path_text(&r->path, path);
+    snapshots_forget(t->model->snapshots, path); // what was there before
+    CHECK(trained_snapshot(m, r->run->owner.id, false, &r->snapshot));
+    snapshots_set_path(t->model->snapshots, path, &r->snapshot, true);
+    request_set_json(request, json_pack("{s:s, s:s}", "path", path, "type", types[r->path.kind]));
 out:
     return st;
 }
 
-static void saved(struct op *op)
+static enum status check_save(const struct call *c, struct training_request *r)
 {
-    char path[RUN_PATH_ROOM];
-    static const char *const types[RUN_PARTS] = {"save_weights", "save_weights_for_sampler",
-                                                 "save_weights_external"};
-    run_path_put(&op->path, path);
-    op_note_live(op, true);
-    future_done_json(op->future,
-                     json_pack("{s:s, s:s}", "path", path, "type", types[op->path.part]));
-}
-
-static void snapshot(struct op *op)
-{
-    op->snapshot.base = op->snapshot.base && !op->inflight;
-    struct sampler *s = tinker_new_sampler(op->tinker, op->model->session, op->sampler,
-                                           op->model->base, &op->snapshot);
-    if (s) {
-        s->inflight = op->inflight;
-        future_done_json(op->future, json_pack("{s:s, s:s}", "sampling_session_id", s->id, "type",
-                                               "save_weights_for_sampler"));
-    } else {
-        future_fail(op->future, status_fail(ST_NO_MEMORY, "out of memory"));
-    }
-}
-
-// Where "path" says that the checkpoint is to be, a name of the client's own.
-static enum status read_name(const json_t *body, struct op *op, enum run_part part)
-{
-    const char *name = NULL;
-    enum status st = json_get_string("request", body, "path", &name);
-    if (st != ST_OK || !name) return st;
-    if (!run_name_is_good(name))
+    const char *runs = r->tinker->options->runs;
+    char folder[PATH_ROOM];
+    if (c->path && !run_name_is_good(c->path))
         return status_fail(ST_INVALID,
                            "\"path\" is \"%.100s\"; it must be a name of letters, digits and - _ . "
                            "that a folder can have, of at most %d bytes",
-                           name, RUN_NAME_ROOM - 1);
-    op->named = true;
-    op->path.part = part;
-    snprintf(op->path.run, sizeof op->path.run, "%.150s", op->model->id);
-    snprintf(op->path.name, sizeof op->path.name, "%s", name);
+                           c->path, RUN_NAME_ROOM - 1);
+    if (c->ttl_seconds) tinker_warn_ttl(r->tinker, r->run->owner.id);
+    if (c->recipients)
+        return status_fail(ST_UNSUPPORTED,
+                           "\"age_encryption_recipients\" is not there, files are not encrypted "
+                           "here: leave it away (save_weights_external), or take the folder of the "
+                           "checkpoint, which is in %s",
+                           runs);
+    if (!c->path && c->which != RUN_SAMPLER_WEIGHTS)
+        return status_fail(ST_INVALID, "request: \"path\", the checkpoint's name, is missing");
+    if (!c->path) return ST_OK;
+    r->named = true;
+    r->path.kind = (enum run_kind)c->which;
+    snprintf(r->path.run, sizeof r->path.run, "%.150s", r->run->owner.id);
+    snprintf(r->path.name, sizeof r->path.name, "%s", c->path);
+    if (!c->overwrite && runs_find(runs, &r->path, folder) == ST_OK)
+        return status_fail(ST_INVALID,
+                           "\"path\": there is a checkpoint %s already, and \"overwrite\" is false",
+                           c->path);
     return ST_OK;
 }
 
-static void save(struct http_request *q, const json_t *body, struct op *op, enum run_part part)
+// Of a sampler's checkpoint without a name, a sampling session is made.
+static enum status save(const struct call *c)
 {
-    bool overwrite = true;
-    enum status st;
-    CHECK(read_name(body, op, part));
-    CHECK(json_get_bool("request", body, "overwrite", &overwrite));
-    if (json_has(body, "ttl_seconds")) tinker_ttl(op->tinker, op->model->id);
-    if (json_has(body, "age_encryption_recipients"))
-        FAIL(ST_UNSUPPORTED,
-             "\"age_encryption_recipients\" is not there, files are not encrypted here: leave it "
-             "away (save_weights_external), or take the folder of the checkpoint, which is in %s",
-             op->tinker->options->runs);
-    if (!op->named && part != RUN_SAMPLER_WEIGHTS)
-        FAIL(ST_INVALID, "request: \"path\", the checkpoint's name, is missing");
-    char folder[PATH_ROOM];
-    if (op->named && !overwrite && runs_find(op->tinker->options->runs, &op->path, folder) == ST_OK)
-        FAIL(ST_INVALID, "\"path\": there is a checkpoint %s already, and \"overwrite\" is false",
-             op->path.name);
+    const bool named = c->which != RUN_SAMPLER_WEIGHTS || c->path;
+    struct training_request *r;
+    enum status st = ST_OK;
+    if (!named && c->sampler_number < 0)
+        FAIL(ST_INVALID, "request: \"sampling_session_seq_id\" is missing");
+    CHECK(training_request_of(c, perform_save, &r));
+    if (!r) return ST_OK;
+    r->inflight = c->kind && strcmp(c->kind, "inflight") == 0;
+    if (!named)
+        snprintf(r->sampler, sizeof r->sampler, "%.120s:sample:%lld", r->run->owner.session->id,
+                 (long long)c->sampler_number);
+    training_request_submit(r, c, c->status == ST_OK ? check_save(c, r) : c->status);
+    return ST_OK;
 out:
-    op_refuse(op, st);
-    op_submit(op, q);
+    return st;
 }
 
-static void save_named(struct tinker *t, struct http_request *q, enum run_part part)
-{
-    json_t *body = tinker_body(q);
-    if (!body) return;
-    struct op *op = op_of(t, q, body, run_save, saved);
-    if (op) save(q, body, op, part);
-    json_decref(body);
-}
-
-void handle_save_weights(void *tinker, struct http_request *q)
-{
-    save_named(tinker, q, RUN_WEIGHTS);
-}
-
-void handle_save_external(void *tinker, struct http_request *q)
-{
-    save_named(tinker, q, RUN_EXTERNAL_WEIGHTS);
-}
-
-void handle_save_for_sampler(void *tinker, struct http_request *q)
-{
-    struct tinker *t = tinker;
-    json_t *body = tinker_body(q);
-    if (!body) return;
-    const bool named = json_has(body, "path");
-    const int64_t number = named ? 0 : tinker_number(q, body, "sampling_session_seq_id", 0);
-    struct op *op = number >= 0 ? op_of(t, q, body, run_save, named ? saved : snapshot) : NULL;
-    if (op) {
-        const char *kind = json_string_value(json_object_get(body, "kind"));
-        op->inflight = kind && strcmp(kind, "inflight") == 0;
-        snprintf(op->sampler, sizeof op->sampler, "%.120s:sample:%lld", op->model->session->id,
-                 (long long)number);
-        save(q, body, op, RUN_SAMPLER_WEIGHTS);
-    }
-    json_decref(body);
-}
+const struct endpoint checkpoint_endpoints[] = {
+    {"POST", "/api/v1/save_weights", save, "model_id seq_id", HTTP_NEEDS_KEY, RUN_WEIGHTS},
+    {"POST", "/api/v1/save_weights_for_sampler", save, "model_id seq_id", HTTP_NEEDS_KEY,
+     RUN_SAMPLER_WEIGHTS},
+    {"POST", "/api/v1/save_weights_external", save, "model_id seq_id", HTTP_NEEDS_KEY,
+     RUN_EXTERNAL_WEIGHTS},
+    {0},
+};

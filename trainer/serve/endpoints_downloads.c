@@ -18,26 +18,27 @@
 
 // ---- URLs ---------------------------------------------------------------------------------------
 
-static enum status sign(const struct tinker *t, const char *folder, const struct run_path *path,
-                        const char *file, int64_t expires_s, char ret[SIGNATURE_ROOM])
+static enum status sign(const struct tinker *t, const struct run_path *path, const char *file,
+                        int64_t expires_s, char ret_folder[PATH_ROOM], char ret[SIGNATURE_ROOM])
 {
     char text[RUN_PATH_ROOM];
     struct stat info;
     struct bytes name = BYTES_INIT;
     enum status st;
-    if (stat(folder, &info) != 0) FAIL(ST_NOT_FOUND, "%s is gone", folder);
-    run_path_put(path, text);
+    CHECK(runs_find(t->options->runs, path, ret_folder));
+    if (stat(ret_folder, &info) != 0) FAIL(ST_NOT_FOUND, "%s is gone", ret_folder);
+    run_path_text(path, text);
     bytes_printf(&name, "%s/%s %llu %lld.%ld", text, file, (unsigned long long)info.st_ino,
                  (long long)info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
     CHECK(bytes_status(&name));
-    signature_put(&t->signing, bytes_text(&name), expires_s, ret);
+    signature_text(&t->signing, bytes_text(&name), expires_s, ret);
 out:
     bytes_release(&name);
     return st;
 }
 
 // As a URL's path has it.
-static void put_escaped(const char *text, struct bytes *to)
+static void append_escaped(const char *text, struct bytes *to)
 {
     for (; *text; text++)
         if (isascii(*text) && (isalnum(*text) || strchr("-._~/:@", *text)))
@@ -47,21 +48,20 @@ static void put_escaped(const char *text, struct bytes *to)
 }
 
 // New reference in ret.
-static enum status make_url(const struct tinker *t, struct http_request *q,
-                            const struct run_path *path, const char *file, int64_t expires_s,
-                            json_t **ret)
+static enum status make_url(const struct call *c, const struct run_path *path, const char *file,
+                            int64_t expires_s, json_t **ret)
 {
+    const char *host = http_host(c->q);
     char folder[PATH_ROOM], signature[SIGNATURE_ROOM], text[RUN_PATH_ROOM];
     struct bytes url = BYTES_INIT;
     enum status st;
-    if (!http_host(q)) FAIL(ST_INVALID, "a Host header is missing, which URLs are made of");
-    CHECK(runs_find(t->options->runs, path, folder));
-    CHECK(sign(t, folder, path, file, expires_s, signature));
-    run_path_put(path, text);
-    bytes_printf(&url, "http://%s/api/v1/files/%s/", http_host(q), signature);
-    put_escaped(text + strlen("tinker://"), &url);
+    if (!host) FAIL(ST_INVALID, "a Host header is missing, which URLs are made of");
+    CHECK(sign(c->tinker, path, file, expires_s, folder, signature));
+    run_path_text(path, text);
+    bytes_printf(&url, "http://%s/api/v1/files/%s/", host, signature);
+    append_escaped(text + strlen("tinker://"), &url);
     bytes_puts(&url, "/");
-    put_escaped(file, &url);
+    append_escaped(file, &url);
     CHECK(bytes_status(&url));
     json_t *made = json_string(bytes_text(&url));
     if (!made) FAIL(ST_INVALID, "the Host header, which URLs are made of, is not UTF-8");
@@ -71,35 +71,30 @@ out:
     return st;
 }
 
-enum status tinker_reply_urls(struct tinker *t, struct http_request *q, const struct run_path *path)
+enum status tinker_reply_urls(const struct call *c, const struct run_path *path, bool archive)
 {
     const int64_t expires_s = time(NULL) + EXPIRES_S;
     char folder[PATH_ROOM];
     const char *name;
     json_t *files = NULL, *urls = json_object(), *size, *url;
     enum status st;
-    CHECK(runs_find(t->options->runs, path, folder));
+    if (archive) {
+        CHECK(make_url(c, path, "", expires_s, &url));
+        http_reply_json(c->q, 200,
+                        json_pack("{s:o, s:o}", "url", url, "expires", runs_time(expires_s)));
+        goto out;
+    }
+    CHECK(runs_find(c->tinker->options->runs, path, folder));
     CHECK(runs_files(folder, &files));
     json_object_foreach (files, name, size) {
-        CHECK(make_url(t, q, path, name, expires_s, &url));
+        CHECK(make_url(c, path, name, expires_s, &url));
         json_object_set_new(urls, name, url);
     }
-    http_reply_json(q, 200, json_pack("{s:O, s:o}", "urls", urls, "expires", runs_time(expires_s)));
+    http_reply_json(c->q, 200,
+                    json_pack("{s:O, s:o}", "urls", urls, "expires", runs_time(expires_s)));
 out:
     json_decref(urls);
     json_decref(files);
-    return st;
-}
-
-enum status tinker_reply_archive(struct tinker *t, struct http_request *q,
-                                 const struct run_path *path)
-{
-    const int64_t expires_s = time(NULL) + EXPIRES_S;
-    json_t *url;
-    enum status st = make_url(t, q, path, "", expires_s, &url);
-    if (st == ST_OK)
-        http_reply_json(q, 200,
-                        json_pack("{s:o, s:o}", "url", url, "expires", runs_time(expires_s)));
     return st;
 }
 
@@ -131,8 +126,7 @@ static bool is_signed(struct tinker *t, struct http_request *q, const struct url
 {
     char wanted[SIGNATURE_ROOM];
     const int64_t expires_s = strtoll(url->signature, NULL, 10);
-    enum status st = runs_find(t->options->runs, &url->path, ret_folder);
-    if (st == ST_OK) st = sign(t, ret_folder, &url->path, url->file, expires_s, wanted);
+    enum status st = sign(t, &url->path, url->file, expires_s, ret_folder, wanted);
     if (st != ST_OK || !signature_is(url->signature, wanted))
         http_fail(q, 403,
                   "the URL is not of this process and a checkpoint that is there (%s may have been "
@@ -144,7 +138,7 @@ static bool is_signed(struct tinker *t, struct http_request *q, const struct url
     return !http_replied(q);
 }
 
-static enum stream_state next_piece(void *attached, struct http_request *q, struct bytes *to)
+static enum stream_state next_chunk(void *attached, struct http_request *q, struct bytes *to)
 {
     if (http_expired(q)) return STREAM_FAIL;
     const enum stream_state state = download_next(attached, to);
@@ -159,23 +153,27 @@ static void on_close(void *attached, bool answered)
 }
 
 // GET /api/v1/files/SIGNATURE/RUN/PART/NAME/FILE
-void handle_download(void *tinker, struct http_request *q)
+static enum status handle_download(const struct call *c)
 {
-    struct tinker *t = tinker;
     struct url url;
     char folder[PATH_ROOM];
     struct download *download;
     json_t *files = NULL;
     int64_t n_bytes;
     enum status st;
-    CHECK(read_url(http_path_tail(q), &url));
-    if (!is_signed(t, q, &url, folder)) return;
+    CHECK(read_url(http_path_tail(c->q), &url));
+    if (!is_signed(c->tinker, c->q, &url, folder)) return ST_OK;
     CHECK(runs_files(folder, &files));
     CHECK(download_new(folder, files, url.file, &download, &n_bytes));
-    http_attach(q, download, on_close);
-    http_stream_sized(q, *url.file ? "application/octet-stream" : "application/x-tar", n_bytes,
-                      next_piece);
+    http_attach(c->q, download, on_close);
+    http_stream_sized(c->q, *url.file ? "application/octet-stream" : "application/x-tar", n_bytes,
+                      next_chunk);
 out:
     json_decref(files);
-    if (st != ST_OK) http_fail_status(q, st);
+    return st;
 }
+
+const struct endpoint download_endpoints[] = {
+    {"GET", "/api/v1/files/*", handle_download, NULL, HTTP_OPEN, 0}, // whose path is signed
+    {0},
+};

@@ -11,175 +11,129 @@
 
 // Results of samples are asked for a session at a time, which keeps connections few. Bodies are not
 // compressed: they go nowhere.
-void handle_config(void *tinker, struct http_request *q)
+static enum status client_config(const struct call *c)
 {
-    (void)tinker;
-    http_reply_json(q, 200,
+    http_reply_json(c->q, 200,
                     json_pack("{s:b, s:b, s:b, s:b, s:b}", "sample_use_retrieve_futures", 1,
                               "proto_compress_fwdbwd", 0, "parallel_fwdbwd_chunks", 1,
                               "custom_loss_server_side", 0, "sample_join_sampling_session", 0));
+    return ST_OK;
 }
 
-void handle_dynamic_config(void *tinker, struct http_request *q)
+static enum status dynamic_config(const struct call *c)
 {
-    (void)tinker;
     http_reply_json(
-        q, 200, json_pack("{s:i, s:b}", "refresh_interval_sec", 300, "sample_cancel_enabled", 0));
+        c->q, 200,
+        json_pack("{s:i, s:b}", "refresh_interval_sec", 300, "sample_cancel_enabled", 0));
+    return ST_OK;
 }
 
-void handle_create_session(void *tinker, struct http_request *q)
+static enum status create_session(const struct call *c)
 {
-    struct tinker *t = tinker;
+    struct tinker *t = c->tinker;
     uint32_t random = 0;
-    json_t *body = tinker_body(q);
-    if (!body) return;
-    const char *version = json_string_value(json_object_get(body, "sdk_version"));
     struct session *s = calloc(1, sizeof *s);
-    if (!s) {
-        http_fail(q, 500, "out of memory");
-        json_decref(body);
-        return;
-    }
+    if (!s) return status_fail(ST_NO_MEMORY, "out of memory");
     if (getrandom(&random, sizeof random, 0) != sizeof random) random = (uint32_t)clock_now_ns();
     snprintf(s->id, sizeof s->id, "s%08" PRIx32 "-%d", random, ++t->n_sessions);
     s->heard_ns = clock_now_ns();
     s->next = t->sessions;
     t->sessions = s;
-    log_info("session %s: SDK %.20s", s->id, version ? version : "of no version");
-    http_reply_json(q, 200, json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
-    json_decref(body);
-}
-
-void handle_heartbeat(void *tinker, struct http_request *q)
-{
-    json_t *body = tinker_body(q);
-    if (!body) return;
-    if (tinker_session(tinker, q, body))
-        http_reply_json(q, 200, json_pack("{s:s}", "type", "session_heartbeat"));
-    json_decref(body);
-}
-
-struct ending { // of a run whose client has finished
-    struct work work;
-    char run[ID_ROOM];
-};
-
-static enum status run_ending(struct policy *policy, struct work *work)
-{
-    policy_end(policy, ((struct ending *)work)->run);
+    log_info("session %s: SDK %.20s", s->id, c->sdk_version ? c->sdk_version : "of no version");
+    http_reply_json(c->q, 200,
+                    json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
     return ST_OK;
 }
 
-static void ended(struct inbox_message *message)
+static enum status heartbeat(const struct call *c)
 {
-    free(message);
-}
-
-// Adapters make room at once; the whole model stays as it was trained until another run begins.
-static void end_runs(struct tinker *t, const struct session *s)
-{
-    for (struct training_run *m = t->training_runs; m; m = m->next) {
-        if (m->session != s || m->rank == 0 || m->over) continue;
-        struct ending *ending = calloc(1, sizeof *ending);
-        if (!ending) return; // then its place goes to whoever wants it first
-        m->over = true;
-        snprintf(ending->run, sizeof ending->run, "%s", m->id);
-        ending->work.message.deliver = ended;
-        ending->work.run = run_ending;
-        work_put(t->works, &ending->work);
-    }
+    struct session *s;
+    enum status st = tinker_session(c->tinker, c->session_id, &s);
+    if (st == ST_OK) http_reply_json(c->q, 200, json_pack("{s:s}", "type", "session_heartbeat"));
+    return st;
 }
 
 // POST /api/v1/sessions/ID/finish. One that this process does not know has ended with the one that
-// knew it: a client that was told so in a sentence is not to end on another.
-void handle_finish(void *tinker, struct http_request *q)
+// knew it: a client that was told so in a sentence is not to end on another. Its adapters make room
+// at once; the whole model stays as it was trained until another run begins.
+static enum status finish(const struct call *c)
 {
-    struct tinker *t = tinker;
-    const char *tail = http_path_tail(q), *slash = strchr(tail, '/');
+    struct tinker *t = c->tinker;
+    const char *tail = http_path_tail(c->q), *slash = strchr(tail, '/');
     const size_t n = slash ? (size_t)(slash - tail) : 0;
-    if (n == 0 || strcmp(slash, "/finish") != 0) {
-        http_fail(q, 404, "there is no /api/v1/sessions/%.150s here", tail);
-        return;
-    }
+    if (n == 0 || strcmp(slash, "/finish") != 0)
+        return status_fail(ST_NOT_FOUND, "there is no /api/v1/sessions/%.150s here", tail);
     struct session *s = t->sessions;
     while (s && (strlen(s->id) != n || memcmp(s->id, tail, n) != 0)) s = s->next;
     if (s) {
         s->ended = true;
         s->heard_ns = clock_now_ns();
-        end_runs(t, s);
+        for (struct training_run *run = NULL; (run = tinker_next_run(t, run));)
+            if (run->owner.session == s && run->rank > 0 && !run->over) tinker_end_run(t, run);
         log_info("session %s: finished", s->id);
     } else {
         log_info("a session finished that an earlier process had");
     }
-    http_reply_json(q, 200, json_object());
+    http_reply_json(c->q, 200, json_object());
+    return ST_OK;
 }
 
-// Once it has none that is busy, or that another client would miss.
-static bool forget_runs(struct tinker *t, const struct session *s)
+// Whether a session has a run that is busy, or that another client would miss.
+static bool has_runs(const struct tinker *t, const struct session *s)
 {
-    for (const struct training_run *m = t->training_runs; m; m = m->next)
-        if (m->session == s && (m->n_ops > 0 || (!m->over && !s->ended))) return false;
-    for (struct training_run **link = &t->training_runs; *link;) {
-        struct training_run *m = *link;
-        if (m->session != s) {
-            link = &m->next;
-            continue;
-        }
-        futures_end_owner(t->futures, m->id);
-        *link = m->next;
-        free(m);
-    }
-    return true;
-}
-
-static void forget_samplers(struct tinker *t, const struct session *s)
-{
-    for (struct sampler **link = &t->samplers; *link;) {
-        struct sampler *sampler = *link;
-        if (sampler->session != s) {
-            link = &sampler->next;
-            continue;
-        }
-        futures_end_owner(t->futures, sampler->id);
-        *link = sampler->next;
-        free(sampler);
-    }
+    for (struct training_run *run = NULL; (run = tinker_next_run(t, run));)
+        if (run->owner.session == s && (run->n_requests > 0 || (!run->over && !s->ended)))
+            return true;
+    return false;
 }
 
 void tinker_sessions_sweep(struct tinker *t)
 {
-    const double most_ms = t->options->session_timeout * 1e3;
-    for (struct session **link = &t->sessions; *link;) {
-        struct session *s = *link;
-        if (clock_ms_since(s->heard_ns) < most_ms || !forget_runs(t, s)) {
+    const double max_ms = t->options->session_timeout * 1e3;
+    for (struct session **link = &t->sessions, *s; (s = *link);) {
+        if (clock_ms_since(s->heard_ns) < max_ms || has_runs(t, s)) {
             link = &s->next;
             continue;
         }
-        forget_samplers(t, s);
+        owners_forget(t->requests, s);
         log_debug("session %s: forgotten", s->id);
         *link = s->next;
         free(s);
     }
 }
 
-void handle_capabilities(void *tinker, struct http_request *q)
+static enum status capabilities(const struct call *c)
 {
-    struct tinker *t = tinker;
-    http_reply_json(q, 200,
+    struct tinker *t = c->tinker;
+    http_reply_json(c->q, 200,
                     json_pack("{s:[{s:s, s:i, s:b, s:b}]}", "supported_models", "model_name",
-                              t->model_name, "max_context_length", t->options->max_context,
+                              t->model_name, "max_context_length", t->model->max_context,
                               "trainable", 1, "sampleable", 1));
+    return ST_OK;
 }
 
-void handle_healthz(void *tinker, struct http_request *q)
+static enum status healthz(const struct call *c)
 {
-    struct tinker *t = tinker;
-    if (tinker_takes_work(t, q)) http_reply_json(q, 200, json_pack("{s:s}", "status", "ok"));
+    enum status st = tinker_takes_work(c->tinker);
+    if (st == ST_OK) http_reply_json(c->q, 200, json_pack("{s:s}", "status", "ok"));
+    return st;
 }
 
 // Its events are for the service's operator; here nobody reads them.
-void handle_telemetry(void *tinker, struct http_request *q)
+static enum status telemetry(const struct call *c)
 {
-    (void)tinker;
-    http_reply_json(q, 200, json_pack("{s:s}", "status", "accepted"));
+    http_reply_json(c->q, 200, json_pack("{s:s}", "status", "accepted"));
+    return ST_OK;
 }
+
+const struct endpoint session_endpoints[] = {
+    {"POST", "/api/v1/client/config", client_config, NULL, HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/client/dynamic_config", dynamic_config, NULL, HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/create_session", create_session, "", HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/session_heartbeat", heartbeat, "session_id", HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/sessions/*", finish, NULL, HTTP_NEEDS_KEY, 0},
+    {"GET", "/api/v1/get_server_capabilities", capabilities, NULL, HTTP_NEEDS_KEY, 0},
+    {"GET", "/api/v1/healthz", healthz, NULL, HTTP_OPEN, 0},
+    {"POST", "/api/v1/telemetry", telemetry, NULL, HTTP_NEEDS_KEY, 0},
+    {0},
+};

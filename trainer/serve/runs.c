@@ -12,9 +12,9 @@
 #include <sys/stat.h>
 #include <time.h>
 
-const char *const run_part_names[] = {"weights", "sampler_weights", "external_weights", NULL};
+const char *const run_kind_names[] = {"weights", "sampler_weights", "external_weights", NULL};
 const char *const run_trains[] = {"train_attn", "train_mlp", "train_unembed"};
-static const char *const part_types[] = {"training", "sampler", "external"};
+static const char *const kind_types[] = {"training", "sampler", "external"};
 
 #define SCHEME      "tinker://"
 #define RUN_FILE    "run.json"
@@ -30,7 +30,7 @@ bool run_name_is_good(const char *name)
     return true;
 }
 
-static bool take_part(const char **at, char end, char ret[RUN_NAME_ROOM])
+static bool next_name(const char **at, char end, char ret[RUN_NAME_ROOM])
 {
     const char *stop = strchr(*at, end);
     const size_t n = stop ? (size_t)(stop - *at) : 0;
@@ -43,14 +43,14 @@ static bool take_part(const char **at, char end, char ret[RUN_NAME_ROOM])
 
 enum status run_path_parse(const char *path, struct run_path *ret)
 {
-    struct run_path p = {.part = RUN_PARTS};
-    char part[RUN_NAME_ROOM];
+    struct run_path p = {.kind = RUN_KINDS};
+    char kind[RUN_NAME_ROOM];
     const char *at = path + strlen(SCHEME);
-    if (strncmp(path, SCHEME, strlen(SCHEME)) == 0 && take_part(&at, '/', p.run) &&
-        take_part(&at, '/', part) && take_part(&at, 0, p.name))
-        for (int i = 0; i < RUN_PARTS; i++)
-            if (strcmp(part, run_part_names[i]) == 0) p.part = i;
-    if (p.part == RUN_PARTS)
+    if (strncmp(path, SCHEME, strlen(SCHEME)) == 0 && next_name(&at, '/', p.run) &&
+        next_name(&at, '/', kind) && next_name(&at, 0, p.name))
+        for (int i = 0; i < RUN_KINDS; i++)
+            if (strcmp(kind, run_kind_names[i]) == 0) p.kind = i;
+    if (p.kind == RUN_KINDS)
         return status_fail(ST_INVALID,
                            "\"path\" is \"%.200s\"; it must be tinker://RUN/weights/NAME, or "
                            "with sampler_weights or external_weights in the middle",
@@ -72,7 +72,7 @@ bool run_split(const char *text, char ret_run[RUN_NAME_ROOM], const char **ret_m
 enum status run_path_read(const char *run, const char *text, struct run_path *ret,
                           const char **ret_more)
 {
-    const size_t part = strcspn(text, "/"), at = part + (text[part] == '/'),
+    const size_t kind = strcspn(text, "/"), at = kind + (text[kind] == '/'),
                  n = at + strcspn(text + at, "/");
     char path[RUN_PATH_ROOM];
     *ret_more = text[n] ? text + n + 1 : text + n;
@@ -80,17 +80,17 @@ enum status run_path_read(const char *run, const char *text, struct run_path *re
     return run_path_parse(path, ret);
 }
 
-void run_path_put(const struct run_path *path, char ret[RUN_PATH_ROOM])
+void run_path_text(const struct run_path *path, char ret[RUN_PATH_ROOM])
 {
-    snprintf(ret, RUN_PATH_ROOM, SCHEME "%s/%s/%s", path->run, run_part_names[path->part],
+    snprintf(ret, RUN_PATH_ROOM, SCHEME "%s/%s/%s", path->run, run_kind_names[path->kind],
              path->name);
 }
 
-enum status runs_place(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
+enum status runs_folder(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
 {
     char parent[PATH_ROOM];
     enum status st;
-    CHECK(path_put(parent, runs, "%s/%s", path->run, run_part_names[path->part]));
+    CHECK(path_put(parent, runs, "%s/%s", path->run, run_kind_names[path->kind]));
     CHECK(file_make_folders(parent));
     st = path_put(ret_folder, parent, "%s", path->name);
 out:
@@ -100,18 +100,18 @@ out:
 enum status runs_find(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
 {
     enum status st =
-        path_put(ret_folder, runs, "%s/%s/%s", path->run, run_part_names[path->part], path->name);
+        path_put(ret_folder, runs, "%s/%s/%s", path->run, run_kind_names[path->kind], path->name);
     if (st == ST_OK && !file_exists(ret_folder))
         st = status_fail(ST_NOT_FOUND, "there is no checkpoint %s/%s/%s in --run-dir %s", path->run,
-                         run_part_names[path->part], path->name, runs);
+                         run_kind_names[path->kind], path->name, runs);
     return st;
 }
 
-enum status runs_remove(const char *runs, const struct run_path *path)
+enum status runs_find_path(const char *runs, const char *text, struct run_path *ret,
+                           char ret_folder[PATH_ROOM])
 {
-    char folder[PATH_ROOM];
-    enum status st = runs_find(runs, path, folder);
-    return st == ST_OK ? file_remove_tree(folder) : st;
+    enum status st = run_path_parse(text, ret);
+    return st == ST_OK ? runs_find(runs, ret, ret_folder) : st;
 }
 
 // ---- what they are ------------------------------------------------------------------------------
@@ -130,17 +130,15 @@ enum status runs_check_description(const json_t *description)
     return ST_OK;
 }
 
-enum status runs_describe(const char *runs, const char *run, json_t *description)
+enum status runs_describe(const char *runs, const char *run, const json_t *description)
 {
     char folder[PATH_ROOM], path[PATH_ROOM];
     enum status st;
     CHECK(path_put(folder, runs, "%s", run));
     CHECK(file_make_folders(folder));
     CHECK(path_put(path, folder, RUN_FILE));
-    if (!description) FAIL(ST_NO_MEMORY, "out of memory");
     st = json_write_file(path, 0644, description);
 out:
-    json_decref(description);
     return st;
 }
 
@@ -153,34 +151,40 @@ json_t *runs_time(time_t seconds)
     return json_string(text);
 }
 
-static int by_time(const void *a, const void *b)
+// All names in a folder, in order; NULL where it cannot be read.
+static json_t *names_in(const char *folder)
 {
-    const char *x = json_string_value(json_object_get(*(json_t *const *)a, "time")),
-               *y = json_string_value(json_object_get(*(json_t *const *)b, "time"));
-    return strcmp(x, y);
+    struct dirent **entries = NULL;
+    const int n = scandir(folder, &entries, NULL, versionsort);
+    json_t *names = n < 0 ? NULL : json_array();
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name;
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+            json_array_append_new(names, json_string(name));
+        free(entries[i]);
+    }
+    free(entries);
+    return names;
 }
 
 // Adds all files below a folder; what cannot be read is not there.
 static void add_files(const char *folder, const char *before, json_t *files)
 {
-    struct dirent **entries = NULL;
-    int n = scandir(folder, &entries, NULL, alphasort);
-    for (int i = 0; i < n; i++) {
-        const char *name = entries[i]->d_name;
-        char path[PATH_ROOM], within[PATH_ROOM];
-        struct stat info;
-        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 &&
-            path_put(path, folder, "%s", name) == ST_OK && lstat(path, &info) == 0) {
-            const bool is_folder = S_ISDIR(info.st_mode);
-            snprintf(within, sizeof within, "%.1000s%s%s", before, name, is_folder ? "/" : "");
-            if (is_folder)
-                add_files(path, within, files);
-            else if (S_ISREG(info.st_mode))
-                json_object_set_new(files, within, json_integer(info.st_size));
-        }
-        free(entries[i]);
+    json_t *names = names_in(folder), *name;
+    char path[PATH_ROOM], within[PATH_ROOM];
+    struct stat info;
+    size_t i;
+    json_array_foreach (names, i, name) {
+        const char *text = json_string_value(name);
+        if (path_put(path, folder, "%s", text) != ST_OK || lstat(path, &info) != 0) continue;
+        const bool is_folder = S_ISDIR(info.st_mode);
+        snprintf(within, sizeof within, "%.1000s%s%s", before, text, is_folder ? "/" : "");
+        if (is_folder)
+            add_files(path, within, files);
+        else if (S_ISREG(info.st_mode))
+            json_object_set_new(files, within, json_integer(info.st_size));
     }
-    free(entries);
+    json_decref(names);
 }
 
 int64_t runs_bytes(const json_t *files)
@@ -215,93 +219,83 @@ static json_t *checkpoint_object(const char *folder, const struct run_path *path
     if (files) add_files(folder, "", files);
     const int64_t n_bytes = runs_bytes(files);
     json_decref(files);
-    run_path_put(path, name);
-    snprintf(id, sizeof id, "%s/%s", run_part_names[path->part], path->name);
+    run_path_text(path, name);
+    snprintf(id, sizeof id, "%s/%s", run_kind_names[path->kind], path->name);
     return json_pack("{s:s, s:s, s:o, s:s, s:I, s:b}", "checkpoint_id", id, "checkpoint_type",
-                     part_types[path->part], "time", runs_time(info.st_mtime), "tinker_path", name,
+                     kind_types[path->kind], "time", runs_time(info.st_mtime), "tinker_path", name,
                      "size_bytes", (json_int_t)n_bytes, "public", 0);
 }
 
 // Appends the checkpoints of one kind.
-static enum status list_part(const char *runs, const char *run, enum run_part part, json_t *list)
+static enum status append_checkpoints(const char *runs, const char *run, enum run_kind kind,
+                                      json_t *list)
 {
     char parent[PATH_ROOM], folder[PATH_ROOM];
-    struct dirent **entries = NULL;
-    enum status st = path_put(parent, runs, "%s/%s", run, run_part_names[part]);
-    if (st != ST_OK) return st;
-    int n = scandir(parent, &entries, NULL, versionsort);
-    for (int i = 0; i < n; i++) {
-        struct run_path path = {.part = part};
-        if (run_name_is_good(entries[i]->d_name) &&
-            path_put(folder, parent, "%s", entries[i]->d_name) == ST_OK) {
-            snprintf(path.run, sizeof path.run, "%s", run);
-            snprintf(path.name, sizeof path.name, "%.159s", entries[i]->d_name);
-            json_t *one = checkpoint_object(folder, &path);
-            if (one && json_array_append_new(list, one))
-                st = status_fail(ST_NO_MEMORY, "out of memory");
-        }
-        free(entries[i]);
+    json_t *names = NULL, *name, *checkpoint;
+    size_t i;
+    enum status st;
+    CHECK(path_put(parent, runs, "%s/%s", run, run_kind_names[kind]));
+    names = names_in(parent);
+    json_array_foreach (names, i, name) {
+        struct run_path path = {.kind = kind};
+        const char *text = json_string_value(name);
+        if (!run_name_is_good(text) || path_put(folder, parent, "%s", text) != ST_OK) continue;
+        snprintf(path.run, sizeof path.run, "%s", run);
+        snprintf(path.name, sizeof path.name, "%s", text);
+        if ((checkpoint = checkpoint_object(folder, &path)) &&
+            json_array_append_new(list, checkpoint))
+            FAIL(ST_NO_MEMORY, "out of memory");
     }
-    free(entries);
+out:
+    json_decref(names);
     return st;
 }
 
-// The last by time of those that `part` is the kind of; null where there is none. New reference.
-static json_t *last_of(const json_t *checkpoints, enum run_part part)
+// The last by time of those that `kind` is the kind of; null where there is none. New reference.
+static json_t *last_of(const json_t *checkpoints, enum run_kind kind)
 {
     json_t *last = NULL, *one;
+    const char *last_time = "";
     size_t i;
-    json_array_foreach (checkpoints, i, one)
-        if (strcmp(json_string_value(json_object_get(one, "checkpoint_type")), part_types[part]) ==
-                0 &&
-            (!last || by_time(&last, &one) <= 0))
-            last = one;
+    json_array_foreach (checkpoints, i, one) {
+        const char *time = json_string_value(json_object_get(one, "time")),
+                   *type = json_string_value(json_object_get(one, "checkpoint_type"));
+        if (strcmp(type, kind_types[kind]) != 0 || strcmp(time, last_time) < 0) continue;
+        last = one;
+        last_time = time;
+    }
     return last ? json_incref(last) : json_null();
 }
 
-struct listing {
-    json_t *list;
-    json_t *told; // of runs_training_runs(); else NULL
-};
-
-static enum status each_run(const char *runs,
-                            enum status (*take)(const char *runs, const char *run,
-                                                const struct listing *to),
-                            const struct listing *to)
+// The names of all runs that have a run.json.
+static enum status run_names(const char *runs, json_t **ret)
 {
-    struct dirent **entries = NULL;
-    char path[PATH_ROOM];
-    enum status st = ST_OK;
-    int n = scandir(runs, &entries, NULL, versionsort);
-    if (n < 0) return status_fail(ST_IO, "%s: %s", runs, strerror(errno));
-    for (int i = 0; i < n; i++) {
-        if (st == ST_OK && run_name_is_good(entries[i]->d_name) &&
-            path_put(path, runs, "%s/" RUN_FILE, entries[i]->d_name) == ST_OK && file_exists(path))
-            st = take(runs, entries[i]->d_name, to);
-        free(entries[i]);
+    json_t *names = names_in(runs);
+    if (!names) return status_fail(ST_IO, "%s: %s", runs, strerror(errno));
+    for (size_t i = json_array_size(names); i-- > 0;) {
+        const char *name = json_string_value(json_array_get(names, i));
+        char path[PATH_ROOM];
+        if (!run_name_is_good(name) || path_put(path, runs, "%s/" RUN_FILE, name) != ST_OK ||
+            !file_exists(path))
+            json_array_remove(names, i);
     }
-    free(entries);
-    return st;
-}
-
-static enum status list_checkpoints(const char *runs, const char *run, const struct listing *to)
-{
-    enum status st = ST_OK;
-    for (int part = 0; st == ST_OK && part < RUN_PARTS; part++)
-        st = list_part(runs, run, part, to->list);
-    return st;
+    *ret = names;
+    return ST_OK;
 }
 
 enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list)
 {
-    json_t *list = json_array();
-    enum status st = !list ? status_fail(ST_NO_MEMORY, "out of memory")
-                     : run ? list_checkpoints(runs, run, &(struct listing){.list = list})
-                           : each_run(runs, list_checkpoints, &(struct listing){.list = list});
-    if (st == ST_OK)
-        *ret_list = list;
-    else
-        json_decref(list);
+    json_t *list = json_array(), *names = run ? json_pack("[s]", run) : NULL, *name;
+    size_t i;
+    enum status st = ST_OK;
+    if (!run) CHECK(run_names(runs, &names));
+    json_array_foreach (names, i, name)
+        for (int kind = 0; kind < RUN_KINDS; kind++)
+            CHECK(append_checkpoints(runs, json_string_value(name), (enum run_kind)kind, list));
+    *ret_list = json_incref(list);
+out:
+    json_decref(names);
+    json_decref(list);
     return st;
 }
 
@@ -336,27 +330,25 @@ out:
     return st;
 }
 
-static enum status list_run(const char *runs, const char *run, const struct listing *to)
+enum status runs_training_runs(const char *runs, json_t *warned, json_t **ret_list)
 {
-    json_t *object = NULL;
-    enum status st = runs_training_run(runs, run, &object);
-    if (st == ST_OK && json_array_append_new(to->list, object))
-        return status_fail(ST_NO_MEMORY, "out of memory");
-    if (st == ST_OK || st == ST_NO_MEMORY) return st;
-    if (!json_object_get(to->told, run))
-        log_warn("the list of training runs leaves %s out: %s", run, status_message());
-    json_object_set_new(to->told, run, json_true());
-    return ST_OK;
-}
-
-enum status runs_training_runs(const char *runs, json_t *told, json_t **ret_list)
-{
-    json_t *list = json_array();
-    enum status st = list ? each_run(runs, list_run, &(struct listing){list, told})
-                          : status_fail(ST_NO_MEMORY, "out of memory");
-    if (st == ST_OK)
-        *ret_list = list;
-    else
-        json_decref(list);
+    json_t *list = json_array(), *names = NULL, *name, *run;
+    size_t i;
+    enum status st;
+    CHECK(run_names(runs, &names));
+    json_array_foreach (names, i, name) {
+        const char *text = json_string_value(name);
+        if (runs_training_run(runs, text, &run) == ST_OK) {
+            json_array_append_new(list, run);
+            continue;
+        }
+        if (!json_object_get(warned, text))
+            log_warn("the list of training runs leaves %s out: %s", text, status_message());
+        json_object_set_new(warned, text, json_true());
+    }
+    *ret_list = json_incref(list);
+out:
+    json_decref(names);
+    json_decref(list);
     return st;
 }

@@ -9,15 +9,15 @@
 #include <jansson.h>
 #include <time.h>
 
-enum run_part { RUN_WEIGHTS, RUN_SAMPLER_WEIGHTS, RUN_EXTERNAL_WEIGHTS, RUN_PARTS };
-extern const char *const run_part_names[RUN_PARTS + 1]; // as in paths
+enum run_kind { RUN_WEIGHTS, RUN_SAMPLER_WEIGHTS, RUN_EXTERNAL_WEIGHTS, RUN_KINDS };
+extern const char *const run_kind_names[RUN_KINDS + 1]; // as in paths
 // What of the model a run trains: fields of its description, of lora_config and of weights_info.
 extern const char *const run_trains[3];
 
 #define RUN_NAME_ROOM 160 // bytes of a run's name, or a checkpoint's, with its end
 struct run_path {
     char run[RUN_NAME_ROOM], name[RUN_NAME_ROOM];
-    enum run_part part;
+    enum run_kind kind;
 };
 // Whether it can be the name of a run or a checkpoint: a file's, of printable ASCII, not hidden.
 bool run_name_is_good(const char *name);
@@ -25,17 +25,18 @@ bool run_name_is_good(const char *name);
 enum status run_path_parse(const char *path, struct run_path *ret);
 #define RUN_PATH_ROOM (2 * RUN_NAME_ROOM + 32)
 // Of the paths of URLs. "RUN" of "RUN/more": ret_more is "" or behind the slash; false where it
-// cannot be a run. And what follows in them, "weights/NAME/more", likewise.
-bool run_split(const char *text, char ret_run[RUN_NAME_ROOM], const char **ret_more);
+// cannot be a name. And what follows in them, "weights/NAME/more", likewise.
+bool run_split(const char *text, char ret_name[RUN_NAME_ROOM], const char **ret_more);
 enum status run_path_read(const char *run, const char *text, struct run_path *ret,
                           const char **ret_more);
-void run_path_put(const struct run_path *path, char ret[RUN_PATH_ROOM]);
+void run_path_text(const struct run_path *path, char ret[RUN_PATH_ROOM]);
 
 // Of the folder `runs`. Makes the folders above a checkpoint.
-enum status runs_place(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
+enum status runs_folder(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
 // ST_NOT_FOUND where there is no such checkpoint.
 enum status runs_find(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
-enum status runs_remove(const char *runs, const struct run_path *path);
+enum status runs_find_path(const char *runs, const char *text, struct run_path *ret,
+                           char ret_folder[PATH_ROOM]); // of a tinker:// path
 // What others can use of a checkpoint, which is all but the optimizer's state: {"name": bytes}, a
 // name with its folders within it.
 enum status runs_files(const char *folder, json_t **ret_files);
@@ -43,14 +44,14 @@ enum status runs_files(const char *folder, json_t **ret_files);
 // ST_INVALID, naming the field, where a client's own make a description longer than run.json may
 // be.
 enum status runs_check_description(const json_t *description);
-// run.json of a new run; takes the reference.
-enum status runs_describe(const char *runs, const char *run, json_t *description);
+// run.json of a new run.
+enum status runs_describe(const char *runs, const char *run, const json_t *description);
 int64_t runs_bytes(const json_t *files); // of them all
 // "TrainingRun" and "Checkpoint" as the API has them; ST_NOT_FOUND for a run that is not there.
 enum status runs_training_run(const char *runs, const char *run, json_t **ret);
-// Those whose run.json cannot be read are left out and warned of, but for those that `told`, an
+// Those whose run.json cannot be read are left out and warned of, but for those that `warned`, an
 // object of the caller's, has from an earlier call.
-enum status runs_training_runs(const char *runs, json_t *told, json_t **ret_list);
+enum status runs_training_runs(const char *runs, json_t *warned, json_t **ret_list);
 enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list); // run NULL: all
 json_t *runs_time(time_t seconds); // as the API has it; new reference
 

@@ -1,71 +1,69 @@
 /* sample_request.c: requests of samples, as they are read and filled. */
 #include "trainer/serve/sample_request.h"
-#include "common/base/json.h"
+#include "trainer/serve/fields.h"
+#include "trainer/serve/protobuf.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_SAMPLES 1024 // of one request
-#define MOST_TOP     128
+#define MAX_SAMPLES 1024 // of one request
+#define MAX_TOP     128
 
 void sample_request_clear(struct sample_request *r)
 {
-    for (int i = 0; r->samples && i < r->n; i++) {
-        free(r->samples[i].tokens);
-        free(r->samples[i].logprobs);
-        r->samples[i] = (struct sampled){0};
-    }
-    free(r->logprobs);
-    free(r->top_ids);
-    free(r->top_logprobs);
-    r->logprobs = r->top_logprobs = NULL;
-    r->top_ids = NULL;
+    for (int i = 0; r->samples && i < r->n; i++) completion_release(&r->samples[i]);
+    bytes_release(&r->scores);
     r->oldest = r->newest = 0;
     r->n_done = 0;
 }
 
-void sample_request_release(struct sample_request *r)
+void sample_request_release(struct request *request)
 {
+    struct sample_request *r = (struct sample_request *)request;
     sample_request_clear(r);
     free(r->samples);
     free(r->prompt);
+    json_decref(r->group);
     json_decref(r->sampling);
+    r->samples = NULL;
+    r->prompt = NULL;
+    r->group = r->sampling = NULL;
 }
 
 // ---- as it is asked for -------------------------------------------------------------------------
 
-// Chunks of token ids, which are put behind one another.
+// Chunks of token ids become one list.
 static enum status read_prompt(const json_t *body, int vocab, struct sample_request *r)
 {
     const json_t *chunks = json_object_get(json_object_get(body, "prompt"), "chunks"), *chunk, *id;
-    size_t i, k, n = 0;
+    size_t i, k;
     json_array_foreach (chunks, i, chunk) {
+        const json_t *tokens = json_object_get(chunk, "tokens");
         const char *type = json_string_value(json_object_get(chunk, "type"));
-        if (!json_is_array(json_object_get(chunk, "tokens")))
+        if (!json_is_array(tokens))
             return status_fail(ST_UNSUPPORTED,
                                "\"prompt\": chunk %zu is of type \"%.40s\"; there is "
                                "\"encoded_text\" alone",
                                i, type ? type : "");
-        n += json_array_size(json_object_get(chunk, "tokens"));
-    }
-    if (n == 0 || n > INT32_MAX) return status_fail(ST_INVALID, "\"prompt\" holds no tokens");
-    r->prompt = malloc(n * sizeof *r->prompt);
-    if (!r->prompt) return status_fail(ST_NO_MEMORY, "out of memory");
-    json_array_foreach (chunks, i, chunk)
-        json_array_foreach (json_object_get(chunk, "tokens"), k, id) {
+        json_array_foreach (tokens, k, id) {
             const json_int_t token = json_integer_value(id);
+            int32_t *prompt = array_room(r->prompt, (size_t)r->n_prompt, sizeof *prompt);
+            if (!prompt || r->n_prompt == INT32_MAX)
+                return status_fail(ST_NO_MEMORY, "out of memory");
+            r->prompt = prompt;
             if (!json_is_integer(id) || token < 0 || token >= vocab)
                 return status_fail(ST_INVALID,
                                    "\"prompt\": chunk %zu, token %zu is no token id from 0 to %d",
                                    i, k, vocab - 1);
             r->prompt[r->n_prompt++] = (int32_t)token;
         }
-    return ST_OK;
+    }
+    return r->n_prompt ? ST_OK : status_fail(ST_INVALID, "\"prompt\" holds no tokens");
 }
 
 // null: the model's own end of a sequence stops; else what is listed, alone.
-static enum status put_stop(const json_t *params, json_t *sampling)
+static enum status set_stop(const json_t *params, json_t *sampling)
 {
     json_t *stop = json_object_get(params, "stop");
     if (!stop || json_is_null(stop)) return ST_OK;
@@ -78,68 +76,86 @@ static enum status put_stop(const json_t *params, json_t *sampling)
     return ST_OK;
 }
 
-static enum status read_sampling(const json_t *body, int max_context, struct sample_request *r)
+struct wanted {
+    const json_t *params, *targets;
+    int64_t n, top, sample_top, alternatives, max_tokens, top_k;
+    double temperature, top_p;
+    int64_t seed;
+    bool stable, prompt_logprobs;
+};
+#define FIELDS_OF struct wanted
+static const struct field request_fields[] = {
+    FIELD_BOOL("record_stability_info", stable, false),
+    FIELD_INT("topk_sample_logprobs", sample_top, 0, INT64_MAX, 0),
+    FIELD_INT("prompt_alt_tokens_k", alternatives, 0, INT64_MAX, 0),
+    FIELD_JSON("target_prompt_logprobs", targets),
+    FIELD_INT("num_samples", n, 1, MAX_SAMPLES, 1),
+    FIELD_INT("topk_prompt_logprobs", top, 0, MAX_TOP, 0),
+    FIELD_BOOL("prompt_logprobs", prompt_logprobs, false),
+    FIELD_JSON("sampling_params", params),
+    {0},
+};
+static const struct field params_fields[] = {
+    FIELD_INT("max_tokens", max_tokens, 1, INT32_MAX, 0),
+    FIELD_INT("top_k", top_k, -1, INT32_MAX, -1),
+    FIELD_REAL("temperature", temperature, 0, 100, 1),
+    FIELD_REAL("top_p", top_p, 0, 1, 1),
+    FIELD_INT("seed", seed, INT64_MIN, INT64_MAX, 0),
+    {0},
+};
+
+// What the API has and this server has not.
+static enum status check_supported(const struct wanted *w)
 {
-    const json_t *params = json_object_get(body, "sampling_params");
-    const int room = max_context - r->n_prompt;
-    int64_t max_tokens = room > 1 ? room : 1;
-    double temperature = 1, top_p = 1;
-    int top_k = -1;
-    enum status st;
-    if (params && !json_is_object(params))
-        FAIL(ST_INVALID, "request: \"sampling_params\" must be an object");
-    CHECK(json_get_int("sampling_params", params, "max_tokens", 1, INT32_MAX, &max_tokens));
-    CHECK(json_get_double("sampling_params", params, "temperature", 0, 100, &temperature));
-    CHECK(json_get_double("sampling_params", params, "top_p", 0, 1, &top_p));
-    CHECK(json_get_int32("sampling_params", params, "top_k", -1, INT32_MAX, &top_k));
-    CHECK(json_get_int("sampling_params", params, "seed", INT64_MIN, INT64_MAX, &r->seed));
-    r->has_seed = json_has(params, "seed");
-    r->sampling = json_pack("{s:I, s:f, s:f, s:i}", "max_tokens", (json_int_t)max_tokens,
-                            "temperature", temperature, "top_p", top_p, "top_k", top_k);
-    if (!r->sampling) FAIL(ST_NO_MEMORY, "out of memory");
-    CHECK(put_stop(params, r->sampling));
-    CHECK(json_get_bool("request", body, "prompt_logprobs", &r->prompt_logprobs));
-    CHECK(json_get_int32("request", body, "topk_prompt_logprobs", 0, MOST_TOP, &r->top));
-    r->prompt_logprobs |= r->top > 0;
-    if (r->prompt_logprobs)
-        json_object_set_new(r->sampling, "prompt_logprobs", json_integer(r->top));
-out:
-    return st;
+    if (w->stable)
+        return status_fail(ST_UNSUPPORTED,
+                           "\"record_stability_info\" is of the loss stable_reinforce, whose "
+                           "formula is not published: take loss_fn=importance_sampling");
+    if (w->sample_top || w->alternatives)
+        return status_fail(ST_UNSUPPORTED, "\"%s\" is not there",
+                           w->sample_top ? "topk_sample_logprobs" : "prompt_alt_tokens_k");
+    if (w->targets)
+        return status_fail(ST_UNSUPPORTED,
+                           "\"target_prompt_logprobs\" is not there; \"topk_prompt_logprobs\" is, "
+                           "and forward with target_tokens (N, K)");
+    return ST_OK;
 }
 
-// What is there of the API and not here.
-static enum status check_wishes(const json_t *body)
+static enum status set_sampling(const struct wanted *w, const struct sample_limits *limits,
+                                struct sample_request *r)
 {
-    static const char *const counts[] = {"topk_sample_logprobs", "prompt_alt_tokens_k"};
-    bool stable = false;
-    enum status st;
-    CHECK(json_get_bool("request", body, "record_stability_info", &stable));
-    if (stable)
-        FAIL(ST_UNSUPPORTED, "\"record_stability_info\" is of the loss stable_reinforce, whose "
-                             "formula is not published: take loss_fn=importance_sampling");
-    for (int i = 0; i < 2; i++) {
-        int64_t n = 0;
-        CHECK(json_get_int("request", body, counts[i], 0, INT64_MAX, &n));
-        if (n > 0) FAIL(ST_UNSUPPORTED, "\"%s\" is not there", counts[i]);
-    }
-    if (json_has(body, "target_prompt_logprobs"))
-        FAIL(ST_UNSUPPORTED,
-             "\"target_prompt_logprobs\" is not there; \"topk_prompt_logprobs\" is, "
-             "and forward with target_tokens (N, K)");
-out:
-    return st;
+    const int room = limits->max_context - r->n_prompt;
+    const int64_t max_tokens = w->max_tokens ? w->max_tokens : room > 1 ? room : 1;
+    r->sampling =
+        json_pack("{s:I, s:f, s:f, s:I}", "max_tokens", (json_int_t)max_tokens, "temperature",
+                  w->temperature, "top_p", w->top_p, "top_k", (json_int_t)w->top_k);
+    r->n = (int)w->n;
+    r->group = json_pack("{s:i}", "n", r->n);
+    if (!r->sampling || !r->group) return status_fail(ST_NO_MEMORY, "out of memory");
+    if (json_has(w->params, "seed"))
+        json_object_set_new(r->group, "seed", json_integer((json_int_t)w->seed));
+    r->top = (int)w->top;
+    r->prompt_logprobs = w->prompt_logprobs || r->top > 0;
+    if (r->prompt_logprobs)
+        json_object_set_new(r->sampling, "prompt_logprobs", json_integer(r->top));
+    r->bounds = (struct completion_bounds){
+        .vocab_size = limits->vocab, .max_tokens = (int)max_tokens, .newest = UINT64_MAX};
+    return set_stop(w->params, r->sampling);
 }
 
 enum status sample_request_parse(const json_t *body, const struct sample_limits *limits,
                                  struct sample_request *ret)
 {
     struct sample_request *r = ret;
+    struct wanted w;
     enum status st;
-    r->n = 1;
-    CHECK(check_wishes(body));
-    CHECK(json_get_int32("request", body, "num_samples", 1, MOST_SAMPLES, &r->n));
+    CHECK(fields_read("request", body, request_fields, NULL, &w));
+    CHECK(check_supported(&w));
     CHECK(read_prompt(body, limits->vocab, r));
-    CHECK(read_sampling(body, limits->max_context, r));
+    if (w.params && !json_is_object(w.params))
+        FAIL(ST_INVALID, "request: \"sampling_params\" must be an object");
+    CHECK(fields_read("sampling_params", w.params, params_fields, NULL, &w));
+    CHECK(set_sampling(&w, limits, r));
     CHECK(json_get_int32("request", body, "prompt_logprobs_last_n", 1,
                          r->n_prompt > 1 ? r->n_prompt - 1 : 1, &r->last_n));
     r->samples = calloc((size_t)r->n, sizeof *r->samples);
@@ -150,77 +166,60 @@ out:
 
 // ---- what comes back ----------------------------------------------------------------------------
 
-static enum status take_floats(const json_t *line, const char *key, int n, float **ret)
+static void note_version(struct sample_request *r, uint64_t version)
 {
-    const json_t *list = json_object_get(line, key);
-    float *values = malloc((size_t)(n + 1) * sizeof *values);
-    if (!values) return status_fail(ST_NO_MEMORY, "out of memory");
-    for (int i = 0; i < n; i++) {
-        const json_t *one = json_array_get(list, (size_t)i);
-        values[i] = json_is_number(one) ? (float)json_number_value(one) : NAN;
+    if (r->oldest == 0 || version < r->oldest) r->oldest = version;
+    if (version > r->newest) r->newest = version;
+}
+
+// What the line has of the prompt: a log-probability of each token (NAN: none) and its likeliest
+// tokens there, [null, [[id, logprob], ...], ...].
+static enum status append_scores(const json_t *line, struct sample_request *r)
+{
+    const json_t *logprobs = json_object_get(line, "prompt_logprobs"),
+                 *lists = json_object_get(line, "prompt_top_logprobs");
+    const int unscored = r->last_n > 0 ? r->n_prompt - r->last_n : 0;
+    struct bytes scores = BYTES_INIT, ids = BYTES_INIT, likeliest = BYTES_INIT, top = BYTES_INIT;
+    for (int i = 0; i < r->n_prompt; i++) {
+        const size_t at = i < unscored ? SIZE_MAX : (size_t)i; // of no entry
+        const json_t *one = json_array_get(logprobs, at), *list = json_array_get(lists, at);
+        const float logprob = json_is_number(one) ? (float)json_number_value(one) : NAN;
+        bytes_append(&scores, &logprob, sizeof logprob);
+        for (int k = 0; k < r->top; k++) {
+            const json_t *pair = json_array_get(list, (size_t)k);
+            const int32_t id = (int32_t)json_integer_value(json_array_get(pair, 0));
+            const float of_id =
+                pair ? (float)json_number_value(json_array_get(pair, 1)) : SAMPLE_NO_LOGPROB;
+            bytes_append(&ids, &id, sizeof id);
+            bytes_append(&likeliest, &of_id, sizeof of_id);
+        }
     }
-    free(*ret);
-    *ret = values;
-    return ST_OK;
-}
-
-static enum status take_tokens(const json_t *ids, struct sampled *to)
-{
-    to->n = (int)json_array_size(ids);
-    to->tokens = malloc((size_t)(to->n + 1) * sizeof *to->tokens);
-    if (!to->tokens) return status_fail(ST_NO_MEMORY, "out of memory");
-    for (int i = 0; i < to->n; i++)
-        to->tokens[i] = (int32_t)json_integer_value(json_array_get(ids, (size_t)i));
-    return ST_OK;
-}
-
-static void take_versions(const json_t *line, const char *key, struct sample_request *r)
-{
-    const json_t *one;
-    size_t i;
-    json_array_foreach (json_object_get(line, key), i, one) {
-        const uint64_t version = (uint64_t)json_integer_value(one);
-        if (!json_is_integer(one)) continue; // null: the first of a prompt
-        if (r->oldest == 0 || version < r->oldest) r->oldest = version;
-        if (version > r->newest) r->newest = version;
+    proto_put_message(&r->scores, 2, &scores);
+    if (r->top > 0) {
+        proto_put_message(&top, 1, &ids);
+        proto_put_message(&top, 2, &likeliest);
+        proto_put_varint(&top, 3, (uint64_t)r->top);
+        proto_put_varint(&top, 4, (uint64_t)r->n_prompt);
+        proto_put_message(&r->scores, 3, &top);
     }
+    return bytes_status(&r->scores);
 }
 
-// The likeliest tokens of each place of the prompt: [null, [[id, logprob], ...], ...].
-static enum status take_top(const json_t *line, struct sample_request *r)
+enum status sample_request_read(struct sample_request *r, int i, const json_t *line)
 {
-    const size_t n = (size_t)r->n_prompt * (size_t)r->top;
-    const json_t *places = json_object_get(line, "prompt_top_logprobs");
-    if (r->top == 0 || r->top_ids) return ST_OK;
-    r->top_ids = calloc(n, sizeof *r->top_ids);
-    r->top_logprobs = malloc(n * sizeof *r->top_logprobs);
-    if (!r->top_ids || !r->top_logprobs) return status_fail(ST_NO_MEMORY, "out of memory");
-    for (size_t i = 0; i < n; i++) {
-        const json_t *one =
-            json_array_get(json_array_get(places, i / (size_t)r->top), i % (size_t)r->top);
-        r->top_logprobs[i] = SAMPLE_NO_LOGPROB;
-        if (!one) continue;
-        r->top_ids[i] = (int32_t)json_integer_value(json_array_get(one, 0));
-        r->top_logprobs[i] = (float)json_number_value(json_array_get(one, 1));
-    }
-    return ST_OK;
-}
-
-enum status sample_request_take(struct sample_request *r, int i, const json_t *line)
-{
-    struct sampled *to = &r->samples[i];
-    const char *finish = json_string_value(json_object_get(line, "finish_reason"));
+    struct completion *sample = &r->samples[i];
+    const json_t *version;
+    size_t k;
     enum status st;
-    CHECK(take_tokens(json_object_get(line, "token_ids"), to));
-    CHECK(take_floats(line, "logprobs", to->n, &to->logprobs));
-    to->stopped = finish && strcmp(finish, "stop") == 0;
-    take_versions(line, "weight_versions", r);
-    r->cached_tokens = (int)json_integer_value(
-        json_object_get(json_object_get(line, "telemetry"), "cached_prompt_tokens"));
-    if (!r->prompt_logprobs || r->logprobs) return ST_OK;
-    CHECK(take_floats(line, "prompt_logprobs", r->n_prompt, &r->logprobs));
-    take_versions(line, "prompt_weight_versions", r);
-    st = take_top(line, r);
+    CHECK(completion_read("/v1/rollouts", line, &r->bounds, sample));
+    for (int t = 0; t < sample->n; t++) note_version(r, sample->versions[t]);
+    r->cached_tokens =
+        (int)json_integer_value(json_object_get(sample->telemetry, "cached_prompt_tokens"));
+    if (!r->prompt_logprobs || r->scores.len) return ST_OK;
+    json_array_foreach (json_object_get(line, "prompt_weight_versions"), k, version)
+        if (json_is_integer(version)) // null: the first of a prompt
+            note_version(r, (uint64_t)json_integer_value(version));
+    st = append_scores(line, r);
 out:
     return st;
 }

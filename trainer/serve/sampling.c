@@ -1,24 +1,23 @@
-/* sampling.c: the thread that samples. It alone uses its HTTP client; others put requests into a
- * list under a lock and wake it. */
+/* sampling.c: the thread that samples. It alone uses its HTTP client; others append requests to a
+ * queue and wake it. */
 #include "trainer/serve/sampling.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "common/base/spawn.h"
 #include "common/http/http_client.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define WAIT_MS       1000
 #define BUSY_RETRY_MS 200
-#define MOST_GROUPS   512 // of one request to the server
-#define MOST_SAMPLES  2048
+#define MAX_GROUPS    512 // of one request to the server
+#define MAX_SAMPLES   2048
 
 struct sampling {
     pthread_t thread;
-    pthread_mutex_t lock;
-    struct sample_request *first, **last; // put, not yet taken
-    bool ended;
+    struct request_queue queue; // not yet sent
+    _Atomic bool ended;
     struct http_client *http;
     struct inbox *inbox;
     int timeout_ms;
@@ -30,14 +29,14 @@ struct flight { // one request to the server
     struct sampling *of;
     struct http_transfer *transfer; // NULL: waits until again_ns
     int64_t again_ns, deadline_ns;
-    struct sample_request *requests[MOST_GROUPS]; // (n)
-    int n, samples;
+    struct sample_request *requests[MAX_GROUPS]; // (n); NULL: it came back
+    int n, n_left, samples;
 };
 
 static void come_back(struct sampling *s, struct sample_request *r, enum status st)
 {
-    status_keep(&r->status, st);
-    inbox_post(s->inbox, &r->message);
+    if (st != ST_OK) request_fail(&r->request, st);
+    inbox_post(s->inbox, &r->request.message);
 }
 
 // ---- what arrives -------------------------------------------------------------------------------
@@ -53,12 +52,13 @@ static enum status on_line(void *context, const char *text, size_t len)
     const json_int_t group = json_integer_value(json_object_get(line, "group_id")),
                      sample = json_integer_value(json_object_get(line, "sample"));
     if (group < 0 || group >= f->n || !f->requests[group] || sample < 0 ||
-        sample >= f->requests[group]->n || f->requests[group]->samples[sample].tokens)
+        sample >= f->requests[group]->n || f->requests[group]->samples[sample].text)
         FAIL(ST_FORMAT, "/v1/rollouts: a sample that was not asked for");
     struct sample_request *r = f->requests[group];
-    CHECK(sample_request_take(r, (int)sample, line));
+    CHECK(sample_request_read(r, (int)sample, line));
     if (++r->n_done < r->n) goto out;
     f->requests[group] = NULL;
+    f->n_left--;
     come_back(f->of, r, ST_OK);
 out:
     json_decref(line);
@@ -67,28 +67,22 @@ out:
 
 // ---- requests to the server ---------------------------------------------------------------------
 
-static json_t *group_of(const struct sample_request *r, int id)
-{
-    json_t *ids = json_array(), *group;
-    for (int i = 0; ids && i < r->n_prompt; i++)
-        json_array_append_new(ids, json_integer(r->prompt[i]));
-    group = json_pack("{s:i, s:o, s:i}", "id", id, "prompt_token_ids", ids, "n", r->n);
-    if (group && r->has_seed) json_object_set_new(group, "seed", json_integer(r->seed));
-    return group;
-}
-
 static enum status ask(struct flight *f)
 {
+    const struct sample_request *any = f->requests[0];
     json_t *groups = json_array(), *body;
     enum status st = ST_OK;
-    const struct sample_request *any = NULL;
-    for (int i = 0; groups && i < f->n; i++) {
-        if (!f->requests[i]) continue;
-        any = f->requests[i];
-        json_array_append_new(groups, group_of(any, i));
+    for (int i = 0; i < f->n; i++) {
+        const struct sample_request *r = f->requests[i];
+        json_t *group = json_copy(r->group), *ids = json_array();
+        for (int k = 0; k < r->n_prompt; k++)
+            json_array_append_new(ids, json_integer(r->prompt[k]));
+        json_object_set_new(group, "id", json_integer(i));
+        json_object_set_new(group, "prompt_token_ids", ids);
+        json_array_append_new(groups, group);
     }
     body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "model",
-                     any->adapter[0] ? any->adapter : NULL);
+                     any->use.adapter[0] ? any->use.adapter : NULL);
     if (!body) FAIL(ST_NO_MEMORY, "out of memory");
     const struct http_call call = {.path = "/v1/rollouts",
                                    .post = true,
@@ -106,18 +100,15 @@ out:
 static void give_up(struct flight *f, enum status st)
 {
     char sentence[1024];
-    int left = 0;
     snprintf(sentence, sizeof sentence, "%s", status_message());
-    for (int i = 0; i < f->n; i++) left += f->requests[i] != NULL;
     for (int i = 0; i < f->n; i++) {
         struct sample_request *r = f->requests[i];
         if (!r) continue;
-        const bool again = st == ST_INVALID && left > 1 && !r->alone;
+        const bool again = st == ST_INVALID && f->n_left > 1 && !r->alone;
         r->alone = true;
-        f->requests[i] = NULL;
         if (again) {
             sample_request_clear(r);
-            sampling_put(f->of, r);
+            sampling_send(f->of, r);
         } else {
             come_back(f->of, r, status_fail(st, "%s", sentence));
         }
@@ -132,13 +123,6 @@ static void end_flight(struct flight *f)
     free(f);
 }
 
-static bool is_whole(const struct flight *f)
-{
-    for (int i = 0; i < f->n; i++)
-        if (f->requests[i]) return false;
-    return true;
-}
-
 // True where it is over.
 static bool advance(struct flight *f)
 {
@@ -147,10 +131,10 @@ static bool advance(struct flight *f)
     if (f->transfer && http_ended(f->transfer)) {
         st = http_finish(f->transfer, NULL);
         f->transfer = NULL;
-        if (st == ST_OK && !is_whole(f))
+        if (st == ST_OK && f->n_left > 0)
             st = status_fail(ST_PEER_GONE, "the server ended the response before every sample");
         if (st == ST_OK) return true;
-        if (st == ST_BUSY && clock_now_ns() < f->deadline_ns) {
+        if (st == ST_BUSY && f->n_left == f->n && clock_now_ns() < f->deadline_ns) {
             f->again_ns = clock_deadline_ns(BUSY_RETRY_MS);
             return false;
         }
@@ -162,22 +146,12 @@ static bool advance(struct flight *f)
 
 // ---- the thread ---------------------------------------------------------------------------------
 
-static struct sample_request *take_all(struct sampling *s, bool *ret_ended)
-{
-    pthread_mutex_lock(&s->lock);
-    struct sample_request *first = s->first;
-    s->first = NULL;
-    s->last = &s->first;
-    *ret_ended = s->ended;
-    pthread_mutex_unlock(&s->lock);
-    return first;
-}
-
 // Whether the request can go with those that wait to be sent.
 static bool fits(const struct flight *f, const struct sample_request *r)
 {
-    return !f->transfer && !r->alone && !f->requests[0]->alone && f->n < MOST_GROUPS &&
-           f->samples + r->n <= MOST_SAMPLES && strcmp(f->requests[0]->adapter, r->adapter) == 0 &&
+    return !f->transfer && !r->alone && !f->requests[0]->alone && f->n < MAX_GROUPS &&
+           f->samples + r->n <= MAX_SAMPLES &&
+           strcmp(f->requests[0]->use.adapter, r->use.adapter) == 0 &&
            json_equal(f->requests[0]->sampling, r->sampling);
 }
 
@@ -192,40 +166,37 @@ static struct flight *new_flight(struct sampling *s)
     return f;
 }
 
-// Puts what was taken into as few requests as hold it.
-static void board(struct sampling *s, struct sample_request *first)
+// Adds a request to those that wait to be sent, in as few of the server's as hold them.
+static void board(struct sampling *s, struct sample_request *r)
 {
-    for (struct sample_request *r = first, *next; r; r = next) {
-        struct flight *f = s->flights;
-        next = r->next;
-        while (f && !fits(f, r)) f = f->next;
-        if (!f && !(f = new_flight(s))) {
-            come_back(s, r, status_fail(ST_NO_MEMORY, "out of memory"));
-            continue;
-        }
-        f->requests[f->n++] = r;
-        f->samples += r->n;
+    struct flight *f = s->flights;
+    while (f && !fits(f, r)) f = f->next;
+    if (!f && !(f = new_flight(s))) {
+        come_back(s, r, status_fail(ST_NO_MEMORY, "out of memory"));
+        return;
     }
+    f->requests[f->n++] = r;
+    f->n_left++;
+    f->samples += r->n;
 }
 
-static void *run(void *context)
+static void *sampling_thread(void *context)
 {
     struct sampling *s = context;
-    bool ended;
-    for (;;) {
-        board(s, take_all(s, &ended));
-        if (ended) break;
-        for (struct flight *f = s->flights, *next; f; f = next) {
+    for (bool ended = false; !ended;) {
+        struct request *r;
+        ended = s->ended;
+        while ((r = request_queue_next(&s->queue, 0))) board(s, (struct sample_request *)r);
+        for (struct flight *f = s->flights, *next; f && !ended; f = next) {
             next = f->next;
             if (advance(f)) end_flight(f);
         }
-        http_poll(s->http, s->flights ? BUSY_RETRY_MS : WAIT_MS);
+        if (!ended) http_poll(s->http, s->flights ? BUSY_RETRY_MS : WAIT_MS);
     }
     while (s->flights) {
-        struct flight *f = s->flights;
-        http_cancel(f->transfer);
-        give_up(f, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
-        end_flight(f);
+        http_cancel(s->flights->transfer);
+        give_up(s->flights, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
+        end_flight(s->flights);
     }
     return NULL;
 }
@@ -238,13 +209,10 @@ enum status sampling_new(const char *socket, double timeout_s, struct inbox *inb
     if (!s) return status_fail(ST_NO_MEMORY, "out of memory");
     s->inbox = inbox;
     s->timeout_ms = (int)(timeout_s * 1e3);
-    s->last = &s->first;
+    request_queue_init(&s->queue);
     CHECK(http_client_new(socket, &s->http));
-    pthread_mutex_init(&s->lock, NULL);
-    if (pthread_create(&s->thread, NULL, run, s) != 0) {
-        pthread_mutex_destroy(&s->lock);
+    if (thread_start(&s->thread, sampling_thread, s) != 0)
         FAIL(ST_IO, "the sampling thread cannot be started");
-    }
     *ret = s;
     return ST_OK;
 out:
@@ -256,22 +224,15 @@ out:
 void sampling_free(struct sampling *s)
 {
     if (!s) return;
-    pthread_mutex_lock(&s->lock);
     s->ended = true;
-    pthread_mutex_unlock(&s->lock);
     http_client_wake(s->http);
     pthread_join(s->thread, NULL);
     http_client_free(s->http);
-    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
-void sampling_put(struct sampling *s, struct sample_request *r)
+void sampling_send(struct sampling *s, struct sample_request *r)
 {
-    r->next = NULL;
-    pthread_mutex_lock(&s->lock);
-    *s->last = r;
-    s->last = &r->next;
-    pthread_mutex_unlock(&s->lock);
+    request_queue_append(&s->queue, &r->request);
     http_client_wake(s->http);
 }

@@ -1,7 +1,7 @@
 /* sampling.h: samples from the server, by /v1/rollouts on its Unix socket: a thread of its own that
  * sends what was asked for and hands over what came back, thousands at once over few connections.
  *
- * Samples that are drawn alike (temperature, length, stops) and wait at the same time go as one
+ * Samples that are sampled alike (temperature, length, stops) and wait at the same time go as one
  * request of many groups. What is refused as a whole is sent again one by one, so that one bad
  * request fails no other. */
 #ifndef TRAINER_SERVE_SAMPLING_H
@@ -15,6 +15,6 @@ enum status sampling_new(const char *socket, double timeout_s, struct inbox *inb
                          struct sampling **ret);
 // Ends the thread; what is under way comes back cancelled. NULL is fine.
 void sampling_free(struct sampling *s);
-void sampling_put(struct sampling *s, struct sample_request *r); // any thread
+void sampling_send(struct sampling *s, struct sample_request *r); // any thread
 
 #endif

@@ -2,25 +2,18 @@
 #include "trainer/serve/server_adapters.h"
 #include "common/base/log.h"
 #include "common/http/http_client.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/run.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define ANSWER_MS 60000
-
-struct server_adapters {
-    struct http_client *http;
-    int max, max_rank;
-};
+#define RESPONSE_MS 60000
 
 // Takes the body's reference.
 static enum status post(struct server_adapters *a, const char *path, json_t *body)
 {
     const struct http_call call = {
-        .path = path, .post = true, .body = body, .timeout_ms = ANSWER_MS};
+        .path = path, .post = true, .body = body, .timeout_ms = RESPONSE_MS};
     enum status st = body ? http_perform(a->http, &call, NULL)
                           : status_fail(ST_NO_MEMORY, "no memory to ask for an adapter");
     json_decref(body);
@@ -29,7 +22,7 @@ static enum status post(struct server_adapters *a, const char *path, json_t *bod
 
 static enum status read_status(struct server_adapters *a, json_t **ret)
 {
-    return http_get_json(a->http, "/lora/status", ANSWER_MS, ret);
+    return http_get_json(a->http, "/lora/status", RESPONSE_MS, ret);
 }
 
 static enum status unload_left(void *context)
@@ -57,34 +50,10 @@ out:
     return st;
 }
 
-enum status server_adapters_open(const char *socket, struct server_adapters **ret)
+enum status server_adapters_open(const char *socket, struct server_adapters *ret)
 {
-    enum status st;
-    struct server_adapters *a = calloc(1, sizeof *a);
-    if (!a) return status_fail(ST_NO_MEMORY, "no memory for the server's adapters");
-    CHECK(http_client_new(socket, &a->http));
-    CHECK(run_retry(ST_BUSY, unload_left, a));
-    *ret = a;
-    a = NULL;
-out:
-    server_adapters_close(a);
-    return st;
-}
-
-void server_adapters_close(struct server_adapters *a)
-{
-    if (!a) return;
-    http_client_free(a->http);
-    free(a);
-}
-
-int server_adapters_max(const struct server_adapters *a)
-{
-    return a->max;
-}
-int server_adapters_max_rank(const struct server_adapters *a)
-{
-    return a->max_rank;
+    enum status st = http_client_new(socket, &ret->http);
+    return st == ST_OK ? run_retry(ST_BUSY, unload_left, ret) : st;
 }
 
 enum status server_adapters_count(struct server_adapters *a, int *ret)
@@ -96,27 +65,10 @@ enum status server_adapters_count(struct server_adapters *a, int *ret)
     return st;
 }
 
-enum status server_adapters_base(struct server_adapters *a, json_t **ret)
+enum status server_adapters_load(struct server_adapters *a, const char *name, const char *key,
+                                 json_t *value)
 {
-    return adapter_base_ask(a->http, ret);
-}
-
-enum status server_adapters_make(struct server_adapters *a, const char *name, json_t *config)
-{
-    return post(a, "/v1/load_lora_adapter",
-                json_pack("{s:s, s:O}", "lora_name", name, "config", config));
-}
-
-enum status server_adapters_copy(struct server_adapters *a, const char *name, const char *of)
-{
-    return post(a, "/v1/load_lora_adapter",
-                json_pack("{s:s, s:s}", "lora_name", name, "copy_of", of));
-}
-
-enum status server_adapters_load(struct server_adapters *a, const char *name, const char *folder)
-{
-    return post(a, "/v1/load_lora_adapter",
-                json_pack("{s:s, s:s}", "lora_name", name, "lora_path", folder));
+    return post(a, "/v1/load_lora_adapter", json_pack("{s:s, s:o}", "lora_name", name, key, value));
 }
 
 enum status server_adapters_unload(struct server_adapters *a, const char *name)

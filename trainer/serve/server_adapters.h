@@ -9,23 +9,20 @@
 
 #define ADAPTER_PREFIX "tinker:"
 
-struct server_adapters;
+struct http_client;
+
+struct server_adapters {
+    struct http_client *http;
+    int max, max_rank; // --max-adapters, --max-lora-rank
+};
 // socket: the server's. Unloads what a process before left; waits for a server that restores torn
 // weights.
-enum status server_adapters_open(const char *socket, struct server_adapters **ret);
-void server_adapters_close(struct server_adapters *a); // NULL is fine
-
-// What they are of: the model as it is now.
-enum status server_adapters_base(struct server_adapters *a, json_t **ret);
-int server_adapters_max(const struct server_adapters *a);               // --max-adapters
-int server_adapters_max_rank(const struct server_adapters *a);          // --max-lora-rank
+enum status server_adapters_open(const char *socket, struct server_adapters *ret);
 enum status server_adapters_count(struct server_adapters *a, int *ret); // that there are now
-
-// One more: new by that config (which changes nothing yet), a copy of another's weights as they are
-// now, or of a PEFT folder.
-enum status server_adapters_make(struct server_adapters *a, const char *name, json_t *config);
-enum status server_adapters_copy(struct server_adapters *a, const char *name, const char *of);
-enum status server_adapters_load(struct server_adapters *a, const char *name, const char *folder);
+// One more, of what `key` names (value's reference is taken): new by a PEFT "config" (which changes
+// nothing yet), "copy_of" another's weights as they are now, or "lora_path", a PEFT folder.
+enum status server_adapters_load(struct server_adapters *a, const char *name, const char *key,
+                                 json_t *value);
 // This process has it mapped no more.
 enum status server_adapters_unload(struct server_adapters *a, const char *name);
 

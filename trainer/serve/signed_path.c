@@ -15,8 +15,8 @@ enum status signing_key_new(struct signing_key *ret)
     return status_fail(ST_IO, "the system has no random numbers to sign URLs by");
 }
 
-void signature_put(const struct signing_key *key, const char *name, int64_t expires_s,
-                   char ret[SIGNATURE_ROOM])
+void signature_text(const struct signing_key *key, const char *name, int64_t expires_s,
+                    char ret[SIGNATURE_ROOM])
 {
     unsigned char name_hash[HASH_SHA256_BYTES], text[sizeof expires_s + sizeof name_hash],
         digest[EVP_MAX_MD_SIZE] = {0};

@@ -15,8 +15,8 @@ enum status signing_key_new(struct signing_key *ret); // of this process alone
 
 #define SIGNATURE_ROOM 96 // bytes of a signature, with its end
 // "EXPIRES-DIGITS" of that name. expires_s: seconds since 1970.
-void signature_put(const struct signing_key *key, const char *name, int64_t expires_s,
-                   char ret[SIGNATURE_ROOM]);
+void signature_text(const struct signing_key *key, const char *name, int64_t expires_s,
+                    char ret[SIGNATURE_ROOM]);
 // Whether what a client gave is the one that was wanted, in a time that does not tell where not.
 bool signature_is(const char *given, const char *wanted);
 

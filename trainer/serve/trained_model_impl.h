@@ -1,36 +1,39 @@
-/* policy_impl.h: what the files of the policy share: policy.c (opening, publishing, learning) and
- * policy_runs.c (training runs' beginning, loading, saving, snapshots). The main thread. */
-#ifndef TRAINER_SERVE_POLICY_IMPL_H
-#define TRAINER_SERVE_POLICY_IMPL_H
+/* trained_model_impl.h: what the files of the model under training share: trained_model.c (opening,
+ * publishing, learning) and trained_runs.c (training runs' beginning, loading, saving, snapshots).
+ * The main thread. */
+#ifndef TRAINER_SERVE_TRAINED_MODEL_IMPL_H
+#define TRAINER_SERVE_TRAINED_MODEL_IMPL_H
 
-#include "trainer/serve/policy.h"
 #include "trainer/serve/server_adapters.h"
+#include "trainer/serve/trained_model.h"
 
 struct trainee { // a training run
     struct trainee *next;
+    struct trained_model *of;
     char run[RUN_NAME_ROOM];
     int64_t steps;           // since it began or was loaded
     bool unsaved;            // some of them
     bool wanted;             // somebody has a snapshot of the present weights
-    bool told;               // that there is no room to keep one
+    bool warned;             // that there is no room to keep one
     char restore[PATH_ROOM]; // what the server restores should an update of it be torn
     char start[PATH_ROOM];   // of an adapter: the folder that it was published from last
     // one that trains an adapter; NULL: the model itself
-    bool made; // the server has it
+    char adapter_name[ADAPTER_ROOM]; // on the server
+    bool made;                       // the server has it
     struct bridge_arena *arena;
     struct adapter *adapter;
     struct optimizer *optimizer;
     json_t *base; // that the adapter is of
 };
 
-struct policy {
-    const struct policy_options *options;
+struct trained_model {
+    const struct trained_model_options *options;
+    struct trained_model_info info;
     struct bridge *bridge;
-    const char *folder; // the bridge file's
+    struct device *device;
     struct model_config *model;
     struct weights *weights; // bound to the shared arena
-    struct server_adapters *server;
-    struct sources *sources;
+    struct server_adapters server;
     struct learner *learner; // of the model itself, or, where `largest` is there, of adapters
     struct adapter *largest;
     struct trainee *trainees, *selected; // selected: the adapter that the learner is at
@@ -40,19 +43,19 @@ struct policy {
 
 // The run's name among what can be sampled.
 const char *trainee_source(const struct trainee *t);
-struct optimizer *policy_optimizer(struct policy *p, const struct trainee *t);
+struct optimizer *trainee_optimizer(const struct trainee *t);
 // Learns adapters from here on, or the model itself.
-enum status policy_use_learner(struct policy *p, bool adapters);
+enum status trained_use_learner(struct trained_model *m, bool adapters);
 // An update that the server sees whole: of a run's adapter, or ("") of the model. restore: the
 // folder that it restores them from if this is cut off. is_base: it makes the model that of its
 // folder.
-enum status policy_publish(struct policy *p, const char *run, const char *restore, bool is_base,
-                           enum status (*write)(void *), void *context);
+enum status trained_publish(struct trained_model *m, const char *run, const char *restore,
+                            bool is_base, enum status (*write)(void *), void *context);
 // The run, which is known, or ST_MISMATCH; what follows is of it.
-enum status policy_select(struct policy *p, const char *run, struct trainee **ret);
-void policy_release_runs(struct policy *p); // at the end
+enum status trained_select(struct trained_model *m, const char *run, struct trainee **ret);
+void trained_release_runs(struct trained_model *m); // at the end
 
 // Before an update of it: where somebody has a snapshot of what it is now, that is kept.
-void policy_keep(struct policy *p, struct trainee *t);
+void trainee_keep(struct trainee *t);
 
 #endif

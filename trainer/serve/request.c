@@ -1,0 +1,417 @@
+/* request.c: the requests that are under way, or whose responses are kept.
+ *
+ * They lie in a list by number, the oldest first, from which what is over falls out at the front;
+ * an index (a JSON object, which is a hash table of strings) finds them by name. Of each owner
+ * there is a list of those that have ended, in that order, for who asks for all of a session at
+ * once. */
+#include "trainer/serve/request.h"
+#include "common/base/clock.h"
+#include "common/base/json_out.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#define MAX_REQUESTS 262144 // that are there at one time
+#define NAME_ROOM    256
+#define CLONE_SEQ_IDS                                                                              \
+    1000000000 // a copy of a client numbers its requests from a multiple of this on
+
+struct requests {
+    char process[17];      // begins all ids of this process
+    struct request **list; // (n) by number, from `first` on; NULL: forgotten
+    int64_t first, n;
+    json_t *by_name; // numbers
+    struct owner *owners;
+    struct waiter *waiters;
+};
+
+struct waiter { // a question that is held
+    struct waiter *next;
+    struct requests *all;
+    struct http_request *q;
+    int64_t until_ns;
+    struct request *request; // for its response; NULL: for what has ended
+    struct owner *owner;     // of this one's
+    int64_t clone, cursor;
+};
+
+enum status requests_new(struct requests **ret)
+{
+    uint64_t random = 0;
+    struct requests *all = calloc(1, sizeof *all);
+    if (!all || !(all->by_name = json_object())) {
+        free(all);
+        return status_fail(ST_NO_MEMORY, "out of memory");
+    }
+    if (getrandom(&random, sizeof random, 0) != sizeof random) random = (uint64_t)clock_now_ns();
+    snprintf(all->process, sizeof all->process, "%016" PRIx64, random);
+    *ret = all;
+    return ST_OK;
+}
+
+static void release(struct request *r)
+{
+    if (r->release) r->release(r);
+    r->release = NULL;
+}
+
+static void request_free(struct request *r)
+{
+    if (!r) return;
+    release(r);
+    json_decref(r->promise);
+    bytes_release(&r->response);
+    free(r);
+}
+
+void requests_free(struct requests *all)
+{
+    if (!all) return;
+    for (int64_t i = 0; i < all->n; i++) request_free(all->list[i]);
+    for (struct owner *o = all->owners, *next; o; o = next) {
+        next = o->next;
+        free(o);
+    }
+    json_decref(all->by_name);
+    free(all->list);
+    free(all);
+}
+
+struct owner *requests_owners(struct requests *all)
+{
+    return all->owners;
+}
+
+struct owner *owner_find(struct requests *all, const char *id, bool is_run)
+{
+    struct owner *o = all->owners;
+    while (o && (o->forgotten || o->is_run != is_run || strcmp(o->id, id) != 0)) o = o->next;
+    return o;
+}
+
+enum status owner_add(struct requests *all, size_t size, struct session *session, const char *id,
+                      bool is_run, struct owner **ret)
+{
+    struct owner *o = calloc(1, size);
+    if (!o) return status_fail(ST_NO_MEMORY, "out of memory");
+    snprintf(o->id, sizeof o->id, "%s", id);
+    o->all = all;
+    o->session = session;
+    o->is_run = is_run;
+    o->last = &o->first;
+    o->next = all->owners;
+    all->owners = o;
+    *ret = o;
+    return ST_OK;
+}
+
+static void drop_owner(struct owner *o)
+{
+    if (!o->forgotten || o->n > 0) return;
+    struct owner **link = &o->all->owners;
+    while (*link != o) link = &(*link)->next;
+    *link = o->next;
+    free(o);
+}
+
+void owners_forget(struct requests *all, const struct session *session)
+{
+    for (struct owner *o = all->owners, *next; o; o = next) {
+        next = o->next;
+        if (o->session != session) continue;
+        o->forgotten = true;
+        o->session = NULL;
+        drop_owner(o);
+    }
+}
+
+static const char *name_of(const struct owner *o, int64_t seq_id, char ret[NAME_ROOM])
+{
+    snprintf(ret, NAME_ROOM, "%s %" PRId64, o->id, seq_id);
+    return ret;
+}
+
+enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct request **ret)
+{
+    struct requests *all = o->all;
+    char name[NAME_ROOM];
+    if (all->n >= MAX_REQUESTS)
+        return status_fail(ST_BUSY, "%d requests are under way or kept; try again later",
+                           MAX_REQUESTS);
+    struct request **list = array_room(all->list, (size_t)all->n, sizeof *list);
+    if (list) all->list = list;
+    struct request *r = list ? calloc(1, size) : NULL;
+    if (!r) return status_fail(ST_NO_MEMORY, "out of memory");
+    o->n++;
+    r->owner = o;
+    r->number = all->first + all->n;
+    r->seq_id = seq_id;
+    json_object_set_new(all->by_name, name_of(o, seq_id, name), json_integer(r->number));
+    all->list[all->n++] = r;
+    *ret = r;
+    return ST_OK;
+}
+
+static struct request *by_number(struct requests *all, int64_t number)
+{
+    return number >= all->first && number < all->first + all->n ? all->list[number - all->first]
+                                                                : NULL;
+}
+
+struct request *request_known(struct owner *o, int64_t seq_id)
+{
+    char name[NAME_ROOM];
+    const json_t *number = json_object_get(o->all->by_name, name_of(o, seq_id, name));
+    return number ? by_number(o->all, json_integer_value(number)) : NULL;
+}
+
+static void forget(struct request *r)
+{
+    struct owner *o = r->owner;
+    struct requests *all = o->all;
+    struct request **link = &o->first;
+    char name[NAME_ROOM];
+    while (*link && *link != r) link = &(*link)->next_ended;
+    if (*link) *link = r->next_ended;
+    if (o->last == &r->next_ended) o->last = link;
+    json_object_del(all->by_name, name_of(o, r->seq_id, name));
+    all->list[r->number - all->first] = NULL;
+    request_free(r);
+    o->n--;
+    drop_owner(o);
+}
+
+void request_drop(struct request *r)
+{
+    forget(r);
+}
+
+static const char *id_of(const struct request *r, char ret[REQUEST_ID_ROOM])
+{
+    snprintf(ret, REQUEST_ID_ROOM, "%s-%" PRId64, r->owner->all->process, r->number);
+    return ret;
+}
+
+void request_promise(struct request *r, struct http_request *q, json_t *more)
+{
+    char id[REQUEST_ID_ROOM];
+    if (!r->promise) {
+        r->promise = more ? json_incref(more) : json_object();
+        json_object_set_new(r->promise, "request_id", json_string(id_of(r, id)));
+    }
+    json_decref(more);
+    http_reply_json(q, 200, json_incref(r->promise));
+}
+
+// ---- the response -------------------------------------------------------------------------------
+
+void request_set_json(struct request *r, json_t *response)
+{
+    char *text = response ? json_dumps(response, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(response);
+    if (text)
+        bytes_puts(&r->response, text);
+    else
+        request_fail(r, status_fail(ST_NO_MEMORY, "out of memory"));
+    free(text);
+}
+
+static bool is_clients_fault(enum status st)
+{
+    return st == ST_INVALID || st == ST_UNSUPPORTED || st == ST_MISMATCH || st == ST_FORMAT ||
+           st == ST_NOT_FOUND || st == ST_TOO_LONG;
+}
+
+void request_fail(struct request *r, enum status st)
+{
+    json_t *error = json_pack("{s:o, s:s}", "error", json_clean_string(status_message()),
+                              "category", is_clients_fault(st) ? "user" : "server");
+    char *text = error ? json_dumps(error, JSON_COMPACT) : NULL;
+    r->status = st;
+    r->is_protobuf = false;
+    bytes_release(&r->response);
+    bytes_puts(&r->response, text ? text : "{\"error\":\"failed\",\"category\":\"server\"}");
+    free(text);
+    json_decref(error);
+}
+
+static void reply(struct request *r, struct http_request *q)
+{
+    struct bytes body = BYTES_INIT;
+    bytes_append(&body, bytes_text(&r->response), r->response.len);
+    r->keep_until_ns = clock_deadline_ns(REQUEST_FETCHED_MS);
+    http_reply(q, 200, r->is_protobuf ? "application/x-protobuf" : "application/json", &body);
+}
+
+static json_t *completion(const struct request *r)
+{
+    char id[REQUEST_ID_ROOM];
+    if (r->status != ST_OK)
+        return json_pack("{s:s, s:s}", "state", "failed", "request_id", id_of(r, id));
+    return json_pack("{s:s, s:s, s:I}", "state", "finished", "request_id", id_of(r, id),
+                     "response_payload_uncompressed_size", (json_int_t)r->response.len);
+}
+
+// Answers where there is something, or `now`.
+static bool answer(const struct waiter *w, bool now)
+{
+    int64_t cursor = w->cursor;
+    if (w->request) {
+        if (w->request->ended)
+            reply(w->request, w->q);
+        else if (now)
+            http_reply_json(w->q, 408,
+                            json_pack("{s:s, s:s}", "type", "try_again", "queue_state", "active"));
+        return now || w->request->ended;
+    }
+    json_t *list = json_array();
+    for (const struct request *r = w->owner->first; r; r = r->next_ended) {
+        if (r->cursor <= w->cursor || r->seq_id / CLONE_SEQ_IDS != w->clone) continue;
+        json_array_append_new(list, completion(r));
+        cursor = r->cursor;
+    }
+    const bool answers = now || json_array_size(list) > 0;
+    if (answers)
+        http_reply_json(w->q, 200,
+                        json_pack("{s:O, s:I}", "completions", list, "cursor", (json_int_t)cursor));
+    json_decref(list);
+    return answers;
+}
+
+static void drop_waiter(void *attached, bool answered)
+{
+    struct waiter *w = attached, **link = &w->all->waiters;
+    (void)answered;
+    while (*link != w) link = &(*link)->next;
+    *link = w->next;
+    if (w->owner && --w->owner->n == 0) drop_owner(w->owner);
+    free(w);
+}
+
+static void answer_waiters(struct requests *all)
+{
+    const int64_t now = clock_now_ns();
+    for (struct waiter *w = all->waiters, *next; w; w = next) {
+        next = w->next;
+        if (!answer(w, now >= w->until_ns)) continue;
+        http_attach(w->q, NULL, NULL);
+        drop_waiter(w, true);
+    }
+}
+
+// Answers at once, or later.
+static enum status answer_or_hold(const struct waiter *waiter, double hold_s)
+{
+    if (answer(waiter, hold_s == 0)) return ST_OK;
+    struct waiter *w = malloc(sizeof *w);
+    if (!w) return status_fail(ST_NO_MEMORY, "out of memory");
+    *w = *waiter;
+    w->until_ns = clock_deadline_ns((int64_t)(hold_s * 1e3));
+    w->next = w->all->waiters;
+    w->all->waiters = w;
+    if (w->owner) w->owner->n++;
+    http_attach(w->q, w, drop_waiter);
+    return ST_OK;
+}
+
+void request_end(struct request *r)
+{
+    struct owner *o = r->owner;
+    if (r->response.failed) request_fail(r, bytes_status(&r->response));
+    release(r);
+    r->ended = true;
+    r->keep_until_ns = clock_deadline_ns(REQUEST_KEEP_MS);
+    r->cursor = ++o->cursor;
+    *o->last = r;
+    o->last = &r->next_ended;
+    answer_waiters(o->all);
+}
+
+enum status requests_retrieve(struct requests *all, struct http_request *q, const char *id)
+{
+    const size_t n = strlen(all->process);
+    const bool is_ours = strncmp(id, all->process, n) == 0 && id[n] == '-';
+    char *end = NULL;
+    const int64_t number = is_ours ? strtoll(id + n + 1, &end, 10) : -1;
+    struct request *r = is_ours && end > id + n + 1 && *end == 0 ? by_number(all, number) : NULL;
+    if (r)
+        return answer_or_hold(&(struct waiter){.all = all, .q = q, .request = r},
+                              REQUEST_HOLD_MS / 1e3);
+    if (is_ours)
+        http_fail(q, 410, "request %.60s is gone: it is older than %d s", id,
+                  REQUEST_KEEP_MS / 1000);
+    else // not 410, whose sentence the SDK does not show
+        http_reply_json(q, 200,
+                        json_pack("{s:s, s:s}", "error",
+                                  "this request was lost: cw-trainer serve was started anew since; "
+                                  "go on from the last checkpoint",
+                                  "category", "server"));
+    return ST_OK;
+}
+
+enum status owner_retrieve(struct owner *o, struct http_request *q, int64_t clone, int64_t cursor,
+                           double hold_s)
+{
+    return answer_or_hold(
+        &(struct waiter){.all = o->all, .q = q, .owner = o, .clone = clone, .cursor = cursor},
+        hold_s);
+}
+
+void requests_sweep(struct requests *all)
+{
+    const int64_t now = clock_now_ns();
+    int64_t gone = 0;
+    answer_waiters(all);
+    for (int64_t i = 0; i < all->n; i++) {
+        struct request *r = all->list[i];
+        if (r && r->ended && now >= r->keep_until_ns) forget(r);
+    }
+    while (gone < all->n && !all->list[gone]) gone++;
+    memmove(all->list, all->list + gone, (size_t)(all->n - gone) * sizeof *all->list);
+    all->first += gone;
+    all->n -= gone;
+}
+
+// ---- queues -------------------------------------------------------------------------------------
+
+void request_queue_init(struct request_queue *queue)
+{
+    pthread_condattr_t monotonic;
+    queue->first = NULL;
+    queue->last = &queue->first;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&queue->lock, NULL);
+    pthread_cond_init(&queue->some, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+void request_queue_append(struct request_queue *queue, struct request *r)
+{
+    pthread_mutex_lock(&queue->lock);
+    struct request **link = queue->last;
+    for (struct request *x = r->group ? queue->first : NULL; x; x = x->next)
+        if (x->group && strcmp(x->group, r->group) == 0) link = &x->next;
+    r->next = *link;
+    *link = r;
+    if (!r->next) queue->last = &r->next;
+    pthread_cond_signal(&queue->some);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+struct request *request_queue_next(struct request_queue *queue, int ms)
+{
+    const int64_t until = clock_deadline_ns(ms);
+    const struct timespec ts = {.tv_sec = until / NS_PER_S, .tv_nsec = until % NS_PER_S};
+    pthread_mutex_lock(&queue->lock);
+    while (!queue->first && clock_now_ns() < until)
+        pthread_cond_timedwait(&queue->some, &queue->lock, &ts);
+    struct request *r = queue->first;
+    if (r) queue->first = r->next;
+    if (!queue->first) queue->last = &queue->first;
+    pthread_mutex_unlock(&queue->lock);
+    return r;
+}

@@ -1,0 +1,101 @@
+/* request.h: a request of the Tinker API through its life. It has a number, by which its client
+ * asks for the response (the API's "future": retrieve_future, held until the response is there or
+ * REQUEST_HOLD_MS have passed), and the name of who it is of (a model or a sampling session) with
+ * the client's own number, by which the same request, sent again, is known. The main thread, or the
+ * one that samples, performs it, and hands it back to the loop. Responses stay for REQUEST_KEEP_MS,
+ * and once they were fetched for REQUEST_FETCHED_MS, for clients whose connection broke.
+ *
+ * Loop's thread, but for what says otherwise. */
+#ifndef TRAINER_SERVE_REQUEST_H
+#define TRAINER_SERVE_REQUEST_H
+
+#include "common/http/http.h"
+#include "common/http/inbox.h"
+
+#define REQUEST_HOLD_MS    30000
+#define REQUEST_KEEP_MS    600000
+#define REQUEST_FETCHED_MS 60000
+#define REQUEST_ID_ROOM    40
+#define ID_ROOM            200 // bytes of a session's, model's or sampling session's, with its end
+
+struct requests; // all that are there
+struct session;
+struct trained_model;
+
+struct owner { // of requests: a training run or a sampling session; embed it first in its struct
+    struct owner *next;
+    struct requests *all;
+    struct session *session;
+    char id[ID_ROOM], base[ID_ROOM]; // as clients call it, and the base model
+    bool is_run;
+    bool forgotten; // nobody asks for it any more: it goes with its last request
+    int n;          // requests of it that are there, and questions for those that are held
+    int64_t cursor; // of the last that ended
+    struct request *first, **last; // that have ended
+};
+
+struct request {                  // embed it first in a struct of its kind
+    struct inbox_message message; // its way back; deliver() runs on the loop's thread
+    struct request *next;         // in the list or queue that it waits in
+    struct owner *owner;
+    int64_t number, seq_id;
+    json_t *promise; // what is answered at once, each time it is sent
+    // The main thread calls it, unless the request has failed before.
+    enum status (*perform)(struct trained_model *m, struct request *r);
+    const char *group; // it is performed behind the last that waits with the same; NULL: in turn
+    void (*release)(struct request *r); // frees what it holds beside this; called at its end
+    // the response
+    enum status status;    // what it came to
+    struct bytes response; // of a failure: the error
+    bool is_protobuf;      // else JSON
+    bool ended;
+    int64_t keep_until_ns;
+    int64_t cursor;             // among its owner's that have ended, from 1
+    struct request *next_ended; // of the same owner, by cursor
+};
+
+enum status requests_new(struct requests **ret);
+void requests_free(struct requests *all); // and their owners; NULL is fine
+// The first owner; `next` leads on.
+struct owner *requests_owners(struct requests *all);
+struct owner *owner_find(struct requests *all, const char *id, bool is_run); // NULL: there is none
+// A new one, of a struct of so many bytes that are 0.
+enum status owner_add(struct requests *all, size_t size, struct session *session, const char *id,
+                      bool is_run, struct owner **ret);
+void owners_forget(struct requests *all, const struct session *session); // all of that session
+// A new request, likewise; ST_BUSY where too many are there.
+enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct request **ret);
+void request_drop(struct request *r); // nobody was promised anything
+// The owner's of that number, where there is one.
+struct request *request_known(struct owner *o, int64_t seq_id);
+
+// Answers with what the request is known by. `more`: further fields, taken; or NULL.
+void request_promise(struct request *r, struct http_request *q, json_t *more);
+// Sets the response: JSON (taken), or the last error's sentence, which is the client's fault or
+// not. Any thread that has the request.
+void request_set_json(struct request *r, json_t *response);
+void request_fail(struct request *r, enum status st);
+// The response is there: answers who waits, and releases what the request holds.
+void request_end(struct request *r);
+
+// Answers with a request's response, or with which of an owner's requests, of a clone of its
+// client, have ended behind a cursor; or holds the question until there is something.
+enum status requests_retrieve(struct requests *all, struct http_request *q, const char *id);
+enum status owner_retrieve(struct owner *o, struct http_request *q, int64_t clone, int64_t cursor,
+                           double hold_s);
+// Ends what was held for long enough, and forgets what ended long ago. About every second.
+void requests_sweep(struct requests *all);
+
+// What one thread asks of another, in order, but that what belongs together (`group`) stays
+// together. What may lie in it is bounded by how many requests there are.
+struct request_queue {
+    pthread_mutex_t lock;
+    pthread_cond_t some;
+    struct request *first, **last;
+};
+void request_queue_init(struct request_queue *queue);
+void request_queue_append(struct request_queue *queue, struct request *r);
+// The next one, or NULL after `ms`.
+struct request *request_queue_next(struct request_queue *queue, int ms);
+
+#endif

@@ -1,0 +1,291 @@
+/* trained_model.c: learning on the served weights: attaching, publishing, gradients and steps. The
+ * main thread.
+ *
+ * The arenas hold one set of weights each, which is live: whatever is sampled next comes from it.
+ * Gradients add up over requests, in the order of their numbers, until a step. With --exact each
+ * datum is a micro-batch of its own: then neither the cutting into requests nor the token budget is
+ * in the order of the sums.
+ *
+ * The learner's memory is that of the model itself, or that of an adapter: which of them is chosen
+ * by what the server has room for, and changes with what clients ask for. Adapters share it: each
+ * has its own gradients, moments and residual (its optimizer), one after the other has the rest. */
+#include "trainer/serve/trained_model_impl.h"
+#include "bridge/attach.h"
+#include "common/base/log.h"
+#include "common/http/http_client.h"
+#include "common/model/adapter.h"
+#include "trainer/learn/step.h"
+#include "trainer/run/learning.h"
+#include "trainer/run/notices.h"
+#include "trainer/run/role.h"
+#include "trainer/run/run.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define HEALTH_MS   10000
+#define FROZEN_ROLE "frozen" // of the bridge file, and what requests call it
+
+const struct trained_model_info *trained_info(const struct trained_model *m)
+{
+    return &m->info;
+}
+
+// ---- the learner --------------------------------------------------------------------------------
+
+static enum status plan_largest(struct trained_model *m)
+{
+    enum status st;
+    struct adapter_config *config;
+    json_t *json = NULL;
+    json = json_pack("{s:i, s:s}", "r", m->server.max_rank, "target_modules", ".*");
+    CHECK(adapter_config_from_json("--max-lora-rank", json, &config));
+    st = adapter_new(config, m->weights, m->weights->dt, &m->largest);
+out:
+    json_decref(json);
+    return st;
+}
+
+static void close_learner(struct trained_model *m)
+{
+    learner_free(m->learner);
+    adapter_free(m->largest);
+    m->learner = NULL;
+    m->largest = NULL;
+    m->selected = NULL;
+}
+
+enum status trained_use_learner(struct trained_model *m, bool adapters)
+{
+    struct learning_options learning = *m->options->learning;
+    const int64_t budget = learning.token_budget;
+    const struct learning_shape shape = {
+        .longest = m->info.limits.longest, .tokens = budget, .seqs = budget};
+    struct learner_config config;
+    enum status st = ST_OK;
+    if (m->learner && adapters == (m->largest != NULL)) goto out;
+    close_learner(m);
+    if (adapters) {
+        CHECK(plan_largest(m));
+        if (learning.freeze) log_info("--freeze is of full fine-tuning (rank 0) alone");
+        learning.freeze = NULL; // the model is frozen as a whole
+    }
+    CHECK(learning_config(&learning, &shape, 1, &config));
+    config.adapter = m->largest;
+    config.many_adapters = adapters;
+    CHECK(learner_new(m->device, m->model, m->weights, false, &config, &m->learner));
+    if (adapters) log_info("memory of the largest adapter that the server holds:");
+    memory_say(m->learner, "shared with the server (0 extra)", learning.freeze);
+    CHECK(learner_prepare(m->learner));
+    if (!adapters) optimizer_clear_grads(learner_optimizer(m->learner));
+out:
+    if (st != ST_OK) close_learner(m);
+    return st;
+}
+
+// Before this process maps what the server shares.
+static enum status open_server(struct trained_model *m)
+{
+    char path[PATH_ROOM];
+    struct bridge_file *file = NULL;
+    enum status st;
+    CHECK(bridge_find(m->options->bridge, path, sizeof path));
+    CHECK(bridge_file_read(path, &file));
+    CHECK(bridge_file_check(file));
+    st = server_adapters_open(file->socket, &m->server);
+out:
+    bridge_file_free(file);
+    return st;
+}
+
+static bool is_same_folder(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+// The frozen model, where the server has one, is the model as it was: if it is of its folder.
+static enum status open_snapshots(struct trained_model *m)
+{
+    const struct bridge_role *frozen = bridge_file_role(bridge_file_of(m->bridge), FROZEN_ROLE);
+    struct control_facts f;
+    control_facts(m->info.control, &f);
+    const bool is_base = f.updates == 0 && strcmp(f.origin, f.loaded) == 0;
+    enum status st = snapshots_new(f.version, is_base, &m->info.snapshots);
+    if (st != ST_OK || !frozen) return st;
+    if (is_same_folder(frozen->model, f.loaded)) {
+        log_info("the model as its folder has it, version 0, is sampled from the server's frozen "
+                 "model once a full fine-tune has changed it");
+        return snapshots_add(m->info.snapshots, FROZEN, "", FROZEN_ROLE);
+    }
+    log_info("the server's frozen model (%s) is not of the model's folder (%s): it is left alone",
+             frozen->model, f.loaded);
+    return ST_OK;
+}
+
+enum status trained_open(const struct trained_model_options *options, struct trained_model **ret)
+{
+    enum status st;
+    const struct bridge_role *role;
+    const int64_t budget = options->learning->token_budget;
+    json_t *health = NULL;
+    struct trained_model *m = calloc(1, sizeof *m);
+    if (!m) return status_fail(ST_NO_MEMORY, "out of memory");
+    m->options = options;
+    CHECK(open_server(m));
+    CHECK(http_get_json(m->server.http, "/health", HEALTH_MS, &health));
+    CHECK(bridge_attach(options->bridge, NULL, &m->bridge));
+    CHECK(notice_roles(bridge_file_of(m->bridge), &role));
+    CHECK(role_open(m->bridge, role, &m->model, &m->weights));
+    notice_model(m->model, 0);
+    CHECK(run_become_writer(m->bridge));
+    m->device = bridge_device(m->bridge);
+    m->info = (struct trained_model_info){.control = bridge_control(m->bridge),
+                                          .folder = role->model,
+                                          .socket = bridge_file_of(m->bridge)->socket,
+                                          .limits = {.vocab = m->model->vocab_size,
+                                                     .longest = m->model->max_positions < budget
+                                                                    ? m->model->max_positions
+                                                                    : (int)budget},
+                                          .max_adapters = m->server.max};
+    CHECK(open_snapshots(m));
+    CHECK(trained_use_learner(m, m->info.max_adapters > 0));
+    if (m->largest) notice_adapter(m->largest);
+    m->info.max_context = (int)json_integer_value(json_object_get(health, "max_context"));
+    *ret = m;
+    m = NULL;
+out:
+    json_decref(health);
+    trained_close(m);
+    return st;
+}
+
+void trained_close(struct trained_model *m)
+{
+    if (!m) return;
+    trained_release_runs(m);
+    close_learner(m);
+    weights_free(m->weights);
+    model_config_free(m->model);
+    bridge_detach(m->bridge);
+    http_client_free(m->server.http);
+    snapshots_free(m->info.snapshots);
+    free(m);
+}
+
+// ---- publishing ---------------------------------------------------------------------------------
+
+struct update {
+    struct trained_model *model;
+    const char *run;
+    bool is_base;
+    enum status (*write)(void *);
+    void *context;
+};
+
+static enum status write_update(void *context)
+{
+    struct update *u = context;
+    const struct trained_model_info *info = &u->model->info;
+    // Before the first byte is written: from here on nothing is taken for what it was.
+    snapshots_update(info->snapshots, u->run, control_version(info->control) + 1, u->is_base);
+    return u->write(u->context);
+}
+
+enum status trained_publish(struct trained_model *m, const char *run, const char *restore,
+                            bool is_base, enum status (*write)(void *), void *context)
+{
+    struct control *control = m->info.control;
+    struct publish_times times;
+    struct control_facts f;
+    struct update update = {m, run, is_base, write, context};
+    char role[CONTROL_ROLE_BYTES];
+    enum status st = ST_OK;
+    control_facts(control, &f);
+    snprintf(role, sizeof role, run[0] ? "adapter:" ADAPTER_PREFIX "%.40s" : "policy", run);
+    control_set_role(control, role);
+    if (run[0]) control_set_run(control, run);
+    if (strcmp(f.snapshot, restore) != 0) CHECK(control_set_snapshot(control, restore));
+    st = bridge_publish(m->bridge, (int64_t)(m->options->quiesce_timeout * 1e3), write_update,
+                        &update, &times);
+out:
+    return status_context(st, "publishing");
+}
+
+// ---- learning -----------------------------------------------------------------------------------
+
+// The datums as the learner takes them: the first token of each is a prompt, what follows it a
+// completion, of which every token has targets of its own.
+static enum status samples_of(const struct forward_backward *request, struct samples **ret)
+{
+    struct samples *s = NULL;
+    enum status st = samples_new(request->n, 1, &s);
+    if (st != ST_OK) return st;
+    for (int i = 0; i < s->n; i++) {
+        const struct datum *d = &request->data[i];
+        struct pack_completion *c = &s->completions[i];
+        s->groups[i].prompt = d->tokens;
+        s->groups[i].n_prompt = 1;
+        *c = (struct pack_completion){
+            .ids = d->tokens + 1, .n = d->n, .targets = d->targets, .targets_each = d->each};
+        for (int k = 0; k < LOSS_INPUTS; k++) c->inputs[k] = d->inputs[k];
+    }
+    return samples_begin(s, ret);
+}
+
+enum status trained_forward_backward(struct trained_model *m, const char *run,
+                                     const struct forward_backward *request,
+                                     struct bytes *ret_response)
+{
+    const struct step step = {.loss = request->loss};
+    const int each = m->options->exact ? 1 : request->n;
+    struct update_stats stats = {0};
+    struct samples *samples = NULL;
+    struct trainee *t;
+    enum status st;
+    CHECK(trained_select(m, run, &t));
+    CHECK(samples_of(request, &samples));
+    for (int first = 0; st == ST_OK && first < request->n; first += each)
+        st = learner_pass(m->learner, request->forward_only ? PASS_LOSS : PASS_GRADIENTS, samples,
+                          first, each, &step, &stats);
+    if (st != ST_OK && !request->forward_only) {
+        optimizer_clear_grads(learner_optimizer(m->learner));
+        status_context(st, "the gradients since the last step are dropped");
+    }
+    if (st == ST_OK)
+        forward_backward_response(request, samples->logprobs, stats.range[STAT_LOSS].sum,
+                                  ret_response);
+out:
+    samples_free(samples);
+    return st == ST_OK ? bytes_status(ret_response) : st;
+}
+
+static enum status publish_step(void *context, enum status (*write)(void *), void *update,
+                                struct publish_times *ret_times)
+{
+    struct trainee *t = context;
+    (void)ret_times;
+    trainee_keep(t);
+    return trained_publish(t->of, trainee_source(t), t->restore, false, write, update);
+}
+
+enum status trained_optim_step(struct trained_model *m, const char *run, double lr,
+                               const struct optimizer_config *adamw, double *ret_norm)
+{
+    struct trainee *t;
+    struct update_stats stats = {0};
+    enum status st = trained_select(m, run, &t);
+    if (st != ST_OK) return st;
+    const struct step step = {.lr = lr, .publish = {publish_step, t}};
+    optimizer_configure(trainee_optimizer(t), adamw);
+    st = learner_step(m->learner, NULL, 0, 0, &step, &stats);
+    if (st == ST_OK && stats.skipped) st = ST_INVALID; // the sentence is there
+    if (st == ST_OK) {
+        *ret_norm = stats.grad_norm;
+        t->steps++;
+        t->unsaved = true;
+    }
+    optimizer_clear_grads(learner_optimizer(m->learner));
+    return status_context(st, "optim_step");
+}

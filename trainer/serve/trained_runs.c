@@ -1,0 +1,570 @@
+/* trained_runs.c: training runs: how they begin, are loaded and saved, and what is kept of them to
+ * sample from. The main thread.
+ *
+ * Full fine-tuning has the model to itself: beginning it puts all other runs away, with the
+ * snapshots of theirs, since what an adapter gives depends on the model beneath it; beginning a run
+ * with an adapter puts it away, and makes the model that of its folder again. What a run did not
+ * save is gone then, which the log says.
+ *
+ * Whatever an adapter starts from is written as a folder first (adapter_folder.h), RUN/start, and
+ * published from there: so the server can restore it, and none but it, if its update is torn. */
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/model/adapter.h"
+#include "trainer/learn/learner.h"
+#include "trainer/run/adapter_folder.h"
+#include "trainer/run/checkpoint.h"
+#include "trainer/run/learning.h"
+#include "trainer/run/same_run.h"
+#include "trainer/run/stop.h"
+#include "trainer/serve/trained_model_impl.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LORA_ALPHA      32 // the API's scale is 32 / rank
+#define SAMPLES_POLL_MS 5
+#define MODELS_LOGGED   4 // loads of whole models to sample from
+
+const char *trainee_source(const struct trainee *t)
+{
+    return t->adapter ? t->run : "";
+}
+
+struct optimizer *trainee_optimizer(const struct trainee *t)
+{
+    return t->adapter ? t->optimizer : learner_optimizer(t->of->learner);
+}
+
+static struct trainee *find(const struct trained_model *m, const char *run)
+{
+    struct trainee *t = m->trainees;
+    while (t && strcmp(t->run, run) != 0) t = t->next;
+    return t;
+}
+
+enum status trained_select(struct trained_model *m, const char *run, struct trainee **ret)
+{
+    struct trainee *t = find(m, run);
+    if (!t)
+        return status_fail(ST_MISMATCH,
+                           "%s has the weights no more, as another run took its place (or its "
+                           "beginning failed): go on from one of its checkpoints (load_weights)",
+                           run);
+    if (t->adapter && m->selected != t) {
+        enum status st = learner_use_adapter(m->learner, t->adapter, t->optimizer);
+        if (st != ST_OK) return st;
+        m->selected = t;
+    }
+    *ret = t;
+    return ST_OK;
+}
+
+static void set_restore(struct trained_model *m, struct trainee *t, const char *folder)
+{
+    snprintf(t->restore, sizeof t->restore, "%s", folder);
+    snapshots_set_restore(m->info.snapshots, trainee_source(t), folder);
+}
+
+// ---- the server's room --------------------------------------------------------------------------
+
+static void unload(struct trained_model *m, const char *name)
+{
+    snapshots_remove(m->info.snapshots, name);
+    if (control_owner_alive(m->info.control) != ST_OK) return;
+    if (server_adapters_unload(&m->server, name) != ST_OK)
+        log_warn("the adapter '%s' stays on the server: %s", name, status_message());
+}
+
+static void trainee_free(struct trained_model *m, struct trainee *t)
+{
+    if (!t) return;
+    if (m->selected == t) m->selected = NULL;
+    optimizer_free(t->optimizer);
+    bridge_unmap(t->arena);
+    if (t->made) unload(m, t->adapter_name);
+    if (!t->adapter && t->restore[0]) snapshots_set_restore(m->info.snapshots, "", "");
+    adapter_free(t->adapter);
+    json_decref(t->base);
+    if (t->start[0]) file_remove_tree(t->start);
+    free(t);
+}
+
+// Unloads snapshots that nobody samples: those kept of a run, or (NULL) all that are no run's own.
+static void unload_spare(struct trained_model *m, const char *run)
+{
+    char adapter[ADAPTER_ROOM];
+    while (snapshots_spare(m->info.snapshots, run, !run, adapter)) unload(m, adapter);
+}
+
+// Removes it from the list, with its snapshots, and frees it.
+static void put_away(struct trained_model *m, struct trainee *t, const char *why)
+{
+    struct trainee **link = &m->trainees;
+    while (*link != t) link = &(*link)->next;
+    *link = t->next;
+    log_line(t->unsaved ? LOG_WARN : LOG_INFO, "%s ends after %" PRId64 " steps%s: %s", t->run,
+             t->steps, t->unsaved ? ", the last not saved" : "", why);
+    unload_spare(m, t->run);
+    trainee_free(m, t);
+}
+
+void trained_release_runs(struct trained_model *m)
+{
+    while (m->trainees)
+        put_away(m, m->trainees,
+                 m->trainees->adapter ? "cw-trainer serve ends"
+                                      : "cw-trainer serve ends, and the server goes on with its "
+                                        "weights until it loads others");
+    if (m->info.snapshots) unload_spare(m, NULL);
+}
+
+// So that the server takes one more adapter: snapshots go, those first that were not sampled for
+// the longest; and, for a run, those whose clients are gone. kept_of: for a copy of that run, which
+// pushes no other run's out.
+static enum status make_room(struct trained_model *m, bool for_run, const char *kept_of)
+{
+    const int max = m->info.max_adapters;
+    char adapter[ADAPTER_ROOM], run[RUN_NAME_ROOM];
+    enum status st;
+    int n, runs = 0;
+    for (;;) {
+        CHECK(server_adapters_count(&m->server, &n));
+        if (n < max) return ST_OK;
+        if (snapshots_spare(m->info.snapshots, kept_of, true, adapter)) {
+            log_info("the adapter '%s' is unloaded to make room for another", adapter);
+            unload(m, adapter);
+        } else if (for_run && snapshots_abandoned(m->info.snapshots, run) && find(m, run)) {
+            put_away(m, find(m, run), "its client is gone, and another wants its place");
+        } else {
+            break;
+        }
+    }
+    for (const struct trainee *t = m->trainees; t; t = t->next) runs++;
+    FAIL(ST_INVALID,
+         "the server has room for %d adapters, and all are in use, %d by training runs: finish "
+         "one (its client's end frees it), or start cw-infer-server with a larger --max-adapters",
+         max, runs);
+out:
+    return st;
+}
+
+// ---- beginning ----------------------------------------------------------------------------------
+
+struct load {
+    struct trained_model *model;
+    struct adapter *adapter; // NULL: the model itself
+    const char *folder;
+};
+
+static enum status write_loaded(void *context)
+{
+    const struct load *l = context;
+    control_set_origin(l->model->info.control, l->folder);
+    return l->adapter ? adapter_load(l->adapter, l->model->device, l->folder)
+                      : weights_load(l->model->weights, l->model->device, l->folder);
+}
+
+// The folder that the server loaded, with all links followed, as the control page has it.
+static enum status base_folder(struct trained_model *m, char ret[PATH_ROOM])
+{
+    struct control_facts f;
+    control_facts(m->info.control, &f);
+    if (f.loaded[0] != '/')
+        return status_fail(ST_INVALID, "the server loaded no folder (%s) to start a run from",
+                           f.loaded);
+    snprintf(ret, PATH_ROOM, "%s", f.loaded);
+    return ST_OK;
+}
+
+static bool is_loaded(struct trained_model *m, const char *folder)
+{
+    struct control_facts f;
+    control_facts(m->info.control, &f);
+    return f.updates == 0 && strcmp(f.origin, folder) == 0;
+}
+
+// The model's weights become those of a folder, unless they are.
+static enum status load_folder(struct trained_model *m, const char *folder)
+{
+    struct control_facts f;
+    struct load load = {m, NULL, folder};
+    enum status st;
+    if (is_loaded(m, folder)) return ST_OK;
+    control_facts(m->info.control, &f);
+    CHECK(weights_check(m->weights, folder));
+    st = trained_publish(m, "", folder, strcmp(f.loaded, folder) == 0, write_loaded, &load);
+out:
+    return st;
+}
+
+static enum status load_base(struct trained_model *m)
+{
+    char base[PATH_ROOM];
+    enum status st = base_folder(m, base);
+    return st == ST_OK ? load_folder(m, base) : st;
+}
+
+static enum status load_optimizer(const struct trainee *t, const char *folder)
+{
+    struct checkpoint c = {0};
+    enum status st;
+    CHECK(checkpoint_read(folder, &c));
+    st = checkpoint_load_optimizer(folder, &c, trainee_optimizer(t));
+out:
+    checkpoint_release(&c);
+    return st;
+}
+
+bool trained_is_adapter(const char *folder)
+{
+    char path[PATH_ROOM];
+    return path_put(path, folder, ADAPTER_CONFIG_FILE) == ST_OK && file_exists(path);
+}
+
+// The adapter becomes a folder's, or (NULL) a new one.
+static enum status start_adapter(struct trained_model *m, struct trainee *t, const char *folder,
+                                 uint64_t seed)
+{
+    struct load load = {m, t->adapter, t->start};
+    enum status st;
+    if (folder) CHECK(adapter_base_notice(folder, t->base, m->options->exact));
+    CHECK(adapter_folder_start(t->start, t->adapter, folder, seed, t->adapter_name, t->base));
+    set_restore(m, t, t->start);
+    st = trained_publish(m, t->run, t->start, false, write_loaded, &load);
+out:
+    return st;
+}
+
+static enum status load(struct trained_model *m, struct trainee *t, const char *folder,
+                        bool with_optimizer)
+{
+    enum status st = ST_OK;
+    if (trained_is_adapter(folder) != (t->adapter != NULL))
+        FAIL(ST_MISMATCH, "%s holds %s, and %s trains %s", folder,
+             t->adapter ? "a whole model" : "an adapter", t->run,
+             t->adapter ? "an adapter (a rank above 0)" : "the whole model (rank 0)");
+    trainee_keep(t);
+    if (t->adapter) {
+        CHECK(start_adapter(m, t, folder, 0));
+    } else {
+        set_restore(m, t, folder);
+        CHECK(load_folder(m, folder));
+    }
+    CHECK(optimizer_reset(trainee_optimizer(t)));
+    if (with_optimizer) CHECK(load_optimizer(t, folder));
+    t->steps = 0;
+    t->unsaved = false;
+out:
+    return st;
+}
+
+enum status trained_load(struct trained_model *m, const char *run, const char *folder,
+                         bool with_optimizer)
+{
+    struct trainee *t = NULL;
+    enum status st = trained_select(m, run, &t);
+    return st == ST_OK ? load(m, t, folder, with_optimizer) : st;
+}
+
+// "model.layers.0.mlp.up_proj": "mlp.up_proj", which tells attention's matrices from an MLP's in
+// every family.
+static const char *module_end(const char *module)
+{
+    const char *at = strrchr(module, '.');
+    while (at && at > module && at[-1] != '.') at--;
+    return at ? at : module;
+}
+
+static bool is_wanted(const struct beginning *b, enum tensor_role role)
+{
+    if (role == ROLE_COUNT) return false;
+    if (role == ROLE_HEAD) return b->unembed;
+    return role >= ROLE_QKV && role < ROLE_POST_ATTN_NORM ? b->attention : b->mlp;
+}
+
+// The adapted matrices' names, between commas; PEFT's word for all but the head.
+static enum status target_names(const struct trained_model *m, const struct beginning *b,
+                                struct bytes *to)
+{
+    const bool all_linear = b->attention && b->mlp && !b->unembed;
+    bytes_puts(to, all_linear ? "all-linear" : ",");
+    for (int i = 0; i < m->weights->n_tensors && !all_linear; i++) {
+        const int tensor = adapter_nth(m->weights, i);
+        char name[sizeof m->weights->tensors->name], entry[sizeof name + 2];
+        if (!is_wanted(b, adapter_role(m->weights, tensor))) continue;
+        adapter_module(m->weights, tensor, name, sizeof name);
+        snprintf(entry, sizeof entry, ",%s,", module_end(name));
+        if (!strstr(bytes_text(to), entry)) bytes_puts(to, entry + 1);
+    }
+    return bytes_status(to);
+}
+
+// PEFT's config of what a run begins with.
+static enum status read_config(const struct trained_model *m, const struct beginning *b,
+                               struct adapter_config **ret)
+{
+    enum status st;
+    struct bytes targets = BYTES_INIT;
+    json_t *json = NULL;
+    if (b->folder) return adapter_config_load(b->folder, ret);
+    CHECK(target_names(m, b, &targets));
+    CHECK(adapter_config_json(b->rank, LORA_ALPHA, 0, false, bytes_text(&targets), &json));
+    if (json_object_set_new(json, "base_model_name_or_path", json_string(m->info.folder)))
+        FAIL(ST_NO_MEMORY, "no memory for an adapter's config");
+    st = adapter_config_from_json("lora_config", json, ret);
+out:
+    json_decref(json);
+    bytes_release(&targets);
+    return st;
+}
+
+// The server makes the adapter, and this process maps it.
+static enum status open_adapter(struct trained_model *m, struct trainee *t,
+                                struct adapter_config *config)
+{
+    char role[sizeof((struct bridge_role *)0)->role], hash[65];
+    enum status st;
+    CHECK(adapter_new(config, m->weights, m->weights->dt, &t->adapter));
+    snprintf(role, sizeof role, "adapter:%s", t->adapter_name);
+    CHECK(make_room(m, true, NULL));
+    CHECK(server_adapters_load(&m->server, t->adapter_name, "config",
+                               json_incref(t->adapter->config->source)));
+    t->made = true;
+    CHECK(bridge_map(m->bridge, role, &t->arena));
+    weights_layout_hash(t->adapter->weights, hash);
+    if (strcmp(hash, t->arena->role->layout_hash) != 0)
+        FAIL(ST_MISMATCH, "the server lays the adapter '%s' out otherwise than this build does",
+             t->adapter_name);
+    weights_bind(t->adapter->weights, shared_memory_data(t->arena->memory));
+    CHECK(snapshots_add(m->info.snapshots, LIVE, t->run, t->adapter_name));
+out:
+    return st;
+}
+
+static enum status begin_adapter(struct trained_model *m, struct trainee *t,
+                                 const struct beginning *b)
+{
+    struct adapter_config *config;
+    enum status st;
+    CHECK(read_config(m, b, &config));
+    CHECK(open_adapter(m, t, config));
+    if (m->trainees && !m->trainees->adapter)
+        put_away(m, m->trainees, "an adapter is trained from here on");
+    CHECK(load_base(m));
+    CHECK(adapter_base_ask(m->server.http, &t->base));
+    CHECK(trained_use_learner(m, true));
+    CHECK(optimizer_new_whole(m->device, t->adapter->weights, &m->options->learning->adamw,
+                              &t->optimizer));
+    optimizer_clear_grads(t->optimizer);
+    CHECK(start_adapter(m, t, b->folder, b->seed));
+    if (b->with_optimizer) CHECK(load_optimizer(t, b->folder));
+    log_info("%s trains an adapter of rank %d%s%s", t->run, t->adapter->max_rank,
+             b->folder ? " from " : "", b->folder ? b->folder : "");
+out:
+    return st;
+}
+
+// Snapshots that are adapters are of the model beneath them.
+static void unload_snapshots(struct trained_model *m)
+{
+    snapshots_forget(m->info.snapshots, NULL);
+    unload_spare(m, NULL);
+}
+
+static enum status begin_model(struct trained_model *m, struct trainee *t,
+                               const struct beginning *b)
+{
+    char base[PATH_ROOM];
+    enum status st = ST_OK;
+    while (m->trainees) put_away(m, m->trainees, "a full fine-tune (rank 0) begins");
+    unload_snapshots(m);
+    if (!b->folder) CHECK(base_folder(m, base));
+    CHECK(trained_use_learner(m, false));
+    CHECK(load(m, t, b->folder ? b->folder : base, b->with_optimizer));
+    control_set_run(m->info.control, t->run);
+    log_info("%s trains the model from %s", t->run, b->folder ? b->folder : base);
+out:
+    return st;
+}
+
+enum status trained_begin(struct trained_model *m, const char *run, const struct beginning *b)
+{
+    enum status st;
+    const bool adapter = b->folder ? trained_is_adapter(b->folder) : b->rank > 0;
+    struct trainee *t = calloc(1, sizeof *t);
+    struct status_kept kept;
+    if (!t) return status_fail(ST_NO_MEMORY, "no memory for a training run");
+    t->of = m;
+    snprintf(t->run, sizeof t->run, "%s", run);
+    snprintf(t->adapter_name, sizeof t->adapter_name, ADAPTER_PREFIX "%.40s", run);
+    if (adapter) CHECK(path_put(t->start, m->options->runs, "%s/start", run));
+    CHECK((adapter ? begin_adapter : begin_model)(m, t, b));
+    t->next = m->trainees;
+    m->trainees = t;
+    return ST_OK;
+out:
+    status_keep(&kept, st); // the server may have its own to say when it is asked to clean up
+    trainee_free(m, t);
+    return status_recall(&kept);
+}
+
+void trained_end(struct trained_model *m, const char *run)
+{
+    struct trainee *t = find(m, run);
+    if (t) put_away(m, t, "its client has finished");
+}
+
+// ---- saving, and what can be sampled ------------------------------------------------------------
+
+enum status trained_save(struct trained_model *m, const char *run, const char *folder,
+                         bool with_optimizer)
+{
+    struct trainee *t = NULL;
+    struct model_folder model = {.source_folder = m->info.folder};
+    struct checkpoint c = {0};
+    enum status st;
+    CHECK(trained_select(m, run, &t));
+    model.weights = m->weights;
+    model.as = t->adapter ? t->adapter->weights->dt : m->weights->dt;
+    model.adapter = t->adapter;
+    if (t->adapter) c.same = adapter_state(with_optimizer ? t->adapter_name : NULL, t->base);
+    if (with_optimizer) {
+        model.optimizer = trainee_optimizer(t);
+        c.step = optimizer_steps(model.optimizer);
+        model.state = checkpoint_json(&c, &model);
+    } else {
+        model.state = json_incref(c.same);
+    }
+    if (!model.state && (t->adapter || with_optimizer))
+        FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
+    CHECK(model_folder_write(folder, m->device, &model));
+    if (!with_optimizer) goto out;
+    set_restore(m, t, folder);
+    t->unsaved = false;
+out:
+    json_decref(model.state);
+    checkpoint_release(&c);
+    return st;
+}
+
+enum status trained_snapshot(struct trained_model *m, const char *run, bool wanted,
+                             struct snapshot *ret)
+{
+    struct trainee *t = NULL;
+    enum status st = trained_select(m, run, &t);
+    if (st != ST_OK) return st;
+    t->wanted = t->wanted || wanted;
+    snprintf(ret->run, sizeof ret->run, "%s", trainee_source(t));
+    ret->version = snapshots_version(m->info.snapshots, ret->run);
+    ret->base = !ret->run[0] && ret->version == snapshots_base(m->info.snapshots);
+    return ST_OK;
+}
+
+static enum status keep(struct trained_model *m, const struct trainee *t)
+{
+    struct snapshots *all = m->info.snapshots;
+    char copy[ADAPTER_ROOM], spare[ADAPTER_ROOM];
+    enum status st;
+    while (snapshots_kept(all, t->run, NULL) >= m->options->keep_snapshots &&
+           snapshots_spare(all, t->run, false, spare)) {
+        log_debug("%s: the snapshot '%s' is dropped", t->run, spare);
+        unload(m, spare);
+    }
+    CHECK(make_room(m, false, t->run));
+    snprintf(copy, sizeof copy, "%.38s@%" PRIu64, t->adapter_name, snapshots_version(all, t->run));
+    CHECK(server_adapters_load(&m->server, copy, "copy_of", json_string(t->adapter_name)));
+    CHECK(snapshots_add(all, KEPT, t->run, copy));
+    log_debug("%s: the snapshot '%s' is kept", t->run, copy);
+out:
+    return st;
+}
+
+void trainee_keep(struct trainee *t)
+{
+    struct trained_model *m = t->of;
+    const bool wanted = t->wanted && t->adapter && m->options->keep_snapshots > 0;
+    t->wanted = false;
+    if (!wanted || keep(m, t) == ST_OK) return;
+    log_line(t->warned ? LOG_DEBUG : LOG_WARN,
+             "%s: the snapshot of version %" PRIu64 " is not kept, nor, unsaid, what follows: %s",
+             t->run, snapshots_version(m->info.snapshots, t->run), status_message());
+    t->warned = true;
+}
+
+// Before a saved model takes its place: samples of the model that goes come to their end, and
+// others wait until snapshots_hold() is over. Of two clients that sample a model each, none's
+// request would else see the same weights from its first token to its last.
+static enum status end_samples(struct trained_model *m)
+{
+    const int64_t deadline = clock_deadline_ns((int64_t)(m->options->sample_timeout * 1e3));
+    enum status st = ST_OK;
+    while (snapshots_hold(m->info.snapshots, true) > 0 && clock_ms_until(deadline) > 0) {
+        if (stop_requested()) FAIL(ST_CANCELLED, "the Tinker API is stopping");
+        CHECK(control_owner_alive(m->info.control));
+        clock_sleep_ms(SAMPLES_POLL_MS);
+    }
+out:
+    return st;
+}
+
+static void log_loaded(struct trained_model *m, const char *path)
+{
+    if (++m->n_models <= MODELS_LOGGED) log_info("%s is loaded as the model, to sample from", path);
+    if (m->n_models == MODELS_LOGGED)
+        log_warn("saved models are sampled in turn, and each is loaded anew when it is its turn, "
+                 "as there is one copy of the weights: a cw-infer-server of its own for each is "
+                 "faster. This is said once");
+}
+
+// The model itself becomes a saved one, as there is one copy of the weights.
+static enum status load_saved_model(struct trained_model *m, struct snapshot *which,
+                                    const char *folder)
+{
+    const bool was_there = is_loaded(m, folder);
+    enum status st;
+    if (!was_there) CHECK(end_samples(m));
+    while (m->trainees) put_away(m, m->trainees, "a saved model is sampled in its place");
+    unload_snapshots(m);
+    CHECK(load_folder(m, folder));
+    which->run[0] = 0;
+    which->version = snapshots_version(m->info.snapshots, "");
+    if (!was_there) log_loaded(m, which->path);
+out:
+    snapshots_hold(m->info.snapshots, false);
+    return st;
+}
+
+static enum status load_saved_adapter(struct trained_model *m, const struct snapshot *which,
+                                      const char *folder)
+{
+    char name[ADAPTER_ROOM];
+    enum status st;
+    if (!snapshots_base(
+            m->info.snapshots)) { // which none but a full fine-tune or a saved model changes
+        CHECK(end_samples(m));
+        if (m->trainees) put_away(m, m->trainees, "an adapter of the model's folder is sampled");
+        CHECK(load_base(m));
+    }
+    CHECK(make_room(m, false, NULL));
+    snprintf(name, sizeof name, ADAPTER_PREFIX "saved-%d", ++m->n_saved);
+    CHECK(server_adapters_load(&m->server, name, "lora_path", json_string(folder)));
+    CHECK(snapshots_add(m->info.snapshots, LOADED, which->path, name));
+    log_info("%s is loaded as the adapter '%s', to sample from", which->path, name);
+out:
+    snapshots_hold(m->info.snapshots, false);
+    return st;
+}
+
+enum status trained_load_saved(struct trained_model *m, struct snapshot *which, const char *folder,
+                               struct snapshot_use *ret)
+{
+    enum status st = ST_OK;
+    if (snapshots_use(m->info.snapshots, which, ret)) return ST_OK; // by now
+    CHECK(trained_is_adapter(folder) ? load_saved_adapter(m, which, folder)
+                                     : load_saved_model(m, which, folder));
+    snapshots_use(m->info.snapshots, which, ret);
+out:
+    return st;
+}
