@@ -68,7 +68,7 @@ const struct option_spec serve_options[] = {
              "all request bodies in memory together, more get 429"),
     OPT_DOUBLE("quiesce-timeout", model.quiesce_timeout, "60", "SECONDS", 0.1, 1e6,
                "longest wait for the server's step boundary"),
-    OPT_DOUBLE("rollout-timeout", tinker.sample_timeout, "1800", "SECONDS", 1, 1e6,
+    OPT_DOUBLE("rollout-timeout", model.sample_timeout, "1800", "SECONDS", 1, 1e6,
                "longest time for one request's samples"),
     OPT_DOUBLE(
         "gap-timeout", tinker.gap_timeout, "360", "SECONDS", 0.1, 1e6,
@@ -119,7 +119,6 @@ static enum status open_api(struct serve *s)
     int port;
     o->http.idle_timeout_s = 120;
     o->http.request_timeout_s = 120;
-    o->runs = s->runs;
     if (limit_connections(1, OWN_FILES, &o->http.max_connections, &files))
         log_info("%lld connections: this process may open %lld files",
                  (long long)o->http.max_connections, (long long)files);
@@ -165,7 +164,6 @@ static enum status serve(void *context)
     s->config.model.bridge = s->config.bridge;
     s->config.model.learning = &s->config.learning;
     s->config.model.runs = s->runs;
-    s->config.model.sample_timeout = s->config.tinker.sample_timeout;
     CHECK(open_runs(s));
     CHECK(trained_open(&s->config.model, &s->model));
     CHECK(open_api(s));

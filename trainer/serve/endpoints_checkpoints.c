@@ -25,24 +25,24 @@ static enum status perform_save(struct trained_model *m, struct request *request
         CHECK(trained_snapshot(m, r->run->owner.id, wanted, &r->snapshot));
         r->snapshot.base = r->snapshot.base && !r->inflight;
         r->snapshot.inflight = r->inflight;
-        request_set_json(request, json_pack("{s:s, s:s}", "sampling_session_id", r->sampler, "type",
-                                            "save_weights_for_sampler"));
-        return ST_OK;
+        return request_set_json(request, json_pack("{s:s, s:s}", "sampling_session_id", r->sampler,
+                                                   "type", "save_weights_for_sampler"));
     }
-    CHECK(runs_folder(t->options->runs, &r->path, folder));
+    CHECK(runs_folder(t->model->runs, &r->path, folder));
     CHECK(trained_save(m, r->run->owner.id, folder, r->path.kind == RUN_WEIGHTS));
     run_path_text(&r->path, path);
     snapshots_forget(t->model->snapshots, path); // what was there before
     CHECK(trained_snapshot(m, r->run->owner.id, false, &r->snapshot));
     snapshots_set_path(t->model->snapshots, path, &r->snapshot, true);
-    request_set_json(request, json_pack("{s:s, s:s}", "path", path, "type", types[r->path.kind]));
+    st = request_set_json(request,
+                          json_pack("{s:s, s:s}", "path", path, "type", types[r->path.kind]));
 out:
     return st;
 }
 
 static enum status check_save(const struct call *c, struct training_request *r)
 {
-    const char *runs = r->tinker->options->runs;
+    const char *runs = r->tinker->model->runs;
     char folder[PATH_ROOM];
     if (c->path && !run_name_is_good(c->path))
         return status_fail(ST_INVALID,

@@ -25,7 +25,7 @@ static enum status sign(const struct tinker *t, const struct run_path *path, con
     struct stat info;
     struct bytes name = BYTES_INIT;
     enum status st;
-    CHECK(runs_find(t->options->runs, path, ret_folder));
+    CHECK(runs_find(t->model->runs, path, ret_folder));
     if (stat(ret_folder, &info) != 0) FAIL(ST_NOT_FOUND, "%s is gone", ret_folder);
     run_path_text(path, text);
     bytes_printf(&name, "%s/%s %llu %lld.%ld", text, file, (unsigned long long)info.st_ino,
@@ -80,18 +80,16 @@ enum status tinker_reply_urls(const struct call *c, const struct run_path *path,
     enum status st;
     if (archive) {
         CHECK(make_url(c, path, "", expires_s, &url));
-        http_reply_json(c->q, 200,
-                        json_pack("{s:o, s:o}", "url", url, "expires", runs_time(expires_s)));
+        st = tinker_reply(c, json_pack("{s:o, s:o}", "url", url, "expires", runs_time(expires_s)));
         goto out;
     }
-    CHECK(runs_find(c->tinker->options->runs, path, folder));
+    CHECK(runs_find(c->tinker->model->runs, path, folder));
     CHECK(runs_files(folder, &files));
     json_object_foreach (files, name, size) {
         CHECK(make_url(c, path, name, expires_s, &url));
         json_object_set_new(urls, name, url);
     }
-    http_reply_json(c->q, 200,
-                    json_pack("{s:O, s:o}", "urls", urls, "expires", runs_time(expires_s)));
+    st = tinker_reply(c, json_pack("{s:O, s:o}", "urls", urls, "expires", runs_time(expires_s)));
 out:
     json_decref(urls);
     json_decref(files);

@@ -6,36 +6,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Takes a list, and answers with it under its name, from "offset" on, at most "limit".
-static void reply_list(struct http_request *q, const char *name, json_t *all)
+// GET /api/v1/training_runs and /api/v1/checkpoints, from "offset" on, at most "limit".
+enum { TRAINING_RUNS, CHECKPOINTS };
+static enum status list(const struct call *c)
 {
-    const char *offset = http_query(q, "offset"), *limit = http_query(q, "limit");
+    static const char *const names[] = {"training_runs", "checkpoints"};
+    const char *runs = c->tinker->model->runs, *offset = http_query(c->q, "offset"),
+               *limit = http_query(c->q, "limit");
+    json_t *all = NULL, *page = json_array();
+    enum status st;
+    CHECK(c->which == CHECKPOINTS ? runs_checkpoints(runs, NULL, &all)
+                                  : runs_training_runs(runs, c->tinker->damaged, &all));
     const size_t total = json_array_size(all), first = offset ? strtoul(offset, NULL, 10) : 0,
                  max = limit ? strtoul(limit, NULL, 10) : total;
-    json_t *page = json_array();
     for (size_t i = first; i < total && i - first < max; i++)
         json_array_append(page, json_array_get(all, i));
+    st = tinker_reply(c, json_pack("{s:O, s:{s:I, s:I, s:I}}", names[c->which], page, "cursor",
+                                   "offset", (json_int_t)first, "limit", (json_int_t)max,
+                                   "total_count", (json_int_t)total));
+out:
+    json_decref(page);
     json_decref(all);
-    http_reply_json(q, 200,
-                    json_pack("{s:o, s:{s:I, s:I, s:I}}", name, page, "cursor", "offset",
-                              (json_int_t)first, "limit", (json_int_t)max, "total_count",
-                              (json_int_t)total));
-}
-
-static enum status training_runs(const struct call *c)
-{
-    struct tinker *t = c->tinker;
-    json_t *list = NULL;
-    enum status st = runs_training_runs(t->options->runs, t->damaged, &list);
-    if (st == ST_OK) reply_list(c->q, "training_runs", list);
-    return st;
-}
-
-static enum status checkpoints(const struct call *c)
-{
-    json_t *list = NULL;
-    enum status st = runs_checkpoints(c->tinker->options->runs, NULL, &list);
-    if (st == ST_OK) reply_list(c->q, "checkpoints", list);
     return st;
 }
 
@@ -62,10 +53,10 @@ static enum status training_run(const struct call *c)
     enum status st = ST_OK;
     if (!run_split(http_path_tail(c->q), run, &more))
         FAIL(ST_NOT_FOUND, "there is no training run \"%.150s\"", http_path_tail(c->q));
-    CHECK(runs_training_run(t->options->runs, run, &object));
+    CHECK(runs_training_run(t->model->runs, run, &object));
     if (strcmp(more, "checkpoints") == 0) {
-        CHECK(runs_checkpoints(t->options->runs, run, &found));
-        http_reply_json(c->q, 200, json_pack("{s:o}", "checkpoints", found));
+        CHECK(runs_checkpoints(t->model->runs, run, &found));
+        st = tinker_reply(c, json_pack("{s:o}", "checkpoints", found));
     } else if (*more) {
         CHECK(read_checkpoint(c->q, &path, &action));
         const bool archive = strcmp(action, "archive") == 0;
@@ -73,7 +64,7 @@ static enum status training_run(const struct call *c)
             FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" here", action);
         st = tinker_reply_urls(c, &path, archive);
     } else {
-        http_reply_json(c->q, 200, json_incref(object));
+        st = tinker_reply(c, json_incref(object));
     }
 out:
     json_decref(object);
@@ -91,9 +82,9 @@ static enum status set_ttl(const struct call *c)
     CHECK(read_checkpoint(c->q, &path, &action));
     if (strcmp(action, "ttl") != 0)
         FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to set here", action);
-    CHECK(runs_find(t->options->runs, &path, folder));
+    CHECK(runs_find(t->model->runs, &path, folder));
     tinker_warn_ttl(t, path.run);
-    http_reply_json(c->q, 200, json_object());
+    st = tinker_reply(c, json_object());
 out:
     return st;
 }
@@ -108,7 +99,7 @@ static enum status remove_checkpoint(const struct call *c)
     enum status st;
     CHECK(read_checkpoint(c->q, &path, &action));
     if (*action) FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to delete here", action);
-    CHECK(runs_find(t->options->runs, &path, folder));
+    CHECK(runs_find(t->model->runs, &path, folder));
     if (snapshots_need(t->model->snapshots, folder))
         FAIL(ST_INVALID,
              "%s is what the server restores if a training process dies while it writes: save "
@@ -118,7 +109,7 @@ static enum status remove_checkpoint(const struct call *c)
     run_path_text(&path, text);
     snapshots_forget(t->model->snapshots, text);
     log_info("%s: deleted", text);
-    http_reply_json(c->q, 200, json_object());
+    st = tinker_reply(c, json_object());
 out:
     return st;
 }
@@ -132,15 +123,14 @@ static enum status weights_info(const struct call *c)
     char folder[PATH_ROOM];
     json_t *run = NULL;
     enum status st;
-    CHECK(runs_find_path(t->options->runs, c->tinker_path, &path, folder));
-    CHECK(runs_training_run(t->options->runs, path.run, &run));
-    http_reply_json(c->q, 200,
-                    json_pack("{s:O, s:b, s:O, s:O, s:O, s:O}", "base_model",
-                              json_object_get(run, "base_model"), "is_lora", 1, "lora_rank",
-                              json_object_get(run, "lora_rank"), run_trains[2],
-                              json_object_get(run, run_trains[2]), run_trains[1],
-                              json_object_get(run, run_trains[1]), run_trains[0],
-                              json_object_get(run, run_trains[0])));
+    CHECK(runs_find_path(t->model->runs, c->tinker_path, &path, folder));
+    CHECK(runs_training_run(t->model->runs, path.run, &run));
+    st = tinker_reply(c, json_pack("{s:O, s:b, s:O, s:O, s:O, s:O}", "base_model",
+                                   json_object_get(run, "base_model"), "is_lora", 1, "lora_rank",
+                                   json_object_get(run, "lora_rank"), run_trains[2],
+                                   json_object_get(run, run_trains[2]), run_trains[1],
+                                   json_object_get(run, run_trains[1]), run_trains[0],
+                                   json_object_get(run, run_trains[0])));
 out:
     json_decref(run);
     return st;
@@ -148,10 +138,10 @@ out:
 
 const struct endpoint run_endpoints[] = {
     {"POST", "/api/v1/weights_info", weights_info, "tinker_path", HTTP_NEEDS_KEY, 0},
-    {"GET", "/api/v1/training_runs", training_runs, NULL, HTTP_NEEDS_KEY, 0},
+    {"GET", "/api/v1/training_runs", list, NULL, HTTP_NEEDS_KEY, TRAINING_RUNS},
     {"GET", "/api/v1/training_runs/*", training_run, NULL, HTTP_NEEDS_KEY, 0},
     {"DELETE", "/api/v1/training_runs/*", remove_checkpoint, NULL, HTTP_NEEDS_KEY, 0},
     {"PUT", "/api/v1/training_runs/*", set_ttl, NULL, HTTP_NEEDS_KEY, 0},
-    {"GET", "/api/v1/checkpoints", checkpoints, NULL, HTTP_NEEDS_KEY, 0},
+    {"GET", "/api/v1/checkpoints", list, NULL, HTTP_NEEDS_KEY, CHECKPOINTS},
     {0},
 };

@@ -124,7 +124,7 @@ static bool can_load(const struct tinker *t, const struct snapshot *s)
     struct snapshot now;
     snapshots_of_path(t->model->snapshots, s->path, &now);
     return s->path[0] && now.saves == s->saves &&
-           runs_find_path(t->options->runs, s->path, &path, folder) == ST_OK &&
+           runs_find_path(t->model->runs, s->path, &path, folder) == ST_OK &&
            !tinker_excluding(t, NULL, trained_is_adapter(folder) ? 1 : 0);
 }
 
@@ -149,7 +149,7 @@ static enum status create_sampler(const struct call *c)
         FAIL(ST_INVALID, "request: \"base_model\" or \"model_path\" is missing");
     if (c->base_model) CHECK(tinker_serves(t, base));
     if (c->model_path) {
-        CHECK(runs_find_path(t->options->runs, c->model_path, &path, folder));
+        CHECK(runs_find_path(t->model->runs, c->model_path, &path, folder));
         snapshots_of_path(t->model->snapshots, c->model_path, &snapshot);
     } else {
         CHECK(find_base(t, &snapshot));
@@ -157,9 +157,8 @@ static enum status create_sampler(const struct call *c)
     snprintf(id, sizeof id, "%.120s:sample:%" PRId64, session->id, c->sampler_number);
     CHECK(tinker_new_sampler(t, session, id, base, &snapshot, &s));
     CHECK(check_stale(t, &s->snapshot, id));
-    http_reply_json(
-        c->q, 200,
-        json_pack("{s:s, s:s}", "sampling_session_id", id, "type", "create_sampling_session"));
+    st = tinker_reply(
+        c, json_pack("{s:s, s:s}", "sampling_session_id", id, "type", "create_sampling_session"));
 out:
     return st;
 }
@@ -168,12 +167,10 @@ static enum status get_sampler(const struct call *c)
 {
     struct sampler *s = NULL;
     enum status st = tinker_sampler(c->tinker, http_path_tail(c->q), &s);
-    if (st == ST_OK)
-        http_reply_json(c->q, 200,
-                        json_pack("{s:s, s:s, s:s?}", "sampler_id", s->owner.id, "base_model",
-                                  s->owner.base, "model_path",
-                                  s->snapshot.path[0] ? s->snapshot.path : NULL));
-    return st;
+    return st == ST_OK ? tinker_reply(c, json_pack("{s:s, s:s, s:s?}", "sampler_id", s->owner.id,
+                                                   "base_model", s->owner.base, "model_path",
+                                                   s->snapshot.path[0] ? s->snapshot.path : NULL))
+                       : st;
 }
 
 // ---- the response ------------------------------------------------------------------------------
@@ -245,7 +242,7 @@ static enum status perform_load(struct trained_model *m, struct request *request
         return snapshots_use(t->model->snapshots, s, &r->use)
                    ? ST_OK
                    : fail_stale(t, s, r->request.owner->id);
-    if (runs_find_path(t->options->runs, s->path, &path, folder) != ST_OK)
+    if (runs_find_path(t->model->runs, s->path, &path, folder) != ST_OK)
         return status_fail(ST_NOT_FOUND, "%s was deleted meanwhile", s->path);
     return trained_load_saved(m, s, folder, &r->use);
 }

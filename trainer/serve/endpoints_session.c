@@ -9,23 +9,20 @@
 #include <string.h>
 #include <sys/random.h>
 
-// Results of samples are asked for a session at a time, which keeps connections few. Bodies are not
-// compressed: they go nowhere.
-static enum status client_config(const struct call *c)
+// What is the same for all. Results of samples are asked for a session at a time, which keeps
+// connections few; bodies are not compressed, as they go nowhere. Telemetry's events are for the
+// service's operator; here nobody reads them.
+enum { CONFIG, DYNAMIC_CONFIG, TELEMETRY };
+static enum status fixed(const struct call *c)
 {
-    http_reply_json(c->q, 200,
-                    json_pack("{s:b, s:b, s:b, s:b, s:b}", "sample_use_retrieve_futures", 1,
-                              "proto_compress_fwdbwd", 0, "parallel_fwdbwd_chunks", 1,
-                              "custom_loss_server_side", 0, "sample_join_sampling_session", 0));
-    return ST_OK;
-}
-
-static enum status dynamic_config(const struct call *c)
-{
-    http_reply_json(
-        c->q, 200,
-        json_pack("{s:i, s:b}", "refresh_interval_sec", 300, "sample_cancel_enabled", 0));
-    return ST_OK;
+    static const char *const texts[] = {
+        [CONFIG] = "{\"sample_use_retrieve_futures\": true, \"proto_compress_fwdbwd\": false, "
+                   "\"parallel_fwdbwd_chunks\": true, \"custom_loss_server_side\": false, "
+                   "\"sample_join_sampling_session\": false}",
+        [DYNAMIC_CONFIG] = "{\"refresh_interval_sec\": 300, \"sample_cancel_enabled\": false}",
+        [TELEMETRY] = "{\"status\": \"accepted\"}",
+    };
+    return tinker_reply(c, json_loads(texts[c->which], 0, NULL));
 }
 
 static enum status create_session(const struct call *c)
@@ -40,17 +37,14 @@ static enum status create_session(const struct call *c)
     s->next = t->sessions;
     t->sessions = s;
     log_info("session %s: SDK %.20s", s->id, c->sdk_version ? c->sdk_version : "of no version");
-    http_reply_json(c->q, 200,
-                    json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
-    return ST_OK;
+    return tinker_reply(c, json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
 }
 
 static enum status heartbeat(const struct call *c)
 {
     struct session *s;
     enum status st = tinker_session(c->tinker, c->session_id, &s);
-    if (st == ST_OK) http_reply_json(c->q, 200, json_pack("{s:s}", "type", "session_heartbeat"));
-    return st;
+    return st == ST_OK ? tinker_reply(c, json_pack("{s:s}", "type", "session_heartbeat")) : st;
 }
 
 // POST /api/v1/sessions/ID/finish. One that this process does not know has ended with the one that
@@ -74,8 +68,7 @@ static enum status finish(const struct call *c)
     } else {
         log_info("a session finished that an earlier process had");
     }
-    http_reply_json(c->q, 200, json_object());
-    return ST_OK;
+    return tinker_reply(c, json_object());
 }
 
 // Whether a session has a run that is busy, or that another client would miss.
@@ -105,35 +98,25 @@ void tinker_sessions_sweep(struct tinker *t)
 static enum status capabilities(const struct call *c)
 {
     struct tinker *t = c->tinker;
-    http_reply_json(c->q, 200,
-                    json_pack("{s:[{s:s, s:i, s:b, s:b}]}", "supported_models", "model_name",
-                              t->model_name, "max_context_length", t->model->max_context,
-                              "trainable", 1, "sampleable", 1));
-    return ST_OK;
+    return tinker_reply(c, json_pack("{s:[{s:s, s:i, s:b, s:b}]}", "supported_models", "model_name",
+                                     t->model_name, "max_context_length", t->model->max_context,
+                                     "trainable", 1, "sampleable", 1));
 }
 
 static enum status healthz(const struct call *c)
 {
     enum status st = tinker_takes_work(c->tinker);
-    if (st == ST_OK) http_reply_json(c->q, 200, json_pack("{s:s}", "status", "ok"));
-    return st;
-}
-
-// Its events are for the service's operator; here nobody reads them.
-static enum status telemetry(const struct call *c)
-{
-    http_reply_json(c->q, 200, json_pack("{s:s}", "status", "accepted"));
-    return ST_OK;
+    return st == ST_OK ? tinker_reply(c, json_pack("{s:s}", "status", "ok")) : st;
 }
 
 const struct endpoint session_endpoints[] = {
-    {"POST", "/api/v1/client/config", client_config, NULL, HTTP_NEEDS_KEY, 0},
-    {"POST", "/api/v1/client/dynamic_config", dynamic_config, NULL, HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/client/config", fixed, NULL, HTTP_NEEDS_KEY, CONFIG},
+    {"POST", "/api/v1/client/dynamic_config", fixed, NULL, HTTP_NEEDS_KEY, DYNAMIC_CONFIG},
     {"POST", "/api/v1/create_session", create_session, "", HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/session_heartbeat", heartbeat, "session_id", HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/sessions/*", finish, NULL, HTTP_NEEDS_KEY, 0},
     {"GET", "/api/v1/get_server_capabilities", capabilities, NULL, HTTP_NEEDS_KEY, 0},
     {"GET", "/api/v1/healthz", healthz, NULL, HTTP_OPEN, 0},
-    {"POST", "/api/v1/telemetry", telemetry, NULL, HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/telemetry", fixed, NULL, HTTP_NEEDS_KEY, TELEMETRY},
     {0},
 };

@@ -18,7 +18,7 @@
 static enum status perform_begin(struct trained_model *m, struct request *request)
 {
     struct training_request *r = (struct training_request *)request;
-    const char *runs = r->tinker->options->runs, *run = r->run->owner.id;
+    const char *runs = r->tinker->model->runs, *run = r->run->owner.id;
     char folder[PATH_ROOM], path[RUN_PATH_ROOM];
     enum status st;
     if (r->named) CHECK(runs_find(runs, &r->path, folder));
@@ -30,14 +30,14 @@ static enum status perform_begin(struct trained_model *m, struct request *reques
         CHECK(trained_load(m, run, folder, r->beginning.with_optimizer));
     }
     if (!r->named) {
-        request_set_json(request, json_pack("{s:s, s:s}", "model_id", run, "type", "create_model"));
-        return ST_OK;
+        return request_set_json(request,
+                                json_pack("{s:s, s:s}", "model_id", run, "type", "create_model"));
     }
     CHECK(trained_snapshot(m, run, false, &r->snapshot));
     run_path_text(&r->path, path);
     snapshots_set_path(r->tinker->model->snapshots, path, &r->snapshot, false);
-    request_set_json(request, json_pack("{s:s, s:s, s:s}", "path", path, "model_id", run, "type",
-                                        "load_weights"));
+    st = request_set_json(request, json_pack("{s:s, s:s, s:s}", "path", path, "model_id", run,
+                                             "type", "load_weights"));
 out:
     return st;
 }
@@ -201,7 +201,7 @@ out:
 // checkpoint's.
 static enum status load_weights(const struct call *c)
 {
-    const char *runs = c->tinker->options->runs;
+    const char *runs = c->tinker->model->runs;
     struct run_path path;
     char folder[PATH_ROOM];
     struct training_request *r;
@@ -239,14 +239,13 @@ static enum status get_info(const struct call *c)
 {
     struct training_run *run;
     enum status st = tinker_training_run(c->tinker, c->model_id, &run);
-    if (st == ST_OK)
-        http_reply_json(c->q, 200,
-                        json_pack("{s:s, s:{s:s, s:s}, s:b, s:i, s:s, s:s}", "model_id",
-                                  run->owner.id, "model_data", "model_name", run->owner.base,
-                                  "tokenizer_id", c->tinker->model->folder, "is_lora", 1,
-                                  "lora_rank", run->rank, "model_name", run->owner.base, "type",
-                                  "get_info"));
-    return st;
+    return st == ST_OK ? tinker_reply(c, json_pack("{s:s, s:{s:s, s:s}, s:b, s:i, s:s, s:s}",
+                                                   "model_id", run->owner.id, "model_data",
+                                                   "model_name", run->owner.base, "tokenizer_id",
+                                                   c->tinker->model->folder, "is_lora", 1,
+                                                   "lora_rank", run->rank, "model_name",
+                                                   run->owner.base, "type", "get_info"))
+                       : st;
 }
 
 // ---- gradients and steps ------------------------------------------------------------------------
@@ -286,10 +285,10 @@ static enum status perform_optim_step(struct trained_model *m, struct request *r
     const struct training_request *r = (struct training_request *)request;
     double norm = 0;
     enum status st = trained_optim_step(m, r->run->owner.id, r->lr, &r->adamw, &norm);
-    if (st == ST_OK)
-        request_set_json(request, json_pack("{s:{s:f}, s:s}", "metrics", "grad_norm:mean", norm,
-                                            "type", "optim_step"));
-    return st;
+    return st == ST_OK
+               ? request_set_json(request, json_pack("{s:{s:f}, s:s}", "metrics", "grad_norm:mean",
+                                                     norm, "type", "optim_step"))
+               : st;
 }
 
 #define FIELDS_OF struct training_request

@@ -208,15 +208,14 @@ void request_promise(struct request *r, struct http_request *q, json_t *more)
 
 // ---- the response -------------------------------------------------------------------------------
 
-void request_set_json(struct request *r, json_t *response)
+enum status request_set_json(struct request *r, json_t *response)
 {
     char *text = response ? json_dumps(response, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(response);
-    if (text)
-        bytes_puts(&r->response, text);
-    else
-        request_fail(r, status_fail(ST_NO_MEMORY, "out of memory"));
+    if (!text) return status_fail(ST_NO_MEMORY, "out of memory");
+    bytes_puts(&r->response, text);
     free(text);
+    return ST_OK;
 }
 
 static bool is_clients_fault(enum status st)

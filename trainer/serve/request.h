@@ -71,9 +71,9 @@ struct request *request_known(struct owner *o, int64_t seq_id);
 
 // Answers with what the request is known by. `more`: further fields, taken; or NULL.
 void request_promise(struct request *r, struct http_request *q, json_t *more);
-// Sets the response: JSON (taken), or the last error's sentence, which is the client's fault or
-// not. Any thread that has the request.
-void request_set_json(struct request *r, json_t *response);
+// Sets the response: JSON, whose reference it takes, or the last error's sentence, which is the
+// client's fault or not. Any thread that has the request.
+enum status request_set_json(struct request *r, json_t *response);
 void request_fail(struct request *r, enum status st);
 // The response is there: answers who waits, and releases what the request holds.
 void request_end(struct request *r);

@@ -74,6 +74,12 @@ out:
     json_decref(body);
 }
 
+enum status tinker_reply(const struct call *c, json_t *response)
+{
+    http_reply_json(c->q, 200, response);
+    return ST_OK;
+}
+
 static enum status add_endpoints(struct tinker *t)
 {
     static const struct endpoint *const tables[] = {session_endpoints,    training_endpoints,
@@ -238,7 +244,7 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     CHECK(inbox_init(&t->inbox, &t->loop));
     CHECK(requests_new(&t->requests));
     CHECK(start_http(t));
-    CHECK(sampling_new(t->model->socket, t->options->sample_timeout, &t->inbox, &t->sampling));
+    CHECK(sampling_new(t->model->socket, t->model->sample_timeout, &t->inbox, &t->sampling));
     if (thread_start(&t->thread, loop_thread, t) != 0)
         FAIL(ST_IO, "the thread of the Tinker API cannot be started");
     *ret = t;

@@ -12,11 +12,9 @@
 struct tinker_options {       // all borrowed
     struct http_options http; // but for its routes and context
     int tcp_fd;               // listening; taken over
-    const char *runs;         // absolute folder of training runs
     const char *model_names;  // by which clients may ask for the model too, with commas; or NULL
     int inflight;             // 1: stale snapshots are served by the live weights
-    double sample_timeout;    // seconds
-    double gap_timeout, session_timeout; // likewise
+    double gap_timeout, session_timeout; // seconds
 };
 struct tinker;
 
@@ -107,6 +105,7 @@ struct endpoint {
 extern const struct endpoint session_endpoints[], training_endpoints[], checkpoint_endpoints[],
     sampling_endpoints[], run_endpoints[], download_endpoints[];
 
+enum status tinker_reply(const struct call *c, json_t *response); // takes the reference; ST_OK
 // ST_NOT_FOUND where there is none; a client's is heard of now.
 enum status tinker_session(struct tinker *t, const char *id, struct session **ret);
 enum status tinker_training_run(struct tinker *t, const char *id, struct training_run **ret);

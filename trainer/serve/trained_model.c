@@ -148,7 +148,9 @@ enum status trained_open(const struct trained_model_options *options, struct tra
                                                      .longest = m->model->max_positions < budget
                                                                     ? m->model->max_positions
                                                                     : (int)budget},
-                                          .max_adapters = m->server.max};
+                                          .max_adapters = m->server.max,
+                                          .runs = options->runs,
+                                          .sample_timeout = options->sample_timeout};
     CHECK(open_snapshots(m));
     CHECK(trained_use_learner(m, m->info.max_adapters > 0));
     if (m->largest) notice_adapter(m->largest);

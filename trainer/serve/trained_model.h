@@ -33,6 +33,8 @@ struct trained_model_info { // what does not change while it is open; any thread
     struct datum_limits limits;
     int max_adapters; // of the server; 0: it holds none
     int max_context;  // the longest sequence that it samples
+    const char *runs; // of the options, likewise
+    double sample_timeout;
     struct snapshots *snapshots;
 };
 const struct trained_model_info *trained_info(const struct trained_model *m);

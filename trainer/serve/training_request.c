@@ -134,33 +134,28 @@ void training_request_submit(struct training_request *r, const struct call *c, e
 
 // ---- ending -------------------------------------------------------------------------------------
 
-struct ending { // of a run whose client has finished, which nobody asks for
-    struct request request;
-    struct training_run *run;
-};
-
-static enum status perform_ending(struct trained_model *m, struct request *r)
+static enum status perform_ending(struct trained_model *m, struct request *request)
 {
-    trained_end(m, ((struct ending *)r)->run->owner.id);
+    trained_end(m, ((struct training_request *)request)->run->owner.id);
     return ST_OK;
 }
 
 static void ended(struct inbox_message *message)
 {
-    struct ending *ending = (struct ending *)message;
-    ending->run->n_requests--;
-    bytes_release(&ending->request.response);
-    free(ending);
+    struct training_request *r = (struct training_request *)message;
+    r->run->n_requests--;
+    bytes_release(&r->request.response);
+    free(r);
 }
 
 void tinker_end_run(struct tinker *t, struct training_run *run)
 {
-    struct ending *ending = calloc(1, sizeof *ending);
-    if (!ending) return; // then its slot goes to whoever wants it first
-    ending->request.message.deliver = ended;
-    ending->request.perform = perform_ending;
-    ending->run = run;
+    struct training_request *r = calloc(1, sizeof *r); // which nobody asks for
+    if (!r) return; // then its slot goes to whoever wants it first
+    r->request.message.deliver = ended;
+    r->request.perform = perform_ending;
+    r->run = run;
     run->over = true;
     run->n_requests++;
-    request_queue_append(&t->queue, &ending->request);
+    request_queue_append(&t->queue, &r->request);
 }

@@ -1,0 +1,79 @@
+/* test_fields.c: requests' fields by their table: what is read, what holds where nothing is there,
+ * and the sentence of each fault. */
+#include "tests/support/support.h"
+#include "trainer/serve/fields.h"
+
+#include <string.h>
+
+struct wanted {
+    const char *text;
+    const json_t *object;
+    bool flag;
+    int64_t count;
+    double rate;
+};
+#define FIELDS_OF struct wanted
+static const struct field fields[] = {
+    FIELD_TEXT("text", text),
+    FIELD_JSON("object", object),
+    FIELD_BOOL("flag", flag, true),
+    FIELD_INT("count", count, 1, 9, 4),
+    FIELD_REAL("rate", rate, 0, 1, 0.5),
+    {0},
+};
+
+static enum status read_fields(const char *text, const char *needs, json_t **ret_body,
+                               struct wanted *ret)
+{
+    assert_ok(json_parse("test", text, strlen(text), ret_body));
+    memset(ret, 0x55, sizeof *ret);
+    return fields_read("request", *ret_body, fields, needs, ret);
+}
+
+static void test_fields_read(void **state)
+{
+    (void)state;
+    json_t *body = NULL;
+    struct wanted w;
+    assert_ok(read_fields("{\"text\":\"a\",\"object\":{},\"flag\":false,\"count\":9,\"rate\":1}",
+                          "count text", &body, &w));
+    assert_string_equal(w.text, "a");
+    assert_true(json_is_object(w.object) && !w.flag && w.count == 9 && w.rate == 1);
+    json_decref(body);
+    assert_ok(
+        read_fields("{\"text\":null,\"other\":1}", NULL, &body, &w)); // others are passed over
+    assert_null(w.text);
+    assert_null(w.object);
+    assert_true(w.flag && w.count == 4 && w.rate == 0.5);
+    json_decref(body);
+    assert_ok(fields_read("request", NULL, fields, "", &w)); // no object is one without fields
+    assert_true(w.count == 4);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"{\"text\":5}", NULL, "request: \"text\" must be a string"},
+        {"{\"flag\":0}", NULL, "request: \"flag\" must be true or false"},
+        {"{\"count\":10}", NULL, "request: \"count\" is 10; it must lie between 1 and 9"},
+        {"{\"count\":1.5}", NULL, "request: \"count\" is 1.5, which is not a whole number"},
+        {"{\"rate\":2}", NULL, "request: \"rate\" is 2; it must lie between 0 and 1"},
+        {"{\"count\":1}", "count text", "request: \"text\" is missing"},
+        {"{\"text\":null}", "text", "request: \"text\" is missing"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_t *body = NULL;
+        struct wanted w;
+        assert_status(read_fields(cases[i][0], cases[i][1], &body, &w), ST_INVALID);
+        assert_message(cases[i][2]);
+        json_decref(body);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fields_read),
+                                       cmocka_unit_test(test_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
