@@ -4,7 +4,6 @@
 #include "tests/support/support.h"
 #include "trainer/serve/download.h"
 #include "trainer/serve/runs.h"
-#include "trainer/serve/signed_path.h"
 
 #include <fcntl.h>
 #include <stdio.h>

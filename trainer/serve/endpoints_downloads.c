@@ -6,7 +6,6 @@
  * archive), and which folder it is: once the checkpoint is saved anew, URLs of before lead nowhere,
  * so that nobody puts files of two of them together. */
 #include "common/base/log.h"
-#include "trainer/serve/download.h"
 #include "trainer/serve/tinker.h"
 
 #include <ctype.h>
@@ -98,44 +97,6 @@ out:
 
 // ---- what they lead to --------------------------------------------------------------------------
 
-struct url {
-    char signature[SIGNATURE_ROOM];
-    struct run_path path;
-    const char *file;
-};
-
-// "SIGNATURE/RUN/PART/NAME/FILE"
-static enum status read_url(const char *tail, struct url *ret)
-{
-    const size_t n = strcspn(tail, "/");
-    char run[RUN_NAME_ROOM];
-    const char *more;
-    if (n >= sizeof ret->signature || !tail[n] || !run_split(tail + n + 1, run, &more))
-        return status_fail(ST_NOT_FOUND, "there is no file \"%.150s\"", tail);
-    memcpy(ret->signature, tail, n);
-    ret->signature[n] = 0;
-    return run_path_read(run, more, &ret->path, &ret->file);
-}
-
-// ret_folder: of its checkpoint. Answered where the URL is no good, whether or not there is one:
-// who has no key learns nothing.
-static bool is_signed(struct tinker *t, struct http_request *q, const struct url *url,
-                      char ret_folder[PATH_ROOM])
-{
-    char wanted[SIGNATURE_ROOM];
-    const int64_t expires_s = strtoll(url->signature, NULL, 10);
-    enum status st = sign(t, &url->path, url->file, expires_s, ret_folder, wanted);
-    if (st != ST_OK || !signature_is(url->signature, wanted))
-        http_fail(q, 403,
-                  "the URL is not of this process and a checkpoint that is there (%s may have been "
-                  "saved anew or deleted, or cw-trainer serve started anew): ask for another",
-                  url->path.name);
-    else if (time(NULL) > expires_s)
-        http_fail(q, 403, "the URL was good until %lld s ago: ask for another",
-                  (long long)(time(NULL) - expires_s));
-    return !http_replied(q);
-}
-
 static enum stream_state next_chunk(void *attached, struct http_request *q, struct bytes *to)
 {
     if (http_expired(q)) return STREAM_FAIL;
@@ -150,21 +111,40 @@ static void on_close(void *attached, bool answered)
     download_free(attached);
 }
 
-// GET /api/v1/files/SIGNATURE/RUN/PART/NAME/FILE
-static enum status handle_download(const struct call *c)
+// GET /api/v1/files/SIGNATURE/RUN/KIND/NAME/FILE. Where the URL is no good the answer is the same
+// whether or not there is such a checkpoint: who has no key learns nothing.
+static enum status get_file(const struct call *c)
 {
-    struct url url;
-    char folder[PATH_ROOM];
+    const char *tail = http_path_tail(c->q), *more, *file;
+    const size_t n = strcspn(tail, "/");
+    const int64_t expires_s = strtoll(tail, NULL, 10);
+    char run[RUN_NAME_ROOM], folder[PATH_ROOM], given[SIGNATURE_ROOM], wanted[SIGNATURE_ROOM];
+    struct run_path path;
     struct download *download;
     json_t *files = NULL;
     int64_t n_bytes;
     enum status st;
-    CHECK(read_url(http_path_tail(c->q), &url));
-    if (!is_signed(c->tinker, c->q, &url, folder)) return ST_OK;
+    if (n >= sizeof given || !tail[n] || !run_split(tail + n + 1, run, &more))
+        FAIL(ST_NOT_FOUND, "there is no file \"%.150s\"", tail);
+    snprintf(given, sizeof given, "%.*s", (int)n, tail);
+    CHECK(run_path_read(run, more, &path, &file));
+    if (sign(c->tinker, &path, file, expires_s, folder, wanted) != ST_OK ||
+        !signature_is(given, wanted)) {
+        http_fail(c->q, 403,
+                  "the URL is not of this process and a checkpoint that is there (%s may have been "
+                  "saved anew or deleted, or cw-trainer serve started anew): ask for another",
+                  path.name);
+        return ST_OK;
+    }
+    if (time(NULL) > expires_s) {
+        http_fail(c->q, 403, "the URL was good until %lld s ago: ask for another",
+                  (long long)(time(NULL) - expires_s));
+        return ST_OK;
+    }
     CHECK(runs_files(folder, &files));
-    CHECK(download_new(folder, files, url.file, &download, &n_bytes));
+    CHECK(download_new(folder, files, file, &download, &n_bytes));
     http_attach(c->q, download, on_close);
-    http_stream_sized(c->q, *url.file ? "application/octet-stream" : "application/x-tar", n_bytes,
+    http_stream_sized(c->q, *file ? "application/octet-stream" : "application/x-tar", n_bytes,
                       next_chunk);
 out:
     json_decref(files);
@@ -172,6 +152,6 @@ out:
 }
 
 const struct endpoint download_endpoints[] = {
-    {"GET", "/api/v1/files/*", handle_download, NULL, HTTP_OPEN, 0}, // whose path is signed
+    {"GET", "/api/v1/files/*", get_file, NULL, HTTP_OPEN, 0}, // whose path is signed
     {0},
 };

@@ -49,4 +49,13 @@ void proto_put_text(struct bytes *to, uint32_t number, const char *text);
 // Appends `message`, which is released, as a field.
 void proto_put_message(struct bytes *to, uint32_t number, struct bytes *message);
 
+// A tensor of the Tinker API's messages (tensor.c): 1 dense values, or 2 sparse ones (CSR: 1
+// values, 2 row pointers, 3 columns, of int64 each), 3 dtype, 4 shape.
+enum { TENSOR_FLOAT32 = 1, TENSOR_INT64 = 2 }; // dtypes in messages
+// Of n rows; a list of n has one column. ret (n, columns): floats or, `integers`, int32 token ids
+// of what came as int64; allocated, 0 where a sparse tensor has nothing. ret_two_d: it has a second
+// dimension. `name` names it in errors.
+enum status tensor_read(const struct proto_field *field, const char *name, int n, bool integers,
+                        int *ret_columns, bool *ret_two_d, void **ret);
+
 #endif

@@ -1,5 +1,7 @@
-/* sampling.h: samples from the server, by /v1/rollouts on its Unix socket: a thread of its own that
- * sends what was asked for and hands over what came back, thousands at once over few connections.
+/* sampling.h: samples from the server, by /v1/rollouts on its Unix socket: requests of samples,
+ * read from the API's JSON and filled from the lines that the server responds with
+ * (sample_request.c; no state, any thread), and a thread of its own that sends what was asked for
+ * and hands over what came back, thousands at once over few connections (sampling.c).
  *
  * Samples that are sampled alike (temperature, length, stops) and wait at the same time go as one
  * request of many groups. What is refused as a whole is sent again one by one, so that one bad
@@ -7,7 +9,47 @@
 #ifndef TRAINER_SERVE_SAMPLING_H
 #define TRAINER_SERVE_SAMPLING_H
 
-#include "trainer/serve/sample_request.h"
+#include "trainer/rollout/completion.h"
+#include "trainer/serve/request.h"
+#include "trainer/serve/snapshots.h"
+
+#define SAMPLE_NO_LOGPROB -99999.0f // where a token has none
+
+struct tinker;
+
+struct sample_request {
+    struct request request;
+    struct tinker *tinker;
+    struct snapshot snapshot; // of the sampler then
+    struct snapshot_use use;  // that answers for it
+    int tries;
+    // asked for
+    int32_t *prompt;                 // (n_prompt)
+    int n_prompt, n;                 // n: samples
+    json_t *group;                   // of /v1/rollouts: n and seed
+    struct completion_bounds bounds; // of each
+    json_t *sampling;                // its "sampling"
+    bool prompt_logprobs;            // likewise in `sampling`, as prompt_logprobs: top
+    int top;                         // likeliest tokens of each token of the prompt
+    int last_n;                      // tokens of the prompt that are scored, from its end; 0: all
+    bool alone;                      // it goes to the server with no other
+    // came back
+    struct completion *samples; // (n); text NULL: not there yet
+    int n_done, cached_tokens;
+    struct bytes scores;     // of the prompt: fields 2 and 3 of the response
+    uint64_t oldest, newest; // version of the weights that sampled or scored any token; 0: none was
+};
+void sample_request_release(struct request *r);      // what it holds beside the request itself
+void sample_request_clear(struct sample_request *r); // what came back: it can be sent again
+
+struct sample_limits {
+    int vocab, max_context; // of the server
+};
+// Of asample's body. What it holds is the caller's to release, on failure too.
+enum status sample_request_parse(const json_t *body, const struct sample_limits *limits,
+                                 struct sample_request *ret);
+// A line of /v1/rollouts that is the i-th sample, which has not come yet.
+enum status sample_request_read(struct sample_request *r, int i, const json_t *line);
 
 struct sampling;
 // socket: the server's; timeout_s: of a request. inbox: where all requests end.

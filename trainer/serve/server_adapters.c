@@ -1,5 +1,5 @@
 /* server_adapters.c: requests about adapters to the server. */
-#include "trainer/serve/server_adapters.h"
+#include "trainer/serve/trained_model_impl.h"
 #include "common/base/log.h"
 #include "common/http/http_client.h"
 #include "trainer/run/run.h"

@@ -1,5 +1,5 @@
 /* tensor.c: tensors of the Tinker API. No state; any thread. */
-#include "trainer/serve/tensor.h"
+#include "trainer/serve/protobuf.h"
 
 #include <stdlib.h>
 #include <string.h>

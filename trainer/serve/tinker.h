@@ -4,9 +4,9 @@
 #ifndef TRAINER_SERVE_TINKER_H
 #define TRAINER_SERVE_TINKER_H
 
+#include "trainer/serve/download.h"
 #include "trainer/serve/fields.h"
 #include "trainer/serve/sampling.h"
-#include "trainer/serve/signed_path.h"
 #include "trainer/serve/trained_model.h"
 
 struct tinker_options {       // all borrowed
