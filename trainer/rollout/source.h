@@ -1,7 +1,7 @@
 /* source.h: where the samples of a step come from. Whichever it is, it is one struct of four
  * functions, and nothing above asks which:
  *   served       the server that shares the weights which learn, and others beside it (served.c)
- *   copies       servers that hold copies of them (run_sync.c)
+ *   copies       servers that hold copies of them, beside such a one or without (copies.c)
  *   environment  child processes, which ask the servers of another source turn by turn
  *                (environment.c)
  *   external     Atropos' API server, for which environments of its own sample (atropos.c)

@@ -44,9 +44,7 @@ struct run {
     struct rollout_servers *servers; // who samples
     struct source *source;           // of samples
     int64_t server_context;          // tokens; with --rollouts
-    struct workers *workers;         // run_workers.c; NULL without --workers
-    struct sync *sync;               // run_sync.c
-    struct device *own_device;       // of --sync checkpoint, until the bridge has it
+    struct own *own;                 // run_own.c
     struct learner *learner;
     // the draft model, with --train-draft; NULL without
     const char *draft_folder; // the bridge file's
@@ -188,32 +186,14 @@ void run_lap_rollouts(struct run *run, const struct rollout_step *s);
 void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
                        json_t *metrics);
 
-// run_sync.c, in every run: before what else is opened.
-enum status run_open_sync(struct run *run);
-void run_close_sync(struct run *run);
-// With --sync checkpoint: run->bridge, of weights which this process owns; then, once run->servers
-// are there, that a copy of them samples, which without it does nothing.
+// run_own.c, in every run: before what else is opened. With --sync checkpoint: run->bridge, of
+// weights which this process owns.
 enum status run_open_own(struct run *run);
-void run_sample_by_copy(struct run *run);
+void run_close_own(struct run *run);
 // Who samples for the run: run->source.
 enum status run_open_source(struct run *run);
-// Has the present weights in RUN/workers, where they are not there yet: rank 0 writes them, and all
-// ranks come to this. Its absolute path.
-enum status run_write_weights(struct run *run, const char **ret_folder);
-// POST /v1/load_lora_adapter of that folder, with which a sampler has the adapter. New reference;
-// NULL: its name is not UTF-8, or memory is short.
-json_t *run_adapter_body(const struct run *run, const char *folder);
-// Who samples has a copy of the draft that is trained, in `draft` of that folder.
-bool run_copies_draft(const struct run *run);
-bool run_serves(const struct run *run); // false: the server is started later
-
-// run_workers.c: reads --server-url and --workers, adds the servers to run->source, and asks each
-// whether it may be given work: one that may not is an error that names it.
-enum status run_open_workers(struct run *run);
-void run_close_workers(struct run *run);
-// Has the workers load the present weights; due: all of them, else those that have none.
-enum status run_sync_workers(struct run *run, bool due);
-void run_count_workers(const struct run *run, struct source_counts *counts);
+bool run_serves(const struct run *run);        // false: the server is started later
+enum status run_place_server(struct run *run); // whose files go into the run's folder
 
 // run_filter.c: with --filter-groups, of a step that is sampled and scored: draws other prompts in
 // place of groups whose rewards are all equal.

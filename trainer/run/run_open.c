@@ -61,17 +61,12 @@ static enum status check_tandem(const struct run *run)
     return ST_OK;
 }
 
-static enum status open_shared(struct run *run)
-{
-    enum status st = run_make_adapter(run);
-    return st == ST_OK ? run_attach(run) : st;
-}
-
 static enum status open_policy(struct run *run)
 {
     enum status st;
-    CHECK(run_open_sync(run));
-    CHECK(run->config->sync == SYNC_CHECKPOINT ? run_open_own(run) : open_shared(run));
+    CHECK(run_open_own(run));
+    if (!run->bridge) CHECK(run_make_adapter(run));
+    if (!run->bridge) CHECK(run_attach(run));
     const struct bridge_file *file = bridge_file_of(run->bridge);
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
@@ -81,11 +76,9 @@ static enum status open_policy(struct run *run)
     CHECK(http_client_new(file->socket, &run->http));
     *run->servers = rollout_servers_of(run->http, bridge_control(run->bridge),
                                        run->model->vocab_size, run->config->rollout_timeout);
-    run_sample_by_copy(run);
     CHECK(run_open_adapter(run));
     CHECK(spec_watch_new(bridge_file_of(run->bridge), run->http, run->config->also_count,
                          &run->watch));
-    CHECK(run_open_workers(run));
     CHECK(run_open_source(run));
 out:
     return st;
@@ -367,6 +360,7 @@ enum status run_open(struct run *run)
     CHECK(run_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_find_base(run));
     CHECK(run_open_folder(run, &latest));
+    CHECK(run_place_server(run));
     control_set_run(bridge_control(run->bridge), run->folder);
     control_set_role(bridge_control(run->bridge), run->role);
     CHECK(open_learner(run));
@@ -400,8 +394,7 @@ void run_close(struct run *run, enum status outcome)
     dataset_free(run->data);
     reward_free(run->reward);
     spec_watch_free(run->watch);
-    run_close_workers(run);
-    run_close_sync(run);
+    run_close_own(run);
     http_client_free(run->http);
     weights_free(run->draft);
     model_config_free(run->draft_model);

@@ -1,0 +1,441 @@
+/* copies.c: brings the weights that learn to servers that have copies of them. The main thread;
+ * what is pulled meanwhile, by other threads, looks at `down` alone.
+ *
+ * A server owns the weights that it samples by. Before a step's rollouts the present ones are
+ * written into a folder, and each worker is told to load it (POST /reload, or /v1/load_lora_adapter
+ * where an adapter is trained), or the server that is started here is started anew on it: a copy's
+ * samples are of the weights that learn from them, as those of a server that shares them are. A
+ * worker whose tokens claim any other version than that reload answered with (it was started anew,
+ * or loaded something else) fails like one that died. At the first step every worker must be there;
+ * later one that is not is left out until it is back. */
+#include "trainer/rollout/copies.h"
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/base/log.h"
+#include "common/http/api_key.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PROBE_MS      5000
+#define LOAD_MS       60000
+#define MAX_LOST      3   // times that the server may fail in a step
+#define GRACE_MS      500 // for one that closed its connections to end, and have a status
+#define FIRST_VERSION 2   // of a server of ours that was started on a folder, and of no other
+
+struct worker {
+    struct rollout_worker of_pull;
+    const char *address;
+    struct bridge_file *bridge; // NULL: it was named by its URL
+    struct http_transfer *request;
+    bool own; // it is this rank's to ask
+    bool may; // be given work in this step
+};
+
+struct copies {
+    struct source source;
+    struct copies_options options;
+    struct rollout_servers *servers;
+    // what was written last
+    char folder[PATH_ROOM]; // absolute; "": nothing yet
+    uint64_t written;       // version of the weights
+    // the server that is started
+    struct rollout_worker started;
+    bool has_started;
+    int n_lost; // times that it failed since a step was sampled
+    // workers
+    char *list; // of their names, cut up at its commas
+    int n;
+    bool in_step; // all loaded the weights once
+    double sync_s;
+    struct worker items[ROLLOUT_MAX_SERVERS - 1]; // (n)
+};
+
+static uint64_t present_version(const struct copies *c)
+{
+    return control_version(c->servers->servers[0].control);
+}
+
+static enum status write_weights(struct copies *c)
+{
+    const uint64_t version = present_version(c);
+    if (c->written == version) return ST_OK;
+    enum status st = c->options.write(c->options.context, c->folder);
+    if (st == ST_OK) c->written = version;
+    return st;
+}
+
+// POST /v1/load_lora_adapter. New reference; NULL: the folder's name is not UTF-8.
+static json_t *adapter_body(const struct copies *c)
+{
+    return json_pack("{s:s, s:s, s:b}", "lora_name", c->options.adapter, "lora_path", c->folder,
+                     "load_inplace", 1);
+}
+
+static enum status not_utf8(const struct copies *c)
+{
+    return status_fail(ST_INVALID,
+                       "%s: a server cannot be told of this folder, whose name is not UTF-8",
+                       c->folder);
+}
+
+// ---- the server that is started -----------------------------------------------------------------
+
+// With an adapter on the folder that it is of, and then with it, which a server without a key takes
+// on its socket alone.
+static enum status start_server(struct copies *c)
+{
+    const struct copies_options *o = &c->options;
+    struct http_call call = {
+        .server = o->socket, .path = "/v1/load_lora_adapter", .post = true, .timeout_ms = LOAD_MS};
+    char draft[PATH_ROOM];
+    enum status st;
+    json_t *body = NULL;
+    CHECK(path_put(draft, c->folder, "%s", o->draft ? o->draft : ""));
+    CHECK(server_process_restart(o->server, c->servers->http,
+                                 o->adapter ? o->model_folder : c->folder,
+                                 o->draft ? draft : o->other_draft));
+    if (!o->adapter) goto out;
+    call.body = body = adapter_body(c);
+    st = body ? http_perform(c->servers->http, &call, NULL) : not_utf8(c);
+out:
+    json_decref(body);
+    return st;
+}
+
+// Where it was lost between those steps that are due for new weights it is given the old ones
+// again: all ranks write together or none does.
+static enum status restart(struct copies *c, bool due)
+{
+    enum status st;
+    if (due || !c->written) CHECK(write_weights(c));
+    CHECK(start_server(c));
+    c->started.down = false;
+    c->started.version = FIRST_VERSION;
+    c->started.copy_of = c->written;
+    if (!c->has_started) CHECK(c->options.started(c->options.context));
+    c->has_started = true;
+out:
+    return st;
+}
+
+// A failure of the server, which is started anew unless it was the third of one step.
+static bool may_try_again(struct copies *c, enum status st)
+{
+    struct status_kept why = {0};
+    if (!c->started.down || (st != ST_PEER_GONE && st != ST_TIMEOUT)) return false;
+    status_keep(&why, st);
+    const bool rank_gone = comm_check(c->servers->comm) != ST_OK;
+    status_recall(&why);
+    if (rank_gone) return false;
+    if (++c->n_lost < MAX_LOST) return true;
+    status_fail(st, "the server was lost %d times in one step, the last time so: %s", MAX_LOST,
+                why.message);
+    return false;
+}
+
+static enum status sync_server(struct copies *c, bool due)
+{
+    struct rollout_worker *server = &c->started;
+    const bool ran = server->copy_of > 0;
+    enum status st = ST_OK;
+    if (!c->options.server) return ST_OK;
+    server->n_samples = 0;
+    const bool ended =
+        ran && server_process_check(c->options.server, server->down ? GRACE_MS : 0) != ST_OK;
+    if (ended || (ran && server->down)) {
+        log_progress_end();
+        log_warn("the server is started anew%s%s", ended ? ": " : "",
+                 ended ? status_message() : ", since it failed");
+        server->down = true;
+    }
+    if (!server->down && !(due && server->copy_of != present_version(c))) return ST_OK;
+    server->down = true; // until it is ready; one that never was ends the run at once
+    while ((st = restart(c, due)) != ST_OK && ran && may_try_again(c, st))
+        log_warn("the server is started anew: %s", status_message());
+    return status_context(st, "--sync checkpoint");
+}
+
+// ---- workers ------------------------------------------------------------------------------------
+
+static enum status add_worker(struct copies *c, const char *name)
+{
+    enum status st = ST_OK;
+    if (!*name) FAIL(ST_INVALID, "an empty name before or behind a comma");
+    if (c->n == ROLLOUT_MAX_SERVERS - 1)
+        FAIL(ST_INVALID, "at most %d workers are possible", ROLLOUT_MAX_SERVERS - 1);
+    struct worker *w = &c->items[c->n++]; // freed with the rest, however far this comes
+    w->own = (c->n - 1) % c->options.n_ranks == c->options.rank;
+    w->of_pull = (struct rollout_worker){.name = name, .down = true};
+    w->address = name;
+    if (strncmp(name, "http://", strlen("http://")) != 0) {
+        if (strstr(name, "://"))
+            FAIL(ST_INVALID, "%s: take a bridge file or http://HOST:PORT", name);
+        CHECK(bridge_file_read(name, &w->bridge));
+        w->address = w->bridge->socket;
+    }
+    if (c->options.shared && strcmp(w->address, c->options.shared) == 0)
+        FAIL(ST_INVALID, "%s is of the server that is trained, which samples anyway; name others",
+             name);
+    for (int i = 0; i < c->n - 1; i++)
+        if (strcmp(c->items[i].address, w->address) == 0)
+            FAIL(ST_INVALID, "%s is of the same server as %s; name it once", name,
+                 c->items[i].of_pull.name);
+    if (w->own)
+        c->servers->servers[c->servers->n_servers++] =
+            (struct rollout_server){w->address, c->servers->servers[0].control, &w->of_pull};
+out:
+    return st;
+}
+
+// One that cannot be given work in this step.
+static enum status leave_out(struct copies *c, struct worker *w, enum status st)
+{
+    w->may = false;
+    if (!c->in_step)
+        return status_context(
+            st,
+            "--%s: %s cannot be used (mend it, or leave it out; --workers \"\" is "
+            "a run without)",
+            w->of_pull.name == c->options.server_url ? "server-url" : "workers", w->of_pull.name);
+    log_progress_end();
+    log_line(w->of_pull.down ? LOG_DEBUG : LOG_WARN,
+             "worker %s is left out until it answers again before a step: %s", w->of_pull.name,
+             status_message());
+    w->of_pull.n_failures += !w->of_pull.down;
+    w->of_pull.down = true;
+    return ST_OK;
+}
+
+// What one of them responded; its failure is its own. NULL: nothing that is looked at.
+typedef enum status (*take_fn)(const struct copies *c, struct worker *w, const json_t *response);
+
+static enum status take_response(struct copies *c, struct worker *w, const char *path, take_fn take)
+{
+    struct bytes body = BYTES_INIT;
+    json_t *response = NULL;
+    struct http_transfer *request = w->request;
+    enum status st;
+    w->request = NULL;
+    CHECK(http_finish(request, &body));
+    if (!take) goto out; // words for a person
+    CHECK(json_parse(path, bytes_text(&body), body.len, &response));
+    CHECK(take(c, w, response));
+out:
+    json_decref(response);
+    bytes_release(&body);
+    return st;
+}
+
+// Sends a request to all that may be given work. body: of a POST; NULL: a GET.
+static enum status ask(struct copies *c, const char *path, const json_t *body, int timeout_ms,
+                       take_fn take)
+{
+    enum status st = ST_OK;
+    struct http_call call = {.path = path, .post = body, .body = body, .timeout_ms = timeout_ms};
+    for (struct worker *w = c->items; w < c->items + c->n; w++) {
+        call.server = w->address;
+        if (w->may) CHECK(http_submit(c->servers->http, &call, &w->request));
+    }
+    for (struct worker *w = c->items; w < c->items + c->n; w++) {
+        if (!w->request) continue;
+        enum status its = take_response(c, w, path, take);
+        if (its != ST_OK) CHECK(leave_out(c, w, its));
+    }
+out:
+    return st;
+}
+
+static enum status take_info(const struct copies *c, struct worker *w, const json_t *info)
+{
+    const struct bridge_role *policy = c->options.policy;
+    const char *status = json_string_value(json_object_get(info, "status"));
+    const int64_t n = json_integer_value(json_object_get(info, "num_parameters"));
+    if (!status || strcmp(status, "ok") != 0)
+        return status_fail(ST_BUSY, "%s: its status is \"%s\"; see its /health", w->address,
+                           status ? status : "");
+    if (json_is_true(json_object_get(info, "paused")))
+        return status_fail(ST_BUSY, "%s: it is paused; POST /bridge/resume", w->address);
+    if (n != policy->n_parameters)
+        return status_fail(ST_MISMATCH,
+                           "%s: it serves a model of %lld parameters, and that which is trained "
+                           "has %lld; start it with --model %s",
+                           w->address, (long long)n, (long long)policy->n_parameters,
+                           c->options.model_folder);
+    return ST_OK;
+}
+
+// In the response to /reload, or behind an adapter's loading in /bridge/info.
+static enum status take_version(const struct copies *c, struct worker *w, const json_t *response)
+{
+    int64_t version = 0;
+    enum status st = json_get_int(w->address, response, "weight_version", 2, INT64_MAX, &version);
+    if (st == ST_OK && version < 2)
+        st = status_fail(ST_FORMAT, "%s: \"weight_version\" is missing", w->address);
+    if (st != ST_OK) return st;
+    if (w->of_pull.down && c->in_step) log_info("worker %s is back", w->of_pull.name);
+    w->of_pull.down = false;
+    w->of_pull.version = (uint64_t)version;
+    w->of_pull.copy_of = present_version(c);
+    return ST_OK;
+}
+
+// Has those that may be given work load what was written.
+static enum status load(struct copies *c)
+{
+    const char *adapter = c->options.adapter, *in = c->options.draft;
+    const int timeout_ms = c->servers->timeout_ms;
+    char draft[PATH_ROOM];
+    json_t *body = NULL;
+    enum status st = ST_OK;
+    CHECK(path_put(draft, c->folder, "%s", in ? in : ""));
+    if (!adapter || in) {
+        body = json_pack("{s:s*, s:s*}", "model", adapter ? NULL : c->folder, "draft",
+                         in ? draft : NULL);
+        CHECK(body ? ask(c, "/reload", body, timeout_ms, take_version) : not_utf8(c));
+    }
+    if (!adapter) goto out;
+    json_decref(body);
+    body = adapter_body(c);
+    CHECK(body ? ask(c, "/v1/load_lora_adapter", body, timeout_ms, NULL) : not_utf8(c));
+    st = ask(c, "/bridge/info", NULL, PROBE_MS, take_version);
+out:
+    json_decref(body);
+    return st;
+}
+
+static enum status sync_workers(struct copies *c, bool due)
+{
+    enum status st = ST_OK;
+    const int64_t start = clock_now_ns();
+    int32_t n = 0;
+    if (c->n == 0) return ST_OK;
+    for (int i = 0; i < c->n; i++) {
+        c->items[i].may = c->items[i].own && (due || c->items[i].of_pull.down);
+        c->items[i].of_pull.n_samples = 0;
+    }
+    CHECK(ask(c, "/bridge/info", NULL, PROBE_MS, take_info));
+    for (int i = 0; i < c->n; i++) n += c->items[i].may;
+    double all = n;
+    CHECK(comm_sum_host(c->servers->comm, &all, 1));
+    if (all > 0) CHECK(write_weights(c));
+    if (n > 0) CHECK(load(c));
+    c->in_step = true;
+    c->sync_s = clock_ms_since(start) / 1e3;
+out:
+    return st;
+}
+
+static void count_workers(const struct copies *c, struct source_counts *counts)
+{
+    double up = 0;
+    if (c->n == 0) return;
+    for (int i = 0; i < c->n; i++) {
+        const struct rollout_worker *w = &c->items[i].of_pull;
+        const bool own = c->items[i].own;
+        source_count(counts, "workers/%d/samples", i + 1)->sum = own ? w->n_samples : 0;
+        source_count(counts, "workers/%d/failures", i + 1)->sum = own ? w->n_failures : 0;
+        up += own && !w->down;
+    }
+    source_count(counts, "workers/up")->sum = up;
+    source_count(counts, "workers/sync_s")->sum = c->sync_s;
+    source_count(counts, "workers/sync_s")->of = 1;
+}
+
+// ---- the source ---------------------------------------------------------------------------------
+
+// A server that was lost in the step is given the weights that it had, by this rank alone.
+static enum status order_copies(struct source *source, struct rollout_step *step)
+{
+    struct copies *c = (struct copies *)source;
+    enum status st = ST_OK;
+    if (c->started.down && !step->ahead && !step->evaluation) CHECK(sync_server(c, false));
+    st = served_order(c->servers, step);
+out:
+    return st;
+}
+
+static enum status poll_copies(struct source *source, struct rollout_step *step)
+{
+    struct copies *c = (struct copies *)source;
+    enum status st = served_poll(step);
+    count_workers(c, &step->counts);
+    if (!c->options.server || step->evaluation) return st;
+    if (st == ST_OK) c->n_lost = 0;
+    step->again = may_try_again(c, st) && !step->ahead;
+    return st;
+}
+
+static enum status settle_copies(struct source *source, uint64_t version, bool evaluation)
+{
+    struct copies *c = (struct copies *)source;
+    const int64_t start = clock_now_ns();
+    enum status st = ST_OK;
+    if (evaluation && c->options.shared) return ST_OK; // by the weights that learn
+    CHECK(sync_server(c, version > 0));
+    CHECK(sync_workers(c, version > 0));
+    log_debug("copies of the weights: sync %.3f s", clock_ms_since(start) / 1e3);
+out:
+    return st;
+}
+
+static void close_copies(struct source *source)
+{
+    struct copies *c = (struct copies *)source;
+    for (int i = 0; i < c->n; i++) bridge_file_free(c->items[i].bridge);
+    free(c->list);
+    free(c);
+}
+
+static enum status open_workers(struct copies *c)
+{
+    const struct copies_options *o = &c->options;
+    enum status st = ST_OK;
+    char *key = NULL, *remaining, *name;
+    if (o->workers && *o->workers && !(c->list = strdup(o->workers)))
+        FAIL(ST_NO_MEMORY, "no memory for a list of workers");
+    if (!c->list && !o->server_url) return ST_OK;
+    if (o->api_key_file) {
+        CHECK(api_key_read("--workers-api-key-file", o->api_key_file, &key));
+        CHECK(http_client_authorize(c->servers->http, key));
+    }
+    if (o->server_url) CHECK(status_context(add_worker(c, o->server_url), "--server-url"));
+    remaining = c->list;
+    while ((name = strsep(&remaining, ",")))
+        CHECK(status_context(add_worker(c, name), "--workers"));
+    for (int i = 0; i < c->n; i++) c->items[i].may = c->items[i].own;
+    CHECK(ask(c, "/bridge/info", NULL, PROBE_MS, take_info));
+    log_info("--%s: %d further servers sample; before each step they load the weights from "
+             "the folder \"workers\" of the run, which they must find under the same path",
+             o->server_url ? "server-url" : "workers", c->n);
+out:
+    free(key);
+    return st;
+}
+
+enum status copies_new(const struct copies_options *options, struct rollout_servers *servers,
+                       struct source **ret)
+{
+    struct rollout_server *first = &servers->servers[0];
+    struct copies *c = calloc(1, sizeof *c);
+    if (!c) return status_fail(ST_NO_MEMORY, "no memory for a source of samples");
+    c->source =
+        (struct source){order_copies, poll_copies, settle_copies, close_copies, .settles = true};
+    c->options = *options;
+    c->servers = servers;
+    if (options->server) {
+        c->started =
+            (struct rollout_worker){.name = server_process_address(options->server),
+                                    .completions_of = options->completions ? c->folder : NULL,
+                                    .down = true};
+        *first = (struct rollout_server){c->started.name, first->control, &c->started};
+    }
+    if (options->server_url) servers->n_servers = 0; // it is the first worker
+    enum status st = open_workers(c);
+    if (st == ST_OK)
+        *ret = &c->source;
+    else
+        close_copies(&c->source);
+    return st;
+}

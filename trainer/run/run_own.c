@@ -1,0 +1,288 @@
+/* run_own.c: runs that own their weights themselves (--sync checkpoint), and the weights that are
+ * written for whoever samples by copies. The main thread.
+ *
+ * With --sync shared the trained server samples by the weights that are written in place. With
+ * --sync checkpoint there is no such server: this process owns the weights (bridge_own()), and
+ * either starts a server of its own on a copy of them, or has one elsewhere load them. All the rest
+ * of a run is the same: who samples are copies (rollout/copies.h), whose tokens are given the
+ * version that the copy is of. */
+#include "bridge/attach.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "kernels/comm.h"
+#include "trainer/rollout/copies.h"
+#include "trainer/run/model_folder_write.h"
+#include "trainer/run/run.h"
+#include "trainer/run/same_run.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+struct own {
+    struct server_process *server; // NULL: none is started here
+    // where it has its log: the run's folder, of further ranks one in it
+    char folder[PATH_ROOM], socket[PATH_ROOM];
+    struct device *device; // until the bridge has it
+};
+
+// ---- the folder of weights ----------------------------------------------------------------------
+
+// Who samples has a copy of the draft that is trained.
+static bool copies_draft(const struct run *run)
+{
+    return run->config->train_draft && run->config->sync == SYNC_CHECKPOINT;
+}
+
+static double weights_bytes(const struct run *run, const char *folder)
+{
+    const char *const files[] = {
+        run->adapter ? "adapter_model.safetensors" : "model.safetensors",
+        copies_draft(run) ? DRAFT_FOLDER "/model.safetensors" : "",
+    };
+    char path[PATH_ROOM];
+    struct stat sb;
+    double bytes = 0;
+    for (int i = 0; i < 2; i++)
+        if (files[i][0] && path_put(path, folder, "%s", files[i]) == ST_OK && stat(path, &sb) == 0)
+            bytes += (double)sb.st_size;
+    return bytes;
+}
+
+// What is trained: the adapter, as nobody's yet, or the model; and the draft in it.
+static enum status write_folder(const struct run *run, const char *path)
+{
+    struct device *dev = bridge_device(run->bridge);
+    const bool own = run->config->sync == SYNC_CHECKPOINT;
+    const struct model_folder draft = {
+        .weights = run->draft, .as = run->policy->dt, .source_folder = run->draft_folder};
+    struct model_folder model = {.weights = run->policy,
+                                 .as = run->policy->dt,
+                                 .source_folder = own ? run->model_folder : NULL,
+                                 .adapter = run->adapter,
+                                 .draft = copies_draft(run) ? &draft : NULL};
+    if (run->adapter && !(model.state = adapter_state(NULL, run->base)))
+        return status_fail(ST_NO_MEMORY, "no memory for an adapter's state");
+    const enum status st = model_folder_write(path, dev, &model);
+    json_decref(model.state);
+    return st;
+}
+
+// On all ranks.
+static enum status write_weights(void *context, char ret_folder[PATH_ROOM])
+{
+    struct run *run = context;
+    char path[PATH_ROOM], *absolute = NULL;
+    enum status st;
+    CHECK(path_put(path, run->folder, "workers"));
+    if (train_ranks_lead(&run->ranks)) CHECK(write_folder(run, path));
+    CHECK(comm_barrier(run->ranks.all));
+    if (!(absolute = realpath(path, NULL))) FAIL(ST_IO, "%s: it cannot be found again", path);
+    CHECK(path_put(ret_folder, "", "%s", absolute));
+    run->written_bytes += weights_bytes(run, ret_folder);
+out:
+    free(absolute);
+    return st;
+}
+
+static enum status check_context(void *run)
+{
+    return run_check_context(run);
+}
+
+bool run_serves(const struct run *run)
+{
+    return !run->own->server;
+}
+
+enum status run_place_server(struct run *run)
+{
+    struct own *own = run->own;
+    const int rank = run->job->ranks.rank;
+    enum status st;
+    if (run_serves(run)) return ST_OK;
+    CHECK(rank == 0 ? path_put(own->folder, "", "%s", run->folder)
+                    : path_put(own->folder, run->folder, "rank-%d", rank));
+    CHECK(path_put(own->socket, own->folder, "server.sock"));
+    st = file_make_folders(own->folder);
+out:
+    return st;
+}
+
+enum status run_open_source(struct run *run)
+{
+    const struct train_config *c = run->config;
+    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct copies_options options = {
+        .workers = c->workers,
+        .server_url = c->server_url,
+        .api_key_file = c->workers_api_key_file,
+        .rank = run->job->ranks.rank,
+        .n_ranks = run->job->ranks.size,
+        .shared = c->sync == SYNC_SHARED ? file->socket : NULL,
+        .policy = bridge_file_role(file, "policy"),
+        .model_folder = run->model_folder,
+        .server = run->own->server,
+        .socket = run->own->socket,
+        .completions = c->server_command != NULL,
+        .write = write_weights,
+        .started = check_context,
+        .context = run,
+        .adapter = c->lora.r ? c->lora.name : NULL,
+        .draft = copies_draft(run) ? DRAFT_FOLDER : NULL,
+        .other_draft = c->draft,
+    };
+    const bool copies = options.server || options.server_url || (c->workers && *c->workers);
+    return copies ? copies_new(&options, run->servers, &run->source)
+                  : served_new(run->servers, &run->source);
+}
+
+// ---- weights of this process --------------------------------------------------------------------
+
+struct plan { // of a role's weights
+    struct model_config *model;
+    struct weights *base;
+    struct adapter *adapter; // of these; NULL: they are meant
+};
+
+static void release_plan(struct plan *p)
+{
+    adapter_free(p->adapter);
+    weights_free(p->base);
+    model_config_free(p->model);
+}
+
+// As a server of the folder's whole context has them, and beside them an adapter.
+static enum status make_plan(const struct run *run, const char *folder, bool adapter,
+                             struct plan *ret)
+{
+    enum status st;
+    json_t *json = NULL;
+    struct adapter_config *config;
+    const enum dtype dt = device_default_dtype(run->own->device);
+    CHECK(model_config_load(folder, &ret->model));
+    ret->model->rope_context = ret->model->max_positions;
+    CHECK(weights_plan(ret->model, dt, &ret->base));
+    if (!adapter) goto out;
+    CHECK(lora_config_json(&run->config->lora, folder, &json));
+    CHECK(adapter_config_from_json("--lora-target", json, &config));
+    st = adapter_new(config, ret->base, dt, &ret->adapter);
+out:
+    json_decref(json);
+    return st;
+}
+
+static enum status load_own(void *context, const struct bridge_role *role, void *base)
+{
+    const struct run *run = context;
+    struct plan p = {0};
+    enum status st;
+    if (!role->model[0]) return ST_OK; // a new adapter
+    CHECK(make_plan(run, role->model, false, &p));
+    weights_bind(p.base, base);
+    st = weights_load(p.base, run->own->device, role->model);
+out:
+    release_plan(&p);
+    return st;
+}
+
+static enum status describe_own(const struct run *run, const char *name, const char *folder,
+                                struct bridge_role *ret)
+{
+    enum status st = ST_OK;
+    struct plan p = {0};
+    const bool adapter = strncmp(name, "adapter:", strlen("adapter:")) == 0;
+    char *absolute = realpath(folder, NULL);
+    if (!absolute || strlen(absolute) >= sizeof ret->model)
+        FAIL(ST_INVALID, "%s: its path is too long, or cannot be found", folder);
+    CHECK(make_plan(run, folder, adapter, &p));
+    const struct weights *w = adapter ? p.adapter->weights : p.base;
+    *ret = (struct bridge_role){.bytes = w->bytes,
+                                .dt = w->dt,
+                                .n_parameters = w->n_parameters,
+                                .rope_context = p.model->rope_context};
+    weights_layout_hash(w, ret->layout_hash);
+    snprintf(ret->role, sizeof ret->role, "%s", name);
+    snprintf(ret->model, sizeof ret->model, "%s", adapter ? "" : absolute);
+out:
+    release_plan(&p);
+    free(absolute);
+    return st;
+}
+
+static enum status own_weights(struct run *run, const char *server)
+{
+    const struct train_config *c = run->config;
+    enum status st;
+    struct bridge_role roles[3];
+    char device[JOB_DEVICE_ROOM];
+    int n = 0;
+    CHECK(device_open(job_device(run->job, c->device, device), &run->own->device));
+    CHECK(status_context(describe_own(run, "policy", c->model, &roles[n++]), "--model"));
+    if (c->lora.r) CHECK(describe_own(run, run->role, c->model, &roles[n++]));
+    if (c->train_draft)
+        CHECK(status_context(describe_own(run, "draft", c->draft, &roles[n++]), "--draft"));
+    CHECK(bridge_own(run->own->device, roles, n, server, load_own, run, &run->bridge));
+    run->own->device = NULL; // the bridge's
+out:
+    return st;
+}
+
+static enum status put_arguments(const struct train_config *c, struct bytes *ret)
+{
+    if (c->lora.r) bytes_printf(ret, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
+    if (c->draft) bytes_puts(ret, "--draft {draft} --speculative draft_model:5 ");
+    bytes_puts(ret, c->job.server_args ? c->job.server_args : "");
+    return bytes_status(ret);
+}
+
+static enum status open_server(struct run *run)
+{
+    const struct train_config *c = run->config;
+    struct bytes arguments = BYTES_INIT;
+    char device[JOB_DEVICE_ROOM];
+    enum status st;
+    CHECK(put_arguments(c, &arguments));
+    const struct server_options options = {
+        .command = c->server_command,
+        .device = job_device(run->job, c->device, device),
+        .arguments = bytes_text(&arguments),
+        .port = c->server_port ? (int)c->server_port + run->job->ranks.rank : 0,
+        .folder = run->own->folder,
+        .timeout_s = c->server_timeout};
+    CHECK(server_process_new(&options, &run->own->server));
+    log_info("--sync checkpoint: every %" PRId64 " steps %s is started anew on %s with the weights "
+             "of then; its log is server.log in the run's folder",
+             c->restart_interval, c->server_command ? c->server_command : "cw-infer-server",
+             server_process_address(run->own->server));
+out:
+    bytes_release(&arguments);
+    return st;
+}
+
+enum status run_open_own(struct run *run)
+{
+    const struct train_config *c = run->config;
+    enum status st = ST_OK;
+    if (!(run->own = calloc(1, sizeof *run->own))) FAIL(ST_NO_MEMORY, "no memory for a run");
+    if (c->sync == SYNC_SHARED) return ST_OK;
+    if (!c->server_url) CHECK(open_server(run));
+    CHECK(
+        own_weights(run, c->server_url ? c->server_url : server_process_address(run->own->server)));
+    if (run->resolved.max_staleness > 0 && !c->importance_sampling_correction)
+        log_warn("--restart-interval %" PRId64 " without --importance-sampling-correction: nothing "
+                 "corrects for the age of the samples",
+                 c->restart_interval);
+out:
+    return st;
+}
+
+void run_close_own(struct run *run)
+{
+    if (!run->own) return;
+    server_process_free(run->own->server);
+    device_free(run->own->device);
+    free(run->own);
+}
