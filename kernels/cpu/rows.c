@@ -1,5 +1,6 @@
 /* rows.c: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each is
  * one pass over its memory. */
+#include "common/base/rng.h"
 #include "kernels/cpu/cpu.h"
 #include <string.h>
 
@@ -110,5 +111,63 @@ void cpu_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, en
             ((float *)y)[i] = value;
         else
             ((uint16_t *)y)[i] = bf16_from_f32(value);
+    }
+}
+
+// ---- random numbers ----------------------------------------------------------------------------
+
+// For weights that no file has.
+void cpu_random_normal(struct device *dev, void *x, int64_t n, float scale, uint64_t seed,
+                       uint64_t stream, enum dtype dt)
+{
+    (void)dev;
+#pragma omp parallel for
+    for (int64_t begin = 0; begin < n; begin += RANDOM_CHUNK) {
+        const int64_t end = begin + RANDOM_CHUNK < n ? begin + RANDOM_CHUNK : n;
+        struct rng r;
+        rng_init(&r, seed, stream + (uint64_t)(begin / RANDOM_CHUNK));
+        for (int64_t i = begin; i < end; i++) {
+            const float value = scale * rng_normal(&r);
+            if (dt == DT_F32)
+                ((float *)x)[i] = value;
+            else
+                ((uint16_t *)x)[i] = bf16_from_f32(value);
+        }
+    }
+}
+
+// ---- single logits -----------------------------------------------------------------------------
+
+// Penalties and biases, before a token is sampled, and their way back. Only the tokens that a row
+// lists are touched, so that a vocabulary costs nothing.
+static float adjusted(float z, const struct logit_row *row, const struct logit_entry *entry)
+{
+    z += entry->bias;
+    if (entry->seen) z = z > 0 ? z / row->repetition : z * row->repetition;
+    z -= row->frequency * (float)entry->count;
+    if (entry->count > 0) z -= row->presence;
+    return z;
+}
+
+void cpu_adjust_logits(struct device *dev, float *logits, float *saved,
+                       const struct logit_row *rows, const struct logit_entry *entries, int n,
+                       int vocab, bool undo)
+{
+    for (int i = 0; i < n; i++) {
+        float *row = logits + (int64_t)rows[i].row * vocab;
+        for (int e = rows[i].first; e < rows[i].first + rows[i].n; e++) {
+            const int32_t token = entries[e].token;
+            if (token < 0 || token >= vocab) {
+                device_fail(dev, "adjust_logits: token %d is outside the vocabulary of %d", token,
+                            vocab);
+                return;
+            }
+            if (undo) {
+                row[token] = saved[e];
+            } else {
+                saved[e] = row[token];
+                row[token] = adjusted(row[token], &rows[i], &entries[e]);
+            }
+        }
     }
 }

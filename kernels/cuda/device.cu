@@ -5,6 +5,7 @@
  * only and links it statically, so that a program starts on a machine without a driver and says so;
  * the one driver call (the size of an opened IPC allocation) is looked up at run time.
  */
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/cuda.cuh"
 #include "common/base/bytes.h"
 #include <cuda.h>
@@ -450,3 +451,31 @@ const struct backend backend_cuda = {
     copy_2d,     fill,         sync,       shared_create, shared_open,  shared_close, capture_begin,
     capture_end, graph_launch, graph_free, timer_start,   timer_stop,
 };
+
+// ---- arrays as the copy engine takes them ------------------------------------------------------
+
+// Of bf16, as tiles of hopper.cuh want them.
+bool tensor_map(struct device *dev, CUtensorMap *ret, const void *x, const tensor_boxes &b)
+{
+    typedef CUresult encode(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                            const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                            const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    static void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
+    if (!function)
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                         cudaEnableDefault, &found);
+    cuuint32_t ones[4] = {1, 1, 1, 1};
+    CUresult result =
+        function && found == cudaDriverEntryPointSuccess
+            ? ((encode *)function)(
+                  ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)b.rank, (void *)x, b.sizes,
+                  b.strides, b.box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+            : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS) return true;
+    device_fail(dev, "describing an array of rows of %llu to the copy engine: CUDA driver error %d",
+                (unsigned long long)b.sizes[0], (int)result);
+    return false;
+}

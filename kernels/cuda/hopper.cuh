@@ -24,7 +24,7 @@ struct tensor_boxes {
     cuuint32_t box[4];
 };
 
-// False after a recorded failure (tensor_map.cu).
+// False after a recorded failure (device.cu).
 bool tensor_map(struct device *dev, CUtensorMap *ret, const void *x, const tensor_boxes &boxes);
 
 #if HAS_WGMMA

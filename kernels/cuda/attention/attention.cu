@@ -532,3 +532,46 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
     });
     op_take_variant(dev, &attn_packed_back_variants, &call);
 }
+
+// ---- gradient of the sinks ---------------------------------------------------------------------
+
+// kernels/cpu/attention.c has the formula. A block has a head and walks the rows, one a warp; each
+// sum has a fixed order.
+#define SINK_WARPS 32
+
+template <typename T>
+__global__ void __launch_bounds__(SINK_WARPS * 32)
+    sinks_back_kernel(float *dsinks, const T *dout, const T *out, const float *lse, const T *sinks,
+                      int rows, int heads, int dim)
+{
+    grid_begin();
+    __shared__ float sums[SINK_WARPS];
+    const int h = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float sink = to_f32(sinks[h]);
+    float sum = 0;
+#pragma unroll 4
+    for (int r = warp; r < rows; r += SINK_WARPS) {
+        const int64_t at = (int64_t)r * heads + h;
+        float inner = 0;
+        for (int c = lane; c < dim; c += 32)
+            inner += to_f32(dout[at * dim + c]) * to_f32(out[at * dim + c]);
+        sum -= expf(sink - lse[at]) * lanes_sum(inner);
+    }
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    if (warp > 0) return;
+    sum = lanes_sum(sums[lane]);
+    if (lane == 0) dsinks[h] += sum;
+}
+
+void cuda_attn_sinks_back(struct device *dev, float *dsinks, const void *dout, const void *out,
+                          const float *lse, int rows, const struct attn_shape *s)
+{
+    if (rows <= 0) return;
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        cuda_launch(dev, "attn_sinks_back", sinks_back_kernel<T>, s->n_heads, SINK_WARPS * 32, 0,
+                    dsinks, (const T *)dout, (const T *)out, lse, (const T *)s->sinks, rows,
+                    s->n_heads, s->head_dim);
+    });
+}

@@ -1,5 +1,6 @@
 /* rows.cu: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each
  * is one pass over its memory, with 16-byte accesses where widths and addresses allow. */
+#include "common/base/rng.h"
 #include "kernels/cuda/cuda.cuh"
 #include <limits.h>
 
@@ -239,4 +240,74 @@ void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, e
         else
             convert<Y, float>(dev, y, x, n);
     });
+}
+
+// ---- random numbers ----------------------------------------------------------------------------
+
+// For weights that no file has: those of kernels/cpu/rows.c, but for the last bit of a double's
+// logarithm and cosine. A thread has the two numbers of a block of four words.
+template <typename T>
+__global__ void random_normal_kernel(T *x, int64_t n, float scale, uint64_t seed, uint64_t stream)
+{
+    grid_begin();
+    const int64_t i = 2 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
+    if (i >= n) return;
+    const uint64_t s = stream + (uint64_t)(i / RANDOM_CHUNK);
+    const uint32_t counter[4] = {(uint32_t)(i % RANDOM_CHUNK / 2), 0, (uint32_t)s,
+                                 (uint32_t)(s >> 32)};
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    uint32_t words[4];
+    philox4x32(counter, key, words);
+    x[i] = from_f32<T>(scale * rng_normal_of(words[0], words[1]));
+    if (i + 1 < n) x[i + 1] = from_f32<T>(scale * rng_normal_of(words[2], words[3]));
+}
+
+void cuda_random_normal(struct device *dev, void *x, int64_t n, float scale, uint64_t seed,
+                        uint64_t stream, enum dtype dt)
+{
+    if (n <= 0) return;
+    with_type(dt, [&](auto t) {
+        cuda_launch(dev, "random numbers", random_normal_kernel<decltype(t)>,
+                    ceil_div(n, 2 * THREADS), THREADS, 0, (decltype(t) *)x, n, scale, seed, stream);
+    });
+}
+
+// ---- single logits -----------------------------------------------------------------------------
+
+// Penalties and biases, before a token is sampled, and their way back. One block a row; a row lists
+// a token once, so no two threads meet. Products and sums are rounded one by one, as on the CPU.
+__device__ __forceinline__ float adjusted(float z, const logit_row &row, const logit_entry &entry)
+{
+    z = __fadd_rn(z, entry.bias);
+    if (entry.seen) z = z > 0.f ? __fdiv_rn(z, row.repetition) : __fmul_rn(z, row.repetition);
+    z = __fsub_rn(z, __fmul_rn(row.frequency, (float)entry.count));
+    if (entry.count > 0) z = __fsub_rn(z, row.presence);
+    return z;
+}
+
+__global__ void adjust_kernel(float *logits, float *saved, const logit_row *rows,
+                              const logit_entry *entries, int vocab, bool undo)
+{
+    grid_begin();
+    const logit_row row = rows[blockIdx.x];
+    float *z = logits + (int64_t)row.row * vocab;
+    for (int e = row.first + threadIdx.x; e < row.first + row.n; e += THREADS) {
+        const logit_entry entry = entries[e];
+        if (entry.token < 0 || entry.token >= vocab) continue; // the host cannot look
+        if (undo) {
+            z[entry.token] = saved[e];
+        } else {
+            saved[e] = z[entry.token];
+            z[entry.token] = adjusted(z[entry.token], row, entry);
+        }
+    }
+}
+
+void cuda_adjust_logits(struct device *dev, float *logits, float *saved,
+                        const struct logit_row *rows, const struct logit_entry *entries, int n,
+                        int vocab, bool undo)
+{
+    if (n <= 0) return;
+    cuda_launch(dev, "adjust_logits", adjust_kernel, n, THREADS, 0, logits, saved, rows, entries,
+                vocab, undo);
 }
