@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define CONTROL_MAGIC  "CWEIGHTS" // 8 bytes, no NUL
-#define CONTROL_FORMAT 3
+#define CONTROL_FORMAT 2
 #define ATTEMPTS       10 // to take a name
 #define ATTEMPT_MS     20
 

@@ -58,8 +58,8 @@ struct page {
     char snapshot[2][CONTROL_PATH_BYTES];
 
     _Alignas(64) _Atomic uint64_t noted_publishes; // that `roles` know of
-    _Atomic uint64_t policy_version;               // that came with its last change
     char loaded[CONTROL_PATH_BYTES];               // folder that the owner loaded by its own choice
+    _Atomic uint64_t policy_version;               // that came with its last change
 
     _Alignas(64) struct page_role roles[CONTROL_ROLES]; // the first: the policy's
 };

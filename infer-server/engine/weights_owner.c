@@ -41,10 +41,10 @@ struct weights_owner {
     char bridge_path[512], path_hash[17], page_name[64];
     struct arena arenas[WEIGHTS_ROLES];
     struct control *control;
-    struct adapters *adapters; // NULL: none
-    json_t *base;              // adapter_base(); NULL: nobody has asked yet
-    uint64_t base_version;     // control_facts.policy_version of its sum
-    char *socket_path;         // NULL: not announced yet
+    struct adapters *adapters;           // NULL: none
+    json_t *base;                        // adapter_base(); NULL: nobody has asked yet
+    uint64_t base_version, base_updates; // control_facts.policy_version, updates of its sum
+    char *socket_path;                   // NULL: not announced yet
 };
 
 #define NO_FOLDER    "(random weights)"
@@ -582,7 +582,7 @@ enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
     struct control_facts f;
     uint64_t *sums = NULL;
     control_facts(o->control, &f);
-    if (!o->base || o->base_version != f.policy_version) {
+    if (!o->base || o->base_version != f.policy_version || o->base_updates != f.updates) {
         if (!(sums = calloc(1 + others, sizeof *sums))) FAIL(ST_NO_MEMORY, "no memory for sums");
         CHECK(group_order(o->group, ORDER_SUMS, NULL, 0));
         CHECK(and_others(o, weights_checksum(w, o->dev, sums), sums + 1,
@@ -591,6 +591,7 @@ enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
         o->base = adapter_base(f.origin, f.version, f.updates, w->dt, group_size(o->group), sums,
                                1 + others);
         o->base_version = f.policy_version;
+        o->base_updates = f.updates; // a writer of an older release counts these alone
     }
     json_object_set_new(o->base, "version", json_integer((json_int_t)f.version));
     *ret = o->base;

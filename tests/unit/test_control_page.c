@@ -39,6 +39,7 @@ static const struct {
     FIELD(snapshot),
     FIELD(noted_publishes),
     FIELD(loaded),
+    FIELD(policy_version),
     FIELD(roles),
 };
 
