@@ -7,15 +7,15 @@
 #include "trainer/commands.h"
 #include "common/model/model.h"
 #include "trainer/run/foreign_names.h"
-#include "trainer/run/offline.h"
+#include "trainer/run/dataset_run.h"
 #include "trainer/run/options_shared.h"
 
-#define OPTIONS_OF struct offline_config
+#define OPTIONS_OF struct dataset_config
 const struct option_spec dpo_options[] = {
     OPT_HEADING("What is trained, on what"),
     OPT_TEXT("model", model, NULL, "DIR", "model folder to start from, and the reference (needed)",
              IS_COMMON),
-    OFFLINE_DATA_OPTIONS("pairs, JSONL: prompt, chosen and rejected"),
+    DATASET_OPTIONS("pairs, JSONL: prompt, chosen and rejected"),
     OPT_HEADING("Loss"),
     OPT_CHOICE("loss-type", preference, "sigmoid", preference_names, "sigmoid: DPO", IS_COMMON),
     OPT_DOUBLE("beta", loss.beta, "0.1", "B", 0, 1e6,
@@ -28,23 +28,23 @@ const struct option_spec dpo_options[] = {
                WITHIN("loss-type=discopop")),
     OPT_DOUBLE("sft-weight", loss.sft_weight, "0", "W", 0, 1e6,
                "of the chosen completions' cross-entropy beside it, which keeps them likely"),
-    OFFLINE_RUN_OPTIONS("1e-6"),
+    DATASET_RUN_OPTIONS("1e-6"),
     OPT_FOREIGN(dpo_foreign_names),
-    OPT_FOREIGN(offline_foreign_names),
+    OPT_FOREIGN(dataset_foreign_names),
     OPT_FOREIGN(common_foreign_names),
     OPT_END,
 };
 
 int dpo_main(int argc, char **argv)
 {
-    static const struct offline_task task = {
+    static const struct dataset_task task = {
         .command = "dpo",
         .options = dpo_options,
         .sides = 2,
         .side_fields = {"chosen", "rejected"},
         .loss = LOSS_SIGMOID,
     };
-    return offline_main(&task,
+    return dataset_main(&task,
                         "--model DIR --data FILE.jsonl --out DIR | --run-dir DIR\n\n"
                         "Trains a model folder, or a LoRA adapter of it, on pairs of which one "
                         "completion is preferred (DPO), without a server.",

@@ -6,10 +6,10 @@
 #include "trainer/commands.h"
 #include "common/model/model.h"
 #include "trainer/run/foreign_names.h"
-#include "trainer/run/offline.h"
+#include "trainer/run/dataset_run.h"
 #include "trainer/run/options_shared.h"
 
-#define OPTIONS_OF struct offline_config
+#define OPTIONS_OF struct dataset_config
 const struct option_spec sft_options[] = {
     OPT_HEADING("What is trained, on what"),
     OPT_TEXT("model", model, NULL, "DIR", "model folder to start from", IS_COMMON),
@@ -19,24 +19,24 @@ const struct option_spec sft_options[] = {
              EXCLUDES("lora-r", "an adapter of random weights is of no use")),
     OPT_CHOICE("train-on", all_turns, "last", OPTION_WORDS("last", "all"),
                "which turns of the assistant are learnt of a conversation"),
-    OFFLINE_DATA_OPTIONS("prompts and completions, JSONL"),
+    DATASET_OPTIONS("prompts and completions, JSONL"),
     ANSWER_FIELD_OPTION,
-    OFFLINE_RUN_OPTIONS("2e-5"),
+    DATASET_RUN_OPTIONS("2e-5"),
     OPT_FOREIGN(sft_foreign_names),
-    OPT_FOREIGN(offline_foreign_names),
+    OPT_FOREIGN(dataset_foreign_names),
     OPT_FOREIGN(common_foreign_names),
     OPT_END,
 };
 
 int sft_main(int argc, char **argv)
 {
-    static const struct offline_task task = {
+    static const struct dataset_task task = {
         .command = "sft",
         .options = sft_options,
         .sides = 1,
         .loss = LOSS_CROSS_ENTROPY,
     };
-    return offline_main(&task,
+    return dataset_main(&task,
                         "--model DIR | --init CONFIG.json --tokenizer DIR  --data FILE.jsonl "
                         "--out DIR | --run-dir DIR\n\n"
                         "Trains a model folder, or a LoRA adapter of it, on prompts and "

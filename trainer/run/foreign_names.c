@@ -145,7 +145,7 @@ const char *const train_foreign_names[] = {
     NULL,
 };
 
-const char *const offline_foreign_names[] = {
+const char *const dataset_foreign_names[] = {
     "per-device-train-batch-size: --examples-per-step is all of a step",
     "per-device-eval-batch-size: --examples-per-step goes through at a time, which changes no "
     "figure",

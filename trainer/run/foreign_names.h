@@ -5,7 +5,7 @@
 
 extern const char *const common_foreign_names[];  // of every command that trains
 extern const char *const train_foreign_names[];   // of `train` alone
-extern const char *const offline_foreign_names[]; // of `sft` and `dpo`
+extern const char *const dataset_foreign_names[]; // of `sft` and `dpo`
 extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
 
 #endif

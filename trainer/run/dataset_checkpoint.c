@@ -1,4 +1,4 @@
-/* offline_checkpoint.c: what a run without a server writes: its checkpoints (checkpoint.h), by
+/* dataset_checkpoint.c: what a run without a server writes: its checkpoints (checkpoint.h), by
  * which it is taken up again to the same bits, and at the end --out. The main thread.
  *
  * Beyond the weights and the optimizer a run depends on its options, on the step and on how many
@@ -6,15 +6,15 @@
 #include "common/base/log.h"
 #include "trainer/learn/step.h"
 #include "trainer/run/checkpoint.h"
-#include "trainer/run/offline.h"
+#include "trainer/run/dataset_run.h"
 #include "trainer/run/same_run.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-static struct same_run same_run_of(const struct offline *s)
+static struct same_run same_run_of(const struct dataset_run *s)
 {
-    const struct offline_config *c = s->config;
+    const struct dataset_config *c = s->config;
     return (struct same_run){.command = s->task->command,
                              .data = s->data.sides[0],
                              .seed = c->seed,
@@ -25,7 +25,7 @@ static struct same_run same_run_of(const struct offline *s)
                              .dev = s->dev};
 }
 
-static enum status state_of(const struct offline *s, bool interim, struct checkpoint *ret)
+static enum status state_of(const struct dataset_run *s, bool interim, struct checkpoint *ret)
 {
     const struct same_run same = same_run_of(s);
     struct checkpoint c = {.step = s->step,
@@ -40,14 +40,14 @@ static enum status state_of(const struct offline *s, bool interim, struct checkp
     return c.same && c.best ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
 }
 
-enum status offline_save(struct offline *s, bool interim)
+enum status dataset_run_save(struct dataset_run *s, bool interim)
 {
     enum status st = ST_OK;
     char *folder = NULL;
     struct checkpoint c = {0};
     const struct model_folder model = {.weights = s->weights,
                                        .as = s->weights->dt,
-                                       .source_folder = offline_tokenizer_folder(s->config),
+                                       .source_folder = dataset_tokenizer_folder(s->config),
                                        .adapter = s->adapter,
                                        .optimizer = learner_optimizer(s->learner)};
     if (!s->folder[0]) return ST_OK;
@@ -59,7 +59,7 @@ out:
     return st;
 }
 
-enum status offline_resume(struct offline *s, const char *folder)
+enum status dataset_run_resume(struct dataset_run *s, const char *folder)
 {
     enum status st;
     struct checkpoint c = {0};
@@ -85,7 +85,7 @@ out:
     return status_context(st, "resuming");
 }
 
-enum status offline_take_best(struct offline *s)
+enum status dataset_run_take_best(struct dataset_run *s)
 {
     enum status st;
     char *folder = NULL;
@@ -101,7 +101,7 @@ out:
     return status_context(st, "--load-best-model-at-end");
 }
 
-enum status offline_describe(const struct offline *s, bool resumed)
+enum status dataset_run_describe(const struct dataset_run *s, bool resumed)
 {
     if (!s->folder[0] || !train_ranks_lead(&s->ranks)) return ST_OK;
     json_t *options = options_to_json(s->task->options, s->config);
@@ -114,15 +114,15 @@ enum status offline_describe(const struct offline *s, bool resumed)
     return st;
 }
 
-enum status offline_write_out(struct offline *s)
+enum status dataset_run_write_out(struct dataset_run *s)
 {
-    const struct offline_config *c = s->config;
+    const struct dataset_config *c = s->config;
     enum status st;
     if (!c->out || !train_ranks_lead(&s->ranks)) return ST_OK;
     const enum dtype as = c->dtype ? (enum dtype)(c->dtype - 1) : s->weights->dt;
     struct model_folder model = {.weights = s->weights,
                                  .as = as,
-                                 .source_folder = offline_tokenizer_folder(c),
+                                 .source_folder = dataset_tokenizer_folder(c),
                                  .adapter = s->adapter};
     if (s->adapter && !(model.state = adapter_state(NULL, s->base)))
         FAIL(ST_NO_MEMORY, "no memory to write %s", c->out);

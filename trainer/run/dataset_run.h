@@ -1,8 +1,8 @@
-/* offline.h: training on completions that are there already, without a server: `cw-trainer sft`
+/* dataset_run.h: training on completions that are there already, without a server: `cw-trainer sft`
  * learns them, `cw-trainer dpo` prefers one of two. One run: its options, and everything it has
- * open. Private to sft.c, dpo.c and the offline_*.c files. One thread, the main one. */
-#ifndef TRAINER_OFFLINE_H
-#define TRAINER_OFFLINE_H
+ * open. Private to sft.c, dpo.c and the dataset_*.c files. One thread, the main one. */
+#ifndef TRAINER_DATASET_RUN_H
+#define TRAINER_DATASET_RUN_H
 
 #include "common/base/log.h"
 #include "trainer/learn/loss.h"
@@ -13,9 +13,9 @@
 #include "trainer/run/runlog.h"
 #include "trainer/run/saver.h"
 
-#define OFFLINE_SIDES 2 // completions of an example, at most
+#define DATASET_SIDES 2 // completions of an example, at most
 
-struct offline_config {
+struct dataset_config {
     const char *model, *init, *tokenizer, *data, *eval_data, *out, *run_dir, *config, *device;
     int dtype; // dtype_option_names
     struct prompt_options prompts;
@@ -36,32 +36,32 @@ struct offline_config {
     enum log_level log_level;
 };
 
-struct offline_data {
+struct dataset_examples {
     // (task->sides): the same lines with a completion each, and the same prompts
-    struct dataset *sides[OFFLINE_SIDES];
+    struct dataset *sides[DATASET_SIDES];
     int n;             // examples
     double *reference; // (n, sides) log-probability of each completion by the start; of pairs
 };
 
-struct offline_task { // what differs between the commands
+struct dataset_task { // what differs between the commands
     const char *command;
     const struct option_spec *options;
     int sides;
-    const char *side_fields[OFFLINE_SIDES]; // prompt_options.side
+    const char *side_fields[DATASET_SIDES]; // prompt_options.side
     enum loss_type loss;                    // the first, of dpo's
 };
 
-struct offline {
-    const struct offline_task *task;
-    const struct offline_config *config;
+struct dataset_run {
+    const struct dataset_task *task;
+    const struct dataset_config *config;
     char folder[FOLDER_ROOM]; // "": none is kept
     int folder_lock;          // -1: none
     struct device *dev;
     struct model_config *model;
     struct weights *weights;
-    struct adapter *adapter;        // that is trained instead (--lora-r); NULL: none
-    json_t *base;                   // of the adapter
-    struct offline_data data, eval; // eval.n 0: none
+    struct adapter *adapter;            // that is trained instead (--lora-r); NULL: none
+    json_t *base;                       // of the adapter
+    struct dataset_examples data, eval; // eval.n 0: none
     int64_t longest, widest; // tokens of a prompt with a completion; with all of an example's
     struct data_order order;
     struct schedule schedule;
@@ -78,39 +78,40 @@ struct offline {
 
 // What is asked for, before anything is opened: ST_INVALID names the option. A run that goes on
 // takes its options from its folder.
-enum status offline_check(const struct offline_task *task, struct option_set *set,
-                          struct offline_config *config, struct job *ret_job);
+enum status dataset_run_check(const struct dataset_task *task, struct option_set *set,
+                              struct dataset_config *config, struct job *ret_job);
 // task and config are set: folder, model, data, the learner with all its memory, and the state of
-// the last checkpoint with --resume. offline_release() takes half-opened runs too.
-enum status offline_open(struct offline *s);
-void offline_release(struct offline *s, enum status outcome); // which other ranks hear
-const char *offline_tokenizer_folder(const struct offline_config *config);
+// the last checkpoint with --resume. dataset_run_release() takes half-opened runs too.
+enum status dataset_run_open(struct dataset_run *s);
+void dataset_run_release(struct dataset_run *s, enum status outcome); // which other ranks hear
+const char *dataset_tokenizer_folder(const struct dataset_config *config);
 
-enum status offline_compare_weights(const struct offline *s); // of all ranks, after a step
+enum status dataset_run_compare_weights(const struct dataset_run *s); // of all ranks, after a step
 
-// offline_data.c: reads a file's examples; largest: s->longest and widest become theirs, where they
-// are more.
-enum status offline_load(struct offline *s, const char *path, int64_t limit,
-                         struct offline_data *ret);
-void offline_data_release(struct offline_data *data);
+// dataset_examples.c: reads a file's examples; largest: s->longest and widest become theirs, where
+// they are more.
+enum status dataset_examples_load(struct dataset_run *s, const char *path, int64_t limit,
+                                  struct dataset_examples *ret);
+void dataset_examples_release(struct dataset_examples *data);
 // The log-probabilities by the weights as they are.
-enum status offline_measure(struct offline *s, struct offline_data *data);
+enum status dataset_run_measure(struct dataset_run *s, struct dataset_examples *data);
 // n examples of `data`: those of items, or, NULL, the first ones. ret: begun; it borrows them.
-enum status offline_samples(const struct offline *s, const struct offline_data *data,
-                            const int *items, int n, struct samples **ret);
+enum status dataset_run_samples(const struct dataset_run *s, const struct dataset_examples *data,
+                                const int *items, int n, struct samples **ret);
 
-// offline_checkpoint.c: a checkpoint of the present step, unless there is one, or no folder.
-enum status offline_save(struct offline *s, bool interim);
-enum status offline_resume(struct offline *s, const char *folder);
-enum status offline_take_best(struct offline *s); // the best checkpoint's weights
-enum status offline_describe(const struct offline *s, bool resumed); // config.json and run.json
-enum status offline_write_out(struct offline *s);                    // --out
+// dataset_checkpoint.c: a checkpoint of the present step, unless there is one, or no folder.
+enum status dataset_run_save(struct dataset_run *s, bool interim);
+enum status dataset_run_resume(struct dataset_run *s, const char *folder);
+enum status dataset_run_take_best(struct dataset_run *s); // the best checkpoint's weights
+enum status dataset_run_describe(const struct dataset_run *s,
+                                 bool resumed);           // config.json and run.json
+enum status dataset_run_write_out(struct dataset_run *s); // --out
 
-// offline_run.c: a task's main.
-int offline_main(const struct offline_task *task, const char *usage, int argc, char **argv);
+// dataset_run.c: a task's main.
+int dataset_main(const struct dataset_task *task, const char *usage, int argc, char **argv);
 
-// Rows that both commands have, of a struct offline_config.
-#define OFFLINE_DATA_OPTIONS(data_help)                                                            \
+// Rows that both commands have, of a struct dataset_config.
+#define DATASET_OPTIONS(data_help)                                                                 \
     OPT_TEXT("tokenizer", tokenizer, NULL, "DIR", "folder with the tokenizer (default: --model)"), \
         OPT_TEXT("data", data, NULL, "FILE", data_help, IS_COMMON), MAX_SAMPLES_OPTION,            \
         OPT_TEXT("out", out, NULL, "DIR",                                                          \
@@ -128,7 +129,7 @@ int offline_main(const struct offline_task *task, const char *usage, int argc, c
                 "does by --max-context; 0: the longest example"),                                  \
         OPT_CONFIG, PROMPT_OPTIONS
 
-#define OFFLINE_RUN_OPTIONS(rate)                                                                  \
+#define DATASET_RUN_OPTIONS(rate)                                                                  \
     OPT_HEADING("Optimizer (AdamW)"),                                                              \
         OPT_INT("examples-per-step", examples_per_step, "8", "N", 1, 1e6, "examples in one step",  \
                 IS_COMMON),                                                                        \

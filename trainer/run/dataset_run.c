@@ -1,11 +1,11 @@
-/* offline_run.c: the steps of a run without a server: gradients of the next examples, one update,
+/* dataset_run.c: the steps of a run without a server: gradients of the next examples, one update,
  * a line of metrics.jsonl; evaluations and checkpoints between them. The main thread. */
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
-#include "trainer/run/offline.h"
+#include "trainer/run/dataset_run.h"
 #include "trainer/run/stats_metrics.h"
 #include "trainer/run/stop.h"
 
@@ -14,7 +14,7 @@
 
 // ---- a pass -------------------------------------------------------------------------------------
 
-static int64_t tokens_of(const struct offline *s, const struct offline_data *data, int item)
+static int64_t tokens_of(const struct dataset_run *s, const struct dataset_examples *data, int item)
 {
     int64_t n = 0;
     for (int k = 0; k < s->task->sides; k++) {
@@ -25,7 +25,7 @@ static int64_t tokens_of(const struct offline *s, const struct offline_data *dat
 }
 
 // The mean over all held-out examples, of which each rank computes its share.
-static enum status evaluate(struct offline *s, json_t *metrics)
+static enum status evaluate(struct dataset_run *s, json_t *metrics)
 {
     const int each = (int)s->config->examples_per_step;
     struct step step = {.loss = s->loss};
@@ -33,7 +33,7 @@ static enum status evaluate(struct offline *s, json_t *metrics)
     struct samples *samples = NULL;
     char best[BEST_WORDS];
     enum status st;
-    CHECK(offline_samples(s, &s->eval, NULL, s->eval.n, &samples));
+    CHECK(dataset_run_samples(s, &s->eval, NULL, s->eval.n, &samples));
     step.scale = loss_scale_of(&s->loss, samples, 0, s->eval.n);
     for (int at = 0; at < s->eval.n; at += each)
         CHECK(learner_pass(s->learner, PASS_LOSS, samples, at,
@@ -52,7 +52,8 @@ out:
 
 // ---- a step -------------------------------------------------------------------------------------
 
-static enum status offline_step(struct offline *s, struct update_stats *ret, double *ret_seconds)
+static enum status dataset_run_step(struct dataset_run *s, struct update_stats *ret,
+                                    double *ret_seconds)
 {
     enum status st;
     const int n = (int)s->config->examples_per_step;
@@ -64,7 +65,7 @@ static enum status offline_step(struct offline *s, struct update_stats *ret, dou
         s->items[i] = data_order_at(&s->order, s->taken + i);
         s->num_tokens += tokens_of(s, &s->data, s->items[i]);
     }
-    CHECK(offline_samples(s, &s->data, s->items, n, &samples));
+    CHECK(dataset_run_samples(s, &s->data, s->items, n, &samples));
     CHECK(update_policy(s->learner, &config, samples, ret));
     CHECK(device_sync(s->dev));
     s->taken += n;
@@ -77,7 +78,7 @@ out:
 }
 
 // stats: of the step just done; NULL: there is none.
-static enum status put_line(struct offline *s, const struct update_stats *stats, double seconds)
+static enum status put_line(struct dataset_run *s, const struct update_stats *stats, double seconds)
 {
     const int64_t total = s->schedule.total_steps;
     enum status st = ST_OK;
@@ -108,7 +109,7 @@ struct recent { // since the last progress line, and in all
     int64_t steps, targets, start_ns, first_step;
 };
 
-static void say_progress(const struct offline *s, struct recent *r)
+static void say_progress(const struct dataset_run *s, struct recent *r)
 {
     const int64_t total = s->schedule.total_steps;
     const double seconds = clock_ms_since(r->start_ns) / 1e3;
@@ -123,17 +124,17 @@ static void say_progress(const struct offline *s, struct recent *r)
     r->steps = 0;
 }
 
-static enum status save_if_due(struct offline *s)
+static enum status save_if_due(struct dataset_run *s)
 {
     enum save_kind kind;
     enum status st =
         saver_due(&s->saver, s->step, s->schedule.total_steps, &s->best, &s->ranks, &kind);
-    return st == ST_OK && kind != SAVE_NOT ? offline_save(s, kind == SAVE_INTERIM) : st;
+    return st == ST_OK && kind != SAVE_NOT ? dataset_run_save(s, kind == SAVE_INTERIM) : st;
 }
 
 // A model that is half trained is not what --out asks for, and must not look like it: it becomes a
 // checkpoint, where there is no run folder in one of its own.
-static enum status end_unfinished(struct offline *s)
+static enum status end_unfinished(struct dataset_run *s)
 {
     const char *command = s->task->command, *out = s->config->out;
     enum status st;
@@ -141,9 +142,9 @@ static enum status end_unfinished(struct offline *s)
         char *none = NULL;
         if (train_ranks_lead(&s->ranks)) CHECK(folder_open(NULL, s->folder, &s->folder_lock));
         CHECK(folder_agree(&s->ranks, s->folder, &none));
-        CHECK(offline_describe(s, false));
+        CHECK(dataset_run_describe(s, false));
     }
-    CHECK(offline_save(s, false));
+    CHECK(dataset_run_save(s, false));
     st = status_fail(ST_CANCELLED,
                      "stopped at step %" PRId64 " of %" PRId64 "%s%s%s; go on from the checkpoint: "
                      "cw-trainer %s --run-dir %s --resume",
@@ -154,7 +155,7 @@ out:
 }
 
 // One rank that was told to stop stops all of them.
-static enum status goes_on(const struct offline *s, bool *ret)
+static enum status goes_on(const struct dataset_run *s, bool *ret)
 {
     bool stop = stop_requested();
     enum status st = train_ranks_any(&s->ranks, &stop);
@@ -162,7 +163,7 @@ static enum status goes_on(const struct offline *s, bool *ret)
     return st;
 }
 
-static enum status train_steps(struct offline *s)
+static enum status train_steps(struct dataset_run *s)
 {
     const int64_t total = s->schedule.total_steps, first = s->step;
     struct recent recent = {.start_ns = clock_now_ns(), .first_step = first};
@@ -173,15 +174,15 @@ static enum status train_steps(struct offline *s)
     if (s->step == 0 && s->eval.n) {
         s->best = BEST_NONE;
         CHECK(put_line(s, NULL, 0));
-        CHECK(offline_save(s, false));
+        CHECK(dataset_run_save(s, false));
     }
     while (s->step < total && !best_out_of_patience(&s->best, patience)) {
         struct update_stats stats;
         double seconds;
         CHECK(goes_on(s, &on));
         if (!on) break;
-        CHECK(offline_step(s, &stats, &seconds));
-        CHECK(offline_compare_weights(s));
+        CHECK(dataset_run_step(s, &stats, &seconds));
+        CHECK(dataset_run_compare_weights(s));
         if (s->step == first + 1) memory_say_taken(s->learner);
         if (stats.skipped) log_warn("step %" PRId64 ": %s", s->step, status_message());
         CHECK(learning_skipped(&skipped, stats.skipped, "the", "lower --learning-rate"));
@@ -200,19 +201,19 @@ out:
     return st;
 }
 
-static enum status offline_train(struct offline *s)
+static enum status dataset_run_train(struct dataset_run *s)
 {
     char best[BEST_WORDS];
     enum status st;
     CHECK(train_steps(s));
-    CHECK(offline_save(s, false));
+    CHECK(dataset_run_save(s, false));
     best_end_words(&(struct best){.step = s->best.step, .score = -s->best.score}, "loss", best);
     if (s->step < s->schedule.total_steps)
         log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
                  " evaluations in a row were no better (--early-stop-patience)",
                  s->step, s->schedule.total_steps, s->best.waited);
     if (s->folder[0]) log_info("run folder %s%s", s->folder, best);
-    if (s->config->load_best_model_at_end) CHECK(offline_take_best(s));
+    if (s->config->load_best_model_at_end) CHECK(dataset_run_take_best(s));
 out:
     return st;
 }
@@ -220,8 +221,8 @@ out:
 // ---- the program --------------------------------------------------------------------------------
 
 struct started {
-    struct offline_config config;
-    struct offline run;
+    struct dataset_config config;
+    struct dataset_run run;
     struct job job;
     char **argv; // of this program
 };
@@ -229,29 +230,29 @@ struct started {
 static enum status check(void *context, struct option_set *set)
 {
     struct started *p = context;
-    return offline_check(p->run.task, set, &p->config, &p->job);
+    return dataset_run_check(p->run.task, set, &p->config, &p->job);
 }
 
 static enum status run(void *context)
 {
     struct started *p = context;
-    struct offline *s = &p->run;
+    struct dataset_run *s = &p->run;
     struct stop *stop = NULL;
     enum status st;
     if (p->job.launches) return job_launch(&p->job, p->argv);
     stop_catch_signals();
     CHECK(stop_watch_new(&(struct stop_options){.first = STOP_AT_STEP}, &stop));
-    CHECK(offline_open(s));
-    CHECK(offline_train(s));
-    st = offline_write_out(s);
+    CHECK(dataset_run_open(s));
+    CHECK(dataset_run_train(s));
+    st = dataset_run_write_out(s);
 out:
     if (st == ST_CANCELLED) log_warn("%s", status_message());
     stop_watch_end(stop);
-    offline_release(s, st);
+    dataset_run_release(s, st);
     return st;
 }
 
-int offline_main(const struct offline_task *task, const char *usage, int argc, char **argv)
+int dataset_main(const struct dataset_task *task, const char *usage, int argc, char **argv)
 {
     struct started p = {
         .run = {.task = task, .config = &p.config, .ranks = {.job = &p.job}, .folder_lock = -1},

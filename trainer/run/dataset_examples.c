@@ -1,5 +1,5 @@
-/* offline_data.c: the examples of a supervised run or of one by preferences: read, and put into the
- * learner's groups. The main thread; logs what is left out.
+/* dataset_examples.c: the examples of a supervised run or of one by preferences: read, and put into
+ * the learner's groups. The main thread; logs what is left out.
  *
  * A pair is one file read twice, each time with another completion behind the same prompt. Its two
  * completions are one group, so that the prompt is computed once, and stay in one micro-batch,
@@ -8,14 +8,14 @@
 #include "trainer/run/notices.h"
 #include "common/model/config.h"
 #include "trainer/data/data.h"
-#include "trainer/run/offline.h"
+#include "trainer/run/dataset_run.h"
 #include "trainer/run/stop.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void say_turns(const struct dataset *d, const struct offline_config *c)
+static void say_turns(const struct dataset *d, const struct dataset_config *c)
 {
     if (d->turns.several == 0) return;
     if (!c->all_turns)
@@ -31,10 +31,10 @@ static void say_turns(const struct dataset *d, const struct offline_config *c)
                  d->path, d->turns.earlier - d->turns.learnt, d->turns.earlier);
 }
 
-static enum status load_side(const struct offline *s, const char *path, int64_t limit,
+static enum status load_side(const struct dataset_run *s, const char *path, int64_t limit,
                              const char *side, struct dataset **ret)
 {
-    const struct offline_config *c = s->config;
+    const struct dataset_config *c = s->config;
     int left_out;
     struct prompt_options options = c->prompts;
     options.max_samples = limit;
@@ -42,7 +42,7 @@ static enum status load_side(const struct offline *s, const char *path, int64_t 
     options.all_turns = c->all_turns;
     options.side = side;
     options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
-    enum status st = prompts_load(path, offline_tokenizer_folder(c), s->model->vocab_size, &options,
+    enum status st = prompts_load(path, dataset_tokenizer_folder(c), s->model->vocab_size, &options,
                                   ret, &left_out);
     if (st != ST_OK) return st;
     if (side && strcmp(side, s->task->side_fields[0]) != 0) return ST_OK; // it has been said
@@ -71,7 +71,7 @@ static enum status check_pairs(const struct dataset *a, const struct dataset *b)
                                       a->path);
 }
 
-static void note_lengths(struct offline *s, const struct offline_data *data)
+static void note_lengths(struct dataset_run *s, const struct dataset_examples *data)
 {
     for (int i = 0; i < data->n; i++) {
         int64_t all = data->sides[0]->examples[i].prompt_ids.n;
@@ -85,11 +85,11 @@ static void note_lengths(struct offline *s, const struct offline_data *data)
     }
 }
 
-enum status offline_load(struct offline *s, const char *path, int64_t limit,
-                         struct offline_data *ret)
+enum status dataset_examples_load(struct dataset_run *s, const char *path, int64_t limit,
+                                  struct dataset_examples *ret)
 {
     enum status st = ST_OK;
-    struct offline_data data = {0};
+    struct dataset_examples data = {0};
     for (int k = 0; k < s->task->sides; k++)
         CHECK(load_side(s, path, limit, s->task->side_fields[k], &data.sides[k]));
     if (s->task->sides > 1) CHECK(check_pairs(data.sides[0], data.sides[1]));
@@ -97,19 +97,19 @@ enum status offline_load(struct offline *s, const char *path, int64_t limit,
     note_lengths(s, &data);
     *ret = data;
 out:
-    if (st != ST_OK) offline_data_release(&data);
+    if (st != ST_OK) dataset_examples_release(&data);
     return st;
 }
 
-void offline_data_release(struct offline_data *data)
+void dataset_examples_release(struct dataset_examples *data)
 {
-    for (int k = 0; k < OFFLINE_SIDES; k++) dataset_free(data->sides[k]);
+    for (int k = 0; k < DATASET_SIDES; k++) dataset_free(data->sides[k]);
     free(data->reference);
-    *data = (struct offline_data){0};
+    *data = (struct dataset_examples){0};
 }
 
-enum status offline_samples(const struct offline *s, const struct offline_data *data,
-                            const int *items, int n, struct samples **ret)
+enum status dataset_run_samples(const struct dataset_run *s, const struct dataset_examples *data,
+                                const int *items, int n, struct samples **ret)
 {
     const int sides = s->task->sides;
     struct samples *samples = NULL;
@@ -137,12 +137,12 @@ enum status offline_samples(const struct offline *s, const struct offline_data *
 
 #define MEASURED_SAID 1000 // passes between two lines of progress
 
-enum status offline_measure(struct offline *s, struct offline_data *data)
+enum status dataset_run_measure(struct dataset_run *s, struct dataset_examples *data)
 {
     const int each = (int)s->config->examples_per_step;
     struct samples *samples = NULL;
     enum status st;
-    CHECK(offline_samples(s, data, NULL, data->n, &samples));
+    CHECK(dataset_run_samples(s, data, NULL, data->n, &samples));
     data->reference = calloc((size_t)samples->n, sizeof *data->reference);
     if (!data->reference) FAIL(ST_NO_MEMORY, "no memory for the reference");
     for (int at = 0; at < data->n; at += each) {

@@ -1,4 +1,4 @@
-/* offline_open.c: what a run without a server needs: its folder, the model, on a device of its own,
+/* dataset_open.c: what a run without a server needs: its folder, the model, on a device of its own,
  * the examples, the learner. The main thread; logs what is assumed on the user's behalf.
  *
  * The reference of pairs is what --model gives, before a checkpoint's weights replace it: a run
@@ -12,7 +12,7 @@
 #include "trainer/learn/step.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/notices.h"
-#include "trainer/run/offline.h"
+#include "trainer/run/dataset_run.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/same_run.h"
 
@@ -34,7 +34,7 @@ static bool is_empty(const char *folder)
 
 // Before anything is trained: a folder that is there is replaced on request only, and only if it is
 // a model's, or an adapter's.
-static enum status check_out(const struct offline_config *c)
+static enum status check_out(const struct dataset_config *c)
 {
     char config[PATH_ROOM], adapter[PATH_ROOM];
     enum status st;
@@ -56,16 +56,16 @@ out:
 }
 
 // What of it is learned, in the mean over tokens, or over pairs.
-static struct loss_config offline_loss(const struct offline_task *task,
-                                       const struct offline_config *c)
+static struct loss_config dataset_run_loss(const struct dataset_task *task,
+                                           const struct dataset_config *c)
 {
     struct loss_config loss = c->loss;
     loss.type = (enum loss_type)(task->loss + (task->sides > 1 ? c->preference : 0));
     return loss;
 }
 
-enum status offline_check(const struct offline_task *task, struct option_set *set,
-                          struct offline_config *c, struct job *ret_job)
+enum status dataset_run_check(const struct dataset_task *task, struct option_set *set,
+                              struct dataset_config *c, struct job *ret_job)
 {
     enum status st;
     c->job.shards = 1;
@@ -85,7 +85,7 @@ enum status offline_check(const struct offline_task *task, struct option_set *se
     if (c->load_best_model_at_end && c->out && !c->run_dir)
         FAIL(ST_INVALID,
              "--load-best-model-at-end needs --run-dir, whose checkpoints have the best weights");
-    const struct loss_config loss = offline_loss(task, c);
+    const struct loss_config loss = dataset_run_loss(task, c);
     if (task->sides > 1) CHECK(loss_check_pairs(&loss));
     CHECK(schedule_check(&c->learning.schedule));
     if (ret_job->ranks.rank == 0) CHECK(check_out(c));
@@ -96,18 +96,18 @@ out:
     return st;
 }
 
-const char *offline_tokenizer_folder(const struct offline_config *c)
+const char *dataset_tokenizer_folder(const struct dataset_config *c)
 {
     return c->tokenizer ? c->tokenizer : c->model;
 }
 
 // A new model can still be given the rows that its tokenizer needs; of one that is there it is
 // said.
-static enum status check_tokenizer(const struct offline *s)
+static enum status check_tokenizer(const struct dataset_run *s)
 {
     struct tokenizer *t;
-    const struct offline_config *c = s->config;
-    enum status st = tokenizer_load(offline_tokenizer_folder(c), &t);
+    const struct dataset_config *c = s->config;
+    enum status st = tokenizer_load(dataset_tokenizer_folder(c), &t);
     if (st != ST_OK) return st;
     const int n = tokenizer_vocab_size(t), rows = s->model->vocab_size, eos = tokenizer_eos(t);
     bool knows_eos = eos < 0 || s->model->n_eos == 0;
@@ -123,22 +123,22 @@ static enum status check_tokenizer(const struct offline *s)
         log_warn(
             "the tokenizer in %s has %d tokens, the model rows for %d: text with the others is "
             "refused",
-            offline_tokenizer_folder(c), n, rows);
+            dataset_tokenizer_folder(c), n, rows);
     if (c->init && rows > n)
         log_info("--init %s: vocab_size is %d; %d of these rows have no token in %s", c->init, rows,
                  rows - n, c->tokenizer);
     if (!knows_eos)
         log_warn("the tokenizer in %s ends texts with token %d, which is none of the model's "
                  "eos_token_id: completions will end with %d",
-                 offline_tokenizer_folder(c), eos, s->model->eos_ids[0]);
+                 dataset_tokenizer_folder(c), eos, s->model->eos_ids[0]);
     return ST_OK;
 }
 
-static enum status open_model(struct offline *s)
+static enum status open_model(struct dataset_run *s)
 {
     enum status st;
     char words[256], device[JOB_DEVICE_ROOM];
-    const struct offline_config *c = s->config;
+    const struct dataset_config *c = s->config;
     CHECK(device_open(job_device(s->ranks.job, c->device, device), &s->dev));
     if (c->model)
         CHECK(model_config_load(c->model, &s->model));
@@ -158,7 +158,7 @@ out:
 }
 
 // What a server chooses by --max-context.
-static enum status choose_rope(struct offline *s)
+static enum status choose_rope(struct dataset_run *s)
 {
     char words[128];
     int64_t context = s->config->rope_context;
@@ -175,19 +175,19 @@ static enum status choose_rope(struct offline *s)
 }
 
 // What the held-out loss depends on beside the weights. New reference; NULL: no memory.
-static json_t *evaluation_of(const struct offline *s)
+static json_t *evaluation_of(const struct dataset_run *s)
 {
     char digest[DIGEST_ROOM];
     return json_pack("{s:s, s:I}", "data_digest", digest_text(s->eval.sides[0], digest), "limit",
                      (json_int_t)s->config->eval_limit);
 }
 
-static enum status open_data(struct offline *s)
+static enum status open_data(struct dataset_run *s)
 {
     enum status st;
-    const struct offline_config *c = s->config;
-    CHECK(offline_load(s, c->data, c->prompts.max_samples, &s->data));
-    if (c->eval_data) CHECK(offline_load(s, c->eval_data, c->eval_limit, &s->eval));
+    const struct dataset_config *c = s->config;
+    CHECK(dataset_examples_load(s, c->data, c->prompts.max_samples, &s->data));
+    if (c->eval_data) CHECK(dataset_examples_load(s, c->eval_data, c->eval_limit, &s->eval));
     if (s->longest > s->model->max_positions)
         FAIL(ST_INVALID,
              "%s%s%s: the longest example, prompt and completion, has %" PRId64
@@ -208,7 +208,7 @@ out:
     return st;
 }
 
-static enum status open_adapter(struct offline *s)
+static enum status open_adapter(struct dataset_run *s)
 {
     enum status st;
     json_t *json = NULL;
@@ -226,7 +226,7 @@ out:
     return st;
 }
 
-static enum status check_budget(const struct offline *s)
+static enum status check_budget(const struct dataset_run *s)
 {
     const int64_t budget = s->config->learning.token_budget, needed = s->widest - s->task->sides;
     if (s->task->sides == 1 || needed <= budget) return ST_OK;
@@ -236,10 +236,10 @@ static enum status check_budget(const struct offline *s)
                        budget, needed);
 }
 
-static enum status open_learner(struct offline *s)
+static enum status open_learner(struct dataset_run *s)
 {
     enum status st;
-    const struct offline_config *c = s->config;
+    const struct dataset_config *c = s->config;
     const size_t n = (size_t)c->examples_per_step;
     struct learner_config options;
     const struct learning_shape shape = {
@@ -265,13 +265,13 @@ out:
     return st;
 }
 
-static enum status open_reference(struct offline *s)
+static enum status open_reference(struct dataset_run *s)
 {
     enum status st;
     const int64_t start = clock_now_ns();
     if (s->task->sides == 1) return ST_OK;
-    CHECK(offline_measure(s, &s->data));
-    if (s->eval.n) CHECK(offline_measure(s, &s->eval));
+    CHECK(dataset_run_measure(s, &s->data));
+    if (s->eval.n) CHECK(dataset_run_measure(s, &s->eval));
     log_info("the reference: log-probabilities by %s of %d pairs, computed once in %.1f s",
              s->config->model, s->data.n + s->eval.n, clock_ms_since(start) / 1e3);
 out:
@@ -290,7 +290,7 @@ static bool is_within(const char *path, const char *folder)
 }
 
 // What is read here must not be of the run that goes.
-static enum status outlives(const struct offline *s, const char *option, const char *path)
+static enum status outlives(const struct dataset_run *s, const char *option, const char *path)
 {
     char checkpoints[PATH_ROOM];
     enum status st;
@@ -306,9 +306,9 @@ out:
 
 // ret_replaced: there is a run, which goes once this one can begin. ret_latest: the checkpoint to
 // go on from; NULL: none. The caller's to free.
-static enum status open_folder(struct offline *s, bool *ret_replaced, char **ret_latest)
+static enum status open_folder(struct dataset_run *s, bool *ret_replaced, char **ret_latest)
 {
-    const struct offline_config *c = s->config;
+    const struct dataset_config *c = s->config;
     char *latest = NULL;
     enum status st;
     if (!c->run_dir && c->out) {
@@ -343,7 +343,7 @@ out:
     return st;
 }
 
-static enum status remove_run(const struct offline *s)
+static enum status remove_run(const struct dataset_run *s)
 {
     static const char *const parts[] = {"checkpoints", "rollouts"};
     char path[PATH_ROOM];
@@ -358,7 +358,7 @@ out:
 }
 
 // The ranks meet once each has its model, and hear what rank 0 goes on with.
-static enum status meet(struct offline *s, char **latest)
+static enum status meet(struct dataset_run *s, char **latest)
 {
     enum status st;
     char layout[65];
@@ -370,7 +370,7 @@ out:
 }
 
 // That of rank 0 is not known elsewhere, on whose hosts a file of that name may be another.
-static enum status compare_data(const struct offline *s)
+static enum status compare_data(const struct dataset_run *s)
 {
     const uint64_t digests[] = {s->data.sides[0]->digest, s->eval.n ? s->eval.sides[0]->digest : 0};
     uint64_t all[COMM_MAX_RANKS][2];
@@ -384,13 +384,13 @@ static enum status compare_data(const struct offline *s)
     return st;
 }
 
-enum status offline_compare_weights(const struct offline *s)
+enum status dataset_run_compare_weights(const struct dataset_run *s)
 {
     return train_ranks_compare(&s->ranks, s->dev, s->step, s->adapter ? "adapter" : "model",
                                s->adapter ? s->adapter->weights : s->weights);
 }
 
-enum status offline_open(struct offline *s)
+enum status dataset_run_open(struct dataset_run *s)
 {
     const bool leads = train_ranks_lead(&s->ranks);
     enum status st = ST_OK;
@@ -398,7 +398,7 @@ enum status offline_open(struct offline *s)
     bool replaced = false;
     saver_init(&s->saver, &s->config->saving);
     s->best = BEST_NONE;
-    s->loss = offline_loss(s->task, s->config);
+    s->loss = dataset_run_loss(s->task, s->config);
     if (leads) CHECK(open_folder(s, &replaced, &latest));
     CHECK(open_model(s));
     CHECK(meet(s, &latest));
@@ -407,10 +407,10 @@ enum status offline_open(struct offline *s)
     CHECK(open_adapter(s));
     CHECK(open_learner(s));
     CHECK(open_reference(s));
-    if (latest) CHECK(offline_resume(s, latest));
-    CHECK(offline_compare_weights(s));
+    if (latest) CHECK(dataset_run_resume(s, latest));
+    CHECK(dataset_run_compare_weights(s));
     if (replaced) CHECK(remove_run(s));
-    CHECK(offline_describe(s, latest != NULL));
+    CHECK(dataset_run_describe(s, latest != NULL));
     if (s->folder[0])
         CHECK(runlog_new(leads ? s->folder : NULL, s->step, s->schedule.total_steps,
                          s->config->saving.logging_steps, &s->log));
@@ -419,7 +419,7 @@ out:
     return st;
 }
 
-void offline_release(struct offline *s, enum status outcome)
+void dataset_run_release(struct dataset_run *s, enum status outcome)
 {
     train_ranks_leave(&s->ranks, outcome);
     runlog_free(s->log);
@@ -427,8 +427,8 @@ void offline_release(struct offline *s, enum status outcome)
     train_ranks_free(&s->ranks);
     free(s->items);
     data_order_release(&s->order);
-    offline_data_release(&s->eval);
-    offline_data_release(&s->data);
+    dataset_examples_release(&s->eval);
+    dataset_examples_release(&s->data);
     adapter_free(s->adapter);
     json_decref(s->base);
     json_decref(s->best_of);
