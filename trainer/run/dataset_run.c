@@ -213,7 +213,7 @@ static enum status dataset_run_train(struct dataset_run *s)
                  " evaluations in a row were no better (--early-stop-patience)",
                  s->step, s->schedule.total_steps, s->best.waited);
     if (s->folder[0]) log_info("run folder %s%s", s->folder, best);
-    if (s->config->load_best_model_at_end) CHECK(dataset_run_take_best(s));
+    if (s->config->load_best_model_at_end && s->config->out) CHECK(dataset_run_take_best(s));
 out:
     return st;
 }
