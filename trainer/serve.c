@@ -138,7 +138,7 @@ out:
     return st;
 }
 
-// What is asked for after the server's end fails for a while, so that clients read why; then this
+// Requests after the server's end fail for a while, so that clients read why; then this
 // ends too.
 static void check_server(struct serve *s)
 {

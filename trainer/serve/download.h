@@ -28,7 +28,8 @@ enum status signing_key_new(struct signing_key *ret); // of this process alone
 // "EXPIRES-DIGITS" of that name. expires_s: seconds since 1970.
 void signature_text(const struct signing_key *key, const char *name, int64_t expires_s,
                     char ret[SIGNATURE_ROOM]);
-// Whether what a client gave is the one that was wanted, in a time that does not tell where not.
+// Compares what a client gave with the one that was wanted, in a time that does not depend on where
+// they differ.
 bool signature_is(const char *given, const char *wanted);
 
 #endif

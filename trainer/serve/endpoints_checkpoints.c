@@ -70,7 +70,7 @@ static enum status check_save(const struct call *c, struct training_request *r)
     return ST_OK;
 }
 
-// Of a sampler's checkpoint without a name, a sampling session is made.
+// A sampler's checkpoint without a name is not written: a sampling session is made of the weights.
 static enum status save(const struct call *c)
 {
     const bool named = c->which != RUN_SAMPLER_WEIGHTS || c->path;

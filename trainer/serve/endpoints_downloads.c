@@ -36,7 +36,7 @@ out:
     return st;
 }
 
-// As a URL's path has it.
+// Appends the text as a URL's path has it.
 static void append_escaped(const char *text, struct bytes *to)
 {
     for (; *text; text++)

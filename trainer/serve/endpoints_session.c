@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/random.h>
 
-// What is the same for all. Results of samples are asked for a session at a time, which keeps
-// connections few; bodies are not compressed, as they go nowhere. Telemetry's events are for the
-// service's operator; here nobody reads them.
+// These responses are the same for all. Results of samples are asked for a session at a time, which
+// keeps connections few; bodies are not compressed, as they go nowhere. Telemetry's events are for
+// the service's operator; here nobody reads them.
 enum { CONFIG, DYNAMIC_CONFIG, TELEMETRY };
 static enum status fixed(const struct call *c)
 {
@@ -71,7 +71,7 @@ static enum status finish(const struct call *c)
     return tinker_reply(c, json_object());
 }
 
-// Whether a session has a run that is busy, or that another client would miss.
+// Tells whether a session has a run that is busy, or that another client would miss.
 static bool has_runs(const struct tinker *t, const struct session *s)
 {
     for (struct training_run *run = NULL; (run = tinker_next_run(t, run));)

@@ -22,7 +22,7 @@ struct proto_field {
 // The next field of the message, which moves behind it; false at its end. ST_FORMAT where the bytes
 // are no message, with ret_more false.
 enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_field *ret);
-// The same as the condition of a loop, which *st, ST_OK at its beginning, ends too.
+// Does the same as the condition of a loop, which *st, ST_OK at its beginning, ends too.
 bool proto_each(struct proto_span *message, enum status *st, struct proto_field *ret);
 // ST_FORMAT unless the field is of this type; `name` names it.
 enum status proto_expect(const struct proto_field *field, enum proto_type type, const char *name);
@@ -52,9 +52,9 @@ void proto_put_message(struct bytes *to, uint32_t number, struct bytes *message)
 // A tensor of the Tinker API's messages (tensor.c): 1 dense values, or 2 sparse ones (CSR: 1
 // values, 2 row pointers, 3 columns, of int64 each), 3 dtype, 4 shape.
 enum { TENSOR_FLOAT32 = 1, TENSOR_INT64 = 2 }; // dtypes in messages
-// Of n rows; a list of n has one column. ret (n, columns): floats or, `integers`, int32 token ids
-// of what came as int64; allocated, 0 where a sparse tensor has nothing. ret_two_d: it has a second
-// dimension. `name` names it in errors.
+// Reads n rows; a list of n has one column. ret (n, columns): floats or, `integers`, int32 token
+// ids of what came as int64; allocated, 0 where a sparse tensor has nothing. ret_two_d: it has a
+// second dimension. `name` names it in errors.
 enum status tensor_read(const struct proto_field *field, const char *name, int n, bool integers,
                         int *ret_columns, bool *ret_two_d, void **ret);
 

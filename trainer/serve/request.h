@@ -86,8 +86,8 @@ enum status owner_retrieve(struct owner *o, struct http_request *q, int64_t clon
 // Ends what was held for long enough, and forgets what ended long ago. About every second.
 void requests_sweep(struct requests *all);
 
-// What one thread asks of another, in order, but that what belongs together (`group`) stays
-// together. What may lie in it is bounded by how many requests there are.
+// A queue holds what one thread asks of another, in order, but what belongs together (`group`)
+// stays together. What may lie in it is bounded by how many requests there are.
 struct request_queue {
     pthread_mutex_t lock;
     pthread_cond_t some;

@@ -11,7 +11,7 @@
 
 enum run_kind { RUN_WEIGHTS, RUN_SAMPLER_WEIGHTS, RUN_EXTERNAL_WEIGHTS, RUN_KINDS };
 extern const char *const run_kind_names[RUN_KINDS + 1]; // as in paths
-// What of the model a run trains: fields of its description, of lora_config and of weights_info.
+// The fields of a run's description, of lora_config and of weights_info that say what it trains.
 extern const char *const run_trains[3];
 
 #define RUN_NAME_ROOM 160 // bytes of a run's name, or a checkpoint's, with its end
@@ -19,26 +19,26 @@ struct run_path {
     char run[RUN_NAME_ROOM], name[RUN_NAME_ROOM];
     enum run_kind kind;
 };
-// Whether it can be the name of a run or a checkpoint: a file's, of printable ASCII, not hidden.
+// A run or a checkpoint can have the name that a file can have, of printable ASCII, not hidden.
 bool run_name_is_good(const char *name);
 // "tinker://RUN/weights/NAME"; ST_INVALID says what it should be.
 enum status run_path_parse(const char *path, struct run_path *ret);
 #define RUN_PATH_ROOM (2 * RUN_NAME_ROOM + 32)
-// Of the paths of URLs. "RUN" of "RUN/more": ret_more is "" or behind the slash; false where it
-// cannot be a name. And what follows in them, "weights/NAME/more", likewise.
+// These read the paths of URLs: "RUN" of "RUN/more": ret_more is "" or behind the slash; false
+// where it cannot be a name. And what follows in them, "weights/NAME/more", likewise.
 bool run_split(const char *text, char ret_name[RUN_NAME_ROOM], const char **ret_more);
 enum status run_path_read(const char *run, const char *text, struct run_path *ret,
                           const char **ret_more);
 void run_path_text(const struct run_path *path, char ret[RUN_PATH_ROOM]);
 
-// Of the folder `runs`. Makes the folders above a checkpoint.
+// Gives a checkpoint's folder below `runs`, and makes those above it.
 enum status runs_folder(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
 // ST_NOT_FOUND where there is no such checkpoint.
 enum status runs_find(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
 enum status runs_find_path(const char *runs, const char *text, struct run_path *ret,
                            char ret_folder[PATH_ROOM]); // of a tinker:// path
-// What others can use of a checkpoint, which is all but the optimizer's state: {"name": bytes}, a
-// name with its folders within it.
+// Lists what others can use of a checkpoint, which is all but the optimizer's state: {"name":
+// bytes}, a name with its folders within it.
 enum status runs_files(const char *folder, json_t **ret_files);
 
 // ST_INVALID, naming the field, where a client's own make a description longer than run.json may

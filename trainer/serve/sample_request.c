@@ -104,7 +104,7 @@ static const struct field params_fields[] = {
     {0},
 };
 
-// What the API has and this server has not.
+// Refuses what the API has and this server has not.
 static enum status check_supported(const struct wanted *w)
 {
     if (w->stable)
@@ -172,8 +172,8 @@ static void note_version(struct sample_request *r, uint64_t version)
     if (version > r->newest) r->newest = version;
 }
 
-// What the line has of the prompt: a log-probability of each token (NAN: none) and its likeliest
-// tokens there, [null, [[id, logprob], ...], ...].
+// Appends what the line has of the prompt: a log-probability of each token (NAN: none) and its
+// likeliest tokens there, [null, [[id, logprob], ...], ...].
 static enum status append_scores(const json_t *line, struct sample_request *r)
 {
     const json_t *logprobs = json_object_get(line, "prompt_logprobs"),

@@ -96,7 +96,8 @@ out:
     return st;
 }
 
-// What has not come back yet does now; of a request that was refused as a whole each goes alone.
+// All that has not come back yet does now; of a request that was refused as a whole each goes
+// alone.
 static void give_up(struct flight *f, enum status st)
 {
     char sentence[1024];
@@ -146,7 +147,7 @@ static bool advance(struct flight *f)
 
 // ---- the thread ---------------------------------------------------------------------------------
 
-// Whether the request can go with those that wait to be sent.
+// A request can go with those that wait to be sent.
 static bool fits(const struct flight *f, const struct sample_request *r)
 {
     return !f->transfer && !r->alone && !f->requests[0]->alone && f->n < MAX_GROUPS &&

@@ -45,7 +45,7 @@ void sample_request_clear(struct sample_request *r); // what came back: it can b
 struct sample_limits {
     int vocab, max_context; // of the server
 };
-// Of asample's body. What it holds is the caller's to release, on failure too.
+// Reads asample's body. What it holds is the caller's to release, on failure too.
 enum status sample_request_parse(const json_t *body, const struct sample_limits *limits,
                                  struct sample_request *ret);
 // A line of /v1/rollouts that is the i-th sample, which has not come yet.

@@ -26,9 +26,9 @@ struct snapshot_use {           // of a request under way
     char adapter[ADAPTER_ROOM]; // that answers it, or the frozen model; "": the model itself
     bool live;                  // whose weights may change meanwhile
 };
-// What of the model or of a run's adapter; a copy of one as it was; one that was loaded of a path;
-// the model as its folder has it, by the server's name for it; what a path was saved from, or
-// loaded as, by this process.
+// LIVE is the model or a run's adapter; KEPT a copy of one as it was; LOADED one that was loaded of
+// a path; FROZEN the model as its folder has it, by the server's name for it; PATH says what a path
+// was saved from, or loaded as, by this process.
 enum snapshot_kind { LIVE, KEPT, LOADED, FROZEN, PATH };
 
 struct snapshots;
@@ -38,30 +38,30 @@ void snapshots_free(struct snapshots *s); // NULL is fine
 
 // ---- the loop's thread --------------------------------------------------------------------------
 
-// What answers for a snapshot, in use from now on. False where nothing does: then it is stale, or
-// its path is to be loaded; and while the model is held. ret NULL: whether anything does, held or
-// not.
+// Finds what answers for a snapshot, in use from now on. False where nothing does: then it is
+// stale, or its path is to be loaded; and while the model is held. ret NULL: whether anything does,
+// held or not.
 bool snapshots_use(struct snapshots *s, const struct snapshot *which, struct snapshot_use *ret);
 void snapshots_end_use(struct snapshots *s, const struct snapshot_use *use);
-// Whether tokens of these versions, which `use` gave, are of the snapshot.
+// Tells whether tokens of these versions, which `use` gave, are of the snapshot.
 bool snapshots_gave(struct snapshots *s, const struct snapshot *which,
                     const struct snapshot_use *use, uint64_t oldest, uint64_t newest);
 // The version of the run's present weights ("": the model's own); 0: there is no such run.
 uint64_t snapshots_version(struct snapshots *s, const char *run);
-// The same of the model folder's weights; 0: they are gone.
+// The version of the model folder's weights; 0: they are gone.
 uint64_t snapshots_base(struct snapshots *s);
-// Whether a run's client is gone, so that its slot may be given to another.
+// Notes whether a run's client is gone, so that its slot may be given to another.
 void snapshots_abandon(struct snapshots *s, const char *run, bool gone);
 bool snapshots_need(struct snapshots *s, const char *folder); // a torn run is restored from it
 // How many of the run's snapshots are kept; to (NULL: nothing): their versions, "4, 8", or "none".
 int snapshots_kept(struct snapshots *s, const char *run, struct bytes *to);
-// What is saved as that path is something else from now on, or gone. NULL: all that is no run's
+// Whatever is saved as that path is something else from now on, or gone. NULL: all that is no run's
 // own.
 void snapshots_forget(struct snapshots *s, const char *path);
 // The path is of that snapshot's weights, which were saved as it, or loaded from it.
 void snapshots_set_path(struct snapshots *s, const char *path, const struct snapshot *weights,
                         bool saved);
-// What is known of the path: its weights where this process saved or loaded them.
+// Gives what is known of the path: its weights where this process saved or loaded them.
 void snapshots_of_path(struct snapshots *s, const char *path, struct snapshot *ret);
 
 // ---- the main thread ----------------------------------------------------------------------------
@@ -73,7 +73,7 @@ void snapshots_remove(struct snapshots *s, const char *adapter);
 // The model is about to be another one: until it is given free again, nothing is sampled of what is
 // there, so that those who do come to an end. How many there are, but for the frozen model.
 int snapshots_hold(struct snapshots *s, bool held);
-// Of an update that is being written, before it is: the run's weights are others from `version` on.
+// Comes before an update is written: the run's weights are others from `version` on.
 void snapshots_update(struct snapshots *s, const char *run, uint64_t version, bool is_base);
 void snapshots_set_restore(struct snapshots *s, const char *run, const char *folder);
 // A snapshot that nobody is sampling, least lately used, of those that are kept of a run (NULL: of

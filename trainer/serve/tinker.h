@@ -121,7 +121,7 @@ enum status tinker_new_sampler(struct tinker *t, struct session *session, const 
 const struct training_run *tinker_excluding(const struct tinker *t, const struct session *but,
                                             int rank);
 enum status tinker_takes_work(struct tinker *t);
-// Whether this is the served model; else ST_INVALID.
+// ST_INVALID unless this is the served model.
 enum status tinker_serves(struct tinker *t, const char *base_model);
 void tinker_sessions_sweep(struct tinker *t);             // forgets clients that are gone for good
 void tinker_warn_ttl(struct tinker *t, const char *what); // once: time limits have no effect

@@ -39,7 +39,7 @@ struct trained_model_info { // what does not change while it is open; any thread
 };
 const struct trained_model_info *trained_info(const struct trained_model *m);
 
-// What a training run begins with.
+// A training run begins with this.
 struct beginning {
     int rank;                     // of an adapter; 0: the model itself
     bool attention, mlp, unembed; // whose matrices it is on; the last is the head
@@ -70,9 +70,9 @@ enum status trained_save(struct trained_model *m, const char *run, const char *f
 // `wanted`: then they are to be kept when they are older.
 enum status trained_snapshot(struct trained_model *m, const char *run, bool wanted,
                              struct snapshot *ret);
-// What lies in a checkpoint's folder, to sample from: in use, as of snapshots_use(). An adapter
-// goes to the server beside others; a whole model takes the place of what is there, and `which` has
-// its version then. Training runs that this leaves no room are put away.
+// Loads what lies in a checkpoint's folder, to sample from: in use, as of snapshots_use(). An
+// adapter goes to the server beside others; a whole model takes the place of what is there, and
+// `which` has its version then. Training runs that this leaves no room are put away.
 enum status trained_load_saved(struct trained_model *m, struct snapshot *which, const char *folder,
                                struct snapshot_use *ret);
 bool trained_is_adapter(const char *folder); // a checkpoint's. Any thread

@@ -75,7 +75,7 @@ enum status training_request_of(const struct call *c, training_perform perform,
     return st == ST_OK ? training_request_new(c, run, c->seq_id, perform, ret) : st;
 }
 
-// What is behind the gap fails, and what comes later.
+// All that is behind the gap fails, and what comes later.
 static void fail_held(struct training_run *run)
 {
     while (run->missed && run->held) {

@@ -27,7 +27,7 @@ typedef enum status (*training_perform)(struct trained_model *m, struct request 
 // NULL: it was answered, with the promise that it has already or with 410.
 enum status training_request_new(const struct call *c, struct training_run *run, int64_t seq_id,
                                  training_perform perform, struct training_request **ret);
-// The same, of the run and the number that the call names.
+// Does the same, of the run and the number that the call names.
 enum status training_request_of(const struct call *c, training_perform perform,
                                 struct training_request **ret);
 // Takes it over. One that is wrong (st is not ST_OK) is one that came: it has its turn, and a
