@@ -7,7 +7,7 @@
  * learning is the one switch between the plain loop, whose next step is sampled by the weights just
  * written, and the overlapped one. What a run needs is opened in run_open.c; rollouts are pulled in
  * run_rollouts.c; what a step did is written down in run_metrics.c and run_checkpoint.c, and logged
- * in run_say.c. */
+ * in run_log.c. */
 #include "trainer/commands.h"
 #include "bridge/attach.h"
 #include "common/base/clock.h"
@@ -78,8 +78,8 @@ static enum status train_step(struct run *run)
     CHECK(run_record(run, s, run->line));
     run->step_version = control_version(bridge_control(run->bridge));
     run->evaluation_due = evaluation_due(run, epochs_before);
-    run_say_step(run, s, &update, wait_s, train_s);
-    run_say_inference(run, s, &update);
+    run_log_step(run, s, &update, wait_s, train_s);
+    run_log_inference(run, s, &update);
     if (run->config->log_completions) CHECK(run_log_rollout(run, s));
     CHECK(run_finish_line(run));
 out:
@@ -146,7 +146,7 @@ static enum status train_loop(struct run *run)
         CHECK(save_if_due(run));
     }
     CHECK(run_save(run, false));
-    run_say_end(run);
+    run_log_end(run);
     CHECK(agree_to_stop(run, &stop));
     if (run->config->load_best_model_at_end && !stop) CHECK(run_serve_best(run));
 out:

@@ -7,7 +7,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/step.h"
-#include "trainer/run/rollout_samples.h"
+#include "trainer/rollout/rollout.h"
 
 #include <math.h>
 #include <stdlib.h>

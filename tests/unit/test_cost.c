@@ -4,7 +4,7 @@
 #include "tests/support/support.h"
 #include "trainer/run/config.h"
 #include "trainer/rollout/scoring.h"
-#include "trainer/run/spec_metrics.h"
+#include "trainer/run/metrics.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -364,7 +364,7 @@ static void counters(void **state)
     NEAR(number(m, "spec_decode/acceptance_rate_pos_1"), 0.5);
     NEAR(number(m, "spec_decode/acceptance_rate_pos_2"), 0.2);
     assert_null(json_object_get(m, "spec_decode/acceptance_rate_pos_3"));
-    spec_counters_say(&step, 2, &line);
+    spec_counters_text(&step, 2, &line);
     assert_string_equal(
         bytes_text(&line),
         "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 75.00 tokens/s, "

@@ -11,6 +11,7 @@
 #include "trainer/rollout/sampling.h"
 #include <stdatomic.h>
 
+struct samples;
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
@@ -97,6 +98,11 @@ json_t *rollout_ids(const struct token_list *ids); // as JSON; NULL: no memory
 uint64_t rollout_oldest(const struct rollout *r, int group);
 // Takes the completions of groups with a token of weights before `oldest` away. How many groups.
 int rollout_drop_older(struct rollout *r, uint64_t oldest);
+// As the learner takes it. advantages: one a completion. processed: the sampler's log-probabilities
+// are those of what it sampled from. mask_truncated: samples that hit the token limit do not count.
+// ret: begun; it borrows the rollout.
+enum status rollout_samples(const struct rollout *rollout, const float *advantages, bool processed,
+                            bool mask_truncated, struct samples **ret);
 void rollout_free(struct rollout *r);
 
 // Tokens of context that the server serves (its --max-context); INT64_MAX, and a warning, where it

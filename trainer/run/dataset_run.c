@@ -6,7 +6,7 @@
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
 #include "trainer/run/dataset_run.h"
-#include "trainer/run/stats_metrics.h"
+#include "trainer/run/metrics.h"
 #include "trainer/run/stop.h"
 
 #include <inttypes.h>

@@ -9,7 +9,7 @@
 #include "trainer/run/config.h"
 #include "trainer/run/folder.h"
 #include "trainer/run/saver.h"
-#include "trainer/run/symptoms.h"
+#include "trainer/run/divergence.h"
 #include "trainer/run/train_ranks.h"
 
 #include <limits.h>
@@ -77,7 +77,7 @@ struct run {
     int skipped_in_a_row;           // steps
     int draft_skips_in_a_row;       // the same of the draft model
     struct spec_watch *watch;       // the servers that count drafts
-    struct symptoms symptoms;       // of this process's steps
+    struct divergence divergence;   // of this process's steps
     bool said_undrafted, said_memory;
 };
 
@@ -226,14 +226,14 @@ enum status run_log_rollout(struct run *run, const struct rollout_step *s);
 // What sampling of a step (0: the first) is asked for.
 struct sampling_options run_sampling(const struct run *run, int64_t step);
 
-// run_say.c: the progress line of the step just done, warnings of what is wrong with it, and with
+// run_log.c: the progress line of the step just done, warnings of what is wrong with it, and with
 // --log-level debug where its time went.
-void run_say_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
+void run_log_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
                   double wait_s, double train_s);
 // Lines about it every --logging-steps: speculative decoding, the draft model, the
 // latency model. Once in a run: that samples drafted nothing.
-void run_say_inference(struct run *run, const struct rollout_step *s,
+void run_log_inference(struct run *run, const struct rollout_step *s,
                        const struct update_stats *update);
-void run_say_end(const struct run *run); // how it ended, and what was the best
+void run_log_end(const struct run *run); // how it ended, and what was the best
 
 #endif

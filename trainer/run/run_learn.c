@@ -4,7 +4,6 @@
 #include "common/base/log.h"
 #include "trainer/learn/step.h"
 #include "trainer/rollout/source.h"
-#include "trainer/run/rollout_samples.h"
 #include "trainer/run/run.h"
 #include "trainer/run/stop.h"
 

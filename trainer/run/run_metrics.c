@@ -9,8 +9,7 @@
 #include "trainer/run/evaluate.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/spec_metrics.h"
-#include "trainer/run/stats_metrics.h"
+#include "trainer/run/metrics.h"
 #include "trainer/run/tensorboard.h"
 
 #include <inttypes.h>

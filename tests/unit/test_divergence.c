@@ -1,25 +1,26 @@
-/* test_symptoms.c: what a run that learns nothing or goes astray is told, when, and how often. */
+/* test_divergence.c: what a run that learns nothing or goes astray is told, when, and how often. */
 #include "tests/support/support.h"
-#include "trainer/run/symptoms.h"
+#include "trainer/run/divergence.h"
 
 #include <math.h>
 #include <string.h>
 
-static const struct step_signs healthy = {.reward = 0.4,
-                                          .accuracy = 0.4,
-                                          .zero_spread = 0.25,
-                                          .grad_norm = 0.5,
-                                          .kl = NAN,
-                                          .entropy = 1.5,
-                                          .max_entropy = 10};
+static const struct divergence_step healthy = {.reward = 0.4,
+                                               .accuracy = 0.4,
+                                               .zero_spread = 0.25,
+                                               .grad_norm = 0.5,
+                                               .kl = NAN,
+                                               .entropy = 1.5,
+                                               .max_entropy = 10};
 
 // How often `part` is said in n such steps. Nothing else may be.
-static int times_said(struct symptoms *s, const struct step_signs *signs, int n, const char *part)
+static int times_said(struct divergence *s, const struct divergence_step *signs, int n,
+                      const char *part)
 {
     int said = 0;
     for (int i = 0; i < n; i++) {
         struct bytes text = BYTES_INIT;
-        symptoms_look(s, signs, &text);
+        divergence_check(s, signs, &text);
         if (text.len) {
             assert_contains(bytes_text(&text), part);
             assert_true(text.data[text.len - 1] == '\n');
@@ -30,10 +31,10 @@ static int times_said(struct symptoms *s, const struct step_signs *signs, int n,
     return said;
 }
 
-static void assert_sums_up(const struct symptoms *s, const char *part)
+static void assert_sums_up(const struct divergence *s, const char *part)
 {
     struct bytes text = BYTES_INIT;
-    symptoms_sum_up(s, &text);
+    divergence_summary(s, &text);
     if (part)
         assert_contains(bytes_text(&text), part);
     else
@@ -44,7 +45,7 @@ static void assert_sums_up(const struct symptoms *s, const char *part)
 static void a_healthy_run_is_left_alone(void **state)
 {
     (void)state;
-    struct symptoms s = {0};
+    struct divergence s = {0};
     assert_sums_up(&s, NULL);
     assert_int_equal(times_said(&s, &healthy, 5000, "nothing"), 0);
     assert_sums_up(&s, NULL);
@@ -53,8 +54,8 @@ static void a_healthy_run_is_left_alone(void **state)
 static void rewards_without_spread(void **state)
 {
     (void)state;
-    struct symptoms s = {0};
-    struct step_signs flat = healthy;
+    struct divergence s = {0};
+    struct divergence_step flat = healthy;
     flat.zero_spread = 1;
     flat.grad_norm = 0;
     flat.accuracy = flat.reward = 0;
@@ -66,7 +67,7 @@ static void rewards_without_spread(void **state)
     assert_sums_up(&s, NULL);
     flat.accuracy = flat.reward = 1;
     assert_int_equal(times_said(&s, &flat, 99, "take harder prompts"), 1);
-    s = (struct symptoms){0};
+    s = (struct divergence){0};
     flat.accuracy = -1;
     assert_int_equal(times_said(&s, &flat, 99, "look at --reward"), 1);
 }
@@ -74,8 +75,8 @@ static void rewards_without_spread(void **state)
 static void no_right_sample(void **state)
 {
     (void)state;
-    struct symptoms s = {0};
-    struct step_signs wrong = healthy;
+    struct divergence s = {0};
+    struct divergence_step wrong = healthy;
     wrong.accuracy = 0; // other terms differ
     assert_int_equal(times_said(&s, &wrong, 99, "no sample was right"), 1);
     wrong.accuracy = 0.01;
@@ -85,8 +86,8 @@ static void no_right_sample(void **state)
 static void masked_samples(void **state)
 {
     (void)state;
-    struct symptoms s = {0};
-    struct step_signs still = healthy;
+    struct divergence s = {0};
+    struct divergence_step still = healthy;
     still.grad_norm = 0;
     assert_int_equal(times_said(&s, &still, 99, "--mask-truncated-completions"), 1);
     still.grad_norm = NAN; // skipped: said elsewhere
@@ -96,11 +97,11 @@ static void masked_samples(void **state)
 static void divergence(void **state)
 {
     (void)state;
-    struct symptoms s = {0};
-    struct step_signs bad = healthy;
+    struct divergence s = {0};
+    struct divergence_step bad = healthy;
     bad.grad_norm = 80;
     assert_int_equal(times_said(&s, &bad, 1, ""), 0); // nothing to compare it with
-    s = (struct symptoms){0};
+    s = (struct divergence){0};
     assert_int_equal(times_said(&s, &healthy, 20, ""), 0);
     assert_int_equal(times_said(&s, &bad, 3, "160 times what it was of late"), 1);
     bad = healthy;
@@ -111,7 +112,7 @@ static void divergence(void **state)
     bad.kl = NAN;
     bad.entropy = 9.5;
     assert_int_equal(times_said(&s, &bad, 5, "close to noise"), 1);
-    s = (struct symptoms){0}; // it was so from the first step on: a model that knows nothing yet
+    s = (struct divergence){0}; // it was so from the first step on: a model that knows nothing yet
     assert_int_equal(times_said(&s, &bad, 50, ""), 0);
 }
 
@@ -124,5 +125,5 @@ int main(void)
         cmocka_unit_test(masked_samples),
         cmocka_unit_test(divergence),
     };
-    return cmocka_run_group_tests_name("symptoms", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("divergence", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* run_say.c: what a run says of a step: its progress line, warnings, where its time went. The main
+/* run_log.c: what a run logs of a step: its progress line, warnings, where its time went. The main
  * thread; logs.
  */
 #include "common/base/log.h"
@@ -7,7 +7,7 @@
 #include "trainer/rollout/source.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/spec_metrics.h"
+#include "trainer/run/metrics.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -15,10 +15,11 @@
 #include <string.h>
 
 // One warning a line.
-static void say_symptoms(struct run *run, const struct scores *s, const struct update_stats *u)
+static void warn_of_divergence(struct run *run, const struct scores *s,
+                               const struct update_stats *u)
 {
     struct bytes text = BYTES_INIT;
-    const struct step_signs signs = {
+    const struct divergence_step signs = {
         .reward = s->stats.reward_mean,
         .accuracy = run_accuracy(run, s),
         .zero_spread = s->stats.frac_zero_std,
@@ -27,13 +28,13 @@ static void say_symptoms(struct run *run, const struct scores *s, const struct u
         .entropy = stats_mean(u, STAT_ENTROPY),
         .max_entropy = log(run->model->vocab_size),
     };
-    symptoms_look(&run->symptoms, &signs, &text);
+    divergence_check(&run->divergence, &signs, &text);
     for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
         log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
     bytes_release(&text);
 }
 
-void run_say_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
+void run_log_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
                   double wait_s, double train_s)
 {
     const struct rollout *rollout = s->rollout;
@@ -61,7 +62,7 @@ void run_say_step(struct run *run, const struct rollout_step *s, const struct up
               run->step, control_version(bridge_control(run->bridge)), update->applied,
               update->publish.wait_ms, update->publish.write_ms, update->publish.total_ms);
     runlog_progress(run->log, &progress);
-    if (train_ranks_lead(&run->ranks)) say_symptoms(run, scores, update);
+    if (train_ranks_lead(&run->ranks)) warn_of_divergence(run, scores, update);
 }
 
 static double metric_of(const struct run *run, const char *key)
@@ -69,7 +70,7 @@ static double metric_of(const struct run *run, const char *key)
     return json_number_value(json_object_get(run->line, key));
 }
 
-void run_say_inference(struct run *run, const struct rollout_step *step,
+void run_log_inference(struct run *run, const struct rollout_step *step,
                        const struct update_stats *update)
 {
     const struct scores *s = &step->scores;
@@ -86,7 +87,7 @@ void run_say_inference(struct run *run, const struct rollout_step *step,
     if (run->step % c->saving.logging_steps != 0 && run->step != run->total_steps) return;
     if (step->spec.present && step->spec.num_drafts > 0) {
         struct bytes line = BYTES_INIT;
-        spec_counters_say(&step->spec, step->rollout->seconds, &line);
+        spec_counters_text(&step->spec, step->rollout->seconds, &line);
         log_progress_end();
         log_info("%s", bytes_text(&line));
         bytes_release(&line);
@@ -117,7 +118,7 @@ void run_say_inference(struct run *run, const struct rollout_step *step,
     }
 }
 
-void run_say_end(const struct run *run)
+void run_log_end(const struct run *run)
 {
     char best[BEST_WORDS];
     best_end_words(&run->best,
@@ -126,7 +127,7 @@ void run_say_end(const struct run *run)
                                                             : "reward",
                    best);
     struct bytes idle = BYTES_INIT;
-    symptoms_sum_up(&run->symptoms, &idle);
+    divergence_summary(&run->divergence, &idle);
     log_progress_end();
     if (idle.len) log_warn("%s", bytes_text(&idle));
     bytes_release(&idle);

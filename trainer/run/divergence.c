@@ -1,8 +1,8 @@
-/* symptoms.c: the rules behind symptoms.h. They are coarse on purpose: what they find no healthy
- * run shows. A standing fault is said after SYMPTOM_STEPS steps and then ten times as rarely each
- * time; a passing one again after SYMPTOM_STEPS steps at the earliest.
+/* divergence.c: the rules behind divergence.h. They are coarse on purpose: what they find no
+ * healthy run shows. A standing fault is said after DIVERGENCE_STEPS steps and then ten times as
+ * rarely each time; a passing one again after DIVERGENCE_STEPS steps at the earliest.
  */
-#include "trainer/run/symptoms.h"
+#include "trainer/run/divergence.h"
 
 #include <math.h>
 
@@ -16,20 +16,21 @@
 // Whether a count of steps in a row is one at which to speak: 10, 100, 1000...
 static bool is_time(int steps)
 {
-    int at = SYMPTOM_STEPS;
+    int at = DIVERGENCE_STEPS;
     while (at < steps && at <= 100000000) at *= 10;
     return steps == at;
 }
 
-// A passing symptom: once, and not again for a while.
-static bool is_news(const struct symptoms *s, bool shows, long *said)
+// A passing sign: once, and not again for a while.
+static bool is_news(const struct divergence *s, bool shows, long *said)
 {
     if (!shows || (*said && s->steps < *said)) return false;
-    *said = s->steps + SYMPTOM_STEPS;
+    *said = s->steps + DIVERGENCE_STEPS;
     return true;
 }
 
-static void look_at_rewards(struct symptoms *s, const struct step_signs *now, struct bytes *ret)
+static void look_at_rewards(struct divergence *s, const struct divergence_step *now,
+                            struct bytes *ret)
 {
     s->flat = now->zero_spread >= 1 ? s->flat + 1 : 0;
     s->flat_steps += s->flat > 0;
@@ -61,7 +62,7 @@ static void look_at_rewards(struct symptoms *s, const struct step_signs *now, st
     }
 }
 
-static void look_at_norm(struct symptoms *s, double norm, struct bytes *ret)
+static void look_at_norm(struct divergence *s, double norm, struct bytes *ret)
 {
     if (!(norm > 0)) return;
     bool jumps = s->norms >= NORMS_NEEDED && norm > NORM_JUMP * s->norm_mean;
@@ -74,7 +75,7 @@ static void look_at_norm(struct symptoms *s, double norm, struct bytes *ret)
     s->norms++;
 }
 
-void symptoms_look(struct symptoms *s, const struct step_signs *now, struct bytes *ret)
+void divergence_check(struct divergence *s, const struct divergence_step *now, struct bytes *ret)
 {
     if (s->steps++ == 0) s->first_entropy = now->entropy;
     look_at_rewards(s, now, ret);
@@ -94,7 +95,7 @@ void symptoms_look(struct symptoms *s, const struct step_signs *now, struct byte
             now->entropy, now->max_entropy, s->first_entropy);
 }
 
-void symptoms_sum_up(const struct symptoms *s, struct bytes *ret)
+void divergence_summary(const struct divergence *s, struct bytes *ret)
 {
     if (s->steps == 0 || s->flat_steps < s->steps) return;
     bytes_printf(ret,

@@ -1,7 +1,11 @@
-/* stats_metrics.c: the table of metrics of a loss. Keys are TRL's where TRL logs the same. */
-#include "trainer/run/stats_metrics.h"
+/* metrics.c: the table of metrics of a loss, whose keys are TRL's where TRL logs the same, and
+ * those of speculative decoding. The wording of the latter's log line is vLLM's, so that what reads
+ * its logs reads these. Stateless. */
+#include "trainer/run/metrics.h"
 #include "kernels/comm.h"
 #include "trainer/run/runlog.h"
+
+#include <stdio.h>
 
 enum figure { PER_UPDATE, POLICY_LOSS, MEAN, MIN, MAX };
 
@@ -73,4 +77,30 @@ void ranks_put(const struct update_stats *stats, const struct comm *all, json_t 
     if (!all) return;
     metrics_put(metrics, "ranks/size", comm_size(all));
     metrics_put(metrics, "ranks/gradient_wait_ms", stats->gradient_wait_ms);
+}
+
+void spec_counters_put(const struct spec_counters *c, json_t *metrics)
+{
+    if (!c->present) return;
+    metrics_put(metrics, "spec_decode/num_drafts", c->num_drafts);
+    metrics_put(metrics, "spec_decode/num_draft_tokens", c->num_draft_tokens);
+    metrics_put(metrics, "spec_decode/num_accepted_tokens", c->num_accepted_tokens);
+    metrics_put(metrics, "spec_decode/acceptance_rate", spec_acceptance_rate(c));
+    metrics_put(metrics, "spec_decode/acceptance_length", spec_acceptance_length(c));
+    for (int i = 0; i < c->n_positions; i++) {
+        metrics_putf(metrics, spec_acceptance_at(c, i), "spec_decode/acceptance_rate_pos_%d", i);
+    }
+}
+
+void spec_counters_text(const struct spec_counters *c, double seconds, struct bytes *ret)
+{
+    bytes_printf(ret,
+                 "SpecDecoding metrics: Mean acceptance length: %.2f, Accepted throughput: %.2f "
+                 "tokens/s, Drafted throughput: %.2f tokens/s, Accepted: %.0f tokens, Drafted: "
+                 "%.0f tokens, Per-position acceptance rate: ",
+                 spec_acceptance_length(c), c->num_accepted_tokens / seconds,
+                 c->num_draft_tokens / seconds, c->num_accepted_tokens, c->num_draft_tokens);
+    for (int i = 0; i < c->n_positions; i++)
+        bytes_printf(ret, "%s%.3f", i ? ", " : "", spec_acceptance_at(c, i));
+    bytes_printf(ret, ", Avg Draft acceptance rate: %.1f%%", 100 * spec_acceptance_rate(c));
 }

@@ -1,0 +1,36 @@
+/* divergence.h: what tells, while a run goes on, that it learns nothing or goes astray: rewards
+ * without spread, no right sample, gradients, KL divergence or entropy out of all proportion. Makes
+ * sentences; logs nothing. One thread. */
+#ifndef TRAINER_DIVERGENCE_H
+#define TRAINER_DIVERGENCE_H
+
+#include "common/base/bytes.h"
+
+#define DIVERGENCE_STEPS 10 // in a row before it is said that nothing can be learnt
+
+struct divergence_step { // of one step
+    double reward;       // mean
+    double accuracy;     // share of samples; < 0: no term is 0 or 1
+    double zero_spread;  // share of groups whose samples all have the same reward
+    double grad_norm;    // NAN: nothing was applied
+    double kl;           // mean a token; NAN: there is no KL term
+    double entropy;      // mean a token, nats
+    double max_entropy;  // of a uniform distribution over the vocabulary
+};
+
+struct divergence {         // zero-initialised
+    long steps, flat_steps; // seen; without spread in any group
+    int flat, wrong, still; // steps in a row: without spread, without a right sample, gradient of 0
+    double norm_mean;       // of late, of norms above 0
+    int norms;              // in it
+    double first_entropy;
+    long said_norm, said_kl, said_entropy; // step after which it may be said again; 0: not yet said
+};
+
+// Takes in one step. ret_warnings: sentences of what has just shown itself, one a line; often none.
+void divergence_check(struct divergence *s, const struct divergence_step *signs,
+                      struct bytes *ret_warnings);
+// The end of a run: a sentence where no step could teach anything; else nothing is appended.
+void divergence_summary(const struct divergence *s, struct bytes *ret);
+
+#endif
