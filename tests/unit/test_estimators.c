@@ -67,7 +67,7 @@ static void unscored_is_not_counted(void **state)
     const double rewards[6] = {1, NAN, 0, NAN, NAN, NAN};
     float advantages[6];
     struct advantage_stats stats;
-    advantage_compute(rewards, 2, 3, SCALE_NONE, &stats, advantages);
+    advantage_compute(rewards, NULL, 2, 3, SCALE_NONE, &stats, advantages);
     assert_true(stats.reward_mean == 0.5 && stats.frac_zero_std == 0.5);
     assert_true(advantages[0] == 0.5f && advantages[1] == 0 && advantages[4] == 0);
     double mean;

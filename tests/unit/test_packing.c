@@ -39,10 +39,10 @@ static void covers_every_sample_within_budget(void **state)
             int rows = 0, seq = 0;
             assert_true(mb->n_tokens <= budget);
             assert_int_equal(mb->first[0], 0);
-            for (int i = 0; i < mb->n_parts; i++) {
-                rows += prompt_lengths[mb->parts[i].group];
-                for (int c = 0; c < mb->parts[i].n; c++, seq++) {
-                    int sample = mb->parts[i].group * PER + mb->parts[i].first + c;
+            for (int i = 0; i < mb->n_chunks; i++) {
+                rows += prompt_lengths[mb->chunks[i].group];
+                for (int c = 0; c < mb->chunks[i].n; c++, seq++) {
+                    int sample = mb->chunks[i].group * PER + mb->chunks[i].first + c;
                     assert_int_equal(sample, next++); // in order, none left out
                     assert_int_equal(mb->sample[seq], sample);
                     assert_int_equal(mb->first[seq + 1] - mb->first[seq], lengths[sample]);
@@ -79,14 +79,14 @@ static void whole_groups_stay_together(void **state)
     for (int g = 0; g < GROUPS; g++) s.groups[g].whole = true;
     // 16, 8 and 20 rows
     for (int budget = 20; budget <= 70; budget++) {
-        int parts = 0;
+        int chunks = 0;
         assert_ok(packing_new(s.groups, GROUPS, budget, &p));
         for (int b = 0; b < p->n; b++) {
             assert_true(p->batches[b].n_tokens <= budget);
-            for (int i = 0; i < p->batches[b].n_parts; i++, parts++)
-                assert_int_equal(p->batches[b].parts[i].n, PER);
+            for (int i = 0; i < p->batches[b].n_chunks; i++, chunks++)
+                assert_int_equal(p->batches[b].chunks[i].n, PER);
         }
-        assert_int_equal(parts, GROUPS);
+        assert_int_equal(chunks, GROUPS);
         packing_free(p);
     }
     assert_status(packing_new(s.groups, GROUPS, 19, &p), ST_INVALID);

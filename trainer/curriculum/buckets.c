@@ -51,7 +51,7 @@ struct valley {
     double prominence;
 };
 
-static int by_place(const void *a, const void *b)
+static int by_position(const void *a, const void *b)
 {
     return ((const struct valley *)a)->at - ((const struct valley *)b)->at;
 }
@@ -59,12 +59,12 @@ static int by_place(const void *a, const void *b)
 // Puts v among those kept, the most prominent first; returns how many are kept then.
 static int keep(struct valley *kept, int n, int max, struct valley v)
 {
-    int place = n;
-    while (place > 0 && kept[place - 1].prominence < v.prominence) place--;
-    if (place >= max) return n;
+    int index = n;
+    while (index > 0 && kept[index - 1].prominence < v.prominence) index--;
+    if (index >= max) return n;
     if (n < max) n++;
-    for (int k = n - 1; k > place; k--) kept[k] = kept[k - 1];
-    kept[place] = v;
+    for (int k = n - 1; k > index; k--) kept[k] = kept[k - 1];
+    kept[index] = v;
     return n;
 }
 
@@ -84,7 +84,7 @@ int kde_valleys(const double *density, int n, int max, int *ret_at)
         if (prominence > RIPPLE * top)
             found = keep(kept, found, max, (struct valley){(first + last) / 2, prominence});
     }
-    qsort(kept, (size_t)found, sizeof *kept, by_place);
+    qsort(kept, (size_t)found, sizeof *kept, by_position);
     for (int k = 0; k < found; k++) ret_at[k] = kept[k].at;
     return found;
 }
@@ -241,7 +241,7 @@ static void describe(const struct cutting *c, const double *sorted, struct bucke
 }
 
 enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_size,
-                        struct buckets *ret, int8_t *ret_of)
+                        struct buckets *ret, int8_t *ret_bucket)
 {
     struct buckets b = {.n_total = n};
     struct cutting c = {.n = n};
@@ -272,7 +272,7 @@ enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_siz
         double x = range > 0 ? (rewards[i] - b.min) / range : 0.5;
         int k = 0;
         while (k < c.n_cuts && x >= c.cuts[k].at) k++;
-        ret_of[i] = (int8_t)k;
+        ret_bucket[i] = (int8_t)k;
     }
     *ret = b;
     free(sorted);

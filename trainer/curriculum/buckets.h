@@ -41,10 +41,10 @@ struct buckets {
     struct boundary boundary[BUCKETS_MAX - 1]; // (n - 1) between them
 };
 
-// n_buckets: 1..BUCKETS_MAX, at most. ret_of (n): the bucket of each reward. The only error is
+// n_buckets: 1..BUCKETS_MAX, at most. ret_bucket (n): the bucket of each reward. The only error is
 // ST_NO_MEMORY.
 enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_size,
-                        struct buckets *ret, int8_t *ret_of);
+                        struct buckets *ret, int8_t *ret_bucket);
 // 0..1, below 1 where the rewards' range is small beside them.
 double buckets_contrast(const struct buckets *b);
 

@@ -198,19 +198,19 @@ static enum status sort_into_buckets(struct curriculum *c)
     enum status st;
     int n = 0;
     double *rewards = malloc((size_t)c->n * sizeof *rewards);
-    int8_t *of = malloc((size_t)c->n);
-    if (!rewards || !of) FAIL(ST_NO_MEMORY, "no memory to sort %d examples into buckets", c->n);
+    int8_t *bucket = malloc((size_t)c->n);
+    if (!rewards || !bucket) FAIL(ST_NO_MEMORY, "no memory to sort %d examples into buckets", c->n);
     for (int i = 0; i < c->n; i++)
         if (c->seen[i]) rewards[n++] = c->ema[i];
-    CHECK(
-        buckets_cut(rewards, n, c->options.n_buckets, c->options.min_bucket_size, &c->buckets, of));
+    CHECK(buckets_cut(rewards, n, c->options.n_buckets, c->options.min_bucket_size, &c->buckets,
+                      bucket));
     for (int i = 0, k = 0; i < c->n; i++)
-        if (c->seen[i]) c->bucket[i] = of[k++];
+        if (c->seen[i]) c->bucket[i] = bucket[k++];
     c->n_levels = c->buckets.n;
     for (int k = 0; k < c->n_levels; k++) c->levels[k] = c->buckets.bucket[k].level;
 out:
     free(rewards);
-    free(of);
+    free(bucket);
     return st;
 }
 

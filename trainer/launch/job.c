@@ -16,8 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PLACE_ROOM (PATH_ROOM + 16) // of a URL
-#define GRACE_MS   10000 // of ranks to end once one has failed, which they know by themselves
+#define URL_ROOM (PATH_ROOM + 16) // of a URL
+#define GRACE_MS 10000 // of ranks to end once one has failed, which they know by themselves
 
 // "0,1": numbers, none twice.
 static enum status read_gpus(const char *text, struct job *j)
@@ -218,14 +218,14 @@ out:
 
 // Where all ranks are on this host they need not be told: the id of their run is the file's name,
 // which is this user's alone.
-static enum status meeting_place(const struct job *job, char ret[PLACE_ROOM])
+static enum status rendezvous_url(const struct job *job, char ret[URL_ROOM])
 {
     const struct ranks *r = &job->ranks;
     const char *given = job->options->rendezvous, *folder = getenv("TMPDIR");
-    const int n = given ? snprintf(ret, PLACE_ROOM, "%s", given)
-                        : snprintf(ret, PLACE_ROOM, "file://%s/commonweight-ranks-%s",
+    const int n = given ? snprintf(ret, URL_ROOM, "%s", given)
+                        : snprintf(ret, URL_ROOM, "file://%s/commonweight-ranks-%s",
                                    folder && *folder == '/' ? folder : "/tmp", r->run_id);
-    if (n >= PLACE_ROOM) return status_fail(ST_INVALID, "--rendezvous is too long");
+    if (n >= URL_ROOM) return status_fail(ST_INVALID, "--rendezvous is too long");
     return ST_OK;
 }
 
@@ -233,15 +233,15 @@ enum status job_meet(const struct job *job, const char *layout, struct bytes *by
                      struct liveness **ret)
 {
     const struct job_options *o = job->options;
-    char place[PLACE_ROOM], *token = NULL;
+    char url[URL_ROOM], *token = NULL;
     struct peers *peers;
     enum status st = ST_OK;
     *ret = NULL;
     if (job->ranks.size == 1) return ST_OK;
-    CHECK(meeting_place(job, place));
+    CHECK(rendezvous_url(job, url));
     if (o->rendezvous_token_file)
         CHECK(api_key_read("--rendezvous-token-file", o->rendezvous_token_file, &token));
-    const struct rendezvous_options options = {.url = place,
+    const struct rendezvous_options options = {.url = url,
                                                .token = token,
                                                .who = job->ranks,
                                                .version = COMMONWEIGHT_VERSION,

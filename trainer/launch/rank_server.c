@@ -13,7 +13,7 @@
 
 #define DRAIN_S   3 // for requests that no rank waits for any more
 #define HEALTH_MS 2000
-#define LOOK_MS   200
+#define POLL_MS   200
 
 // Of the ranks that have one server, the first, who starts it; counted on this host.
 static int first_rank(const struct job *job)
@@ -56,7 +56,7 @@ out:
 }
 
 // Whether one runs there; one that loads its model still is waited for.
-static enum status look(const char *folder, double timeout_s, bool *ret_runs)
+static enum status check_runs(const char *folder, double timeout_s, bool *ret_runs)
 {
     const int64_t deadline = clock_deadline_ns((int64_t)(timeout_s * 1e3));
     struct http_client *http = NULL;
@@ -66,11 +66,11 @@ static enum status look(const char *folder, double timeout_s, bool *ret_runs)
     CHECK(path_put(socket, folder, "server.sock"));
     if (!file_exists(socket)) goto out;
     CHECK(http_client_new(socket, &http));
-    for (bool said = false; (st = http_get(http, "/health", HEALTH_MS, NULL)) != ST_OK &&
-                            st != ST_PEER_GONE && clock_ms_until(deadline) > 0;
-         said = true) {
-        if (!said) log_info("the server of %s is not ready yet, and is waited for", socket);
-        clock_sleep_ms(LOOK_MS);
+    for (bool logged = false; (st = http_get(http, "/health", HEALTH_MS, NULL)) != ST_OK &&
+                              st != ST_PEER_GONE && clock_ms_until(deadline) > 0;
+         logged = true) {
+        if (!logged) log_info("the server of %s is not ready yet, and is waited for", socket);
+        clock_sleep_ms(POLL_MS);
     }
     *ret_runs = st == ST_OK;
     if (st == ST_PEER_GONE) st = ST_OK; // a dead one's socket
@@ -149,7 +149,7 @@ static enum status find_server(struct job *job, double timeout_s, bool *ret_runs
     *ret_runs = false;
     for (int i = 0; i < 2 && !*ret_runs; i++) {
         CHECK(server_folder(job, runtimes[i], job->folder));
-        CHECK(look(job->folder, timeout_s, ret_runs));
+        CHECK(check_runs(job->folder, timeout_s, ret_runs));
     }
 out:
     return st;
@@ -163,7 +163,7 @@ enum status job_open_server(struct job *job, const char *model, double timeout_s
     enum status st;
     CHECK(find_server(job, timeout_s, &runs));
     while (!runs && !starts && model && clock_ms_until(deadline) > 0) {
-        clock_sleep_ms(LOOK_MS);
+        clock_sleep_ms(POLL_MS);
         CHECK(find_server(job, timeout_s, &runs));
     }
     if (!runs && !starts && model)

@@ -21,7 +21,7 @@
 
 #define LOG_NAME   "server.log"
 #define STOP_MS    30000
-#define LOOK_MS    20
+#define POLL_MS    20
 #define HEALTH_MS  2000
 #define TAIL_BYTES 1200
 
@@ -126,7 +126,7 @@ static void stop(struct server_process *s)
     const int64_t deadline = clock_deadline_ns(STOP_MS);
     if (s->pid == 0) return;
     kill(s->pid, SIGTERM);
-    while (!spawn_exited(s->pid, NULL) && clock_ms_until(deadline) > 0) clock_sleep_ms(LOOK_MS);
+    while (!spawn_exited(s->pid, NULL) && clock_ms_until(deadline) > 0) clock_sleep_ms(POLL_MS);
     spawn_end(s->pid);
     s->pid = 0;
 }
@@ -160,7 +160,7 @@ enum status server_process_check(const struct server_process *s, int ms)
     if (s->pid == 0) return status_fail(ST_PEER_GONE, "the server does not run");
     while (!spawn_exited(s->pid, &status)) {
         if (clock_ms_until(deadline) == 0) return ST_OK;
-        clock_sleep_ms(LOOK_MS);
+        clock_sleep_ms(POLL_MS);
     }
     spawn_words(status, words);
     return status_fail(ST_PEER_GONE, "the server %s; its log, %s, ends:\n%s", words, s->log,
@@ -204,7 +204,7 @@ static enum status wait_ready(struct server_process *s, struct http_client *http
                  "the server was not ready within %g s (--server-timeout): %s; its log, %s, "
                  "ends:\n%s",
                  s->options.timeout_s, status_message(), s->log, log_tail(s, tail));
-        clock_sleep_ms(LOOK_MS);
+        clock_sleep_ms(POLL_MS);
     }
     // Another program may answer on its port, while it could not listen there.
     st = server_process_check(s, 0);

@@ -209,9 +209,9 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
     if (db) m->ops->column_sum(m->dev, db, dy, rows, n, m->dt);
 }
 
-// matrix_back() of some rows of the batch (of, device); NULL: of all, in order.
+// matrix_back() of some rows of the batch (index, device); NULL: of all, in order.
 static void rows_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                      const int32_t *of, const struct matrix *w)
+                      const int32_t *index, const struct matrix *w)
 {
     struct model *m = b->m;
     struct lora_args args;
@@ -221,7 +221,7 @@ static void rows_back(struct backward *b, void *dx, const void *dy, const void *
     if (!b->adapter || !adapter_table_args(m->adapters, w->role, w->layer, rows, NULL, &args))
         return;
     adapter_grads(b->adapter, b->adapter_grads, w->role, w->layer, grads);
-    args.row = of;
+    args.row = index;
     m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
 }
 
@@ -610,7 +610,7 @@ void backward_balance(struct backward *b, const float *assignments, float scale)
 }
 
 // The gradients of layer l and of all behind it are complete.
-static void tell_done(const struct backward *b, int l)
+static void notify_done(const struct backward *b, int l)
 {
     const struct weight_tensor *t = b->grads->tensors;
     while (t->role < ROLE_ATTN_NORM || t->layer < l) t++;
@@ -628,7 +628,7 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
         const struct layer_tape *layer = tape_layer(tape, m, l, view);
         mlp_back(b, l, view->n_tokens, layer);
         attention_back(b, l, view, layer);
-        tell_done(b, l);
+        notify_done(b, l);
     }
     const struct scatter_args rows = {view->tokens,
                                       batch_tokens_order(batch),

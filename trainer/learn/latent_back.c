@@ -88,14 +88,14 @@ static void keys_back(struct backward *b, int l, int rows, const struct layer_ta
     const struct layer_config *c = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct latent_grads *s = &b->latent;
-    const struct latent_shape of = model_latent_shape(m, l, rows);
-    const int width = layer_latent_width(c), kv = of.n_heads * (of.nope + of.value);
-    const struct norm_shape shape = model_latent_norm(m, rows, of.rank, width);
+    const struct latent_shape latent = model_latent_shape(m, l, rows);
+    const int width = layer_latent_width(c), kv = latent.n_heads * (latent.nope + latent.value);
+    const struct norm_shape shape = model_latent_norm(m, rows, latent.rank, width);
     const struct norm_args norm = {
         .x = tape->latent.kv_a, .w = w->kv_a_norm, .rstd = tape->latent.rstd_kv};
     matrix_back(b, s->dlatent, s->kv, s->latent, rows,
-                &(struct matrix){ROLE_KV_B, l, w->kv_b, g->kv_b, NULL, kv, of.rank, false});
-    copy_rows(m, s->dkeys, width, s->dlatent, of.rank, rows);
+                &(struct matrix){ROLE_KV_B, l, w->kv_b, g->kv_b, NULL, kv, latent.rank, false});
+    copy_rows(m, s->dkeys, width, s->dlatent, latent.rank, rows);
     m->ops->norm_back(m->dev, s->dkeys, g->kv_a_norm, NULL, s->dkeys, &norm, &shape, false);
     matrix_back(
         b, b->dnormed, s->dkeys, m->normed, rows,

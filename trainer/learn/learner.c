@@ -331,7 +331,7 @@ static double mib(size_t bytes)
     return (double)bytes / (1024 * 1024);
 }
 
-void memory_say(const struct learner *l, const char *weights, const char *freeze)
+void memory_log(const struct learner *l, const char *weights, const char *freeze)
 {
     const struct memory_plan p = l->plan;
     const struct param_ranges *trained = &l->trained;
@@ -350,7 +350,7 @@ void memory_say(const struct learner *l, const char *weights, const char *freeze
              mib(p.total), mib(p.free));
 }
 
-void memory_say_taken(const struct learner *l)
+void memory_log_taken(const struct learner *l)
 {
     const struct memory_plan p = l->plan;
     size_t left, total;
@@ -382,11 +382,11 @@ enum status learner_mix_reference(struct learner *l, double alpha)
 {
     const struct weights *reference = l->ref.weights;
     enum status st = ST_OK;
-    int64_t most = 0;
+    int64_t largest = 0;
     if (alpha == 1) return learner_set_reference(l, NULL);
     for (int i = 0; i < reference->n_tensors; i++)
-        if (reference->tensors[i].n > most) most = reference->tensors[i].n;
-    float *now = malloc(2 * (size_t)most * sizeof *now), *own = now + most;
+        if (reference->tensors[i].n > largest) largest = reference->tensors[i].n;
+    float *now = malloc(2 * (size_t)largest * sizeof *now), *own = now + largest;
     if (!now) return status_fail(ST_NO_MEMORY, "no memory to mix the reference model");
     for (int i = 0; i < reference->n_tensors; i++) {
         CHECK(weights_read(l->policy, l->dev, i, now));
@@ -585,11 +585,11 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
                         const struct pack_group *groups)
 {
     int vocab = draft->config->vocab_size;
-    for (int i = 0; i < mb->n_parts; i++) {
-        const struct pack_part *part = &mb->parts[i];
-        const struct pack_group *group = &groups[part->group];
+    for (int i = 0; i < mb->n_chunks; i++) {
+        const struct pack_chunk *chunk = &mb->chunks[i];
+        const struct pack_group *group = &groups[chunk->group];
         if (!ids_below(group->prompt, group->n_prompt, vocab)) return false;
-        for (int c = part->first; c < part->first + part->n; c++)
+        for (int c = chunk->first; c < chunk->first + chunk->n; c++)
             if (!ids_below(group->completions[c].ids, group->completions[c].n, vocab)) return false;
     }
     return true;

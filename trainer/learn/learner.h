@@ -130,9 +130,9 @@ struct spans *learner_spans(struct learner *l); // NULL: nobody counts
 // The line before the first step: where every byte will go (learner_memory). weights: whose they
 // are, "shared with the server (0 extra)". freeze: what is not trained, NULL: nothing; there is
 // then a line before about what is.
-void memory_say(const struct learner *l, const char *weights, const char *freeze);
+void memory_log(const struct learner *l, const char *weights, const char *freeze);
 // The line after it: what was taken, beside what was planned, and on a GPU by how much the device's
 // free memory has gone down (which tells of the whole device, its other users included).
-void memory_say_taken(const struct learner *l);
+void memory_log_taken(const struct learner *l);
 
 #endif

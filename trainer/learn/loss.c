@@ -52,16 +52,16 @@ static double token_weight(const struct loss_config *config, const struct loss_s
     return 1.0 / (scale->tokens > 0 ? scale->tokens : 1);
 }
 
-#define TOKEN_MOST    20
-#define SEQUENCE_MOST 10
+#define MAX_TOKEN_LOG_RATIO    20
+#define MAX_SEQUENCE_LOG_RATIO 10
 
 // A log-ratio within clamp_log_ratios, or as it is without it: of a token, or of a sequence, which
 // has no lower bound. ret_held: it was taken to a bound, where it has no derivative.
 static double log_ratio_clamped(const struct loss_config *config, double log_ratio,
                                 bool of_sequence, bool *ret_held)
 {
-    const double low = of_sequence ? -INFINITY : -TOKEN_MOST,
-                 high = of_sequence ? SEQUENCE_MOST : TOKEN_MOST;
+    const double low = of_sequence ? -INFINITY : -MAX_TOKEN_LOG_RATIO,
+                 high = of_sequence ? MAX_SEQUENCE_LOG_RATIO : MAX_TOKEN_LOG_RATIO;
     *ret_held = config->clamp_log_ratios && (log_ratio < low || log_ratio > high);
     return *ret_held ? fmin(fmax(log_ratio, low), high) : log_ratio;
 }
@@ -84,7 +84,7 @@ static double kl_of(enum kl_estimator estimator, double d, double *ret_by_logpro
     return expm1(d) - d;
 }
 
-#define K3_MOST 10
+#define MAX_K3 10
 
 static double kl_estimate(const struct loss_config *config, double logprob, double ref,
                           double *ret_by_logprob)
@@ -94,8 +94,8 @@ static double kl_estimate(const struct loss_config *config, double logprob, doub
     if (!config->clamp_log_ratios || config->kl_estimator != KL_K3)
         return kl_of(config->kl_estimator, d, ret_by_logprob);
     const double kl = kl_of(KL_K3, log_ratio_clamped(config, d, false, &held), ret_by_logprob);
-    if (kl > K3_MOST || held) *ret_by_logprob = 0;
-    return fmin(kl, K3_MOST);
+    if (kl > MAX_K3 || held) *ret_by_logprob = 0;
+    return fmin(kl, MAX_K3);
 }
 
 // ---- truncated importance sampling --------------------------------------------------------------

@@ -34,7 +34,7 @@ static int64_t cost_of(const struct pack_completion *c)
 }
 
 // What has to stand in one micro-batch from completion c on.
-static int64_t least_cost(const struct pack_group *group, int c)
+static int64_t min_cost(const struct pack_group *group, int c)
 {
     int64_t cost = group->n_prompt;
     for (int i = group->whole ? 0 : c; i < (group->whole ? group->n : c + 1); i++)
@@ -56,19 +56,19 @@ static enum status over_budget(const struct pack_group *group, int c, int token_
                        group->completions[c].targets ? " and its targets" : "", token_budget);
 }
 
-// Room for as many micro-batches and parts as there are completions, of which each may be alone.
+// Room for as many micro-batches and chunks as there are completions, of which each may be alone.
 static enum status packing_alloc(int completions, struct packing **ret)
 {
     const size_t n = (size_t)completions + 1;
     struct packing *p = calloc(1, sizeof *p);
     if (p) {
         p->batches = calloc(n, sizeof *p->batches);
-        p->parts = calloc(n, sizeof *p->parts);
+        p->chunks = calloc(n, sizeof *p->chunks);
         p->samples = calloc(n, sizeof *p->samples);
         p->firsts = calloc(2 * n, sizeof *p->firsts);
     }
     *ret = p;
-    return p && p->batches && p->parts && p->samples && p->firsts
+    return p && p->batches && p->chunks && p->samples && p->firsts
                ? ST_OK
                : status_fail(ST_NO_MEMORY, "no memory to pack a step");
 }
@@ -77,15 +77,15 @@ static enum status packing_alloc(int completions, struct packing **ret)
 static struct micro_batch *open_batch(struct packing *p, const struct micro_batch *last)
 {
     struct micro_batch *mb = &p->batches[p->n++];
-    mb->parts = last ? last->parts + last->n_parts : p->parts;
+    mb->chunks = last ? last->chunks + last->n_chunks : p->chunks;
     mb->sample = last ? last->sample + last->n_seqs : p->samples;
     mb->first = last ? last->first + last->n_seqs + 1 : p->firsts;
     return mb;
 }
 
-static void open_part(struct micro_batch *mb, int group, int first, int n_prompt)
+static void open_chunk(struct micro_batch *mb, int group, int first, int n_prompt)
 {
-    mb->parts[mb->n_parts++] = (struct pack_part){.group = group, .first = first};
+    mb->chunks[mb->n_chunks++] = (struct pack_chunk){.group = group, .first = first};
     mb->n_tokens += n_prompt;
     mb->cost += n_prompt;
 }
@@ -94,7 +94,7 @@ static void add_completion(struct micro_batch *mb, const struct pack_completion 
 {
     mb->sample[mb->n_seqs++] = sample;
     mb->first[mb->n_seqs] = mb->first[mb->n_seqs - 1] + targets_of(c);
-    mb->parts[mb->n_parts - 1].n++;
+    mb->chunks[mb->n_chunks - 1].n++;
     mb->n_tokens += rows_of(c);
     mb->cost += cost_of(c);
 }
@@ -110,19 +110,19 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
     CHECK(packing_alloc(n, &p));
     for (int g = 0; g < n_groups; g++) {
         const struct pack_group *group = &groups[g];
-        bool in_part = false;
+        bool in_chunk = false;
         for (int c = 0; c < group->n; c++, sample++) {
-            const int64_t more = in_part ? cost_of(&group->completions[c]) : least_cost(group, c);
-            if (least_cost(group, c) > token_budget) {
+            const int64_t more = in_chunk ? cost_of(&group->completions[c]) : min_cost(group, c);
+            if (min_cost(group, c) > token_budget) {
                 st = over_budget(group, c, token_budget);
                 goto out;
             }
             if (!mb || mb->cost + more > token_budget) {
                 mb = open_batch(p, mb);
-                in_part = false;
+                in_chunk = false;
             }
-            if (!in_part) open_part(mb, g, c, group->n_prompt);
-            in_part = true;
+            if (!in_chunk) open_chunk(mb, g, c, group->n_prompt);
+            in_chunk = true;
             add_completion(mb, &group->completions[c], sample);
         }
     }
@@ -137,7 +137,7 @@ void packing_free(struct packing *p)
     if (!p) return;
     free(p->firsts);
     free(p->samples);
-    free(p->parts);
+    free(p->chunks);
     free(p->batches);
     free(p);
 }
@@ -154,12 +154,12 @@ static int32_t *fill(int32_t *to, int n, int32_t value)
 void packing_samples(const struct micro_batch *mb, const struct pack_group *groups,
                      int32_t *ret_samples)
 {
-    for (int i = 0; i < mb->n_parts; i++) {
-        const struct pack_part *part = &mb->parts[i];
-        const struct pack_group *group = &groups[part->group];
-        const int32_t first = (int32_t)((uint32_t)part->group * GROUP_SAMPLES);
+    for (int i = 0; i < mb->n_chunks; i++) {
+        const struct pack_chunk *chunk = &mb->chunks[i];
+        const struct pack_group *group = &groups[chunk->group];
+        const int32_t first = (int32_t)((uint32_t)chunk->group * GROUP_SAMPLES);
         ret_samples = fill(ret_samples, group->n_prompt, first);
-        for (int c = part->first; c < part->first + part->n; c++)
+        for (int c = chunk->first; c < chunk->first + chunk->n; c++)
             ret_samples = fill(ret_samples, group->completions[c].n - 1, first + 1 + c);
     }
 }
@@ -188,14 +188,14 @@ enum status packing_fill(const struct micro_batch *mb, const struct pack_group *
                          struct batch *batch, int32_t *ret_targets)
 {
     enum status st = ST_OK;
-    for (int i = 0; i < mb->n_parts; i++) {
-        const struct pack_part *part = &mb->parts[i];
-        const struct pack_group *group = &groups[part->group];
+    for (int i = 0; i < mb->n_chunks; i++) {
+        const struct pack_chunk *chunk = &mb->chunks[i];
+        const struct pack_group *group = &groups[chunk->group];
         int prompt;
         CHECK(batch_add_packed(batch, group->prompt, group->n_prompt, -1, adapter, &prompt));
         int prompt_last = batch_first_row(batch, prompt) + group->n_prompt - 1;
-        for (int c = 0; c < part->n; c++) {
-            const struct pack_completion *completion = &group->completions[part->first + c];
+        for (int c = 0; c < chunk->n; c++) {
+            const struct pack_completion *completion = &group->completions[chunk->first + c];
             const int n = targets_of(completion);
             if (n == 0) continue;
             CHECK(want_rows(batch, completion, prompt, prompt_last, adapter));

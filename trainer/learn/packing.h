@@ -11,12 +11,12 @@
 #include "common/model/batch.h"
 #include "trainer/learn/samples.h"
 
-struct pack_part { // consecutive completions of one group
+struct pack_chunk { // consecutive completions of one group
     int group, first, n;
 };
 struct micro_batch {
-    int n_parts;
-    struct pack_part *parts;
+    int n_chunks;
+    struct pack_chunk *chunks;
     int n_seqs;   // completions, those without tokens included
     int *sample;  // (n_seqs) number of each over all groups, in their order
     int *first;   // (n_seqs + 1) where its targets start
@@ -26,7 +26,7 @@ struct micro_batch {
 struct packing {
     int n;
     struct micro_batch *batches;
-    struct pack_part *parts; // of all of them, one after the other
+    struct pack_chunk *chunks; // of all of them, one after the other
     int *samples, *firsts;
 };
 

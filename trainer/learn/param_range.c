@@ -29,9 +29,10 @@ static enum status apply_pattern(const struct weights *w, const char *pattern, b
 static enum status apply_patterns(const struct weights *w, const char *freeze, bool *frozen)
 {
     enum status st = ST_OK;
-    char *copy = strdup(freeze), *rest = NULL;
+    char *copy = strdup(freeze), *remaining = NULL;
     if (!copy) return status_fail(ST_NO_MEMORY, "no memory for --freeze");
-    for (char *p = strtok_r(copy, ", ", &rest); p && st == ST_OK; p = strtok_r(NULL, ", ", &rest))
+    for (char *p = strtok_r(copy, ", ", &remaining); p && st == ST_OK;
+         p = strtok_r(NULL, ", ", &remaining))
         st = apply_pattern(w, p, frozen);
     free(copy);
     return st;
@@ -136,10 +137,10 @@ static void add_slice(struct slices *s, const struct param_range *r, struct slic
 {
     const bool low = r->weights->dt == DT_BF16;
     slice.part = slice.n / MOMENT_BLOCK / s->n_ranks * MOMENT_BLOCK;
-    const int64_t rest = slice.n - slice.part * s->n_ranks;
+    const int64_t remaining = slice.n - slice.part * s->n_ranks;
     if (s->list) s->list[s->n] = slice;
     if (slice.part > 0) add_stretch(s, slice.part, false, low);
-    if (rest > 0) add_stretch(s, rest, true, low);
+    if (remaining > 0) add_stretch(s, remaining, true, low);
     s->n++;
 }
 

@@ -107,7 +107,7 @@ static enum status check_exact(const struct pass *p)
     const struct pack_completion *far = NULL;
     long differing = 0;
     int token = 0;
-    double most = 0;
+    double largest = 0;
     float here = 0;
     for (int i = 0; i < p->n_completions; i++) {
         const struct pack_completion *c = &p->samples->completions[p->numbers[i]];
@@ -115,8 +115,8 @@ static enum status check_exact(const struct pass *p)
         for (int t = 0; c->server_logprobs && t < c->n; t++) {
             const double off = fabs((double)logprobs[t] - c->server_logprobs[t]);
             if (!completion_wrote(c, t) || logprobs[t] == c->server_logprobs[t]) continue;
-            if (differing++ > 0 && !(off > most)) continue;
-            far = c, token = t, most = off, here = logprobs[t];
+            if (differing++ > 0 && !(off > largest)) continue;
+            far = c, token = t, largest = off, here = logprobs[t];
         }
     }
     if (differing == 0) return ST_OK;
@@ -353,8 +353,8 @@ static enum status choose_highest(struct learner *l, struct samples *s, double t
     enum status st = update_sum(l, all, n); // 0 for those of others
     for (long t = 0; t < n; t++)
         if (s->chosen[t]) sorted[n_sorted++] = all[t];
-    const double least = entropy_threshold(sorted, n_sorted, top);
-    for (long t = 0; t < n; t++) s->chosen[t] = s->chosen[t] && all[t] >= least;
+    const double threshold = entropy_threshold(sorted, n_sorted, top);
+    for (long t = 0; t < n; t++) s->chosen[t] = s->chosen[t] && all[t] >= threshold;
     free(all);
     return st;
 }

@@ -49,10 +49,15 @@ static void put_spread(const float *advantages, int n, double sum, struct advant
     stats->std = n > 1 ? sqrt(squares / (n - 1)) : 0;
 }
 
-// first: NULL where all groups have n_per_group.
-static void compute(const double *rewards, const int *first, int n_groups, int n_per_group,
-                    enum advantage_scale scale, struct advantage_stats *ret_stats,
-                    float *ret_advantages)
+// What centred rewards are divided by.
+static double divisor(enum advantage_scale scale, double group_std, double batch_std, double eps)
+{
+    return scale == SCALE_NONE ? 1 : (scale == SCALE_GROUP ? group_std : batch_std) + eps;
+}
+
+void advantage_compute(const double *rewards, const int *first, int n_groups, int n_per_group,
+                       enum advantage_scale scale, struct advantage_stats *ret_stats,
+                       float *ret_advantages)
 {
     int n = first ? first[n_groups] : n_groups * n_per_group, n_flat = 0;
     double batch_std, sum = 0;
@@ -68,12 +73,10 @@ static void compute(const double *rewards, const int *first, int n_groups, int n
         mean_std(group, size, &mean, &std);
         stats.group_std += std;
         n_flat += rewards_are_equal(group, size);
-        double divisor = scale == SCALE_GROUP   ? std + ADVANTAGE_EPS
-                         : scale == SCALE_BATCH ? batch_std + ADVANTAGE_EPS
-                                                : 1;
+        const double by = divisor(scale, std, batch_std, ADVANTAGE_EPS);
         for (int i = 0; i < size; i++) {
             // exactly 0 of equal rewards
-            advantages[i] = isnan(group[i]) ? 0 : (float)((group[i] - mean) / divisor);
+            advantages[i] = isnan(group[i]) ? 0 : (float)((group[i] - mean) / by);
             sum += advantages[i];
         }
     }
@@ -81,20 +84,6 @@ static void compute(const double *rewards, const int *first, int n_groups, int n
     stats.frac_zero_std = (double)n_flat / n_groups;
     put_spread(ret_advantages, n, sum, &stats);
     *ret_stats = stats;
-}
-
-void advantage_compute(const double *rewards, int n_groups, int n_per_group,
-                       enum advantage_scale scale, struct advantage_stats *ret_stats,
-                       float *ret_advantages)
-{
-    compute(rewards, NULL, n_groups, n_per_group, scale, ret_stats, ret_advantages);
-}
-
-void advantage_compute_groups(const double *rewards, const int *first, int n_groups,
-                              enum advantage_scale scale, struct advantage_stats *ret_stats,
-                              float *ret_advantages)
-{
-    compute(rewards, first, n_groups, 0, scale, ret_stats, ret_advantages);
 }
 
 // ---- other estimators ---------------------------------------------------------------------------
@@ -135,10 +124,8 @@ static void best_alone(const double *rewards, int n, double batch_std, enum adva
     }
     if (second < 0) return;
     mean_std(rewards, n, NULL, &std);
-    const double divisor = scale == SCALE_GROUP   ? std + PASSK_EPS
-                           : scale == SCALE_BATCH ? batch_std + PASSK_EPS
-                                                  : 1;
-    ret[best] = (float)((rewards[best] - rewards[second]) / divisor);
+    ret[best] =
+        (float)((rewards[best] - rewards[second]) / divisor(scale, std, batch_std, PASSK_EPS));
 }
 
 double share_of_choices(int some, int n, int k)
@@ -213,7 +200,8 @@ void advantage_estimate(const struct advantage_config *config, const double *rew
 {
     const int n = n_groups * n_per_group;
     double sum = 0;
-    advantage_compute(rewards, n_groups, n_per_group, config->scale, ret_stats, ret_advantages);
+    advantage_compute(rewards, NULL, n_groups, n_per_group, config->scale, ret_stats,
+                      ret_advantages);
     if (config->estimator == ADVANTAGE_GRPO) return;
     for (int g = 0; g < n_groups; g++)
         estimate_group(config, rewards + (size_t)g * n_per_group, n_per_group,

@@ -42,16 +42,11 @@ void advantage_estimate(const struct advantage_config *config, const double *rew
                         const int *n_tokens, int n_groups, int n_per_group,
                         struct advantage_stats *ret_stats, float *ret_advantages);
 
-// ADVANTAGE_GRPO.
-void advantage_compute(const double *rewards, int n_groups, int n_per_group,
+// ADVANTAGE_GRPO. first, not NULL: groups of any size, of which g has entries first[g] to
+// first[g + 1] - 1; one of a single sample is compared with nothing, and its advantage is 0.
+void advantage_compute(const double *rewards, const int *first, int n_groups, int n_per_group,
                        enum advantage_scale scale, struct advantage_stats *ret_stats,
                        float *ret_advantages);
-
-// The same of groups of any size: group g has entries first[g] to first[g + 1] - 1. One of a single
-// sample is compared with nothing: its advantage is 0.
-void advantage_compute_groups(const double *rewards, const int *first, int n_groups,
-                              enum advantage_scale scale, struct advantage_stats *ret_stats,
-                              float *ret_advantages);
 
 // The share of choices of k out of n that are out of `some` of them alone.
 double share_of_choices(int some, int n, int k);

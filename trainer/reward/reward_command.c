@@ -82,7 +82,7 @@ static enum status worker_ask(struct worker *w, const struct score_batch *b, int
     return ST_OK;
 }
 
-// Which of the samples that a worker owes a reply is for, as its place in `owed`; -1: none.
+// Which of the samples that a worker owes a reply is for, as its index in `owed`; -1: none.
 static int whose(const struct worker *w, const struct score_batch *b, const json_t *reply)
 {
     const json_t *id = json_object_get(reply, "id");
@@ -100,25 +100,25 @@ static enum status take_reply(struct worker *w, struct score_batch *b, const cha
     json_t *reply = json_loadb(text, len, 0, &error);
     const json_t *reward = json_object_get(reply, "reward");
     const char *why = json_string_value(json_object_get(reply, "error")), *line = w->child.line;
-    const int place = whose(w, b, reply), shown = len > 200 ? 200 : (int)len;
+    const int index = whose(w, b, reply), shown = len > 200 ? 200 : (int)len;
     // null: it does not apply to the sample; 0 where it is neither
     const double score = json_is_null(reward) ? NAN : json_number_value(reward);
-    if (place >= 0) *ret_failed = w->owed[place];
+    if (index >= 0) *ret_failed = w->owed[index];
     if (why)
         st = status_fail(ST_INVALID, "command \"%s\": %s", line, why);
     else if (!json_is_null(reward) && (!json_is_number(reward) || !isfinite(score)))
         st = status_fail(ST_FORMAT, "command \"%s\": not {\"reward\": NUMBER}: %.*s", line, shown,
                          text);
-    else if (place < 0 && w->n_owed)
+    else if (index < 0 && w->n_owed)
         st = status_fail(ST_FORMAT, "command \"%s\": no sample of that \"id\" waits: %.*s", line,
                          shown, text);
-    else if (place < 0)
+    else if (index < 0)
         st = status_fail(ST_FORMAT, "command \"%s\": more than one line for one sample: %.*s", line,
                          shown, text);
     json_decref(reply);
     if (st != ST_OK) return st;
-    b->scores[w->owed[place]] = score;
-    memmove(&w->owed[place], &w->owed[place + 1], (size_t)(--w->n_owed - place) * sizeof *w->owed);
+    b->scores[w->owed[index]] = score;
+    memmove(&w->owed[index], &w->owed[index + 1], (size_t)(--w->n_owed - index) * sizeof *w->owed);
     b->n_done++;
     w->replied = true;
     w->heard_ns = clock_now_ns();

@@ -206,10 +206,10 @@ static double overlong(const struct reward_options *options, const struct reward
 static double think_format(const struct reward_options *options, const struct reward_input *input)
 {
     static const char open[] = "<think>", close[] = "</think>";
-    const char *rest = input->text + strlen(open);
+    const char *behind = input->text + strlen(open);
     (void)options;
-    return strncmp(input->text, open, strlen(open)) == 0 && !strstr(rest, open) &&
-           strstr(rest, close) != NULL;
+    return strncmp(input->text, open, strlen(open)) == 0 && !strstr(behind, open) &&
+           strstr(behind, close) != NULL;
 }
 
 static int by_ngram(const void *a, const void *b, void *n)

@@ -307,8 +307,8 @@ static enum status make_scores(const struct reader *r, struct scores *ret)
     s.advantages = calloc((size_t)r->n, sizeof *s.advantages);
     if (!s.rewards || !s.advantages) FAIL(ST_NO_MEMORY, "no memory for %d scores", r->n);
     for (int i = 0; i < r->n; i++) s.rewards[i] = r->sequences[i].score;
-    advantage_compute_groups(s.rewards, r->first, r->n_groups, r->bounds->scale, &s.stats,
-                             s.advantages);
+    advantage_compute(s.rewards, r->first, r->n_groups, 0, r->bounds->scale, &s.stats,
+                      s.advantages);
     for (int g = 0; g < r->n_groups; g++) // a sequence alone is compared with nothing
         if (r->first[g + 1] - r->first[g] == 1)
             s.advantages[r->first[g]] = (float)s.rewards[r->first[g]];

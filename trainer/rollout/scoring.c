@@ -166,7 +166,7 @@ static enum status normalised_advantages(const struct scoring *how, const struct
     }
     for (size_t i = 0; i < n; i++)
         if (isnan(s->rewards[i])) sums[i] = NAN;
-    advantage_compute(sums, r->n_groups, r->n_per_group, SCALE_BATCH, &stats, s->advantages);
+    advantage_compute(sums, NULL, r->n_groups, r->n_per_group, SCALE_BATCH, &stats, s->advantages);
     s->stats.frac_zero_std = stats.frac_zero_std;
     s->stats.mean = stats.mean;
     s->stats.std = stats.std;
@@ -256,7 +256,7 @@ enum status scoring_turns(const struct scoring *how, struct rollout *r, struct s
     if (!rewards || !advantages) FAIL(ST_NO_MEMORY, "no memory for %d rewards", n);
     for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++]))
         list_rewards(&r->completions[i], s->rewards[i], rewards + at);
-    advantage_compute_groups(rewards, first, r->n_groups, how->advantage.scale, &stats, advantages);
+    advantage_compute(rewards, first, r->n_groups, 0, how->advantage.scale, &stats, advantages);
     for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++])) {
         CHECK(advantages_of_tokens(&r->completions[i], advantages + at));
         s->advantages[i] = 0;

@@ -259,7 +259,7 @@ static enum status open_learner(struct dataset_run *s)
     CHECK(learner_new(s->dev, s->model, s->weights, false, &options, &s->learner));
     log_info("%" PRId64 " parameters on %s", s->weights->n_parameters, device_name(s->dev));
     notice_model(s->model, learner_balance_coef(s->learner));
-    memory_say(s->learner, "of its own, beside what follows", c->learning.freeze);
+    memory_log(s->learner, "of its own, beside what follows", c->learning.freeze);
     CHECK(learner_prepare(s->learner));
 out:
     return st;

@@ -183,7 +183,7 @@ static enum status train_steps(struct dataset_run *s)
         if (!on) break;
         CHECK(dataset_run_step(s, &stats, &seconds));
         CHECK(dataset_run_compare_weights(s));
-        if (s->step == first + 1) memory_say_taken(s->learner);
+        if (s->step == first + 1) memory_log_taken(s->learner);
         if (stats.skipped) log_warn("step %" PRId64 ": %s", s->step, status_message());
         CHECK(learning_skipped(&skipped, stats.skipped, "the", "lower --learning-rate"));
         CHECK(put_line(s, &stats, seconds));

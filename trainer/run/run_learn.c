@@ -109,7 +109,7 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
     CHECK(keep_logprobs(run, s, samples));
     CHECK(run_compare_weights(run));
     CHECK(move_reference(run));
-    if (!run->said_memory) memory_say_taken(run->learner);
+    if (!run->said_memory) memory_log_taken(run->learner);
     run->said_memory = true;
     run->skipped += ret->skipped;
     if (ret->skipped)

@@ -293,7 +293,7 @@ static enum status open_learner(struct run *run)
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
         CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
     }
-    memory_say(run->learner,
+    memory_log(run->learner,
                c->sync == SYNC_SHARED ? "shared with the server (0 extra)" : "of its own",
                c->learning.freeze);
     CHECK(learner_prepare(run->learner));

@@ -76,7 +76,7 @@ enum status trained_use_learner(struct trained_model *m, bool adapters)
     config.many_adapters = adapters;
     CHECK(learner_new(m->device, m->model, m->weights, false, &config, &m->learner));
     if (adapters) log_info("memory of the largest adapter that the server holds:");
-    memory_say(m->learner, "shared with the server (0 extra)", learning.freeze);
+    memory_log(m->learner, "shared with the server (0 extra)", learning.freeze);
     CHECK(learner_prepare(m->learner));
     if (!adapters) optimizer_clear_grads(learner_optimizer(m->learner));
 out:

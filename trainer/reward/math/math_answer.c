@@ -196,11 +196,11 @@ static const char *take_number(const char *text, const char *at, struct spans *a
 }
 
 // ---- which of them ------------------------------------------------------------------------------
-// Behind the word, where it ends within `most` characters before `at`; NULL: it does not.
-static const char *announced_by(const char *text, const char *at, const char *word, long most)
+// Behind the word, where it ends within `max` characters before `at`; NULL: it does not.
+static const char *announced_by(const char *text, const char *at, const char *word, long max)
 {
     const long n = (long)strlen(word);
-    for (const char *from = at - n; from >= text && at - n - from <= most; from--)
+    for (const char *from = at - n; from >= text && at - n - from <= max; from--)
         if (starts_any_case(from, word)) return from + n;
     return NULL;
 }

@@ -89,20 +89,20 @@ static bool factorial(struct math_value a, struct math_value *ret)
 
 static bool choose(struct math_value n, struct math_value k, struct math_value *ret)
 {
-    struct math_value over, under, rest;
+    struct math_value over, under, beside;
     const struct math_value left = plus(n, product(k, whole(-1)));
-    return factorial(n, &over) && factorial(k, &under) && factorial(left, &rest) &&
-           quotient(over, product(under, rest), ret);
+    return factorial(n, &over) && factorial(k, &under) && factorial(left, &beside) &&
+           quotient(over, product(under, beside), ret);
 }
 
 // ---- leaves -------------------------------------------------------------------------------------
 // Digits in a base, of which a subscript tells: 204_5.
 static bool number(const char *digits, struct math_value *ret)
 {
-    const char *of = strchr(digits, '_'), *point = strchr(digits, '.');
-    const int base = of ? atoi(of + 1) : 10;
+    const char *subscript = strchr(digits, '_'), *point = strchr(digits, '.');
+    const int base = subscript ? atoi(subscript + 1) : 10;
     uint64_t scale = 1;
-    if (base < 2 || base > 36 || (of && point)) return false;
+    if (base < 2 || base > 36 || (subscript && point)) return false;
     struct math_value v = whole(0);
     for (const char *at = digits; *at && *at != '_'; at++) {
         if (*at == '.') continue;
@@ -111,7 +111,7 @@ static bool number(const char *digits, struct math_value *ret)
         if (point && at > point) scale = times(scale, 10);
     }
     v.residue = times(v.residue, inverse(scale));
-    v.x = of ? v.x : strtod(digits, NULL);
+    v.x = subscript ? v.x : strtod(digits, NULL);
     v.decimal = point != NULL;
     *ret = v;
     return true;
@@ -166,7 +166,7 @@ static bool elementary(const char *name, double complex x, double complex *ret)
 {
     static const struct {
         const char *name;
-        double complex (*of)(double complex);
+        double complex (*call)(double complex);
         bool reciprocal;
     } table[] = {{"sin", csin, 0},     {"cos", ccos, 0},     {"tan", ctan, 0},
                  {"sec", ccos, 1},     {"csc", csin, 1},     {"cot", ctan, 1},
@@ -175,7 +175,7 @@ static bool elementary(const char *name, double complex x, double complex *ret)
                  {"exp", cexp, 0},     {"ln", clog, 0},      {"sqrt", csqrt, 0}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (strcmp(name, table[i].name) != 0) continue;
-        *ret = table[i].reciprocal ? reciprocal_of(table[i].of(x)) : table[i].of(x);
+        *ret = table[i].reciprocal ? reciprocal_of(table[i].call(x)) : table[i].call(x);
         return true;
     }
     if (strcmp(name, "arccot") == 0) *ret = catan(1 / x);
@@ -374,6 +374,6 @@ bool math_matrix_entry(const struct math_node *n, int i, int j, const struct mat
 bool math_value_same(const struct math_value *a, const struct math_value *b)
 {
     if (a->exact && b->exact) return a->residue == b->residue;
-    const double most = fmax(cabs(a->x), cabs(b->x));
-    return cabs(a->x - b->x) <= 1e-10 * most + 1e-13;
+    const double larger = fmax(cabs(a->x), cabs(b->x));
+    return cabs(a->x - b->x) <= 1e-10 * larger + 1e-13;
 }
