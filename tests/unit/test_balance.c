@@ -7,7 +7,6 @@
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
-#include "trainer/learn/balance.h"
 #include "trainer/learn/learner.h"
 
 #include <math.h>

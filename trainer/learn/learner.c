@@ -11,7 +11,6 @@
  */
 #include "trainer/learn/learner.h"
 #include "trainer/learn/backward.h"
-#include "trainer/learn/balance.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "trainer/learn/param_range.h"
@@ -225,6 +224,39 @@ static enum status choose_model(struct learner *l)
     enum status st = open_model(l, all_fit ? l->max_targets : chunk);
     if (st == ST_OK && all_fit && l->plan.total > l->plan.free) st = open_model(l, chunk);
     return st;
+}
+
+// The routing of the layers that have experts, or of the first layer.
+static const struct moe_shape *routing_of(const struct model_config *model)
+{
+    int l = 0;
+    while (l + 1 < model->n_layers && model->layers[l].moe.n_experts == 0) l++;
+    return &model->layers[l].moe;
+}
+
+enum status balance_coef(const struct model_config *model, double wanted, double *ret)
+{
+    const struct moe_shape *routing = routing_of(model);
+    const double coef = wanted < 0 ? model->router_aux_loss_coef : wanted;
+    if (wanted < 0 && wanted != -1)
+        return status_fail(ST_INVALID,
+                           "--router-aux-loss-coef %g: give 0 or more, or -1 for what the model's "
+                           "config.json says",
+                           wanted);
+    if (coef > 0 && routing->n_experts == 0)
+        return status_fail(ST_INVALID,
+                           "--router-aux-loss-coef %g: the model (%s) is no mixture of experts, "
+                           "there are no routers whose load could be balanced; leave it out",
+                           coef, model->model_type);
+    if (coef > 0 && (routing->scoring != MOE_SOFTMAX || routing->n_group > 1))
+        return status_fail(ST_UNSUPPORTED,
+                           "--router-aux-loss-coef %g: the load-balancing loss is of routers that "
+                           "take the best of a softmax, and those of %s %s; leave it out",
+                           coef, model->model_type,
+                           routing->scoring != MOE_SOFTMAX ? "score each expert by a sigmoid"
+                                                           : "choose among groups of experts");
+    *ret = coef;
+    return ST_OK;
 }
 
 static enum status new_learner(struct device *dev, const struct model_config *config,
@@ -624,6 +656,25 @@ static enum status end_of_backward(struct learner *l)
     enum status st = l->options.spans ? device_sync(l->dev) : ST_OK;
     spans_lap(l->options.spans, SPAN_BACKWARD);
     return st;
+}
+
+// By what sum over experts of assignments * probability (struct tape, `balance`) is multiplied,
+// after a pass over `rows` rows.
+static double balance_scale(const struct model_config *model, int rows)
+{
+    int layers = 0;
+    for (int l = 0; l < model->n_layers; l++) layers += model->layers[l].moe.n_experts > 0;
+    const double all = (double)rows * layers;
+    return config_experts(model) / (all * all);
+}
+
+// That sum; sums (2, n_experts) host.
+static double balance_sum(const struct model_config *model, const float *sums)
+{
+    const int n = config_experts(model);
+    double sum = 0;
+    for (int e = 0; e < n; e++) sum += (double)sums[e] * sums[n + e];
+    return sum;
 }
 
 // The load-balancing loss of a micro-batch, whose forward pass is on the tape.

@@ -117,7 +117,14 @@ enum pass_kind {
 enum status learner_run(struct learner *l, enum pass_kind kind, const struct pack_group *groups,
                         int n_groups, learner_loss_fn loss, void *context,
                         struct update_stats *draft);
-// The coefficient of the load-balancing loss (balance.h; 0: there is none) and, with it, this
+// The load-balancing loss of a mixture's routers (Fedus et al. 2021, Switch Transformers), as
+// transformers' load_balancing_loss_func has it: over the R rows of all layers with experts
+// together, n_experts * sum over experts of (assignments / R) * (probability / R). Assignments are
+// taken as given. Its coefficient: wanted, or, -1, what the model's config says. ST_INVALID where
+// one is wanted and the model has no experts, ST_UNSUPPORTED where transformers has no such loss
+// for its routers (sigmoids, groups of experts).
+enum status balance_coef(const struct model_config *model, double wanted, double *ret);
+// The coefficient of the load-balancing loss (0: there is none) and, with it, this
 // rank's part of that loss in the last PASS_STEP: the mean over micro-batches, weighted
 // by their rows, is the sum over ranks.
 double learner_balance_coef(const struct learner *l);
