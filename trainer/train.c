@@ -76,7 +76,7 @@ static enum status train_step(struct run *run)
     run->line = run_metrics(run, s, &update, wait_s, train_s);
     if (!run->line) FAIL(ST_NO_MEMORY, "no memory for the step's metrics");
     CHECK(run_record(run, s, run->line));
-    run->step_version = control_version(bridge_control(run->bridge));
+    run->step_version = mapped_version(&run->mapped);
     run->evaluation_due = evaluation_due(run, epochs_before);
     run_log_step(run, s, &update, wait_s, train_s);
     run_log_inference(run, s, &update);
@@ -169,7 +169,8 @@ static enum status check(void *context, struct option_set *set)
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &t->run.reward));
     log_open(t->job.log_name, c->log_level);
-    CHECK(run_find_ranks(&t->run));
+    CHECK(mapped_find(&t->run.mapped, &t->job, c->bridge));
+    if (!t->job.launches) train_ranks_log(&t->job, c->log_level);
     if (!c->resume) notice_idle(set, c); // a run that goes on has been told
     if (c->resume && options_given(set, "start-from"))
         log_warn("--start-from has no effect with --resume where the run has a checkpoint");

@@ -3,18 +3,14 @@
 #ifndef TRAINER_RUN_H
 #define TRAINER_RUN_H
 
-#include "bridge/control_facts.h"
 #include "trainer/learn/spans.h"
 #include "trainer/reward/cost.h"
 #include "trainer/run/config.h"
 #include "trainer/run/folder.h"
+#include "trainer/run/mapped.h"
 #include "trainer/run/saver.h"
 #include "trainer/run/divergence.h"
 #include "trainer/run/train_ranks.h"
-
-#include <limits.h>
-
-#define RANK_FIELD "{rank}" // in --bridge: the rank's number
 
 struct completion;
 struct rollout;
@@ -29,27 +25,13 @@ struct run {
     char folder[FOLDER_ROOM];
     int folder_lock; // open while this process writes there; -1: none
     struct train_ranks ranks;
-    int shard, n_shards;        // of the server's model: this rank's, and into how many
-    char bridge_path[PATH_MAX]; // this rank's; "": --bridge as it is
-    uint64_t next_version;      // that the servers are brought to
-    // the policy
-    struct bridge *bridge;
-    const char *model_folder; // the bridge file's
-    struct model_config *model;
-    struct weights *policy;        // bound to the shared arena
-    struct adapter *adapter;       // that is trained instead (--lora-r), bound likewise; NULL: none
-    json_t *base;                  // that the adapter is trained on (adapter_base())
-    char role[CONTROL_ROLE_BYTES]; // the bridge file's, of what is trained
+    struct mapped mapped; // what is trained
     struct http_client *http;
     struct rollout_servers *servers; // who samples
     struct source *source;           // of samples
     int64_t server_context;          // tokens; with --rollouts
     struct own *own;                 // run_own.c
     struct learner *learner;
-    // the draft model, with --train-draft; NULL without
-    const char *draft_folder; // the bridge file's
-    struct model_config *draft_model;
-    struct weights *draft; // bound to its shared arena
     // the task
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
     struct curriculum *curriculum;    // what the next step takes
@@ -92,17 +74,6 @@ enum status run_become_writer(struct bridge *bridge);
 // Attempts again, for five minutes at most, while that gives `restoring`, and says so once.
 // ST_CANCELLED once a signal asks for an end (stop.h).
 enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context);
-
-// run_ranks.c. Who this process is, before anything else; ST_UNSUPPORTED names an option that is
-// for one rank. Then, of several: they meet, once each has its bridge.
-enum status run_find_ranks(struct run *run);
-enum status run_attach(struct run *run);
-enum status run_meet_ranks(struct run *run);
-const char *run_bridge(const struct run *run); // the bridge file's path; NULL: to be looked for
-// Brings the servers to one weight version, where theirs differ.
-enum status run_align_versions(struct run *run);
-// ST_MISMATCH where the ranks' arenas differ in a bit.
-enum status run_compare_weights(const struct run *run);
 
 // run_adapter.c, of runs with --lora-r; without it the first three do nothing. Asks the server for
 // the adapter, before this process attaches; opens what it shares; sets run->base; brings the

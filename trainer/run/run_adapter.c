@@ -42,7 +42,7 @@ static enum status make(const struct run *run, const struct bridge_file *file)
     enum status st;
     struct adapter_call call = {0};
     json_t *config = NULL;
-    const bool held = bridge_file_role(file, run->role) != NULL;
+    const bool held = bridge_file_role(file, run->mapped.role) != NULL;
     CHECK(lora_config_json(&run->config->lora, file->roles[0].model, &config));
     call.body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
                           "load_inplace", 1);
@@ -65,7 +65,7 @@ enum status run_make_adapter(struct run *run)
     char path[PATH_ROOM];
     struct bridge_file *file = NULL;
     if (!wanted(run)) return ST_OK;
-    CHECK(bridge_find(run_bridge(run), path, sizeof path));
+    CHECK(bridge_find(mapped_path(&run->mapped), path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
     st = make(run, file);
@@ -82,23 +82,23 @@ enum status run_open_adapter(struct run *run)
     struct adapter_config *config;
     struct control_facts f;
     if (!wanted(run)) return ST_OK;
-    const struct bridge_file *file = bridge_file_of(run->bridge);
-    const struct bridge_role *role = bridge_file_role(file, run->role);
-    if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, run->role);
-    control_facts(bridge_control(run->bridge), &f);
+    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
+    const struct bridge_role *role = bridge_file_role(file, run->mapped.role);
+    if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, run->mapped.role);
+    control_facts(mapped_control(&run->mapped), &f);
     // A server may hold another folder's weights by now than those that it was started with.
-    CHECK(lora_config_json(&run->config->lora, f.origin[0] == '/' ? f.origin : run->model_folder,
-                           &json));
+    CHECK(lora_config_json(&run->config->lora,
+                           f.origin[0] == '/' ? f.origin : run->mapped.model_folder, &json));
     CHECK(adapter_config_from_json("--lora-target", json, &config));
-    CHECK(adapter_new(config, run->policy, role->dt, &run->adapter));
-    weights_layout_hash(run->adapter->weights, hash);
+    CHECK(adapter_new(config, run->mapped.policy, role->dt, &run->mapped.adapter));
+    weights_layout_hash(run->mapped.adapter->weights, hash);
     if (strcmp(hash, role->layout_hash) != 0)
         FAIL(ST_MISMATCH,
              "the server holds an adapter '%s' of other targets or ranks: take another "
              "--lora-name, or unload it (POST /v1/unload_lora_adapter)",
              run->config->lora.name);
-    weights_bind(run->adapter->weights, bridge_base(run->bridge, run->role));
-    notice_adapter(run->adapter);
+    weights_bind(run->mapped.adapter->weights, bridge_base(run->mapped.bridge, run->mapped.role));
+    notice_adapter(run->mapped.adapter);
     run->servers->adapter = run->config->lora.name;
 out:
     json_decref(json);
@@ -107,9 +107,10 @@ out:
 
 enum status run_find_base(struct run *run)
 {
-    if (!run->adapter) return ST_OK;
-    if (run->config->sync == SYNC_SHARED) return adapter_base_ask(run->http, &run->base);
-    return adapter_base_of(run->policy, bridge_device(run->bridge), run->model_folder, &run->base);
+    if (!run->mapped.adapter) return ST_OK;
+    if (run->config->sync == SYNC_SHARED) return adapter_base_ask(run->http, &run->mapped.base);
+    return adapter_base_of(run->mapped.policy, bridge_device(run->mapped.bridge),
+                           run->mapped.model_folder, &run->mapped.base);
 }
 
 // ---- the start ----------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ static enum status check_as_loaded(const struct run *run)
 {
     struct control_facts f;
     struct bytes words = BYTES_INIT;
-    control_facts(bridge_control(run->bridge), &f);
+    control_facts(mapped_control(&run->mapped), &f);
     if (f.updates == 0 && strcmp(f.origin, f.loaded) == 0) return ST_OK;
     control_origin_words(&f, &words);
     status_fail(ST_MISMATCH,
@@ -140,19 +141,20 @@ enum status run_start_adapter(struct run *run)
     char folder[PATH_ROOM], within[PATH_ROOM];
     const char *draft;
     if (loaded) CHECK(check_as_loaded(run));
-    if (!loaded && !current) CHECK(adapter_base_notice(from, run->base, run->config->exact));
-    control_facts_of(bridge_control(run->bridge), run->role, &f);
+    if (!loaded && !current) CHECK(adapter_base_notice(from, run->mapped.base, run->config->exact));
+    control_facts_of(mapped_control(&run->mapped), run->mapped.role, &f);
     const bool made = !f.updates && !f.origin[0]; // all zeros as yet, of which nothing is learned
     const bool fresh = loaded || (current && made), served = current && !made;
     CHECK(run_draft_start(run, from, within, &draft));
     CHECK(path_put(folder, run->folder, "start"));
     if (train_ranks_lead(&run->ranks))
-        CHECK(served ? adapter_folder_write(folder, run->adapter, bridge_device(run->bridge), name,
-                                            run->base)
-                     : adapter_folder_start(folder, run->adapter, fresh ? NULL : from,
-                                            (uint64_t)run->config->seed, name, run->base));
+        CHECK(served
+                  ? adapter_folder_write(folder, run->mapped.adapter,
+                                         bridge_device(run->mapped.bridge), name, run->mapped.base)
+                  : adapter_folder_start(folder, run->mapped.adapter, fresh ? NULL : from,
+                                         (uint64_t)run->config->seed, name, run->mapped.base));
     CHECK(comm_barrier(run->ranks.all));
-    CHECK(served ? control_set_snapshot(bridge_control(run->bridge), folder)
+    CHECK(served ? control_set_snapshot(mapped_control(&run->mapped), folder)
                  : run_load_weights(run, folder, draft));
     log_info("the adapter '%s' starts %s%s (%s)", name,
              fresh    ? "new, and changes nothing yet"

@@ -77,8 +77,14 @@ static struct same_run same_run_of(const struct run *run)
 {
     const struct train_config *c = run->config;
     return (struct same_run){
-        NULL,         run->data,    c->seed,   c->learning.freeze,
-        run->adapter, c->lora.name, run->base, bridge_device(run->bridge),
+        NULL,
+        run->data,
+        c->seed,
+        c->learning.freeze,
+        run->mapped.adapter,
+        c->lora.name,
+        run->mapped.base,
+        bridge_device(run->mapped.bridge),
         c->exact,
     };
 }
@@ -120,28 +126,29 @@ enum status run_save(struct run *run, bool interim)
     char *folder = NULL;
     struct checkpoint c = {0};
     struct learner *l = run->learner;
-    struct model_folder model = {.weights = run->policy,
-                                 .as = run->policy->dt,
-                                 .source_folder = run->model_folder,
-                                 .adapter = run->adapter,
+    struct model_folder model = {.weights = run->mapped.policy,
+                                 .as = run->mapped.policy->dt,
+                                 .source_folder = run->mapped.model_folder,
+                                 .adapter = run->mapped.adapter,
                                  .optimizer = learner_optimizer(l)};
-    struct model_folder draft = {.weights = run->draft, .source_folder = run->draft_folder},
+    struct model_folder draft = {.weights = run->mapped.draft,
+                                 .source_folder = run->mapped.draft_folder},
                         reference = {.weights = learner_reference(l),
-                                     .as = run->policy->dt,
-                                     .source_folder = run->model_folder};
+                                     .as = run->mapped.policy->dt,
+                                     .source_folder = run->mapped.model_folder};
     if (run->saver.step == run->step) return ST_OK;
     spans_lap(&run->spans, SPAN_LOG);
-    if (run->draft) {
-        draft.as = run->draft->dt;
+    if (run->mapped.draft) {
+        draft.as = run->mapped.draft->dt;
         draft.optimizer = learner_optimizer(learner_draft(l));
         model.draft = &draft;
     }
     if (run->config->sync_ref_model) model.reference = &reference;
     CHECK(run_state(run, interim, &c));
-    CHECK(saver_write(&run->saver, run->folder, bridge_device(run->bridge), &model, &c, &run->best,
-                      &run->ranks, &folder));
+    CHECK(saver_write(&run->saver, run->folder, bridge_device(run->mapped.bridge), &model, &c,
+                      &run->best, &run->ranks, &folder));
     // What the server restores should this process die in the middle of an update.
-    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
+    CHECK(control_set_snapshot(mapped_control(&run->mapped), folder));
     CHECK(journal_forget(run->folder, run->step));
 out:
     run->saver.failed = st != ST_OK;
@@ -154,7 +161,7 @@ out:
 // Between two of a step's updates moments and weights belong together, but to no step.
 static bool within_a_step(const struct run *run)
 {
-    return control_version(bridge_control(run->bridge)) != run->step_version;
+    return mapped_version(&run->mapped) != run->step_version;
 }
 
 static enum status save_remains(struct run *run)
@@ -177,7 +184,7 @@ out:
 
 void run_save_remains(struct run *run, enum status why)
 {
-    const struct control *control = bridge_control(run->bridge);
+    const struct control *control = mapped_control(&run->mapped);
     if (run->step == 0 || run->step == run->saver.step || run->saver.failed) return;
     char *sentence = strdup(status_message());
     log_progress_end();
@@ -203,11 +210,12 @@ struct restore {
 static enum status load_weights(void *context)
 {
     struct restore *r = context;
-    struct device *dev = bridge_device(r->run->bridge);
-    control_set_origin(bridge_control(r->run->bridge), r->folder);
-    enum status st = r->run->adapter ? adapter_load(r->run->adapter, dev, r->folder)
-                                     : weights_load(r->run->policy, dev, r->folder);
-    return st == ST_OK && r->draft_folder ? weights_load(r->run->draft, dev, r->draft_folder) : st;
+    struct device *dev = bridge_device(r->run->mapped.bridge);
+    control_set_origin(bridge_control(r->run->mapped.bridge), r->folder);
+    enum status st = r->run->mapped.adapter ? adapter_load(r->run->mapped.adapter, dev, r->folder)
+                                            : weights_load(r->run->mapped.policy, dev, r->folder);
+    return st == ST_OK && r->draft_folder ? weights_load(r->run->mapped.draft, dev, r->draft_folder)
+                                          : st;
 }
 
 enum status run_load_weights(struct run *run, const char *folder, const char *draft_folder)
@@ -215,13 +223,14 @@ enum status run_load_weights(struct run *run, const char *folder, const char *dr
     struct restore restore = {run, folder, draft_folder};
     struct publish_times times;
     enum status st;
-    CHECK(run->adapter ? adapter_check(run->adapter, folder) : weights_check(run->policy, folder));
-    if (draft_folder) CHECK(weights_check(run->draft, draft_folder));
+    CHECK(run->mapped.adapter ? adapter_check(run->mapped.adapter, folder)
+                              : weights_check(run->mapped.policy, folder));
+    if (draft_folder) CHECK(weights_check(run->mapped.draft, draft_folder));
     // First, so that a death in the middle of this very update is repaired from it as well.
-    CHECK(control_set_snapshot(bridge_control(run->bridge), folder));
+    CHECK(control_set_snapshot(mapped_control(&run->mapped), folder));
     pthread_mutex_lock(stop_publish_lock(run->stop));
-    st = bridge_publish(run->bridge, (int64_t)(run->config->quiesce_timeout * 1e3), load_weights,
-                        &restore, &times);
+    st = bridge_publish(run->mapped.bridge, (int64_t)(run->config->quiesce_timeout * 1e3),
+                        load_weights, &restore, &times);
     pthread_mutex_unlock(stop_publish_lock(run->stop));
 out:
     return st;
@@ -233,11 +242,11 @@ static enum status resume_draft(struct run *run, const char *folder, const struc
                                 char ret_draft_folder[PATH_ROOM])
 {
     if (!checkpoint_has_draft(c)) {
-        if (run->draft)
+        if (run->mapped.draft)
             log_info("%s holds no draft model: it starts as the server serves it", folder);
         return ST_OK;
     }
-    if (!run->draft) {
+    if (!run->mapped.draft) {
         log_warn("%s holds a trained draft model, and the server keeps the one it serves; "
                  "--train-draft goes on with it",
                  folder);
@@ -288,7 +297,7 @@ enum status run_resume(struct run *run, const char *folder)
     run->num_tokens = c.num_tokens;
     resume_entropy(run, c.entropy);
     log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
-             run->step, folder, control_version(bridge_control(run->bridge)));
+             run->step, folder, mapped_version(&run->mapped));
 out:
     checkpoint_release(&c);
     return status_context(st, "resuming");
@@ -305,7 +314,7 @@ enum status run_serve_best(struct run *run)
              run->folder);
     CHECK(path_put(draft_folder, folder, DRAFT_FOLDER));
     CHECK(run_load_weights(run, folder,
-                           run->draft && file_exists(draft_folder) ? draft_folder : NULL));
+                           run->mapped.draft && file_exists(draft_folder) ? draft_folder : NULL));
     log_info("serving the weights of step %" PRId64 ", the best", run->best.step);
 out:
     free(folder);

@@ -108,19 +108,19 @@ static enum status write_config(const struct run *run, bool resumed)
 
 static enum status write_start(const struct run *run, bool resumed)
 {
-    const struct bridge_file *file = bridge_file_of(run->bridge);
-    json_t *start = folder_start(run->step, bridge_device(run->bridge), run->policy->dt);
+    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
+    json_t *start =
+        folder_start(run->step, bridge_device(run->mapped.bridge), run->mapped.policy->dt);
     if (!start || json_object_set_new(start, "server_pid", json_integer(file->pid)) ||
-        json_object_set_new(
-            start, "weight_version",
-            json_integer((json_int_t)control_version(bridge_control(run->bridge)))) ||
+        json_object_set_new(start, "weight_version",
+                            json_integer((json_int_t)mapped_version(&run->mapped))) ||
         json_object_set_new(start, "weights", run_weights(run))) {
         json_decref(start);
         return status_fail(ST_NO_MEMORY, "no memory for the run's run.json");
     }
-    json_object_set(start, ADAPTER_BASE, run->base);
-    folder_put_text(start, "model", run->model_folder);
-    folder_put_text(start, "draft", run->draft_folder);
+    json_object_set(start, ADAPTER_BASE, run->mapped.base);
+    folder_put_text(start, "model", run->mapped.model_folder);
+    folder_put_text(start, "draft", run->mapped.draft_folder);
     folder_put_text(start, "bridge", file->path);
     return folder_add_start(run->folder, resumed, start);
 }

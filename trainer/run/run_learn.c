@@ -60,8 +60,9 @@ static enum status publish(void *context, enum status (*write)(void *), void *up
     struct run *run = context;
     pthread_mutex_t *lock = stop_publish_lock(run->stop);
     pthread_mutex_lock(lock);
-    enum status st = bridge_publish(run->bridge, (int64_t)(run->config->quiesce_timeout * 1e3),
-                                    write, update, ret_times);
+    enum status st =
+        bridge_publish(run->mapped.bridge, (int64_t)(run->config->quiesce_timeout * 1e3), write,
+                       update, ret_times);
     pthread_mutex_unlock(lock);
     return status_context(st, "publishing the update");
 }
@@ -73,7 +74,7 @@ static struct update_config update_of(struct run *run, double lr)
         .step = {.loss = run->resolved.loss,
                  .entropy = entropy_is_used(&c->entropy) ? &c->entropy : NULL,
                  .entropy_state = &run->entropy,
-                 .version = control_version(bridge_control(run->bridge)),
+                 .version = mapped_version(&run->mapped),
                  .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing
                  .lr = lr,
                  .draft_lr = run_draft_rate(run, run->step),
@@ -107,7 +108,7 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
                           c->mask_truncated_completions, &samples));
     CHECK(update_policy(run->learner, &config, samples, ret));
     CHECK(keep_logprobs(run, s, samples));
-    CHECK(run_compare_weights(run));
+    CHECK(mapped_compare(&run->mapped, &run->ranks, run->step));
     CHECK(move_reference(run));
     if (!run->said_memory) memory_log_taken(run->learner);
     run->said_memory = true;

@@ -26,7 +26,7 @@ static void warn_of_divergence(struct run *run, const struct scores *s,
         .grad_norm = u->applied ? u->grad_norm : NAN,
         .kl = run->config->loss.beta > 0 ? stats_mean(u, STAT_KL) : NAN,
         .entropy = stats_mean(u, STAT_ENTROPY),
-        .max_entropy = log(run->model->vocab_size),
+        .max_entropy = log(run->mapped.model->vocab_size),
     };
     divergence_check(&run->divergence, &signs, &text);
     for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
@@ -59,8 +59,8 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
     log_debug("step %" PRId64 ": published version %" PRIu64
               ": %d updates, waited %.2f ms to quiesce, "
               "wrote %.2f ms, together %.2f ms",
-              run->step, control_version(bridge_control(run->bridge)), update->applied,
-              update->publish.wait_ms, update->publish.write_ms, update->publish.total_ms);
+              run->step, mapped_version(&run->mapped), update->applied, update->publish.wait_ms,
+              update->publish.write_ms, update->publish.total_ms);
     runlog_progress(run->log, &progress);
     if (train_ranks_lead(&run->ranks)) warn_of_divergence(run, scores, update);
 }
@@ -102,7 +102,7 @@ void run_log_inference(struct run *run, const struct rollout_step *step,
                  metric_of(run, "rollout/trainer_wait_s"),
                  metric_of(run, "rollout/sampler_wait_s"));
     }
-    if (run->draft) {
+    if (run->mapped.draft) {
         log_progress_end();
         log_info("draft model: KL divergence %.4f from the policy, acceptance to expect %.1f%%, "
                  "gradient norm %.4f",

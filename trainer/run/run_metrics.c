@@ -160,7 +160,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "learning_rate", u->lr);
     json_object_set_new(metrics, "skipped_updates", json_integer(run->skipped));
     json_object_set_new(metrics, "weight_version",
-                        json_integer((json_int_t)control_version(bridge_control(run->bridge))));
+                        json_integer((json_int_t)mapped_version(&run->mapped)));
     metrics_put(metrics, "publish/wait_ms", u->publish.wait_ms);
     metrics_put(metrics, "publish/write_ms", u->publish.write_ms);
     metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
@@ -200,7 +200,7 @@ json_t *run_metrics(struct run *run, const struct rollout_step *s,
     put_lengths(metrics, rollout);
     metrics_put(metrics, "num_tokens", (double)run->num_tokens);
     put_update(metrics, run, update);
-    if (run->draft) put_draft(metrics, update, run_draft_rate(run, run->step - 1));
+    if (run->mapped.draft) put_draft(metrics, update, run_draft_rate(run, run->step - 1));
     if (run->config->sampling.tandem.on) put_tandem(metrics, update);
     run_put_filter(run, s, metrics);
     run_put_staleness(run, s, wait_s, metrics);

@@ -11,7 +11,7 @@
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/notices.h"
-#include "trainer/run/role.h"
+#include "trainer/run/mapped.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
@@ -26,7 +26,7 @@
 
 static enum status open_draft(struct run *run)
 {
-    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
     const struct bridge_role *role = bridge_file_role(file, "draft");
     if (!run->config->train_draft) return ST_OK;
     if (!role)
@@ -34,21 +34,22 @@ static enum status open_draft(struct run *run)
                            "--train-draft: %s shares no draft model; start the server with one: "
                            "cw-infer-server --draft DIR --speculative draft_model:5",
                            file->path);
-    run->draft_folder = role->model;
-    enum status st = role_open(run->bridge, role, &run->draft_model, &run->draft);
-    if (st == ST_OK && run->draft_model->vocab_size > run->model->vocab_size)
+    run->mapped.draft_folder = role->model;
+    enum status st =
+        role_open(run->mapped.bridge, role, &run->mapped.draft_model, &run->mapped.draft);
+    if (st == ST_OK && run->mapped.draft_model->vocab_size > run->mapped.model->vocab_size)
         st = status_fail(ST_MISMATCH,
                          "--train-draft: the draft model %s has a vocabulary of %d tokens, the "
                          "policy %s one of %d; take a draft of the same tokenizer",
-                         run->draft_folder, run->draft_model->vocab_size, run->model_folder,
-                         run->model->vocab_size);
+                         run->mapped.draft_folder, run->mapped.draft_model->vocab_size,
+                         run->mapped.model_folder, run->mapped.model->vocab_size);
     return st;
 }
 
 // Which model writes with the policy is the server's; it must have one.
 static enum status check_tandem(const struct run *run)
 {
-    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
     const struct bridge_role *role = bridge_file_role(file, "frozen");
     const bool own = run->config->sync == SYNC_CHECKPOINT; // the sampler says whether it has one
     if (!run->config->sampling.tandem.on) return ST_OK;
@@ -65,19 +66,19 @@ static enum status open_policy(struct run *run)
 {
     enum status st;
     CHECK(run_open_own(run));
-    if (!run->bridge) CHECK(run_make_adapter(run));
-    if (!run->bridge) CHECK(run_attach(run));
-    const struct bridge_file *file = bridge_file_of(run->bridge);
+    if (!run->mapped.bridge) CHECK(run_make_adapter(run));
+    if (!run->mapped.bridge) CHECK(mapped_attach(&run->mapped));
+    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
-    run->model_folder = role->model;
+    run->mapped.model_folder = role->model;
     CHECK(check_tandem(run));
-    CHECK(role_open(run->bridge, role, &run->model, &run->policy));
+    CHECK(role_open(run->mapped.bridge, role, &run->mapped.model, &run->mapped.policy));
     CHECK(http_client_new(file->socket, &run->http));
-    *run->servers = rollout_servers_of(run->http, bridge_control(run->bridge),
-                                       run->model->vocab_size, run->config->rollout_timeout);
+    *run->servers = rollout_servers_of(run->http, mapped_control(&run->mapped),
+                                       run->mapped.model->vocab_size, run->config->rollout_timeout);
     CHECK(run_open_adapter(run));
-    CHECK(spec_watch_new(bridge_file_of(run->bridge), run->http, run->config->also_count,
+    CHECK(spec_watch_new(bridge_file_of(run->mapped.bridge), run->http, run->config->also_count,
                          &run->watch));
     CHECK(run_open_source(run));
 out:
@@ -95,7 +96,7 @@ static enum status check_exact(const struct run *run)
         st = status_fail(ST_MISMATCH,
                          "--exact: the server of %s was not started with it; start it as "
                          "cw-infer-server --exact",
-                         bridge_file_of(run->bridge)->path);
+                         bridge_file_of(run->mapped.bridge)->path);
     json_decref(info);
     return st;
 }
@@ -124,7 +125,7 @@ enum status run_check_context(const struct run *run)
 int64_t run_longest(const struct run *run)
 {
     const struct train_config *c = run->config;
-    const int64_t positions = run->model->max_positions, budget = c->learning.token_budget;
+    const int64_t positions = run->mapped.model->max_positions, budget = c->learning.token_budget;
     int64_t longest = positions < budget ? positions : budget;
     if (c->rollouts) return longest < run->server_context ? longest : run->server_context;
     return c->atropos ? longest : run->data->max_prompt + c->sampling.max_tokens;
@@ -135,8 +136,8 @@ static enum status load_data(struct run *run, const struct prompt_options *optio
     const struct train_config *c = run->config;
     enum status st;
     int left_out;
-    CHECK(prompts_load(c->data, run->model_folder, run->model->vocab_size, options, &run->data,
-                       &left_out));
+    CHECK(prompts_load(c->data, run->mapped.model_folder, run->mapped.model->vocab_size, options,
+                       &run->data, &left_out));
     notice_data(run->data, left_out);
     if (run->data->asks)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
@@ -166,15 +167,15 @@ static enum status open_data(struct run *run)
     CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
     if (c->eval_data) {
         options.max_samples = 0;
-        CHECK(prompts_load(c->eval_data, run->model_folder, run->model->vocab_size, &options,
-                           &run->eval_data, &left_out));
+        CHECK(prompts_load(c->eval_data, run->mapped.model_folder, run->mapped.model->vocab_size,
+                           &options, &run->eval_data, &left_out));
         notice_left_out(run->eval_data, left_out);
         CHECK(scoring_check(run->reward, run->eval_data));
     }
     if (c->atropos && !c->eval_data) return ST_OK; // nothing is asked for here
-    CHECK(check_context(run, run->model, "model"));
+    CHECK(check_context(run, run->mapped.model, "model"));
     if (run_serves(run)) CHECK(run_check_context(run));
-    if (run->draft) CHECK(check_context(run, run->draft_model, "draft model"));
+    if (run->mapped.draft) CHECK(check_context(run, run->mapped.draft_model, "draft model"));
 out:
     return st;
 }
@@ -196,7 +197,7 @@ static enum status open_environment(struct run *run)
     const struct train_config *c = run->config;
     enum status st;
     if (!c->rollouts) return ST_OK;
-    run->server_context = run->model->max_positions; // of a server that is started later
+    run->server_context = run->mapped.model->max_positions; // of a server that is started later
     if (run_serves(run)) CHECK(rollout_context(run->servers, &run->server_context));
     const struct environment_options options = {.line = c->rollouts + strlen(ROLLOUTS_COMMAND),
                                                 .n = (int)c->rollout_processes,
@@ -215,7 +216,7 @@ static enum status open_atropos(struct run *run)
     const int64_t batch = c->curriculum.prompts_per_step * c->curriculum.num_generations;
     const struct atropos_options options = {
         .url = c->atropos,
-        .bounds = {.vocab_size = run->model->vocab_size,
+        .bounds = {.vocab_size = run->mapped.model->vocab_size,
                    .max_tokens = (int)run_longest(run),
                    .temperature = c->sampling.temperature,
                    .needs_logprobs = run->resolved.loss.tis != TIS_OFF,
@@ -232,8 +233,8 @@ static enum status open_atropos(struct run *run)
     CHECK(atropos_new(&options, run->servers, run->source, &run->source));
     log_info("--atropos %s: registered for batches of %" PRId64 " sequences of at most %" PRId64
              " tokens; environments that ask %s%s%s are trained on",
-             c->atropos, batch, run_longest(run), bridge_file_of(run->bridge)->socket,
-             run->adapter ? " for model " : "", run->adapter ? c->lora.name : "");
+             c->atropos, batch, run_longest(run), bridge_file_of(run->mapped.bridge)->socket,
+             run->mapped.adapter ? " for model " : "", run->mapped.adapter ? c->lora.name : "");
 out:
     return st;
 }
@@ -281,17 +282,17 @@ static enum status open_learner(struct run *run)
     CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
     options.comm = run->ranks.copies;
     options.shards = run->ranks.shards;
-    options.adapter = run->adapter;
+    options.adapter = run->mapped.adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
     options.spans = &run->spans;
-    CHECK(learner_new(bridge_device(run->bridge), run->model, run->policy,
+    CHECK(learner_new(bridge_device(run->mapped.bridge), run->mapped.model, run->mapped.policy,
                       run->resolved.has_reference, &options, &run->learner));
-    notice_model(run->model, learner_balance_coef(run->learner));
-    if (run->draft) {
+    notice_model(run->mapped.model, learner_balance_coef(run->learner));
+    if (run->mapped.draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
-        CHECK(learner_add_draft(run->learner, run->draft_model, run->draft, &draft));
+        CHECK(learner_add_draft(run->learner, run->mapped.draft_model, run->mapped.draft, &draft));
     }
     memory_log(run->learner,
                c->sync == SYNC_SHARED ? "shared with the server (0 extra)" : "of its own",
@@ -330,7 +331,7 @@ enum status run_become_writer(struct bridge *bridge)
 
 static enum status watch_signals(struct run *run)
 {
-    const struct stop_options options = {.control = bridge_control(run->bridge),
+    const struct stop_options options = {.control = mapped_control(&run->mapped),
                                          .first = STOP_AT_STEP};
     return stop_watch_new(&options, &run->stop);
 }
@@ -342,11 +343,13 @@ enum status run_open(struct run *run)
     saver_init(&run->saver, &run->config->saving);
     run->saver.keep_start = run->resolved.has_reference;
     run->best = BEST_NONE;
-    snprintf(run->role, sizeof run->role, "%s%s", run->config->lora.r ? "adapter:" : "policy",
+    snprintf(run->mapped.role, sizeof run->mapped.role, "%s%s",
+             run->config->lora.r ? "adapter:" : "policy",
              run->config->lora.r ? run->config->lora.name : "");
     run->entropy = entropy_begin(&run->config->entropy);
     CHECK(open_policy(run));
-    CHECK(run_meet_ranks(run));
+    CHECK(mapped_meet(&run->mapped, &run->ranks, run->config->job.rank_timeout));
+    run->servers->comm = run->ranks.all;
     stop_catch_signals(); // until here there is nothing to save, and a signal is the end
     CHECK(watch_signals(run));
     CHECK(check_exact(run));
@@ -357,17 +360,19 @@ enum status run_open(struct run *run)
     notice_filtering(run->config);
     notice_dropout(run->config);
     notice_async(run->config, &run->resolved);
-    CHECK(run_become_writer(run->bridge)); // a second trainer is told so, not that memory is short
+    CHECK(run_become_writer(
+        run->mapped.bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_find_base(run));
     CHECK(run_open_folder(run, &latest));
     CHECK(run_place_server(run));
-    control_set_run(bridge_control(run->bridge), run->folder);
-    control_set_role(bridge_control(run->bridge), run->role);
+    control_set_run(mapped_control(&run->mapped), run->folder);
+    control_set_role(mapped_control(&run->mapped), run->mapped.role);
     CHECK(open_learner(run));
-    CHECK(run_align_versions(run));
+    CHECK(mapped_align_versions(&run->mapped, &run->ranks,
+                                (int64_t)(run->config->quiesce_timeout * 1e3)));
     CHECK(latest ? run_resume(run, latest) : run_start(run));
-    CHECK(run_compare_weights(run));
-    run->step_version = control_version(bridge_control(run->bridge));
+    CHECK(mapped_compare(&run->mapped, &run->ranks, run->step));
+    run->step_version = mapped_version(&run->mapped);
     CHECK(run_folder_describe(run, latest != NULL));
     CHECK(runlog_new(train_ranks_lead(&run->ranks) ? run->folder : NULL, run->step,
                      run->total_steps, run->config->saving.logging_steps, &run->log));
@@ -396,13 +401,7 @@ void run_close(struct run *run, enum status outcome)
     spec_watch_free(run->watch);
     run_close_own(run);
     http_client_free(run->http);
-    weights_free(run->draft);
-    model_config_free(run->draft_model);
-    adapter_free(run->adapter);
-    weights_free(run->policy);
-    model_config_free(run->model);
-    bridge_detach(run->bridge);
-    json_decref(run->base);
+    mapped_release(&run->mapped);
     json_decref(run->best_of);
     json_decref(run->start);
     json_decref(run->line);

@@ -39,7 +39,7 @@ static bool copies_draft(const struct run *run)
 static double weights_bytes(const struct run *run, const char *folder)
 {
     const char *const files[] = {
-        run->adapter ? "adapter_model.safetensors" : "model.safetensors",
+        run->mapped.adapter ? "adapter_model.safetensors" : "model.safetensors",
         copies_draft(run) ? DRAFT_FOLDER "/model.safetensors" : "",
     };
     char path[PATH_ROOM];
@@ -54,16 +54,17 @@ static double weights_bytes(const struct run *run, const char *folder)
 // What is trained: the adapter, as nobody's yet, or the model; and the draft in it.
 static enum status write_folder(const struct run *run, const char *path)
 {
-    struct device *dev = bridge_device(run->bridge);
+    struct device *dev = bridge_device(run->mapped.bridge);
     const bool own = run->config->sync == SYNC_CHECKPOINT;
-    const struct model_folder draft = {
-        .weights = run->draft, .as = run->policy->dt, .source_folder = run->draft_folder};
-    struct model_folder model = {.weights = run->policy,
-                                 .as = run->policy->dt,
-                                 .source_folder = own ? run->model_folder : NULL,
-                                 .adapter = run->adapter,
+    const struct model_folder draft = {.weights = run->mapped.draft,
+                                       .as = run->mapped.policy->dt,
+                                       .source_folder = run->mapped.draft_folder};
+    struct model_folder model = {.weights = run->mapped.policy,
+                                 .as = run->mapped.policy->dt,
+                                 .source_folder = own ? run->mapped.model_folder : NULL,
+                                 .adapter = run->mapped.adapter,
                                  .draft = copies_draft(run) ? &draft : NULL};
-    if (run->adapter && !(model.state = adapter_state(NULL, run->base)))
+    if (run->mapped.adapter && !(model.state = adapter_state(NULL, run->mapped.base)))
         return status_fail(ST_NO_MEMORY, "no memory for an adapter's state");
     const enum status st = model_folder_write(path, dev, &model);
     json_decref(model.state);
@@ -114,7 +115,7 @@ out:
 enum status run_open_source(struct run *run)
 {
     const struct train_config *c = run->config;
-    const struct bridge_file *file = bridge_file_of(run->bridge);
+    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
     const struct copies_options options = {
         .workers = c->workers,
         .server_url = c->server_url,
@@ -123,7 +124,7 @@ enum status run_open_source(struct run *run)
         .n_ranks = run->job->ranks.size,
         .shared = c->sync == SYNC_SHARED ? file->socket : NULL,
         .policy = bridge_file_role(file, "policy"),
-        .model_folder = run->model_folder,
+        .model_folder = run->mapped.model_folder,
         .server = run->own->server,
         .socket = run->own->socket,
         .completions = c->server_command != NULL,
@@ -221,10 +222,10 @@ static enum status own_weights(struct run *run, const char *server)
     int n = 0;
     CHECK(device_open(job_device(run->job, c->device, device), &run->own->device));
     CHECK(status_context(describe_own(run, "policy", c->model, &roles[n++]), "--model"));
-    if (c->lora.r) CHECK(describe_own(run, run->role, c->model, &roles[n++]));
+    if (c->lora.r) CHECK(describe_own(run, run->mapped.role, c->model, &roles[n++]));
     if (c->train_draft)
         CHECK(status_context(describe_own(run, "draft", c->draft, &roles[n++]), "--draft"));
-    CHECK(bridge_own(run->own->device, roles, n, server, load_own, run, &run->bridge));
+    CHECK(bridge_own(run->own->device, roles, n, server, load_own, run, &run->mapped.bridge));
     run->own->device = NULL; // the bridge's
 out:
     return st;

@@ -28,8 +28,8 @@ enum status run_settle(struct run *run, int64_t step, bool evaluation)
 {
     const bool due = evaluation || step % run->config->restart_interval == 0;
     const int64_t start = clock_now_ns();
-    enum status st = run->source->settle(
-        run->source, due ? control_version(bridge_control(run->bridge)) : 0, evaluation);
+    enum status st =
+        run->source->settle(run->source, due ? mapped_version(&run->mapped) : 0, evaluation);
     run->settle_s += clock_ms_since(start) / 1e3;
     return st;
 }
@@ -155,7 +155,7 @@ enum status run_order_steps(struct run *run)
 enum status run_take_step(struct run *run, struct rollout_step **ret)
 {
     enum status st;
-    const uint64_t version = control_version(bridge_control(run->bridge)) & ~(uint64_t)1;
+    const uint64_t version = mapped_version(&run->mapped) & ~(uint64_t)1;
     const uint64_t behind = 2 * (uint64_t)run->resolved.max_staleness; // an update adds 2
     for (;;) {
         struct rollout_step *s = NULL;

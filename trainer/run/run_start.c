@@ -23,7 +23,7 @@
 json_t *run_weights(const struct run *run)
 {
     struct control_facts f;
-    if (!control_facts_of(bridge_control(run->bridge), run->role, &f)) return NULL;
+    if (!control_facts_of(mapped_control(&run->mapped), run->mapped.role, &f)) return NULL;
     json_t *weights = json_pack("{s:I}", "updates", (json_int_t)f.updates);
     // a path that is not UTF-8 cannot stand in JSON
     json_object_set_new(weights, "folder", json_string(f.origin));
@@ -37,8 +37,8 @@ static enum status folder_to_start_from(const struct run *run, const struct cont
 {
     const char *from = run->config->start_from;
     // A draft model may have been left behind by a reload of the policy alone.
-    bool changed =
-        f->updates > 0 || strcmp(f->origin, f->loaded) != 0 || (run->draft && f->publishes > 0);
+    bool changed = f->updates > 0 || strcmp(f->origin, f->loaded) != 0 ||
+                   (run->mapped.draft && f->publishes > 0);
     ret[0] = 0;
     if (strcmp(from, "current") == 0) return ST_OK;
     if (strcmp(from, "loaded") != 0) {
@@ -61,9 +61,9 @@ enum status run_draft_start(const struct run *run, const char *folder, char room
                             const char **ret)
 {
     *ret = NULL;
-    if (!run->draft || strcmp(run->config->start_from, "current") == 0) return ST_OK;
+    if (!run->mapped.draft || strcmp(run->config->start_from, "current") == 0) return ST_OK;
     if (strcmp(run->config->start_from, "loaded") == 0) {
-        *ret = run->draft_folder;
+        *ret = run->mapped.draft_folder;
         return ST_OK;
     }
     enum status st = path_put(room, folder, DRAFT_FOLDER);
@@ -103,11 +103,11 @@ enum status run_start(struct run *run)
     char folder[PATH_ROOM];
     struct control_facts f;
     struct bytes now = BYTES_INIT;
-    if (run->adapter) return run_start_adapter(run);
-    control_facts(bridge_control(run->bridge), &f);
+    if (run->mapped.adapter) return run_start_adapter(run);
+    control_facts(mapped_control(&run->mapped), &f);
     CHECK(folder_to_start_from(run, &f, folder));
     if (folder[0]) CHECK(load_start(run, &f, folder));
-    control_facts(bridge_control(run->bridge), &f);
+    control_facts(mapped_control(&run->mapped), &f);
     control_origin_words(&f, &now);
     log_info("weights at the start: %s%s", bytes_text(&now),
              run->resolved.has_reference ? "; a copy of them is the reference of the KL divergence"
@@ -133,7 +133,7 @@ enum status run_resume_reference(struct run *run, const char *checkpoint)
 {
     enum status st;
     char step_0[PATH_ROOM], moved[PATH_ROOM];
-    if (!run->resolved.has_reference || run->adapter) return ST_OK; // there it is the model
+    if (!run->resolved.has_reference || run->mapped.adapter) return ST_OK; // there it is the model
     CHECK(path_put(moved, checkpoint, REFERENCE_FOLDER));
     if (file_exists(moved)) {
         log_info("the reference of the KL divergence: %s, as --sync-ref-model has moved it", moved);

@@ -17,7 +17,7 @@
 #include "trainer/learn/step.h"
 #include "trainer/run/learning.h"
 #include "trainer/run/notices.h"
-#include "trainer/run/role.h"
+#include "trainer/run/mapped.h"
 #include "trainer/run/run.h"
 
 #include <stdlib.h>

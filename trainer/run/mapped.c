@@ -1,0 +1,212 @@
+/* mapped.c: which bridge is this process's, and the models that it maps there. The main thread.
+ *
+ * Each of several ranks (docs/scaling.md) is a process like the only one of a run: it has a server
+ * of its own, or with others one whose model they hold in shards; it maps and writes that server's
+ * weights, or its shard, samples its share of every step's prompts there, and goes through the same
+ * steps. What must not be decided twice rank 0 decides for all (train_ranks.h). */
+#include "trainer/run/mapped.h"
+#include "bridge/attach.h"
+#include "bridge/bridge_file.h"
+#include "common/base/log.h"
+#include "common/model/adapter.h"
+#include "kernels/comm.h"
+#include "trainer/launch/job.h"
+#include "trainer/run/train_ranks.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+// ---- which bridge -------------------------------------------------------------------------------
+
+// --bridge with a server's number in it, where there are several.
+static enum status put_bridge_path(struct mapped *m, int server)
+{
+    const char *given = m->given, *field = strstr(given, RANK_FIELD);
+    const size_t size = sizeof m->bridge_path;
+    if (!field) return server == 0 ? bridge_find(given, m->bridge_path, size) : ST_NOT_FOUND;
+    int len = snprintf(m->bridge_path, size, "%.*s%d%s", (int)(field - given), given, server,
+                       field + strlen(RANK_FIELD));
+    if (len >= (int)size) return status_fail(ST_INVALID, "--bridge is too long");
+    return ST_OK;
+}
+
+// How many shards the server of that number has, and whether it is this rank's.
+static enum status try_server(struct mapped *m, int server, bool *ret_own)
+{
+    struct bridge_file *file = NULL;
+    const struct ranks *r = &m->job->ranks;
+    enum status st;
+    CHECK(put_bridge_path(m, server));
+    CHECK(bridge_file_read(m->bridge_path, &file));
+    m->n_shards = file->tp_degree;
+    m->shard = r->rank % m->n_shards;
+    *ret_own = r->rank / m->n_shards == server && r->size % m->n_shards == 0 &&
+               (strstr(m->given, RANK_FIELD) || r->size == m->n_shards);
+out:
+    bridge_file_free(file);
+    return st;
+}
+
+// Ranks in order share the servers: each has as many as its model has shards, mostly one.
+static enum status place_bridge(struct mapped *m)
+{
+    bool own = false;
+    for (int server = m->job->ranks.rank; server >= 0 && !own; server--)
+        if (try_server(m, server, &own) != ST_OK) own = false;
+    if (own) return ST_OK;
+    m->n_shards = 1;
+    if (strstr(m->given, RANK_FIELD)) // attaching to it says what is amiss
+        return put_bridge_path(m, m->job->ranks.rank);
+    return status_fail(ST_INVALID,
+                       "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
+                       "each rank's own server, as run/" RANK_FIELD "/bridge.json; or that of one "
+                       "server with --tensor-parallel-size %d",
+                       m->job->ranks.size, m->job->ranks.size);
+}
+
+enum status mapped_find(struct mapped *m, const struct job *job, const char *given)
+{
+    m->job = job;
+    m->given = given;
+    m->n_shards = job->n_shards;
+    m->shard = job->ranks.rank % m->n_shards;
+    if (job->ranks.size == 1 || job->launches || !given) return ST_OK;
+    return place_bridge(m);
+}
+
+const char *mapped_path(const struct mapped *m)
+{
+    if (m->bridge_path[0]) return m->bridge_path;
+    return m->job->bridge[0] ? m->job->bridge : m->given;
+}
+
+enum status mapped_attach(struct mapped *m)
+{
+    const char *path = mapped_path(m);
+    if (m->n_shards == 1) return bridge_attach(path, NULL, &m->bridge);
+    return bridge_attach_shard(path, m->shard, NULL, NULL, NULL, &m->bridge);
+}
+
+// ---- a role's model -----------------------------------------------------------------------------
+
+// Server and trainer must rotate alike, however long the trainer's own sequences are.
+static enum status take_rope(const struct bridge *bridge, const struct bridge_role *role,
+                             struct model_config *model)
+{
+    char words[128];
+    model->rope_context = role->rope_context;
+    if (!rope_describe(model, words, sizeof words)) return ST_OK;
+    if (role->rope_context == 0)
+        return status_fail(ST_MISMATCH,
+                           "%s: role %s has no \"rope_context\", by which the server chose the "
+                           "factors of longrope; server and trainer must be of one version",
+                           bridge_file_of(bridge)->path, role->role);
+    log_info("%s: %s, as the server chose", role->model, words);
+    return ST_OK;
+}
+
+enum status role_open(struct bridge *bridge, const struct bridge_role *role,
+                      struct model_config **ret_model, struct weights **ret_weights)
+{
+    const struct bridge_file *file = bridge_file_of(bridge);
+    enum status st;
+    char hash[65];
+    CHECK(model_config_load(role->model, ret_model));
+    CHECK(take_rope(bridge, role, *ret_model));
+    if (file->tp_degree > 1)
+        CHECK(model_config_shard(*ret_model, (struct shard){file->shard, file->tp_degree}));
+    CHECK(weights_plan(*ret_model, role->dt, ret_weights));
+    weights_layout_hash(*ret_weights, hash);
+    if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
+        st = status_fail(ST_MISMATCH,
+                         "%s: the server's layout of the weights differs from what %s gives here; "
+                         "server and trainer must be of one version, and the folder unchanged",
+                         file->path, role->model);
+        goto out;
+    }
+    weights_bind(*ret_weights, bridge_base(bridge, role->role));
+out:
+    return st;
+}
+
+struct control *mapped_control(const struct mapped *m)
+{
+    return bridge_control(m->bridge);
+}
+
+uint64_t mapped_version(const struct mapped *m)
+{
+    return control_version(mapped_control(m));
+}
+
+void mapped_release(struct mapped *m)
+{
+    weights_free(m->draft);
+    model_config_free(m->draft_model);
+    adapter_free(m->adapter);
+    weights_free(m->policy);
+    model_config_free(m->model);
+    bridge_detach(m->bridge);
+    json_decref(m->base);
+}
+
+// ---- of several ranks ---------------------------------------------------------------------------
+
+static enum status meet_to_publish(void *ranks)
+{
+    return comm_barrier(((struct train_ranks *)ranks)->all);
+}
+
+enum status mapped_meet(struct mapped *m, struct train_ranks *ranks, double timeout_s)
+{
+    const int size = m->job->ranks.size, n = m->n_shards;
+    enum status st;
+    CHECK(train_ranks_meet(ranks, bridge_device(m->bridge), bridge_file_of(m->bridge)->page_layout,
+                           timeout_s));
+    if (size == 1) return ST_OK;
+    bridge_publish_with(m->bridge, meet_to_publish, ranks);
+    CHECK(train_ranks_divide(ranks, n, m->shard));
+    weights_use_comm(m->policy, ranks->shards);
+    log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
+             size / n, size == n ? "" : "s", n, n == 1 ? "" : "s");
+out:
+    return st;
+}
+
+static enum status set_version(void *context)
+{
+    const struct mapped *m = context;
+    control_set_version(mapped_control(m), m->next_version);
+    return ST_OK;
+}
+
+enum status mapped_align_versions(struct mapped *m, const struct train_ranks *ranks,
+                                  int64_t quiesce_ms)
+{
+    uint64_t version = mapped_version(m), all[COMM_MAX_RANKS], newest = version;
+    bool differ = false; // the same on all ranks
+    enum status st;
+    CHECK(comm_gather_host(ranks->all, &version, all, sizeof version));
+    for (int r = 0; r < comm_size(ranks->all); r++) {
+        differ |= all[r] != version;
+        if (all[r] > newest) newest = all[r];
+    }
+    if (!differ) return ST_OK;
+    m->next_version = newest + 2;
+    log_info("the servers' weight versions differ; all go on from %" PRIu64, m->next_version);
+    st = bridge_publish(m->bridge, quiesce_ms, set_version, m, NULL);
+out:
+    return st;
+}
+
+enum status mapped_compare(const struct mapped *m, const struct train_ranks *ranks, int64_t step)
+{
+    struct device *dev = bridge_device(m->bridge);
+    enum status st;
+    CHECK(train_ranks_compare(ranks, dev, step, "policy", m->policy));
+    if (m->adapter) CHECK(train_ranks_compare(ranks, dev, step, "adapter", m->adapter->weights));
+    if (m->draft) CHECK(train_ranks_compare(ranks, dev, step, "draft model", m->draft));
+out:
+    return st;
+}
