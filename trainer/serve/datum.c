@@ -92,57 +92,30 @@ out:
     return st;
 }
 
-static enum status read_targets(struct datum *d, const struct map_entry *entry)
+static enum status read_input(const struct forward_backward *request, const struct map_entry *entry,
+                              struct datum *d, int columns[LOSS_INPUTS])
 {
-    void *values;
-    enum status st =
-        tensor_read(&entry->value, entry->name, d->n, true, &d->each, &d->two_d, &values);
-    if (st != ST_OK) return st;
-    free(d->targets);
-    d->targets = values;
-    return ST_OK;
-}
-
-static enum status read_input(const struct forward_backward *request, struct datum *d,
-                              const struct map_entry *entry)
-{
-    const struct loss *loss = &losses[request->loss.type];
-    int columns, i = 0;
+    const unsigned known = losses[request->loss.type].needs | losses[request->loss.type].takes;
+    const bool targets = strcmp(entry->name, "target_tokens") == 0;
+    int i = 0;
     bool two_d;
     void *values;
-    enum status st;
-    while (i < LOSS_INPUTS && strcmp(entry->name, loss_input_names[i]) != 0) i++;
-    if (i == LOSS_INPUTS || !((loss->needs | loss->takes) & INPUT_BIT(i))) {
+    while (!targets && i < LOSS_INPUTS && strcmp(entry->name, loss_input_names[i]) != 0) i++;
+    if (!targets && (i == LOSS_INPUTS || !(known & INPUT_BIT(i)))) {
         if (request->forward_only) return ST_OK;
-        FAIL(ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know",
-             entry->name);
+        return status_fail(
+            ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know", entry->name);
     }
-    CHECK(tensor_read(&entry->value, entry->name, d->n, false, &columns, &two_d, &values));
-    free(d->inputs[i]);
-    d->inputs[i] = values;
-    if (d->targets && columns != d->each)
-        FAIL(ST_INVALID, "\"%s\" has %d entries a token, \"target_tokens\" %d", entry->name,
-             columns, d->each);
-out:
-    return st;
-}
-
-// The order of a map's entries is anybody's, and the targets say how wide the others are: two
-// rounds.
-static enum status read_inputs(const struct forward_backward *request, struct proto_span message,
-                               bool targets, struct datum *d)
-{
-    struct proto_field f;
-    struct map_entry entry;
-    enum status st = ST_OK;
-    while (proto_each(&message, &st, &f)) {
-        if (f.number != 2) continue;
-        CHECK(read_entry(&f, "loss_fn_inputs", &entry));
-        if ((strcmp(entry.name, "target_tokens") == 0) != targets) continue;
-        CHECK(targets ? read_targets(d, &entry) : read_input(request, d, &entry));
-    }
-out:
-    return st;
+    enum status st =
+        tensor_read(&entry->value, entry->name, d->n, targets, targets ? &d->each : &columns[i],
+                    targets ? &d->two_d : &two_d, &values);
+    if (st != ST_OK) return st;
+    free(targets ? (void *)d->targets : d->inputs[i]);
+    if (targets)
+        d->targets = values;
+    else
+        d->inputs[i] = values;
+    return ST_OK;
 }
 
 static enum status check_ids(const char *name, const int32_t *ids, size_t n, int vocab)
@@ -181,9 +154,11 @@ static enum status read_datum(const struct forward_backward *request, struct pro
                               const struct datum_limits *limits, struct datum *ret)
 {
     enum status st = ST_OK;
-    struct proto_span inputs = message;
+    struct proto_span chunks = message, inputs = message;
     struct proto_field f;
-    while (proto_each(&inputs, &st, &f))
+    struct map_entry entry;
+    int columns[LOSS_INPUTS] = {0};
+    while (proto_each(&chunks, &st, &f))
         if (f.number == 1) st = append_chunk(ret, &f);
     if (st != ST_OK) goto out;
     if (ret->n == 0) FAIL(ST_INVALID, "\"model_input\" holds no token");
@@ -192,9 +167,16 @@ static enum status read_datum(const struct forward_backward *request, struct pro
              "\"model_input\" has %d tokens, and at most %d can be trained on: raise "
              "--token-budget, where the model's context allows more",
              ret->n, limits->longest);
-    CHECK(read_inputs(request, message, true, ret));
-    CHECK(read_inputs(request, message, false, ret));
-    st = check_datum(request, ret, limits);
+    while (proto_each(&inputs, &st, &f)) {
+        if (f.number != 2) continue;
+        CHECK(read_entry(&f, "loss_fn_inputs", &entry));
+        CHECK(read_input(request, &entry, ret, columns));
+    }
+    for (int i = 0; st == ST_OK && i < LOSS_INPUTS; i++) // any of them may have come first
+        if (ret->targets && ret->inputs[i] && columns[i] != ret->each)
+            FAIL(ST_INVALID, "\"%s\" has %d entries a token, \"target_tokens\" %d",
+                 loss_input_names[i], columns[i], ret->each);
+    if (st == ST_OK) st = check_datum(request, ret, limits);
 out:
     return st;
 }

@@ -301,7 +301,7 @@ static enum status target_names(const struct trained_model *m, const struct begi
     return bytes_status(to);
 }
 
-// PEFT's config of what a run begins with.
+// Reads PEFT's config of what a run begins with, or makes it.
 static enum status read_config(const struct trained_model *m, const struct beginning *b,
                                struct adapter_config **ret)
 {
@@ -310,9 +310,9 @@ static enum status read_config(const struct trained_model *m, const struct begin
     json_t *json = NULL;
     if (b->folder) return adapter_config_load(b->folder, ret);
     CHECK(target_names(m, b, &targets));
-    CHECK(adapter_config_json(b->rank, LORA_ALPHA, 0, false, bytes_text(&targets), &json));
-    if (json_object_set_new(json, "base_model_name_or_path", json_string(m->info.folder)))
-        FAIL(ST_NO_MEMORY, "no memory for an adapter's config");
+    const struct lora_options lora = {
+        .r = b->rank, .alpha = LORA_ALPHA, .targets = bytes_text(&targets)};
+    CHECK(lora_config_json(&lora, m->info.folder, &json));
     st = adapter_config_from_json("lora_config", json, ret);
 out:
     json_decref(json);
