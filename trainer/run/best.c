@@ -68,11 +68,15 @@ out:
     return st;
 }
 
-void best_compare(struct best *b, const json_t *was, const json_t *now)
+enum status best_resume(struct best *b, const char *folder, const json_t *json, json_t *was,
+                        json_t **of)
 {
-    if (b->step < 0 || !was || json_equal(was, now)) return;
+    enum status st = best_from_json(folder, json, b);
+    if (!*of) *of = json_incref(was);
+    if (st != ST_OK || b->step < 0 || !was || json_equal(*of, was)) return st;
     log_warn("the evaluations until now were of other held-out prompts, or by another reward: "
              "their best, step %" PRId64 ", is not compared with those to come",
              b->step);
     *b = BEST_NONE;
+    return ST_OK;
 }

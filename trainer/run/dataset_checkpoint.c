@@ -25,8 +25,10 @@ static struct same_run same_run_of(const struct dataset_run *s)
                              .dev = s->dev};
 }
 
-static enum status state_of(const struct dataset_run *s, bool interim, struct checkpoint *ret)
+enum status dataset_run_save(struct dataset_run *s, bool interim)
 {
+    enum status st = ST_OK;
+    char *folder = NULL;
     const struct same_run same = same_run_of(s);
     struct checkpoint c = {.step = s->step,
                            .data_index = s->taken,
@@ -36,22 +38,13 @@ static enum status state_of(const struct dataset_run *s, bool interim, struct ch
                            .best = best_to_json(&s->best),
                            .best_of = json_incref(s->best_of),
                            .same = same_run_state(&same)};
-    *ret = c;
-    return c.same && c.best ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
-}
-
-enum status dataset_run_save(struct dataset_run *s, bool interim)
-{
-    enum status st = ST_OK;
-    char *folder = NULL;
-    struct checkpoint c = {0};
     const struct model_folder model = {.weights = s->weights,
                                        .as = s->weights->dt,
                                        .source_folder = dataset_tokenizer_folder(s->config),
                                        .adapter = s->adapter,
                                        .optimizer = learner_optimizer(s->learner)};
-    if (!s->folder[0]) return ST_OK;
-    CHECK(state_of(s, interim, &c));
+    if (!s->folder[0]) goto out;
+    if (!c.same || !c.best) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     st = saver_write(&s->saver, s->folder, s->dev, &model, &c, &s->best, &s->ranks, &folder);
 out:
     checkpoint_release(&c);
@@ -69,11 +62,7 @@ enum status dataset_run_resume(struct dataset_run *s, const char *folder)
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(s->learner)));
     CHECK(s->adapter ? adapter_load(s->adapter, s->dev, folder)
                      : weights_load(s->weights, s->dev, folder));
-    CHECK(best_from_json(folder, c.best, &s->best));
-    if (s->best_of)
-        best_compare(&s->best, c.best_of, s->best_of);
-    else
-        s->best_of = json_incref(c.best_of);
+    CHECK(best_resume(&s->best, folder, c.best, c.best_of, &s->best_of));
     saver_resume(&s->saver, &c);
     s->step = c.step;
     s->taken = c.data_index;

@@ -257,20 +257,6 @@ static enum status resume_draft(struct run *run, const char *folder, const struc
     return st == ST_OK ? path_put(ret_draft_folder, folder, DRAFT_FOLDER) : st;
 }
 
-static enum status resume_best(struct run *run, const char *folder, const struct checkpoint *c)
-{
-    enum status st = best_from_json(folder, c->best, &run->best);
-    if (st != ST_OK) return st;
-    if (!run->eval_data) {
-        run->best_of = json_incref(c->best_of);
-        return ST_OK;
-    }
-    if (!(run->best_of = evaluation_of(run)))
-        return status_fail(ST_NO_MEMORY, "no memory to resume %s", folder);
-    best_compare(&run->best, c->best_of, run->best_of);
-    return ST_OK;
-}
-
 enum status run_resume(struct run *run, const char *folder)
 {
     enum status st;
@@ -283,7 +269,9 @@ enum status run_resume(struct run *run, const char *folder)
         CHECK(latency_model_from_json(c.latency_model, &run->latency));
     CHECK(status_context(curriculum_from_json(run->curriculum, c.curriculum, c.data_index), "%s",
                          folder));
-    CHECK(resume_best(run, folder, &c));
+    if (run->eval_data && !(run->best_of = evaluation_of(run)))
+        FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
+    CHECK(best_resume(&run->best, folder, c.best, c.best_of, &run->best_of));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
     CHECK(resume_draft(run, folder, &c, draft_folder));
     run->start = json_incref(c.start);
