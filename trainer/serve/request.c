@@ -1,9 +1,7 @@
 /* request.c: the requests that are under way, or whose responses are kept.
  *
- * They lie in a list by number, the oldest first, from which what is over falls out at the front;
- * an index (a JSON object, which is a hash table of strings) finds them by name. Of each owner
- * there is a list of those that have ended, in that order, for who asks for all of a session at
- * once. */
+ * An index (a JSON object, which is a hash table of strings) finds them by id. Of each owner there
+ * is a list of those that have ended, in that order, for who asks for all of a session at once. */
 #include "trainer/serve/request.h"
 #include "common/base/clock.h"
 #include "common/base/json_out.h"
@@ -15,15 +13,12 @@
 #include <time.h>
 
 #define MAX_REQUESTS 262144 // that are there at one time
-#define NAME_ROOM    256
 #define CLONE_SEQ_IDS                                                                              \
     1000000000 // a copy of a client numbers its requests from a multiple of this on
 
 struct requests {
-    char process[17];      // begins all ids of this process
-    struct request **list; // (n) by number, from `first` on; NULL: forgotten
-    int64_t first, n;
-    json_t *by_name; // numbers
+    char process[18]; // begins all ids of this process
+    json_t *by_id;    // addresses
     struct owner *owners;
     struct waiter *waiters;
 };
@@ -42,14 +37,19 @@ enum status requests_new(struct requests **ret)
 {
     uint64_t random = 0;
     struct requests *all = calloc(1, sizeof *all);
-    if (!all || !(all->by_name = json_object())) {
+    if (!all || !(all->by_id = json_object())) {
         free(all);
         return status_fail(ST_NO_MEMORY, "out of memory");
     }
     if (getrandom(&random, sizeof random, 0) != sizeof random) random = (uint64_t)clock_now_ns();
-    snprintf(all->process, sizeof all->process, "%016" PRIx64, random);
+    snprintf(all->process, sizeof all->process, "%016" PRIx64 "-", random);
     *ret = all;
     return ST_OK;
+}
+
+static struct request *request_at(const json_t *address) // NULL is fine
+{
+    return address ? (struct request *)(intptr_t)json_integer_value(address) : NULL;
 }
 
 static void release(struct request *r)
@@ -69,14 +69,15 @@ static void request_free(struct request *r)
 
 void requests_free(struct requests *all)
 {
+    const char *id;
+    json_t *address;
     if (!all) return;
-    for (int64_t i = 0; i < all->n; i++) request_free(all->list[i]);
+    json_object_foreach (all->by_id, id, address) request_free(request_at(address));
     for (struct owner *o = all->owners, *next; o; o = next) {
         next = o->next;
         free(o);
     }
-    json_decref(all->by_name);
-    free(all->list);
+    json_decref(all->by_id);
     free(all);
 }
 
@@ -128,71 +129,48 @@ void owners_forget(struct requests *all, const struct session *session)
     }
 }
 
-static const char *name_of(const struct owner *o, int64_t seq_id, char ret[NAME_ROOM])
+static const char *id_of(const struct owner *o, int64_t seq_id, char ret[REQUEST_ID_ROOM])
 {
-    snprintf(ret, NAME_ROOM, "%s %" PRId64, o->id, seq_id);
+    snprintf(ret, REQUEST_ID_ROOM, "%s%s:%" PRId64, o->all->process, o->id, seq_id);
     return ret;
 }
 
 enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct request **ret)
 {
-    struct requests *all = o->all;
-    char name[NAME_ROOM];
-    if (all->n >= MAX_REQUESTS)
+    char id[REQUEST_ID_ROOM];
+    if (json_object_size(o->all->by_id) >= MAX_REQUESTS)
         return status_fail(ST_BUSY, "%d requests are under way or kept; try again later",
                            MAX_REQUESTS);
-    struct request **list = array_room(all->list, (size_t)all->n, sizeof *list);
-    if (list) all->list = list;
-    struct request *r = list ? calloc(1, size) : NULL;
-    if (!r) return status_fail(ST_NO_MEMORY, "out of memory");
+    struct request *r = calloc(1, size);
+    if (!r || json_object_set_new(o->all->by_id, id_of(o, seq_id, id), json_integer((intptr_t)r))) {
+        free(r);
+        return status_fail(ST_NO_MEMORY, "out of memory");
+    }
     o->n++;
     r->owner = o;
-    r->number = all->first + all->n;
     r->seq_id = seq_id;
-    json_object_set_new(all->by_name, name_of(o, seq_id, name), json_integer(r->number));
-    all->list[all->n++] = r;
     *ret = r;
     return ST_OK;
 }
 
-static struct request *by_number(struct requests *all, int64_t number)
-{
-    return number >= all->first && number < all->first + all->n ? all->list[number - all->first]
-                                                                : NULL;
-}
-
 struct request *request_known(struct owner *o, int64_t seq_id)
 {
-    char name[NAME_ROOM];
-    const json_t *number = json_object_get(o->all->by_name, name_of(o, seq_id, name));
-    return number ? by_number(o->all, json_integer_value(number)) : NULL;
-}
-
-static void forget(struct request *r)
-{
-    struct owner *o = r->owner;
-    struct requests *all = o->all;
-    struct request **link = &o->first;
-    char name[NAME_ROOM];
-    while (*link && *link != r) link = &(*link)->next_ended;
-    if (*link) *link = r->next_ended;
-    if (o->last == &r->next_ended) o->last = link;
-    json_object_del(all->by_name, name_of(o, r->seq_id, name));
-    all->list[r->number - all->first] = NULL;
-    request_free(r);
-    o->n--;
-    drop_owner(o);
+    char id[REQUEST_ID_ROOM];
+    return request_at(json_object_get(o->all->by_id, id_of(o, seq_id, id)));
 }
 
 void request_drop(struct request *r)
 {
-    forget(r);
-}
-
-static const char *id_of(const struct request *r, char ret[REQUEST_ID_ROOM])
-{
-    snprintf(ret, REQUEST_ID_ROOM, "%s-%" PRId64, r->owner->all->process, r->number);
-    return ret;
+    struct owner *o = r->owner;
+    struct request **link = &o->first;
+    char id[REQUEST_ID_ROOM];
+    while (*link && *link != r) link = &(*link)->next_ended;
+    if (*link) *link = r->next_ended;
+    if (o->last == &r->next_ended) o->last = link;
+    json_object_del(o->all->by_id, id_of(o, r->seq_id, id));
+    request_free(r);
+    o->n--;
+    drop_owner(o);
 }
 
 void request_promise(struct request *r, struct http_request *q, json_t *more)
@@ -200,7 +178,7 @@ void request_promise(struct request *r, struct http_request *q, json_t *more)
     char id[REQUEST_ID_ROOM];
     if (!r->promise) {
         r->promise = more ? json_incref(more) : json_object();
-        json_object_set_new(r->promise, "request_id", json_string(id_of(r, id)));
+        json_object_set_new(r->promise, "request_id", json_string(id_of(r->owner, r->seq_id, id)));
     }
     json_decref(more);
     http_reply_json(q, 200, json_incref(r->promise));
@@ -248,9 +226,9 @@ static void reply(struct request *r, struct http_request *q)
 static json_t *completion(const struct request *r)
 {
     char id[REQUEST_ID_ROOM];
-    if (r->status != ST_OK)
-        return json_pack("{s:s, s:s}", "state", "failed", "request_id", id_of(r, id));
-    return json_pack("{s:s, s:s, s:I}", "state", "finished", "request_id", id_of(r, id),
+    id_of(r->owner, r->seq_id, id);
+    if (r->status != ST_OK) return json_pack("{s:s, s:s}", "state", "failed", "request_id", id);
+    return json_pack("{s:s, s:s, s:I}", "state", "finished", "request_id", id,
                      "response_payload_uncompressed_size", (json_int_t)r->response.len);
 }
 
@@ -331,15 +309,11 @@ void request_end(struct request *r)
 
 enum status requests_retrieve(struct requests *all, struct http_request *q, const char *id)
 {
-    const size_t n = strlen(all->process);
-    const bool is_ours = strncmp(id, all->process, n) == 0 && id[n] == '-';
-    char *end = NULL;
-    const int64_t number = is_ours ? strtoll(id + n + 1, &end, 10) : -1;
-    struct request *r = is_ours && end > id + n + 1 && *end == 0 ? by_number(all, number) : NULL;
+    struct request *r = request_at(json_object_get(all->by_id, id));
     if (r)
         return answer_or_hold(&(struct waiter){.all = all, .q = q, .request = r},
                               REQUEST_HOLD_MS / 1e3);
-    if (is_ours)
+    if (strncmp(id, all->process, strlen(all->process)) == 0)
         http_fail(q, 410, "request %.60s is gone: it is older than %d s", id,
                   REQUEST_KEEP_MS / 1000);
     else // not 410, whose sentence the SDK does not show
@@ -362,16 +336,15 @@ enum status owner_retrieve(struct owner *o, struct http_request *q, int64_t clon
 void requests_sweep(struct requests *all)
 {
     const int64_t now = clock_now_ns();
-    int64_t gone = 0;
+    const char *id;
+    json_t *address;
+    void *next;
     answer_waiters(all);
-    for (int64_t i = 0; i < all->n; i++) {
-        struct request *r = all->list[i];
-        if (r && r->ended && now >= r->keep_until_ns) forget(r);
+    json_object_foreach_safe(all->by_id, next, id, address)
+    {
+        struct request *r = request_at(address);
+        if (r->ended && now >= r->keep_until_ns) request_drop(r);
     }
-    while (gone < all->n && !all->list[gone]) gone++;
-    memmove(all->list, all->list + gone, (size_t)(all->n - gone) * sizeof *all->list);
-    all->first += gone;
-    all->n -= gone;
 }
 
 // ---- queues -------------------------------------------------------------------------------------

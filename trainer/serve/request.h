@@ -1,7 +1,7 @@
-/* request.h: a request of the Tinker API through its life. It has a number, by which its client
- * asks for the response (the API's "future": retrieve_future, held until the response is there or
- * REQUEST_HOLD_MS have passed), and the name of who it is of (a model or a sampling session) with
- * the client's own number, by which the same request, sent again, is known. The main thread, or the
+/* request.h: a request of the Tinker API through its life. Its id is made of who it is of (a model
+ * or a sampling session) and the client's own number, so that the same request, sent again, is
+ * known; by its id its client asks for the response (the API's "future": retrieve_future, held
+ * until the response is there or REQUEST_HOLD_MS have passed). The main thread, or the
  * one that samples, performs it, and hands it back to the loop. Responses stay for REQUEST_KEEP_MS,
  * and once they were fetched for REQUEST_FETCHED_MS, for clients whose connection broke.
  *
@@ -15,7 +15,7 @@
 #define REQUEST_HOLD_MS    30000
 #define REQUEST_KEEP_MS    600000
 #define REQUEST_FETCHED_MS 60000
-#define REQUEST_ID_ROOM    40
+#define REQUEST_ID_ROOM    256
 #define ID_ROOM            200 // bytes of a session's, model's or sampling session's, with its end
 
 struct requests; // all that are there
@@ -38,7 +38,7 @@ struct request {                  // embed it first in a struct of its kind
     struct inbox_message message; // its way back; deliver() runs on the loop's thread
     struct request *next;         // in the list or queue that it waits in
     struct owner *owner;
-    int64_t number, seq_id;
+    int64_t seq_id;
     json_t *promise; // what is answered at once, each time it is sent
     // The main thread calls it, unless the request has failed before.
     enum status (*perform)(struct trained_model *m, struct request *r);
@@ -65,7 +65,7 @@ enum status owner_add(struct requests *all, size_t size, struct session *session
 void owners_forget(struct requests *all, const struct session *session); // all of that session
 // A new request, likewise; ST_BUSY where too many are there.
 enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct request **ret);
-void request_drop(struct request *r); // nobody was promised anything
+void request_drop(struct request *r); // forgets it: nobody asks for its response any more
 // The owner's of that number, where there is one.
 struct request *request_known(struct owner *o, int64_t seq_id);
 
