@@ -57,7 +57,6 @@ struct learner {
     struct token_logprob *ranked; // NULL: not asked for
     // the draft model
     struct learner *draft; // NULL: none
-    bool is_draft;         // it has no batch of its own
     float loss_weight;     // of a draft
     float *kl, *overlap;   // of a draft; host, (max_targets), one allocation
 };
@@ -176,7 +175,7 @@ static void plan_workspace(struct learner *l)
         plan->workspace += (size_t)l->options.token_budget * sizeof *l->row_samples;
     plan->workspace += balance_bytes(l);
     l->scratch = operations_scratch(l);
-    if (!l->is_draft)
+    if (!l->options.is_draft)
         plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
                                                     l->max_targets);
     plan->reference += reference;
@@ -219,7 +218,8 @@ static enum status choose_model(struct learner *l)
 {
     const int chunk = l->options.logits_chunk;
     const size_t all = (size_t)l->max_targets * logits_row_bytes(l);
-    const bool all_fit = !l->is_draft && !l->options.shards && device_kind(l->dev) == DEVICE_CUDA &&
+    const bool all_fit = !l->options.is_draft && !l->options.shards &&
+                         device_kind(l->dev) == DEVICE_CUDA &&
                          all <= (l->plan.free - l->plan.total) / 4;
     enum status st = open_model(l, all_fit ? l->max_targets : chunk);
     if (st == ST_OK && all_fit && l->plan.total > l->plan.free) st = open_model(l, chunk);
@@ -259,10 +259,9 @@ enum status balance_coef(const struct model_config *model, double wanted, double
     return ST_OK;
 }
 
-static enum status new_learner(struct device *dev, const struct model_config *config,
-                               const struct weights *policy, bool reference,
-                               const struct learner_config *options, bool is_draft,
-                               struct learner **ret)
+enum status learner_new(struct device *dev, const struct model_config *config,
+                        const struct weights *policy, bool reference,
+                        const struct learner_config *options, struct learner **ret)
 {
     enum status st = ST_OK;
     size_t free_before, total, peak;
@@ -272,7 +271,6 @@ static enum status new_learner(struct device *dev, const struct model_config *co
     l->config = config;
     l->policy = policy;
     l->options = *options;
-    l->is_draft = is_draft;
     l->max_targets = options->token_budget + options->max_seqs;
     if (l->options.logits_chunk == 0)
         l->options.logits_chunk = device_kind(dev) == DEVICE_CUDA ? GPU_CHUNK : CPU_CHUNK;
@@ -292,13 +290,6 @@ out:
     return st;
 }
 
-enum status learner_new(struct device *dev, const struct model_config *config,
-                        const struct weights *policy, bool reference,
-                        const struct learner_config *options, struct learner **ret)
-{
-    return new_learner(dev, config, policy, reference, options, false, ret);
-}
-
 enum status learner_add_draft(struct learner *l, const struct model_config *config,
                               const struct weights *draft,
                               const struct learner_draft_config *options)
@@ -310,12 +301,13 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     draft_options.adapter = NULL;
     draft_options.many_adapters = false;
     draft_options.router_aux_loss_coef = 0;
+    draft_options.is_draft = true;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
                            "draft cannot propose what its target does not know",
                            config->vocab_size, l->config->vocab_size);
-    CHECK(new_learner(l->dev, config, draft, false, &draft_options, true, &l->draft));
+    CHECK(learner_new(l->dev, config, draft, false, &draft_options, &l->draft));
     l->draft->loss_weight = options->loss_weight;
     l->plan.draft = l->draft->plan.total;
     l->plan.total += l->plan.draft;
@@ -467,7 +459,7 @@ out:
 static enum status prepare_rows(struct learner *l)
 {
     size_t n = (size_t)l->max_targets;
-    if (l->is_draft) {
+    if (l->options.is_draft) {
         l->kl = malloc(2 * n * sizeof *l->kl);
         l->overlap = l->kl + n;
         return l->kl ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %zu divergences", n);
@@ -568,7 +560,7 @@ enum status learner_prepare(struct learner *l)
 {
     enum status st;
     CHECK(check_room(&l->plan, l->dev));
-    if (!l->is_draft) CHECK(device_reserve(l->dev, l->scratch));
+    if (!l->options.is_draft) CHECK(device_reserve(l->dev, l->scratch));
     if (!l->options.many_adapters) CHECK(new_optimizer(l));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
     CHECK(prepare_backward(l));

@@ -33,6 +33,7 @@ struct learner_config {
     int recompute;                 // enum recompute: of activations, the draft model's too
     struct spans *spans;           // of the thread that drives it; NULL: nobody counts
     bool ranks;                    // learner_rows.ranked is wanted
+    bool is_draft; // learner_add_draft()'s own: it has no batch, and shares the operations' scratch
 };
 
 // Where the device memory goes, in bytes. What is shared costs the trainer nothing.
