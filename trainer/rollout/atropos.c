@@ -176,8 +176,9 @@ out:
     return st;
 }
 
-static enum status take_batch(const struct atropos *a, struct rollout_step *s)
+static enum status pull_batch(void *atropos, struct rollout_step *s)
 {
+    const struct atropos *a = atropos;
     const int64_t start = clock_now_ns();
     struct rollout *rollout = NULL;
     json_t *batch = NULL;
@@ -205,13 +206,15 @@ out:
 static enum status order_batches(struct source *source, struct rollout_step *step)
 {
     struct source *servers = ((struct atropos *)source)->servers;
-    return step->evaluation ? servers->order(servers, step) : ST_OK;
+    if (!step->evaluation) step->pull = pull_batch;
+    step->pull_context = source;
+    return servers->order(servers, step);
 }
 
 static enum status poll_batches(struct source *source, struct rollout_step *step)
 {
-    struct atropos *a = (struct atropos *)source;
-    return step->evaluation ? a->servers->poll(a->servers, step) : take_batch(a, step);
+    struct source *servers = ((struct atropos *)source)->servers;
+    return servers->poll(servers, step);
 }
 
 static enum status settle_batches(struct source *source, uint64_t version, bool evaluation)
