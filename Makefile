@@ -225,6 +225,10 @@ tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
 test: tests
 	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 
+# Each mode of cw-trainer train and each pair, on one rank and on two (docs/combinations.md).
+combinations: $(BINARIES) $(BUILD)/tests/e2e/test_combinations
+	OMP_NUM_THREADS=2 $(BUILD)/tests/e2e/test_combinations all
+
 golden golden-lora: $(BUILD)/tests/golden/test_golden $(GOLDEN)
 	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),$(BUILD)/$@)
 
@@ -304,8 +308,8 @@ clean:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -12
-	@echo "targets: all test golden golden-lora golden-bits demo bench fuzz man install uninstall deb format clean"
+	@echo "targets: all test combinations golden golden-lora golden-bits demo bench fuzz man install uninstall deb format clean"
 
-.PHONY: all tests test golden golden-lora golden-bits fuzz demo bench man install uninstall deb format clean help
+.PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo bench man install uninstall deb format clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

@@ -118,14 +118,12 @@ static void command(const char *run, const char *url, const char *const more[],
 {
     const char *argv[TRAINER_WORDS];
     int n = 0;
-    bool copies = false; // there is no server to attach to then
-    for (int i = 0; more[i]; i++) copies |= strcmp(more[i], "checkpoint") == 0;
     trainer_command(&scene, test_path(scene.folder, run), more, argv);
     for (int i = 0; argv[i]; i++) {
-        const bool bridge = i == 2, data = i == 4; // each with a value
+        const bool data = i == 4; // with a value
         if (data) ret_argv[n++] = "--atropos";
         if (data) ret_argv[n++] = url;
-        if (data || (bridge && copies))
+        if (data)
             i++;
         else
             ret_argv[n++] = argv[i];
@@ -205,23 +203,11 @@ static void two_ranks_learn_as_one(void **state)
     daemon_kill(&p.other);
 }
 
-// Servers that have copies are given each step's weights; an adapter is asked for by its name.
-static void copies_and_adapters(void **state)
+// Which is asked for by its name.
+static void an_adapter_is_trained(void **state)
 {
     (void)state;
-    struct daemon worker = {0}, adapters = {0};
-    double bytes[STEPS];
-    daemon_start(&worker, scene.model, OPTIONS(NULL));
-    assert_int_equal(train_atropos(FINE, "workers", OPTIONS(SIZES, "--workers", worker.bridge)), 0);
-    test_same_file(latest(&scene, "fine"), latest(&scene, "workers"), "model.safetensors");
-    daemon_holds(&worker, "policy", test_path(scene.folder, "workers/workers"));
-    daemon_kill(&worker);
-    assert_int_equal(column(&scene, "workers", "sync/bytes_written", bytes, STEPS), STEPS);
-    for (int i = 0; i < STEPS; i++) assert_true(bytes[i] > 0);
-    assert_int_equal(train_atropos(FINE, "copies",
-                                   OPTIONS(SIZES, "--sync", "checkpoint", "--model", scene.model)),
-                     0);
-    test_same_file(latest(&scene, "fine"), latest(&scene, "copies"), "model.safetensors");
+    struct daemon adapters = {0};
     daemon_start(&adapters, scene.model, OPTIONS("--max-adapters", "1"));
     assert_int_equal(train_atropos(FINE, "adapter",
                                    OPTIONS(SIZES, "--lora-r", "4", "--bridge", adapters.bridge)),
@@ -386,7 +372,7 @@ int main(void)
         cmocka_unit_test(it_trains_on_what_it_is_given),
         cmocka_unit_test(tokens_may_have_advantages_of_their_own),
         cmocka_unit_test(two_ranks_learn_as_one),
-        cmocka_unit_test(copies_and_adapters),
+        cmocka_unit_test(an_adapter_is_trained),
         cmocka_unit_test(a_signal_ends_the_wait),
         cmocka_unit_test(what_goes_wrong_is_named),
         cmocka_unit_test(what_does_not_go_together_is_refused),

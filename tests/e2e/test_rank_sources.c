@@ -1,5 +1,6 @@
 /* test_rank_sources.c: where samples come from, on two ranks: each samples its share of every step,
- * and all learn from the same. This program is also an environment: `test_rank_sources play`. */
+ * and all learn from the same; with other modes: test_combinations. This program is also an
+ * environment: `test_rank_sources play`. */
 #include "common/base/json.h"
 #include "tests/support/pair.h"
 
@@ -161,165 +162,12 @@ static void workers_sample_too(void **state)
     pair_close(&p);
 }
 
-// A trainer's command on one rank or on both; without a server where the run has none.
-static void train_on(struct pair *p, int ranks, const char *run, const char *const more[])
-{
-    const char *with[TRAINER_WORDS], *one[TRAINER_WORDS], *two[PAIR_WORDS];
-    const char *log = test_path(p->s.folder, "run.log");
-    bool copies = false;
-    int n = 0;
-    for (int i = 0; more[i]; i++) copies |= strcmp(more[i], "checkpoint") == 0;
-    trainer_command(&p->s, test_path(p->s.folder, run), more, with);
-    for (int i = 0; with[i]; i++)
-        if (copies && strcmp(with[i], "--bridge") == 0)
-            i++;
-        else
-            one[n++] = with[i];
-    one[n] = NULL;
-    pair_command(p, one, two);
-    unlink(log);
-    if (test_command(log, LIMIT_MS, ranks == 1 ? one : two) != 0)
-        fail_msg("%s on %d ranks: %s", run, ranks, test_read(log));
-}
-
-// Sampling ahead goes with copies of the weights, which are renewed between steps, and with prompts
-// that are drawn anew: no token is older than it may be, and each mode is at work.
-static void ahead_with_others(void **state)
-{
-    (void)state;
-    struct pair p;
-    struct daemon worker = {0};
-    double oldest[8], work[8];
-    pair_open(&p);
-    daemon_start(&worker, p.s.model, OPTIONS(NULL));
-    const struct {
-        const char *name, *options[5], *key;
-    } modes[] = {
-        {"workers", {"--workers", worker.bridge}, "workers/1/samples"},
-        {"checkpoint", {"--sync", "checkpoint", "--model", p.s.model}, "sync/bytes_written"},
-        {"filter", {"--filter-groups", "2"}, "filter_groups/drawn"},
-    };
-    for (int k = 0; k < 6; k++) {
-        const char *const *o = modes[k / 2].options;
-        char run[32];
-        double most = 0, worked = 0;
-        snprintf(run, sizeof run, "%s-%d", modes[k / 2].name, k % 2 + 1);
-        const char *more[20] = {PAIR_NUMBERS, "--max-steps",     "8",
-                                "--async",    "--max-staleness", "1"};
-        int n = 0;
-        while (more[n]) n++;
-        for (int i = 0; i < 5 && o[i]; i++) more[n++] = o[i];
-        train_on(&p, k % 2 + 1, run, more);
-        assert_int_equal(column(&p.s, run, "rollout/staleness_max", oldest, 8), 8);
-        column(&p.s, run, modes[k / 2].key, work, 8);
-        for (int i = 0; i < 8; i++) {
-            if (oldest[i] > 1) fail_msg("%s: %g updates old in step %d", run, oldest[i], i + 1);
-            most = fmax(most, oldest[i]);
-            worked += work[i];
-        }
-        if (most == 0 || worked == 0) fail_msg("%s: oldest %g, %g", run, most, worked);
-    }
-    daemon_kill(&worker);
-    pair_close(&p);
-}
-
-// Trajectories through workers and copies are those of the trained server, to the bit; prompts are
-// drawn anew for groups that are flat.
-static void environments_with_others(void **state)
-{
-    (void)state;
-    struct pair p;
-    struct daemon worker = {0};
-    double work[6];
-    pair_open(&p);
-    daemon_start(&worker, p.s.model, OPTIONS(NULL));
-    const struct {
-        const char *name, *options[6], *key;
-    } modes[] = {
-        {"plain", {NULL}, "environment/turns"},
-        {"workers", {"--workers", worker.bridge}, "workers/1/samples"},
-        {"checkpoint", {"--sync", "checkpoint", "--model", p.s.model}, "sync/bytes_written"},
-        {"filter",
-         {"--filter-groups", "3", "--reward", "regex", "--reward-pattern", "[ab]"},
-         "filter_groups/drawn"},
-    };
-    for (int k = 0; k < 8; k++) {
-        const char *name = modes[k / 2].name;
-        char run[32], plain[32];
-        double worked = 0;
-        snprintf(run, sizeof run, "%s-%d", name, k % 2 + 1);
-        snprintf(plain, sizeof plain, "plain-%d", k % 2 + 1);
-        const char *more[24] = {PAIR_NUMBERS,  "--max-steps", "6",          "--reward",
-                                "environment", "--rollouts",  environment()};
-        int n = 0;
-        while (more[n]) n++;
-        for (int i = 0; i < 6 && modes[k / 2].options[i]; i++) more[n++] = modes[k / 2].options[i];
-        train_on(&p, k % 2 + 1, run, more);
-        assert_int_equal(column(&p.s, run, modes[k / 2].key, work, 6), 6);
-        for (int i = 0; i < 6; i++) worked += work[i];
-        if (worked == 0) fail_msg("%s: none of its work is seen", run);
-        if (strcmp(name, "filter") != 0) same_losses(&p.s, plain, run, 6, 0);
-    }
-    daemon_kill(&worker);
-    pair_close(&p);
-}
-
-// Each rank owns its weights and starts a server on what rank 0 has written.
-static void copies_sample(void **state)
-{
-    (void)state;
-    struct pair p;
-    double bytes[4], mismatch[4];
-    pair_open(&p);
-    train_two(&p, "shared", OPTIONS(PAIR_NUMBERS, "--max-steps", "4"));
-    train_on(
-        &p, 2, "copies",
-        OPTIONS(PAIR_NUMBERS, "--max-steps", "4", "--sync", "checkpoint", "--model", p.s.model));
-    same_losses(&p.s, "shared", "copies", 4, 0);
-    test_same_file(latest(&p.s, "shared"), latest(&p.s, "copies"), "model.safetensors");
-    assert_int_equal(column(&p.s, "copies", "sync/bytes_written", bytes, 4), 4);
-    column(&p.s, "copies", "sampler_mismatch/max", mismatch, 4);
-    for (int i = 0; i < 4; i++) assert_true(bytes[i] > 0 && (mismatch[i] == 0 || !on_cpu()));
-    pair_close(&p);
-}
-
-// A worker that is given the adapter of each step samples what the trained server does.
-static void workers_sample_an_adapter(void **state)
-{
-    (void)state;
-    struct pair p = {0};
-    struct daemon worker = {0};
-    const char *const server[] = {"--max-adapters", "1", NULL};
-    double samples[4], mismatch[4];
-    scene_open_model(&p.s, daemon_model(test_folder(), true, 7), server);
-    pair_open_other(&p, server);
-    daemon_start(&worker, p.s.model, server);
-    for (int ranks = 1; ranks <= 2; ranks++) {
-        const char *alone = ranks == 1 ? "alone-1" : "alone-2", *with = ranks == 1 ? "1" : "2";
-        train_on(&p, ranks, alone, OPTIONS(PAIR_NUMBERS, "--max-steps", "4", "--lora-r", "4"));
-        train_on(
-            &p, ranks, with,
-            OPTIONS(PAIR_NUMBERS, "--max-steps", "4", "--lora-r", "4", "--workers", worker.bridge));
-        same_losses(&p.s, alone, with, 4, 0);
-        test_same_file(latest(&p.s, alone), latest(&p.s, with), "adapter_model.safetensors");
-        assert_int_equal(column(&p.s, with, "workers/1/samples", samples, 4), 4);
-        column(&p.s, with, "sampler_mismatch/max", mismatch, 4);
-        for (int i = 0; i < 4; i++) assert_true(samples[i] > 0 && (mismatch[i] == 0 || !on_cpu()));
-    }
-    daemon_kill(&worker);
-    pair_close(&p);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sampling_ahead),
         cmocka_unit_test(environments_learn_as_one),
         cmocka_unit_test(workers_sample_too),
-        cmocka_unit_test(workers_sample_an_adapter),
-        cmocka_unit_test(copies_sample),
-        cmocka_unit_test(ahead_with_others),
-        cmocka_unit_test(environments_with_others),
     };
     if (argc > 1 && strcmp(argv[1], "play") == 0) return play();
     return cmocka_run_group_tests_name("sources on two ranks", tests, NULL, NULL);

@@ -1,0 +1,258 @@
+/* mode_scene.c: see mode_scene.h. One thread. */
+#include "tests/support/mode_scene.h"
+#include "common/base/bytes.h"
+#include "common/base/json.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// ---- an environment -----------------------------------------------------------------------------
+
+static json_t *hear(void)
+{
+    static char *text;
+    static size_t room;
+    const ssize_t len = getline(&text, &room, stdin);
+    return len < 0 ? NULL : json_loadb(text, (size_t)len, JSON_ALLOW_NUL, NULL);
+}
+
+static void say(const json_t *id, const char *kind, json_t *value)
+{
+    json_t *line = json_pack("{s:O, s:o}", "id", id, kind, value);
+    json_dumpf(line, stdout, JSON_COMPACT);
+    puts("");
+    fflush(stdout);
+    json_decref(line);
+}
+
+// Two turns with a token of the environment's between; the reward is the share of sampled tokens
+// whose number is even.
+static void play_episode(const json_t *id, const json_t *episode)
+{
+    const json_t *prompt = json_object_get(episode, "prompt_token_ids");
+    json_t *ids = json_copy((json_t *)prompt), *mask = json_array();
+    int even = 0, n = 0;
+    for (size_t t = 0; t < json_array_size(prompt); t++)
+        json_array_append_new(mask, json_integer(0));
+    for (int turn = 0; turn < 2; turn++) {
+        json_t *token;
+        size_t t;
+        say(id, "sample", json_pack("{s:O, s:i}", "token_ids", ids, "max_tokens", 3));
+        json_t *heard = hear();
+        const json_t *sampled = json_object_get(json_object_get(heard, "sampled"), "token_ids");
+        json_array_foreach (sampled, t, token) {
+            const json_int_t i = json_integer_value(token);
+            json_array_append(ids, token);
+            json_array_append_new(mask, json_integer(1));
+            even += i % 2 == 0;
+            n++;
+        }
+        json_decref(heard);
+        if (turn == 1) break;
+        json_array_append_new(ids, json_integer('='));
+        json_array_append_new(mask, json_integer(0));
+    }
+    say(id, "trajectory",
+        json_pack("{s:o, s:o, s:f}", "token_ids", ids, "mask", mask, "reward",
+                  n ? (double)even / n : 0));
+}
+
+bool mode_scene_is_played(int argc, char **argv)
+{
+    return argc > 1 && strcmp(argv[1], "play") == 0;
+}
+
+int mode_scene_play(void)
+{
+    for (json_t *line; (line = hear()); json_decref(line))
+        play_episode(json_object_get(line, "id"), json_object_get(line, "episode"));
+    return 0;
+}
+
+// ---- Atropos' API -------------------------------------------------------------------------------
+
+// Each group has sequences of one prompt and one token, with the log-probability of a uniform
+// model.
+static void send_batch(int fd)
+{
+    struct bytes text = BYTES_INIT;
+    bytes_puts(&text, "{\"batch\": [");
+    for (int g = 0; g < MODE_PROMPTS; g++) {
+        bytes_printf(&text, "%s{\"tokens\": [", g ? ", " : "");
+        for (int i = 0; i < MODE_SAMPLES; i++)
+            bytes_printf(&text, "%s[%d, 61, %d]", i ? ", " : "", '1' + g, '0' + i);
+        bytes_puts(&text, "], \"masks\": [");
+        for (int i = 0; i < MODE_SAMPLES; i++)
+            bytes_printf(&text, "%s[-100, -100, %d]", i ? ", " : "", '0' + i);
+        bytes_puts(&text, "], \"inference_logprobs\": [");
+        for (int i = 0; i < MODE_SAMPLES; i++) bytes_printf(&text, "%s[1, 1, -5.6]", i ? ", " : "");
+        bytes_puts(&text, "], \"scores\": [");
+        for (int i = 0; i < MODE_SAMPLES; i++) bytes_printf(&text, "%s%d", i ? ", " : "", i % 2);
+        bytes_puts(&text, "]}");
+    }
+    bytes_puts(&text, "]}");
+    canned_response(fd, "200 OK", bytes_text(&text));
+    bytes_release(&text);
+}
+
+static void serve_atropos(int fd)
+{
+    char request[16384], info[80];
+    json_int_t batch_size = -1, max_token_len = -1;
+    while (canned_request(fd, request, sizeof request)) {
+        json_t *body = json_loads(canned_body(request), 0, NULL);
+        snprintf(info, sizeof info, "{\"batch_size\": %d, \"max_token_len\": %d}", (int)batch_size,
+                 (int)max_token_len);
+        if (canned_is(request, "/info")) {
+            canned_response(fd, "200 OK", info);
+        } else if (canned_is(request, "/register")) {
+            batch_size = json_integer_value(json_object_get(body, "batch_size"));
+            max_token_len = json_integer_value(json_object_get(body, "max_token_len"));
+            canned_response(fd, "200 OK", "{\"uuid\": 7}");
+        } else {
+            send_batch(fd);
+        }
+        json_decref(body);
+    }
+}
+
+// ---- the scene ----------------------------------------------------------------------------------
+
+static const char *formatted(const char *format, const char *a)
+{
+    char *text = NULL;
+    assert_true(asprintf(&text, format, a) > 0);
+    return text; // for the rest of the program
+}
+
+void mode_scene_start(struct mode_scene *s, struct daemon *d)
+{
+    daemon_spawn(d, s->model,
+                 OPTIONS("--draft", s->draft, "--tandem-model", s->draft, "--max-adapters", "1",
+                         "--max-context", "64"));
+}
+
+static void link_bridges(const struct mode_scene *s)
+{
+    for (int i = 0; i < 2; i++) {
+        const char *link = test_path(s->runs.folder, i ? "rank-1.json" : "rank-0.json");
+        unlink(link);
+        assert_int_equal(symlink(s->daemons[i].bridge, link), 0);
+    }
+}
+
+void mode_scene_open(struct mode_scene *s, int lines)
+{
+    struct bytes data = BYTES_INIT;
+    char self[PATH_MAX] = "";
+    assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    *s = (struct mode_scene){.lines = lines};
+    s->runs.folder = test_folder();
+    s->runs.data = test_path(s->runs.folder, "data.jsonl");
+    s->model = test_path(test_root(), "tools/demo-model");
+    s->draft = test_path(test_root(), "tools/demo-draft");
+    s->environment = formatted("command:'%s' play", self);
+    s->server_args = formatted("--speculative off --dtype f32 --tandem-model '%s'", s->draft);
+    s->bridges = test_path(s->runs.folder, "rank-{rank}.json");
+    for (int i = 0; i < lines; i++)
+        bytes_printf(&data, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", 17 + 9 * (i % 9),
+                     28 + i, 45 + 9 * (i % 9) + i);
+    test_write(s->runs.data, data.data, data.len);
+    bytes_release(&data);
+    mode_scene_start(s, &s->daemons[0]);
+    mode_scene_start(s, &s->daemons[1]);
+    mode_scene_start(s, &s->worker);
+    for (int i = 0; i < 2; i++) daemon_wait(&s->daemons[i]);
+    daemon_wait(&s->worker);
+    mode_scene_serve_atropos(s);
+}
+
+void mode_scene_serve_atropos(struct mode_scene *s)
+{
+    canned_server_start(&s->atropos, serve_atropos);
+}
+
+void mode_scene_close(struct mode_scene *s)
+{
+    for (int i = 0; i < 2; i++) daemon_kill(&s->daemons[i]);
+    daemon_kill(&s->worker);
+    canned_server_stop(&s->atropos);
+}
+
+// ---- runs ---------------------------------------------------------------------------------------
+
+// A word of a mode as this scene has it.
+static const char *filled(const struct mode_scene *s, const char *word)
+{
+    const struct {
+        const char *name, *word;
+    } words[] = {
+        {"{environment}", s->environment},
+        {"{atropos}", s->atropos.url},
+        {"{worker}", s->worker.bridge},
+        {"{model}", s->model},
+        {"{draft}", s->draft},
+        {"{server-args}", s->server_args},
+    };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strstr(word, words[i].name)) return words[i].word;
+    return word;
+}
+
+void mode_scene_command(const struct mode_scene *s, const struct mode_run *run, const char *name,
+                        const char *const more[], const char *ret[MODE_COMMAND])
+{
+    const bool plays = run->set & MODE(ENVIRONMENT), copies = run->set & MODE(CHECKPOINT);
+    const char *const *common = OPTIONS(
+        "--reward", plays ? "environment" : "exact", "--max-steps", "3", "--prompts-per-step", "4",
+        "--num-generations", "4", "--max-completion-length", "5", "--learning-rate", "1e-4",
+        "--lr-scheduler-type", "constant", "--lora-name", "adapter", "--temperature", "1.2",
+        "--draft-learning-rate", "1e-3", "--log-completions", "--save-steps", "100");
+    int n = run->ranks > 1 ? mpirun_put(run->ranks, ret) : 0;
+    link_bridges(s);
+    ret[n++] = test_binary("cw-trainer");
+    ret[n++] = "train";
+    ret[n++] = "--run-dir";
+    ret[n++] = test_path(s->runs.folder, name);
+    if (!(run->set & MODE(ATROPOS))) ret[n++] = "--data";
+    if (!(run->set & MODE(ATROPOS))) ret[n++] = s->runs.data;
+    if (!copies) ret[n++] = "--bridge";
+    if (!copies) ret[n++] = run->ranks > 1 ? s->bridges : s->daemons[0].bridge;
+    while (*common) ret[n++] = *common++;
+    for (int m = 0; m < N_MODES; m++)
+        for (int i = 0; run->set & MODE(m) && i < MODE_WORDS && modes[m].words[i]; i++)
+            ret[n++] = filled(s, modes[m].words[i]);
+    while (*more) ret[n++] = *more++;
+    ret[n] = NULL;
+    assert_true(n < MODE_COMMAND);
+}
+
+void mode_scene_begin_anew(const struct mode_scene *s)
+{
+    const struct daemon *daemons[] = {&s->daemons[0], &s->daemons[1], &s->worker};
+    for (int i = 0; i < 3; i++)
+        json_decref(daemon_post(daemons[i]->socket, "/reload", 200, "{\"draft\": true}"));
+}
+
+char *mode_scene_samples(const struct mode_scene *s, const char *name, int step, int ret_lines[])
+{
+    struct bytes all = BYTES_INIT;
+    char file[64];
+    snprintf(file, sizeof file, "rollouts/step-%d.jsonl", step);
+    char *text = test_read(test_path(test_path(s->runs.folder, name), file)), *end;
+    for (char *line = text; (end = strchr(line, '\n')); line = end + 1) {
+        json_t *sample;
+        assert_ok(json_parse("rollouts", line, (size_t)(end - line), &sample));
+        const int number = (int)json_integer_value(json_object_get(sample, "line"));
+        bytes_printf(&all, "%d %s\n", number,
+                     json_string_value(json_object_get(sample, "completion")));
+        if (number <= s->lines && json_integer_value(json_object_get(sample, "sample")) == 0)
+            ret_lines[number]++;
+        json_decref(sample);
+    }
+    free(text);
+    return all.data;
+}
