@@ -225,9 +225,11 @@ tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
 test: tests
 	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 
-# Each mode of cw-trainer train and each pair, on one rank and on two (docs/combinations.md).
-combinations: $(BINARIES) $(BUILD)/tests/e2e/test_combinations
+# Each mode of cw-trainer train and each pair, on one rank and on two (docs/combinations.md); and each
+# mode while one of its processes is killed.
+combinations: $(BINARIES) $(BUILD)/tests/e2e/test_combinations $(BUILD)/tests/e2e/test_kills
 	OMP_NUM_THREADS=2 $(BUILD)/tests/e2e/test_combinations all
+	OMP_NUM_THREADS=2 $(BUILD)/tests/e2e/test_kills all
 
 golden golden-lora: $(BUILD)/tests/golden/test_golden $(GOLDEN)
 	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),$(BUILD)/$@)

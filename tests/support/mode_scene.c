@@ -65,6 +65,12 @@ bool mode_scene_is_played(int argc, char **argv)
     return argc > 1 && strcmp(argv[1], "play") == 0;
 }
 
+bool mode_scene_is_skipped(void)
+{
+    if (!on_cpu()) puts("SKIP: two ranks are there on the CPU");
+    return !on_cpu();
+}
+
 int mode_scene_play(void)
 {
     for (json_t *line; (line = hear()); json_decref(line))
@@ -221,6 +227,8 @@ void mode_scene_command(const struct mode_scene *s, const struct mode_run *run, 
     if (!(run->set & MODE(ATROPOS))) ret[n++] = s->runs.data;
     if (!copies) ret[n++] = "--bridge";
     if (!copies) ret[n++] = run->ranks > 1 ? s->bridges : s->daemons[0].bridge;
+    if (copies && run->ranks == 1) ret[n++] = "--device"; // else a rank's is the CPU
+    if (copies && run->ranks == 1) ret[n++] = test_device();
     while (*common) ret[n++] = *common++;
     for (int m = 0; m < N_MODES; m++)
         for (int i = 0; run->set & MODE(m) && i < MODE_WORDS && modes[m].words[i]; i++)

@@ -37,6 +37,7 @@ char *mode_scene_samples(const struct mode_scene *s, const char *name, int step,
 // The environment, as which a test that has such a scene starts itself: `TEST play`, which is its
 // whole command line then.
 bool mode_scene_is_played(int argc, char **argv);
+bool mode_scene_is_skipped(void); // elsewhere than on the CPU; says so
 int mode_scene_play(void);
 
 #endif
