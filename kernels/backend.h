@@ -40,6 +40,8 @@ struct backend {
     void (*graph_free)(struct device_graph *graph);
     void (*timer_start)(struct device *dev);
     double (*timer_stop)(struct device *dev);
+    void (*mark)(struct device *dev, int mark);
+    enum status (*wait)(struct device *dev, int mark);
 };
 
 struct device_block {

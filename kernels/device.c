@@ -279,9 +279,8 @@ void device_fail(struct device *dev, const char *format, ...)
     va_end(args);
 }
 
-enum status device_sync(struct device *dev)
+static enum status report(struct device *dev, enum status st)
 {
-    enum status st = dev->backend->sync(dev);
     const char *comm_failure = __atomic_load_n(&dev->comm_failure, __ATOMIC_ACQUIRE);
     if (comm_failure) device_fail(dev, "%s", comm_failure);
     if (dev->failed != ST_OK) {
@@ -289,6 +288,21 @@ enum status device_sync(struct device *dev)
         dev->failed = ST_OK;
     }
     return st;
+}
+
+enum status device_sync(struct device *dev)
+{
+    return report(dev, dev->backend->sync(dev));
+}
+
+void device_mark(struct device *dev, int mark)
+{
+    dev->backend->mark(dev, mark);
+}
+
+enum status device_wait(struct device *dev, int mark)
+{
+    return report(dev, dev->backend->wait(dev, mark));
 }
 
 // ---- memory shared between processes -----------------------------------------------------------

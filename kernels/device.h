@@ -87,6 +87,11 @@ void device_fill(struct device *dev, void *to, unsigned char value, size_t bytes
 
 // Waits for everything enqueued; reports the first failure since the last report (ST_DEVICE).
 enum status device_sync(struct device *dev);
+// A mark stands behind what is enqueued by now; waiting for it waits for that alone, and reports as
+// device_sync() does.
+#define DEVICE_MARKS 2
+void device_mark(struct device *dev, int mark);
+enum status device_wait(struct device *dev, int mark);
 
 // ---- memory shared between processes ------------------------------------------------------------
 // Made by one process and opened by others on the same device. CUDA: cudaMalloc and CUDA IPC; the

@@ -139,6 +139,7 @@ void engine_free_retired(struct engine *e)
         e->adapter_list[i] = e->adapter_list[--e->n_adapters];
     }
     pthread_mutex_unlock(&e->lock);
+    if (n > 0) engine_settle(e);
     for (int i = 0; i < n; i++)
         if (weights_owner_remove_adapter(e->owner, slots[i]) != ST_OK)
             engine_fail(e, status_message());

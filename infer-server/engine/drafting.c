@@ -113,6 +113,13 @@ static void propose(struct drafting *d, struct sample *sample)
     draft->lag = lag;
 }
 
+bool drafting_is_wanted(const struct drafting *d, const struct scheduler *scheduler)
+{
+    for (int i = 0; i < scheduler_running(scheduler); i++)
+        if (speculative_most(choice_of(d, scheduler_at(scheduler, i))) > 0) return true;
+    return false;
+}
+
 // Whether any sample may draft; counts the decoding ones.
 static bool count_decoding(struct drafting *d, struct scheduler *scheduler, int *ret_seqs,
                            int64_t *ret_attended)

@@ -25,6 +25,8 @@ void drafting_free(struct drafting *d);
 // What steps take, where that decides how much is drafted. On empty KV pools.
 enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS]);
 
+// Whether any running sample may be drafted for.
+bool drafting_is_wanted(const struct drafting *d, const struct scheduler *scheduler);
 // Looks for drafts of all decoding samples, and samples those of the draft model; sets
 // draft.n_verify of each.
 enum status drafting_propose(struct drafting *d, struct scheduler *scheduler);

@@ -168,6 +168,7 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
     int64_t kv_bytes_per_block, weight_bytes, draft_weight_bytes, frozen_weight_bytes;
     uint64_t requests_done[5]; // by finish_reason
     uint64_t prompt_tokens, generated_tokens, steps, preemptions, updates, restores;
+    uint64_t steps_ahead;               // launched before the one before them was collected
     uint64_t cache_queries, cache_hits; // prompt tokens looked up in the prefix cache, and found
     double last_pause_ms, busy_seconds;
     struct draft_counts drafts; // as the engine verified them, before stop strings cut the text;

@@ -125,8 +125,19 @@ static void tell_facts(struct engine *e, struct command *c)
     free(canaries);
 }
 
+void engine_settle(struct engine *e)
+{
+    if (e->executor && e->live.state != ENGINE_FAILED && executor_settle(e->executor) != ST_OK)
+        engine_fail(e, status_message());
+}
+
 static void run_commands(struct engine *e)
 {
+    pthread_mutex_lock(&e->lock);
+    const bool any = e->commands || e->paused != e->pause_wanted;
+    pthread_mutex_unlock(&e->lock);
+    if (!any) return;
+    engine_settle(e);
     pthread_mutex_lock(&e->lock);
     struct command *c = e->commands;
     e->commands = NULL;
@@ -177,6 +188,7 @@ static void run(struct engine *e)
         // Read before the inbox: what was cancelled by now was submitted before that, and is found.
         const bool cancels = atomic_exchange(&e->cancels, false);
         take_inbox(e);
+        if (cancels) engine_settle(e);
         if (cancels) executor_end_cancelled(e->executor);
         run_commands(e);
         engine_free_retired(e);

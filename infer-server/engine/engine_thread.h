@@ -67,6 +67,8 @@ void command_free(struct command *c); // NULL is fine
 
 // The thread's. A failed engine ends everything in it and stays (engine_thread.c).
 void engine_publish(struct engine *e); // the live statistics to other threads
+// Collects what is on its way; a device that fails there is engine_fail()'s.
+void engine_settle(struct engine *e);
 void engine_set_state(struct engine *e, enum engine_state state, const char *detail);
 void engine_fail(struct engine *e, const char *message);
 

@@ -6,6 +6,13 @@
  * the sampled tokens come back: between two steps nothing is in flight on it, and the weights may
  * change. A failed device ends everything, so what the plan counted as computed is not undone.
  *
+ * One step ahead (engine_options.step_ahead): a step stays on its way when executor_step() returns,
+ * and the next one is planned and launched before it is collected, so that the device goes from one
+ * to the other. Its plan counts the tokens that are coming; they are fed on the device. A sample
+ * that turns out to have ended leaves the step that computes it once more. Where the next step
+ * depends on what comes (may_go_ahead), the one before it is collected first, as without. Rows are
+ * computed alone, so that the bits are those without.
+ *
  * Log-probabilities of prompts are read between sampling and taking what was sampled: the residual
  * stream is still there, and the logits are not needed any more. */
 #include "infer-server/engine/executor.h"
@@ -13,6 +20,7 @@
 #include "infer-server/engine/adapters.h"
 #include "infer-server/engine/drafting.h"
 #include "infer-server/engine/logprobs.h"
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -147,6 +155,9 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
     if (!x->item_end) FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
     CHECK(drafting_measure(x->drafting, x->runners));
+    // Followers are told a step's tokens; a draft model, and who writes with another, need them.
+    x->ahead = options->step_ahead && !group && !x->draft_model && !x->runners[RUNNER_FROZEN];
+    if (x->ahead) CHECK(runner_make_sides(x->runners[RUNNER_POLICY]));
     CHECK(device_sync(dev));
     *ret = x;
     return ST_OK;
@@ -201,6 +212,7 @@ void executor_add(struct executor *x, struct request *r)
 
 void executor_end_cancelled(struct executor *x)
 {
+    assert(!x->flight.step);
     for (int i = n_samples(x) - 1; i >= 0; i--) {
         struct sample *sample = scheduler_at(x->scheduler, i);
         if (sample->cancel) deliver_end(x, sample, FINISH_CANCELLED, NULL);
@@ -209,6 +221,7 @@ void executor_end_cancelled(struct executor *x)
 
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
 {
+    x->flight.step = NULL; // nobody is left to have what comes of it
     while (n_samples(x) > 0) deliver_end(x, scheduler_at(x->scheduler, 0), reason, error);
 }
 
@@ -240,6 +253,8 @@ static enum status feed_item(const struct executor *x, struct runner *r,
                             sample->blocks.state, sample->blocks.state};
     for (int k = 0; k < known && st == ST_OK; k += each)
         st = sample_feed(sample, r, item->first + k, each, seq);
+    if (sample->text.n_coming && item->first + known == sample_known(sample))
+        runner_feed_sampled(r, sample->text.coming_row);
     for (int k = 0; k < item->n_drafts && st == ST_OK; k++) {
         seq.state_slot = draft_state(x, item, k);
         st = runner_feed(r, &sample->draft.tokens[k], 1, item->first + known + k, sample->blocks.at,
@@ -262,7 +277,7 @@ static enum status want_sample(struct executor *x, struct runner *r, struct samp
             .sampling = sampling,
             .stream = text->stream,
             .position = (uint64_t)(sample_known(sample) + k),
-            .no_stop = text->n_generated + k < sampling->min_tokens,
+            .no_stop = sample_n_sampled(sample) + k < sampling->min_tokens,
             .draft = k < n_drafts ? drafting_row(x->drafting, sample, k) : SAMPLER_NO_DRAFT,
             .adjustment = {.list = text->counted.at ? &text->counted : NULL,
                            .ahead = sample->draft.tokens,
@@ -373,7 +388,8 @@ static int take_step(struct executor *x, const struct step *step, uint64_t versi
     for (int i = 0, row = 0; i < step->n_sampled; i++) {
         struct sample *sample = step->sampled[i].sample;
         const struct step_item *item = &step->items[step->sampled[i].item];
-        if (sample->request->sampling.max_tokens == 0) {
+        if (!sample) { // it ended while this step was on its way
+        } else if (sample->request->sampling.max_tokens == 0) {
             deliver_prompt(x, sample, version, now_ns);
         } else {
             n_tokens +=
@@ -388,7 +404,7 @@ static int prompt_tokens(const struct step *step)
 {
     int n = 0;
     for (int i = 0; i < step->n_items; i++)
-        if (!step_item_decodes(&step->items[i])) n += step->items[i].n;
+        if (step->items[i].sample && !step_item_decodes(&step->items[i])) n += step->items[i].n;
     return n;
 }
 
@@ -408,17 +424,12 @@ static enum status copy_blocks(struct executor *x, const struct step *step)
 
 // ---- plan, launch, collect ----------------------------------------------------------------------
 
-struct flight { // a step on its way
-    const struct step *step;
-    uint64_t version; // of the weights that compute it
-    int64_t start_ns, drafted_ns;
-};
-
 // What goes into the next step, drafts among it; step->n_items is 0 where there is nothing to do.
 static enum status plan(struct executor *x, uint64_t version, enum scheduler_admit admit,
                         struct flight *ret)
 {
     ret->version = version;
+    ret->overlapped = false;
     ret->start_ns = clock_now_ns();
     const enum status st = drafting_propose(x->drafting, x->scheduler);
     if (st != ST_OK) return st;
@@ -451,25 +462,101 @@ static enum status collect(struct executor *x, const struct flight *f)
     CHECK(runner_collect(r));
     CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, f->version));
     const int64_t now_ns = clock_now_ns();
+    const int64_t start_ns = f->start_ns > x->collected_ns ? f->start_ns : x->collected_ns;
     const int n_prompt = prompt_tokens(step);
     const int n_generated = take_step(x, step, f->version, now_ns);
     histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
-    if (step->runner == RUNNER_POLICY)
+    if (step->runner == RUNNER_POLICY && !f->overlapped)
         drafting_step_over(x->drafting, (double)(now_ns - f->drafted_ns) / 1e6, r->warm);
     x->stats->steps++;
-    x->stats->busy_seconds += (double)(clock_now_ns() - f->start_ns) / 1e9;
+    x->collected_ns = clock_now_ns();
+    x->stats->busy_seconds += (double)(x->collected_ns - start_ns) / 1e9;
 out:
+    return st;
+}
+
+// ---- one step ahead -----------------------------------------------------------------------------
+
+// Whether the next step can be planned and launched before what the one on its way samples is
+// known: nothing in it is chosen by these tokens, and the logits that they come from are not needed
+// again.
+static bool may_go_ahead(const struct executor *x)
+{
+    const struct step *step = x->flight.step;
+    for (int i = 0; i < step->n_items; i++) {
+        const struct sample *sample = step->items[i].sample;
+        if (sample && sample->request->sampling.prompt_logprobs) return false;
+    }
+    for (int i = 0; i < step->n_sampled; i++) {
+        const struct sample *sample = step->sampled[i].sample;
+        const bool plain = !sample || (sample->request->sampling.logprobs <= 0 &&
+                                       !sampling_adjusts(&sample->request->sampling));
+        if (!plain || step->items[step->sampled[i].item].n_drafts > 0) return false;
+    }
+    return !drafting_is_wanted(x->drafting, x->scheduler);
+}
+
+// What the step on its way samples counts as there from here on, or is about to be.
+static void note_coming(const struct executor *x, bool coming)
+{
+    const struct step *step = x->flight.step;
+    for (int i = 0; i < step->n_sampled; i++) {
+        struct sample *sample = step->sampled[i].sample;
+        if (!sample || sample->request->sampling.max_tokens == 0) continue;
+        sample->text.n_coming = coming;
+        sample->text.coming_row = i;                          // no drafts: a row each
+        sample->text.generated[sample->text.n_generated] = 0; // replaced on the device
+    }
+}
+
+enum status executor_settle(struct executor *x)
+{
+    const struct flight f = x->flight;
+    x->flight.step = NULL;
+    return f.step ? collect(x, &f) : ST_OK;
+}
+
+// The next step is on its way before the one that is there is collected.
+static enum status go_ahead(struct executor *x, uint64_t version, enum scheduler_admit admit)
+{
+    struct runner *r = x->runners[RUNNER_POLICY];
+    struct flight next;
+    enum status st;
+    x->flight.overlapped = true;
+    note_coming(x, true);
+    st = plan(x, version, admit, &next);
+    next.overlapped = true;
+    const bool launched = st == ST_OK && next.step->n_items > 0;
+    if (launched) {
+        runner_turn(r);
+        st = launch(x, &next);
+        runner_turn(r);
+        x->stats->steps_ahead++;
+    }
+    note_coming(x, false);
+    if (st == ST_OK) st = executor_settle(x);
+    if (!launched) return st;
+    runner_turn(r);
+    x->flight = next;
     return st;
 }
 
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped)
 {
-    struct flight f;
-    enum status st = plan(x, version, admit, &f);
-    if (st != ST_OK) return st;
-    *ret_stepped = f.step->n_items > 0;
-    if (!*ret_stepped) return ST_OK;
-    st = launch(x, &f);
-    return st == ST_OK ? collect(x, &f) : st;
+    enum status st;
+    *ret_stepped = true;
+    if (x->flight.step && may_go_ahead(x)) return go_ahead(x, version, admit);
+    *ret_stepped = x->flight.step != NULL;
+    CHECK(executor_settle(x));
+    CHECK(plan(x, version, admit, &x->flight));
+    if (x->flight.step->n_items == 0) {
+        x->flight.step = NULL;
+        return ST_OK;
+    }
+    *ret_stepped = true;
+    CHECK(launch(x, &x->flight));
+    if (!x->ahead) st = executor_settle(x);
+out:
+    return st;
 }

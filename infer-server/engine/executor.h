@@ -9,6 +9,13 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/scheduler.h"
 
+struct flight {              // a step on its way
+    const struct step *step; // NULL: none
+    uint64_t version;        // of the weights that compute it
+    int64_t start_ns, drafted_ns;
+    bool overlapped; // with the one before it or behind it: its time is not one step's
+};
+
 struct executor {    // read by the engine's own files, written by executor.c
     int max_context; // the longest sequence: as requested, or what memory has room for
     int max_batch;   // sequences at once, likewise
@@ -27,6 +34,9 @@ struct executor {    // read by the engine's own files, written by executor.c
     const uint8_t *token_ends;  // (n_token_ends) the options'
     int n_token_ends;
     int *item_end; // (max_batch) of a step: the row behind each item's last
+    bool ahead;    // a step stays on its way until the next one is
+    struct flight flight;
+    int64_t collected_ns; // the last one was
 };
 
 // Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
@@ -47,9 +57,12 @@ int executor_requested_context(const struct model_config *config, int named);
 void executor_add(struct executor *x, struct request *r);
 
 // One step under weights of this version, if there is something to do. ST_DEVICE: nothing came of
-// it.
+// it. One step ahead it may stay on its way; events are then those of the one before it.
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
                           bool *ret_stepped);
+
+// Nothing is on its way any more: before weights, adapters or samples are changed. ST_DEVICE.
+enum status executor_settle(struct executor *x);
 
 // The adapters that there are now (NULL: none can be), whose slots requests name.
 struct adapters;

@@ -122,7 +122,7 @@ enum status prompt_logprobs_read(struct prompt_logprobs *p, struct runner *runne
     p->runner = runner;
     p->n = 0;
     for (int i = 0; i < step->n_items; i++)
-        if (step->items[i].sample->request->sampling.prompt_logprobs)
+        if (step->items[i].sample && step->items[i].sample->request->sampling.prompt_logprobs)
             CHECK(read_item(p, &step->items[i], item_end[i], version));
     CHECK(read_chunk(p, version));
 out:

@@ -33,6 +33,7 @@ enum sample_state { SAMPLE_WAITING, SAMPLE_RUNNING, SAMPLE_DONE };
 struct sample_text {    // what is known of it; written by verification (executor.c)
     int32_t *generated; // (max_tokens) ids
     int n_generated;
+    int n_coming, coming_row;  // 1: a step that was not collected yet samples one more, in that row
     uint64_t stream;           // of its random numbers
     struct logit_list counted; // where the request has penalties or biases
 };
@@ -103,9 +104,19 @@ static inline int request_rows_read(const struct request *r)
     return all ? INT32_MAX : r->n_scored;
 }
 
-static inline int sample_known(const struct sample *s) // tokens
+// Tokens that were sampled; the last one may still be on its way from the device.
+static inline int sample_n_sampled(const struct sample *s)
 {
-    return s->request->n_prompt + s->text.n_generated;
+    return s->text.n_generated + s->text.n_coming;
+}
+static inline int sample_known(const struct sample *s) // tokens, that one among them
+{
+    return s->request->n_prompt + sample_n_sampled(s);
+}
+// It will have ended once that one is there.
+static inline bool sample_is_ending(const struct sample *s)
+{
+    return s->text.n_coming && sample_n_sampled(s) >= s->request->sampling.max_tokens;
 }
 static inline bool sample_is_tandem(const struct sample *s)
 {
@@ -145,7 +156,7 @@ static inline int sample_computed_by_all(const struct sample *s) // by all that 
 // All its tokens are computed but the last, which was sampled.
 static inline bool sample_is_decoding(const struct sample *s)
 {
-    return sample_computed(s) + 1 == sample_known(s) && s->text.n_generated > 0;
+    return sample_computed(s) + 1 == sample_known(s) && sample_n_sampled(s) > 0;
 }
 void sample_append(struct sample *s, int32_t token); // which was sampled
 // Feeds its n tokens from position `first` on to a step of a runner.

@@ -11,6 +11,52 @@
 #include "infer-server/engine/decode_graphs.h"
 #include <stdlib.h>
 
+static enum status make_side(const struct runner *r, struct runner_side *ret)
+{
+    const struct runner_limits *limits = &r->limits;
+    const struct model_config *config = r->config;
+    const int max_rows = limits->max_rows;
+    enum status st;
+    CHECK(batch_new(r->dev, limits->max_tokens, limits->max_seqs,
+                    (limits->max_context + limits->block_size - 1) / limits->block_size, max_rows,
+                    &ret->batch));
+    CHECK(sampler_new(r->dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
+                      &ret->sampler));
+    ret->rows = malloc((size_t)max_rows * sizeof *ret->rows);
+    ret->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
+    if (!ret->rows || !ret->top) FAIL(ST_NO_MEMORY, "no memory for steps of %d rows", max_rows);
+out:
+    return st;
+}
+
+static void free_side(struct runner_side *side)
+{
+    free(side->rows);
+    free(side->top);
+    sampler_free(side->sampler);
+    batch_free(side->batch);
+}
+
+void runner_turn(struct runner *r)
+{
+    const struct runner_side was = {r->batch, r->sampler, r->n_rows, r->rows, r->results, r->top};
+    r->batch = r->other.batch;
+    r->sampler = r->other.sampler;
+    r->n_rows = r->other.n_rows;
+    r->rows = r->other.rows;
+    r->results = r->other.results;
+    r->top = r->other.top;
+    r->other = was;
+    r->mark ^= 1;
+}
+
+enum status runner_make_sides(struct runner *r)
+{
+    r->fed = malloc((size_t)r->limits.max_rows * sizeof *r->fed);
+    if (!r->fed) return status_fail(ST_NO_MEMORY, "no memory for steps ahead");
+    return make_side(r, &r->other);
+}
+
 enum status runner_new(struct device *dev, const struct weights *weights,
                        const struct runner_limits *limits, struct runner **ret)
 {
@@ -24,17 +70,12 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     r->config = config;
     CHECK(model_new(dev, config, weights, limits->max_tokens, max_rows, limits->max_context,
                     &r->model));
-    CHECK(batch_new(dev, limits->max_tokens, limits->max_seqs,
-                    (limits->max_context + limits->block_size - 1) / limits->block_size, max_rows,
-                    &r->batch));
-    CHECK(sampler_new(dev, max_rows, config->vocab_size, config->eos_ids, config->n_eos,
-                      &r->sampler));
+    CHECK(make_side(r, &r->other));
+    runner_turn(r);
     r->tokens = malloc((size_t)limits->max_tokens * sizeof *r->tokens);
-    r->rows = malloc((size_t)max_rows * sizeof *r->rows);
-    r->top = malloc((size_t)max_rows * sizeof(struct top_logprob *));
     if (device_kind(dev) == DEVICE_CUDA) r->graphs = decode_graphs_new(dev);
     r->rows_apart = r->graphs != NULL;
-    if (!r->tokens || !r->rows || !r->top || (device_kind(dev) == DEVICE_CUDA && !r->graphs))
+    if (!r->tokens || (device_kind(dev) == DEVICE_CUDA && !r->graphs))
         FAIL(ST_NO_MEMORY, "no memory for steps of %d rows", max_rows);
     *ret = r;
     return ST_OK;
@@ -47,13 +88,13 @@ void runner_free(struct runner *r)
 {
     if (!r) return;
     free(r->tokens);
-    free(r->rows);
-    free(r->top);
+    free(r->fed);
     decode_graphs_free(r->graphs);
     bytes_release(&r->message);
     kv_memory_release(&r->kv);
-    sampler_free(r->sampler);
-    batch_free(r->batch);
+    free_side(&r->other);
+    runner_turn(r);
+    free_side(&r->other);
     model_free(r->model);
     free(r);
 }
@@ -100,7 +141,7 @@ void runner_use_adapters(struct runner *r, const struct adapter_table *adapters)
 void runner_clear(struct runner *r)
 {
     batch_clear(r->batch);
-    r->n_rows = 0;
+    r->n_rows = r->n_fed = 0;
     r->results = NULL;
 }
 
@@ -111,6 +152,11 @@ enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int firs
     const int block_size = r->limits.block_size, used = (first + n + block_size - 1) / block_size;
     return batch_add_paged(r->batch, tokens, n, first, blocks, used < n_blocks ? used : n_blocks,
                            block_size, seq);
+}
+
+void runner_feed_sampled(struct runner *r, int from)
+{
+    r->fed[r->n_fed++] = (struct fed_token){batch_tokens(r->batch) - 1, from};
 }
 
 enum status runner_want(struct runner *r, int row, const struct sampler_row *sampling)
@@ -173,6 +219,20 @@ static void compute(struct runner *r)
         forward(r, batch_view(r->batch));
 }
 
+// Neighbours of both steps, which are most of them, go in one copy.
+static void feed_sampled(struct runner *r)
+{
+    const struct sample_result *results = r->n_fed ? sampler_results(r->other.sampler) : NULL;
+    int32_t *tokens = (int32_t *)batch_view(r->batch)->tokens;
+    for (int i = 0, n; i < r->n_fed; i += n) {
+        const struct fed_token *fed = &r->fed[i];
+        for (n = 1; i + n < r->n_fed && fed[n].row == fed->row + n && fed[n].from == fed->from + n;)
+            n++;
+        device_copy_2d(r->dev, tokens + fed->row, sizeof *tokens, &results[fed->from].token,
+                       sizeof *results, sizeof *tokens, (size_t)n);
+    }
+}
+
 static enum status order_step(struct runner *r)
 {
     if (!r->group) return ST_OK;
@@ -189,6 +249,7 @@ enum status runner_step(struct runner *r)
                        decodes ? padded(r, batch_tokens(r->batch), r->limits.max_seqs) : 0,
                        decodes ? padded(r, r->n_rows, r->limits.max_rows) : 0));
     CHECK(order_step(r));
+    feed_sampled(r);
     compute(r);
 out:
     return st;
@@ -227,12 +288,16 @@ enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *d
 
 enum status runner_sample(struct runner *r)
 {
-    if (r->n_rows == 0) return ST_OK;
-    return sampler_launch(r->sampler, r->model->logits, r->rows, r->n_rows, &r->drafts);
+    enum status st = ST_OK;
+    if (r->n_rows > 0)
+        st = sampler_launch(r->sampler, r->model->logits, r->rows, r->n_rows, &r->drafts);
+    if (r->fed) device_mark(r->dev, r->mark);
+    return st;
 }
 
 enum status runner_collect(struct runner *r)
 {
-    if (r->n_rows == 0) return device_sync(r->dev);
+    const enum status st = r->fed ? device_wait(r->dev, r->mark) : device_sync(r->dev);
+    if (st != ST_OK || r->n_rows == 0) return st;
     return sampler_collect(r->sampler, r->model->logits, r->rows, r->n_rows, &r->results, r->top);
 }

@@ -25,6 +25,19 @@ struct runner_limits {
     int max_context, block_size;
 };
 
+struct runner_side { // fields of struct runner, of the step that is not on
+    struct batch *batch;
+    struct sampler *sampler;
+    int n_rows;
+    struct sampler_row *rows;
+    const struct sample_result *results;
+    const struct top_logprob **top;
+};
+
+struct fed_token {
+    int row, from; // of the batch; of the rows that the other side's step samples
+};
+
 struct runner {
     struct device *dev;
     struct runner_limits limits;
@@ -33,6 +46,10 @@ struct runner {
     struct batch *batch;
     struct kv_memory kv; // empty until runner_allocate_kv()
     struct sampler *sampler;
+    struct runner_side other; // runner_turn(); all NULL: there is none
+    int mark;                 // device_mark() of the step that is on; the other's is the other one
+    int n_fed;                // tokens of the batch that the other side's step samples
+    struct fed_token *fed;    // (max_rows); NULL: there is no other side
     struct sampler_drafts drafts; // what the drafts that its rows verify were sampled from
     struct decode_graphs *graphs; // CUDA, else NULL
     struct group *group;          // ranks that compute its steps with this one; NULL: none do
@@ -73,6 +90,9 @@ void runner_clear(struct runner *r);
 // Where the model has states, seq names its slots.
 enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int first,
                         const int32_t *blocks, int n_blocks, struct batch_seq seq);
+// The token of the batch's last row is what row `from` of the other side's step samples, which has
+// been launched before this one's: whatever was fed in its place is replaced on the device.
+void runner_feed_sampled(struct runner *r, int from);
 // Samples a token behind a row of the batch, which may be wanted more than once.
 enum status runner_want(struct runner *r, int row, const struct sampler_row *sampling);
 // Enqueues the forward pass, and the logits of the rows wanted. Batches of single rows run as
@@ -91,6 +111,12 @@ enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *d
 enum status runner_sample(struct runner *r);
 // Waits for the step, and fills in `results` and `top`.
 enum status runner_collect(struct runner *r);
+
+// Room for a second step: one may be launched while the one before it is not collected.
+// ST_NO_MEMORY.
+enum status runner_make_sides(struct runner *r);
+// The other side is on: of two steps each has one.
+void runner_turn(struct runner *r);
 
 // Rows that a decode step of n rows computes, padding included.
 int runner_padded_rows(const struct runner *r, int n);

@@ -79,8 +79,10 @@ void sample_blocks_cache(struct block_manager *m, struct sample *sample, uint64_
     struct sample_blocks *b = &sample->blocks;
     const struct sample_kv *kv = &sample->kv[sample_owner(sample)];
     const int block_size = block_manager_block_size(m);
+    const int computed = sample_computed_by_all(sample), coming = sample->text.n_coming;
+    const int there = sample_known(sample) - coming; // whose blocks have hashes
     if (kv->version == 0 || kv->version != version) return;
-    for (const int n = sample_computed_by_all(sample) / block_size; b->n_cached < n;
+    for (const int n = (computed < there ? computed : there) / block_size; b->n_cached < n;
          b->n_cached++) {
         if (b->n_cached == b->n_hashed && !hash_next_block(sample, block_size)) return; // later
         const struct block_key key = key_of(sample, b->n_cached, version);

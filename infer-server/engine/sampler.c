@@ -203,8 +203,12 @@ enum status sampler_collect(struct sampler *s, const float *logits, const struct
                             int n, const struct sample_result **ret_results,
                             const struct top_logprob **ret_top)
 {
-    enum status st = device_sync(s->dev);
-    if (st == ST_OK) st = read_again(s, logits, rows, n, ret_top);
+    const enum status st = read_again(s, logits, rows, n, ret_top);
     if (st == ST_OK) *ret_results = s->host_results;
     return st;
+}
+
+const struct sample_result *sampler_results(const struct sampler *s)
+{
+    return s->results;
 }

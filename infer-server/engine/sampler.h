@@ -43,7 +43,8 @@ bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, i
 // tokens' entries are overwritten where no_stop.
 enum status sampler_launch(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
                            const struct sampler_drafts *drafts);
-// Waits for what was launched, of the same rows and logits, which are as they were then.
+// Of what was launched, and has been waited for; where a row lists tokens or has an adjustment, its
+// logits are as they were then.
 // *ret_results (n) and the pointers of ret_top stay valid until the next launch. Row i lists its
 // rows[i].n_top most likely tokens at ret_top[i], most likely first; NULL where it wants none. A
 // result's logprob, and those listed, are of the logits as they are, its processed_logprob and
@@ -52,5 +53,7 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
 enum status sampler_collect(struct sampler *s, const float *logits, const struct sampler_row *rows,
                             int n, const struct sample_result **ret_results,
                             const struct top_logprob **ret_top);
+// (n) On the device, from its launch to the next.
+const struct sample_result *sampler_results(const struct sampler *s);
 
 #endif

@@ -47,7 +47,7 @@ struct scheduler {
     uint64_t next_order, version;
     int passed_over; // steps in a row in which others waited for the other runner
     struct scheduler_counts counts;
-    struct step step;
+    struct step steps[2], *step; // the last plan's; the one before it may not be collected yet
 };
 
 // ---- lists -------------------------------------------------------------------------------------
@@ -92,13 +92,16 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct block_ma
     s->limits = *limits;
     s->manager = manager;
     const size_t n = (size_t)limits->max_batch;
-    s->step.items = calloc(n, sizeof *s->step.items);
-    s->step.sampled = calloc(n, sizeof *s->step.sampled);
-    s->step.copies = calloc(n, sizeof *s->step.copies);
-    s->step.states = calloc(n, sizeof *s->step.states);
+    s->step = s->steps;
+    for (struct step *step = s->steps; step < s->steps + 2; step++) {
+        step->items = calloc(n, sizeof *step->items);
+        step->sampled = calloc(n, sizeof *step->sampled);
+        step->copies = calloc(n, sizeof *step->copies);
+        step->states = calloc(n, sizeof *step->states);
+        if (!step->items || !step->sampled || !step->copies || !step->states) goto no_memory;
+    }
     s->numbers = calloc(n, sizeof *s->numbers);
-    if (!s->step.items || !s->step.sampled || !s->step.copies || !s->step.states || !s->numbers)
-        goto no_memory;
+    if (!s->numbers) goto no_memory;
     for (int i = 0; i < limits->max_batch; i++) s->numbers[i] = i;
     if (!list_reserve(&s->running, limits->max_batch)) goto no_memory;
     *ret = s;
@@ -112,10 +115,12 @@ no_memory:
 void scheduler_free(struct scheduler *s)
 {
     if (!s) return;
-    free(s->step.items);
-    free(s->step.sampled);
-    free(s->step.copies);
-    free(s->step.states);
+    for (struct step *step = s->steps; step < s->steps + 2; step++) {
+        free(step->items);
+        free(step->sampled);
+        free(step->copies);
+        free(step->states);
+    }
     free(s->numbers);
     free(s->running.at);
     free(s->waiting.at);
@@ -193,6 +198,12 @@ void scheduler_remove(struct scheduler *s, struct sample *sample)
     else if (sample->queue.state == SAMPLE_WAITING)
         list_remove(&s->waiting, sample);
     sample->queue.state = SAMPLE_DONE;
+    for (struct step *step = s->steps; step < s->steps + 2; step++) { // what comes of it is dropped
+        for (int i = 0; i < step->n_items; i++)
+            if (step->items[i].sample == sample) step->items[i].sample = NULL;
+        for (int i = 0; i < step->n_sampled; i++)
+            if (step->sampled[i].sample == sample) step->sampled[i].sample = NULL;
+    }
 }
 
 void scheduler_update(struct scheduler *s, uint64_t version, bool recompute)
@@ -220,7 +231,7 @@ static void let_siblings_wait(const struct scheduler *s, struct sample *sample)
     struct request *r = sample->request;
     const int prompt = r->full_blocks * block_manager_block_size(s->manager);
     const bool fills = sample_computed_by_all(sample) < prompt && !sample_is_tandem(sample);
-    if (r->prefilling || !(fills || sample->text.n_generated == 0)) return;
+    if (r->prefilling || !(fills || sample_n_sampled(sample) == 0)) return;
     for (int i = 0; i < r->sampling.n; i++)
         if (r->samples[i].queue.state == SAMPLE_WAITING) r->prefilling = sample;
 }
@@ -334,7 +345,7 @@ static int shared_prompt(const struct sample *from)
 static bool share_prompt(struct scheduler *s, const struct sample *from, int item,
                          struct sample *sample)
 {
-    struct step *step = &s->step;
+    struct step *step = s->step;
     const bool tandem = sample_is_tandem(from);
     const int shared = shared_prompt(from), block = block_manager_block_size(s->manager);
     const int full = shared / block;
@@ -359,7 +370,7 @@ static bool share_prompt(struct scheduler *s, const struct sample *from, int ite
 
 static void start_siblings(struct scheduler *s, int item)
 {
-    const struct sample *from = s->step.items[item].sample;
+    const struct sample *from = s->step->items[item].sample;
     struct request *r = from->request;
     if (r->prefilling != from || sample_computed(from) < r->n_prompt ||
         sample_computed_by_all(from) < shared_prompt(from))
@@ -369,7 +380,7 @@ static void start_siblings(struct scheduler *s, int item)
     bool room = sample_computed(from) == r->n_prompt;
     for (int k = 0; k < r->sampling.n && room; k++) {
         struct sample *sample = &r->samples[k];
-        if (sample->queue.state == SAMPLE_WAITING && sample->text.n_generated == 0)
+        if (sample->queue.state == SAMPLE_WAITING && sample_n_sampled(sample) == 0)
             room = share_prompt(s, from, item, sample);
     }
     r->prefilling = NULL;
@@ -389,35 +400,36 @@ static const struct sample *furthest_behind(const struct scheduler *s, enum runn
 
 static enum runner_role other_runner(const struct scheduler *s)
 {
-    return s->step.runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
+    return s->step->runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
 }
 
 enum runner_role scheduler_choose_runner(struct scheduler *s)
 {
-    const struct sample *own = furthest_behind(s, s->step.runner);
+    const struct sample *own = furthest_behind(s, s->step->runner);
     const struct sample *others = furthest_behind(s, other_runner(s));
     const bool behind = others && (!own || others->text.n_generated < own->text.n_generated);
     s->passed_over = others ? s->passed_over + 1 : 0;
     if (behind || s->passed_over > PASSED_OVER_MOST) {
-        s->step.runner = other_runner(s);
+        s->step->runner = other_runner(s);
         s->passed_over = 0;
     }
-    return s->step.runner;
+    return s->step->runner;
 }
 
 static void plan_items(struct scheduler *s)
 {
-    struct step *step = &s->step;
+    struct step *step = s->step;
     int room = s->limits.prefill_chunk;
     for (int i = 0; i < s->running.n; i++) { // decode
         struct sample *sample = s->running.at[i];
-        if (sample_runner(sample) != step->runner || sample->text.n_generated == 0) continue;
+        if (sample_runner(sample) != step->runner || sample_n_sampled(sample) == 0) continue;
+        if (sample_is_ending(sample)) continue;
         if (make_room(s, sample) && sample_is_decoding(sample))
             add_item(step, sample, 1, room_for_drafts(s, sample));
     }
     for (int i = 0; i < s->running.n && room > 0; i++) { // prefill; the above are all computed
         struct sample *sample = s->running.at[i];
-        if (sample_runner(sample) != step->runner) continue;
+        if (sample_runner(sample) != step->runner || sample_is_ending(sample)) continue;
         const int left = sample_known(sample) - sample_computed(sample);
         // What a tandem's model has missed goes with its last token, which has a place as decoding.
         const int place = sample_is_tandem(sample) && sample->text.n_generated > 0 && left > 0;
@@ -429,7 +441,9 @@ static void plan_items(struct scheduler *s)
 
 const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
 {
-    struct step *step = &s->step;
+    const enum runner_role runner = s->step->runner;
+    struct step *step = s->step = &s->steps[s->step == s->steps];
+    step->runner = runner;
     step->n_items = step->n_sampled = step->n_copies = step->n_states = 0;
     step->n_tokens = step->n_drafts = 0;
     admit_waiting(s, admit);
@@ -444,6 +458,9 @@ const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
         if (!s->limits.no_reuse) sample_blocks_cache(s->manager, step->items[i].sample, s->version);
         sample_check(step->items[i].sample, block_manager_block_size(s->manager));
     }
+    for (int i = 0; i < s->running.n && !s->limits.no_reuse; i++) // what it leaves for others
+        if (sample_is_ending(s->running.at[i]))
+            sample_blocks_cache(s->manager, s->running.at[i], s->version);
     return step;
 }
 

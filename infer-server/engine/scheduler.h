@@ -14,8 +14,8 @@
 
 struct scheduler;
 
-struct step_item { // n tokens of a sample, from position first on, are computed
-    struct sample *sample;
+struct step_item {         // n tokens of a sample, from position first on, are computed
+    struct sample *sample; // NULL once it has ended, as below
     int first, n;
     int n_drafts;    // the last of them are drafts: they do not count as computed until accepted
     int first_draft; // drafts of the items before it
@@ -74,8 +74,9 @@ enum runner_role scheduler_choose_runner(struct scheduler *s);
 void scheduler_reserve_drafts(struct scheduler *s, struct sample *sample);
 
 // Plans one step; n_items is 0 when there is nothing to do. What it plans counts as computed from
-// here on. The step stays valid until the next call; samples of it must not be removed before what
-// they sampled was appended.
+// here on. The step stays valid until the next call but one, so that one may be planned while the
+// one before it is computed: what this one samples is then coming (sample_text.n_coming). A sample
+// that is removed leaves the steps.
 const struct step *schedule(struct scheduler *s, enum scheduler_admit admit);
 // n drafts of the last step were accepted: their keys and values are there. Blocks that refused
 // drafts took are given back.

@@ -74,6 +74,8 @@ void engine_serve_writer(struct engine *e)
         e->draining = e->options.kv_policy == KV_DRAIN && !e->paused &&
                       scheduler_in_flight(e->executor->scheduler) > 0;
         if (e->draining) return;
+        engine_settle(e);
+        if (e->live.state == ENGINE_FAILED) return;
         const int64_t start_ns = clock_now_ns();
         enum control_event event = control_grant_quiesce(control);
         if (event == CONTROL_UPDATED) {
@@ -90,7 +92,9 @@ void engine_serve_writer(struct engine *e)
     if (clock_ms_since(e->last_check_ns) < ENGINE_IDLE_MS) return;
     e->last_check_ns = clock_now_ns();
     enum control_event event = control_check_writer(control);
-    if (event != CONTROL_NONE) after_writer(e, event);
+    if (event == CONTROL_NONE) return;
+    engine_settle(e);
+    after_writer(e, event);
 }
 
 void engine_reload_weights(struct engine *e, const struct command *c)

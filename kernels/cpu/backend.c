@@ -207,6 +207,17 @@ void *cpu_workspace(struct device *dev, size_t bytes)
     return state->workspace;
 }
 
+static void cpu_mark(struct device *dev, int mark) // what is enqueued is done
+{
+    (void)dev, (void)mark;
+}
+
+static enum status cpu_wait(struct device *dev, int mark)
+{
+    (void)mark;
+    return cpu_sync(dev);
+}
+
 const struct backend backend_cpu = {
     .kind = DEVICE_CPU,
     .shared_kind = "posix-shm",
@@ -234,4 +245,6 @@ const struct backend backend_cpu = {
     .graph_free = cpu_graph_free,
     .timer_start = cpu_timer_start,
     .timer_stop = cpu_timer_stop,
+    .mark = cpu_mark,
+    .wait = cpu_wait,
 };

@@ -35,7 +35,7 @@ struct cuda_state {
     void **outgrown;
     int n_outgrown;
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
-    cudaEvent_t started, stopped;
+    cudaEvent_t started, stopped, marks[DEVICE_MARKS];
     bool capturing;
     struct comm *captured; // whose calls are in what is being captured, or NULL (comm.cu)
     void (*launched)(struct comm *comm); // called when that is launched

@@ -94,6 +94,8 @@ static void device_close(struct device *dev)
     cudaFree(state->tickets);
     if (state->started) cudaEventDestroy(state->started);
     if (state->stopped) cudaEventDestroy(state->stopped);
+    for (cudaEvent_t mark : state->marks)
+        if (mark) cudaEventDestroy(mark);
     if (state->stream) cudaStreamDestroy(state->stream);
     free(state);
     dev->state = NULL;
@@ -152,6 +154,8 @@ static enum status open_at(int index, struct device *dev)
     error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaEventCreate(&state->started);
     if (error == cudaSuccess) error = cudaEventCreate(&state->stopped);
+    for (int i = 0; i < DEVICE_MARKS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&state->marks[i], cudaEventDisableTiming);
     if (error == cudaSuccess)
         error = cudaMalloc((void **)&state->tickets, N_TICKETS * sizeof *state->tickets);
     if (error == cudaSuccess)
@@ -445,11 +449,24 @@ static double timer_stop(struct device *dev)
     return ms;
 }
 
+static void mark_here(struct device *dev, int mark)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cuda_ok(dev, cudaEventRecord(state->marks[mark], state->stream), "marking enqueued work");
+}
+
+static enum status wait_for(struct device *dev, int mark)
+{
+    struct cuda_state *state = cuda_use(dev);
+    cudaError_t error = cudaEventSynchronize(state->marks[mark]);
+    return error == cudaSuccess ? ST_OK : fail(dev, error, "waiting for enqueued work");
+}
+
 const struct backend backend_cuda = {
     DEVICE_CUDA, "cuda-ipc",   &ops_cuda,  open_at,       device_close, alloc,        release,
     memory,      reserve,      host_alloc, host_release,  copy_in,      copy_out,     copy,
     copy_2d,     fill,         sync,       shared_create, shared_open,  shared_close, capture_begin,
-    capture_end, graph_launch, graph_free, timer_start,   timer_stop,
+    capture_end, graph_launch, graph_free, timer_start,   timer_stop,   mark_here,    wait_for,
 };
 
 // ---- arrays as the copy engine takes them ------------------------------------------------------

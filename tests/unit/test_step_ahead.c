@@ -1,0 +1,251 @@
+/* test_step_ahead.c: an engine that launches each step before the one before it is collected gives
+ * every request what it gives without, to the bit: random requests of every kind, with few blocks,
+ * in groups, stopped, cancelled, and over updates. */
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "tests/support/engine_bench.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define REQUESTS 40
+
+// What the i-th request asks for; `plain`: nothing that a step has to wait for.
+static struct sampling asked(int i, bool plain)
+{
+    struct rng r;
+    rng_init(&r, 7, (uint64_t)i);
+    struct sampling s = random_sampling(1 + (int)rng_below(&r, 40), (uint64_t)i);
+    s.n = rng_below(&r, 3) ? 1 : 1 + (int)rng_below(&r, 4);
+    if (rng_below(&r, 4) == 0) s.temperature = 0;
+    if (rng_below(&r, 3) == 0) s.top_p = 0.8f;
+    s.n_stop_ids = 12; // one ends a random sample soon
+    for (int k = 0; k < s.n_stop_ids; k++) s.stop_ids[k] = (int32_t)rng_below(&r, VOCAB);
+    if (rng_below(&r, 3) == 0) s.min_tokens = s.max_tokens / 2;
+    if (rng_below(&r, 9) == 0) s.max_tokens = 0;
+    if (plain) return s;
+    if (rng_below(&r, 6) == 0) s.logprobs = 3;
+    if (rng_below(&r, 6) == 0) s.repetition_penalty = 1.3f;
+    if (rng_below(&r, 6) == 0) s.prompt_logprobs = true;
+    if (rng_below(&r, 6) == 0) {
+        s.speculative.chosen = true;
+        s.speculative.k[SPECULATIVE_NGRAM] = 4;
+    }
+    return s;
+}
+
+static void serve(const struct engine_options *options, bool plain, struct take **ret,
+                  struct engine_stats *ret_stats)
+{
+    struct bench b;
+    bench_start(&b, options);
+    assert_ok(engine_pause(b.engine, WAIT_MS)); // all begin at once
+    for (int i = 0; i < REQUESTS; i++) {
+        const struct sampling s = asked(i, plain);
+        ret[i] = submit(&b, 1 + i * 7 % 60, (uint64_t)(i % 5), &s);
+    }
+    assert_ok(engine_resume(b.engine));
+    for (int i = 0; i < REQUESTS; i++) await_done(&b, ret[i]);
+    *ret_stats = idle_stats(&b);
+    bench_end(&b);
+}
+
+static void assert_same_takes(const struct take *a, const struct take *b, int n)
+{
+    for (int k = 0; k < n; k++) {
+        assert_same_records(a, k, b, k);
+        assert_int_equal(a->sample[k].finish, b->sample[k].finish);
+        if (a->sample[k].n > 0)
+            assert_memory_equal(a->sample[k].top[0], b->sample[k].top[0],
+                                sizeof a->sample[k].top[0]);
+    }
+}
+
+static void compare(struct engine_options options, bool plain, int64_t kv_bytes, bool preempts)
+{
+    struct take *without[REQUESTS], *ahead[REQUESTS];
+    struct engine_stats stats;
+    options.max_queue = 200;
+    options.max_batch = 12;
+    options.kv_bytes = kv_bytes;
+    options.step_ahead = 0;
+    serve(&options, plain, without, &stats);
+    assert_int_equal(stats.steps_ahead, 0);
+    options.step_ahead = 1;
+    serve(&options, plain, ahead, &stats);
+    assert_true(stats.steps_ahead > 0);
+    if (plain) assert_true(stats.steps_ahead > stats.steps / 2);
+    assert_true(!preempts || stats.preemptions > 0);
+    assert_int_equal(stats.kv_blocks_used, 0);
+    for (int i = 0; i < REQUESTS; i++) {
+        const struct sampling s = asked(i, plain);
+        assert_same_takes(without[i], ahead[i], s.n);
+        free(without[i]);
+        free(ahead[i]);
+    }
+}
+
+static void plain_requests(void **state)
+{
+    (void)state;
+    compare(plain_options(), true, 8 << 20, false);
+}
+
+static void every_kind_of_request(void **state)
+{
+    (void)state;
+    compare(plain_options(), false, 8 << 20, false);
+}
+
+// Samples are preempted while one of their tokens is on its way.
+static void few_blocks(void **state)
+{
+    (void)state;
+    struct engine_options options = plain_options();
+    options.max_context = 128;
+    compare(options, true, 96 << 10, true);
+    options.prefix_cache_off = 1;
+    compare(options, false, 96 << 10, true);
+}
+
+// What a sample leaves in the prefix cache is what it leaves without, to its last whole block.
+static void leaves_its_blocks(void **state)
+{
+    (void)state;
+    for (int max_tokens = 30; max_tokens < 38; max_tokens++) {
+        int cached[2];
+        for (int ahead = 0; ahead < 2; ahead++) {
+            struct bench b;
+            struct engine_options options = plain_options();
+            int32_t turns[20 + 40];
+            options.step_ahead = ahead;
+            bench_start(&b, &options);
+            make_prompt(turns, 20, 3);
+            struct take *first = greedy_of(&b, turns, 20, max_tokens);
+            for (int i = 0; i < max_tokens; i++) turns[20 + i] = first->sample[0].tokens[i].token;
+            turns[20 + max_tokens] = 1;
+            struct take *second = greedy_of(&b, turns, 21 + max_tokens, 5);
+            cached[ahead] = second->sample[0].telemetry.cached_prompt_tokens;
+            bench_end(&b);
+            free(first);
+            free(second);
+        }
+        assert_true(cached[0] > 40);
+        assert_int_equal(cached[0], cached[1]);
+    }
+}
+
+static void serve_golden(const char *model)
+{
+    struct engine_options options = plain_options();
+    options.model_folder = model;
+    options.max_context = 100;
+    options.prefill_chunk = 16;
+    struct take *take[2];
+    for (int ahead = 0; ahead < 2; ahead++) {
+        struct bench b;
+        struct sampling s = random_sampling(20, 5);
+        options.step_ahead = ahead;
+        s.n = 3;
+        bench_start(&b, &options);
+        int32_t prompt[40];
+        struct rng r;
+        rng_init(&r, 3, 0);
+        for (int i = 0; i < 40; i++) prompt[i] = (int32_t)rng_below(&r, 64);
+        struct take *beside = submit_ids(&b, prompt + 1, 30, &s);
+        take[ahead] = submit_ids(&b, prompt, 40, &s);
+        await_done(&b, beside);
+        await_done(&b, take[ahead]);
+        assert_true((idle_stats(&b).steps_ahead > 0) == ahead);
+        bench_end(&b);
+        free(beside);
+    }
+    assert_same_takes(take[0], take[1], 3);
+    free(take[0]);
+    free(take[1]);
+}
+
+static void every_golden_model(void **state)
+{
+    (void)state;
+    for_each_golden(serve_golden);
+}
+
+// A command waits for nothing that is on its way: tokens carry the version that sampled them, and
+// what was computed under the old one is computed anew.
+static void weights_change(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct engine_options options = plain_options();
+    options.step_ahead = 1;
+    options.kv_policy = KV_RECOMPUTE;
+    bench_start(&b, &options);
+    struct sampling s = greedy(200);
+    b.slow_ms = 1;
+    struct take *take = submit(&b, 20, 3, &s);
+    await_tokens(&b, take, 0, 30);
+    assert_ok(engine_reload(b.engine, model_b, NULL, on_command, &b));
+    await_command(&b);
+    await_done(&b, take);
+    int at = 0; // of the first token of the other weights
+    while (at < 200 && take->sample[0].tokens[at].weight_version == 2) at++;
+    assert_true(at >= 30 && at < 200);
+    for (int i = 1; i < 200; i++)
+        assert_true(take->sample[0].tokens[i].weight_version >=
+                    take->sample[0].tokens[i - 1].weight_version);
+    assert_int_equal(take->sample[0].tokens[at].weight_version, b.version);
+
+    int32_t whole[20 + 200]; // what the other weights say behind it
+    make_prompt(whole, 20, 3);
+    for (int i = 0; i < at; i++) whole[20 + i] = take->sample[0].tokens[i].token;
+    b.slow_ms = 0;
+    struct take *behind = greedy_of(&b, whole, 20 + at, 200 - at);
+    for (int i = at; i < 200; i++)
+        assert_int_equal(take->sample[0].tokens[i].token, behind->sample[0].tokens[i - at].token);
+    free(take);
+    free(behind);
+    bench_end(&b);
+}
+
+static void pauses_and_cancels(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct engine_options options = plain_options();
+    options.step_ahead = 1;
+    bench_start(&b, &options);
+    struct sampling s = greedy(300);
+    s.n = 4;
+    b.slow_ms = 1;
+    struct take *take = submit(&b, 20, 3, &s), *other = submit(&b, 30, 4, &s);
+    await_tokens(&b, take, 2, 5);
+    assert_ok(engine_pause(b.engine, WAIT_MS));
+    const int n = tokens_of(&b, take, 0);
+    clock_sleep_ms(50);
+    assert_int_equal(tokens_of(&b, take, 0), n); // all that was on its way had come
+    assert_ok(engine_resume(b.engine));
+    engine_cancel(b.engine, take->request, 1);
+    await_tokens(&b, take, 2, n + 5);
+    engine_cancel(b.engine, take->request, -1);
+    await_done(&b, take);
+    assert_int_equal(take->sample[1].finish, FINISH_CANCELLED);
+    engine_cancel(b.engine, other->request, -1);
+    await_done(&b, other);
+    assert_int_equal(idle_stats(&b).kv_blocks_used, 0);
+    free(take);
+    free(other);
+    bench_end(&b);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--writer") == 0) return writer_main(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plain_requests),    cmocka_unit_test(every_kind_of_request),
+        cmocka_unit_test(few_blocks),        cmocka_unit_test(every_golden_model),
+        cmocka_unit_test(weights_change),    cmocka_unit_test(pauses_and_cancels),
+        cmocka_unit_test(leaves_its_blocks),
+    };
+    return cmocka_run_group_tests_name("step_ahead", tests, engine_bench_set_up, NULL);
+}
