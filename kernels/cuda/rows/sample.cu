@@ -1,7 +1,8 @@
 /* sample.cu: samples a token for each row of logits.
  *
- * Without a filter one pass does: tiles of 4096 logits keep their maximum, their sum and their best
- * score, and the last block of a row joins them. Rows with a filter (the host cannot know: the
+ * Without a filter one pass does: tiles of 4096 logits keep their maximum and their sum, a block of
+ * several tiles its best score, the next tile being copied meanwhile, and the last block of a row
+ * joins them. Rows with a filter (the host cannot know: the
  * parameters are in device memory) go on in a second kernel, one block a row: every filter keeps
  * the tokens whose logit reaches a threshold, so top-k and top-p come down to radix selection over
  * the logits' bits, by count and by mass. Masses are summed as 40-bit fixed-point integers: the
@@ -13,15 +14,17 @@
  * it takes one pass, in tiles as the first, over the rows whose draft is rejected.
  */
 #include "kernels/cuda/rows/log_sum.cuh"
+#include "kernels/cuda/tensor.cuh"
 #include "kernels/sampling.h"
 
 #define THREADS        TILE_THREADS
 #define GROUPS         TILE_GROUPS
 #define FILTER_THREADS 1024
+#define SCANS_AT_ONCE  4 // blocks of the first pass on an SM
 
 struct vocab_tile {
     float max, sum; // of z, and of e^(z - max)
-    float score, z; // best score and its token's z
+    float score, z; // best score and its token's z, of all tiles of a block, in its last one
     int token;
 };
 
@@ -115,92 +118,131 @@ __device__ __forceinline__ sample_result result_of(int token, float z, const row
     return {token, logprob, logprob + logf(s.all) - logf(s.kept), fminf(s.kept / s.all, 1.f)};
 }
 
-/* Keeps in `best` the block's best token with noise, in whichever lane has it. e: e^(z - max).
+/* Keeps in `best` the best token with noise of this tile and those before, in whichever lane of the
+ * block has it. e: e^(z - max). z_of(t) is the z of this thread's token t.
  *
  * Noise is -log(-log(u)) <= -log(1 - u), and close to it where it is large. So a token's hope,
  * e^z / (1 - u), bounds its score without a logarithm, and the warp's greatest hope is nearly
  * always its best score: each lane computes the score of its most hopeful token, then those of the
  * few whose hope still reaches the best of these. */
+template <typename F>
 __device__ __forceinline__ void best_with_noise(vocab_tile &best, const float (&z)[GROUPS][4],
                                                 float (&e)[GROUPS][4], float max,
-                                                const sample_params &p, int t0)
+                                                const sample_params &p, int t0, F z_of)
 {
-    float most = 0, most_z = 0;
-    uint32_t most_bits = 0;
-    int most_token = -1;
+    // rng_below1() is nowhere less than 1 - 2^-14 of its word; the rest of the margin is rounding
+    auto enough = [&] { return expf(lanes_max(best.score) - max) * (0.999f / 4294967296.f); };
+    float most = enough(); // of the tiles before
+    int hopeful = -1;      // token 4 j + i of this thread's
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         float likeliest = fmaxf(fmaxf(z[j][0], z[j][1]), fmaxf(z[j][2], z[j][3]));
         // what could not win with the largest noise is passed over
         bool hopeless = likeliest == -INFINITY || likeliest + RNG_GUMBEL_MAX < max + RNG_GUMBEL_MIN;
-        int t = t0 + j * THREADS * 4;
         uint32_t bits[4];
-        if (!hopeless) sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
+        if (!hopeless) sampling_block(&p, t0 / 4 + j * THREADS, SAMPLING_GUMBEL, bits);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float &hope = e[j][i];
             hope = hopeless ? 0.f : __fdividef(e[j][i], (float)~bits[i]); // times 2^-32
             if (hope > most) {
                 most = hope;
-                most_z = z[j][i];
-                most_bits = bits[i];
-                most_token = t + i;
+                hopeful = j * 4 + i;
             }
         }
     }
-    if (most_token >= 0)
-        better(best, most_z + sampling_gumbel(&p, most_token, most_bits), most_z, most_token);
-    // rng_below1() is nowhere less than 1 - 2^-14 of its word; the rest of the margin is rounding
-    float enough = expf(lanes_max(best.score) - max) * (0.999f / 4294967296.f);
-    if (enough == 0.f && max < INFINITY) return; // the warp has no token that could win
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int t = t0 + j * THREADS * 4;
-            if (e[j][i] < enough || t + i == most_token) continue;
+    uint32_t left = hopeful < 0 ? 0 : 1u << hopeful;
+    // the code is there once, so that an SM can keep it
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) {
+#pragma unroll 1
+        for (; left; left &= left - 1) {
+            const int at = __ffs(left) - 1, t = t0 + at / 4 * THREADS * 4 + at % 4;
             uint32_t bits[4];
             sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
-            better(best, z[j][i] + sampling_gumbel(&p, t + i, bits[i]), z[j][i], t + i);
+            const uint32_t own = at % 4 == 0   ? bits[0]
+                                 : at % 4 == 1 ? bits[1]
+                                 : at % 4 == 2 ? bits[2]
+                                               : bits[3];
+            const float own_z = z_of(t);
+            better(best, own_z + sampling_gumbel(&p, t, own), own_z, t);
         }
+        if (pass == 1) return;
+        const float least = enough();
+        if (least == 0.f && max < INFINITY) return; // the warp has no token that could win
+#pragma unroll
+        for (int i = 0; i < GROUPS * 4; i++)
+            if (!(e[i / 4][i % 4] < least)) left |= 1u << i;
+        if (hopeful >= 0) left &= ~(1u << hopeful);
+    }
 }
 
-// Block (tile, row).
-__global__ void __launch_bounds__(THREADS)
+// Block (i, row): the row's tiles i, i + gridDim.x and so on.
+__global__ void __launch_bounds__(THREADS, SCANS_AT_ONCE)
     scan_kernel(sample_result *result, row_stats *stats, vocab_tile *tiles, unsigned *tickets,
-                const row_set set)
+                int n_tiles, const row_set set)
 {
     grid_begin();
     __shared__ float shared[32];
+    __shared__ __align__(16) float copied[2][TILE]; // each thread reads what it copied
     const row_view r = row_of(set, blockIdx.y);
     if (!r.logits) return;
     const sample_params p = r.params;
     const int vocab = r.vocab;
     const float scale = sampling_scale(&p);
-    int t0 = blockIdx.x * TILE + threadIdx.x * 4;
+    const bool with_noise = r.samples && p.temperature != 0.f && !sampling_filters(&p, vocab);
+    vocab_tile *of_row = tiles + (int64_t)blockIdx.y * n_tiles;
 
-    float z[GROUPS][4];
+    auto copy = [&](int tile, int to) {
 #pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-        load_scaled(z[j], r.logits, t0 + j * THREADS * 4, vocab, scale, r.in_fours);
-    float e[GROUPS][4];
-    const log_sum own = tile_sum(z, e, shared);
-    vocab_tile best = {own.max, own.sum, -INFINITY, -INFINITY, vocab - 1};
-    if (r.samples && p.temperature != 0.f && !sampling_filters(&p, vocab))
-        best_with_noise(best, z, e, shift_of(own.max), p, t0);
-    else
+        for (int j = 0; j < GROUPS; j++) {
+            int at = (j * THREADS + threadIdx.x) * 4, t = tile * TILE + at;
+            if (r.in_fours && tile < n_tiles && t < vocab)
+                copy16(shared_address(&copied[to][at]), (const bf16 *)(r.logits + t), true);
+        }
+        copies_commit();
+    };
+    vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
+    log_sum own;
+    int last;
+    copy(blockIdx.x, 0);
+#pragma unroll 1
+    for (int tile = blockIdx.x, from = 0;; from ^= 1) {
+        const int t0 = tile * TILE + threadIdx.x * 4;
+        copy(tile + gridDim.x, from ^ 1);
+        copies_wait<1>();
+        float z[GROUPS][4], e[GROUPS][4];
 #pragma unroll
         for (int j = 0; j < GROUPS; j++)
+            if (r.in_fours)
+                load_scaled(z[j], copied[from], (j * THREADS + threadIdx.x) * 4,
+                            vocab - tile * TILE, scale, true);
+            else
+                load_scaled(z[j], r.logits, t0 + j * THREADS * 4, vocab, scale, false);
+        own = tile_sum(z, e, shared);
+        if (with_noise)
+            best_with_noise(best, z, e, shift_of(own.max), p, t0, [&](int t) {
+                const float x = r.in_fours ? copied[from][t - tile * TILE] : r.logits[t];
+                return __fmul_rn(x, scale);
+            });
+        else
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (z[j][i] > -INFINITY) better(best, z[j][i], z[j][i], t0 + j * THREADS * 4 + i);
+            for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (z[j][i] > -INFINITY)
+                        better(best, z[j][i], z[j][i], t0 + j * THREADS * 4 + i);
+        last = tile;
+        tile += gridDim.x;
+        if (tile >= n_tiles) break;
+        if (threadIdx.x == 0) of_row[last] = {own.max, own.sum, -INFINITY, -INFINITY, vocab - 1};
+    }
     block_best(best);
-    if (threadIdx.x == 0) tiles[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = best;
+    if (threadIdx.x == 0) of_row[last] = {own.max, own.sum, best.score, best.z, best.token};
     if (!last_block(&tickets[blockIdx.y], gridDim.x) || threadIdx.x >= 32) return;
 
-    const vocab_tile *of_row = tiles + (int64_t)blockIdx.y * gridDim.x;
-    best = best_of_tiles(of_row, gridDim.x, vocab);
-    const log_sum row = join_tiles(gridDim.x, [&](int i) {
+    best = best_of_tiles(of_row, n_tiles, vocab);
+    const log_sum row = join_tiles(n_tiles, [&](int i) {
         const volatile vocab_tile &o = of_row[i];
         return log_sum{o.max, o.sum};
     });
@@ -488,8 +530,11 @@ void cuda_sample(struct device *dev, struct sample_result *result, const struct 
     struct row_set set = {*args, false, false};
     set.in_fours = aligned(16, {args->logits}, {(int64_t)vocab * 4});
     set.draft_in_fours = aligned(16, {args->draft_logits}, {(int64_t)draft_vocab * 4});
-    cuda_launch(dev, "sample", scan_kernel, dim3(n_tiles, rows), THREADS, 0, result, stats, tiles,
-                tickets, set);
+    // As many blocks as run at once, where the tiles are many more.
+    const int at_once = SCANS_AT_ONCE * cuda_use(dev)->n_sms;
+    const int each = n_tiles * rows <= 2 * at_once ? 1 : ceil_div((int64_t)n_tiles * rows, at_once);
+    cuda_launch(dev, "sample", scan_kernel, dim3(ceil_div(n_tiles, std::min(each, n_tiles)), rows),
+                THREADS, 0, result, stats, tiles, tickets, n_tiles, set);
     cuda_launch(dev, "sample", filter_kernel, rows, FILTER_THREADS, 0, result, stats, set);
     if (args->drafts)
         cuda_launch(dev, "sample", verify_kernel, dim3(n_tiles, n), THREADS, 0, result, stats,
