@@ -180,13 +180,15 @@ static void check_matmul_act(int rows, int width, enum act_kind kind, bool gated
 
 static void matmul_act(void)
 {
-    static const int rows[] = {1, 9, 16, 33, 64, 128, 129, 300};
+    static const int rows[] = {1, 9, 16, 33, 64, 128, 129, 200, 256, 300};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_matmul_act(rows[i], 8960, ACT_SILU, true, false);
         check_matmul_act(rows[i], 100, ACT_SILU, true, true);
     }
     for (int kind = ACT_SILU; kind <= ACT_GELU; kind++) {
         check_matmul_act(7, 1000, kind, true, true);
+        check_matmul_act(50, 1000, kind, true, true);
+        check_matmul_act(250, 8960, kind, true, true);
         check_matmul_act(7, 1000, kind, false, true);
     }
     check_matmul_act(3, 37, ACT_SILU, true, true);

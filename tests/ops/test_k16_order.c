@@ -31,7 +31,7 @@ static const struct shape {
     {"narrow", 272, 64},           {"k of half a tile", 320, 96}, {"odd n", 301, 1536},
 };
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
-static const int row_counts[] = {1, 7, 8, 16, 17, 33, 64, 65, 128, 129, 256, 8192};
+static const int row_counts[] = {1, 7, 8, 16, 17, 33, 64, 65, 128, 129, 250, 256, 8192};
 enum { N_COUNTS = sizeof row_counts / sizeof row_counts[0] };
 
 static void *take(size_t bytes)

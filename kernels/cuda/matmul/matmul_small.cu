@@ -8,7 +8,8 @@
  * m16n8k16 26, on one H200, 2026-11-22): a block has N = 8 J of them, as many as make one round of
  * blocks fill the device, and 64 rows of A for each of its GROUPS of four warps, of which those
  * that there are need to be right. One more warp keeps a ring of TMA copies ahead of the sums. What
- * follows the sums goes through shared memory, so that few rows are all threads' work.
+ * follows the sums goes through shared memory, so that few rows are all threads' work; from 33 rows
+ * on each thread ends what it has in registers.
  *
  * The weights do not depend on the kernel before, so they are asked for before grid_wait(): this
  * kernel's reads run under the end of its predecessor. That is safe because a running kernel proves
@@ -163,6 +164,8 @@ __device__ __forceinline__ void few_sums(float (&sum)[4 * J], few_ring &ring, co
         before = ring.is_empty();
     }
     wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 4 * J; i++) asm volatile("" : "+f"(sum[i])::"memory"); // not read before
     if (first_lane) barrier_arrive(before);
 }
 
@@ -306,6 +309,110 @@ template <few_end END, int J> struct few_ending {
 
 #if HAS_WGMMA
 
+// What direct_end() adds to, loaded at once: of a few columns before the sums are there, of many
+// row by row.
+template <few_end END, int J> struct direct_old {
+    using U = std::conditional_t<END == WIDE, float, bf16>;
+    static constexpr bool AHEAD = J <= 6;
+    pack<U, 2> at[AHEAD ? 2 : 1][J];
+
+    __device__ __forceinline__ void load(const few_args &p, const few_work &rows, int h, int row,
+                                         int column)
+    {
+        if (!p.add || row >= rows.rows) return;
+        const U *from = (const U *)p.c + (int64_t)(rows.first + row) * p.n + column;
+#pragma unroll
+        for (int j = 0; j < J; j++)
+            if (column + j * 8 < p.n) at[h][j] = *(const pack<U, 2> *)(from + j * 8);
+    }
+};
+
+// Ends a thread's rows of a tile, row and row + 8 of its columns from + 8 j, from the registers
+// that the sums are in. Both of a pair of columns are there. ACT: p.act.
+template <act_kind ACT, few_end END, int J>
+__device__ __forceinline__ void direct_end(const float (&sum)[4 * J], direct_old<END, J> &old,
+                                           const few_args &p, const few_work &rows, int row,
+                                           int from)
+{
+    constexpr int PAIRS = in_pairs<END>, ACROSS = J / (PAIRS + 1);
+    const int end = PAIRS ? p.apart : p.n;
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8) {
+        if (row >= rows.rows) break;
+        if constexpr (!PAIRS && !old.AHEAD) old.load(p, rows, 0, row, from);
+        auto *to = (typename direct_old<END, J>::U *)p.c + (int64_t)(rows.first + row) * end;
+#pragma unroll
+        for (int j = 0; j < ACROSS; j++) {
+            const int column = from + j * 8;
+            if (column >= end) break;
+            float x[PAIRS + 1][2];
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+#pragma unroll
+                for (int i = 0; i <= PAIRS; i++) {
+                    x[i][k] = sum[(j + i * ACROSS) * 4 + h * 2 + k];
+                    if (p.bias) x[i][k] += to_f32(p.bias[column + k + i * p.apart]);
+                    if (END != WIDE) x[i][k] = to_f32(from_f32<bf16>(x[i][k]));
+                }
+                if (PAIRS)
+                    x[0][k] = activate(x[0][k], ACT) * x[PAIRS][k];
+                else if (p.add)
+                    x[0][k] += to_f32(old.at[old.AHEAD ? h : 0][j].at[k]);
+            }
+            store_pair(to + column, x[0][0], x[0][1]);
+        }
+    }
+}
+
+// A tile with many rows.
+template <few_end END, int J, int CHUNKS>
+__device__ __forceinline__ void direct_tile(few_ring &ring, const few_args &p, const few_work &rows,
+                                            int group, int steps)
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+    const int column = first_column<END, 8 * J>(p, rows.tile) + lane % 4 * 2;
+    direct_old<END, J> old;
+    float sum[4 * J];
+    if constexpr (!in_pairs<END> && old.AHEAD)
+#pragma unroll
+        for (int h = 0; h < 2; h++) old.load(p, rows, h, row + h * 8, column);
+    few_sums<J, CHUNKS>(sum, ring, p, group, steps);
+    if (END != GATED || p.act == ACT_SILU)
+        direct_end<ACT_SILU>(sum, old, p, rows, row, column);
+    else if (p.act == ACT_GELU_TANH)
+        direct_end<ACT_GELU_TANH>(sum, old, p, rows, row, column);
+    else
+        direct_end<ACT_GELU>(sum, old, p, rows, row, column);
+}
+
+// A tile with few rows: its sums go through shared memory, so that they are all threads' work.
+template <few_end END, int J, int CHUNKS, int GROUPS>
+__device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const few_args &p,
+                                            const few_work &rows, int group, int steps,
+                                            peer_call call, bool is_first)
+{
+    int from = first_column<END, 8 * J>(p, rows.tile), at = threadIdx.x;
+    few_ending<END, J> ends[ENDS_AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
+    float sum[4 * J];
+    few_sums<J, CHUNKS>(sum, ring, p, group, steps);
+    if (!is_first) groups_sync<GROUPS>(); // the tile before is stored
+    few_spread<J>(tile, sum, rows.rows);
+    if (END == WIDE && p.peers.size && is_first && threadIdx.x == 0)
+        await_flags(p.peers, call, PEER_READY);
+    groups_sync<GROUPS>();
+#pragma unroll 1
+    for (;;) {
+#pragma unroll
+        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows, call);
+        at += ENDS_AT_ONCE * GROUPS * 128;
+        if (at >= rows.rows * ends[0].ACROSS) break;
+#pragma unroll
+        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
+    }
+}
+
 // Ranks put their columns together: all have what the others' blocks write here. Threads of the
 // groups, at the block's end; the last block waits for the other ranks' last ones.
 template <int GROUPS>
@@ -330,7 +437,8 @@ constexpr int chunks_of = J <= 3   ? 4 / GROUPS
                           : J <= 6 ? 2 / GROUPS
                                    : 1;
 
-template <few_end END, int J, int GROUPS>
+// DIRECT: sums are stored from registers.
+template <few_end END, int J, int GROUPS, bool DIRECT>
 __global__ void __launch_bounds__(GROUPS * 128 + 32)
     few_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                few_args p)
@@ -345,7 +453,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
                       shared_address(full), shared_address(empty), p.stages, 0, 0},
                      a_bytes};
     float *tile = (float *)(stages + p.stages * ring.bytes);
-    int *before = (int *)(tile + p.height * tile_pitch<J>);
+    int *before = (int *)(tile + (DIRECT ? 0 : p.height * tile_pitch<J>));
     if (threadIdx.x == GROUPS * 128) {
         for (int i = 0; i < p.stages; i++) {
             barrier_init(ring.full + i * 8, 1);
@@ -369,32 +477,16 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     }
     grid_wait();
     grid_release();
-    const peer_call call = p.peers.size ? this_peer_call(p.peers) : peer_call();
-    const bool columns = END == WIDE && p.peers.size;
+    const peer_call call = !DIRECT && p.peers.size ? this_peer_call(p.peers) : peer_call();
+    const bool columns = END == WIDE && !DIRECT && p.peers.size;
     if (columns && blockIdx.x + blockIdx.y + threadIdx.x == 0)
         raise_flag(p.peers, call, PEER_READY);
     for (int i = 0; i < rounds; i++) {
         few_work rows = find_work(p, before, blockIdx.x + i * gridDim.x);
-        int from = first_column<END, N>(p, rows.tile), at = threadIdx.x;
-        few_ending<END, J> ends[ENDS_AT_ONCE];
-#pragma unroll
-        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
-        float sum[4 * J];
-        few_sums<J, CHUNKS>(sum, ring, p, warp / 4, steps);
-        if (i > 0) groups_sync<GROUPS>(); // the tile before is stored
-        few_spread<J>(tile, sum, rows.rows);
-        if (columns && i == 0 && threadIdx.x == 0) await_flags(p.peers, call, PEER_READY);
-        groups_sync<GROUPS>();
-#pragma unroll 1
-        for (;;) {
-#pragma unroll
-            for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows, call);
-            at += ENDS_AT_ONCE * GROUPS * 128;
-            if (at >= rows.rows * ends[0].ACROSS) break;
-#pragma unroll
-            for (int k = 0; k < ENDS_AT_ONCE; k++)
-                ends[k].load(p, rows, from, at + k * GROUPS * 128);
-        }
+        if constexpr (DIRECT)
+            direct_tile<END, J, CHUNKS>(ring, p, rows, warp / 4, steps);
+        else
+            spread_tile<END, J, CHUNKS, GROUPS>(tile, ring, p, rows, warp / 4, steps, call, i == 0);
     }
     if (columns) end_columns<GROUPS>(p.peers, call);
 #endif
@@ -423,6 +515,7 @@ static bool map_of(struct device *dev, CUtensorMap *ret, const void *x, const bo
 
 struct few_plan {
     int j, groups, height, chunks, stages;
+    bool direct;
     dim3 grid;
     size_t shared;
 };
@@ -434,6 +527,12 @@ constexpr bool has_tile(few_end end, int j)
     if (end == WIDE) return j <= 2 || j % 4 == 0 || j == 18;
     // a half has whole groups of 8 rows of B
     return end == STORED || (j % 2 == 0 && (end == GATED || (j & (j - 1)) == 0));
+}
+
+// Whether tiles of 8 j may be stored from registers.
+constexpr bool has_direct(few_end end, int j)
+{
+    return end == STORED || (end != ROTATED && j >= 8);
 }
 
 template <few_end END, int J, typename F> static void if_tile(int j, F f)
@@ -458,7 +557,14 @@ template <few_end END, typename F> static void with_tile(int j, F f)
 struct few_columns {
     few_end end;
     int n, apart;
+    bool sent; // to other ranks
 
+    // Whether a block of so many rows stores its tiles of 8 j from registers. Of fewer rows a few
+    // threads would have all that there is to do.
+    bool direct(int j, int height) const
+    {
+        return has_direct(end, j) && height > 32 && n % 2 == 0 && !sent;
+    }
     // Whether there are tiles of 8 j, none of them with a part of a head's halves.
     bool fits(int j) const { return has_tile(end, j) && (end != ROTATED || apart % (4 * j) == 0); }
     int tiles(int j) const { return apart > 0 ? ceil_div(n / 2, 4 * j) : ceil_div(n, 8 * j); }
@@ -497,7 +603,8 @@ static void plan_ring(struct cuda_state *state, few_plan &plan, int k, int round
 {
     plan.groups = ceil_div(plan.height, 64);
     plan.chunks = with_chunks(plan.j, plan.groups);
-    size_t tile = (size_t)plan.height * (plan.j * 8 + 8) * sizeof(float) + beside;
+    size_t tile = beside;
+    if (!plan.direct) tile += (size_t)plan.height * (plan.j * 8 + 8) * sizeof(float);
     size_t a_bytes = (size_t)plan.chunks * plan.height * CHUNK * 2;
     size_t stage = a_bytes + (size_t)plan.chunks * plan.j * 8 * CHUNK * 2;
     size_t steps = (size_t)rounds * ceil_div(k / CHUNK, plan.chunks), all = state->max_shared;
@@ -523,10 +630,22 @@ static few_plan plan_few(struct cuda_state *state, const few_columns &columns, i
     plan.j = tile_of(columns, across);
     if (!plan.j) return plan;
     plan.height = height;
+    plan.direct = columns.direct(plan.j, height);
     int tiles = columns.tiles(plan.j), rounds = ceil_div(tiles, across);
     plan.grid = dim3(ceil_div(tiles, rounds), down);
     plan_ring(state, plan, k, rounds, 0);
     return plan;
+}
+
+template <few_end END, int J> static auto few_kernel_of(const few_plan &plan)
+{
+    if constexpr (has_direct(END, J))
+        if (plan.direct)
+            return plan.groups == 1 ? few_kernel<END, J, 1, true> : few_kernel<END, J, 2, true>;
+    // gated columns of that many rows and tiles of that size are always stored from registers
+    if constexpr (END != GATED || !has_direct(END, J))
+        if (plan.groups == 2) return few_kernel<END, J, 2, false>;
+    return few_kernel<END, J, 1, false>;
 }
 
 // p: all but what the plan and the shape say.
@@ -543,14 +662,13 @@ static void launch_few(struct device *dev, const few_plan &plan, const void *a, 
     p.n = shape->n;
     p.k = shape->k;
     p.height = plan.height;
-    p.tiles = few_columns{END, shape->n, p.apart}.tiles(plan.j);
+    p.tiles = few_columns{END, shape->n, p.apart, false}.tiles(plan.j);
     p.stages = plan.stages;
     p.add = shape->beta != 0;
     p.early = shape->early;
     with_tile<END>(plan.j, [&](auto j) {
         constexpr int J = decltype(j)::value;
-        cuda_launch(dev, "matmul of few rows",
-                    plan.groups == 1 ? few_kernel<END, J, 1> : few_kernel<END, J, 2>, plan.grid,
+        cuda_launch(dev, "matmul of few rows", few_kernel_of<END, J>(plan), plan.grid,
                     plan.groups * 128 + 32, plan.shared, a_map, b_map, p);
     });
 }
@@ -589,6 +707,7 @@ static few_plan plan_experts(struct cuda_state *state, const few_columns &column
     plan.j = cheapest_tile(columns, busy_experts(m, e), state->n_sms, tile_sizes());
     // on average an expert has fewer rows than a tile
     plan.height = m <= std::max(8, 2 * e) ? 8 : m <= 8 * e ? 16 : 64;
+    plan.direct = columns.direct(plan.j, plan.height);
     int tiles = expert_tiles(m, e, plan.height) * columns.tiles(plan.j);
     plan.grid = dim3(std::min(state->n_sms, tiles));
     plan_ring(state, plan, k, ceil_div(tiles, plan.grid.x), (e + 1) * sizeof(int));
@@ -625,7 +744,7 @@ static few_plan few_plan_of(struct device *dev, const matmul_call &call, const f
     if (!on_hopper(dev) || s->in != DT_BF16 || s->trans_a || !s->trans_b || s->k % CHUNK != 0 ||
         s->k <= 0 || !aligned(16, {call.a, call.b}, {}) || !aligned(8, {p.c}, {}))
         return none;
-    const few_columns columns = {END, s->n, p.apart};
+    const few_columns columns = {END, s->n, p.apart, p.peers.size > 0};
     if (e > 0)
         return e > MOST_EXPERTS || (m > 64 && m > 32 * e)
                    ? none
