@@ -124,8 +124,10 @@ static void use_tool(const json_t *e)
         json_integer_value(json_object_get(e, "group")) == 1) {
         char pid[16];
         snprintf(pid, sizeof pid, "%d", (int)getpid());
-        if (!file_exists(test_path(game.folder, "go")))
-            test_write(test_path(game.folder, "reached"), pid, strlen(pid));
+        if (!file_exists(test_path(game.folder, "go"))) {
+            test_write(test_path(game.folder, "reached.new"), pid, strlen(pid));
+            rename(test_path(game.folder, "reached.new"), test_path(game.folder, "reached"));
+        }
         wait_for("go");
     }
     push(seven, 0);

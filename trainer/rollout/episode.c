@@ -117,14 +117,14 @@ static enum status ask_sample(struct episode *e, const json_t *value, int64_t ma
 static enum status take_sample(struct episode *e, const json_t *value, struct bytes *out)
 {
     static const char *const fields[] = {"token_ids", "max_tokens", "stop", "stop_token_ids", NULL};
-    const int64_t most = e->pull->step->sampling.max_tokens;
-    int64_t max_tokens = most;
+    const int64_t max = e->pull->step->sampling.max_tokens;
+    int64_t max_tokens = max;
     enum status st;
     CHECK(trajectory_check_fields(value, fields));
     CHECK(json_get_int("sample", value, "max_tokens", 1, INT32_MAX, &max_tokens));
-    if (max_tokens > most)
+    if (max_tokens > max)
         FAIL(ST_INVALID, "\"max_tokens\" %lld is over --max-completion-length %lld",
-             (long long)max_tokens, (long long)most);
+             (long long)max_tokens, (long long)max);
     CHECK(trajectory_read_ids(value, "token_ids", e->pull->step->via.vocab_size, &e->prompt));
     note_prompt(e);
     const int room = e->pull->max_tokens - e->prompt.n;

@@ -1,12 +1,12 @@
 /* rollout.c: POST /v1/rollouts and its NDJSON response (docs/protocol.md), or, of a server that has
  * no such endpoint, POST /v1/completions. The thread that pulls.
  *
- * Of one server it is one request. For several the groups are divided into more parts than there
- * are servers, and each part goes to the server with the fewest samples outstanding: a fast one
- * takes more of them. A worker that fails gives its parts back, less the groups that came whole.
+ * Of one server it is one request. For several the groups are divided into more chunks than there
+ * are servers, and each chunk goes to the server with the fewest samples outstanding: a fast one
+ * takes more of them. A worker that fails gives its chunks back, less the groups that came whole.
  * Lines come in the order in which completions finish; each is put at its place (group_id, sample),
- * which must be free, and after the last line every place of the part must be taken. Each group has
- * a seed of its own, so that the split changes nothing of what is sampled.
+ * which must be free, and after the last line every place of the chunk must be taken. Each group
+ * has a seed of its own, so that the split changes nothing of what is sampled.
  */
 #include "trainer/rollout/rollout.h"
 #include "common/base/clock.h"
@@ -24,9 +24,9 @@
 #define BUSY_RETRY_MS 200
 #define MODELS_MS     10000
 
-#define PARTS_A_SERVER 8 // on average, of several
+#define CHUNKS_A_SERVER 8 // on average, of several
 
-struct part { // groups that one server samples
+struct chunk { // groups that one server samples
     struct pull *pull;
     int first, n_groups, n_wanted, n_taken; // the latter: completions
     int server;                             // -1: none yet
@@ -41,8 +41,8 @@ struct pull {
     uint64_t oldest; // version of the weights when it began
     int64_t deadline;
     int64_t again_ns[ROLLOUT_MAX_SERVERS]; // when a busy server is asked again
-    int n_parts;
-    struct part *parts; // (n_parts)
+    int n_chunks;
+    struct chunk *chunks; // (n_chunks)
 };
 
 struct rollout_servers rollout_servers_of(struct http_client *http, const struct control *control,
@@ -152,7 +152,7 @@ enum status rollout_samples(const struct rollout *r, const float *advantages, bo
 
 // ---- request ------------------------------------------------------------------------------------
 
-static const struct rollout_server *server_of(const struct part *p)
+static const struct rollout_server *server_of(const struct chunk *p)
 {
     return &p->pull->source->servers[p->server];
 }
@@ -173,12 +173,12 @@ json_t *rollout_ids(const struct token_list *list)
     return ids;
 }
 
-static json_int_t seed_of(const struct part *p, int group)
+static json_int_t seed_of(const struct chunk *p, int group)
 {
     return (json_int_t)rng_seed_of(p->pull->sampling->seed & INT64_MAX, group);
 }
 
-static json_t *request_group(const struct part *p, int id)
+static json_t *request_group(const struct chunk *p, int id)
 {
     const struct rollout *r = p->pull->rollout;
     json_t *ids = rollout_ids(&r->examples[id]->prompt_ids);
@@ -188,7 +188,7 @@ static json_t *request_group(const struct part *p, int id)
 }
 
 // OpenAI's shape with vLLM's fields, of which those stay away that ask for nothing.
-static json_t *completions_body(struct part *p)
+static json_t *completions_body(struct chunk *p)
 {
     const struct rollout *r = p->pull->rollout;
     const struct sampling_options *s = p->pull->sampling;
@@ -239,8 +239,8 @@ static bool is_wanted(const struct pull *pull, int group)
     return rollout_owns(pull->source->comm, group) && !r->completions[group * r->n_per_group].text;
 }
 
-// Of the groups that have no completions; how many samples that are is the part's n_wanted.
-static json_t *rollouts_body(struct part *p)
+// Of the groups that have no completions; how many samples that are is the chunk's n_wanted.
+static json_t *rollouts_body(struct chunk *p)
 {
     const struct rollout *r = p->pull->rollout;
     json_t *groups = json_array();
@@ -291,7 +291,7 @@ bool rollout_worker_failed(const struct rollout_server *server, const char *then
 }
 
 // One sample, as a line of /v1/rollouts has it; `path` is that of the request.
-static enum status take_sample(struct part *p, const char *path, const json_t *line)
+static enum status take_sample(struct chunk *p, const char *path, const json_t *line)
 {
     struct rollout *r = p->pull->rollout;
     struct rollout_worker *worker = server_of(p)->worker;
@@ -320,7 +320,7 @@ out:
 
 static enum status take_line(void *context, const char *text, size_t len)
 {
-    struct part *p = context;
+    struct chunk *p = context;
     enum status st = ST_OK;
     json_t *line = NULL;
     const char *message = NULL;
@@ -339,7 +339,7 @@ out:
 }
 
 // A choice as the line that /v1/rollouts would have of it. NULL: no memory.
-static json_t *line_of_choice(const struct part *p, const json_t *choice)
+static json_t *line_of_choice(const struct chunk *p, const json_t *choice)
 {
     const json_t *ids = json_object_get(choice, "token_ids");
     const json_int_t version = (json_int_t)server_of(p)->worker->version;
@@ -354,7 +354,7 @@ static json_t *line_of_choice(const struct part *p, const json_t *choice)
                      "weight_versions", versions);
 }
 
-static enum status take_choices(struct part *p, const struct bytes *body)
+static enum status take_choices(struct chunk *p, const struct bytes *body)
 {
     enum status st;
     json_t *response = NULL, *line = NULL;
@@ -372,11 +372,12 @@ out:
     return st;
 }
 
-// ---- parts in flight ----------------------------------------------------------------------------
+// ---- chunks in flight
+// ----------------------------------------------------------------------------
 
 static enum status check_alive(void *context)
 {
-    const struct part *p = context;
+    const struct chunk *p = context;
     const struct rollout_servers *source = p->pull->source;
     if (source->cancelled && atomic_load(source->cancelled))
         return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
@@ -384,7 +385,7 @@ static enum status check_alive(void *context)
     return st == ST_OK ? control_owner_alive(source->servers[0].control) : st;
 }
 
-static enum status submit(struct part *p)
+static enum status submit(struct chunk *p)
 {
     const struct rollout_servers *source = p->pull->source;
     const bool completions = completions_of(server_of(p)) != NULL;
@@ -406,8 +407,8 @@ static enum status submit(struct part *p)
     return st;
 }
 
-// Takes the part from its server. Groups that did not come whole are asked for again.
-static void give_back(struct part *p)
+// Takes the chunk from its server. Groups that did not come whole are asked for again.
+static void give_back(struct chunk *p)
 {
     struct rollout *r = p->pull->rollout;
     http_cancel(p->request);
@@ -435,27 +436,27 @@ static int servers_up(const struct rollout_servers *source)
 
 // Three quarters of a server's even share, so that its batch is full; who is done first takes the
 // rest. A server that is alone gets all.
-static int parts_at_once(const struct pull *pull)
+static int chunks_at_once(const struct pull *pull)
 {
     const int up = servers_up(pull->source);
-    return up == 1 ? pull->n_parts : (3 * pull->n_parts + 4 * up - 1) / (4 * up);
+    return up == 1 ? pull->n_chunks : (3 * pull->n_chunks + 4 * up - 1) / (4 * up);
 }
 
-// The server with the fewest samples outstanding that can take one more part; -1: none can.
+// The server with the fewest samples outstanding that can take one more chunk; -1: none can.
 static int pick_server(const struct pull *pull)
 {
     const struct rollout_servers *source = pull->source;
-    const int most = parts_at_once(pull);
+    const int max = chunks_at_once(pull);
     int best = -1, fewest = INT_MAX;
     for (int k = 0; k < source->n_servers; k++) {
-        int parts = 0, samples = 0;
-        for (int i = 0; i < pull->n_parts; i++) {
-            const struct part *p = &pull->parts[i];
+        int chunks = 0, samples = 0;
+        for (int i = 0; i < pull->n_chunks; i++) {
+            const struct chunk *p = &pull->chunks[i];
             if (p->done || p->server != k) continue;
-            parts++;
+            chunks++;
             samples += p->n_wanted - p->n_taken;
         }
-        const bool takes = !rollout_server_is_down(&source->servers[k]) && parts < most &&
+        const bool takes = !rollout_server_is_down(&source->servers[k]) && chunks < max &&
                            clock_now_ns() >= pull->again_ns[k];
         if (!takes || samples >= fewest) continue;
         best = k;
@@ -464,15 +465,15 @@ static int pick_server(const struct pull *pull)
     return best;
 }
 
-// Its parts go to the others, if there are any.
+// Its chunks go to the others, if there are any.
 static void put_aside(struct pull *pull, int server)
 {
     const struct rollout_server *failed = &pull->source->servers[server];
     const int others = servers_up(pull->source) - !rollout_server_is_down(failed);
     char then[80];
     int n = 0;
-    for (int i = 0; i < pull->n_parts; i++) {
-        struct part *p = &pull->parts[i];
+    for (int i = 0; i < pull->n_chunks; i++) {
+        struct chunk *p = &pull->chunks[i];
         if (p->done || p->server != server) continue;
         give_back(p);
         n += !p->done;
@@ -482,8 +483,8 @@ static void put_aside(struct pull *pull, int server)
     rollout_worker_failed(failed, then);
 }
 
-// What is to be done about a part whose request ended so.
-static enum status end_part(struct part *p, enum status st)
+// What is to be done about a chunk whose request ended so.
+static enum status end_chunk(struct chunk *p, enum status st)
 {
     struct pull *pull = p->pull;
     // Busy comes instead of a response, never within one.
@@ -507,7 +508,7 @@ static enum status end_part(struct part *p, enum status st)
 }
 
 // Submits it, takes its end, or does nothing where it is in flight.
-static enum status advance(struct part *p)
+static enum status advance(struct chunk *p)
 {
     if (p->done) return ST_OK;
     if (p->request) {
@@ -518,45 +519,46 @@ static enum status advance(struct part *p)
         enum status st = http_finish(request, &body);
         if (st == ST_OK && completions_of(server_of(p))) st = take_choices(p, &body);
         bytes_release(&body);
-        return end_part(p, st);
+        return end_chunk(p, st);
     }
     p->server = pick_server(p->pull);
     return p->server >= 0 ? submit(p) : check_alive(p);
 }
 
-static enum status pull_parts(struct pull *pull)
+static enum status pull_chunks(struct pull *pull)
 {
     enum status st = ST_OK;
-    for (int done = 0; done < pull->n_parts;) {
+    for (int done = 0; done < pull->n_chunks;) {
         done = 0;
-        for (int k = 0; k < pull->n_parts; k++) {
-            CHECK(advance(&pull->parts[k]));
-            done += pull->parts[k].done;
+        for (int k = 0; k < pull->n_chunks; k++) {
+            CHECK(advance(&pull->chunks[k]));
+            done += pull->chunks[k].done;
         }
-        if (done < pull->n_parts) http_poll(pull->source->http, BUSY_RETRY_MS);
+        if (done < pull->n_chunks) http_poll(pull->source->http, BUSY_RETRY_MS);
     }
 out:
     return st;
 }
 
-static enum status plan_parts(struct pull *pull)
+static enum status plan_chunks(struct pull *pull)
 {
     const struct rollout *r = pull->rollout;
-    const int servers = pull->source->n_servers, most = PARTS_A_SERVER * servers;
+    const int servers = pull->source->n_servers, max = CHUNKS_A_SERVER * servers;
     bool each_group = false;
     for (int k = 0; k < servers; k++)
         each_group |= completions_of(&pull->source->servers[k]) != NULL;
-    pull->n_parts = each_group || (servers > 1 && r->n_groups < most) ? r->n_groups
-                    : servers == 1                                    ? 1
-                                                                      : most;
-    pull->parts = calloc((size_t)pull->n_parts, sizeof *pull->parts);
-    if (!pull->parts) return status_fail(ST_NO_MEMORY, "no memory for %d requests", pull->n_parts);
-    for (int k = 0, end = 0; k < pull->n_parts; k++) {
-        struct part *p = &pull->parts[k];
+    pull->n_chunks = each_group || (servers > 1 && r->n_groups < max) ? r->n_groups
+                     : servers == 1                                   ? 1
+                                                                      : max;
+    pull->chunks = calloc((size_t)pull->n_chunks, sizeof *pull->chunks);
+    if (!pull->chunks)
+        return status_fail(ST_NO_MEMORY, "no memory for %d requests", pull->n_chunks);
+    for (int k = 0, end = 0; k < pull->n_chunks; k++) {
+        struct chunk *p = &pull->chunks[k];
         p->pull = pull;
         p->server = -1;
         p->first = end;
-        end = (int)((int64_t)r->n_groups * (k + 1) / pull->n_parts);
+        end = (int)((int64_t)r->n_groups * (k + 1) / pull->n_chunks);
         p->n_groups = end - p->first;
         p->done = true;
         for (int g = p->first; g < end; g++) p->done &= !is_wanted(pull, g);
@@ -579,10 +581,10 @@ enum status rollout_pull(const struct rollout_servers *source,
     const int64_t start = clock_now_ns();
     if (servers_up(source) == 0)
         return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
-    enum status st = plan_parts(&pull);
-    if (st == ST_OK) st = pull_parts(&pull);
-    for (int k = 0; pull.parts && k < pull.n_parts; k++) http_cancel(pull.parts[k].request);
-    free(pull.parts);
+    enum status st = plan_chunks(&pull);
+    if (st == ST_OK) st = pull_chunks(&pull);
+    for (int k = 0; pull.chunks && k < pull.n_chunks; k++) http_cancel(pull.chunks[k].request);
+    free(pull.chunks);
     if (st != ST_OK) return st;
     r->seconds += clock_ms_since(start) / 1e3;
     log_debug("POST /v1/rollouts: %d x %d samples, %ld tokens in %.3f s", r->n_groups,

@@ -98,16 +98,16 @@ out:
 
 enum status run_filter_groups(struct run *run, struct rollout_step *s)
 {
-    const int64_t most = run->config->filter_groups;
+    const int64_t max = run->config->filter_groups;
     struct rng rng;
     enum status st = ST_OK;
-    if (most == 0) return ST_OK;
+    if (max == 0) return ST_OK;
     memset(&s->filter, 0, sizeof s->filter); // where it is scored again
     int *groups = calloc((size_t)s->rollout->n_groups, sizeof *groups);
     if (!groups) return status_fail(ST_NO_MEMORY, "no memory for %d groups", s->rollout->n_groups);
     rng_init(&rng, (uint64_t)run->config->seed, FILTER_STREAM + (uint64_t)s->step);
     count_rewards(s, &s->scores);
-    for (int64_t i = 0; i < most; i++) {
+    for (int64_t i = 0; i < max; i++) {
         const int n = list_flat(s, groups);
         if (n == 0) break;
         log_debug("step %" PRId64 ": the rewards of %d of %d groups are all equal; other prompts "
