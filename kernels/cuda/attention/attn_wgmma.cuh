@@ -47,24 +47,6 @@ struct block_state {
     int next[2]; // items, in turn
 };
 
-// The ring, from the view of one that goes round it. Addresses.
-struct ring {
-    uint32_t tiles, bytes, full, empty;
-    int n; // stages
-    int slot;
-    uint32_t parity;
-
-    __device__ __forceinline__ uint32_t stage() const { return tiles + slot * bytes; }
-    __device__ __forceinline__ uint32_t is_full() const { return full + slot * 8; }
-    __device__ __forceinline__ uint32_t is_empty() const { return empty + slot * 8; }
-    __device__ __forceinline__ void next()
-    {
-        if (++slot < n) return;
-        slot = 0;
-        parity ^= 1;
-    }
-};
-
 // ---- items -------------------------------------------------------------------------------------
 
 /* Tiles of N packed rows are numbered so that a number gives its sequence: those of s begin at
@@ -118,7 +100,7 @@ __device__ __forceinline__ void copiers_sync()
 // The copying warpgroup's view.
 struct copier {
     block_state *state;
-    ring stream;
+    stage_ring stream;
     uint32_t kept, kept_full, kept_empty, kept_parity;
 
     // The kept rows' place is free; the item for it is w.
@@ -271,7 +253,7 @@ __device__ __forceinline__ void stream_keys(copier &c, const attn_args<bf16> &a,
 
 // A computing warp's view.
 struct computer {
-    ring stream;
+    stage_ring stream;
     uint32_t kept; // this warpgroup's tiles
     uint32_t kept_full, kept_empty, kept_parity;
     int group, row0; // the warpgroup; the first of the warp's 16 rows of the block's
@@ -396,14 +378,14 @@ template <int HD, int N, int KEPT, int TILES = 2, int EXTRA = 0, int COPIER = 40
 __device__ __forceinline__ void run_block(block_state &state, char *memory, COPY copying,
                                           COMPUTE computing)
 {
-    ring stream = {shared_address(memory),
-                   TILES * tile_bytes<HD> + EXTRA,
-                   shared_address(state.full),
-                   shared_address(state.empty),
-                   N,
-                   0,
-                   0};
-    uint32_t kept_tiles = stream.tiles + N * stream.bytes;
+    stage_ring stream = {shared_address(memory),
+                         TILES * tile_bytes<HD> + EXTRA,
+                         shared_address(state.full),
+                         shared_address(state.empty),
+                         N,
+                         0,
+                         0};
+    uint32_t kept_tiles = stream.first + N * stream.bytes;
     uint32_t kept_full = shared_address(&state.kept_full);
     uint32_t kept_empty = shared_address(&state.kept_empty);
     if (threadIdx.x == 0) {
