@@ -16,8 +16,8 @@
 #define KEY_ROOM 48
 
 struct journal {
-    char path[PATH_ROOM];
-    int fd;        // -1: there is no file yet
+    char folder[PATH_ROOM], path[PATH_ROOM];
+    int fd;        // -1: there is no file yet, nor need the folder be there
     json_t *calls; // "GROUP/SAMPLE/NUMBER" -> its line
 };
 
@@ -85,17 +85,17 @@ static enum status path_of(const char *folder, int64_t step, int rank, char ret[
 }
 
 // The other ranks' first, so that of a call which two have kept its own stands.
-static enum status read_all(struct journal *j, const char *folder, int64_t step)
+static enum status read_all(struct journal *j, int64_t step)
 {
     char path[PATH_ROOM];
     enum status st = ST_OK;
-    DIR *all = opendir(folder);
+    DIR *all = opendir(j->folder);
     for (struct dirent *e; st == ST_OK && all && (e = readdir(all));) {
         int64_t of;
         const char *end = strrchr(e->d_name, '.'); // another one's is what a rank is writing anew
         if (sscanf(e->d_name, "step-%" SCNd64 ".", &of) != 1 || of != step) continue;
         if (!end || strcmp(end, ".jsonl") != 0) continue;
-        st = path_put(path, folder, "%s", e->d_name);
+        st = path_put(path, j->folder, "%s", e->d_name);
         if (st == ST_OK && strcmp(path, j->path) != 0) st = read_calls(j, path);
     }
     if (all) closedir(all);
@@ -105,15 +105,13 @@ static enum status read_all(struct journal *j, const char *folder, int64_t step)
 enum status journal_open(const char *run_folder, int64_t step, int rank, struct journal **ret)
 {
     enum status st = ST_OK;
-    char folder[PATH_ROOM];
     struct journal *j = calloc(1, sizeof *j);
     if (!j) return status_fail(ST_NO_MEMORY, "no memory for a journal");
     j->fd = -1;
     if (!(j->calls = json_object())) FAIL(ST_NO_MEMORY, "no memory for a journal");
-    CHECK(path_put(folder, run_folder, FOLDER));
-    CHECK(path_of(folder, step, rank, j->path));
-    CHECK(file_make_folders(folder));
-    CHECK(read_all(j, folder, step));
+    CHECK(path_put(j->folder, run_folder, FOLDER));
+    CHECK(path_of(j->folder, step, rank, j->path));
+    CHECK(read_all(j, step));
     *ret = j;
 out:
     if (st != ST_OK) journal_close(j);
@@ -140,10 +138,14 @@ json_t *journal_find(const struct journal *j, const struct journal_place *place,
 
 static enum status open_file(struct journal *j)
 {
+    enum status st = ST_OK;
     if (j->fd >= 0) return ST_OK;
+    CHECK(file_make_folders(j->folder));
     j->fd = open(j->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (j->fd < 0) return status_fail(ST_IO, "%s: %s", j->path, strerror(errno));
-    return file_sync_parent(j->path);
+    if (j->fd < 0) FAIL(ST_IO, "%s: %s", j->path, strerror(errno));
+    st = file_sync_parent(j->path);
+out:
+    return st;
 }
 
 enum status journal_keep(struct journal *j, const struct journal_place *place, const json_t *call,
