@@ -307,9 +307,10 @@ bool control_facts_of(const struct control *c, const char *role, struct control_
     struct page *page = c->page;
     const struct page_role *r;
     struct control_facts f;
-    uint64_t lease;
+    uint64_t lease, given;
     uint32_t phase;
-    do { // until nothing moved while it was copied, and its slot is not another's
+    do { // until nothing moved while it was copied, and its place was not given to another
+        given = atomic_load(&page->roles_given);
         if (!(r = find_role(page, role))) return false;
         memset(&f, 0, sizeof f);
         lease = atomic_load(&page->lease);
@@ -323,7 +324,8 @@ bool control_facts_of(const struct control *c, const char *role, struct control_
         f.writer_heartbeat_age_ms = clock_ms_since(atomic_load(&page->writer_heartbeat_ns));
         copy_origin(page, r, &f);
     } while (lease != atomic_load(&page->lease) || phase != atomic_load(&page->phase) ||
-             f.version != atomic_load(&page->version) || find_role(page, role) != r);
+             f.version != atomic_load(&page->version) ||
+             given != atomic_load(&page->roles_given) || find_role(page, role) != r);
     f.owner_pid = page->owner_pid;
     f.ended = atomic_load(&page->ended);
     f.owner_alive = !f.ended && process_alive(page->owner_pid, page->owner_start);

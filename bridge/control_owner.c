@@ -143,6 +143,8 @@ void control_owner_loaded(struct control *c, const char *role, const char *folde
     for (int i = 1; !r && i < CONTROL_ROLES; i++)
         if (!page->roles[i].name[0]) r = &page->roles[i];
     if (!r) return; // the bridge file has no room for more either
+    atomic_fetch_add(&page->roles_given, 1);
+    atomic_thread_fence(memory_order_seq_cst); // who copies what is below reads it again
     put_origin(r, path);
     snprintf(r->name + 1, sizeof r->name - 1, "%s", role + 1);
     atomic_thread_fence(memory_order_release); // who finds the name finds what is above

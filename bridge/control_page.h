@@ -60,6 +60,7 @@ struct page {
     _Alignas(64) _Atomic uint64_t noted_publishes; // that `roles` know of
     char loaded[CONTROL_PATH_BYTES];               // folder that the owner loaded by its own choice
     _Atomic uint64_t policy_version;               // that came with its last change
+    _Atomic uint64_t roles_given;                  // times that a place of `roles` was filled
 
     _Alignas(64) struct page_role roles[CONTROL_ROLES]; // the first: the policy's
 };

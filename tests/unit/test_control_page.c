@@ -40,6 +40,7 @@ static const struct {
     FIELD(noted_publishes),
     FIELD(loaded),
     FIELD(policy_version),
+    FIELD(roles_given),
     FIELD(roles),
 };
 

@@ -16,6 +16,7 @@ struct scene {
     struct control *owner, *writer;
     pthread_t engine;
     _Atomic bool stop;
+    _Atomic unsigned grants; // that came to their end
 };
 
 static void *engine(void *context)
@@ -23,7 +24,10 @@ static void *engine(void *context)
     struct scene *s = context;
     while (!s->stop) {
         uint32_t seen = control_doorbell(s->owner);
-        if (control_quiesce_requested(s->owner)) control_grant_quiesce(s->owner);
+        if (control_quiesce_requested(s->owner)) {
+            control_grant_quiesce(s->owner);
+            s->grants++;
+        }
         control_wait(s->owner, seen, 5);
     }
     return NULL;
@@ -50,14 +54,17 @@ static void scene_close(struct scene *s)
     control_free(s->owner);
 }
 
-// An update, of a folder's weights or (NULL) a step of training.
+// An update, of a folder's weights or (NULL) a step of training. The engine has seen its end: the
+// owner's own updates are of one thread with its grants.
 static void update(struct scene *s, const char *folder)
 {
+    const unsigned before = s->grants;
     assert_ok(control_quiesce(s->writer, clock_deadline_ns(10000)));
     assert_ok(control_write_begin(s->writer));
     if (folder) control_set_origin(s->writer, folder);
     assert_ok(control_write_end(s->writer));
     control_resume(s->writer);
+    while (s->grants == before) clock_sleep_ms(1);
 }
 
 static void assert_is(const struct scene *s, const char *words)
