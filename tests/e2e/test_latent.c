@@ -35,7 +35,7 @@ static double counter(const struct scene *s, const char *series)
 static void learn(struct scene *s, const char *run, const char *const more[])
 {
     const char *options[32] = {"--exact", "--max-steps",   "6",  "--max-completion-length",
-                               "24",      "--temperature", "0.7"};
+                               "24",      "--temperature", "0.3"};
     double mismatch[STEPS + 1], mean[STEPS + 1];
     int n = 7;
     while (*more) options[n++] = *more++;

@@ -65,6 +65,7 @@ static void learns_as_one(const char *command, const char *const more[], const c
 {
     struct scene s;
     const char *options[24] = {"--max-steps", "8"}, *half[24] = {"--max-steps", "4"};
+    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
     offline_scene_open(&s);
     offline_sums(&s, strcmp(command, "dpo") == 0, 18);
     for (int n = 0; more[n]; n++) options[n + 2] = half[n + 2] = more[n];

@@ -130,6 +130,7 @@ static void ranks_bring_their_tokens_together(void **state)
     (void)state;
     const char *argv[MPIRUN_WORDS + TRAINER_WORDS], *run = test_path(scene.folder, "ranks");
     struct daemon other = {0};
+    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
     const int n = mpirun_put(2, argv);
     daemon_start(&other, scene.model, OPTIONS("--dtype", daemon_exact_dtype()));
     assert_int_equal(symlink(scene.daemon.bridge, test_path(scene.folder, "rank-0.json")), 0);

@@ -111,7 +111,7 @@ static void few_blocks(void **state)
 {
     (void)state;
     struct engine_options options = options_here();
-    const int64_t kv_bytes = strcmp(options.device, "cpu") == 0 ? 96 << 10 : 48 << 10;
+    const int64_t kv_bytes = strcmp(options.device, "cpu") == 0 ? 64 << 10 : 32 << 10;
     options.max_context = 128;
     compare(options, true, kv_bytes, true);
     options.prefix_cache_off = 1;
