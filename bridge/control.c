@@ -324,8 +324,8 @@ bool control_facts_of(const struct control *c, const char *role, struct control_
         f.writer_heartbeat_age_ms = clock_ms_since(atomic_load(&page->writer_heartbeat_ns));
         copy_origin(page, r, &f);
     } while (lease != atomic_load(&page->lease) || phase != atomic_load(&page->phase) ||
-             f.version != atomic_load(&page->version) ||
-             given != atomic_load(&page->roles_given) || find_role(page, role) != r);
+             f.version != atomic_load(&page->version) || given != atomic_load(&page->roles_given) ||
+             find_role(page, role) != r);
     f.owner_pid = page->owner_pid;
     f.ended = atomic_load(&page->ended);
     f.owner_alive = !f.ended && process_alive(page->owner_pid, page->owner_start);
