@@ -1,6 +1,6 @@
 /* serve.c: `cw-trainer serve`: the Tinker API on the model a server is serving. The main thread
  * owns the device: it does what clients ask for, one request after the other. Beside it run the
- * API's loop, the thread that samples (serve/tinker.h) and the bridge's heartbeat. */
+ * API's loop (serve/tinker.h) and the bridge's heartbeat. */
 #include "trainer/commands.h"
 #include "bridge/control.h"
 #include "common/base/clock.h"

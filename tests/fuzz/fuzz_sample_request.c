@@ -1,5 +1,5 @@
 /* fuzz_sample_request.c: any two lines as an asample of the Tinker API and as what the server
- * answers to it: refused in a sentence, or numbers that the sampling thread and the protobuf answer
+ * answers to it: refused in a sentence, or numbers that the loop and the protobuf answer
  * may rely on. */
 #include "common/base/json.h"
 #include "trainer/serve/sampling.h"

@@ -1,27 +1,24 @@
-/* sampling.c: the thread that samples. It alone uses its HTTP client; others append requests to a
- * queue and wake it. */
+/* sampling.c: requests of samples on their way to the server and back. Loop's thread.
+ *
+ * What waits is sent by sampling_poll(), so that all that came in one turn of the loop goes
+ * together. Whatever ends is posted to the inbox, and delivered in the loop's next turn. */
 #include "trainer/serve/sampling.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
-#include "common/base/spawn.h"
 #include "common/http/http_client.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define WAIT_MS       1000
 #define BUSY_RETRY_MS 200
 #define MAX_GROUPS    512 // of one request to the server
 #define MAX_SAMPLES   2048
 
 struct sampling {
-    pthread_t thread;
-    struct request_queue queue; // not yet sent
-    _Atomic bool ended;
     struct http_client *http;
     struct inbox *inbox;
     int timeout_ms;
-    struct flight *flights; // thread's
+    struct flight *flights;
 };
 
 struct flight { // one request to the server
@@ -145,7 +142,7 @@ static bool advance(struct flight *f)
     return true;
 }
 
-// ---- the thread ---------------------------------------------------------------------------------
+// ---- what waits ---------------------------------------------------------------------------------
 
 // A request can go with those that wait to be sent.
 static bool fits(const struct flight *f, const struct sample_request *r)
@@ -167,8 +164,7 @@ static struct flight *new_flight(struct sampling *s)
     return f;
 }
 
-// Adds a request to those that wait to be sent, in as few of the server's as hold them.
-static void board(struct sampling *s, struct sample_request *r)
+void sampling_send(struct sampling *s, struct sample_request *r)
 {
     struct flight *f = s->flights;
     while (f && !fits(f, r)) f = f->next;
@@ -181,59 +177,38 @@ static void board(struct sampling *s, struct sample_request *r)
     f->samples += r->n;
 }
 
-static void *sampling_thread(void *context)
+void sampling_poll(struct sampling *s, int fd, int ms)
 {
-    struct sampling *s = context;
-    for (bool ended = false; !ended;) {
-        struct request *r;
-        ended = s->ended;
-        while ((r = request_queue_next(&s->queue, 0))) board(s, (struct sample_request *)r);
-        for (struct flight *f = s->flights, *next; f && !ended; f = next) {
-            next = f->next;
-            if (advance(f)) end_flight(f);
-        }
-        if (!ended) http_poll(s->http, s->flights ? BUSY_RETRY_MS : WAIT_MS);
+    for (struct flight *f = s->flights, *next; f; f = next) {
+        next = f->next;
+        if (advance(f)) end_flight(f);
     }
-    while (s->flights) {
-        http_cancel(s->flights->transfer);
-        give_up(s->flights, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
-        end_flight(s->flights);
-    }
-    return NULL;
+    http_poll_with(s->http, &(struct pollfd){.fd = fd, .events = POLLIN}, 1, ms);
 }
 
 enum status sampling_new(const char *socket, double timeout_s, struct inbox *inbox,
                          struct sampling **ret)
 {
-    enum status st;
     struct sampling *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "out of memory");
     s->inbox = inbox;
     s->timeout_ms = (int)(timeout_s * 1e3);
-    request_queue_init(&s->queue);
-    CHECK(http_client_new(socket, &s->http));
-    if (thread_start(&s->thread, sampling_thread, s) != 0)
-        FAIL(ST_IO, "the sampling thread cannot be started");
-    *ret = s;
-    return ST_OK;
-out:
-    http_client_free(s->http);
-    free(s);
+    enum status st = http_client_new(socket, &s->http);
+    if (st == ST_OK)
+        *ret = s;
+    else
+        free(s);
     return st;
 }
 
 void sampling_free(struct sampling *s)
 {
     if (!s) return;
-    s->ended = true;
-    http_client_wake(s->http);
-    pthread_join(s->thread, NULL);
+    while (s->flights) {
+        http_cancel(s->flights->transfer);
+        give_up(s->flights, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
+        end_flight(s->flights);
+    }
     http_client_free(s->http);
     free(s);
-}
-
-void sampling_send(struct sampling *s, struct sample_request *r)
-{
-    request_queue_append(&s->queue, &r->request);
-    http_client_wake(s->http);
 }

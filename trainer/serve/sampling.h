@@ -1,7 +1,7 @@
 /* sampling.h: samples from the server, by /v1/rollouts on its Unix socket: requests of samples,
  * read from the API's JSON and filled from the lines that the server responds with
- * (sample_request.c; no state, any thread), and a thread of its own that sends what was asked for
- * and hands over what came back, thousands at once over few connections (sampling.c).
+ * (sample_request.c; no state, any thread), and what sends them and hands over what came back,
+ * thousands at once over few connections (sampling.c; the loop's thread).
  *
  * Samples that are sampled alike (temperature, length, stops) and wait at the same time go as one
  * request of many groups. What is refused as a whole is sent again one by one, so that one bad
@@ -55,8 +55,9 @@ struct sampling;
 // socket: the server's; timeout_s: of a request. inbox: where all requests end.
 enum status sampling_new(const char *socket, double timeout_s, struct inbox *inbox,
                          struct sampling **ret);
-// Ends the thread; what is under way comes back cancelled. NULL is fine.
-void sampling_free(struct sampling *s);
-void sampling_send(struct sampling *s, struct sample_request *r); // any thread
+void sampling_free(struct sampling *s); // what is under way comes back cancelled. NULL is fine
+void sampling_send(struct sampling *s, struct sample_request *r);
+// Sends what waits, and takes what arrives until `fd` can be read, for at most `ms`.
+void sampling_poll(struct sampling *s, int fd, int ms);
 
 #endif

@@ -1,9 +1,9 @@
 /* tinker.c: the thread of the Tinker API's loop: routes, start, tick, stop.
  *
- * It parses, numbers and remembers; the main thread performs requests, one after the other, and the
- * sampling thread asks the server for samples. Both hand their results to this loop's inbox.
- * Stopping has an order: connections close, the main thread takes no more work, the sampling thread
- * ends, what is left in the queues comes back and is freed. */
+ * It parses, numbers, remembers, and asks the server for samples; the main thread performs the
+ * other requests, one after the other, and hands its results to this loop's inbox. Stopping has an
+ * order: connections close, the main thread takes no more work, sampling ends, what is left comes
+ * back and is freed. */
 #include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
@@ -179,13 +179,18 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 static void on_end(struct inbox_message *message)
 {
-    uv_stop(&((struct tinker *)((char *)message - offsetof(struct tinker, end)))->loop);
+    ((struct tinker *)((char *)message - offsetof(struct tinker, end)))->ended = true;
 }
 
+// libuv's loop within that of the HTTP client, which waits for both.
 static void *loop_thread(void *context)
 {
     struct tinker *t = context;
-    uv_run(&t->loop, UV_RUN_DEFAULT);
+    while (!t->ended) {
+        const int ms = uv_backend_timeout(&t->loop); // -1: no timer
+        sampling_poll(t->sampling, uv_backend_fd(&t->loop), ms >= 0 ? ms : TICK_MS);
+        uv_run(&t->loop, UV_RUN_NOWAIT);
+    }
     return NULL;
 }
 

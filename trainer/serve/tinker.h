@@ -64,6 +64,7 @@ struct tinker {
     uv_timer_t tick;
     struct inbox inbox;
     struct inbox_message end; // of the main thread, once
+    bool ended;
     pthread_t thread;
     struct http *http;
     struct http_route routes[MAX_ENDPOINTS + 1];
