@@ -1,10 +1,154 @@
-/* endpoints_runs.c: training runs and checkpoints that lie on disk. Loop's thread: these are small
- * files and folders. */
+/* endpoints_runs.c: training runs and checkpoints that lie on disk, and URLs of their files to take
+ * along. Loop's thread: these are small files and folders, and large ones go chunk by chunk.
+ *
+ * A URL is of this server, and holds a signature in place of a key, since who fetches it (curl, the
+ * SDK's own downloads) sends none. What is signed is the checkpoint, the file ("": all, as an
+ * archive), and which folder it is: once the checkpoint is saved anew, URLs of before lead nowhere,
+ * so that nobody puts files of two of them together. */
 #include "trainer/serve/tinker.h"
 #include "common/base/log.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+
+#define EXPIRES_S 3600
+
+// ---- URLs ---------------------------------------------------------------------------------------
+
+static enum status sign(const struct tinker *t, const struct run_path *path, const char *folder,
+                        const char *file, int64_t expires_s, char ret[SIGNATURE_ROOM])
+{
+    char text[RUN_PATH_ROOM];
+    struct stat info;
+    struct bytes name = BYTES_INIT;
+    enum status st;
+    if (stat(folder, &info) != 0) return status_fail(ST_NOT_FOUND, "%s is gone", folder);
+    run_path_text(path, text);
+    bytes_printf(&name, "%s/%s %llu %lld.%ld", text, file, (unsigned long long)info.st_ino,
+                 (long long)info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+    CHECK(bytes_status(&name));
+    signature_text(&t->signing, bytes_text(&name), expires_s, ret);
+out:
+    bytes_release(&name);
+    return st;
+}
+
+// Appends the text as a URL's path has it.
+static void append_escaped(const char *text, struct bytes *to)
+{
+    for (; *text; text++)
+        if (isascii(*text) && (isalnum(*text) || strchr("-._~/:@", *text)))
+            bytes_append(to, text, 1);
+        else
+            bytes_printf(to, "%%%02X", (unsigned char)*text);
+}
+
+// New reference in ret.
+static enum status make_url(const struct call *c, const struct run_path *path, const char *folder,
+                            const char *file, int64_t expires_s, json_t **ret)
+{
+    const char *host = http_host(c->q);
+    char signature[SIGNATURE_ROOM], text[RUN_PATH_ROOM];
+    struct bytes url = BYTES_INIT;
+    enum status st;
+    if (!host) FAIL(ST_INVALID, "a Host header is missing, which URLs are made of");
+    CHECK(sign(c->tinker, path, folder, file, expires_s, signature));
+    run_path_text(path, text);
+    bytes_printf(&url, "http://%s/api/v1/files/%s/", host, signature);
+    append_escaped(text + strlen("tinker://"), &url);
+    bytes_puts(&url, "/");
+    append_escaped(file, &url);
+    CHECK(bytes_status(&url));
+    json_t *made = json_string(bytes_text(&url));
+    if (!made) FAIL(ST_INVALID, "the Host header, which URLs are made of, is not UTF-8");
+    *ret = made;
+out:
+    bytes_release(&url);
+    return st;
+}
+
+// Answers with the URLs of a checkpoint's files, or the one of them all.
+static enum status reply_urls(const struct call *c, const struct run_path *path, const char *folder,
+                              bool archive)
+{
+    const int64_t expires_s = time(NULL) + EXPIRES_S;
+    const char *name;
+    json_t *files = archive ? json_pack("{s:n}", "") : NULL, *urls = json_object(), *size, *url;
+    enum status st = ST_OK;
+    if (!archive) CHECK(runs_files(folder, &files));
+    json_object_foreach (files, name, size) {
+        CHECK(make_url(c, path, folder, name, expires_s, &url));
+        json_object_set_new(urls, name, url);
+    }
+    st = tinker_reply(c, json_pack("{s:O, s:o}", archive ? "url" : "urls",
+                                   archive ? json_object_get(urls, "") : urls, "expires",
+                                   runs_time(expires_s)));
+out:
+    json_decref(urls);
+    json_decref(files);
+    return st;
+}
+
+// ---- what they lead to --------------------------------------------------------------------------
+
+static enum stream_state next_chunk(void *attached, struct http_request *q, struct bytes *to)
+{
+    if (http_expired(q)) return STREAM_FAIL;
+    const enum stream_state state = download_next(attached, to);
+    if (state == STREAM_FAIL) log_warn("a download is cut off: %s", status_message());
+    return state;
+}
+
+static void on_close(void *attached, bool answered)
+{
+    (void)answered;
+    download_free(attached);
+}
+
+// GET /api/v1/files/SIGNATURE/RUN/KIND/NAME/FILE. Where the URL is no good the answer is the same
+// whether or not there is such a checkpoint: who has no key learns nothing.
+static enum status get_file(const struct call *c)
+{
+    const char *tail = http_path_tail(c->q), *file;
+    const size_t n = strcspn(tail, "/");
+    const int64_t expires_s = strtoll(tail, NULL, 10);
+    char folder[PATH_ROOM], given[SIGNATURE_ROOM], wanted[SIGNATURE_ROOM];
+    struct run_path path;
+    struct download *download;
+    json_t *files = NULL;
+    int64_t n_bytes;
+    enum status st;
+    if (n >= sizeof given || !run_path_read(tail + n, "", &path, &file))
+        FAIL(ST_NOT_FOUND, "there is no file \"%.150s\"", tail);
+    snprintf(given, sizeof given, "%.*s", (int)n, tail);
+    file += *file == '/';
+    if (runs_find(c->tinker->model->runs, &path, folder) != ST_OK ||
+        sign(c->tinker, &path, folder, file, expires_s, wanted) != ST_OK ||
+        !signature_is(given, wanted)) {
+        http_fail(c->q, 403,
+                  "the URL is not of this process and a checkpoint that is there (%s may have been "
+                  "saved anew or deleted, or cw-trainer serve started anew): ask for another",
+                  path.name);
+        return ST_OK;
+    }
+    if (time(NULL) > expires_s) {
+        http_fail(c->q, 403, "the URL was good until %lld s ago: ask for another",
+                  (long long)(time(NULL) - expires_s));
+        return ST_OK;
+    }
+    CHECK(runs_files(folder, &files));
+    CHECK(download_new(folder, files, file, &download, &n_bytes));
+    http_attach(c->q, download, on_close);
+    http_stream_sized(c->q, *file ? "application/octet-stream" : "application/x-tar", n_bytes,
+                      next_chunk);
+out:
+    json_decref(files);
+    return st;
+}
+
+// ---- runs and checkpoints -----------------------------------------------------------------------
 
 // GET /api/v1/training_runs and /api/v1/checkpoints, from "offset" on, at most "limit".
 enum { TRAINING_RUNS, CHECKPOINTS };
@@ -30,66 +174,62 @@ out:
     return st;
 }
 
-// "RUN/checkpoints/PART/NAME/action"; ret_action is "" or behind the slash.
-static enum status read_checkpoint(struct http_request *q, struct run_path *ret,
-                                   const char **ret_action)
+// "RUN/checkpoints/KIND/NAME", which must be there, and a word behind it: "/ttl", or "".
+static enum status read_checkpoint(const struct call *c, struct run_path *ret,
+                                   char ret_folder[PATH_ROOM], const char **ret_action)
 {
-    const char *tail = http_path_tail(q), *more = "", *const before = "checkpoints/";
-    char run[RUN_NAME_ROOM];
-    if (!run_split(tail, run, &more) || strncmp(more, before, strlen(before)) != 0)
+    const char *tail = http_path_tail(c->q);
+    if (!run_path_read(tail, "/checkpoints", ret, ret_action))
         return status_fail(ST_NOT_FOUND, "there is no checkpoint \"%.150s\"", tail);
-    return run_path_read(run, more + strlen(before), ret, ret_action);
+    return runs_find(c->tinker->model->runs, ret, ret_folder);
 }
 
-// GET /api/v1/training_runs/RUN, .../RUN/checkpoints, and .../RUN/checkpoints/PART/NAME/
+// GET /api/v1/training_runs/RUN, .../RUN/checkpoints, and .../RUN/checkpoints/KIND/NAME/
 // external_weights_urls, or archive, as SDKs before it ask.
 static enum status training_run(const struct call *c)
 {
-    struct tinker *t = c->tinker;
-    char run[RUN_NAME_ROOM];
-    const char *more, *action;
+    const char *runs = c->tinker->model->runs, *tail = http_path_tail(c->q), *action;
+    char *run = strndup(tail, strcspn(tail, "/")), folder[PATH_ROOM];
     struct run_path path;
-    json_t *found = NULL, *object = NULL;
-    enum status st = ST_OK;
-    if (!run_split(http_path_tail(c->q), run, &more))
-        FAIL(ST_NOT_FOUND, "there is no training run \"%.150s\"", http_path_tail(c->q));
-    CHECK(runs_training_run(t->model->runs, run, &object));
-    if (strcmp(more, "checkpoints") == 0) {
-        CHECK(runs_checkpoints(t->model->runs, run, &found));
-        st = tinker_reply(c, json_pack("{s:o}", "checkpoints", found));
-    } else if (*more) {
-        CHECK(read_checkpoint(c->q, &path, &action));
-        const bool archive = strcmp(action, "archive") == 0;
-        if (!archive && strcmp(action, "external_weights_urls") != 0)
+    json_t *object = NULL;
+    enum status st;
+    if (!run) return status_fail(ST_NO_MEMORY, "out of memory");
+    CHECK(runs_training_run(runs, run, &object));
+    if (strcmp(tail + strlen(run), "/checkpoints") == 0) {
+        json_decref(object);
+        object = NULL;
+        CHECK(runs_checkpoints(runs, run, &object));
+        st = tinker_reply(c, json_pack("{s:O}", "checkpoints", object));
+    } else if (tail[strlen(run)]) {
+        CHECK(read_checkpoint(c, &path, folder, &action));
+        const bool archive = strcmp(action, "/archive") == 0;
+        if (!archive && strcmp(action, "/external_weights_urls") != 0)
             FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" here", action);
-        st = tinker_reply_urls(c, &path, archive);
+        st = reply_urls(c, &path, folder, archive);
     } else {
         st = tinker_reply(c, json_incref(object));
     }
 out:
     json_decref(object);
+    free(run);
     return st;
 }
 
-// PUT .../RUN/checkpoints/PART/NAME/ttl
+// PUT .../RUN/checkpoints/KIND/NAME/ttl
 static enum status set_ttl(const struct call *c)
 {
-    struct tinker *t = c->tinker;
     struct run_path path;
     const char *action;
     char folder[PATH_ROOM];
-    enum status st;
-    CHECK(read_checkpoint(c->q, &path, &action));
-    if (strcmp(action, "ttl") != 0)
-        FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to set here", action);
-    CHECK(runs_find(t->model->runs, &path, folder));
-    tinker_warn_ttl(t, path.run);
-    st = tinker_reply(c, json_object());
-out:
-    return st;
+    enum status st = read_checkpoint(c, &path, folder, &action);
+    if (st != ST_OK) return st;
+    if (strcmp(action, "/ttl") != 0)
+        return status_fail(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to set here", action);
+    tinker_warn_ttl(c->tinker, path.run);
+    return tinker_reply(c, json_object());
 }
 
-// DELETE /api/v1/training_runs/RUN/checkpoints/weights/NAME. What the server would restore stays.
+// DELETE /api/v1/training_runs/RUN/checkpoints/KIND/NAME. What the server would restore stays.
 static enum status remove_checkpoint(const struct call *c)
 {
     struct tinker *t = c->tinker;
@@ -97,9 +237,8 @@ static enum status remove_checkpoint(const struct call *c)
     const char *action;
     struct run_path path;
     enum status st;
-    CHECK(read_checkpoint(c->q, &path, &action));
+    CHECK(read_checkpoint(c, &path, folder, &action));
     if (*action) FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to delete here", action);
-    CHECK(runs_find(t->model->runs, &path, folder));
     if (snapshots_need(t->model->snapshots, folder))
         FAIL(ST_INVALID,
              "%s is what the server restores if a training process dies while it writes: save "
@@ -143,5 +282,6 @@ const struct endpoint run_endpoints[] = {
     {"DELETE", "/api/v1/training_runs/*", remove_checkpoint, NULL, HTTP_NEEDS_KEY, 0},
     {"PUT", "/api/v1/training_runs/*", set_ttl, NULL, HTTP_NEEDS_KEY, 0},
     {"GET", "/api/v1/checkpoints", list, NULL, HTTP_NEEDS_KEY, CHECKPOINTS},
+    {"GET", "/api/v1/files/*", get_file, NULL, HTTP_OPEN, 0}, // whose path is signed
     {0},
 };

@@ -2,6 +2,7 @@
 #include "trainer/serve/runs.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/base/names.h"
 #include "trainer/run/checkpoint.h"
 
 #include <dirent.h>
@@ -30,54 +31,42 @@ bool run_name_is_good(const char *name)
     return true;
 }
 
-static bool next_name(const char **at, char end, char ret[RUN_NAME_ROOM])
+// Takes the next name of a path off, with the slash before it.
+static bool next_name(const char **path, char ret[RUN_NAME_ROOM])
 {
-    const char *stop = strchr(*at, end);
-    const size_t n = stop ? (size_t)(stop - *at) : 0;
-    if (n == 0 || n >= RUN_NAME_ROOM) return false;
-    memcpy(ret, *at, n);
-    ret[n] = 0;
-    *at = stop + (end != 0);
+    const char *name = *path + (**path == '/');
+    const size_t n = strcspn(name, "/");
+    snprintf(ret, RUN_NAME_ROOM, "%.*s", n < RUN_NAME_ROOM ? (int)n : 0, name);
+    *path = name + n;
     return run_name_is_good(ret);
+}
+
+bool run_path_read(const char *text, const char *between, struct run_path *ret,
+                   const char **ret_more)
+{
+    struct run_path p;
+    char kind[RUN_NAME_ROOM];
+    if (!next_name(&text, p.run) || strncmp(text, between, strlen(between)) != 0) return false;
+    text += strlen(between);
+    if (!next_name(&text, kind) || !next_name(&text, p.name)) return false;
+    const int i = name_find(run_kind_names, kind);
+    if (i < 0) return false;
+    p.kind = (enum run_kind)i;
+    *ret = p;
+    *ret_more = text;
+    return true;
 }
 
 enum status run_path_parse(const char *path, struct run_path *ret)
 {
-    struct run_path p = {.kind = RUN_KINDS};
-    char kind[RUN_NAME_ROOM];
-    const char *at = path + strlen(SCHEME);
-    if (strncmp(path, SCHEME, strlen(SCHEME)) == 0 && next_name(&at, '/', p.run) &&
-        next_name(&at, '/', kind) && next_name(&at, 0, p.name))
-        for (int i = 0; i < RUN_KINDS; i++)
-            if (strcmp(kind, run_kind_names[i]) == 0) p.kind = i;
-    if (p.kind == RUN_KINDS)
-        return status_fail(ST_INVALID,
-                           "\"path\" is \"%.200s\"; it must be tinker://RUN/weights/NAME, or "
-                           "with sampler_weights or external_weights in the middle",
-                           path);
-    *ret = p;
-    return ST_OK;
-}
-
-bool run_split(const char *text, char ret_run[RUN_NAME_ROOM], const char **ret_more)
-{
-    const size_t n = strcspn(text, "/");
-    if (n >= RUN_NAME_ROOM) return false;
-    memcpy(ret_run, text, n);
-    ret_run[n] = 0;
-    *ret_more = text[n] ? text + n + 1 : text + n;
-    return run_name_is_good(ret_run);
-}
-
-enum status run_path_read(const char *run, const char *text, struct run_path *ret,
-                          const char **ret_more)
-{
-    const size_t kind = strcspn(text, "/"), at = kind + (text[kind] == '/'),
-                 n = at + strcspn(text + at, "/");
-    char path[RUN_PATH_ROOM];
-    *ret_more = text[n] ? text + n + 1 : text + n;
-    snprintf(path, sizeof path, SCHEME "%.159s/%.*s", run, n < 190 ? (int)n : 190, text);
-    return run_path_parse(path, ret);
+    const char *more;
+    if (strncmp(path, SCHEME, strlen(SCHEME)) == 0 && path[strlen(SCHEME)] != '/' &&
+        run_path_read(path + strlen(SCHEME), "", ret, &more) && !*more)
+        return ST_OK;
+    return status_fail(ST_INVALID,
+                       "\"path\" is \"%.200s\"; it must be tinker://RUN/weights/NAME, or "
+                       "with sampler_weights or external_weights in the middle",
+                       path);
 }
 
 void run_path_text(const struct run_path *path, char ret[RUN_PATH_ROOM])

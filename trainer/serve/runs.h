@@ -24,11 +24,10 @@ bool run_name_is_good(const char *name);
 // "tinker://RUN/weights/NAME"; ST_INVALID says what it should be.
 enum status run_path_parse(const char *path, struct run_path *ret);
 #define RUN_PATH_ROOM (2 * RUN_NAME_ROOM + 32)
-// These read the paths of URLs: "RUN" of "RUN/more": ret_more is "" or behind the slash; false
-// where it cannot be a name. And what follows in them, "weights/NAME/more", likewise.
-bool run_split(const char *text, char ret_name[RUN_NAME_ROOM], const char **ret_more);
-enum status run_path_read(const char *run, const char *text, struct run_path *ret,
-                          const char **ret_more);
+// Reads the path of a URL, which is "RUN", `between` ("/checkpoints", or ""), "/weights/NAME" and
+// ret_more, "" or from a slash on. False where there can be no such checkpoint.
+bool run_path_read(const char *text, const char *between, struct run_path *ret,
+                   const char **ret_more);
 void run_path_text(const struct run_path *path, char ret[RUN_PATH_ROOM]);
 
 // Gives a checkpoint's folder below `runs`, and makes those above it.

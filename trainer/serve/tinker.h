@@ -104,7 +104,7 @@ struct endpoint {
 };
 // endpoints_*.c have a table each, which ends with path NULL.
 extern const struct endpoint session_endpoints[], training_endpoints[], checkpoint_endpoints[],
-    sampling_endpoints[], run_endpoints[], download_endpoints[];
+    sampling_endpoints[], run_endpoints[];
 
 enum status tinker_reply(const struct call *c, json_t *response); // takes the reference; ST_OK
 // ST_NOT_FOUND where there is none; a client's is heard of now.
@@ -126,8 +126,6 @@ enum status tinker_takes_work(struct tinker *t);
 enum status tinker_serves(struct tinker *t, const char *base_model);
 void tinker_sessions_sweep(struct tinker *t);             // forgets clients that are gone for good
 void tinker_warn_ttl(struct tinker *t, const char *what); // once: time limits have no effect
-// endpoints_downloads.c: answers with the URLs of a checkpoint's files, or the one of them all.
-enum status tinker_reply_urls(const struct call *c, const struct run_path *path, bool archive);
 // training_request.c: the run's client has finished, and its adapter makes room.
 void tinker_end_run(struct tinker *t, struct training_run *run);
 void training_requests_sweep(struct tinker *t); // fails what was behind a gap for too long
