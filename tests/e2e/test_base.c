@@ -331,12 +331,45 @@ static void a_base_is_summed_once(void **state)
     scene_close(&s);
 }
 
+// A worker keeps the weights of the last step that it sampled. An adapter is not sampled by these,
+// but by its base, once the worker has loaded that again.
+static void a_worker_has_the_same_base(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct daemon worker = {0};
+    scene_open(&s);
+    restart(&s, s.model, false);
+    daemon_start(
+        &worker, s.model,
+        OPTIONS("--dtype", daemon_exact_dtype(), "--max-adapters", "4", "--max-lora-rank", "8"));
+    assert_int_equal(train(&s, "full", OPTIONS("--max-steps", "3", "--workers", worker.bridge)), 0);
+    json_decref(daemon_post(s.daemon.socket, "/reload", 200, ""));
+    assert_int_equal(
+        train_alone(&s, "no", OPTIONS(LORA, "--max-steps", "1", "--workers", worker.bridge)), 1);
+    assert_said(&s, "cannot be used");
+    assert_said(&s, "the adapter was trained on another base");
+    assert_said(&s, "POST /reload {\"model\": FOLDER}");
+
+    char body[PATH_MAX + 20];
+    snprintf(body, sizeof body, "{\"model\":\"%s\"}", s.model);
+    json_decref(daemon_post(worker.socket, "/reload", 200, body));
+    assert_int_equal(
+        train_alone(&s, "yes", OPTIONS(LORA, "--max-steps", "2", "--workers", worker.bridge)), 0);
+    double mismatch[2];
+    assert_int_equal(column(&s, "yes", "sampler_mismatch/max", mismatch, 2), 2);
+    assert_true(mismatch[0] == 0 && mismatch[1] == 0);
+    daemon_kill(&worker);
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_role_has_its_own), cmocka_unit_test(a_trained_base_is_refused),
-        cmocka_unit_test(the_base_is_recorded),  cmocka_unit_test(another_base_is_told),
-        cmocka_unit_test(an_evaluation_looks),   cmocka_unit_test(a_base_is_summed_once),
+        cmocka_unit_test(each_role_has_its_own),      cmocka_unit_test(a_trained_base_is_refused),
+        cmocka_unit_test(the_base_is_recorded),       cmocka_unit_test(another_base_is_told),
+        cmocka_unit_test(an_evaluation_looks),        cmocka_unit_test(a_base_is_summed_once),
+        cmocka_unit_test(a_worker_has_the_same_base),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -20,9 +20,10 @@
 
 #define PROBE_MS      5000
 #define LOAD_MS       60000
-#define MAX_LOST      3   // times that the server may fail in a step
-#define GRACE_MS      500 // for one that closed its connections to end, and have a status
-#define FIRST_VERSION 2   // of a server of ours that was started on a folder, and of no other
+#define MAX_LOST      3           // times that the server may fail in a step
+#define GRACE_MS      500         // for one that closed its connections to end, and have a status
+#define WARNING       "Warning: " // in the response to /v1/load_lora_adapter
+#define FIRST_VERSION 2 // of a server of ours that was started on a folder, and of no other
 
 struct worker {
     struct rollout_worker of_pull;
@@ -219,7 +220,15 @@ static enum status take_response(struct copies *c, struct worker *w, const char 
     enum status st;
     w->request = NULL;
     CHECK(http_finish(request, &body));
-    if (!take) goto out; // words for a person
+    if (!take) { // words for a person, which warn where the adapter is of another base than its own
+        const char *warning = strstr(bytes_text(&body), WARNING);
+        if (warning)
+            st = status_fail(ST_MISMATCH,
+                             "%s: %s; have it load the base that is trained on (POST /reload "
+                             "{\"model\": FOLDER})",
+                             w->address, warning + strlen(WARNING));
+        goto out;
+    }
     CHECK(json_parse(path, bytes_text(&body), body.len, &response));
     CHECK(take(c, w, response));
 out:
