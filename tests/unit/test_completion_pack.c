@@ -1,7 +1,7 @@
 /* test_completion_pack.c: completions as ranks give them to each other come out as they went in,
  * and what is not whole is refused wherever it ends. */
 #include "tests/support/support.h"
-#include "trainer/rollout/exchange.h"
+#include "trainer/rollout/rollout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +11,7 @@ static float logprobs[] = {-0.25f, -1e-30f, -87.5f}, processed[] = {-0.125f, 0, 
 static uint64_t versions[] = {2, 4, UINT64_MAX - 1};
 static uint8_t accepted[] = {0, 1, 2};
 static int32_t offsets[] = {0, 3, 3};
+static float advantages[] = {0.5f, -0.5f, 0};
 
 static struct completion whole(void)
 {
@@ -24,6 +25,7 @@ static struct completion whole(void)
         .text = "one\ntwo \xe2\x90\x80",
         .accepted = accepted,
         .text_offset = offsets,
+        .advantages = advantages,
         .telemetry = json_pack("{s:i, s:f}", "queue_ms", 3, "latency_ms", 0.1),
     };
 }
@@ -33,12 +35,12 @@ static void comes_out_as_it_went_in(void **state)
     (void)state;
     struct bytes packed = BYTES_INIT;
     struct completion c = whole(), empty = {.text = ""}, got;
-    size_t at = 0;
     int place;
     assert_status(completion_pack(&c, 17, &packed), ST_OK);
     assert_status(completion_pack(&empty, 0, &packed), ST_OK);
+    struct packed from = {packed.data, packed.data + packed.len};
 
-    assert_status(completion_unpack(packed.data, packed.len, &at, &place, &got), ST_OK);
+    assert_status(completion_unpack(&from, &place, &got), ST_OK);
     assert_int_equal(place, 17);
     assert_int_equal(got.n, 3);
     assert_true(got.truncated);
@@ -48,18 +50,19 @@ static void comes_out_as_it_went_in(void **state)
     assert_memory_equal(got.versions, versions, sizeof versions);
     assert_memory_equal(got.accepted, accepted, sizeof accepted);
     assert_memory_equal(got.text_offset, offsets, sizeof offsets);
+    assert_memory_equal(got.advantages, advantages, sizeof advantages);
     assert_null(got.authors);
     assert_string_equal(got.text, c.text);
     assert_true(json_equal(got.telemetry, c.telemetry));
     completion_release(&got);
 
-    assert_status(completion_unpack(packed.data, packed.len, &at, &place, &got), ST_OK);
+    assert_status(completion_unpack(&from, &place, &got), ST_OK);
     assert_int_equal(got.n, 0);
     assert_false(got.truncated);
     assert_null(got.ids);
     assert_null(got.telemetry);
     assert_string_equal(got.text, "");
-    assert_int_equal(at, packed.len);
+    assert_ptr_equal(from.at, from.end);
     completion_release(&got);
     json_decref(c.telemetry);
     bytes_release(&packed);
@@ -73,12 +76,12 @@ static void what_is_cut_off_is_refused(void **state)
     int place;
     assert_status(completion_pack(&c, 1, &packed), ST_OK);
     for (size_t len = 0; len < packed.len; len++) {
-        size_t at = 0;
         char *part = malloc(len + 1); // so that a sanitizer sees what is read behind it
         assert_non_null(part);
         memcpy(part, packed.data, len);
-        assert_status(completion_unpack(part, len, &at, &place, &got), ST_FORMAT);
-        assert_int_equal(at, 0);
+        struct packed from = {part, part + len};
+        assert_status(completion_unpack(&from, &place, &got), ST_FORMAT);
+        assert_ptr_equal(from.at, part);
         free(part);
     }
     json_decref(c.telemetry);

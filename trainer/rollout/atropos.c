@@ -10,7 +10,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/rollout/exchange.h"
+#include "trainer/rollout/rollout.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

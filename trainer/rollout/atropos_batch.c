@@ -2,6 +2,7 @@
 #include "trainer/rollout/atropos.h"
 #include "common/base/json.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,25 +57,16 @@ static enum status list_of(const struct place *p, const char *field, const json_
     return ST_OK;
 }
 
-static enum status numbers_of(const struct place *p, const char *field, size_t n, size_t first,
+// Of n tokens, those from `first` on.
+static enum status numbers_of(const struct place *p, const char *field, int n, int first,
                               float **ret)
 {
+    const struct number_list how = {field,   NUMBER_F32, -FLT_MAX,
+                                    FLT_MAX, ST_FORMAT,  "is not a number"};
     const json_t *list;
-    enum status st;
-    CHECK(list_of(p, field, &list));
-    if (!list) return ST_OK;
-    if (json_array_size(list) != n)
-        FAIL(ST_FORMAT, "field \"%s\" has %zu entries for %zu tokens", field, json_array_size(list),
-             n);
-    float *numbers = *ret = malloc((n - first + 1) * sizeof *numbers);
-    if (!numbers) FAIL(ST_NO_MEMORY, "no memory for %zu numbers", n);
-    for (size_t t = first; t < n; t++) {
-        const json_t *x = json_array_get(list, t);
-        if (!json_is_number(x) || !isfinite(json_number_value(x)))
-            FAIL(ST_FORMAT, "field \"%s\": entry %zu is not a number", field, t);
-        numbers[t - first] = (float)json_number_value(x);
-    }
-out:
+    enum status st = list_of(p, field, &list);
+    if (st == ST_OK && list) st = numbers_read(list, &how, n, ret);
+    if (st == ST_OK && list) memmove(*ret, *ret + first, (size_t)(n - first) * sizeof **ret);
     return st;
 }
 
@@ -105,8 +97,8 @@ static enum status read_token(const struct place *p, const json_t *tokens, const
     return ST_OK;
 }
 
-static enum status read_tokens(const struct place *p, struct sequence *s, size_t *ret_n,
-                               size_t *ret_first)
+static enum status read_tokens(const struct place *p, struct sequence *s, int *ret_n,
+                               int *ret_first)
 {
     const json_t *tokens, *masks;
     struct completion *c = &s->completion;
@@ -135,13 +127,9 @@ static enum status read_tokens(const struct place *p, struct sequence *s, size_t
         if (t >= first) c->authors[t - first] = trained ? AUTHOR_POLICY : AUTHOR_OTHER;
     }
     c->n = (int)(n - first);
-    if (!memchr(c->authors, AUTHOR_OTHER,
-                (size_t)c->n)) { // nothing stands between what was sampled
-        free(c->authors);
-        c->authors = NULL;
-    }
-    *ret_n = n;
-    *ret_first = first;
+    completion_forget_authors(c);
+    *ret_n = (int)n;
+    *ret_first = (int)first;
 out:
     return st;
 }
@@ -207,7 +195,7 @@ static enum status check_logprobs(const struct place *p, struct sequence *s)
 static enum status read_sequence(const struct place *p, struct sequence *s)
 {
     enum status st;
-    size_t n, first;
+    int n, first;
     const json_t *score = json_array_get(json_object_get(p->group, "scores"), (size_t)p->sequence);
     CHECK(read_tokens(p, s, &n, &first));
     CHECK(numbers_of(p, "inference_logprobs", n, first, &s->completion.logprobs));

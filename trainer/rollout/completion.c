@@ -1,31 +1,42 @@
-/* completion.c: one line of an NDJSON response of POST /v1/rollouts. Stateless.
+/* completion.c: a completion as a line of the NDJSON response of POST /v1/rollouts has it, and as
+ * ranks send it to each other. Stateless.
  *
  * Whatever a line says that could make the loss wrong without anybody noticing (an id outside the
  * vocabulary, a log-probability above 0, a version the weights never had, lists of different
  * lengths) is an error with a sentence. */
 #include "trainer/rollout/completion.h"
-#include "common/base/bytes.h"
 #include "common/base/json.h"
 
-#include <inttypes.h>
-#include <math.h>
+#include <float.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-void completion_release(struct completion *s)
+// ---- lists --------------------------------------------------------------------------------------
+
+#define LIST(name)                                                                                 \
+    {                                                                                              \
+        offsetof(struct completion, name), sizeof *((struct completion *)NULL)->name               \
+    }
+static const struct {
+    size_t field, each;
+} lists[COMPLETION_LISTS] = {LIST(ids),     LIST(logprobs), LIST(processed),   LIST(versions),
+                             LIST(authors), LIST(accepted), LIST(text_offset), LIST(advantages)};
+
+void **completion_list(const struct completion *c, int i, size_t *ret_each)
 {
-    free(s->ids);
-    free(s->logprobs);
-    free(s->processed);
-    free(s->versions);
-    free(s->authors);
-    free(s->text);
-    free(s->accepted);
-    free(s->text_offset);
-    free(s->advantages);
-    free(s->rewards);
-    json_decref(s->telemetry);
-    *s = (struct completion){0};
+    *ret_each = lists[i].each;
+    return (void **)((char *)c + lists[i].field);
+}
+
+void completion_release(struct completion *c)
+{
+    size_t each;
+    for (int i = 0; i < COMPLETION_LISTS; i++) free(*completion_list(c, i, &each));
+    free(c->text);
+    free(c->rewards);
+    json_decref(c->telemetry);
+    *c = (struct completion){0};
 }
 
 double completion_reward(const struct completion *c)
@@ -35,137 +46,98 @@ double completion_reward(const struct completion *c)
     return sum;
 }
 
-static enum status read_list(const char *where, const json_t *line, const char *key, int n,
-                             const json_t **ret)
+void completion_forget_authors(struct completion *c)
 {
-    const json_t *list = json_object_get(line, key);
-    if (!json_is_array(list))
-        return status_fail(ST_FORMAT, "%s: field \"%s\" is not a list", where, key);
-    if (n >= 0 && json_array_size(list) != (size_t)n)
-        return status_fail(ST_FORMAT, "%s: field \"%s\" has %zu entries for %d tokens", where, key,
-                           json_array_size(list), n);
-    *ret = list;
-    return ST_OK;
+    int n = 0;
+    while (n < c->n && token_author(c->authors, n) == AUTHOR_POLICY) n++;
+    if (n < c->n) return;
+    free(c->authors);
+    c->authors = NULL;
 }
 
-// A list of n log-probabilities.
-static enum status read_logprobs(const char *where, const json_t *line, const char *key, int n,
-                                 float **ret)
-{
-    const json_t *list = NULL;
-    enum status st;
-    float *logprobs = malloc(((size_t)n + 1) * sizeof *logprobs);
-    if (!logprobs) FAIL(ST_NO_MEMORY, "%s: no memory", where);
-    CHECK(read_list(where, line, key, n, &list));
-    for (int t = 0; t < n; t++) {
-        const json_t *logprob = json_array_get(list, (size_t)t);
-        const double p = json_is_number(logprob) ? json_number_value(logprob) : NAN;
-        if (!(p <= 1e-3) || !isfinite(p)) // rounding may lift a certainty a little above 0
-            FAIL(ST_FORMAT, "%s: field \"%s\": log-probability of token %d is %g", where, key, t,
-                 p);
-        logprobs[t] = (float)p;
-    }
-    *ret = logprobs;
-    return ST_OK;
-out:
-    free(logprobs);
-    return st;
-}
+// ---- a line of the response ---------------------------------------------------------------------
 
-static enum status read_tokens(const char *where, const struct completion_bounds *bounds,
-                               const json_t *line, struct completion *s)
+enum status numbers_read(const json_t *list, const struct number_list *how, int n, void *ret_array)
 {
-    enum status st;
-    const json_t *ids = NULL, *versions = NULL;
-    CHECK(read_list(where, line, "token_ids", -1, &ids));
-    if (json_array_size(ids) > (size_t)bounds->max_tokens)
-        FAIL(ST_MISMATCH, "%s: %zu tokens where at most %d were asked for", where,
-             json_array_size(ids), bounds->max_tokens);
-    s->n = (int)json_array_size(ids);
-    CHECK(read_list(where, line, "weight_versions", s->n, &versions));
-    size_t room = s->n ? (size_t)s->n : 1;
-    s->ids = malloc(room * sizeof *s->ids);
-    s->versions = malloc(room * sizeof *s->versions);
-    if (!s->ids || !s->versions) FAIL(ST_NO_MEMORY, "%s: no memory", where);
-    for (int t = 0; t < s->n; t++) {
-        const json_t *id = json_array_get(ids, (size_t)t);
-        const json_t *version = json_array_get(versions, (size_t)t);
-        json_int_t i = json_is_integer(id) ? json_integer_value(id) : -1;
-        json_int_t v = json_is_integer(version) ? json_integer_value(version) : -1;
-        if (i < 0 || i >= bounds->vocab_size)
-            FAIL(ST_MISMATCH, "%s: token %d is not an id below the vocabulary's %d", where, t,
-                 bounds->vocab_size);
-        if (v < 2 || v % 2 || (uint64_t)v > bounds->newest || (uint64_t)v < bounds->oldest)
-            FAIL(ST_MISMATCH,
-                 "%s: token %d claims weight version %" JSON_INTEGER_FORMAT
-                 ", the weights are at %" PRIu64 " and were at %" PRIu64 " when it was asked for",
-                 where, t, v, bounds->newest, bounds->oldest);
-        s->ids[t] = (int32_t)i;
-        s->versions[t] = (uint64_t)v;
-    }
-    CHECK(read_logprobs(where, line, "logprobs", s->n, &s->logprobs));
-    st = bounds->filtered ? read_logprobs(where, line, "cut_logprobs", s->n, &s->processed) : ST_OK;
-out:
-    return st;
-}
-
-// Entry t of a list of whole numbers from 0 to `max`.
-static enum status read_count(const char *where, const json_t *list, const char *key, int t,
-                              json_int_t max, json_int_t *ret)
-{
-    const json_t *entry = json_array_get(list, (size_t)t);
-    json_int_t count = json_is_integer(entry) ? json_integer_value(entry) : -1;
-    if (count < 0 || count > max)
-        return status_fail(ST_FORMAT,
-                           "%s: field \"%s\": entry %d is not a whole number from 0 to "
-                           "%" JSON_INTEGER_FORMAT,
-                           where, key, t, max);
-    *ret = count;
-    return ST_OK;
-}
-
-// Without it a tandem's sample would be learned from as if the policy had written all of it.
-static enum status read_mask(const char *where, const struct completion_bounds *bounds,
-                             const json_t *line, struct completion *s)
-{
-    enum status st;
-    const json_t *mask = NULL;
-    json_int_t one = 0;
-    if (bounds->tandem != json_has(line, "model_mask"))
-        return status_fail(ST_MISMATCH, "%s: field \"model_mask\" %s", where,
-                           bounds->tandem ? "is missing: which tokens of a tandem are the policy's?"
-                                          : "of a tandem, where none was asked for");
-    if (!bounds->tandem) return ST_OK;
-    CHECK(read_list(where, line, "model_mask", s->n, &mask));
-    s->authors = malloc(s->n ? (size_t)s->n : 1);
-    if (!s->authors) FAIL(ST_NO_MEMORY, "%s: no memory", where);
-    for (int t = 0; t < s->n; t++) {
-        CHECK(read_count(where, mask, "model_mask", t, 1, &one));
-        s->authors[t] = one ? AUTHOR_POLICY : AUTHOR_FROZEN;
-    }
-out:
-    return st;
-}
-
-// For people only, nothing is computed from them; a server may leave them out.
-static enum status read_accepted(const char *where, const json_t *line, struct completion *s)
-{
+    static const size_t sizes[] = {sizeof(int32_t), 1, sizeof(uint64_t), sizeof(float)};
+    const size_t len = json_array_size(list);
     enum status st = ST_OK;
-    const json_t *accepted = NULL, *offsets = NULL;
-    size_t room = s->n ? (size_t)s->n : 1;
-    json_int_t count = 0;
-    if (json_has(line, "accepted")) CHECK(read_list(where, line, "accepted", s->n, &accepted));
-    if (json_has(line, "text_offset")) CHECK(read_list(where, line, "text_offset", s->n, &offsets));
-    if ((accepted && !(s->accepted = malloc(room * sizeof *s->accepted))) ||
-        (offsets && !(s->text_offset = malloc(room * sizeof *s->text_offset))))
-        FAIL(ST_NO_MEMORY, "%s: no memory", where);
-    for (int t = 0; accepted && t < s->n; t++) {
-        CHECK(read_count(where, accepted, "accepted", t, UINT8_MAX, &count));
-        s->accepted[t] = (uint8_t)count;
+    void *array = NULL;
+    if (!json_is_array(list)) FAIL(ST_FORMAT, "field \"%s\" is not a list", how->key);
+    if (n >= 0 && len != (size_t)n)
+        FAIL(ST_FORMAT, "field \"%s\" has %zu entries for %d tokens", how->key, len, n);
+    if (!(array = malloc((len + 1) * sizes[how->type])))
+        FAIL(ST_NO_MEMORY, "no memory for %zu numbers", len);
+    for (size_t t = 0; t < len; t++) {
+        const json_t *entry = json_array_get(list, t);
+        const double x = json_number_value(entry);
+        if (!(how->type == NUMBER_F32 ? json_is_number(entry) : json_is_integer(entry)) ||
+            !(x >= how->min && x <= how->max))
+            FAIL(how->status, "field \"%s\": entry %zu %s", how->key, t, how->fault);
+        if (how->type == NUMBER_I32) ((int32_t *)array)[t] = (int32_t)x;
+        if (how->type == NUMBER_U8) ((uint8_t *)array)[t] = (uint8_t)x;
+        if (how->type == NUMBER_U64) ((uint64_t *)array)[t] = (uint64_t)x;
+        if (how->type == NUMBER_F32) ((float *)array)[t] = (float)x;
     }
-    for (int t = 0; offsets && t < s->n; t++) {
-        CHECK(read_count(where, offsets, "text_offset", t, INT32_MAX, &count));
-        s->text_offset[t] = (int32_t)count;
+    memcpy(ret_array, &array, sizeof array);
+    array = NULL;
+out:
+    free(array);
+    return st;
+}
+
+// Without the mask a tandem's sample would be learned from as if the policy had written all of it.
+// Nothing is computed from the last two, which are for people: a server may leave them out.
+static enum status read_lists(const struct completion_bounds *bounds, const json_t *line,
+                              struct completion *c)
+{
+    const double vocab = bounds->vocab_size, certain = 1e-3; // 0, lifted a little by rounding
+    const double oldest = bounds->oldest > 2 ? (double)bounds->oldest : 2;
+    const struct {
+        void *to; // pointer to its pointer
+        bool wanted;
+        struct number_list how;
+    } rows[] = {
+        {&c->ids,
+         true,
+         {"token_ids", NUMBER_I32, 0, vocab - 1, ST_MISMATCH,
+          "is not an id below the vocabulary's size"}},
+        {&c->versions,
+         true,
+         {"weight_versions", NUMBER_U64, oldest, (double)bounds->newest, ST_MISMATCH,
+          "is no version that the weights had since it was asked for"}},
+        {&c->logprobs,
+         true,
+         {"logprobs", NUMBER_F32, -FLT_MAX, certain, ST_FORMAT, "is no log-probability"}},
+        {&c->processed,
+         bounds->filtered,
+         {"cut_logprobs", NUMBER_F32, -FLT_MAX, certain, ST_FORMAT, "is no log-probability"}},
+        {&c->authors,
+         bounds->tandem,
+         {"model_mask", NUMBER_U8, 0, 1, ST_FORMAT, "is neither 0 nor 1"}},
+        {&c->accepted,
+         json_has(line, "accepted"),
+         {"accepted", NUMBER_U8, 0, UINT8_MAX, ST_FORMAT, "is not a small whole number"}},
+        {&c->text_offset,
+         json_has(line, "text_offset"),
+         {"text_offset", NUMBER_I32, 0, INT32_MAX, ST_FORMAT, "is not a whole number"}},
+    };
+    enum status st = ST_OK;
+    if (bounds->tandem != json_has(line, "model_mask"))
+        FAIL(ST_MISMATCH, "field \"model_mask\" %s",
+             bounds->tandem ? "is missing: which tokens of a tandem are the policy's?"
+                            : "of a tandem, where none was asked for");
+    c->n = (int)json_array_size(json_object_get(line, "token_ids"));
+    if (c->n > bounds->max_tokens)
+        FAIL(ST_MISMATCH, "%d tokens where at most %d were asked for", c->n, bounds->max_tokens);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].wanted)
+            CHECK(numbers_read(json_object_get(line, rows[i].how.key), &rows[i].how, c->n,
+                               rows[i].to));
+    for (int t = 0; t < c->n; t++) {
+        if (c->versions[t] % 2)
+            FAIL(ST_MISMATCH, "field \"weight_versions\": entry %d is odd, of no whole weights", t);
+        if (bounds->tandem && !c->authors[t]) c->authors[t] = AUTHOR_FROZEN;
     }
 out:
     return st;
@@ -192,24 +164,104 @@ static char *text_of(const json_t *value)
 enum status completion_read(const char *where, const json_t *line,
                             const struct completion_bounds *bounds, struct completion *ret)
 {
-    struct completion s = {0};
-    const char *finish = "";
-    enum status st;
-    CHECK(json_get_string(where, line, "finish_reason", &finish));
-    if (strcmp(finish, "stop") != 0 && strcmp(finish, "length") != 0)
-        FAIL(ST_FORMAT,
-             "%s: field \"finish_reason\" is \"%s\", not \"stop\" or "
-             "\"length\"",
-             where, finish);
-    s.truncated = strcmp(finish, "length") == 0;
-    CHECK(read_tokens(where, bounds, line, &s));
-    CHECK(read_mask(where, bounds, line, &s));
-    CHECK(read_accepted(where, line, &s));
-    s.text = text_of(json_object_get(line, "text"));
-    if (!s.text) FAIL(ST_NO_MEMORY, "%s: no memory", where);
-    s.telemetry = json_incref(json_object_get(line, "telemetry"));
-    *ret = s;
+    struct completion c = {0};
+    const char *finish = json_string_value(json_object_get(line, "finish_reason"));
+    enum status st = ST_OK;
+    c.truncated = finish && strcmp(finish, "length") == 0;
+    if (!c.truncated && !(finish && strcmp(finish, "stop") == 0))
+        FAIL(ST_FORMAT, "field \"finish_reason\" is \"%s\", not \"stop\" or \"length\"",
+             finish ? finish : "");
+    CHECK(read_lists(bounds, line, &c));
+    if (!(c.text = text_of(json_object_get(line, "text")))) FAIL(ST_NO_MEMORY, "no memory");
+    c.telemetry = json_incref(json_object_get(line, "telemetry"));
+    *ret = c;
 out:
-    if (st != ST_OK) completion_release(&s);
+    if (st != ST_OK) completion_release(&c);
+    return status_context(st, "%s", where);
+}
+
+// ---- as bytes -----------------------------------------------------------------------------------
+
+// A completion is a head, then the lists that are there, the rewards, the text and the telemetry's
+// JSON, one behind the other.
+struct head {
+    int32_t place, n, truncated, n_rewards;
+    uint32_t lists; // bit i: lists[i] is there
+    uint32_t text_len, telemetry_len;
+};
+
+enum status completion_pack(const struct completion *c, int place, struct bytes *to)
+{
+    char *telemetry = c->telemetry ? json_dumps(c->telemetry, JSON_COMPACT) : NULL;
+    struct head h = {.place = place,
+                     .n = c->n,
+                     .truncated = c->truncated,
+                     .n_rewards = c->n_rewards,
+                     .text_len = (uint32_t)strlen(c->text),
+                     .telemetry_len = telemetry ? (uint32_t)strlen(telemetry) : 0};
+    size_t each;
+    for (int i = 0; i < COMPLETION_LISTS; i++)
+        h.lists |= (uint32_t)(*completion_list(c, i, &each) != NULL) << i;
+    bytes_append(to, &h, sizeof h);
+    for (int i = 0; i < COMPLETION_LISTS; i++)
+        if (h.lists >> i & 1)
+            bytes_append(to, *completion_list(c, i, &each), (size_t)c->n * lists[i].each);
+    if (c->n_rewards) bytes_append(to, c->rewards, (size_t)c->n_rewards * sizeof *c->rewards);
+    bytes_append(to, c->text, h.text_len);
+    bytes_append(to, telemetry ? telemetry : "", h.telemetry_len);
+    free(telemetry);
+    return c->telemetry && !telemetry ? status_fail(ST_NO_MEMORY, "no memory for a completion")
+                                      : bytes_status(to);
+}
+
+enum status packed_read(struct packed *from, size_t bytes, void *to)
+{
+    if (bytes > (size_t)(from->end - from->at))
+        return status_fail(ST_FORMAT, "what another rank sent is cut off");
+    memcpy(to, from->at, bytes);
+    from->at += bytes;
+    return ST_OK;
+}
+
+enum status packed_copy(struct packed *from, size_t bytes, void *ret_copy)
+{
+    if (bytes > (size_t)(from->end - from->at)) bytes = (size_t)(from->end - from->at) + 1;
+    char *copy = malloc(bytes + 1);
+    if (!copy) return status_fail(ST_NO_MEMORY, "no memory for what another rank sent");
+    enum status st = packed_read(from, bytes, copy);
+    copy[bytes] = 0;
+    if (st == ST_OK)
+        memcpy(ret_copy, &copy, sizeof copy);
+    else
+        free(copy);
+    return st;
+}
+
+enum status completion_unpack(struct packed *from, int *ret_place, struct completion *ret)
+{
+    struct packed r = *from;
+    struct completion c = {0};
+    struct head h;
+    char *telemetry = NULL;
+    enum status st;
+    CHECK(packed_read(&r, sizeof h, &h));
+    if (h.n < 0 || h.place < 0 || h.n_rewards < 0)
+        FAIL(ST_FORMAT, "another rank's completion %d has %d tokens", h.place, h.n);
+    c = (struct completion){.n = h.n, .truncated = h.truncated != 0, .n_rewards = h.n_rewards};
+    for (int i = 0; i < COMPLETION_LISTS; i++)
+        if (h.lists >> i & 1)
+            CHECK(packed_copy(&r, (size_t)h.n * lists[i].each, (char *)&c + lists[i].field));
+    if (h.n_rewards) CHECK(packed_copy(&r, (size_t)h.n_rewards * sizeof *c.rewards, &c.rewards));
+    CHECK(packed_copy(&r, h.text_len, &c.text));
+    CHECK(packed_copy(&r, h.telemetry_len, &telemetry));
+    if (h.telemetry_len)
+        CHECK(json_parse("another rank's telemetry", telemetry, h.telemetry_len, &c.telemetry));
+    *from = r;
+    *ret_place = h.place;
+    *ret = c;
+    c = (struct completion){0};
+out:
+    free(telemetry);
+    completion_release(&c);
     return st;
 }

@@ -3,6 +3,7 @@
 #ifndef TRAINER_COMPLETION_H
 #define TRAINER_COMPLETION_H
 
+#include "common/base/bytes.h"
 #include "trainer/learn/samples.h"
 #include <jansson.h>
 #include <stdint.h>
@@ -31,6 +32,8 @@ struct completion {
 
 // Sum of the environment's.
 double completion_reward(const struct completion *c);
+// Where the policy wrote all tokens, there is no list of authors.
+void completion_forget_authors(struct completion *c);
 
 struct completion_bounds { // of what was asked for
     int vocab_size, max_tokens;
@@ -42,5 +45,34 @@ struct completion_bounds { // of what was asked for
 enum status completion_read(const char *where, const json_t *line,
                             const struct completion_bounds *bounds, struct completion *ret);
 void completion_release(struct completion *c);
+
+// Its lists of an entry a token, each a row of one table: where the i-th is, NULL in it where the
+// completion has none, and the bytes of an entry.
+#define COMPLETION_LISTS 8
+void **completion_list(const struct completion *c, int i, size_t *ret_each);
+
+// As bytes, for processes of one program on processors of one byte order. Appends a completion, and
+// the place that it has in its rollout.
+enum status completion_pack(const struct completion *c, int place, struct bytes *to);
+struct packed { // what has not been read of such bytes
+    const char *at, *end;
+};
+// The next one. ST_FORMAT, and nothing is read, where it is not whole.
+enum status completion_unpack(struct packed *from, int *ret_place, struct completion *ret);
+// The next bytes, and a copy of them with a NUL behind it (ret_copy: pointer to its pointer).
+// ST_FORMAT where there are fewer.
+enum status packed_read(struct packed *from, size_t bytes, void *to);
+enum status packed_copy(struct packed *from, size_t bytes, void *ret_copy);
+
+// A JSON list of numbers, read into an array.
+struct number_list {
+    const char *key; // its field, for errors
+    enum number_type { NUMBER_I32, NUMBER_U8, NUMBER_U64, NUMBER_F32 } type; // whole but the last
+    double min, max;                                                         // of each
+    enum status status; // of one that is anything else, of which is said:
+    const char *fault;
+};
+// n: of how many; -1: any. ret_array: pointer to the array's, which is the caller's to free.
+enum status numbers_read(const json_t *list, const struct number_list *how, int n, void *ret_array);
 
 #endif

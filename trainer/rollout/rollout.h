@@ -18,7 +18,7 @@ struct rollout {
     struct example *owned;           // (n_groups) those of them that are this rollout's; NULL: none
     // (n_groups) what the completions stand behind, where environments made it; NULL: the examples'
     struct token_list *prompts;
-    bool *exchanged;                // (n_groups) which all ranks have (exchange.h); NULL: one rank
+    bool *exchanged;                // (n_groups) which all ranks have; NULL: one rank
     struct completion *completions; // (n_groups, n_per_group)
     long n_tokens;                  // of the completions
     double seconds;                 // request to last line
@@ -104,6 +104,13 @@ int rollout_drop_older(struct rollout *r, uint64_t oldest);
 enum status rollout_samples(const struct rollout *rollout, const float *advantages, bool processed,
                             bool mask_truncated, struct samples **ret);
 void rollout_free(struct rollout *r);
+
+// exchange.c: each rank has pulled its own groups (rollout_owns()); then each has those of all.
+// What was exchanged before is not sent again, unless it was dropped (rollout_drop_older()) and
+// pulled anew. Of one rank nothing. ST_MISMATCH where another gives what is no group of its own.
+enum status rollout_exchange(struct comm *comm, struct rollout *r);
+// Nothing of it is to be sent: all ranks have it already.
+enum status rollout_is_everywhere(struct rollout *r);
 
 // Tokens of context that the server serves (its --max-context); INT64_MAX, and a warning, where it
 // does not say so.

@@ -83,42 +83,27 @@ enum status trajectory_check_fields(const json_t *object, const char *const name
 enum status trajectory_read_ids(const json_t *object, const char *field, int vocab_size,
                                 struct token_list *ret)
 {
-    const json_t *list = json_object_get(object, field), *entry;
-    struct token_list ids = {0};
-    size_t t;
-    enum status st = ST_OK;
-    if (json_array_size(list) == 0)
-        FAIL(ST_FORMAT, "field \"%s\" is not a list of token ids", field);
-    json_array_foreach (list, t, entry) {
-        const json_int_t id = json_is_integer(entry) ? json_integer_value(entry) : -1;
-        if (id < 0 || id >= vocab_size)
-            FAIL(ST_INVALID, "field \"%s\": entry %zu is not an id below the vocabulary's %d",
-                 field, t, vocab_size);
-        CHECK(token_list_push(&ids, (int32_t)id));
-    }
-    *ret = ids;
-out:
-    if (st != ST_OK) token_list_release(&ids);
+    const struct number_list how = {field,      NUMBER_I32,
+                                    0,          vocab_size - 1,
+                                    ST_INVALID, "is not an id below the vocabulary's size"};
+    const json_t *list = json_object_get(object, field);
+    const int n = (int)json_array_size(list);
+    int32_t *ids;
+    if (n == 0) return status_fail(ST_FORMAT, "field \"%s\" is not a list of token ids", field);
+    enum status st = numbers_read(list, &how, n, &ids);
+    if (st == ST_OK) *ret = (struct token_list){.ids = ids, .n = n};
     return st;
 }
 
+// Who wrote each token, as the mask has it: the policy, 1, or somebody else, 0.
 static enum status read_mask(const json_t *value, struct completion *c)
 {
-    const json_t *mask = json_object_get(value, "mask");
-    if (json_array_size(mask) != (size_t)c->n)
-        return status_fail(ST_FORMAT, "field \"mask\" has %zu entries for %d tokens",
-                           json_array_size(mask), c->n);
-    for (int t = 0; t < c->n; t++) {
-        const json_t *entry = json_array_get(mask, (size_t)t);
-        const json_int_t one = json_is_integer(entry) ? json_integer_value(entry) : -1;
-        if (one != 0 && one != 1)
-            return status_fail(ST_FORMAT, "field \"mask\": entry %d is neither 0 nor 1", t);
-        c->authors[t] = one ? AUTHOR_POLICY : AUTHOR_OTHER;
-    }
-    if (c->authors[0])
-        return status_fail(ST_FORMAT, "field \"mask\": the first token has nothing before it that "
-                                      "the policy could have sampled it behind");
-    return ST_OK;
+    static const struct number_list how = {"mask",        NUMBER_U8, AUTHOR_OTHER,
+                                           AUTHOR_POLICY, ST_FORMAT, "is neither 0 nor 1"};
+    enum status st = numbers_read(json_object_get(value, "mask"), &how, c->n, &c->authors);
+    if (st != ST_OK || !c->authors[0]) return st;
+    return status_fail(ST_FORMAT, "field \"mask\": the first token has nothing before it that the "
+                                  "policy could have sampled it behind");
 }
 
 static enum status read_rewards(const json_t *value, const struct sampled_turns *turns,
@@ -211,12 +196,11 @@ static enum status read_tokens(const json_t *value, const struct sampled_turns *
              bounds->max_tokens);
     c->logprobs = calloc((size_t)c->n, sizeof *c->logprobs);
     c->versions = calloc((size_t)c->n, sizeof *c->versions);
-    c->authors = calloc((size_t)c->n, 1);
     bool filtered = false;
     for (int k = 0; k < turns->n; k++) filtered |= turns->items[k].sampled.processed != NULL;
     if (filtered) c->processed = calloc((size_t)c->n, sizeof *c->processed);
     from = calloc((size_t)c->n, 1);
-    if (!c->logprobs || !c->versions || !c->authors || !from || (filtered && !c->processed))
+    if (!c->logprobs || !c->versions || !from || (filtered && !c->processed))
         FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
     CHECK(read_mask(value, c));
     fill_from_turns(turns, c, from);
@@ -284,19 +268,14 @@ out:
 static void cut(struct completion *c, int prompt)
 {
     const size_t left = (size_t)(c->n - prompt);
-    memmove(c->ids, c->ids + prompt, left * sizeof *c->ids);
-    memmove(c->logprobs, c->logprobs + prompt, left * sizeof *c->logprobs);
-    if (c->processed) memmove(c->processed, c->processed + prompt, left * sizeof *c->processed);
-    memmove(c->versions, c->versions + prompt, left * sizeof *c->versions);
-    memmove(c->authors, c->authors + prompt, left);
+    for (int i = 0; i < COMPLETION_LISTS; i++) {
+        size_t each;
+        char *list = *completion_list(c, i, &each);
+        if (list) memmove(list, list + (size_t)prompt * each, left * each);
+    }
     for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= prompt;
     c->n = (int)left;
-    size_t n = 0; // that the policy wrote
-    while (n < left && c->authors[n] == AUTHOR_POLICY) n++;
-    if (n == left) { // nothing stands between
-        free(c->authors);
-        c->authors = NULL;
-    }
+    completion_forget_authors(c);
 }
 
 enum status trajectory_cut(struct completion *group, int n, struct token_list *ret_prompt)

@@ -6,7 +6,7 @@
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "trainer/reward/math/number.h"
-#include "trainer/rollout/exchange.h"
+#include "trainer/rollout/rollout.h"
 #include "trainer/run/runlog.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
  * nothing of them, and epochs count those of the data's order alone. */
 #include "common/base/log.h"
 #include "common/base/rng.h"
-#include "trainer/rollout/exchange.h"
+#include "trainer/rollout/rollout.h"
 #include "trainer/rollout/source.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"

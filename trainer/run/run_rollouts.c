@@ -13,7 +13,7 @@
 #include "common/base/clock.h"
 #include "bridge/attach.h"
 #include "common/base/log.h"
-#include "trainer/rollout/exchange.h"
+#include "trainer/rollout/rollout.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/run.h"
