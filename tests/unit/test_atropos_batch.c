@@ -2,7 +2,7 @@
  * is wrong with a batch, by name. */
 #include "common/base/json.h"
 #include "tests/support/support.h"
-#include "trainer/rollout/atropos.h"
+#include "trainer/rollout/source.h"
 
 #include <math.h>
 #include <stdio.h>

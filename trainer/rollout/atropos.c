@@ -5,12 +5,11 @@
  * sequences themselves, and hand them to the API; the trainer registers there once and polls for
  * batches. Which weights sampled a token is told by nobody, so a sequence has no versions: the
  * sampler's log-probabilities that come with it are what says how far it is off the policy. */
-#include "trainer/rollout/atropos.h"
+#include "trainer/rollout/source.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/rollout/rollout.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -21,9 +20,8 @@
 
 struct atropos {
     struct source source;
-    struct source *servers; // that environments may ask, and evaluations do
     struct atropos_options options;
-    const struct rollout_servers *via; // the same
+    const struct rollout_servers *via; // that environments may ask, and evaluations do
 };
 
 // body: of a POST; NULL: a GET. flags: of jansson.
@@ -176,9 +174,9 @@ out:
     return st;
 }
 
-static enum status pull_batch(void *atropos, struct rollout_step *s)
+static enum status pull_batch(struct source *source, struct rollout_step *s)
 {
-    const struct atropos *a = atropos;
+    const struct atropos *a = (struct atropos *)source;
     const int64_t start = clock_now_ns();
     struct rollout *rollout = NULL;
     json_t *batch = NULL;
@@ -203,29 +201,8 @@ out:
 
 // ---- the source ---------------------------------------------------------------------------------
 
-static enum status order_batches(struct source *source, struct rollout_step *step)
-{
-    struct source *servers = ((struct atropos *)source)->servers;
-    if (!step->evaluation) step->pull = pull_batch;
-    step->pull_context = source;
-    return servers->order(servers, step);
-}
-
-static enum status poll_batches(struct source *source, struct rollout_step *step)
-{
-    struct source *servers = ((struct atropos *)source)->servers;
-    return servers->poll(servers, step);
-}
-
-static enum status settle_batches(struct source *source, uint64_t version, bool evaluation)
-{
-    struct source *servers = ((struct atropos *)source)->servers;
-    return servers->settle(servers, version, evaluation);
-}
-
 static void close_batches(struct source *source)
 {
-    source_close(((struct atropos *)source)->servers);
     free(source);
 }
 
@@ -236,8 +213,7 @@ enum status atropos_new(const struct atropos_options *options, const struct roll
     struct atropos *a = calloc(1, sizeof *a);
     if (!a) return status_fail(ST_NO_MEMORY, "no memory for a source of samples");
     *a = (struct atropos){
-        {order_batches, poll_batches, settle_batches, close_batches, servers->settles, true},
-        servers,
+        {.pull = pull_batch, .close = close_batches, .on = servers, .own_prompts = true},
         *options,
         via};
     CHECK(enroll(a));

@@ -1,5 +1,5 @@
 /* atropos_batch.c: one response of GET /batch. Stateless. */
-#include "trainer/rollout/atropos.h"
+#include "trainer/rollout/source.h"
 #include "common/base/json.h"
 
 #include <float.h>

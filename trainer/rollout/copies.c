@@ -8,12 +8,14 @@
  * worker whose tokens claim any other version than that reload answered with (it was started anew,
  * or loaded something else) fails like one that died. At the first step every worker must be there;
  * later one that is not is left out until it is back. */
-#include "trainer/rollout/copies.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/http/api_key.h"
+#include "bridge/bridge_file.h"
+#include "trainer/launch/server_process.h"
+#include "trainer/rollout/source.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -429,8 +431,8 @@ enum status copies_new(const struct copies_options *options, struct rollout_serv
     struct rollout_server *first = &servers->servers[0];
     struct copies *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for a source of samples");
-    c->source =
-        (struct source){order_copies, poll_copies, settle_copies, close_copies, .settles = true};
+    c->source = (struct source){
+        .order = order_copies, .poll = poll_copies, .settle = settle_copies, .close = close_copies};
     c->options = *options;
     c->servers = servers;
     if (options->server) {

@@ -1,6 +1,5 @@
 /* environment.c: the processes of --rollouts and the episodes that they have. One loop waits for
  * all of them and for the server at once; what a line says is episode.c's. */
-#include "trainer/rollout/environment.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
@@ -28,7 +27,6 @@ struct process { // all zero: to be started
 
 struct environment {
     struct source source;
-    struct source *turns; // samples them
     const char *line;
     int n, timeout_ms, max_tokens;
     struct process *processes; // (n)
@@ -349,9 +347,21 @@ static void begin_counts(struct source_counts *counts)
         source_count(counts, "environment/%s", keys[i]);
 }
 
-static enum status pull_episodes(void *environment, struct rollout_step *step)
+// Which calls of tools were not made again.
+static void log_replayed(struct rollout_step *step)
 {
-    struct environment *env = environment;
+    const double replayed = source_count(&step->counts, "environment/replayed")->sum,
+                 calls = source_count(&step->counts, "environment/calls")->sum;
+    if (replayed == 0 || step->evaluation) return;
+    log_progress_end();
+    log_info("step %" PRId64 ": %.0f of %.0f calls of tools have their results out of the "
+             "journal, and were not made again",
+             step->step + 1, replayed, calls);
+}
+
+static enum status pull_episodes(struct source *source, struct rollout_step *step)
+{
+    struct environment *env = (struct environment *)source;
     const int64_t start_ns = clock_now_ns();
     pthread_mutex_lock(&env->turn);
     struct pull pull = {
@@ -368,6 +378,7 @@ static enum status pull_episodes(void *environment, struct rollout_step *step)
     enum status st = plan(&pull);
     if (st == ST_OK) st = run_episodes(&pull);
     if (st == ST_OK) st = hand_over(&pull, step->rollout);
+    if (st == ST_OK) log_replayed(step);
     status_keep(&result, st);
     end_pull(&pull);
     pthread_mutex_unlock(&env->turn);
@@ -381,40 +392,10 @@ static enum status pull_episodes(void *environment, struct rollout_step *step)
 
 // ---- the source ---------------------------------------------------------------------------------
 
-static enum status order_episodes(struct source *source, struct rollout_step *step)
-{
-    struct source *turns = ((struct environment *)source)->turns;
-    step->pull = pull_episodes;
-    step->pull_context = source;
-    return turns->order(turns, step);
-}
-
-static enum status poll_episodes(struct source *source, struct rollout_step *step)
-{
-    struct source *turns = ((struct environment *)source)->turns;
-    enum status st = turns->poll(turns, step);
-    const double replayed = source_count(&step->counts, "environment/replayed")->sum,
-                 calls = source_count(&step->counts, "environment/calls")->sum;
-    if (replayed > 0 && !step->again && !step->evaluation) {
-        log_progress_end();
-        log_info("step %" PRId64 ": %.0f of %.0f calls of tools have their results out of the "
-                 "journal, and were not made again",
-                 step->step + 1, replayed, calls);
-    }
-    return st;
-}
-
-static enum status settle_episodes(struct source *source, uint64_t version, bool evaluation)
-{
-    struct source *turns = ((struct environment *)source)->turns;
-    return turns->settle(turns, version, evaluation);
-}
-
 static void close_episodes(struct source *source)
 {
     struct environment *e = (struct environment *)source;
     for (int k = 0; e->processes && k < e->n; k++) child_end(&e->processes[k].child);
-    source_close(e->turns);
     pthread_mutex_destroy(&e->turn);
     free(e->processes);
     free(e);
@@ -427,8 +408,7 @@ enum status environment_new(const struct environment_options *options, struct so
     struct environment *e = calloc(1, sizeof *e);
     if (!e) return status_fail(ST_NO_MEMORY, "no memory for environments");
     pthread_mutex_init(&e->turn, NULL);
-    e->source = (struct source){order_episodes, poll_episodes, settle_episodes, close_episodes,
-                                .settles = turns->settles};
+    e->source = (struct source){.pull = pull_episodes, .close = close_episodes, .on = turns};
     e->line = options->line;
     e->n = options->n;
     e->timeout_ms = (int)(options->timeout_s * 1e3);
@@ -438,7 +418,6 @@ enum status environment_new(const struct environment_options *options, struct so
     for (int k = 0; k < e->n; k++) CHECK(start(e, &e->processes[k]));
     for (int k = 0; k < e->n; k++)
         CHECK(at_process(child_check(&e->processes[k].child, START_MS), e, k));
-    e->turns = turns;
     *ret = &e->source;
 out:
     if (st != ST_OK) close_episodes(&e->source);

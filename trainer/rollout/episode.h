@@ -3,7 +3,7 @@
 #ifndef TRAINER_EPISODE_H
 #define TRAINER_EPISODE_H
 
-#include "trainer/rollout/environment.h"
+#include "trainer/rollout/source.h"
 #include "trainer/rollout/trajectory.h"
 
 struct episode_pull { // what the episodes of one pull have in common

@@ -46,16 +46,33 @@ enum status source_counts_sum(struct source_counts *counts, struct comm *comm)
     return st;
 }
 
+// Who pulls is the first that can; who orders and polls the source that they all stand on.
 enum status source_sample(struct source *source, struct rollout_step *step)
 {
+    enum status st;
     step->again = false;
-    enum status st = source->order(source, step);
-    return st == ST_OK ? source->poll(source, step) : st;
+    step->puller = NULL;
+    for (; source->on; source = source->on)
+        if (!step->puller && !(source->own_prompts && step->evaluation)) step->puller = source;
+    CHECK(source->order(source, step));
+    st = source->poll(source, step);
+out:
+    return st;
+}
+
+struct source *source_that_settles(struct source *source)
+{
+    while (source && !source->settle) source = source->on;
+    return source;
 }
 
 void source_close(struct source *source)
 {
-    if (source) source->close(source);
+    while (source) {
+        struct source *on = source->on;
+        source->close(source);
+        source = on;
+    }
 }
 
 // ---- served -------------------------------------------------------------------------------------
@@ -78,8 +95,9 @@ out:
 
 enum status served_poll(struct rollout_step *step)
 {
-    enum status st = step->pull ? step->pull(step->pull_context, step)
-                                : rollout_pull(&step->via, &step->sampling, step->rollout);
+    struct source *by = step->puller;
+    enum status st =
+        by ? by->pull(by, step) : rollout_pull(&step->via, &step->sampling, step->rollout);
     http_client_free(step->http);
     step->http = NULL;
     return st;
@@ -96,14 +114,6 @@ static enum status poll_served(struct source *source, struct rollout_step *step)
     return served_poll(step);
 }
 
-static enum status settle_served(struct source *source, uint64_t version, bool evaluation)
-{
-    (void)source;
-    (void)version;
-    (void)evaluation;
-    return ST_OK;
-}
-
 static void close_served(struct source *source)
 {
     free(source);
@@ -113,8 +123,7 @@ enum status served_new(const struct rollout_servers *servers, struct source **re
 {
     struct served *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for a source of samples");
-    s->source =
-        (struct source){order_served, poll_served, .settle = settle_served, .close = close_served};
+    s->source = (struct source){.order = order_served, .poll = poll_served, .close = close_served};
     s->servers = servers;
     *ret = &s->source;
     return ST_OK;

@@ -10,9 +10,13 @@
 #ifndef TRAINER_SOURCE_H
 #define TRAINER_SOURCE_H
 
+#include "common/base/file.h"
 #include "trainer/rollout/journal.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/rollout/spec_counters.h"
+
+struct bridge_role;
+struct server_process;
 
 #define SOURCE_COUNTS 48 // two of each further server, and an environment's
 
@@ -44,13 +48,11 @@ struct rollout_step { // an order of samples, and what came of it
     struct journal *journal; // of the calls that environments make; NULL: they are not kept
     int n_again;             // groups whose completions were too old, and are generated again
     // filled by the source
-    bool scored;                // with the samples came their scores
-    bool again;                 // poll() failed, and may succeed after settle()
-    struct rollout_servers via; // who is asked
-    struct http_client *http;   // its own; NULL: none
-    // Makes the samples of what these servers give; NULL: rollout_pull().
-    enum status (*pull)(void *context, struct rollout_step *step);
-    void *pull_context;
+    bool scored;                 // with the samples came their scores
+    bool again;                  // poll() failed, and may succeed after settle()
+    struct rollout_servers via;  // who is asked
+    struct http_client *http;    // its own; NULL: none
+    struct source *puller;       // whose pull() makes the samples; NULL: rollout_pull()
     struct source_counts counts; // of this order and those before it that counts were taken over of
     // filled by the work
     struct spec_counters spec; // what was drafted meanwhile
@@ -73,6 +75,8 @@ struct rollout_step { // an order of samples, and what came of it
 };
 void rollout_step_free(struct rollout_step *step);
 
+// One that stands on another (an environment, or Atropos, on the servers that they ask) leaves
+// order(), poll() and settle() to it, and has a pull() instead.
 struct source {
     // Makes ready to sample all groups of the order that are this rank's and have no completions.
     // From any thread, and of several at once where they are `ahead`.
@@ -82,18 +86,111 @@ struct source {
     // Nothing being sampled: has whoever samples by copies of the weights sample by those of
     // `version`, which are the present ones; 0: those that are down by these, and others as they
     // do. evaluation: where a copy answers evaluations, which one is to come. On all ranks.
+    // NULL: nothing is to be done.
     enum status (*settle)(struct source *source, uint64_t version, bool evaluation);
-    void (*close)(struct source *source); // frees it
-    bool settles;                         // settle() does something
-    bool own_prompts; // it takes prompts of its own: there is no data set, and no epoch
+    void (*close)(struct source *source); // frees it; source_close() those that it stands on
+    // Makes the samples, in place of rollout_pull(), of what the servers below give.
+    enum status (*pull)(struct source *source, struct rollout_step *step);
+    struct source *on;
+    bool own_prompts; // it takes prompts of its own: there is no data set, and no epoch; its pull
+                      // is of no evaluation
 };
 enum status source_sample(struct source *source, struct rollout_step *step); // order() and poll()
-void source_close(struct source *source);                                    // NULL is fine
+struct source *source_that_settles(struct source *source); // of these; NULL: none has to
+void source_close(struct source *source);                  // NULL is fine
+
+// ---- the sources --------------------------------------------------------------------------------
 
 // The source that asks these servers, borrowed, and never settles.
 enum status served_new(const struct rollout_servers *servers, struct source **ret);
 // Its order() and poll(), for a source that does something besides.
 enum status served_order(const struct rollout_servers *servers, struct rollout_step *step);
 enum status served_poll(struct rollout_step *step);
+
+// Servers that hold copies of the weights that learn, and are brought new ones between steps:
+// further servers beside one that shares the weights (--workers); and with --sync checkpoint, where
+// none shares them, a server that is started anew on them, or one elsewhere (--server-url).
+struct copies_options { // borrowed
+    // Further servers: bridge files and http://HOST:PORT, with commas between them; before them one
+    // that evaluations go to. NULL, "": none.
+    const char *workers, *server_url;
+    const char *api_key_file; // that they are shown; NULL: none
+    int rank, n_ranks;        // each of several ranks asks every n_ranks-th of them
+    const char *shared;       // the server that shares the weights, which is none of them; or NULL
+    // what they must serve
+    const struct bridge_role *policy;
+    const char *model_folder;
+    // The server that is started, by each rank; NULL: none is.
+    struct server_process *server;
+    const char *socket; // of it, if it takes adapters there
+    bool completions;   // it has no POST /v1/rollouts
+    // What they load: rank 0 writes it, and all ranks come to this. ret_folder: absolute.
+    enum status (*write)(void *context, char ret_folder[PATH_ROOM]);
+    // The server that is started serves for the first time.
+    enum status (*started)(void *context);
+    void *context;
+    const char *adapter; // of that name, and of model_folder, is what is written; NULL: a model
+    const char *draft; // folder in what is written, of a draft model that is trained; NULL: none is
+    const char *other_draft; // of the server that is started, where none is
+};
+// The servers are added to these, which are borrowed; all must be there, or the error names one.
+enum status copies_new(const struct copies_options *options, struct rollout_servers *servers,
+                       struct source **ret);
+
+// Child processes (--rollouts command:PROGRAM) that make trajectories, turn by turn, out of
+// examples and of what the policy samples for them (docs/environments.md has the lines): in place
+// of one completion of each prompt.
+//
+// A sample that is being made is an episode. Processes take one at a time, or as many as they say.
+// One that ends, is silent for too long or writes what is no line of the protocol is started again,
+// and its episodes are given out again, each at most three times. Any thread may pull; of several
+// at once one does and the others wait.
+#define ENVIRONMENT_MAX_PROCESSES 256
+struct environment_options {
+    const char *line; // a program, with words and quotes as a shell takes them; borrowed
+    int n;            // processes
+    double timeout_s; // in which one must write
+    int max_tokens;   // of a trajectory
+};
+// The source whose samples are the trajectories of n processes that are started, and which another
+// source samples the turns of. The calling thread must outlive the processes. ST_PEER_GONE
+// where one ends at once, which says how. A failure of the server, of the journal, or of an
+// episode's third attempt is poll()'s, and names the line of the data set and the sample.
+enum status environment_new(const struct environment_options *options, struct source *turns,
+                            struct source **ret);
+
+// Batches of what Atropos' environments sampled and scored (docs/atropos.md). Rank 0 polls; each
+// rank has the whole batch. The main thread.
+struct atropos_bounds {
+    int vocab_size;
+    int max_tokens;      // of a sequence
+    double temperature;  // of the loss: sequences of another one are refused
+    bool needs_logprobs; // of the sampler: for truncated importance sampling
+    enum advantage_scale scale;
+};
+
+struct atropos_options { // borrowed
+    const char *url;     // of the API server
+    struct atropos_bounds bounds;
+    int64_t batch_size;          // sequences
+    const _Atomic bool *stopped; // poll() is ST_CANCELLED once it is set
+    // of the registration
+    const char *run_folder;
+    int64_t save_steps, step, total_steps;
+};
+// Registers. Evaluations go to `servers`, which ask `via`.
+enum status atropos_new(const struct atropos_options *options, const struct rollout_servers *via,
+                        struct source *servers, struct source **ret);
+// atropos_batch.c: a batch as a rollout with its scores, every number checked before it is
+// believed. A group (atroposlib's ScoredData) has a list entry a sequence: "tokens", prompt and
+// completion in one; "masks", -100 where a token is not trained, else the token; "scores".
+// docs/atropos.md tells what else is read, and what is refused. batch: the list of groups. Each
+// sequence's prompt is what comes before its first trained token. Where groups are of one size and
+// their sequences of one prompt, each is one of the rollout's; else each sequence is a group of its
+// own, and the advantages are of the environments' groups all the same. `where` names the batch in
+// errors, which name the group, the sequence and the field.
+enum status atropos_read_batch(const char *where, const json_t *batch,
+                               const struct atropos_bounds *bounds, struct rollout **ret_rollout,
+                               struct scores *ret_scores);
 
 #endif

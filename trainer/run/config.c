@@ -1,7 +1,7 @@
 /* config.c: the options table of `cw-trainer train`. Read once at start. */
 #include "trainer/run/config.h"
 #include "common/model/model.h"
-#include "trainer/rollout/environment.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/foreign_names.h"
 #include "trainer/run/options_shared.h"
 

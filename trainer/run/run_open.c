@@ -5,8 +5,6 @@
 #include "common/base/log.h"
 #include "trainer/data/prompts.h"
 #include "trainer/learn/learner.h"
-#include "trainer/rollout/atropos.h"
-#include "trainer/rollout/environment.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/adapter_folder.h"

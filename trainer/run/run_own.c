@@ -4,13 +4,14 @@
  * With --sync shared the trained server samples by the weights that are written in place. With
  * --sync checkpoint there is no such server: this process owns the weights (bridge_own()), and
  * either starts a server of its own on a copy of them, or has one elsewhere load them. All the rest
- * of a run is the same: who samples are copies (rollout/copies.h), whose tokens are given the
+ * of a run is the same: who samples are copies (rollout/copies.c), whose tokens are given the
  * version that the copy is of. */
 #include "bridge/attach.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "kernels/comm.h"
-#include "trainer/rollout/copies.h"
+#include "trainer/launch/server_process.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
 #include "trainer/run/same_run.h"

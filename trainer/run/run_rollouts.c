@@ -28,8 +28,8 @@ enum status run_settle(struct run *run, int64_t step, bool evaluation)
 {
     const bool due = evaluation || step % run->config->restart_interval == 0;
     const int64_t start = clock_now_ns();
-    enum status st =
-        run->source->settle(run->source, due ? mapped_version(&run->mapped) : 0, evaluation);
+    struct source *s = source_that_settles(run->source);
+    enum status st = s ? s->settle(s, due ? mapped_version(&run->mapped) : 0, evaluation) : ST_OK;
     run->settle_s += clock_ms_since(start) / 1e3;
     return st;
 }
@@ -107,7 +107,7 @@ static enum status score_step(void *context, struct rollout_step *s)
 static enum status settle_ahead(struct run *run)
 {
     enum status st = ST_OK;
-    if (run->resolved.steps_ahead == 0 || !run->source->settles) return ST_OK;
+    if (run->resolved.steps_ahead == 0 || !source_that_settles(run->source)) return ST_OK;
     rollout_queue_pause(run->queue);
     if (!rollout_queue_failed(run->queue)) st = run_settle(run, run->step, false);
     rollout_queue_resume(run->queue);
