@@ -209,6 +209,7 @@ enum status bridge_own(struct device *dev, const struct bridge_role *roles, int 
         FAIL(ST_NO_MEMORY, "no memory for a bridge");
     snprintf(file->path, sizeof file->path, "(none: this process owns the weights)");
     snprintf(file->socket, sizeof file->socket, "%s", server);
+    memcpy(file->page_layout, roles[0].layout_hash, sizeof file->page_layout);
     file->pid = getpid();
     file->n_roles = n;
     memcpy(file->roles, roles, (size_t)n * sizeof *roles);

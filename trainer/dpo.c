@@ -10,7 +10,7 @@
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/options_shared.h"
 
-#define OPTIONS_OF struct dataset_config
+#define OPTIONS_OF struct train_config
 const struct option_spec dpo_options[] = {
     OPT_HEADING("What is trained, on what"),
     OPT_TEXT("model", model, NULL, "DIR", "model folder to start from, and the reference (needed)",
@@ -37,16 +37,17 @@ const struct option_spec dpo_options[] = {
 
 int dpo_main(int argc, char **argv)
 {
-    static const struct dataset_task task = {
+    static const struct task task = {
         .command = "dpo",
         .options = dpo_options,
+        .kind = &dataset_kind,
         .sides = 2,
         .side_fields = {"chosen", "rejected"},
         .loss = LOSS_SIGMOID,
     };
-    return dataset_main(&task,
-                        "--model DIR --data FILE.jsonl --out DIR | --run-dir DIR\n\n"
-                        "Trains a model folder, or a LoRA adapter of it, on pairs of which one "
-                        "completion is preferred (DPO), without a server.",
-                        argc, argv);
+    return run_main(&task,
+                    "--model DIR --data FILE.jsonl --out DIR | --run-dir DIR\n\n"
+                    "Trains a model folder, or a LoRA adapter of it, on pairs of which one "
+                    "completion is preferred (DPO), without a server.",
+                    argc, argv);
 }

@@ -9,7 +9,7 @@
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/options_shared.h"
 
-#define OPTIONS_OF struct dataset_config
+#define OPTIONS_OF struct train_config
 const struct option_spec sft_options[] = {
     OPT_HEADING("What is trained, on what"),
     OPT_TEXT("model", model, NULL, "DIR", "model folder to start from", IS_COMMON),
@@ -30,16 +30,17 @@ const struct option_spec sft_options[] = {
 
 int sft_main(int argc, char **argv)
 {
-    static const struct dataset_task task = {
+    static const struct task task = {
         .command = "sft",
         .options = sft_options,
+        .kind = &dataset_kind,
         .sides = 1,
         .loss = LOSS_CROSS_ENTROPY,
     };
-    return dataset_main(&task,
-                        "--model DIR | --init CONFIG.json --tokenizer DIR  --data FILE.jsonl "
-                        "--out DIR | --run-dir DIR\n\n"
-                        "Trains a model folder, or a LoRA adapter of it, on prompts and "
-                        "completions, without a server.",
-                        argc, argv);
+    return run_main(&task,
+                    "--model DIR | --init CONFIG.json --tokenizer DIR  --data FILE.jsonl "
+                    "--out DIR | --run-dir DIR\n\n"
+                    "Trains a model folder, or a LoRA adapter of it, on prompts and "
+                    "completions, without a server.",
+                    argc, argv);
 }

@@ -1,5 +1,6 @@
-/* config.h: the options of `cw-trainer train`, and how those that are words or fractions resolve.
- * Names and defaults are TRL's (GRPOConfig) where TRL has the option. */
+/* config.h: the options of `cw-trainer train`, and how those that are words or fractions resolve;
+ * sft and dpo have some of them, and a few of their own. Names and defaults are TRL's (GRPOConfig)
+ * where TRL has the option. */
 #ifndef TRAINER_CONFIG_H
 #define TRAINER_CONFIG_H
 
@@ -83,6 +84,13 @@ struct train_config {
     double eval_temperature;
     int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
     bool load_best_model_at_end;
+    // of sft and dpo (dataset_run.h)
+    const char *init, *tokenizer, *out;
+    int dtype;      // of what is written to `out`: dtype_option_names
+    int all_turns;  // 0 or 1
+    int preference; // of preference_names
+    int64_t rope_context;
+    bool overwrite;
     // several ranks
     struct job_options job;
     // machine

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void say_turns(const struct dataset *d, const struct dataset_config *c)
+static void say_turns(const struct dataset *d, const struct train_config *c)
 {
     if (d->turns.several == 0) return;
     if (!c->all_turns)
@@ -31,21 +31,21 @@ static void say_turns(const struct dataset *d, const struct dataset_config *c)
                  d->path, d->turns.earlier - d->turns.learnt, d->turns.earlier);
 }
 
-static enum status load_side(const struct dataset_run *s, const char *path, int64_t limit,
+static enum status load_side(const struct run *run, const char *path, int64_t limit,
                              const char *side, struct dataset **ret)
 {
-    const struct dataset_config *c = s->config;
+    const struct train_config *c = run->config;
     int left_out;
     struct prompt_options options = c->prompts;
     options.max_samples = limit;
     options.completions = true;
     options.all_turns = c->all_turns;
     options.side = side;
-    options.end_id = s->model->n_eos ? s->model->eos_ids[0] : -1;
-    enum status st = prompts_load(path, dataset_tokenizer_folder(c), s->model->vocab_size, &options,
-                                  ret, &left_out);
+    options.end_id = run->mapped.model->n_eos ? run->mapped.model->eos_ids[0] : -1;
+    enum status st = prompts_load(path, dataset_tokenizer_folder(c), run->mapped.model->vocab_size,
+                                  &options, ret, &left_out);
     if (st != ST_OK) return st;
-    if (side && strcmp(side, s->task->side_fields[0]) != 0) return ST_OK; // it has been said
+    if (side && strcmp(side, run->task->side_fields[0]) != 0) return ST_OK; // it has been said
     notice_data(*ret, left_out);
     if (!side) say_turns(*ret, c);
     return ST_OK;
@@ -71,30 +71,31 @@ static enum status check_pairs(const struct dataset *a, const struct dataset *b)
                                       a->path);
 }
 
-static void note_lengths(struct dataset_run *s, const struct dataset_examples *data)
+static void note_lengths(struct run *run, const struct dataset_examples *data)
 {
+    struct dataset_run *given = run->given;
     for (int i = 0; i < data->n; i++) {
         int64_t all = data->sides[0]->examples[i].prompt_ids.n;
         const int64_t prompt = all;
-        for (int k = 0; k < s->task->sides; k++) {
+        for (int k = 0; k < run->task->sides; k++) {
             const int64_t n = data->sides[k]->examples[i].completion_ids.n;
             all += n;
-            if (prompt + n > s->longest) s->longest = prompt + n;
+            if (prompt + n > given->longest) given->longest = prompt + n;
         }
-        if (all > s->widest) s->widest = all;
+        if (all > given->widest) given->widest = all;
     }
 }
 
-enum status dataset_examples_load(struct dataset_run *s, const char *path, int64_t limit,
+enum status dataset_examples_load(struct run *run, const char *path, int64_t limit,
                                   struct dataset_examples *ret)
 {
     enum status st = ST_OK;
     struct dataset_examples data = {0};
-    for (int k = 0; k < s->task->sides; k++)
-        CHECK(load_side(s, path, limit, s->task->side_fields[k], &data.sides[k]));
-    if (s->task->sides > 1) CHECK(check_pairs(data.sides[0], data.sides[1]));
+    for (int k = 0; k < run->task->sides; k++)
+        CHECK(load_side(run, path, limit, run->task->side_fields[k], &data.sides[k]));
+    if (run->task->sides > 1) CHECK(check_pairs(data.sides[0], data.sides[1]));
     data.n = data.sides[0]->n;
-    note_lengths(s, &data);
+    note_lengths(run, &data);
     *ret = data;
 out:
     if (st != ST_OK) dataset_examples_release(&data);
@@ -103,15 +104,15 @@ out:
 
 void dataset_examples_release(struct dataset_examples *data)
 {
-    for (int k = 0; k < DATASET_SIDES; k++) dataset_free(data->sides[k]);
+    for (int k = 0; k < TASK_SIDES; k++) dataset_free(data->sides[k]);
     free(data->reference);
     *data = (struct dataset_examples){0};
 }
 
-enum status dataset_run_samples(const struct dataset_run *s, const struct dataset_examples *data,
-                                const int *items, int n, struct samples **ret)
+enum status dataset_samples(const struct run *run, const struct dataset_examples *data,
+                            const int *items, int n, struct samples **ret)
 {
-    const int sides = s->task->sides;
+    const int sides = run->task->sides;
     struct samples *samples = NULL;
     enum status st = samples_new(n, sides, &samples);
     if (st != ST_OK) return st;
@@ -137,19 +138,19 @@ enum status dataset_run_samples(const struct dataset_run *s, const struct datase
 
 #define MEASURED_SAID 1000 // passes between two lines of progress
 
-enum status dataset_run_measure(struct dataset_run *s, struct dataset_examples *data)
+enum status dataset_measure(struct run *run, struct dataset_examples *data)
 {
-    const int each = (int)s->config->examples_per_step;
+    const int each = (int)run->config->curriculum.prompts_per_step;
     struct samples *samples = NULL;
     enum status st;
-    CHECK(dataset_run_samples(s, data, NULL, data->n, &samples));
+    CHECK(dataset_samples(run, data, NULL, data->n, &samples));
     data->reference = calloc((size_t)samples->n, sizeof *data->reference);
     if (!data->reference) FAIL(ST_NO_MEMORY, "no memory for the reference");
     for (int at = 0; at < data->n; at += each) {
         const int n = data->n - at < each ? data->n - at : each;
         bool stop = stop_requested();
-        CHECK(learner_pass(s->learner, PASS_NOTE, samples, at, n, NULL, NULL));
-        CHECK(train_ranks_any(&s->ranks, &stop));
+        CHECK(learner_pass(run->learner, PASS_NOTE, samples, at, n, NULL, NULL));
+        CHECK(train_ranks_any(&run->ranks, &stop));
         if (stop) FAIL(ST_CANCELLED, "a signal: the reference was not finished");
         if (at / each % MEASURED_SAID == MEASURED_SAID - 1)
             log_progress("reference: %d of %d pairs", at + n, data->n);
@@ -157,7 +158,7 @@ enum status dataset_run_measure(struct dataset_run *s, struct dataset_examples *
     for (int i = 0; i < samples->n; i++)
         for (long t = samples->first[i]; t < samples->first[i + 1]; t++)
             data->reference[i] += samples->logprobs[t]; // 0 where another rank has it
-    CHECK(update_sum(s->learner, data->reference, samples->n));
+    CHECK(update_sum(run->learner, data->reference, samples->n));
     log_progress_end();
 out:
     samples_free(samples);

@@ -1,50 +1,51 @@
-/* dataset_run.c: the steps of a run without a server: gradients of the next examples, one update,
- * a line of metrics.jsonl; evaluations and checkpoints between them. The main thread. */
+/* dataset_run.c: the steps of a run without a server: an update by the next examples, and a line of
+ * metrics.jsonl; its evaluations, and what it leaves at the end. The main thread. */
+#include "trainer/run/dataset_run.h"
+#include "bridge/attach.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
-#include "trainer/run/dataset_run.h"
 #include "trainer/run/metrics.h"
-#include "trainer/run/stop.h"
+#include "trainer/run/model_folder_write.h"
+#include "trainer/run/runlog.h"
+#include "trainer/run/same_run.h"
 
 #include <inttypes.h>
 #include <math.h>
 
 // ---- a pass -------------------------------------------------------------------------------------
 
-static int64_t tokens_of(const struct dataset_run *s, const struct dataset_examples *data, int item)
+static int64_t tokens_of(const struct run *run, int item)
 {
     int64_t n = 0;
-    for (int k = 0; k < s->task->sides; k++) {
-        const struct example *e = &data->sides[k]->examples[item];
+    for (int k = 0; k < run->task->sides; k++) {
+        const struct example *e = &run->given->data.sides[k]->examples[item];
         n += e->prompt_ids.n + e->completion_ids.n; // prompts once a completion, as TRL counts
     }
     return n;
 }
 
 // The mean over all held-out examples, of which each rank computes its share.
-static enum status evaluate(struct dataset_run *s, json_t *metrics)
+static enum status evaluate(struct run *run, json_t *metrics)
 {
-    const int each = (int)s->config->examples_per_step;
-    struct step step = {.loss = s->loss};
+    const int each = (int)run->config->curriculum.prompts_per_step, n = run->given->eval.n;
+    struct step step = {.loss = run->resolved.loss};
     struct update_stats stats = {0};
     struct samples *samples = NULL;
     char best[BEST_WORDS];
     enum status st;
-    CHECK(dataset_run_samples(s, &s->eval, NULL, s->eval.n, &samples));
-    step.scale = loss_scale_of(&s->loss, samples, 0, s->eval.n);
-    for (int at = 0; at < s->eval.n; at += each)
-        CHECK(learner_pass(s->learner, PASS_LOSS, samples, at,
-                           s->eval.n - at < each ? s->eval.n - at : each, &step, &stats));
-    CHECK(stats_merge(s->ranks.copies, &stats));
-    stats_put(&stats, loss_stats(&s->loss), "eval/", metrics);
+    CHECK(dataset_samples(run, &run->given->eval, NULL, n, &samples));
+    step.scale = loss_scale_of(&step.loss, samples, 0, n);
+    for (int at = 0; at < n; at += each)
+        CHECK(learner_pass(run->learner, PASS_LOSS, samples, at, n - at < each ? n - at : each,
+                           &step, &stats));
+    CHECK(stats_merge(run->ranks.copies, &stats));
+    stats_put(&stats, loss_stats(&step.loss), "eval/", metrics);
     const double loss = stats.range[STAT_LOSS].sum;
-    best_words(&s->best, best_consider(&s->best, s->step, -loss), s->step, best);
+    best_words(&run->best, best_consider(&run->best, run->step, -loss), run->step, best);
     log_progress_end();
-    log_info("step %" PRId64 ": held-out loss %.4f on %d examples%s", s->step, loss, s->eval.n,
-             best);
+    log_info("step %" PRId64 ": held-out loss %.4f on %d examples%s", run->step, loss, n, best);
 out:
     samples_free(samples);
     return status_context(st, "evaluation");
@@ -52,220 +53,123 @@ out:
 
 // ---- a step -------------------------------------------------------------------------------------
 
-static enum status dataset_run_step(struct dataset_run *s, struct update_stats *ret,
-                                    double *ret_seconds)
+static json_t *metrics_of(const struct run *run, const struct update_stats *stats, double seconds)
 {
-    enum status st;
-    const int n = (int)s->config->examples_per_step;
-    const int64_t start = clock_now_ns();
-    const struct update_config config = {
-        .step = {.loss = s->loss, .lr = schedule_at(&s->schedule, s->step)}, .num_iterations = 1};
-    struct samples *samples = NULL;
-    for (int i = 0; i < n; i++) {
-        s->items[i] = data_order_at(&s->order, s->taken + i);
-        s->num_tokens += tokens_of(s, &s->data, s->items[i]);
-    }
-    CHECK(dataset_run_samples(s, &s->data, s->items, n, &samples));
-    CHECK(update_policy(s->learner, &config, samples, ret));
-    CHECK(device_sync(s->dev));
-    s->taken += n;
-    s->step++;
-    s->skipped += ret->skipped;
-    *ret_seconds = clock_ms_since(start) / 1e3;
-out:
-    samples_free(samples);
-    return st;
+    json_t *m = json_pack("{s:I}", "step", (json_int_t)run->step);
+    if (!m) return NULL;
+    stats_put(stats, loss_stats(&run->resolved.loss), "", m);
+    metrics_put(m, "grad_norm", stats->skipped ? NAN : stats->grad_norm);
+    metrics_put(m, "learning_rate", stats->lr);
+    metrics_put(m, "epoch", (double)curriculum_taken(run->curriculum) / run->data->n);
+    metrics_put(m, "num_tokens", (double)run->num_tokens);
+    metrics_put(m, "step_s", seconds);
+    json_object_set_new(m, "skipped_updates", json_integer(run->skipped));
+    ranks_put(stats, run->ranks.all, m);
+    return m;
 }
 
-// stats: of the step just done; NULL: there is none.
-static enum status put_line(struct dataset_run *s, const struct update_stats *stats, double seconds)
+static void log_step(struct run *run, const struct update_stats *stats)
 {
-    const int64_t total = s->schedule.total_steps;
-    enum status st = ST_OK;
-    json_t *m = json_pack("{s:I}", "step", (json_int_t)s->step);
-    if (!m) return status_fail(ST_NO_MEMORY, "no memory for the step's metrics");
-    if (stats) {
-        stats_put(stats, loss_stats(&s->loss), "", m);
-        metrics_put(m, "grad_norm", stats->skipped ? NAN : stats->grad_norm);
-        metrics_put(m, "learning_rate", stats->lr);
-        metrics_put(m, "epoch", (double)s->taken / s->data.n);
-        metrics_put(m, "num_tokens", (double)s->num_tokens);
-        metrics_put(m, "step_s", seconds);
-        json_object_set_new(m, "skipped_updates", json_integer(s->skipped));
-        ranks_put(stats, s->ranks.all, m);
+    struct recent *r = &run->given->recent;
+    const int64_t step = run->step, total = run->total_steps;
+    if (!stats->skipped) {
+        r->loss += stats->range[STAT_LOSS].sum;
+        r->steps++;
+        r->targets += stats->range[STAT_ENTROPY].n;
     }
-    if (s->eval.n && (!stats || step_due(s->step, s->config->eval_steps, total)))
-        CHECK(evaluate(s, m));
-    if (s->log) return runlog_write(s->log, m);
-out:
-    json_decref(m);
-    return st;
-}
-
-// ---- all of them --------------------------------------------------------------------------------
-
-struct recent { // since the last progress line, and in all
-    double loss;
-    int64_t steps, targets, start_ns, first_step;
-};
-
-static void say_progress(const struct dataset_run *s, struct recent *r)
-{
-    const int64_t total = s->schedule.total_steps;
+    if (step % run->config->saving.logging_steps != 0 && step != total) return;
     const double seconds = clock_ms_since(r->start_ns) / 1e3;
-    const double left = seconds / (double)(s->step - r->first_step) * (double)(total - s->step);
+    const double left = seconds / (double)(step - r->first_step) * (double)(total - step);
     char text[DURATION_ROOM];
-    if (s->step % s->config->saving.logging_steps != 0 && s->step != total) return;
-    if (r->steps > 0 && train_ranks_lead(&s->ranks))
-        log_progress("step %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tokens/s  %s left", s->step,
-                     total, r->loss / (double)r->steps, (double)r->targets / seconds,
+    if (r->steps > 0 && train_ranks_lead(&run->ranks))
+        log_progress("step %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tokens/s  %s left", step, total,
+                     r->loss / (double)r->steps, (double)r->targets / seconds,
                      duration_text(left, text));
     r->loss = 0;
     r->steps = 0;
 }
 
-static enum status save_if_due(struct dataset_run *s)
+static enum status step(struct run *run)
 {
-    enum save_kind kind;
-    enum status st =
-        saver_due(&s->saver, s->step, s->schedule.total_steps, &s->best, &s->ranks, &kind);
-    return st == ST_OK && kind != SAVE_NOT ? dataset_run_save(s, kind == SAVE_INTERIM) : st;
+    const int64_t start = clock_now_ns();
+    struct recent *r = &run->given->recent;
+    struct curriculum_batch batch;
+    const struct buckets *none;
+    struct update_stats stats;
+    struct samples *samples = NULL;
+    enum status st;
+    if (!r->start_ns) *r = (struct recent){.start_ns = start, .first_step = run->step};
+    curriculum_next(run->curriculum, 0, &batch);
+    CHECK(dataset_samples(run, &run->given->data, batch.examples, batch.n, &samples));
+    CHECK(run_update(run, samples, schedule_at(&run->resolved.schedule, run->step), &stats));
+    CHECK(device_sync(bridge_device(run->mapped.bridge)));
+    for (int i = 0; i < batch.n; i++) run->num_tokens += tokens_of(run, batch.examples[i]);
+    CHECK(curriculum_record(run->curriculum, NULL, &none));
+    run->step++;
+    run->line = metrics_of(run, &stats, clock_ms_since(start) / 1e3);
+    if (!run->line) FAIL(ST_NO_MEMORY, "no memory for the step's metrics");
+    log_step(run, &stats);
+out:
+    samples_free(samples);
+    return st;
 }
+
+// ---- the end ------------------------------------------------------------------------------------
 
 // A model that is half trained is not what --out asks for, and must not look like it: it becomes a
 // checkpoint, where there is no run folder in one of its own.
-static enum status end_unfinished(struct dataset_run *s)
+static enum status end_unfinished(struct run *run)
 {
-    const char *command = s->task->command, *out = s->config->out;
+    const char *out = run->config->out;
+    bool replaced = false;
     enum status st;
-    if (!s->folder[0]) {
+    if (!run->folder[0]) {
         char *none = NULL;
-        if (train_ranks_lead(&s->ranks)) CHECK(folder_open(NULL, s->folder, &s->folder_lock));
-        CHECK(folder_agree(&s->ranks, s->folder, &none));
-        CHECK(dataset_run_describe(s, false));
+        CHECK(run_open_folder(run, &replaced, &none));
+        CHECK(run_folder_describe(run, false));
     }
-    CHECK(dataset_run_save(s, false));
-    st = status_fail(ST_CANCELLED,
-                     "stopped at step %" PRId64 " of %" PRId64 "%s%s%s; go on from the checkpoint: "
-                     "cw-trainer %s --run-dir %s --resume",
-                     s->step, s->schedule.total_steps, out ? ": --out " : "", out ? out : "",
-                     out ? " is not written" : "", command, s->folder);
-out:
-    return st;
-}
-
-// One rank that was told to stop stops all of them.
-static enum status goes_on(const struct dataset_run *s, bool *ret)
-{
-    bool stop = stop_requested();
-    enum status st = train_ranks_any(&s->ranks, &stop);
-    *ret = !stop;
-    return st;
-}
-
-static enum status train_steps(struct dataset_run *s)
-{
-    const int64_t total = s->schedule.total_steps, first = s->step;
-    struct recent recent = {.start_ns = clock_now_ns(), .first_step = first};
-    const int64_t patience = s->config->early_stop_patience;
-    enum status st = ST_OK;
-    int skipped = 0;
-    bool on = true;
-    if (s->step == 0 && s->eval.n) {
-        s->best = BEST_NONE;
-        CHECK(put_line(s, NULL, 0));
-        CHECK(dataset_run_save(s, false));
-    }
-    while (s->step < total && !best_out_of_patience(&s->best, patience)) {
-        struct update_stats stats;
-        double seconds;
-        CHECK(goes_on(s, &on));
-        if (!on) break;
-        CHECK(dataset_run_step(s, &stats, &seconds));
-        CHECK(dataset_run_compare_weights(s));
-        if (s->step == first + 1) memory_log_taken(s->learner);
-        if (stats.skipped) log_warn("step %" PRId64 ": %s", s->step, status_message());
-        CHECK(learning_skipped(&skipped, stats.skipped, "the", "lower --learning-rate"));
-        CHECK(put_line(s, &stats, seconds));
-        if (!stats.skipped) {
-            recent.loss += stats.range[STAT_LOSS].sum;
-            recent.steps++;
-            recent.targets += stats.range[STAT_ENTROPY].n;
-        }
-        say_progress(s, &recent);
-        CHECK(save_if_due(s));
-    }
+    CHECK(run_save(run, false));
     log_progress_end();
-    if (!on) st = end_unfinished(s);
+    log_warn("stopped at step %" PRId64 " of %" PRId64 "%s%s%s; go on from the checkpoint: "
+             "cw-trainer %s --run-dir %s --resume",
+             run->step, run->total_steps, out ? ": --out " : "", out ? out : "",
+             out ? " is not written" : "", run->task->command, run->folder);
+    st = status_fail(ST_CANCELLED, "told to end");
 out:
     return st;
 }
 
-static enum status dataset_run_train(struct dataset_run *s)
+static enum status write_out(const struct run *run)
 {
-    char best[BEST_WORDS];
+    const struct train_config *c = run->config;
+    const struct mapped *m = &run->mapped;
     enum status st;
-    CHECK(train_steps(s));
-    CHECK(dataset_run_save(s, false));
-    best_end_words(&(struct best){.step = s->best.step, .score = -s->best.score}, "loss", best);
-    if (s->step < s->schedule.total_steps)
-        log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
-                 " evaluations in a row were no better (--early-stop-patience)",
-                 s->step, s->schedule.total_steps, s->best.waited);
-    if (s->folder[0]) log_info("run folder %s%s", s->folder, best);
-    if (s->config->load_best_model_at_end && s->config->out) CHECK(dataset_run_take_best(s));
+    if (!c->out || !train_ranks_lead(&run->ranks)) return ST_OK;
+    struct model_folder model = {.weights = m->policy,
+                                 .as = c->dtype ? (enum dtype)(c->dtype - 1) : m->policy->dt,
+                                 .source_folder = m->files_folder,
+                                 .adapter = m->adapter};
+    if (m->adapter && !(model.state = adapter_state(NULL, m->base)))
+        FAIL(ST_NO_MEMORY, "no memory to write %s", c->out);
+    st = model_folder_write(c->out, bridge_device(m->bridge), &model);
+    json_decref(model.state);
+    CHECK(st);
+    log_info("wrote %s%s", c->out, m->adapter ? ", an adapter of --model" : "");
 out:
     return st;
 }
 
-// ---- the program --------------------------------------------------------------------------------
-
-struct started {
-    struct dataset_config config;
-    struct dataset_run run;
-    struct job job;
-    char **argv; // of this program
-};
-
-static enum status check(void *context, struct option_set *set)
+static enum status end(struct run *run)
 {
-    struct started *p = context;
-    return dataset_run_check(p->run.task, set, &p->config, &p->job);
-}
-
-static enum status run(void *context)
-{
-    struct started *p = context;
-    struct dataset_run *s = &p->run;
-    struct stop *stop = NULL;
+    const struct train_config *c = run->config;
     enum status st;
-    if (p->job.launches) return job_launch(&p->job, p->argv);
-    stop_catch_signals();
-    CHECK(stop_watch_new(&(struct stop_options){.first = STOP_AT_STEP}, &stop));
-    CHECK(dataset_run_open(s));
-    CHECK(dataset_run_train(s));
-    st = dataset_run_write_out(s);
+    if (run->step < run->total_steps && !run_out_of_patience(run)) return end_unfinished(run);
+    CHECK(run_save(run, false));
+    run_log_end(run);
+    if (c->load_best_model_at_end && c->out) CHECK(run_serve_best(run));
+    st = write_out(run);
 out:
-    if (st == ST_CANCELLED) log_warn("%s", status_message());
-    stop_watch_end(stop);
-    dataset_run_release(s, st);
     return st;
 }
 
-int dataset_main(const struct dataset_task *task, const char *usage, int argc, char **argv)
-{
-    struct started p = {
-        .run = {.task = task, .config = &p.config, .ranks = {.job = &p.job}, .folder_lock = -1},
-        .argv = argv};
-    const struct program program = {
-        .name = "cw-trainer",
-        .command = task->command,
-        .usage = usage,
-        .options = task->options,
-        .config = &p.config,
-        .check = check,
-        .run = run,
-        .context = &p,
-    };
-    return program_main(&program, argc, argv);
-}
+const struct task_kind dataset_kind = {dataset_check, dataset_open, step, evaluate, end};

@@ -168,8 +168,9 @@ enum status mapped_meet(struct mapped *m, struct train_ranks *ranks, double time
     bridge_publish_with(m->bridge, meet_to_publish, ranks);
     CHECK(train_ranks_divide(ranks, n, m->shard));
     weights_use_comm(m->policy, ranks->shards);
-    log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
-             size / n, size == n ? "" : "s", n, n == 1 ? "" : "s");
+    if (bridge_file_of(m->bridge)->socket[0])
+        log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
+                 size / n, size == n ? "" : "s", n, n == 1 ? "" : "s");
 out:
     return st;
 }

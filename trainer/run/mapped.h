@@ -29,6 +29,7 @@ struct mapped {
     struct bridge *bridge;
     // the policy
     const char *model_folder; // the bridge file's
+    const char *files_folder; // whose tokenizer and further files are written beside the weights
     struct model_config *model;
     struct weights *policy;        // bound to the shared arena
     struct adapter *adapter;       // that is trained instead (--lora-r), bound likewise; NULL: none

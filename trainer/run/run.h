@@ -1,29 +1,55 @@
-/* run.h: one training run: everything `cw-trainer train` has open, and what it writes down. Private
- * to train.c and the run_*.c files. One thread, the main one. */
+/* run.h: one training run, whichever command it is of: what it has open, and what it writes down.
+ * Private to train.c, sft.c, dpo.c, and the run_*.c and dataset_*.c files. One thread, the main
+ * one. */
 #ifndef TRAINER_RUN_H
 #define TRAINER_RUN_H
 
 #include "trainer/learn/spans.h"
 #include "trainer/reward/cost.h"
 #include "trainer/run/config.h"
-#include "trainer/run/folder.h"
 #include "trainer/run/mapped.h"
 #include "trainer/run/saver.h"
 #include "trainer/run/divergence.h"
 #include "trainer/run/train_ranks.h"
 
+#define FOLDER_ROOM 512
+#define TASK_SIDES  2 // completions of an example, at most
+
 struct completion;
+struct dataset_run;
 struct rollout;
 struct rollout_step;
+struct run;
+struct samples;
 struct scores;
 struct source_counts;
 struct update_stats;
+
+struct task_kind { // where the samples of its steps come from: sampled anew, or of a data set
+    // The options together, before anything is opened: ST_INVALID names the option.
+    enum status (*check)(struct run *run, struct option_set *set, struct train_config *config);
+    enum status (*open)(struct run *run);
+    enum status (*step)(struct run *run); // the next one, which leaves its line
+    // On held-out data; adds the result to `metrics`, compares it with the best, and logs it.
+    enum status (*evaluate)(struct run *run, json_t *metrics);
+    enum status (*end)(struct run *run); // after the last step, or once it was told to stop
+};
+struct task { // what differs between the commands
+    const char *command;
+    const struct option_spec *options;
+    const struct task_kind *kind;
+    int sides; // completions of an example of a data set; 0: they are sampled
+    const char *side_fields[TASK_SIDES]; // prompt_options.side
+    enum loss_type loss;                 // of a data set: the first, of dpo's
+};
+
 struct run {
+    const struct task *task;
     const struct train_config *config;
     struct train_resolved resolved;
     const struct job *job;
-    char folder[FOLDER_ROOM];
-    int folder_lock; // open while this process writes there; -1: none
+    char folder[FOLDER_ROOM]; // "": none is kept
+    int folder_lock;          // open while this process writes there; -1: none
     struct train_ranks ranks;
     struct mapped mapped; // what is trained
     struct http_client *http;
@@ -31,6 +57,7 @@ struct run {
     struct source *source;           // of samples
     int64_t server_context;          // tokens; with --rollouts
     struct own *own;                 // run_own.c
+    struct dataset_run *given;       // of sft and dpo: its completions; NULL of train
     struct learner *learner;
     // the task
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
@@ -63,6 +90,10 @@ struct run {
     bool said_undrafted, said_memory;
 };
 
+// run_loop.c: a task's main: options, opening, the steps with evaluations and checkpoints between
+// them, and the end.
+int run_main(const struct task *task, const char *usage, int argc, char **argv);
+
 // run_open.c: config, resolved and reward are set. Attaches to the server, reads the data, prints
 // the memory plan, takes the memory, takes the writer's lease, and goes on from a checkpoint where
 // one is there and wanted. run_close() takes half-opened runs too; outcome: of the run, which
@@ -83,15 +114,24 @@ enum status run_open_adapter(struct run *run);
 enum status run_find_base(struct run *run);
 enum status run_start_adapter(struct run *run);
 
+enum status run_agree_to_stop(const struct run *run, bool *ret_stop); // whether any rank is to
+
+// Once the weights are there: from now on signals ask for the end of the run (stop.h).
+enum status run_catch_signals(struct run *run);
+// The learner of steps of that shape, with all its memory.
+enum status run_open_learner(struct run *run, const struct learning_shape *shape);
+
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
 enum status run_check_context(const struct run *run);
 
 int64_t run_longest(const struct run *run); // tokens of a prompt with its completion, at most
 
 // run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, NULL
-// where there is none, which the caller frees. ST_INVALID where it holds a run that --resume does
-// not ask for; one that ended before its first step is removed.
-enum status run_open_folder(struct run *run, char **ret_latest);
+// where there is none, which the caller frees. ST_INVALID where it holds a run that neither
+// --resume nor --overwrite asks for; one that ended before its first step is removed. ret_replaced:
+// there is one, which goes (run_remove()) once this one can begin.
+enum status run_open_folder(struct run *run, bool *ret_replaced, char **ret_latest);
+enum status run_remove(const struct run *run);
 // The options of a run to go on with (--resume, --run-dir) that were not given are those of its
 // config.json, where it has one; says which.
 enum status run_folder_options(struct option_set *set, struct train_config *config);
@@ -112,9 +152,9 @@ enum status run_resume_reference(struct run *run, const char *checkpoint);
 // memory.
 json_t *run_weights(const struct run *run);
 
-// run_checkpoint.c: a checkpoint of the present step, unless there is one; it becomes the snapshot
-// that the server restores should this process die in the middle of an update. interim: the next
-// one replaces it.
+// run_checkpoint.c: a checkpoint of the present step, unless there is one or no folder; it becomes
+// the snapshot that the server restores should this process die in the middle of an update.
+// interim: the next one replaces it.
 enum status run_save(struct run *run, bool interim);
 // The last checkpoint of a run that ends by an error: of what was learned since the one before, as
 // long as the weights are whole and this run's. Keeps the error `why` and its sentence.
@@ -157,9 +197,11 @@ void run_lap_rollouts(struct run *run, const struct rollout_step *s);
 void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
                        json_t *metrics);
 
-// run_own.c, in every run: before what else is opened. With --sync checkpoint: run->bridge, of
-// weights which this process owns.
+// run_own.c, in every run: before what else is opened. With --sync checkpoint, and of a data set:
+// run->mapped.bridge, of weights which this process owns.
 enum status run_open_own(struct run *run);
+// The model and its weights there, of a run without a server.
+enum status run_bind_own(struct run *run);
 void run_close_own(struct run *run);
 // Who samples for the run: run->source.
 enum status run_open_source(struct run *run);
@@ -173,7 +215,11 @@ void run_put_filter(const struct run *run, const struct rollout_step *s, json_t 
 
 // run_learn.c: the draft model's learning rate in a step.
 double run_draft_rate(const struct run *run, int64_t step);
-// A step's update, published. ST_INVALID where too many in a row were not finite.
+// The updates by these samples, published; counts them. ST_INVALID where too many in a row were not
+// finite.
+enum status run_update(struct run *run, struct samples *samples, double lr,
+                       struct update_stats *ret);
+// A step's updates, by what was sampled for it.
 enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret);
 
 // run_metrics.c: the line of metrics.jsonl of the step just done. New reference; NULL: no memory.
@@ -184,10 +230,8 @@ double run_accuracy(const struct run *run, const struct scores *scores); // -1: 
 // Tokens of a sample, as TRL counts them: without those that an environment wrote.
 int run_length(const struct completion *sample);
 double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
-// Evaluates on held-out prompts; adds the result to `metrics`, compares it with the best, and says
-// it.
-enum status run_evaluate(struct run *run, json_t *metrics);
-bool run_out_of_patience(const struct run *run); // --early-stop-patience
+enum status run_evaluate(struct run *run, json_t *metrics); // task_kind.evaluate of train
+bool run_out_of_patience(const struct run *run);            // --early-stop-patience
 // Evaluates where that is due, and writes run->line.
 enum status run_finish_line(struct run *run);
 // The line into metrics.jsonl, with where the time since the one before went; takes the reference.

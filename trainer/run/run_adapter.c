@@ -88,7 +88,8 @@ enum status run_open_adapter(struct run *run)
     control_facts(mapped_control(&run->mapped), &f);
     // A server may hold another folder's weights by now than those that it was started with.
     CHECK(lora_config_json(&run->config->lora,
-                           f.origin[0] == '/' ? f.origin : run->mapped.model_folder, &json));
+                           f.origin[0] == '/' && !run->given ? f.origin : run->mapped.model_folder,
+                           &json));
     CHECK(adapter_config_from_json("--lora-target", json, &config));
     CHECK(adapter_new(config, run->mapped.policy, role->dt, &run->mapped.adapter));
     weights_layout_hash(run->mapped.adapter->weights, hash);

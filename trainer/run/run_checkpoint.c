@@ -77,15 +77,15 @@ static struct same_run same_run_of(const struct run *run)
 {
     const struct train_config *c = run->config;
     return (struct same_run){
-        NULL,
-        run->data,
-        c->seed,
-        c->learning.freeze,
-        run->mapped.adapter,
-        c->lora.name,
-        run->mapped.base,
-        bridge_device(run->mapped.bridge),
-        c->exact,
+        .command = run->given ? run->task->command : NULL,
+        .data = run->data,
+        .seed = c->seed,
+        .freeze = c->learning.freeze,
+        .adapter = run->mapped.adapter,
+        .adapter_name = c->lora.name,
+        .base = run->mapped.base,
+        .dev = bridge_device(run->mapped.bridge),
+        .exact = c->exact,
     };
 }
 
@@ -128,7 +128,7 @@ enum status run_save(struct run *run, bool interim)
     struct learner *l = run->learner;
     struct model_folder model = {.weights = run->mapped.policy,
                                  .as = run->mapped.policy->dt,
-                                 .source_folder = run->mapped.model_folder,
+                                 .source_folder = run->mapped.files_folder,
                                  .adapter = run->mapped.adapter,
                                  .optimizer = learner_optimizer(l)};
     struct model_folder draft = {.weights = run->mapped.draft,
@@ -136,7 +136,7 @@ enum status run_save(struct run *run, bool interim)
                         reference = {.weights = learner_reference(l),
                                      .as = run->mapped.policy->dt,
                                      .source_folder = run->mapped.model_folder};
-    if (run->saver.step == run->step) return ST_OK;
+    if (run->saver.step == run->step || !run->folder[0]) return ST_OK;
     spans_lap(&run->spans, SPAN_LOG);
     if (run->mapped.draft) {
         draft.as = run->mapped.draft->dt;
@@ -185,7 +185,8 @@ out:
 void run_save_remains(struct run *run, enum status why)
 {
     const struct control *control = mapped_control(&run->mapped);
-    if (run->step == 0 || run->step == run->saver.step || run->saver.failed) return;
+    if (run->step == 0 || run->step == run->saver.step || run->saver.failed || !run->folder[0])
+        return;
     char *sentence = strdup(status_message());
     log_progress_end();
     if (run->ranks.all)
@@ -269,7 +270,7 @@ enum status run_resume(struct run *run, const char *folder)
         CHECK(latency_model_from_json(c.latency_model, &run->latency));
     CHECK(status_context(curriculum_from_json(run->curriculum, c.curriculum, c.data_index), "%s",
                          folder));
-    if (run->eval_data && !(run->best_of = evaluation_of(run)))
+    if (run->eval_data && !run->best_of && !(run->best_of = evaluation_of(run)))
         FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
     CHECK(best_resume(&run->best, folder, c.best, c.best_of, &run->best_of));
     CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
@@ -284,8 +285,11 @@ enum status run_resume(struct run *run, const char *folder)
     run->skipped = c.skipped_updates;
     run->num_tokens = c.num_tokens;
     resume_entropy(run, c.entropy);
-    log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
-             run->step, folder, mapped_version(&run->mapped));
+    if (run->given)
+        log_info("resumed at step %" PRId64 " from %s", run->step, folder);
+    else
+        log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
+                 run->step, folder, mapped_version(&run->mapped));
 out:
     checkpoint_release(&c);
     return status_context(st, "resuming");
@@ -303,7 +307,8 @@ enum status run_serve_best(struct run *run)
     CHECK(path_put(draft_folder, folder, DRAFT_FOLDER));
     CHECK(run_load_weights(run, folder,
                            run->mapped.draft && file_exists(draft_folder) ? draft_folder : NULL));
-    log_info("serving the weights of step %" PRId64 ", the best", run->best.step);
+    log_info("%s of step %" PRId64 ", the best",
+             run->given ? "the weights are those" : "serving the weights", run->best.step);
 out:
     free(folder);
     return status_context(st, "--load-best-model-at-end");

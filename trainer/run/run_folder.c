@@ -1,19 +1,83 @@
-/* run_folder.c: the folder (folder.h) of a run on a server's weights: whether it may be used, which
- * of its options are taken over, and what model, weights and server each start had. The main
- * thread. */
-#include "common/base/file.h"
+/* run_folder.c: the folder of a run, of whichever command it is: made and locked, whether it may be
+ * used, which of its options are taken over, and the two files that say what the run is:
+ * config.json, its options, and run.json, one entry for each start of a process. The main thread;
+ * logs. */
 #include "bridge/attach.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/rollout/journal.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
-#include "trainer/run/folder.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_CONFIG ((size_t)1 << 20)
+#define MAX_STARTS ((size_t)64 << 20)
+
+// ---- made and locked ----------------------------------------------------------------------------
+
+// Trainers of other servers are kept out of the folder too. The lock ends with the process; a file
+// system without locks has none.
+static enum status lock(const char *folder, int *ret)
+{
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        close(fd);
+        return status_fail(ST_BUSY, "%s: another trainer is writing there; take another --run-dir",
+                           folder);
+    }
+    *ret = fd;
+    return ST_OK;
+}
+
+// A run's config.json has its options, a model's the shape of its weights: written over, they are
+// lost. One that cannot be read is replaced.
+static enum status check_no_model(const char *folder)
+{
+    enum status st;
+    char path[PATH_ROOM];
+    json_t *there = NULL;
+    CHECK(path_put(path, folder, "config.json"));
+    if (!file_exists(path) || json_read_file(path, MAX_CONFIG, &there) != ST_OK) goto out;
+    if (json_has(there, "model_type") || json_has(there, "architectures"))
+        FAIL(ST_INVALID,
+             "%s is a model's, and the run's options would replace it; take another --run-dir",
+             path);
+out:
+    json_decref(there);
+    return st;
+}
+
+// Makes --run-dir's folder, and keeps other trainers out for as long as the run has it.
+static enum status make_folder(struct run *run)
+{
+    const char *wanted = run->config->run_dir;
+    enum status st;
+    const time_t now = time(NULL);
+    struct tm tm;
+    if (!wanted)
+        strftime(run->folder, FOLDER_ROOM, "runs/%Y%m%d-%H%M%S", localtime_r(&now, &tm));
+    else if (snprintf(run->folder, FOLDER_ROOM, "%s", wanted) >= FOLDER_ROOM)
+        return status_fail(ST_INVALID, "--run-dir is too long");
+    CHECK(file_make_folders(run->folder));
+    CHECK(check_no_model(run->folder));
+    st = lock(run->folder, &run->folder_lock);
+out:
+    return st;
+}
+
+// ---- whether it may be used ---------------------------------------------------------------------
 
 // A run that ended before its first step leaves nothing but the weights it began with: nothing at
 // all where these were a folder's.
@@ -40,36 +104,93 @@ out:
     return st;
 }
 
-static enum status open_folder(struct run *run, char **ret_latest)
+// Whether the path is the folder or something in it; both must be there for that.
+static bool is_within(const char *path, const char *folder)
 {
+    char *of = realpath(path, NULL), *in = realpath(folder, NULL);
+    const size_t len = in ? strlen(in) : 0;
+    const bool within = of && in && strncmp(of, in, len) == 0 && (!of[len] || of[len] == '/');
+    free(of);
+    free(in);
+    return within;
+}
+
+// What is read here must not be of the run that goes.
+static enum status outlives(const struct run *run, const char *option, const char *path)
+{
+    char checkpoints[PATH_ROOM];
+    enum status st;
+    CHECK(path_put(checkpoints, run->folder, "checkpoints"));
+    if (path && is_within(path, checkpoints))
+        FAIL(ST_INVALID,
+             "--%s %s is of the run that --overwrite replaces; copy it elsewhere first, or take "
+             "another --run-dir",
+             option, path);
+out:
+    return st;
+}
+
+static enum status open_folder(struct run *run, bool *ret_replaced, char **ret_latest)
+{
+    const struct train_config *c = run->config;
     enum status st = ST_OK;
     char *latest = NULL;
-    CHECK(folder_open(run->config->run_dir, run->folder, &run->folder_lock));
+    CHECK(make_folder(run));
+    if (c->out && is_within(run->folder, c->out))
+        FAIL(ST_INVALID,
+             "--out %s holds the run folder %s, which the model would replace; take another",
+             c->out, run->folder);
     CHECK(checkpoint_latest(run->folder, &latest));
-    if (latest && !run->config->resume && learned_nothing(run->folder, latest)) {
+    if (latest && !c->resume && !c->overwrite && learned_nothing(run->folder, latest)) {
         CHECK(begin_anew(run));
         free(latest);
         latest = NULL;
     }
-    if (latest && !run->config->resume)
+    // Without a server a run has a checkpoint of step 0 only where that was evaluated.
+    const bool there = latest || (run->given && runlog_has_steps(run->folder));
+    if (there && !c->resume && !c->overwrite)
         FAIL(ST_INVALID,
-             "%s holds a run already: go on with it (--resume), or take "
-             "another --run-dir",
-             run->folder);
+             "%s holds a run already: go on with it (--resume),%s or take another --run-dir",
+             run->folder, run->given ? " replace it (--overwrite)," : "");
+    if (there && !c->resume) {
+        CHECK(outlives(run, "model", c->model));
+        CHECK(outlives(run, "tokenizer", c->tokenizer));
+        *ret_replaced = true;
+        goto out;
+    }
+    if (there && !latest)
+        log_warn("%s has no checkpoint to go on from: its run is begun anew", run->folder);
     *ret_latest = latest;
     latest = NULL;
 out:
     free(latest);
+    return st;
+}
+
+enum status run_remove(const struct run *run)
+{
+    static const char *const parts[] = {"checkpoints", "rollouts"};
+    char path[PATH_ROOM];
+    enum status st = ST_OK;
+    log_info("%s: the run there is replaced (--overwrite)", run->folder);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        CHECK(path_put(path, run->folder, "%s", parts[i]));
+        if (file_exists(path)) CHECK(file_remove_tree(path));
+    }
+out:
     return st;
 }
 
 // One rank opens it, for all.
-enum status run_open_folder(struct run *run, char **ret_latest)
+enum status run_open_folder(struct run *run, bool *ret_replaced, char **ret_latest)
 {
-    char *latest = NULL;
+    char *latest = NULL, path[PATH_MAX] = "";
     enum status st = ST_OK;
-    if (train_ranks_lead(&run->ranks)) CHECK(open_folder(run, &latest));
-    CHECK(folder_agree(&run->ranks, run->folder, &latest));
+    if (train_ranks_lead(&run->ranks)) CHECK(open_folder(run, ret_replaced, &latest));
+    if (latest) snprintf(path, sizeof path, "%s", latest);
+    CHECK(train_ranks_agree(&run->ranks, run->folder, FOLDER_ROOM));
+    CHECK(train_ranks_agree(&run->ranks, path, sizeof path));
+    if (path[0] && !latest && !(latest = strdup(path))) FAIL(ST_NO_MEMORY, "no memory for a path");
     *ret_latest = latest;
     latest = NULL;
 out:
@@ -77,11 +198,12 @@ out:
     return st;
 }
 
+// ---- its options --------------------------------------------------------------------------------
+
 // The bridge file of one server is none of several ranks', and theirs none of one process; nor is
 // it that of servers which are to be started.
-static void forget_other_bridge(const void *config, json_t *recorded)
+static void forget_other_bridge(const struct train_config *c, json_t *recorded)
 {
-    const struct train_config *c = config;
     const char *bridge = json_string_value(json_object_get(recorded, "bridge"));
     const bool fits = bridge && c->serves == (strstr(bridge, RANK_FIELD) != NULL) &&
                       !(c->serves && (c->model || c->job.server_args));
@@ -92,42 +214,166 @@ static void forget_other_bridge(const void *config, json_t *recorded)
 
 enum status run_folder_options(struct option_set *set, struct train_config *config)
 {
-    if (!config->run_dir || !config->resume) return ST_OK;
-    return folder_take_options(set, config->run_dir, forget_other_bridge, config);
+    const char *folder = config->run_dir;
+    enum status st = ST_OK;
+    json_t *recorded = NULL;
+    struct bytes taken = BYTES_INIT;
+    char path[PATH_ROOM];
+    if (!folder || !config->resume) return ST_OK;
+    if ((st = check_no_model(folder)) != ST_OK) return st;
+    CHECK(path_put(path, folder, "config.json"));
+    if (!file_exists(path)) goto out;
+    CHECK(json_read_file(path, MAX_CONFIG, &recorded));
+    forget_other_bridge(config, recorded);
+    CHECK(options_fill(set, path, recorded, config, &taken));
+    if (taken.len) log_info("options as recorded in %s: %s", path, bytes_text(&taken));
+out:
+    if (st != ST_OK)
+        status_fail(st, "%s; mend or remove it to go on with the options given here alone",
+                    status_message());
+    json_decref(recorded);
+    bytes_release(&taken);
+    return st;
 }
 
+// ---- what the run is ----------------------------------------------------------------------------
+
+static void put_option(struct bytes *to, const json_t *value)
+{
+    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+    bytes_puts(to, !text || json_is_null(value) ? "none" : text);
+    free(text);
+}
+
+// Says which options a resumed run goes on with that it did not have before. How a run is found and
+// how long it takes does not make another run of it.
+static void say_changes(const json_t *old, json_t *now)
+{
+    static const char *const free_to_change[] = {"bridge",    "run_dir",    "resume", "max_steps",
+                                                 "log_level", "start_from", "out"};
+    struct bytes text = BYTES_INIT;
+    const char *key;
+    const json_t *value, *before;
+    json_object_foreach (now, key, value) {
+        bool said = (before = json_object_get(old, key)) && !json_equal(before, value);
+        for (size_t i = 0; i < sizeof free_to_change / sizeof *free_to_change; i++)
+            said = said && strcmp(key, free_to_change[i]) != 0;
+        if (!said) continue;
+        bytes_printf(&text, "%s%s ", text.len ? ", " : "", key);
+        put_option(&text, value);
+        bytes_puts(&text, " (was ");
+        put_option(&text, before);
+        bytes_puts(&text, ")");
+    }
+    if (text.len) log_warn("the run goes on with other options: %s", bytes_text(&text));
+    bytes_release(&text);
+}
+
+// Without what is of a start and not of the run.
 static enum status write_config(const struct run *run, bool resumed)
 {
-    json_t *resolved = options_to_json(train_options, run->config);
+    // How the processes of a start come to be: the next start may have other ranks.
+    static const char *const of_a_start[] = {"gpus",
+                                             "ranks",
+                                             "rank",
+                                             "nnodes",
+                                             "node_rank",
+                                             "rendezvous",
+                                             "rendezvous_token_file",
+                                             "rendezvous_timeout",
+                                             "rank_timeout",
+                                             "overwrite"};
+    enum status st;
+    char path[PATH_ROOM];
+    json_t *old = NULL, *options = options_to_json(run->task->options, run->config);
+    CHECK(path_put(path, run->folder, "config.json"));
+    if (!options) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
+    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
+        json_object_del(options, of_a_start[i]);
     if (run->config->sync == SYNC_SHARED) { // a server's own
-        json_object_del(resolved, "model");
-        json_object_del(resolved, "server_args");
+        json_object_del(options, "model");
+        json_object_del(options, "server_args");
     }
-    return folder_write_options(run->folder, resumed, resolved);
+    // One that cannot be read is replaced.
+    if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, options);
+    CHECK(json_write_file(path, 0644, options));
+out:
+    json_decref(old);
+    json_decref(options);
+    return st;
 }
 
-static enum status write_start(const struct run *run, bool resumed)
+// A path or name that is not UTF-8 cannot stand in JSON, and is left out.
+static void put_text(json_t *object, const char *key, const char *text)
+{
+    if (text) json_object_set_new(object, key, json_string(text));
+}
+
+// What the server and its weights are, of a run that has one.
+static bool put_server(const struct run *run, json_t *start)
 {
     const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
-    json_t *start =
-        folder_start(run->step, bridge_device(run->mapped.bridge), run->mapped.policy->dt);
-    if (!start || json_object_set_new(start, "server_pid", json_integer(file->pid)) ||
+    if (run->given) return true;
+    if (json_object_set_new(start, "server_pid", json_integer(file->pid)) ||
         json_object_set_new(start, "weight_version",
                             json_integer((json_int_t)mapped_version(&run->mapped))) ||
-        json_object_set_new(start, "weights", run_weights(run))) {
+        json_object_set_new(start, "weights", run_weights(run)))
+        return false;
+    put_text(start, "bridge", file->path);
+    return true;
+}
+
+// What is known of this start; NULL: no memory.
+static json_t *start_of(const struct run *run)
+{
+    char when[32], host[256] = "";
+    const time_t now = time(NULL);
+    struct tm tm;
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%S%z", localtime_r(&now, &tm));
+    gethostname(host, sizeof host - 1);
+    json_t *start = json_pack("{s:s, s:s, s:I, s:s, s:s}", "time", when, "program",
+                              "cw-trainer " COMMONWEIGHT_VERSION, "step", (json_int_t)run->step,
+                              "device", device_name(bridge_device(run->mapped.bridge)), "dtype",
+                              dtype_name(run->mapped.policy->dt));
+    if (!start || !put_server(run, start)) {
         json_decref(start);
-        return status_fail(ST_NO_MEMORY, "no memory for the run's run.json");
+        return NULL;
     }
     json_object_set(start, ADAPTER_BASE, run->mapped.base);
-    folder_put_text(start, "model", run->mapped.model_folder);
-    folder_put_text(start, "draft", run->mapped.draft_folder);
-    folder_put_text(start, "bridge", file->path);
-    return folder_add_start(run->folder, resumed, start);
+    put_text(start, "host", host);
+    put_text(start, "model", run->mapped.model_folder);
+    put_text(start, "draft", run->mapped.draft_folder);
+    return start;
+}
+
+static enum status add_start(const struct run *run, bool resumed)
+{
+    enum status st;
+    json_t *all = NULL, *starts = NULL, *start = start_of(run);
+    char path[PATH_ROOM];
+    CHECK(path_put(path, run->folder, "run.json"));
+    if (resumed && file_exists(path) && json_read_file(path, MAX_STARTS, &all) != ST_OK)
+        log_warn("%s; it is written anew", status_message());
+    starts = json_incref(json_object_get(all, "starts"));
+    json_decref(all);
+    if (!json_is_array(starts)) {
+        json_decref(starts);
+        starts = json_array();
+    }
+    all = json_pack("{s:O}", "starts", starts);
+    if (!all || !start || json_array_append(starts, start) != 0)
+        FAIL(ST_NO_MEMORY, "no memory for the run's run.json");
+    CHECK(json_write_file(path, 0644, all));
+out:
+    json_decref(all);
+    json_decref(starts);
+    json_decref(start);
+    return st;
 }
 
 enum status run_folder_describe(const struct run *run, bool resumed)
 {
-    if (!train_ranks_lead(&run->ranks)) return ST_OK;
+    if (!run->folder[0] || !train_ranks_lead(&run->ranks)) return ST_OK;
     enum status st = write_config(run, resumed);
-    return st == ST_OK ? write_start(run, resumed) : st;
+    return st == ST_OK ? add_start(run, resumed) : st;
 }

@@ -97,17 +97,12 @@ static enum status keep_logprobs(struct run *run, struct rollout_step *s,
     return update_share_logprobs(run->learner, samples, s->logprobs);
 }
 
-enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret)
+enum status run_update(struct run *run, struct samples *samples, double lr,
+                       struct update_stats *ret)
 {
-    const struct train_config *c = run->config;
     const struct update_config config = update_of(run, lr);
-    struct samples *samples = NULL;
     enum status st;
-    if (c->kl_reward_coef != 0) CHECK(price_kl(run, s));
-    CHECK(rollout_samples(s->rollout, s->scores.advantages, c->processed_logprobs,
-                          c->mask_truncated_completions, &samples));
     CHECK(update_policy(run->learner, &config, samples, ret));
-    CHECK(keep_logprobs(run, s, samples));
     CHECK(mapped_compare(&run->mapped, &run->ranks, run->step));
     CHECK(move_reference(run));
     if (!run->said_memory) memory_log_taken(run->learner);
@@ -119,6 +114,20 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
     st = learning_skipped(&run->skipped_in_a_row, !ret->applied, "the",
                           "lower --learning-rate or go back to a checkpoint");
     if (st == ST_OK) st = note_draft(run, ret);
+out:
+    return st;
+}
+
+enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret)
+{
+    const struct train_config *c = run->config;
+    struct samples *samples = NULL;
+    enum status st;
+    if (c->kl_reward_coef != 0) CHECK(price_kl(run, s));
+    CHECK(rollout_samples(s->rollout, s->scores.advantages, c->processed_logprobs,
+                          c->mask_truncated_completions, &samples));
+    CHECK(run_update(run, samples, lr, ret));
+    CHECK(keep_logprobs(run, s, samples));
 out:
     samples_free(samples);
     return st;

@@ -121,8 +121,12 @@ void run_log_inference(struct run *run, const struct rollout_step *step,
 void run_log_end(const struct run *run)
 {
     char best[BEST_WORDS];
-    best_end_words(&run->best,
-                   !run->eval_data                          ? "score"
+    const struct best shown = {.step = run->best.step,
+                               .score = run->given ? -run->best.score : run->best.score};
+    const char *where = run->folder[0] ? "; run folder " : "";
+    best_end_words(&shown,
+                   run->given                               ? "loss"
+                   : !run->eval_data                        ? "score"
                    : reward_accuracy_term(run->reward) >= 0 ? "accuracy"
                                                             : "reward",
                    best);
@@ -133,10 +137,10 @@ void run_log_end(const struct run *run)
     bytes_release(&idle);
     if (run->step < run->total_steps && run_out_of_patience(run))
         log_info("stopped early at step %" PRId64 " of %" PRId64 ": %" PRId64
-                 " evaluations in a row were no better (--early-stop-patience)%s; run folder %s",
-                 run->step, run->total_steps, run->best.waited, best, run->folder);
+                 " evaluations in a row were no better (--early-stop-patience)%s%s%s",
+                 run->step, run->total_steps, run->best.waited, best, where, run->folder);
     else
-        log_info("%s at step %" PRId64 " of %" PRId64 "%s; run folder %s",
+        log_info("%s at step %" PRId64 " of %" PRId64 "%s%s%s",
                  run->step < run->total_steps ? "stopped" : "done", run->step, run->total_steps,
-                 best, run->folder);
+                 best, where, run->folder);
 }

@@ -262,7 +262,7 @@ bool run_out_of_patience(const struct run *run)
 enum status run_finish_line(struct run *run)
 {
     if (run->evaluation_due) {
-        enum status st = run_evaluate(run, run->line);
+        enum status st = run->task->kind->evaluate(run, run->line);
         if (st != ST_OK) return st;
     }
     run->evaluation_due = false;
@@ -275,7 +275,7 @@ enum status run_write_line(struct run *run, json_t *line)
 {
     struct spans *spans = &run->spans;
     spans_lap(spans, SPAN_LOG);
-    for (int i = 0; i < N_SPANS; i++) {
+    for (int i = 0; i < N_SPANS && !run->given; i++) {
         metrics_putf(line, spans->seconds[i], "spans/%s_s", span_names[i]);
         spans->seconds[i] = 0;
     }

@@ -8,9 +8,9 @@
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/adapter_folder.h"
+#include "trainer/run/dataset_run.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/mapped.h"
-#include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
 
@@ -69,7 +69,7 @@ static enum status open_policy(struct run *run)
     const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
     const struct bridge_role *role;
     CHECK(notice_roles(file, &role));
-    run->mapped.model_folder = role->model;
+    run->mapped.model_folder = run->mapped.files_folder = role->model;
     CHECK(check_tandem(run));
     CHECK(role_open(run->mapped.bridge, role, &run->mapped.model, &run->mapped.policy));
     CHECK(http_client_new(file->socket, &run->http));
@@ -252,11 +252,40 @@ static void plan_scoring(struct run *run)
     run->scoring->advantage.pass_k = (int)c->pass_k;
 }
 
-static enum status open_learner(struct run *run)
+enum status run_open_learner(struct run *run, const struct learning_shape *shape)
 {
     const struct train_config *c = run->config;
     enum status st;
     struct learner_config options;
+    CHECK(learning_config(&c->learning, shape, c->sampling.temperature, &options));
+    options.ranks = run->given != NULL;
+    options.comm = run->ranks.copies;
+    options.shards = run->ranks.shards;
+    options.adapter = run->mapped.adapter;
+    options.lora_dropout = (float)c->lora.dropout;
+    options.seed = (uint64_t)c->seed;
+    options.spans = &run->spans;
+    CHECK(learner_new(bridge_device(run->mapped.bridge), run->mapped.model, run->mapped.policy,
+                      run->resolved.has_reference, &options, &run->learner));
+    notice_model(run->mapped.model, learner_balance_coef(run->learner));
+    if (run->mapped.draft) {
+        struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
+        draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
+        CHECK(learner_add_draft(run->learner, run->mapped.draft_model, run->mapped.draft, &draft));
+    }
+    memory_log(run->learner,
+               run->given               ? "of its own, beside what follows"
+               : c->sync == SYNC_SHARED ? "shared with the server (0 extra)"
+                                        : "of its own",
+               c->learning.freeze);
+    CHECK(learner_prepare(run->learner));
+out:
+    return st;
+}
+
+static enum status open_learner(struct run *run)
+{
+    const struct train_config *c = run->config;
     int64_t samples = c->curriculum.prompts_per_step * curriculum_max_rollouts(&c->curriculum);
     struct learning_shape shape = {
         .longest = run_longest(run),
@@ -277,27 +306,7 @@ static enum status open_learner(struct run *run)
                            "--rollout-base x (1 + --rollout-alpha)) is %" PRId64
                            ", over 1048576 samples a step",
                            samples);
-    CHECK(learning_config(&c->learning, &shape, c->sampling.temperature, &options));
-    options.comm = run->ranks.copies;
-    options.shards = run->ranks.shards;
-    options.adapter = run->mapped.adapter;
-    options.lora_dropout = (float)c->lora.dropout;
-    options.seed = (uint64_t)c->seed;
-    options.spans = &run->spans;
-    CHECK(learner_new(bridge_device(run->mapped.bridge), run->mapped.model, run->mapped.policy,
-                      run->resolved.has_reference, &options, &run->learner));
-    notice_model(run->mapped.model, learner_balance_coef(run->learner));
-    if (run->mapped.draft) {
-        struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
-        draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
-        CHECK(learner_add_draft(run->learner, run->mapped.draft_model, run->mapped.draft, &draft));
-    }
-    memory_log(run->learner,
-               c->sync == SYNC_SHARED ? "shared with the server (0 extra)" : "of its own",
-               c->learning.freeze);
-    CHECK(learner_prepare(run->learner));
-out:
-    return st;
+    return run_open_learner(run, &shape);
 }
 
 // A trainer that died in an update leaves weights that the server restores once it notices.
@@ -327,10 +336,12 @@ enum status run_become_writer(struct bridge *bridge)
     return run_retry(ST_TORN, take_lease, bridge);
 }
 
-static enum status watch_signals(struct run *run)
+// Until here there is nothing to save, and a signal is the end.
+enum status run_catch_signals(struct run *run)
 {
     const struct stop_options options = {.control = mapped_control(&run->mapped),
                                          .first = STOP_AT_STEP};
+    stop_catch_signals();
     return stop_watch_new(&options, &run->stop);
 }
 
@@ -338,18 +349,11 @@ enum status run_open(struct run *run)
 {
     enum status st;
     char *latest = NULL;
-    saver_init(&run->saver, &run->config->saving);
-    run->saver.keep_start = run->resolved.has_reference;
-    run->best = BEST_NONE;
-    snprintf(run->mapped.role, sizeof run->mapped.role, "%s%s",
-             run->config->lora.r ? "adapter:" : "policy",
-             run->config->lora.r ? run->config->lora.name : "");
-    run->entropy = entropy_begin(&run->config->entropy);
+    bool replaced = false; // for that train has no option
     CHECK(open_policy(run));
     CHECK(mapped_meet(&run->mapped, &run->ranks, run->config->job.rank_timeout));
     run->servers->comm = run->ranks.all;
-    stop_catch_signals(); // until here there is nothing to save, and a signal is the end
-    CHECK(watch_signals(run));
+    CHECK(run_catch_signals(run));
     CHECK(check_exact(run));
     CHECK(open_draft(run));
     CHECK(open_environment(run));
@@ -361,7 +365,7 @@ enum status run_open(struct run *run)
     CHECK(run_become_writer(
         run->mapped.bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_find_base(run));
-    CHECK(run_open_folder(run, &latest));
+    CHECK(run_open_folder(run, &replaced, &latest));
     CHECK(run_place_server(run));
     control_set_run(mapped_control(&run->mapped), run->folder);
     control_set_role(mapped_control(&run->mapped), run->mapped.role);
@@ -393,6 +397,7 @@ void run_close(struct run *run, enum status outcome)
     learner_free(run->learner);
     train_ranks_free(&run->ranks);
     curriculum_free(run->curriculum);
+    dataset_close(run);
     dataset_free(run->eval_data);
     dataset_free(run->data);
     reward_free(run->reward);

@@ -27,6 +27,7 @@ struct own {
     // where it has its log: the run's folder, of further ranks one in it
     char folder[PATH_ROOM], socket[PATH_ROOM];
     struct device *device; // until the bridge has it
+    enum dtype dt;         // of the weights there
 };
 
 // ---- the folder of weights ----------------------------------------------------------------------
@@ -163,8 +164,9 @@ static enum status make_plan(const struct run *run, const char *folder, bool ada
     enum status st;
     json_t *json = NULL;
     struct adapter_config *config;
-    const enum dtype dt = device_default_dtype(run->own->device);
-    CHECK(model_config_load(folder, &ret->model));
+    const enum dtype dt = run->own->dt;
+    CHECK(run->config->init ? model_config_load_file(folder, &ret->model)
+                            : model_config_load(folder, &ret->model));
     ret->model->rope_context = ret->model->max_positions;
     CHECK(weights_plan(ret->model, dt, &ret->base));
     if (!adapter) goto out;
@@ -184,7 +186,9 @@ static enum status load_own(void *context, const struct bridge_role *role, void 
     if (!role->model[0]) return ST_OK; // a new adapter
     CHECK(make_plan(run, role->model, false, &p));
     weights_bind(p.base, base);
-    st = weights_load(p.base, run->own->device, role->model);
+    st = run->config->init
+             ? weights_init_random(p.base, run->own->device, (uint64_t)run->config->seed)
+             : weights_load(p.base, run->own->device, role->model);
 out:
     release_plan(&p);
     return st;
@@ -221,14 +225,30 @@ static enum status own_weights(struct run *run, const char *server)
     struct bridge_role roles[3];
     char device[JOB_DEVICE_ROOM];
     int n = 0;
+    const char *model = c->init ? c->init : c->model;
     CHECK(device_open(job_device(run->job, c->device, device), &run->own->device));
-    CHECK(status_context(describe_own(run, "policy", c->model, &roles[n++]), "--model"));
+    run->own->dt = device_default_dtype(run->own->device);
+    CHECK(status_context(describe_own(run, "policy", model, &roles[n++]), "--%s",
+                         c->init ? "init" : "model"));
     if (c->lora.r) CHECK(describe_own(run, run->mapped.role, c->model, &roles[n++]));
     if (c->train_draft)
         CHECK(status_context(describe_own(run, "draft", c->draft, &roles[n++]), "--draft"));
     CHECK(bridge_own(run->own->device, roles, n, server, load_own, run, &run->mapped.bridge));
     run->own->device = NULL; // the bridge's
 out:
+    return st;
+}
+
+enum status run_bind_own(struct run *run)
+{
+    struct mapped *m = &run->mapped;
+    const char *folder = bridge_file_role(bridge_file_of(m->bridge), "policy")->model;
+    struct plan p = {0};
+    enum status st = make_plan(run, folder, false, &p);
+    m->model = p.model;
+    m->policy = p.base;
+    m->model_folder = run->config->model;
+    if (st == ST_OK) weights_bind(m->policy, bridge_base(m->bridge, "policy"));
     return st;
 }
 
@@ -270,6 +290,7 @@ enum status run_open_own(struct run *run)
     enum status st = ST_OK;
     if (!(run->own = calloc(1, sizeof *run->own))) FAIL(ST_NO_MEMORY, "no memory for a run");
     if (c->sync == SYNC_SHARED) return ST_OK;
+    if (run->given) return own_weights(run, "");
     if (!c->server_url) CHECK(open_server(run));
     CHECK(
         own_weights(run, c->server_url ? c->server_url : server_process_address(run->own->server)));
