@@ -22,26 +22,16 @@
 
 // ---- snapshots ----------------------------------------------------------------------------------
 
-enum status tinker_sampler(struct tinker *t, const char *id, struct sampler **ret)
+enum status tinker_new_sampler(struct owner *session, const char *id, const char *base,
+                               const struct snapshot *which, struct owner **ret)
 {
-    struct owner *o = owner_find(t->requests, id, false);
-    if (!o)
-        return status_fail(ST_NOT_FOUND,
-                           "there is no sampling session \"%.100s\": " TINKER_FORGOTTEN, id);
-    *ret = (struct sampler *)o;
-    return ST_OK;
-}
-
-enum status tinker_new_sampler(struct tinker *t, struct session *session, const char *id,
-                               const char *base, const struct snapshot *which, struct sampler **ret)
-{
-    struct owner *o = owner_find(t->requests, id, false);
+    struct owner *o = owner_find(session->all, SAMPLER, id);
     enum status st = ST_OK;
-    if (!o) CHECK(owner_add(t->requests, sizeof **ret, session, id, false, &o));
+    if (!o) CHECK(owner_add(session->all, SAMPLER, session, id, &o));
     snprintf(o->base, sizeof o->base, "%s", base);
-    *ret = (struct sampler *)o;
-    (*ret)->snapshot = *which;
-    (*ret)->snapshot.inflight = which->inflight || t->options->inflight;
+    o->snapshot = *which;
+    o->snapshot.inflight = which->inflight || o->tinker->options->inflight;
+    *ret = o;
 out:
     return st;
 }
@@ -141,10 +131,9 @@ static enum status create_sampler(const struct call *c)
     char id[ID_ROOM], folder[PATH_ROOM];
     struct run_path path;
     struct snapshot snapshot;
-    struct session *session;
-    struct sampler *s = NULL;
+    struct owner *session, *s;
     enum status st;
-    CHECK(tinker_session(t, c->session_id, &session));
+    CHECK(tinker_find(t, SESSION, c->session_id, &session));
     if (!c->model_path && !c->base_model)
         FAIL(ST_INVALID, "request: \"base_model\" or \"model_path\" is missing");
     if (c->base_model) CHECK(tinker_serves(t, base));
@@ -155,7 +144,7 @@ static enum status create_sampler(const struct call *c)
         CHECK(find_base(t, &snapshot));
     }
     snprintf(id, sizeof id, "%.120s:sample:%" PRId64, session->id, c->sampler_number);
-    CHECK(tinker_new_sampler(t, session, id, base, &snapshot, &s));
+    CHECK(tinker_new_sampler(session, id, base, &snapshot, &s));
     CHECK(check_stale(t, &s->snapshot, id));
     st = tinker_reply(
         c, json_pack("{s:s, s:s}", "sampling_session_id", id, "type", "create_sampling_session"));
@@ -165,10 +154,10 @@ out:
 
 static enum status get_sampler(const struct call *c)
 {
-    struct sampler *s = NULL;
-    enum status st = tinker_sampler(c->tinker, http_path_tail(c->q), &s);
-    return st == ST_OK ? tinker_reply(c, json_pack("{s:s, s:s, s:s?}", "sampler_id", s->owner.id,
-                                                   "base_model", s->owner.base, "model_path",
+    struct owner *s;
+    enum status st = tinker_find(c->tinker, SAMPLER, http_path_tail(c->q), &s);
+    return st == ST_OK ? tinker_reply(c, json_pack("{s:s, s:s, s:s?}", "sampler_id", s->id,
+                                                   "base_model", s->base, "model_path",
                                                    s->snapshot.path[0] ? s->snapshot.path : NULL))
                        : st;
 }
@@ -207,8 +196,8 @@ static void on_sampled(struct inbox_message *message);
 static void submit(struct sample_request *r)
 {
     r->request.message.deliver = on_sampled;
-    if (r->tinker->sampling)
-        sampling_send(r->tinker->sampling, r);
+    if (r->request.owner->tinker->sampling)
+        sampling_send(r->request.owner->tinker->sampling, r);
     else
         end(r, status_fail(ST_CANCELLED, "the Tinker API is stopping"));
 }
@@ -216,8 +205,8 @@ static void submit(struct sample_request *r)
 static void on_loaded(struct inbox_message *message)
 {
     struct sample_request *r = (struct sample_request *)message;
-    struct tinker *t = r->tinker;
-    struct sampler *s = (struct sampler *)r->request.owner;
+    struct tinker *t = r->request.owner->tinker;
+    struct owner *s = r->request.owner;
     enum status st = r->request.status;
     if (s->snapshot.saves == r->snapshot.saves) s->snapshot = r->snapshot;
     if (st == ST_OK) {
@@ -234,7 +223,7 @@ static void on_loaded(struct inbox_message *message)
 static enum status perform_load(struct trained_model *m, struct request *request)
 {
     struct sample_request *r = (struct sample_request *)request;
-    const struct tinker *t = r->tinker;
+    const struct tinker *t = r->request.owner->tinker;
     struct snapshot *s = &r->snapshot;
     struct run_path path;
     char folder[PATH_ROOM];
@@ -250,7 +239,7 @@ static enum status perform_load(struct trained_model *m, struct request *request
 // On its way to what has its weights, which may be loaded first.
 static void route(struct sample_request *r)
 {
-    struct tinker *t = r->tinker;
+    struct tinker *t = r->request.owner->tinker;
     enum status st = check_stale(t, &r->snapshot, r->request.owner->id);
     if (st != ST_OK) {
         end(r, st);
@@ -269,7 +258,7 @@ static void route(struct sample_request *r)
 static void on_sampled(struct inbox_message *message)
 {
     struct sample_request *r = (struct sample_request *)message;
-    struct tinker *t = r->tinker;
+    struct tinker *t = r->request.owner->tinker;
     const enum status st = r->request.status;
     const bool gave =
         st != ST_OK || r->oldest == 0 || r->snapshot.inflight ||
@@ -301,20 +290,15 @@ static enum status asample(const struct call *c)
 {
     struct tinker *t = c->tinker;
     const struct sample_limits limits = {t->model->limits.vocab, t->model->max_context};
-    struct sampler *s = NULL;
-    struct request *request = NULL, *known;
+    struct owner *s;
+    struct request *request = NULL;
     enum status st;
-    CHECK(tinker_sampler(t, c->sampling_session_id, &s));
-    s->owner.session->heard_ns = clock_now_ns();
-    if ((known = request_known(&s->owner, c->seq_id))) {
-        request_promise(known, c->q, NULL);
-        return ST_OK;
-    }
-    CHECK(tinker_takes_work(t));
-    CHECK(requests_add(&s->owner, sizeof(struct sample_request), c->seq_id, &request));
+    CHECK(tinker_find(t, SAMPLER, c->sampling_session_id, &s));
+    s->session->heard_ns = clock_now_ns();
+    CHECK(tinker_new_request(c, s, sizeof(struct sample_request), c->seq_id, &request));
+    if (!request) return ST_OK;
     struct sample_request *r = (struct sample_request *)request;
     request->release = sample_request_release;
-    r->tinker = t;
     r->snapshot = s->snapshot;
     CHECK(sample_request_parse(c->body, &limits, r));
     CHECK(check_stale(t, &r->snapshot, r->request.owner->id));
@@ -346,11 +330,11 @@ static const struct field target_fields[] = {
 static enum status retrieve_ended(const struct call *c)
 {
     struct target target;
-    struct sampler *s = NULL;
+    struct owner *s;
     enum status st;
     CHECK(fields_read("target", c->target, target_fields, "sampling_session_id", &target));
-    CHECK(tinker_sampler(c->tinker, target.sampler, &s));
-    st = owner_retrieve(&s->owner, c->q, target.clone, c->prev_cursor, c->timeout);
+    CHECK(tinker_find(c->tinker, SAMPLER, target.sampler, &s));
+    st = owner_retrieve(s, c->q, target.clone, c->prev_cursor, c->timeout);
 out:
     return st;
 }

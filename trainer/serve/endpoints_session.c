@@ -28,22 +28,22 @@ static enum status fixed(const struct call *c)
 static enum status create_session(const struct call *c)
 {
     struct tinker *t = c->tinker;
+    struct owner *s;
     uint32_t random = 0;
-    struct session *s = calloc(1, sizeof *s);
-    if (!s) return status_fail(ST_NO_MEMORY, "out of memory");
+    char id[ID_ROOM];
     if (getrandom(&random, sizeof random, 0) != sizeof random) random = (uint32_t)clock_now_ns();
-    snprintf(s->id, sizeof s->id, "s%08" PRIx32 "-%d", random, ++t->n_sessions);
+    snprintf(id, sizeof id, "s%08" PRIx32 "-%d", random, ++t->n_sessions);
+    enum status st = owner_add(t->requests, SESSION, NULL, id, &s);
+    if (st != ST_OK) return st;
     s->heard_ns = clock_now_ns();
-    s->next = t->sessions;
-    t->sessions = s;
-    log_info("session %s: SDK %.20s", s->id, c->sdk_version ? c->sdk_version : "of no version");
-    return tinker_reply(c, json_pack("{s:s, s:s}", "session_id", s->id, "type", "create_session"));
+    log_info("session %s: SDK %.20s", id, c->sdk_version ? c->sdk_version : "of no version");
+    return tinker_reply(c, json_pack("{s:s, s:s}", "session_id", id, "type", "create_session"));
 }
 
 static enum status heartbeat(const struct call *c)
 {
-    struct session *s;
-    enum status st = tinker_session(c->tinker, c->session_id, &s);
+    struct owner *s;
+    enum status st = tinker_find(c->tinker, SESSION, c->session_id, &s);
     return st == ST_OK ? tinker_reply(c, json_pack("{s:s}", "type", "session_heartbeat")) : st;
 }
 
@@ -55,16 +55,17 @@ static enum status finish(const struct call *c)
     struct tinker *t = c->tinker;
     const char *tail = http_path_tail(c->q), *slash = strchr(tail, '/');
     const size_t n = slash ? (size_t)(slash - tail) : 0;
-    if (n == 0 || strcmp(slash, "/finish") != 0)
+    char id[ID_ROOM];
+    if (n == 0 || n >= sizeof id || strcmp(slash, "/finish") != 0)
         return status_fail(ST_NOT_FOUND, "there is no /api/v1/sessions/%.150s here", tail);
-    struct session *s = t->sessions;
-    while (s && (strlen(s->id) != n || memcmp(s->id, tail, n) != 0)) s = s->next;
+    snprintf(id, sizeof id, "%.*s", (int)n, tail);
+    struct owner *s = owner_find(t->requests, SESSION, id), *run = NULL;
     if (s) {
         s->ended = true;
         s->heard_ns = clock_now_ns();
-        for (struct training_run *run = NULL; (run = tinker_next_run(t, run));)
-            if (run->owner.session == s && run->rank > 0 && !run->over) tinker_end_run(t, run);
-        log_info("session %s: finished", s->id);
+        while ((run = owner_next(t->requests, TRAINING_RUN, run)))
+            if (run->session == s && run->rank > 0 && !run->over) tinker_end_run(run);
+        log_info("session %s: finished", id);
     } else {
         log_info("a session finished that an earlier process had");
     }
@@ -72,26 +73,21 @@ static enum status finish(const struct call *c)
 }
 
 // Tells whether a session has a run that is busy, or that another client would miss.
-static bool has_runs(const struct tinker *t, const struct session *s)
+static bool has_runs(const struct owner *s)
 {
-    for (struct training_run *run = NULL; (run = tinker_next_run(t, run));)
-        if (run->owner.session == s && (run->n_requests > 0 || (!run->over && !s->ended)))
-            return true;
+    for (struct owner *run = NULL; (run = owner_next(s->all, TRAINING_RUN, run));)
+        if (run->session == s && (run->n_requests > 0 || (!run->over && !s->ended))) return true;
     return false;
 }
 
 void tinker_sessions_sweep(struct tinker *t)
 {
     const double max_ms = t->options->session_timeout * 1e3;
-    for (struct session **link = &t->sessions, *s; (s = *link);) {
-        if (clock_ms_since(s->heard_ns) < max_ms || has_runs(t, s)) {
-            link = &s->next;
-            continue;
-        }
-        owners_forget(t->requests, s);
+    for (struct owner *s = owner_next(t->requests, SESSION, NULL), *next; s; s = next) {
+        next = owner_next(t->requests, SESSION, s);
+        if (clock_ms_since(s->heard_ns) < max_ms || has_runs(s)) continue;
         log_debug("session %s: forgotten", s->id);
-        *link = s->next;
-        free(s);
+        session_forget(s);
     }
 }
 

@@ -2,7 +2,7 @@
  * it. */
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "trainer/serve/training_request.h"
+#include "trainer/serve/tinker.h"
 #include "common/model/adapter.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@
 static enum status perform_begin(struct trained_model *m, struct request *request)
 {
     struct training_request *r = (struct training_request *)request;
-    const char *runs = r->tinker->model->runs, *run = r->run->owner.id;
+    const char *runs = request->owner->tinker->model->runs, *run = request->owner->id;
     char folder[PATH_ROOM], path[RUN_PATH_ROOM];
     enum status st;
     if (r->named) CHECK(runs_find(runs, &r->path, folder));
@@ -35,60 +35,58 @@ static enum status perform_begin(struct trained_model *m, struct request *reques
     }
     CHECK(trained_snapshot(m, run, false, &r->snapshot));
     run_path_text(&r->path, path);
-    snapshots_set_path(r->tinker->model->snapshots, path, &r->snapshot, false);
+    snapshots_set_path(request->owner->tinker->model->snapshots, path, &r->snapshot, false);
     st = request_set_json(request, json_pack("{s:s, s:s, s:s}", "path", path, "model_id", run,
                                              "type", "load_weights"));
 out:
     return st;
 }
 
-static bool is_gone(const struct session *s)
+static bool is_gone(const struct owner *s)
 {
     return s->ended || clock_ms_since(s->heard_ns) > GONE_MS;
 }
 
 // A full fine-tune goes with no other run.
-static bool excludes(int rank, const struct training_run *run)
+static bool excludes(int rank, const struct owner *run)
 {
     return !run->over && (rank == 0 || run->rank == 0);
 }
 
-const struct training_run *tinker_excluding(const struct tinker *t, const struct session *but,
-                                            int rank)
+const struct owner *tinker_excluding(const struct tinker *t, const struct owner *but, int rank)
 {
-    for (struct training_run *run = NULL; (run = tinker_next_run(t, run));)
-        if (excludes(rank, run) && run->owner.session != but && !is_gone(run->owner.session))
-            return run;
+    for (struct owner *run = NULL; (run = owner_next(t->requests, TRAINING_RUN, run));)
+        if (excludes(rank, run) && run->session != but && !is_gone(run->session)) return run;
     return NULL;
 }
 
 // A client that lives keeps the weights from others. 409 is tried again.
-static bool is_free(const struct call *c, const struct session *s, int rank)
+static bool is_free(const struct call *c, const struct owner *s, int rank)
 {
-    const struct training_run *run = tinker_excluding(c->tinker, s, rank);
+    const struct owner *run = tinker_excluding(c->tinker, s, rank);
     if (!run) return true;
-    log_info("session %s waits: %s is being trained, by a client that is alive", s->id,
-             run->owner.id);
+    log_info("session %s waits: %s is being trained, by a client that is alive", s->id, run->id);
     http_fail(
         c->q, 409,
         "%s is being trained, by a client that was heard of %.0f s ago: one full fine-tune "
         "is trained at a time (rank 0), and no adapter beside it; try again once that client has "
         "ended",
-        run->owner.id, clock_ms_since(run->owner.session->heard_ns) / 1e3);
+        run->id, clock_ms_since(run->session->heard_ns) / 1e3);
     return false;
 }
 
-static enum status training_run_new(struct tinker *t, struct session *s, const char *id,
-                                    const char *base, int rank, struct owner **ret)
+static enum status training_run_new(struct owner *session, const char *id, const char *base,
+                                    int rank, struct owner **ret)
 {
-    for (struct training_run *other = NULL; (other = tinker_next_run(t, other));) {
+    const struct tinker *t = session->tinker;
+    for (struct owner *other = NULL; (other = owner_next(t->requests, TRAINING_RUN, other));) {
         other->over = other->over || excludes(rank, other);
-        snapshots_abandon(t->model->snapshots, other->owner.id, is_gone(other->owner.session));
+        snapshots_abandon(t->model->snapshots, other->id, is_gone(other->session));
     }
-    enum status st = owner_add(t->requests, sizeof(struct training_run), s, id, true, ret);
+    enum status st = owner_add(t->requests, TRAINING_RUN, session, id, ret);
     if (st != ST_OK) return st;
     snprintf((*ret)->base, sizeof(*ret)->base, "%.190s", base);
-    ((struct training_run *)*ret)->rank = rank;
+    (*ret)->rank = rank;
     return ST_OK;
 }
 
@@ -99,7 +97,7 @@ static enum status begin(const struct call *c, const struct run_path *path,
     struct tinker *t = c->tinker;
     char id[ID_ROOM];
     struct training_request *r;
-    struct session *s;
+    struct owner *s;
     enum status st;
     // for the run's folder
     json_t *description =
@@ -110,16 +108,16 @@ static enum status begin(const struct call *c, const struct run_path *path,
     if (!c->session_id || c->model_number < 0)
         FAIL(ST_INVALID, "request: \"%s\" is missing",
              c->session_id ? "model_seq_id" : "session_id");
-    CHECK(tinker_session(t, c->session_id, &s));
+    CHECK(tinker_find(t, SESSION, c->session_id, &s));
     CHECK(runs_check_description(description));
     snprintf(id, sizeof id, "%.120s:train:%lld", s->id, (long long)c->model_number);
-    struct owner *run = owner_find(t->requests, id, true); // it was asked for before
+    struct owner *run = owner_find(t->requests, TRAINING_RUN, id); // it was asked for before
     if (!run) {
         CHECK(tinker_takes_work(t));
         if (!is_free(c, s, b->rank)) goto out;
-        CHECK(training_run_new(t, s, id, base, b->rank, &run));
+        CHECK(training_run_new(s, id, base, b->rank, &run));
     }
-    CHECK(training_request_new(c, (struct training_run *)run, 0, perform_begin, &r));
+    CHECK(training_request_new(c, run, 0, perform_begin, &r));
     if (!r) goto out;
     r->named = path != NULL;
     if (path) r->path = *path;
@@ -237,15 +235,15 @@ out:
 
 static enum status get_info(const struct call *c)
 {
-    struct training_run *run;
-    enum status st = tinker_training_run(c->tinker, c->model_id, &run);
-    return st == ST_OK ? tinker_reply(c, json_pack("{s:s, s:{s:s, s:s}, s:b, s:i, s:s, s:s}",
-                                                   "model_id", run->owner.id, "model_data",
-                                                   "model_name", run->owner.base, "tokenizer_id",
-                                                   c->tinker->model->folder, "is_lora", 1,
-                                                   "lora_rank", run->rank, "model_name",
-                                                   run->owner.base, "type", "get_info"))
-                       : st;
+    struct owner *run;
+    enum status st = tinker_find(c->tinker, TRAINING_RUN, c->model_id, &run);
+    return st == ST_OK
+               ? tinker_reply(c, json_pack("{s:s, s:{s:s, s:s}, s:b, s:i, s:s, s:s}", "model_id",
+                                           run->id, "model_data", "model_name", run->base,
+                                           "tokenizer_id", c->tinker->model->folder, "is_lora", 1,
+                                           "lora_rank", run->rank, "model_name", run->base, "type",
+                                           "get_info"))
+               : st;
 }
 
 // ---- gradients and steps ------------------------------------------------------------------------
@@ -254,13 +252,13 @@ static enum status perform_forward_backward(struct trained_model *m, struct requ
 {
     struct training_request *r = (struct training_request *)request;
     request->is_protobuf = true;
-    return trained_forward_backward(m, r->run->owner.id, &r->data, &request->response);
+    return trained_forward_backward(m, request->owner->id, &r->data, &request->response);
 }
 
 static enum status forward_backward(const struct call *c)
 {
     struct training_request *r;
-    struct training_run *run;
+    struct owner *run;
     struct http_body body;
     char *id = NULL;
     int64_t seq_id;
@@ -268,7 +266,7 @@ static enum status forward_backward(const struct call *c)
     http_take_body(c->q, &body);
     const char *message = bytes_text(&body.bytes);
     CHECK(forward_backward_address(message, body.bytes.len, &id, &seq_id));
-    CHECK(tinker_training_run(c->tinker, id, &run));
+    CHECK(tinker_find(c->tinker, TRAINING_RUN, id, &run));
     CHECK(training_request_new(c, run, seq_id, perform_forward_backward, &r));
     if (r)
         training_request_submit(
@@ -284,7 +282,7 @@ static enum status perform_optim_step(struct trained_model *m, struct request *r
 {
     const struct training_request *r = (struct training_request *)request;
     double norm = 0;
-    enum status st = trained_optim_step(m, r->run->owner.id, r->lr, &r->adamw, &norm);
+    enum status st = trained_optim_step(m, request->owner->id, r->lr, &r->adamw, &norm);
     return st == ST_OK
                ? request_set_json(request, json_pack("{s:{s:f}, s:s}", "metrics", "grad_norm:mean",
                                                      norm, "type", "optim_step"))

@@ -17,6 +17,7 @@
     1000000000 // a copy of a client numbers its requests from a multiple of this on
 
 struct requests {
+    struct tinker *tinker;
     char process[18]; // begins all ids of this process
     json_t *by_id;    // addresses
     struct owner *owners;
@@ -33,7 +34,7 @@ struct waiter { // a question that is held
     int64_t clone, cursor;
 };
 
-enum status requests_new(struct requests **ret)
+enum status requests_new(struct tinker *tinker, struct requests **ret)
 {
     uint64_t random = 0;
     struct requests *all = calloc(1, sizeof *all);
@@ -41,6 +42,7 @@ enum status requests_new(struct requests **ret)
         free(all);
         return status_fail(ST_NO_MEMORY, "out of memory");
     }
+    all->tinker = tinker;
     if (getrandom(&random, sizeof random, 0) != sizeof random) random = (uint64_t)clock_now_ns();
     snprintf(all->process, sizeof all->process, "%016" PRIx64 "-", random);
     *ret = all;
@@ -81,27 +83,31 @@ void requests_free(struct requests *all)
     free(all);
 }
 
-struct owner *requests_owners(struct requests *all)
+struct owner *owner_next(const struct requests *all, enum owner_kind kind,
+                         const struct owner *after)
 {
-    return all->owners;
-}
-
-struct owner *owner_find(struct requests *all, const char *id, bool is_run)
-{
-    struct owner *o = all->owners;
-    while (o && (o->forgotten || o->is_run != is_run || strcmp(o->id, id) != 0)) o = o->next;
+    struct owner *o = after ? after->next : all->owners;
+    while (o && (o->forgotten || o->kind != kind)) o = o->next;
     return o;
 }
 
-enum status owner_add(struct requests *all, size_t size, struct session *session, const char *id,
-                      bool is_run, struct owner **ret)
+struct owner *owner_find(const struct requests *all, enum owner_kind kind, const char *id)
 {
-    struct owner *o = calloc(1, size);
+    struct owner *o = owner_next(all, kind, NULL);
+    while (o && strcmp(o->id, id) != 0) o = owner_next(all, kind, o);
+    return o;
+}
+
+enum status owner_add(struct requests *all, enum owner_kind kind, struct owner *session,
+                      const char *id, struct owner **ret)
+{
+    struct owner *o = calloc(1, sizeof *o);
     if (!o) return status_fail(ST_NO_MEMORY, "out of memory");
     snprintf(o->id, sizeof o->id, "%s", id);
     o->all = all;
-    o->session = session;
-    o->is_run = is_run;
+    o->tinker = all->tinker;
+    o->kind = kind;
+    o->session = session ? session : o;
     o->last = &o->first;
     o->next = all->owners;
     all->owners = o;
@@ -118,9 +124,9 @@ static void drop_owner(struct owner *o)
     free(o);
 }
 
-void owners_forget(struct requests *all, const struct session *session)
+void session_forget(struct owner *session)
 {
-    for (struct owner *o = all->owners, *next; o; o = next) {
+    for (struct owner *o = session->all->owners, *next; o; o = next) {
         next = o->next;
         if (o->session != session) continue;
         o->forgotten = true;

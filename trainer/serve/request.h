@@ -11,6 +11,7 @@
 
 #include "common/http/http.h"
 #include "common/http/inbox.h"
+#include "trainer/serve/snapshots.h"
 
 #define REQUEST_HOLD_MS    30000
 #define REQUEST_KEEP_MS    600000
@@ -19,19 +20,36 @@
 #define ID_ROOM            200 // bytes of a session's, model's or sampling session's, with its end
 
 struct requests; // all that are there
-struct session;
+struct tinker;
 struct trained_model;
 
-struct owner { // of requests: a training run or a sampling session; embed it first in its struct
+// What the ids of clients name. A client is its session; requests are of its training runs and of
+// its sampling sessions.
+enum owner_kind { SESSION, TRAINING_RUN, SAMPLER };
+struct owner {
     struct owner *next;
     struct requests *all;
-    struct session *session;
+    struct tinker *tinker;
+    enum owner_kind kind;
+    struct owner *session;           // itself, of a session
     char id[ID_ROOM], base[ID_ROOM]; // as clients call it, and the base model
-    bool is_run;
-    bool forgotten; // nobody asks for it any more: it goes with its last request
+    bool forgotten;                  // nobody asks for it any more: it goes with its last request
     int n;          // requests of it that are there, and questions for those that are held
     int64_t cursor; // of the last that ended
     struct request *first, **last; // that have ended
+    // of a session
+    int64_t heard_ns;
+    bool ended;
+    // of a training run, whose id is its name on disk
+    int rank;             // of its adapter; 0: it trains the model itself
+    bool over;            // another run took its weights, or its client has finished
+    int64_t next_seq;     // that may go to the main thread; 0: its beginning
+    struct request *held; // those behind a gap, by number
+    int64_t held_ns;      // since when there are any
+    int64_t missed;       // number that did not come, so that what is behind it fails; 0: none
+    int n_requests;       // with the main thread, or held
+    // of a sampling session
+    struct snapshot snapshot;
 };
 
 struct request {                  // embed it first in a struct of its kind
@@ -54,16 +72,18 @@ struct request {                  // embed it first in a struct of its kind
     struct request *next_ended; // of the same owner, by cursor
 };
 
-enum status requests_new(struct requests **ret);
+enum status requests_new(struct tinker *tinker, struct requests **ret);
 void requests_free(struct requests *all); // and their owners; NULL is fine
-// The first owner; `next` leads on.
-struct owner *requests_owners(struct requests *all);
-struct owner *owner_find(struct requests *all, const char *id, bool is_run); // NULL: there is none
-// A new one, of a struct of so many bytes that are 0.
-enum status owner_add(struct requests *all, size_t size, struct session *session, const char *id,
-                      bool is_run, struct owner **ret);
-void owners_forget(struct requests *all, const struct session *session); // all of that session
-// A new request, likewise; ST_BUSY where too many are there.
+// The first owner of that kind, or the one behind `after`; NULL at the end.
+struct owner *owner_next(const struct requests *all, enum owner_kind kind,
+                         const struct owner *after);
+struct owner *owner_find(const struct requests *all, enum owner_kind kind,
+                         const char *id); // or NULL
+// session NULL: of a session, its own.
+enum status owner_add(struct requests *all, enum owner_kind kind, struct owner *session,
+                      const char *id, struct owner **ret);
+void session_forget(struct owner *session); // and all that is of it
+// A new one, of a struct of so many bytes that are 0; ST_BUSY where too many are there.
 enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct request **ret);
 void request_drop(struct request *r); // forgets it: nobody asks for its response any more
 // The owner's of that number, where there is one.

@@ -15,11 +15,8 @@
 
 #define SAMPLE_NO_LOGPROB -99999.0f // where a token has none
 
-struct tinker;
-
 struct sample_request {
     struct request request;
-    struct tinker *tinker;
     struct snapshot snapshot; // of the sampler then
     struct snapshot_use use;  // that answers for it
     int tries;

@@ -96,34 +96,16 @@ static enum status add_endpoints(struct tinker *t)
     return ST_OK;
 }
 
-enum status tinker_session(struct tinker *t, const char *id, struct session **ret)
+enum status tinker_find(struct tinker *t, enum owner_kind kind, const char *id, struct owner **ret)
 {
-    struct session *s = t->sessions;
-    while (s && strcmp(s->id, id) != 0) s = s->next;
-    if (!s)
-        return status_fail(ST_NOT_FOUND, "there is no session \"%.100s\": " TINKER_FORGOTTEN, id);
-    s->heard_ns = clock_now_ns();
-    *ret = s;
-    return ST_OK;
-}
-
-struct training_run *tinker_next_run(const struct tinker *t, const struct training_run *run)
-{
-    struct owner *o = run ? run->owner.next : requests_owners(t->requests);
-    while (o && (!o->is_run || o->forgotten)) o = o->next;
-    return (struct training_run *)o;
-}
-
-enum status tinker_training_run(struct tinker *t, const char *id, struct training_run **ret)
-{
-    struct owner *o = owner_find(t->requests, id, true);
+    static const char *const called[] = {"session", "model", "sampling session"};
+    struct owner *o = owner_find(t->requests, kind, id);
     if (!o)
-        return status_fail(ST_NOT_FOUND,
-                           "there is no model \"%.100s\": " TINKER_FORGOTTEN
-                           "; go on from one of its checkpoints",
-                           id);
-    o->session->heard_ns = clock_now_ns();
-    *ret = (struct training_run *)o;
+        return status_fail(ST_NOT_FOUND, "there is no %s \"%.100s\": " TINKER_FORGOTTEN "%s",
+                           called[kind], id,
+                           kind == TRAINING_RUN ? "; go on from one of its checkpoints" : "");
+    if (kind != SAMPLER) o->session->heard_ns = clock_now_ns();
+    *ret = o;
     return ST_OK;
 }
 
@@ -131,6 +113,25 @@ enum status tinker_takes_work(struct tinker *t)
 {
     const char *why = t->why;
     return why ? status_fail(ST_INVALID, "%s", why) : ST_OK;
+}
+
+enum status tinker_new_request(const struct call *c, struct owner *o, size_t size, int64_t seq_id,
+                               struct request **ret)
+{
+    struct request *known = request_known(o, seq_id);
+    enum status st = ST_OK;
+    *ret = NULL;
+    if (known) {
+        request_promise(known, c->q, NULL);
+    } else if (seq_id < o->next_seq) {
+        http_fail(c->q, 410, "request %lld of %s was answered, and is forgotten", (long long)seq_id,
+                  o->id);
+    } else {
+        CHECK(tinker_takes_work(c->tinker));
+        st = requests_add(o, size, seq_id, ret);
+    }
+out:
+    return st;
 }
 
 static bool is_listed(const char *names, const char *name)
@@ -210,10 +211,6 @@ static void release(struct tinker *t)
     while (uv_run(&t->loop, UV_RUN_DEFAULT) != 0) continue;
     uv_loop_close(&t->loop);
     requests_free(t->requests);
-    for (struct session *x = t->sessions, *next; x; x = next) {
-        next = x->next;
-        free(x);
-    }
     json_decref(t->damaged);
     free(t);
 }
@@ -247,7 +244,7 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     CHECK(add_endpoints(t));
     CHECK(signing_key_new(&t->signing));
     CHECK(inbox_init(&t->inbox, &t->loop));
-    CHECK(requests_new(&t->requests));
+    CHECK(requests_new(t, &t->requests));
     CHECK(start_http(t));
     CHECK(sampling_new(t->model->socket, t->model->sample_timeout, &t->inbox, &t->sampling));
     if (thread_start(&t->thread, loop_thread, t) != 0)

@@ -4,6 +4,7 @@
 #ifndef TRAINER_SERVE_TINKER_H
 #define TRAINER_SERVE_TINKER_H
 
+#include "trainer/learn/optimizer.h"
 #include "trainer/serve/download.h"
 #include "trainer/serve/fields.h"
 #include "trainer/serve/sampling.h"
@@ -33,29 +34,6 @@ void tinker_stop(struct tinker *t); // NULL is fine
 #define TINKER_FORGOTTEN                                                                           \
     "cw-trainer serve was started anew since, or did not hear of its client for --session-timeout"
 
-struct session { // a client
-    struct session *next;
-    char id[ID_ROOM];
-    int64_t heard_ns;
-    bool ended;
-};
-
-struct training_run {     // a training run of this process
-    struct owner owner;   // its id is the run's name
-    int rank;             // of its adapter; 0: it trains the model itself
-    bool over;            // another run took its weights, or its client has finished
-    int64_t next_seq;     // that may go to the main thread; 0: its beginning
-    struct request *held; // those behind a gap, by number
-    int64_t held_ns;      // since when there are any
-    int64_t missed;       // number that did not come, so that what is behind it fails; 0: none
-    int n_requests;       // with the main thread, or held
-};
-
-struct sampler { // a sampling session
-    struct owner owner;
-    struct snapshot snapshot;
-};
-
 struct tinker {
     const struct tinker_options *options;
     const struct trained_model_info *model;
@@ -72,7 +50,6 @@ struct tinker {
     struct request_queue queue;                      // the main thread's
     struct sampling *sampling;
     struct requests *requests;
-    struct session *sessions;
     json_t *damaged; // runs on disk that were warned of
     int n_sessions;
     bool ttl_warned;
@@ -107,27 +84,53 @@ extern const struct endpoint session_endpoints[], training_endpoints[], checkpoi
     sampling_endpoints[], run_endpoints[];
 
 enum status tinker_reply(const struct call *c, json_t *response); // takes the reference; ST_OK
-// ST_NOT_FOUND where there is none; a client's is heard of now.
-enum status tinker_session(struct tinker *t, const char *id, struct session **ret);
-enum status tinker_training_run(struct tinker *t, const char *id, struct training_run **ret);
-enum status tinker_sampler(struct tinker *t, const char *id, struct sampler **ret);
-// The first training run, or the one behind `run`; NULL at the end.
-struct training_run *tinker_next_run(const struct tinker *t, const struct training_run *run);
-// Makes it, or makes it anew.
-enum status tinker_new_sampler(struct tinker *t, struct session *session, const char *id,
-                               const char *base, const struct snapshot *which,
-                               struct sampler **ret);
+// ST_NOT_FOUND where there is none. Its client is heard of now, but not by a sampling session,
+// which others may look at.
+enum status tinker_find(struct tinker *t, enum owner_kind kind, const char *id, struct owner **ret);
+// Makes the sampling session, or makes it anew.
+enum status tinker_new_sampler(struct owner *session, const char *id, const char *base,
+                               const struct snapshot *which, struct owner **ret);
 // A run of a living client, but for this session's (NULL: none's), beside which none of that rank
 // goes; or NULL.
-const struct training_run *tinker_excluding(const struct tinker *t, const struct session *but,
-                                            int rank);
+const struct owner *tinker_excluding(const struct tinker *t, const struct owner *but, int rank);
 enum status tinker_takes_work(struct tinker *t);
+// A request that was asked for, of a struct of so many bytes. NULL: it was answered, with the
+// promise that it has already or with 410.
+enum status tinker_new_request(const struct call *c, struct owner *o, size_t size, int64_t seq_id,
+                               struct request **ret);
 // ST_INVALID unless this is the served model.
 enum status tinker_serves(struct tinker *t, const char *base_model);
 void tinker_sessions_sweep(struct tinker *t);             // forgets clients that are gone for good
 void tinker_warn_ttl(struct tinker *t, const char *what); // once: time limits have no effect
-// training_request.c: the run's client has finished, and its adapter makes room.
-void tinker_end_run(struct tinker *t, struct training_run *run);
+
+// ---- requests of a training run (training_request.c) --------------------------------------------
+
+struct training_request {
+    struct request request;
+    struct forward_backward data;
+    double lr;
+    struct optimizer_config adamw;
+    struct run_path path;
+    bool named, with_optimizer, inflight; // path is there...
+    char sampler[ID_ROOM];                // that is made of the snapshot then; "": none
+    struct beginning beginning;           // of a run, but for its folder
+    json_t *description;                  // likewise
+    struct snapshot snapshot;             // of the weights, afterwards
+};
+// Main thread: does it, and sets the response.
+typedef enum status (*training_perform)(struct trained_model *m, struct request *r);
+
+// tinker_new_request() of one.
+enum status training_request_new(const struct call *c, struct owner *run, int64_t seq_id,
+                                 training_perform perform, struct training_request **ret);
+// Does the same, of the run and the number that the call names.
+enum status training_request_of(const struct call *c, training_perform perform,
+                                struct training_request **ret);
+// Takes it over. One that is wrong (st is not ST_OK) is one that came: it has its turn, and a
+// response that says so.
+void training_request_submit(struct training_request *r, const struct call *c, enum status st);
+// The run's client has finished, and its adapter makes room.
+void tinker_end_run(struct owner *run);
 void training_requests_sweep(struct tinker *t); // fails what was behind a gap for too long
 
 #endif
