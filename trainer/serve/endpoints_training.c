@@ -27,7 +27,7 @@ static enum status perform_begin(struct trained_model *m, struct request *reques
         CHECK(runs_describe(runs, run, r->description));
         CHECK(trained_begin(m, run, &r->beginning));
     } else {
-        CHECK(trained_load(m, run, folder, r->beginning.with_optimizer));
+        CHECK(trained_load(m, run, &r->beginning));
     }
     if (!r->named) {
         return request_set_json(request,

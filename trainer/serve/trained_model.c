@@ -111,6 +111,7 @@ static enum status open_snapshots(struct trained_model *m)
     const struct bridge_role *frozen = bridge_file_role(bridge_file_of(m->bridge), FROZEN_ROLE);
     struct control_facts f;
     control_facts(m->info.control, &f);
+    snprintf(m->base, sizeof m->base, "%s", f.loaded);
     const bool is_base = f.updates == 0 && strcmp(f.origin, f.loaded) == 0;
     enum status st = snapshots_new(f.version, is_base, &m->info.snapshots);
     if (st != ST_OK || !frozen) return st;

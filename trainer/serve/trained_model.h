@@ -50,8 +50,8 @@ struct beginning {
 // Full fine-tuning puts all runs before it away, and is put away by whatever begins next.
 // ST_INVALID where there is no room for another adapter.
 enum status trained_begin(struct trained_model *m, const char *run, const struct beginning *b);
-enum status trained_load(struct trained_model *m, const char *run, const char *folder,
-                         bool with_optimizer);
+// Of a run that is there: its weights become those of the folder, and AdamW's state if wanted.
+enum status trained_load(struct trained_model *m, const char *run, const struct beginning *b);
 // Its client is gone; nothing is done where there is no such run.
 void trained_end(struct trained_model *m, const char *run);
 // Adds the gradients of a request's datums, unless it wants the log-probabilities alone. A failure

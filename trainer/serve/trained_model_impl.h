@@ -50,6 +50,7 @@ struct trainee { // a training run
 struct trained_model {
     const struct trained_model_options *options;
     struct trained_model_info info;
+    char base[PATH_ROOM]; // what the server loaded, which it keeps while there is a writer
     struct bridge *bridge;
     struct device *device;
     struct model_config *model;

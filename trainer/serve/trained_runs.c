@@ -166,18 +166,6 @@ static enum status write_loaded(void *context)
                       : weights_load(l->model->weights, l->model->device, l->folder);
 }
 
-// The folder that the server loaded, with all links followed, as the control page has it.
-static enum status base_folder(struct trained_model *m, char ret[PATH_ROOM])
-{
-    struct control_facts f;
-    control_facts(m->info.control, &f);
-    if (f.loaded[0] != '/')
-        return status_fail(ST_INVALID, "the server loaded no folder (%s) to start a run from",
-                           f.loaded);
-    snprintf(ret, PATH_ROOM, "%s", f.loaded);
-    return ST_OK;
-}
-
 static bool is_loaded(struct trained_model *m, const char *folder)
 {
     struct control_facts f;
@@ -188,22 +176,15 @@ static bool is_loaded(struct trained_model *m, const char *folder)
 // The model's weights become those of a folder, unless they are.
 static enum status load_folder(struct trained_model *m, const char *folder)
 {
-    struct control_facts f;
     struct load load = {m, NULL, folder};
     enum status st;
+    if (folder[0] != '/')
+        FAIL(ST_INVALID, "the server loaded no folder (%s) to start a run from", folder);
     if (is_loaded(m, folder)) return ST_OK;
-    control_facts(m->info.control, &f);
     CHECK(weights_check(m->weights, folder));
-    st = trained_publish(m, "", folder, strcmp(f.loaded, folder) == 0, write_loaded, &load);
+    st = trained_publish(m, "", folder, strcmp(m->base, folder) == 0, write_loaded, &load);
 out:
     return st;
-}
-
-static enum status load_base(struct trained_model *m)
-{
-    char base[PATH_ROOM];
-    enum status st = base_folder(m, base);
-    return st == ST_OK ? load_folder(m, base) : st;
 }
 
 static enum status load_optimizer(const struct trainee *t, const char *folder)
@@ -237,35 +218,38 @@ out:
     return st;
 }
 
-static enum status load(struct trained_model *m, struct trainee *t, const char *folder,
-                        bool with_optimizer)
+// The run's weights become those that it begins with, or goes on from, without steps of its own.
+static enum status load(struct trained_model *m, struct trainee *t, const struct beginning *b)
 {
-    enum status st = ST_OK;
-    if (trained_is_adapter(folder) != (t->adapter != NULL))
-        FAIL(ST_MISMATCH, "%s holds %s, and %s trains %s", folder,
-             t->adapter ? "a whole model" : "an adapter", t->run,
-             t->adapter ? "an adapter (a rank above 0)" : "the whole model (rank 0)");
+    const char *folder = b->folder ? b->folder : m->base;
+    enum status st;
     trainee_keep(t);
     if (t->adapter) {
-        CHECK(start_adapter(m, t, folder, 0));
+        CHECK(start_adapter(m, t, b->folder, b->seed));
     } else {
         set_restore(m, t, folder);
         CHECK(load_folder(m, folder));
     }
     CHECK(optimizer_reset(trainee_optimizer(t)));
-    if (with_optimizer) CHECK(load_optimizer(t, folder));
+    if (b->with_optimizer) CHECK(load_optimizer(t, folder));
     t->steps = 0;
     t->unsaved = false;
 out:
     return st;
 }
 
-enum status trained_load(struct trained_model *m, const char *run, const char *folder,
-                         bool with_optimizer)
+enum status trained_load(struct trained_model *m, const char *run, const struct beginning *b)
 {
     struct trainee *t = NULL;
-    enum status st = trained_select(m, run, &t);
-    return st == ST_OK ? load(m, t, folder, with_optimizer) : st;
+    enum status st;
+    CHECK(trained_select(m, run, &t));
+    if (trained_is_adapter(b->folder) != (t->adapter != NULL))
+        FAIL(ST_MISMATCH, "%s holds %s, and %s trains %s", b->folder,
+             t->adapter ? "a whole model" : "an adapter", t->run,
+             t->adapter ? "an adapter (a rank above 0)" : "the whole model (rank 0)");
+    st = load(m, t, b);
+out:
+    return st;
 }
 
 // "model.layers.0.mlp.up_proj": "mlp.up_proj", which tells attention's matrices from an MLP's in
@@ -352,23 +336,23 @@ static enum status begin_adapter(struct trained_model *m, struct trainee *t,
     CHECK(open_adapter(m, t, config));
     if (m->trainees && !m->trainees->adapter)
         put_away(m, m->trainees, "an adapter is trained from here on");
-    CHECK(load_base(m));
+    CHECK(load_folder(m, m->base));
     CHECK(adapter_base_ask(m->server.http, &t->base));
     CHECK(trained_use_learner(m, true));
     CHECK(optimizer_new_whole(m->device, t->adapter->weights, &m->options->learning->adamw,
                               &t->optimizer));
-    optimizer_clear_grads(t->optimizer);
-    CHECK(start_adapter(m, t, b->folder, b->seed));
-    if (b->with_optimizer) CHECK(load_optimizer(t, b->folder));
+    CHECK(load(m, t, b));
     log_info("%s trains an adapter of rank %d%s%s", t->run, t->adapter->max_rank,
              b->folder ? " from " : "", b->folder ? b->folder : "");
 out:
     return st;
 }
 
-// Snapshots that are adapters are of the model beneath them.
-static void unload_snapshots(struct trained_model *m)
+// The model is about to be another one: all runs end, and so do snapshots that are adapters, which
+// are of the model beneath them.
+static void end_all(struct trained_model *m, const char *why)
 {
+    while (m->trainees) put_away(m, m->trainees, why);
     snapshots_forget(m->info.snapshots, NULL);
     unload_spare(m, NULL);
 }
@@ -376,15 +360,12 @@ static void unload_snapshots(struct trained_model *m)
 static enum status begin_model(struct trained_model *m, struct trainee *t,
                                const struct beginning *b)
 {
-    char base[PATH_ROOM];
-    enum status st = ST_OK;
-    while (m->trainees) put_away(m, m->trainees, "a full fine-tune (rank 0) begins");
-    unload_snapshots(m);
-    if (!b->folder) CHECK(base_folder(m, base));
+    enum status st;
+    end_all(m, "a full fine-tune (rank 0) begins");
     CHECK(trained_use_learner(m, false));
-    CHECK(load(m, t, b->folder ? b->folder : base, b->with_optimizer));
+    CHECK(load(m, t, b));
     control_set_run(m->info.control, t->run);
-    log_info("%s trains the model from %s", t->run, b->folder ? b->folder : base);
+    log_info("%s trains the model from %s", t->run, b->folder ? b->folder : m->base);
 out:
     return st;
 }
@@ -525,14 +506,12 @@ static enum status load_saved_model(struct trained_model *m, struct snapshot *wh
     const bool was_there = is_loaded(m, folder);
     enum status st;
     if (!was_there) CHECK(end_samples(m));
-    while (m->trainees) put_away(m, m->trainees, "a saved model is sampled in its place");
-    unload_snapshots(m);
+    end_all(m, "a saved model is sampled in its place");
     CHECK(load_folder(m, folder));
     which->run[0] = 0;
     which->version = snapshots_version(m->info.snapshots, "");
     if (!was_there) log_loaded(m, which->path);
 out:
-    snapshots_hold(m->info.snapshots, false);
     return st;
 }
 
@@ -545,7 +524,7 @@ static enum status load_saved_adapter(struct trained_model *m, const struct snap
             m->info.snapshots)) { // which none but a full fine-tune or a saved model changes
         CHECK(end_samples(m));
         if (m->trainees) put_away(m, m->trainees, "an adapter of the model's folder is sampled");
-        CHECK(load_base(m));
+        CHECK(load_folder(m, m->base));
     }
     CHECK(make_room(m, false, NULL));
     snprintf(name, sizeof name, ADAPTER_PREFIX "saved-%d", ++m->n_saved);
@@ -553,18 +532,17 @@ static enum status load_saved_adapter(struct trained_model *m, const struct snap
     CHECK(snapshots_add(m->info.snapshots, LOADED, which->path, name));
     log_info("%s is loaded as the adapter '%s', to sample from", which->path, name);
 out:
-    snapshots_hold(m->info.snapshots, false);
     return st;
 }
 
 enum status trained_load_saved(struct trained_model *m, struct snapshot *which, const char *folder,
                                struct snapshot_use *ret)
 {
-    enum status st = ST_OK;
+    enum status st;
     if (snapshots_use(m->info.snapshots, which, ret)) return ST_OK; // by now
-    CHECK(trained_is_adapter(folder) ? load_saved_adapter(m, which, folder)
-                                     : load_saved_model(m, which, folder));
-    snapshots_use(m->info.snapshots, which, ret);
-out:
+    st = trained_is_adapter(folder) ? load_saved_adapter(m, which, folder)
+                                    : load_saved_model(m, which, folder);
+    snapshots_hold(m->info.snapshots, false);
+    if (st == ST_OK) snapshots_use(m->info.snapshots, which, ret);
     return st;
 }
