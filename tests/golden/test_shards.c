@@ -85,10 +85,8 @@ static bool open_side(struct side *s, struct device *dev, struct comm *comm, con
     must_ok(weights_load(s->weights, dev, folder));
     must_ok(model_new(dev, s->config, s->weights, ROWS, ROWS, ROWS, &s->model));
     model_use_comm(s->model, comm);
-    const struct param_range all = {.weights = s->weights, .n = s->weights->n_elements};
     must_ok(optimizer_new_whole(dev, s->weights, &adamw, &s->optimizer));
-    must_ok(optimizer_use_shards(s->optimizer,
-                                 &(struct param_ranges){(struct param_range *)&all, 1}, comm));
+    must_ok(optimizer_use_shards(s->optimizer, comm));
     must_ok(
         backward_new(s->model, optimizer_grads(s->optimizer, 0), ROWS, ROWS, CHUNK, &s->backward));
     must_ok(batch_new(dev, ROWS, 2, 0, ROWS, &s->batch));

@@ -420,9 +420,10 @@ static void odd_ranges_are_refused(void **state)
     assert_ok(device_open("cpu", &dev));
     arena_open(dev, 1, DT_F32, &a);
     const int64_t n = a.weights->n_elements;
-    const struct param_range odd[] = {{a.weights, 0, n + 128, NULL}, {a.weights, 64, 128, NULL},
-                                      {a.weights, 0, 130, NULL},     {a.weights, n, 128, NULL},
-                                      {a.weights, -128, 128, NULL},  {a.weights, 0, 0, NULL}};
+    const struct param_range odd[] = {
+        {a.weights, 0, n + 128, NULL, 0}, {a.weights, 64, 128, NULL, 0},
+        {a.weights, 0, 130, NULL, 0},     {a.weights, n, 128, NULL, 0},
+        {a.weights, -128, 128, NULL, 0},  {a.weights, 0, 0, NULL, 0}};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         struct param_range range = odd[i];
         struct param_ranges trained = {&range, 1};

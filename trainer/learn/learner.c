@@ -553,7 +553,7 @@ static enum status new_optimizer(struct learner *l)
 {
     const struct learner_config *o = &l->options;
     enum status st = optimizer_new(l->dev, &l->trained, o->comm, &o->optimizer, &l->optimizer);
-    return st == ST_OK ? optimizer_use_shards(l->optimizer, &l->trained, o->shards) : st;
+    return st == ST_OK ? optimizer_use_shards(l->optimizer, o->shards) : st;
 }
 
 enum status learner_prepare(struct learner *l)

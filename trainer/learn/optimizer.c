@@ -21,11 +21,11 @@
  * a scale, which then stands with both.
  */
 #include "trainer/learn/optimizer.h"
+#include "common/base/bytes.h"
 #include "common/base/clock.h"
 #include "common/model/safetensors.h"
 #include "common/model/shard_join.h"
 #include "kernels/moments.h"
-#include "trainer/learn/replicas.h"
 #include "trainer/learn/param_range.h"
 
 #include <errno.h>
@@ -38,9 +38,10 @@
 
 #define RANGE_SEED 0x9e3779b1u // between the rounding noise of one range and the next
 
-struct trained { // a range, and the elements of gradients before it
-    struct param_range range;
-    int64_t at;
+struct run {       // of the gradients that this rank keeps, in their norm
+    int64_t at, n; // elements
+    bool shared;   // every rank has them
+    double weight; // of their squares
 };
 
 struct optimizer {
@@ -48,21 +49,25 @@ struct optimizer {
     const struct ops *ops;
     struct optimizer_config config;
     struct comm *comm,
-        *beside;             // of all ranks, on the device's stream and beside it; NULL: one rank
-    struct trained *trained; // (n_ranges)
-    int n_ranges;
+        *beside; // of all ranks, on the device's stream and beside it; NULL: one rank
+    struct param_ranges trained;
     struct slices slices;
     int unsummed;           // the first slices, whose gradients are not yet summed over the ranks
     struct weights **grads; // (n_arenas) f32 plans
     int n_arenas;
-    int64_t n;                 // elements of all ranges
-    float *gradients;          // (n), device, as all that follows
-    struct moments moments;    // of the rank's n_state elements
-    uint16_t *low;             // (n_low); NULL: there are none
-    double *sums;              // (n_stretches)
-    float *grad_scale;         // (1)
-    struct comm *shards;       // ranks that hold the model's other shards; NULL: there are none
-    struct replicas *replicas; // with them
+    int64_t n;              // elements of all ranges
+    float *gradients;       // (n), device, as all that follows
+    struct moments moments; // of the rank's n_state elements
+    uint16_t *low;          // (n_low); NULL: there are none
+    double *sums;           // (n_runs)
+    float *grad_scale;      // (1)
+    struct run *runs;
+    int n_runs;
+    // Ranks that hold the model's other shards, and those of them that share key-value heads; NULL:
+    // there are none.
+    struct comm *shards, *neighbours;
+    struct replica *replicas; // (n_replicas)
+    int n_replicas;
     bool prepared;
     double wait_ms; // for sums over the ranks
     int64_t steps;
@@ -149,22 +154,57 @@ out:
 static enum status add_range(struct optimizer *o, const struct param_range *r)
 {
     enum status st;
-    const struct trained *before = o->n_ranges ? &o->trained[o->n_ranges - 1] : NULL;
-    const struct trained t = {*r, before ? before->at + before->range.n : 0};
-    if (!before || r->weights != before->range.weights) {
+    const struct param_range *before = o->trained.n ? &o->trained.list[o->trained.n - 1] : NULL;
+    struct param_range *t = &o->trained.list[o->trained.n];
+    *t = *r;
+    t->at = before ? before->at + before->n : 0;
+    if (!before || r->weights != before->weights) {
         CHECK(weights_plan_like(r->weights, DT_F32, &o->grads[o->n_arenas]));
         o->n_arenas++;
     }
     struct weights *view = o->grads[o->n_arenas - 1];
-    float *gradients = o->gradients + t.at;
+    float *gradients = o->gradients + t->at;
     if (view->n_elements != r->weights->n_elements)
         FAIL(ST_MISMATCH, "gradients would have %" PRId64 " elements, the weights have %" PRId64,
              view->n_elements, r->weights->n_elements);
     view->base = r->n == view->n_elements ? gradients : NULL;
     view->bytes = view->base ? (size_t)r->n * sizeof *gradients : 0;
     weights_bind_range(view, r->first, r->n, gradients);
-    o->trained[o->n_ranges++] = t;
+    o->trained.n++;
 out:
+    return st;
+}
+
+// Where a stretch of this rank begins, in elements of the gradients.
+static int64_t gradients_at(const struct optimizer *o, const struct stretch *t)
+{
+    return o->trained.list[o->slices.list[t->slice].range].at +
+           stretch_first(&o->slices, t, comm_rank(o->comm));
+}
+
+static enum status add_run(struct optimizer *o, const struct run *run)
+{
+    struct run *last = o->n_runs ? &o->runs[o->n_runs - 1] : NULL, *room;
+    if (last && last->at + last->n == run->at && last->shared == run->shared &&
+        last->weight == run->weight) {
+        last->n += run->n;
+        return ST_OK;
+    }
+    if (!(room = array_room(o->runs, (size_t)o->n_runs, sizeof *room)))
+        return status_fail(ST_NO_MEMORY, "no memory for the gradient norm");
+    o->runs = room;
+    o->runs[o->n_runs++] = *run;
+    return ST_OK;
+}
+
+// Of what this rank updates, and of that every run counts whole.
+static enum status list_runs(struct optimizer *o)
+{
+    enum status st = ST_OK;
+    for (int i = 0; st == ST_OK && i < o->slices.n_stretches; i++) {
+        const struct stretch *t = &o->slices.stretches[i];
+        st = add_run(o, &(struct run){gradients_at(o, t), t->n, t->shared, 1});
+    }
     return st;
 }
 
@@ -178,15 +218,16 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
     o->ops = device_ops(dev);
     o->config = *config;
     o->comm = comm;
-    o->trained = calloc((size_t)trained->n, sizeof *o->trained);
+    o->trained.list = calloc((size_t)trained->n, sizeof *o->trained.list);
     o->grads = calloc((size_t)trained->n, sizeof *o->grads);
-    if (!o->trained || !o->grads) FAIL(ST_NO_MEMORY, "no memory for the optimizer");
+    if (!o->trained.list || !o->grads) FAIL(ST_NO_MEMORY, "no memory for the optimizer");
     for (int i = 0; i < trained->n; i++) CHECK(check_range(&trained->list[i]));
     o->n = count_elements(trained);
     CHECK(slices_new(trained, comm_size(comm), &o->slices));
     CHECK(comm_beside(comm, &o->beside));
     CHECK(alloc_state(o));
     for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
+    CHECK(list_runs(o));
     *ret = o;
 out:
     if (st != ST_OK) optimizer_free(o);
@@ -207,12 +248,14 @@ void optimizer_free(struct optimizer *o)
     if (!o) return;
     list_parts(o->n, &o->slices, o->config.moments, parts);
     device_release_parts(o->dev, o, parts, N_PARTS);
-    replicas_free(o->replicas);
+    comm_free(o->neighbours);
+    free(o->replicas);
+    free(o->runs);
     for (int i = 0; i < o->n_arenas; i++) weights_free(o->grads[i]);
     comm_free(o->beside);
     slices_release(&o->slices);
     free(o->grads);
-    free(o->trained);
+    param_ranges_release(&o->trained);
     free(o);
 }
 
@@ -232,8 +275,8 @@ void optimizer_sum_grads(struct optimizer *o, int64_t first)
 {
     for (; o->unsummed > 0; o->unsummed--) {
         const struct slice *slice = &o->slices.list[o->unsummed - 1];
-        const struct trained *t = &o->trained[slice->range];
-        if (t->range.first + slice->first < first) return;
+        const struct param_range *t = &o->trained.list[slice->range];
+        if (t->first + slice->first < first) return;
         float *all = o->gradients + t->at + slice->first;
         const int64_t parts = slice->part * o->slices.n_ranks;
         comm_reduce_scatter(o->beside, all, all + slice->part * comm_rank(o->comm),
@@ -242,56 +285,70 @@ void optimizer_sum_grads(struct optimizer *o, int64_t first)
     }
 }
 
-// Where a stretch of this rank begins, in elements of the gradients.
-static int64_t gradients_at(const struct optimizer *o, const struct stretch *t)
+// The ranks over which a replica's gradient is summed, where each computed a part of it.
+static struct comm *summed_over(const struct optimizer *o, const struct replica *r)
 {
-    return o->trained[o->slices.list[t->slice].range].at +
-           stretch_first(&o->slices, t, comm_rank(o->comm));
+    return r->holders < comm_size(o->shards) ? o->neighbours : o->shards;
 }
 
-enum status optimizer_use_shards(struct optimizer *o, const struct param_ranges *trained,
-                                 struct comm *comm)
+// Of what several ranks hold alike each holder counts its share: what this one keeps of it is taken
+// out of the norm again but for that.
+static enum status discount_replicas(struct optimizer *o)
 {
-    const struct slices *s = &o->slices;
-    if (comm && o->moments.kind == MOMENTS_8BIT)
-        return status_fail(ST_UNSUPPORTED,
-                           "moments in 8 bits do not go with a tensor-parallel server: their "
-                           "scales are of a shard's blocks, and no checkpoint could hold them; "
-                           "give --optim-moments bf16");
-    struct gradient_run *runs = calloc((size_t)s->n_stretches, sizeof *runs);
-    if (!runs) return status_fail(ST_NO_MEMORY, "no memory for the list of this rank's gradients");
-    for (int i = 0; i < s->n_stretches; i++) {
-        const struct stretch *t = &s->stretches[i];
-        runs[i] = (struct gradient_run){o->gradients + gradients_at(o, t), t->n, t->shared};
+    const int n_kept = o->n_runs;
+    for (int i = 0; i < o->n_replicas; i++)
+        for (int k = 0; k < n_kept; k++) {
+            const struct replica *r = &o->replicas[i];
+            const struct run kept = o->runs[k];
+            const int64_t first = r->at > kept.at ? r->at : kept.at;
+            const int64_t end = r->at + r->n < kept.at + kept.n ? r->at + r->n : kept.at + kept.n;
+            const double share = 1.0 / r->holders;
+            if (end <= first) continue;
+            enum status st = add_run(o, &(struct run){first, end - first, kept.shared, share - 1});
+            if (st != ST_OK) return st;
+        }
+    device_release(o->dev, o->sums);
+    o->sums = NULL;
+    return device_alloc(o->dev, (size_t)o->n_runs * sizeof *o->sums, (void **)&o->sums);
+}
+
+enum status optimizer_use_shards(struct optimizer *o, struct comm *comm)
+{
+    enum status st = ST_OK;
+    int sharing = 0; // ranks that are neighbours
+    if (!comm) return ST_OK;
+    if (o->moments.kind == MOMENTS_8BIT)
+        FAIL(ST_UNSUPPORTED, "moments in 8 bits do not go with a tensor-parallel server: their "
+                             "scales are of a shard's blocks, and no checkpoint could hold them; "
+                             "give --optim-moments bf16");
+    o->shards = comm;
+    CHECK(replicas_list(&o->trained, &o->replicas, &o->n_replicas));
+    for (int i = 0; i < o->n_replicas; i++) {
+        const int holders = o->replicas[i].holders;
+        if (!o->replicas[i].in_parts || holders == comm_size(comm)) continue;
+        if (sharing && holders != sharing)
+            FAIL(ST_UNSUPPORTED,
+                 "key-value heads are shared by %d ranks in one layer and by %d in another",
+                 sharing, holders);
+        if (!sharing) CHECK(comm_split(comm, comm_rank(comm) / holders, &o->neighbours));
+        sharing = holders;
     }
-    enum status st =
-        replicas_new(o->dev, comm, trained, o->gradients, runs, s->n_stretches, &o->replicas);
-    if (st == ST_OK) o->shards = comm;
-    free(runs);
+    st = discount_replicas(o);
+out:
     return st;
 }
 
-// Squares of this rank's gradients, and of those that every rank has. Stretches that adjoin are
-// one sum.
+// Squares of this rank's gradients, and of those that every rank has.
 static enum status sum_squares(struct optimizer *o, double *ret_own, double *ret_shared)
 {
-    const struct slices *s = &o->slices;
     double sums[2] = {0};
-    double *host = calloc((size_t)s->n_stretches, sizeof *host);
+    double *host = calloc((size_t)o->n_runs + 1, sizeof *host);
     if (!host) return status_fail(ST_NO_MEMORY, "no memory for the gradient norm");
-    for (int i = 0, next; i < s->n_stretches; i = next) {
-        const int64_t at = gradients_at(o, &s->stretches[i]);
-        int64_t n = 0;
-        for (next = i; next < s->n_stretches; next++) {
-            const struct stretch *t = &s->stretches[next];
-            if (gradients_at(o, t) != at + n || t->shared != s->stretches[i].shared) break;
-            n += t->n;
-        }
-        o->ops->sum_squares(o->dev, o->sums + i, o->gradients + at, n);
-        device_copy_out(o->dev, &host[i], o->sums + i, sizeof *host);
-    }
+    for (int i = 0; i < o->n_runs; i++)
+        o->ops->sum_squares(o->dev, o->sums + i, o->gradients + o->runs[i].at, o->runs[i].n);
+    device_copy_out(o->dev, host, o->sums, (size_t)o->n_runs * sizeof *host);
     enum status st = device_sync(o->dev);
-    for (int i = 0; i < s->n_stretches; i++) sums[s->stretches[i].shared] += host[i];
+    for (int i = 0; i < o->n_runs; i++) sums[o->runs[i].shared] += o->runs[i].weight * host[i];
     free(host);
     *ret_own = sums[false];
     *ret_shared = sums[true];
@@ -305,14 +362,16 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
     const int64_t start_ns = clock_now_ns();
     optimizer_sum_grads(o, INT64_MIN);
     comm_join(o->beside);
-    replicas_sum(o->replicas);
+    for (int i = 0; i < o->n_replicas; i++)
+        if (o->replicas[i].in_parts)
+            comm_all_reduce(summed_over(o, &o->replicas[i]), o->gradients + o->replicas[i].at,
+                            (size_t)o->replicas[i].n, DT_F32);
     CHECK(device_sync(o->dev));
     o->wait_ms = clock_ms_since(start_ns);
     CHECK(sum_squares(o, &own, &sum));
-    CHECK(replicas_discount(o->replicas, &own, &sum));
     CHECK(comm_sum_host(o->comm, &own, 1));
     sum += own;
-    CHECK(replicas_add_shards(o->replicas, &sum));
+    CHECK(comm_sum_host(o->shards, &sum, 1));
     double norm = sqrt(sum);
     if (!isfinite(norm))
         FAIL(ST_INVALID, "the gradient norm is %f: the step must be skipped", norm);
@@ -369,7 +428,7 @@ static int64_t same_decay(const struct optimizer *o, const struct weights *w, in
 static void update_stretch(struct optimizer *o, const struct stretch *t, struct adamw *adamw)
 {
     const struct slice *slice = &o->slices.list[t->slice];
-    const struct param_range *range = &o->trained[slice->range].range;
+    const struct param_range *range = &o->trained.list[slice->range];
     const struct weights *w = range->weights;
     const size_t e = dtype_size(w->dt);
     const int64_t first = stretch_first(&o->slices, t, comm_rank(o->comm));
@@ -478,7 +537,7 @@ static enum status state_piece(const struct optimizer *o, const struct piece *ba
                                struct safetensors_source *ret)
 {
     const struct state_array *array = &base->array;
-    const struct param_range *range = &o->trained[base->range].range;
+    const struct param_range *range = &o->trained.list[base->range];
     const int64_t *whole = tensor->slice.whole; // which is what a file holds
     int len = snprintf(ret->name, sizeof ret->name, "%s.%s%s", array->name,
                        range->arena ? range->arena : "", tensor->name);
@@ -547,15 +606,15 @@ static enum status state_list(struct optimizer *o, struct state *s)
     const int n_arrays = state_arrays(o, arrays);
     size_t room = 0;
     s->o = o;
-    for (int r = 0; r < o->n_ranges; r++)
-        room += (size_t)n_arrays * (size_t)o->trained[r].range.weights->n_tensors;
+    for (int r = 0; r < o->trained.n; r++)
+        room += (size_t)n_arrays * (size_t)o->trained.list[r].weights->n_tensors;
     s->pieces = calloc(room, sizeof *s->pieces);
     s->sources = calloc(room, sizeof *s->sources);
     if (!s->pieces || !s->sources)
         return status_fail(ST_NO_MEMORY, "no memory to list the optimizer's state");
-    for (int i = 0; i < n_arrays * o->n_ranges; i++) {
-        const struct piece base = {.array = arrays[i / o->n_ranges], .range = i % o->n_ranges};
-        const struct param_range *range = &o->trained[base.range].range;
+    for (int i = 0; i < n_arrays * o->trained.n; i++) {
+        const struct piece base = {.array = arrays[i / o->trained.n], .range = i % o->trained.n};
+        const struct param_range *range = &o->trained.list[base.range];
         const struct weights *w = range->weights;
         if (base.array.of_bf16 && w->dt != DT_BF16) continue;
         for (int k = 0; k < w->n_tensors; k++) {
@@ -593,13 +652,13 @@ static enum status gather_piece(struct optimizer *o, const struct piece *p, char
 
 static const struct weight_tensor *tensor_of(const struct optimizer *o, const struct piece *p)
 {
-    return &o->trained[p->range].range.weights->tensors[p->tensor];
+    return &o->trained.list[p->range].weights->tensors[p->tensor];
 }
 
 // Room to put a shard's pieces together with those of the others.
 static enum status state_join(struct state *s)
 {
-    const struct weights *w = s->o->trained[0].range.weights;
+    const struct weights *w = s->o->trained.list[0].weights;
     int64_t largest = 0;
     if (!s->o->shards) return ST_OK;
     for (int i = 0; i < w->n_tensors; i++)

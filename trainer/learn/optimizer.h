@@ -28,11 +28,10 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
 // The same where one whole arena is trained, by one rank.
 enum status optimizer_new_whole(struct device *dev, const struct weights *weights,
                                 const struct optimizer_config *config, struct optimizer **ret);
-// What is trained (as optimizer_new() got it) is a shard of a model, whose others `comm`'s ranks
+// What is trained is a shard of a model, whose others `comm`'s ranks
 // hold: the norm is then that of the whole model's gradients. Each of them may be one of several
 // ranks of optimizer_new()'s. Waits for all. NULL: nothing else is to be done.
-enum status optimizer_use_shards(struct optimizer *o, const struct param_ranges *trained,
-                                 struct comm *comm);
+enum status optimizer_use_shards(struct optimizer *o, struct comm *comm);
 void optimizer_free(struct optimizer *o);
 // Gradients are added here: those of the i-th arena that is trained, f32, bound to what is trained
 // of it; NULL pointers are the rest. base and bytes are there where all of

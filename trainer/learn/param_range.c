@@ -1,10 +1,11 @@
-/* param_range.c: from names to ranges, and from ranges to what each rank updates. No state; any
- * thread.
+/* param_range.c: from names to ranges, and from ranges to what each rank updates, and to what
+ * several hold alike. No state; any thread.
  *
  * What can be frozen is a block of the arena (weights.h), because its gradient is one matmul: the
  * q, k and v projections of a layer are one, as are gate and up.
  */
 #include "trainer/learn/param_range.h"
+#include "common/base/bytes.h"
 #include "kernels/moments.h"
 
 #include <fnmatch.h>
@@ -191,4 +192,50 @@ int64_t stretch_first(const struct slices *s, const struct stretch *t, int rank)
 {
     const struct slice *slice = &s->list[t->slice];
     return slice->first + slice->part * (t->shared ? s->n_ranks : rank);
+}
+
+// ---- replicas -----------------------------------------------------------------------------------
+
+// Ranks add their heads' parts of these gradients.
+static bool is_of_heads(enum tensor_role role)
+{
+    return role == ROLE_Q_NORM || role == ROLE_K_NORM || role == ROLE_QKV ||
+           role == ROLE_QKV_BIAS || role == ROLE_Q_A || role == ROLE_Q_A_NORM ||
+           role == ROLE_KV_A || role == ROLE_KV_A_NORM;
+}
+
+static enum status add_replicas(const struct param_range *range, const struct weight_tensor *t,
+                                struct replica **list, int *n)
+{
+    int64_t at = range->at + t->offset - range->first;
+    for (int k = 0; k < t->slice.n_runs; k++) {
+        const struct row_run *run = &t->slice.runs[k];
+        const int64_t elements = run->n * (t->n_dims == 2 ? t->shape[1] : 1);
+        struct replica *room = array_room(*list, (size_t)*n, sizeof *room);
+        if (!room) return status_fail(ST_NO_MEMORY, "no memory for what ranks hold alike");
+        *list = room;
+        if (run->holders > 1)
+            room[(*n)++] = (struct replica){at, elements, run->holders, is_of_heads(t->role)};
+        at += elements;
+    }
+    return ST_OK;
+}
+
+enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n)
+{
+    struct replica *list = NULL;
+    enum status st = ST_OK;
+    int n = 0;
+    for (int r = 0; r < ranges->n; r++) {
+        const struct param_range *range = &ranges->list[r];
+        for (int i = 0; i < range->weights->n_tensors; i++)
+            if (param_range_holds(range, i))
+                CHECK(add_replicas(range, &range->weights->tensors[i], &list, &n));
+    }
+    *ret = list;
+    *ret_n = n;
+    list = NULL;
+out:
+    free(list);
+    return st;
 }

@@ -11,6 +11,7 @@ struct param_range {
     const struct weights *weights; // its arena, bound; borrowed
     int64_t first, n;              // elements: whole blocks of tensors and the padding after them
     const char *arena;             // before the tensors' names on disk; NULL: nothing
+    int64_t at; // elements of the ranges before it, where gradients of all lie in one array
 };
 struct param_ranges {
     struct param_range *list;
@@ -62,5 +63,16 @@ void slices_release(struct slices *s);
 struct slices slices_count(const struct param_ranges *ranges, int n_ranks);
 // Where a rank's stretch begins, in elements from its range's start.
 int64_t stretch_first(const struct slices *s, const struct stretch *t, int rank);
+
+// Rows of a tensor that several ranks hold alike, of a sharded model (common/model/shard.h): their
+// gradients must be the same on all of these, and count once in the norm. Which tensors, and how
+// many ranks hold them, stands in the weights table: nothing here knows a layer's shape.
+struct replica {
+    int64_t at, n; // elements, of the array of all ranges
+    int holders;
+    bool in_parts; // each holder computes a part of the gradient, that of its own heads
+};
+// ret: (ret_n) the caller's to free.
+enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n);
 
 #endif
