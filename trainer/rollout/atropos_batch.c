@@ -10,32 +10,21 @@
 
 #define NOT_TRAINED (-100) // in "masks": torch's ignore_index
 
-struct sequence {
-    struct token_list prompt;
-    struct completion completion;
-    double score;
-    bool no_advantage; // set_advantage_to_zero
-};
-
 struct reader {
     const char *where;
     const struct atropos_bounds *bounds;
-    int n_groups, n;            // of the environments; sequences in all
-    int *first;                 // (n_groups + 1) of each group
-    struct sequence *sequences; // (n)
+    int n_groups;            // of the environments
+    int *first;              // (n_groups + 1) sequence of each
+    struct rollout *rollout; // a group a sequence, until all are read
+    struct scores scores;
+    bool *flat; // (sequences) set_advantage_to_zero
 };
 
-struct place { // in the batch, for errors
-    const struct reader *reader;
+struct place { // in the batch
+    struct reader *reader;
     const json_t *group;
-    int number, sequence;
+    int sequence, number; // of its group's; of all
 };
-
-static enum status say(struct place *p, enum status st)
-{
-    return status_context(st, "%s, group %d, sequence %d", p->reader->where, p->number,
-                          p->sequence);
-}
 
 // BaseEnv sends [] of what no sequence has.
 static bool is_given(const struct place *p, const char *field)
@@ -97,11 +86,10 @@ static enum status read_token(const struct place *p, const json_t *tokens, const
     return ST_OK;
 }
 
-static enum status read_tokens(const struct place *p, struct sequence *s, int *ret_n,
-                               int *ret_first)
+// ret_first: the first that is trained, where the prompt ends.
+static enum status read_tokens(const struct place *p, struct completion *c, int *ret_first)
 {
     const json_t *tokens, *masks;
-    struct completion *c = &s->completion;
     enum status st;
     CHECK(list_of(p, "tokens", &tokens));
     CHECK(list_of(p, "masks", &masks));
@@ -122,13 +110,12 @@ static enum status read_tokens(const struct place *p, struct sequence *s, int *r
         int32_t id = 0;
         bool trained = false;
         CHECK(read_token(p, tokens, masks, t, &id, &trained));
-        if (t < first) CHECK(token_list_push(&s->prompt, id));
+        if (t < first) CHECK(token_list_push(&p->reader->rollout->owned[p->number].prompt_ids, id));
         if (t >= first) c->ids[t - first] = id;
         if (t >= first) c->authors[t - first] = trained ? AUTHOR_POLICY : AUTHOR_OTHER;
     }
     c->n = (int)(n - first);
     completion_forget_authors(c);
-    *ret_n = (int)n;
     *ret_first = (int)first;
 out:
     return st;
@@ -154,7 +141,7 @@ static enum status check_temperature(const struct place *p, const json_t *own)
     return ST_OK;
 }
 
-static enum status read_overrides(const struct place *p, struct sequence *s)
+static enum status read_overrides(const struct place *p)
 {
     const json_t *all = json_object_get(p->group, "overrides"), *value;
     const bool given = json_array_size(all) > 0;
@@ -164,7 +151,7 @@ static enum status read_overrides(const struct place *p, struct sequence *s)
         return status_fail(ST_FORMAT, "field \"overrides\" has no object for it");
     json_object_foreach (own, key, value) {
         if (strcmp(key, "set_advantage_to_zero") == 0)
-            s->no_advantage = json_is_true(value);
+            p->reader->flat[p->number] = json_is_true(value);
         else if (strcmp(key, "temperature") != 0)
             return status_fail(ST_UNSUPPORTED,
                                "field \"overrides\": \"%s\" is not known here; "
@@ -175,15 +162,14 @@ static enum status read_overrides(const struct place *p, struct sequence *s)
 }
 
 // Sampled tokens' log-probabilities; at others there is 1.0, which no log-probability is.
-static enum status check_logprobs(const struct place *p, struct sequence *s)
+static enum status check_logprobs(const struct place *p, const struct completion *c, int first)
 {
-    struct completion *c = &s->completion;
     for (int t = 0; c->logprobs && t < c->n; t++) {
         if (token_author(c->authors, t) != AUTHOR_POLICY)
             c->logprobs[t] = 0;
         else if (c->logprobs[t] > 1e-3f)
             return status_fail(ST_FORMAT, "field \"inference_logprobs\": that of token %d is %g",
-                               t + s->prompt.n, (double)c->logprobs[t]);
+                               t + first, (double)c->logprobs[t]);
     }
     if (c->logprobs || !p->reader->bounds->needs_logprobs) return ST_OK;
     return status_fail(ST_NOT_FOUND,
@@ -192,24 +178,27 @@ static enum status check_logprobs(const struct place *p, struct sequence *s)
                        "--no-importance-sampling-correction");
 }
 
-static enum status read_sequence(const struct place *p, struct sequence *s)
+static enum status read_sequence(const struct place *p)
 {
-    enum status st;
-    int n, first;
+    struct reader *r = p->reader;
+    struct completion *c = &r->rollout->completions[p->number];
     const json_t *score = json_array_get(json_object_get(p->group, "scores"), (size_t)p->sequence);
-    CHECK(read_tokens(p, s, &n, &first));
-    CHECK(numbers_of(p, "inference_logprobs", n, first, &s->completion.logprobs));
-    CHECK(check_logprobs(p, s));
-    CHECK(numbers_of(p, "advantages", n, first, &s->completion.advantages));
-    CHECK(read_overrides(p, s));
-    if (s->no_advantage) {
-        free(s->completion.advantages);
-        s->completion.advantages = NULL;
-    }
+    enum status st;
+    int first;
+    CHECK(read_tokens(p, c, &first));
+    CHECK(numbers_of(p, "inference_logprobs", first + c->n, first, &c->logprobs));
+    CHECK(check_logprobs(p, c, first));
+    CHECK(read_overrides(p));
+    CHECK(numbers_of(p, "advantages", first + c->n, first, &c->advantages));
     if (!json_is_number(score) || !isfinite(json_number_value(score)))
         FAIL(ST_FORMAT, "field \"scores\" has no number for it");
-    s->score = json_number_value(score);
-    if (!(s->completion.text = strdup(""))) FAIL(ST_NO_MEMORY, "no memory for a sequence");
+    if (!(c->text = strdup(""))) FAIL(ST_NO_MEMORY, "no memory for a sequence");
+    if (r->flat[p->number]) {
+        free(c->advantages);
+        c->advantages = NULL;
+    }
+    r->scores.rewards[p->number] = json_number_value(score);
+    r->rollout->n_tokens += c->n;
 out:
     return st;
 }
@@ -225,97 +214,73 @@ static enum status check_group(const struct place *p)
     return ST_OK;
 }
 
-static enum status count_sequences(struct reader *r, const json_t *batch)
+static enum status open_reader(struct reader *r, const json_t *batch)
 {
+    enum status st;
     r->n_groups = (int)json_array_size(batch);
     r->first = calloc((size_t)r->n_groups + 1, sizeof *r->first);
-    if (!r->first) return status_fail(ST_NO_MEMORY, "no memory for %d groups", r->n_groups);
+    if (!r->first) FAIL(ST_NO_MEMORY, "no memory for %d groups", r->n_groups);
     for (int g = 0; g < r->n_groups; g++) {
         const json_t *tokens = json_object_get(json_array_get(batch, (size_t)g), "tokens");
         if (json_array_size(tokens) == 0)
-            return status_fail(ST_FORMAT, "%s, group %d: field \"tokens\" is not a list of lists",
-                               r->where, g);
+            FAIL(ST_FORMAT, "%s, group %d: field \"tokens\" is not a list of lists", r->where, g);
         r->first[g + 1] = r->first[g] + (int)json_array_size(tokens);
     }
-    r->n = r->first[r->n_groups];
-    r->sequences = calloc((size_t)r->n + 1, sizeof *r->sequences);
-    return r->sequences ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %d sequences", r->n);
-}
-
-static bool same_prompt(const struct token_list *a, const struct token_list *b)
-{
-    return a->n == b->n && memcmp(a->ids, b->ids, (size_t)a->n * sizeof *a->ids) == 0;
+    const size_t n = (size_t)r->first[r->n_groups];
+    CHECK(rollout_new((int)n, 1, &r->rollout));
+    r->scores.n = (int)n;
+    r->scores.rewards = calloc(n, sizeof *r->scores.rewards);
+    r->scores.advantages = calloc(n, sizeof *r->scores.advantages);
+    r->rollout->owned = calloc(n, sizeof *r->rollout->owned);
+    r->flat = calloc(n, sizeof *r->flat);
+    if (!r->scores.rewards || !r->scores.advantages || !r->rollout->owned || !r->flat)
+        FAIL(ST_NO_MEMORY, "no memory for %zu sequences", n);
+out:
+    return st;
 }
 
 // Sequences of each group, where all have as many and one prompt; else 1.
 static int sequences_a_group(const struct reader *r)
 {
-    const int size = r->first[1];
+    const struct example *all = r->rollout->owned;
     for (int g = 0; g < r->n_groups; g++) {
-        if (r->first[g + 1] - r->first[g] != size) return 1;
-        for (int i = r->first[g] + 1; i < r->first[g + 1]; i++)
-            if (!same_prompt(&r->sequences[i].prompt, &r->sequences[i - 1].prompt)) return 1;
-    }
-    return size;
-}
-
-static enum status make_rollout(struct reader *r, struct rollout **ret)
-{
-    const int size = sequences_a_group(r), n_groups = r->n / size;
-    struct rollout *rollout = NULL;
-    enum status st;
-    CHECK(rollout_new(n_groups, size, &rollout));
-    rollout->owned = calloc((size_t)n_groups, sizeof *rollout->owned);
-    if (!rollout->owned) FAIL(ST_NO_MEMORY, "no memory for %d prompts", n_groups);
-    for (int i = 0; i < r->n; i++) { // what it takes over is no longer the reader's
-        struct sequence *s = &r->sequences[i];
-        struct example *e = &rollout->owned[i / size];
-        if (i % size == 0) {
-            e->line = i / size + 1;
-            e->prompt_ids = s->prompt;
-            s->prompt = (struct token_list){0};
-            rollout->examples[i / size] = e;
+        if (r->first[g + 1] - r->first[g] != r->first[1]) return 1;
+        for (int i = r->first[g] + 1; i < r->first[g + 1]; i++) {
+            const struct token_list *a = &all[i].prompt_ids, *b = &all[i - 1].prompt_ids;
+            if (a->n != b->n || memcmp(a->ids, b->ids, (size_t)a->n * sizeof *a->ids) != 0)
+                return 1;
         }
-        rollout->completions[i] = s->completion;
-        rollout->n_tokens += s->completion.n;
-        s->completion = (struct completion){0};
     }
-    *ret = rollout;
-    rollout = NULL;
-out:
-    rollout_free(rollout);
-    return st;
+    return r->first[1];
 }
 
-static enum status make_scores(const struct reader *r, struct scores *ret)
+// Each sequence is a group; now those of a group of equals are one again.
+static void join_groups(struct reader *r)
 {
-    struct scores s = {.n = r->n};
-    enum status st = ST_OK;
-    s.rewards = calloc((size_t)r->n, sizeof *s.rewards);
-    s.advantages = calloc((size_t)r->n, sizeof *s.advantages);
-    if (!s.rewards || !s.advantages) FAIL(ST_NO_MEMORY, "no memory for %d scores", r->n);
-    for (int i = 0; i < r->n; i++) s.rewards[i] = r->sequences[i].score;
-    advantage_compute(s.rewards, r->first, r->n_groups, 0, r->bounds->scale, &s.stats,
-                      s.advantages);
+    struct rollout *rollout = r->rollout;
+    struct example *owned = rollout->owned;
+    const int n = rollout->n_groups, size = sequences_a_group(r);
+    for (int i = 0; i < n; i++)
+        if (i % size > 0) example_release(&owned[i]);
+    for (int g = 0; g < n / size; g++) {
+        owned[g] = owned[g * size];
+        owned[g].line = g + 1;
+        rollout->examples[g] = &owned[g];
+    }
+    rollout->n_groups = n / size;
+    rollout->n_per_group = size;
+}
+
+static void compare(struct reader *r)
+{
+    struct scores *s = &r->scores;
+    advantage_compute(s->rewards, r->first, r->n_groups, 0, r->bounds->scale, &s->stats,
+                      s->advantages);
     for (int g = 0; g < r->n_groups; g++) // a sequence alone is compared with nothing
         if (r->first[g + 1] - r->first[g] == 1)
-            s.advantages[r->first[g]] = (float)s.rewards[r->first[g]];
-    for (int i = 0; i < r->n; i++)
-        if (r->sequences[i].no_advantage) s.advantages[i] = 0;
-    *ret = s;
-out:
-    if (st != ST_OK) scores_release(&s);
-    return st;
-}
-
-static void release(struct reader *r)
-{
-    for (int i = 0; r->sequences && i < r->n; i++) {
-        token_list_release(&r->sequences[i].prompt);
-        completion_release(&r->sequences[i].completion);
-    }
-    free(r->sequences);
-    free(r->first);
+            s->advantages[r->first[g]] = (float)s->rewards[r->first[g]];
+    for (int i = 0; i < s->n; i++)
+        if (r->flat[i]) s->advantages[i] = 0;
 }
 
 enum status atropos_read_batch(const char *where, const json_t *batch,
@@ -323,22 +288,26 @@ enum status atropos_read_batch(const char *where, const json_t *batch,
                                struct scores *ret_scores)
 {
     struct reader r = {.where = where, .bounds = bounds};
-    struct rollout *rollout = NULL;
     enum status st;
     if (json_array_size(batch) == 0) FAIL(ST_FORMAT, "%s: no list of groups", where);
-    CHECK(count_sequences(&r, batch));
+    CHECK(open_reader(&r, batch));
     for (int g = 0; g < r.n_groups; g++) {
-        struct place p = {&r, json_array_get(batch, (size_t)g), g, 0};
+        struct place p = {&r, json_array_get(batch, (size_t)g), 0, r.first[g]};
         CHECK(status_context(check_group(&p), "%s, group %d", where, g));
-        for (; p.sequence < r.first[g + 1] - r.first[g]; p.sequence++)
-            CHECK(say(&p, read_sequence(&p, &r.sequences[r.first[g] + p.sequence])));
+        for (; p.number < r.first[g + 1]; p.number++, p.sequence++)
+            CHECK(status_context(read_sequence(&p), "%s, group %d, sequence %d", where, g,
+                                 p.sequence));
     }
-    CHECK(make_rollout(&r, &rollout));
-    CHECK(make_scores(&r, ret_scores));
-    *ret_rollout = rollout;
-    rollout = NULL;
+    join_groups(&r);
+    compare(&r);
+    *ret_rollout = r.rollout;
+    *ret_scores = r.scores;
+    r.rollout = NULL;
+    r.scores = (struct scores){0};
 out:
-    rollout_free(rollout);
-    release(&r);
+    rollout_free(r.rollout);
+    scores_release(&r.scores);
+    free(r.first);
+    free(r.flat);
     return st;
 }
