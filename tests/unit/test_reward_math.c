@@ -143,6 +143,19 @@ static void bounds_its_work(void **state)
     reward_free(r);
 }
 
+// Of a list whose first elements are forgotten, what is kept is the list.
+static void a_list_begins_with_what_is_kept(void **state)
+{
+    (void)state;
+    struct reward *r = scorer();
+    char text[8192] = "";
+    for (int i = 0; i < 253; i++) strcat(text, "$1$ so ");
+    strcat(text, "The final answer is $2$, $3$, $4$, $5$, $6$. ");
+    for (int i = 0; i < 255; i++) strcat(text, "$7$ so ");
+    assert_true(same(r, "$5$, $6$", text));
+    reward_free(r);
+}
+
 static bool parses_chains(int within)
 {
     char text[1024] = "1=1";
@@ -176,6 +189,7 @@ int main(void)
         cmocka_unit_test(passes_its_own_tests),
         cmocka_unit_test(takes_bare_answers),
         cmocka_unit_test(bounds_its_work),
+        cmocka_unit_test(a_list_begins_with_what_is_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * set's answer, and of a completion's shape whatever its answer. To add one: its function and its
  * row here. The thread that scores. */
 #include "trainer/reward/math/number.h"
+#include "trainer/reward/math/prose.h"
 #include "trainer/reward/reward_scorer.h"
 
 #include <ctype.h>
@@ -62,28 +63,19 @@ static enum status score_gsm8k(void *state, const struct reward_input *input, do
     return score_number(number_answer, input, ret_score);
 }
 
-// The letter from A to J that stands alone: the text's first, or last; 0: none does.
-static char lone_letter(const char *text, bool last)
-{
-    char letter = 0;
-    for (const char *s = text; *s && (last || !letter); s++)
-        if (*s >= 'A' && *s <= 'J' && (s == text || !isalnum((unsigned char)s[-1])) &&
-            !isalnum((unsigned char)s[1]))
-            letter = *s;
-    return letter;
-}
-
 // What is chosen: in the last \boxed{}, else behind the last "answer", else the last letter.
 static char choice_of(const char *text)
 {
+    static struct prose first = {"(?<![A-Za-z0-9]) [A-J] (?![A-Za-z0-9])", NULL};
+    static struct prose last = {".* (?<![A-Za-z0-9]) ([A-J]) (?![A-Za-z0-9])", NULL};
     static const char *const marks[] = {"\\boxed{", "answer"};
-    char letter = 0;
-    for (size_t i = 0; i < sizeof marks / sizeof *marks && !letter; i++) {
-        const char *behind = NULL;
-        for (const char *s = text; (s = strcasestr(s, marks[i]));) behind = s += strlen(marks[i]);
-        if (behind) letter = lone_letter(behind, false);
+    const char *end = text + strlen(text);
+    struct prose_match m;
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        const char *behind = behind_last(text, end, marks[i]);
+        if (behind && prose_find(&first, behind, behind, end, &m)) return *m.begin[0];
     }
-    return letter ? letter : lone_letter(text, true);
+    return prose_find(&last, text, text, end, &m) ? *m.begin[1] : '\0';
 }
 
 static enum status check_choice(void *state, const char *answer, const json_t *row)

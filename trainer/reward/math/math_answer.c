@@ -1,335 +1,193 @@
 /* math_answer.c: finds formulas and numbers in prose and ranks them. Stateless; any thread. */
 #include "trainer/reward/math/math.h"
+#include "trainer/reward/math/prose.h"
 
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SPANS 512  // of a text, the last ones
-#define LONGEST   4000 // formula, in characters
-#define NEAR      50   // characters between "answer" and what it announces
-#define FAR       100  // between "final answer" and "is"
+#define MAX_SPANS 512 // of a text, the last ones
+#define NEAR      50  // characters between "answer" and what it announces
+#define FAR       100 // between "final answer" and "is"
 
 enum rank { RANK_BOXED, RANK_FINAL, RANK_COLON, RANK_ANSWER, RANK_PLAIN };
 
-struct span { // a formula's inside, or a number
-    const char *begin, *end;
-    const char *from, *to; // with its signs, and a percent sign behind it
-    bool percent, number;
+struct span {
+    const char *begin, *end;                      // a formula's inside, or a number
+    const char *from, *to;                        // with its signs, and a percent sign behind it
+    enum { ALL, FORMULA, FRACTION, NUMBER } kind; // also the groups of the expression below
+    bool percent;
     enum rank rank;
     int joined; // spans before this one that it makes a list with: "$1$ and $2$"
 };
 
 struct spans {
+    const char *text, *end; // where they are
     struct span items[MAX_SPANS];
     int n;
 };
 
-static bool starts(const char *at, const char *word)
+// Whether the expression is found between the two.
+static bool holds(struct prose *p, const char *begin, const char *end)
 {
-    return strncmp(at, word, strlen(word)) == 0;
+    struct prose_match m;
+    return prose_find(p, begin, begin, end, &m);
 }
 
-static bool starts_any_case(const char *at, const char *word)
-{
-    return strncasecmp(at, word, strlen(word)) == 0;
-}
+// ---- formulas and numbers -----------------------------------------------------------------------
 
-static const char *skip_space(const char *at)
-{
-    while (isspace((unsigned char)*at)) at++;
-    return at;
-}
-
-// Behind a percent sign or word at `at`; NULL: there is none.
-static const char *behind_percent(const char *at)
-{
-    static const char *const words[] = {"\\%", "%", "percentage", "percent", "pct"};
-    at = skip_space(at);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        const char *end = at + strlen(words[i]);
-        const bool word = isalpha((unsigned char)words[i][0]);
-        if (starts_any_case(at, words[i]) && !(word && isalpha((unsigned char)*end))) return end;
-    }
-    return NULL;
-}
-
-static void add(struct spans *all, struct span one)
-{
-    const char *percent = behind_percent(one.to);
-    one.percent = percent != NULL;
-    if (percent) one.to = percent;
-    if (all->n == MAX_SPANS) {
-        memmove(all->items, all->items + MAX_SPANS / 2, MAX_SPANS / 2 * sizeof *all->items);
-        all->n = MAX_SPANS / 2;
-    }
-    all->items[all->n++] = one;
-}
-
-// ---- formulas -----------------------------------------------------------------------------------
-static const struct {
-    const char *open, *close;
-    bool one_line;
-} signs[] = {{"$$", "$$", false}, {"\\[", "\\]", false}, {"$", "$", true}, {"\\(", "\\)", true}};
-
-// Its end: where `close` begins; NULL: it is none.
-static const char *formula_end(const char *at, const char *close, bool one_line)
-{
-    for (const char *begin = at; *at && at - begin < LONGEST; at++) {
-        if (one_line && *at == '\n') return NULL;
-        if (starts(at, close) && at > begin) return at;
-        if (*at == '\\' && at[1] && !starts(at, close))
-            at++;
-        else if (*close == '$' && *at == '$')
-            return NULL;
-    }
-    return NULL;
-}
-
-// Takes the formula that begins at `at`; returns where the text goes on, NULL: none does.
-static const char *take_formula(const char *text, const char *at, struct spans *all)
-{
-    if (*at != '$' && *at != '\\') return NULL;
-    if (*at == '$' && at > text && (at[-1] == '\\' || isdigit((unsigned char)at[-1])) &&
-        at[1] != '$')
-        return NULL;
-    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
-        if (!starts(at, signs[i].open)) continue;
-        const char *begin = at + strlen(signs[i].open);
-        const char *end = formula_end(begin, signs[i].close, signs[i].one_line);
-        if (!end) continue;
-        add(all, (struct span){
-                     .begin = begin, .end = end, .from = at, .to = end + strlen(signs[i].close)});
-        return end + strlen(signs[i].close);
-    }
-    return NULL;
-}
-
-// Behind the braces that open at `at`; NULL: they are not closed.
-static const char *behind_braces(const char *at)
-{
-    int open = 0;
-    for (const char *begin = at; *at && at - begin < LONGEST; at++) {
-        open += *at == '{' ? 1 : *at == '}' ? -1 : 0;
-        if (open == 0) return at + 1;
-    }
-    return NULL;
-}
-
-// \frac{1}{2} outside of any formula.
-static const char *take_fraction(const char *text, const char *at, struct spans *all)
-{
-    const char *from = at > text && at[-1] == '-' ? at - 1 : at, *end;
-    if (!starts(at, "\\frac{") || !(end = behind_braces(at + 5)) || *end != '{') return NULL;
-    end = behind_braces(end);
-    if (end) add(all, (struct span){.begin = from, .end = end, .from = from, .to = end});
-    return end;
-}
-
-// ---- numbers ------------------------------------------------------------------------------------
-static bool is_digit(char c)
-{
-    return isdigit((unsigned char)c);
-}
-
-// Behind a currency's sign at `at`, if there is one.
-static const char *behind_currency(const char *at)
-{
-    static const char *const currencies[] = {
-        "$", "\xc2\xa3", "\xc2\xa5", "\xe2\x82\xac", "\xe2\x82\xb9", "\xe2\x82\xbd"};
-    for (size_t i = 0; i < sizeof currencies / sizeof *currencies; i++)
-        if (starts(at, currencies[i])) return at + strlen(currencies[i]);
-    return at;
-}
-
+#define DOLLARS "\\$\\$(?!\\$) ([^$\\\\]*+ (?: \\\\. [^$\\\\]*+ )*+) \\$\\$"
+#define DOLLAR  "(?<![\\\\\\d]) \\$(?!\\$) ([^$\\\\\n]*+ (?: \\\\. [^$\\\\\n]*+ )*+) \\$"
+// Of these two the end must be near: a text may begin many and end none.
+#define BRACKET "\\\\\\[ (?=.{1,4000}?\\\\\\]) ([^\\\\]*+ (?: \\\\[^\\]] [^\\\\]*+ )*+) \\\\\\]"
+#define PAREN   "\\\\\\( (?=[^\n]{1,4000}?\\\\\\)) ([^\\\\\n]*+ (?: \\\\[^)] [^\\\\\n]*+ )*+) \\\\\\)"
+// The pound's, yen's, euro's, rupee's and rouble's signs.
+#define CURRENCY "(?: \\$ | \xc2\xa3 | \xc2\xa5 | \xe2\x82\xac | \xe2\x82\xb9 | \xe2\x82\xbd )?+"
+// Numbers with an operator in between: "3/4", "(1+2)*3".
+#define EXPRESSION                                                                                 \
+    "-?\\(?-?\\d [\\d.\\ \n]{0,250}+ [-+*/^()] [-+*/^().\\d\\ \n]{0,250} (?<=[\\d)])"              \
+    "(?= [\\s.,:)$] | \\z )"
 // Digits with thousands ("1,234", "1 234"), or a decimal point or comma.
-static const char *number_end(const char *at)
-{
-    const char *begin = at += *at == '-';
-    while (is_digit(*at)) at++;
-    const bool groups = at > begin && at - begin <= 3 && *begin != '0';
-    const char *first = at;
-    while (groups && (*at == ',' || *at == ' ') && is_digit(at[1]) && is_digit(at[2]) &&
-           is_digit(at[3]) && !is_digit(at[4]))
-        at += 4;
-    if ((*at == '.' || (*at == ',' && at == first)) && is_digit(at[1]))
-        for (at++; is_digit(*at);) at++;
-    return at > begin ? at : NULL;
-}
+#define DIGITS                                                                                     \
+    "-? (?: [1-9]\\d{0,2} (?: [,\\ ]\\d{3}(?!\\d) )++ (?:\\.\\d+)? |"                              \
+    " (?=[.,]?\\d) \\d*+ (?:[.,]\\d+)? )"
+#define PERCENT "\\s*+ (?i: \\\\?% | (?:percentage|percent|pct)(?![A-Za-z]) )"
 
-static bool is_operator(char c)
-{
-    return c && strchr("+-*/^()", c);
-}
+static struct prose a_span = {"(?|" DOLLARS "|" BRACKET "|" DOLLAR "|" PAREN
+                              ") | (-?\\\\frac)(?=\\{) |"
+                              "(?<![^\\s=*])" CURRENCY "(?=[-.(\\d]) (" EXPRESSION "|" DIGITS ")",
+                              NULL};
+static struct prose a_percent = {"\\G" PERCENT, NULL};
 
-// Behind an expression of numbers with an operator in it: "3/4", "(1+2)*3 "; NULL: there is none.
-static const char *expression_end(const char *at)
+// The next one from `at` on.
+static bool next_span(const struct spans *all, const char *at, struct span *ret)
 {
-    const char *begin = at, *end = NULL;
-    bool any = false;
-    if (*at == '-') at++;
-    if (*at == '(') at++;
-    if (*at == '-') at++;
-    if (!is_digit(*at)) return NULL;
-    for (; at - begin < LONGEST / 16; at++) {
-        if (!is_digit(*at) && !is_operator(*at) && (!*at || !strchr(". \n", *at))) break;
-        any |= is_operator(*at) && at > begin;
-        const char after = at[1];
-        const bool closes =
-            after == '\0' || isspace((unsigned char)after) || strchr(".,:)$", after);
-        if (any && (is_digit(*at) || *at == ')') && closes) end = at + 1;
+    struct prose_match m;
+    while (prose_find(&a_span, all->text, at, all->end, &m)) {
+        struct span s = {.kind = m.begin[FORMULA] ? FORMULA : m.begin[NUMBER] ? NUMBER : FRACTION};
+        at = m.end[ALL];
+        s.begin = m.begin[s.kind];
+        s.end = m.end[s.kind];
+        s.from = m.begin[ALL];
+        s.to = at;
+        if (s.kind == FRACTION) { // \frac{1}{2} outside of any formula
+            const char *end = behind_braces(at);
+            if (!end || *end != '{' || !(end = behind_braces(end))) continue;
+            s.end = s.to = end;
+        }
+        s.percent = prose_find(&a_percent, all->text, s.to, all->end, &m);
+        if (s.percent) s.to = m.end[ALL];
+        *ret = s;
+        return true;
     }
-    return end;
-}
-
-static const char *take_number(const char *text, const char *at, struct spans *all)
-{
-    const bool anchored =
-        at == text || isspace((unsigned char)at[-1]) || at[-1] == '=' || at[-1] == '*';
-    const char *begin = anchored ? behind_currency(at) : at;
-    if (!anchored || !(is_digit(*begin) || strchr("-.(", *begin)) || !*begin) return NULL;
-    const char *end = expression_end(begin);
-    if (!end && *begin != '(') end = number_end(begin);
-    if (end)
-        add(all, (struct span){.begin = begin, .end = end, .from = at, .to = end, .number = true});
-    return end;
+    return false;
 }
 
 // ---- which of them ------------------------------------------------------------------------------
 // Behind the word, where it ends within `max` characters before `at`; NULL: it does not.
-static const char *announced_by(const char *text, const char *at, const char *word, long max)
+static const char *announced_by(const char *text, const char *at, const char *word, size_t max)
 {
-    const long n = (long)strlen(word);
-    for (const char *from = at - n; from >= text && at - n - from <= max; from--)
-        if (starts_any_case(from, word)) return from + n;
-    return NULL;
-}
-
-static bool has_is(const char *from, const char *to)
-{
-    for (const char *at = from; at + 2 <= to; at++)
-        if (starts(at, "is") && isspace((unsigned char)at[-1])) {
-            for (at += 2; at < to && (isspace((unsigned char)*at) || *at == ':');) at++;
-            return at >= to;
-        }
-    return false;
+    max += strlen(word);
+    return behind_last((size_t)(at - text) > max ? at - max : text, at, word);
 }
 
 // before: the span before it, or NULL. "answer" announces what comes first behind it, or what is
 // behind the last equals sign.
-static enum rank rank_of(const char *text, const struct span *s, const struct span *before)
+static enum rank rank_of(const struct spans *all, const struct span *s, const struct span *before)
 {
-    const char *final = announced_by(text, s->from, "final answer", FAR + 4);
-    const char *answer = announced_by(text, s->from, "answer", NEAR);
-    const char *sign = s->from;
-    while (sign > text && isspace((unsigned char)sign[-1])) sign--;
-    const bool equals = sign > text && sign[-1] == '=';
-    if (!equals && before && answer && before->from >= answer) answer = NULL;
-    if (final && has_is(final, s->from)) {
-        const char *hope = s->to + (*s->to == '.');
-        return starts(skip_space(hope), "I hope") ? RANK_BOXED : RANK_FINAL;
-    }
-    if (!answer) return RANK_PLAIN;
+    static struct prose is = {"\\A (?: (?!\\sis). )*+ \\s is [\\s:]* \\z", NULL};
+    static struct prose equals = {"= \\s* \\z", NULL}, hope = {"\\A \\.? \\s* I\\ hope", NULL};
+    const char *final = announced_by(all->text, s->from, "final answer", FAR + 4);
+    const char *answer = announced_by(all->text, s->from, "answer", NEAR);
+    if (final && holds(&is, final, s->from))
+        return holds(&hope, s->to, all->end) ? RANK_BOXED : RANK_FINAL;
+    if (!answer || (before && before->from >= answer && !holds(&equals, answer, s->from)))
+        return RANK_PLAIN;
     return *answer == ':' ? RANK_COLON : RANK_ANSWER;
 }
 
 // Whether nothing but "and", "or" or a comma is between.
-static bool joins(const char *at, const char *to)
+static bool joins(const char *begin, const char *end)
 {
-    bool any = false;
-    while (at < to) {
-        const size_t n = starts(at, "and") ? 3 : starts(at, "or") ? 2 : *at == ',' ? 1 : 0;
-        if (n == 0 && !isspace((unsigned char)*at)) return false;
-        any |= n > 0;
-        at += n > 0 ? n : 1;
-    }
-    return any;
+    static struct prose words = {"\\A \\s*+ (?: (?:and|or|,) \\s*+ )++ \\z", NULL};
+    return holds(&words, begin, end);
 }
 
-static void find_spans(const char *text, struct spans *all)
+static void find_spans(struct spans *all)
 {
-    for (const char *at = text; *at;) {
-        const char *next = take_formula(text, at, all);
-        const bool formula = next != NULL;
-        if (!next) next = take_fraction(text, at, all);
-        if (!next) next = take_number(text, at, all);
-        if (next) {
-            struct span *s = &all->items[all->n - 1], *last = all->n > 1 ? s - 1 : NULL;
-            s->rank = rank_of(text, s, last);
-            if (formula && last && last->to != last->end && joins(last->to, s->from) &&
-                last->joined < 5) {
-                s->joined = last->joined + 1;
-                if (last->rank < s->rank) s->rank = last->rank;
-            }
+    struct span one;
+    for (const char *at = all->text; next_span(all, at, &one); at = one.to) {
+        const struct span *last = all->n ? &all->items[all->n - 1] : NULL;
+        one.rank = rank_of(all, &one, last);
+        if (one.kind == FORMULA && last && last->to != last->end && joins(last->to, one.from) &&
+            last->joined < 5) {
+            one.joined = last->joined + 1;
+            if (last->rank < one.rank) one.rank = last->rank;
         }
-        at = next ? next : at + 1;
+        if (all->n == MAX_SPANS) {
+            all->n /= 2;
+            memmove(all->items, all->items + all->n, (size_t)all->n * sizeof *all->items);
+            for (int i = 0; i < all->n && all->items[i].joined > i; i++) all->items[i].joined = i;
+        }
+        all->items[all->n++] = one;
     }
 }
 
 // ---- boxes --------------------------------------------------------------------------------------
 struct box {
-    const char *from, *begin, *end;
+    const char *from, *begin, *end, *behind;
     const struct span *in; // the formula that it stands in; NULL: none
 };
 
-static bool take_box(const struct spans *all, const char *at, struct box *ret)
+// The next one from `at` on; one that is not closed reaches to the text's end.
+static bool next_box(const struct spans *all, const char *at, struct box *ret)
 {
-    const char *open = starts(at, "\\boxed") ? at + 6 : starts(at, "\\fbox") ? at + 5 : NULL;
-    if (!open) return false;
-    open = skip_space(open);
-    if (*open != '{') return false;
-    const char *end = behind_braces(open);
-    *ret = (struct box){at, open + 1, end ? end - 1 : open + strlen(open), NULL};
+    static struct prose box = {"\\\\(?:boxed|fbox) \\s* \\{", NULL};
+    struct prose_match m;
+    if (!prose_find(&box, all->text, at, all->end, &m)) return false;
+    const char *behind = behind_braces(m.end[0] - 1);
+    *ret = (struct box){.from = m.begin[0],
+                        .begin = m.end[0],
+                        .end = behind ? behind - 1 : all->end,
+                        .behind = behind ? behind : all->end};
     for (int i = 0; i < all->n; i++)
-        if (all->items[i].begin <= at && at < all->items[i].end) ret->in = &all->items[i];
+        if (all->items[i].begin <= ret->from && ret->from < all->items[i].end)
+            ret->in = &all->items[i];
     return true;
 }
 
-static bool is_word(const char *at, const char *word)
+static bool same_content(const struct box *a, const struct box *b)
 {
-    return starts(at, word) && !isalpha((unsigned char)at[-1]) &&
-           !isalpha((unsigned char)at[strlen(word)]);
+    const size_t n = (size_t)(a->end - a->begin);
+    return n == (size_t)(b->end - b->begin) && memcmp(a->begin, b->begin, n) == 0;
 }
 
 // Whether two boxes make a list.
 static bool are_near(const struct box *a, const struct box *b)
 {
-    const char *at = a->end + (*a->end == '}');
-    const long gap = b->from - at, n = a->end - a->begin;
-    const bool same = n == b->end - b->begin && memcmp(a->begin, b->begin, (size_t)n) == 0;
+    static struct prose join = {"[,;] | (?<![A-Za-z])(?:and|or)(?![A-Za-z])", NULL};
     if (a->in && b->in) return a->in == b->in || joins(a->in->to, b->in->from);
-    if (gap < 10) return true;
-    if (same || gap >= 70) return false;
-    for (; at < b->from; at++)
-        if (*at == ',' || *at == ';' || is_word(at, "and") || is_word(at, "or")) return true;
-    return false;
+    if (b->from - a->behind < 10) return true;
+    return !same_content(a, b) && b->from - a->behind < 70 && holds(&join, a->behind, b->from);
 }
 
 // The last boxes that stand together; ret_end: behind them.
-static bool take_boxes(const struct spans *all, const char *text, struct bytes *ret,
-                       const char **ret_end)
+static bool take_boxes(const struct spans *all, struct bytes *ret, const char **ret_end)
 {
+    static struct prose percent = {"\\G (?: \\$ | \\\\[)\\]] )*+" PERCENT, NULL};
     struct box box, last = {0};
-    const char *percent;
-    for (const char *at = text; (at = strchr(at, '\\')); at++) {
-        if (!take_box(all, at, &box)) continue;
+    for (const char *at = all->text; next_box(all, at, &box); at = box.end) {
         const bool near = last.begin && are_near(&last, &box);
         if (!near) bytes_release(ret);
-        const long n = box.end - box.begin;
-        const bool same =
-            near && n == last.end - last.begin && memcmp(box.begin, last.begin, (size_t)n) == 0;
-        if (near && !same) bytes_puts(ret, ",");
-        if (!same) bytes_append(ret, box.begin, (size_t)n);
+        if (!near || !same_content(&last, &box)) {
+            if (near) bytes_puts(ret, ",");
+            bytes_append(ret, box.begin, (size_t)(box.end - box.begin));
+        }
         last = box;
-        if (*box.end == '\0') break;
-        at = box.end - 1;
     }
     if (!last.begin) return false;
-    const char *behind = last.end + (*last.end == '}');
-    *ret_end = behind;
-    while (*behind == '$' || starts(behind, "\\)") || starts(behind, "\\]"))
-        behind += *behind == '$' ? 1 : 2;
-    if ((percent = behind_percent(behind))) bytes_puts(ret, "\\%");
+    *ret_end = last.behind;
+    if (holds(&percent, last.behind, all->end)) bytes_puts(ret, "\\%");
     return true;
 }
 
@@ -353,8 +211,8 @@ static void put_number(const struct span *s, struct bytes *ret)
     for (const char *at = s->begin; at < s->end; at++) {
         if (*at == ',' && decimal)
             bytes_puts(ret, ".");
-        else if (*at != ',' &&
-                 !(*at == ' ' && is_digit(at[1]) && at > s->begin && is_digit(at[-1])))
+        else if (*at != ',' && !(*at == ' ' && isdigit((unsigned char)at[1]) && at > s->begin &&
+                                 isdigit((unsigned char)at[-1])))
             bytes_append(ret, at, 1);
     }
     if (s->percent) bytes_puts(ret, "\\%");
@@ -367,8 +225,10 @@ int math_answers(const char *text, struct bytes ret[MATH_ANSWERS])
     const char *box_end = NULL;
     int n = 0;
     if (!all) return 0;
-    find_spans(text, all);
-    bool boxed = take_boxes(all, text, &boxes, &box_end);
+    all->text = text;
+    all->end = text + strlen(text);
+    find_spans(all);
+    bool boxed = take_boxes(all, &boxes, &box_end);
     for (int rank = RANK_BOXED; rank <= RANK_PLAIN && n < MATH_ANSWERS; rank++)
         for (int i = all->n - 1; i >= 0 && n < MATH_ANSWERS; i--) {
             const struct span *s = &all->items[i];
@@ -379,10 +239,7 @@ int math_answers(const char *text, struct bytes ret[MATH_ANSWERS])
                 boxed = false;
             }
             if (n == MATH_ANSWERS) break;
-            if (s->number)
-                put_number(s, &ret[n++]);
-            else
-                put_span(s, &ret[n++]);
+            (s->kind == NUMBER ? put_number : put_span)(s, &ret[n++]);
         }
     if (boxed && n < MATH_ANSWERS) {
         ret[n++] = boxes;
