@@ -3,9 +3,13 @@
 #include "trainer/run/adapter_folder.h"
 #include "common/base/log.h"
 #include "trainer/run/model_folder_write.h"
-#include "trainer/run/same_run.h"
 
 #define ASK_MS 300000 // the server sums a whole model, on the CPU some 10 GB a second
+
+json_t *adapter_state(const char *name, json_t *base)
+{
+    return json_pack("{s:s*, s:O*}", ADAPTER_STATE, name, ADAPTER_BASE, base);
+}
 
 enum status adapter_folder_write(const char *folder, const struct adapter *a, struct device *dev,
                                  const char *name, json_t *base)

@@ -7,6 +7,11 @@
 #include "common/http/http_client.h"
 #include "common/model/adapter.h"
 
+#define ADAPTER_STATE "adapter" // in trainer_state.json: its name, by which the server restores it
+// What trainer_state.json has of an adapter: by which name a server restores it (NULL: by none),
+// and its base (adapter_base()). New reference; NULL: no memory.
+json_t *adapter_state(const char *name, json_t *base);
+
 // Writes the folder of the adapter as it is in the memory of `dev`, and in it, as a checkpoint has
 // it, that these are the weights of the server's adapter `name` (NULL: nobody's), trained on that
 // base.

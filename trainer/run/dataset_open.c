@@ -9,12 +9,12 @@
 #include "common/base/options.h"
 #include "common/model/tokenizer.h"
 #include "kernels/comm.h"
+#include "trainer/data/data.h"
 #include "trainer/learn/step.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/same_run.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -180,14 +180,6 @@ static enum status choose_rope(struct run *run)
     return ST_OK;
 }
 
-// What the held-out loss depends on beside the weights. New reference; NULL: no memory.
-static json_t *evaluation_of(const struct run *run)
-{
-    char digest[DIGEST_ROOM];
-    return json_pack("{s:s, s:I}", "data_digest", digest_text(run->eval_data, digest), "limit",
-                     (json_int_t)run->config->eval_limit);
-}
-
 // That of rank 0 is not known elsewhere, on whose hosts a file of that name may be another.
 static enum status compare_data(const struct run *run)
 {
@@ -219,8 +211,6 @@ static enum status open_data(struct run *run)
              c->data, c->eval_data ? ", " : "", c->eval_data ? c->eval_data : "", given->longest,
              run->mapped.model->max_positions);
     CHECK(choose_rope(run));
-    if (c->eval_data && !(run->best_of = evaluation_of(run)))
-        FAIL(ST_NO_MEMORY, "no memory for the evaluations");
     CHECK(compare_data(run));
     struct curriculum_options order = c->curriculum;
     order.seed = (uint64_t)c->seed;

@@ -9,7 +9,7 @@
 #include "trainer/run/metrics.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/same_run.h"
+#include "trainer/run/adapter_folder.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -8,7 +8,7 @@
 #include "trainer/reward/cost.h"
 #include "trainer/run/config.h"
 #include "trainer/run/mapped.h"
-#include "trainer/run/saver.h"
+#include "trainer/run/best.h"
 #include "trainer/run/divergence.h"
 #include "trainer/run/train_ranks.h"
 
@@ -43,6 +43,13 @@ struct task { // what differs between the commands
     enum loss_type loss;                 // of a data set: the first, of dpo's
 };
 
+struct saved {
+    int64_t step;         // of the last checkpoint; -1: none
+    int64_t interim_step; // the same, where the next one is to replace it; -1: it is not
+    int64_t ns;           // clock_now_ns() of it
+    bool failed;          // the one after it
+};
+
 struct run {
     const struct task *task;
     const struct train_config *config;
@@ -73,7 +80,7 @@ struct run {
     json_t *start;                  // run_start.c: what the weights were at the first start
     int64_t step, total_steps;      // step: done
     uint64_t step_version;          // of the weights, after the step done
-    struct saver saver;             // of its checkpoints
+    struct saved saved;             // its last checkpoint
     json_t *line;                   // of the step done, not yet in metrics.jsonl; NULL: it is there
     bool evaluation_due;            // before the line can be written
     struct best best;               // of the evaluations
@@ -156,11 +163,20 @@ json_t *run_weights(const struct run *run);
 // the snapshot that the server restores should this process die in the middle of an update.
 // interim: the next one replaces it.
 enum status run_save(struct run *run, bool interim);
+// One of the step just done, where it is due: by --save-steps, as the last or the best, or, until
+// the next one, by --save-minutes.
+enum status run_save_if_due(struct run *run);
+bool run_keeps(const struct run *run); // the step has a checkpoint that stays
 // The last checkpoint of a run that ends by an error: of what was learned since the one before, as
 // long as the weights are whole and this run's. Keeps the error `why` and its sentence.
 void run_save_remains(struct run *run, enum status why);
-// Reads a whole checkpoint and checks that it is of this run and model; then writes its weights
-// into the shared arena and takes over its step. On failure the arena is as it was.
+// What the scores of evaluations depend on beside the weights. New reference; NULL: no memory.
+json_t *run_evaluation_of(const struct run *run);
+#define DIGEST_ROOM 24 // bytes of it
+const char *run_digest(const struct dataset *data, char ret[DIGEST_ROOM]);
+
+// run_resume.c: reads a whole checkpoint and checks that it is of this run and model; then writes
+// its weights into the shared arena and takes over its step. On failure the arena is as it was.
 enum status run_resume(struct run *run, const char *folder);
 // Writes a model folder's weights into the shared arena under the publish protocol; draft_folder:
 // NULL where the draft stays as it is. The folders are checked before the server is asked for

@@ -1,24 +1,20 @@
-/* run_checkpoint.c: saving a run and taking it up again. The main thread.
+/* run_checkpoint.c: when a run saves, and what; all its ranks write a checkpoint together, of which
+ * rank 0 writes the folder and the others give it their parts. The main thread.
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
  * the seed, the curriculum, the best evaluation and what it was of, what the run started from, and
  * a digest of the data. A step whose evaluation did not come to its end (the server was gone) keeps
- * its line there, and it is evaluated first when the run goes on.
- * Taking it up with another data set, seed or --freeze would silently be another run, and is
- * refused. Evaluations of other prompts or by another reward cannot be compared: there the best is
- * looked for anew.
- */
-#include "common/base/clock.h"
+ * its line there, and it is evaluated first when the run goes on. */
 #include "bridge/attach.h"
-#include "common/base/file.h"
+#include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/learn/learner.h"
 #include "trainer/rollout/journal.h"
 #include "trainer/rollout/scoring.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/run.h"
-#include "trainer/run/same_run.h"
 #include "trainer/run/stop.h"
 
 #include <inttypes.h>
@@ -27,13 +23,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What the scores of evaluations depend on beside the weights. New reference; NULL: no memory.
-static json_t *evaluation_of(const struct run *run)
+// ---- what is saved ------------------------------------------------------------------------------
+
+// The digest goes as text: JSON numbers do not hold 64 bits everywhere.
+const char *run_digest(const struct dataset *data, char ret[DIGEST_ROOM])
+{
+    snprintf(ret, DIGEST_ROOM, "%016" PRIx64, data->digest);
+    return ret;
+}
+
+json_t *run_evaluation_of(const struct run *run)
 {
     const struct train_config *c = run->config;
     char digest[DIGEST_ROOM];
+    if (run->given)
+        return json_pack("{s:s, s:I}", "data_digest", run_digest(run->eval_data, digest), "limit",
+                         (json_int_t)c->eval_limit);
     json_t *of = json_pack(
-        "{s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "data_digest", digest_text(run->eval_data, digest),
+        "{s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "data_digest", run_digest(run->eval_data, digest),
         "limit", (json_int_t)c->eval_limit, "reward", c->reward.names, "reward_weights",
         c->reward.weights, "reward_pattern", c->reward.pattern, "length_target",
         c->reward.length_target, "max_completion_length", (json_int_t)c->sampling.max_tokens);
@@ -64,37 +71,30 @@ static json_t *entropy_state_json(const struct entropy_state *s)
                      isfinite(s->last) ? json_real(s->last) : json_null());
 }
 
-// The coefficient goes on where it was; a run that did not adapt begins with the option's.
-static void resume_entropy(struct run *run, const json_t *entropy)
-{
-    if (!entropy || !run->config->entropy.adaptive) return;
-    run->entropy.coef = json_number_value(json_object_get(entropy, "coef"));
-    const json_t *last = json_object_get(entropy, "last");
-    if (json_is_number(last)) run->entropy.last = json_number_value(last);
-}
-
-static struct same_run same_run_of(const struct run *run)
+// What must not change while a run goes on (run_resume.c). New reference; NULL: no memory.
+static json_t *unchanging(const struct run *run)
 {
     const struct train_config *c = run->config;
-    return (struct same_run){
-        .command = run->given ? run->task->command : NULL,
-        .data = run->data,
-        .seed = c->seed,
-        .freeze = c->learning.freeze,
-        .adapter = run->mapped.adapter,
-        .adapter_name = c->lora.name,
-        .base = run->mapped.base,
-        .dev = bridge_device(run->mapped.bridge),
-        .exact = c->exact,
-    };
+    char digest[DIGEST_ROOM];
+    json_t *adapter =
+        run->mapped.adapter ? adapter_state(c->lora.name, run->mapped.base) : json_object();
+    json_t *state = json_pack("{s:s*, s:I, s:s, s:s*, s:s, s:s}", "command",
+                              run->given ? run->task->command : NULL, "seed", (json_int_t)c->seed,
+                              "data_digest", run_digest(run->data, digest), "freeze",
+                              c->learning.freeze, "version", COMMONWEIGHT_VERSION, "device",
+                              device_name(bridge_device(run->mapped.bridge)));
+    const bool ok = state && adapter && json_object_update(state, adapter) == 0;
+    json_decref(adapter);
+    if (ok) return state;
+    json_decref(state);
+    return NULL;
 }
 
 static enum status run_state(struct run *run, bool interim, struct checkpoint *ret)
 {
-    const struct same_run same = same_run_of(run);
     const bool evaluates = run->eval_data != NULL, adapts = run->config->entropy.adaptive,
                models = run->scoring->latency != NULL;
-    if (evaluates && !run->best_of) run->best_of = evaluation_of(run);
+    if (evaluates && !run->best_of) run->best_of = run_evaluation_of(run);
     struct checkpoint c = {
         .step = run->step,
         .data_index = curriculum_taken(run->curriculum),
@@ -109,7 +109,7 @@ static enum status run_state(struct run *run, bool interim, struct checkpoint *r
         .curriculum = curriculum_to_json(run->curriculum),
         .latency_model = models ? latency_model_to_json(&run->latency) : NULL,
         .entropy = adapts ? entropy_state_json(&run->entropy) : NULL,
-        .same = same_run_state(&same),
+        .same = unchanging(run),
     };
     if (c.same && c.best && c.curriculum && (c.best_of || !evaluates) &&
         (c.latency_model || !models) && (c.entropy || !adapts)) {
@@ -120,10 +120,58 @@ static enum status run_state(struct run *run, bool interim, struct checkpoint *r
     return status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
 }
 
+// ---- written by all ranks -----------------------------------------------------------------------
+
+// This rank's parts of what rank 0 writes, in its order; of the weights where it holds another
+// shard of rank 0's server.
+static enum status give_parts(const struct run *run, const struct model_folder *m)
+{
+    const struct train_ranks *ranks = &run->ranks;
+    struct optimizer *optimizers[] = {m->optimizer, m->draft ? m->draft->optimizer : NULL};
+    enum status st = ST_OK;
+    if (ranks->shards && comm_rank(ranks->copies) == 0)
+        CHECK(weights_save_part(m->weights, bridge_device(run->mapped.bridge)));
+    for (int i = 0; i < 2; i++)
+        if (optimizers[i] && optimizer_steps(optimizers[i]) > 0)
+            CHECK(optimizer_save(optimizers[i], NULL));
+out:
+    return st;
+}
+
+// ret_folder: on every rank what rank 0 has written.
+static enum status write_folder(const struct run *run, const struct model_folder *m,
+                                const struct checkpoint *c, char ret_folder[PATH_ROOM])
+{
+    const struct saved *s = &run->saved;
+    const struct checkpoint_others others = {
+        .best_step = run->best.step >= 0 ? &run->best.step : NULL,
+        .replaced_step = s->interim_step >= 0 ? &s->interim_step : NULL,
+        .keep_start = run->resolved.has_reference,
+        .keep = (int)run->config->saving.save_total_limit};
+    enum status st;
+    char *folder = NULL;
+    if (train_ranks_lead(&run->ranks))
+        CHECK(checkpoint_write(run->folder, bridge_device(run->mapped.bridge), m, c, &others,
+                               &folder));
+    else
+        CHECK(give_parts(run, m));
+    snprintf(ret_folder, PATH_ROOM, "%s", folder ? folder : "");
+    st = train_ranks_agree(&run->ranks, ret_folder, PATH_ROOM);
+out:
+    free(folder);
+    if (st != ST_OK && s->step >= 0 && s->step < c->step)
+        return status_context(st,
+                              "checkpoint of step %" PRId64 " (that of step %" PRId64
+                              " is whole; --resume goes on from it)",
+                              c->step, s->step);
+    return status_context(st, "checkpoint of step %" PRId64, c->step);
+}
+
 enum status run_save(struct run *run, bool interim)
 {
     enum status st = ST_OK;
-    char *folder = NULL;
+    char folder[PATH_ROOM] = "";
+    const int64_t start_ns = clock_now_ns();
     struct checkpoint c = {0};
     struct learner *l = run->learner;
     struct model_folder model = {.weights = run->mapped.policy,
@@ -136,7 +184,7 @@ enum status run_save(struct run *run, bool interim)
                         reference = {.weights = learner_reference(l),
                                      .as = run->mapped.policy->dt,
                                      .source_folder = run->mapped.model_folder};
-    if (run->saver.step == run->step || !run->folder[0]) return ST_OK;
+    if (run->saved.step == run->step || !run->folder[0]) return ST_OK;
     spans_lap(&run->spans, SPAN_LOG);
     if (run->mapped.draft) {
         draft.as = run->mapped.draft->dt;
@@ -145,17 +193,36 @@ enum status run_save(struct run *run, bool interim)
     }
     if (run->config->sync_ref_model) model.reference = &reference;
     CHECK(run_state(run, interim, &c));
-    CHECK(saver_write(&run->saver, run->folder, bridge_device(run->mapped.bridge), &model, &c,
-                      &run->best, &run->ranks, &folder));
+    CHECK(write_folder(run, &model, &c, folder));
+    run->saved = (struct saved){run->step, interim ? run->step : -1, clock_now_ns(), false};
+    log_debug("step %" PRId64 ": checkpoint %s written in %.2f s", run->step, folder,
+              clock_ms_since(start_ns) / 1e3);
     // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(mapped_control(&run->mapped), folder));
     CHECK(journal_forget(run->folder, run->step));
 out:
-    run->saver.failed = st != ST_OK;
+    run->saved.failed = st != ST_OK;
     checkpoint_release(&c);
-    free(folder);
     spans_lap(&run->spans, SPAN_CHECKPOINT);
     return st;
+}
+
+// ---- when -------------------------------------------------------------------------------------
+
+bool run_keeps(const struct run *run)
+{
+    return step_due(run->step, run->config->saving.save_steps, run->total_steps) ||
+           run->best.step == run->step;
+}
+
+enum status run_save_if_due(struct run *run)
+{
+    const double every = run->config->saving.save_minutes;
+    bool interim = every > 0 && clock_ms_since(run->saved.ns) / 60e3 >= every;
+    enum status st = ST_OK;
+    if (run_keeps(run)) return run_save(run, false);
+    if (every > 0) st = train_ranks_agree(&run->ranks, &interim, sizeof interim); // clocks differ
+    return st == ST_OK && interim ? run_save(run, true) : st;
 }
 
 // Between two of a step's updates moments and weights belong together, but to no step.
@@ -171,7 +238,7 @@ static enum status save_remains(struct run *run)
     if (within && run->config->exact) {
         log_warn("the error came between two updates of step %" PRId64
                  ", which are not saved: --exact goes on from the checkpoint of step %" PRId64,
-                 run->step + 1, run->saver.step);
+                 run->step + 1, run->saved.step);
         return ST_OK;
     }
     stop_saving(run->stop);
@@ -185,131 +252,20 @@ out:
 void run_save_remains(struct run *run, enum status why)
 {
     const struct control *control = mapped_control(&run->mapped);
-    if (run->step == 0 || run->step == run->saver.step || run->saver.failed || !run->folder[0])
+    if (run->step == 0 || run->step == run->saved.step || run->saved.failed || !run->folder[0])
         return;
     char *sentence = strdup(status_message());
     log_progress_end();
     if (run->ranks.all)
         log_warn("what was learned since the checkpoint of step %" PRId64
                  " is not saved: that takes all ranks; --resume goes on from it",
-                 run->saver.step);
+                 run->saved.step);
     else if (!control_as_left(control))
         log_warn("what was learned since the checkpoint of step %" PRId64
                  " is not saved: the weights are not as this run left them",
-                 run->saver.step);
+                 run->saved.step);
     else if (save_remains(run) != ST_OK)
         log_error("%s", status_message());
     status_fail(why, "%s", sentence ? sentence : "the run ended by an error");
     free(sentence);
-}
-
-struct restore {
-    struct run *run;
-    const char *folder, *draft_folder;
-};
-
-static enum status load_weights(void *context)
-{
-    struct restore *r = context;
-    struct device *dev = bridge_device(r->run->mapped.bridge);
-    control_set_origin(bridge_control(r->run->mapped.bridge), r->folder);
-    enum status st = r->run->mapped.adapter ? adapter_load(r->run->mapped.adapter, dev, r->folder)
-                                            : weights_load(r->run->mapped.policy, dev, r->folder);
-    return st == ST_OK && r->draft_folder ? weights_load(r->run->mapped.draft, dev, r->draft_folder)
-                                          : st;
-}
-
-enum status run_load_weights(struct run *run, const char *folder, const char *draft_folder)
-{
-    struct restore restore = {run, folder, draft_folder};
-    struct publish_times times;
-    enum status st;
-    CHECK(run->mapped.adapter ? adapter_check(run->mapped.adapter, folder)
-                              : weights_check(run->mapped.policy, folder));
-    if (draft_folder) CHECK(weights_check(run->mapped.draft, draft_folder));
-    // First, so that a death in the middle of this very update is repaired from it as well.
-    CHECK(control_set_snapshot(mapped_control(&run->mapped), folder));
-    pthread_mutex_lock(stop_publish_lock(run->stop));
-    st = bridge_publish(run->mapped.bridge, (int64_t)(run->config->quiesce_timeout * 1e3),
-                        load_weights, &restore, &times);
-    pthread_mutex_unlock(stop_publish_lock(run->stop));
-out:
-    return st;
-}
-
-// The draft's part of resuming: its optimizer, and where its weights lie ("": it starts as the
-// server serves it).
-static enum status resume_draft(struct run *run, const char *folder, const struct checkpoint *c,
-                                char ret_draft_folder[PATH_ROOM])
-{
-    if (!checkpoint_has_draft(c)) {
-        if (run->mapped.draft)
-            log_info("%s holds no draft model: it starts as the server serves it", folder);
-        return ST_OK;
-    }
-    if (!run->mapped.draft) {
-        log_warn("%s holds a trained draft model, and the server keeps the one it serves; "
-                 "--train-draft goes on with it",
-                 folder);
-        return ST_OK;
-    }
-    enum status st =
-        checkpoint_load_draft_optimizer(folder, c, learner_optimizer(learner_draft(run->learner)));
-    return st == ST_OK ? path_put(ret_draft_folder, folder, DRAFT_FOLDER) : st;
-}
-
-enum status run_resume(struct run *run, const char *folder)
-{
-    enum status st;
-    struct checkpoint c = {0};
-    char draft_folder[PATH_ROOM] = "";
-    CHECK(checkpoint_read(folder, &c));
-    const struct same_run same = same_run_of(run);
-    CHECK(same_run_check(&same, folder, c.same));
-    if (run->scoring->latency && c.latency_model)
-        CHECK(latency_model_from_json(c.latency_model, &run->latency));
-    CHECK(status_context(curriculum_from_json(run->curriculum, c.curriculum, c.data_index), "%s",
-                         folder));
-    if (run->eval_data && !run->best_of && !(run->best_of = evaluation_of(run)))
-        FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
-    CHECK(best_resume(&run->best, folder, c.best, c.best_of, &run->best_of));
-    CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
-    CHECK(resume_draft(run, folder, &c, draft_folder));
-    run->start = json_incref(c.start);
-    CHECK(run_resume_reference(run, folder));
-    CHECK(run_load_weights(run, folder, draft_folder[0] ? draft_folder : NULL));
-    run->step = c.step;
-    saver_resume(&run->saver, &c);
-    run->line = json_incref(c.line);
-    run->evaluation_due = c.evaluation_due;
-    run->skipped = c.skipped_updates;
-    run->num_tokens = c.num_tokens;
-    resume_entropy(run, c.entropy);
-    if (run->given)
-        log_info("resumed at step %" PRId64 " from %s", run->step, folder);
-    else
-        log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
-                 run->step, folder, mapped_version(&run->mapped));
-out:
-    checkpoint_release(&c);
-    return status_context(st, "resuming");
-}
-
-enum status run_serve_best(struct run *run)
-{
-    enum status st;
-    char *folder = NULL, draft_folder[PATH_ROOM];
-    if (run->best.step < 0 || run->best.step == run->step) return ST_OK;
-    CHECK(checkpoint_best(run->folder, &folder));
-    if (!folder)
-        FAIL(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
-             run->folder);
-    CHECK(path_put(draft_folder, folder, DRAFT_FOLDER));
-    CHECK(run_load_weights(run, folder,
-                           run->mapped.draft && file_exists(draft_folder) ? draft_folder : NULL));
-    log_info("%s of step %" PRId64 ", the best",
-             run->given ? "the weights are those" : "serving the weights", run->best.step);
-out:
-    free(folder);
-    return status_context(st, "--load-best-model-at-end");
 }

@@ -1,6 +1,7 @@
 /* run_loop.c: the life of a run, whichever command it is of: options, opening, steps with
  * evaluations and checkpoints between them, and the end. The main thread; the bridge's heartbeat,
  * the watch of stop.h and, with --async, the rollout queue's thread run beside it. */
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "trainer/rollout/source.h"
@@ -46,14 +47,6 @@ static enum status baseline(struct run *run)
     return st;
 }
 
-static enum status save_if_due(struct run *run)
-{
-    enum save_kind kind;
-    enum status st =
-        saver_due(&run->saver, run->step, run->total_steps, &run->best, &run->ranks, &kind);
-    return st == ST_OK && kind != SAVE_NOT ? run_save(run, kind == SAVE_INTERIM) : st;
-}
-
 // What is to be done before the next step: the baseline of a run that begins, or the rest of a step
 // whose evaluation the server's end cut off, and with it its checkpoint.
 static enum status before_the_steps(struct run *run)
@@ -65,8 +58,8 @@ static enum status before_the_steps(struct run *run)
         if (run->eval_data || !run->given) CHECK(run_save(run, false));
     } else if (run->line) {
         CHECK(run_finish_line(run));
-        run->saver.step = -1;
-        CHECK(run_save(run, !saver_is_kept(&run->saver, run->step, run->total_steps, &run->best)));
+        run->saved.step = -1;
+        CHECK(run_save(run, !run_keeps(run)));
     }
 out:
     return st;
@@ -88,7 +81,7 @@ static enum status next_step(struct run *run)
         run->evaluation_due = evaluation_due(run, epochs_before);
     }
     if (st == ST_OK) st = run_finish_line(run);
-    if (st == ST_OK) st = save_if_due(run);
+    if (st == ST_OK) st = run_save_if_due(run);
     return st;
 }
 
@@ -135,8 +128,7 @@ out:
 static void begin(struct run *run)
 {
     const struct train_config *c = run->config;
-    saver_init(&run->saver, &c->saving);
-    run->saver.keep_start = run->resolved.has_reference;
+    run->saved = (struct saved){.step = -1, .interim_step = -1, .ns = clock_now_ns()};
     run->best = BEST_NONE;
     snprintf(run->mapped.role, sizeof run->mapped.role, "%s%s", c->lora.r ? "adapter:" : "policy",
              c->lora.r ? c->lora.name : "");

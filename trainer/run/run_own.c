@@ -14,7 +14,7 @@
 #include "trainer/rollout/source.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
-#include "trainer/run/same_run.h"
+#include "trainer/run/adapter_folder.h"
 
 #include <inttypes.h>
 #include <stdio.h>

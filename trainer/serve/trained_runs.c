@@ -15,7 +15,6 @@
 #include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/learning.h"
-#include "trainer/run/same_run.h"
 #include "trainer/run/stop.h"
 #include "trainer/serve/trained_model_impl.h"
 
