@@ -6,15 +6,18 @@
 #include "common/model/model.h"
 #include "trainer/commands.h"
 #include "bridge/bridge_file.h"
+#include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
+#include "common/model/adapter.h"
 #include "common/model/config.h"
 #include "trainer/data/prompts.h"
+#include "trainer/launch/server_process.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/run/notices.h"
-#include "trainer/run/private_server.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
 #include "trainer/rollout/scoring.h"
@@ -27,6 +30,10 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#define OWN_ADAPTER "adapter" // as which a server of its own serves --adapter
+#define LOAD_MS     60000
+#define REMOVALS    100 // of its folder, tried
 
 struct eval_config {
     const char *bridge, *data, *config, *output, *lora_name, *adapter;
@@ -143,8 +150,12 @@ out:
 struct eval {
     struct eval_config config;
     struct reward *reward;
-    struct private_server *server; // NULL: one that runs is asked
-    struct stop *stop;             // of the former
+    // a server of its own, with --model
+    struct server_process *process;
+    struct bytes arguments; // its further ones
+    char folder[PATH_ROOM]; // of its socket, bridge file and log
+    bool has_folder;        // which goes with it
+    struct stop *stop;
     struct bridge_file *file;
     const struct bridge_role *policy;
     struct control *control;
@@ -161,29 +172,147 @@ static enum status open_server(struct eval *e, const char *bridge)
     CHECK(bridge_file_check(e->file));
     CHECK(notice_roles(e->file, &e->policy));
     CHECK(control_open(e->file->control_page, e->file->roles[0].layout_hash, &e->control));
-    st = http_client_new(e->file->socket, &e->http);
+    if (!e->http) st = http_client_new(e->file->socket, &e->http);
 out:
     return st;
 }
 
+// ---- a server of its own ------------------------------------------------------------------------
+
+// By its whole path, since the server and its clients may stand elsewhere.
+static enum status make_folder(struct eval *e)
+{
+    const char *given = getenv("TMPDIR");
+    if (!given || !*given) given = "/tmp";
+    char *in = realpath(given, NULL);
+    enum status st;
+    CHECK(path_put(e->folder, in ? in : given, "commonweight-XXXXXX"));
+    if (!in || !mkdtemp(e->folder))
+        FAIL(ST_IO,
+             "TMPDIR is %s, and a folder for the server's socket cannot be made in it: %s; name "
+             "another one",
+             given, strerror(errno));
+    e->has_folder = true;
+out:
+    free(in);
+    return st;
+}
+
+// The largest rank of the adapter, by which the server takes memory for it.
+static enum status adapter_rank(const struct eval_config *o, int *ret)
+{
+    enum status st;
+    struct model_config *model = NULL;
+    struct weights *base = NULL;
+    struct adapter_config *config;
+    struct adapter *adapter = NULL;
+    CHECK(model_config_load(o->model, &model));
+    CHECK(weights_plan(model, DT_F32, &base));
+    CHECK(adapter_config_load(o->adapter, &config));
+    CHECK(adapter_new(config, base, DT_F32, &adapter));
+    CHECK(adapter_check(adapter, o->adapter));
+    *ret = adapter->max_rank;
+out:
+    adapter_free(adapter);
+    weights_free(base);
+    model_config_free(model);
+    return st;
+}
+
+static enum status put_arguments(struct eval *e)
+{
+    const struct eval_config *o = &e->config;
+    enum status st = ST_OK;
+    int rank;
+    if (o->adapter) {
+        CHECK(adapter_rank(o, &rank));
+        bytes_printf(&e->arguments, "--max-adapters 1 --max-lora-rank %d ", rank);
+    }
+    bytes_puts(&e->arguments, o->server_args ? o->server_args : "");
+    st = bytes_status(&e->arguments);
+out:
+    return st;
+}
+
+static enum status still_wanted(void *context)
+{
+    (void)context;
+    return stop_requested() ? status_fail(ST_CANCELLED, "the adapter is no longer wanted") : ST_OK;
+}
+
+static enum status load_adapter(struct eval *e)
+{
+    enum status st = ST_OK;
+    json_t *body = NULL;
+    json_t *base = NULL;
+    const char *folder = e->config.adapter;
+    char *absolute = realpath(folder, NULL); // the server may stand in another folder
+    if (!absolute) FAIL(ST_IO, "%s: %s", folder, strerror(errno));
+    if (!(body = json_pack("{s:s, s:s}", "lora_name", OWN_ADAPTER, "lora_path", absolute)))
+        FAIL(ST_INVALID, "%s: its path is no UTF-8, or memory is short", absolute);
+    const struct http_call call = {.path = "/v1/load_lora_adapter",
+                                   .post = true,
+                                   .body = body,
+                                   .timeout_ms = LOAD_MS,
+                                   .alive = still_wanted};
+    CHECK(adapter_base_ask(e->http, &base));
+    CHECK(adapter_base_notice(folder, base, false));
+    st = http_perform(e->http, &call, NULL);
+out:
+    json_decref(base);
+    json_decref(body);
+    free(absolute);
+    return st;
+}
+
+// On the thread that watches for signals, right before the process ends, with which the server
+// does.
+static void abandon(void *context)
+{
+    const struct eval *e = context;
+    // the server may be writing there
+    for (int i = 0; i < REMOVALS && file_remove_tree(e->folder) != ST_OK; i++) clock_sleep_ms(1);
+}
+
+static enum status open_process(struct eval *e)
+{
+    enum status st;
+    const struct server_options options = {.device = e->config.device,
+                                           .arguments = bytes_text(&e->arguments),
+                                           .shares = true,
+                                           .folder = e->folder,
+                                           .timeout_s = e->config.server_timeout,
+                                           .cancelled = stop_flag()};
+    CHECK(server_process_new(&options, &e->process));
+    st = http_client_new(server_process_address(e->process), &e->http);
+    if (st == ST_INVALID)
+        FAIL(st, "%s; let TMPDIR name a folder of a shorter path", status_message());
+out:
+    return st;
+}
+
+// One of a model folder for this process alone, on a socket and a bridge file in a temporary
+// folder, which end with it. Its folder, with its log, stays where it does not come to serve.
 static enum status start_server(struct eval *e)
 {
     const struct eval_config *c = &e->config;
-    const struct private_server_options options = {.model = c->model,
-                                                   .device = c->device,
-                                                   .adapter = c->adapter,
-                                                   .arguments = c->server_args,
-                                                   .timeout_s = c->server_timeout,
-                                                   .cancelled = stop_flag()};
+    const struct stop_options signals = {
+        .first = "the evaluation ends, and its server", .leave = abandon, .context = e};
+    char bridge[PATH_ROOM];
     enum status st;
     stop_catch_signals(); // so that the server and its folder go
-    CHECK(private_server_new(&options, &e->server));
-    const struct stop_options signals = {.first = "the evaluation ends, and its server",
-                                         .leave = private_server_abandon,
-                                         .context = e->server};
+    CHECK(put_arguments(e));
+    CHECK(make_folder(e));
+    CHECK(open_process(e));
     CHECK(stop_watch_new(&signals, &e->stop));
-    CHECK(private_server_start(e->server));
-    st = open_server(e, private_server_bridge(e->server));
+    log_info("a server of %s is started for this run alone; its log is %s/server.log", c->model,
+             e->folder);
+    st = server_process_restart(e->process, e->http, c->model, NULL);
+    if (st == ST_OK && c->adapter) st = load_adapter(e);
+    if (st != ST_OK && st != ST_CANCELLED) e->has_folder = false; // its error names the log
+    if (st != ST_OK) goto out;
+    CHECK(path_put(bridge, e->folder, "bridge.json"));
+    st = open_server(e, bridge);
 out:
     return st;
 }
@@ -193,9 +322,10 @@ static void close_server(struct eval *e)
     http_client_free(e->http);
     control_free(e->control);
     bridge_file_free(e->file);
-    private_server_stop(e->server); // a second signal does not wait for it
+    server_process_free(e->process); // a second signal does not wait for it
+    if (e->has_folder && file_remove_tree(e->folder) != ST_OK) log_warn("%s", status_message());
     stop_watch_end(e->stop);
-    private_server_free(e->server);
+    bytes_release(&e->arguments);
 }
 
 static enum status eval_on(const struct eval *e, const struct rollout_servers *servers,
@@ -250,7 +380,7 @@ static enum status run_eval(void *context)
     if (config->model) CHECK(start_server(e));
     struct rollout_servers servers =
         rollout_servers_of(e->http, e->control, model->vocab_size, config->rollout_timeout);
-    servers.adapter = config->adapter ? PRIVATE_ADAPTER : config->lora_name;
+    servers.adapter = config->adapter ? OWN_ADAPTER : config->lora_name;
     servers.cancelled = stop_flag();
     st = eval_on(e, &servers, data);
 out:
