@@ -150,7 +150,7 @@ static enum status open_model(struct run *run)
     char words[256];
     const struct train_config *c = run->config;
     CHECK(run_open_own(run));
-    CHECK(run_bind_own(run));
+    run->mapped.model_folder = c->model;
     run->mapped.files_folder = dataset_tokenizer_folder(c);
     CHECK(check_tokenizer(run));
     if (c->model && left_out_describe(run->mapped.model, words, sizeof words))

@@ -117,6 +117,8 @@ enum status run_retry(enum status restoring, enum status (*attempt)(void *), voi
 // the adapter, before this process attaches; opens what it shares; sets run->base; brings the
 // adapter to where --start-from says.
 enum status run_make_adapter(struct run *run);
+// Plans it, of a base from that folder.
+enum status run_plan_adapter(struct run *run, const char *folder, enum dtype dt);
 enum status run_open_adapter(struct run *run);
 enum status run_find_base(struct run *run);
 enum status run_start_adapter(struct run *run);
@@ -214,10 +216,8 @@ void run_put_staleness(const struct run *run, const struct rollout_step *s, doub
                        json_t *metrics);
 
 // run_own.c, in every run: before what else is opened. With --sync checkpoint, and of a data set:
-// run->mapped.bridge, of weights which this process owns.
+// run->mapped.bridge, and the models there, of weights which this process owns.
 enum status run_open_own(struct run *run);
-// The model and its weights there, of a run without a server.
-enum status run_bind_own(struct run *run);
 void run_close_own(struct run *run);
 // Who samples for the run: run->source.
 enum status run_open_source(struct run *run);

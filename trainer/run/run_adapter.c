@@ -74,36 +74,52 @@ out:
     return st;
 }
 
-enum status run_open_adapter(struct run *run)
+enum status run_plan_adapter(struct run *run, const char *folder, enum dtype dt)
 {
     enum status st;
-    char hash[65];
     json_t *json = NULL;
     struct adapter_config *config;
-    struct control_facts f;
-    if (!wanted(run)) return ST_OK;
-    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
-    const struct bridge_role *role = bridge_file_role(file, run->mapped.role);
-    if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, run->mapped.role);
-    control_facts(mapped_control(&run->mapped), &f);
-    // A server may hold another folder's weights by now than those that it was started with.
-    CHECK(lora_config_json(&run->config->lora,
-                           f.origin[0] == '/' && !run->given ? f.origin : run->mapped.model_folder,
-                           &json));
+    CHECK(lora_config_json(&run->config->lora, folder, &json));
     CHECK(adapter_config_from_json("--lora-target", json, &config));
-    CHECK(adapter_new(config, run->mapped.policy, role->dt, &run->mapped.adapter));
-    weights_layout_hash(run->mapped.adapter->weights, hash);
+    st = adapter_new(config, run->mapped.policy, dt, &run->mapped.adapter);
+out:
+    json_decref(json);
+    return st;
+}
+
+// As the server holds it, which must be as this run wants it.
+static enum status bind_adapter(struct run *run)
+{
+    struct mapped *m = &run->mapped;
+    enum status st;
+    char hash[65];
+    struct control_facts f;
+    const struct bridge_file *file = bridge_file_of(m->bridge);
+    const struct bridge_role *role = bridge_file_role(file, m->role);
+    if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, m->role);
+    control_facts(mapped_control(m), &f);
+    // A server may hold another folder's weights by now than those that it was started with.
+    CHECK(run_plan_adapter(run, f.origin[0] == '/' ? f.origin : m->model_folder, role->dt));
+    weights_layout_hash(m->adapter->weights, hash);
     if (strcmp(hash, role->layout_hash) != 0)
         FAIL(ST_MISMATCH,
              "the server holds an adapter '%s' of other targets or ranks: take another "
              "--lora-name, or unload it (POST /v1/unload_lora_adapter)",
              run->config->lora.name);
-    weights_bind(run->mapped.adapter->weights, bridge_base(run->mapped.bridge, run->mapped.role));
+    weights_bind(m->adapter->weights, bridge_base(m->bridge, m->role));
+out:
+    return st;
+}
+
+enum status run_open_adapter(struct run *run)
+{
+    enum status st = ST_OK;
+    if (!wanted(run)) return ST_OK;
+    if (!run->mapped.adapter) st = bind_adapter(run);
+    if (st != ST_OK) return st;
     notice_adapter(run->mapped.adapter);
     run->servers->adapter = run->config->lora.name;
-out:
-    json_decref(json);
-    return st;
+    return ST_OK;
 }
 
 enum status run_find_base(struct run *run)

@@ -33,8 +33,9 @@ static enum status open_draft(struct run *run)
                            "cw-infer-server --draft DIR --speculative draft_model:5",
                            file->path);
     run->mapped.draft_folder = role->model;
-    enum status st =
-        role_open(run->mapped.bridge, role, &run->mapped.draft_model, &run->mapped.draft);
+    enum status st = ST_OK;
+    if (!run->mapped.draft)
+        st = role_open(run->mapped.bridge, role, &run->mapped.draft_model, &run->mapped.draft);
     if (st == ST_OK && run->mapped.draft_model->vocab_size > run->mapped.model->vocab_size)
         st = status_fail(ST_MISMATCH,
                          "--train-draft: the draft model %s has a vocabulary of %d tokens, the "
@@ -71,7 +72,8 @@ static enum status open_policy(struct run *run)
     CHECK(notice_roles(file, &role));
     run->mapped.model_folder = run->mapped.files_folder = role->model;
     CHECK(check_tandem(run));
-    CHECK(role_open(run->mapped.bridge, role, &run->mapped.model, &run->mapped.policy));
+    if (!run->mapped.policy)
+        CHECK(role_open(run->mapped.bridge, role, &run->mapped.model, &run->mapped.policy));
     CHECK(http_client_new(file->socket, &run->http));
     *run->servers = rollout_servers_of(run->http, mapped_control(&run->mapped),
                                        run->mapped.model->vocab_size, run->config->rollout_timeout);

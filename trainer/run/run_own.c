@@ -27,7 +27,6 @@ struct own {
     // where it has its log: the run's folder, of further ranks one in it
     char folder[PATH_ROOM], socket[PATH_ROOM];
     struct device *device; // until the bridge has it
-    enum dtype dt;         // of the weights there
 };
 
 // ---- the folder of weights ----------------------------------------------------------------------
@@ -144,111 +143,73 @@ enum status run_open_source(struct run *run)
 
 // ---- weights of this process --------------------------------------------------------------------
 
-struct plan { // of a role's weights
-    struct model_config *model;
-    struct weights *base;
-    struct adapter *adapter; // of these; NULL: they are meant
-};
-
-static void release_plan(struct plan *p)
+// from: a folder that the weights are loaded of; NULL: they are new.
+static enum status describe(const char *name, const char *from, const struct weights *w,
+                            struct bridge_role *ret)
 {
-    adapter_free(p->adapter);
-    weights_free(p->base);
-    model_config_free(p->model);
+    char *absolute = from ? realpath(from, NULL) : NULL;
+    if (from && (!absolute || strlen(absolute) >= sizeof ret->model)) {
+        free(absolute);
+        return status_fail(ST_INVALID, "%s: its path is too long, or cannot be found", from);
+    }
+    *ret = (struct bridge_role){.bytes = w->bytes, .dt = w->dt, .n_parameters = w->n_parameters};
+    weights_layout_hash(w, ret->layout_hash);
+    snprintf(ret->role, sizeof ret->role, "%s", name);
+    snprintf(ret->model, sizeof ret->model, "%s", absolute ? absolute : "");
+    free(absolute);
+    return ST_OK;
 }
 
-// As a server of the folder's whole context has them, and beside them an adapter.
-static enum status make_plan(const struct run *run, const char *folder, bool adapter,
-                             struct plan *ret)
+// A model as a server of its whole context has it. option: which one names it.
+static enum status plan(const struct run *run, const char *option, const char *from,
+                        const char *role, struct model_config **ret_model,
+                        struct weights **ret_weights, struct bridge_role *ret)
 {
     enum status st;
-    json_t *json = NULL;
-    struct adapter_config *config;
-    const enum dtype dt = run->own->dt;
-    CHECK(run->config->init ? model_config_load_file(folder, &ret->model)
-                            : model_config_load(folder, &ret->model));
-    ret->model->rope_context = ret->model->max_positions;
-    CHECK(weights_plan(ret->model, dt, &ret->base));
-    if (!adapter) goto out;
-    CHECK(lora_config_json(&run->config->lora, folder, &json));
-    CHECK(adapter_config_from_json("--lora-target", json, &config));
-    st = adapter_new(config, ret->base, dt, &ret->adapter);
+    CHECK(from == run->config->init ? model_config_load_file(from, ret_model)
+                                    : model_config_load(from, ret_model));
+    (*ret_model)->rope_context = (*ret_model)->max_positions;
+    CHECK(weights_plan(*ret_model, device_default_dtype(run->own->device), ret_weights));
+    st = describe(role, from, *ret_weights, ret);
 out:
-    json_decref(json);
-    return st;
+    return status_context(st, "--%s", option);
 }
 
 static enum status load_own(void *context, const struct bridge_role *role, void *base)
 {
     const struct run *run = context;
-    struct plan p = {0};
-    enum status st;
+    const struct mapped *m = &run->mapped;
+    const bool policy = strcmp(role->role, "policy") == 0;
+    struct weights *w = policy                             ? m->policy
+                        : strcmp(role->role, "draft") == 0 ? m->draft
+                                                           : m->adapter->weights;
+    weights_bind(w, base);
     if (!role->model[0]) return ST_OK; // a new adapter
-    CHECK(make_plan(run, role->model, false, &p));
-    weights_bind(p.base, base);
-    st = run->config->init
-             ? weights_init_random(p.base, run->own->device, (uint64_t)run->config->seed)
-             : weights_load(p.base, run->own->device, role->model);
-out:
-    release_plan(&p);
-    return st;
-}
-
-static enum status describe_own(const struct run *run, const char *name, const char *folder,
-                                struct bridge_role *ret)
-{
-    enum status st = ST_OK;
-    struct plan p = {0};
-    const bool adapter = strncmp(name, "adapter:", strlen("adapter:")) == 0;
-    char *absolute = realpath(folder, NULL);
-    if (!absolute || strlen(absolute) >= sizeof ret->model)
-        FAIL(ST_INVALID, "%s: its path is too long, or cannot be found", folder);
-    CHECK(make_plan(run, folder, adapter, &p));
-    const struct weights *w = adapter ? p.adapter->weights : p.base;
-    *ret = (struct bridge_role){.bytes = w->bytes,
-                                .dt = w->dt,
-                                .n_parameters = w->n_parameters,
-                                .rope_context = p.model->rope_context};
-    weights_layout_hash(w, ret->layout_hash);
-    snprintf(ret->role, sizeof ret->role, "%s", name);
-    snprintf(ret->model, sizeof ret->model, "%s", adapter ? "" : absolute);
-out:
-    release_plan(&p);
-    free(absolute);
-    return st;
+    return policy && run->config->init
+               ? weights_init_random(w, run->own->device, (uint64_t)run->config->seed)
+               : weights_load(w, run->own->device, role->model);
 }
 
 static enum status own_weights(struct run *run, const char *server)
 {
     const struct train_config *c = run->config;
     enum status st;
+    struct mapped *m = &run->mapped;
     struct bridge_role roles[3];
     char device[JOB_DEVICE_ROOM];
     int n = 0;
-    const char *model = c->init ? c->init : c->model;
     CHECK(device_open(job_device(run->job, c->device, device), &run->own->device));
-    run->own->dt = device_default_dtype(run->own->device);
-    CHECK(status_context(describe_own(run, "policy", model, &roles[n++]), "--%s",
-                         c->init ? "init" : "model"));
-    if (c->lora.r) CHECK(describe_own(run, run->mapped.role, c->model, &roles[n++]));
+    CHECK(plan(run, c->init ? "init" : "model", c->init ? c->init : c->model, "policy", &m->model,
+               &m->policy, &roles[n++]));
+    if (c->lora.r) {
+        CHECK(run_plan_adapter(run, run->given ? c->model : roles[0].model, m->policy->dt));
+        CHECK(describe(m->role, NULL, m->adapter->weights, &roles[n++]));
+    }
     if (c->train_draft)
-        CHECK(status_context(describe_own(run, "draft", c->draft, &roles[n++]), "--draft"));
-    CHECK(bridge_own(run->own->device, roles, n, server, load_own, run, &run->mapped.bridge));
+        CHECK(plan(run, "draft", c->draft, "draft", &m->draft_model, &m->draft, &roles[n++]));
+    CHECK(bridge_own(run->own->device, roles, n, server, load_own, run, &m->bridge));
     run->own->device = NULL; // the bridge's
 out:
-    return st;
-}
-
-enum status run_bind_own(struct run *run)
-{
-    struct mapped *m = &run->mapped;
-    const char *folder = bridge_file_role(bridge_file_of(m->bridge), "policy")->model;
-    struct plan p = {0};
-    enum status st = make_plan(run, folder, false, &p);
-    m->model = p.model;
-    m->policy = p.base;
-    m->model_folder = run->config->model;
-    if (st == ST_OK) weights_bind(m->policy, bridge_base(m->bridge, "policy"));
     return st;
 }
 
