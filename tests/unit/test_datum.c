@@ -79,9 +79,13 @@ static void test_policy_request(void **state)
     proto_put_text(&entry, 1, "clip_high_threshold");
     proto_put_message(&entry, 2, &value);
     proto_put_message(&message, 7, &entry);
+    char *model = NULL;
+    int64_t seq_id;
+    assert_ok(forward_backward_address(bytes_text(&message), message.len, &model, &seq_id));
+    assert_string_equal(model, "s1:train:0");
+    assert_int_equal(seq_id, 7);
+    free(model);
     assert_ok(parse(&message, &request));
-    assert_string_equal(request.model_id, "s1:train:0");
-    assert_int_equal(request.seq_id, 7);
     assert_int_equal(request.n, 1);
     const struct datum *d = request.data;
     assert_int_equal(d->n, 3);

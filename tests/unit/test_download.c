@@ -2,7 +2,6 @@
  * itself, sizes beyond what octal digits hold, what changes meanwhile; and signatures of URLs. */
 #include "common/base/file.h"
 #include "tests/support/support.h"
-#include "trainer/serve/download.h"
 #include "trainer/serve/runs.h"
 
 #include <fcntl.h>

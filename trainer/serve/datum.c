@@ -244,10 +244,8 @@ enum status forward_backward_parse(const char *body, size_t len, const struct da
     struct proto_span message = {(const unsigned char *)body, len};
     char *loss = NULL;
     CHECK(proto_read(message, head_rules, &head)); // the loss may stand behind the datums
-    CHECK(copy_text(head.model_id, "model_id", &request.model_id));
     CHECK(copy_text(head.loss_fn, "loss_fn", &loss));
     CHECK(loss_of_client(loss, &request.loss));
-    request.seq_id = (int64_t)head.seq_id;
     request.forward_only = head.forward_only != 0;
     while (proto_each(&message, &st, &f)) {
         if (f.number == 3)
@@ -284,7 +282,6 @@ void forward_backward_release(struct forward_backward *request)
         for (int k = 0; k < LOSS_INPUTS; k++) free(request->data[i].inputs[k]);
     }
     free(request->data);
-    free(request->model_id);
     *request = (struct forward_backward){0};
 }
 

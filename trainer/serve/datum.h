@@ -16,8 +16,6 @@ struct datum {
     float *inputs[LOSS_INPUTS]; // (n, each); NULL: not given
 };
 struct forward_backward {
-    char *model_id;
-    int64_t seq_id;
     bool forward_only; // no gradient; what the loss wants may be missing
     struct loss_config loss;
     struct datum *data; // (n)

@@ -1,9 +1,7 @@
-/* download.c: see download.h. A state machine of the file that is open, what of it is not read yet,
+/* download.c: see runs.h. A state machine of the file that is open, what of it is not read yet,
  * and which comes after it. */
-#include "trainer/serve/download.h"
-#include "common/base/file.h"
-#include "common/base/hash.h"
 #include "trainer/serve/runs.h"
+#include "common/base/hash.h"
 
 #include <errno.h>
 #include <fcntl.h>

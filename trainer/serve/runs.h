@@ -1,11 +1,12 @@
 /* runs.h: training runs on disk, as tinker:// paths name them: RUN/run.json, and the checkpoints
  * RUN/weights/NAME, RUN/sampler_weights/NAME and RUN/external_weights/NAME, in one folder
- * (--run-dir) that outlives the server. Any thread: each call stands for itself, and what is
- * written is there whole or not at all. */
+ * (--run-dir) that outlives the server; and their files as the body of a response. Any thread: each
+ * call stands for itself, and what is written is there whole or not at all. */
 #ifndef TRAINER_SERVE_RUNS_H
 #define TRAINER_SERVE_RUNS_H
 
 #include "common/base/file.h"
+#include "common/http/http.h"
 #include <jansson.h>
 #include <time.h>
 
@@ -53,5 +54,35 @@ enum status runs_training_run(const char *runs, const char *run, json_t **ret);
 enum status runs_training_runs(const char *runs, json_t *warned, json_t **ret_list);
 enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list); // run NULL: all
 json_t *runs_time(time_t seconds); // as the API has it; new reference
+
+// ---- downloads (download.c; the loop's thread) --------------------------------------------------
+
+// Files of a checkpoint, read chunk by chunk as the client takes it: one file as it is, or all of a
+// folder as a tar archive (POSIX.1-1988 "ustar"; sizes from 8 GiB on as GNU tar writes them).
+struct download;
+// files: {"name": bytes}, below the folder. file: one of them, or "", all as an archive; else
+// ST_NOT_FOUND. ret_bytes: of the whole response.
+enum status download_new(const char *folder, const json_t *files, const char *file,
+                         struct download **ret, int64_t *ret_bytes);
+void download_free(struct download *d); // NULL is fine
+// The next chunk. STREAM_FAIL where a file is not there any more, also because the folder was put
+// in the place of another since download_new(), or is not as long as it was; the sentence says
+// which.
+enum stream_state download_next(struct download *d, struct bytes *to);
+
+// Signatures stand for a key in a URL: who was given one by this process may fetch what it is of,
+// until the time that it names. A keyed hash, of which nothing is kept. Any thread.
+struct signing_key {
+    unsigned char bytes[32];
+};
+enum status signing_key_new(struct signing_key *ret); // of this process alone
+
+#define SIGNATURE_ROOM 96 // bytes of a signature, with its end
+// "EXPIRES-DIGITS" of that name. expires_s: seconds since 1970.
+void signature_text(const struct signing_key *key, const char *name, int64_t expires_s,
+                    char ret[SIGNATURE_ROOM]);
+// Compares what a client gave with the one that was wanted, in a time that does not depend on where
+// they differ.
+bool signature_is(const char *given, const char *wanted);
 
 #endif

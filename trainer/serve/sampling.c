@@ -23,7 +23,7 @@ struct sampling {
 
 struct flight { // one request to the server
     struct flight *next;
-    struct sampling *of;
+    struct sampling *sampling;
     struct http_transfer *transfer; // NULL: waits until again_ns
     int64_t again_ns, deadline_ns;
     struct sample_request *requests[MAX_GROUPS]; // (n); NULL: it came back
@@ -56,7 +56,7 @@ static enum status on_line(void *context, const char *text, size_t len)
     if (++r->n_done < r->n) goto out;
     f->requests[group] = NULL;
     f->n_left--;
-    come_back(f->of, r, ST_OK);
+    come_back(f->sampling, r, ST_OK);
 out:
     json_decref(line);
     return st;
@@ -87,7 +87,7 @@ static enum status ask(struct flight *f)
                                    .timeout_ms = clock_ms_until(f->deadline_ns) + 1,
                                    .on_line = on_line,
                                    .context = f};
-    st = http_submit(f->of->http, &call, &f->transfer);
+    st = http_submit(f->sampling->http, &call, &f->transfer);
 out:
     json_decref(body);
     return st;
@@ -97,8 +97,8 @@ out:
 // alone.
 static void give_up(struct flight *f, enum status st)
 {
-    char sentence[1024];
-    snprintf(sentence, sizeof sentence, "%s", status_message());
+    struct status_kept failure;
+    status_keep(&failure, st);
     for (int i = 0; i < f->n; i++) {
         struct sample_request *r = f->requests[i];
         if (!r) continue;
@@ -106,16 +106,16 @@ static void give_up(struct flight *f, enum status st)
         r->alone = true;
         if (again) {
             sample_request_clear(r);
-            sampling_send(f->of, r);
+            sampling_send(f->sampling, r);
         } else {
-            come_back(f->of, r, status_fail(st, "%s", sentence));
+            come_back(f->sampling, r, status_recall(&failure));
         }
     }
 }
 
 static void end_flight(struct flight *f)
 {
-    struct flight **link = &f->of->flights;
+    struct flight **link = &f->sampling->flights;
     while (*link != f) link = &(*link)->next;
     *link = f->next;
     free(f);
@@ -157,7 +157,7 @@ static struct flight *new_flight(struct sampling *s)
 {
     struct flight *f = calloc(1, sizeof *f);
     if (!f) return NULL;
-    f->of = s;
+    f->sampling = s;
     f->deadline_ns = clock_deadline_ns(s->timeout_ms);
     f->next = s->flights;
     s->flights = f;

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_COLUMNS 65536
-#define MOST_CELLS   (1 << 24) // of a tensor, however few of them a sparse one lists
+#define MAX_COLUMNS 65536
+#define MAX_CELLS   (1 << 24) // of a tensor, however few of them a sparse one lists
 
 struct tensor { // as it is in the message
     struct proto_span dense, sparse, values, rows, columns;
@@ -77,12 +77,12 @@ static enum status check_shape(const struct tensor *t, const char *name, int n, 
     if (t->n_dims > 0 && t->shape[0] != n)
         return status_fail(ST_INVALID, "\"%s\" has %lld entries, the input %d tokens", name,
                            (long long)t->shape[0], n);
-    if (columns < 1 || columns > MOST_COLUMNS)
+    if (columns < 1 || columns > MAX_COLUMNS)
         return status_fail(ST_INVALID, "\"%s\" has %lld entries a token; 1 to %d are possible",
-                           name, (long long)columns, MOST_COLUMNS);
-    if (n * columns > MOST_CELLS)
+                           name, (long long)columns, MAX_COLUMNS);
+    if (n * columns > MAX_CELLS)
         return status_fail(ST_INVALID, "\"%s\" has %lld cells; at most %d are possible", name,
-                           (long long)(n * columns), MOST_CELLS);
+                           (long long)(n * columns), MAX_CELLS);
     if (dense && values != (size_t)n * (size_t)columns)
         return status_fail(ST_INVALID, "\"%s\" has %zu values for %d tokens", name, values, n);
     if (sparse && (t->n_dims != 2 || t->rows.len != ((size_t)n + 1) * sizeof(int64_t) ||

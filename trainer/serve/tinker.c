@@ -83,8 +83,7 @@ enum status tinker_reply(const struct call *c, json_t *response)
 static enum status add_endpoints(struct tinker *t)
 {
     static const struct endpoint *const tables[] = {session_endpoints, training_endpoints,
-                                                    checkpoint_endpoints, sampling_endpoints,
-                                                    run_endpoints};
+                                                    sampling_endpoints, run_endpoints};
     int n = 0;
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (const struct endpoint *e = tables[i]; e->path; e++) {

@@ -5,7 +5,6 @@
 #define TRAINER_SERVE_TINKER_H
 
 #include "trainer/learn/optimizer.h"
-#include "trainer/serve/download.h"
 #include "trainer/serve/fields.h"
 #include "trainer/serve/sampling.h"
 #include "trainer/serve/trained_model.h"
@@ -80,8 +79,8 @@ struct endpoint {
     int which; // of the requests that the handler serves
 };
 // endpoints_*.c have a table each, which ends with path NULL.
-extern const struct endpoint session_endpoints[], training_endpoints[], checkpoint_endpoints[],
-    sampling_endpoints[], run_endpoints[];
+extern const struct endpoint session_endpoints[], training_endpoints[], sampling_endpoints[],
+    run_endpoints[];
 
 enum status tinker_reply(const struct call *c, json_t *response); // takes the reference; ST_OK
 // ST_NOT_FOUND where there is none. Its client is heard of now, but not by a sampling session,

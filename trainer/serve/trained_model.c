@@ -270,7 +270,7 @@ static enum status publish_step(void *context, enum status (*write)(void *), voi
     struct trainee *t = context;
     (void)ret_times;
     trainee_keep(t);
-    return trained_publish(t->of, trainee_source(t), t->restore, false, write, update);
+    return trained_publish(t->model, trainee_source(t), t->restore, false, write, update);
 }
 
 enum status trained_optim_step(struct trained_model *m, const char *run, double lr,

@@ -30,7 +30,7 @@ enum status server_adapters_unload(struct server_adapters *a, const char *name);
 
 struct trainee { // a training run
     struct trainee *next;
-    struct trained_model *of;
+    struct trained_model *model;
     char run[RUN_NAME_ROOM];
     int64_t steps;           // since it began or was loaded
     bool unsaved;            // some of them

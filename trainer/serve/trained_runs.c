@@ -33,7 +33,7 @@ const char *trainee_source(const struct trainee *t)
 
 struct optimizer *trainee_optimizer(const struct trainee *t)
 {
-    return t->adapter ? t->optimizer : learner_optimizer(t->of->learner);
+    return t->adapter ? t->optimizer : learner_optimizer(t->model->learner);
 }
 
 static struct trainee *find(const struct trained_model *m, const char *run)
@@ -376,7 +376,7 @@ enum status trained_begin(struct trained_model *m, const char *run, const struct
     struct trainee *t = calloc(1, sizeof *t);
     struct status_kept kept;
     if (!t) return status_fail(ST_NO_MEMORY, "no memory for a training run");
-    t->of = m;
+    t->model = m;
     snprintf(t->run, sizeof t->run, "%s", run);
     snprintf(t->adapter_name, sizeof t->adapter_name, ADAPTER_PREFIX "%.40s", run);
     if (adapter) CHECK(path_put(t->start, m->options->runs, "%s/start", run));
@@ -463,7 +463,7 @@ out:
 
 void trainee_keep(struct trainee *t)
 {
-    struct trained_model *m = t->of;
+    struct trained_model *m = t->model;
     const bool wanted = t->wanted && t->adapter && m->options->keep_snapshots > 0;
     t->wanted = false;
     if (!wanted || keep(m, t) == ST_OK) return;
