@@ -196,10 +196,10 @@ static void on_sampled(struct inbox_message *message);
 static void submit(struct sample_request *r)
 {
     r->request.message.deliver = on_sampled;
-    if (r->request.owner->tinker->sampling)
-        sampling_send(r->request.owner->tinker->sampling, r);
-    else
+    if (r->request.owner->tinker->ended)
         end(r, status_fail(ST_CANCELLED, "the Tinker API is stopping"));
+    else
+        tinker_sample(r);
 }
 
 static void on_loaded(struct inbox_message *message)
@@ -266,7 +266,7 @@ static void on_sampled(struct inbox_message *message)
     snapshots_end_use(t->model->snapshots, &r->use);
     if (gave) {
         end(r, st);
-    } else if (t->sampling && r->tries++ < MAX_TRIES) {
+    } else if (!t->ended && r->tries++ < MAX_TRIES) {
         sample_request_clear(r);
         route(r);
     } else {

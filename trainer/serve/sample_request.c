@@ -1,5 +1,5 @@
 /* sample_request.c: requests of samples, as they are read and filled. */
-#include "trainer/serve/sampling.h"
+#include "trainer/serve/sample_request.h"
 #include "trainer/serve/fields.h"
 #include "trainer/serve/protobuf.h"
 

@@ -1,8 +1,11 @@
-/* sampling.c: requests of samples on their way to the server and back. Loop's thread.
+/* sampling.c: samples from the server, by /v1/rollouts on its Unix socket, thousands at once over
+ * few connections. Loop's thread.
  *
- * What waits is sent by sampling_poll(), so that all that came in one turn of the loop goes
- * together. Whatever ends is posted to the inbox, and delivered in the loop's next turn. */
-#include "trainer/serve/sampling.h"
+ * Samples that are sampled alike (temperature, length, stops) and wait at the same time, as all do
+ * that came in one turn of the loop, go as one request of many groups. What is refused as a whole
+ * is sent again one by one, so that one bad request fails no other. Whatever ends is posted to the
+ * inbox, and delivered in the loop's next turn. */
+#include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/http/http_client.h"
@@ -14,26 +17,19 @@
 #define MAX_GROUPS    512 // of one request to the server
 #define MAX_SAMPLES   2048
 
-struct sampling {
-    struct http_client *http;
-    struct inbox *inbox;
-    int timeout_ms;
-    struct flight *flights;
-};
-
 struct flight { // one request to the server
     struct flight *next;
-    struct sampling *sampling;
+    struct tinker *tinker;
     struct http_transfer *transfer; // NULL: waits until again_ns
     int64_t again_ns, deadline_ns;
     struct sample_request *requests[MAX_GROUPS]; // (n); NULL: it came back
     int n, n_left, samples;
 };
 
-static void come_back(struct sampling *s, struct sample_request *r, enum status st)
+static void come_back(struct sample_request *r, enum status st)
 {
     if (st != ST_OK) request_fail(&r->request, st);
-    inbox_post(s->inbox, &r->request.message);
+    inbox_post(&r->request.owner->tinker->inbox, &r->request.message);
 }
 
 // ---- what arrives -------------------------------------------------------------------------------
@@ -56,7 +52,7 @@ static enum status on_line(void *context, const char *text, size_t len)
     if (++r->n_done < r->n) goto out;
     f->requests[group] = NULL;
     f->n_left--;
-    come_back(f->sampling, r, ST_OK);
+    come_back(r, ST_OK);
 out:
     json_decref(line);
     return st;
@@ -87,7 +83,7 @@ static enum status ask(struct flight *f)
                                    .timeout_ms = clock_ms_until(f->deadline_ns) + 1,
                                    .on_line = on_line,
                                    .context = f};
-    st = http_submit(f->sampling->http, &call, &f->transfer);
+    st = http_submit(f->tinker->server, &call, &f->transfer);
 out:
     json_decref(body);
     return st;
@@ -106,16 +102,16 @@ static void give_up(struct flight *f, enum status st)
         r->alone = true;
         if (again) {
             sample_request_clear(r);
-            sampling_send(f->sampling, r);
+            tinker_sample(r);
         } else {
-            come_back(f->sampling, r, status_recall(&failure));
+            come_back(r, status_recall(&failure));
         }
     }
 }
 
 static void end_flight(struct flight *f)
 {
-    struct flight **link = &f->sampling->flights;
+    struct flight **link = &f->tinker->flights;
     while (*link != f) link = &(*link)->next;
     *link = f->next;
     free(f);
@@ -153,62 +149,41 @@ static bool fits(const struct flight *f, const struct sample_request *r)
            json_equal(f->requests[0]->sampling, r->sampling);
 }
 
-static struct flight *new_flight(struct sampling *s)
+void tinker_sample(struct sample_request *r)
 {
-    struct flight *f = calloc(1, sizeof *f);
-    if (!f) return NULL;
-    f->sampling = s;
-    f->deadline_ns = clock_deadline_ns(s->timeout_ms);
-    f->next = s->flights;
-    s->flights = f;
-    return f;
-}
-
-void sampling_send(struct sampling *s, struct sample_request *r)
-{
-    struct flight *f = s->flights;
+    struct tinker *t = r->request.owner->tinker;
+    struct flight *f = t->flights;
     while (f && !fits(f, r)) f = f->next;
-    if (!f && !(f = new_flight(s))) {
-        come_back(s, r, status_fail(ST_NO_MEMORY, "out of memory"));
-        return;
+    if (!f) {
+        if (!(f = calloc(1, sizeof *f))) {
+            come_back(r, status_fail(ST_NO_MEMORY, "out of memory"));
+            return;
+        }
+        f->tinker = t;
+        f->deadline_ns = clock_deadline_ns((int64_t)(t->model->sample_timeout * 1e3));
+        f->next = t->flights;
+        t->flights = f;
     }
     f->requests[f->n++] = r;
     f->n_left++;
     f->samples += r->n;
 }
 
-void sampling_poll(struct sampling *s, int fd, int ms)
+void tinker_poll_samples(struct tinker *t, int ms)
 {
-    for (struct flight *f = s->flights, *next; f; f = next) {
+    const struct pollfd loop = {.fd = uv_backend_fd(&t->loop), .events = POLLIN};
+    for (struct flight *f = t->flights, *next; f; f = next) {
         next = f->next;
         if (advance(f)) end_flight(f);
     }
-    http_poll_with(s->http, &(struct pollfd){.fd = fd, .events = POLLIN}, 1, ms);
+    http_poll_with(t->server, &loop, 1, ms);
 }
 
-enum status sampling_new(const char *socket, double timeout_s, struct inbox *inbox,
-                         struct sampling **ret)
+void tinker_end_samples(struct tinker *t)
 {
-    struct sampling *s = calloc(1, sizeof *s);
-    if (!s) return status_fail(ST_NO_MEMORY, "out of memory");
-    s->inbox = inbox;
-    s->timeout_ms = (int)(timeout_s * 1e3);
-    enum status st = http_client_new(socket, &s->http);
-    if (st == ST_OK)
-        *ret = s;
-    else
-        free(s);
-    return st;
-}
-
-void sampling_free(struct sampling *s)
-{
-    if (!s) return;
-    while (s->flights) {
-        http_cancel(s->flights->transfer);
-        give_up(s->flights, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
-        end_flight(s->flights);
+    while (t->flights) {
+        http_cancel(t->flights->transfer);
+        give_up(t->flights, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
+        end_flight(t->flights);
     }
-    http_client_free(s->http);
-    free(s);
 }

@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/spawn.h"
+#include "common/http/http_client.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -188,7 +189,7 @@ static void *loop_thread(void *context)
     struct tinker *t = context;
     while (!t->ended) {
         const int ms = uv_backend_timeout(&t->loop); // -1: no timer
-        sampling_poll(t->sampling, uv_backend_fd(&t->loop), ms >= 0 ? ms : TICK_MS);
+        tinker_poll_samples(t, ms >= 0 ? ms : TICK_MS);
         uv_run(&t->loop, UV_RUN_NOWAIT);
     }
     return NULL;
@@ -199,8 +200,8 @@ static void release(struct tinker *t)
 {
     struct request *r;
     http_close(t->http);
-    sampling_free(t->sampling);
-    t->sampling = NULL;
+    tinker_end_samples(t);
+    http_client_free(t->server);
     while ((r = request_queue_next(&t->queue, 0))) {
         request_fail(r, status_fail(ST_CANCELLED, "the Tinker API is stopping"));
         inbox_post(&t->inbox, &r->message);
@@ -245,7 +246,7 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     CHECK(inbox_init(&t->inbox, &t->loop));
     CHECK(requests_new(t, &t->requests));
     CHECK(start_http(t));
-    CHECK(sampling_new(t->model->socket, t->model->sample_timeout, &t->inbox, &t->sampling));
+    CHECK(http_client_new(t->model->socket, &t->server));
     if (thread_start(&t->thread, loop_thread, t) != 0)
         FAIL(ST_IO, "the thread of the Tinker API cannot be started");
     *ret = t;

@@ -6,7 +6,7 @@
 
 #include "trainer/learn/optimizer.h"
 #include "trainer/serve/fields.h"
-#include "trainer/serve/sampling.h"
+#include "trainer/serve/sample_request.h"
 #include "trainer/serve/trained_model.h"
 
 struct tinker_options {       // all borrowed
@@ -47,7 +47,8 @@ struct tinker {
     struct http_route routes[MAX_ENDPOINTS + 1];
     const struct endpoint *endpoints[MAX_ENDPOINTS]; // of each route
     struct request_queue queue;                      // the main thread's
-    struct sampling *sampling;
+    struct http_client *server;                      // that samples
+    struct flight *flights;                          // requests to it (sampling.c)
     struct requests *requests;
     json_t *damaged; // runs on disk that were warned of
     int n_sessions;
@@ -101,6 +102,13 @@ enum status tinker_new_request(const struct call *c, struct owner *o, size_t siz
 enum status tinker_serves(struct tinker *t, const char *base_model);
 void tinker_sessions_sweep(struct tinker *t);             // forgets clients that are gone for good
 void tinker_warn_ttl(struct tinker *t, const char *what); // once: time limits have no effect
+
+// ---- samples (sampling.c) -----------------------------------------------------------------------
+
+void tinker_sample(struct sample_request *r); // which ends in the inbox
+// Sends what waits, and takes what arrives until libuv has something, for at most `ms`.
+void tinker_poll_samples(struct tinker *t, int ms);
+void tinker_end_samples(struct tinker *t); // what is under way comes back cancelled
 
 // ---- requests of a training run (training_request.c) --------------------------------------------
 

@@ -1,13 +1,7 @@
-/* sampling.h: samples from the server, by /v1/rollouts on its Unix socket: requests of samples,
- * read from the API's JSON and filled from the lines that the server responds with
- * (sample_request.c; no state, any thread), and what sends them and hands over what came back,
- * thousands at once over few connections (sampling.c; the loop's thread).
- *
- * Samples that are sampled alike (temperature, length, stops) and wait at the same time go as one
- * request of many groups. What is refused as a whole is sent again one by one, so that one bad
- * request fails no other. */
-#ifndef TRAINER_SERVE_SAMPLING_H
-#define TRAINER_SERVE_SAMPLING_H
+/* sample_request.h: requests of samples, read from the API's JSON and filled from the lines that
+ * the server responds with. No state; any thread. */
+#ifndef TRAINER_SERVE_SAMPLE_REQUEST_H
+#define TRAINER_SERVE_SAMPLE_REQUEST_H
 
 #include "trainer/rollout/completion.h"
 #include "trainer/serve/request.h"
@@ -47,14 +41,5 @@ enum status sample_request_parse(const json_t *body, const struct sample_limits 
                                  struct sample_request *ret);
 // A line of /v1/rollouts that is the i-th sample, which has not come yet.
 enum status sample_request_read(struct sample_request *r, int i, const json_t *line);
-
-struct sampling;
-// socket: the server's; timeout_s: of a request. inbox: where all requests end.
-enum status sampling_new(const char *socket, double timeout_s, struct inbox *inbox,
-                         struct sampling **ret);
-void sampling_free(struct sampling *s); // what is under way comes back cancelled. NULL is fine
-void sampling_send(struct sampling *s, struct sample_request *r);
-// Sends what waits, and takes what arrives until `fd` can be read, for at most `ms`.
-void sampling_poll(struct sampling *s, int fd, int ms);
 
 #endif
