@@ -31,6 +31,9 @@ static int position_of(const char *labels, size_t len)
 
 static void take_line(struct spec_counters *c, const char *line, size_t len)
 {
+    static const char *const names[] = {"num_drafts_total", "num_draft_tokens_total",
+                                        "num_accepted_tokens_total",
+                                        "num_accepted_tokens_per_pos_total"};
     if (len <= sizeof PREFIX || memcmp(line, PREFIX, sizeof PREFIX - 1) != 0) return;
     const char *name = line + sizeof PREFIX - 1, *end = line + len;
     size_t name_len = strcspn(name, "{ \n");
@@ -43,25 +46,14 @@ static void take_line(struct spec_counters *c, const char *line, size_t len)
     char *after;
     double x = strtod(value, &after);
     if (after == value || after > end || !isfinite(x)) return;
-    const struct {
-        const char *name;
-        double *sum;
-    } counters[] = {
-        {"num_drafts_total", &c->num_drafts},
-        {"num_draft_tokens_total", &c->num_draft_tokens},
-        {"num_accepted_tokens_total", &c->num_accepted_tokens},
-    };
-    for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
-        if (strlen(counters[i].name) == name_len && !memcmp(counters[i].name, name, name_len)) {
-            *counters[i].sum += x;
-            c->present = true;
-        }
-    static const char per_position[] = "num_accepted_tokens_per_pos_total";
-    if (name_len != sizeof per_position - 1 || memcmp(per_position, name, name_len) != 0) return;
-    int position = position_of(labels, (size_t)(value - labels));
-    if (position < 0) return;
-    c->accepted_per_position[position] += x;
-    if (position >= c->n_positions) c->n_positions = position + 1;
+    for (int i = 0; i < 4; i++) { // in the order of `all`
+        if (strlen(names[i]) != name_len || memcmp(names[i], name, name_len) != 0) continue;
+        const int position = i == 3 ? position_of(labels, (size_t)(value - labels)) : 0;
+        if (position < 0) return;
+        c->present |= i < 3;
+        c->all[i + position] += x;
+        if (i == 3 && position >= c->n_positions) c->n_positions = position + 1;
+    }
 }
 
 void spec_counters_parse(const char *text, struct spec_counters *ret)
@@ -95,13 +87,11 @@ struct spec_counters spec_counters_between(const struct spec_counters *before,
                                            const struct spec_counters *after)
 {
     struct spec_counters c = *after;
-    c.num_drafts -= before->num_drafts;
-    c.num_draft_tokens -= before->num_draft_tokens;
-    c.num_accepted_tokens -= before->num_accepted_tokens;
-    for (int i = 0; i < SPEC_MAX_POSITIONS; i++)
-        c.accepted_per_position[i] -= before->accepted_per_position[i];
-    c.present = before->present && after->present && c.num_drafts >= 0 && c.num_draft_tokens >= 0 &&
-                c.num_accepted_tokens >= 0;
+    c.present = before->present && after->present;
+    for (int i = 0; i < 3 + SPEC_MAX_POSITIONS; i++) {
+        c.all[i] -= before->all[i];
+        c.present &= i >= 3 || c.all[i] >= 0;
+    }
     return c;
 }
 
@@ -109,12 +99,8 @@ void spec_counters_add(struct spec_counters *sum, const struct spec_counters *mo
 {
     if (!more->present) return;
     sum->present = true;
-    sum->num_drafts += more->num_drafts;
-    sum->num_draft_tokens += more->num_draft_tokens;
-    sum->num_accepted_tokens += more->num_accepted_tokens;
     if (more->n_positions > sum->n_positions) sum->n_positions = more->n_positions;
-    for (int i = 0; i < more->n_positions; i++)
-        sum->accepted_per_position[i] += more->accepted_per_position[i];
+    for (int i = 0; i < 3 + more->n_positions; i++) sum->all[i] += more->all[i];
 }
 
 double spec_acceptance_length(const struct spec_counters *c)
@@ -157,12 +143,10 @@ static enum status add_server(struct spec_watch *w, const char *path)
     d->path = d->bridge->path;
     d->socket = d->bridge->socket;
     for (int i = 0; i < w->n - 1; i++)
-        if (strcmp(w->servers[i].socket, d->socket) == 0) {
-            st = status_fail(
-                ST_INVALID, "%s is of the same server as %s, which would count twice; name it once",
-                path, w->servers[i].path);
-            goto out;
-        }
+        if (strcmp(w->servers[i].socket, d->socket) == 0)
+            FAIL(ST_INVALID,
+                 "%s is of the same server as %s, which would count twice; name it once", path,
+                 w->servers[i].path);
 out:
     return st;
 }
@@ -182,15 +166,10 @@ enum status spec_watch_new(const struct bridge_file *trained, struct http_client
     w->http = http;
     w->servers[w->n++] = (struct watched){.path = trained->path, .socket = trained->socket};
     while (more && (path = strsep(&remaining, ","))) {
-        if (*path == '\0')
-            st = status_fail(ST_INVALID, "\"%s\" names no bridge file before or behind a comma",
-                             more);
-        else
-            st = add_server(w, path);
-        if (st != ST_OK) {
-            status_context(st, "--also-count");
-            goto out;
-        }
+        if (!*path)
+            FAIL(ST_INVALID, "--also-count: \"%s\" names no bridge file before or behind a comma",
+                 more);
+        CHECK(status_context(add_server(w, path), "--also-count"));
     }
     *ret = w;
     w = NULL;

@@ -8,10 +8,15 @@
 #define SPEC_MAX_POSITIONS 64
 
 struct spec_counters {
-    bool present; // the server has such counters
-    double num_drafts, num_draft_tokens, num_accepted_tokens;
+    bool present;    // the server has such counters
     int n_positions; // 1 + the last position there is a counter of
-    double accepted_per_position[SPEC_MAX_POSITIONS];
+    union {
+        struct {
+            double num_drafts, num_draft_tokens, num_accepted_tokens;
+            double accepted_per_position[SPEC_MAX_POSITIONS];
+        };
+        double all[3 + SPEC_MAX_POSITIONS]; // the same
+    };
 };
 
 // Reads vllm:spec_decode_* out of Prometheus' text format; series that differ in other labels
