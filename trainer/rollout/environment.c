@@ -246,15 +246,11 @@ static enum status advance(struct pull *pull, struct episode *e)
 
 static enum status check_alive(const struct pull *pull)
 {
-    const struct rollout_servers *source = &pull->step->via;
-    if (source->cancelled && atomic_load(source->cancelled))
-        return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
     if (clock_ms_until(pull->common.deadline) == 0)
         return status_fail(ST_TIMEOUT,
                            "%d of %d trajectories did not come within %.0f s (--rollout-timeout)",
-                           pull->n - pull->n_done, pull->n, source->timeout_ms / 1e3);
-    enum status st = comm_check(source->comm);
-    return st == ST_OK ? control_owner_alive(source->servers[0].control) : st;
+                           pull->n - pull->n_done, pull->n, pull->step->via.timeout_ms / 1e3);
+    return rollout_check(&pull->step->via);
 }
 
 static void wait_for_any(const struct pull *pull)

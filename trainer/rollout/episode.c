@@ -137,13 +137,9 @@ out:
 static enum status take_sampled(struct episode *e, const json_t *line, struct bytes *out)
 {
     const struct rollout_step *step = e->pull->step;
-    const json_t *error = json_object_get(line, "error");
-    const char *message = json_string_value(json_object_get(error, "message"));
     struct completion sampled = {0};
     enum status st;
-    if (error)
-        FAIL(ST_IO, "the server could not finish a turn: %s",
-             message ? message : "it gives no reason");
+    CHECK(rollout_check_line("response to " ROLLOUTS, line));
     CHECK(rollout_read(&step->via, e->server, &step->sampling, e->pull->oldest,
                        "response to " ROLLOUTS, line, &sampled));
     CHECK(sampled_turns_add(&e->turns, &e->prompt, &sampled));
@@ -325,7 +321,6 @@ enum status episode_advance(struct episode *e, struct bytes *out, bool *ret_chil
         st = ST_OK;
         goto out;
     }
-    if (st == ST_OK && e->sampling && e->server->worker) e->server->worker->n_samples++;
     json_decref(e->body);
     e->body = NULL;
     if (st != ST_OK) goto out;

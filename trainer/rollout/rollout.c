@@ -257,6 +257,15 @@ static json_t *rollouts_body(struct chunk *p)
 
 // ---- response -----------------------------------------------------------------------------------
 
+enum status rollout_check_line(const char *where, const json_t *line)
+{
+    const json_t *error = json_object_get(line, "error");
+    const char *message = json_string_value(json_object_get(error, "message"));
+    if (!error) return ST_OK;
+    return status_fail(ST_IO, "%s: the server could not finish it: %s", where,
+                       message ? message : "it gives no reason");
+}
+
 // A worker's weights do not change in a pull; those that learn may, by another process.
 enum status rollout_read(const struct rollout_servers *servers, const struct rollout_server *server,
                          const struct sampling_options *sampling, uint64_t oldest,
@@ -272,8 +281,10 @@ enum status rollout_read(const struct rollout_servers *servers, const struct rol
         .newest = worker ? worker->version : control_version(server->control),
     };
     enum status st = completion_read(where, line, &bounds, ret);
-    for (int t = 0; st == ST_OK && worker && t < ret->n; t++) ret->versions[t] = worker->copy_of;
-    return st;
+    if (st != ST_OK || !worker) return st;
+    for (int t = 0; t < ret->n; t++) ret->versions[t] = worker->copy_of;
+    worker->n_samples++;
+    return ST_OK;
 }
 
 bool rollout_worker_failed(const struct rollout_server *server, const char *then)
@@ -294,11 +305,11 @@ bool rollout_worker_failed(const struct rollout_server *server, const char *then
 static enum status take_sample(struct chunk *p, const char *path, const json_t *line)
 {
     struct rollout *r = p->pull->rollout;
-    struct rollout_worker *worker = server_of(p)->worker;
     enum status st = ST_OK;
     char where[80];
     int group = -1, sample = -1;
     snprintf(where, sizeof where, "response to %s", path);
+    CHECK(rollout_check_line(where, line));
     CHECK(json_get_int32(where, line, "group_id", p->first, p->first + p->n_groups - 1, &group));
     CHECK(json_get_int32(where, line, "sample", 0, r->n_per_group - 1, &sample));
     if (group < 0 || sample < 0)
@@ -308,7 +319,6 @@ static enum status take_sample(struct chunk *p, const char *path, const json_t *
     if (completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
     CHECK(rollout_read(p->pull->source, server_of(p), p->pull->sampling, p->pull->oldest, where,
                        line, completion));
-    if (worker) worker->n_samples++;
     p->n_taken++;
     r->n_tokens += completion->n;
 out:
@@ -323,15 +333,7 @@ static enum status take_line(void *context, const char *text, size_t len)
     struct chunk *p = context;
     enum status st = ST_OK;
     json_t *line = NULL;
-    const char *message = NULL;
     CHECK(json_parse("response to " ROLLOUTS, text, len, &line));
-    if (json_has(line, "error")) {
-        json_get_string("response to " ROLLOUTS, json_object_get(line, "error"), "message",
-                        &message);
-        st = status_fail(ST_IO, "the server could not finish the rollouts: %s",
-                         message ? message : "it gives no reason");
-        goto out;
-    }
     st = take_sample(p, ROLLOUTS, line);
 out:
     json_decref(line);
@@ -375,14 +377,17 @@ out:
 // ---- chunks in flight
 // ----------------------------------------------------------------------------
 
-static enum status check_alive(void *context)
+enum status rollout_check(const struct rollout_servers *servers)
 {
-    const struct chunk *p = context;
-    const struct rollout_servers *source = p->pull->source;
-    if (source->cancelled && atomic_load(source->cancelled))
+    if (servers->cancelled && atomic_load(servers->cancelled))
         return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
-    enum status st = comm_check(source->comm);
-    return st == ST_OK ? control_owner_alive(source->servers[0].control) : st;
+    enum status st = comm_check(servers->comm);
+    return st == ST_OK ? control_owner_alive(servers->servers[0].control) : st;
+}
+
+static enum status check_alive(void *chunk)
+{
+    return rollout_check(((const struct chunk *)chunk)->pull->source);
 }
 
 static enum status submit(struct chunk *p)

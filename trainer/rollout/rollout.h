@@ -84,6 +84,10 @@ enum status rollout_pull(const struct rollout_servers *source,
 enum status rollout_read(const struct rollout_servers *servers, const struct rollout_server *server,
                          const struct sampling_options *sampling, uint64_t oldest,
                          const char *where, const json_t *line, struct completion *ret);
+// A line that is there in place of a sample, {"error"}, is ST_IO.
+enum status rollout_check_line(const char *where, const json_t *line);
+// ST_CANCELLED; or whose end it is without which nothing can be sampled.
+enum status rollout_check(const struct rollout_servers *servers);
 // Of a server that failed by status_message(): whether it is a worker, which is then down, and a
 // warning says so; then: and what becomes of what it was asked for.
 bool rollout_worker_failed(const struct rollout_server *server, const char *then);
