@@ -4,7 +4,6 @@
 #include "common/base/names.h"
 #include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
-#include "trainer/learn/entropy.h"
 #include "trainer/learn/loss.h"
 #include "trainer/learn/stats.h"
 

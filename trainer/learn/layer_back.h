@@ -72,12 +72,12 @@ struct matrix {
 void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
                  const struct matrix *w);
 
-// delta_back.c: from the gradient of a layer's linear attention, projected, to that of m->normed
+// mixers_back.c: from the gradient of a layer's linear attention, projected, to that of m->normed
 // (in dnormed), which it computes again.
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
                 const struct layer_tape *tape, const void *dout);
 
-// latent_back.c: latent attention (common/model/latent.h) in reverse: through the expanded form,
+// mixers_back.c: latent attention (common/model/latent.h) in reverse: through the expanded form,
 // whose gradient is that of ordinary attention. From b->dattn (T, n_heads * value) and m->normed,
 // the gradients of the layer's latent attention; leaves that of m->normed in b->dnormed.
 void latent_back(struct backward *b, int l, const struct batch_view *batch,

@@ -4,9 +4,8 @@
 #ifndef TRAINER_STEP_H
 #define TRAINER_STEP_H
 
-#include "trainer/learn/entropy.h"
-#include "trainer/learn/learner.h"
 #include "trainer/learn/loss.h"
+#include "trainer/learn/learner.h"
 #include "trainer/learn/schedule.h"
 
 struct publish { // to nobody: run is NULL

@@ -10,7 +10,6 @@
 #include "trainer/reward/cost.h"
 #include "trainer/curriculum/curriculum.h"
 #include "trainer/launch/job.h"
-#include "trainer/learn/entropy.h"
 #include "trainer/learn/loss.h"
 #include "trainer/data/prompts.h"
 #include "trainer/reward/reward.h"
