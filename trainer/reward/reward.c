@@ -93,7 +93,8 @@ static enum status parse_term(struct reward *r, const char *s, size_t *ret_len)
     }
     struct term *term = &r->terms[r->n];
     *term = (struct term){.scorer = scorer, .state = &r->options, .weight = 1};
-    enum status st = scorer->open ? scorer->open(&r->options, argument, &term->state) : ST_OK;
+    enum status st = scorer->check_options ? scorer->check_options(&r->options) : ST_OK;
+    if (scorer->open) st = scorer->open(&r->options, argument, &term->state);
     free(argument);
     if (st != ST_OK) return st;
     name_term(r, term);
@@ -190,14 +191,21 @@ const char *reward_prompt_template(const struct reward *r)
     return NULL;
 }
 
+static enum status check_answer(const struct scorer *scorer, const char *answer)
+{
+    if (!answer || !scorer->reads || scorer->reads(answer)) return ST_OK;
+    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" %s", answer, scorer->unread);
+}
+
 enum status reward_check_row(struct reward *r, const char *answer, const json_t *row)
 {
-    for (int i = 0; i < r->n; i++) {
+    enum status st = ST_OK;
+    for (int i = 0; st == ST_OK && i < r->n; i++) {
         const struct term *t = &r->terms[i];
-        enum status st = t->scorer->check_row ? t->scorer->check_row(t->state, answer, row) : ST_OK;
-        if (st != ST_OK) return st;
+        st = check_answer(t->scorer, answer);
+        if (st == ST_OK && t->scorer->check_row) st = t->scorer->check_row(t->state, row);
     }
-    return ST_OK;
+    return st;
 }
 
 enum status reward_check(struct reward *r)
@@ -218,10 +226,12 @@ static enum status score_term(const struct term *t, const struct reward_input *i
         st = t->scorer->score_all(t->state, inputs, n, ret_scores, ret_failed);
     for (int i = 0; !t->scorer->score_all && st == ST_OK && i < n; i++) {
         *ret_failed = i;
-        if (t->scorer->value)
-            ret_scores[i] = t->scorer->value(t->state, &inputs[i]);
-        else
+        if (i == 0 || inputs[i].answer != inputs[i - 1].answer)
+            st = check_answer(t->scorer, inputs[i].answer);
+        if (st == ST_OK && t->scorer->score)
             st = t->scorer->score(t->state, &inputs[i], &ret_scores[i]);
+        else if (st == ST_OK)
+            ret_scores[i] = t->scorer->value(&inputs[i]);
     }
     return status_context(st, "reward %s", t->name);
 }

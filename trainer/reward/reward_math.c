@@ -1,48 +1,26 @@
 /* reward_math.c: the scorer "math": whether the answer that a text gives is the data set's, by what
  * it means. Stateless; the thread that scores. */
 #include "trainer/reward/math/math.h"
+#include "trainer/reward/math/prose.h"
 #include "trainer/reward/reward_scorer.h"
 
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-// ---- units --------------------------------------------------------------------------------------
-// Words that measure: behind a number they are no part of it.
-static const char *const units[] = {
-    "mm",    "cm",     "dm",      "m",        "km",     "inch",   "inches", "in",     "ft",
-    "foot",  "feet",   "yard",    "mile",     "meter",  "metre",  "mg",     "g",      "kg",
-    "gram",  "pound",  "lb",      "ounce",    "oz",     "ton",    "ml",     "l",      "liter",
-    "litre", "gallon", "s",       "sec",      "second", "min",    "minute", "h",      "hr",
-    "hour",  "day",    "week",    "month",    "year",   "mph",    "kmh",    "degree", "deg",
-    "cent",  "dollar", "euro",    "rupee",    "unit",   "square", "cubic",  "sq",     "cu",
-    "point", "people", "student", "children", "way",    "digit",  "acre",   "hectare"};
-
-static bool is_unit(const char *word, size_t len)
-{
-    for (int plural = 0; plural < 2; plural++) {
-        for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-            if (strlen(units[i]) == len && strncmp(units[i], word, len) == 0) return true;
-        if (len < 4 || word[len - 1] != 's') return false;
-        len--;
-    }
-    return false;
-}
-
-// Without \text{...} and unit words at its end, and the power that such may have.
+// Without the units at its end, which are no part of a number: words that measure and the powers
+// that they may have.
 static size_t without_units(const char *text, size_t len)
 {
-    for (;;) {
-        size_t n = len, begin;
-        while (n && (isspace((unsigned char)text[n - 1]) || text[n - 1] == '.')) n--;
-        const size_t power = n > 1 && text[n - 2] == '^' ? 2 : n > 3 && text[n - 4] == '^' ? 4 : 0;
-        if (power && isdigit((unsigned char)text[n - power / 2])) n -= power;
-        for (begin = n; begin && isalpha((unsigned char)text[begin - 1]);) begin--;
-        const char before = begin ? text[begin - 1] : '\0';
-        if (begin == n || !before || !strchr("0123456789} \t\n", before)) return len;
-        if (!is_unit(text + begin, n - begin)) return len;
-        len = begin;
-    }
+    static struct prose units = {
+        "(?: (?<=[0-9}\\ \t\n]) (?: mm|cm|dm|m|km|inch|inches|in|ft|foot|feet|yard|mile|meter|"
+        "metre|mg|g|kg|gram|pound|lb|ounce|oz|ton|ml|l|liter|litre|gallon|s|sec|second|min|minute|"
+        "h|hr|hour|day|week|month|year|mph|kmh|degree|deg|cent|dollar|euro|rupee|unit|square|cubic|"
+        "sq|cu|point|people|student|children|way|digit|acre|hectare )"
+        "(?: (?<=[a-z]{3})s )? (?: \\^\\d | \\^\\{\\d\\} )? [\\s.]* )+ \\z",
+        NULL};
+    struct prose_match m;
+    return prose_find(&units, text, text, text + len, &m) ? (size_t)(m.begin[0] - text) : len;
 }
 
 // ---- expressions --------------------------------------------------------------------------------
@@ -122,24 +100,18 @@ static bool same_answer(const char *wanted, const char *text)
     return same;
 }
 
-static enum status check_math(void *state, const char *answer, const json_t *row)
+static bool reads_answer(const char *answer)
 {
     struct answer read = {0};
     struct bytes text = BYTES_INIT;
-    (void)state;
-    (void)row;
-    if (!answer) return ST_OK;
     const bool any = parse(answer, strlen(answer), &read) || find(answer, &read, &text) || text.len;
     math_arena_free(read.arena);
     bytes_release(&text);
-    if (any) return ST_OK;
-    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" holds no formula and no number",
-                       answer);
+    return any;
 }
 
-static double is_same(const struct reward_options *options, const struct reward_input *input)
+static double is_same(const struct reward_input *input)
 {
-    (void)options;
     return same_answer(input->answer, input->text);
 }
 
@@ -149,6 +121,7 @@ const struct scorer scorer_math = {
     .needs_answer = true,
     .help = "1 where the text's last \\boxed{}, or else its answer, formula or number, means the "
             "answer: fractions, roots, sets, intervals, matrices, equations, letters",
-    .check_row = check_math,
+    .reads = reads_answer,
+    .unread = "holds no formula and no number",
     .value = is_same,
 };

@@ -89,12 +89,6 @@ static enum status prepare(void *state, const json_t *row)
     return compile(x, pattern);
 }
 
-static enum status regex_check(void *state, const char *answer, const json_t *row)
-{
-    (void)answer;
-    return prepare(state, row);
-}
-
 static enum status regex_score(void *state, const struct reward_input *input, double *ret_score)
 {
     struct regex *x = state;
@@ -119,6 +113,6 @@ const struct scorer scorer_regex = {
         "1 where the line's \"pattern\", or else --reward-pattern, is found in the text (PCRE2)",
     .open = regex_open,
     .close = regex_close,
-    .check_row = regex_check,
+    .check_row = prepare,
     .score = regex_score,
 };

@@ -18,49 +18,37 @@ static void trim(const char **text, size_t *len)
     while (*len && isspace((unsigned char)(*text)[*len - 1])) --*len;
 }
 
-static double is_exact(const struct reward_options *options, const struct reward_input *input)
+static double is_exact(const struct reward_input *input)
 {
     const char *text = input->text, *answer = input->answer;
     size_t text_len = strlen(text), answer_len = strlen(answer);
-    (void)options;
     trim(&text, &text_len);
     trim(&answer, &answer_len);
     return text_len == answer_len && memcmp(text, answer, text_len) == 0;
 }
 
-static enum status read_number(const char *answer, double *ret_number)
-{
-    if (number_answer(answer, ret_number)) return ST_OK;
-    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" holds no number", answer);
-}
-
-static enum status check_number(void *state, const char *answer, const json_t *row)
+static bool reads_number(const char *answer)
 {
     double number;
-    (void)state;
-    (void)row;
-    return answer ? read_number(answer, &number) : ST_OK;
+    return number_answer(answer, &number);
 }
 
-static enum status score_number(bool (*find)(const char *text, double *ret_number),
-                                const struct reward_input *input, double *ret_score)
+static bool has_number(bool (*find)(const char *text, double *ret_number),
+                       const struct reward_input *input)
 {
-    double got = 0, wanted;
-    enum status st = read_number(input->answer, &wanted);
-    if (st == ST_OK) *ret_score = find(input->text, &got) && number_same(got, wanted);
-    return st;
+    double got, wanted;
+    return number_answer(input->answer, &wanted) && find(input->text, &got) &&
+           number_same(got, wanted);
 }
 
-static enum status score_numeric(void *state, const struct reward_input *input, double *ret_score)
+static double is_numeric(const struct reward_input *input)
 {
-    (void)state;
-    return score_number(number_last, input, ret_score);
+    return has_number(number_last, input);
 }
 
-static enum status score_gsm8k(void *state, const struct reward_input *input, double *ret_score)
+static double is_gsm8k(const struct reward_input *input)
 {
-    (void)state;
-    return score_number(number_answer, input, ret_score);
+    return has_number(number_answer, input);
 }
 
 // What is chosen: in the last \boxed{}, else behind the last "answer", else the last letter.
@@ -78,19 +66,14 @@ static char choice_of(const char *text)
     return prose_find(&last, text, text, end, &m) ? *m.begin[1] : '\0';
 }
 
-static enum status check_choice(void *state, const char *answer, const json_t *row)
+static bool reads_choice(const char *answer)
 {
-    (void)state;
-    (void)row;
-    if (!answer || choice_of(answer)) return ST_OK;
-    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" is no letter from A to J",
-                       answer);
+    return choice_of(answer);
 }
 
-static double is_choice(const struct reward_options *options, const struct reward_input *input)
+static double is_choice(const struct reward_input *input)
 {
     const char letter = choice_of(input->text);
-    (void)options;
     return letter && letter == choice_of(input->answer);
 }
 
@@ -132,24 +115,18 @@ static bool same_json(const json_t *a, const json_t *b)
     return true;
 }
 
-static enum status check_json(void *state, const char *answer, const json_t *row)
+static bool reads_json(const char *answer)
 {
-    (void)state;
-    (void)row;
-    if (!answer) return ST_OK;
     json_t *wanted = json_loads(answer, JSON_DECODE_ANY, NULL);
-    if (!wanted)
-        return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" is no JSON", answer);
     json_decref(wanted);
-    return ST_OK;
+    return wanted;
 }
 
-static double is_json(const struct reward_options *options, const struct reward_input *input)
+static double is_json(const struct reward_input *input)
 {
     json_t *got = json_of(input->text);
     json_t *wanted = input->answer ? json_loads(input->answer, JSON_DECODE_ANY, NULL) : NULL;
     const bool same = got && (!wanted || same_json(got, wanted));
-    (void)options;
     json_decref(got);
     json_decref(wanted);
     return same;
@@ -157,27 +134,22 @@ static double is_json(const struct reward_options *options, const struct reward_
 
 // ---- shape --------------------------------------------------------------------------------------
 
-static enum status open_length(const struct reward_options *options, const char *argument,
-                               void **ret_state)
+static enum status check_length(const struct reward_options *options)
 {
-    (void)argument;
-    (void)ret_state;
     if (options->length_target > 0) return ST_OK;
     return status_fail(ST_INVALID, "--length-target %g must be above 0", options->length_target);
 }
 
-static double length(const struct reward_options *options, const struct reward_input *input)
+static enum status score_length(void *options, const struct reward_input *input, double *ret_score)
 {
-    double chars = 0, target = options->length_target;
+    double chars = 0, target = ((struct reward_options *)options)->length_target;
     for (const char *s = input->text; *s; s++) chars += (*s & 0xC0) != 0x80; // UTF-8 lead bytes
-    return -fabs(chars - target) / target;
+    *ret_score = -fabs(chars - target) / target;
+    return ST_OK;
 }
 
-static enum status open_overlong(const struct reward_options *options, const char *argument,
-                                 void **ret_state)
+static enum status check_overlong(const struct reward_options *options)
 {
-    (void)argument;
-    (void)ret_state;
     if (options->overlong_buffer > 0 && options->overlong_buffer < options->max_completion_length)
         return ST_OK;
     return status_fail(ST_INVALID,
@@ -188,18 +160,19 @@ static enum status open_overlong(const struct reward_options *options, const cha
 }
 
 // DAPO's soft punishment (Yu et al. 2025).
-static double overlong(const struct reward_options *options, const struct reward_input *input)
+static enum status score_overlong(void *state, const struct reward_input *input, double *ret_score)
 {
+    const struct reward_options *options = state;
     const int64_t buffer = options->overlong_buffer;
     const double over = (double)(input->n_tokens - (options->max_completion_length - buffer));
-    return over > 0 ? fmax(-over / (double)buffer, -1) : 0;
+    *ret_score = over > 0 ? fmax(-over / (double)buffer, -1) : 0;
+    return ST_OK;
 }
 
-static double think_format(const struct reward_options *options, const struct reward_input *input)
+static double think_format(const struct reward_input *input)
 {
     static const char open[] = "<think>", close[] = "</think>";
     const char *behind = input->text + strlen(open);
-    (void)options;
     return strncmp(input->text, open, strlen(open)) == 0 && !strstr(behind, open) &&
            strstr(behind, close) != NULL;
 }
@@ -233,26 +206,21 @@ static enum status score_repetition(void *state, const struct reward_input *inpu
 
 // ---- neither ------------------------------------------------------------------------------------
 
-static double constant(const struct reward_options *options, const struct reward_input *input)
+static double constant(const struct reward_input *input)
 {
-    (void)options;
     (void)input;
     return 1;
 }
 
-static enum status open_environment(const struct reward_options *options, const char *argument,
-                                    void **ret_state)
+static enum status check_environment(const struct reward_options *options)
 {
-    (void)argument;
-    (void)ret_state;
     if (options->environment) return ST_OK;
     return status_fail(ST_INVALID, "reward \"environment\" is what an environment gave, and none "
                                    "makes samples here: cw-trainer train --rollouts names one");
 }
 
-static double environment(const struct reward_options *options, const struct reward_input *input)
+static double environment(const struct reward_input *input)
 {
-    (void)options;
     return input->environment;
 }
 
@@ -264,36 +232,38 @@ static double environment(const struct reward_options *options, const struct rew
         .name = title, __VA_ARGS__                                                                 \
     }
 #define OF_ANSWER .binary = true, .needs_answer = true
+#define OF_NUMBER OF_ANSWER, .reads = reads_number, .unread = "holds no number"
 
 const struct scorer *const scorers[] = {
     ROW("exact", OF_ANSWER, .value = is_exact,
         .help = "1 where the text is the answer, blanks around it aside"),
-    ROW("numeric", OF_ANSWER, .check_row = check_number, .score = score_numeric,
+    ROW("numeric", OF_NUMBER, .value = is_numeric,
         .help = "1 where the last number of the text is the answer"),
-    ROW("gsm8k", OF_ANSWER, .check_row = check_number, .score = score_gsm8k,
+    ROW("gsm8k", OF_NUMBER, .value = is_gsm8k,
         .help = "1 where the number after \"####\", \"the answer is\", in \\boxed{}, or else the "
                 "last one is the answer",
         .prompt_template =
             "{prompt} Let's think step by step and output the final answer after \"####\"."),
     &scorer_regex,
-    ROW("length", .open = open_length, .value = length,
+    ROW("length", .check_options = check_length, .score = score_length,
         .help = "-|characters - target| / target (--length-target)"),
     ROW("constant", .value = constant, .help = "1 for everything: no signal, for measurements"),
     &scorer_plugin,
     &scorer_command,
-    ROW("environment", .open = open_environment, .value = environment,
+    ROW("environment", .check_options = check_environment, .value = environment,
         .help = "what the environment of --rollouts gave, and the default with it"),
-    ROW("overlong", .open = open_overlong, .value = overlong,
+    ROW("overlong", .check_options = check_overlong, .score = score_overlong,
         .help = "0 to -1 over the last --overlong-buffer tokens of --max-completion-length (DAPO)"),
     ROW("think_format", .value = think_format,
         .help = "1 where the text begins with <think>, once, and closes it"),
     ROW("repetition", .score = score_repetition,
         .help = "-(share of --repetition-ngram tokens in a row that stood there before)"),
-    ROW("json", .binary = true, .check_row = check_json, .value = is_json,
+    ROW("json", .binary = true, .reads = reads_json, .unread = "is no JSON", .value = is_json,
         .help = "1 where the text, or what it holds between ```, is JSON equal to the answer, if "
                 "the line has one"),
     &scorer_math,
-    ROW("choice", OF_ANSWER, .check_row = check_choice, .value = is_choice,
+    ROW("choice", OF_ANSWER, .reads = reads_choice, .unread = "is no letter from A to J",
+        .value = is_choice,
         .help = "1 where the letter that the text chooses, A to J, is the answer: in \\boxed{}, "
                 "behind \"answer\", or else the last"),
     NULL,
