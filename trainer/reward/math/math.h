@@ -33,9 +33,9 @@ enum math_kind {
     MATH_NEGATIVE, // of one
     MATH_EITHER,   // + or -: of one; of two: their sum or difference
     MATH_PERCENT,  // of one
-    MATH_RELATION, // of two; name: = < > <= >= != ~ in; a chain is a MATH_CHAIN of relations
-    MATH_CHAIN,
-    MATH_LIST, // args; open and close: ( [ { and their like, or 0 where it stands bare
+    MATH_RELATION, // of one, the side behind its sign; name: = < > <= >= != ~ in
+    MATH_CHAIN,    // a side and the relations behind it: a < b = c
+    MATH_LIST,     // args; open and close: ( [ { and their like, or 0 where it stands bare
     MATH_UNION,
     MATH_INTERSECTION,
     MATH_DIFFERENCE, // of two sets
@@ -83,11 +83,16 @@ struct math_point {
 
 // False where it has no value: a list, a division by 0, words.
 bool math_eval(const struct math_node *n, const struct math_point *point, struct math_value *ret);
-// Of a matrix, or sums and products of such: its size; false where it is none, or a product of more
-// than a few. And what the entry in row i and column j is worth.
-bool math_matrix_size(const struct math_node *n, int *ret_rows, int *ret_cols);
-bool math_matrix_entry(const struct math_node *n, int i, int j, const struct math_point *point,
-                       struct math_value *ret);
+// Of matrices, of their sums and products, also with numbers, each entry; of a number that. False
+// where it has none.
+#define MATH_ENTRIES 100
+struct math_matrix {
+    bool number; // it is none
+    int rows, cols;
+    struct math_value entries[MATH_ENTRIES]; // (rows, cols)
+};
+bool math_eval_matrix(const struct math_node *n, const struct math_point *point,
+                      struct math_matrix *ret);
 bool math_value_same(const struct math_value *a, const struct math_value *b);
 bool math_is_letter(const struct math_node *n); // but i, e and pi
 

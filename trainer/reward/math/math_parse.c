@@ -3,6 +3,7 @@
  * styles are passed over wherever a token may begin. What cannot be read makes the whole text no
  * expression. Any thread. */
 #include "trainer/reward/math/math.h"
+#include "trainer/reward/math/prose.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -14,8 +15,8 @@
 #define MAX_LISTS     4 // within each other
 
 struct math_arena {
-    struct math_node *nodes; // (MAX_NODES), of which the first n are used
-    int n;
+    int n; // used
+    struct math_node nodes[MAX_NODES];
 };
 
 struct parser {
@@ -24,23 +25,20 @@ struct parser {
     int depth;
     int bars;      // open |
     int cells;     // matrices, in which & stands between elements
-    int relations; // under way on the right of another, whose sides are in the tree twice
+    int relations; // under way on the right of another
     int commas;    // brackets within which a comma stands between numbers, not within one
     bool failed;
 };
 
 struct math_arena *math_arena_new(void)
 {
-    struct math_arena *arena = calloc(1, sizeof *arena);
-    if (arena) arena->nodes = malloc(MAX_NODES * sizeof *arena->nodes);
-    if (arena && arena->nodes) return arena;
-    free(arena);
-    return NULL;
+    struct math_arena *arena = malloc(sizeof *arena);
+    if (arena) arena->n = 0;
+    return arena;
 }
 
 void math_arena_free(struct math_arena *arena)
 {
-    if (arena) free(arena->nodes);
     free(arena);
 }
 
@@ -161,41 +159,21 @@ static bool is_digit(const struct parser *p, const char *at)
     return at < p->end && isdigit((unsigned char)*at);
 }
 
-// Where three digits and no fourth begin behind a separator of thousands at `at`; NULL: none.
-static const char *thousands(const struct parser *p, const char *at)
-{
-    static const char *const forms[] = {"{,}\\!", "{,}", ",\\!", ",", "\\,", "\\!", "\\;"};
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        const size_t n = strlen(forms[i]);
-        if ((size_t)(p->end - at) < n || memcmp(at, forms[i], n) != 0) continue;
-        if (p->commas && strcmp(forms[i], ",") == 0) return NULL;
-        const char *to = at + n;
-        while (n > 2 && to < p->end && *to == ' ') to++; // behind TeX's negative space
-        const bool three = is_digit(p, to) && is_digit(p, to + 1) && is_digit(p, to + 2);
-        return three && !is_digit(p, to + 3) ? to : NULL;
-    }
-    return NULL;
-}
+#define NUMBER(comma)                                                                              \
+    "\\G (?: \\d{1,3} (?: (?: (?: \\{,\\} (?:\\\\!)? | ,\\\\! )\\ * | \\\\[,!;] " comma            \
+    ") \\d{3} (?!\\d) )+ | \\d* ) (?: \\.\\d+ )?"
 
 static struct math_node *number(struct parser *p)
 {
+    static struct prose plain = {NUMBER("| ,"), NULL}, listed = {NUMBER(""), NULL};
+    struct prose_match m;
     char digits[MATH_NAME];
-    size_t n = 0, whole = 0;
-    bool point = false;
-    while (p->at < p->end && n < sizeof digits - 1) {
-        const char *to;
-        if (is_digit(p, p->at) || (*p->at == '.' && !point && is_digit(p, p->at + 1))) {
-            point |= *p->at == '.';
-            whole += !point;
-            digits[n++] = *p->at++;
-        } else if (!point && whole <= 3 && (to = thousands(p, p->at)) != NULL) {
-            p->at = to;
-            whole = 0;
-        } else {
-            break;
-        }
+    size_t n = 0;
+    if (!prose_find(p->commas ? &listed : &plain, p->at, p->at, p->end, &m)) return fail(p);
+    for (; p->at < m.end[0]; p->at++) {
+        if (n == sizeof digits) return fail(p); // longer than any
+        if (is_digit(p, p->at) || *p->at == '.') digits[n++] = *p->at;
     }
-    if (is_digit(p, p->at)) return fail(p); // longer than any
     return named(p, MATH_NUMBER, digits, n);
 }
 
@@ -628,24 +606,18 @@ static const char *take_relation(struct parser *p)
 
 static struct math_node *relation(struct parser *p)
 {
-    struct math_node *left = expression(p, SETS), *chain = NULL, *one = NULL;
+    struct math_node *n = expression(p, SETS), *chain = NULL;
     const char *name;
-    while (left && !p->failed && (name = take_relation(p)) != NULL) {
+    while (n && !p->failed && (name = take_relation(p)) != NULL) {
         if (++p->relations > MAX_RELATIONS) return fail(p);
-        struct math_node *right = expression(p, SETS);
+        struct math_node *side = of_one(p, MATH_RELATION, expression(p, SETS));
         p->relations--;
-        // a node has one place in the tree: the middle of a chain is there twice
-        struct math_node *copy = right ? node(p, right->kind) : fail(p);
-        if (!copy) return NULL;
-        *copy = *right;
-        if (one && !chain) chain = of_one(p, MATH_CHAIN, one);
-        one = of_two(p, MATH_RELATION, left, right);
-        if (!one) return NULL;
-        memcpy(one->name, name, strlen(name));
-        push(chain, one);
-        left = copy;
+        if (!chain) chain = of_one(p, MATH_CHAIN, n);
+        if (!side || !chain) return NULL;
+        memcpy(side->name, name, strlen(name));
+        push(chain, side);
     }
-    return chain ? chain : one ? one : left;
+    return chain ? chain : n;
 }
 
 static bool take_separators(struct parser *p)

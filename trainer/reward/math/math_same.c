@@ -136,19 +136,15 @@ static bool same_entries(const struct math_node *wanted, const struct math_node 
 // Of sums and products too, by what their entries are worth.
 static bool same_matrices(const struct math_node *wanted, const struct math_node *got)
 {
-    int rows, cols, r, c;
     if (wanted->kind == MATH_MATRIX && got->kind == MATH_MATRIX) return same_entries(wanted, got);
-    if (!math_matrix_size(wanted, &rows, &cols) || !math_matrix_size(got, &r, &c) || rows != r ||
-        cols != c)
-        return false;
-    for (int i = 0; i < rows * cols * MIN_POINTS; i++) {
-        struct math_value a, b;
-        const struct math_point point = {.number = i % MIN_POINTS, .sign = 1};
-        const int entry = i / MIN_POINTS;
-        if (!math_matrix_entry(wanted, entry / cols, entry % cols, &point, &a) ||
-            !math_matrix_entry(got, entry / cols, entry % cols, &point, &b) ||
-            !math_value_same(&a, &b))
+    for (int i = 0; i < MIN_POINTS; i++) {
+        const struct math_point point = {.number = i, .sign = 1};
+        struct math_matrix a, b;
+        if (!math_eval_matrix(wanted, &point, &a) || a.number ||
+            !math_eval_matrix(got, &point, &b) || b.number || a.rows != b.rows || a.cols != b.cols)
             return false;
+        for (int e = 0; e < a.rows * a.cols; e++)
+            if (!math_value_same(&a.entries[e], &b.entries[e])) return false;
     }
     return true;
 }
@@ -263,12 +259,12 @@ static bool contains(const struct math_node *n, double x, const char *letter)
     double low, high;
     switch (n->kind) {
     case MATH_CHAIN:
-        for (; a; a = a->next)
-            if (!contains(a, x, letter)) return false;
+        if (!math_eval(a, &point, &left)) return false;
+        for (b = a->next; b; b = b->next, left = right)
+            if (!math_eval(b->first, &point, &right) ||
+                !holds(b->name, creal(left.x), creal(right.x)))
+                return false;
         return true;
-    case MATH_RELATION:
-        return math_eval(a, &point, &left) && math_eval(b, &point, &right) &&
-               holds(n->name, creal(left.x), creal(right.x));
     case MATH_UNION:
         return contains(a, x, letter) || contains(b, x, letter);
     case MATH_INTERSECTION:
@@ -290,7 +286,7 @@ static bool contains(const struct math_node *n, double x, const char *letter)
 static bool same_sets(const struct math_node *wanted, const struct math_node *got)
 {
     struct ends ends = {.n = 0};
-    const bool relation = wanted->kind == MATH_RELATION || wanted->kind == MATH_CHAIN;
+    const bool relation = wanted->kind == MATH_CHAIN;
     const char *letter = relation ? unknown_of(wanted, NULL) : NULL;
     if (relation && (!letter || !*letter)) return false;
     collect_ends(wanted, &ends);
@@ -353,17 +349,22 @@ static bool same_lists(const struct math_node *wanted, const struct math_node *g
 }
 
 // ---- relations ----------------------------------------------------------------------------------
+// x in S.
+static bool is_member(const struct math_node *n)
+{
+    return n->kind == MATH_CHAIN && n->n == 2 && strcmp(n->last->name, "in") == 0;
+}
+
 static bool is_relation(const struct math_node *n)
 {
-    return (n->kind == MATH_RELATION && strcmp(n->name, "in") != 0) || n->kind == MATH_CHAIN;
+    return n->kind == MATH_CHAIN && !is_member(n);
 }
 
 static bool is_equation(const struct math_node *n)
 {
-    if (n->kind == MATH_RELATION) return n->name[0] == '=' || n->name[0] == '~';
     if (n->kind != MATH_CHAIN) return false;
-    for (const struct math_node *a = n->first; a; a = a->next)
-        if (!is_equation(a)) return false;
+    for (const struct math_node *a = n->first->next; a; a = a->next)
+        if (a->name[0] != '=' && a->name[0] != '~') return false;
     return true;
 }
 
@@ -376,35 +377,30 @@ static bool is_name(const struct math_node *n)
     return true;
 }
 
-static const struct math_node *left_of(const struct math_node *n)
-{
-    return n->kind == MATH_CHAIN ? n->first->first : n->first;
-}
-
 static bool is_assignment(const struct math_node *n)
 {
-    return is_equation(n) && is_name(left_of(n));
+    return is_equation(n) && is_name(n->first);
 }
 
 // What an equation ends on; rounded values at its end are left out.
 static const struct math_node *right_of(const struct math_node *n)
 {
-    const struct math_node *last = n->kind == MATH_CHAIN ? n->last : n;
-    for (const struct math_node *a = n->first; n->kind == MATH_CHAIN && a; a = a->next)
+    const struct math_node *last = n->last;
+    for (const struct math_node *a = n->first->next; a; a = a->next)
         if (a->name[0] == '=') last = a;
-    return last->last;
+    return last->first;
 }
 
-// + where the left sides minus the right ones have a positive constant ratio, - a negative one; 0:
-// they have none.
-static int ratio_of(const struct math_node *a, const struct math_node *b)
+// + where the left side minus the right one of a and those of b have a positive constant ratio, - a
+// negative one; 0: they have none.
+static int ratio_of(const struct math_node *const a[2], const struct math_node *const b[2])
 {
     double ratio = 0;
     int n = 0;
     for (int i = 0; i < N_POINTS; i++) {
         struct math_value x[4];
-        if (!eval_at(item_of(a->first), i, &x[0]) || !eval_at(item_of(a->last), i, &x[1]) ||
-            !eval_at(item_of(b->first), i, &x[2]) || !eval_at(item_of(b->last), i, &x[3]))
+        if (!eval_at(item_of(a[0]), i, &x[0]) || !eval_at(item_of(a[1]), i, &x[1]) ||
+            !eval_at(item_of(b[0]), i, &x[2]) || !eval_at(item_of(b[1]), i, &x[3]))
             continue;
         const double over = creal(x[0].x - x[1].x), under = creal(x[2].x - x[3].x);
         if (fabs(over) < 1e-12 && fabs(under) < 1e-12) continue;
@@ -417,23 +413,26 @@ static int ratio_of(const struct math_node *a, const struct math_node *b)
 
 static bool same_relations(const struct math_node *wanted, const struct math_node *got)
 {
-    const struct math_node *a = wanted->first, *b = got->first;
-    if (wanted->kind != got->kind || wanted->n != got->n) return false;
-    if (wanted->kind == MATH_CHAIN) {
-        for (; a; a = a->next, b = b->next)
-            if (!same_relations(a, b)) return false;
-        return true;
+    const struct math_node *a[2] = {wanted->first}, *b[2] = {got->first};
+    const struct math_node *next = wanted->first->next, *other = got->first->next;
+    if (wanted->n != got->n) return false;
+    for (; next; next = next->next, other = other->next, a[0] = a[1], b[0] = b[1]) {
+        const char *x = next->name, *y = other->name;
+        a[1] = next->first;
+        b[1] = other->first;
+        const int ratio = ratio_of(a, b);
+        const bool same_sign =
+            strchr("=~!", *x)
+                ? *x == *y || (*x != '!' && *y != '!')
+                : (x[1] == '=') == (y[1] == '=') && strchr("<>", *y) && (ratio > 0) == (*x == *y);
+        if (ratio == 0 || !same_sign) return false;
     }
-    const char *x = wanted->name, *y = got->name;
-    const int ratio = ratio_of(wanted, got);
-    if (strchr("=~!", *x)) return ratio != 0 && (*x == *y || (*x != '!' && *y != '!'));
-    return ratio != 0 && (x[1] == '=') == (y[1] == '=') && strchr("<>", *y) &&
-           (ratio > 0) == (*x == *y);
+    return true;
 }
 
 static bool same_assignments(const struct math_node *wanted, const struct math_node *got)
 {
-    const struct math_node *a = left_of(wanted), *b = left_of(got);
+    const struct math_node *a = wanted->first, *b = got->first;
     const bool names =
         (a->kind == MATH_CALL && b->kind == MATH_CALL && strcmp(a->name, b->name) == 0) ||
         same(item_of(a), item_of(b));
@@ -444,7 +443,7 @@ static bool same_assignments(const struct math_node *wanted, const struct math_n
 // x in S is S.
 static const struct math_node *set_of(const struct math_node *n)
 {
-    return n->kind == MATH_RELATION && strcmp(n->name, "in") == 0 ? n->last : n;
+    return is_member(n) ? n->last->first : n;
 }
 
 static bool same_plain(struct item wanted, struct item got)

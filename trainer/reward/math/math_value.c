@@ -51,6 +51,13 @@ static struct math_value product(struct math_value a, struct math_value b)
         .x = a.x * b.x, .residue = times(a.residue, b.residue), .exact = a.exact && b.exact};
 }
 
+static struct math_value negative(struct math_value a)
+{
+    struct math_value v = product(a, whole(-1));
+    v.decimal = a.decimal;
+    return v;
+}
+
 static bool is_zero(const struct math_value *a)
 {
     return a->exact ? a->residue == 0 : a->x == 0;
@@ -90,9 +97,8 @@ static bool factorial(struct math_value a, struct math_value *ret)
 static bool choose(struct math_value n, struct math_value k, struct math_value *ret)
 {
     struct math_value over, under, beside;
-    const struct math_value left = plus(n, product(k, whole(-1)));
-    return factorial(n, &over) && factorial(k, &under) && factorial(left, &beside) &&
-           quotient(over, product(under, beside), ret);
+    return factorial(n, &over) && factorial(k, &under) &&
+           factorial(plus(n, negative(k)), &beside) && quotient(over, product(under, beside), ret);
 }
 
 // ---- leaves -------------------------------------------------------------------------------------
@@ -157,31 +163,6 @@ bool math_is_letter(const struct math_node *n)
 }
 
 // ---- functions ----------------------------------------------------------------------------------
-static double complex reciprocal_of(double complex x)
-{
-    return 1 / x;
-}
-
-static bool elementary(const char *name, double complex x, double complex *ret)
-{
-    static const struct {
-        const char *name;
-        double complex (*call)(double complex);
-        bool reciprocal;
-    } table[] = {{"sin", csin, 0},     {"cos", ccos, 0},     {"tan", ctan, 0},
-                 {"sec", ccos, 1},     {"csc", csin, 1},     {"cot", ctan, 1},
-                 {"arcsin", casin, 0}, {"arccos", cacos, 0}, {"arctan", catan, 0},
-                 {"sinh", csinh, 0},   {"cosh", ccosh, 0},   {"tanh", ctanh, 0},
-                 {"exp", cexp, 0},     {"ln", clog, 0},      {"sqrt", csqrt, 0}};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        if (strcmp(name, table[i].name) != 0) continue;
-        *ret = table[i].reciprocal ? reciprocal_of(table[i].call(x)) : table[i].call(x);
-        return true;
-    }
-    if (strcmp(name, "arccot") == 0) *ret = catan(1 / x);
-    return strcmp(name, "arccot") == 0;
-}
-
 // A square root of a square is exact.
 static void keep_square(struct math_value a, struct math_value *ret)
 {
@@ -191,37 +172,58 @@ static void keep_square(struct math_value a, struct math_value *ret)
     *ret = whole((int64_t)r);
 }
 
-// What nobody knows: another number for every name and arguments.
-static struct math_value unknown(const struct math_node *n, const struct math_value *args,
-                                 int n_args, const struct math_point *p)
+static bool elementary(const char *name, struct math_value a, struct math_value *ret)
 {
-    if (p->letter && strcmp(n->name, p->letter) == 0) return inexact(p->at);
-    const double h = (double)(hash_of(n->name, 0) % 1000) / 1000;
-    double sum = 0.3 + h;
-    for (int i = 0; i < n_args; i++)
-        sum += (0.7 + h * 0.1 + i) * cos(1.3 * creal(args[i].x) + 0.9 * h + i);
-    return inexact(sum);
+    static const struct {
+        const char *name;
+        double complex (*call)(double complex);
+        bool reciprocal, of_reciprocal;
+    } table[] = {{"sin", csin, 0, 0},     {"cos", ccos, 0, 0},     {"tan", ctan, 0, 0},
+                 {"sec", ccos, 1, 0},     {"csc", csin, 1, 0},     {"cot", ctan, 1, 0},
+                 {"arcsin", casin, 0, 0}, {"arccos", cacos, 0, 0}, {"arctan", catan, 0, 0},
+                 {"arccot", catan, 0, 1}, {"sinh", csinh, 0, 0},   {"cosh", ccosh, 0, 0},
+                 {"tanh", ctanh, 0, 0},   {"exp", cexp, 0, 0},     {"ln", clog, 0, 0},
+                 {"sqrt", csqrt, 0, 0}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (strcmp(name, table[i].name) != 0) continue;
+        const double complex x = table[i].call(table[i].of_reciprocal ? 1 / a.x : a.x);
+        *ret = inexact(table[i].reciprocal ? 1 / x : x);
+        if (table[i].call == csqrt) keep_square(a, ret);
+        return true;
+    }
+    return false;
 }
 
-static bool real_function(const char *name, const struct math_value *a, struct math_value *ret)
+static bool real_function(const char *name, struct math_value a, struct math_value *ret)
 {
-    const double x = creal(a->x);
+    const double x = creal(a.x);
     if (strcmp(name, "abs") == 0) {
-        *ret = cimag(a->x) == 0 && a->exact && x >= 0 ? *a
-               : cimag(a->x) == 0 && a->exact         ? product(*a, whole(-1))
-                                                      : inexact(cabs(a->x));
+        *ret = cimag(a.x) != 0 || !a.exact ? inexact(cabs(a.x)) : x >= 0 ? a : negative(a);
         ret->decimal = false;
-    } else if (strcmp(name, "floor") == 0 || strcmp(name, "ceil") == 0) {
-        if (cimag(a->x) != 0 || !isfinite(x)) return false;
-        *ret = fabs(x) < 0x1p53 ? whole((int64_t)(*name == 'f' ? floor(x) : ceil(x)))
-               : a->exact       ? *a // the places behind the point are lost
-                                : inexact(x);
-    } else if (strcmp(name, "Gamma") == 0 && cimag(a->x) == 0) {
+    } else if (cimag(a.x) != 0) {
+        return false;
+    } else if (strcmp(name, "Gamma") == 0) {
         *ret = inexact(tgamma(x));
+    } else if ((strcmp(name, "floor") == 0 || strcmp(name, "ceil") == 0) && isfinite(x)) {
+        *ret = fabs(x) < 0x1p53 ? whole((int64_t)(*name == 'f' ? floor(x) : ceil(x)))
+               : a.exact        ? a // the places behind the point are lost
+                                : inexact(x);
     } else {
         return false;
     }
     return true;
+}
+
+// What nobody knows: another number for every name and arguments.
+static struct math_value unknown(const char *name, const struct math_value *args, int n_args,
+                                 const struct math_point *p)
+{
+    if (p->letter && strcmp(name, p->letter) == 0) return inexact(p->at);
+    const double h = (double)(hash_of(name, 0) % 1000) / 1000;
+    double sum = 0.3 + h;
+    for (int i = 0; i < n_args; i++)
+        sum += (0.7 + h * 0.1 + i) * cos(1.3 * creal(args[i].x) + 0.9 * h + i);
+    return inexact(sum);
 }
 
 static bool function(const struct math_node *n, const struct math_point *p, struct math_value *ret)
@@ -231,49 +233,23 @@ static bool function(const struct math_node *n, const struct math_point *p, stru
     for (const struct math_node *a = n->first; a && n_args < 4; a = a->next)
         if (!math_eval(a, p, &args[n_args++])) return false;
     if (n_args != n->n || n_args == 0) return false;
-    const bool log_of = strcmp(n->name, "log") == 0 || strcmp(n->name, "lg") == 0;
     if (strcmp(n->name, "factorial") == 0) return factorial(args[0], ret);
     if (strcmp(n->name, "binom") == 0 && n_args == 2) return choose(args[0], args[1], ret);
-    if (log_of) { // without a base: natural, as in sympy
+    if (strcmp(n->name, "log") == 0 || strcmp(n->name, "lg") == 0) {
+        // without a base: natural, as in sympy
         const double complex base = n_args == 2 ? clog(args[1].x) : n->name[1] == 'g' ? log(10) : 1;
         *ret = inexact(clog(args[0].x) / base);
-        return true;
+    } else if (n_args != 1 ||
+               !(elementary(n->name, args[0], ret) || real_function(n->name, args[0], ret))) {
+        *ret = unknown(n->name, args, n_args, p);
     }
-    if (n_args == 1 && elementary(n->name, args[0].x, &ret->x)) {
-        const double complex x = ret->x;
-        *ret = inexact(x);
-        if (strcmp(n->name, "sqrt") == 0) keep_square(args[0], ret);
-        return true;
-    }
-    if (n_args == 1 && real_function(n->name, &args[0], ret)) return true;
-    *ret = unknown(n, args, n_args, p);
     return true;
 }
 
 // ---- the whole ----------------------------------------------------------------------------------
-static bool of_two(const struct math_node *n, struct math_value a, struct math_value b,
-                   const struct math_point *p, struct math_value *ret)
-{
-    switch (n->kind) {
-    case MATH_SUM:
-        *ret = plus(a, b);
-        return true;
-    case MATH_EITHER:
-        *ret = plus(a, product(b, whole(p->sign)));
-        return true;
-    case MATH_PRODUCT:
-        *ret = product(a, b);
-        return true;
-    case MATH_QUOTIENT:
-        return quotient(a, b, ret);
-    default:
-        return n->kind == MATH_POWER && power(a, b, ret);
-    }
-}
-
 static bool evaluate(const struct math_node *n, const struct math_point *p, struct math_value *ret)
 {
-    struct math_value a, b;
+    struct math_value a, b = whole(0); // of one: b is none
     if (n->kind == MATH_NUMBER) return number(n->name, ret);
     if (n->kind == MATH_SYMBOL) {
         if (!constant(n->name, ret)) *ret = letter(n->name, p);
@@ -281,15 +257,32 @@ static bool evaluate(const struct math_node *n, const struct math_point *p, stru
     }
     if (n->kind == MATH_CALL) return function(n, p, ret);
     if (n->n < 1 || n->n > 2 || !math_eval(n->first, p, &a)) return false;
-    if (n->n == 2) return math_eval(n->first->next, p, &b) && of_two(n, a, b, p, ret);
-    if (n->kind == MATH_NEGATIVE)
-        *ret = product(a, whole(-1));
-    else if (n->kind == MATH_EITHER)
-        *ret = product(a, whole(p->sign));
-    else if (n->kind != MATH_PERCENT || !quotient(a, whole(100), ret))
+    if (n->n == 2 && !math_eval(n->last, p, &b)) return false;
+    switch (n->kind) {
+    case MATH_SUM:
+        *ret = plus(a, b);
+        return true;
+    case MATH_EITHER:
+        if (n->n == 1) *ret = p->sign < 0 ? negative(a) : a;
+        if (n->n == 2) *ret = plus(a, p->sign < 0 ? negative(b) : b);
+        return true;
+    case MATH_PRODUCT:
+        *ret = product(a, b);
+        return true;
+    case MATH_QUOTIENT:
+        return quotient(a, b, ret);
+    case MATH_POWER:
+        return power(a, b, ret);
+    case MATH_NEGATIVE:
+        *ret = negative(a);
+        return true;
+    case MATH_PERCENT:
+        quotient(a, whole(100), ret);
+        ret->decimal = a.decimal;
+        return true;
+    default:
         return false;
-    ret->decimal = a.decimal;
-    return true;
+    }
 }
 
 bool math_eval(const struct math_node *n, const struct math_point *p, struct math_value *ret)
@@ -303,71 +296,58 @@ bool math_eval(const struct math_node *n, const struct math_point *p, struct mat
 }
 
 // ---- matrices -----------------------------------------------------------------------------------
-// levels: of products that there may be within each other, as each entry is summed anew.
-static bool matrix_size(const struct math_node *n, int levels, int *rows, int *cols)
+static bool matrix_itself(const struct math_node *n, const struct math_point *p,
+                          struct math_matrix *ret)
 {
-    int r, c;
-    *rows = *cols = 0;
-    if (n->kind == MATH_MATRIX) {
-        *rows = n->n;
-        *cols = n->first ? n->first->n : 0;
-        for (const struct math_node *row = n->first; row; row = row->next)
-            if (row->n != *cols) return false;
-        return *rows > 0 && *cols > 0;
-    }
-    if (n->kind == MATH_NEGATIVE) return matrix_size(n->first, levels, rows, cols);
-    if ((n->kind != MATH_SUM && n->kind != MATH_PRODUCT) || levels == 0) return false;
-    const bool left = matrix_size(n->first, levels - 1, rows, cols);
-    const bool right = matrix_size(n->last, levels - 1, left ? &r : rows, left ? &c : cols);
-    if (n->kind == MATH_SUM) return left && right && r == *rows && c == *cols;
-    if (!left || !right) return left || right;
-    const bool fits = *cols == r;
-    *cols = c;
-    return fits;
-}
-
-bool math_matrix_size(const struct math_node *n, int *ret_rows, int *ret_cols)
-{
-    return matrix_size(n, 4, ret_rows, ret_cols);
-}
-
-static bool product_entry(const struct math_node *n, int i, int j, const struct math_point *p,
-                          struct math_value *ret)
-{
-    struct math_value a, b;
-    int rows, inner, cols;
-    const bool left = math_matrix_size(n->first, &rows, &inner),
-               right = math_matrix_size(n->last, &rows, &cols);
-    *ret = whole(0);
-    for (int k = 0; k < (left && right ? inner : 1); k++) {
-        if (!(left ? math_matrix_entry(n->first, i, right ? k : j, p, &a)
-                   : math_eval(n->first, p, &a)) ||
-            !(right ? math_matrix_entry(n->last, left ? k : i, j, p, &b)
-                    : math_eval(n->last, p, &b)))
-            return false;
-        *ret = plus(*ret, product(a, b));
+    int k = 0;
+    *ret = (struct math_matrix){.rows = n->n, .cols = n->first ? n->first->n : 0};
+    if (ret->rows * ret->cols == 0 || ret->rows * ret->cols > MATH_ENTRIES) return false;
+    for (const struct math_node *row = n->first; row; row = row->next) {
+        if (row->n != ret->cols) return false;
+        for (const struct math_node *one = row->first; one; one = one->next)
+            if (!math_eval(one, p, &ret->entries[k++])) return false;
     }
     return true;
 }
 
-bool math_matrix_entry(const struct math_node *n, int i, int j, const struct math_point *p,
-                       struct math_value *ret)
+// Either may be a number.
+static bool matrix_product(const struct math_matrix *a, const struct math_matrix *b,
+                           struct math_matrix *ret)
 {
-    struct math_value a, b;
-    if (n->kind == MATH_MATRIX) {
-        const struct math_node *row = n->first, *one;
-        while (i-- > 0) row = row->next;
-        for (one = row->first; j > 0; j--) one = one->next;
-        return math_eval(one, p, ret);
+    const bool scaled = a->number || b->number;
+    const int rows = a->number ? b->rows : a->rows, cols = b->number ? a->cols : b->cols;
+    if (rows * cols > MATH_ENTRIES || (!scaled && a->cols != b->rows)) return false;
+    *ret = (struct math_matrix){.number = a->number && b->number, .rows = rows, .cols = cols};
+    for (int e = 0; e < rows * cols; e++) {
+        ret->entries[e] = whole(0);
+        for (int k = 0; k < (scaled ? 1 : a->cols); k++) {
+            const int x = a->number ? 0
+                          : scaled  ? e
+                                    : e / cols * a->cols + k,
+                      y = b->number ? 0
+                          : scaled  ? e
+                                    : k * cols + e % cols;
+            ret->entries[e] = plus(ret->entries[e], product(a->entries[x], b->entries[y]));
+        }
     }
-    if (n->kind == MATH_PRODUCT) return product_entry(n, i, j, p, ret);
-    if (!math_matrix_entry(n->first, i, j, p, &a)) return false;
-    if (n->kind == MATH_NEGATIVE)
-        *ret = product(a, whole(-1));
-    else if (math_matrix_entry(n->last, i, j, p, &b))
-        *ret = plus(a, b);
-    else
-        return false;
+    return true;
+}
+
+bool math_eval_matrix(const struct math_node *n, const struct math_point *p,
+                      struct math_matrix *ret)
+{
+    struct math_matrix a = {true, 1, 1, {whole(-1)}}, b;
+    if (n->kind == MATH_MATRIX) return matrix_itself(n, p, ret);
+    if (n->kind != MATH_SUM && n->kind != MATH_PRODUCT && n->kind != MATH_NEGATIVE) {
+        *ret = (struct math_matrix){.number = true, .rows = 1, .cols = 1};
+        return math_eval(n, p, &ret->entries[0]);
+    }
+    if (n->kind != MATH_NEGATIVE && !math_eval_matrix(n->first, p, &a)) return false;
+    if (!math_eval_matrix(n->last, p, &b)) return false;
+    if (n->kind != MATH_SUM) return matrix_product(&a, &b, ret);
+    if (a.number != b.number || a.rows != b.rows || a.cols != b.cols) return false;
+    for (int e = 0; e < a.rows * a.cols; e++) a.entries[e] = plus(a.entries[e], b.entries[e]);
+    *ret = a;
     return true;
 }
 
