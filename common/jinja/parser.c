@@ -1,11 +1,42 @@
-/* parser.c: statements. A statement's parser stands at its name and ends at its "%}"; bodies are
- * read up to a tag that ends them. Depth is bounded. Any thread, each on its own arena. */
-#include "common/jinja/parser.h"
+/* parser.c: tokens to a tree: expressions, of operators and what they stand between, then
+ * statements. A statement's parser stands at its name and ends at its "%}"; bodies are read up to a
+ * tag that ends them. Depth is bounded. Any thread, each on its own arena. */
+#include "common/jinja/run.h"
 #include <stdio.h>
+
+#define MAX_NESTING 200 // of expressions and of statements
+
+struct parser {
+    struct arena *arena;
+    struct token *token;             // the current one; the stream ends on T_END
+    int depth;                       // of MAX_NESTING
+    int n_loops;                     // around, within the same function: for break and continue
+    struct macro_node *function[64]; // around, the innermost last
+    int n_functions;
+    const char *ends; // tags that may end the block being read, as errors name them; NULL: none
+    const struct node *unknown; // a filter or test that is not there, outside of any condition
+    bool loops_over_content;
+};
+
+// At the current token.
+#define parse_fail(p, ...) place_fail((p)->arena, (p)->token->line, (p)->token->column, __VA_ARGS__)
+
+enum tuple_mode {
+    TUPLE_OF_EXPRESSIONS,
+    TUPLE_WITHOUT_CONDITIONS,
+    TUPLE_IN_PARENTHESES,
+    TUPLE_OF_TARGETS,
+    TUPLE_OF_TARGETS_AND_NAMESPACES, // a.b is a target too
+};
+
+static struct node *parse_expression(struct parser *p);
+static struct node *parse_primary(struct parser *p);
+static struct node *parse_postfix(struct parser *p, struct node *node);
+static struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const char *end);
 
 // ---- tokens and nodes ---------------------------------------------------------------------------
 
-void parse_unexpected(const struct parser *p, const char *wanted)
+static _Noreturn void parse_unexpected(const struct parser *p, const char *wanted)
 {
     const struct token *t = p->token;
     if (t->type == T_END) parse_fail(p, "unexpected end of template, expected %s", wanted);
@@ -13,26 +44,26 @@ void parse_unexpected(const struct parser *p, const char *wanted)
     parse_fail(p, "expected %s, got '%s'", wanted, token_words(t->type));
 }
 
-bool token_is(const struct parser *p, const char *name)
+static bool token_is(const struct parser *p, const char *name)
 {
     return p->token->type == T_NAME && value_is(p->token->value, name);
 }
 
-bool skip_name(struct parser *p, const char *name)
+static bool skip_name(struct parser *p, const char *name)
 {
     bool is = token_is(p, name);
     p->token += is;
     return is;
 }
 
-bool skip_token(struct parser *p, enum token_type type)
+static bool skip_token(struct parser *p, enum token_type type)
 {
     bool is = p->token->type == type;
     p->token += is;
     return is;
 }
 
-const struct token *parse_expect(struct parser *p, enum token_type type)
+static const struct token *parse_expect(struct parser *p, enum token_type type)
 {
     char wanted[80];
     snprintf(wanted, sizeof wanted, "'%s'", token_words(type));
@@ -40,20 +71,23 @@ const struct token *parse_expect(struct parser *p, enum token_type type)
     return p->token++;
 }
 
-bool parse_more(struct parser *p, enum token_type end, bool first, bool trailing)
+// Between commas, up to `end`: whether there is one more item, which is not the first. `trailing`:
+// a comma may stand before the end.
+static bool parse_more(struct parser *p, enum token_type end, bool first, bool trailing)
 {
     if (p->token->type == end) return false;
     if (!first) parse_expect(p, T_COMMA);
     return !trailing || p->token->type != end;
 }
 
-void parse_deeper(struct parser *p)
+// The caller takes it back: p->depth--.
+static void parse_deeper(struct parser *p)
 {
     if (++p->depth > MAX_NESTING)
         parse_fail(p, "nested deeper than %d levels, which is the limit", MAX_NESTING);
 }
 
-struct node *node_new(struct parser *p, enum node_kind kind)
+static struct node *node_new(struct parser *p, enum node_kind kind)
 {
     struct node *node = arena_alloc(p->arena, sizeof *node);
     node->kind = kind;
@@ -62,8 +96,9 @@ struct node *node_new(struct parser *p, enum node_kind kind)
     return node;
 }
 
-struct node *node_pair(struct parser *p, enum node_kind kind, int op, struct node *a,
-                       struct node *b)
+// `a` and `b` under one node, which begins where a does.
+static struct node *node_pair(struct parser *p, enum node_kind kind, int op, struct node *a,
+                              struct node *b)
 {
     struct node *node = node_new(p, kind);
     node->op = op;
@@ -74,13 +109,14 @@ struct node *node_pair(struct parser *p, enum node_kind kind, int op, struct nod
     return node;
 }
 
-void node_add(struct parser *p, struct node_list *list, struct node *node)
+static void node_add(struct parser *p, struct node_list *list, struct node *node)
 {
     list->nodes = arena_room(p->arena, list->nodes, list->n, &list->cap, sizeof *list->nodes);
     list->nodes[list->n++] = node;
 }
 
-void named_add(struct parser *p, struct named_list *list)
+// A name, at the current token, and behind a "=" its value.
+static void named_add(struct parser *p, struct named_list *list)
 {
     const struct token *name = parse_expect(p, T_NAME);
     struct node *value = skip_token(p, T_ASSIGN) ? parse_expression(p) : NULL;
@@ -90,6 +126,413 @@ void named_add(struct parser *p, struct named_list *list)
                        SHOWN(name->value.string));
     list->items = arena_room(p->arena, list->items, list->n, &list->cap, sizeof *list->items);
     list->items[list->n++] = (struct named_node){name->value, value};
+}
+
+// ---- what expressions are made of: literals, names, and what may follow them --------------------
+
+// ---- calls --------------------------------------------------------------------------------------
+
+static void parse_argument(struct parser *p, struct call_node *call)
+{
+    bool closed = call->star || call->star_star;
+    if (!closed && skip_token(p, T_MUL))
+        call->star = parse_expression(p);
+    else if (!call->star_star && skip_token(p, T_POW))
+        call->star_star = parse_expression(p);
+    else if (p->token->type == T_NAME && p->token[1].type == T_ASSIGN && !call->star_star)
+        named_add(p, &call->keywords);
+    else if (closed || call->keywords.n > 0)
+        parse_fail(p, "invalid syntax for function call expression");
+    else
+        node_add(p, &call->positional, parse_expression(p));
+}
+
+static struct call_node *parse_arguments(struct parser *p)
+{
+    struct call_node *call = arena_alloc(p->arena, sizeof *call);
+    parse_expect(p, T_LPAREN);
+    for (bool first = true; parse_more(p, T_RPAREN, first, true); first = false)
+        parse_argument(p, call);
+    parse_expect(p, T_RPAREN);
+    return call;
+}
+
+static struct node *parse_call(struct parser *p, struct node *function)
+{
+    struct node *node = node_pair(p, N_CALL, 0, function, NULL);
+    node->call = parse_arguments(p);
+    return node;
+}
+
+// ---- filters and tests --------------------------------------------------------------------------
+
+static struct value parse_filter_name(struct parser *p)
+{
+    struct value name = parse_expect(p, T_NAME)->value;
+    if (p->token->type == T_DOT) parse_fail(p, "no filter or test has a dot in its name");
+    return name;
+}
+
+// Filters from here on, of `input`. `first`: at a name, not at its "|".
+static struct node *parse_filters(struct parser *p, struct node *input, bool first)
+{
+    for (; first || p->token->type == T_PIPE; first = false) {
+        if (!first) p->token++;
+        struct node *node = node_new(p, N_FILTER);
+        node->a = input;
+        node->value = parse_filter_name(p);
+        node->function = builtin_find(FILTER, node->value.string);
+        if (!node->function) p->unknown = node;
+        if (p->token->type == T_LPAREN) node->call = parse_arguments(p);
+        input = node;
+    }
+    return input;
+}
+
+// An argument without parentheses: "x is divisibleby 3".
+static bool begins_argument(const struct parser *p)
+{
+    enum token_type type = p->token->type;
+    if (type == T_NAME) return !token_is(p, "else") && !token_is(p, "or") && !token_is(p, "and");
+    return type == T_STRING || type == T_INTEGER || type == T_FLOAT || type == T_LBRACKET ||
+           type == T_LBRACE;
+}
+
+static struct node *parse_test(struct parser *p, struct node *tested)
+{
+    p->token++; // "is"
+    struct node *node = node_new(p, N_TEST);
+    bool negated = skip_name(p, "not");
+    node->a = tested;
+    node->value = parse_filter_name(p);
+    node->function = builtin_find(TEST, node->value.string);
+    if (!node->function) p->unknown = node;
+    if (p->token->type == T_LPAREN) {
+        node->call = parse_arguments(p);
+    } else if (begins_argument(p)) {
+        if (token_is(p, "is")) parse_fail(p, "You cannot chain multiple tests with is");
+        node->call = arena_alloc(p->arena, sizeof *node->call);
+        node_add(p, &node->call->positional, parse_postfix(p, parse_primary(p)));
+    }
+    return negated ? node_pair(p, N_NOT, 0, node, NULL) : node;
+}
+
+// |a(b), is c, (d)
+static struct node *parse_filters_and_tests(struct parser *p, struct node *node)
+{
+    for (;;) {
+        if (p->token->type == T_PIPE)
+            node = parse_filters(p, node, false);
+        else if (token_is(p, "is"))
+            node = parse_test(p, node);
+        else if (p->token->type == T_LPAREN)
+            node = parse_call(p, node);
+        else
+            return node;
+    }
+}
+
+// ---- subscripts ---------------------------------------------------------------------------------
+
+// NULL: there is none.
+static struct node *parse_slice_part(struct parser *p)
+{
+    enum token_type type = p->token->type;
+    bool none = type == T_COLON || type == T_RBRACKET || type == T_COMMA;
+    return none ? NULL : parse_expression(p);
+}
+
+// What stands in brackets behind `of`: one expression, or a slice.
+static struct node *parse_brackets(struct parser *p, struct node *of)
+{
+    struct node *node = node_new(p, N_ITEM);
+    p->token++;
+    node->a = of;
+    node->b = parse_slice_part(p);
+    if (skip_token(p, T_COLON)) {
+        node->kind = N_SLICE;
+        node_add(p, &node->items, node->b);
+        node_add(p, &node->items, parse_slice_part(p));
+        node_add(p, &node->items, skip_token(p, T_COLON) ? parse_slice_part(p) : NULL);
+    } else if (!node->b) {
+        parse_unexpected(p, "an index");
+    }
+    if (p->token->type == T_COMMA)
+        parse_fail(p, "several indices in one pair of brackets are not supported");
+    parse_expect(p, T_RBRACKET);
+    return node;
+}
+
+static struct node *parse_dot(struct parser *p, struct node *of)
+{
+    struct node *node = node_new(p, N_ATTRIBUTE);
+    const struct token *name = ++p->token;
+    node->a = of;
+    node->value = name->value;
+    if (name->type == T_INTEGER) { // a.0 is a[0]
+        node->kind = N_ITEM;
+        node->b = node_new(p, N_CONST);
+        node->b->value = name->value;
+    } else if (name->type != T_NAME) {
+        parse_fail(p, "expected name or number");
+    }
+    p->token++;
+    return node;
+}
+
+// .a [b] (c)
+static struct node *parse_postfix(struct parser *p, struct node *node)
+{
+    for (;;) {
+        if (p->token->type == T_DOT)
+            node = parse_dot(p, node);
+        else if (p->token->type == T_LBRACKET)
+            node = parse_brackets(p, node);
+        else if (p->token->type == T_LPAREN)
+            node = parse_call(p, node);
+        else
+            return node;
+    }
+}
+
+// ---- literals and names -------------------------------------------------------------------------
+
+// Macros around note what their bodies ask for beyond their parameters.
+static void note_use(struct parser *p, struct value name)
+{
+    int extra = string_word(name.string, MACRO_EXTRAS);
+    for (int i = 0; extra >= 0 && i < p->n_functions; i++) p->function[i]->uses[extra] = true;
+}
+
+static struct node *parse_name(struct parser *p)
+{
+    static const struct value constants[] = {
+        {.kind = V_BOOL, .truth = true}, {.kind = V_BOOL, .truth = false}, {.kind = V_NONE}};
+    struct node *node = node_new(p, N_NAME);
+    node->value = p->token++->value;
+    int constant = string_word(node->value.string, "true false none True False None");
+    if (constant >= 0) {
+        node->kind = N_CONST;
+        node->value = constants[constant % 3];
+    } else {
+        note_use(p, node->value);
+    }
+    return node;
+}
+
+// Of an assignment.
+static struct node *parse_target(struct parser *p, bool namespaces)
+{
+    bool is_name = p->token->type == T_NAME;
+    struct node *node = parse_primary(p);
+    if (!namespaces || !is_name || node->kind != N_NAME || !skip_token(p, T_DOT)) return node;
+    struct value attribute = parse_expect(p, T_NAME)->value;
+    node = node_pair(p, N_NAMESPACE_NAME, 0, node, NULL);
+    node->value = attribute;
+    return node;
+}
+
+static struct node *parse_constant(struct parser *p)
+{
+    struct node *node = node_new(p, N_CONST);
+    node->value = p->token++->value;
+    return node;
+}
+
+// Strings that follow each other are one.
+static struct node *parse_string(struct parser *p)
+{
+    const struct token *first = p->token;
+    struct node *node = parse_constant(p);
+    size_t n = first->value.string->n_bytes, at = 0;
+    for (; p->token->type == T_STRING; p->token++) n += p->token->value.string->n_bytes;
+    if (p->token == first + 1) return node;
+    char *all = arena_alloc(p->arena, n + 1);
+    for (const struct token *t = first; t < p->token; t++) {
+        memcpy(all + at, t->value.string->data, t->value.string->n_bytes);
+        at += t->value.string->n_bytes;
+    }
+    node->value = string_new(p->arena, all, n, false);
+    return node;
+}
+
+static struct node *parse_items(struct parser *p, enum node_kind kind, enum token_type end)
+{
+    struct node *node = node_new(p, kind);
+    p->token++;
+    while (parse_more(p, end, node->items.n == 0, true)) {
+        node_add(p, &node->items, parse_expression(p));
+        if (kind != N_DICT) continue;
+        parse_expect(p, T_COLON);
+        node_add(p, &node->others, parse_expression(p));
+    }
+    p->token++;
+    return node;
+}
+
+static struct node *parse_primary(struct parser *p)
+{
+    enum token_type type = p->token->type;
+    if (type == T_NAME) return parse_name(p);
+    if (type == T_STRING) return parse_string(p);
+    if (type == T_INTEGER || type == T_FLOAT) return parse_constant(p);
+    if (type == T_LBRACKET) return parse_items(p, N_LIST, T_RBRACKET);
+    if (type == T_LBRACE) return parse_items(p, N_DICT, T_RBRACE);
+    if (type != T_LPAREN) parse_unexpected(p, "an expression");
+    p->token++;
+    struct node *node = parse_tuple(p, TUPLE_IN_PARENTHESES, NULL);
+    parse_expect(p, T_RPAREN);
+    return node;
+}
+
+// ---- operators ----------------------------------------------------------------------------------
+
+// By one table of how tightly each binds (a Pratt parser). The order is that of Jinja's own parser,
+// which is not quite Python's: "~" binds between "+" and "*", "**" to the left, a minus before
+// filters.
+enum level {
+    LEVEL_OR,
+    LEVEL_AND,
+    LEVEL_NOT,
+    LEVEL_COMPARE,
+    LEVEL_SUM,
+    LEVEL_CONCAT,
+    LEVEL_PRODUCT,
+    LEVEL_POWER
+};
+
+static const struct binary {
+    enum token_type type;
+    const char *name; // of a T_NAME
+    enum level level;
+    enum node_kind kind;
+    int op; // 0: the token's type
+} binaries[] = {
+    {T_NAME, "or", LEVEL_OR, N_LOGIC, OP_OR},
+    {T_NAME, "and", LEVEL_AND, N_LOGIC, OP_AND},
+    {T_NAME, "in", LEVEL_COMPARE, N_COMPARE, OP_IN},
+    {T_NAME, "not", LEVEL_COMPARE, N_COMPARE, OP_NOT_IN}, // before "in"
+    {T_EQ, NULL, LEVEL_COMPARE, N_COMPARE, 0},
+    {T_NE, NULL, LEVEL_COMPARE, N_COMPARE, 0},
+    {T_GT, NULL, LEVEL_COMPARE, N_COMPARE, 0},
+    {T_GE, NULL, LEVEL_COMPARE, N_COMPARE, 0},
+    {T_LT, NULL, LEVEL_COMPARE, N_COMPARE, 0},
+    {T_LE, NULL, LEVEL_COMPARE, N_COMPARE, 0},
+    {T_ADD, NULL, LEVEL_SUM, N_BINARY, 0},
+    {T_SUB, NULL, LEVEL_SUM, N_BINARY, 0},
+    {T_TILDE, NULL, LEVEL_CONCAT, N_CONCAT, 0},
+    {T_MUL, NULL, LEVEL_PRODUCT, N_BINARY, 0},
+    {T_DIV, NULL, LEVEL_PRODUCT, N_BINARY, 0},
+    {T_FLOORDIV, NULL, LEVEL_PRODUCT, N_BINARY, 0},
+    {T_MOD, NULL, LEVEL_PRODUCT, N_BINARY, 0},
+    {T_POW, NULL, LEVEL_POWER, N_BINARY, 0},
+};
+
+// The operator that the current token is or begins; NULL: none.
+static const struct binary *binary_here(const struct parser *p)
+{
+    const struct token *next = p->token + 1;
+    for (const struct binary *b = binaries; b < binaries + sizeof binaries / sizeof *b; b++) {
+        if (b->type != p->token->type || (b->name && !token_is(p, b->name))) continue;
+        if (b->op != OP_NOT_IN || (next->type == T_NAME && value_is(next->value, "in"))) return b;
+    }
+    return NULL;
+}
+
+static struct node *parse_unary(struct parser *p, bool with_filters)
+{
+    struct node *node;
+    enum token_type sign = p->token->type;
+    parse_deeper(p);
+    if (sign == T_SUB || sign == T_ADD) {
+        node = node_new(p, N_SIGN);
+        node->op = sign;
+        p->token++;
+        node->a = parse_unary(p, false);
+    } else {
+        node = parse_primary(p);
+    }
+    p->depth--;
+    node = parse_postfix(p, node);
+    return with_filters ? parse_filters_and_tests(p, node) : node;
+}
+
+// Operators that bind as `level` does or more tightly. a < b < c and a ~ b ~ c are one node each.
+static struct node *parse_binary(struct parser *p, enum level level)
+{
+    struct node *left, *chain = NULL;
+    if (level <= LEVEL_NOT && token_is(p, "not")) {
+        left = node_new(p, N_NOT);
+        p->token++;
+        parse_deeper(p);
+        left->a = parse_binary(p, LEVEL_NOT);
+        p->depth--;
+    } else {
+        left = parse_unary(p, true);
+    }
+    for (const struct binary *b; (b = binary_here(p)) && b->level >= level;) {
+        int op = b->op ? b->op : (int)b->type;
+        p->token += op == OP_NOT_IN ? 2 : 1;
+        struct node *right = parse_binary(p, b->level + 1);
+        if (b->kind != N_COMPARE && b->kind != N_CONCAT) {
+            left = node_pair(p, b->kind, op, left, right);
+            continue;
+        }
+        if (left != chain || chain->kind != b->kind)
+            left = chain = node_pair(p, b->kind, 0, left, NULL);
+        node_add(p, &chain->items, node_pair(p, N_OPERAND, op, right, NULL));
+    }
+    return left;
+}
+
+static struct node *parse_expression(struct parser *p)
+{
+    const struct node *unknown = p->unknown;
+    bool conditional = false;
+    parse_deeper(p);
+    struct node *node = parse_binary(p, LEVEL_OR);
+    while (skip_name(p, "if")) {
+        conditional = true;
+        node = node_pair(p, N_CONDITION, 0, parse_binary(p, LEVEL_OR), node);
+        if (skip_name(p, "else")) node->c = parse_expression(p);
+    }
+    p->depth--;
+    if (conditional) p->unknown = unknown; // what is never reached is never missed
+    return node;
+}
+
+// ---- tuples -------------------------------------------------------------------------------------
+
+static bool ends_tuple(const struct parser *p, const char *end)
+{
+    enum token_type type = p->token->type;
+    return type == T_PRINT_END || type == T_BLOCK_END || type == T_RPAREN ||
+           (end && token_is(p, end));
+}
+
+static struct node *parse_item(struct parser *p, enum tuple_mode mode)
+{
+    if (mode == TUPLE_OF_TARGETS || mode == TUPLE_OF_TARGETS_AND_NAMESPACES)
+        return parse_target(p, mode == TUPLE_OF_TARGETS_AND_NAMESPACES);
+    return mode == TUPLE_WITHOUT_CONDITIONS ? parse_binary(p, LEVEL_OR) : parse_expression(p);
+}
+
+// Ends before a name `end` too (NULL: none).
+static struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const char *end)
+{
+    bool tuple = false;
+    struct node *node = node_new(p, N_TUPLE);
+    parse_deeper(p);
+    while (!ends_tuple(p, end)) {
+        node_add(p, &node->items, parse_item(p, mode));
+        if (!skip_token(p, T_COMMA)) break;
+        tuple = true;
+    }
+    p->depth--;
+    if (tuple) return node;
+    if (node->items.n > 0) return node->items.nodes[0];
+    if (mode != TUPLE_IN_PARENTHESES) parse_unexpected(p, "an expression");
+    return node;
 }
 
 // ---- bodies -------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 /* render.c: statements to text, and the entry: a rendering from its variables to its end. One
  * thread for each rendering; the parsed template is shared. */
 #include "common/jinja/jinja.h"
-#include "common/jinja/parser.h"
 #include "common/jinja/run.h"
 #include <stdlib.h>
 

@@ -7,7 +7,7 @@
 #define COMMON_JINJA_RUN_H
 
 #include "common/base/bytes.h"
-#include "common/jinja/ast.h"
+#include "common/jinja/syntax.h"
 #include <time.h>
 
 #define MAX_DEPTH 800 // of evaluations within each other
