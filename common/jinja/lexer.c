@@ -155,8 +155,7 @@ static void read_raw(struct lexer *l, size_t tag)
     if (start < l->len) fail_at(l, tag, "Missing end of raw directive");
 }
 
-// ---- numbers, as Python's literals
-// ---------------------------------------------------------------
+// ---- numbers, as Python's literals --------------------------------------------------------------
 
 // From `at`, in a text that a NUL ends: the value, and the place behind it; or in *ret_wrong what
 // is wrong with it. literal_string() likewise.

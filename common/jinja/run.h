@@ -1,8 +1,9 @@
 /* run.h: one rendering: its memory, its limits, and what its parts call of each other. One thread.
  *
- * A failure leaves with arena_fail(), its sentence being what Jinja or Python would say; render.c
- * puts the place before it. All memory is the arena's, and all text under construction stands in
- * one buffer, an inner text behind the outer one: so there is nothing to free on the way. */
+ * A failure leaves with arena_fail(), its sentence being what Jinja or Python would say;
+ * interpret.c puts the place before it. All memory is the arena's, and all text under construction
+ * stands in one buffer, an inner text behind the outer one: so there is nothing to free on the way.
+ */
 #ifndef COMMON_JINJA_RUN_H
 #define COMMON_JINJA_RUN_H
 
@@ -70,7 +71,7 @@ struct value undefined_because(struct run *r, const char *format, ...)
 // `of` V_MISSING: a variable.
 struct value undefined_item(struct run *r, struct value of, struct value name);
 
-// ---- statements: render.c, loop.c ---------------------------------------------------------------
+// ---- statements: interpret.c --------------------------------------------------------------------
 
 void jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body);
 // The text of a body, kept from the output; a break or continue within leaves it.
@@ -88,7 +89,7 @@ void loop_render(struct run *r, struct scope *scope, const struct node *node, st
 struct value loop_attribute(struct loop *loop, const struct string *name);
 int64_t loop_length(struct loop *loop);
 
-// ---- expressions: evaluate.c --------------------------------------------------------------------
+// ---- expressions: interpret.c -------------------------------------------------------------------
 
 struct value jinja_evaluate(struct run *r, struct scope *scope, const struct node *node);
 bool jinja_evaluate_truth(struct run *r, struct scope *scope, const struct node *node);
@@ -96,7 +97,7 @@ bool jinja_evaluate_truth(struct run *r, struct scope *scope, const struct node 
 struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
                                  struct value caller);
 
-// ---- calls: call.c, macro.c ---------------------------------------------------------------------
+// ---- calls: run.c, interpret.c ------------------------------------------------------------------
 
 struct arguments {
     struct list positional;
@@ -136,10 +137,8 @@ enum { FILTER = 1, TEST = 2, FUNCTION = 4 };
 #define METHOD(kind) (8 << (kind))
 
 // Each file that has some has a table of them, which ends on a name NULL.
-extern const struct builtin case_builtins[], search_builtins[], split_builtins[], text_builtins[],
-    percent_builtins[], braces_builtins[], order_builtins[], list_builtins[], number_builtins[],
-    value_builtins[], repr_builtins[], test_builtins[], function_builtins[], method_builtins[],
-    loop_builtins[];
+extern const struct builtin value_builtins[], string_builtins[], number_builtins[],
+    format_builtins[], loop_builtins[];
 
 // NULL: there is none of that name.
 const struct builtin *builtin_find(int of, const struct string *name);
@@ -171,7 +170,7 @@ struct method {
     const struct builtin *function;
 };
 
-// ---- values: attribute.c, compare.c, items.c ----------------------------------------------------
+// ---- values: objects.c --------------------------------------------------------------------------
 
 struct value get_attribute(struct run *r, struct value of, const struct string *name);
 struct value get_item(struct run *r, struct value of, struct value index);
@@ -207,16 +206,15 @@ struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step
 // How many there are from start to before stop by step, which may be negative.
 uint64_t range_count(int64_t start, int64_t stop, int64_t step);
 
-// ---- arithmetic.c, format_percent.c -------------------------------------------------------------
+// ---- numbers.c, format.c ------------------------------------------------------------------------
 
 struct value arithmetic(struct run *r, int op, struct value a, struct value b);
 struct value arithmetic_sign(struct run *r, struct value v, bool minus);
 struct value value_repeat(struct run *r, struct value v,
                           int64_t times); // a string or a list, times
 struct value format_percent(struct run *r, const struct string *format, struct value values);
-double round_to(double x, int64_t digits); // Python's round()
 
-// ---- repr.c -------------------------------------------------------------------------------------
+// ---- text of values: format.c -------------------------------------------------------------------
 
 void put_str(struct run *r, struct value v);                 // str(v)
 void put_repr(struct run *r, struct value v);                // repr(v)
@@ -227,14 +225,11 @@ void put_float(struct run *r, double x);
 struct value value_escape(struct run *r, struct value v);                   // markup
 struct value string_as(struct run *r, const struct string *s, bool markup); // the same text
 
-// ---- string_case.c, string_split.c, string_search.c ---------------------------------------------
+// ---- strings.c ----------------------------------------------------------------------------------
 
 struct value string_lower(struct run *r, const struct string *s);
 // `by` NULL: at runs of white space; max -1: any number.
 struct list split_string(struct run *r, const struct string *s, const struct string *by,
                          int64_t max);
-struct list split_lines(struct run *r, const struct string *s, bool keep_ends);
-// Its last occurrence in the first n bytes of s; NULL: none.
-const char *string_find_last(struct run *r, const char *s, size_t n, const struct string *what);
 
 #endif
