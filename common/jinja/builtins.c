@@ -6,6 +6,85 @@
 #include "common/jinja/run.h"
 #include <math.h>
 
+// ---- calls of functions for templates
+// -------------------------------------------------------------
+
+static bool has_sign(const struct builtin *f, char sign)
+{
+    return memchr(f->params, sign, strspn(f->params, BUILTIN_SIGNS));
+}
+
+static size_t param_count(const char *params)
+{
+    size_t n = *params != 0;
+    for (; *params; params++) n += *params == ' ';
+    return n;
+}
+
+static void bind(struct run *r, const struct builtin *f, const struct arguments *a, struct value *v)
+{
+    const char *params = builtin_params(f);
+    size_t n = param_count(params);
+    if (a->positional.n > n)
+        fail(r, "%.*s() takes at most %zu arguments (%zu given)", NAME(f), n, a->positional.n);
+    if (has_sign(f, '/') && a->named.n > 0) fail(r, "%.*s() takes no keyword arguments", NAME(f));
+    for (size_t i = 0; i < a->positional.n; i++) v[i] = a->positional.items[i];
+    for (size_t i = 0; i < a->named.n; i++) {
+        const struct string *name = a->named.entries[i].key.string;
+        int at = string_word(name, params);
+        if (at < 0)
+            fail(r, "%.*s() got an unexpected keyword argument '%.*s'", NAME(f), SHOWN(name));
+        if (given(v[at]))
+            fail(r, "%.*s() got multiple values for argument '%.*s'", NAME(f), SHOWN(name));
+        v[at] = a->named.entries[i].value;
+    }
+    for (int i = 0; i < f->n_required; i++)
+        if (!given(v[i]))
+            fail(r, "%.*s() is missing a required argument (\"%s\")", NAME(f), params);
+}
+
+struct generation {
+    const struct call *call;
+    struct value made;
+};
+
+static void generate(void *context)
+{
+    struct generation *g = context;
+    g->made = g->call->function->call(g->call->run, g->call);
+}
+
+// A generator fails when somebody goes over it, not when it is made: its failure is kept for then.
+// Limits are not kept.
+static struct value call_generator(struct run *r, const struct call *c)
+{
+    struct generation g = {.call = c};
+    struct run before = *r;
+    enum status st = arena_try(&r->arena, generate, &g);
+    if (st == ST_OK) return g.made;
+    if (st != ST_INVALID || r->steps <= 0) arena_fail(&r->arena, st, "%s", status_message());
+    r->depth = before.depth;
+    r->at = before.at;
+    r->text.len = before.text.len;
+    const char *message = status_message();
+    struct value failure = string_copy(&r->arena, message, strlen(message), false);
+    struct value v = iterator_of(&r->arena, (struct list){.n = 0});
+    v.iterator->failure = failure.string->data;
+    return v;
+}
+
+struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
+                            const struct arguments *arguments)
+{
+    struct call c = {.run = r, .function = f, .all = arguments};
+    run_deeper(r);
+    c.v[0] = has_sign(f, '$') ? value_str(r, self) : self;
+    if (!has_sign(f, '*')) bind(r, f, arguments, c.v + 1);
+    struct value v = has_sign(f, '~') ? call_generator(r, &c) : f->call(r, &c);
+    r->depth--;
+    return v;
+}
+
 // ---- ends ---------------------------------------------------------------------------------------
 
 BUILTIN(first)
@@ -144,7 +223,7 @@ static struct value apply_named(const struct call *c, size_t n, bool is_test, st
     const struct arguments *all = c->all;
     const char *kind = is_test ? "test" : "filter";
     const struct string *name = need_string(c->run, all->positional.items[n], kind);
-    const struct builtin *f = builtin_find(is_test ? TEST : FILTER, name);
+    const struct builtin *f = builtin_find(c->run->builtins, is_test ? TEST : FILTER, name);
     struct arguments behind = {
         {.items = all->positional.items + n + 1, .n = all->positional.n - n - 1}, all->named};
     if (!f) fail(c->run, "No %s named '%.*s'.", kind, SHOWN(name));
@@ -367,6 +446,22 @@ BUILTIN(reset)
     return NONE;
 }
 
+BUILTIN(loop_changed)
+{
+    struct loop *l = c->v[0].loop;
+    struct value now = list_of(&r->arena, V_TUPLE, c->all->positional);
+    bool same = given(l->last_changed) && value_equal(r, l->last_changed, now);
+    l->last_changed = now;
+    return value_bool(!same);
+}
+
+BUILTIN(loop_cycle)
+{
+    size_t n = c->all->positional.n;
+    if (n == 0) fail(r, "no items for cycling given");
+    return c->all->positional.items[(size_t)c->v[0].loop->index0 % n];
+}
+
 // ---- tests: what may stand behind `is` ----------------------------------------------------------
 
 // which: a set of kinds
@@ -425,12 +520,13 @@ BUILTIN(is_compared)
 
 BUILTIN(is_filter)
 {
-    return value_bool(c->v[0].kind == V_STRING && builtin_find(FILTER, c->v[0].string));
+    return value_bool(c->v[0].kind == V_STRING &&
+                      builtin_find(r->builtins, FILTER, c->v[0].string));
 }
 
 BUILTIN(is_test)
 {
-    return value_bool(c->v[0].kind == V_STRING && builtin_find(TEST, c->v[0].string));
+    return value_bool(c->v[0].kind == V_STRING && builtin_find(r->builtins, TEST, c->v[0].string));
 }
 
 // ---- functions ----------------------------------------------------------------------------------
@@ -570,7 +666,7 @@ BUILTIN(default_value)
 BUILTIN(attr)
 {
     const struct string *name = arg_string(c, 1);
-    if (c->v[0].kind != V_DICT || builtin_find(METHOD(V_DICT), name))
+    if (c->v[0].kind != V_DICT || builtin_find(r->builtins, METHOD(V_DICT), name))
         return get_attribute(r, c->v[0], name);
     return undefined_item(r, c->v[0], c->v[1]); // an item is not an attribute
 }
@@ -656,5 +752,7 @@ const struct builtin value_builtins[] = {
     {FUNCTION, "namespace", namespace, 0, "*", 0},
     {FUNCTION, "cycler", cycler, 0, "*", 0},
     {FUNCTION, "joiner", joiner, 0, "sep", 0},
+    {METHOD(V_LOOP), "cycle", loop_cycle, 0, "*", 0},
+    {METHOD(V_LOOP), "changed", loop_changed, 0, "*", 0},
     {.name = NULL},
 };

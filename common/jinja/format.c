@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 // The shortest decimal that reads back as x; an exponent below 1e-4 and from 1e16 on.
-void put_float(struct run *r, double x)
+static void put_float(struct run *r, double x)
 {
     char text[40];
     int digits = 1;
@@ -290,7 +290,7 @@ BUILTIN(tojson)
 
 // ---- str ----------------------------------------------------------------------------------------
 
-void put_repr(struct run *r, struct value v)
+static void put_repr(struct run *r, struct value v)
 {
     static const struct style style = {.item_separator = &comma, .key_separator = &colon};
     put_value(&(struct writer){r, &style, 0}, v);
@@ -318,7 +318,7 @@ struct value value_plain_str(struct run *r, struct value v)
     return v.string->markup ? string_as(r, v.string, false) : v;
 }
 
-struct value value_repr(struct run *r, struct value v)
+static struct value value_repr(struct run *r, struct value v)
 {
     size_t text = text_begin(r);
     put_repr(r, v);

@@ -13,16 +13,24 @@
 #define DEFAULT_MEMORY ((size_t)256 << 20)
 #define DEFAULT_OUTPUT ((size_t)64 << 20)
 
+static const struct builtin *const builtins[] = {value_builtins, string_builtins, number_builtins,
+                                                 format_builtins, NULL};
+
+static struct value evaluate(struct run *r, struct scope *scope, const struct node *node);
+static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node);
+static void render_body(struct run *r, struct scope *scope, const struct node_list *body);
+
 // ---- assignments --------------------------------------------------------------------------------
 
-struct scope *scope_new(struct run *r, const struct scope *outer)
+static struct scope *scope_new(struct run *r, const struct scope *outer)
 {
     struct scope *scope = arena_alloc(&r->arena, sizeof *scope);
     scope->outer = outer;
     return scope;
 }
 
-struct variable *scope_find(struct run *r, const struct scope *scope, const struct string *name)
+static struct variable *scope_find(struct run *r, const struct scope *scope,
+                                   const struct string *name)
 {
     struct variable *v = scope->variables;
     run_bytes(r, 1);
@@ -30,7 +38,8 @@ struct variable *scope_find(struct run *r, const struct scope *scope, const stru
     return v;
 }
 
-void scope_set(struct run *r, struct scope *scope, const struct string *name, struct value value)
+static void scope_set(struct run *r, struct scope *scope, const struct string *name,
+                      struct value value)
 {
     struct variable *v = scope_find(r, scope, name);
     if (!v) {
@@ -42,28 +51,23 @@ void scope_set(struct run *r, struct scope *scope, const struct string *name, st
     v->value = value;
 }
 
-static void unpack(struct run *r, struct scope *scope, const struct node *target,
-                   struct value value)
-{
-    size_t want = target->items.n;
-    if (!value_is_iterable(value))
-        fail(r, "cannot unpack non-iterable %s object", value_type(value));
-    struct list items = value_items(r, value);
-    if (items.n < want)
-        fail(r, "not enough values to unpack (expected %zu, got %zu)", want, items.n);
-    if (items.n > want) fail(r, "too many values to unpack (expected %zu)", want);
-    for (size_t i = 0; i < want; i++)
-        scope_assign(r, scope, target->items.nodes[i], items.items[i]);
-}
-
-void scope_assign(struct run *r, struct scope *scope, const struct node *target, struct value value)
+static void scope_assign(struct run *r, struct scope *scope, const struct node *target,
+                         struct value value)
 {
     if (target->kind == N_TUPLE) {
-        unpack(r, scope, target, value);
+        size_t want = target->items.n;
+        if (!value_is_iterable(value))
+            fail(r, "cannot unpack non-iterable %s object", value_type(value));
+        struct list items = value_items(r, value);
+        if (items.n < want)
+            fail(r, "not enough values to unpack (expected %zu, got %zu)", want, items.n);
+        if (items.n > want) fail(r, "too many values to unpack (expected %zu)", want);
+        for (size_t i = 0; i < want; i++)
+            scope_assign(r, scope, target->items.nodes[i], items.items[i]);
     } else if (target->kind == N_NAME) {
         scope_set(r, scope, target->value.string, value);
     } else {
-        struct value space = jinja_evaluate(r, scope, target->a);
+        struct value space = evaluate(r, scope, target->a);
         if (space.kind != V_NAMESPACE) fail(r, "cannot assign attribute on non-namespace object");
         if (target->value.string->data[0] == '_')
             fail(r, "Chat templates cannot store underscore-prefixed attributes on a namespace");
@@ -71,254 +75,13 @@ void scope_assign(struct run *r, struct scope *scope, const struct node *target,
     }
 }
 
-static void with(struct run *r, struct scope *outer, const struct node *node)
-{
-    struct scope *scope = scope_new(r, outer);
-    for (size_t i = 0; i < node->items.n; i++)
-        scope_assign(r, scope, node->items.nodes[i],
-                     jinja_evaluate(r, outer, node->others.nodes[i]));
-    jinja_render_body(r, scope, &node->body);
-}
-
-// ---- what can be called -------------------------------------------------------------------------
-
-struct value call_value(struct run *r, struct value function, const struct arguments *arguments)
-{
-    struct iterator *joiner = function.iterator;
-    switch (function.kind) {
-    case V_UNDEFINED:
-        undefined_fail(r, function);
-    case V_MACRO:
-        return macro_call(r, function.macro, arguments);
-    case V_FUNCTION:
-        return builtin_invoke(r, function.function, MISSING, arguments);
-    case V_METHOD:
-        return builtin_invoke(r, function.method->function, function.method->self, arguments);
-    case V_LOOP:
-        return loop_call(r, function.loop, arguments);
-    case V_JOINER:
-        // nothing the first time, its separator from then on
-        return joiner->at++ > 0 ? joiner->items.items[0] : string_of(&r->arena, "");
-    default:
-        fail(r, "'%s' object is not callable", value_type(function));
-    }
-}
-
-// ---- names and literals -------------------------------------------------------------------------
-
-static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
-{
-    for (; scope; scope = scope->outer) {
-        const struct variable *v = scope_find(r, scope, name.string);
-        if (v) return v->value;
-    }
-    const struct dict_entry *variable = entry_named(r, r->variables, name.string);
-    if (variable) return variable->value;
-    const struct builtin *function = builtin_find(FUNCTION, name.string);
-    return function ? value_of(.kind = V_FUNCTION, .function = function)
-                    : undefined_item(r, MISSING, name);
-}
-
-static struct value evaluate_nodes(struct run *r, struct scope *scope, enum value_kind kind,
-                                   const struct node_list *nodes)
-{
-    struct value v = list_new(&r->arena, kind, nodes->n);
-    for (size_t i = 0; i < nodes->n; i++)
-        v.list->items[i] = jinja_evaluate(r, scope, nodes->nodes[i]);
-    return v;
-}
-
-static struct value evaluate_dict(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value v = dict_new(&r->arena, node->items.n);
-    for (size_t i = 0; i < node->items.n; i++) {
-        struct value key = jinja_evaluate(r, scope, node->items.nodes[i]);
-        dict_set(r, v.dict, key, jinja_evaluate(r, scope, node->others.nodes[i]));
-    }
-    return v;
-}
-
-// ---- operators ----------------------------------------------------------------------------------
-
-bool jinja_evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
-{
-    return value_truth(r, jinja_evaluate(r, scope, node));
-}
-
-// `and` and `or` give the operand that decides.
-static struct value evaluate_logic(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value v = jinja_evaluate(r, scope, node->a);
-    return value_truth(r, v) == (node->op == OP_AND) ? jinja_evaluate(r, scope, node->b) : v;
-}
-
-static struct value evaluate_binary(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value a = jinja_evaluate(r, scope, node->a);
-    return arithmetic(r, node->op, a, jinja_evaluate(r, scope, node->b));
-}
-
-static struct value evaluate_concat(struct run *r, struct scope *scope, const struct node *node)
+// The text of a body, kept from the output; a break or continue within leaves it.
+static struct value render_captured(struct run *r, struct scope *scope,
+                                    const struct node_list *body)
 {
     size_t text = text_begin(r);
-    put_str(r, jinja_evaluate(r, scope, node->a));
-    for (size_t i = 0; i < node->items.n; i++)
-        put_str(r, jinja_evaluate(r, scope, node->items.nodes[i]->a));
+    render_body(r, scope, body);
     return text_end(r, text, false);
-}
-
-// a < b < c: true if each holds; what follows one that does not is not evaluated.
-static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value left = jinja_evaluate(r, scope, node->a);
-    bool truth = true;
-    for (size_t i = 0; truth && i < node->items.n; i++) {
-        const struct node *operand = node->items.nodes[i];
-        struct value right = jinja_evaluate(r, scope, operand->a);
-        truth = value_compare(r, operand->op, left, right);
-        left = right;
-    }
-    return truth;
-}
-
-static struct value evaluate_condition(struct run *r, struct scope *scope, const struct node *node)
-{
-    bool truth = jinja_evaluate_truth(r, scope, node->a);
-    if (truth || node->c) return jinja_evaluate(r, scope, truth ? node->b : node->c);
-    return undefined_because(r,
-                             "the inline if-expression on line %d evaluated to false and no else "
-                             "section was defined.",
-                             node->line);
-}
-
-static struct value evaluate_slice(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value of = jinja_evaluate(r, scope, node->a), part[3] = {NONE, NONE, NONE};
-    for (int i = 0; i < 3; i++)
-        if (node->items.nodes[i]) part[i] = jinja_evaluate(r, scope, node->items.nodes[i]);
-    return get_slice(r, of, part);
-}
-
-// ---- calls --------------------------------------------------------------------------------------
-
-static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
-{
-    if (entry_named(r, named, name.string))
-        fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
-    dict_append(&r->arena, named, name, value);
-}
-
-static void evaluate_named(struct run *r, struct scope *scope, const struct call_node *call,
-                           struct value caller, struct dict *named)
-{
-    for (size_t i = 0; i < call->keywords.n; i++)
-        add_named(r, named, call->keywords.items[i].name,
-                  jinja_evaluate(r, scope, call->keywords.items[i].value));
-    if (given(caller)) add_named(r, named, string_of(&r->arena, "caller"), caller);
-    if (!call->star_star) return;
-    struct value more = jinja_evaluate(r, scope, call->star_star);
-    if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
-    for (size_t i = 0; i < more.dict->n; i++) {
-        if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
-        add_named(r, named, more.dict->entries[i].key, more.dict->entries[i].value);
-    }
-}
-
-// `call` NULL: no arguments. `caller`: of a call block, V_MISSING: none.
-static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
-                                           const struct call_node *call, struct value caller)
-{
-    struct arguments arguments = {.named.n = 0};
-    if (!call) return arguments;
-    struct value given_ones = evaluate_nodes(r, scope, V_LIST, &call->positional);
-    arguments.positional = *given_ones.list;
-    if (call->star) {
-        struct list more = value_items(r, jinja_evaluate(r, scope, call->star));
-        struct value rest = list_of(&r->arena, V_LIST, more);
-        arguments.positional = *arithmetic(r, T_ADD, given_ones, rest).list;
-    }
-    evaluate_named(r, scope, call, caller, &arguments.named);
-    return arguments;
-}
-
-struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
-                                 struct value caller)
-{
-    struct value function = jinja_evaluate(r, scope, node->a);
-    struct arguments arguments = evaluate_arguments(r, scope, node->call, caller);
-    return call_value(r, function, &arguments);
-}
-
-// A filter or a test, of `input`.
-static struct value evaluate_builtin(struct run *r, struct scope *scope, const struct node *node,
-                                     struct value input)
-{
-    struct arguments arguments = evaluate_arguments(r, scope, node->call, MISSING);
-    if (!node->function)
-        fail(r, "No %s named '%.*s'.", node->kind == N_FILTER ? "filter" : "test",
-             SHOWN(node->value.string));
-    return builtin_invoke(r, node->function, input, &arguments);
-}
-
-// ---- all of them --------------------------------------------------------------------------------
-
-static struct value evaluate_kind(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value of;
-    switch (node->kind) {
-    case N_CONST:
-        return node->value;
-    case N_NAME:
-        return evaluate_name(r, scope, node->value);
-    case N_LIST:
-    case N_TUPLE:
-        return evaluate_nodes(r, scope, node->kind == N_LIST ? V_LIST : V_TUPLE, &node->items);
-    case N_DICT:
-        return evaluate_dict(r, scope, node);
-    case N_ATTRIBUTE:
-        return get_attribute(r, jinja_evaluate(r, scope, node->a), node->value.string);
-    case N_ITEM:
-        of = jinja_evaluate(r, scope, node->a);
-        return get_item(r, of, jinja_evaluate(r, scope, node->b));
-    case N_SLICE:
-        return evaluate_slice(r, scope, node);
-    case N_CALL:
-        return jinja_evaluate_call(r, scope, node, MISSING);
-    case N_FILTER:
-        of = jinja_evaluate(r, scope, node->a);
-        return r->flow == FLOW_ON ? evaluate_builtin(r, scope, node, of) : of;
-    case N_TEST:
-        return evaluate_builtin(r, scope, node, jinja_evaluate(r, scope, node->a));
-    case N_NOT:
-        return value_bool(!jinja_evaluate_truth(r, scope, node->a));
-    case N_SIGN:
-        return arithmetic_sign(r, jinja_evaluate(r, scope, node->a), node->op == T_SUB);
-    case N_LOGIC:
-        return evaluate_logic(r, scope, node);
-    case N_BINARY:
-        return evaluate_binary(r, scope, node);
-    case N_CONCAT:
-        return evaluate_concat(r, scope, node);
-    case N_COMPARE:
-        return value_bool(evaluate_compare(r, scope, node));
-    case N_CONDITION:
-        return evaluate_condition(r, scope, node);
-    case N_CAPTURE:
-        return jinja_render_captured(r, scope_new(r, scope), &node->body);
-    default:
-        fail(r, "a statement stands where a value is wanted");
-    }
-}
-
-struct value jinja_evaluate(struct run *r, struct scope *scope, const struct node *node)
-{
-    const struct node *outer = r->at;
-    r->at = node;
-    run_deeper(r);
-    struct value v = evaluate_kind(r, scope, node);
-    r->depth--;
-    r->at = outer;
-    return v;
 }
 
 // ---- calls of macros ----------------------------------------------------------------------------
@@ -348,7 +111,7 @@ static void set(struct macro_call *c, const char *name, struct value value)
 // What a parameter is where it was not given; a default may speak of the parameters before it.
 static struct value default_of(struct macro_call *c, const struct named_node *p)
 {
-    if (p->value) return jinja_evaluate(c->run, c->scope, p->value);
+    if (p->value) return evaluate(c->run, c->scope, p->value);
     return undefined_because(c->run, "parameter '%.*s' was not provided", SHOWN(p->name.string));
 }
 
@@ -411,7 +174,8 @@ static void check_remaining(const struct macro_call *c)
              m->parameters.n);
 }
 
-struct value macro_call(struct run *r, const struct macro *macro, const struct arguments *arguments)
+static struct value macro_call(struct run *r, const struct macro *macro,
+                               const struct arguments *arguments)
 {
     const struct macro_node *m = macro->node->macro;
     struct macro_call c = {
@@ -427,121 +191,58 @@ struct value macro_call(struct run *r, const struct macro *macro, const struct a
     if (m->uses[EXTRA_KWARGS]) bind_kwargs(&c);
     check_remaining(&c);
     if (m->uses[EXTRA_VARARGS]) bind_varargs(&c);
-    struct value text = jinja_render_captured(r, c.scope, &macro->node->body);
+    struct value text = render_captured(r, c.scope, &macro->node->body);
     r->depth--;
     return text;
 }
 
 // ---- loops --------------------------------------------------------------------------------------
 
-// Items are taken one by one, and a loop's test ("for x in y if z") is asked when its item is due,
-// as in Jinja: what the body has changed in a namespace counts.
-struct loop {
-    struct run *run;
-    struct scope *scope; // around it
-    const struct node *node;
-    struct list items;
-    size_t at;                             // the next of them to be looked at
-    bool tested;                           // the test has been asked of all that remain
-    int64_t index0, length, depth0;        // length -1: not known yet
-    struct value previous, current, after; // after: looked ahead; V_MISSING: not, or none
-    struct value last_changed;             // V_MISSING: changed() was not called yet
-};
-
-// ---- taking items -------------------------------------------------------------------------------
-
+// A loop's test, "for x in y if z".
 static bool passes(struct loop *l, struct value item)
 {
     struct scope scope = {.outer = l->scope};
-    if (!l->node->c || l->tested) return true;
     scope_assign(l->run, &scope, l->node->a, item);
-    return jinja_evaluate_truth(l->run, &scope, l->node->c);
+    return evaluate_truth(l->run, &scope, l->node->c);
 }
 
-// V_MISSING: there is none.
-static struct value take(struct loop *l)
+// Each time round has a scope of its own: what it sets is gone with it.
+static void render_item(struct run *r, struct scope *outer, struct loop *l,
+                        const struct string *name)
 {
-    while (l->at < l->items.n) {
-        struct value item = l->items.items[l->at++];
-        run_steps(l->run, 1);
-        if (passes(l, item)) return item;
+    struct scope *scope = scope_new(r, outer);
+    scope_set(r, scope, name, value_of(.kind = V_LOOP, .loop = l));
+    scope_assign(r, scope, l->node->a, l->current);
+    render_body(r, scope, &l->node->body);
+}
+
+static void loop_render(struct run *r, struct scope *scope, const struct node *node,
+                        struct value iterable, int64_t depth0)
+{
+    bool completed = false, stop = false;
+    struct loop *l = arena_alloc(&r->arena, sizeof *l);
+    *l = (struct loop){.run = r,
+                       .scope = scope,
+                       .node = node,
+                       .passes = node->c ? passes : NULL,
+                       .index0 = -1,
+                       .length = -1,
+                       .depth0 = depth0};
+    run_deeper(r);
+    l->items = value_items(r, iterable);
+    const struct string *name = string_of(&r->arena, "loop").string;
+    while (!stop && loop_advance(l)) {
+        render_item(r, scope, l, name);
+        stop = r->flow == FLOW_BREAK;
+        completed |= r->flow == FLOW_ON;
+        r->flow = FLOW_ON;
     }
-    return MISSING;
+    // no round went to its end, be it for a break: so it is in Jinja
+    if (!completed) render_body(r, scope_new(r, scope), &node->items);
+    r->depth--;
 }
 
-static struct value look_ahead(struct loop *l)
-{
-    if (!given(l->after)) l->after = take(l);
-    return l->after;
-}
-
-static bool advance(struct loop *l)
-{
-    struct value item = look_ahead(l);
-    l->after = MISSING;
-    if (!given(item)) return false;
-    l->index0++;
-    l->previous = l->current;
-    l->current = item;
-    return true;
-}
-
-// With a test, what remains is asked now.
-int64_t loop_length(struct loop *l)
-{
-    if (l->length >= 0) return l->length;
-    if (l->node->c && !l->tested) {
-        struct value *items = arena_array(&l->run->arena, l->items.n - l->at, sizeof *items);
-        size_t n = 0;
-        for (struct value item; given(item = take(l));) items[n++] = item;
-        l->length = (int64_t)n + l->index0 + 1 + given(l->after);
-        l->items = (struct list){.items = items, .n = n};
-        l->at = 0;
-        l->tested = true;
-    } else {
-        l->length = (int64_t)l->items.n;
-    }
-    return l->length;
-}
-
-// ---- loop.x -------------------------------------------------------------------------------------
-
-struct value loop_attribute(struct loop *l, const struct string *name)
-{
-    if (string_is(name, "index")) return value_int(l->index0 + 1);
-    if (string_is(name, "index0")) return value_int(l->index0);
-    if (string_is(name, "first")) return value_bool(l->index0 == 0);
-    if (string_is(name, "last")) return value_bool(!given(look_ahead(l)));
-    if (string_is(name, "length")) return value_int(loop_length(l));
-    if (string_is(name, "revindex")) return value_int(loop_length(l) - l->index0);
-    if (string_is(name, "revindex0")) return value_int(loop_length(l) - l->index0 - 1);
-    if (string_is(name, "depth")) return value_int(l->depth0 + 1);
-    if (string_is(name, "depth0")) return value_int(l->depth0);
-    if (string_is(name, "previtem"))
-        return given(l->previous) ? l->previous
-                                  : undefined_because(l->run, "there is no previous item");
-    if (string_is(name, "nextitem"))
-        return given(look_ahead(l)) ? l->after : undefined_because(l->run, "there is no next item");
-    return MISSING;
-}
-
-BUILTIN(loop_changed)
-{
-    struct loop *l = c->v[0].loop;
-    struct value now = list_of(&r->arena, V_TUPLE, c->all->positional);
-    bool same = given(l->last_changed) && value_equal(r, l->last_changed, now);
-    l->last_changed = now;
-    return value_bool(!same);
-}
-
-BUILTIN(loop_cycle)
-{
-    size_t n = c->all->positional.n;
-    if (n == 0) fail(r, "no items for cycling given");
-    return c->all->positional.items[(size_t)c->v[0].loop->index0 % n];
-}
-
-struct value loop_call(struct run *r, struct loop *l, const struct arguments *arguments)
+static struct value loop_call(struct run *r, struct loop *l, const struct arguments *arguments)
 {
     if (!l->node->op)
         fail(r, "The loop must have the 'recursive' marker to be called recursively.");
@@ -552,44 +253,246 @@ struct value loop_call(struct run *r, struct loop *l, const struct arguments *ar
     return text_end(r, text, false);
 }
 
-// ---- the loop -----------------------------------------------------------------------------------
+// ---- what can be called -------------------------------------------------------------------------
 
-// Each time round has a scope of its own: what it sets is gone with it.
-static void render_item(struct run *r, struct scope *outer, struct loop *l,
-                        const struct string *name)
+static struct value call_value(struct run *r, struct value function,
+                               const struct arguments *arguments)
 {
-    struct scope *scope = scope_new(r, outer);
-    scope_set(r, scope, name, value_of(.kind = V_LOOP, .loop = l));
-    scope_assign(r, scope, l->node->a, l->current);
-    jinja_render_body(r, scope, &l->node->body);
-}
-
-void loop_render(struct run *r, struct scope *scope, const struct node *node, struct value iterable,
-                 int64_t depth0)
-{
-    bool completed = false, stop = false;
-    struct loop *l = arena_alloc(&r->arena, sizeof *l);
-    *l = (struct loop){
-        .run = r, .scope = scope, .node = node, .index0 = -1, .length = -1, .depth0 = depth0};
-    run_deeper(r);
-    l->items = value_items(r, iterable);
-    const struct string *name = string_of(&r->arena, "loop").string;
-    while (!stop && advance(l)) {
-        render_item(r, scope, l, name);
-        stop = r->flow == FLOW_BREAK;
-        completed |= r->flow == FLOW_ON;
-        r->flow = FLOW_ON;
+    struct iterator *joiner = function.iterator;
+    switch (function.kind) {
+    case V_UNDEFINED:
+        undefined_fail(r, function);
+    case V_MACRO:
+        return macro_call(r, function.macro, arguments);
+    case V_FUNCTION:
+        return builtin_invoke(r, function.function, MISSING, arguments);
+    case V_METHOD:
+        return builtin_invoke(r, function.method->function, function.method->self, arguments);
+    case V_LOOP:
+        return loop_call(r, function.loop, arguments);
+    case V_JOINER:
+        // nothing the first time, its separator from then on
+        return joiner->at++ > 0 ? joiner->items.items[0] : string_of(&r->arena, "");
+    default:
+        fail(r, "'%s' object is not callable", value_type(function));
     }
-    // no round went to its end, be it for a break: so it is in Jinja
-    if (!completed) jinja_render_body(r, scope_new(r, scope), &node->items);
-    r->depth--;
 }
 
-const struct builtin loop_builtins[] = {
-    {METHOD(V_LOOP), "cycle", loop_cycle, 0, "*", 0},
-    {METHOD(V_LOOP), "changed", loop_changed, 0, "*", 0},
-    {.name = NULL},
-};
+// ---- names and literals -------------------------------------------------------------------------
+
+static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
+{
+    for (; scope; scope = scope->outer) {
+        const struct variable *v = scope_find(r, scope, name.string);
+        if (v) return v->value;
+    }
+    const struct dict_entry *variable = entry_named(r, r->variables, name.string);
+    if (variable) return variable->value;
+    const struct builtin *function = builtin_find(r->builtins, FUNCTION, name.string);
+    return function ? value_of(.kind = V_FUNCTION, .function = function)
+                    : undefined_item(r, MISSING, name);
+}
+
+static struct value evaluate_nodes(struct run *r, struct scope *scope, enum value_kind kind,
+                                   const struct node_list *nodes)
+{
+    struct value v = list_new(&r->arena, kind, nodes->n);
+    for (size_t i = 0; i < nodes->n; i++) v.list->items[i] = evaluate(r, scope, nodes->nodes[i]);
+    return v;
+}
+
+static struct value evaluate_dict(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value v = dict_new(&r->arena, node->items.n);
+    for (size_t i = 0; i < node->items.n; i++) {
+        struct value key = evaluate(r, scope, node->items.nodes[i]);
+        dict_set(r, v.dict, key, evaluate(r, scope, node->others.nodes[i]));
+    }
+    return v;
+}
+
+// ---- operators ----------------------------------------------------------------------------------
+
+static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
+{
+    return value_truth(r, evaluate(r, scope, node));
+}
+
+// `and` and `or` give the operand that decides.
+static struct value evaluate_logic(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value v = evaluate(r, scope, node->a);
+    return value_truth(r, v) == (node->op == OP_AND) ? evaluate(r, scope, node->b) : v;
+}
+
+static struct value evaluate_binary(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value a = evaluate(r, scope, node->a);
+    return arithmetic(r, node->op, a, evaluate(r, scope, node->b));
+}
+
+static struct value evaluate_concat(struct run *r, struct scope *scope, const struct node *node)
+{
+    size_t text = text_begin(r);
+    put_str(r, evaluate(r, scope, node->a));
+    for (size_t i = 0; i < node->items.n; i++)
+        put_str(r, evaluate(r, scope, node->items.nodes[i]->a));
+    return text_end(r, text, false);
+}
+
+// a < b < c: true if each holds; what follows one that does not is not evaluated.
+static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value left = evaluate(r, scope, node->a);
+    bool truth = true;
+    for (size_t i = 0; truth && i < node->items.n; i++) {
+        const struct node *operand = node->items.nodes[i];
+        struct value right = evaluate(r, scope, operand->a);
+        truth = value_compare(r, operand->op, left, right);
+        left = right;
+    }
+    return truth;
+}
+
+static struct value evaluate_condition(struct run *r, struct scope *scope, const struct node *node)
+{
+    bool truth = evaluate_truth(r, scope, node->a);
+    if (truth || node->c) return evaluate(r, scope, truth ? node->b : node->c);
+    return undefined_because(r,
+                             "the inline if-expression on line %d evaluated to false and no else "
+                             "section was defined.",
+                             node->line);
+}
+
+static struct value evaluate_slice(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value of = evaluate(r, scope, node->a), part[3] = {NONE, NONE, NONE};
+    for (int i = 0; i < 3; i++)
+        if (node->items.nodes[i]) part[i] = evaluate(r, scope, node->items.nodes[i]);
+    return get_slice(r, of, part);
+}
+
+// ---- calls --------------------------------------------------------------------------------------
+
+static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
+{
+    if (entry_named(r, named, name.string))
+        fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
+    dict_append(&r->arena, named, name, value);
+}
+
+static void evaluate_named(struct run *r, struct scope *scope, const struct call_node *call,
+                           struct value caller, struct dict *named)
+{
+    for (size_t i = 0; i < call->keywords.n; i++)
+        add_named(r, named, call->keywords.items[i].name,
+                  evaluate(r, scope, call->keywords.items[i].value));
+    if (given(caller)) add_named(r, named, string_of(&r->arena, "caller"), caller);
+    if (!call->star_star) return;
+    struct value more = evaluate(r, scope, call->star_star);
+    if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
+    for (size_t i = 0; i < more.dict->n; i++) {
+        if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
+        add_named(r, named, more.dict->entries[i].key, more.dict->entries[i].value);
+    }
+}
+
+// `call` NULL: no arguments. `caller`: of a call block, V_MISSING: none.
+static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
+                                           const struct call_node *call, struct value caller)
+{
+    struct arguments arguments = {.named.n = 0};
+    if (!call) return arguments;
+    struct value given_ones = evaluate_nodes(r, scope, V_LIST, &call->positional);
+    arguments.positional = *given_ones.list;
+    if (call->star) {
+        struct list more = value_items(r, evaluate(r, scope, call->star));
+        struct value rest = list_of(&r->arena, V_LIST, more);
+        arguments.positional = *arithmetic(r, T_ADD, given_ones, rest).list;
+    }
+    evaluate_named(r, scope, call, caller, &arguments.named);
+    return arguments;
+}
+
+static struct value evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+                                  struct value caller)
+{
+    struct value function = evaluate(r, scope, node->a);
+    struct arguments arguments = evaluate_arguments(r, scope, node->call, caller);
+    return call_value(r, function, &arguments);
+}
+
+// A filter or a test, of `input`.
+static struct value evaluate_builtin(struct run *r, struct scope *scope, const struct node *node,
+                                     struct value input)
+{
+    struct arguments arguments = evaluate_arguments(r, scope, node->call, MISSING);
+    if (!node->function)
+        fail(r, "No %s named '%.*s'.", node->kind == N_FILTER ? "filter" : "test",
+             SHOWN(node->value.string));
+    return builtin_invoke(r, node->function, input, &arguments);
+}
+
+// ---- all of them --------------------------------------------------------------------------------
+
+static struct value evaluate_kind(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value of;
+    switch (node->kind) {
+    case N_CONST:
+        return node->value;
+    case N_NAME:
+        return evaluate_name(r, scope, node->value);
+    case N_LIST:
+    case N_TUPLE:
+        return evaluate_nodes(r, scope, node->kind == N_LIST ? V_LIST : V_TUPLE, &node->items);
+    case N_DICT:
+        return evaluate_dict(r, scope, node);
+    case N_ATTRIBUTE:
+        return get_attribute(r, evaluate(r, scope, node->a), node->value.string);
+    case N_ITEM:
+        of = evaluate(r, scope, node->a);
+        return get_item(r, of, evaluate(r, scope, node->b));
+    case N_SLICE:
+        return evaluate_slice(r, scope, node);
+    case N_CALL:
+        return evaluate_call(r, scope, node, MISSING);
+    case N_FILTER:
+        of = evaluate(r, scope, node->a);
+        return r->flow == FLOW_ON ? evaluate_builtin(r, scope, node, of) : of;
+    case N_TEST:
+        return evaluate_builtin(r, scope, node, evaluate(r, scope, node->a));
+    case N_NOT:
+        return value_bool(!evaluate_truth(r, scope, node->a));
+    case N_SIGN:
+        return arithmetic_sign(r, evaluate(r, scope, node->a), node->op == T_SUB);
+    case N_LOGIC:
+        return evaluate_logic(r, scope, node);
+    case N_BINARY:
+        return evaluate_binary(r, scope, node);
+    case N_CONCAT:
+        return evaluate_concat(r, scope, node);
+    case N_COMPARE:
+        return value_bool(evaluate_compare(r, scope, node));
+    case N_CONDITION:
+        return evaluate_condition(r, scope, node);
+    case N_CAPTURE:
+        return render_captured(r, scope_new(r, scope), &node->body);
+    default:
+        fail(r, "a statement stands where a value is wanted");
+    }
+}
+
+static struct value evaluate(struct run *r, struct scope *scope, const struct node *node)
+{
+    const struct node *outer = r->at;
+    r->at = node;
+    run_deeper(r);
+    struct value v = evaluate_kind(r, scope, node);
+    r->depth--;
+    r->at = outer;
+    return v;
+}
 
 // ---- output -------------------------------------------------------------------------------------
 
@@ -600,14 +503,15 @@ static void print(struct run *r, struct value v)
         fail(r, "the text grows beyond %zu bytes, which is the limit", r->max_output);
 }
 
-struct value jinja_render_captured(struct run *r, struct scope *scope, const struct node_list *body)
-{
-    size_t text = text_begin(r);
-    jinja_render_body(r, scope, body);
-    return text_end(r, text, false);
-}
-
 // ---- statements ---------------------------------------------------------------------------------
+
+static void with(struct run *r, struct scope *outer, const struct node *node)
+{
+    struct scope *scope = scope_new(r, outer);
+    for (size_t i = 0; i < node->items.n; i++)
+        scope_assign(r, scope, node->items.nodes[i], evaluate(r, outer, node->others.nodes[i]));
+    render_body(r, scope, &node->body);
+}
 
 static struct value make_macro(struct run *r, struct scope *scope, const struct node *node)
 {
@@ -620,8 +524,8 @@ static void render_if(struct run *r, struct scope *scope, const struct node *nod
 {
     for (size_t i = 0; i < node->items.n; i++) {
         const struct node *branch = node->items.nodes[i];
-        if (branch->a && !jinja_evaluate_truth(r, scope, branch->a)) continue;
-        jinja_render_body(r, scope, &branch->body);
+        if (branch->a && !evaluate_truth(r, scope, branch->a)) continue;
+        render_body(r, scope, &branch->body);
         return;
     }
 }
@@ -635,7 +539,7 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         break;
     case N_PRINT:
         for (size_t i = 0; i < node->items.n; i++) {
-            value = jinja_evaluate(r, scope, node->items.nodes[i]);
+            value = evaluate(r, scope, node->items.nodes[i]);
             if (r->flow == FLOW_ON) print(r, value);
         }
         break;
@@ -643,23 +547,23 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         render_if(r, scope, node);
         break;
     case N_FOR:
-        loop_render(r, scope, node, jinja_evaluate(r, scope, node->b), 0);
+        loop_render(r, scope, node, evaluate(r, scope, node->b), 0);
         break;
     case N_SET:
-        value = jinja_evaluate(r, scope, node->b);
+        value = evaluate(r, scope, node->b);
         if (r->flow == FLOW_ON) scope_assign(r, scope, node->a, value);
         break;
     case N_MACRO:
         scope_set(r, scope, node->value.string, make_macro(r, scope, node));
         break;
     case N_CALL_BLOCK:
-        print(r, jinja_evaluate_call(r, scope, node->a, make_macro(r, scope, node)));
+        print(r, evaluate_call(r, scope, node->a, make_macro(r, scope, node)));
         break;
     case N_WITH:
         with(r, scope, node);
         break;
     case N_BLOCK: // sees what is set in the template itself; `scoped` ones all around them
-        jinja_render_body(r, scope_new(r, node->op ? scope : &r->top), &node->body);
+        render_body(r, scope_new(r, node->op ? scope : &r->top), &node->body);
         break;
     case N_BREAK:
         r->flow = FLOW_BREAK;
@@ -674,7 +578,7 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
     }
 }
 
-void jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body)
+static void render_body(struct run *r, struct scope *scope, const struct node_list *body)
 {
     const struct node *outer = r->at;
     run_deeper(r);
@@ -708,7 +612,7 @@ static void parse(void *context)
     const struct parsing *p = context;
     struct jinja *t = p->template;
     t->tokens = lexer_run(&t->arena, p->text, p->len);
-    t->body = parser_run(&t->arena, t->tokens, &t->loops_over_content);
+    t->body = parser_run(&t->arena, t->tokens, builtins, &t->loops_over_content);
 }
 
 enum status jinja_parse(const char *where, const char *text, size_t len, struct jinja **ret)
@@ -763,7 +667,7 @@ static void render(void *context)
     struct rendering *rendering = context;
     struct run *r = &rendering->run;
     r->variables = value_from_json(&r->arena, rendering->variables).dict;
-    jinja_render_body(r, &r->top, &rendering->template->body);
+    render_body(r, &r->top, &rendering->template->body);
 }
 
 enum status jinja_render(const struct jinja *t, const json_t *variables, const struct tm *now,
@@ -775,7 +679,8 @@ enum status jinja_render(const struct jinja *t, const json_t *variables, const s
         .run = {.arena = {.limit = limits->memory ? limits->memory : DEFAULT_MEMORY},
                 .steps = limits->steps ? limits->steps : DEFAULT_STEPS,
                 .max_output = limits->output ? limits->output : DEFAULT_OUTPUT,
-                .now = now},
+                .now = now,
+                .builtins = builtins},
         .template = t,
         .variables = variables,
     };

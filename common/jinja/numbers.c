@@ -148,24 +148,6 @@ static struct value add_lists(struct run *r, struct value a, struct value b)
     return list_of(&r->arena, a.kind, (struct list){.items = both, .n = a.list->n + b.list->n});
 }
 
-struct value value_repeat(struct run *r, struct value v, int64_t times)
-{
-    bool text = v.kind == V_STRING;
-    size_t each = text ? v.string->n_bytes : v.list->n * sizeof(struct value);
-    const char *data = text ? v.string->data : (const char *)v.list->items;
-    if (times < 0) times = 0;
-    if (each > 0 && (uint64_t)times > SIZE_MAX / 4 / each)
-        arena_fail(&r->arena, ST_NO_MEMORY, "a repetition of %lld times is too long",
-                   (long long)times);
-    size_t n = each * (size_t)times;
-    run_bytes(r, n);
-    char *all = arena_alloc(&r->arena, n + 1);
-    for (size_t at = 0; at < n; at += each) memcpy(all + at, data, each);
-    if (text) return string_new(&r->arena, all, n, v.string->markup);
-    struct list items = {.items = (void *)all, .n = v.list->n * (size_t)times};
-    return list_of(&r->arena, v.kind, items);
-}
-
 static bool is_sequence(struct value v)
 {
     return v.kind == V_STRING || v.kind == V_LIST || v.kind == V_TUPLE;

@@ -6,6 +6,75 @@
 
 #define MAX_RANGE 100000 // Jinja's sandbox allows no more
 
+// ---- loops --------------------------------------------------------------------------------------
+
+// V_MISSING: there is none.
+static struct value take(struct loop *l)
+{
+    while (l->at < l->items.n) {
+        struct value item = l->items.items[l->at++];
+        run_steps(l->run, 1);
+        if (!l->passes || l->passes(l, item)) return item;
+    }
+    return MISSING;
+}
+
+static struct value look_ahead(struct loop *l)
+{
+    if (!given(l->after)) l->after = take(l);
+    return l->after;
+}
+
+bool loop_advance(struct loop *l)
+{
+    struct value item = look_ahead(l);
+    l->after = MISSING;
+    if (!given(item)) return false;
+    l->index0++;
+    l->previous = l->current;
+    l->current = item;
+    return true;
+}
+
+// With a test, what remains is asked now.
+int64_t loop_length(struct loop *l)
+{
+    if (l->length >= 0) return l->length;
+    if (l->passes) {
+        struct value *items = arena_array(&l->run->arena, l->items.n - l->at, sizeof *items);
+        size_t n = 0;
+        for (struct value item; given(item = take(l));) items[n++] = item;
+        l->length = (int64_t)n + l->index0 + 1 + given(l->after);
+        l->items = (struct list){.items = items, .n = n};
+        l->at = 0;
+        l->passes = NULL;
+    } else {
+        l->length = (int64_t)l->items.n;
+    }
+    return l->length;
+}
+
+struct value loop_attribute(struct loop *l, const struct string *name)
+{
+    if (string_is(name, "index")) return value_int(l->index0 + 1);
+    if (string_is(name, "index0")) return value_int(l->index0);
+    if (string_is(name, "first")) return value_bool(l->index0 == 0);
+    if (string_is(name, "last")) return value_bool(!given(look_ahead(l)));
+    if (string_is(name, "length")) return value_int(loop_length(l));
+    if (string_is(name, "revindex")) return value_int(loop_length(l) - l->index0);
+    if (string_is(name, "revindex0")) return value_int(loop_length(l) - l->index0 - 1);
+    if (string_is(name, "depth")) return value_int(l->depth0 + 1);
+    if (string_is(name, "depth0")) return value_int(l->depth0);
+    if (string_is(name, "previtem"))
+        return given(l->previous) ? l->previous
+                                  : undefined_because(l->run, "there is no previous item");
+    if (string_is(name, "nextitem"))
+        return given(look_ahead(l)) ? l->after : undefined_because(l->run, "there is no next item");
+    return MISSING;
+}
+
+// ---- what can be gone over ----------------------------------------------------------------------
+
 bool value_is_list(struct value v)
 {
     return v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_KEYS || v.kind == V_VALUES ||
@@ -95,9 +164,28 @@ void items_reverse(struct list items)
     }
 }
 
+struct value value_repeat(struct run *r, struct value v, int64_t times)
+{
+    bool text = v.kind == V_STRING;
+    size_t each = text ? v.string->n_bytes : v.list->n * sizeof(struct value);
+    const char *data = text ? v.string->data : (const char *)v.list->items;
+    if (times < 0) times = 0;
+    if (each > 0 && (uint64_t)times > SIZE_MAX / 4 / each)
+        arena_fail(&r->arena, ST_NO_MEMORY, "a repetition of %lld times is too long",
+                   (long long)times);
+    size_t n = each * (size_t)times;
+    run_bytes(r, n);
+    char *all = arena_alloc(&r->arena, n + 1);
+    for (size_t at = 0; at < n; at += each) memcpy(all + at, data, each);
+    if (text) return string_new(&r->arena, all, n, v.string->markup);
+    struct list items = {.items = (void *)all, .n = v.list->n * (size_t)times};
+    return list_of(&r->arena, v.kind, items);
+}
+
 // ---- ranges -------------------------------------------------------------------------------------
 
-uint64_t range_count(int64_t start, int64_t stop, int64_t step)
+// How many there are from start to before stop by step, which may be negative.
+static uint64_t range_count(int64_t start, int64_t stop, int64_t step)
 {
     if (step > 0 ? start >= stop : start <= stop) return 0;
     uint64_t span = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
@@ -400,7 +488,7 @@ static struct value own_attribute(struct run *r, struct value of, const struct s
 // V_MISSING: Python's getattr would fail.
 static struct value python_attribute(struct run *r, struct value of, const struct string *name)
 {
-    const struct builtin *function = builtin_find(METHOD(of.kind), name);
+    const struct builtin *function = builtin_find(r->builtins, METHOD(of.kind), name);
     if (is_forbidden(of, name))
         return undefined_because(r, "access to attribute '%.*s' of '%s' object is unsafe.",
                                  (int)(name->n_bytes < 60 ? name->n_bytes : 60), name->data,
@@ -546,4 +634,56 @@ struct value get_path(struct run *r, struct value of, struct value path, struct 
         if (!dot) return of;
         part = dot + 1;
     }
+}
+
+// ---- arguments ----------------------------------------------------------------------------------
+
+const struct string *need_string(struct run *r, struct value v, const char *what)
+{
+    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
+    if (v.kind != V_STRING) fail(r, "%s must be str, not %s", what, value_type(v));
+    return v.string;
+}
+
+// The name of parameter i, counted from 1.
+static const char *param_name(const struct call *c, int i)
+{
+    const char *at = builtin_params(c->function);
+    for (; i > 1; i--) at += strcspn(at, " ") + 1;
+    return string_copy(&c->run->arena, at, strcspn(at, " "), false).string->data;
+}
+
+const struct string *arg_string(const struct call *c, int i)
+{
+    if (c->v[i].kind == V_STRING) return c->v[i].string;
+    return need_string(c->run, c->v[i], param_name(c, i));
+}
+
+int64_t arg_int(const struct call *c, int i, int64_t otherwise)
+{
+    int64_t x = otherwise;
+    if (!arg_given(c, i) || value_as_int(c->v[i], &x)) return x;
+    if (c->v[i].kind == V_UNDEFINED) undefined_fail(c->run, c->v[i]);
+    fail(c->run, "%s: '%s' object cannot be interpreted as an integer", param_name(c, i),
+         value_type(c->v[i]));
+}
+
+bool arg_truth(const struct call *c, int i, bool otherwise)
+{
+    return given(c->v[i]) ? value_truth(c->run, c->v[i]) : otherwise;
+}
+
+bool arg_window(const struct call *c, int64_t n, int64_t *ret_start, int64_t *ret_end)
+{
+    int64_t start = arg_int(c, 2, 0), end = arg_int(c, 3, n);
+    if (start < 0) start = start + n < 0 ? 0 : start + n;
+    if (end < 0) end = end + n < 0 ? 0 : end + n;
+    *ret_start = start;
+    *ret_end = end < n ? end : n;
+    return start <= *ret_end;
+}
+
+bool arg_given(const struct call *c, int i)
+{
+    return given(c->v[i]) && c->v[i].kind != V_NONE;
 }

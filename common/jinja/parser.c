@@ -16,6 +16,7 @@ struct parser {
     const char *ends; // tags that may end the block being read, as errors name them; NULL: none
     const struct node *unknown; // a filter or test that is not there, outside of any condition
     bool loops_over_content;
+    const struct builtin *const *builtins; // tables, up to a NULL
 };
 
 // At the current token.
@@ -181,7 +182,7 @@ static struct node *parse_filters(struct parser *p, struct node *input, bool fir
         struct node *node = node_new(p, N_FILTER);
         node->a = input;
         node->value = parse_filter_name(p);
-        node->function = builtin_find(FILTER, node->value.string);
+        node->function = builtin_find(p->builtins, FILTER, node->value.string);
         if (!node->function) p->unknown = node;
         if (p->token->type == T_LPAREN) node->call = parse_arguments(p);
         input = node;
@@ -205,7 +206,7 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     bool negated = skip_name(p, "not");
     node->a = tested;
     node->value = parse_filter_name(p);
-    node->function = builtin_find(TEST, node->value.string);
+    node->function = builtin_find(p->builtins, TEST, node->value.string);
     if (!node->function) p->unknown = node;
     if (p->token->type == T_LPAREN) {
         node->call = parse_arguments(p);
@@ -821,9 +822,9 @@ static struct node *parse_statement(struct parser *p)
 }
 
 struct node_list parser_run(struct arena *a, struct token_stream tokens,
-                            bool *ret_loops_over_content)
+                            const struct builtin *const *builtins, bool *ret_loops_over_content)
 {
-    struct parser p = {.arena = a, .token = tokens.tokens};
+    struct parser p = {.arena = a, .token = tokens.tokens, .builtins = builtins};
     struct node_list body = parse_until(&p, NULL);
     if (p.unknown)
         place_fail(a, p.unknown->line, p.unknown->column, "No %s named '%.*s'.",

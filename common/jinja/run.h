@@ -33,6 +33,7 @@ struct run {
     int depth;
     const struct tm *now; // NULL: the clock
     const struct dict *variables;
+    const struct builtin *const *builtins; // tables, up to a NULL
     struct scope top;
     struct bytes text;     // what is being built: the output, then texts within it
     enum flow flow;        // set by break and continue until their loop sees it
@@ -71,33 +72,7 @@ struct value undefined_because(struct run *r, const char *format, ...)
 // `of` V_MISSING: a variable.
 struct value undefined_item(struct run *r, struct value of, struct value name);
 
-// ---- statements: interpret.c --------------------------------------------------------------------
-
-void jinja_render_body(struct run *r, struct scope *scope, const struct node_list *body);
-// The text of a body, kept from the output; a break or continue within leaves it.
-struct value jinja_render_captured(struct run *r, struct scope *scope,
-                                   const struct node_list *body);
-struct scope *scope_new(struct run *r, const struct scope *outer); // a macro may keep it
-// Its variable of that name; NULL: none.
-struct variable *scope_find(struct run *r, const struct scope *scope, const struct string *name);
-void scope_set(struct run *r, struct scope *scope, const struct string *name, struct value value);
-void scope_assign(struct run *r, struct scope *scope, const struct node *target,
-                  struct value value);
-
-void loop_render(struct run *r, struct scope *scope, const struct node *node, struct value iterable,
-                 int64_t depth0);
-struct value loop_attribute(struct loop *loop, const struct string *name);
-int64_t loop_length(struct loop *loop);
-
-// ---- expressions: interpret.c -------------------------------------------------------------------
-
-struct value jinja_evaluate(struct run *r, struct scope *scope, const struct node *node);
-bool jinja_evaluate_truth(struct run *r, struct scope *scope, const struct node *node);
-// `caller`: of a call block; V_MISSING: none.
-struct value jinja_evaluate_call(struct run *r, struct scope *scope, const struct node *node,
-                                 struct value caller);
-
-// ---- calls: run.c, interpret.c ------------------------------------------------------------------
+// ---- functions for templates --------------------------------------------------------------------
 
 struct arguments {
     struct list positional;
@@ -127,6 +102,7 @@ struct builtin {
     const char *params;
     int n_required;
 };
+#define BUILTIN_SIGNS "$~/*"
 // For "%.*s": the first of its names.
 #define NAME(f) (int)strcspn((f)->name, " "), (f)->name
 // The definition of one.
@@ -136,15 +112,17 @@ struct builtin {
 enum { FILTER = 1, TEST = 2, FUNCTION = 4 };
 #define METHOD(kind) (8 << (kind))
 
-// Each file that has some has a table of them, which ends on a name NULL.
+// Each file that has some has a table of them, which ends on a name NULL; which tables there are, a
+// rendering is told.
 extern const struct builtin value_builtins[], string_builtins[], number_builtins[],
-    format_builtins[], loop_builtins[];
+    format_builtins[];
 
 // NULL: there is none of that name.
-const struct builtin *builtin_find(int of, const struct string *name);
+const struct builtin *builtin_find(const struct builtin *const *tables, int of,
+                                   const struct string *name);
+const char *builtin_params(const struct builtin *f); // the names, behind the signs
 struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
                             const struct arguments *arguments);
-struct value call_value(struct run *r, struct value function, const struct arguments *arguments);
 
 // Parameter i as what it must be; `otherwise` where it was not given, or, of an int, is None.
 const struct string *arg_string(const struct call *c, int i);
@@ -160,15 +138,30 @@ struct macro {
     const struct node *node; // N_MACRO, N_CALL_BLOCK
     struct scope *scope;     // where it was defined
 };
-struct value macro_call(struct run *r, const struct macro *macro,
-                        const struct arguments *arguments);
-
-struct value loop_call(struct run *r, struct loop *loop, const struct arguments *arguments);
 
 struct method {
     struct value self;
     const struct builtin *function;
 };
+
+// ---- loops: objects.c ---------------------------------------------------------------------------
+
+// A `for`. Items are taken one by one, and its test ("for x in y if z") is asked when an item is
+// due, as in Jinja: what the body has changed in a namespace counts.
+struct loop {
+    struct run *run;
+    struct scope *scope; // around it
+    const struct node *node;
+    struct list items;
+    size_t at;                                        // the next of them to be looked at
+    bool (*passes)(struct loop *, struct value item); // NULL: no test, or it was asked of all
+    int64_t index0, length, depth0;                   // length -1: not known yet
+    struct value previous, current, after; // after: looked ahead; V_MISSING: not, or none
+    struct value last_changed;             // V_MISSING: changed() was not called yet
+};
+bool loop_advance(struct loop *l); // to the next item; false: there is none
+int64_t loop_length(struct loop *l);
+struct value loop_attribute(struct loop *l, const struct string *name); // V_MISSING: it has none
 
 // ---- values: objects.c --------------------------------------------------------------------------
 
@@ -203,26 +196,21 @@ bool value_has_length(struct value v);
 bool value_is_list(struct value v); // its items lie in v.list
 bool value_is_iterable(struct value v);
 struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step);
-// How many there are from start to before stop by step, which may be negative.
-uint64_t range_count(int64_t start, int64_t stop, int64_t step);
+struct value value_repeat(struct run *r, struct value v, int64_t times); // a string, a list
 
-// ---- numbers.c, format.c ------------------------------------------------------------------------
+// ---- numbers.c ----------------------------------------------------------------------------------
 
 struct value arithmetic(struct run *r, int op, struct value a, struct value b);
 struct value arithmetic_sign(struct run *r, struct value v, bool minus);
-struct value value_repeat(struct run *r, struct value v,
-                          int64_t times); // a string or a list, times
-struct value format_percent(struct run *r, const struct string *format, struct value values);
 
 // ---- text of values: format.c -------------------------------------------------------------------
 
 void put_str(struct run *r, struct value v);                 // str(v)
-void put_repr(struct run *r, struct value v);                // repr(v)
 struct value value_str(struct run *r, struct value v);       // a V_STRING, which may be markup
 struct value value_plain_str(struct run *r, struct value v); // which is not
-struct value value_repr(struct run *r, struct value v);
-void put_float(struct run *r, double x);
-struct value value_escape(struct run *r, struct value v);                   // markup
+struct value value_escape(struct run *r, struct value v);    // markup
+// "..." % values
+struct value format_percent(struct run *r, const struct string *format, struct value values);
 struct value string_as(struct run *r, const struct string *s, bool markup); // the same text
 
 // ---- strings.c ----------------------------------------------------------------------------------

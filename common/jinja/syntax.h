@@ -155,7 +155,8 @@ struct node {
     struct macro_node *macro;
 };
 
+// `builtins`: tables of filters and tests, up to a NULL.
 struct node_list parser_run(struct arena *a, struct token_stream tokens,
-                            bool *ret_loops_over_content);
+                            const struct builtin *const *builtins, bool *ret_loops_over_content);
 
 #endif

@@ -15,7 +15,7 @@
 // Memory handed out piece by piece, freed as a whole. Because nothing else needs freeing, a failure
 // leaves at once: arena_fail() jumps out of arena_try(), however deep the parser or the interpreter
 // is, and no function between carries a status. Only jinja_parse(), jinja_render() and generators
-// (run.c) try.
+// (builtins.c) try.
 struct arena_block;
 struct arena {
     struct arena_block *blocks;
