@@ -6,7 +6,6 @@
  * first step, so that no second model is held. */
 #include "trainer/commands.h"
 #include "common/model/model.h"
-#include "trainer/run/foreign_names.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/options_shared.h"
 

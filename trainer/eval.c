@@ -116,14 +116,15 @@ static void print_result(const struct eval_config *config, const struct eval_res
     }
     if (r->accuracy >= 0)
         printf("accuracy %.2f%% +- %.2f%% (standard error), ", 100 * r->accuracy,
-               100 * r->standard_error);
-    printf("reward %.4f +- %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, ", r->reward,
-           r->reward_standard_error, r->n, r->mean_length, 100 * r->truncated);
-    for (int i = 0; i < r->n_pass; i++)
-        printf("pass@%d %.2f%% +- %.2f%%, ", 1 << i, 100 * r->pass[i].mean, 100 * r->pass[i].error);
-    if (r->n_pass > 0)
+               100 * eval_error(&r->correct));
+    printf("reward %.4f +- %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, ", r->reward.mean,
+           eval_error(&r->reward), r->n, r->mean_length, 100 * r->truncated);
+    for (int i = 0; i < EVAL_MOST_PASS && r->pass[i].n > 0; i++)
+        printf("pass@%d %.2f%% +- %.2f%%, ", 1 << i, 100 * r->pass[i].mean,
+               100 * eval_error(&r->pass[i]));
+    if (r->majority.n > 0)
         printf("maj@%d %.2f%% +- %.2f%%, ", r->n_samples, 100 * r->majority.mean,
-               100 * r->majority.error);
+               100 * eval_error(&r->majority));
     if (r->spec.num_draft_tokens > 0)
         printf("%.1f%% of drafts accepted, ", 100 * spec_acceptance_rate(&r->spec));
     printf("%.1f s, weight version %" PRIu64 "\n", r->seconds, r->weight_version);

@@ -5,7 +5,6 @@
  * similar length need not meet, since nothing is padded. */
 #include "trainer/commands.h"
 #include "common/model/model.h"
-#include "trainer/run/foreign_names.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/options_shared.h"
 

@@ -69,8 +69,9 @@ static void assert_loads(const struct trained *policy, const struct trained *dra
     assert_int_equal(c.data_index, 8);
     assert_ok(optimizer_new_whole(policy->r.dev, policy->r.weights, &adamw, &fresh[0]));
     assert_ok(optimizer_new_whole(draft->r.dev, draft->r.weights, &adamw, &fresh[1]));
-    assert_ok(checkpoint_load_optimizer(folder, &c, fresh[0]));
-    assert_ok(checkpoint_load_draft_optimizer(folder, &c, fresh[1]));
+    assert_ok(checkpoint_load_optimizer(folder, c.optimizer_steps, fresh[0]));
+    assert_ok(checkpoint_load_optimizer(test_path(folder, DRAFT_FOLDER), c.draft_optimizer_steps,
+                                        fresh[1]));
     for (int i = 0; i < 2; i++) {
         assert_int_equal(optimizer_steps(fresh[i]), 1);
         optimizer_free(fresh[i]);

@@ -1,7 +1,6 @@
 /* best.c: a record of one number. Owns nothing; the trainer's thread. */
 #include "trainer/run/best.h"
 #include "common/base/json.h"
-#include "common/base/log.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -66,17 +65,4 @@ enum status best_from_json(const char *where, const json_t *json, struct best *r
     *ret = b;
 out:
     return st;
-}
-
-enum status best_resume(struct best *b, const char *folder, const json_t *json, json_t *was,
-                        json_t **of)
-{
-    enum status st = best_from_json(folder, json, b);
-    if (!*of) *of = json_incref(was);
-    if (st != ST_OK || b->step < 0 || !was || json_equal(*of, was)) return st;
-    log_warn("the evaluations until now were of other held-out prompts, or by another reward: "
-             "their best, step %" PRId64 ", is not compared with those to come",
-             b->step);
-    *b = BEST_NONE;
-    return ST_OK;
 }

@@ -31,10 +31,4 @@ json_t *best_to_json(const struct best *b);
 // `json` NULL or null: none. ST_FORMAT, naming `where`, where it is no such object.
 enum status best_from_json(const char *where, const json_t *json, struct best *ret);
 
-// A run goes on from the checkpoint in `folder`, whose best was `json`, of evaluations made of
-// `was`. *of: what they are made of now; where that is another the best is not compared with those
-// to come, which is said. NULL: there are none, and it becomes a new reference of `was`.
-enum status best_resume(struct best *b, const char *folder, const json_t *json, json_t *was,
-                        json_t **of);
-
 #endif

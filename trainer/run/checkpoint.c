@@ -280,29 +280,11 @@ enum status checkpoint_best(const char *run_folder, char **ret_folder)
     return follow_link(run_folder, "best", ret_folder);
 }
 
-static enum status load_optimizer(const char *folder, int64_t steps, struct optimizer *optimizer)
-{
-    if (steps == 0) return ST_OK;
-    char path[PATH_ROOM];
-    enum status st = find_trainer_file(folder, OPTIMIZER_FILE, path);
-    return st == ST_OK ? optimizer_load(optimizer, path) : st;
-}
-
-enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
+enum status checkpoint_load_optimizer(const char *folder, int64_t steps,
                                       struct optimizer *optimizer)
 {
-    return load_optimizer(folder, c->optimizer_steps, optimizer);
-}
-
-bool checkpoint_has_draft(const struct checkpoint *c)
-{
-    return c->draft_optimizer_steps >= 0;
-}
-
-enum status checkpoint_load_draft_optimizer(const char *folder, const struct checkpoint *c,
-                                            struct optimizer *optimizer)
-{
-    char draft[PATH_ROOM];
-    enum status st = path_put(draft, folder, DRAFT_FOLDER);
-    return st == ST_OK ? load_optimizer(draft, c->draft_optimizer_steps, optimizer) : st;
+    char path[PATH_ROOM];
+    if (steps == 0) return ST_OK;
+    enum status st = find_trainer_file(folder, OPTIMIZER_FILE, path);
+    return st == ST_OK ? optimizer_load(optimizer, path) : st;
 }

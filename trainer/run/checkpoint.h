@@ -19,7 +19,7 @@ struct checkpoint {
     int64_t step;       // steps done
     int64_t data_index; // examples taken (curriculum.h)
     int64_t num_tokens, skipped_updates;
-    int64_t optimizer_steps, draft_optimizer_steps; // on write: the models'
+    int64_t optimizer_steps, draft_optimizer_steps; // on write: the models'; -1: there is no draft
     bool interim;                                   // the next checkpoint replaces it
     json_t *line;                                   // of the step, not yet in metrics.jsonl
     bool evaluation_due;                            // before that can be written
@@ -49,12 +49,9 @@ enum status checkpoint_latest(const char *run_folder, char **ret_folder);
 enum status checkpoint_best(const char *run_folder, char **ret_folder);
 // checkpoint_release() it. ST_UNSUPPORTED: a later version wrote it.
 enum status checkpoint_read(const char *folder, struct checkpoint *ret);
-// The optimizer's state of a checkpoint into a new optimizer; checkpoint_load_draft_optimizer: that
-// of its draft model. The weights: weights_load() of the folder, and of folder/draft.
-enum status checkpoint_load_optimizer(const char *folder, const struct checkpoint *c,
+// The optimizer's state of a checkpoint, or of the draft in it (folder/draft), into a new
+// optimizer. The weights: weights_load() of the same folder.
+enum status checkpoint_load_optimizer(const char *folder, int64_t steps,
                                       struct optimizer *optimizer);
-bool checkpoint_has_draft(const struct checkpoint *c);
-enum status checkpoint_load_draft_optimizer(const char *folder, const struct checkpoint *c,
-                                            struct optimizer *optimizer);
 
 #endif

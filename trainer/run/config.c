@@ -2,7 +2,6 @@
 #include "trainer/run/config.h"
 #include "common/model/model.h"
 #include "trainer/rollout/source.h"
-#include "trainer/run/foreign_names.h"
 #include "trainer/run/options_shared.h"
 
 #define OPTIONS_OF struct train_config

@@ -145,10 +145,8 @@ static enum status write_out(const struct run *run)
     const struct mapped *m = &run->mapped;
     enum status st;
     if (!c->out || !train_ranks_lead(&run->ranks)) return ST_OK;
-    struct model_folder model = {.weights = m->policy,
-                                 .as = c->dtype ? (enum dtype)(c->dtype - 1) : m->policy->dt,
-                                 .source_folder = m->files_folder,
-                                 .adapter = m->adapter};
+    struct model_folder model = mapped_folder(m);
+    if (c->dtype) model.as = (enum dtype)(c->dtype - 1);
     if (m->adapter && !(model.state = adapter_state(NULL, m->base)))
         FAIL(ST_NO_MEMORY, "no memory to write %s", c->out);
     st = model_folder_write(c->out, bridge_device(m->bridge), &model);

@@ -16,34 +16,21 @@
 
 #define EVAL_GROUPS 64 // samples, if a prompt has no more
 
-struct spread { // mean, and squares of the deviations from it (Welford 1962), over prompts
-    int n;
-    double mean, squares;
-};
-
-struct tally {
-    struct reward *reward;
-    int n_samples; // of a prompt
-    struct spread of_reward, correct, pass[EVAL_MOST_PASS], majority;
-    double n_correct, tokens, truncated;
-    uint64_t weight_version;
-    struct spec_counters spec;
-};
-
-static void spread_add(struct spread *s, double x)
+// Welford 1962
+static void figure_add(struct eval_figure *f, double x)
 {
-    const double delta = x - s->mean;
-    s->mean += delta / ++s->n;
-    s->squares += delta * (x - s->mean);
+    const double delta = x - f->mean;
+    f->mean += delta / ++f->n;
+    f->squares += delta * (x - f->mean);
 }
 
-static struct eval_figure figure_of(const struct spread *s)
+double eval_error(const struct eval_figure *f)
 {
-    const int n = s->n > 0 ? s->n : 1;
-    return (struct eval_figure){s->mean, sqrt(s->squares / n / n)};
+    const int n = f->n > 0 ? f->n : 1;
+    return sqrt(f->squares / n / n);
 }
 
-static void count_drafts(struct tally *t, const json_t *telemetry)
+static void count_drafts(struct eval_result *r, const json_t *telemetry)
 {
     struct spec_counters of_sample = {
         .present = json_has(telemetry, "num_draft_tokens"),
@@ -51,7 +38,7 @@ static void count_drafts(struct tally *t, const json_t *telemetry)
         .num_draft_tokens = json_number_value(json_object_get(telemetry, "num_draft_tokens")),
         .num_accepted_tokens = json_number_value(json_object_get(telemetry, "num_accepted_tokens")),
     };
-    spec_counters_add(&t->spec, &of_sample);
+    spec_counters_add(&r->spec, &of_sample);
 }
 
 // Sample i of a rollout as a line of --output; terms: (terms, n) of the rollout.
@@ -72,12 +59,12 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
     return json_put_line(ret, line, JSON_REAL_PRECISION(9));
 }
 
-static void count_sample(struct tally *t, const struct completion *s)
+static void count_sample(struct eval_result *r, const struct completion *s)
 {
-    t->tokens += s->n;
-    t->truncated += s->truncated;
-    if (s->n) t->weight_version = s->versions[s->n - 1];
-    count_drafts(t, s->telemetry);
+    r->mean_length += s->n;
+    r->truncated += s->truncated;
+    if (s->n) r->weight_version = s->versions[s->n - 1];
+    count_drafts(r, s->telemetry);
 }
 
 struct vote { // of one sample: the number that its text gives as the answer, else the text itself
@@ -126,79 +113,57 @@ static double majority(const struct completion *samples, const double *correct, 
     return right / n_most;
 }
 
-static enum status count_correct(struct tally *t, const struct completion *samples,
+static enum status count_correct(struct eval_result *r, const struct completion *samples,
                                  const double *correct)
 {
-    const int n = t->n_samples;
+    const int n = r->n_samples;
     int n_correct = 0;
     for (int i = 0; i < n; i++) n_correct += correct[i] > 0;
-    t->n_correct += n_correct;
-    spread_add(&t->correct, (double)n_correct / n);
+    r->accuracy += n_correct;
+    figure_add(&r->correct, (double)n_correct / n);
     if (n == 1) return ST_OK;
     struct vote *votes = malloc((size_t)n * sizeof *votes);
     if (!votes) return status_fail(ST_NO_MEMORY, "no memory for the answers of %d samples", n);
     for (int i = 0; i < EVAL_MOST_PASS && 1 << i <= n; i++)
-        spread_add(&t->pass[i], 1 - share_of_choices(n - n_correct, n, 1 << i));
-    spread_add(&t->majority, majority(samples, correct, n, votes));
+        figure_add(&r->pass[i], 1 - share_of_choices(n - n_correct, n, 1 << i));
+    figure_add(&r->majority, majority(samples, correct, n, votes));
     free(votes);
     return ST_OK;
 }
 
 // ret_lines may be NULL.
-static enum status count(struct tally *t, const char *data, const struct rollout *r,
-                         struct bytes *ret_lines)
+static enum status count(const struct evaluation *e, const struct rollout *from,
+                         struct bytes *ret_lines, struct eval_result *r)
 {
-    const int accuracy = reward_accuracy_term(t->reward), each = r->n_per_group,
-              n = r->n_groups * each;
+    const int accuracy = reward_accuracy_term(e->reward), each = from->n_per_group,
+              n = from->n_groups * each;
     enum status st;
     double *rewards = malloc((size_t)n * (REWARD_MAX_TERMS + 1) * sizeof *rewards),
            *terms = rewards + n;
     if (!rewards) return status_fail(ST_NO_MEMORY, "no memory for %d rewards", n);
-    CHECK(scoring_task(t->reward, data, r, terms, rewards));
+    CHECK(scoring_task(e->reward, e->data->path, from, terms, rewards));
     for (int i = 0; i < n; i++) {
-        count_sample(t, &r->completions[i]);
-        if (ret_lines) CHECK(put_line(ret_lines, t->reward, r, i, terms, rewards[i]));
+        count_sample(r, &from->completions[i]);
+        if (ret_lines) CHECK(put_line(ret_lines, e->reward, from, i, terms, rewards[i]));
     }
     for (int i = 0; i < n; i += each) {
         double mean;
         mean_std(rewards + i, each, &mean, NULL);
-        if (!isnan(mean)) spread_add(&t->of_reward, mean);
-        if (accuracy >= 0) CHECK(count_correct(t, &r->completions[i], terms + accuracy * n + i));
+        if (!isnan(mean)) figure_add(&r->reward, mean);
+        if (accuracy >= 0) CHECK(count_correct(r, &from->completions[i], terms + accuracy * n + i));
     }
 out:
     free(rewards);
     return st;
 }
 
-static struct eval_result result_of(const struct tally *t, int n, int64_t start)
-{
-    const double all = (double)n * t->n_samples;
-    const struct eval_figure reward = figure_of(&t->of_reward), correct = figure_of(&t->correct);
-    struct eval_result r = {
-        .n = n,
-        .n_samples = t->n_samples,
-        .reward = reward.mean,
-        .reward_standard_error = reward.error,
-        .accuracy = reward_accuracy_term(t->reward) >= 0 ? t->n_correct / all : -1,
-        .standard_error = correct.error,
-        .mean_length = t->tokens / all,
-        .truncated = t->truncated / all,
-        .seconds = clock_ms_since(start) / 1e3,
-        .weight_version = t->weight_version,
-        .spec = t->spec,
-        .majority = figure_of(&t->majority),
-    };
-    for (int i = 0; i < EVAL_MOST_PASS && t->pass[i].n > 0; i++)
-        r.pass[r.n_pass++] = figure_of(&t->pass[i]);
-    return r;
-}
-
 enum status evaluate(const struct evaluation *e, struct bytes *ret_lines, struct eval_result *ret)
 {
-    struct tally tally = {.reward = e->reward, .n_samples = e->n_samples};
     const int n = e->limit > 0 && e->limit < e->data->n ? e->limit : e->data->n;
     const int at_once = e->n_samples < EVAL_GROUPS ? EVAL_GROUPS / e->n_samples : 1;
+    const double samples = (double)n * e->n_samples;
     int64_t start = clock_now_ns();
+    struct eval_result r = {.n = n, .n_samples = e->n_samples};
     for (int i = 0; i < n; i += at_once) {
         struct rollout_step order = {
             .step = e->step, .evaluation = true, .data = e->data->path, .sampling = *e->sampling};
@@ -208,11 +173,15 @@ enum status evaluate(const struct evaluation *e, struct bytes *ret_lines, struct
             order.rollout->examples[g] = &e->data->examples[i + g];
         if (st == ST_OK) st = status_context(source_sample(e->source, &order), "evaluation");
         if (st == ST_OK) st = rollout_exchange(e->comm, order.rollout);
-        if (st == ST_OK) st = count(&tally, e->data->path, order.rollout, ret_lines);
+        if (st == ST_OK) st = count(e, order.rollout, ret_lines, &r);
         rollout_free(order.rollout);
         if (st != ST_OK) return st;
     }
-    *ret = result_of(&tally, n, start);
+    r.accuracy = reward_accuracy_term(e->reward) >= 0 ? r.accuracy / samples : -1;
+    r.mean_length /= samples;
+    r.truncated /= samples;
+    r.seconds = clock_ms_since(start) / 1e3;
+    *ret = r;
     return ST_OK;
 }
 
@@ -224,11 +193,11 @@ void eval_result_put(const struct eval_result *r, const char *prefix, json_t *me
         double value;
         bool given;
     } figures[] = {
-        {"reward", r->reward, true},
-        {"reward_standard_error", r->reward_standard_error, true},
+        {"reward", r->reward.mean, true},
+        {"reward_standard_error", eval_error(&r->reward), true},
         {"mean_length", r->mean_length, true},
         {"accuracy", r->accuracy, binary},
-        {"standard_error", r->standard_error, binary},
+        {"standard_error", eval_error(&r->correct), binary},
         {"acceptance_rate", spec_acceptance_rate(&r->spec), drafted},
         {"acceptance_length", spec_acceptance_length(&r->spec), drafted},
     };
@@ -236,11 +205,12 @@ void eval_result_put(const struct eval_result *r, const char *prefix, json_t *me
         if (figures[i].given)
             metrics_putf(metrics, figures[i].value, "%s%s", prefix, figures[i].name);
     }
-    for (int i = 0; i < r->n_pass; i++) {
+    for (int i = 0; i < EVAL_MOST_PASS && r->pass[i].n > 0; i++) {
         metrics_putf(metrics, r->pass[i].mean, "%spass@%d", prefix, 1 << i);
-        metrics_putf(metrics, r->pass[i].error, "%spass@%d_standard_error", prefix, 1 << i);
+        metrics_putf(metrics, eval_error(&r->pass[i]), "%spass@%d_standard_error", prefix, 1 << i);
     }
-    if (r->n_pass == 0) return;
+    if (r->majority.n == 0) return;
     metrics_putf(metrics, r->majority.mean, "%smaj@%d", prefix, r->n_samples);
-    metrics_putf(metrics, r->majority.error, "%smaj@%d_standard_error", prefix, r->n_samples);
+    metrics_putf(metrics, eval_error(&r->majority), "%smaj@%d_standard_error", prefix,
+                 r->n_samples);
 }

@@ -7,17 +7,19 @@
 #include "trainer/rollout/source.h"
 
 #define EVAL_MOST_PASS 12 // k = 1, 2, 4 .. 2048
-struct eval_figure {
-    double mean, error; // over prompts
+struct eval_figure {      // over prompts: the mean, and the squares of the deviations from it
+    int n;
+    double mean, squares;
 };
+double eval_error(const struct eval_figure *f); // of the mean
 struct eval_result {
-    int n, n_samples;                     // prompts; of each
-    double reward, reward_standard_error; // mean
-    double accuracy, standard_error; // of the reward's first 0/1 term; accuracy -1: it has none
-    // With it and several samples: that of 2^i of them any is right (unbiased, Chen et al. 2021),
-    // and that the answer that most of them gave is.
+    int n, n_samples; // prompts; of each
+    struct eval_figure reward;
+    double accuracy; // of the reward's first 0/1 term; -1: it has none
+    struct eval_figure correct;
+    // With it and several samples: that of 2^i of them any is right (unbiased, Chen et al. 2021;
+    // of no prompts: so many there are not), and that the answer that most of them gave is.
     struct eval_figure pass[EVAL_MOST_PASS], majority;
-    int n_pass;
     double mean_length, truncated; // tokens; share
     double seconds;
     uint64_t weight_version;   // of the last token

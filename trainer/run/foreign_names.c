@@ -1,7 +1,7 @@
 /* foreign_names.c: names of other programs' options, for the tables of cw-trainer's commands: who
  * comes from TRL or verl and types one is told what stands here for it. docs/recipes.md has the
  * same as a table. */
-#include "trainer/run/foreign_names.h"
+#include "trainer/run/options_shared.h"
 
 #include <stddef.h>
 

@@ -11,6 +11,7 @@
 #include "common/model/adapter.h"
 #include "kernels/comm.h"
 #include "trainer/launch/job.h"
+#include "trainer/run/model_folder_write.h"
 #include "trainer/run/train_ranks.h"
 
 #include <inttypes.h>
@@ -128,6 +129,14 @@ enum status role_open(struct bridge *bridge, const struct bridge_role *role,
     weights_bind(*ret_weights, bridge_base(bridge, role->role));
 out:
     return st;
+}
+
+struct model_folder mapped_folder(const struct mapped *m)
+{
+    return (struct model_folder){.weights = m->policy,
+                                 .as = m->policy->dt,
+                                 .source_folder = m->files_folder,
+                                 .adapter = m->adapter};
 }
 
 struct control *mapped_control(const struct mapped *m)

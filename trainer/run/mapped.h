@@ -17,6 +17,7 @@ struct bridge;
 struct bridge_role;
 struct control;
 struct job;
+struct model_folder;
 struct model_config;
 struct train_ranks;
 struct weights;
@@ -50,6 +51,7 @@ void mapped_release(struct mapped *m); // also what is half opened
 // to the role's mapped arena. What is there of both is the caller's to free, also on failure.
 enum status role_open(struct bridge *bridge, const struct bridge_role *role,
                       struct model_config **ret_model, struct weights **ret_weights);
+struct model_folder mapped_folder(const struct mapped *m); // of what is trained, to be written
 struct control *mapped_control(const struct mapped *m);
 uint64_t mapped_version(const struct mapped *m); // of the weights
 // Of several ranks: they meet, once each has its bridge.

@@ -5,6 +5,13 @@
 
 #include "common/base/options.h"
 
+// For OPT_FOREIGN (foreign_names.c): names of TRL's, verl's and others' options, and what stands
+// here for them.
+extern const char *const common_foreign_names[];  // of every command that trains
+extern const char *const train_foreign_names[];   // of `train` alone
+extern const char *const dataset_foreign_names[]; // of `sft` and `dpo`
+extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
+
 // How lines of data become prompts: a struct prompt_options (prompts.h) called `prompts`.
 #define PROMPT_OPTIONS                                                                             \
     OPT_TEXT("prompt-field", prompts.prompt_field, NULL, "NAME",                                   \

@@ -43,6 +43,13 @@ struct task { // what differs between the commands
     enum loss_type loss;                 // of a data set: the first, of dpo's
 };
 
+struct own {
+    struct server_process *server; // NULL: none is started here
+    // where it has its log: the run's folder, of further ranks one in it
+    char folder[PATH_ROOM], socket[PATH_ROOM];
+    struct device *device; // until the bridge has it
+};
+
 struct saved {
     int64_t step;         // of the last checkpoint; -1: none
     int64_t interim_step; // the same, where the next one is to replace it; -1: it is not
@@ -63,8 +70,8 @@ struct run {
     struct rollout_servers *servers; // who samples
     struct source *source;           // of samples
     int64_t server_context;          // tokens; with --rollouts
-    struct own *own;                 // run_own.c
-    struct dataset_run *given;       // of sft and dpo: its completions; NULL of train
+    struct own own;
+    struct dataset_run *given; // of sft and dpo: its completions; NULL of train
     struct learner *learner;
     // the task
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data

@@ -174,11 +174,7 @@ enum status run_save(struct run *run, bool interim)
     const int64_t start_ns = clock_now_ns();
     struct checkpoint c = {0};
     struct learner *l = run->learner;
-    struct model_folder model = {.weights = run->mapped.policy,
-                                 .as = run->mapped.policy->dt,
-                                 .source_folder = run->mapped.files_folder,
-                                 .adapter = run->mapped.adapter,
-                                 .optimizer = learner_optimizer(l)};
+    struct model_folder model = mapped_folder(&run->mapped);
     struct model_folder draft = {.weights = run->mapped.draft,
                                  .source_folder = run->mapped.draft_folder},
                         reference = {.weights = learner_reference(l),
@@ -186,6 +182,7 @@ enum status run_save(struct run *run, bool interim)
                                      .source_folder = run->mapped.model_folder};
     if (run->saved.step == run->step || !run->folder[0]) return ST_OK;
     spans_lap(&run->spans, SPAN_LOG);
+    model.optimizer = learner_optimizer(l);
     if (run->mapped.draft) {
         draft.as = run->mapped.draft->dt;
         draft.optimizer = learner_optimizer(learner_draft(l));

@@ -240,17 +240,17 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     if (st == ST_OK) st = train_ranks_agree(&run->ranks, &r, sizeof r);
     if (st != ST_OK) return st;
     best_words(&run->best,
-               best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward),
+               best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward.mean),
                run->step, best);
     eval_result_put(&r, "eval/", metrics);
     spans_lap(&run->spans, SPAN_EVAL);
     log_progress_end();
     if (r.accuracy >= 0)
         log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
-                 100 * r.accuracy, 100 * r.standard_error, r.n, best);
+                 100 * r.accuracy, 100 * eval_error(&r.correct), r.n, best);
     else
         log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s", run->step,
-                 r.reward, r.reward_standard_error, r.n, best);
+                 r.reward.mean, eval_error(&r.reward), r.n, best);
     return ST_OK;
 }
 

@@ -22,13 +22,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-struct own {
-    struct server_process *server; // NULL: none is started here
-    // where it has its log: the run's folder, of further ranks one in it
-    char folder[PATH_ROOM], socket[PATH_ROOM];
-    struct device *device; // until the bridge has it
-};
-
 // ---- the folder of weights ----------------------------------------------------------------------
 
 // Who samples has a copy of the draft that is trained.
@@ -60,11 +53,9 @@ static enum status write_folder(const struct run *run, const char *path)
     const struct model_folder draft = {.weights = run->mapped.draft,
                                        .as = run->mapped.policy->dt,
                                        .source_folder = run->mapped.draft_folder};
-    struct model_folder model = {.weights = run->mapped.policy,
-                                 .as = run->mapped.policy->dt,
-                                 .source_folder = own ? run->mapped.model_folder : NULL,
-                                 .adapter = run->mapped.adapter,
-                                 .draft = copies_draft(run) ? &draft : NULL};
+    struct model_folder model = mapped_folder(&run->mapped);
+    if (!own) model.source_folder = NULL;
+    if (copies_draft(run)) model.draft = &draft;
     if (run->mapped.adapter && !(model.state = adapter_state(NULL, run->mapped.base)))
         return status_fail(ST_NO_MEMORY, "no memory for an adapter's state");
     const enum status st = model_folder_write(path, dev, &model);
@@ -96,12 +87,12 @@ static enum status check_context(void *run)
 
 bool run_serves(const struct run *run)
 {
-    return !run->own->server;
+    return !run->own.server;
 }
 
 enum status run_place_server(struct run *run)
 {
-    struct own *own = run->own;
+    struct own *own = &run->own;
     const int rank = run->job->ranks.rank;
     enum status st;
     if (run_serves(run)) return ST_OK;
@@ -126,8 +117,8 @@ enum status run_open_source(struct run *run)
         .shared = c->sync == SYNC_SHARED ? file->socket : NULL,
         .policy = bridge_file_role(file, "policy"),
         .model_folder = run->mapped.model_folder,
-        .server = run->own->server,
-        .socket = run->own->socket,
+        .server = run->own.server,
+        .socket = run->own.socket,
         .completions = c->server_command != NULL,
         .write = write_weights,
         .started = check_context,
@@ -169,7 +160,7 @@ static enum status plan(const struct run *run, const char *option, const char *f
     CHECK(from == run->config->init ? model_config_load_file(from, ret_model)
                                     : model_config_load(from, ret_model));
     (*ret_model)->rope_context = (*ret_model)->max_positions;
-    CHECK(weights_plan(*ret_model, device_default_dtype(run->own->device), ret_weights));
+    CHECK(weights_plan(*ret_model, device_default_dtype(run->own.device), ret_weights));
     st = describe(role, from, *ret_weights, ret);
 out:
     return status_context(st, "--%s", option);
@@ -186,8 +177,8 @@ static enum status load_own(void *context, const struct bridge_role *role, void 
     weights_bind(w, base);
     if (!role->model[0]) return ST_OK; // a new adapter
     return policy && run->config->init
-               ? weights_init_random(w, run->own->device, (uint64_t)run->config->seed)
-               : weights_load(w, run->own->device, role->model);
+               ? weights_init_random(w, run->own.device, (uint64_t)run->config->seed)
+               : weights_load(w, run->own.device, role->model);
 }
 
 static enum status own_weights(struct run *run, const char *server)
@@ -198,7 +189,7 @@ static enum status own_weights(struct run *run, const char *server)
     struct bridge_role roles[3];
     char device[JOB_DEVICE_ROOM];
     int n = 0;
-    CHECK(device_open(job_device(run->job, c->device, device), &run->own->device));
+    CHECK(device_open(job_device(run->job, c->device, device), &run->own.device));
     CHECK(plan(run, c->init ? "init" : "model", c->init ? c->init : c->model, "policy", &m->model,
                &m->policy, &roles[n++]));
     if (c->lora.r) {
@@ -207,8 +198,8 @@ static enum status own_weights(struct run *run, const char *server)
     }
     if (c->train_draft)
         CHECK(plan(run, "draft", c->draft, "draft", &m->draft_model, &m->draft, &roles[n++]));
-    CHECK(bridge_own(run->own->device, roles, n, server, load_own, run, &m->bridge));
-    run->own->device = NULL; // the bridge's
+    CHECK(bridge_own(run->own.device, roles, n, server, load_own, run, &m->bridge));
+    run->own.device = NULL; // the bridge's
 out:
     return st;
 }
@@ -233,13 +224,13 @@ static enum status open_server(struct run *run)
         .device = job_device(run->job, c->device, device),
         .arguments = bytes_text(&arguments),
         .port = c->server_port ? (int)c->server_port + run->job->ranks.rank : 0,
-        .folder = run->own->folder,
+        .folder = run->own.folder,
         .timeout_s = c->server_timeout};
-    CHECK(server_process_new(&options, &run->own->server));
+    CHECK(server_process_new(&options, &run->own.server));
     log_info("--sync checkpoint: every %" PRId64 " steps %s is started anew on %s with the weights "
              "of then; its log is server.log in the run's folder",
              c->restart_interval, c->server_command ? c->server_command : "cw-infer-server",
-             server_process_address(run->own->server));
+             server_process_address(run->own.server));
 out:
     bytes_release(&arguments);
     return st;
@@ -249,12 +240,11 @@ enum status run_open_own(struct run *run)
 {
     const struct train_config *c = run->config;
     enum status st = ST_OK;
-    if (!(run->own = calloc(1, sizeof *run->own))) FAIL(ST_NO_MEMORY, "no memory for a run");
     if (c->sync == SYNC_SHARED) return ST_OK;
     if (run->given) return own_weights(run, "");
     if (!c->server_url) CHECK(open_server(run));
     CHECK(
-        own_weights(run, c->server_url ? c->server_url : server_process_address(run->own->server)));
+        own_weights(run, c->server_url ? c->server_url : server_process_address(run->own.server)));
     if (run->resolved.max_staleness > 0 && !c->importance_sampling_correction)
         log_warn("--restart-interval %" PRId64 " without --importance-sampling-correction: nothing "
                  "corrects for the age of the samples",
@@ -265,8 +255,6 @@ out:
 
 void run_close_own(struct run *run)
 {
-    if (!run->own) return;
-    server_process_free(run->own->server);
-    device_free(run->own->device);
-    free(run->own);
+    server_process_free(run->own.server);
+    device_free(run->own.device);
 }

@@ -77,6 +77,21 @@ static void resume_entropy(struct run *run, const json_t *entropy)
     if (json_is_number(last)) run->entropy.last = json_number_value(last);
 }
 
+static enum status resume_best(struct run *run, const char *folder, const struct checkpoint *c)
+{
+    enum status st;
+    CHECK(best_from_json(folder, c->best, &run->best));
+    run->best_of = run->eval_data ? run_evaluation_of(run) : json_incref(c->best_of);
+    if (run->eval_data && !run->best_of) FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
+    if (run->best.step < 0 || !c->best_of || json_equal(run->best_of, c->best_of)) return ST_OK;
+    log_warn("the evaluations until now were of other held-out prompts, or by another reward: "
+             "their best, step %" PRId64 ", is not compared with those to come",
+             run->best.step);
+    run->best = BEST_NONE;
+out:
+    return st;
+}
+
 struct restore {
     struct run *run;
     const char *folder, *draft_folder;
@@ -116,20 +131,20 @@ out:
 static enum status resume_draft(struct run *run, const char *folder, const struct checkpoint *c,
                                 char ret_draft_folder[PATH_ROOM])
 {
-    if (!checkpoint_has_draft(c)) {
-        if (run->mapped.draft)
-            log_info("%s holds no draft model: it starts as the server serves it", folder);
-        return ST_OK;
-    }
-    if (!run->mapped.draft) {
+    const bool held = c->draft_optimizer_steps >= 0;
+    enum status st;
+    if (run->mapped.draft && !held)
+        log_info("%s holds no draft model: it starts as the server serves it", folder);
+    if (!run->mapped.draft && held)
         log_warn("%s holds a trained draft model, and the server keeps the one it serves; "
                  "--train-draft goes on with it",
                  folder);
-        return ST_OK;
-    }
-    enum status st =
-        checkpoint_load_draft_optimizer(folder, c, learner_optimizer(learner_draft(run->learner)));
-    return st == ST_OK ? path_put(ret_draft_folder, folder, DRAFT_FOLDER) : st;
+    if (!run->mapped.draft || !held) return ST_OK;
+    CHECK(path_put(ret_draft_folder, folder, DRAFT_FOLDER));
+    st = checkpoint_load_optimizer(ret_draft_folder, c->draft_optimizer_steps,
+                                   learner_optimizer(learner_draft(run->learner)));
+out:
+    return st;
 }
 
 enum status run_resume(struct run *run, const char *folder)
@@ -143,10 +158,8 @@ enum status run_resume(struct run *run, const char *folder)
         CHECK(latency_model_from_json(c.latency_model, &run->latency));
     CHECK(status_context(curriculum_from_json(run->curriculum, c.curriculum, c.data_index), "%s",
                          folder));
-    if (run->eval_data && !run->best_of && !(run->best_of = run_evaluation_of(run)))
-        FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
-    CHECK(best_resume(&run->best, folder, c.best, c.best_of, &run->best_of));
-    CHECK(checkpoint_load_optimizer(folder, &c, learner_optimizer(run->learner)));
+    CHECK(resume_best(run, folder, &c));
+    CHECK(checkpoint_load_optimizer(folder, c.optimizer_steps, learner_optimizer(run->learner)));
     CHECK(resume_draft(run, folder, &c, draft_folder));
     run->start = json_incref(c.start);
     CHECK(run_resume_reference(run, folder));

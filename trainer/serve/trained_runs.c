@@ -191,7 +191,7 @@ static enum status load_optimizer(const struct trainee *t, const char *folder)
     struct checkpoint c = {0};
     enum status st;
     CHECK(checkpoint_read(folder, &c));
-    st = checkpoint_load_optimizer(folder, &c, trainee_optimizer(t));
+    st = checkpoint_load_optimizer(folder, c.optimizer_steps, trainee_optimizer(t));
 out:
     checkpoint_release(&c);
     return st;
