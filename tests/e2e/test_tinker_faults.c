@@ -4,7 +4,7 @@
 #include "tests/support/tinker_pair.h"
 #include "common/base/clock.h"
 #include "common/base/rng.h"
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
 
 #include <dirent.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
 #define TESTS_SUPPORT_TINKER_CLIENT_H
 
 #include "tests/support/daemon.h"
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
 
 struct tinker_server {
     struct test_child child;

@@ -3,7 +3,7 @@
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "trainer/serve/datum.h"
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
 
 #include <math.h>
 #include <stdlib.h>

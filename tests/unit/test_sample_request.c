@@ -1,7 +1,7 @@
 /* test_sample_request.c: asample's body, what of it is refused, and the server's lines. */
 #include "tests/support/support.h"
 #include "common/base/json.h"
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
 #include "trainer/serve/sample_request.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* tensorboard.c: TensorBoard event files, written by hand: a dozen fields of one message do not
- * need a protobuf library. Owns the open file; the trainer's thread.
+/* tensorboard.c: TensorBoard event files, written by hand. Owns the open file; the trainer's
+ * thread.
  *
  * An event file is a log that is only appended to, so it cannot be replaced atomically as the run's
  * other files are. Each record leaves in one write(2); one that a crash cut off is the file's last,
@@ -12,6 +12,7 @@
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
+#include "common/base/protobuf.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -51,23 +52,19 @@ uint32_t crc32c_masked(const void *data, size_t len)
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-static void put_little(struct bytes *to, uint64_t value, int n_bytes)
-{
-    for (int i = 0; i < n_bytes; i++) {
-        unsigned char byte = (unsigned char)(value >> (8 * i));
-        bytes_append(to, &byte, 1);
-    }
-}
-
+// Numbers are little-endian there, as in memory.
 static enum status write_record(struct tensorboard *tb, const struct bytes *data)
 {
     enum status st;
     struct bytes record = BYTES_INIT;
+    const uint64_t len = data->len;
     CHECK(bytes_status(data));
-    put_little(&record, data->len, 8);
-    put_little(&record, crc32c_masked(record.data, record.len), 4);
+    const uint32_t data_sum = crc32c_masked(bytes_text(data), data->len),
+                   len_sum = crc32c_masked(&len, sizeof len);
+    bytes_append(&record, &len, sizeof len);
+    bytes_append(&record, &len_sum, sizeof len_sum);
     bytes_append(&record, bytes_text(data), data->len);
-    put_little(&record, crc32c_masked(bytes_text(data), data->len), 4);
+    bytes_append(&record, &data_sum, sizeof data_sum);
     CHECK(bytes_status(&record));
     st = file_write_all(tb->fd, tb->path, record.data, record.len);
 out:
@@ -75,9 +72,8 @@ out:
     return st;
 }
 
-// ---- protobuf -----------------------------------------------------------------------------------
+// ---- messages -----------------------------------------------------------------------------------
 
-enum wire { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 enum { // field numbers
     EVENT_WALL_TIME = 1,
     EVENT_STEP = 2,
@@ -91,74 +87,38 @@ enum { // field numbers
 };
 #define SESSION_START 1
 
-static void put_varint(struct bytes *to, uint64_t value)
-{
-    for (; value >= 0x80; value >>= 7) put_little(to, (value & 0x7f) | 0x80, 1);
-    put_little(to, value, 1);
-}
-
-static void put_key(struct bytes *to, int field, enum wire wire)
-{
-    put_varint(to, (uint64_t)field << 3 | wire);
-}
-
-static void put_text(struct bytes *to, int field, const char *text, size_t len)
-{
-    put_key(to, field, WIRE_BYTES);
-    put_varint(to, len);
-    bytes_append(to, text, len);
-}
-
-static void put_message(struct bytes *to, int field, const struct bytes *message)
-{
-    put_text(to, field, bytes_text(message), message->len);
-    to->failed |= message->failed;
-}
-
 static void put_event_head(struct bytes *to, int64_t step)
 {
     struct timespec now;
-    uint64_t bits;
     clock_gettime(CLOCK_REALTIME, &now);
-    double seconds = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-    memcpy(&bits, &seconds, sizeof bits);
-    put_key(to, EVENT_WALL_TIME, WIRE_64);
-    put_little(to, bits, 8);
-    put_key(to, EVENT_STEP, WIRE_VARINT);
-    put_varint(to, (uint64_t)step);
+    proto_put_double(to, EVENT_WALL_TIME, (double)now.tv_sec + (double)now.tv_nsec / 1e9);
+    proto_put_varint(to, EVENT_STEP, (uint64_t)step);
 }
 
 static void put_scalar(struct bytes *summary, const char *tag, float value)
 {
     struct bytes message = BYTES_INIT;
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    put_text(&message, VALUE_TAG, tag, strlen(tag));
-    put_key(&message, VALUE_SIMPLE, WIRE_32);
-    put_little(&message, bits, 4);
-    put_message(summary, SUMMARY_VALUE, &message);
-    bytes_release(&message);
+    proto_put_text(&message, VALUE_TAG, tag);
+    proto_put_float(&message, VALUE_SIMPLE, value);
+    proto_put_message(summary, SUMMARY_VALUE, &message);
 }
 
 // ---- the file -----------------------------------------------------------------------------------
 
 static enum status write_opening(struct tensorboard *tb, int64_t step)
 {
-    static const char version[] = "brain.Event:2";
     enum status st;
     struct bytes event = BYTES_INIT, session = BYTES_INIT;
     put_event_head(&event, 0);
-    put_text(&event, EVENT_FILE_VERSION, version, sizeof version - 1);
+    proto_put_text(&event, EVENT_FILE_VERSION, "brain.Event:2");
     CHECK(write_record(tb, &event));
     bytes_clear(&event);
     put_event_head(&event, step > 0 ? step + 1 : 0); // a run that starts over has a line of step 0
-    put_key(&session, SESSION_STATUS, WIRE_VARINT);
-    put_varint(&session, SESSION_START);
-    put_message(&event, EVENT_SESSION_LOG, &session);
+    proto_put_varint(&session, SESSION_STATUS, SESSION_START);
+    proto_put_message(&event, EVENT_SESSION_LOG, &session);
     CHECK(write_record(tb, &event));
 out:
     bytes_release(&event);
-    bytes_release(&session);
     return st;
 }
 
@@ -227,11 +187,10 @@ enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics)
             put_scalar(&summary, key, scalar);
     }
     if (summary.len > 0 || summary.failed) {
-        put_message(&event, EVENT_SUMMARY, &summary);
+        proto_put_message(&event, EVENT_SUMMARY, &summary);
         st = write_record(tb, &event);
     }
     bytes_release(&event);
-    bytes_release(&summary);
     return st;
 }
 

@@ -5,12 +5,12 @@
  *            7 loss_fn_config_v2, which counts where both are
  *   datum    1 model_input (chunks), 2 loss_fn_inputs (tensors by name)
  *   chunk    1 text { 1 tokens, int32 each }, 2 image, 3 audio
- *   tensor   protobuf.h
+ *   tensor   datum.h
  *   output   1 type, 2 records { 2 fields by name { 1 data, 2 offsets, 3 dtype, 4 shape of an
  *            entry }, 3 datums }, 3 metrics
  * A map is a repeated message { 1 key, 2 value }. */
 #include "trainer/serve/datum.h"
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
 #include "bridge/control_facts.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

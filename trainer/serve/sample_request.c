@@ -1,7 +1,7 @@
 /* sample_request.c: requests of samples, as they are read and filled. */
 #include "trainer/serve/sample_request.h"
 #include "trainer/serve/fields.h"
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* tensor.c: tensors of the Tinker API. No state; any thread. */
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
+#include "trainer/serve/datum.h"
 
 #include <stdlib.h>
 #include <string.h>

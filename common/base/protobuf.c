@@ -1,6 +1,6 @@
 /* protobuf.c: Protocol Buffers' wire format. No state; any thread. Numbers are little-endian on the
  * wire, as on every machine that this runs on. */
-#include "trainer/serve/protobuf.h"
+#include "common/base/protobuf.h"
 
 #include <string.h>
 
@@ -144,6 +144,12 @@ void proto_put_varint(struct bytes *to, uint32_t number, uint64_t value)
 void proto_put_double(struct bytes *to, uint32_t number, double value)
 {
     put_tag(to, number, PROTO_64);
+    bytes_append(to, &value, sizeof value);
+}
+
+void proto_put_float(struct bytes *to, uint32_t number, float value)
+{
+    put_tag(to, number, PROTO_32);
     bytes_append(to, &value, sizeof value);
 }
 

@@ -1,11 +1,11 @@
 /* protobuf.h: Protocol Buffers' wire format, read and written field by field: the Tinker API has
- * nine messages of plain fields, for which a generated library would be more to keep than this. Any
- * thread; no state.
+ * nine messages of plain fields and TensorBoard three, for which a generated library would be more
+ * to keep than this. Any thread; no state.
  *
  * A message is a run of fields, each a number and a value: a varint, 8 or 4 bytes, or a length and
  * bytes (text, arrays, messages within). Unknown ones are passed over by their reader. */
-#ifndef TRAINER_SERVE_PROTOBUF_H
-#define TRAINER_SERVE_PROTOBUF_H
+#ifndef COMMON_PROTOBUF_H
+#define COMMON_PROTOBUF_H
 
 #include "common/base/bytes.h"
 
@@ -44,18 +44,10 @@ enum status proto_read(struct proto_span message, const struct proto_rule *rules
 // Appends a field.
 void proto_put_varint(struct bytes *to, uint32_t number, uint64_t value);
 void proto_put_double(struct bytes *to, uint32_t number, double value);
+void proto_put_float(struct bytes *to, uint32_t number, float value);
 void proto_put_bytes(struct bytes *to, uint32_t number, const void *data, size_t len);
 void proto_put_text(struct bytes *to, uint32_t number, const char *text);
 // Appends `message`, which is released, as a field.
 void proto_put_message(struct bytes *to, uint32_t number, struct bytes *message);
-
-// A tensor of the Tinker API's messages (tensor.c): 1 dense values, or 2 sparse ones (CSR: 1
-// values, 2 row pointers, 3 columns, of int64 each), 3 dtype, 4 shape.
-enum { TENSOR_FLOAT32 = 1, TENSOR_INT64 = 2 }; // dtypes in messages
-// Reads n rows; a list of n has one column. ret (n, columns): floats or, `integers`, int32 token
-// ids of what came as int64; allocated, 0 where a sparse tensor has nothing. ret_two_d: it has a
-// second dimension. `name` names it in errors.
-enum status tensor_read(const struct proto_field *field, const char *name, int n, bool integers,
-                        int *ret_columns, bool *ret_two_d, void **ret);
 
 #endif
