@@ -5,17 +5,16 @@
 #include <math.h>
 #include <string.h>
 
-static const struct divergence_step healthy = {.reward = 0.4,
-                                               .accuracy = 0.4,
-                                               .zero_spread = 0.25,
-                                               .grad_norm = 0.5,
-                                               .kl = NAN,
-                                               .entropy = 1.5,
-                                               .max_entropy = 10};
+static const struct progress healthy = {.reward = 0.4,
+                                        .accuracy = 0.4,
+                                        .zero_spread = 0.25,
+                                        .grad_norm = 0.5,
+                                        .kl = NAN,
+                                        .entropy = 1.5,
+                                        .max_entropy = 10};
 
 // How often `part` is said in n such steps. Nothing else may be.
-static int times_said(struct divergence *s, const struct divergence_step *signs, int n,
-                      const char *part)
+static int times_said(struct divergence *s, const struct progress *signs, int n, const char *part)
 {
     int said = 0;
     for (int i = 0; i < n; i++) {
@@ -55,7 +54,7 @@ static void rewards_without_spread(void **state)
 {
     (void)state;
     struct divergence s = {0};
-    struct divergence_step flat = healthy;
+    struct progress flat = healthy;
     flat.zero_spread = 1;
     flat.grad_norm = 0;
     flat.accuracy = flat.reward = 0;
@@ -76,7 +75,7 @@ static void no_right_sample(void **state)
 {
     (void)state;
     struct divergence s = {0};
-    struct divergence_step wrong = healthy;
+    struct progress wrong = healthy;
     wrong.accuracy = 0; // other terms differ
     assert_int_equal(times_said(&s, &wrong, 99, "no sample was right"), 1);
     wrong.accuracy = 0.01;
@@ -87,7 +86,7 @@ static void masked_samples(void **state)
 {
     (void)state;
     struct divergence s = {0};
-    struct divergence_step still = healthy;
+    struct progress still = healthy;
     still.grad_norm = 0;
     assert_int_equal(times_said(&s, &still, 99, "--mask-truncated-completions"), 1);
     still.grad_norm = NAN; // skipped: said elsewhere
@@ -98,7 +97,7 @@ static void divergence(void **state)
 {
     (void)state;
     struct divergence s = {0};
-    struct divergence_step bad = healthy;
+    struct progress bad = healthy;
     bad.grad_norm = 80;
     assert_int_equal(times_said(&s, &bad, 1, ""), 0); // nothing to compare it with
     s = (struct divergence){0};

@@ -29,8 +29,7 @@ static bool is_news(const struct divergence *s, bool shows, long *said)
     return true;
 }
 
-static void look_at_rewards(struct divergence *s, const struct divergence_step *now,
-                            struct bytes *ret)
+static void look_at_rewards(struct divergence *s, const struct progress *now, struct bytes *ret)
 {
     s->flat = now->zero_spread >= 1 ? s->flat + 1 : 0;
     s->flat_steps += s->flat > 0;
@@ -75,7 +74,7 @@ static void look_at_norm(struct divergence *s, double norm, struct bytes *ret)
     s->norms++;
 }
 
-void divergence_check(struct divergence *s, const struct divergence_step *now, struct bytes *ret)
+void divergence_check(struct divergence *s, const struct progress *now, struct bytes *ret)
 {
     if (s->steps++ == 0) s->first_entropy = now->entropy;
     look_at_rewards(s, now, ret);

@@ -4,19 +4,9 @@
 #ifndef TRAINER_DIVERGENCE_H
 #define TRAINER_DIVERGENCE_H
 
-#include "common/base/bytes.h"
+#include "trainer/run/runlog.h"
 
 #define DIVERGENCE_STEPS 10 // in a row before it is said that nothing can be learnt
-
-struct divergence_step { // of one step
-    double reward;       // mean
-    double accuracy;     // share of samples; < 0: no term is 0 or 1
-    double zero_spread;  // share of groups whose samples all have the same reward
-    double grad_norm;    // NAN: nothing was applied
-    double kl;           // mean a token; NAN: there is no KL term
-    double entropy;      // mean a token, nats
-    double max_entropy;  // of a uniform distribution over the vocabulary
-};
 
 struct divergence {         // zero-initialised
     long steps, flat_steps; // seen; without spread in any group
@@ -28,7 +18,7 @@ struct divergence {         // zero-initialised
 };
 
 // Takes in one step. ret_warnings: sentences of what has just shown itself, one a line; often none.
-void divergence_check(struct divergence *s, const struct divergence_step *signs,
+void divergence_check(struct divergence *s, const struct progress *step,
                       struct bytes *ret_warnings);
 // The end of a run: a sentence where no step could teach anything; else nothing is appended.
 void divergence_summary(const struct divergence *s, struct bytes *ret);

@@ -15,20 +15,10 @@
 #include <string.h>
 
 // One warning a line.
-static void warn_of_divergence(struct run *run, const struct scores *s,
-                               const struct update_stats *u)
+static void warn_of_divergence(struct run *run, const struct progress *step)
 {
     struct bytes text = BYTES_INIT;
-    const struct divergence_step signs = {
-        .reward = s->stats.reward_mean,
-        .accuracy = run_accuracy(run, s),
-        .zero_spread = s->stats.frac_zero_std,
-        .grad_norm = u->applied ? u->grad_norm : NAN,
-        .kl = run->config->loss.beta > 0 ? stats_mean(u, STAT_KL) : NAN,
-        .entropy = stats_mean(u, STAT_ENTROPY),
-        .max_entropy = log(run->mapped.model->vocab_size),
-    };
-    divergence_check(&run->divergence, &signs, &text);
+    divergence_check(&run->divergence, step, &text);
     for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
         log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
     bytes_release(&text);
@@ -47,11 +37,13 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
         .acceptance = s->spec.present && isfinite(acceptance) ? acceptance : -1,
         .zero_spread = scores->stats.frac_zero_std,
         .kl = run->config->loss.beta > 0 ? stats_mean(update, STAT_KL) : NAN,
-        .grad_norm = update->grad_norm,
+        .grad_norm = update->applied ? update->grad_norm : NAN,
         .clipped = run->resolved.updates_per_step > 1 ? stats_mean(update, STAT_CLIP_REGION) : -1,
         .cut_off = run_cut_off(rollout),
         .mean_length = (double)rollout->n_tokens / scores->n,
         .tokens_per_s = (double)rollout->n_tokens / step_s,
+        .entropy = stats_mean(update, STAT_ENTROPY),
+        .max_entropy = log(run->mapped.model->vocab_size),
     };
     log_debug("step %" PRId64 ": waited %.3f s for rollouts and scores, gradients and updates "
               "%.3f s (of which publishing %.3f), together %.3f s",
@@ -62,7 +54,7 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
               run->step, mapped_version(&run->mapped), update->applied, update->publish.wait_ms,
               update->publish.write_ms, update->publish.total_ms);
     runlog_progress(run->log, &progress);
-    if (train_ranks_lead(&run->ranks)) warn_of_divergence(run, scores, update);
+    if (train_ranks_lead(&run->ranks)) warn_of_divergence(run, &progress);
 }
 
 static double metric_of(const struct run *run, const char *key)

@@ -183,7 +183,7 @@ void progress_line(const struct progress *p, int64_t total_steps, double seconds
     if (p->acceptance >= 0) bytes_printf(ret, "  acceptance %.1f%%", 100 * p->acceptance);
     bytes_printf(ret, "  zero-spread %.1f%%", 100 * p->zero_spread);
     if (isfinite(p->kl)) bytes_printf(ret, "  kl %.4f", p->kl);
-    bytes_printf(ret, "  grad norm %.3g", p->grad_norm);
+    bytes_printf(ret, "  grad norm %.3g", isfinite(p->grad_norm) ? p->grad_norm : 0);
     if (p->clipped >= 0) bytes_printf(ret, "  clipped %.1f%%", 100 * p->clipped);
     bytes_printf(ret, "  cut off %.1f%%  %.0f tokens/s  length %.1f", 100 * p->cut_off,
                  p->tokens_per_s, p->mean_length);

@@ -29,17 +29,19 @@ enum status runlog_write(struct runlog *log, json_t *metrics);
 // rollouts/step-N.jsonl, atomically: lines of samples.
 enum status runlog_rollouts(struct runlog *log, int64_t step, const struct bytes *lines);
 
-struct progress {
+struct progress {                // what a step's line says, and what is looked at for divergence.h
     int64_t step;                // steps done
     double reward;               // mean over the step's samples
     double accuracy, acceptance; // shares of 1; < 0: there is none
     double zero_spread;          // share of groups whose samples all have the same reward
-    double kl;                   // NAN: there is no KL term
-    double grad_norm;
-    double clipped;      // share of tokens whose ratio is clipped; < 0: none can be
-    double cut_off;      // share of samples that came to the token limit
-    double mean_length;  // tokens of a completion
-    double tokens_per_s; // generated tokens over the whole step
+    double kl;                   // mean a token; NAN: there is no KL term
+    double grad_norm;            // NAN: nothing was applied
+    double clipped;              // share of tokens whose ratio is clipped; < 0: none can be
+    double cut_off;              // share of samples that came to the token limit
+    double mean_length;          // tokens of a completion
+    double tokens_per_s;         // generated tokens over the whole step
+    double entropy;              // mean a token, nats
+    double max_entropy;          // of a uniform distribution over the vocabulary
 };
 #define DURATION_ROOM 24
 const char *duration_text(double seconds, char ret[DURATION_ROOM]); // "4:09", "1:04:09"
