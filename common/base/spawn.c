@@ -1,5 +1,6 @@
 /* spawn.c: fork and exec of a shell line. */
 #include "common/base/spawn.h"
+#include "common/base/clock.h"
 #include "common/base/file.h"
 
 #include <errno.h>
@@ -9,6 +10,8 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define POLL_MS 5
 
 void spawn_put_word(struct bytes *to, const char *word)
 {
@@ -71,14 +74,16 @@ out:
     return st;
 }
 
-bool spawn_exited(pid_t pid, int *ret_status)
+bool spawn_exited(pid_t pid, int ms, int *ret_status)
 {
+    const int64_t deadline = clock_deadline_ns(ms);
     siginfo_t info = {0};
-    const bool exited =
-        waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid;
-    if (exited && ret_status)
-        *ret_status = info.si_code == CLD_EXITED ? info.si_status << 8 : info.si_status;
-    return exited;
+    while (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && !info.si_pid) {
+        if (clock_ms_until(deadline) == 0) return false;
+        clock_sleep_ms(POLL_MS);
+    }
+    if (ret_status) *ret_status = info.si_code == CLD_EXITED ? info.si_status << 8 : info.si_status;
+    return true;
 }
 
 int spawn_end(pid_t pid)

@@ -19,8 +19,9 @@ void spawn_put_program(struct bytes *to, const char *name);
 // a process group of its own (a Ctrl-C at the terminal is not for it), no signal is blocked in it,
 // and the kernel kills it should this process die.
 enum status spawn(const char *line, int in, int out, int err, pid_t *ret);
-// Whether it has ended; its status (NULL: not wanted), as waitpid() gives it, stays to be taken.
-bool spawn_exited(pid_t pid, int *ret_status);
+// Whether it has ended, or does within `ms`; its status (NULL: not wanted), as waitpid() gives it,
+// stays to be taken.
+bool spawn_exited(pid_t pid, int ms, int *ret_status);
 // Kills its group and takes its status, as waitpid() gives it; one that ended by itself keeps it.
 int spawn_end(pid_t pid);
 // Appends how it ended: "ended with status 1", "was ended by signal 9 (Killed)".

@@ -68,7 +68,7 @@ static int failed_one(const struct group *g, int *ret_status)
 {
     int first = -1, status;
     for (int i = 0; i < g->plan->n; i++) {
-        if (!g->pids[i] || !spawn_exited(g->pids[i], &status) || status == 0) continue;
+        if (!g->pids[i] || !spawn_exited(g->pids[i], 0, &status) || status == 0) continue;
         if (first >= 0 && (WIFSIGNALED(*ret_status) || !WIFSIGNALED(status))) continue;
         first = i;
         *ret_status = status;
@@ -129,7 +129,7 @@ static void take_ended(struct group *g)
 {
     look_for_failure(g);
     for (int i = 0; i < g->plan->n; i++) {
-        if (!g->pids[i] || !spawn_exited(g->pids[i], NULL)) continue;
+        if (!g->pids[i] || !spawn_exited(g->pids[i], 0, NULL)) continue;
         spawn_end(g->pids[i]); // and what it left
         g->pids[i] = 0;
         g->n_left--;

@@ -51,13 +51,9 @@ int rank_group_add(struct rank_group *g, const struct rendezvous_options *option
 enum status rank_group_outcome(struct rank_group *g, int i, char ret_sentence[2048])
 {
     struct rank_process *p = &g->list[i];
-    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
     int code = ST_CANCELLED;
     if (ret_sentence) *ret_sentence = '\0';
-    while (!spawn_exited(p->pid, NULL)) {
-        if (clock_ms_until(deadline) == 0) fail_msg("rank process %d does not end", i);
-        clock_sleep_ms(5);
-    }
+    if (!spawn_exited(p->pid, LIMIT_MS, NULL)) fail_msg("rank process %d does not end", i);
     spawn_end(p->pid);
     p->pid = 0;
     if (!file_exists(p->outcome)) return ST_CANCELLED;

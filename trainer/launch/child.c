@@ -75,7 +75,7 @@ out:
 static enum status ended(struct child *c)
 {
     char words[SPAWN_WORDS];
-    for (int i = 0; i < GRACE_MS / 5 && !spawn_exited(c->pid, NULL); i++) clock_sleep_ms(5);
+    spawn_exited(c->pid, GRACE_MS, NULL);
     int status = end(c);
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
         return status_fail(ST_PEER_GONE, "command \"%s\" closed its output or was killed", c->line);
@@ -85,12 +85,8 @@ static enum status ended(struct child *c)
 
 enum status child_check(struct child *c, int ms)
 {
-    int64_t until = c->started_ns + ms * NS_PER_MS;
-    while (!spawn_exited(c->pid, NULL)) {
-        if (clock_ms_until(until) == 0) return ST_OK;
-        clock_sleep_ms(5);
-    }
-    return ended(c);
+    const int left = clock_ms_until(c->started_ns + ms * NS_PER_MS);
+    return spawn_exited(c->pid, left, NULL) ? ended(c) : ST_OK;
 }
 
 // ---- what is written ----------------------------------------------------------------------------

@@ -123,10 +123,9 @@ const char *server_process_address(const struct server_process *s)
 
 static void stop(struct server_process *s)
 {
-    const int64_t deadline = clock_deadline_ns(STOP_MS);
     if (s->pid == 0) return;
     kill(s->pid, SIGTERM);
-    while (!spawn_exited(s->pid, NULL) && clock_ms_until(deadline) > 0) clock_sleep_ms(POLL_MS);
+    spawn_exited(s->pid, STOP_MS, NULL);
     spawn_end(s->pid);
     s->pid = 0;
 }
@@ -154,14 +153,10 @@ static const char *log_tail(const struct server_process *s, char ret[TAIL_BYTES 
 
 enum status server_process_check(const struct server_process *s, int ms)
 {
-    const int64_t deadline = clock_deadline_ns(ms);
     char words[SPAWN_WORDS], tail[TAIL_BYTES + 1];
     int status;
     if (s->pid == 0) return status_fail(ST_PEER_GONE, "the server does not run");
-    while (!spawn_exited(s->pid, &status)) {
-        if (clock_ms_until(deadline) == 0) return ST_OK;
-        clock_sleep_ms(POLL_MS);
-    }
+    if (!spawn_exited(s->pid, ms, &status)) return ST_OK;
     spawn_words(status, words);
     return status_fail(ST_PEER_GONE, "the server %s; its log, %s, ends:\n%s", words, s->log,
                        log_tail(s, tail));
