@@ -100,10 +100,10 @@ static enum status begin(const struct call *c, const struct run_path *path,
     struct owner *s;
     enum status st;
     // for the run's folder
-    json_t *description =
-        json_pack("{s:s, s:i, s:b, s:b, s:b, s:O?}", "base_model", base, "lora_rank", b->rank,
-                  run_trains[0], b->attention, run_trains[1], b->mlp, run_trains[2], b->unembed,
-                  "user_metadata", json_object_get(c->body, "user_metadata"));
+    json_t *description = json_pack("{s:s, s:I, s:b, s:b, s:b, s:O?}", "base_model", base,
+                                    "lora_rank", (json_int_t)b->rank, run_trains[0], b->trains[0],
+                                    run_trains[1], b->trains[1], run_trains[2], b->trains[2],
+                                    "user_metadata", json_object_get(c->body, "user_metadata"));
     if (!description) FAIL(ST_NO_MEMORY, "out of memory");
     if (!c->session_id || c->model_number < 0)
         FAIL(ST_INVALID, "request: \"%s\" is missing",
@@ -114,8 +114,8 @@ static enum status begin(const struct call *c, const struct run_path *path,
     struct owner *run = owner_find(t->requests, TRAINING_RUN, id); // it was asked for before
     if (!run) {
         CHECK(tinker_takes_work(t));
-        if (!is_free(c, s, b->rank)) goto out;
-        CHECK(training_run_new(s, id, base, b->rank, &run));
+        if (!is_free(c, s, (int)b->rank)) goto out;
+        CHECK(training_run_new(s, id, base, (int)b->rank, &run));
     }
     CHECK(training_request_new(c, run, 0, perform_begin, &r));
     if (!r) goto out;
@@ -137,38 +137,34 @@ static enum status check_optimizer(const json_t *optimizer, const char *name)
                        type);
 }
 
-struct lora {
-    int64_t rank, seed;
-    bool trains[3]; // as run_trains
-};
-#define FIELDS_OF struct lora
+#define FIELDS_OF struct beginning
 static const struct field lora_fields[] = {
     FIELD_INT("rank", rank, 0, ADAPTER_MAX_RANK, 0),
     FIELD_INT("seed", seed, INT64_MIN, INT64_MAX, 0),
-    FIELD_BOOL("train_attn", trains[0], true),
-    FIELD_BOOL("train_mlp", trains[1], true),
-    FIELD_BOOL("train_unembed", trains[2], true),
+    FIELD_BOOL("train_attn", trains[RUN_ATTENTION], true),
+    FIELD_BOOL("train_mlp", trains[RUN_MLP], true),
+    FIELD_BOOL("train_unembed", trains[RUN_UNEMBED], true),
     {0},
 };
 #undef FIELDS_OF
 
 // Full fine-tuning trains all of the model that --freeze leaves.
-static enum status check_lora(const struct lora *l, int max_adapters)
+static enum status check_lora(const struct beginning *b, int max_adapters)
 {
-    for (int i = 0; i < 3 && l->rank == 0; i++)
-        if (!l->trains[i])
+    for (int i = 0; i < RUN_TRAINS && b->rank == 0; i++)
+        if (!b->trains[i])
             return status_fail(ST_UNSUPPORTED,
                                "\"%s\" is false: of a whole model (rank 0) cw-trainer serve "
                                "--freeze says what is not trained",
                                run_trains[i]);
-    if (l->rank > 0 && max_adapters == 0)
+    if (b->rank > 0 && max_adapters == 0)
         return status_fail(
             ST_UNSUPPORTED,
             "\"rank\" is %d, and the server holds no adapters: start cw-infer-server with "
             "--max-adapters N, or take rank 0 (lora_rank=0 in recipes), which trains the whole "
             "model and wants about a tenth of an adapter's learning rate",
-            (int)l->rank);
-    if (!l->trains[0] && !l->trains[1] && !l->trains[2])
+            (int)b->rank);
+    if (!b->trains[RUN_ATTENTION] && !b->trains[RUN_MLP] && !b->trains[RUN_UNEMBED])
         return status_fail(ST_INVALID,
                            "\"train_attn\", \"train_mlp\" and \"train_unembed\" are false: nothing "
                            "is left to train");
@@ -177,19 +173,14 @@ static enum status check_lora(const struct lora *l, int max_adapters)
 
 static enum status create_model(const struct call *c)
 {
-    struct lora l;
+    struct beginning b = {0};
     enum status st;
     // none, or no object: all is trained
     CHECK(fields_read("lora_config", json_is_object(c->lora) ? c->lora : NULL, lora_fields, NULL,
-                      &l));
-    CHECK(check_lora(&l, c->tinker->model->max_adapters));
+                      &b));
+    CHECK(check_lora(&b, c->tinker->model->max_adapters));
     CHECK(check_optimizer(c->optimizer, "optimizer_config"));
     CHECK(tinker_serves(c->tinker, c->base_model));
-    const struct beginning b = {.rank = (int)l.rank,
-                                .attention = l.trains[0],
-                                .mlp = l.trains[1],
-                                .unembed = l.trains[2],
-                                .seed = (uint64_t)l.seed};
     st = begin(c, NULL, &b, c->base_model);
 out:
     return st;
@@ -212,11 +203,9 @@ static enum status load_weights(const struct call *c)
         FAIL(ST_INVALID, "%.200s holds no optimizer's state: take one of save_weights", c->path);
     const char *base =
         c->base_model ? c->base_model : json_string_value(json_object_get(run, "base_model"));
-    const struct beginning b = {.rank = (int)json_integer_value(json_object_get(run, "lora_rank")),
-                                .attention = json_is_true(json_object_get(run, run_trains[0])),
-                                .mlp = json_is_true(json_object_get(run, run_trains[1])),
-                                .unembed = json_is_true(json_object_get(run, run_trains[2])),
-                                .with_optimizer = c->with_optimizer};
+    struct beginning b = {.with_optimizer = c->with_optimizer};
+    CHECK(fields_read("run.json", run, lora_fields, NULL, &b));
+    b.rank = json_integer_value(json_object_get(run, "lora_rank"));
     if (!c->model_id) {
         if (c->base_model) CHECK(tinker_serves(c->tinker, base));
         st = begin(c, &path, &b, base);

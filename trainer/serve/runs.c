@@ -307,7 +307,8 @@ enum status runs_training_run(const char *runs, const char *run, json_t **ret)
                        last_of(checkpoints, RUN_WEIGHTS), "last_sampler_checkpoint",
                        last_of(checkpoints, RUN_SAMPLER_WEIGHTS), "user_metadata",
                        json_object_get(d, "user_metadata"));
-    for (int i = 0; object && i < 3; i++) { // of runs of before there is nothing: they train all
+    for (int i = 0; object && i < RUN_TRAINS;
+         i++) { // of runs of before there is nothing: they train all
         json_t *trains = json_object_get(d, run_trains[i]);
         json_object_set_new(object, run_trains[i], trains ? json_incref(trains) : json_true());
     }

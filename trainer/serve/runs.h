@@ -12,8 +12,10 @@
 
 enum run_kind { RUN_WEIGHTS, RUN_SAMPLER_WEIGHTS, RUN_EXTERNAL_WEIGHTS, RUN_KINDS };
 extern const char *const run_kind_names[RUN_KINDS + 1]; // as in paths
-// The fields of a run's description, of lora_config and of weights_info that say what it trains.
-extern const char *const run_trains[3];
+// What a run trains: the last is the head; and the fields of its description, of lora_config and of
+// weights_info that say so.
+enum { RUN_ATTENTION, RUN_MLP, RUN_UNEMBED, RUN_TRAINS };
+extern const char *const run_trains[RUN_TRAINS];
 
 #define RUN_NAME_ROOM 160 // bytes of a run's name, or a checkpoint's, with its end
 struct run_path {

@@ -41,9 +41,9 @@ const struct trained_model_info *trained_info(const struct trained_model *m);
 
 // A training run begins with this.
 struct beginning {
-    int rank;                     // of an adapter; 0: the model itself
-    bool attention, mlp, unembed; // whose matrices it is on; the last is the head
-    uint64_t seed;
+    int64_t rank;            // of an adapter; 0: the model itself
+    bool trains[RUN_TRAINS]; // whose matrices it is on
+    int64_t seed;
     const char *folder;  // a checkpoint, which then says what of the above it is; NULL: new
     bool with_optimizer; // AdamW's state too
 };

@@ -224,7 +224,7 @@ static enum status load(struct trained_model *m, struct trainee *t, const struct
     enum status st;
     trainee_keep(t);
     if (t->adapter) {
-        CHECK(start_adapter(m, t, b->folder, b->seed));
+        CHECK(start_adapter(m, t, b->folder, (uint64_t)b->seed));
     } else {
         set_restore(m, t, folder);
         CHECK(load_folder(m, folder));
@@ -263,15 +263,17 @@ static const char *module_end(const char *module)
 static bool is_wanted(const struct beginning *b, enum tensor_role role)
 {
     if (role == ROLE_COUNT) return false;
-    if (role == ROLE_HEAD) return b->unembed;
-    return role >= ROLE_QKV && role < ROLE_POST_ATTN_NORM ? b->attention : b->mlp;
+    if (role == ROLE_HEAD) return b->trains[RUN_UNEMBED];
+    return role >= ROLE_QKV && role < ROLE_POST_ATTN_NORM ? b->trains[RUN_ATTENTION]
+                                                          : b->trains[RUN_MLP];
 }
 
 // The adapted matrices' names, between commas; PEFT's word for all but the head.
 static enum status target_names(const struct trained_model *m, const struct beginning *b,
                                 struct bytes *to)
 {
-    const bool all_linear = b->attention && b->mlp && !b->unembed;
+    const bool all_linear =
+        b->trains[RUN_ATTENTION] && b->trains[RUN_MLP] && !b->trains[RUN_UNEMBED];
     bytes_puts(to, all_linear ? "all-linear" : ",");
     for (int i = 0; i < m->weights->n_tensors && !all_linear; i++) {
         const int tensor = adapter_nth(m->weights, i);
