@@ -7,16 +7,14 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/spawn.h"
+#include "common/http/listen.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #define LOG_NAME   "server.log"
@@ -83,15 +81,10 @@ static void put_line(const struct server_process *s, const char *model, const ch
 // One that nobody listens on now.
 static enum status free_port(int *ret)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    enum status st = ST_OK;
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &len) != 0)
-        st = status_fail(ST_IO, "--server-port: no free port: %s", strerror(errno));
-    if (fd >= 0) close(fd);
-    if (st == ST_OK) *ret = ntohs(address.sin_port);
+    char host[256];
+    int fd;
+    enum status st = tcp_listen("--server-port", "127.0.0.1:0", NULL, host, &fd, ret);
+    if (st == ST_OK) close(fd);
     return st;
 }
 
