@@ -39,7 +39,7 @@ static enum status plan_largest(struct trained_model *m)
     enum status st;
     struct adapter_config *config;
     json_t *json = NULL;
-    json = json_pack("{s:i, s:s}", "r", m->server.max_rank, "target_modules", ".*");
+    json = json_pack("{s:i, s:s}", "r", m->max_rank, "target_modules", ".*");
     CHECK(adapter_config_from_json("--max-lora-rank", json, &config));
     st = adapter_new(config, m->weights, m->weights->dt, &m->largest);
 out:
@@ -93,7 +93,7 @@ static enum status open_server(struct trained_model *m)
     CHECK(bridge_find(m->options->bridge, path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
-    st = server_adapters_open(file->socket, &m->server);
+    st = server_adapters_open(m, file->socket);
 out:
     bridge_file_free(file);
     return st;
@@ -135,7 +135,7 @@ enum status trained_open(const struct trained_model_options *options, struct tra
     if (!m) return status_fail(ST_NO_MEMORY, "out of memory");
     m->options = options;
     CHECK(open_server(m));
-    CHECK(http_get_json(m->server.http, "/health", HEALTH_MS, &health));
+    CHECK(http_get_json(m->server, "/health", HEALTH_MS, &health));
     CHECK(bridge_attach(options->bridge, NULL, &m->bridge));
     CHECK(notice_roles(bridge_file_of(m->bridge), &role));
     CHECK(role_open(m->bridge, role, &m->model, &m->weights));
@@ -149,7 +149,7 @@ enum status trained_open(const struct trained_model_options *options, struct tra
                                                      .longest = m->model->max_positions < budget
                                                                     ? m->model->max_positions
                                                                     : (int)budget},
-                                          .max_adapters = m->server.max,
+                                          .max_adapters = m->info.max_adapters,
                                           .runs = options->runs,
                                           .sample_timeout = options->sample_timeout};
     CHECK(open_snapshots(m));
@@ -172,7 +172,7 @@ void trained_close(struct trained_model *m)
     weights_free(m->weights);
     model_config_free(m->model);
     bridge_detach(m->bridge);
-    http_client_free(m->server.http);
+    http_client_free(m->server);
     snapshots_free(m->info.snapshots);
     free(m);
 }

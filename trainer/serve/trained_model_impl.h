@@ -6,27 +6,7 @@
 
 #include "trainer/serve/trained_model.h"
 
-// server_adapters.c: the adapters that the server holds, as `serve` has them made, copied, loaded
-// and unloaded, over the server's socket. Their names begin with ADAPTER_PREFIX, by which those
-// that a dead process left are known.
-#define ADAPTER_PREFIX "tinker:"
-
 struct http_client;
-
-struct server_adapters {
-    struct http_client *http;
-    int max, max_rank; // --max-adapters, --max-lora-rank
-};
-// socket: the server's. Unloads what a process before left; waits for a server that restores torn
-// weights.
-enum status server_adapters_open(const char *socket, struct server_adapters *ret);
-enum status server_adapters_count(struct server_adapters *a, int *ret); // that there are now
-// One more, of what `key` names (value's reference is taken): new by a PEFT "config" (which changes
-// nothing yet), "copy_of" another's weights as they are now, or "lora_path", a PEFT folder.
-enum status server_adapters_load(struct server_adapters *a, const char *name, const char *key,
-                                 json_t *value);
-// This process has it mapped no more.
-enum status server_adapters_unload(struct server_adapters *a, const char *name);
 
 struct trainee { // a training run
     struct trainee *next;
@@ -55,7 +35,8 @@ struct trained_model {
     struct device *device;
     struct model_config *model;
     struct weights *weights; // bound to the shared arena
-    struct server_adapters server;
+    struct http_client *server;
+    int max_rank;            // of its adapters (--max-lora-rank)
     struct learner *learner; // of the model itself, or, where `largest` is there, of adapters
     struct adapter *largest;
     struct trainee *trainees, *selected; // selected: the adapter that the learner is at
@@ -75,9 +56,32 @@ enum status trained_publish(struct trained_model *m, const char *run, const char
                             bool is_base, enum status (*write)(void *), void *context);
 // The run, which is known, or ST_MISMATCH; what follows is of it.
 enum status trained_select(struct trained_model *m, const char *run, struct trainee **ret);
+struct trainee *trained_find(const struct trained_model *m, const char *run); // NULL: it is not
+// Removes it from the list, with its snapshots, and frees it.
+void trained_put_away(struct trained_model *m, struct trainee *t, const char *why);
 void trained_release_runs(struct trained_model *m); // at the end
 
 // Before an update of it: where somebody has a snapshot of what it is now, that is kept.
 void trainee_keep(struct trainee *t);
+
+// ---- server_adapters.c --------------------------------------------------------------------------
+// The adapters that the server holds, as `serve` has them made, copied, loaded and unloaded. Their
+// names begin with ADAPTER_PREFIX, by which those that a dead process left are known.
+
+#define ADAPTER_PREFIX "tinker:"
+
+// Unloads what a process before left; waits for a server that restores torn weights. socket: the
+// server's.
+enum status server_adapters_open(struct trained_model *m, const char *socket);
+// One more, which can be sampled then (snapshots_add), of what `key` names (value's reference is
+// taken): new by a PEFT "config" (which changes nothing yet), "copy_of" another's weights as they
+// are now, or "lora_path", a PEFT folder. Where there is no room, snapshots go, those first that
+// were not sampled for the longest, and for a run those whose clients are gone; a copy pushes no
+// other run's out. ST_INVALID where that is not enough.
+enum status server_adapters_add(struct trained_model *m, enum snapshot_kind kind, const char *name,
+                                const char *adapter, const char *key, json_t *value);
+void server_adapters_unload(struct trained_model *m, const char *adapter); // not mapped any more
+// Unloads snapshots that nobody samples: those kept of a run, or (NULL) all that are no run's own.
+void server_adapters_unload_spare(struct trained_model *m, const char *run);
 
 #endif

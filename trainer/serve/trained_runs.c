@@ -36,7 +36,7 @@ struct optimizer *trainee_optimizer(const struct trainee *t)
     return t->adapter ? t->optimizer : learner_optimizer(t->model->learner);
 }
 
-static struct trainee *find(const struct trained_model *m, const char *run)
+struct trainee *trained_find(const struct trained_model *m, const char *run)
 {
     struct trainee *t = m->trainees;
     while (t && strcmp(t->run, run) != 0) t = t->next;
@@ -45,7 +45,7 @@ static struct trainee *find(const struct trained_model *m, const char *run)
 
 enum status trained_select(struct trained_model *m, const char *run, struct trainee **ret)
 {
-    struct trainee *t = find(m, run);
+    struct trainee *t = trained_find(m, run);
     if (!t)
         return status_fail(ST_MISMATCH,
                            "%s has the weights no more, as another run took its place (or its "
@@ -66,15 +66,7 @@ static void set_restore(struct trained_model *m, struct trainee *t, const char *
     snapshots_set_restore(m->info.snapshots, trainee_source(t), folder);
 }
 
-// ---- the server's room --------------------------------------------------------------------------
-
-static void unload(struct trained_model *m, const char *name)
-{
-    snapshots_remove(m->info.snapshots, name);
-    if (control_owner_alive(m->info.control) != ST_OK) return;
-    if (server_adapters_unload(&m->server, name) != ST_OK)
-        log_warn("the adapter '%s' stays on the server: %s", name, status_message());
-}
+// ---- their end ----------------------------------------------------------------------------------
 
 static void trainee_free(struct trained_model *m, struct trainee *t)
 {
@@ -82,7 +74,7 @@ static void trainee_free(struct trained_model *m, struct trainee *t)
     if (m->selected == t) m->selected = NULL;
     optimizer_free(t->optimizer);
     bridge_unmap(t->arena);
-    if (t->made) unload(m, t->adapter_name);
+    if (t->made) server_adapters_unload(m, t->adapter_name);
     if (!t->adapter && t->restore[0]) snapshots_set_restore(m->info.snapshots, "", "");
     adapter_free(t->adapter);
     json_decref(t->base);
@@ -90,63 +82,26 @@ static void trainee_free(struct trained_model *m, struct trainee *t)
     free(t);
 }
 
-// Unloads snapshots that nobody samples: those kept of a run, or (NULL) all that are no run's own.
-static void unload_spare(struct trained_model *m, const char *run)
-{
-    char adapter[ADAPTER_ROOM];
-    while (snapshots_spare(m->info.snapshots, run, !run, adapter)) unload(m, adapter);
-}
-
-// Removes it from the list, with its snapshots, and frees it.
-static void put_away(struct trained_model *m, struct trainee *t, const char *why)
+void trained_put_away(struct trained_model *m, struct trainee *t, const char *why)
 {
     struct trainee **link = &m->trainees;
     while (*link != t) link = &(*link)->next;
     *link = t->next;
     log_line(t->unsaved ? LOG_WARN : LOG_INFO, "%s ends after %" PRId64 " steps%s: %s", t->run,
              t->steps, t->unsaved ? ", the last not saved" : "", why);
-    unload_spare(m, t->run);
+    server_adapters_unload_spare(m, t->run);
     trainee_free(m, t);
 }
 
 void trained_release_runs(struct trained_model *m)
 {
     while (m->trainees)
-        put_away(m, m->trainees,
-                 m->trainees->adapter ? "cw-trainer serve ends"
-                                      : "cw-trainer serve ends, and the server goes on with its "
-                                        "weights until it loads others");
-    if (m->info.snapshots) unload_spare(m, NULL);
-}
-
-// So that the server takes one more adapter: snapshots go, those first that were not sampled for
-// the longest; and, for a run, those whose clients are gone. kept_of: for a copy of that run, which
-// pushes no other run's out.
-static enum status make_room(struct trained_model *m, bool for_run, const char *kept_of)
-{
-    const int max = m->info.max_adapters;
-    char adapter[ADAPTER_ROOM], run[RUN_NAME_ROOM];
-    enum status st;
-    int n, runs = 0;
-    for (;;) {
-        CHECK(server_adapters_count(&m->server, &n));
-        if (n < max) return ST_OK;
-        if (snapshots_spare(m->info.snapshots, kept_of, true, adapter)) {
-            log_info("the adapter '%s' is unloaded to make room for another", adapter);
-            unload(m, adapter);
-        } else if (for_run && snapshots_abandoned(m->info.snapshots, run) && find(m, run)) {
-            put_away(m, find(m, run), "its client is gone, and another wants its place");
-        } else {
-            break;
-        }
-    }
-    for (const struct trainee *t = m->trainees; t; t = t->next) runs++;
-    FAIL(ST_INVALID,
-         "the server has room for %d adapters, and all are in use, %d by training runs: finish "
-         "one (its client's end frees it), or start cw-infer-server with a larger --max-adapters",
-         max, runs);
-out:
-    return st;
+        trained_put_away(m, m->trainees,
+                         m->trainees->adapter
+                             ? "cw-trainer serve ends"
+                             : "cw-trainer serve ends, and the server goes on with its "
+                               "weights until it loads others");
+    if (m->info.snapshots) server_adapters_unload_spare(m, NULL);
 }
 
 // ---- beginning ----------------------------------------------------------------------------------
@@ -313,9 +268,8 @@ static enum status open_adapter(struct trained_model *m, struct trainee *t,
     enum status st;
     CHECK(adapter_new(config, m->weights, m->weights->dt, &t->adapter));
     snprintf(role, sizeof role, "adapter:%s", t->adapter_name);
-    CHECK(make_room(m, true, NULL));
-    CHECK(server_adapters_load(&m->server, t->adapter_name, "config",
-                               json_incref(t->adapter->config->source)));
+    CHECK(server_adapters_add(m, LIVE, t->run, t->adapter_name, "config",
+                              json_incref(t->adapter->config->source)));
     t->made = true;
     CHECK(bridge_map(m->bridge, role, &t->arena));
     weights_layout_hash(t->adapter->weights, hash);
@@ -323,7 +277,6 @@ static enum status open_adapter(struct trained_model *m, struct trainee *t,
         FAIL(ST_MISMATCH, "the server lays the adapter '%s' out otherwise than this build does",
              t->adapter_name);
     weights_bind(t->adapter->weights, shared_memory_data(t->arena->memory));
-    CHECK(snapshots_add(m->info.snapshots, LIVE, t->run, t->adapter_name));
 out:
     return st;
 }
@@ -336,9 +289,9 @@ static enum status begin_adapter(struct trained_model *m, struct trainee *t,
     CHECK(read_config(m, b, &config));
     CHECK(open_adapter(m, t, config));
     if (m->trainees && !m->trainees->adapter)
-        put_away(m, m->trainees, "an adapter is trained from here on");
+        trained_put_away(m, m->trainees, "an adapter is trained from here on");
     CHECK(load_folder(m, m->base));
-    CHECK(adapter_base_ask(m->server.http, &t->base));
+    CHECK(adapter_base_ask(m->server, &t->base));
     CHECK(trained_use_learner(m, true));
     CHECK(optimizer_new_whole(m->device, t->adapter->weights, &m->options->learning->adamw,
                               &t->optimizer));
@@ -353,9 +306,9 @@ out:
 // are of the model beneath them.
 static void end_all(struct trained_model *m, const char *why)
 {
-    while (m->trainees) put_away(m, m->trainees, why);
+    while (m->trainees) trained_put_away(m, m->trainees, why);
     snapshots_forget(m->info.snapshots, NULL);
-    unload_spare(m, NULL);
+    server_adapters_unload_spare(m, NULL);
 }
 
 static enum status begin_model(struct trained_model *m, struct trainee *t,
@@ -394,8 +347,8 @@ out:
 
 void trained_end(struct trained_model *m, const char *run)
 {
-    struct trainee *t = find(m, run);
-    if (t) put_away(m, t, "its client has finished");
+    struct trainee *t = trained_find(m, run);
+    if (t) trained_put_away(m, t, "its client has finished");
 }
 
 // ---- saving, and what can be sampled ------------------------------------------------------------
@@ -452,12 +405,10 @@ static enum status keep(struct trained_model *m, const struct trainee *t)
     while (snapshots_kept(all, t->run, NULL) >= m->options->keep_snapshots &&
            snapshots_spare(all, t->run, false, spare)) {
         log_debug("%s: the snapshot '%s' is dropped", t->run, spare);
-        unload(m, spare);
+        server_adapters_unload(m, spare);
     }
-    CHECK(make_room(m, false, t->run));
     snprintf(copy, sizeof copy, "%.38s@%" PRIu64, t->adapter_name, snapshots_version(all, t->run));
-    CHECK(server_adapters_load(&m->server, copy, "copy_of", json_string(t->adapter_name)));
-    CHECK(snapshots_add(all, KEPT, t->run, copy));
+    CHECK(server_adapters_add(m, KEPT, t->run, copy, "copy_of", json_string(t->adapter_name)));
     log_debug("%s: the snapshot '%s' is kept", t->run, copy);
 out:
     return st;
@@ -524,13 +475,12 @@ static enum status load_saved_adapter(struct trained_model *m, const struct snap
     if (!snapshots_base(
             m->info.snapshots)) { // which none but a full fine-tune or a saved model changes
         CHECK(end_samples(m));
-        if (m->trainees) put_away(m, m->trainees, "an adapter of the model's folder is sampled");
+        if (m->trainees)
+            trained_put_away(m, m->trainees, "an adapter of the model's folder is sampled");
         CHECK(load_folder(m, m->base));
     }
-    CHECK(make_room(m, false, NULL));
     snprintf(name, sizeof name, ADAPTER_PREFIX "saved-%d", ++m->n_saved);
-    CHECK(server_adapters_load(&m->server, name, "lora_path", json_string(folder)));
-    CHECK(snapshots_add(m->info.snapshots, LOADED, which->path, name));
+    CHECK(server_adapters_add(m, LOADED, which->path, name, "lora_path", json_string(folder)));
     log_info("%s is loaded as the adapter '%s', to sample from", which->path, name);
 out:
     return st;
