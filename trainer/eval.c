@@ -329,7 +329,7 @@ static void close_server(struct eval *e)
     bytes_release(&e->arguments);
 }
 
-static enum status eval_on(const struct eval *e, const struct rollout_servers *servers,
+static enum status eval_on(const struct eval *e, struct rollout_servers *servers,
                            const struct dataset *data)
 {
     const struct eval_config *config = &e->config;
@@ -344,7 +344,7 @@ static enum status eval_on(const struct eval *e, const struct rollout_servers *s
     sampling.top_p = 1;
     sampling.seed = (uint64_t)config->seed;
     CHECK(rollout_check_context(servers, data, 0, sampling.max_tokens));
-    CHECK(served_new(servers, &evaluation.source));
+    CHECK(servers_new(&(struct copies_options){0}, servers, &evaluation.source));
     CHECK(evaluate(&evaluation, config->output ? &lines : NULL, &result));
     if (config->output) {
         CHECK(file_write_atomic(config->output, 0644, bytes_text(&lines), lines.len));

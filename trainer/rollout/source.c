@@ -1,5 +1,4 @@
-/* source.c: what the sources of samples have in common: orders and counts; and the plainest of
- * them, `served`, whose servers sample by weights that nobody brings them. */
+/* source.c: what the sources of samples have in common: orders and counts. */
 #include "trainer/rollout/source.h"
 
 #include <stdarg.h>
@@ -73,58 +72,4 @@ void source_close(struct source *source)
         source->close(source);
         source = on;
     }
-}
-
-// ---- served -------------------------------------------------------------------------------------
-
-struct served {
-    struct source source;
-    const struct rollout_servers *servers;
-};
-
-enum status served_order(const struct rollout_servers *servers, struct rollout_step *step)
-{
-    enum status st = ST_OK;
-    step->via = *servers;
-    if (step->evaluation) step->via.n_servers = 1; // others' weights are those of a step before
-    if (step->ahead) CHECK(http_client_another(servers->http, &step->http));
-    if (step->ahead) step->via.http = step->http;
-out:
-    return st;
-}
-
-enum status served_poll(struct rollout_step *step)
-{
-    struct source *by = step->puller;
-    enum status st =
-        by ? by->pull(by, step) : rollout_pull(&step->via, &step->sampling, step->rollout);
-    http_client_free(step->http);
-    step->http = NULL;
-    return st;
-}
-
-static enum status order_served(struct source *source, struct rollout_step *step)
-{
-    return served_order(((struct served *)source)->servers, step);
-}
-
-static enum status poll_served(struct source *source, struct rollout_step *step)
-{
-    (void)source;
-    return served_poll(step);
-}
-
-static void close_served(struct source *source)
-{
-    free(source);
-}
-
-enum status served_new(const struct rollout_servers *servers, struct source **ret)
-{
-    struct served *s = calloc(1, sizeof *s);
-    if (!s) return status_fail(ST_NO_MEMORY, "no memory for a source of samples");
-    s->source = (struct source){.order = order_served, .poll = poll_served, .close = close_served};
-    s->servers = servers;
-    *ret = &s->source;
-    return ST_OK;
 }

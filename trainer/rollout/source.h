@@ -1,7 +1,7 @@
 /* source.h: where the samples of a step come from. Whichever it is, it is one struct of four
  * functions, and nothing above asks which:
- *   served       the server that shares the weights which learn, and others beside it (served.c)
- *   copies       servers that hold copies of them, beside such a one or without (copies.c)
+ *   servers      the server that shares the weights which learn, and servers that hold copies of
+ *                them, beside such a one or without (servers.c)
  *   environment  child processes, which ask the servers of another source turn by turn
  *                (environment.c)
  *   external     Atropos' API server, for which environments of its own sample (atropos.c)
@@ -101,15 +101,10 @@ void source_close(struct source *source);                  // NULL is fine
 
 // ---- the sources --------------------------------------------------------------------------------
 
-// The source that asks these servers, borrowed, and never settles.
-enum status served_new(const struct rollout_servers *servers, struct source **ret);
-// Its order() and poll(), for a source that does something besides.
-enum status served_order(const struct rollout_servers *servers, struct rollout_step *step);
-enum status served_poll(struct rollout_step *step);
-
-// Servers that hold copies of the weights that learn, and are brought new ones between steps:
-// further servers beside one that shares the weights (--workers); and with --sync checkpoint, where
-// none shares them, a server that is started anew on them, or one elsewhere (--server-url).
+// Servers that sample: one that shares the weights that learn, alone or with others that hold
+// copies and are brought new ones between steps (--workers); and with --sync checkpoint, where none
+// shares them, one that is started anew on them, or one elsewhere (--server-url). All zero: the
+// first, which never settles.
 struct copies_options { // borrowed
     // Further servers: bridge files and http://HOST:PORT, with commas between them; before them one
     // that evaluations go to. NULL, "": none.
@@ -133,9 +128,9 @@ struct copies_options { // borrowed
     const char *draft; // folder in what is written, of a draft model that is trained; NULL: none is
     const char *other_draft; // of the server that is started, where none is
 };
-// The servers are added to these, which are borrowed; all must be there, or the error names one.
-enum status copies_new(const struct copies_options *options, struct rollout_servers *servers,
-                       struct source **ret);
+// Copies are added to these servers, which are borrowed; all must be there, or the error names one.
+enum status servers_new(const struct copies_options *options, struct rollout_servers *servers,
+                        struct source **ret);
 
 // Child processes (--rollouts command:PROGRAM) that make trajectories, turn by turn, out of
 // examples and of what the policy samples for them (docs/environments.md has the lines): in place

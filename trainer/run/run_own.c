@@ -4,7 +4,7 @@
  * With --sync shared the trained server samples by the weights that are written in place. With
  * --sync checkpoint there is no such server: this process owns the weights (bridge_own()), and
  * either starts a server of its own on a copy of them, or has one elsewhere load them. All the rest
- * of a run is the same: who samples are copies (rollout/copies.c), whose tokens are given the
+ * of a run is the same: who samples are copies (rollout/servers.c), whose tokens are given the
  * version that the copy is of. */
 #include "bridge/attach.h"
 #include "common/base/file.h"
@@ -127,9 +127,7 @@ enum status run_open_source(struct run *run)
         .draft = copies_draft(run) ? DRAFT_FOLDER : NULL,
         .other_draft = c->draft,
     };
-    const bool copies = options.server || options.server_url || (c->workers && *c->workers);
-    return copies ? copies_new(&options, run->servers, &run->source)
-                  : served_new(run->servers, &run->source);
+    return servers_new(&options, run->servers, &run->source);
 }
 
 // ---- weights of this process --------------------------------------------------------------------

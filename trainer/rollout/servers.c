@@ -1,5 +1,5 @@
-/* copies.c: brings the weights that learn to servers that have copies of them. The main thread;
- * what is pulled meanwhile, by other threads, looks at `down` alone.
+/* servers.c: the servers that sample, and the weights that are brought to those of them which have
+ * copies. The main thread; what is pulled meanwhile, by other threads, looks at `down` alone.
  *
  * A server owns the weights that it samples by. Before a step's rollouts the present ones are
  * written into a folder, and each worker is told to load it (POST /reload, or /v1/load_lora_adapter
@@ -36,7 +36,7 @@ struct worker {
     bool may; // be given work in this step
 };
 
-struct copies {
+struct servers {
     struct source source;
     struct copies_options options;
     struct rollout_servers *servers;
@@ -55,12 +55,12 @@ struct copies {
     struct worker items[ROLLOUT_MAX_SERVERS - 1]; // (n)
 };
 
-static uint64_t present_version(const struct copies *c)
+static uint64_t present_version(const struct servers *c)
 {
     return control_version(c->servers->servers[0].control);
 }
 
-static enum status write_weights(struct copies *c)
+static enum status write_weights(struct servers *c)
 {
     const uint64_t version = present_version(c);
     if (c->written == version) return ST_OK;
@@ -70,13 +70,13 @@ static enum status write_weights(struct copies *c)
 }
 
 // POST /v1/load_lora_adapter. New reference; NULL: the folder's name is not UTF-8.
-static json_t *adapter_body(const struct copies *c)
+static json_t *adapter_body(const struct servers *c)
 {
     return json_pack("{s:s, s:s, s:b}", "lora_name", c->options.adapter, "lora_path", c->folder,
                      "load_inplace", 1);
 }
 
-static enum status not_utf8(const struct copies *c)
+static enum status not_utf8(const struct servers *c)
 {
     return status_fail(ST_INVALID,
                        "%s: a server cannot be told of this folder, whose name is not UTF-8",
@@ -87,7 +87,7 @@ static enum status not_utf8(const struct copies *c)
 
 // With an adapter on the folder that it is of, and then with it, which a server without a key takes
 // on its socket alone.
-static enum status start_server(struct copies *c)
+static enum status start_server(struct servers *c)
 {
     const struct copies_options *o = &c->options;
     struct http_call call = {
@@ -109,7 +109,7 @@ out:
 
 // Where it was lost between those steps that are due for new weights it is given the old ones
 // again: all ranks write together or none does.
-static enum status restart(struct copies *c, bool due)
+static enum status restart(struct servers *c, bool due)
 {
     enum status st;
     if (due || !c->written) CHECK(write_weights(c));
@@ -124,7 +124,7 @@ out:
 }
 
 // A failure of the server, which is started anew unless it was the third of one step.
-static bool may_try_again(struct copies *c, enum status st)
+static bool may_try_again(struct servers *c, enum status st)
 {
     struct status_kept why = {0};
     if (!c->started.down || (st != ST_PEER_GONE && st != ST_TIMEOUT)) return false;
@@ -138,7 +138,7 @@ static bool may_try_again(struct copies *c, enum status st)
     return false;
 }
 
-static enum status sync_server(struct copies *c, bool due)
+static enum status sync_server(struct servers *c, bool due)
 {
     struct rollout_worker *server = &c->started;
     const bool ran = server->copy_of > 0;
@@ -162,7 +162,7 @@ static enum status sync_server(struct copies *c, bool due)
 
 // ---- workers ------------------------------------------------------------------------------------
 
-static enum status add_worker(struct copies *c, const char *name)
+static enum status add_worker(struct servers *c, const char *name)
 {
     enum status st = ST_OK;
     if (!*name) FAIL(ST_INVALID, "an empty name before or behind a comma");
@@ -193,7 +193,7 @@ out:
 }
 
 // One that cannot be given work in this step.
-static enum status leave_out(struct copies *c, struct worker *w, enum status st)
+static enum status leave_out(struct servers *c, struct worker *w, enum status st)
 {
     w->may = false;
     if (!c->in_step)
@@ -212,9 +212,10 @@ static enum status leave_out(struct copies *c, struct worker *w, enum status st)
 }
 
 // What one of them responded; its failure is its own. NULL: nothing that is looked at.
-typedef enum status (*take_fn)(const struct copies *c, struct worker *w, const json_t *response);
+typedef enum status (*take_fn)(const struct servers *c, struct worker *w, const json_t *response);
 
-static enum status take_response(struct copies *c, struct worker *w, const char *path, take_fn take)
+static enum status take_response(struct servers *c, struct worker *w, const char *path,
+                                 take_fn take)
 {
     struct bytes body = BYTES_INIT;
     json_t *response = NULL;
@@ -240,7 +241,7 @@ out:
 }
 
 // Sends a request to all that may be given work. body: of a POST; NULL: a GET.
-static enum status ask(struct copies *c, const char *path, const json_t *body, int timeout_ms,
+static enum status ask(struct servers *c, const char *path, const json_t *body, int timeout_ms,
                        take_fn take)
 {
     enum status st = ST_OK;
@@ -258,7 +259,7 @@ out:
     return st;
 }
 
-static enum status take_info(const struct copies *c, struct worker *w, const json_t *info)
+static enum status take_info(const struct servers *c, struct worker *w, const json_t *info)
 {
     const struct bridge_role *policy = c->options.policy;
     const char *status = json_string_value(json_object_get(info, "status"));
@@ -278,7 +279,7 @@ static enum status take_info(const struct copies *c, struct worker *w, const jso
 }
 
 // In the response to /reload, or behind an adapter's loading in /bridge/info.
-static enum status take_version(const struct copies *c, struct worker *w, const json_t *response)
+static enum status take_version(const struct servers *c, struct worker *w, const json_t *response)
 {
     int64_t version = 0;
     enum status st = json_get_int(w->address, response, "weight_version", 2, INT64_MAX, &version);
@@ -293,7 +294,7 @@ static enum status take_version(const struct copies *c, struct worker *w, const 
 }
 
 // Has those that may be given work load what was written.
-static enum status load(struct copies *c)
+static enum status load(struct servers *c)
 {
     const char *adapter = c->options.adapter, *in = c->options.draft;
     const int timeout_ms = c->servers->timeout_ms;
@@ -316,7 +317,7 @@ out:
     return st;
 }
 
-static enum status sync_workers(struct copies *c, bool due)
+static enum status sync_workers(struct servers *c, bool due)
 {
     enum status st = ST_OK;
     const int64_t start = clock_now_ns();
@@ -338,7 +339,7 @@ out:
     return st;
 }
 
-static void count_workers(const struct copies *c, struct source_counts *counts)
+static void count_workers(const struct servers *c, struct source_counts *counts)
 {
     double up = 0;
     if (c->n == 0) return;
@@ -357,20 +358,27 @@ static void count_workers(const struct copies *c, struct source_counts *counts)
 // ---- the source ---------------------------------------------------------------------------------
 
 // A server that was lost in the step is given the weights that it had, by this rank alone.
-static enum status order_copies(struct source *source, struct rollout_step *step)
+static enum status order_servers(struct source *source, struct rollout_step *step)
 {
-    struct copies *c = (struct copies *)source;
+    struct servers *c = (struct servers *)source;
     enum status st = ST_OK;
     if (c->started.down && !step->ahead && !step->evaluation) CHECK(sync_server(c, false));
-    st = served_order(c->servers, step);
+    step->via = *c->servers;
+    if (step->evaluation) step->via.n_servers = 1; // others' weights are those of a step before
+    if (step->ahead) CHECK(http_client_another(c->servers->http, &step->http));
+    if (step->ahead) step->via.http = step->http;
 out:
     return st;
 }
 
-static enum status poll_copies(struct source *source, struct rollout_step *step)
+static enum status poll_servers(struct source *source, struct rollout_step *step)
 {
-    struct copies *c = (struct copies *)source;
-    enum status st = served_poll(step);
+    struct servers *c = (struct servers *)source;
+    struct source *by = step->puller;
+    enum status st =
+        by ? by->pull(by, step) : rollout_pull(&step->via, &step->sampling, step->rollout);
+    http_client_free(step->http);
+    step->http = NULL;
     count_workers(c, &step->counts);
     if (!c->options.server || step->evaluation) return st;
     if (st == ST_OK) c->n_lost = 0;
@@ -378,9 +386,9 @@ static enum status poll_copies(struct source *source, struct rollout_step *step)
     return st;
 }
 
-static enum status settle_copies(struct source *source, uint64_t version, bool evaluation)
+static enum status settle_servers(struct source *source, uint64_t version, bool evaluation)
 {
-    struct copies *c = (struct copies *)source;
+    struct servers *c = (struct servers *)source;
     const int64_t start = clock_now_ns();
     enum status st = ST_OK;
     if (evaluation && c->options.shared) return ST_OK; // by the weights that learn
@@ -391,15 +399,15 @@ out:
     return st;
 }
 
-static void close_copies(struct source *source)
+static void close_servers(struct source *source)
 {
-    struct copies *c = (struct copies *)source;
+    struct servers *c = (struct servers *)source;
     for (int i = 0; i < c->n; i++) bridge_file_free(c->items[i].bridge);
     free(c->list);
     free(c);
 }
 
-static enum status open_workers(struct copies *c)
+static enum status open_workers(struct servers *c)
 {
     const struct copies_options *o = &c->options;
     enum status st = ST_OK;
@@ -425,14 +433,14 @@ out:
     return st;
 }
 
-enum status copies_new(const struct copies_options *options, struct rollout_servers *servers,
-                       struct source **ret)
+enum status servers_new(const struct copies_options *options, struct rollout_servers *servers,
+                        struct source **ret)
 {
     struct rollout_server *first = &servers->servers[0];
-    struct copies *c = calloc(1, sizeof *c);
+    struct servers *c = calloc(1, sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for a source of samples");
-    c->source = (struct source){
-        .order = order_copies, .poll = poll_copies, .settle = settle_copies, .close = close_copies};
+    c->source =
+        (struct source){.order = order_servers, .poll = poll_servers, .close = close_servers};
     c->options = *options;
     c->servers = servers;
     if (options->server) {
@@ -444,9 +452,10 @@ enum status copies_new(const struct copies_options *options, struct rollout_serv
     }
     if (options->server_url) servers->n_servers = 0; // it is the first worker
     enum status st = open_workers(c);
+    if (options->server || c->n > 0) c->source.settle = settle_servers;
     if (st == ST_OK)
         *ret = &c->source;
     else
-        close_copies(&c->source);
+        close_servers(&c->source);
     return st;
 }
