@@ -35,8 +35,8 @@ static void equal_groups(void **state)
     struct advantage_stats stats;
     for (int i = 0; i < GROUPS * EACH; i++) rewards[i] = 0.1 * (1 + i / EACH);
     for (int scale = SCALE_GROUP; scale <= SCALE_NONE; scale++) {
-        advantage_compute(rewards, NULL, GROUPS, EACH, (enum advantage_scale)scale, &stats,
-                          advantages);
+        advantage_estimate(&(struct advantage_config){.scale = (enum advantage_scale)scale},
+                           rewards, NULL, NULL, GROUPS, EACH, &stats, advantages);
         assert_true(stats.frac_zero_std == 1);
         assert_true(stats.group_std == 0);
         assert_true(stats.mean == 0 && stats.std == 0);

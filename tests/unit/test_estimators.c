@@ -38,7 +38,7 @@ static void check_line(char *line)
     read_row(strsep(&line, "|"), lengths);
     read_row(line, want);
     for (int i = 0; i < N; i++) n_tokens[i] = (int)lengths[i];
-    advantage_estimate(&config, rewards, n_tokens, GROUPS, EACH, &stats, have);
+    advantage_estimate(&config, rewards, n_tokens, NULL, GROUPS, EACH, &stats, have);
     for (int i = 0; i < N; i++)
         if (!(fabs(have[i] - want[i]) <= 2e-6 * fmax(1, fabs(want[i]))))
             fail_msg("%s, k %d, sample %d: %.9g, not %.9g", name, config.pass_k, i, (double)have[i],
@@ -67,7 +67,8 @@ static void unscored_is_not_counted(void **state)
     const double rewards[6] = {1, NAN, 0, NAN, NAN, NAN};
     float advantages[6];
     struct advantage_stats stats;
-    advantage_compute(rewards, NULL, 2, 3, SCALE_NONE, &stats, advantages);
+    advantage_estimate(&(struct advantage_config){.scale = SCALE_NONE}, rewards, NULL, NULL, 2, 3,
+                       &stats, advantages);
     assert_true(stats.reward_mean == 0.5 && stats.frac_zero_std == 0.5);
     assert_true(advantages[0] == 0.5f && advantages[1] == 0 && advantages[4] == 0);
     double mean;

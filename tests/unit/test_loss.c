@@ -513,7 +513,8 @@ static void advantages_by_hand(void **state)
     static const double rewards[8] = {1, 0, 0.25, 1, 0.5, 0.5, 0.5, 0.5};
     struct advantage_stats stats;
     float a[8];
-    advantage_compute(rewards, NULL, 2, 4, SCALE_GROUP, &stats, a);
+    advantage_estimate(&(struct advantage_config){.scale = SCALE_GROUP}, rewards, NULL, NULL, 2, 4,
+                       &stats, a);
     double std = sqrt((2 * 0.4375 * 0.4375 + 0.5625 * 0.5625 + 0.3125 * 0.3125) / 3);
     assert_true(fabs(a[0] - 0.4375 / (std + 1e-4)) < 1e-6);
     assert_true(fabs(a[1] + 0.5625 / (std + 1e-4)) < 1e-6);
@@ -527,11 +528,13 @@ static void advantages_by_hand(void **state)
     assert_true(fabs(stats.reward_mean - 0.53125) < 1e-12);
     assert_true(fabs(stats.mean) < 1e-7);
 
-    advantage_compute(rewards, NULL, 2, 4, SCALE_NONE, &stats, a);
+    advantage_estimate(&(struct advantage_config){.scale = SCALE_NONE}, rewards, NULL, NULL, 2, 4,
+                       &stats, a);
     assert_true(fabs(a[1] + 0.5625) < 1e-7);
     double all;
     mean_std(rewards, 8, NULL, &all);
-    advantage_compute(rewards, NULL, 2, 4, SCALE_BATCH, &stats, a);
+    advantage_estimate(&(struct advantage_config){.scale = SCALE_BATCH}, rewards, NULL, NULL, 2, 4,
+                       &stats, a);
     assert_true(fabs(a[0] - 0.4375 / (all + 1e-4)) < 1e-6);
 }
 
@@ -544,11 +547,13 @@ static void equal_rewards_give_zero(void **state)
     for (int i = 0; i < 6; i++) rewards[i] = 0.1; // not exact in binary: the mean may round
     static const enum advantage_scale scales[] = {SCALE_GROUP, SCALE_BATCH, SCALE_NONE};
     for (int k = 0; k < 3; k++) {
-        advantage_compute(rewards, NULL, 2, 3, scales[k], &stats, a);
+        advantage_estimate(&(struct advantage_config){.scale = scales[k]}, rewards, NULL, NULL, 2,
+                           3, &stats, a);
         for (int i = 0; i < 6; i++) assert_true(a[i] == 0);
         assert_true(stats.frac_zero_std == 1);
     }
-    advantage_compute(rewards, NULL, 6, 1, SCALE_GROUP, &stats, a); // groups of one
+    advantage_estimate(&(struct advantage_config){.scale = SCALE_GROUP}, rewards, NULL, NULL, 6, 1,
+                       &stats, a); // groups of one
     for (int i = 0; i < 6; i++) assert_true(a[i] == 0);
 }
 

@@ -5,6 +5,8 @@
 #include <stddef.h>
 
 #define ADVANTAGE_EPS 1e-4
+#define PASSK_EPS     1e-6 // these two verl's
+#define WHITEN_EPS    1e-8
 
 const char *const advantage_estimator_names[] = {
     "grpo",      "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "grpo_passk",
@@ -40,53 +42,7 @@ bool rewards_are_equal(const double *x, int n)
     return true;
 }
 
-static void put_spread(const float *advantages, int n, double sum, struct advantage_stats *stats)
-{
-    double squares = 0;
-    stats->mean = sum / n;
-    for (int i = 0; i < n; i++)
-        squares += (advantages[i] - stats->mean) * (advantages[i] - stats->mean);
-    stats->std = n > 1 ? sqrt(squares / (n - 1)) : 0;
-}
-
-// What centred rewards are divided by.
-static double divisor(enum advantage_scale scale, double group_std, double batch_std, double eps)
-{
-    return scale == SCALE_NONE ? 1 : (scale == SCALE_GROUP ? group_std : batch_std) + eps;
-}
-
-void advantage_compute(const double *rewards, const int *first, int n_groups, int n_per_group,
-                       enum advantage_scale scale, struct advantage_stats *ret_stats,
-                       float *ret_advantages)
-{
-    int n = first ? first[n_groups] : n_groups * n_per_group, n_flat = 0;
-    double batch_std, sum = 0;
-    struct advantage_stats stats = {0};
-    mean_std(rewards, n, &stats.reward_mean, &batch_std);
-    stats.reward_std = batch_std;
-    for (int g = 0; g < n_groups; g++) {
-        const size_t at = first ? (size_t)first[g] : (size_t)g * (size_t)n_per_group;
-        const int size = first ? first[g + 1] - first[g] : n_per_group;
-        const double *group = rewards + at;
-        float *advantages = ret_advantages + at;
-        double mean, std;
-        mean_std(group, size, &mean, &std);
-        stats.group_std += std;
-        n_flat += rewards_are_equal(group, size);
-        const double by = divisor(scale, std, batch_std, ADVANTAGE_EPS);
-        for (int i = 0; i < size; i++) {
-            // exactly 0 of equal rewards
-            advantages[i] = isnan(group[i]) ? 0 : (float)((group[i] - mean) / by);
-            sum += advantages[i];
-        }
-    }
-    stats.group_std /= n_groups;
-    stats.frac_zero_std = (double)n_flat / n_groups;
-    put_spread(ret_advantages, n, sum, &stats);
-    *ret_stats = stats;
-}
-
-// ---- other estimators ---------------------------------------------------------------------------
+// ---- of a group ---------------------------------------------------------------------------------
 
 static int count_known(const double *x, int n)
 {
@@ -95,23 +51,17 @@ static int count_known(const double *x, int n)
     return known;
 }
 
-static void leave_one_out(const double *rewards, int n, float *ret)
+static void leave_one_out(const double *rewards, int n, double mean, float *ret)
 {
     const int known = count_known(rewards, n);
-    double mean;
-    mean_std(rewards, n, &mean, NULL);
     for (int i = 0; i < n; i++)
         ret[i] =
             isnan(rewards[i]) || known < 2 ? 0 : (float)((rewards[i] - mean) * known / (known - 1));
 }
 
-#define PASSK_EPS 1e-6 // verl's
-
-static void best_alone(const double *rewards, int n, double batch_std, enum advantage_scale scale,
-                       float *ret)
+static void best_alone(const double *rewards, int n, double divisor, float *ret)
 {
     int best = -1, second = -1;
-    double std;
     for (int i = 0; i < n; i++) {
         ret[i] = 0;
         if (isnan(rewards[i])) continue;
@@ -122,10 +72,7 @@ static void best_alone(const double *rewards, int n, double batch_std, enum adva
             second = i;
         }
     }
-    if (second < 0) return;
-    mean_std(rewards, n, NULL, &std);
-    ret[best] =
-        (float)((rewards[best] - rewards[second]) / divisor(scale, std, batch_std, PASSK_EPS));
+    if (second >= 0) ret[best] = (float)((rewards[best] - rewards[second]) / divisor);
 }
 
 double share_of_choices(int some, int n, int k)
@@ -151,7 +98,36 @@ static void of_choices(const double *rewards, int n, int pass_k, float *ret)
     }
 }
 
-#define WHITEN_EPS 1e-8 // verl's
+// divisor: of centred rewards.
+static void estimate_group(const struct advantage_config *config, const double *rewards, int n,
+                           double mean, double divisor, float *ret)
+{
+    switch (config->estimator) {
+    case ADVANTAGE_RLOO:
+        leave_one_out(rewards, n, mean, ret);
+        return;
+    case ADVANTAGE_GRPO_PASSK:
+        best_alone(rewards, n, divisor, ret);
+        return;
+    case ADVANTAGE_PASS_AT_K:
+        of_choices(rewards, n, config->pass_k, ret);
+        return;
+    case ADVANTAGE_REINFORCE_PLUS_PLUS:
+        mean = 0;
+        divisor = 1;
+        break;
+    case ADVANTAGE_REINFORCE_PLUS_PLUS_BASELINE:
+        divisor = 1;
+        break;
+    case ADVANTAGE_GRPO:
+        break;
+    }
+    // exactly 0 of equal rewards
+    for (int i = 0; i < n; i++)
+        ret[i] = isnan(rewards[i]) ? 0 : (float)((rewards[i] - mean) / divisor);
+}
+
+// ---- of a batch ---------------------------------------------------------------------------------
 
 // To a mean of 0 and a variance of 1 over tokens, all of a sample's alike.
 static void whiten(const double *rewards, const int *n_tokens, int n, float *x)
@@ -170,45 +146,37 @@ static void whiten(const double *rewards, const int *n_tokens, int n, float *x)
         x[i] = isnan(rewards[i]) ? 0 : (float)((x[i] - mean) / sqrt(variance + WHITEN_EPS));
 }
 
-static void estimate_group(const struct advantage_config *config, const double *rewards, int n,
-                           double batch_std, float *ret)
-{
-    double mean = 0;
-    switch (config->estimator) {
-    case ADVANTAGE_RLOO:
-        leave_one_out(rewards, n, ret);
-        return;
-    case ADVANTAGE_GRPO_PASSK:
-        best_alone(rewards, n, batch_std, config->scale, ret);
-        return;
-    case ADVANTAGE_PASS_AT_K:
-        of_choices(rewards, n, config->pass_k, ret);
-        return;
-    case ADVANTAGE_REINFORCE_PLUS_PLUS_BASELINE:
-        mean_std(rewards, n, &mean, NULL);
-        break;
-    case ADVANTAGE_REINFORCE_PLUS_PLUS:
-    case ADVANTAGE_GRPO:
-        break;
-    }
-    for (int i = 0; i < n; i++) ret[i] = isnan(rewards[i]) ? 0 : (float)(rewards[i] - mean);
-}
-
 void advantage_estimate(const struct advantage_config *config, const double *rewards,
-                        const int *n_tokens, int n_groups, int n_per_group,
+                        const int *n_tokens, const int *first, int n_groups, int n_per_group,
                         struct advantage_stats *ret_stats, float *ret_advantages)
 {
-    const int n = n_groups * n_per_group;
-    double sum = 0;
-    advantage_compute(rewards, NULL, n_groups, n_per_group, config->scale, ret_stats,
-                      ret_advantages);
-    if (config->estimator == ADVANTAGE_GRPO) return;
-    for (int g = 0; g < n_groups; g++)
-        estimate_group(config, rewards + (size_t)g * n_per_group, n_per_group,
-                       ret_stats->reward_std, ret_advantages + (size_t)g * n_per_group);
+    const int n = first ? first[n_groups] : n_groups * n_per_group;
+    const double eps = config->estimator == ADVANTAGE_GRPO_PASSK ? PASSK_EPS : ADVANTAGE_EPS;
+    struct advantage_stats stats = {0};
+    double sum = 0, squares = 0;
+    int n_flat = 0;
+    mean_std(rewards, n, &stats.reward_mean, &stats.reward_std);
+    for (int g = 0; g < n_groups; g++) {
+        const size_t at = first ? (size_t)first[g] : (size_t)g * (size_t)n_per_group;
+        const int size = first ? first[g + 1] - first[g] : n_per_group;
+        double mean, std;
+        mean_std(rewards + at, size, &mean, &std);
+        stats.group_std += std;
+        n_flat += rewards_are_equal(rewards + at, size);
+        const double divisor = config->scale == SCALE_NONE    ? 1
+                               : config->scale == SCALE_GROUP ? std + eps
+                                                              : stats.reward_std + eps;
+        estimate_group(config, rewards + at, size, mean, divisor, ret_advantages + at);
+    }
     if (config->estimator == ADVANTAGE_REINFORCE_PLUS_PLUS ||
         config->estimator == ADVANTAGE_REINFORCE_PLUS_PLUS_BASELINE)
         whiten(rewards, n_tokens, n, ret_advantages);
+    stats.group_std /= n_groups;
+    stats.frac_zero_std = (double)n_flat / n_groups;
     for (int i = 0; i < n; i++) sum += ret_advantages[i];
-    put_spread(ret_advantages, n, sum, ret_stats);
+    stats.mean = sum / n;
+    for (int i = 0; i < n; i++)
+        squares += (ret_advantages[i] - stats.mean) * (ret_advantages[i] - stats.mean);
+    stats.std = n > 1 ? sqrt(squares / (n - 1)) : 0;
+    *ret_stats = stats;
 }

@@ -37,16 +37,12 @@ struct advantage_stats {
     double mean, std;     // of the advantages
 };
 
-// rewards, n_tokens (of the policy) and ret_advantages are (n_groups, n_per_group), group by group.
+// rewards, n_tokens (of the policy; NULL: not of reinforce_plus_plus) and ret_advantages are
+// (n_groups, n_per_group), group by group. first, not NULL: groups of any size, of which g has
+// entries first[g] to first[g + 1] - 1; of one of a single sample the advantage by GRPO is 0.
 void advantage_estimate(const struct advantage_config *config, const double *rewards,
-                        const int *n_tokens, int n_groups, int n_per_group,
+                        const int *n_tokens, const int *first, int n_groups, int n_per_group,
                         struct advantage_stats *ret_stats, float *ret_advantages);
-
-// ADVANTAGE_GRPO. first, not NULL: groups of any size, of which g has entries first[g] to
-// first[g + 1] - 1; one of a single sample is compared with nothing, and its advantage is 0.
-void advantage_compute(const double *rewards, const int *first, int n_groups, int n_per_group,
-                       enum advantage_scale scale, struct advantage_stats *ret_stats,
-                       float *ret_advantages);
 
 // The share of choices of k out of n that are out of `some` of them alone.
 double share_of_choices(int some, int n, int k);

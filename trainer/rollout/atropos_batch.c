@@ -274,8 +274,8 @@ static void join_groups(struct reader *r)
 static void compare(struct reader *r)
 {
     struct scores *s = &r->scores;
-    advantage_compute(s->rewards, r->first, r->n_groups, 0, r->bounds->scale, &s->stats,
-                      s->advantages);
+    advantage_estimate(&(struct advantage_config){.scale = r->bounds->scale}, s->rewards, NULL,
+                       r->first, r->n_groups, 0, &s->stats, s->advantages);
     for (int g = 0; g < r->n_groups; g++) // a sequence alone is compared with nothing
         if (r->first[g + 1] - r->first[g] == 1)
             s->advantages[r->first[g]] = (float)s->rewards[r->first[g]];

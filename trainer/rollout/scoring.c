@@ -166,7 +166,8 @@ static enum status normalised_advantages(const struct scoring *how, const struct
     }
     for (size_t i = 0; i < n; i++)
         if (isnan(s->rewards[i])) sums[i] = NAN;
-    advantage_compute(sums, NULL, r->n_groups, r->n_per_group, SCALE_BATCH, &stats, s->advantages);
+    advantage_estimate(&(struct advantage_config){.scale = SCALE_BATCH}, sums, NULL, NULL,
+                       r->n_groups, r->n_per_group, &stats, s->advantages);
     s->stats.frac_zero_std = stats.frac_zero_std;
     s->stats.mean = stats.mean;
     s->stats.std = stats.std;
@@ -181,7 +182,7 @@ enum status scoring_again(const struct scoring *how, const struct rollout *r, st
     for (int i = 0; i < s->n; i++)
         for (int t = 0; t < r->completions[i].n; t++)
             n_tokens[i] += token_author(r->completions[i].authors, t) == AUTHOR_POLICY;
-    advantage_estimate(&how->advantage, s->rewards, n_tokens, r->n_groups, r->n_per_group,
+    advantage_estimate(&how->advantage, s->rewards, n_tokens, NULL, r->n_groups, r->n_per_group,
                        &s->stats, s->advantages);
     free(n_tokens);
     return how->normalise_terms ? normalised_advantages(how, r, s) : ST_OK;
@@ -256,7 +257,8 @@ enum status scoring_turns(const struct scoring *how, struct rollout *r, struct s
     if (!rewards || !advantages) FAIL(ST_NO_MEMORY, "no memory for %d rewards", n);
     for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++]))
         list_rewards(&r->completions[i], s->rewards[i], rewards + at);
-    advantage_compute(rewards, first, r->n_groups, 0, how->advantage.scale, &stats, advantages);
+    advantage_estimate(&(struct advantage_config){.scale = how->advantage.scale}, rewards, NULL,
+                       first, r->n_groups, 0, &stats, advantages);
     for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++])) {
         CHECK(advantages_of_tokens(&r->completions[i], advantages + at));
         s->advantages[i] = 0;
