@@ -9,6 +9,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
+#include "trainer/data/prompts.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -127,7 +128,8 @@ static void tokenizer_of_a_new_model(void **state)
 // Mean of -log p over the tokens of the conversation that are to be learnt, by the plainest means.
 static double wanted_loss(const struct scene *s, bool all)
 {
-    struct prompt_format format = {.all_turns = all};
+    const struct prompt_options options = {.all_turns = all, .completions = true, .end_id = -1};
+    struct prompt_format format = {.options = &options};
     struct tokenizer *tokenizer;
     struct chat_template *chat;
     struct dataset *d;
@@ -141,8 +143,7 @@ static double wanted_loss(const struct scene *s, bool all)
     format.chat = chat;
     format.vocab_size = r.config->vocab_size;
     assert_ok(dataset_load(s->data, NULL, &d));
-    assert_ok(dataset_tokenize(d, &format, 0, &left_out));
-    assert_ok(dataset_tokenize_completions(d, &format, -1));
+    assert_ok(dataset_tokenize(d, &format, &left_out));
     const struct example *e = &d->examples[0];
     const int p = e->prompt_ids.n, n = p + e->completion_ids.n, vocab = r.config->vocab_size;
     int32_t *ids = malloc((size_t)n * sizeof *ids);

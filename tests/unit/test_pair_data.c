@@ -36,14 +36,15 @@ static int close_reader(void **state)
 // side NULL: a completion to learn.
 static struct dataset *read_as(const struct reader *r, const char *side, const char *line)
 {
-    const struct prompt_options options = {.side = side};
-    const struct prompt_format format = {
-        .tokenizer = r->tokenizer, .chat = r->chat, .vocab_size = TINY_TOKENIZER_VOCAB};
+    const struct prompt_options options = {.side = side, .completions = true, .end_id = 5};
+    const struct prompt_format format = {.options = &options,
+                                         .tokenizer = r->tokenizer,
+                                         .chat = r->chat,
+                                         .vocab_size = TINY_TOKENIZER_VOCAB};
     struct dataset *d;
     int left_out;
     assert_ok(dataset_parse("lines", line, strlen(line), &options, &d));
-    assert_ok(dataset_tokenize(d, &format, 0, &left_out));
-    assert_ok(dataset_tokenize_completions(d, &format, 5));
+    assert_ok(dataset_tokenize(d, &format, &left_out));
     return d;
 }
 

@@ -6,6 +6,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
+#include "trainer/data/prompts.h"
 #include "trainer/data/turns.h"
 
 #include <stdlib.h>
@@ -158,7 +159,8 @@ static void learns_what_was_asked(void **state)
          "b<|im_end|>\n{<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n}d<|im_end|>\n",
          "text<|im_end|>"}};
     const char *folder = test_folder();
-    struct prompt_format format = {.vocab_size = TINY_TOKENIZER_VOCAB};
+    struct prompt_options options = {.completions = true, .end_id = TINY_TOKENIZER_IM_END};
+    struct prompt_format format = {.options = &options, .vocab_size = TINY_TOKENIZER_VOCAB};
     struct tokenizer *tokenizer;
     struct chat_template *chat;
     struct bytes text = BYTES_INIT;
@@ -170,10 +172,9 @@ static void learns_what_was_asked(void **state)
     for (int all = 0; all < 2; all++) {
         struct dataset *d;
         int left_out, longest = 0;
-        format.all_turns = all;
+        options.all_turns = all;
         assert_ok(dataset_parse("data", data, sizeof data - 1, NULL, &d));
-        assert_ok(dataset_tokenize(d, &format, 0, &left_out));
-        assert_ok(dataset_tokenize_completions(d, &format, TINY_TOKENIZER_IM_END));
+        assert_ok(dataset_tokenize(d, &format, &left_out));
         for (int i = 0; i < 4; i++) {
             completion_text(&d->examples[i], tokenizer, &text);
             assert_string_equal(bytes_text(&text), wanted[all][i]);

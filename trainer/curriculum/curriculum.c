@@ -7,7 +7,7 @@
 #include "common/base/bytes.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
-#include "trainer/data/data_order.h"
+#include "trainer/data/data.h"
 
 #include <math.h>
 #include <stdlib.h>

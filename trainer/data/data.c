@@ -5,14 +5,16 @@
 #include "common/base/hash.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "trainer/data/data_file.h"
+#include "common/base/rng.h"
 #include "trainer/data/prompts.h"
 #include "trainer/data/turns.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 void example_release(struct example *e)
 {
@@ -33,6 +35,94 @@ void dataset_free(struct dataset *d)
     free(d->chat_source);
     free(d->ignored);
     free(d);
+}
+
+// ---- the file -----------------------------------------------------------------------------------
+// What is given as data is often what a data set was fetched as: each such thing gets the line that
+// turns it into JSONL.
+
+#define TO_JSONL                                                                                   \
+    "python3 -c 'import datasets; "                                                                \
+    "datasets.load_dataset(\"%s\"%s)[\"train\"].to_json(\"train.jsonl\")'"
+
+// "openai/gsm8k", "gsm8k": not a path that was mistyped, which would end on .jsonl or so.
+static bool is_hub_name(const char *name)
+{
+    const char *slash = strchr(name, '/');
+    return name[0] != '/' && name[0] != '.' && !(slash && strchr(slash + 1, '/')) &&
+           !strstr(name, ".json") && !strchr(name, ' ');
+}
+
+// Maps a JSONL file. Where something else was given (a name of the Hub, a folder) the sentence says
+// how to come by one.
+static enum status open_file(const char *path, struct file_map *ret)
+{
+    struct stat info;
+    bool there = stat(path, &info) == 0;
+    if (!there && errno == ENOENT && !file_exists(path) && is_hub_name(path))
+        return status_fail(
+            ST_NOT_FOUND,
+            "%s: there is no such file, and no data set is fetched by name; if it is "
+            "one of the Hub: " TO_JSONL,
+            path, path, "");
+    if (there && S_ISDIR(info.st_mode))
+        return status_fail(ST_INVALID,
+                           "%s is a folder; data is one file, JSONL, an example a line; of a data "
+                           "set's folder: " TO_JSONL,
+                           path, path, "");
+    return file_map_open(path, ret);
+}
+
+// It begins with UTF-8's byte order mark.
+static bool has_mark(const char *text, size_t len)
+{
+    return len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0;
+}
+
+static enum status must_convert(const char *path, const char *is, const char *loader)
+{
+    char files[512];
+    snprintf(files, sizeof files, ", data_files=\"%s\"", path);
+    return status_fail(ST_FORMAT, "%s %s; data is JSONL, an example a line: " TO_JSONL, path, is,
+                       loader, files);
+}
+
+// The bytes are of no known other format: Parquet, Arrow, compressed, UTF-16, one JSON list.
+static enum status check_bytes(const char *where, const char *text, size_t len)
+{
+    static const struct {
+        const char *magic, *words, *loader; // loader: of datasets; NULL: not for it
+    } formats[] = {
+        {"PAR1", "is a Parquet file", "parquet"},
+        {"ARROW1", "is an Arrow file", "arrow"},
+        {"\xff\xff\xff\xff", "is an Arrow file", "arrow"},
+        {"\x1f\x8b", "is compressed (gzip): unpack it with gunzip", NULL},
+        {"\x28\xb5\x2f\xfd", "is compressed (zstd): unpack it with unzstd", NULL},
+        {"PK\x03\x04", "is a zip file: unpack it", NULL},
+        {"\xff\xfe", "is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)", NULL},
+        {"\xfe\xff", "is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)", NULL},
+    };
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        size_t n = strlen(formats[i].magic);
+        if (len < n || memcmp(text, formats[i].magic, n) != 0) continue;
+        if (!formats[i].loader) return status_fail(ST_FORMAT, "%s %s", where, formats[i].words);
+        return must_convert(where, formats[i].words, formats[i].loader);
+    }
+    const char *dot = strrchr(where, '.');
+    const bool is_csv = dot && strcasecmp(dot, ".csv") == 0;
+    if (has_mark(text, len)) text += 3, len -= 3;
+    size_t blank = 0;
+    while (blank < len && strchr(" \t\r\n", text[blank]) && text[blank]) blank++;
+    if (blank < len && text[blank] == '[')
+        return status_fail(
+            ST_FORMAT,
+            "%s is one JSON list; data is JSONL, an example a line: jq -c '.[]' %s > "
+            "train.jsonl",
+            where, where);
+    // whatever it is called, a line of JSONL begins so
+    if (is_csv && blank < len && text[blank] != '{')
+        return must_convert(where, "is a CSV file", "csv");
+    return ST_OK;
 }
 
 // ---- lines --------------------------------------------------------------------------------------
@@ -213,8 +303,8 @@ enum status dataset_parse(const char *where, const char *text, size_t len,
     struct bytes copy = BYTES_INIT; // a line with a NUL behind it
     struct dataset *d = calloc(1, sizeof *d);
     if (!d || !(d->path = strdup(where))) FAIL(ST_NO_MEMORY, "%s: no memory", where);
-    CHECK(data_file_check(where, text, len));
-    d->byte_order_mark = data_file_has_mark(text, len);
+    CHECK(check_bytes(where, text, len));
+    d->byte_order_mark = has_mark(text, len);
     if (d->byte_order_mark) read = 3;
     if (!options) options = &plain;
     while (read < len && (!options->max_samples || d->n < options->max_samples)) {
@@ -240,7 +330,7 @@ enum status dataset_load(const char *path, const struct prompt_options *options,
                          struct dataset **ret)
 {
     struct file_map map;
-    enum status st = data_file_open(path, &map);
+    enum status st = open_file(path, &map);
     if (st != ST_OK) return st;
     st = dataset_parse(path, map.data ? (const char *)map.data : "", map.len, options, ret);
     file_map_release(&map);
@@ -270,4 +360,36 @@ enum status dataset_require_answers(const struct dataset *d)
                                "reward needs; name another with --answer-field",
                                d->path, d->examples[i].line);
     return ST_OK;
+}
+
+// ---- order --------------------------------------------------------------------------------------
+
+enum status data_order_init(struct data_order *o, uint64_t seed, int n)
+{
+    *o = (struct data_order){.seed = seed, .n = n, .epoch = -1};
+    o->permutation = malloc((size_t)n * sizeof *o->permutation);
+    return o->permutation ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for the data order");
+}
+
+void data_order_release(struct data_order *o)
+{
+    free(o->permutation);
+    o->permutation = NULL;
+}
+
+int data_order_at(struct data_order *o, int64_t i)
+{
+    int64_t epoch = i / o->n;
+    if (epoch != o->epoch) { // Fisher and Yates
+        struct rng rng;
+        rng_init(&rng, o->seed, (uint64_t)epoch);
+        for (int k = 0; k < o->n; k++) o->permutation[k] = k;
+        for (int k = o->n - 1; k > 0; k--) {
+            int other = (int)rng_below(&rng, (uint32_t)k + 1), swap = o->permutation[k];
+            o->permutation[k] = o->permutation[other];
+            o->permutation[other] = swap;
+        }
+        o->epoch = epoch;
+    }
+    return o->permutation[i % o->n];
 }

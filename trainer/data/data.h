@@ -23,14 +23,13 @@ struct example {
     const char *prompt;        // NULL where it is a list of messages
     size_t prompt_len;         // bytes; a prompt may hold U+0000
     const json_t *messages;    // NULL where it is text
-    // After dataset_tokenize: as the model sees it; NULL: as it stands in the row.
+    // After dataset_tokenize(): as the model sees it; NULL: as it stands in the row.
     json_t *prompt_text;
-    const char *answer;               // NULL: none
-    const char *completion;           // of "completion", or else "answer"; NULL: none
-    const json_t *reply;              // the completion as a message; NULL: it is text
-    char *number;                     // an answer given as a number, as text
-    struct token_list prompt_ids;     // after dataset_tokenize
-    struct token_list completion_ids; // after dataset_tokenize_completions
+    const char *answer;                           // NULL: none
+    const char *completion;                       // of "completion", or else "answer"; NULL: none
+    const json_t *reply;                          // the completion as a message; NULL: it is text
+    char *number;                                 // an answer given as a number, as text
+    struct token_list prompt_ids, completion_ids; // after dataset_tokenize()
     uint8_t *learnt; // (completion_ids.n) 0: between turns of a conversation; NULL: all is learnt
 };
 struct dataset {
@@ -41,7 +40,7 @@ struct dataset {
     uint64_t digest;                // of what was read, to notice on resume that it changed
     char *ignored; // a sentence: what of the rows the chat template does not read; NULL: nothing
     char *chat_source; // the chat template that prompts are in; NULL: none
-    // Of conversations, after dataset_tokenize_completions: those with several turns of the
+    // Of conversations, after dataset_tokenize(): those with several turns of the
     // assistant; the turns before the last of each, and how many of them are learnt.
     struct {
         int64_t several, earlier, learnt;
@@ -63,29 +62,34 @@ void dataset_free(struct dataset *d);
 bool dataset_has_messages(const struct dataset *d);  // at least one prompt is a chat
 bool dataset_has_questions(const struct dataset *d); // at least one is a question
 
-#define PROMPT_PLACE "{prompt}"
-
-struct prompt_format {
+struct prompt_format { // what examples are tokenised for
+    const struct prompt_options *options;
     const struct tokenizer *tokenizer;
     const struct chat_template *chat; // NULL: the model has none; messages are then refused
-    bool wrap;                        // text prompts become a user's message in that template
-    bool wrap_questions;              // those of example.question do
-    // Put around a text prompt, for which PROMPT_PLACE stands in it; NULL: nothing.
-    const char *around, *around_questions;
-    const char *system; // system message put before such a prompt; NULL: none
-    int vocab_size;     // of the model: an id beyond it is refused
-    bool all_turns;     // of completions: every turn of the assistant is learnt, not the last alone
+    int vocab_size;                   // of the model: an id beyond it is refused
+    bool asks; // questions go into the template, with options.question_template around them
 };
-// Fills prompt_ids. max_prompt > 0: examples with longer prompts are left out; ret_left_out counts
-// them. Leaving out all is an error.
-enum status dataset_tokenize(struct dataset *d, const struct prompt_format *format, int max_prompt,
+// Fills prompt_ids; with options.completions completion_ids too (the completion and what ends it:
+// options.end_id, or the chat template's end of turn) for supervised training. Of a conversation
+// the completion is its last turn; with options.all_turns it begins at the first, and `learnt`
+// tells what is the assistant's. Examples with longer prompts than options.max_prompt_length are
+// left out; ret_left_out counts them. Leaving out all is an error.
+enum status dataset_tokenize(struct dataset *d, const struct prompt_format *format,
                              int *ret_left_out);
-// Fills completion_ids (the completion and what ends it: end_id, or the chat template's end of
-// turn) for supervised training. end_id -1: nothing. Of a conversation the completion is its last
-// turn; with all_turns it begins at the first, and `learnt` tells what is the assistant's.
-enum status dataset_tokenize_completions(struct dataset *d, const struct prompt_format *format,
-                                         int end_id);
 // ST_INVALID naming the first example without an answer.
 enum status dataset_require_answers(const struct dataset *d);
+
+/* The order in which examples are taken: epoch e is a permutation sampled from (seed, e), and
+ * epochs follow each other without a gap, so the i-th example of a run is a function of (seed, i).
+ */
+struct data_order {
+    uint64_t seed;
+    int n;
+    int64_t epoch; // that `permutation` is of; -1: none yet
+    int *permutation;
+};
+enum status data_order_init(struct data_order *o, uint64_t seed, int n);
+void data_order_release(struct data_order *o);
+int data_order_at(struct data_order *o, int64_t i);
 
 #endif

@@ -1,17 +1,50 @@
-/* prompts.c: joins data set, tokenizer and chat template. The two latter are needed only here:
- * later on tokens travel as ids. The trainer's thread.
+/* prompts.c: joins data set, tokenizer and chat template: turns the examples into token ids, once,
+ * at start; from there on tokens travel as ids. The trainer's thread.
  *
  * A data set of questions, as GSM8K ships it, says nothing about how a model is asked. Left to
  * itself (--prompt-template auto), a model with a chat template gets each as a user's message that
  * ends on the form of answer which the reward reads; a model without one, which nobody taught to
- * follow an instruction, gets the question as it is.
- */
+ * follow an instruction, gets the question as it is. */
 #include "trainer/data/prompts.h"
 #include "common/base/log.h"
 #include "trainer/data/data.h"
+#include "trainer/data/turns.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct tokenizing {    // of one example
+    struct dataset *d; // what the template ignores is noted there
+    struct example *e;
+    const struct prompt_format *format;
+};
+
+static enum status at_line(const struct tokenizing *t, enum status st)
+{
+    return status_context(st, "%s, line %d", t->d->path, t->e->line);
+}
+
+static enum status no_memory(const struct tokenizing *t)
+{
+    return at_line(t, status_fail(ST_NO_MEMORY, "no memory"));
+}
+
+static enum status encode(const struct tokenizing *t, const char *text, size_t len,
+                          bool add_special, struct token_list *ret)
+{
+    const int vocab_size = t->format->vocab_size;
+    enum status st = tokenizer_encode(t->format->tokenizer, text, len, add_special, ret);
+    for (int i = 0; st == ST_OK && i < ret->n; i++)
+        if (ret->ids[i] < 0 || ret->ids[i] >= vocab_size)
+            st = status_fail(ST_MISMATCH,
+                             "token id %d is beyond the model's vocabulary of %d; the tokenizer "
+                             "belongs to another model",
+                             ret->ids[i], vocab_size);
+    return at_line(t, st);
+}
+
+// ---- chats --------------------------------------------------------------------------------------
 
 static bool is_auto(const struct prompt_options *options)
 {
@@ -24,6 +57,266 @@ static const char *given_template(const struct prompt_options *options)
     return is_auto(options) || strcmp(options->prompt_template, "none") == 0
                ? NULL
                : options->prompt_template;
+}
+
+// The prompt is, or becomes, a chat.
+static bool is_chat(const struct tokenizing *t)
+{
+    return t->e->messages || t->format->options->chat || (t->format->asks && t->e->question);
+}
+
+// A text prompt with what the format puts around it.
+static void put_prompt(const struct tokenizing *t, struct bytes *ret)
+{
+    const struct prompt_options *o = t->format->options;
+    const bool asks = t->format->asks && t->e->question;
+    const char *around = asks ? o->question_template : given_template(o);
+    const char *place = around ? strstr(around, PROMPT_PLACE) : NULL;
+    if (place) bytes_append(ret, around, (size_t)(place - around));
+    bytes_append(ret, t->e->prompt, t->e->prompt_len);
+    if (place) bytes_puts(ret, place + strlen(PROMPT_PLACE));
+}
+
+// Chat messages of an example: a copy of its own list, or its text as a user's message. New
+// reference; NULL: no memory.
+static json_t *example_messages(const struct tokenizing *t)
+{
+    if (t->e->messages) return json_copy((json_t *)t->e->messages);
+    struct bytes text = BYTES_INIT;
+    put_prompt(t, &text);
+    json_t *messages = text.failed ? NULL : json_array();
+    const char *system = t->format->options->system_prompt;
+    if (messages && system)
+        json_array_append_new(messages,
+                              json_pack("{s:s, s:s}", "role", "system", "content", system));
+    if (messages)
+        json_array_append_new(messages, json_pack("{s:s, s:s%}", "role", "user", "content",
+                                                  bytes_text(&text), text.len));
+    bytes_release(&text);
+    return messages;
+}
+
+static bool ends_on_assistant(const json_t *messages)
+{
+    return message_by_assistant(json_array_get(messages, json_array_size(messages) - 1));
+}
+
+// The first of what the template ignores is kept for the mains to log.
+static void note_ignored(const struct tokenizing *t, const struct chat_input *input)
+{
+    char sentence[600];
+    if (t->d->ignored || chat_template_check_used(t->format->chat, input) == ST_OK) return;
+    snprintf(sentence, sizeof sentence, "%s, line %d: %s", t->d->path, t->e->line,
+             status_message());
+    t->d->ignored = strdup(sentence);
+}
+
+// A turns_render_fn.
+static enum status render(void *context, const json_t *messages, bool generation_prompt,
+                          struct bytes *ret)
+{
+    const struct tokenizing *t = context;
+    const struct chat_template *chat = t->format->chat;
+    if (!chat)
+        return at_line(t, status_fail(ST_UNSUPPORTED,
+                                      "chat messages, but the model folder has no chat template; "
+                                      "give one with --chat-template-file"));
+    json_t *joined = NULL;
+    enum status st = chat_messages_join_parts(chat, messages, &joined);
+    struct chat_input input = {
+        .messages = joined,
+        .tools = json_object_get(t->e->row, "tools"),
+        .kwargs = json_object_get(t->e->row, "chat_template_kwargs"),
+        .add_generation_prompt = generation_prompt,
+    };
+    if (st == ST_OK) st = chat_template_render(chat, &input, ret);
+    if (st == ST_OK) note_ignored(t, &input);
+    json_decref(joined);
+    return at_line(t, st);
+}
+
+// ---- prompts ------------------------------------------------------------------------------------
+
+// Kept for the log of rollouts, where it is not what the row says.
+static enum status keep_text(struct example *e, const struct bytes *text)
+{
+    json_decref(e->prompt_text);
+    e->prompt_text = NULL;
+    if (e->prompt && text->len == e->prompt_len && memcmp(text->data, e->prompt, text->len) == 0)
+        return ST_OK;
+    e->prompt_text = json_stringn(bytes_text(text), text->len);
+    return e->prompt_text ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a prompt's text");
+}
+
+static enum status render_prompt(struct tokenizing *t, struct bytes *ret)
+{
+    json_t *messages = example_messages(t);
+    if (t->e->messages && ends_on_assistant(messages)) // supervised: without the response
+        json_array_remove(messages, json_array_size(messages) - 1);
+    enum status st = messages ? render(t, messages, true, ret) : no_memory(t);
+    json_decref(messages);
+    return st;
+}
+
+static enum status tokenize_prompt(struct tokenizing *t)
+{
+    enum status st;
+    struct bytes text = BYTES_INIT;
+    const bool chat = is_chat(t);
+    t->e->prompt_ids.n = 0;
+    if (chat)
+        CHECK(render_prompt(t, &text));
+    else
+        put_prompt(t, &text);
+    CHECK(bytes_status(&text));
+    CHECK(encode(t, bytes_text(&text), text.len, !chat, &t->e->prompt_ids));
+    CHECK(keep_text(t->e, &text));
+    if (t->e->prompt_ids.n == 0)
+        st = at_line(t, status_fail(ST_FORMAT, "the prompt has no tokens"));
+out:
+    bytes_release(&text);
+    return st;
+}
+
+// ---- completions --------------------------------------------------------------------------------
+
+// The whole conversation of an example, with the completion at its end. New reference.
+static enum status answered_messages(const struct tokenizing *t, json_t **ret)
+{
+    json_t *messages = example_messages(t);
+    if (!messages) return no_memory(t);
+    if (t->e->messages && ends_on_assistant(messages)) {
+        *ret = messages;
+        return ST_OK;
+    }
+    enum status st = ST_OK;
+    if (!t->e->completion && !t->e->reply)
+        st =
+            at_line(t, status_fail(ST_FORMAT, "neither a \"completion\" nor an assistant's message "
+                                              "at the end to learn"));
+    else if (json_array_append_new(messages, t->e->reply
+                                                 ? json_incref((json_t *)t->e->reply)
+                                                 : json_pack("{s:s, s:s}", "role", "assistant",
+                                                             "content", t->e->completion)))
+        st = no_memory(t);
+    if (st == ST_OK)
+        *ret = messages;
+    else
+        json_decref(messages);
+    return st;
+}
+
+// Appends the tokens of a stretch of text to the completion.
+static enum status add_stretch(const struct tokenizing *t, const struct bytes *text, size_t start,
+                               size_t end, bool learnt)
+{
+    struct example *e = t->e;
+    const int before = e->completion_ids.n;
+    if (start == end) return ST_OK;
+    enum status st = encode(t, bytes_text(text) + start, end - start, false, &e->completion_ids);
+    if (st != ST_OK) return st;
+    const int n = e->completion_ids.n;
+    uint8_t *larger = realloc(e->learnt, (size_t)(n ? n : 1));
+    if (!larger) return no_memory(t);
+    e->learnt = larger;
+    memset(larger + before, learnt, (size_t)(n - before));
+    return ST_OK;
+}
+
+static void count_turns(struct dataset *d, const json_t *messages, const struct turns *turns)
+{
+    size_t i, n = 0;
+    const json_t *message;
+    json_array_foreach (messages, i, message) n += message_by_assistant(message);
+    d->turns.several += n > 1;
+    d->turns.earlier += (int64_t)n - 1;
+    d->turns.learnt += turns->n - 1;
+}
+
+// The completion of a chat is what the conversation's text has from its first turn that is learnt
+// on: the responses with the template's own ends of turn, and what stands between them.
+static enum status tokenize_chat_completion(struct tokenizing *t)
+{
+    enum status st = ST_OK;
+    struct turns turns = TURNS_INIT;
+    json_t *messages = NULL;
+    char where[512];
+    snprintf(where, sizeof where, "%s, line %d", t->d->path, t->e->line);
+    CHECK(answered_messages(t, &messages));
+    CHECK(turns_find(where, messages, t->format->options->all_turns, render, t, &turns));
+    if (turns.n > 1) { // it begins before the last
+        t->e->prompt_ids.n = 0;
+        CHECK(encode(t, bytes_text(&turns.text), turns.turns[0].start, false, &t->e->prompt_ids));
+    }
+    for (int i = 0; i < turns.n; i++) {
+        const struct turn *turn = &turns.turns[i];
+        if (i > 0) CHECK(add_stretch(t, &turns.text, turn[-1].end, turn->start, false));
+        CHECK(add_stretch(t, &turns.text, turn->start, turn->end, true));
+    }
+    count_turns(t->d, messages, &turns);
+out:
+    json_decref(messages);
+    turns_release(&turns);
+    return st;
+}
+
+static enum status tokenize_text_completion(const struct tokenizing *t, int end_id)
+{
+    struct token_list *ids = &t->e->completion_ids;
+    const char *text = t->e->completion;
+    if (!text)
+        return at_line(t, status_fail(ST_FORMAT, "no field \"completion\" or \"answer\" to learn"));
+    enum status st = encode(t, text, strlen(text), false, ids);
+    if (st == ST_OK && end_id >= 0) st = at_line(t, token_list_push(ids, end_id));
+    return st;
+}
+
+static enum status tokenize_completion(struct tokenizing *t)
+{
+    const int end = t->format->options->end_id;
+    t->e->completion_ids.n = 0;
+    enum status st =
+        is_chat(t)
+            ? tokenize_chat_completion(t)
+            : tokenize_text_completion(t, end >= 0 ? end : tokenizer_eos(t->format->tokenizer));
+    if (st == ST_OK && t->e->completion_ids.n == 0)
+        st = at_line(t, status_fail(ST_FORMAT, "the completion has no tokens"));
+    return st;
+}
+
+// ---- all of them --------------------------------------------------------------------------------
+
+enum status dataset_tokenize(struct dataset *d, const struct prompt_format *format,
+                             int *ret_left_out)
+{
+    const struct prompt_options *o = format->options;
+    int kept = 0;
+    d->max_prompt = d->max_completion = 0;
+    for (int i = 0; i < d->n; i++) {
+        struct example *e = &d->examples[i];
+        struct tokenizing t = {d, e, format};
+        enum status st = tokenize_prompt(&t);
+        const bool fits = o->max_prompt_length == 0 || e->prompt_ids.n <= o->max_prompt_length;
+        if (st == ST_OK && fits && o->completions) st = tokenize_completion(&t);
+        if (st != ST_OK) return st;
+        struct example this = *e;
+        *e = (struct example){0}; // it moves: after a failure it is freed once
+        if (!fits) {
+            example_release(&this);
+            continue;
+        }
+        if (this.prompt_ids.n > d->max_prompt) d->max_prompt = this.prompt_ids.n;
+        if (this.completion_ids.n > d->max_completion) d->max_completion = this.completion_ids.n;
+        d->examples[kept++] = this;
+    }
+    const int left_out = d->n - kept;
+    d->n = kept;
+    if (kept == 0)
+        return status_fail(ST_INVALID,
+                           "%s: every prompt is longer than --max-prompt-length %d tokens", d->path,
+                           (int)o->max_prompt_length);
+    *ret_left_out = left_out;
+    return ST_OK;
 }
 
 enum status prompts_check(const struct prompt_options *options)
@@ -44,7 +337,7 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
     struct dataset *data = NULL;
     struct tokenizer *tokenizer = NULL;
     struct chat_template *chat = NULL;
-    int left_out = 0;
+    int left_out;
     CHECK(prompts_check(options));
     CHECK(dataset_load(path, options, &data));
     if (data->byte_order_mark) log_info("%s begins with a byte order mark, which is skipped", path);
@@ -56,23 +349,9 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
         st = chat_template_find(model_folder, choice, &chat);
         if (st != ST_OK && !(st == ST_NOT_FOUND && !needed)) goto out;
     }
-    struct prompt_format format = {
-        .tokenizer = tokenizer,
-        .chat = chat,
-        .wrap = options->chat,
-        .wrap_questions = ask && chat,
-        .around = given_template(options),
-        .around_questions = ask && chat ? options->question_template : NULL,
-        .system = options->system_prompt,
-        .vocab_size = vocab_size,
-        .all_turns = options->all_turns,
-    };
-    CHECK(dataset_tokenize(data, &format, (int)options->max_prompt_length, &left_out));
-    if (options->completions) {
-        int end = options->end_id >= 0 ? options->end_id : tokenizer_eos(tokenizer);
-        CHECK(dataset_tokenize_completions(data, &format, end));
-    }
-    data->asks = format.wrap_questions;
+    data->asks = ask && chat;
+    const struct prompt_format format = {options, tokenizer, chat, vocab_size, data->asks};
+    CHECK(dataset_tokenize(data, &format, &left_out));
     bool used = chat && (options->chat || data->asks || dataset_has_messages(data));
     if (used && !(data->chat_source = strdup(chat_template_source(chat))))
         FAIL(ST_NO_MEMORY, "%s: no memory", path);

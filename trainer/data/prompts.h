@@ -6,6 +6,9 @@
 #include "common/model/chat_template.h"
 
 struct dataset;
+
+#define PROMPT_PLACE "{prompt}"
+
 struct prompt_options { // borrowed strings; the first block is PROMPT_OPTIONS (options_shared.h)
     const char *prompt_field, *answer_field; // NULL: those of data.h
     bool chat;                               // put text prompts into the chat template
