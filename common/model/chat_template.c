@@ -3,6 +3,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/jinja/jinja.h"
+#include "common/model/model_folder.h"
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,11 +157,6 @@ out:
 
 // ---- finding ------------------------------------------------------------------------------------
 
-static enum status read_optional(const char *path, json_t **ret)
-{
-    return file_exists(path) ? json_read_file(path, MAX_CONFIG_BYTES, ret) : ST_OK;
-}
-
 // The names in one text, ", " between.
 static void put_names(const struct chat_template *t, struct bytes *to)
 {
@@ -237,14 +233,13 @@ enum status chat_template_find(const char *folder, const struct chat_template_ch
     static const struct chat_template_choice none;
     json_t *config = NULL, *map = NULL;
     char *config_path = path_join(folder, "tokenizer_config.json");
-    char *map_path = path_join(folder, "special_tokens_map.json");
     struct chat_template *t = calloc(1, sizeof *t);
     enum status st = ST_OK;
     if (!choice) choice = &none;
-    if (!config_path || !map_path || !t || !(t->special_tokens = json_object()))
+    if (!config_path || !t || !(t->special_tokens = json_object()))
         FAIL(ST_NO_MEMORY, "%s: out of memory", folder);
-    CHECK(read_optional(config_path, &config));
-    CHECK(read_optional(map_path, &map));
+    CHECK(model_file_read_json(folder, "tokenizer_config.json", MAX_CONFIG_BYTES, &config));
+    CHECK(model_file_read_json(folder, "special_tokens_map.json", MAX_CONFIG_BYTES, &map));
     CHECK(read_templates(t, folder, choice, config_path, config));
     CHECK(add_tokens(t->special_tokens, config));
     CHECK(add_tokens(t->special_tokens, map));
@@ -254,7 +249,6 @@ out:
     json_decref(config);
     json_decref(map);
     free(config_path);
-    free(map_path);
     chat_template_free(t);
     return st;
 }

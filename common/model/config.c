@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_CONFIG_BYTES ((size_t)16 << 20)
+
 static enum status read_activation(const char *where, const json_t *json, struct model_config *c)
 {
     const char *name = "silu";
@@ -286,7 +288,7 @@ enum status model_config_load_file(const char *path, struct model_config **ret)
 {
     json_t *json = NULL;
     enum status st = model_config_path_check(path);
-    if (st == ST_OK) st = json_read_file(path, 16 << 20, &json);
+    if (st == ST_OK) st = json_read_file(path, MAX_CONFIG_BYTES, &json);
     if (st == ST_OK) st = model_config_from_json(path, json, ret);
     json_decref(json);
     return st;
@@ -295,24 +297,22 @@ enum status model_config_load_file(const char *path, struct model_config **ret)
 enum status model_config_load(const char *folder, struct model_config **ret)
 {
     struct model_config *c = NULL;
-    json_t *generation = NULL;
-    char *path = path_join(folder, "config.json");
-    char *generation_path = path_join(folder, "generation_config.json");
+    json_t *json = NULL, *generation = NULL;
+    char path[PATH_ROOM];
     enum status st = ST_OK;
-    if (!path || !generation_path) FAIL(ST_NO_MEMORY, "%s: no memory for a path", folder);
     CHECK(model_folder_check(folder, "config.json"));
-    CHECK(model_config_load_file(path, &c));
-    if (file_exists(generation_path)) {
-        CHECK(json_read_file(generation_path, 1 << 20, &generation));
-        CHECK(read_eos(generation_path, generation, c));
-    }
+    CHECK(path_put(path, folder, "config.json"));
+    CHECK(model_file_read_json(folder, "config.json", MAX_CONFIG_BYTES, &json));
+    CHECK(model_config_from_json(path, json, &c));
+    CHECK(path_put(path, folder, "generation_config.json"));
+    CHECK(model_file_read_json(folder, "generation_config.json", 1 << 20, &generation));
+    CHECK(read_eos(path, generation, c));
     *ret = c;
     c = NULL;
 out:
+    json_decref(json);
     json_decref(generation);
     model_config_free(c);
-    free(path);
-    free(generation_path);
     return st;
 }
 

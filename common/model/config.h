@@ -241,6 +241,8 @@ enum status rope_config_read_local(const char *where, const json_t *json, const 
 // its long factors where rope_context (or n_positions, if that is 0) is above
 // original_max_positions.
 float *rope_table(const struct model_config *config, int i, int n_positions);
+// Of pair i: radians a position; of longrope with its long factors or the short ones.
+double rope_frequency(const struct rope_config *rope, int i, bool long_factors);
 // For logs: which factors longrope takes by rope_context, and where the border lies. False where
 // there is no such choice.
 bool rope_describe(const struct model_config *config, char *ret, size_t size);

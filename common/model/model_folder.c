@@ -4,6 +4,8 @@
  */
 #include "common/model/model_folder.h"
 #include "common/base/file.h"
+#include "common/base/json.h"
+#include "common/model/gguf.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -24,7 +26,57 @@ const char *const model_folder_files[] = {
     NULL,
 };
 
-#define FOLDER_WORDS "a folder with config.json, model.safetensors and tokenizer.json"
+#define FOLDER_WORDS                                                                               \
+    "a folder with config.json, model.safetensors and tokenizer.json, or a GGUF file"
+
+// What a GGUF file says in place of a folder's file; *ret NULL: nothing.
+static enum status read_gguf(const char *path, const char *name, json_t **ret)
+{
+    struct gguf *g = NULL;
+    enum status st = gguf_open(path, &g);
+    if (st == ST_OK) st = gguf_folder_file(g, name, ret);
+    gguf_free(g);
+    return st;
+}
+
+bool model_file_exists(const char *folder, const char *name)
+{
+    json_t *json = NULL;
+    if (!gguf_is_file(folder)) return file_exists_in(folder, name);
+    const bool is = read_gguf(folder, name, &json) != ST_OK || json; // who reads it says what fails
+    json_decref(json);
+    return is;
+}
+
+enum status model_file_read(const char *folder, const char *name, size_t max, struct bytes *ret)
+{
+    json_t *json = NULL;
+    char path[PATH_ROOM];
+    enum status st;
+    if (!gguf_is_file(folder)) {
+        CHECK(path_put(path, folder, "%s", name));
+        return file_read(path, max, ret);
+    }
+    CHECK(read_gguf(folder, name, &json));
+    if (!json) FAIL(ST_NOT_FOUND, "%s: holds nothing for %s", folder, name);
+    char *text = json_dumps(json, JSON_INDENT(2));
+    bytes_clear(ret);
+    if (text) bytes_puts(ret, text);
+    free(text);
+    st = text ? bytes_status(ret) : status_fail(ST_NO_MEMORY, "%s: no memory", folder);
+out:
+    json_decref(json);
+    return st;
+}
+
+enum status model_file_read_json(const char *folder, const char *name, size_t max, json_t **ret)
+{
+    char path[PATH_ROOM];
+    if (gguf_is_file(folder)) return read_gguf(folder, name, ret);
+    enum status st = path_put(path, folder, "%s", name);
+    *ret = NULL;
+    return st == ST_OK && file_exists(path) ? json_read_file(path, max, ret) : st;
+}
 
 // "Qwen/Qwen2.5-1.5B": two words of the Hub's letters.
 static bool is_hub_name(const char *name)
@@ -86,10 +138,14 @@ enum status model_folder_check(const char *folder, const char *needed)
     struct stat info;
     if (stat(folder, &info) != 0 && errno == ENOENT) return no_such_folder(folder);
     if (stat(folder, &info) != 0) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
+    if (gguf_is_file(folder))
+        return model_file_exists(folder, needed)
+                   ? ST_OK
+                   : status_fail(ST_NOT_FOUND, "%s: holds nothing for %s", folder, needed);
     if (!S_ISDIR(info.st_mode))
         return status_fail(ST_INVALID,
                            "%s is a file; a model is " FOLDER_WORDS
-                           " (other formats, as GGUF, must be converted first)",
+                           " (other formats must be converted first)",
                            folder);
     if (file_exists_in(folder, "run.json"))
         return status_fail(ST_INVALID,

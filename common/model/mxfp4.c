@@ -16,12 +16,31 @@ static const struct safetensors_entry *find(const struct safetensors *set, const
     return safetensors_find(set, whole);
 }
 
-bool mxfp4_find(const struct safetensors *set, const char *name, struct mxfp4 *ret)
+static void read_row(const struct safetensors_entry *e, int64_t row, int64_t first, int64_t n,
+                     void *ret)
+{
+    static const float values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                     -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    const int64_t runs = e->shape[2]; // with a scale each
+    const uint8_t *blocks = (const uint8_t *)e->data + row * runs * (BLOCK / 2),
+                  *scales = (const uint8_t *)e->more + row * runs;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t c = first + i;
+        const int code = c % 2 ? blocks[c / 2] >> 4 : blocks[c / 2] & 15;
+        ((uint16_t *)ret)[i] = bf16_from_f32(ldexpf(values[code], scales[c / BLOCK] - 127));
+    }
+}
+
+bool mxfp4_find(const struct safetensors *set, const char *name, struct safetensors_entry *ret)
 {
     const struct safetensors_entry *blocks = find(set, name, "_blocks"),
                                    *scales = find(set, name, "_scales");
     if (!blocks || !scales) return false;
-    if (ret) *ret = (struct mxfp4){blocks->data, scales->data, blocks->shape[2] * BLOCK};
+    if (!ret) return true;
+    *ret = *blocks;
+    ret->dt = DT_BF16;
+    ret->read = read_row;
+    ret->more = scales->data;
     return true;
 }
 
@@ -56,17 +75,4 @@ bool mxfp4_names(const char *name, const char *tensor)
     const size_t len = strlen(name);
     return strncmp(name, tensor, len) == 0 &&
            (strcmp(tensor + len, "_blocks") == 0 || strcmp(tensor + len, "_scales") == 0);
-}
-
-void mxfp4_read(const struct mxfp4 *x, int64_t row, int64_t first, int64_t n, uint16_t *ret)
-{
-    static const float values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
-                                     -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-    const uint8_t *blocks = x->blocks + row * (x->cols / 2),
-                  *scales = x->scales + row * (x->cols / BLOCK);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t c = first + i;
-        const int code = c % 2 ? blocks[c / 2] >> 4 : blocks[c / 2] & 15;
-        ret[i] = bf16_from_f32(ldexpf(values[code], scales[c / BLOCK] - 127));
-    }
 }

@@ -242,7 +242,7 @@ static double yarn_frequency(const struct rope_config *r, int i, double f)
     return f / r->factor * stretched + f * (1 - stretched);
 }
 
-static double frequency(const struct rope_config *r, int i, bool long_factors)
+double rope_frequency(const struct rope_config *r, int i, bool long_factors)
 {
     double f = pow(r->theta, -2.0 * i / r->dim);
     switch (r->kind) {
@@ -288,7 +288,7 @@ float *rope_table(const struct model_config *config, int index, int n_positions)
     if (!table) return NULL;
     for (int i = 0; i < half; i++) {
         // published models were trained with f32 frequencies and f32 angles: round where they did
-        float f = (float)frequency(r, i, beyond_original(config, r, n_positions));
+        float f = (float)rope_frequency(r, i, beyond_original(config, r, n_positions));
         for (int p = 0; p < n_positions; p++) {
             float angle = (float)p * f;
             float *entry = table + ((size_t)p * (size_t)half + (size_t)i) * 2;

@@ -6,6 +6,7 @@
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/model/gguf.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -27,6 +28,8 @@ struct safetensors {
     struct shard *shards;
     struct safetensors_entry *entries; // sorted by name
     const json_t *metadata;
+    void *owner; // of what the entries point to, where that is no shard
+    void (*free_owner)(void *);
 };
 
 void safetensors_free(struct safetensors *set)
@@ -37,6 +40,7 @@ void safetensors_free(struct safetensors *set)
         file_map_release(&set->shards[i].map);
         free(set->shards[i].path);
     }
+    if (set->owner) set->free_owner(set->owner);
     free(set->shards);
     free(set->entries);
     free(set);
@@ -229,6 +233,28 @@ out:
     return st;
 }
 
+enum status safetensors_from(const char *where, struct safetensors_entry *entries, int n,
+                             void *owner, void (*free_owner)(void *), struct safetensors **ret)
+{
+    struct safetensors *set = NULL;
+    enum status st = new_set(where, 0, &set);
+    if (st != ST_OK) {
+        free(entries);
+        free_owner(owner);
+        return st;
+    }
+    set->entries = entries;
+    set->n_entries = n;
+    set->owner = owner;
+    set->free_owner = free_owner;
+    st = finish_set(where, set);
+    if (st == ST_OK)
+        *ret = set;
+    else
+        safetensors_free(set);
+    return st;
+}
+
 enum status safetensors_parse(const char *where, const void *data, size_t len,
                               struct safetensors **ret)
 {
@@ -291,6 +317,12 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
     int n = 0;
     enum status st = ST_OK;
     if (!single || !index_path) FAIL(ST_NO_MEMORY, "%s: no memory", folder);
+    if (gguf_is_file(folder)) {
+        struct gguf *g = NULL;
+        CHECK(gguf_open(folder, &g));
+        st = gguf_tensors(g, ret);
+        goto out;
+    }
     if (!file_exists(index_path)) {
         st = safetensors_open_file(single, ret);
         if (st == ST_NOT_FOUND)

@@ -18,14 +18,23 @@ struct safetensors_entry {
     int64_t shape[8];
     const void *data; // in the mapping; alignment is whatever the file gives
     size_t bytes;
+    // Of values that do not stand in `data` as they are: n of a row, counted over all dimensions
+    // but the last, from its value `first` on, as dt. NULL: they do.
+    void (*read)(const struct safetensors_entry *, int64_t row, int64_t first, int64_t n,
+                 void *ret);
+    const void *more; // for read()
 };
 
-enum status safetensors_open(const char *folder, struct safetensors **ret); // a model folder
+enum status safetensors_open(const char *folder, struct safetensors **ret); // a model folder, GGUF
 enum status safetensors_open_file(const char *path, struct safetensors **ret);
 // Parses one file's bytes (the fuzz entry and the two above use it). `where` names it in errors;
 // `data` must outlive the set.
 enum status safetensors_parse(const char *where, const void *data, size_t len,
                               struct safetensors **ret);
+// A set of entries from another format's reader: takes them (malloc()) over, and `owner`, which
+// holds what they point to, also on failure.
+enum status safetensors_from(const char *where, struct safetensors_entry *entries, int n,
+                             void *owner, void (*free_owner)(void *), struct safetensors **ret);
 void safetensors_free(struct safetensors *set);
 int safetensors_count(const struct safetensors *set);
 const struct safetensors_entry *safetensors_at(const struct safetensors *set, int i);

@@ -387,22 +387,18 @@ enum status tokenizer_load(const char *folder, struct tokenizer **ret)
 {
     struct bytes text[TOKENIZER_FILES] = {BYTES_INIT, BYTES_INIT, BYTES_INIT, BYTES_INIT};
     struct tokenizer_text files[TOKENIZER_FILES] = {{NULL, 0}};
-    char *paths[TOKENIZER_FILES] = {NULL};
+    char path[PATH_ROOM];
     enum status st;
     CHECK(model_folder_check(folder, file_names[FILE_TOKENIZER]));
+    CHECK(path_put(path, folder, "%s", file_names[FILE_TOKENIZER]));
     for (int i = 0; i < TOKENIZER_FILES; i++) {
-        paths[i] = path_join(folder, file_names[i]);
-        if (!paths[i]) FAIL(ST_NO_MEMORY, "out of memory");
-        if (i != FILE_TOKENIZER && !file_exists(paths[i])) continue;
-        CHECK(file_read(paths[i], MAX_FILE_BYTES, &text[i]));
+        if (i != FILE_TOKENIZER && !model_file_exists(folder, file_names[i])) continue;
+        CHECK(model_file_read(folder, file_names[i], MAX_FILE_BYTES, &text[i]));
         files[i] = (struct tokenizer_text){bytes_text(&text[i]), text[i].len};
     }
-    st = tokenizer_parse(paths[FILE_TOKENIZER], files, ret);
+    st = tokenizer_parse(path, files, ret);
 out:
-    for (int i = 0; i < TOKENIZER_FILES; i++) {
-        bytes_release(&text[i]);
-        free(paths[i]);
-    }
+    for (int i = 0; i < TOKENIZER_FILES; i++) bytes_release(&text[i]);
     return st;
 }
 

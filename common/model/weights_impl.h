@@ -28,19 +28,13 @@ bool weights_is_first_stored(const struct weight_tensor *t);
 // / 32, 16) U8 has two values a byte, the first in the low half; NAME_scales (matrices, rows,
 // columns / 32) U8 the exponents plus 127. Every value is a bf16. Reading only; any thread.
 
-struct mxfp4 {
-    const uint8_t *blocks, *scales;
-    int64_t cols;
-};
-
-// Whether the set has a tensor as these two; *ret may be NULL.
-bool mxfp4_find(const struct safetensors *set, const char *name, struct mxfp4 *ret);
+// Whether the set has a tensor as these two; *ret, which may be NULL, is then one whose rows are
+// counted over all matrices.
+bool mxfp4_find(const struct safetensors *set, const char *name, struct safetensors_entry *ret);
 // Whether they are (shape[0], shape[2], shape[1]): what is stored as (experts, columns, rows) where
 // it is not quantised.
 enum status mxfp4_check(const struct safetensors *set, const char *name, const int64_t shape[3]);
 // Whether `tensor` is one of the two of `name`.
 bool mxfp4_names(const char *name, const char *tensor);
-// n values of a row, counted over all matrices, from column `first` on.
-void mxfp4_read(const struct mxfp4 *x, int64_t row, int64_t first, int64_t n, uint16_t *ret);
 
 #endif

@@ -236,44 +236,45 @@ static struct spread rows_of_folder(const struct weight_tensor *t,
                            col_step};
 }
 
+// n rows of those that a file's tensor does not hold as they are.
+static void read_rows(const struct weight_tensor *t, const struct safetensors_entry *e, int64_t row,
+                      int64_t n, int64_t cols, char *to)
+{
+    const struct stored_in *s = &t->stored;
+    const size_t row_bytes = (size_t)cols * dtype_size(e->dt);
+#pragma omp parallel for
+    for (int64_t i = row; i < row + n; i++)
+        e->read(e, s->n_dims ? s->first_row + i * s->row_step : i, t->slice.first_col, cols,
+                to + (size_t)(i - row) * row_bytes);
+}
+
 // What the table holds of a file's tensor. Rows are read as they lie; where they are parts of the
-// file's, a few at a time through `packed`, like `staging` of STAGING_ELEMENTS.
+// file's, or made of what it has, a few at a time through `packed`, like `staging` of
+// STAGING_ELEMENTS.
 static void copy_in_slice(const struct weights *w, struct device *dev,
                           const struct weight_tensor *t, const struct safetensors_entry *e,
                           void *staging, void *packed)
 {
     const struct tensor_slice *s = &t->slice;
     const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, all = t->n_dims == 2 ? s->whole[1] : 1;
-    const bool as_it_lies = cols == all && t->stored.n_dims == 0;
+    const bool as_it_lies = !e->read && cols == all && t->stored.n_dims == 0;
     const int64_t most = as_it_lies ? INT64_MAX : STAGING_ELEMENTS / cols;
     int64_t at = 0;
     for (int r = 0; r < s->n_runs; r++)
         for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
-            const struct spread rows = rows_of_folder(t, e, s->runs[r].first + row);
+            const int64_t first = s->runs[r].first + row;
             n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
-            if (!as_it_lies) pack_rows(packed, &rows, n, cols, dtype_size(e->dt));
-            weights_copy_in(w, dev, t, at, as_it_lies ? rows.from : packed, e->dt, n * cols,
-                            staging);
-        }
-}
-
-// The same of a tensor whose values are MXFP4.
-static void copy_in_mxfp4(const struct weights *w, struct device *dev,
-                          const struct weight_tensor *t, const struct mxfp4 *from, void *staging,
-                          void *packed)
-{
-    const struct tensor_slice *s = &t->slice;
-    const int64_t cols = t->shape[1], most = STAGING_ELEMENTS / cols;
-    int64_t at = 0;
-    for (int r = 0; r < s->n_runs; r++)
-        for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
-            n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
-#pragma omp parallel for
-            for (int64_t i = 0; i < n; i++)
-                mxfp4_read(from,
-                           t->stored.first_row + (s->runs[r].first + row + i) * t->stored.row_step,
-                           s->first_col, cols, (uint16_t *)packed + i * cols);
-            weights_copy_in(w, dev, t, at, packed, DT_BF16, n * cols, staging);
+            const void *from = packed;
+            if (e->read) {
+                read_rows(t, e, first, n, cols, packed);
+            } else {
+                const struct spread rows = rows_of_folder(t, e, first);
+                if (as_it_lies)
+                    from = rows.from;
+                else
+                    pack_rows(packed, &rows, n, cols, dtype_size(e->dt));
+            }
+            weights_copy_in(w, dev, t, at, from, e->dt, n * cols, staging);
         }
 }
 
@@ -287,11 +288,9 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         const struct safetensors_entry *e = find_tensor(w, set, weights_folder_name(t));
-        struct mxfp4 quantised;
-        if (!e && mxfp4_find(set, weights_folder_name(t), &quantised))
-            copy_in_mxfp4(w, dev, t, &quantised, staging, packed);
-        else
-            copy_in_slice(w, dev, t, e, staging, packed);
+        struct safetensors_entry quantised;
+        if (!e && mxfp4_find(set, weights_folder_name(t), &quantised)) e = &quantised;
+        copy_in_slice(w, dev, t, e, staging, packed);
     }
     st = device_sync(dev);
 out:

@@ -4,6 +4,7 @@
 #include "infer-server/engine/engine_thread.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "common/model/model_folder.h"
 #include <math.h>
 
 #define DEFAULT_BATCH 64
@@ -122,9 +123,9 @@ static bool ends_differ(const struct model_config *a, const struct model_config 
 static enum status check_sizes(const struct further_model *m, const struct model_config *config,
                                const char *policy_folder, const struct model_config *policy)
 {
-    const char *bare = !file_exists_in(m->folder, "tokenizer.json")       ? m->folder
-                       : !file_exists_in(policy_folder, "tokenizer.json") ? policy_folder
-                                                                          : NULL;
+    const char *bare = !model_file_exists(m->folder, "tokenizer.json")       ? m->folder
+                       : !model_file_exists(policy_folder, "tokenizer.json") ? policy_folder
+                                                                             : NULL;
     const int vocab = config->vocab_size;
     if (vocab > policy->vocab_size)
         return status_fail(ST_MISMATCH,

@@ -4,6 +4,7 @@
 #include "infer-server/http/job.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/model/model_folder.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -132,9 +133,8 @@ static enum status read_info(const char *folder, json_t **ret)
     char path[PATH_ROOM];
     const char *key;
     enum status st;
-    CHECK(path_put(path, folder, "tokenizer_config.json"));
     if (!info) FAIL(ST_NO_MEMORY, "out of memory");
-    if (file_exists(path)) CHECK(json_read_file(path, CONFIG_BYTES, &config));
+    CHECK(model_file_read_json(folder, "tokenizer_config.json", CONFIG_BYTES, &config));
     json_object_set_new(info, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
     json_object_foreach (config, key, value)
         if (strcmp(key, "vocab_file") != 0 && strcmp(key, "merges_file") != 0)

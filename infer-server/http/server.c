@@ -61,7 +61,7 @@ static enum status read_generation_config(struct server *s, const char *folder)
     json_t *object = NULL;
     enum status st;
     CHECK(path_put(path, folder, "generation_config.json"));
-    if (file_exists(path)) CHECK(json_read_file(path, 1 << 20, &object));
+    CHECK(model_file_read_json(folder, "generation_config.json", 1 << 20, &object));
     CHECK(api_model_read_defaults(path, object, &s->model));
     double repetition = 1;
     CHECK(json_get_double(path, object, "repetition_penalty", 0, 100, &repetition));
@@ -80,7 +80,7 @@ static enum status check_tokenizer(const struct server *s, const char *option, c
 {
     struct tokenizer *other = NULL;
     enum status st = ST_OK;
-    if (!folder || !file_exists_in(folder, "tokenizer.json")) return ST_OK;
+    if (!folder || !model_file_exists(folder, "tokenizer.json")) return ST_OK;
     CHECK(tokenizer_load(folder, &other));
     for (int id = 0; id < tokenizer_vocab_size(other) && st == ST_OK; id++) {
         const char *theirs = tokenizer_token(other, id), *ours = tokenizer_token(s->tokenizer, id);
@@ -139,7 +139,7 @@ static enum status read_tokenizer(struct server *s, const char *folder)
 {
     enum status st = model_folder_check(folder, "config.json");
     if (st != ST_OK) return st;
-    if (!file_exists_in(folder, "tokenizer.json")) {
+    if (!model_file_exists(folder, "tokenizer.json")) {
         log_warn("%s has no tokenizer.json: prompts must be token ids, answers have no text",
                  folder);
         return ST_OK;

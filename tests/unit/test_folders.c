@@ -174,8 +174,10 @@ static void what_is_no_model(void **state)
                     "config.json, model.safetensors");
     assert_no_model("./runs/first", ST_NOT_FOUND, "no such folder");
     assert_no_model(folder, ST_NOT_FOUND, "no config.json in it");
-    test_write(file, "GGUF", 4);
+    test_write(file, "weights", 7);
     assert_no_model(file, ST_INVALID, "is a file; a model is a folder");
+    test_write(file, "GGUF", 4);
+    assert_no_model(file, ST_FORMAT, "is truncated or damaged");
     assert_ok(file_make_folders(test_path(folder, "snapshots/0123abcd")));
     assert_no_model(folder, ST_NOT_FOUND, "snapshots/");
     struct model_config *config;

@@ -19,11 +19,10 @@ static enum status copy_file(const char *from, const char *to, const char *name)
 {
     enum status st;
     struct bytes content = BYTES_INIT;
-    char source[PATH_ROOM], target[PATH_ROOM];
-    CHECK(path_put(source, from, "%s", name));
+    char target[PATH_ROOM];
     CHECK(path_put(target, to, "%s", name));
-    if (!file_exists(source)) goto out;
-    CHECK(file_read(source, MAX_COPIED, &content));
+    if (!model_file_exists(from, name)) goto out;
+    CHECK(model_file_read(from, name, MAX_COPIED, &content));
     CHECK(file_write_atomic(target, 0644, bytes_text(&content), content.len));
 out:
     bytes_release(&content);

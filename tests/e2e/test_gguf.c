@@ -1,0 +1,156 @@
+/* test_gguf.c: a GGUF file as --model: it is served and trained as the folder that it was written
+ * from, what is saved is an ordinary folder, and transformers' reader of GGUF files computes the
+ * same. */
+#include "common/base/file.h"
+#include "tests/support/daemon.h"
+#include "tests/support/gguf_write.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct daemon d;
+
+#define QUESTION "{\"prompt\": \"27+35=\", \"max_tokens\": 5, \"temperature\": 0, \"logprobs\": 1}"
+static const char lines[] = "{\"prompt\": \"27+35=\", \"answer\": \"62\"}\n"
+                            "{\"prompt\": \"48+16=\", \"answer\": \"64\"}\n";
+
+static int run(const char *log, const char *const argv[])
+{
+    const int status = test_command(log, 120000, argv);
+    if (status != 0) {
+        char *said = test_read(log);
+        const size_t len = strlen(said);
+        print_message("%s\n", said + (len > 900 ? len - 900 : 0)); // its end
+        free(said);
+    }
+    return status;
+}
+
+// What a server of the model answers, after two steps of training that write `run_dir`, and a
+// greedy evaluation.
+static json_t *serve_and_train(const char *model, const char *run_dir, const char *log)
+{
+    const char *data = test_path(test_folder(), "data.jsonl");
+    const char *argv[TRAINER_WORDS];
+    test_write(data, lines, strlen(lines));
+    memset(&d, 0, sizeof d);
+    daemon_start(&d, model, OPTIONS("--max-context", "64", "--dtype", daemon_exact_dtype()));
+    daemon_trainer(&d, data, run_dir,
+                   OPTIONS("--reward", "exact", "--max-steps", "2", "--prompts-per-step", "2",
+                           "--num-generations", "8", "--max-completion-length", "5", "--seed", "3",
+                           "--learning-rate", "1e-4"),
+                   NULL, argv);
+    assert_int_equal(run(log, argv), 0);
+    daemon_holds(&d, "policy", test_path(run_dir, "checkpoints/latest"));
+    json_t *answer = daemon_post(d.socket, "/v1/completions", 200, QUESTION);
+    assert_int_equal(daemon_stop(&d), 0);
+    return answer;
+}
+
+static void assert_same_choice(json_t *a, json_t *b)
+{
+    json_t *x = json_array_get(json_object_get(a, "choices"), 0),
+           *y = json_array_get(json_object_get(b, "choices"), 0);
+    assert_non_null(x);
+    assert_true(json_equal(json_object_get(x, "text"), json_object_get(y, "text")));
+    assert_true(json_equal(json_object_get(x, "logprobs"), json_object_get(y, "logprobs")));
+}
+
+static void a_file_is_its_folder(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *model = test_path(test_root(), "tools/demo-model");
+    const char *file = test_path(folder, "demo.gguf"), *log = test_path(folder, "log");
+    const char *by_file = test_path(folder, "by-file"), *by_folder = test_path(folder, "by-folder");
+    gguf_write_folder(model, "qwen2", file);
+    json_t *a = serve_and_train(file, by_file, log), *b = serve_and_train(model, by_folder, log);
+    assert_same_choice(a, b);
+    // the checkpoint is a folder like any other
+    const char *saved = test_path(by_file, "checkpoints/latest");
+    test_same_file(saved, test_path(by_folder, "checkpoints/latest"), "model.safetensors");
+    static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
+    for (int i = 0; i < 3; i++) assert_true(file_exists_in(saved, files[i]));
+    memset(&d, 0, sizeof d);
+    daemon_start(&d, saved, OPTIONS("--max-context", "64", "--dtype", daemon_exact_dtype()));
+    json_t *again = daemon_post(d.socket, "/v1/completions", 200, QUESTION);
+    assert_same_choice(a, again);
+    json_t *info = daemon_get(d.socket, "/health", 200);
+    assert_int_equal(daemon_stop(&d), 0);
+    json_decref(a);
+    json_decref(b);
+    json_decref(again);
+    json_decref(info);
+}
+
+static void a_file_is_learnt_from(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *data = test_path(folder, "data.jsonl");
+    const char *file = test_path(folder, "demo.gguf"), *out = test_path(folder, "out");
+    const char *log = test_path(folder, "log");
+    test_write(data, lines, strlen(lines));
+    gguf_write_folder(test_path(test_root(), "tools/demo-model"), "qwen2", file);
+    assert_int_equal(
+        run(log, OPTIONS(test_binary("cw-trainer"), "sft", "--model", file, "--data", data, "--out",
+                         out, "--device", test_device(), "--max-steps", "2")),
+        0);
+    assert_true(file_exists_in(out, "model.safetensors") && file_exists_in(out, "tokenizer.json"));
+    assert_int_equal(run(log, OPTIONS(test_binary("cw-trainer"), "eval", "--model", file, "--data",
+                                      data, "--reward", "exact", "--max-completion-length", "5",
+                                      "--device", test_device())),
+                     0);
+}
+
+static void files_are_transformers(void **state)
+{
+    (void)state;
+    static const char *const archs[] = {"llama", "qwen2", "qwen3", "gemma2", "gemma3"};
+    const char *python = test_python("torch, transformers, gguf"), *folder = test_folder();
+    const char *script = test_path(test_root(), "tests/clients/gguf_transformers.py");
+    const char *log = test_path(folder, "log"), *data = test_path(folder, "data.jsonl");
+    const char *tokens = test_path(test_root(), "tools/demo-model/tokenizer.json");
+    char name[64], request[512];
+    test_write(data, lines, strlen(lines));
+    assert_int_equal(run(log, OPTIONS(python, script, "make", folder, tokens)), 0);
+    char *ids = test_read(test_path(folder, "ids.json"));
+    snprintf(request, sizeof request, "{\"prompt\": %s, \"max_tokens\": 1, \"prompt_logprobs\": 0}",
+             ids);
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+        snprintf(name, sizeof name, "%s.gguf", archs[i]);
+        const char *file = test_path(folder, name);
+        snprintf(name, sizeof name, "%s.json", archs[i]);
+        memset(&d, 0, sizeof d);
+        daemon_start(&d, file, OPTIONS("--max-context", "64", "--dtype", "f32"));
+        json_t *answer = daemon_post(d.socket, "/v1/completions", 200, request);
+        assert_int_equal(json_dump_file(answer, test_path(folder, name), 0), 0);
+        json_decref(answer);
+        assert_int_equal(daemon_stop(&d), 0);
+        assert_int_equal( // a step of nothing: what is saved is what was read
+            run(log, OPTIONS(test_binary("cw-trainer"), "sft", "--model", file, "--data", data,
+                             "--out", test_path(folder, archs[i]), "--device", test_device(),
+                             "--max-steps", "1", "--learning-rate", "1e-30", "--dtype", "f32")),
+            0);
+    }
+    free(ids);
+    const char *checked = test_path(folder, "checked");
+    assert_int_equal(run(checked, OPTIONS(python, script, "check", folder)), 0);
+    char *said = test_read(checked);
+    print_message("%s\n", said);
+    free(said);
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    daemon_kill(&d);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(a_file_is_its_folder, stop),
+                                       cmocka_unit_test(a_file_is_learnt_from),
+                                       cmocka_unit_test_teardown(files_are_transformers, stop)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
