@@ -16,9 +16,8 @@
 
 static enum status read_activation(const char *where, const json_t *json, struct model_config *c)
 {
-    const char *name = "silu";
-    enum status st = json_get_string(where, json, "hidden_act", &name);
-    if (st == ST_OK) st = json_get_string(where, json, "hidden_activation", &name); // Gemma
+    const char *name = "silu", *key = c->family->act_key ? c->family->act_key : "hidden_act";
+    enum status st = json_get_string(where, json, key, &name);
     if (st != ST_OK) return st;
     static const char *const names[] = {"silu",     "swish", "gelu_pytorch_tanh",
                                         "gelu_new", "gelu",  NULL};
@@ -28,8 +27,8 @@ static enum status read_activation(const char *where, const json_t *json, struct
     if (i < 0)
         return status_fail(
             ST_UNSUPPORTED,
-            "%s: hidden_act is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are supported",
-            where, name);
+            "%s: %s is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are supported", where,
+            key, name);
     c->act = kinds[i];
     return ST_OK;
 }
@@ -193,6 +192,7 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     const char *type = "", *architecture = "", *dtype;
     char torch_name[32];
     double eps = 1e-6;
+    bool causal = true;
     struct layer_config all = {0};
     enum status st = ST_OK;
     if (!json_is_object(json)) return status_fail(ST_FORMAT, "%s: not a JSON object", where);
@@ -206,10 +206,17 @@ static enum status read_config(const char *where, json_t *json, struct model_con
              "%s: model_type \"%s\", architecture \"%s\" is not supported; supported: %s", where,
              type, architecture, family_list());
     CHECK(read_quantization(where, json, c));
+    CHECK(json_get_bool(where, json, "is_causal", &causal));
+    if (!causal)
+        FAIL(ST_UNSUPPORTED, "%s: is_causal is false: a token would see those behind it", where);
     if (f->norm_eps > 0) eps = f->norm_eps;
     snprintf(c->model_type, sizeof c->model_type, "%s", type);
     snprintf(c->architecture, sizeof c->architecture, "%s", f->architecture);
     CHECK(read_sizes(where, json, c, &all));
+    if (json_has(json, "layer_types") &&
+        (int)json_array_size(json_object_get(json, "layer_types")) != c->n_layers)
+        FAIL(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words", where,
+             c->n_layers);
     CHECK(apply_defaults(where, &all, c));
     CHECK(json_get_double(where, json, f->norm_eps_key ? f->norm_eps_key : "rms_norm_eps", 0, 1,
                           &eps));
@@ -225,6 +232,10 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     CHECK(rope_config_read(where, json, c));
     CHECK(read_special_ids(where, json, c));
     CHECK(f->configure(where, json, c));
+    for (int l = 0; l < c->n_layers; l++)
+        if (c->layers[l].moe.top_k > c->layers[l].moe.n_experts)
+            FAIL(ST_FORMAT, "%s: num_experts_per_tok is %d, of %d experts", where,
+                 c->layers[l].moe.top_k, c->layers[l].moe.n_experts);
     c->source = c->mxfp4 ? json_copy(json) : json_incref(json);
     if (c->mxfp4) json_object_del(c->source, "quantization_config"); // no checkpoint is quantised
 out:

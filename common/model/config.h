@@ -234,7 +234,7 @@ int64_t config_state_elements(const struct model_config *config);
 // max_positions must be set.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *config);
 // Layers with a window get a table of their own, ropes[1]: rope_parameters' sliding_attention, else
-// the default kind with the theta of `key`, or `theta`.
+// the default kind with the theta of `key` (may be NULL), or `theta`.
 enum status rope_config_read_local(const char *where, const json_t *json, const char *key,
                                    double theta, struct model_config *config);
 // Of ropes[i]: (n_positions, dim / 2, 2) f32 cos and sin; host memory, caller frees. Longrope takes

@@ -74,32 +74,38 @@ out:
 // Experts in the layers from `first` on, of that width, and shared ones, which are one of their
 // widths together.
 static enum status deepseek_experts(const char *where, const json_t *json, struct model_config *c,
-                                    int first, int width, int shared, struct moe_shape moe)
+                                    int first, int width, int shared, bool grouped,
+                                    struct moe_shape moe)
 {
+    // what transformers calls n_routed_experts too
+    const char *alias = moe.scoring == MOE_SIGMOID ? "num_local_experts" : "num_experts";
     int every = 1;
     double scale = moe.scale;
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "first_k_dense_replace", 0, 1 << 20, &first));
     CHECK(json_get_int32(where, json, "moe_layer_freq", 1, 1 << 20, &every));
     CHECK(json_get_int32(where, json, "n_routed_experts", 1, 1024, &moe.n_experts));
+    CHECK(json_get_int32(where, json, alias, 1, 1024, &moe.n_experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, moe.n_experts, &moe.top_k));
     CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
     CHECK(read_or_null(where, json, "n_shared_experts", &shared));
     CHECK(json_get_bool(where, json, "norm_topk_prob", &moe.norm_topk));
     CHECK(json_get_double(where, json, "routed_scaling_factor", 1e-6, 1e6, &scale));
-    CHECK(read_or_null(where, json, "n_group", &moe.n_group));
-    CHECK(read_or_null(where, json, "topk_group", &moe.topk_group));
+    CHECK(json_get_int32(where, json, "n_group", 0, 1 << 20, &moe.n_group));
+    CHECK(json_get_int32(where, json, "topk_group", 0, 1 << 20, &moe.topk_group));
     if ((int64_t)shared * width > 1 << 20)
         FAIL(ST_UNSUPPORTED,
              "%s: n_shared_experts %d of moe_intermediate_size %d: %d together are supported",
              where, shared, width, 1 << 20);
     moe.scale = (float)scale;
-    if (moe.n_group > 1 &&
-        (moe.n_experts % moe.n_group != 0 || moe.topk_group < 1 || moe.topk_group > moe.n_group ||
-         moe.topk_group * (moe.n_experts / moe.n_group) < moe.top_k))
+    if (grouped && (moe.n_group < 1 || moe.n_experts % moe.n_group != 0 || moe.topk_group < 1 ||
+                    moe.topk_group > moe.n_group ||
+                    moe.topk_group * (moe.n_experts / moe.n_group) < moe.top_k))
         FAIL(ST_FORMAT,
-             "%s: topk_group %d of n_group %d groups of %d experts cannot give %d experts a token",
+             "%s: topk_group %d of n_group %d groups of %d experts cannot give "
+             "num_experts_per_tok %d",
              where, moe.topk_group, moe.n_group, moe.n_experts, moe.top_k);
+    if (!grouped) moe.n_group = 0;
     for (int l = first; l < c->n_layers; l++) {
         if (l % every != 0) continue;
         c->layers[l].intermediate = width;
@@ -134,13 +140,12 @@ enum status configure_deepseek_v2(const char *where, const json_t *json, struct 
     if (strcmp(method, "greedy") != 0 &&
         !(json_has(json, "n_group") && json_has(json, "topk_group")))
         FAIL(ST_FORMAT, "%s: topk_method group_limited_greedy needs n_group and topk_group", where);
-    CHECK(deepseek_experts(where, json, c, 0, 1407, 2, moe));
+    CHECK(deepseek_experts(where, json, c, 0, 1407, 2, strcmp(method, "greedy") != 0, moe));
     for (int l = 0; l < c->n_layers; l++) {
         if (c->layers[l].moe.norm_topk)
             FAIL(ST_UNSUPPORTED,
                  "%s: norm_topk_prob: no published DeepSeek-V2 has it, and implementations differ",
                  where);
-        if (strcmp(method, "greedy") == 0) c->layers[l].moe.n_group = 0;
     }
 out:
     return st;
@@ -151,12 +156,17 @@ out:
 static enum status biased_experts(const char *where, const json_t *json, struct model_config *c,
                                   int first, int width, struct moe_shape moe)
 {
+    int rope = c->layers[0].latent.rope;
     enum status st = ST_OK;
+    CHECK(json_get_int32(where, json, "head_dim", 2, 256, &rope));
+    if (rope != c->layers[0].latent.rope)
+        FAIL(ST_FORMAT, "%s: head_dim %d is not qk_rope_head_dim %d", where, rope,
+             c->layers[0].latent.rope);
     moe.scoring = MOE_SIGMOID;
     moe.norm_topk = true;
     CHECK(check_word(where, json, "scoring_func", "sigmoid"));
     CHECK(check_word(where, json, "topk_method", "noaux_tc"));
-    CHECK(deepseek_experts(where, json, c, first, width, 1, moe));
+    CHECK(deepseek_experts(where, json, c, first, width, 1, true, moe));
     CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
 out:
     return st;
@@ -170,9 +180,16 @@ enum status configure_deepseek_v3(const char *where, const json_t *json, struct 
         .n_experts = 256, .top_k = 8, .n_group = 8, .topk_group = 4, .scale = 2.5f};
     all.head_dim = 192;
     all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
-    enum status st = latent_attention(where, json, c, all);
+    static const char *const flags[] = {"rope_interleave", "norm_topk_prob"};
+    enum status st = ST_OK;
+    for (int i = 0; i < 2; i++) // which transformers takes for false
+        if (json_is_null(json_object_get(json, flags[i])))
+            FAIL(ST_FORMAT, "%s: %s is null; true and false are supported", where, flags[i]);
+    CHECK(latent_attention(where, json, c, all));
     c->n_skipped_layers = 1;
-    return st == ST_OK ? biased_experts(where, json, c, 3, 2048, moe) : st;
+    st = biased_experts(where, json, c, 3, 2048, moe);
+out:
+    return st;
 }
 
 // "mlp_layer_types", else one dense layer: the first.

@@ -8,32 +8,40 @@
 #include <string.h>
 
 // ---- keys that several families share -----------------------------------------------------------
-// A sliding window in the layers that "layer_types" calls sliding_attention, else in those from
-// first_layer on but every full_every-th layer (0: none).
-static enum status read_windows(const char *where, const json_t *json, int window, int first_layer,
-                                int full_every, struct model_config *c)
+// Which layers have a sliding window: those that "layer_types" calls sliding_attention, else those
+// from first_layer on to end_layer (0: the last), but every full_every-th (0: none).
+struct windows {
+    int absent; // of a config without sliding_window: positions; 0: none
+    bool off;   // there are none, whatever sliding_window says
+    bool all;   // every layer has one, whatever layer_types says
+    int first_layer, end_layer, full_every;
+};
+
+static enum status read_windows(const char *where, const json_t *json, const struct windows *w,
+                                struct model_config *c)
 {
-    const json_t *types = json_object_get(json, "layer_types");
+    const json_t *types = w->all ? NULL : json_object_get(json, "layer_types");
+    const bool none = w->off || json_is_null(json_object_get(json, "sliding_window"));
+    int window = w->absent;
     enum status st = ST_OK;
-    CHECK(json_get_int32(where, json, "sliding_window", 1, 1 << 30, &window));
-    if (json_is_null(json_object_get(json, "sliding_window"))) window = 0;
-    if (types && !json_is_null(types) && (int)json_array_size(types) != c->n_layers) {
-        st =
-            status_fail(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words",
-                        where, c->n_layers);
-        goto out;
-    }
+    CHECK(json_get_int32(where, json, "sliding_window", 0, 1 << 30, &window));
+    const bool zero = json_has(json, "sliding_window") && window == 0 && !none;
+    if (none) window = 0;
     for (int l = 0; l < c->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, (size_t)l));
         bool sliding = type ? strcmp(type, "sliding_attention") == 0
-                            : l >= first_layer && !(full_every && (l + 1) % full_every == 0);
+                            : l >= w->first_layer && (!w->end_layer || l < w->end_layer) &&
+                                  !(w->full_every && (l + 1) % w->full_every == 0);
         if (type && !sliding && strcmp(type, "full_attention") != 0)
             FAIL(ST_UNSUPPORTED,
                  "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
                  "supported",
                  where, l, type);
-        if (type && sliding && window == 0)
-            FAIL(ST_FORMAT, "%s: layer_types[%d] slides, but sliding_window is not set", where, l);
+        if (sliding && (zero || (type && window == 0)))
+            FAIL(ST_FORMAT, "%s: layer_types[%d] slides, but %s", where, l,
+                 zero     ? "sliding_window is 0"
+                 : w->off ? "use_sliding_window is not true"
+                          : "sliding_window is not set");
         c->layers[l].window = sliding ? window : 0;
     }
 out:
@@ -52,37 +60,56 @@ out:
     return st;
 }
 
-static enum status qwen_windows(const char *where, const json_t *json, struct model_config *c)
+// The Qwen families' windows, which use_sliding_window turns on, and max_window_layers.
+static enum status qwen_windows(const char *where, const json_t *json, int *ret_layers,
+                                struct windows *ret)
 {
     bool use_window = false;
-    int full_layers = 28;
     enum status st = ST_OK;
+    *ret_layers = 28;
     CHECK(json_get_bool(where, json, "use_sliding_window", &use_window));
-    CHECK(json_get_int32(where, json, "max_window_layers", 0, 1 << 20, &full_layers));
-    if (use_window) st = read_windows(where, json, 4096, full_layers, 0, c);
+    CHECK(json_get_int32(where, json, "max_window_layers", 0, 1 << 20, ret_layers));
+    *ret = (struct windows){.absent = 4096, .off = !use_window};
 out:
     return st;
+}
+
+// In the layers from max_window_layers on.
+static enum status late_windows(const char *where, const json_t *json, struct model_config *c)
+{
+    struct windows w;
+    int layers;
+    enum status st = qwen_windows(where, json, &layers, &w);
+    w.first_layer = layers;
+    return st == ST_OK ? read_windows(where, json, &w, c) : st;
 }
 
 // Llama's block with biases on q, k and v.
 static enum status configure_qwen2(const char *where, const json_t *json, struct model_config *c)
 {
     c->qkv_bias = true;
-    return qwen_windows(where, json, c);
+    return late_windows(where, json, c);
+}
+
+// Of Qwen3 and Qwen3-MoE, but for the windows.
+static enum status qwen3_block(const char *where, const json_t *json, struct model_config *c)
+{
+    enum status st = json_get_bool(where, json, "attention_bias", &c->qkv_bias);
+    c->o_bias = c->qkv_bias;
+    c->qk_norm = true;
+    return st;
 }
 
 static enum status configure_qwen3(const char *where, const json_t *json, struct model_config *c)
 {
-    enum status st = configure_llama(where, json, c);
-    c->qk_norm = true;
-    return st == ST_OK ? qwen_windows(where, json, c) : st;
+    enum status st = qwen3_block(where, json, c);
+    return st == ST_OK ? late_windows(where, json, c) : st;
 }
 
-// Llama's block, every layer with a window where there is one.
+// Llama's block; windows are in every layer unless layer_types says otherwise (Ministral).
 static enum status configure_mistral(const char *where, const json_t *json, struct model_config *c)
 {
-    bool silent = json_object_get(json, "sliding_window") == NULL;
-    return read_windows(where, json, silent ? 4096 : 0, 0, 0, c);
+    return read_windows(where, json, &(struct windows){.absent = 4096}, c);
 }
 
 static bool lists(const json_t *list, int number)
@@ -101,6 +128,17 @@ static enum status read_balance(const char *where, const json_t *json, struct mo
     return json_get_double(where, json, "router_aux_loss_coef", 0, 1e6, &c->router_aux_loss_coef);
 }
 
+// Their number goes by two names, of transformers 5 and before.
+static enum status read_experts(const char *where, const json_t *json, int *experts, int *per_token)
+{
+    enum status st = ST_OK;
+    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, experts));
+    CHECK(json_get_int32(where, json, "num_experts", 1, 1024, experts));
+    st = json_get_int32(where, json, "num_experts_per_tok", 1, *experts, per_token);
+out:
+    return st;
+}
+
 // Experts as the Qwen families write them: in every decoder_sparse_step-th layer that
 // mlp_only_layers does not list. The numbers are those of a silent config.
 static enum status qwen_experts(const char *where, const json_t *json, struct model_config *c,
@@ -111,9 +149,7 @@ static enum status qwen_experts(const char *where, const json_t *json, struct mo
     const json_t *dense = json_object_get(json, "mlp_only_layers");
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "decoder_sparse_step", 1, 1024, &every));
-    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts)); // transformers 5
-    CHECK(json_get_int32(where, json, "num_experts", 1, 1024, &experts));
-    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
+    CHECK(read_experts(where, json, &experts, &per_token));
     CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
     CHECK(json_get_bool(where, json, "norm_topk_prob", &norm));
     CHECK(read_balance(where, json, c));
@@ -130,9 +166,14 @@ out:
 static enum status configure_qwen2_moe(const char *where, const json_t *json,
                                        struct model_config *c)
 {
-    int shared = 5632;
+    int shared = 5632, layers;
+    struct windows w;
     enum status st = ST_OK;
-    CHECK(configure_qwen2(where, json, c));
+    CHECK(qwen_windows(where, json, &layers, &w));
+    w.full_every = 2;
+    w.end_layer = layers > 0 ? layers : -1;
+    CHECK(read_windows(where, json, &w, c));
+    c->qkv_bias = true;
     CHECK(json_get_bool(where, json, "qkv_bias", &c->qkv_bias));
     CHECK(qwen_experts(where, json, c, 60, 4, 1408));
     CHECK(json_get_int32(where, json, "shared_expert_intermediate_size", 1, 1 << 20, &shared));
@@ -148,8 +189,16 @@ out:
 static enum status configure_qwen3_moe(const char *where, const json_t *json,
                                        struct model_config *c)
 {
-    enum status st = configure_qwen3(where, json, c);
-    return st == ST_OK ? qwen_experts(where, json, c, 128, 8, 768) : st;
+    struct windows w;
+    int layers;
+    enum status st = ST_OK;
+    CHECK(qwen3_block(where, json, c));
+    CHECK(qwen_windows(where, json, &layers, &w));
+    w.all = true;
+    CHECK(read_windows(where, json, &w, c));
+    st = qwen_experts(where, json, c, 128, 8, 768);
+out:
+    return st;
 }
 
 static enum status read_delta(const char *where, const json_t *json, struct delta_shape *ret)
@@ -190,9 +239,6 @@ static enum status configure_qwen3_5(const char *where, const json_t *json, stru
     c->qk_norm = c->attn_gate = true;
     CHECK(json_get_int32(where, json, "full_attention_interval", 1, 1024, &every));
     CHECK(read_delta(where, json, &delta));
-    if (json_has(json, "layer_types") && (int)json_array_size(types) != c->n_layers)
-        FAIL(ST_FORMAT, "%s: layer_types must be a list of num_hidden_layers (%d) words", where,
-             c->n_layers);
     for (int l = 0; l < c->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, (size_t)l));
         const bool linear = type ? strcmp(type, "linear_attention") == 0 : (l + 1) % every != 0;
@@ -224,8 +270,9 @@ static enum status configure_olmo3(const char *where, const json_t *json, struct
 {
     enum status st = ST_OK;
     CHECK(configure_olmo2(where, json, c));
-    CHECK(read_windows(where, json, 4096, 0, 4, c));
-    st = rope_config_read_local(where, json, "rope_theta", c->family->rope_theta, c);
+    CHECK(read_windows(where, json, &(struct windows){.absent = 4096, .full_every = 4}, c));
+    // rope_theta is that of the other layers, as in transformers
+    st = rope_config_read_local(where, json, NULL, c->family->rope_theta, c);
 out:
     return st;
 }
@@ -250,7 +297,7 @@ static enum status configure_smollm3(const char *where, const json_t *json, stru
         if (rope ? json_integer_value(rope) == 0 : (l + 1) % every == 0) c->layers[l].rope = -1;
     }
     CHECK(json_get_bool(where, json, "use_sliding_window", &use_window));
-    if (use_window) CHECK(read_windows(where, json, 0, 0, 0, c));
+    CHECK(read_windows(where, json, &(struct windows){.off = !use_window}, c));
     for (int l = 0; l < c->n_layers && !json_has(json, "layer_types"); l++)
         if (c->layers[l].rope >= 0) c->layers[l].window = 0; // those without positions slide
 out:
@@ -261,14 +308,13 @@ static enum status configure_mixtral(const char *where, const json_t *json, stru
 {
     int experts = 8, per_token = 2;
     enum status st = ST_OK;
-    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
-    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
+    CHECK(read_experts(where, json, &experts, &per_token));
     CHECK(read_balance(where, json, c));
     for (int l = 0; l < c->n_layers; l++) {
         c->layers[l].moe = (struct moe_shape){
             .n_experts = experts, .top_k = per_token, .norm_topk = true, .scale = 1};
     }
-    st = read_windows(where, json, 0, 0, 0, c);
+    st = read_windows(where, json, &(struct windows){.all = true}, c);
 out:
     return st;
 }
@@ -283,12 +329,12 @@ static enum status configure_gpt_oss(const char *where, const json_t *json, stru
     enum status st = ST_OK;
     if (!json_has(json, "rope_scaling") && !json_has(json, "rope_parameters"))
         FAIL(ST_FORMAT,
-             "%s: rope_scaling is missing: published folders have it, and silence means different "
+             "%s: rope_parameters or rope_scaling is missing: published folders have it, and "
+             "silence means different "
              "positions in different programs",
              where);
     CHECK(json_get_bool(where, json, "attention_bias", &bias));
-    CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &experts));
-    CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, experts, &per_token));
+    CHECK(read_experts(where, json, &experts, &per_token));
     CHECK(json_get_double(where, json, "swiglu_alpha", 1e-3, 1e3, &alpha));
     CHECK(json_get_double(where, json, "swiglu_limit", 1e-3, 1e6, &limit));
     CHECK(read_balance(where, json, c));
@@ -301,14 +347,14 @@ static enum status configure_gpt_oss(const char *where, const json_t *json, stru
         c->layers[l].moe = (struct moe_shape){
             .n_experts = experts, .top_k = per_token, .norm_topk = true, .scale = 1};
     }
-    st = read_windows(where, json, 128, 0, 2, c);
+    st = read_windows(where, json, &(struct windows){.absent = 128, .full_every = 2}, c);
 out:
     return st;
 }
 
 static enum status configure_phi3(const char *where, const json_t *json, struct model_config *c)
 {
-    return read_windows(where, json, 0, 0, 0, c);
+    return read_windows(where, json, &(struct windows){.all = true}, c);
 }
 
 // Phi-1, 1.5 and 2: attention and MLP side by side, biases everywhere.
@@ -329,13 +375,14 @@ static enum status configure_phi(const char *where, const json_t *json, struct m
 
 static enum status configure_gemma(const char *where, const json_t *json, struct model_config *c)
 {
-    (void)where;
-    // the first folders say "gelu" and mean its tanh form
-    if (c->act == ACT_GELU ||
-        !(json_has(json, "hidden_act") || json_has(json, "hidden_activation")))
+    const char *key = c->family->act_key;
+    // the first folders say "gelu" in hidden_act and mean its tanh form
+    if (!json_has(json, key ? key : "hidden_act") || (!key && c->act == ACT_GELU))
         c->act = ACT_GELU_TANH;
     c->embed_scale = (float)sqrt((double)c->hidden);
-    return ST_OK;
+    enum status st = json_get_bool(where, json, "attention_bias", &c->qkv_bias);
+    c->o_bias = c->qkv_bias;
+    return st;
 }
 
 // A cap of tanh: null is "none", absent is the default.
@@ -352,14 +399,11 @@ static enum status gemma_scores(const char *where, const json_t *json, float att
                                 double logit_cap, struct model_config *c)
 {
     double scalar = 256;
-    bool bias = false;
     enum status st = ST_OK;
     CHECK(configure_gemma(where, json, c));
     c->post_norm = true;
     CHECK(read_cap(where, json, "final_logit_softcapping", logit_cap, &c->logit_softcap));
     CHECK(json_get_double(where, json, "query_pre_attn_scalar", 1e-3, 1e6, &scalar));
-    CHECK(json_get_bool(where, json, "attention_bias", &bias));
-    c->qkv_bias = c->o_bias = bias;
     for (int l = 0; l < c->n_layers; l++) {
         c->layers[l].attn_softcap = attn_cap;
         c->layers[l].attn_scale = (float)(1.0 / sqrt(scalar));
@@ -374,7 +418,7 @@ static enum status configure_gemma2(const char *where, const json_t *json, struc
     enum status st = ST_OK;
     CHECK(read_cap(where, json, "attn_logit_softcapping", 50, &cap));
     CHECK(gemma_scores(where, json, cap, 30, c));
-    st = read_windows(where, json, 4096, 0, 2, c);
+    st = read_windows(where, json, &(struct windows){.absent = 4096, .full_every = 2}, c);
 out:
     return st;
 }
@@ -393,7 +437,8 @@ static enum status configure_gemma3(const char *where, const json_t *json, struc
     CHECK(gemma_scores(where, json, 0, 0, c));
     c->qk_norm = true;
     CHECK(json_get_int32(where, json, "sliding_window_pattern", 1, 1024, &full_every));
-    CHECK(read_windows(where, json, 4096, 0, full_every, c));
+    CHECK(
+        read_windows(where, json, &(struct windows){.absent = 4096, .full_every = full_every}, c));
     st = rope_config_read_local(where, json, "rope_local_base_freq", 10000, c);
 out:
     return st;
@@ -407,7 +452,7 @@ static enum status configure_starcoder2(const char *where, const json_t *json,
     c->gated_mlp = false;
     c->qkv_bias = c->o_bias = c->mlp_bias = bias;
     if (!json_has(json, "hidden_act")) c->act = ACT_GELU_TANH;
-    return st == ST_OK ? read_windows(where, json, 0, 0, 0, c) : st;
+    return st == ST_OK ? read_windows(where, json, &(struct windows){.all = true}, c) : st;
 }
 
 // ---- names --------------------------------------------------------------------------------------
@@ -500,6 +545,7 @@ static const struct family families[] = {
     {.model_type = "qwen3_5_text",
      .architecture = "Qwen3_5ForCausalLM",
      .title = "Qwen3.5 (text)",
+     .partial_rotary = true,
      .norm = NORM_RMS_PLUS_ONE,
      .head_dim = 256,
      .rotary_share = 0.25,
@@ -554,6 +600,7 @@ static const struct family families[] = {
     {.model_type = "olmo3",
      .architecture = "Olmo3ForCausalLM",
      .title = "OLMo 3",
+     .window_ropes = true,
      .norm_eps = 1e-5,
      .rope_theta = 500000,
      .names = {OLMO_NAMES},
@@ -568,6 +615,7 @@ static const struct family families[] = {
     {.model_type = "mixtral",
      .architecture = "MixtralForCausalLM",
      .title = "Mixtral",
+     .rope_theta = 1e6,
      .norm_eps = 1e-5,
      .names = {COMMON_NAMES, SPLIT_QKV_NAMES,
                O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
@@ -598,6 +646,9 @@ static const struct family families[] = {
     {.model_type = "phi3",
      .architecture = "Phi3ForCausalLM",
      .title = "Phi-3, Phi-4",
+     .max_positions = 4096,
+     .partial_rotary = true,
+     .phi3_ropes = true,
      .norm_eps = 1e-5,
      .names = {COMMON_NAMES, O_NAMES, [ROLE_QKV] = ATTN "qkv_proj.weight",
                [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
@@ -607,6 +658,7 @@ static const struct family families[] = {
     {.model_type = "phi",
      .architecture = "PhiForCausalLM",
      .title = "Phi-1, Phi-1.5, Phi-2",
+     .partial_rotary = true,
      .norm = NORM_LAYER,
      .norm_eps_key = "layer_norm_eps",
      .norm_eps = 1e-5,
@@ -632,6 +684,7 @@ static const struct family families[] = {
     {.model_type = "gemma2",
      .architecture = "Gemma2ForCausalLM",
      .title = "Gemma 2",
+     .act_key = "hidden_activation",
      .norm = NORM_RMS_PLUS_ONE,
      .head_dim = 256,
      .tied = true,
@@ -640,6 +693,8 @@ static const struct family families[] = {
     {.model_type = "gemma3_text",
      .architecture = "Gemma3ForCausalLM",
      .title = "Gemma 3 (text)",
+     .act_key = "hidden_activation",
+     .window_ropes = true,
      .norm = NORM_RMS_PLUS_ONE,
      .head_dim = 256,
      .rope_theta = 1e6,

@@ -67,8 +67,12 @@ struct family {
     enum norm_kind norm;
     const char *norm_eps_key; // NULL: "rms_norm_eps"
     double norm_eps;          // 0: 1e-6
+    const char *act_key;      // NULL: "hidden_act"
     double rotary_share;      // 0: 1
+    bool partial_rotary;      // partial_rotary_factor may say another share than that
     double rope_theta;        // 0: 10000
+    bool window_ropes;        // layers with a window have positions of their own
+    bool phi3_ropes;          // rope types are those of Phi-3's folders (rope.c)
     int head_dim;             // 0: hidden_size / num_attention_heads
     int max_positions;        // 0: 2048
     bool tied;

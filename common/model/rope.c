@@ -43,8 +43,6 @@ static enum status read_factors(const struct rope_source *s, const char *name, i
 static enum status read_llama3(const struct rope_source *s, struct rope_config *r)
 {
     enum status st = ST_OK;
-    r->low_freq_factor = 1.0;
-    r->high_freq_factor = 4.0;
     CHECK(json_get_double(s->where, s->object, "low_freq_factor", 1e-6, 1e6, &r->low_freq_factor));
     CHECK(
         json_get_double(s->where, s->object, "high_freq_factor", 1e-6, 1e6, &r->high_freq_factor));
@@ -71,6 +69,8 @@ static enum status read_yarn(const struct rope_source *s, int max_positions, dou
     r->truncate = true;
     CHECK(json_get_double(s->where, s->object, "beta_fast", 1e-6, 1e6, &r->beta_fast));
     CHECK(json_get_double(s->where, s->object, "beta_slow", 1e-6, 1e6, &r->beta_slow));
+    if (json_is_null(json_object_get(s->object, "truncate")))
+        r->truncate = false; // in transformers
     CHECK(json_get_bool(s->where, s->object, "truncate", &r->truncate));
     CHECK(json_get_double(s->where, s->object, "mscale", 0, 1e6, &mscale));
     if (!json_has(s->object, "factor"))
@@ -99,64 +99,70 @@ out:
     return st;
 }
 
-static enum status read_kind(const struct rope_source *s, int max_positions, struct rope_config *r)
+static enum status read_kind(const struct rope_source *s, const struct model_config *c,
+                             struct rope_config *r)
 {
+    enum { MOST = 1, PHI3 = 2 }; // families whose folders say so
     static const struct {
         const char *name;
         enum rope_kind kind;
+        int families;
+        const char *needed[3]; // keys without which transformers refuses it
     } kinds[] = {
-        {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR}, {"dynamic", ROPE_DYNAMIC},
-        {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},     {"longrope", ROPE_LONGROPE},
-        {"su", ROPE_LONGROPE}, // Phi-3's older name
+        {"default", ROPE_DEFAULT, MOST | PHI3, {NULL}},
+        {"linear", ROPE_LINEAR, MOST, {"factor"}},
+        {"dynamic", ROPE_DYNAMIC, MOST, {"factor"}},
+        {"llama3", ROPE_LLAMA3, MOST, {"factor", "low_freq_factor", "high_freq_factor"}},
+        {"yarn", ROPE_YARN, MOST, {"factor"}},
+        {"longrope", ROPE_LONGROPE, MOST | PHI3, {NULL}},
+        {"su", ROPE_LONGROPE, PHI3, {NULL}}, // older names
+        {"yarn", ROPE_LONGROPE, PHI3, {NULL}},
     };
     const char *name = "default";
+    const bool phi3 = c->family->phi3_ropes;
     size_t i = 0, n = sizeof kinds / sizeof kinds[0];
     double mscale_all = 0;
     enum status st = ST_OK;
     CHECK(json_get_string(s->where, s->object, "type", &name)); // the older spelling
     CHECK(json_get_string(s->where, s->object, "rope_type", &name));
-    while (i < n && strcmp(kinds[i].name, name) != 0) i++;
+    while (i < n && !(strcmp(kinds[i].name, name) == 0 && kinds[i].families & (phi3 ? PHI3 : MOST)))
+        i++;
     if (i == n)
-        FAIL(
-            ST_UNSUPPORTED,
-            "%s: %s: rope type \"%s\" is not supported; default, linear, dynamic, llama3, yarn and "
-            "longrope are",
-            s->where, s->key, name);
+        FAIL(ST_UNSUPPORTED, "%s: %s: rope type \"%s\" is not supported; %s are", s->where, s->key,
+             name,
+             phi3 ? "default and longrope (in older folders su or yarn)"
+                  : "default, linear, dynamic, llama3, yarn and longrope");
     r->kind = kinds[i].kind;
+    for (int k = 0; k < 3 && kinds[i].needed[k]; k++)
+        if (r->kind == ROPE_YARN ? !json_object_get(s->object, "factor") // null: see there
+                                 : !json_has(s->object, kinds[i].needed[k]))
+            FAIL(ST_FORMAT, "%s: %s: %s is missing, which rope type \"%s\" needs", s->where, s->key,
+                 kinds[i].needed[k], name);
     CHECK(json_get_double(s->where, s->object, "rope_theta", 1.0, 1e12, &r->theta));
     CHECK(json_get_double(s->where, s->object, "factor", 1e-3, 1e6, &r->factor));
-    CHECK(json_get_int32(s->where, s->object, "original_max_position_embeddings", 1, 1 << 30,
-                         &r->original_max_positions));
+    if (phi3) // whatever the object says
+        r->original_max_positions = 4096;
+    else
+        CHECK(json_get_int32(s->where, s->object, "original_max_position_embeddings", 1, 1 << 30,
+                             &r->original_max_positions));
     CHECK(json_get_int32(s->where, s->json, "original_max_position_embeddings", 1, 1 << 30,
                          &r->original_max_positions));
     CHECK(json_get_double(s->where, s->object, "mscale_all_dim", 0, 1e6, &mscale_all));
     if (r->kind == ROPE_LLAMA3) st = read_llama3(s, r);
-    if (r->kind == ROPE_YARN) st = read_yarn(s, max_positions, mscale_all, r);
-    if (r->kind == ROPE_LONGROPE) st = read_longrope(s, max_positions, r);
+    if (r->kind == ROPE_YARN) st = read_yarn(s, c->max_positions, mscale_all, r);
+    if (r->kind == ROPE_LONGROPE) st = read_longrope(s, c->max_positions, r);
     // of latent attention's scores, whatever else stretches positions
     if (r->kind != ROPE_DEFAULT) r->mscale_all = yarn_mscale(r->factor, mscale_all);
 out:
     return st;
 }
 
-// s->object: that of s->key, or what that says of a kind of layers (Gemma 3 and OLMo 3 of
-// transformers 5); NULL where there is none.
-static enum status find_object(struct rope_source *s, const char *layers)
-{
-    const json_t *object = json_object_get(s->json, s->key),
-                 *part = json_object_get(object, layers);
-    s->object = part ? part : object;
-    if (json_is_null(s->object)) s->object = NULL;
-    if (s->object && !json_is_object(s->object))
-        return status_fail(ST_FORMAT, "%s: %s must be an object", s->where, s->key);
-    return ST_OK;
-}
-
 static enum status read_rope(const struct rope_source *s, const struct model_config *c,
                              struct rope_config *r)
 {
     const int head_dim = c->layers[0].head_dim;
-    double share = c->rotary_share;
+    const double whole = c->rotary_share;
+    double share = whole;
     enum status st = ST_OK;
     r->factor = r->attention_factor = r->mscale_all = 1.0;
     r->original_max_positions = c->max_positions;
@@ -164,31 +170,62 @@ static enum status read_rope(const struct rope_source *s, const struct model_con
     if (s->object)
         CHECK(json_get_double(s->where, s->object, "partial_rotary_factor", 0.01, 1.0, &share));
     r->dim = (int)(head_dim * share);
+    if (share != whole && !c->family->partial_rotary)
+        FAIL(ST_UNSUPPORTED, "%s: partial_rotary_factor %g: %s models rotate whole heads", s->where,
+             share, c->family->title);
     if (r->dim < 2 || r->dim % 2 != 0)
         FAIL(ST_UNSUPPORTED,
              "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
              "number is needed",
              s->where, share, r->dim, head_dim);
-    if (s->object) st = read_kind(s, c->max_positions, r);
+    if (s->object) st = read_kind(s, c, r);
 out:
     return st;
 }
 
+// An object of the config; NULL where there is none, or nothing in it.
+static enum status find_object(const char *where, const json_t *json, const char *key,
+                               const json_t **ret)
+{
+    *ret = json_has(json, key) ? json_object_get(json, key) : NULL;
+    if (*ret && !json_is_object(*ret))
+        return status_fail(ST_FORMAT, "%s: %s must be an object", where, key);
+    if (json_object_size(*ret) == 0) *ret = NULL;
+    return ST_OK;
+}
+
+// rope_scaling takes the place of rope_parameters where a config has both. Families whose layers
+// with a window have positions of their own write rope_parameters of both kinds of layers, and
+// rope_scaling adds to those of the layers without.
 enum status rope_config_read(const char *where, const json_t *json, struct model_config *c)
 {
     struct rope_config *r = &c->ropes[0];
     struct rope_source s = {where, "rope_parameters", json, NULL};
+    const json_t *scaling, *parameters, *part;
+    json_t *both = json_object();
     enum status st = ST_OK;
     c->n_ropes = 1;
     r->theta = c->family->rope_theta > 0 ? c->family->rope_theta : 10000.0;
-    CHECK(find_object(&s, "full_attention"));
-    if (!s.object) {
+    CHECK(find_object(where, json, "rope_scaling", &scaling));
+    CHECK(find_object(where, json, s.key, &parameters));
+    CHECK(find_object(where, parameters, "full_attention", &part));
+    const bool parts = part || json_has(parameters, "sliding_attention");
+    if (parameters && parts != c->family->window_ropes)
+        FAIL(ST_FORMAT, "%s: rope_parameters %s full_attention and sliding_attention in a %s model",
+             where, parts ? "have no" : "must have", c->family->title);
+    if (c->family->window_ropes && scaling && !json_has(scaling, "rope_type"))
+        FAIL(ST_FORMAT, "%s: rope_scaling must have a rope_type in a %s model", where,
+             c->family->title);
+    if (parts || !scaling) json_object_update(both, (json_t *)(parts ? part : parameters));
+    if (scaling) {
         s.key = "rope_scaling";
-        CHECK(find_object(&s, "full_attention"));
+        json_object_update(both, (json_t *)scaling);
     }
+    s.object = json_object_size(both) > 0 ? both : NULL;
     CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
     st = read_rope(&s, c, r);
 out:
+    json_decref(both);
     return st;
 }
 
@@ -196,12 +233,12 @@ enum status rope_config_read_local(const char *where, const json_t *json, const 
                                    double theta, struct model_config *c)
 {
     struct rope_config *r = &c->ropes[1];
-    const json_t *both = json_object_get(json, "rope_parameters");
     struct rope_source s = {where, "rope_parameters", json, NULL};
     enum status st = ST_OK;
     r->theta = theta;
-    CHECK(json_get_double(where, json, key, 1.0, 1e12, &r->theta));
-    if (json_has(both, "sliding_attention")) CHECK(find_object(&s, "sliding_attention"));
+    if (key) CHECK(json_get_double(where, json, key, 1.0, 1e12, &r->theta));
+    CHECK(find_object(where, json, s.key, &s.object));
+    CHECK(find_object(where, s.object, "sliding_attention", &s.object));
     CHECK(read_rope(&s, c, r));
     c->n_ropes = 2;
     for (int l = 0; l < c->n_layers; l++)

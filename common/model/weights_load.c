@@ -166,6 +166,22 @@ static enum status check_extra(const struct weights *w, const struct safetensors
     return ST_OK;
 }
 
+// A folder whose head is the embeddings may have it beside them, if it is the same.
+static enum status check_tied_head(const struct weights *w, const struct safetensors *set)
+{
+    const char *const *names = w->config->family->names;
+    if (!w->config->tie_embeddings) return ST_OK;
+    const struct safetensors_entry *head = find_tensor(w, set, names[ROLE_HEAD]),
+                                   *embed = find_tensor(w, set, names[ROLE_EMBED]);
+    if (!head || (head->dt == embed->dt && head->bytes == embed->bytes &&
+                  memcmp(head->data, embed->data, embed->bytes) == 0))
+        return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "%s: tie_word_embeddings is true, but %s is not %s; say false in "
+                       "config.json to take that head, or leave it out of the folder",
+                       head->file, names[ROLE_HEAD], names[ROLE_EMBED]);
+}
+
 enum status weights_check_set(const struct weights *w, const struct safetensors *set,
                               const char *where)
 {
@@ -184,6 +200,7 @@ static enum status open_tensors(const struct weights *w, const char *folder,
     CHECK(safetensors_open(folder, &set));
     CHECK(weights_check_set(w, set, folder));
     CHECK(check_extra(w, set));
+    CHECK(check_tied_head(w, set));
     *ret = set;
     set = NULL;
 out:

@@ -8,30 +8,49 @@
 #define MAX_TOKENS 1024
 #define BLOCK      4
 
-void reference_open(const char *folder, const char *device, struct reference *ret)
+enum status reference_build(const char *folder, json_t *config, int max_tokens,
+                            struct reference *ret)
 {
     void *arena;
-    memset(ret, 0, sizeof *ret);
+    enum status st = ST_OK;
     ret->adapter = -1;
-    assert_ok(device_open(device, &ret->dev));
-    assert_ok(model_config_load(folder, &ret->config));
-    assert_ok(weights_plan(ret->config, device_default_dtype(ret->dev), &ret->weights));
-    assert_ok(device_alloc(ret->dev, ret->weights->bytes, &arena));
+    if (config)
+        CHECK(model_config_from_json("config.json", config, &ret->config));
+    else
+        CHECK(model_config_load(folder, &ret->config));
+    CHECK(weights_plan(ret->config, device_default_dtype(ret->dev), &ret->weights));
+    CHECK(device_alloc(ret->dev, ret->weights->bytes, &arena));
     device_fill(ret->dev, arena, 0, ret->weights->bytes); // padding, as shared memory has it
     weights_bind(ret->weights, arena);
-    assert_ok(weights_load(ret->weights, ret->dev, folder));
-    assert_ok(model_new(ret->dev, ret->config, ret->weights, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS,
-                        &ret->model));
-    assert_ok(batch_new(ret->dev, MAX_TOKENS, 8, MAX_TOKENS / BLOCK, MAX_TOKENS, &ret->batch));
+    CHECK(weights_load(ret->weights, ret->dev, folder));
+    CHECK(model_new(ret->dev, ret->config, ret->weights, max_tokens, max_tokens, max_tokens,
+                    &ret->model));
+    CHECK(batch_new(ret->dev, max_tokens, 8, max_tokens / BLOCK, max_tokens, &ret->batch));
+out:
+    if (st != ST_OK) reference_release(ret);
+    return st;
 }
 
-void reference_close(struct reference *r)
+void reference_open(const char *folder, const char *device, struct reference *ret)
+{
+    memset(ret, 0, sizeof *ret);
+    assert_ok(device_open(device, &ret->dev));
+    assert_ok(reference_build(folder, NULL, MAX_TOKENS, ret));
+}
+
+void reference_release(struct reference *r)
 {
     batch_free(r->batch);
     model_free(r->model);
     if (r->weights) device_release(r->dev, r->weights->base);
     weights_free(r->weights);
     model_config_free(r->config);
+    *r = (struct reference){.dev = r->dev};
+}
+
+void reference_close(struct reference *r)
+{
+    reference_release(r);
     device_free(r->dev);
     memset(r, 0, sizeof *r);
 }

@@ -16,6 +16,11 @@ struct reference {
 
 void reference_open(const char *folder, const char *device, struct reference *ret);
 void reference_close(struct reference *r);
+// The same on a device that is open (ret->dev; the rest zero), of a config.json that may be another
+// than the folder's (NULL: that), for sequences of up to max_tokens. A failure leaves nothing.
+enum status reference_build(const char *folder, json_t *config, int max_tokens,
+                            struct reference *ret);
+void reference_release(struct reference *r); // all but the device
 
 // Logits of every row of ids: ret (n, vocab).
 void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret);
