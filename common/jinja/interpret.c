@@ -86,112 +86,88 @@ static struct value render_captured(struct run *r, struct scope *scope,
 
 // ---- calls of macros ----------------------------------------------------------------------------
 
-struct macro_call {
-    struct run *run;
-    const struct macro *macro;
-    struct list positional;
-    struct dict named;   // those that nobody has taken yet
-    struct scope *scope; // of the call; a macro defined in it may keep it
-};
-
-static struct value take_named(struct macro_call *c, const struct string *name)
+static struct value take_named(struct run *r, struct dict *named, const struct string *name)
 {
-    struct dict_entry *e = entry_named(c->run, &c->named, name);
+    struct dict_entry *e = entry_named(r, named, name);
     if (!e) return MISSING;
     struct value value = e->value;
-    memmove(e, e + 1, (size_t)(c->named.entries + c->named.n-- - e - 1) * sizeof *e);
+    memmove(e, e + 1, (size_t)(named->entries + named->n-- - e - 1) * sizeof *e);
     return value;
 }
 
-static void set(struct macro_call *c, const char *name, struct value value)
+// A default may speak of the parameters before it.
+static void bind_parameters(struct run *r, struct scope *scope, const struct node_list *list,
+                            struct list positional, struct dict *named)
 {
-    scope_set(c->run, c->scope, string_of(&c->run->arena, name).string, value);
-}
-
-// What a parameter is where it was not given; a default may speak of the parameters before it.
-static struct value default_of(struct macro_call *c, const struct named_node *p)
-{
-    if (p->value) return evaluate(c->run, c->scope, p->value);
-    return undefined_because(c->run, "parameter '%.*s' was not provided", SHOWN(p->name.string));
-}
-
-static void bind_parameters(struct macro_call *c)
-{
-    const struct named_list *list = &c->macro->node->macro->parameters;
-    struct value *bound = arena_array(&c->run->arena, list->n, sizeof *bound);
+    struct value *bound = arena_array(&r->arena, list->n, sizeof *bound);
     for (size_t i = 0; i < list->n; i++)
-        bound[i] = i < c->positional.n ? c->positional.items[i]
-                                       : take_named(c, list->items[i].name.string);
+        bound[i] = i < positional.n ? positional.items[i]
+                                    : take_named(r, named, list->nodes[i]->value.string);
     for (size_t i = 0; i < list->n; i++) {
-        const struct named_node *p = &list->items[i];
-        if (!given(bound[i])) bound[i] = default_of(c, p);
-        scope_set(c->run, c->scope, p->name.string, bound[i]);
+        const struct node *p = list->nodes[i];
+        if (!given(bound[i]))
+            bound[i] = p->a ? evaluate(r, scope, p->a)
+                            : undefined_because(r, "parameter '%.*s' was not provided",
+                                                SHOWN(p->value.string));
+        scope_set(r, scope, p->value.string, bound[i]);
     }
 }
 
-static void bind_caller(struct macro_call *c)
-{
-    struct value caller = take_named(c, string_of(&c->run->arena, "caller").string);
-    if (!given(caller) || caller.kind == V_NONE)
-        caller = undefined_because(c->run, "No caller defined");
-    set(c, "caller", caller);
-}
-
-static void bind_kwargs(struct macro_call *c)
-{
-    struct value kwargs = dict_new(&c->run->arena, 0);
-    *kwargs.dict = c->named;
-    c->named.n = 0;
-    set(c, "kwargs", kwargs);
-}
-
-static void bind_varargs(struct macro_call *c)
-{
-    size_t n = c->macro->node->macro->parameters.n;
-    struct list more = {.n = 0};
-    if (c->positional.n > n)
-        more = (struct list){.items = c->positional.items + n, .n = c->positional.n - n};
-    set(c, "varargs", list_of(&c->run->arena, V_TUPLE, more));
-}
-
 // What was given and nobody took.
-static void check_remaining(const struct macro_call *c)
+static void check_remaining(struct run *r, const struct node *macro, struct list positional,
+                            const struct dict *named)
 {
     static const struct string anonymous = {"caller", 6, 6, false};
-    const struct node *node = c->macro->node;
-    const struct macro_node *m = node->macro;
-    const struct string *name = node->kind == N_MACRO ? node->value.string : &anonymous;
-    if (c->named.n > 0 && value_is(c->named.entries[0].key, "caller"))
-        fail(c->run,
+    const struct string *name = macro->kind == N_MACRO ? macro->value.string : &anonymous;
+    if (named->n > 0 && value_is(named->entries[0].key, "caller"))
+        fail(r,
              "macro '%.*s' was invoked with two values for the special caller argument. This "
              "is most likely a bug.",
              SHOWN(name));
-    if (c->named.n > 0)
-        fail(c->run, "macro '%.*s' takes no keyword argument '%.*s'", SHOWN(name),
-             SHOWN(c->named.entries[0].key.string));
-    if (!m->uses[EXTRA_VARARGS] && c->positional.n > m->parameters.n)
-        fail(c->run, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name),
-             m->parameters.n);
+    if (named->n > 0)
+        fail(r, "macro '%.*s' takes no keyword argument '%.*s'", SHOWN(name),
+             SHOWN(named->entries[0].key.string));
+    if (!(macro->op & USES_VARARGS) && positional.n > macro->others.n)
+        fail(r, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name), macro->others.n);
 }
 
+static void set_extra(struct run *r, struct scope *scope, const char *name, struct value value)
+{
+    scope_set(r, scope, string_of(&r->arena, name).string, value);
+}
+
+// Arguments are bound to parameters, and to the three that a body may ask for without naming them:
+// caller, kwargs, varargs.
 static struct value macro_call(struct run *r, const struct macro *macro,
                                const struct arguments *arguments)
 {
-    const struct macro_node *m = macro->node->macro;
-    struct macro_call c = {
-        .run = r,
-        .macro = macro,
-        .positional = arguments->positional,
-        .named = arguments->named, // of this call alone
-        .scope = scope_new(r, macro->scope),
-    };
+    const struct node *node = macro->node;
+    struct list positional = arguments->positional;
+    struct dict named = arguments->named;             // those that nobody has taken yet
+    struct scope *scope = scope_new(r, macro->scope); // a macro defined in it may keep it
     run_deeper(r);
-    bind_parameters(&c);
-    if (m->uses[EXTRA_CALLER]) bind_caller(&c);
-    if (m->uses[EXTRA_KWARGS]) bind_kwargs(&c);
-    check_remaining(&c);
-    if (m->uses[EXTRA_VARARGS]) bind_varargs(&c);
-    struct value text = render_captured(r, c.scope, &macro->node->body);
+    bind_parameters(r, scope, &node->others, positional, &named);
+    if (node->op & USES_CALLER) {
+        struct value caller = take_named(r, &named, string_of(&r->arena, "caller").string);
+        if (!given(caller) || caller.kind == V_NONE)
+            caller = undefined_because(r, "No caller defined");
+        set_extra(r, scope, "caller", caller);
+    }
+    if (node->op & USES_KWARGS) {
+        struct value kwargs = dict_new(&r->arena, 0);
+        *kwargs.dict = named;
+        named.n = 0;
+        set_extra(r, scope, "kwargs", kwargs);
+    }
+    check_remaining(r, node, positional, &named);
+    if (node->op & USES_VARARGS) {
+        struct list more = {.n = 0};
+        if (positional.n > node->others.n)
+            more = (struct list){.items = positional.items + node->others.n,
+                                 .n = positional.n - node->others.n};
+        set_extra(r, scope, "varargs", list_of(&r->arena, V_TUPLE, more));
+    }
+    struct value text = render_captured(r, scope, &node->body);
     r->depth--;
     return text;
 }
@@ -381,15 +357,15 @@ static void add_named(struct run *r, struct dict *named, struct value name, stru
     dict_append(&r->arena, named, name, value);
 }
 
-static void evaluate_named(struct run *r, struct scope *scope, const struct call_node *call,
+static void evaluate_named(struct run *r, struct scope *scope, const struct node *call,
                            struct value caller, struct dict *named)
 {
-    for (size_t i = 0; i < call->keywords.n; i++)
-        add_named(r, named, call->keywords.items[i].name,
-                  evaluate(r, scope, call->keywords.items[i].value));
+    for (size_t i = 0; i < call->others.n; i++)
+        add_named(r, named, call->others.nodes[i]->value,
+                  evaluate(r, scope, call->others.nodes[i]->a));
     if (given(caller)) add_named(r, named, string_of(&r->arena, "caller"), caller);
-    if (!call->star_star) return;
-    struct value more = evaluate(r, scope, call->star_star);
+    if (!call->c) return;
+    struct value more = evaluate(r, scope, call->c);
     if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
     for (size_t i = 0; i < more.dict->n; i++) {
         if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
@@ -397,18 +373,17 @@ static void evaluate_named(struct run *r, struct scope *scope, const struct call
     }
 }
 
-// `call` NULL: no arguments. `caller`: of a call block, V_MISSING: none.
+// Of a call, a filter or a test. `caller`: of a call block, V_MISSING: none.
 static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
-                                           const struct call_node *call, struct value caller)
+                                           const struct node *call, struct value caller)
 {
     struct arguments arguments = {.named.n = 0};
-    if (!call) return arguments;
-    struct value given_ones = evaluate_nodes(r, scope, V_LIST, &call->positional);
-    arguments.positional = *given_ones.list;
-    if (call->star) {
-        struct list more = value_items(r, evaluate(r, scope, call->star));
-        struct value rest = list_of(&r->arena, V_LIST, more);
-        arguments.positional = *arithmetic(r, T_ADD, given_ones, rest).list;
+    struct list *positional = &arguments.positional;
+    if (call->items.n > 0) *positional = *evaluate_nodes(r, scope, V_LIST, &call->items).list;
+    if (call->b) {
+        struct value first = list_of(&r->arena, V_LIST, *positional);
+        struct list more = value_items(r, evaluate(r, scope, call->b));
+        *positional = *arithmetic(r, T_ADD, first, list_of(&r->arena, V_LIST, more)).list;
     }
     evaluate_named(r, scope, call, caller, &arguments.named);
     return arguments;
@@ -418,7 +393,7 @@ static struct value evaluate_call(struct run *r, struct scope *scope, const stru
                                   struct value caller)
 {
     struct value function = evaluate(r, scope, node->a);
-    struct arguments arguments = evaluate_arguments(r, scope, node->call, caller);
+    struct arguments arguments = evaluate_arguments(r, scope, node, caller);
     return call_value(r, function, &arguments);
 }
 
@@ -426,7 +401,7 @@ static struct value evaluate_call(struct run *r, struct scope *scope, const stru
 static struct value evaluate_builtin(struct run *r, struct scope *scope, const struct node *node,
                                      struct value input)
 {
-    struct arguments arguments = evaluate_arguments(r, scope, node->call, MISSING);
+    struct arguments arguments = evaluate_arguments(r, scope, node, MISSING);
     if (!node->function)
         fail(r, "No %s named '%.*s'.", node->kind == N_FILTER ? "filter" : "test",
              SHOWN(node->value.string));

@@ -445,18 +445,17 @@ static bool is_forbidden(struct value of, const struct string *name)
     return string_word(name, forbidden) >= 0;
 }
 
-static struct value macro_attribute(struct run *r, const struct macro *macro,
+static struct value macro_attribute(struct run *r, const struct node *macro,
                                     const struct string *name)
 {
-    const struct macro_node *m = macro->node->macro;
-    const struct named_list *parameters = &m->parameters;
-    if (string_is(name, "name")) return macro->node->kind == N_MACRO ? macro->node->value : NONE;
-    if (string_is(name, "caller")) return value_bool(m->uses[EXTRA_CALLER]);
-    if (string_is(name, "catch_kwargs")) return value_bool(m->uses[EXTRA_KWARGS]);
-    if (string_is(name, "catch_varargs")) return value_bool(m->uses[EXTRA_VARARGS]);
+    const struct node_list *parameters = &macro->others;
+    if (string_is(name, "name")) return macro->kind == N_MACRO ? macro->value : NONE;
+    if (string_is(name, "caller")) return value_bool(macro->op & USES_CALLER);
+    if (string_is(name, "catch_kwargs")) return value_bool(macro->op & USES_KWARGS);
+    if (string_is(name, "catch_varargs")) return value_bool(macro->op & USES_VARARGS);
     if (!string_is(name, "arguments")) return MISSING;
     struct value names = list_new(&r->arena, V_TUPLE, parameters->n);
-    for (size_t i = 0; i < parameters->n; i++) names.list->items[i] = parameters->items[i].name;
+    for (size_t i = 0; i < parameters->n; i++) names.list->items[i] = parameters->nodes[i]->value;
     return names;
 }
 
@@ -467,7 +466,7 @@ static struct value own_attribute(struct run *r, struct value of, const struct s
     case V_LOOP:
         return loop_attribute(of.loop, name);
     case V_MACRO:
-        return macro_attribute(r, of.macro, name);
+        return macro_attribute(r, of.macro->node, name);
     case V_NAMESPACE:
         return dict_find(r, of.dict, value_string(name));
     case V_TUPLE:

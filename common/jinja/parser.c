@@ -8,10 +8,10 @@
 
 struct parser {
     struct arena *arena;
-    struct token *token;             // the current one; the stream ends on T_END
-    int depth;                       // of MAX_NESTING
-    int n_loops;                     // around, within the same function: for break and continue
-    struct macro_node *function[64]; // around, the innermost last
+    struct token *token;       // the current one; the stream ends on T_END
+    int depth;                 // of MAX_NESTING
+    int n_loops;               // around, within the same function: for break and continue
+    struct node *function[64]; // macros around, the innermost last
     int n_functions;
     const char *ends; // tags that may end the block being read, as errors name them; NULL: none
     const struct node *unknown; // a filter or test that is not there, outside of any condition
@@ -116,52 +116,50 @@ static void node_add(struct parser *p, struct node_list *list, struct node *node
     list->nodes[list->n++] = node;
 }
 
-// A name, at the current token, and behind a "=" its value.
-static void named_add(struct parser *p, struct named_list *list)
+// A name, at the current token, and behind a "=" its value; no two have the same name.
+static void named_add(struct parser *p, struct node_list *list)
 {
-    const struct token *name = parse_expect(p, T_NAME);
-    struct node *value = skip_token(p, T_ASSIGN) ? parse_expression(p) : NULL;
+    struct node *node = node_new(p, N_NAMED);
+    node->value = parse_expect(p, T_NAME)->value;
+    if (skip_token(p, T_ASSIGN)) node->a = parse_expression(p);
     for (size_t i = 0; i < list->n; i++)
-        if (string_equal(list->items[i].name.string, name->value.string))
-            place_fail(p->arena, name->line, name->column, "the name '%.*s' is given twice",
-                       SHOWN(name->value.string));
-    list->items = arena_room(p->arena, list->items, list->n, &list->cap, sizeof *list->items);
-    list->items[list->n++] = (struct named_node){name->value, value};
+        if (string_equal(list->nodes[i]->value.string, node->value.string))
+            place_fail(p->arena, node->line, node->column, "the name '%.*s' is given twice",
+                       SHOWN(node->value.string));
+    node_add(p, list, node);
 }
 
 // ---- what expressions are made of: literals, names, and what may follow them --------------------
 
 // ---- calls --------------------------------------------------------------------------------------
 
-static void parse_argument(struct parser *p, struct call_node *call)
+static void parse_argument(struct parser *p, struct node *call)
 {
-    bool closed = call->star || call->star_star;
+    bool closed = call->b || call->c;
     if (!closed && skip_token(p, T_MUL))
-        call->star = parse_expression(p);
-    else if (!call->star_star && skip_token(p, T_POW))
-        call->star_star = parse_expression(p);
-    else if (p->token->type == T_NAME && p->token[1].type == T_ASSIGN && !call->star_star)
-        named_add(p, &call->keywords);
-    else if (closed || call->keywords.n > 0)
+        call->b = parse_expression(p);
+    else if (!call->c && skip_token(p, T_POW))
+        call->c = parse_expression(p);
+    else if (p->token->type == T_NAME && p->token[1].type == T_ASSIGN && !call->c)
+        named_add(p, &call->others);
+    else if (closed || call->others.n > 0)
         parse_fail(p, "invalid syntax for function call expression");
     else
-        node_add(p, &call->positional, parse_expression(p));
+        node_add(p, &call->items, parse_expression(p));
 }
 
-static struct call_node *parse_arguments(struct parser *p)
+static void parse_arguments(struct parser *p, struct node *call)
 {
-    struct call_node *call = arena_alloc(p->arena, sizeof *call);
     parse_expect(p, T_LPAREN);
     for (bool first = true; parse_more(p, T_RPAREN, first, true); first = false)
         parse_argument(p, call);
     parse_expect(p, T_RPAREN);
-    return call;
 }
 
 static struct node *parse_call(struct parser *p, struct node *function)
 {
     struct node *node = node_pair(p, N_CALL, 0, function, NULL);
-    node->call = parse_arguments(p);
+    parse_arguments(p, node);
     return node;
 }
 
@@ -184,7 +182,7 @@ static struct node *parse_filters(struct parser *p, struct node *input, bool fir
         node->value = parse_filter_name(p);
         node->function = builtin_find(p->builtins, FILTER, node->value.string);
         if (!node->function) p->unknown = node;
-        if (p->token->type == T_LPAREN) node->call = parse_arguments(p);
+        if (p->token->type == T_LPAREN) parse_arguments(p, node);
         input = node;
     }
     return input;
@@ -209,11 +207,10 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     node->function = builtin_find(p->builtins, TEST, node->value.string);
     if (!node->function) p->unknown = node;
     if (p->token->type == T_LPAREN) {
-        node->call = parse_arguments(p);
+        parse_arguments(p, node);
     } else if (begins_argument(p)) {
         if (token_is(p, "is")) parse_fail(p, "You cannot chain multiple tests with is");
-        node->call = arena_alloc(p->arena, sizeof *node->call);
-        node_add(p, &node->call->positional, parse_postfix(p, parse_primary(p)));
+        node_add(p, &node->items, parse_postfix(p, parse_primary(p)));
     }
     return negated ? node_pair(p, N_NOT, 0, node, NULL) : node;
 }
@@ -302,7 +299,7 @@ static struct node *parse_postfix(struct parser *p, struct node *node)
 static void note_use(struct parser *p, struct value name)
 {
     int extra = string_word(name.string, MACRO_EXTRAS);
-    for (int i = 0; extra >= 0 && i < p->n_functions; i++) p->function[i]->uses[extra] = true;
+    for (int i = 0; extra >= 0 && i < p->n_functions; i++) p->function[i]->op |= 1 << extra;
 }
 
 static struct node *parse_name(struct parser *p)
@@ -691,18 +688,14 @@ static void parse_loop_control(struct parser *p, struct node *node)
 
 // ---- macros -------------------------------------------------------------------------------------
 
-static void add_parameter(struct parser *p, struct named_list *list)
-{
-    named_add(p, list);
-    if (list->n > 1 && !list->items[list->n - 1].value && list->items[list->n - 2].value)
-        parse_fail(p, "non-default argument follows default argument");
-}
-
-static void parse_parameters(struct parser *p, struct macro_node *macro)
+static void parse_parameters(struct parser *p, struct node_list *list)
 {
     parse_expect(p, T_LPAREN);
-    while (parse_more(p, T_RPAREN, macro->parameters.n == 0, false))
-        add_parameter(p, &macro->parameters);
+    while (parse_more(p, T_RPAREN, list->n == 0, false)) {
+        named_add(p, list);
+        if (list->n > 1 && !list->nodes[list->n - 1]->a && list->nodes[list->n - 2]->a)
+            parse_fail(p, "non-default argument follows default argument");
+    }
     p->token++;
 }
 
@@ -712,29 +705,27 @@ static void parse_function_body(struct parser *p, const char *end, struct node *
     const int max = (int)(sizeof p->function / sizeof *p->function);
     int n_loops = p->n_loops;
     if (p->n_functions == max) parse_fail(p, "macros are nested deeper than %d levels", max);
-    p->function[p->n_functions++] = node->macro;
+    p->function[p->n_functions++] = node;
     p->n_loops = 0;
     parse_whole_body(p, end, node);
     p->n_loops = n_loops;
     p->n_functions--;
-    for (size_t i = 0; i < node->macro->parameters.n; i++) {
-        int extra = string_word(node->macro->parameters.items[i].name.string, MACRO_EXTRAS);
-        if (extra >= 0) node->macro->uses[extra] = false;
+    for (size_t i = 0; i < node->others.n; i++) {
+        int extra = string_word(node->others.nodes[i]->value.string, MACRO_EXTRAS);
+        if (extra >= 0) node->op &= ~(1 << extra);
     }
 }
 
 static void parse_macro(struct parser *p, struct node *node)
 {
     node->value = parse_expect(p, T_NAME)->value;
-    node->macro = arena_alloc(p->arena, sizeof *node->macro);
-    parse_parameters(p, node->macro);
+    parse_parameters(p, &node->others);
     parse_function_body(p, "endmacro", node);
 }
 
 static void parse_call_block(struct parser *p, struct node *node)
 {
-    node->macro = arena_alloc(p->arena, sizeof *node->macro);
-    if (p->token->type == T_LPAREN) parse_parameters(p, node->macro);
+    if (p->token->type == T_LPAREN) parse_parameters(p, &node->others);
     node->a = parse_expression(p);
     if (node->a->kind != N_CALL) place_fail(p->arena, node->line, node->column, "expected call");
     parse_function_body(p, "endcall", node);
@@ -759,7 +750,6 @@ static void parse_print(struct parser *p, struct node *node)
 // made of its body.
 static void parse_generation(struct parser *p, struct node *node)
 {
-    node->macro = arena_alloc(p->arena, sizeof *node->macro);
     parse_function_body(p, "endgeneration", node);
 }
 

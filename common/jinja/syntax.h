@@ -83,9 +83,10 @@ enum node_kind {
     N_ATTRIBUTE, // a.value
     N_ITEM,      // a[b]
     N_SLICE,     // a[items[0]:items[1]:items[2]], each may be NULL
-    N_CALL,      // a(call)
-    N_FILTER,    // a|value(call)
-    N_TEST,      // a is value(call)
+    N_CALL,      // a(items, others: N_NAMED, *b, **c); b and c may be NULL
+    N_FILTER,    // a|value(the same)
+    N_TEST,      // a is value(the same)
+    N_NAMED,     // value: its name; a, NULL: of a parameter without a default
     N_NOT,       // a
     N_SIGN,      // op a: T_ADD, T_SUB
     N_LOGIC,     // a op b: OP_AND, OP_OR
@@ -104,8 +105,8 @@ enum node_kind {
     N_BRANCH,     // a: its test, NULL for else; body
     N_FOR,        // for a in b if c; body, items: the else branch; op: recursive
     N_SET,        // a = b
-    N_MACRO,      // value: its name; macro, body
-    N_CALL_BLOCK, // a: the call; macro: of the body
+    N_MACRO,      // value: its name; others: parameters, N_NAMED; op: what body uses; body
+    N_CALL_BLOCK, // a: the call; others, op, body: of the macro that it makes
     N_WITH,       // items = others, body; without items a scope alone
     N_BLOCK,      // body, which sees the template's own variables only
     N_BREAK,
@@ -118,27 +119,9 @@ struct node_list {
     size_t n, cap;
 };
 
-struct named_node {
-    struct value name;
-    struct node *value; // of a macro's parameter: its default, NULL: none
-};
-struct named_list { // no two have the same name
-    struct named_node *items;
-    size_t n, cap;
-};
-
-struct call_node {
-    struct node_list positional;
-    struct named_list keywords;
-    struct node *star, *star_star; // *a, **a; NULL: none
-};
-
-struct macro_node {
-    struct named_list parameters;
-    bool uses[3]; // which of MACRO_EXTRAS the body asks for that are not among its parameters
-};
+// What a macro's body may ask for beyond its parameters, and bits of those that it does ask for.
 #define MACRO_EXTRAS "caller kwargs varargs"
-enum { EXTRA_CALLER, EXTRA_KWARGS, EXTRA_VARARGS };
+enum { USES_CALLER = 1, USES_KWARGS = 2, USES_VARARGS = 4 };
 
 // Operators are token types, and these.
 enum { OP_IN = T_SEMICOLON + 1, OP_NOT_IN, OP_AND, OP_OR };
@@ -150,9 +133,7 @@ struct node {
     struct value value;
     struct node *a, *b, *c;
     struct node_list items, others, body;
-    struct call_node *call;
     const struct builtin *function; // of N_FILTER, N_TEST; NULL: there is none of that name
-    struct macro_node *macro;
 };
 
 // `builtins`: tables of filters and tests, up to a NULL.
