@@ -97,7 +97,7 @@ BUILTIN(first)
 
 BUILTIN(last)
 {
-    if (!value_has_length(c->v[0]) || c->v[0].kind == V_LOOP)
+    if (!of_kinds(c->v[0], SIZED) || c->v[0].kind == V_LOOP)
         fail(r, "'%s' object is not reversible", value_type(c->v[0]));
     struct list items = value_items(r, c->v[0]);
     return items.n ? items.items[items.n - 1]
@@ -118,7 +118,7 @@ BUILTIN(reverse)
 {
     const struct value backwards[3] = {NONE, NONE, value_int(-1)};
     if (c->v[0].kind == V_STRING) return get_slice(r, c->v[0], backwards);
-    if (!value_is_iterable(c->v[0])) type_fail(r, "argument must be iterable", c->v[0]);
+    if (!of_kinds(c->v[0], ITERABLES)) type_fail(r, "argument must be iterable", c->v[0]);
     struct list items = items_copy(r, c->v[0]);
     items_reverse(items);
     return c->v[0].kind == V_ITERATOR ? list_of(&r->arena, V_LIST, items)
@@ -465,8 +465,6 @@ BUILTIN(loop_cycle)
 // ---- tests: what may stand behind `is` ----------------------------------------------------------
 
 // which: a set of kinds
-#define KIND(k) (1 << (k))
-
 BUILTIN(is_of_kind)
 {
     return value_bool(c->function->which >> c->v[0].kind & 1);
@@ -671,16 +669,9 @@ BUILTIN(attr)
     return undefined_item(r, c->v[0], c->v[1]); // an item is not an attribute
 }
 
-#define NUMBERS (KIND(V_BOOL) | KIND(V_INT) | KIND(V_FLOAT))
-#define SEQUENCES                                                                                  \
-    (KIND(V_UNDEFINED) | KIND(V_STRING) | KIND(V_LIST) | KIND(V_TUPLE) | KIND(V_DICT) |            \
-     KIND(V_RANGE))
-#define ITERABLES                                                                                  \
-    (SEQUENCES | KIND(V_KEYS) | KIND(V_VALUES) | KIND(V_ITEMS) | KIND(V_LOOP) | KIND(V_ITERATOR))
 #define CALLABLES                                                                                  \
     (KIND(V_MACRO) | KIND(V_FUNCTION) | KIND(V_METHOD) | KIND(V_JOINER) | KIND(V_LOOP) |           \
      KIND(V_UNDEFINED))
-#define LISTS (METHOD(V_LIST) | METHOD(V_TUPLE) | METHOD(V_RANGE))
 
 const struct builtin value_builtins[] = {
     {FILTER, "default d", default_value, 0, "default_value boolean", 0},
@@ -706,15 +697,15 @@ const struct builtin value_builtins[] = {
     {FILTER, "max", extreme, T_GT, "case_sensitive attribute", 0},
     {FILTER, "unique", unique, 0, "~case_sensitive attribute", 0},
     {FILTER, "groupby", groupby, 0, "attribute default case_sensitive", 1},
-    {LISTS, "count", count, 0, "/value", 1},
-    {LISTS, "index", index_of, 0, "/value start stop", 1},
-    {METHOD(V_LIST) | METHOD(V_DICT), "copy", copy, 0, "", 0},
+    {METHODS(PLACES & ~KIND(V_STRING)), "count", count, 0, "/value", 1},
+    {METHODS(PLACES & ~KIND(V_STRING)), "index", index_of, 0, "/value start stop", 1},
+    {METHODS(KIND(V_LIST) | KIND(V_DICT)), "copy", copy, 0, "", 0},
     {METHOD(V_DICT), "get", get, 0, "/key default", 1},
     {METHOD(V_DICT), "items", view, V_ITEMS, "", 0},
     {METHOD(V_DICT), "keys", view, V_KEYS, "", 0},
     {METHOD(V_DICT), "values", view, V_VALUES, "", 0},
     {METHOD(V_FLOAT), "is_integer", is_integer, 0, "", 0},
-    {METHOD(V_INT) | METHOD(V_BOOL), "bit_length", bit_length, 0, "", 0},
+    {METHODS(KIND(V_INT) | KIND(V_BOOL)), "bit_length", bit_length, 0, "", 0},
     {METHOD(V_CYCLER), "next", next, 0, "", 0},
     {METHOD(V_CYCLER), "reset", reset, 0, "", 0},
     {TEST, "defined", is_defined, 0, "", 0},
@@ -729,7 +720,7 @@ const struct builtin value_builtins[] = {
     {TEST, "string", is_of_kind, KIND(V_STRING), "", 0},
     {TEST, "mapping", is_of_kind, KIND(V_DICT), "", 0},
     {TEST, "iterable", is_of_kind, ITERABLES, "", 0},
-    {TEST, "sequence", is_of_kind, SEQUENCES, "", 0},
+    {TEST, "sequence", is_of_kind, PLACES | KIND(V_UNDEFINED) | KIND(V_DICT), "", 0},
     {TEST, "escaped", is_escaped, 0, "", 0},
     {TEST, "callable", is_of_kind, CALLABLES, "", 0},
     {TEST, "sameas", is_same, 0, "other", 1},

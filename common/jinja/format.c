@@ -100,7 +100,7 @@ static void new_line(struct writer *w)
 static void put_key(struct writer *w, struct value key)
 {
     bool quoted = w->style->json && key.kind != V_STRING;
-    if (quoted && key.kind != V_NONE && !value_is_number(key))
+    if (quoted && key.kind != V_NONE && !of_kinds(key, NUMBERS))
         fail(w->run, "keys must be str, int, float, bool or None, not %s", value_type(key));
     run_puts(w->run, quoted ? "\"" : "");
     put_value(w, key);
@@ -186,7 +186,7 @@ static void put_python(struct writer *w, struct value v)
         run_puts(r, ">");
     } else if (v.kind == V_RANGE) {
         put_range(r, v.list->range);
-    } else if (value_is_list(v)) {
+    } else if (of_kinds(v, LISTS)) {
         run_puts(r, value_type(v));
         put_list(w, "([", "])", v.list);
     } else if (v.kind == V_LOOP) {
@@ -237,7 +237,7 @@ static void put_json(struct writer *w, struct value v)
         put_python(w, v);
     else if (v.kind == V_STRING)
         put_json_string(r, v.string, w->style->ensure_ascii);
-    else if (v.kind == V_LIST || v.kind == V_TUPLE)
+    else if (of_kinds(v, KIND(V_LIST) | KIND(V_TUPLE)))
         put_list(w, "[", "]", v.list);
     else if (v.kind == V_DICT)
         put_dict(w, v.dict);
@@ -543,7 +543,7 @@ static void put_percent_number(struct percent *p, struct field *f, struct value 
         f->fill[0] = '0';
         f->n_fill = 1;
     }
-    if (!value_is_number(v))
+    if (!of_kinds(v, NUMBERS))
         fail(p->run, "%%%c format: a real number is required, not %s", f->type, value_type(v));
     if (strchr("eEfFgG", f->type)) {
         put_real_field(p->run, f, value_as_double(v));
@@ -605,8 +605,8 @@ struct value format_percent(struct run *r, const struct string *format, struct v
         if (mark) put_percent(&p);
         run_steps(r, 1);
     }
-    bool may_remain = p.keyed || values.kind == V_DICT || values.kind == V_LIST ||
-                      values.kind == V_UNDEFINED || values.kind == V_RANGE;
+    bool may_remain = p.keyed || of_kinds(values, KIND(V_DICT) | KIND(V_LIST) | KIND(V_UNDEFINED) |
+                                                      KIND(V_RANGE));
     if (p.next < p.n && !may_remain)
         fail(r, "not all arguments converted during string formatting");
     return text_end(r, text, format->markup);
@@ -780,7 +780,7 @@ static void put_field(struct braces *b, const char *s, size_t n)
     struct field f = read_spec(b->run, s + spec + 1, s + n);
     if (v.kind == V_STRING)
         put_braces_text(b->run, f, v);
-    else if (value_is_number(v))
+    else if (of_kinds(v, NUMBERS))
         put_braces_number(b->run, f, v);
     else
         fail(b->run, "unsupported format string passed to %s.__format__", value_type(v));

@@ -56,7 +56,7 @@ static void scope_assign(struct run *r, struct scope *scope, const struct node *
 {
     if (target->kind == N_TUPLE) {
         size_t want = target->items.n;
-        if (!value_is_iterable(value))
+        if (!of_kinds(value, ITERABLES))
             fail(r, "cannot unpack non-iterable %s object", value_type(value));
         struct list items = value_items(r, value);
         if (items.n < want)

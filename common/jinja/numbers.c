@@ -148,22 +148,17 @@ static struct value add_lists(struct run *r, struct value a, struct value b)
     return list_of(&r->arena, a.kind, (struct list){.items = both, .n = a.list->n + b.list->n});
 }
 
-static bool is_sequence(struct value v)
-{
-    return v.kind == V_STRING || v.kind == V_LIST || v.kind == V_TUPLE;
-}
-
 struct value arithmetic(struct run *r, int op, struct value a, struct value b)
 {
     int64_t x, y;
     if (value_as_int(a, &x) && value_as_int(b, &y)) return on_integers(r, op, x, y);
-    if (value_is_number(a) && value_is_number(b))
+    if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS))
         return value_float(on_floats(r, op, value_as_double(a), value_as_double(b)));
     if (op == T_MOD && a.kind == V_STRING) return format_percent(r, a.string, b);
     if (op == T_ADD && a.kind == V_STRING && b.kind == V_STRING) return add_strings(r, a, b);
-    if (op == T_ADD && a.kind == b.kind && is_sequence(a)) return add_lists(r, a, b);
-    if (op == T_MUL && is_sequence(a) && value_as_int(b, &y)) return value_repeat(r, a, y);
-    if (op == T_MUL && is_sequence(b) && value_as_int(a, &x)) return value_repeat(r, b, x);
+    if (op == T_ADD && a.kind == b.kind && of_kinds(a, SEQUENCES)) return add_lists(r, a, b);
+    if (op == T_MUL && of_kinds(a, SEQUENCES) && value_as_int(b, &y)) return value_repeat(r, a, y);
+    if (op == T_MUL && of_kinds(b, SEQUENCES) && value_as_int(a, &x)) return value_repeat(r, b, x);
     no_operator(r, op, a, b);
 }
 
@@ -269,7 +264,7 @@ BUILTIN(real)
     struct value v = c->v[0];
     double x;
     if (v.kind == V_UNDEFINED) undefined_fail(r, v);
-    if (value_is_number(v)) return value_float(value_as_double(v));
+    if (of_kinds(v, NUMBERS)) return value_float(value_as_double(v));
     if (v.kind == V_STRING && parse_float(r, v.string, &x)) return value_float(x);
     return given(c->v[1]) ? c->v[1] : value_float(0);
 }
@@ -279,7 +274,7 @@ BUILTIN(real)
 BUILTIN(absolute)
 {
     struct value v = c->v[0];
-    if (!value_is_number(v)) fail(r, "bad operand type for abs(): '%s'", value_type(v));
+    if (!of_kinds(v, NUMBERS)) fail(r, "bad operand type for abs(): '%s'", value_type(v));
     bool negative = value_as_double(v) < 0 || (v.kind == V_FLOAT && signbit(v.real));
     return arithmetic_sign(r, v, negative);
 }
@@ -292,7 +287,7 @@ BUILTIN(round_number)
     bool common = !given(c->v[2]) || value_is(c->v[2], "common"), up = value_is(c->v[2], "ceil");
     if (!common && !up && !value_is(c->v[2], "floor"))
         fail(r, "method must be common, ceil or floor");
-    if (!value_is_number(v)) fail(r, "type %s doesn't define __round__ method", value_type(v));
+    if (!of_kinds(v, NUMBERS)) fail(r, "type %s doesn't define __round__ method", value_type(v));
     if (!common) {
         double scale = pow(10, (double)digits), scaled = value_as_double(v) * scale;
         return value_float((up ? ceil(scaled) : floor(scaled)) / scale);
@@ -307,7 +302,8 @@ BUILTIN(filesizeformat)
     struct value v = c->v[0];
     bool two = arg_truth(c, 1, false);
     double base = two ? 1024 : 1000, unit = base * base, size;
-    if (v.kind != V_STRING && !value_is_number(v)) type_fail(r, "filesizeformat wants a number", v);
+    if (v.kind != V_STRING && !of_kinds(v, NUMBERS))
+        type_fail(r, "filesizeformat wants a number", v);
     if (v.kind != V_STRING)
         size = value_as_double(v);
     else if (!parse_float(r, v.string, &size))

@@ -75,26 +75,9 @@ struct value loop_attribute(struct loop *l, const struct string *name)
 
 // ---- what can be gone over ----------------------------------------------------------------------
 
-bool value_is_list(struct value v)
-{
-    return v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_KEYS || v.kind == V_VALUES ||
-           v.kind == V_ITEMS || v.kind == V_RANGE;
-}
-
-bool value_has_length(struct value v)
-{
-    return value_is_list(v) || v.kind == V_UNDEFINED || v.kind == V_STRING || v.kind == V_DICT ||
-           v.kind == V_LOOP;
-}
-
-bool value_is_iterable(struct value v)
-{
-    return value_has_length(v) || v.kind == V_ITERATOR;
-}
-
 int64_t value_length(struct run *r, struct value v)
 {
-    if (!value_has_length(v)) fail(r, "object of type '%s' has no len()", value_type(v));
+    if (!of_kinds(v, SIZED)) fail(r, "object of type '%s' has no len()", value_type(v));
     return v.kind == V_UNDEFINED ? 0
            : v.kind == V_STRING  ? (int64_t)v.string->n_chars
            : v.kind == V_DICT    ? (int64_t)v.dict->n
@@ -127,7 +110,7 @@ static struct list characters(struct run *r, const struct string *s)
 struct list value_items(struct run *r, struct value v)
 {
     if (v.kind == V_ITERATOR) return drain(r, v.iterator);
-    if (!value_has_length(v) || v.kind == V_LOOP)
+    if (!of_kinds(v, SIZED) || v.kind == V_LOOP)
         fail(r, "'%s' object is not iterable", value_type(v));
     run_steps(r, (size_t)value_length(r, v));
     if (v.kind == V_UNDEFINED) return (struct list){.n = 0};
@@ -209,11 +192,6 @@ struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step
 
 // ---- numbers and truth --------------------------------------------------------------------------
 
-bool value_is_number(struct value v)
-{
-    return v.kind == V_BOOL || v.kind == V_INT || v.kind == V_FLOAT;
-}
-
 bool value_as_int(struct value v, int64_t *ret)
 {
     if (v.kind != V_BOOL && v.kind != V_INT) return false;
@@ -230,8 +208,8 @@ double value_as_double(struct value v)
 bool value_truth(struct run *r, struct value v)
 {
     if (v.kind <= V_NONE) return false; // missing, undefined, none
-    if (value_is_number(v)) return value_as_double(v) != 0;
-    return !value_has_length(v) || value_length(r, v) != 0;
+    if (of_kinds(v, NUMBERS)) return value_as_double(v) != 0;
+    return !of_kinds(v, SIZED) || value_length(r, v) != 0;
 }
 
 // ---- equality -----------------------------------------------------------------------------------
@@ -279,7 +257,7 @@ bool value_equal(struct run *r, struct value a, struct value b)
     run_deeper(r);
     if (value_as_int(a, &x) && value_as_int(b, &y))
         equal = x == y;
-    else if (value_is_number(a) && value_is_number(b))
+    else if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS))
         equal = value_as_double(a) == value_as_double(b);
     else if (a.kind == b.kind)
         equal = equal_in_kind(r, a, b);
@@ -321,7 +299,7 @@ static bool compare_numbers(int op, struct value a, struct value b)
 
 static bool compare_order(struct run *r, int op, struct value a, struct value b)
 {
-    if (value_is_number(a) && value_is_number(b)) return compare_numbers(op, a, b);
+    if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS)) return compare_numbers(op, a, b);
     if (a.kind == V_STRING && b.kind == V_STRING)
         return holds(op, compare_strings(r, a.string, b.string));
     if (a.kind == b.kind && (a.kind == V_LIST || a.kind == V_TUPLE))
@@ -389,7 +367,7 @@ static bool value_in(struct run *r, struct value item, struct value in)
     if (in.kind == V_STRING) return in_string(r, item, in.string);
     if (in.kind == V_DICT) return find_entry(r, in.dict, item);
     if (in.kind == V_ITERATOR) return in_iterator(r, item, in.iterator);
-    if (!value_is_iterable(in)) fail(r, "argument of type '%s' is not iterable", value_type(in));
+    if (!of_kinds(in, ITERABLES)) fail(r, "argument of type '%s' is not iterable", value_type(in));
     struct list items = value_items(r, in);
     for (size_t i = 0; i < items.n; i++)
         if (value_equal(r, items.items[i], item)) return true;
@@ -508,11 +486,6 @@ struct value get_attribute(struct run *r, struct value of, const struct string *
 
 // ---- items --------------------------------------------------------------------------------------
 
-static bool has_places(struct value v)
-{
-    return v.kind == V_STRING || v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_RANGE;
-}
-
 static struct value character_at(struct run *r, const struct string *s, size_t i)
 {
     run_bytes(r, s->n_chars == s->n_bytes ? 1 : 4 * i);
@@ -537,7 +510,7 @@ struct value get_item(struct run *r, struct value of, struct value index)
     if (of.kind == V_UNDEFINED) undefined_fail(r, of);
     if (of.kind == V_DICT && index.kind != V_LIST && index.kind != V_DICT)
         v = dict_find(r, of.dict, index);
-    else if (has_places(of) && value_as_int(index, &i))
+    else if (of_kinds(of, PLACES) && value_as_int(index, &i))
         v = item_at(r, of, i);
     if (!given(v) && index.kind == V_STRING) v = python_attribute(r, of, index.string);
     return given(v) ? v : undefined_item(r, of, index);
@@ -589,7 +562,7 @@ struct value get_slice(struct run *r, struct value of, const struct value part[3
 {
     if (of.kind == V_UNDEFINED) undefined_fail(r, of);
     if (of.kind == V_DICT) fail(r, "unhashable type: 'slice'");
-    if (!has_places(of)) fail(r, "'%s' object is not subscriptable", value_type(of));
+    if (!of_kinds(of, PLACES)) fail(r, "'%s' object is not subscriptable", value_type(of));
     struct bounds b = slice_bounds(r, part, value_length(r, of));
     if (of.kind == V_STRING) return slice_string(r, of.string, &b);
     if (of.kind == V_RANGE) {

@@ -110,7 +110,8 @@ struct builtin {
 #define BUILTIN(name) static struct value name(UNUSED struct run *r, UNUSED const struct call *c)
 
 enum { FILTER = 1, TEST = 2, FUNCTION = 4 };
-#define METHOD(kind) (8 << (kind))
+#define METHODS(kinds) ((int)(kinds) << 3)
+#define METHOD(kind)   METHODS(KIND(kind))
 
 // Each file that has some has a table of them, which ends on a name NULL; which tables there are, a
 // rendering is told.
@@ -175,7 +176,6 @@ bool value_truth(struct run *r, struct value v);
 bool value_equal(struct run *r, struct value a, struct value b);
 // op: T_LT, T_LE, T_GT, T_GE, T_EQ, T_NE, OP_IN, OP_NOT_IN
 bool value_compare(struct run *r, int op, struct value a, struct value b);
-bool value_is_number(struct value v);            // bool, int, float
 bool value_as_int(struct value v, int64_t *ret); // bool, int
 double value_as_double(struct value v);          // of a number
 
@@ -192,9 +192,6 @@ struct list items_copy(struct run *r, struct value v); // to be changed
 void items_reverse(struct list items);
 void entries_sort(struct run *r, struct dict *d, bool reverse); // by key; stable
 int64_t value_length(struct run *r, struct value v);            // len()
-bool value_has_length(struct value v);
-bool value_is_list(struct value v); // its items lie in v.list
-bool value_is_iterable(struct value v);
 struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step);
 struct value value_repeat(struct run *r, struct value v, int64_t times); // a string, a list
 

@@ -633,7 +633,7 @@ BUILTIN(urlencode)
     struct value v = c->v[0];
     size_t text = text_begin(r);
     if (v.kind == V_DICT) v = dict_view(r, v.dict, V_ITEMS);
-    if (v.kind == V_STRING || !value_is_iterable(v))
+    if (v.kind == V_STRING || !of_kinds(v, ITERABLES))
         put_quoted(r, value_str(r, v).string, false);
     else
         put_query(r, value_items(r, v));

@@ -250,28 +250,9 @@ size_t string_offset(const struct string *s, size_t i)
 const char *value_type(struct value v)
 {
     static const char *const names[] = {
-        [V_MISSING] = "missing",
-        [V_UNDEFINED] = "Undefined",
-        [V_NONE] = "NoneType",
-        [V_BOOL] = "bool",
-        [V_INT] = "int",
-        [V_FLOAT] = "float",
-        [V_LIST] = "list",
-        [V_TUPLE] = "tuple",
-        [V_DICT] = "dict",
-        [V_KEYS] = "dict_keys",
-        [V_VALUES] = "dict_values",
-        [V_ITEMS] = "dict_items",
-        [V_RANGE] = "range",
-        [V_ITERATOR] = "generator",
-        [V_NAMESPACE] = "Namespace",
-        [V_MACRO] = "Macro",
-        [V_FUNCTION] = "function",
-        [V_METHOD] = "method",
-        [V_LOOP] = "LoopContext",
-        [V_CYCLER] = "Cycler",
-        [V_JOINER] = "Joiner",
+#define X(name, type) type,
+        KIND_TABLE(X)
+#undef X
     };
-    if (v.kind == V_STRING) return v.string->markup ? "Markup" : "str";
-    return names[v.kind];
+    return v.kind == V_STRING && v.string->markup ? "Markup" : names[v.kind];
 }

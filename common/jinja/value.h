@@ -38,30 +38,47 @@ void arena_release(struct arena *a);
 
 // ---- kinds --------------------------------------------------------------------------------------
 
+// name, Python's type(v).__name__
+#define KIND_TABLE(X)                                                                              \
+    X(V_MISSING, "missing") /* an argument that was not given, an item that is not there */        \
+    X(V_UNDEFINED, "Undefined")                                                                    \
+    X(V_NONE, "NoneType")                                                                          \
+    X(V_BOOL, "bool")                                                                              \
+    X(V_INT, "int") /* 64 bits; what goes beyond is an error */                                    \
+    X(V_FLOAT, "float")                                                                            \
+    X(V_STRING, "str")                                                                             \
+    X(V_LIST, "list")                                                                              \
+    X(V_TUPLE, "tuple")                                                                            \
+    X(V_DICT, "dict")                                                                              \
+    X(V_KEYS, "dict_keys") /* views of a dict: lists that it has made */                           \
+    X(V_VALUES, "dict_values")                                                                     \
+    X(V_ITEMS, "dict_items")                                                                       \
+    X(V_RANGE, "range")                                                                            \
+    X(V_ITERATOR, "generator") /* goes over its items once, as Python's generators do */           \
+    X(V_NAMESPACE, "Namespace")                                                                    \
+    X(V_MACRO, "Macro")                                                                            \
+    X(V_FUNCTION, "function")                                                                      \
+    X(V_METHOD, "method")                                                                          \
+    X(V_LOOP, "LoopContext")                                                                       \
+    X(V_CYCLER, "Cycler")                                                                          \
+    X(V_JOINER, "Joiner")
+
 enum value_kind {
-    V_MISSING, // an argument that was not given, an item that is not there
-    V_UNDEFINED,
-    V_NONE,
-    V_BOOL,
-    V_INT, // 64 bits; what goes beyond is an error
-    V_FLOAT,
-    V_STRING,
-    V_LIST,
-    V_TUPLE,
-    V_DICT,
-    V_KEYS, // views of a dict: lists that it has made
-    V_VALUES,
-    V_ITEMS,
-    V_RANGE,
-    V_ITERATOR, // goes over its items once, as Python's generators do
-    V_NAMESPACE,
-    V_MACRO,
-    V_FUNCTION,
-    V_METHOD,
-    V_LOOP,
-    V_CYCLER,
-    V_JOINER,
+#define X(name, type) name,
+    KIND_TABLE(X)
+#undef X
 };
+
+// Sets of kinds.
+#define KIND(kind) (1u << (kind))
+#define NUMBERS    (KIND(V_BOOL) | KIND(V_INT) | KIND(V_FLOAT))
+#define SEQUENCES  (KIND(V_STRING) | KIND(V_LIST) | KIND(V_TUPLE))
+#define PLACES     (SEQUENCES | KIND(V_RANGE)) // a[1]
+#define LISTS                                                                                      \
+    (KIND(V_LIST) | KIND(V_TUPLE) | KIND(V_RANGE) | KIND(V_KEYS) | KIND(V_VALUES) |                \
+     KIND(V_ITEMS)) // items lie in v.list
+#define SIZED     (LISTS | KIND(V_UNDEFINED) | KIND(V_STRING) | KIND(V_DICT) | KIND(V_LOOP)) // len()
+#define ITERABLES (SIZED | KIND(V_ITERATOR))
 
 struct string {
     const char *data; // UTF-8, n_bytes of it; U+0000 may be among them
@@ -76,7 +93,7 @@ struct value {
         int64_t integer;
         double real;
         const struct string *string;
-        const struct list *list;   // V_LIST, V_TUPLE, V_KEYS, V_VALUES, V_ITEMS, V_RANGE
+        const struct list *list;   // LISTS
         struct dict *dict;         // V_DICT, V_NAMESPACE
         struct iterator *iterator; // V_ITERATOR, V_CYCLER, V_JOINER
         const struct undefined *undefined;
@@ -136,6 +153,11 @@ static inline struct value value_float(double real)
 static inline struct value value_string(const struct string *string)
 {
     return value_of(.kind = V_STRING, .string = string);
+}
+
+static inline bool of_kinds(struct value v, unsigned kinds)
+{
+    return kinds >> v.kind & 1;
 }
 
 static inline bool given(struct value v)
