@@ -182,16 +182,6 @@ static bool passes(struct loop *l, struct value item)
     return evaluate_truth(l->run, &scope, l->node->c);
 }
 
-// Each time round has a scope of its own: what it sets is gone with it.
-static void render_item(struct run *r, struct scope *outer, struct loop *l,
-                        const struct string *name)
-{
-    struct scope *scope = scope_new(r, outer);
-    scope_set(r, scope, name, value_of(.kind = V_LOOP, .loop = l));
-    scope_assign(r, scope, l->node->a, l->current);
-    render_body(r, scope, &l->node->body);
-}
-
 static void loop_render(struct run *r, struct scope *scope, const struct node *node,
                         struct value iterable, int64_t depth0)
 {
@@ -208,7 +198,10 @@ static void loop_render(struct run *r, struct scope *scope, const struct node *n
     l->items = value_items(r, iterable);
     const struct string *name = string_of(&r->arena, "loop").string;
     while (!stop && loop_advance(l)) {
-        render_item(r, scope, l, name);
+        struct scope *each = scope_new(r, scope); // what one time round sets is gone with it
+        scope_set(r, each, name, value_of(.kind = V_LOOP, .loop = l));
+        scope_assign(r, each, node->a, l->current);
+        render_body(r, each, &node->body);
         stop = r->flow == FLOW_BREAK;
         completed |= r->flow == FLOW_ON;
         r->flow = FLOW_ON;
@@ -254,7 +247,7 @@ static struct value call_value(struct run *r, struct value function,
     }
 }
 
-// ---- names and literals -------------------------------------------------------------------------
+// ---- expressions --------------------------------------------------------------------------------
 
 static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
 {
@@ -277,43 +270,9 @@ static struct value evaluate_nodes(struct run *r, struct scope *scope, enum valu
     return v;
 }
 
-static struct value evaluate_dict(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value v = dict_new(&r->arena, node->items.n);
-    for (size_t i = 0; i < node->items.n; i++) {
-        struct value key = evaluate(r, scope, node->items.nodes[i]);
-        dict_set(r, v.dict, key, evaluate(r, scope, node->others.nodes[i]));
-    }
-    return v;
-}
-
-// ---- operators ----------------------------------------------------------------------------------
-
 static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
 {
     return value_truth(r, evaluate(r, scope, node));
-}
-
-// `and` and `or` give the operand that decides.
-static struct value evaluate_logic(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value v = evaluate(r, scope, node->a);
-    return value_truth(r, v) == (node->op == OP_AND) ? evaluate(r, scope, node->b) : v;
-}
-
-static struct value evaluate_binary(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value a = evaluate(r, scope, node->a);
-    return arithmetic(r, node->op, a, evaluate(r, scope, node->b));
-}
-
-static struct value evaluate_concat(struct run *r, struct scope *scope, const struct node *node)
-{
-    size_t text = text_begin(r);
-    put_str(r, evaluate(r, scope, node->a));
-    for (size_t i = 0; i < node->items.n; i++)
-        put_str(r, evaluate(r, scope, node->items.nodes[i]->a));
-    return text_end(r, text, false);
 }
 
 // a < b < c: true if each holds; what follows one that does not is not evaluated.
@@ -330,47 +289,11 @@ static bool evaluate_compare(struct run *r, struct scope *scope, const struct no
     return truth;
 }
 
-static struct value evaluate_condition(struct run *r, struct scope *scope, const struct node *node)
-{
-    bool truth = evaluate_truth(r, scope, node->a);
-    if (truth || node->c) return evaluate(r, scope, truth ? node->b : node->c);
-    return undefined_because(r,
-                             "the inline if-expression on line %d evaluated to false and no else "
-                             "section was defined.",
-                             node->line);
-}
-
-static struct value evaluate_slice(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value of = evaluate(r, scope, node->a), part[3] = {NONE, NONE, NONE};
-    for (int i = 0; i < 3; i++)
-        if (node->items.nodes[i]) part[i] = evaluate(r, scope, node->items.nodes[i]);
-    return get_slice(r, of, part);
-}
-
-// ---- calls --------------------------------------------------------------------------------------
-
 static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
 {
     if (entry_named(r, named, name.string))
         fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
     dict_append(&r->arena, named, name, value);
-}
-
-static void evaluate_named(struct run *r, struct scope *scope, const struct node *call,
-                           struct value caller, struct dict *named)
-{
-    for (size_t i = 0; i < call->others.n; i++)
-        add_named(r, named, call->others.nodes[i]->value,
-                  evaluate(r, scope, call->others.nodes[i]->a));
-    if (given(caller)) add_named(r, named, string_of(&r->arena, "caller"), caller);
-    if (!call->c) return;
-    struct value more = evaluate(r, scope, call->c);
-    if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
-    for (size_t i = 0; i < more.dict->n; i++) {
-        if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
-        add_named(r, named, more.dict->entries[i].key, more.dict->entries[i].value);
-    }
 }
 
 // Of a call, a filter or a test. `caller`: of a call block, V_MISSING: none.
@@ -379,13 +302,24 @@ static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
 {
     struct arguments arguments = {.named.n = 0};
     struct list *positional = &arguments.positional;
+    struct dict *named = &arguments.named;
     if (call->items.n > 0) *positional = *evaluate_nodes(r, scope, V_LIST, &call->items).list;
     if (call->b) {
         struct value first = list_of(&r->arena, V_LIST, *positional);
         struct list more = value_items(r, evaluate(r, scope, call->b));
         *positional = *arithmetic(r, T_ADD, first, list_of(&r->arena, V_LIST, more)).list;
     }
-    evaluate_named(r, scope, call, caller, &arguments.named);
+    for (size_t i = 0; i < call->others.n; i++)
+        add_named(r, named, call->others.nodes[i]->value,
+                  evaluate(r, scope, call->others.nodes[i]->a));
+    if (given(caller)) add_named(r, named, string_of(&r->arena, "caller"), caller);
+    if (!call->c) return arguments;
+    struct value more = evaluate(r, scope, call->c);
+    if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
+    for (size_t i = 0; i < more.dict->n; i++) {
+        if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
+        add_named(r, named, more.dict->entries[i].key, more.dict->entries[i].value);
+    }
     return arguments;
 }
 
@@ -397,10 +331,11 @@ static struct value evaluate_call(struct run *r, struct scope *scope, const stru
     return call_value(r, function, &arguments);
 }
 
-// A filter or a test, of `input`.
-static struct value evaluate_builtin(struct run *r, struct scope *scope, const struct node *node,
-                                     struct value input)
+static struct value evaluate_filter_or_test(struct run *r, struct scope *scope,
+                                            const struct node *node)
 {
+    struct value input = evaluate(r, scope, node->a);
+    if (r->flow != FLOW_ON) return input;
     struct arguments arguments = evaluate_arguments(r, scope, node, MISSING);
     if (!node->function)
         fail(r, "No %s named '%.*s'.", node->kind == N_FILTER ? "filter" : "test",
@@ -410,9 +345,44 @@ static struct value evaluate_builtin(struct run *r, struct scope *scope, const s
 
 // ---- all of them --------------------------------------------------------------------------------
 
+// Those that take several values, each by its own rule.
+static struct value evaluate_several(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value v = NONE, part[3] = {NONE, NONE, NONE};
+    size_t text = text_begin(r), n = node->items.n;
+    struct node *const *items = node->items.nodes;
+    switch (node->kind) {
+    case N_DICT:
+        v = dict_new(&r->arena, n);
+        for (size_t i = 0; i < n; i++) {
+            struct value key = evaluate(r, scope, items[i]);
+            dict_set(r, v.dict, key, evaluate(r, scope, node->others.nodes[i]));
+        }
+        return v;
+    case N_SLICE:
+        v = evaluate(r, scope, node->a);
+        for (size_t i = 0; i < 3; i++)
+            if (items[i]) part[i] = evaluate(r, scope, items[i]);
+        return get_slice(r, v, part);
+    case N_CONCAT:
+        put_str(r, evaluate(r, scope, node->a));
+        for (size_t i = 0; i < n; i++) put_str(r, evaluate(r, scope, items[i]->a));
+        return text_end(r, text, false);
+    case N_CONDITION:
+        if (evaluate_truth(r, scope, node->a)) return evaluate(r, scope, node->b);
+        if (node->c) return evaluate(r, scope, node->c);
+        return undefined_because(r,
+                                 "the inline if-expression on line %d evaluated to false and no "
+                                 "else section was defined.",
+                                 node->line);
+    default:
+        fail(r, "a statement stands where a value is wanted");
+    }
+}
+
 static struct value evaluate_kind(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value of;
+    struct value a;
     switch (node->kind) {
     case N_CONST:
         return node->value;
@@ -421,40 +391,32 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     case N_LIST:
     case N_TUPLE:
         return evaluate_nodes(r, scope, node->kind == N_LIST ? V_LIST : V_TUPLE, &node->items);
-    case N_DICT:
-        return evaluate_dict(r, scope, node);
     case N_ATTRIBUTE:
         return get_attribute(r, evaluate(r, scope, node->a), node->value.string);
     case N_ITEM:
-        of = evaluate(r, scope, node->a);
-        return get_item(r, of, evaluate(r, scope, node->b));
-    case N_SLICE:
-        return evaluate_slice(r, scope, node);
+        a = evaluate(r, scope, node->a);
+        return get_item(r, a, evaluate(r, scope, node->b));
     case N_CALL:
         return evaluate_call(r, scope, node, MISSING);
     case N_FILTER:
-        of = evaluate(r, scope, node->a);
-        return r->flow == FLOW_ON ? evaluate_builtin(r, scope, node, of) : of;
     case N_TEST:
-        return evaluate_builtin(r, scope, node, evaluate(r, scope, node->a));
+        return evaluate_filter_or_test(r, scope, node);
     case N_NOT:
         return value_bool(!evaluate_truth(r, scope, node->a));
     case N_SIGN:
         return arithmetic_sign(r, evaluate(r, scope, node->a), node->op == T_SUB);
-    case N_LOGIC:
-        return evaluate_logic(r, scope, node);
+    case N_LOGIC: // the operand that decides
+        a = evaluate(r, scope, node->a);
+        return value_truth(r, a) == (node->op == OP_AND) ? evaluate(r, scope, node->b) : a;
     case N_BINARY:
-        return evaluate_binary(r, scope, node);
-    case N_CONCAT:
-        return evaluate_concat(r, scope, node);
+        a = evaluate(r, scope, node->a);
+        return arithmetic(r, node->op, a, evaluate(r, scope, node->b));
     case N_COMPARE:
         return value_bool(evaluate_compare(r, scope, node));
-    case N_CONDITION:
-        return evaluate_condition(r, scope, node);
     case N_CAPTURE:
         return render_captured(r, scope_new(r, scope), &node->body);
     default:
-        fail(r, "a statement stands where a value is wanted");
+        return evaluate_several(r, scope, node);
     }
 }
 
@@ -469,7 +431,7 @@ static struct value evaluate(struct run *r, struct scope *scope, const struct no
     return v;
 }
 
-// ---- output -------------------------------------------------------------------------------------
+// ---- statements ---------------------------------------------------------------------------------
 
 static void print(struct run *r, struct value v)
 {
@@ -477,8 +439,6 @@ static void print(struct run *r, struct value v)
     if (r->text.len > r->max_output)
         fail(r, "the text grows beyond %zu bytes, which is the limit", r->max_output);
 }
-
-// ---- statements ---------------------------------------------------------------------------------
 
 static void with(struct run *r, struct scope *outer, const struct node *node)
 {
