@@ -225,8 +225,8 @@ static void rename_tensor(const struct arch *a, struct gguf_tensor *t)
         if (in_layer != (i > 2)) continue;
         if (a->four_norms && strcmp(names[i][0], "ffn_norm") == 0)
             name = "pre_feedforward_layernorm";
-        snprintf(whole, sizeof whole, in_layer ? "model.layers.%d.%s%s" : "%.0d%s%s",
-                 in_layer ? layer : 0, name, dot);
+        if (in_layer) at = snprintf(whole, sizeof whole, "model.layers.%d.", layer);
+        snprintf(whole + at, sizeof whole - (size_t)at, "%s%s", name, dot);
         memcpy(t->name, whole, sizeof whole);
         return;
     }
