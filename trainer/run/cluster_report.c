@@ -12,6 +12,7 @@
 
 #define BAR 12 // columns of a histogram's bar
 
+enum health { HEALTH_GOOD, HEALTH_FAIR, HEALTH_POOR };
 static const char *const marks[] = {"✓", "~", "✗"};
 
 static enum health rate(double ratio, double good, double fair)
@@ -19,7 +20,8 @@ static enum health rate(double ratio, double good, double fair)
     return ratio <= good ? HEALTH_GOOD : ratio <= fair ? HEALTH_FAIR : HEALTH_POOR;
 }
 
-enum health bucket_spread(const struct buckets *b, int bucket, double *ret_ratio)
+// The bucket's std over that of all rewards: good up to 1/2, fair up to 1.
+static enum health bucket_spread(const struct buckets *b, int bucket, double *ret_ratio)
 {
     *ret_ratio = b->std > 0 ? b->bucket[bucket].std / b->std : 0;
     return rate(*ret_ratio, 0.5, 1);
@@ -30,7 +32,8 @@ static double share(const struct buckets *b, int bucket)
     return (double)b->bucket[bucket].n / b->n_total;
 }
 
-enum health bucket_balance(const struct buckets *b, int bucket, double *ret_ratio)
+// Its share over an even share: good from 1/2 to 2, fair from 1/4 to 4.
+static enum health bucket_balance(const struct buckets *b, int bucket, double *ret_ratio)
 {
     *ret_ratio = share(b, bucket) * b->n;
     double off = *ret_ratio < 1 ? 1 / *ret_ratio : *ret_ratio;

@@ -14,13 +14,6 @@ struct cluster_report {
     double rollouts[BUCKETS_MAX];  // of a prompt of each in the next epoch
 };
 
-// Marks of a bucket's health.
-enum health { HEALTH_GOOD, HEALTH_FAIR, HEALTH_POOR };
-// The bucket's std over that of all rewards: good up to 1/2, fair up to 1.
-enum health bucket_spread(const struct buckets *b, int bucket, double *ret_ratio);
-// Its share over an even share: good from 1/2 to 2, fair from 1/4 to 4.
-enum health bucket_balance(const struct buckets *b, int bucket, double *ret_ratio);
-
 // Appends; bytes_status() tells of want of memory.
 void cluster_report_text(const struct cluster_report *r, struct bytes *ret);
 // One line for the console.

@@ -140,8 +140,6 @@ enum status run_open_learner(struct run *run, const struct learning_shape *shape
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
 enum status run_check_context(const struct run *run);
 
-int64_t run_longest(const struct run *run); // tokens of a prompt with its completion, at most
-
 // run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, NULL
 // where there is none, which the caller frees. ST_INVALID where it holds a run that neither
 // --resume nor --overwrite asks for; one that ended before its first step is removed. ret_replaced:

@@ -122,7 +122,8 @@ enum status run_check_context(const struct run *run)
     return st;
 }
 
-int64_t run_longest(const struct run *run)
+// Tokens of a prompt with its completion, at most.
+static int64_t longest_of(const struct run *run)
 {
     const struct train_config *c = run->config;
     const int64_t positions = run->mapped.model->max_positions, budget = c->learning.token_budget;
@@ -202,7 +203,7 @@ static enum status open_environment(struct run *run)
     const struct environment_options options = {.line = c->rollouts + strlen(ROLLOUTS_COMMAND),
                                                 .n = (int)c->rollout_processes,
                                                 .timeout_s = c->rollout_process_timeout,
-                                                .max_tokens = (int)run_longest(run)};
+                                                .max_tokens = (int)longest_of(run)};
     CHECK(environment_new(&options, run->source, &run->source));
     warn_of_other_reward(run);
 out:
@@ -217,7 +218,7 @@ static enum status open_atropos(struct run *run)
     const struct atropos_options options = {
         .url = c->atropos,
         .bounds = {.vocab_size = run->mapped.model->vocab_size,
-                   .max_tokens = (int)run_longest(run),
+                   .max_tokens = (int)longest_of(run),
                    .temperature = c->sampling.temperature,
                    .needs_logprobs = run->resolved.loss.tis != TIS_OFF,
                    .scale = c->advantage.scale},
@@ -233,7 +234,7 @@ static enum status open_atropos(struct run *run)
     CHECK(atropos_new(&options, run->servers, run->source, &run->source));
     log_info("--atropos %s: registered for batches of %" PRId64 " sequences of at most %" PRId64
              " tokens; environments that ask %s%s%s are trained on",
-             c->atropos, batch, run_longest(run), bridge_file_of(run->mapped.bridge)->socket,
+             c->atropos, batch, longest_of(run), bridge_file_of(run->mapped.bridge)->socket,
              run->mapped.adapter ? " for model " : "", run->mapped.adapter ? c->lora.name : "");
 out:
     return st;
@@ -290,7 +291,7 @@ static enum status open_learner(struct run *run)
     const struct train_config *c = run->config;
     int64_t samples = c->curriculum.prompts_per_step * curriculum_max_rollouts(&c->curriculum);
     struct learning_shape shape = {
-        .longest = run_longest(run),
+        .longest = longest_of(run),
         .tokens = c->curriculum.prompts_per_step * run->data->max_prompt +
                   samples * c->sampling.max_tokens,
         .seqs = samples + c->curriculum.prompts_per_step,
