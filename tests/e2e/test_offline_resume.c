@@ -211,12 +211,30 @@ static void a_signal_leaves_out_unwritten(void **state)
     assert_int_equal(chdir(home), 0);
 }
 
+// As that of train. Without epsilon and moments an update is of no finite size.
+static void an_error_saves_what_was_learned(void **state)
+{
+    struct scene s;
+    (void)state;
+    offline_scene_open(&s);
+    offline_sums(&s, false, 20);
+    assert_int_equal(
+        offline_train(&s, "sft", "run",
+                      OPTIONS("--max-steps", "60", "--learning-rate", "10", "--adam-epsilon", "0",
+                              "--adam-beta1", "0", "--adam-beta2", "0")),
+        1);
+    assert_said(&s, "gradient was not finite in 3 steps in a row");
+    assert_said(&s, "what was learned is saved: ");
+    assert_int_equal(last_saved(&s, "run"), steps_done(&s, "run"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ten_and_ten_are_twenty),
         cmocka_unit_test(a_signal_ends_with_a_checkpoint),
         cmocka_unit_test(a_signal_leaves_out_unwritten),
+        cmocka_unit_test(an_error_saves_what_was_learned),
         cmocka_unit_test(all_weights),
         cmocka_unit_test(an_adapter_with_dropout),
         cmocka_unit_test(pairs),

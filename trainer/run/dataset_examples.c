@@ -151,7 +151,11 @@ enum status dataset_measure(struct run *run, struct dataset_examples *data)
         bool stop = stop_requested();
         CHECK(learner_pass(run->learner, PASS_NOTE, samples, at, n, NULL, NULL));
         CHECK(train_ranks_any(&run->ranks, &stop));
-        if (stop) FAIL(ST_CANCELLED, "a signal: the reference was not finished");
+        if (stop) {
+            log_progress_end();
+            log_warn("a signal: the reference was not finished");
+            FAIL(ST_CANCELLED, "told to end while the reference was computed");
+        }
         if (at / each % MEASURED_SAID == MEASURED_SAID - 1)
             log_progress("reference: %d of %d pairs", at + n, data->n);
     }
