@@ -11,12 +11,9 @@
 #include "bridge/control.h"
 #include "bridge/control_facts.h"
 #include "common/base/clock.h"
-#include "common/base/log.h"
 #include "common/base/protobuf.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define MAX_TRIES 3
 

@@ -5,7 +5,6 @@
 #include "common/base/log.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 

@@ -5,7 +5,6 @@
 #include "trainer/serve/tinker.h"
 #include "common/model/adapter.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,7 +5,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define MAX_SAMPLES 1024 // of one request
 #define MAX_TOP     128

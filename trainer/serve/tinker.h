@@ -118,11 +118,11 @@ struct training_request {
     double lr;
     struct optimizer_config adamw;
     struct run_path path;
-    bool named, with_optimizer, inflight; // path is there...
-    char sampler[ID_ROOM];                // that is made of the snapshot then; "": none
-    struct beginning beginning;           // of a run, but for its folder
-    json_t *description;                  // likewise
-    struct snapshot snapshot;             // of the weights, afterwards
+    bool named, inflight;       // path is there...
+    char sampler[ID_ROOM];      // that is made of the snapshot then; "": none
+    struct beginning beginning; // of a run, but for its folder
+    json_t *description;        // likewise
+    struct snapshot snapshot;   // of the weights, afterwards
 };
 // Main thread: does it, and sets the response.
 typedef enum status (*training_perform)(struct trained_model *m, struct request *r);

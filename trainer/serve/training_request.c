@@ -9,8 +9,6 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 
-#include <stdlib.h>
-
 static void release(struct request *request)
 {
     struct training_request *r = (struct training_request *)request;
