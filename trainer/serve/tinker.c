@@ -144,16 +144,10 @@ static bool is_listed(const char *names, const char *name)
     return false;
 }
 
-static const char *last_component(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash && slash[1] ? slash + 1 : path;
-}
-
 enum status tinker_serves(struct tinker *t, const char *base_model)
 {
     if (strcmp(base_model, t->model->folder) == 0 ||
-        strcmp(last_component(base_model), t->model_name) == 0 ||
+        strcmp(basename(base_model), t->model_name) == 0 ||
         is_listed(t->options->model_names, base_model))
         return ST_OK;
     return status_fail(ST_INVALID,
@@ -233,7 +227,7 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     if (!t) return status_fail(ST_NO_MEMORY, "out of memory");
     t->options = options;
     t->model = trained_info(model);
-    t->model_name = last_component(t->model->folder);
+    t->model_name = basename(t->model->folder);
     t->end.deliver = on_end;
     request_queue_init(&t->queue);
     uv_loop_init(&t->loop);
