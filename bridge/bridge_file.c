@@ -471,3 +471,18 @@ enum status bridge_file_check(const struct bridge_file *file)
     enum status st = bridge_file_check_boot(file);
     return st == ST_OK ? bridge_file_check_process(file) : st;
 }
+
+enum status bridge_file_open(const char *explicit_path, struct bridge_file **ret)
+{
+    char path[sizeof((struct bridge_file *)0)->path];
+    struct bridge_file *file = NULL;
+    enum status st;
+    CHECK(bridge_find(explicit_path, path, sizeof path));
+    CHECK(bridge_file_read(path, &file));
+    CHECK(bridge_file_check(file));
+    *ret = file;
+    file = NULL;
+out:
+    bridge_file_free(file);
+    return st;
+}

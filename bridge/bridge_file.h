@@ -81,6 +81,8 @@ void bridge_file_free(struct bridge_file *file);
 // Checks it against this machine: boot (ST_MISMATCH), then the living pid with that start time
 // (ST_PEER_GONE), each with its remedy.
 enum status bridge_file_check(const struct bridge_file *file);
+// Finds it, reads it and checks it.
+enum status bridge_file_open(const char *explicit_path, struct bridge_file **ret);
 enum status bridge_file_check_boot(const struct bridge_file *file);
 enum status bridge_file_check_process(const struct bridge_file *file);
 const struct bridge_role *bridge_file_role(const struct bridge_file *file, const char *role);

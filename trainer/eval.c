@@ -167,10 +167,7 @@ struct eval {
 static enum status open_server(struct eval *e, const char *bridge)
 {
     enum status st;
-    char path[PATH_ROOM];
-    CHECK(bridge_find(bridge, path, sizeof path));
-    CHECK(bridge_file_read(path, &e->file));
-    CHECK(bridge_file_check(e->file));
+    CHECK(bridge_file_open(bridge, &e->file));
     CHECK(notice_roles(e->file, &e->policy));
     CHECK(control_open(e->file->control_page, e->file->roles[0].layout_hash, &e->control));
     if (!e->http) st = http_client_new(e->file->socket, &e->http);

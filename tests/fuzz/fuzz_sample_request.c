@@ -11,10 +11,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_asked(const struct sample_request *r, const struct sample_limits *limits)
 {
-    if (r->n < 1 || r->n_prompt < 1 || !r->sampling || !r->samples) abort();
-    if (r->last_n < 0 || r->last_n > r->n_prompt || r->top < 0) abort();
-    for (int i = 0; i < r->n_prompt; i++)
-        if (r->prompt[i] < 0 || r->prompt[i] >= limits->vocab) abort();
+    if (r->n < 1 || r->prompt.n < 1 || !r->sampling || !r->samples) abort();
+    if (r->last_n < 0 || r->last_n > r->prompt.n || r->top < 0) abort();
+    for (int i = 0; i < r->prompt.n; i++)
+        if (r->prompt.ids[i] < 0 || r->prompt.ids[i] >= limits->vocab) abort();
 }
 
 // All that an answer is made of is there, to be read to its end.

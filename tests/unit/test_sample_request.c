@@ -32,8 +32,8 @@ static void test_asked(void **state)
     struct sample_request r;
     assert_ok(ask("{" PROMPT "}", &r)); // all else has a default
     assert_int_equal(r.n, 1);
-    assert_int_equal(r.n_prompt, 3);
-    assert_int_equal(r.prompt[2], 30);
+    assert_int_equal(r.prompt.n, 3);
+    assert_int_equal(r.prompt.ids[2], 30);
     assert_int_equal(json_integer_value(json_object_get(r.sampling, "max_tokens")), 64 - 3);
     assert_null(json_object_get(r.sampling, "ignore_eos"));
     sample_request_release(&r.request);

@@ -61,15 +61,10 @@ out:
 
 enum status run_make_adapter(struct run *run)
 {
-    enum status st;
-    char path[PATH_ROOM];
     struct bridge_file *file = NULL;
     if (!wanted(run)) return ST_OK;
-    CHECK(bridge_find(mapped_path(&run->mapped), path, sizeof path));
-    CHECK(bridge_file_read(path, &file));
-    CHECK(bridge_file_check(file));
-    st = make(run, file);
-out:
+    enum status st = bridge_file_open(mapped_path(&run->mapped), &file);
+    if (st == ST_OK) st = make(run, file);
     bridge_file_free(file);
     return st;
 }

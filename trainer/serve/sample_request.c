@@ -22,11 +22,10 @@ void sample_request_release(struct request *request)
     struct sample_request *r = (struct sample_request *)request;
     sample_request_clear(r);
     free(r->samples);
-    free(r->prompt);
+    token_list_release(&r->prompt);
     json_decref(r->group);
     json_decref(r->sampling);
     r->samples = NULL;
-    r->prompt = NULL;
     r->group = r->sampling = NULL;
 }
 
@@ -47,18 +46,15 @@ static enum status read_prompt(const json_t *body, int vocab, struct sample_requ
                                i, type ? type : "");
         json_array_foreach (tokens, k, id) {
             const json_int_t token = json_integer_value(id);
-            int32_t *prompt = array_room(r->prompt, (size_t)r->n_prompt, sizeof *prompt);
-            if (!prompt || r->n_prompt == INT32_MAX)
-                return status_fail(ST_NO_MEMORY, "out of memory");
-            r->prompt = prompt;
             if (!json_is_integer(id) || token < 0 || token >= vocab)
                 return status_fail(ST_INVALID,
                                    "\"prompt\": chunk %zu, token %zu is no token id from 0 to %d",
                                    i, k, vocab - 1);
-            r->prompt[r->n_prompt++] = (int32_t)token;
+            enum status st = token_list_push(&r->prompt, (int32_t)token);
+            if (st != ST_OK) return st;
         }
     }
-    return r->n_prompt ? ST_OK : status_fail(ST_INVALID, "\"prompt\" holds no tokens");
+    return r->prompt.n ? ST_OK : status_fail(ST_INVALID, "\"prompt\" holds no tokens");
 }
 
 // null: the model's own end of a sequence stops; else what is listed, alone.
@@ -123,7 +119,7 @@ static enum status check_supported(const struct wanted *w)
 static enum status set_sampling(const struct wanted *w, const struct sample_limits *limits,
                                 struct sample_request *r)
 {
-    const int room = limits->max_context - r->n_prompt;
+    const int room = limits->max_context - r->prompt.n;
     const int64_t max_tokens = w->max_tokens ? w->max_tokens : room > 1 ? room : 1;
     r->sampling =
         json_pack("{s:I, s:f, s:f, s:I}", "max_tokens", (json_int_t)max_tokens, "temperature",
@@ -156,7 +152,7 @@ enum status sample_request_parse(const json_t *body, const struct sample_limits 
     CHECK(fields_read("sampling_params", w.params, params_fields, NULL, &w));
     CHECK(set_sampling(&w, limits, r));
     CHECK(json_get_int32("request", body, "prompt_logprobs_last_n", 1,
-                         r->n_prompt > 1 ? r->n_prompt - 1 : 1, &r->last_n));
+                         r->prompt.n > 1 ? r->prompt.n - 1 : 1, &r->last_n));
     r->samples = calloc((size_t)r->n, sizeof *r->samples);
     if (!r->samples) st = status_fail(ST_NO_MEMORY, "out of memory");
 out:
@@ -177,9 +173,9 @@ static enum status append_scores(const json_t *line, struct sample_request *r)
 {
     const json_t *logprobs = json_object_get(line, "prompt_logprobs"),
                  *lists = json_object_get(line, "prompt_top_logprobs");
-    const int unscored = r->last_n > 0 ? r->n_prompt - r->last_n : 0;
+    const int unscored = r->last_n > 0 ? r->prompt.n - r->last_n : 0;
     struct bytes scores = BYTES_INIT, ids = BYTES_INIT, likeliest = BYTES_INIT, top = BYTES_INIT;
-    for (int i = 0; i < r->n_prompt; i++) {
+    for (int i = 0; i < r->prompt.n; i++) {
         const size_t at = i < unscored ? SIZE_MAX : (size_t)i; // of no entry
         const json_t *one = json_array_get(logprobs, at), *list = json_array_get(lists, at);
         const float logprob = json_is_number(one) ? (float)json_number_value(one) : NAN;
@@ -198,7 +194,7 @@ static enum status append_scores(const json_t *line, struct sample_request *r)
         proto_put_message(&top, 1, &ids);
         proto_put_message(&top, 2, &likeliest);
         proto_put_varint(&top, 3, (uint64_t)r->top);
-        proto_put_varint(&top, 4, (uint64_t)r->n_prompt);
+        proto_put_varint(&top, 4, (uint64_t)r->prompt.n);
         proto_put_message(&r->scores, 3, &top);
     }
     return bytes_status(&r->scores);

@@ -3,6 +3,7 @@
 #ifndef TRAINER_SERVE_SAMPLE_REQUEST_H
 #define TRAINER_SERVE_SAMPLE_REQUEST_H
 
+#include "common/model/tokenizer.h"
 #include "trainer/rollout/completion.h"
 #include "trainer/serve/request.h"
 #include "trainer/serve/snapshots.h"
@@ -15,8 +16,8 @@ struct sample_request {
     struct snapshot_use use;  // that answers for it
     int tries;
     // asked for
-    int32_t *prompt;                 // (n_prompt)
-    int n_prompt, n;                 // n: samples
+    struct token_list prompt;
+    int n;                           // samples
     json_t *group;                   // of /v1/rollouts: n and seed
     struct completion_bounds bounds; // of each
     json_t *sampling;                // its "sampling"

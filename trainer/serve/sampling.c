@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/http/http_client.h"
+#include "trainer/rollout/rollout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,8 +41,7 @@ static enum status on_line(void *context, const char *text, size_t len)
     json_t *line = NULL;
     enum status st;
     CHECK(json_parse("/v1/rollouts", text, len, &line));
-    const json_t *error = json_object_get(json_object_get(line, "error"), "message");
-    if (json_is_string(error)) FAIL(ST_IO, "the server: %s", json_string_value(error));
+    CHECK(rollout_check_line("/v1/rollouts", line));
     const json_int_t group = json_integer_value(json_object_get(line, "group_id")),
                      sample = json_integer_value(json_object_get(line, "sample"));
     if (group < 0 || group >= f->n || !f->requests[group] || sample < 0 ||
@@ -67,11 +67,9 @@ static enum status ask(struct flight *f)
     enum status st = ST_OK;
     for (int i = 0; i < f->n; i++) {
         const struct sample_request *r = f->requests[i];
-        json_t *group = json_copy(r->group), *ids = json_array();
-        for (int k = 0; k < r->n_prompt; k++)
-            json_array_append_new(ids, json_integer(r->prompt[k]));
+        json_t *group = json_copy(r->group);
         json_object_set_new(group, "id", json_integer(i));
-        json_object_set_new(group, "prompt_token_ids", ids);
+        json_object_set_new(group, "prompt_token_ids", rollout_ids(&r->prompt));
         json_array_append_new(groups, group);
     }
     body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "model",

@@ -87,14 +87,9 @@ out:
 // Before this process maps what the server shares.
 static enum status open_server(struct trained_model *m)
 {
-    char path[PATH_ROOM];
     struct bridge_file *file = NULL;
-    enum status st;
-    CHECK(bridge_find(m->options->bridge, path, sizeof path));
-    CHECK(bridge_file_read(path, &file));
-    CHECK(bridge_file_check(file));
-    st = server_adapters_open(m, file->socket);
-out:
+    enum status st = bridge_file_open(m->options->bridge, &file);
+    if (st == ST_OK) st = server_adapters_open(m, file->socket);
     bridge_file_free(file);
     return st;
 }
