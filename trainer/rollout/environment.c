@@ -246,7 +246,7 @@ static enum status advance(struct pull *pull, struct episode *e)
 
 static enum status check_alive(const struct pull *pull)
 {
-    if (clock_ms_until(pull->common.deadline) == 0)
+    if (clock_ms_until(pull->common.asked.deadline) == 0)
         return status_fail(ST_TIMEOUT,
                            "%d of %d trajectories did not come within %.0f s (--rollout-timeout)",
                            pull->n - pull->n_done, pull->n, pull->step->via.timeout_ms / 1e3);
@@ -295,6 +295,7 @@ static enum status plan(struct pull *pull)
             pull->episodes[pull->n++] = (struct episode){.pull = &pull->common,
                                                          .group = i / r->n_per_group,
                                                          .sample = i % r->n_per_group,
+                                                         .ask.server = -1,
                                                          .process = -1};
     return ST_OK;
 }
@@ -365,8 +366,7 @@ static enum status pull_episodes(struct source *source, struct rollout_step *ste
         .step = step,
         .common = {.step = step,
                    .max_tokens = env->max_tokens,
-                   .oldest = control_version(step->via.servers[0].control) & ~(uint64_t)1,
-                   .deadline = clock_deadline_ns(step->via.timeout_ms),
+                   .asked = rollout_pull_begin(&step->via, &step->sampling),
                    .said_unlike = &env->said_unlike},
     };
     struct status_kept result;

@@ -9,10 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BUSY_RETRY_MS 200
-#define MAX_REQUESTS  256 // in flight: each has a connection
-#define ROLLOUTS      "/v1/rollouts"
-#define TOKENIZE      "/tokenize"
+#define MAX_REQUESTS 256 // in flight: each has a connection
+#define ROLLOUTS     "/v1/rollouts"
+#define TOKENIZE     "/tokenize"
 
 const struct example *episode_example(const struct episode *e)
 {
@@ -21,8 +20,7 @@ const struct example *episode_example(const struct episode *e)
 
 void episode_reset(struct episode *e)
 {
-    if (e->request) e->pull->n_requests--;
-    http_cancel(e->request);
+    rollout_cancel(&e->pull->asked, &e->ask);
     json_decref(e->body);
     json_decref(e->call);
     token_list_release(&e->prompt);
@@ -32,6 +30,7 @@ void episode_reset(struct episode *e)
                           .group = e->group,
                           .sample = e->sample,
                           .attempts = e->attempts,
+                          .ask.server = -1,
                           .process = -1};
 }
 
@@ -103,7 +102,7 @@ static enum status ask_sample(struct episode *e, const json_t *value, int64_t ma
     json_t *groups = ids ? json_pack("[{s:i, s:o, s:i, s:I}]", "id", 0, "prompt_token_ids", ids,
                                      "n", 1, "seed", (json_int_t)seed)
                          : NULL;
-    e->body = rollout_request(&e->pull->step->via, &e->pull->step->sampling, groups);
+    e->body = rollout_request(&e->pull->asked, groups);
     if (!e->body) return status_fail(ST_NO_MEMORY, "no memory for a request");
     json_t *sampling = json_object_get(e->body, "sampling");
     json_object_set_new(sampling, "max_tokens", json_integer(max_tokens));
@@ -136,12 +135,10 @@ out:
 
 static enum status take_sampled(struct episode *e, const json_t *line, struct bytes *out)
 {
-    const struct rollout_step *step = e->pull->step;
     struct completion sampled = {0};
     enum status st;
     CHECK(rollout_check_line("response to " ROLLOUTS, line));
-    CHECK(rollout_read(&step->via, e->server, &step->sampling, e->pull->oldest,
-                       "response to " ROLLOUTS, line, &sampled));
+    CHECK(rollout_read(&e->pull->asked, &e->ask, "response to " ROLLOUTS, line, &sampled));
     CHECK(sampled_turns_add(&e->turns, &e->prompt, &sampled));
     st = put_line(
         out, e->id, "sampled",
@@ -216,7 +213,7 @@ out:
 static enum status take_trajectory(struct episode *e, const json_t *value, struct bytes *out)
 {
     const struct trajectory_bounds bounds = {e->pull->step->via.vocab_size, e->pull->max_tokens,
-                                             e->pull->oldest};
+                                             e->pull->asked.oldest};
     (void)out;
     enum status st = trajectory_read(value, &e->turns, &bounds, &e->made);
     e->done = st == ST_OK;
@@ -264,61 +261,32 @@ out:
 
 // ---- the server ---------------------------------------------------------------------------------
 
-// The sample's own, or the next that is up; NULL: none is.
-static const struct rollout_server *pick_server(const struct episode *e)
-{
-    const struct rollout_servers *source = &e->pull->step->via;
-    const int first = e->group * e->pull->step->rollout->n_per_group + e->sample;
-    for (int k = 0; k < source->n_servers; k++) {
-        const struct rollout_server *s = &source->servers[(first + k) % source->n_servers];
-        if (!rollout_server_is_down(s)) return s;
-    }
-    return NULL;
-}
-
 static enum status submit(struct episode *e)
 {
-    if (e->pull->n_requests >= MAX_REQUESTS || clock_now_ns() < e->again_ns) return ST_OK;
-    if (!e->server || rollout_server_is_down(e->server)) e->server = pick_server(e);
-    if (!e->server)
-        return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
+    struct rollout_pull *asked = &e->pull->asked;
+    if (asked->in_flight >= MAX_REQUESTS || !rollout_choose(asked, &e->ask)) return ST_OK;
     const struct http_call call = {
-        .server = e->server->address,
         .path = e->sampling ? ROLLOUTS : TOKENIZE,
         .post = true,
         .body = e->body,
-        .timeout_ms = clock_ms_until(e->pull->deadline),
+        .timeout_ms = clock_ms_until(asked->deadline),
     };
-    enum status st = http_submit(e->pull->step->via.http, &call, &e->request);
-    e->pull->n_requests += st == ST_OK;
-    return st;
-}
-
-// The turn goes to another server, if one is up.
-static bool goes_elsewhere(struct episode *e, enum status st)
-{
-    if (st == ST_OK || st == ST_INVALID || st == ST_NO_MEMORY) return false;
-    return rollout_worker_failed(e->server, "") && pick_server(e) != NULL;
+    return rollout_ask(asked, &e->ask, &call);
 }
 
 enum status episode_advance(struct episode *e, struct bytes *out, bool *ret_childs)
 {
+    struct rollout_pull *asked = &e->pull->asked;
     struct bytes text = BYTES_INIT;
     json_t *response = NULL;
+    enum status st;
     *ret_childs = false;
     if (!e->body) return ST_OK;
-    if (!e->request) return submit(e);
-    if (!http_ended(e->request)) return ST_OK;
-    enum status st = http_finish(e->request, &text);
-    e->request = NULL;
-    e->pull->n_requests--;
-    if (st == ST_BUSY && clock_ms_until(e->pull->deadline) > BUSY_RETRY_MS) {
-        e->again_ns = clock_deadline_ns(BUSY_RETRY_MS);
-        goto out;
-    }
+    if (!e->ask.transfer) return submit(e);
+    if (!rollout_finish(asked, &e->ask, &text, &st)) return ST_OK;
     *ret_childs = st == ST_INVALID;
-    if (goes_elsewhere(e, st)) {
-        st = ST_OK;
+    if (st != ST_OK && st != ST_INVALID && st != ST_NO_MEMORY) {
+        st = rollout_again(asked, &e->ask, false, st);
         goto out;
     }
     json_decref(e->body);
@@ -328,7 +296,6 @@ enum status episode_advance(struct episode *e, struct bytes *out, bool *ret_chil
                      bytes_text(&text), text.len, &response));
     st = (e->sampling ? take_sampled : take_tokenized)(e, response, out);
 out:
-    if (st == ST_BUSY && e->body) st = ST_OK;
     json_decref(response);
     bytes_release(&text);
     return st;

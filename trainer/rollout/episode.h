@@ -8,10 +8,8 @@
 
 struct episode_pull { // what the episodes of one pull have in common
     struct rollout_step *step;
-    int max_tokens;  // of a trajectory
-    uint64_t oldest; // version of the weights when it began
-    int64_t deadline;
-    int n_requests; // in flight
+    int max_tokens; // of a trajectory
+    struct rollout_pull asked;
     bool *said_unlike;
 };
 
@@ -25,12 +23,9 @@ struct episode {
     bool done;
     // what is asked of the server; NULL: nothing
     json_t *body;
-    bool sampling;                 // else it is text to be tokenised
-    struct token_list prompt;      // of the sampling
-    struct http_transfer *request; // NULL: to be submitted, from again_ns on
-    int64_t again_ns;
-    // one of the source's, to which all its turns go, for the sake of its prefix cache
-    const struct rollout_server *server; // NULL: to be chosen
+    bool sampling;            // else it is text to be tokenised
+    struct token_list prompt; // of the sampling
+    struct rollout_ask ask;   // all its turns go to one server, for the sake of its prefix cache
     // so far
     struct sampled_turns turns;
     int n_calls, n_replayed, n_unlike;

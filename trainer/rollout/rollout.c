@@ -2,11 +2,11 @@
  * no such endpoint, POST /v1/completions. The thread that pulls.
  *
  * Of one server it is one request. For several the groups are divided into more chunks than there
- * are servers, and each chunk goes to the server with the fewest samples outstanding: a fast one
- * takes more of them. A worker that fails gives its chunks back, less the groups that came whole.
- * Lines come in the order in which completions finish; each is put at its place (group_id, sample),
- * which must be free, and after the last line every place of the chunk must be taken. Each group
- * has a seed of its own, so that the split changes nothing of what is sampled.
+ * are servers, and each chunk goes to the server that has the fewest: a fast one takes more of
+ * them. A worker that fails gives its chunks back, less the groups that came whole. Lines come in
+ * the order in which completions finish; each is put at its place (group_id, sample), which must be
+ * free, and after the last line every place of the chunk must be taken. Each group has a seed of
+ * its own, so that the split changes nothing of what is sampled.
  */
 #include "trainer/rollout/rollout.h"
 #include "common/base/clock.h"
@@ -22,27 +22,22 @@
 #include <string.h>
 
 #define BUSY_RETRY_MS 200
+#define CHECK_MS      100 // whether all without whom nothing can be sampled are there
 #define MODELS_MS     10000
 
 #define CHUNKS_A_SERVER 8 // on average, of several
 
 struct chunk { // groups that one server samples
     struct pull *pull;
+    struct rollout_ask ask;
     int first, n_groups, n_wanted, n_taken; // the latter: completions
-    int server;                             // -1: none yet
-    struct http_transfer *request;          // NULL: not in flight
     bool done;
 };
 
 struct pull {
-    const struct rollout_servers *source;
-    const struct sampling_options *sampling;
+    struct rollout_pull common;
     struct rollout *rollout;
-    uint64_t oldest; // version of the weights when it began
-    int64_t deadline;
-    int64_t again_ns[ROLLOUT_MAX_SERVERS]; // when a busy server is asked again
-    int n_chunks;
-    struct chunk *chunks; // (n_chunks)
+    struct chunk *chunks; // (common.n_asks)
 };
 
 struct rollout_servers rollout_servers_of(struct http_client *http, const struct control *control,
@@ -150,16 +145,148 @@ enum status rollout_samples(const struct rollout *r, const float *advantages, bo
     return samples_begin(s, ret);
 }
 
-// ---- request ------------------------------------------------------------------------------------
+// ---- what is asked of servers -------------------------------------------------------------------
 
-static const struct rollout_server *server_of(const struct chunk *p)
+struct rollout_pull rollout_pull_begin(const struct rollout_servers *servers,
+                                       const struct sampling_options *sampling)
 {
-    return &p->pull->source->servers[p->server];
+    return (struct rollout_pull){
+        .servers = servers,
+        .sampling = sampling,
+        // Even: an update that is being written just now may take some tokens of the weights
+        // before it.
+        .oldest = control_version(servers->servers[0].control) & ~(uint64_t)1,
+        .deadline = clock_deadline_ns(servers->timeout_ms),
+    };
 }
+
+static bool is_down(const struct rollout_server *s)
+{
+    return s->worker && s->worker->down;
+}
+
+static int servers_up(const struct rollout_servers *servers)
+{
+    int up = 0;
+    for (int k = 0; k < servers->n_servers; k++) up += !is_down(&servers->servers[k]);
+    return up;
+}
+
+static const struct rollout_server *server_of(const struct rollout_pull *p,
+                                              const struct rollout_ask *a)
+{
+    return &p->servers->servers[a->server];
+}
+
+enum status rollout_check(const struct rollout_servers *servers)
+{
+    if (servers->cancelled && atomic_load(servers->cancelled))
+        return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
+    if (servers_up(servers) == 0)
+        return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
+    enum status st = comm_check(servers->comm);
+    return st == ST_OK ? control_owner_alive(servers->servers[0].control) : st;
+}
+
+// Three quarters of a server's even share, so that its batch is full; who is done first takes the
+// rest. A server that is alone gets all.
+static int asks_at_once(const struct rollout_pull *p)
+{
+    const int up = servers_up(p->servers);
+    return up == 1 ? INT_MAX : (3 * p->n_asks + 4 * up - 1) / (4 * up);
+}
+
+bool rollout_choose(const struct rollout_pull *p, struct rollout_ask *a)
+{
+    int fewest = p->n_asks > 0 ? asks_at_once(p) : INT_MAX;
+    if (a->server >= 0 && is_down(server_of(p, a))) a->server = -1;
+    if (a->server >= 0) return clock_now_ns() >= p->of[a->server].again_ns;
+    for (int k = 0; k < p->servers->n_servers; k++) {
+        if (is_down(&p->servers->servers[k]) || clock_now_ns() < p->of[k].again_ns ||
+            p->of[k].in_flight >= fewest)
+            continue;
+        a->server = k;
+        fewest = p->of[k].in_flight;
+    }
+    return a->server >= 0;
+}
+
+enum status rollout_ask(struct rollout_pull *p, struct rollout_ask *a, const struct http_call *call)
+{
+    struct http_call to = *call;
+    to.server = server_of(p, a)->address;
+    enum status st = http_submit(p->servers->http, &to, &a->transfer);
+    p->of[a->server].in_flight += st == ST_OK;
+    p->in_flight += st == ST_OK;
+    return st;
+}
+
+static void leave(struct rollout_pull *p, struct rollout_ask *a)
+{
+    a->transfer = NULL;
+    p->of[a->server].in_flight--;
+    p->in_flight--;
+}
+
+void rollout_cancel(struct rollout_pull *p, struct rollout_ask *a)
+{
+    http_cancel(a->transfer);
+    if (a->transfer) leave(p, a);
+}
+
+bool rollout_finish(struct rollout_pull *p, struct rollout_ask *a, struct bytes *ret_body,
+                    enum status *ret_result)
+{
+    const struct rollout_server *server = server_of(p, a);
+    if (http_ended(a->transfer)) {
+        *ret_result = http_finish(a->transfer, ret_body);
+        leave(p, a);
+        return true;
+    }
+    if (!is_down(server)) return false;
+    rollout_cancel(p, a); // another that was asked of it told
+    *ret_result = status_fail(ST_PEER_GONE, "worker %s is put aside", server->worker->name);
+    return true;
+}
+
+enum status rollout_again(struct rollout_pull *p, struct rollout_ask *a, bool begun, enum status st)
+{
+    struct rollout_worker *worker = server_of(p, a)->worker;
+    struct status_kept why;
+    // Busy comes instead of a response, never within one.
+    if (st == ST_BUSY && !begun && clock_ms_until(p->deadline) > BUSY_RETRY_MS) {
+        log_debug("%s; it is asked again in %d ms", status_message(), BUSY_RETRY_MS);
+        p->of[a->server].again_ns = clock_deadline_ns(BUSY_RETRY_MS);
+        return ST_OK;
+    }
+    if (!worker) return st;
+    status_keep(&why, st);
+    if (!worker->down && (st = rollout_check(p->servers)) != ST_OK)
+        return st; // the run's end, not this worker's
+    status_recall(&why);
+    const bool first = !worker->down;
+    worker->down = true;
+    worker->n_failures += first;
+    const bool others = servers_up(p->servers) > 0;
+    if (first) {
+        log_progress_end();
+        log_warn("worker %s is put aside until it answers again before a step: %s; its requests %s",
+                 worker->name, why.message,
+                 others ? "go to the other servers" : "have no other server");
+    }
+    return others ? ST_OK : status_recall(&why);
+}
+
+// ---- request ------------------------------------------------------------------------------------
 
 static const char *completions_of(const struct rollout_server *s)
 {
     return s->worker ? s->worker->completions_of : NULL;
+}
+
+static const struct rollout_server *chunks_server(const struct chunk *p)
+{
+    return server_of(&p->pull->common, &p->ask);
 }
 
 json_t *rollout_ids(const struct token_list *list)
@@ -175,7 +302,7 @@ json_t *rollout_ids(const struct token_list *list)
 
 static json_int_t seed_of(const struct chunk *p, int group)
 {
-    return (json_int_t)rng_seed_of(p->pull->sampling->seed & INT64_MAX, group);
+    return (json_int_t)rng_seed_of(p->pull->common.sampling->seed & INT64_MAX, group);
 }
 
 static json_t *request_group(const struct chunk *p, int id)
@@ -191,12 +318,12 @@ static json_t *request_group(const struct chunk *p, int id)
 static json_t *completions_body(struct chunk *p)
 {
     const struct rollout *r = p->pull->rollout;
-    const struct sampling_options *s = p->pull->sampling;
+    const struct sampling_options *s = p->pull->common.sampling;
     json_t *ids = rollout_ids(&r->examples[p->first]->prompt_ids);
     json_t *body =
         ids ? json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*}", "model",
-                        completions_of(server_of(p)), "prompt", ids, "n", r->n_per_group, "seed",
-                        seed_of(p, p->first), "max_tokens", (json_int_t)s->max_tokens,
+                        completions_of(chunks_server(p)), "prompt", ids, "n", r->n_per_group,
+                        "seed", seed_of(p, p->first), "max_tokens", (json_int_t)s->max_tokens,
                         "temperature", s->temperature, "top_p", s->top_p, "logprobs", 1,
                         "return_token_ids", 1, "return_tokens_as_token_ids", 1, "stop", s->stop)
             : NULL;
@@ -220,23 +347,25 @@ static json_t *request_tandem(const struct sampling_options *s)
     return tandem;
 }
 
-json_t *rollout_request(const struct rollout_servers *source, const struct sampling_options *s,
-                        json_t *groups)
+json_t *rollout_request(const struct rollout_pull *pull, json_t *groups)
 {
-    return groups ? json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*, s:o*}}",
-                              "groups", groups, "lora", source->adapter, "sampling", "temperature",
-                              s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
-                              (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
-                              "ignore_eos", s->ignore_eos, "stop", s->stop, "tandem",
-                              request_tandem(s), "text_offset", s->text_offset ? json_true() : NULL)
-                  : NULL;
+    const struct sampling_options *s = pull->sampling;
+    return groups
+               ? json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*, s:o*}}",
+                           "groups", groups, "lora", pull->servers->adapter, "sampling",
+                           "temperature", s->temperature, "top_p", s->top_p, "min_p", s->min_p,
+                           "top_k", (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
+                           "ignore_eos", s->ignore_eos, "stop", s->stop, "tandem",
+                           request_tandem(s), "text_offset", s->text_offset ? json_true() : NULL)
+               : NULL;
 }
 
 // Whether a group is this rank's to pull, and has no completions yet.
 static bool is_wanted(const struct pull *pull, int group)
 {
     const struct rollout *r = pull->rollout;
-    return rollout_owns(pull->source->comm, group) && !r->completions[group * r->n_per_group].text;
+    return rollout_owns(pull->common.servers->comm, group) &&
+           !r->completions[group * r->n_per_group].text;
 }
 
 // Of the groups that have no completions; how many samples that are is the chunk's n_wanted.
@@ -252,7 +381,7 @@ static json_t *rollouts_body(struct chunk *p)
         p->n_wanted += r->n_per_group;
     }
     if (failed) json_decref(groups);
-    return rollout_request(p->pull->source, p->pull->sampling, failed ? NULL : groups);
+    return rollout_request(&p->pull->common, failed ? NULL : groups);
 }
 
 // ---- response -----------------------------------------------------------------------------------
@@ -267,17 +396,18 @@ enum status rollout_check_line(const char *where, const json_t *line)
 }
 
 // A worker's weights do not change in a pull; those that learn may, by another process.
-enum status rollout_read(const struct rollout_servers *servers, const struct rollout_server *server,
-                         const struct sampling_options *sampling, uint64_t oldest,
+enum status rollout_read(const struct rollout_pull *pull, const struct rollout_ask *ask,
                          const char *where, const json_t *line, struct completion *ret)
 {
+    const struct rollout_server *server = server_of(pull, ask);
+    const struct sampling_options *sampling = pull->sampling;
     struct rollout_worker *worker = server->worker;
     const struct completion_bounds bounds = {
-        .vocab_size = servers->vocab_size,
+        .vocab_size = pull->servers->vocab_size,
         .max_tokens = (int)sampling->max_tokens,
         .tandem = sampling->tandem.on,
         .filtered = sampling_is_filtered(sampling) && !(worker && worker->completions_of),
-        .oldest = worker ? worker->version : oldest,
+        .oldest = worker ? worker->version : pull->oldest,
         .newest = worker ? worker->version : control_version(server->control),
     };
     enum status st = completion_read(where, line, &bounds, ret);
@@ -285,20 +415,6 @@ enum status rollout_read(const struct rollout_servers *servers, const struct rol
     for (int t = 0; t < ret->n; t++) ret->versions[t] = worker->copy_of;
     worker->n_samples++;
     return ST_OK;
-}
-
-bool rollout_worker_failed(const struct rollout_server *server, const char *then)
-{
-    struct rollout_worker *worker = server->worker;
-    if (!worker) return false;
-    if (!worker->down) {
-        log_progress_end();
-        log_warn("worker %s is put aside until it answers again before a step: %s%s", worker->name,
-                 status_message(), then);
-        worker->n_failures++;
-    }
-    worker->down = true;
-    return true;
 }
 
 // One sample, as a line of /v1/rollouts has it; `path` is that of the request.
@@ -317,8 +433,7 @@ static enum status take_sample(struct chunk *p, const char *path, const json_t *
     snprintf(where, sizeof where, "response to %s, group %d sample %d", path, group, sample);
     struct completion *completion = &r->completions[group * r->n_per_group + sample];
     if (completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
-    CHECK(rollout_read(p->pull->source, server_of(p), p->pull->sampling, p->pull->oldest, where,
-                       line, completion));
+    CHECK(rollout_read(&p->pull->common, &p->ask, where, line, completion));
     p->n_taken++;
     r->n_tokens += completion->n;
 out:
@@ -344,7 +459,7 @@ out:
 static json_t *line_of_choice(const struct chunk *p, const json_t *choice)
 {
     const json_t *ids = json_object_get(choice, "token_ids");
-    const json_int_t version = (json_int_t)server_of(p)->worker->version;
+    const json_int_t version = (json_int_t)chunks_server(p)->worker->version;
     json_t *versions = json_array();
     for (size_t t = 0; t < json_array_size(ids); t++)
         json_array_append_new(versions, json_integer(version));
@@ -374,40 +489,24 @@ out:
     return st;
 }
 
-// ---- chunks in flight
-// ----------------------------------------------------------------------------
-
-enum status rollout_check(const struct rollout_servers *servers)
-{
-    if (servers->cancelled && atomic_load(servers->cancelled))
-        return status_fail(ST_CANCELLED, "the rollouts are no longer wanted");
-    enum status st = comm_check(servers->comm);
-    return st == ST_OK ? control_owner_alive(servers->servers[0].control) : st;
-}
-
-static enum status check_alive(void *chunk)
-{
-    return rollout_check(((const struct chunk *)chunk)->pull->source);
-}
+// ---- chunks -------------------------------------------------------------------------------------
 
 static enum status submit(struct chunk *p)
 {
-    const struct rollout_servers *source = p->pull->source;
-    const bool completions = completions_of(server_of(p)) != NULL;
+    const struct rollout_servers *servers = p->pull->common.servers;
+    const bool completions = completions_of(chunks_server(p)) != NULL;
     json_t *body = completions ? completions_body(p) : rollouts_body(p);
     if (!body) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
     const struct http_call call = {
-        .server = server_of(p)->address,
         .path = completions ? COMPLETIONS : ROLLOUTS,
         .post = true,
         .body = body,
-        .timeout_ms = source->timeout_ms,
-        .idle_timeout_ms = source->idle_timeout_ms,
+        .timeout_ms = servers->timeout_ms,
+        .idle_timeout_ms = servers->idle_timeout_ms,
         .on_line = completions ? NULL : take_line,
-        .alive = check_alive,
         .context = p,
     };
-    enum status st = http_submit(source->http, &call, &p->request);
+    enum status st = rollout_ask(&p->pull->common, &p->ask, &call);
     json_decref(body);
     return st;
 }
@@ -416,13 +515,12 @@ static enum status submit(struct chunk *p)
 static void give_back(struct chunk *p)
 {
     struct rollout *r = p->pull->rollout;
-    http_cancel(p->request);
-    p->request = NULL;
-    p->server = -1;
+    p->ask.server = -1;
     p->done = true;
     for (int g = p->first; g < p->first + p->n_groups; g++) {
         struct completion *completions = &r->completions[g * r->n_per_group];
         int n = 0;
+        if (!rollout_owns(p->pull->common.servers->comm, g)) continue;
         for (int i = 0; i < r->n_per_group; i++) n += completions[i].text != NULL;
         p->done &= n == r->n_per_group;
         for (int i = 0; n < r->n_per_group && i < r->n_per_group; i++) {
@@ -432,114 +530,37 @@ static void give_back(struct chunk *p)
     }
 }
 
-static int servers_up(const struct rollout_servers *source)
-{
-    int up = 0;
-    for (int k = 0; k < source->n_servers; k++) up += !rollout_server_is_down(&source->servers[k]);
-    return up;
-}
-
-// Three quarters of a server's even share, so that its batch is full; who is done first takes the
-// rest. A server that is alone gets all.
-static int chunks_at_once(const struct pull *pull)
-{
-    const int up = servers_up(pull->source);
-    return up == 1 ? pull->n_chunks : (3 * pull->n_chunks + 4 * up - 1) / (4 * up);
-}
-
-// The server with the fewest samples outstanding that can take one more chunk; -1: none can.
-static int pick_server(const struct pull *pull)
-{
-    const struct rollout_servers *source = pull->source;
-    const int max = chunks_at_once(pull);
-    int best = -1, fewest = INT_MAX;
-    for (int k = 0; k < source->n_servers; k++) {
-        int chunks = 0, samples = 0;
-        for (int i = 0; i < pull->n_chunks; i++) {
-            const struct chunk *p = &pull->chunks[i];
-            if (p->done || p->server != k) continue;
-            chunks++;
-            samples += p->n_wanted - p->n_taken;
-        }
-        const bool takes = !rollout_server_is_down(&source->servers[k]) && chunks < max &&
-                           clock_now_ns() >= pull->again_ns[k];
-        if (!takes || samples >= fewest) continue;
-        best = k;
-        fewest = samples;
-    }
-    return best;
-}
-
-// Its chunks go to the others, if there are any.
-static void put_aside(struct pull *pull, int server)
-{
-    const struct rollout_server *failed = &pull->source->servers[server];
-    const int others = servers_up(pull->source) - !rollout_server_is_down(failed);
-    char then[80];
-    int n = 0;
-    for (int i = 0; i < pull->n_chunks; i++) {
-        struct chunk *p = &pull->chunks[i];
-        if (p->done || p->server != server) continue;
-        give_back(p);
-        n += !p->done;
-    }
-    snprintf(then, sizeof then, "; %d requests of this one %s", n,
-             others > 0 ? "go to the other servers" : "have no other server");
-    rollout_worker_failed(failed, then);
-}
-
-// What is to be done about a chunk whose request ended so.
-static enum status end_chunk(struct chunk *p, enum status st)
-{
-    struct pull *pull = p->pull;
-    // Busy comes instead of a response, never within one.
-    if (st == ST_BUSY && p->n_taken == 0 && clock_ms_until(pull->deadline) > BUSY_RETRY_MS) {
-        log_debug("%s; it is asked again in %d ms", status_message(), BUSY_RETRY_MS);
-        pull->again_ns[p->server] = clock_deadline_ns(BUSY_RETRY_MS);
-        give_back(p);
-        return ST_OK;
-    }
-    if (st == ST_OK && p->n_taken != p->n_wanted)
-        st = status_fail(ST_FORMAT, "response to /v1/rollouts: %d samples of the %d asked for",
-                         p->n_taken, p->n_wanted);
-    p->done = st == ST_OK;
-    if (st == ST_OK || !server_of(p)->worker) return st;
-    struct status_kept fault = {0};
-    status_keep(&fault, st);
-    if ((st = check_alive(p)) != ST_OK) return st; // the run's end, not this worker's
-    status_recall(&fault);
-    put_aside(pull, p->server);
-    return servers_up(pull->source) > 0 ? ST_OK : status_recall(&fault);
-}
-
 // Submits it, takes its end, or does nothing where it is in flight.
 static enum status advance(struct chunk *p)
 {
+    struct rollout_pull *pull = &p->pull->common;
+    struct rollout_ask *a = &p->ask;
+    struct bytes body = BYTES_INIT;
+    enum status st;
     if (p->done) return ST_OK;
-    if (p->request) {
-        if (!http_ended(p->request)) return ST_OK;
-        struct http_transfer *request = p->request;
-        struct bytes body = BYTES_INIT;
-        p->request = NULL;
-        enum status st = http_finish(request, &body);
-        if (st == ST_OK && completions_of(server_of(p))) st = take_choices(p, &body);
-        bytes_release(&body);
-        return end_chunk(p, st);
-    }
-    p->server = pick_server(p->pull);
-    return p->server >= 0 ? submit(p) : check_alive(p);
+    if (!a->transfer) return rollout_choose(pull, a) ? submit(p) : ST_OK;
+    if (!rollout_finish(pull, a, &body, &st)) return ST_OK;
+    if (st == ST_OK && completions_of(chunks_server(p))) st = take_choices(p, &body);
+    if (st == ST_OK && p->n_taken != p->n_wanted)
+        st = status_fail(ST_FORMAT, "response to " ROLLOUTS ": %d samples of the %d asked for",
+                         p->n_taken, p->n_wanted);
+    if (st != ST_OK) st = rollout_again(pull, a, p->n_taken > 0, st);
+    give_back(p);
+    bytes_release(&body);
+    return st;
 }
 
 static enum status pull_chunks(struct pull *pull)
 {
     enum status st = ST_OK;
-    for (int done = 0; done < pull->n_chunks;) {
+    for (int done = 0; done < pull->common.n_asks;) {
+        CHECK(rollout_check(pull->common.servers));
         done = 0;
-        for (int k = 0; k < pull->n_chunks; k++) {
+        for (int k = 0; k < pull->common.n_asks; k++) {
             CHECK(advance(&pull->chunks[k]));
             done += pull->chunks[k].done;
         }
-        if (done < pull->n_chunks) http_poll(pull->source->http, BUSY_RETRY_MS);
+        if (done < pull->common.n_asks) http_poll(pull->common.servers->http, CHECK_MS);
     }
 out:
     return st;
@@ -548,22 +569,23 @@ out:
 static enum status plan_chunks(struct pull *pull)
 {
     const struct rollout *r = pull->rollout;
-    const int servers = pull->source->n_servers, max = CHUNKS_A_SERVER * servers;
+    const struct rollout_servers *servers = pull->common.servers;
+    const int max = CHUNKS_A_SERVER * servers->n_servers;
     bool each_group = false;
-    for (int k = 0; k < servers; k++)
-        each_group |= completions_of(&pull->source->servers[k]) != NULL;
-    pull->n_chunks = each_group || (servers > 1 && r->n_groups < max) ? r->n_groups
-                     : servers == 1                                   ? 1
-                                                                      : max;
-    pull->chunks = calloc((size_t)pull->n_chunks, sizeof *pull->chunks);
-    if (!pull->chunks)
-        return status_fail(ST_NO_MEMORY, "no memory for %d requests", pull->n_chunks);
-    for (int k = 0, end = 0; k < pull->n_chunks; k++) {
+    for (int k = 0; k < servers->n_servers; k++)
+        each_group |= completions_of(&servers->servers[k]) != NULL;
+    const int n = each_group || (servers->n_servers > 1 && r->n_groups < max) ? r->n_groups
+                  : servers->n_servers == 1                                   ? 1
+                                                                              : max;
+    pull->chunks = calloc((size_t)n, sizeof *pull->chunks);
+    if (!pull->chunks) return status_fail(ST_NO_MEMORY, "no memory for %d requests", n);
+    pull->common.n_asks = n;
+    for (int k = 0, end = 0; k < n; k++) {
         struct chunk *p = &pull->chunks[k];
         p->pull = pull;
-        p->server = -1;
+        p->ask.server = -1;
         p->first = end;
-        end = (int)((int64_t)r->n_groups * (k + 1) / pull->n_chunks);
+        end = (int)((int64_t)r->n_groups * (k + 1) / n);
         p->n_groups = end - p->first;
         p->done = true;
         for (int g = p->first; g < end; g++) p->done &= !is_wanted(pull, g);
@@ -574,21 +596,15 @@ static enum status plan_chunks(struct pull *pull)
 enum status rollout_pull(const struct rollout_servers *source,
                          const struct sampling_options *sampling, struct rollout *r)
 {
-    struct pull pull = {
-        .source = source,
-        .sampling = sampling,
-        .rollout = r,
-        // Even: an update that is being written just now may take some tokens of the weights
-        // before it.
-        .oldest = control_version(source->servers[0].control) & ~(uint64_t)1,
-        .deadline = clock_deadline_ns(source->timeout_ms),
-    };
+    struct pull pull = {.common = rollout_pull_begin(source, sampling), .rollout = r};
     const int64_t start = clock_now_ns();
-    if (servers_up(source) == 0)
-        return status_fail(ST_PEER_GONE, "none of the servers that sample answers any more");
     enum status st = plan_chunks(&pull);
     if (st == ST_OK) st = pull_chunks(&pull);
-    for (int k = 0; pull.chunks && k < pull.n_chunks; k++) http_cancel(pull.chunks[k].request);
+    for (int k = 0; k < pull.common.n_asks; k++) {
+        if (!pull.chunks[k].ask.transfer) continue;
+        rollout_cancel(&pull.common, &pull.chunks[k].ask);
+        give_back(&pull.chunks[k]);
+    }
     free(pull.chunks);
     if (st != ST_OK) return st;
     r->seconds += clock_ms_since(start) / 1e3;

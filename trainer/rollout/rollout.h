@@ -41,10 +41,6 @@ struct rollout_server {            // one that samples
     struct rollout_worker *worker; // NULL: it samples by those weights themselves
 };
 #define ROLLOUT_MAX_SERVERS 16
-static inline bool rollout_server_is_down(const struct rollout_server *s)
-{
-    return s->worker && s->worker->down;
-}
 
 struct rollout_servers { // who samples; borrowed parts, filled by the caller
     struct http_client *http;
@@ -79,25 +75,8 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // rollout_free() only.
 enum status rollout_pull(const struct rollout_servers *source,
                          const struct sampling_options *sampling, struct rollout *r);
-// One sample that a server gave, as a line of /v1/rollouts has it; its tokens are then of versions
-// of the weights here. oldest: their version when it was asked for.
-enum status rollout_read(const struct rollout_servers *servers, const struct rollout_server *server,
-                         const struct sampling_options *sampling, uint64_t oldest,
-                         const char *where, const json_t *line, struct completion *ret);
-// A line that is there in place of a sample, {"error"}, is ST_IO.
-enum status rollout_check_line(const char *where, const json_t *line);
-// ST_CANCELLED; or whose end it is without which nothing can be sampled.
-enum status rollout_check(const struct rollout_servers *servers);
-// Of a server that failed by status_message(): whether it is a worker, which is then down, and a
-// warning says so; then: and what becomes of what it was asked for.
-bool rollout_worker_failed(const struct rollout_server *server, const char *then);
 // What group's completions stand behind.
 const struct token_list *rollout_prompt(const struct rollout *r, int group);
-// Body of POST /v1/rollouts for a list of groups; takes their reference over (NULL: no memory, and
-// so is the result).
-json_t *rollout_request(const struct rollout_servers *source,
-                        const struct sampling_options *sampling, json_t *groups);
-json_t *rollout_ids(const struct token_list *ids); // as JSON; NULL: no memory
 // The oldest weights that sampled a token of a group; UINT64_MAX: it has no token, or no versions.
 uint64_t rollout_oldest(const struct rollout *r, int group);
 // Takes the completions of groups with a token of weights before `oldest` away. How many groups.
@@ -108,6 +87,56 @@ int rollout_drop_older(struct rollout *r, uint64_t oldest);
 enum status rollout_samples(const struct rollout *rollout, const float *advantages, bool processed,
                             bool mask_truncated, struct samples **ret);
 void rollout_free(struct rollout *r);
+
+// ---- what is asked of servers -------------------------------------------------------------------
+
+// What all that is asked for one rollout has in common. Who asks drives the client itself, and
+// looks whether rollout_check() still is well.
+struct rollout_pull {
+    const struct rollout_servers *servers;
+    const struct sampling_options *sampling;
+    uint64_t oldest; // version of the weights when it began
+    int64_t deadline;
+    int n_asks; // that there are, of one size, of which a server has some at a time; 0: all at once
+    int in_flight;
+    struct {
+        int in_flight;
+        int64_t again_ns; // it was busy, and is asked again from then on
+    } of[ROLLOUT_MAX_SERVERS];
+};
+struct rollout_ask {                // asked of one server, and of another where that one fails
+    int server;                     // -1: of none yet
+    struct http_transfer *transfer; // NULL: not in flight
+};
+struct rollout_pull rollout_pull_begin(const struct rollout_servers *servers,
+                                       const struct sampling_options *sampling);
+// ST_CANCELLED; or whose end it is without which nothing can be sampled.
+enum status rollout_check(const struct rollout_servers *servers);
+// Whether it can be asked now: of the server that it has, or of the one that was asked the least.
+bool rollout_choose(const struct rollout_pull *p, struct rollout_ask *a);
+// Of the chosen one, whatever server the call names.
+enum status rollout_ask(struct rollout_pull *p, struct rollout_ask *a,
+                        const struct http_call *call);
+void rollout_cancel(struct rollout_pull *p, struct rollout_ask *a); // where it is in flight
+// False while it is under way. Its result is that of http_finish(); or ST_PEER_GONE where its
+// server is down since another ask failed.
+bool rollout_finish(struct rollout_pull *p, struct rollout_ask *a, struct bytes *ret_body,
+                    enum status *ret_result);
+// What is to be done where it failed by status_message(). ST_OK: it is to be asked again, since its
+// server is busy; or is a worker, which is then down, as a warning says, and there are others.
+// begun: some of it came.
+enum status rollout_again(struct rollout_pull *p, struct rollout_ask *a, bool begun,
+                          enum status st);
+// Body of POST /v1/rollouts for a list of groups; takes their reference over (NULL: no memory, and
+// so is the result).
+json_t *rollout_request(const struct rollout_pull *p, json_t *groups);
+json_t *rollout_ids(const struct token_list *ids); // as JSON; NULL: no memory
+// A line that is there in place of a sample, {"error"}, is ST_IO.
+enum status rollout_check_line(const char *where, const json_t *line);
+// One sample, as a line of /v1/rollouts has it; its tokens are then of versions of the weights
+// here.
+enum status rollout_read(const struct rollout_pull *p, const struct rollout_ask *a,
+                         const char *where, const json_t *line, struct completion *ret);
 
 // exchange.c: each rank has pulled its own groups (rollout_owns()); then each has those of all.
 // What was exchanged before is not sent again, unless it was dropped (rollout_drop_older()) and
