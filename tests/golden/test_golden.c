@@ -503,7 +503,7 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
         }
     optimizer_clear_grads(g->optimizer);
     model_forward(g->model, batch_view(g->batch), NULL, g->tape, &x);
-    CHECK(backward_logprobs(g->backward, g->batch, x, g->targets, 1.0f, logprobs, NULL));
+    CHECK(backward_logprobs(g->backward, NULL, g->batch, x, g->targets, 1.0f, logprobs, NULL));
     struct loss_batch batch = {
         .n_seqs = g->n_seqs,
         .first = g->first,

@@ -121,7 +121,8 @@ static void differentiate(struct side *s, enum recompute recompute)
     must_ok(tape_new(s->model, ROWS, recompute, &tape));
     optimizer_clear_grads(s->optimizer);
     model_forward(s->model, batch_view(s->batch), NULL, tape, &x);
-    must_ok(backward_logprobs(s->backward, s->batch, x, s->targets, 0.7f, s->logprobs, s->entropy));
+    must_ok(backward_logprobs(s->backward, NULL, s->batch, x, s->targets, 0.7f, s->logprobs,
+                              s->entropy));
     device_copy_out(s->dev, s->logits, s->model->logits, logits * sizeof(float));
     must_ok(backward_run(s->backward, s->batch, tape, dlogprobs, NULL, 0.7f));
     must_ok(optimizer_prepare(s->optimizer, &s->norm));

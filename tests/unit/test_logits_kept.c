@@ -52,7 +52,7 @@ static void differentiate(struct reference *r, int logits, struct result *ret)
     assert_ok(backward_new(m, grads, ROWS, ROWS, CHUNK, &b));
 
     model_forward(m, batch_view(r->batch), NULL, tape, &x);
-    assert_ok(backward_logprobs(b, r->batch, x, targets, 0.7f, ret->logprobs, ret->entropy));
+    assert_ok(backward_logprobs(b, NULL, r->batch, x, targets, 0.7f, ret->logprobs, ret->entropy));
     if (logits < ROWS) device_fill(r->dev, m->logits, 0xff, (size_t)logits * VOCAB * sizeof(float));
     assert_ok(backward_run(b, r->batch, tape, dlogprobs, NULL, 0.7f));
     ret->bytes = grads->bytes;

@@ -62,7 +62,7 @@ static float *differentiate(struct reference *r, enum recompute recompute, size_
     m->ops = &counting;
 
     model_forward(m, batch_view(r->batch), NULL, tape, &x);
-    assert_ok(backward_logprobs(b, r->batch, x, ids, 1.0f, logprobs, NULL));
+    assert_ok(backward_logprobs(b, NULL, r->batch, x, ids, 1.0f, logprobs, NULL));
     assert_ok(backward_run(b, r->batch, tape, dlogprobs, NULL, 1.0f));
     float *ret = malloc(grads->bytes);
     assert_non_null(ret);

@@ -116,7 +116,7 @@ static void gradients_that_are_complete_stay(void **state)
     for (int i = 0; i < ROWS; i++) assert_ok(batch_want_row(batch, i));
     assert_ok(batch_commit(batch, 0, 0));
     model_forward(r.model, batch_view(batch), NULL, tape, &x);
-    assert_ok(backward_logprobs(b, batch, x, targets, 1, logprobs, NULL));
+    assert_ok(backward_logprobs(b, NULL, batch, x, targets, 1, logprobs, NULL));
     struct watched w = {.grads = optimizer_grads(o, 0)->base, .n = r.weights->n_elements};
     w.from = w.n;
     w.seen = malloc((size_t)w.n * sizeof *w.seen);

@@ -145,10 +145,11 @@ void backward_rank(struct backward *b, struct token_logprob *ret_ranked)
     b->ret_ranked = ret_ranked;
 }
 
-static enum status logprobs_by(struct backward *b, struct model *m, const struct batch *batch,
-                               const void *x, const int32_t *targets, float temperature,
-                               float *ret_logprobs, float *ret_entropy)
+enum status backward_logprobs(struct backward *b, struct model *other, const struct batch *batch,
+                              const void *x, const int32_t *targets, float temperature,
+                              float *ret_logprobs, float *ret_entropy)
 {
+    struct model *m = other ? other : b->m;
     int n = batch_rows(batch);
     if (n > b->max_targets)
         return status_fail(ST_INVALID, "%d targets in a micro-batch that has room for %d", n,
@@ -161,26 +162,12 @@ static enum status logprobs_by(struct backward *b, struct model *m, const struct
         const struct head_args head = model_head_args(m, first, b->targets + at, rows, temperature);
         m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
                         &head);
-        if (m == b->m && b->ret_ranked) rank_rows(b, &head, at);
+        if (!other && b->ret_ranked) rank_rows(b, &head, at);
     }
-    b->logits_kept = m == b->m && all;
+    b->logits_kept = !other && all;
     device_copy_out(m->dev, ret_logprobs, b->logprob, (size_t)n * sizeof(float));
     if (ret_entropy) device_copy_out(m->dev, ret_entropy, b->entropy, (size_t)n * sizeof(float));
     return device_sync(m->dev);
-}
-
-enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
-                              const int32_t *targets, float temperature, float *ret_logprobs,
-                              float *ret_entropy)
-{
-    return logprobs_by(b, b->m, batch, x, targets, temperature, ret_logprobs, ret_entropy);
-}
-
-enum status backward_other_logprobs(struct backward *b, struct model *other,
-                                    const struct batch *batch, const void *x,
-                                    const int32_t *targets, float temperature, float *ret_logprobs)
-{
-    return logprobs_by(b, other, batch, x, targets, temperature, ret_logprobs, NULL);
 }
 
 // dx (rows, k) = (add ? dx : 0) + dy (rows, n) . w (n, k)
@@ -190,12 +177,6 @@ static void input_back(struct model *m, void *dx, const void *dy, const void *w,
     struct matmul shape = {.m = rows, .n = k, .k = n, .in = m->dt, .out = m->dt};
     shape.beta = add;
     m->ops->matmul(m->dev, dx, dy, w, NULL, &shape);
-}
-
-static void back_to_input(struct model *m, void *dx, const void *dy, const void *w, int rows, int n,
-                          int k)
-{
-    input_back(m, dx, dy, w, rows, n, k, false);
 }
 
 // dw (n, k) += dy (rows, n)^T . x (rows, k), and db (n) += column sums of dy: each where it is
@@ -422,7 +403,7 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
                    hidden);
     if (model_begins_sum(m))
-        back_to_input(m, b->dnormed, b->drouter, w->router, rows, experts, hidden);
+        input_back(m, b->dnormed, b->drouter, w->router, rows, experts, hidden, false);
     else
         device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)hidden * dtype_size(m->dt));
     ops->moe_combine(m->dev, b->dnormed, b->dexpert, r->place, NULL, &shape, true);

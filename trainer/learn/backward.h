@@ -29,17 +29,14 @@ size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,
 struct attn_shape backward_attn_shape(const struct model *m, int l);
 
 // Log-probabilities of `targets` (host, n = batch_rows) at the batch's wanted rows, after
-// model_forward gave x. Results are host arrays (n), entropy may be NULL. Waits.
-enum status backward_logprobs(struct backward *b, const struct batch *batch, const void *x,
-                              const int32_t *targets, float temperature, float *ret_logprobs,
-                              float *ret_entropy);
-// Every backward_logprobs() from here on also ranks the targets, into a host array (max_targets)
-// of the caller's: what it gave is there once it has returned. NULL: not any more.
+// model_forward gave x. other: by that model of the same shape, whose forward pass it was, in this
+// one's scratch; NULL: by b's own. Results are host arrays (n), entropy may be NULL. Waits.
+enum status backward_logprobs(struct backward *b, struct model *other, const struct batch *batch,
+                              const void *x, const int32_t *targets, float temperature,
+                              float *ret_logprobs, float *ret_entropy);
+// Every backward_logprobs() by b's own from here on also ranks the targets, into a host array
+// (max_targets) of the caller's: what it gave is there once it has returned. NULL: not any more.
 void backward_rank(struct backward *b, struct token_logprob *ret_ranked);
-// The same by another model of the same shape, whose forward pass gave x, in this one's scratch.
-enum status backward_other_logprobs(struct backward *b, struct model *other,
-                                    const struct batch *batch, const void *x,
-                                    const int32_t *targets, float temperature, float *ret_logprobs);
 // Adds to the gradients what dlogprobs (host, n) of the same rows and targets cause, and dentropy
 // (host, n; NULL: nothing) of the entropies. The tape must hold the batch's forward pass (layers
 // that it does not keep are run again), and backward_logprobs must have run on it last, with

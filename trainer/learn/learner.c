@@ -578,8 +578,8 @@ static enum status reference_logprobs(struct learner *l)
 {
     void *x;
     model_forward(l->ref.model, batch_view(l->batch), NULL, NULL, &x);
-    return backward_other_logprobs(l->backward, l->ref.model, l->batch, x, l->targets,
-                                   l->options.temperature, l->ref_logprobs);
+    return backward_logprobs(l->backward, l->ref.model, l->batch, x, l->targets,
+                             l->options.temperature, l->ref_logprobs, NULL);
 }
 
 static bool all_zero(const float *x, int n)
@@ -650,33 +650,20 @@ static enum status end_of_backward(struct learner *l)
     return st;
 }
 
-// By what sum over experts of assignments * probability (struct tape, `balance`) is multiplied,
-// after a pass over `rows` rows.
-static double balance_scale(const struct model_config *model, int rows)
-{
-    int layers = 0;
-    for (int l = 0; l < model->n_layers; l++) layers += model->layers[l].moe.n_experts > 0;
-    const double all = (double)rows * layers;
-    return config_experts(model) / (all * all);
-}
-
-// That sum; sums (2, n_experts) host.
-static double balance_sum(const struct model_config *model, const float *sums)
-{
-    const int n = config_experts(model);
-    double sum = 0;
-    for (int e = 0; e < n; e++) sum += (double)sums[e] * sums[n + e];
-    return sum;
-}
-
-// The load-balancing loss of a micro-batch, whose forward pass is on the tape.
+// The load-balancing loss of a micro-batch, whose forward pass is on the tape: n_experts / R^2
+// times the sum over experts of assignments * probability (struct tape, `balance`), R the rows of
+// all layers that have experts.
 static enum status balance(struct learner *l, int rows, double all_rows)
 {
-    const double scale = rows / all_rows * balance_scale(l->config, rows);
+    const int n = config_experts(l->config);
+    double sum = 0, layers = 0;
+    for (int i = 0; i < l->config->n_layers; i++) layers += l->config->layers[i].moe.n_experts > 0;
+    const double scale = rows / all_rows * (n / (rows * layers * (rows * layers)));
     device_copy_out(l->dev, l->balance_host, l->balance, balance_bytes(l));
     enum status st = device_sync(l->dev);
     if (st != ST_OK) return st;
-    l->balance_loss += scale * balance_sum(l->config, l->balance_host);
+    for (int e = 0; e < n; e++) sum += (double)l->balance_host[e] * l->balance_host[n + e];
+    l->balance_loss += scale * sum;
     backward_balance(l->backward, l->balance, (float)(scale * l->options.router_aux_loss_coef));
     return ST_OK;
 }
@@ -700,7 +687,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         set_dropout(l, mb, groups, backward);
         if (l->ref.model) CHECK(reference_logprobs(l));
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
-        CHECK(backward_logprobs(l->backward, l->batch, x, l->targets, l->options.temperature,
+        CHECK(backward_logprobs(l->backward, NULL, l->batch, x, l->targets, l->options.temperature,
                                 l->logprobs, l->entropy));
         if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
         if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows));
@@ -719,32 +706,26 @@ out:
     return st;
 }
 
-// Targets that the draft learns from, of all ranks; and with them the weight of each.
-static enum status plan_distillation(const struct learner *l, const struct packing *packing,
-                                     const struct pack_group *groups, struct passes *passes)
+// What means are over, of all ranks: the rows of the load-balancing loss, and the targets that the
+// draft learns from, with the weight of each.
+static enum status plan_passes(struct learner *l, const struct packing *packing,
+                               const struct pack_group *groups, struct passes *passes)
 {
-    double targets = 0;
+    double sums[2] = {0};
+    if (!passes->distil && !(passes->backward && l->balance)) return ST_OK;
     for (int i = 0; i < packing->n; i++) {
         const struct micro_batch *mb = &packing->batches[i];
-        if (draft_knows(l->draft, mb, groups)) targets += mb->first[mb->n_seqs];
+        const int targets = mb->first[mb->n_seqs];
+        if (targets > 0) sums[0] += mb->n_tokens;
+        if (passes->distil && draft_knows(l->draft, mb, groups)) sums[1] += targets;
     }
-    enum status st = comm_sum_host(l->options.comm, &targets, 1);
-    passes->distil->draft_targets = (long)targets;
-    passes->draft_scale = l->draft->loss_weight / (float)(targets > 0 ? targets : 1);
-    return st;
-}
-
-// Rows that the load-balancing loss is a mean over, of all ranks.
-static enum status count_rows(struct learner *l, const struct packing *packing, double *ret)
-{
-    double rows = 0;
-    for (int i = 0; i < packing->n; i++) {
-        const struct micro_batch *mb = &packing->batches[i];
-        if (mb->first[mb->n_seqs] > 0) rows += mb->n_tokens;
-    }
+    enum status st = comm_sum_host(l->options.comm, sums, 2);
+    passes->rows = sums[0];
     l->balance_loss = 0;
-    *ret = rows;
-    return comm_sum_host(l->options.comm, ret, 1);
+    if (!passes->distil) return st;
+    passes->distil->draft_targets = (long)sums[1];
+    passes->draft_scale = l->draft->loss_weight / (float)(sums[1] > 0 ? sums[1] : 1);
+    return st;
 }
 
 enum status learner_run(struct learner *l, enum pass_kind kind, const struct pack_group *groups,
@@ -757,8 +738,7 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
     if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);
     if (draft) optimizer_clear_grads(l->draft->optimizer);
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
-    if (draft) CHECK(plan_distillation(l, packing, groups, &passes));
-    if (passes.backward && l->balance) CHECK(count_rows(l, packing, &passes.rows));
+    CHECK(plan_passes(l, packing, groups, &passes));
     // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
     // beside the last one learned from.
     for (int i = packing->n - 1; i >= 0; i--) {
