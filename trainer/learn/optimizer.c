@@ -98,30 +98,44 @@ static enum status check_range(const struct param_range *r)
                        r->n, r->first, r->weights->n_elements, MOMENT_BLOCK);
 }
 
-#define N_PARTS 8
-#define PART(name, size)                                                                           \
-    {                                                                                              \
-        offsetof(struct optimizer, name), (size)                                                   \
-    }
-enum { RESIDUAL = 0, MOMENTS = 1, GRADIENTS = 5 }; // the first part of each
+#define PART(name) offsetof(struct optimizer, name)
 
-// What gradients of n elements take, and a rank's state.
+// What is kept of each of a rank's elements, or of each block of them, under its name on disk.
+static const struct state_array {
+    size_t field; // its pointer
+    const char *name;
+    bool per_block, of_bf16;
+} state_arrays[] = {
+    {PART(moments.m), "exp_avg", false, false},
+    {PART(moments.v), "exp_avg_sq", false, false},
+    {PART(moments.m_scale), "exp_avg_scale", true, false},
+    {PART(moments.v_scale), "exp_avg_sq_scale", true, false},
+    {PART(low), "residual", false, true},
+};
+#define N_ARRAYS 5
+#define RESIDUAL 4
+#define N_PARTS  8
+
+static enum dtype array_dtype(const struct state_array *a, enum moments_kind kind)
+{
+    return a->per_block ? DT_F32 : a->of_bf16 ? DT_U16 : moment_dtypes[kind];
+}
+
+// A rank's state, and what gradients of n elements take.
 static void list_parts(int64_t n, const struct slices *slices, enum moments_kind kind,
                        struct device_part ret[N_PARTS])
 {
-    const size_t moments = (size_t)slices->n_state * dtype_size(moment_dtypes[kind]);
-    const size_t scales = kind == MOMENTS_8BIT ? blocks(slices->n_state) * sizeof(float) : 0;
-    const struct device_part parts[N_PARTS] = {
-        [RESIDUAL] = PART(low, (size_t)slices->n_low * sizeof(uint16_t)),
-        [MOMENTS] = PART(moments.m, moments),
-        PART(moments.v, moments),
-        PART(moments.m_scale, scales),
-        PART(moments.v_scale, scales),
-        [GRADIENTS] = PART(gradients, (size_t)n * sizeof(float)),
-        PART(sums, (size_t)slices->n_stretches * sizeof(double)),
-        PART(grad_scale, sizeof(float)),
-    };
-    memcpy(ret, parts, sizeof parts);
+    for (int i = 0; i < N_ARRAYS; i++) {
+        const struct state_array *a = &state_arrays[i];
+        const int64_t each = a->of_bf16 ? slices->n_low : slices->n_state;
+        const size_t entries = !a->per_block          ? (size_t)each
+                               : kind == MOMENTS_8BIT ? blocks(each)
+                                                      : 0;
+        ret[i] = (struct device_part){a->field, entries * dtype_size(array_dtype(a, kind))};
+    }
+    ret[5] = (struct device_part){PART(gradients), (size_t)n * sizeof(float)};
+    ret[6] = (struct device_part){PART(sums), (size_t)slices->n_stretches * sizeof(double)};
+    ret[7] = (struct device_part){PART(grad_scale), sizeof(float)};
 }
 
 enum status optimizer_reset(struct optimizer *o)
@@ -490,9 +504,9 @@ void optimizer_memory(const struct param_ranges *trained, int n_ranks, enum mome
     const struct slices slices = slices_count(trained, n_ranks);
     list_parts(count_elements(trained), &slices, moments, parts);
     *ret = (struct optimizer_memory){
-        .residual = device_parts_bytes(parts + RESIDUAL, MOMENTS - RESIDUAL),
-        .moments = device_parts_bytes(parts + MOMENTS, GRADIENTS - MOMENTS),
-        .grads = device_parts_bytes(parts + GRADIENTS, N_PARTS - GRADIENTS),
+        .residual = device_parts_bytes(parts + RESIDUAL, 1),
+        .moments = device_parts_bytes(parts, RESIDUAL),
+        .grads = device_parts_bytes(parts + N_ARRAYS, N_PARTS - N_ARRAYS),
     };
 }
 
@@ -500,60 +514,37 @@ void optimizer_memory(const struct param_ranges *trained, int n_ranks, enum mome
 
 #define STATE_FORMAT "commonweight-optimizer"
 
-// An array of the state: one entry for each of the ranges' elements, or for each block of them.
-struct state_array {
-    const char *name;
-    enum dtype dt;
-    char *base;
-    bool per_block, of_bf16;
-};
-#define MAX_ARRAYS 5
-
-static int state_arrays(const struct optimizer *o, struct state_array ret[MAX_ARRAYS])
-{
-    const struct moments *m = &o->moments;
-    enum dtype dt = moment_dtypes[m->kind];
-    int n = 0;
-    ret[n++] = (struct state_array){"exp_avg", dt, m->m, false, false};
-    ret[n++] = (struct state_array){"exp_avg_sq", dt, m->v, false, false};
-    if (m->kind == MOMENTS_8BIT) {
-        ret[n++] = (struct state_array){"exp_avg_scale", DT_F32, (char *)m->m_scale, true, false};
-        ret[n++] =
-            (struct state_array){"exp_avg_sq_scale", DT_F32, (char *)m->v_scale, true, false};
-    }
-    if (o->low) ret[n++] = (struct state_array){"residual", DT_U16, (char *)o->low, false, true};
-    return n;
-}
-
 // A tensor's part of an array.
 struct piece {
-    struct state_array array;
-    int range, tensor; // of the range's arena
-    int64_t first, n;  // entries, from the range's start
+    const struct state_array *array;
+    enum dtype dt;
+    char *base; // the array's
+    const struct param_range *range;
+    const struct weight_tensor *tensor; // of the range's arena
+    int64_t first, n;                   // entries, from the range's start
 };
 
-static enum status state_piece(const struct optimizer *o, const struct piece *base,
-                               const struct weight_tensor *tensor, struct piece *ret_piece,
-                               struct safetensors_source *ret)
+// Where it lies, by a piece of no tensor, and what it is called.
+static enum status state_piece(const struct piece *base, const struct weight_tensor *tensor,
+                               struct piece *ret_piece, struct safetensors_source *ret)
 {
-    const struct state_array *array = &base->array;
-    const struct param_range *range = &o->trained.list[base->range];
+    const struct param_range *range = base->range;
+    const bool per_block = base->array->per_block;
     const int64_t *whole = tensor->slice.whole; // which is what a file holds
-    int len = snprintf(ret->name, sizeof ret->name, "%s.%s%s", array->name,
+    int len = snprintf(ret->name, sizeof ret->name, "%s.%s%s", base->array->name,
                        range->arena ? range->arena : "", tensor->name);
     if (len < 0 || (size_t)len >= sizeof ret->name)
         return status_fail(ST_UNSUPPORTED, "tensor name \"%s\" is too long for optimizer state",
                            tensor->name);
     const int64_t at = tensor->offset - range->first, last = (at + tensor->n - 1) / MOMENT_BLOCK;
     *ret_piece = *base;
-    ret_piece->tensor = (int)(tensor - range->weights->tensors);
-    ret_piece->first = array->per_block ? at / MOMENT_BLOCK : at;
-    ret_piece->n = array->per_block ? last - at / MOMENT_BLOCK + 1 : tensor->n;
-    ret->dt = array->dt;
+    ret_piece->tensor = tensor;
+    ret_piece->first = per_block ? at / MOMENT_BLOCK : at;
+    ret_piece->n = per_block ? last - at / MOMENT_BLOCK + 1 : tensor->n;
+    ret->dt = base->dt;
     ret->tag = ret_piece;
-    ret->n_dims = array->per_block ? 1 : tensor->n_dims;
-    if (array->per_block) ret->shape[0] = ret_piece->n;
-    for (int d = 0; !array->per_block && d < tensor->n_dims; d++) ret->shape[d] = whole[d];
+    ret->n_dims = per_block ? 1 : tensor->n_dims;
+    for (int d = 0; d < ret->n_dims; d++) ret->shape[d] = per_block ? ret_piece->n : whole[d];
     return ST_OK;
 }
 
@@ -567,16 +558,17 @@ struct overlap {
 static struct overlap overlap_of(const struct optimizer *o, const struct piece *p,
                                  const struct stretch *t, int rank)
 {
-    const int64_t unit = p->array.per_block ? MOMENT_BLOCK : 1;
+    const int64_t unit = p->array->per_block ? MOMENT_BLOCK : 1;
     const int64_t begin = stretch_first(&o->slices, t, rank) / unit, end = begin + t->n / unit;
     const int64_t from = begin > p->first ? begin : p->first;
     const int64_t to = end < p->first + p->n ? end : p->first + p->n;
-    const int64_t state = (p->array.of_bf16 ? t->low_at : t->state_at) / unit;
-    if (o->slices.list[t->slice].range != p->range || to <= from) return (struct overlap){0};
+    const int64_t state = (p->array->of_bf16 ? t->low_at : t->state_at) / unit;
+    if (&o->trained.list[o->slices.list[t->slice].range] != p->range || to <= from)
+        return (struct overlap){0};
     return (struct overlap){
         .at = from - p->first,
         .n = to - from,
-        .memory = p->array.base + (size_t)(state + from - begin) * dtype_size(p->array.dt),
+        .memory = p->base + (size_t)(state + from - begin) * dtype_size(p->dt),
     };
 }
 
@@ -602,24 +594,26 @@ static void state_release(struct state *s)
 static enum status state_list(struct optimizer *o, struct state *s)
 {
     enum status st = ST_OK;
-    struct state_array arrays[MAX_ARRAYS];
-    const int n_arrays = state_arrays(o, arrays);
     size_t room = 0;
     s->o = o;
     for (int r = 0; r < o->trained.n; r++)
-        room += (size_t)n_arrays * (size_t)o->trained.list[r].weights->n_tensors;
+        room += N_ARRAYS * (size_t)o->trained.list[r].weights->n_tensors;
     s->pieces = calloc(room, sizeof *s->pieces);
     s->sources = calloc(room, sizeof *s->sources);
     if (!s->pieces || !s->sources)
         return status_fail(ST_NO_MEMORY, "no memory to list the optimizer's state");
-    for (int i = 0; i < n_arrays * o->trained.n; i++) {
-        const struct piece base = {.array = arrays[i / o->trained.n], .range = i % o->trained.n};
-        const struct param_range *range = &o->trained.list[base.range];
+    for (int i = 0; i < N_ARRAYS * o->trained.n; i++) {
+        const struct state_array *a = &state_arrays[i / o->trained.n];
+        const struct param_range *range = &o->trained.list[i % o->trained.n];
         const struct weights *w = range->weights;
-        if (base.array.of_bf16 && w->dt != DT_BF16) continue;
+        const struct piece base = {.array = a,
+                                   .dt = array_dtype(a, o->moments.kind),
+                                   .base = *(char **)((char *)o + a->field),
+                                   .range = range};
+        if (!base.base || (a->of_bf16 && w->dt != DT_BF16)) continue;
         for (int k = 0; k < w->n_tensors; k++) {
             if (!param_range_holds(range, k)) continue;
-            CHECK(state_piece(o, &base, &w->tensors[k], &s->pieces[s->n], &s->sources[s->n]));
+            CHECK(state_piece(&base, &w->tensors[k], &s->pieces[s->n], &s->sources[s->n]));
             s->n++;
         }
     }
@@ -631,7 +625,7 @@ out:
 // the same pieces. What comes from another lands in the gradients, which are free between steps.
 static enum status gather_piece(struct optimizer *o, const struct piece *p, char *to)
 {
-    const size_t entry = dtype_size(p->array.dt);
+    const size_t entry = dtype_size(p->dt);
     const int rank = comm_rank(o->comm);
     for (int r = 0; r < o->slices.n_ranks; r++) {
         for (int i = 0; i < o->slices.n_stretches; i++) {
@@ -648,11 +642,6 @@ static enum status gather_piece(struct optimizer *o, const struct piece *p, char
         }
     }
     return device_sync(o->dev);
-}
-
-static const struct weight_tensor *tensor_of(const struct optimizer *o, const struct piece *p)
-{
-    return &o->trained.list[p->range].weights->tensors[p->tensor];
 }
 
 // Room to put a shard's pieces together with those of the others.
@@ -673,7 +662,8 @@ static enum status collect_piece(struct state *s, const struct piece *p, char *t
 {
     enum status st = gather_piece(s->o, p, s->join ? s->own : to);
     if (st != ST_OK || !s->join || comm_rank(s->o->comm) > 0) return st;
-    return shard_join_tensor(s->join, p->tensor, s->own, dtype_size(p->array.dt), to);
+    return shard_join_tensor(s->join, (int)(p->tensor - p->range->weights->tensors), s->own,
+                             dtype_size(p->dt), to);
 }
 
 static enum status read_state(void *context, const struct safetensors_source *source, size_t bytes,
@@ -717,12 +707,23 @@ static enum status state_check(const char *path, const struct safetensors_entry 
 }
 
 // States written before there was a choice say nothing of their moments: they are f32.
-static enum status moments_check(const struct optimizer *o, const char *path,
-                                 const struct safetensors *set)
+static enum status read_metadata(const struct optimizer *o, const char *path,
+                                 const struct safetensors *set, int64_t *ret_steps)
 {
     const json_t *metadata = safetensors_metadata(set);
+    const char *format = json_string_value(json_object_get(metadata, "format"));
+    const char *text = json_string_value(json_object_get(metadata, "step"));
     const char *kind = json_string_value(json_object_get(metadata, "moments"));
     const char *mine = moments_kind_names[o->moments.kind];
+    if (!format || strcmp(format, STATE_FORMAT) != 0)
+        return status_fail(ST_FORMAT, "%s: not an optimizer state (its format is not \"%s\")", path,
+                           STATE_FORMAT);
+    char *end = NULL;
+    errno = 0;
+    *ret_steps = text ? strtoll(text, &end, 10) : -1;
+    if (!text || end == text || *end || errno || *ret_steps < 0)
+        return status_fail(ST_FORMAT, "%s: metadata field step is \"%s\", not a count", path,
+                           text ? text : "");
     if (!kind) kind = moments_kind_names[MOMENTS_F32];
     if (strcmp(kind, mine) == 0) return ST_OK;
     return status_fail(ST_MISMATCH,
@@ -731,33 +732,15 @@ static enum status moments_check(const struct optimizer *o, const char *path,
                        path, kind, mine, kind);
 }
 
-static enum status read_steps(const char *path, const struct safetensors *set, int64_t *ret_steps)
-{
-    const json_t *metadata = safetensors_metadata(set);
-    const char *format = json_string_value(json_object_get(metadata, "format"));
-    const char *text = json_string_value(json_object_get(metadata, "step"));
-    if (!format || strcmp(format, STATE_FORMAT) != 0)
-        return status_fail(ST_FORMAT, "%s: not an optimizer state (its format is not \"%s\")", path,
-                           STATE_FORMAT);
-    char *end = NULL;
-    errno = 0;
-    long long steps = text ? strtoll(text, &end, 10) : -1;
-    if (!text || end == text || *end || errno || steps < 0)
-        return status_fail(ST_FORMAT, "%s: metadata field step is \"%s\", not a count", path,
-                           text ? text : "");
-    *ret_steps = steps;
-    return ST_OK;
-}
-
 // This rank's part of a whole tensor's piece.
 static enum status load_piece(struct optimizer *o, const struct piece *p, const char *data)
 {
-    const size_t entry = dtype_size(p->array.dt);
+    const size_t entry = dtype_size(p->dt);
     char *own = NULL;
     if (o->shards) {
         own = malloc((size_t)p->n * entry);
         if (!own) return status_fail(ST_NO_MEMORY, "no memory to load the optimizer's state");
-        shard_take(tensor_of(o, p), data, entry, own);
+        shard_take(p->tensor, data, entry, own);
         data = own;
     }
     for (int i = 0; i < o->slices.n_stretches; i++) {
@@ -776,8 +759,7 @@ enum status optimizer_load(struct optimizer *o, const char *path)
     int64_t steps = 0;
     CHECK(state_list(o, &state));
     CHECK(safetensors_open_file(path, &set));
-    CHECK(read_steps(path, set, &steps));
-    CHECK(moments_check(o, path, set));
+    CHECK(read_metadata(o, path, set, &steps));
     // Everything is checked before anything is written.
     for (int i = 0; i < state.n; i++) {
         const struct safetensors_source *source = &state.sources[i];
