@@ -34,12 +34,20 @@ struct worker { // all zero but for a started child and a place for what it owes
     bool replied;     // once at least
     bool restarted;
 };
-struct score_batch {
+struct command {
+    char *line; // as given, owned
+    int timeout_ms, n_workers;
+    bool whole_groups, whole_batches;
+    bool failed; // a reply is missing for ever: nothing can be scored any more
+    bool hinted;
+    struct worker *workers; // (n_workers)
+    // the batch that is scored
     const struct reward_input *inputs;
-    int n, next, n_done; // next: to be handed out
-    json_int_t first_id;
-    double *scores;           // (n)
-    bool whole_groups, whole; // whole: it is one process's, which is told so
+    double *scores;         // (n)
+    int n, next, n_done;    // next: to be handed out
+    int failing;            // the sample that an error is about
+    json_int_t first_id;    // ids go on from batch to batch
+    struct worker *current; // that has the last sample handed out
 };
 
 // ---- one process --------------------------------------------------------------------------------
@@ -50,22 +58,6 @@ static bool worker_busy(const struct worker *w)
     return w->n_owed > 0 || w->child.out.len > 0;
 }
 
-static enum status put_request(struct child *child, const struct score_batch *b, int i)
-{
-    const struct reward_input *input = &b->inputs[i];
-    json_t *request =
-        json_pack("{s:I, s:O*, s:s, s:s*, s:i, s:b, s:O*, s:O*}", "id", b->first_id + i, "prompt",
-                  input->prompt, "completion", input->text, "answer", input->answer, "tokens",
-                  input->n_tokens, "truncated", input->truncated, "telemetry", input->telemetry,
-                  "example", input->row);
-    if (request && b->whole_groups) {
-        json_object_set_new(request, "group", json_integer(input->group));
-        json_object_set_new(request, "group_size", json_integer(input->group_size));
-    }
-    if (request && b->whole) json_object_set_new(request, "batch_size", json_integer(b->n));
-    return json_put_line(&child->out, request, 0);
-}
-
 // For one more sample.
 static bool worker_has_room(const struct worker *w)
 {
@@ -73,151 +65,130 @@ static bool worker_has_room(const struct worker *w)
 }
 
 // Makes the line that asks for sample i, which worker_serve() writes.
-static enum status worker_ask(struct worker *w, const struct score_batch *b, int i)
+static enum status put_request(const struct command *c, struct worker *w, int i)
 {
-    enum status st = put_request(&w->child, b, i);
-    if (st != ST_OK) return st;
-    if (w->n_owed == 0) w->heard_ns = clock_now_ns();
-    w->owed[w->n_owed++] = i;
-    return ST_OK;
+    const struct reward_input *input = &c->inputs[i];
+    json_t *request =
+        json_pack("{s:I, s:O*, s:s, s:s*, s:i, s:b, s:O*, s:O*}", "id", c->first_id + i, "prompt",
+                  input->prompt, "completion", input->text, "answer", input->answer, "tokens",
+                  input->n_tokens, "truncated", input->truncated, "telemetry", input->telemetry,
+                  "example", input->row);
+    if (request && c->whole_groups) {
+        json_object_set_new(request, "group", json_integer(input->group));
+        json_object_set_new(request, "group_size", json_integer(input->group_size));
+    }
+    if (request && c->whole_batches) json_object_set_new(request, "batch_size", json_integer(c->n));
+    return json_put_line(&w->child.out, request, 0);
 }
 
 // Which of the samples that a worker owes a reply is for, as its index in `owed`; -1: none.
-static int whose(const struct worker *w, const struct score_batch *b, const json_t *reply)
+static int whose(const struct command *c, const struct worker *w, const json_t *reply)
 {
     const json_t *id = json_object_get(reply, "id");
     if (!id) return w->n_owed ? 0 : -1;
     for (int k = 0; k < w->n_owed; k++)
-        if (json_is_integer(id) && json_integer_value(id) == b->first_id + w->owed[k]) return k;
+        if (json_is_integer(id) && json_integer_value(id) == c->first_id + w->owed[k]) return k;
     return -1;
 }
 
-static enum status take_reply(struct worker *w, struct score_batch *b, const char *text, size_t len,
-                              int *ret_failed)
+static enum status take_reply(struct command *c, struct worker *w, const char *text, size_t len)
 {
     enum status st = ST_OK;
     json_error_t error;
     json_t *reply = json_loadb(text, len, 0, &error);
     const json_t *reward = json_object_get(reply, "reward");
-    const char *why = json_string_value(json_object_get(reply, "error")), *line = w->child.line;
-    const int index = whose(w, b, reply), shown = len > 200 ? 200 : (int)len;
+    const char *why = json_string_value(json_object_get(reply, "error")), *wrong = NULL;
+    const int index = whose(c, w, reply), shown = len > 200 ? 200 : (int)len;
     // null: it does not apply to the sample; 0 where it is neither
     const double score = json_is_null(reward) ? NAN : json_number_value(reward);
-    if (index >= 0) *ret_failed = w->owed[index];
-    if (why)
-        st = status_fail(ST_INVALID, "command \"%s\": %s", line, why);
-    else if (!json_is_null(reward) && (!json_is_number(reward) || !isfinite(score)))
-        st = status_fail(ST_FORMAT, "command \"%s\": not {\"reward\": NUMBER}: %.*s", line, shown,
-                         text);
-    else if (index < 0 && w->n_owed)
-        st = status_fail(ST_FORMAT, "command \"%s\": no sample of that \"id\" waits: %.*s", line,
-                         shown, text);
+    if (index >= 0) c->failing = w->owed[index];
+    if (!json_is_null(reward) && (!json_is_number(reward) || !isfinite(score)))
+        wrong = "not {\"reward\": NUMBER}";
     else if (index < 0)
-        st = status_fail(ST_FORMAT, "command \"%s\": more than one line for one sample: %.*s", line,
-                         shown, text);
+        wrong = w->n_owed ? "no sample of that \"id\" waits" : "more than one line for one sample";
+    if (why)
+        st = status_fail(ST_INVALID, "command \"%s\": %s", c->line, why);
+    else if (wrong)
+        st = status_fail(ST_FORMAT, "command \"%s\": %s: %.*s", c->line, wrong, shown, text);
     json_decref(reply);
     if (st != ST_OK) return st;
-    b->scores[w->owed[index]] = score;
+    c->scores[w->owed[index]] = score;
     memmove(&w->owed[index], &w->owed[index + 1], (size_t)(--w->n_owed - index) * sizeof *w->owed);
-    b->n_done++;
+    c->n_done++;
     w->replied = true;
     w->heard_ns = clock_now_ns();
     return ST_OK;
 }
 
-static enum status take_replies(struct worker *w, struct score_batch *b, int *ret_failed)
-{
-    const char *text;
-    size_t len;
-    enum status st = ST_OK;
-    while (st == ST_OK && child_line(&w->child, &text, &len))
-        st = take_reply(w, b, text, len, ret_failed);
-    return st;
-}
-
 // A process ended: the first time it is started again, and asked again for what it owes.
-static enum status restart(struct worker *w, struct score_batch *b)
+static enum status restart(const struct command *c, struct worker *w)
 {
     if (w->restarted) return status_context(ST_PEER_GONE, "even when started again");
     log_progress_end();
     log_warn("%s; it is started again, and asked again for the %d sample%s it owes",
              status_message(), w->n_owed, w->n_owed == 1 ? "" : "s");
     w->restarted = true;
-    enum status st = child_start(&w->child, w->child.line);
-    for (int k = 0; st == ST_OK && k < w->n_owed; k++) st = put_request(&w->child, b, w->owed[k]);
+    enum status st = child_start(&w->child, c->line);
+    for (int k = 0; st == ST_OK && k < w->n_owed; k++) st = put_request(c, w, w->owed[k]);
     w->heard_ns = clock_now_ns();
     return st;
 }
 
 // Writes and reads what can be without waiting, and puts the replies into the batch's scores.
-// ret_failed: the sample that an error is about.
-static enum status worker_serve(struct worker *w, struct score_batch *b, int *ret_failed)
+static enum status worker_serve(struct command *c, struct worker *w)
 {
-    *ret_failed = w->owed[0];
+    const char *text;
+    size_t len;
+    c->failing = w->owed[0];
     enum status st = child_pump(&w->child);
-    if (st == ST_PEER_GONE) st = restart(w, b);
-    return st == ST_OK ? take_replies(w, b, ret_failed) : st;
+    if (st == ST_PEER_GONE) st = restart(c, w);
+    while (st == ST_OK && child_line(&w->child, &text, &len)) st = take_reply(c, w, text, len);
+    return st;
 }
 
 // ---- all of them --------------------------------------------------------------------------------
-
-struct command {
-    char *line; // as given, owned
-    int timeout_ms, n_workers;
-    struct worker *workers; // (n_workers)
-    json_int_t n_asked;     // samples of earlier batches: ids go on
-    bool failed;            // a reply is missing for ever: nothing can be scored any more
-    bool whole_groups, whole_batches;
-    struct worker *current; // that has the last sample handed out
-    bool hinted;
-};
 
 // The process that owes least and can take more; NULL: none can.
 static struct worker *idlest(struct command *c)
 {
     struct worker *idlest = NULL;
-    for (int k = 0; k < c->n_workers; k++) {
-        struct worker *w = &c->workers[k];
+    for (struct worker *w = c->workers; w < c->workers + c->n_workers; w++)
         if (worker_has_room(w) && (!idlest || w->n_owed < idlest->n_owed)) idlest = w;
-    }
     return idlest;
 }
 
 // Who is asked for the next sample; NULL: nobody has room. The rest of a group goes where its first
 // went, whose window has room for it.
-static struct worker *next_worker(struct command *c, const struct score_batch *b)
+static struct worker *next_worker(struct command *c)
 {
-    const struct reward_input *next = &b->inputs[b->next];
-    if (b->whole) return worker_has_room(c->workers) ? c->workers : NULL;
-    if (!b->whole_groups || b->next == 0 || next->group != b->inputs[b->next - 1].group)
+    const struct reward_input *next = &c->inputs[c->next];
+    if (c->whole_batches || !c->whole_groups || c->next == 0 || next->group != next[-1].group)
         return c->current = idlest(c);
     return worker_has_room(c->current) ? c->current : NULL;
 }
 
-static enum status hand_out(struct command *c, struct score_batch *b, int *ret_failed)
+static enum status hand_out(struct command *c)
 {
     struct worker *w;
-    while (b->next < b->n && (w = next_worker(c, b))) {
-        enum status st = worker_ask(w, b, b->next);
-        if (st != ST_OK) {
-            *ret_failed = b->next;
-            return st;
-        }
-        b->next++;
+    for (; c->next < c->n && (w = next_worker(c)); c->next++) {
+        enum status st = put_request(c, w, c->failing = c->next);
+        if (st != ST_OK) return st;
+        if (w->n_owed == 0) w->heard_ns = clock_now_ns();
+        w->owed[w->n_owed++] = c->next;
     }
     return ST_OK;
 }
 
 // ---- time ---------------------------------------------------------------------------------------
 
-static enum status check_silence(struct command *c, const struct worker *w, int *ret_failed)
+static enum status check_silence(struct command *c, const struct worker *w)
 {
     static const char hint[] = "if it has computed, its output is buffered: it must flush after "
                                "every line (python -u, print(..., flush=True), stdbuf -oL)";
     const double silent_ms = clock_ms_since(w->heard_ns);
     if (!worker_busy(w)) return ST_OK;
     if (silent_ms >= c->timeout_ms) {
-        *ret_failed = w->owed[0]; // or the last that it answered
+        c->failing = w->owed[0]; // or the last that it answered
         if (!w->n_owed)
             return status_fail(
                 ST_TIMEOUT,
@@ -273,17 +244,6 @@ static void command_close(void *state)
     free(c);
 }
 
-// For so many samples that it owes.
-static enum status make_room(struct worker *w, int n)
-{
-    if (n <= w->room) return ST_OK;
-    int *owed = realloc(w->owed, (size_t)n * sizeof *owed);
-    if (!owed) return status_fail(ST_NO_MEMORY, "no memory for %d samples of a reward", n);
-    w->owed = owed;
-    w->room = n;
-    return ST_OK;
-}
-
 static enum status command_open(const struct reward_options *options, const char *argument,
                                 void **ret_state)
 {
@@ -306,10 +266,7 @@ static enum status command_open(const struct reward_options *options, const char
     c->line = strdup(argument);
     c->workers = calloc((size_t)c->n_workers, sizeof *c->workers);
     if (!c->line || !c->workers) FAIL(ST_NO_MEMORY, "no memory for the reward \"command\"");
-    for (int k = 0; k < c->n_workers; k++) {
-        CHECK(make_room(&c->workers[k], WINDOW));
-        CHECK(child_start(&c->workers[k].child, c->line));
-    }
+    for (int k = 0; k < c->n_workers; k++) CHECK(child_start(&c->workers[k].child, c->line));
     *ret_state = c;
 out:
     if (st != ST_OK) command_close(c);
@@ -339,21 +296,36 @@ static enum status check_quiet(struct command *c, const char *fault)
     return ST_OK;
 }
 
-static enum status score_batch(struct command *c, struct score_batch *b, int *ret_failed)
+// Room for what each process may owe of a batch of n.
+static enum status make_room(struct command *c, int n)
+{
+    for (int k = 0; k < c->n_workers; k++) {
+        struct worker *w = &c->workers[k];
+        w->room = c->whole_batches && n > WINDOW ? n : WINDOW;
+        free(w->owed);
+        w->owed = calloc((size_t)w->room, sizeof *w->owed);
+        if (!w->owed)
+            return status_fail(ST_NO_MEMORY, "no memory for %d samples of a reward", w->room);
+    }
+    return ST_OK;
+}
+
+static enum status score_batch(struct command *c)
 {
     enum status st;
+    CHECK(make_room(c, c->n));
     CHECK(check_quiet(c, "wrote without being asked"));
-    CHECK(hand_out(c, b, ret_failed));
-    while (b->n_done < b->n) {
+    CHECK(hand_out(c));
+    while (c->n_done < c->n) {
         for (int k = 0; k < c->n_workers; k++) {
             if (!worker_busy(&c->workers[k])) continue;
-            CHECK(worker_serve(&c->workers[k], b, ret_failed));
-            CHECK(check_silence(c, &c->workers[k], ret_failed));
+            CHECK(worker_serve(c, &c->workers[k]));
+            CHECK(check_silence(c, &c->workers[k]));
         }
-        CHECK(hand_out(c, b, ret_failed));
-        if (b->n_done < b->n) CHECK(wait_for_any(c));
+        CHECK(hand_out(c));
+        if (c->n_done < c->n) CHECK(wait_for_any(c));
     }
-    *ret_failed = b->n - 1;
+    c->failing = c->n - 1;
     CHECK(check_quiet(c, "gave more than one line for one sample"));
 out:
     return st;
@@ -363,26 +335,22 @@ static enum status command_score(void *state, const struct reward_input *inputs,
                                  double *ret_scores, int *ret_failed)
 {
     struct command *c = state;
-    struct score_batch b = {.inputs = inputs,
-                            .n = n,
-                            .first_id = c->n_asked,
-                            .scores = ret_scores,
-                            .whole_groups = c->whole_groups,
-                            .whole = c->whole_batches};
-    c->n_asked += n;
     *ret_failed = 0;
-    enum status st = b.whole ? make_room(c->workers, n) : ST_OK;
-    if (st != ST_OK) return st;
-    if (b.whole_groups && !b.whole && n > 0 && inputs[0].group_size > WINDOW)
+    if (c->whole_groups && !c->whole_batches && n > 0 && inputs[0].group_size > WINDOW)
         return status_fail(ST_INVALID,
                            "--reward-groups: a group has %d samples, and a process is given %d at "
                            "most before it has replied",
                            inputs[0].group_size, WINDOW);
     if (c->failed) return status_fail(ST_PEER_GONE, "command \"%s\" is gone", c->line);
-    st = score_batch(c, &b, ret_failed);
-    if (st == ST_OK) return ST_OK;
-    c->failed = true;
-    for (int k = 0; k < c->n_workers; k++) child_end(&c->workers[k].child);
+    c->first_id += c->n;
+    c->inputs = inputs;
+    c->scores = ret_scores;
+    c->n = n;
+    c->next = c->n_done = c->failing = 0;
+    enum status st = score_batch(c);
+    c->failed = st != ST_OK;
+    *ret_failed = c->failing;
+    for (int k = 0; c->failed && k < c->n_workers; k++) child_end(&c->workers[k].child);
     return st;
 }
 
