@@ -371,7 +371,7 @@ static enum status run_eval(void *context)
         folder = e->policy->model;
     }
     CHECK(model_config_load(folder, &model));
-    options.question_template = reward_prompt_template(e->reward);
+    options.question_template = reward_info(e->reward)->prompt_template;
     CHECK(prompts_load(config->data, folder, model->vocab_size, &options, &data, &left_out));
     notice_data(data, left_out);
     CHECK(scoring_check(e->reward, data));

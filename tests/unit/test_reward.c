@@ -237,18 +237,18 @@ static void terms_and_weights(void **state)
     double terms[2], sum;
     struct reward_input input = {.text = "12345", .answer = "12345"};
     struct reward *r = open_reward("length,exact", "0.5,2", 10);
-    assert_int_equal(reward_terms(r), 2);
-    assert_string_equal(reward_term_name(r, 1), "exact");
-    assert_true(reward_term_weight(r, 1) == 2);
-    assert_int_equal(reward_accuracy_term(r), 1);
-    assert_true(reward_needs_answer(r));
+    assert_int_equal(reward_info(r)->n, 2);
+    assert_string_equal(reward_info(r)->terms[1].name, "exact");
+    assert_true(reward_info(r)->terms[1].weight == 2);
+    assert_int_equal(reward_info(r)->accuracy_term, 1);
+    assert_true(reward_info(r)->needs_answer);
     assert_ok(reward_score(r, &input, terms, &sum));
     assert_true(fabs(sum - (0.5 * -0.5 + 2)) < 1e-12);
     assert_true(terms[0] == -0.5 && terms[1] == 1);
     reward_free(r);
     r = open_reward("length", "", 10);
-    assert_int_equal(reward_accuracy_term(r), -1);
-    assert_false(reward_needs_answer(r));
+    assert_int_equal(reward_info(r)->accuracy_term, -1);
+    assert_false(reward_info(r)->needs_answer);
     reward_free(r);
     // An answer that is no number is the data set's fault, not the model's.
     r = open_reward("numeric", NULL, 10);
@@ -354,12 +354,12 @@ static void references_and_prompts(void **state)
     assert_status(reward_check_row(r, "42 ####", NULL), ST_FORMAT);
     assert_message("\"42 ####\" holds no number");
     assert_status(reward_check_row(r, "\\frac{x}{4}", NULL), ST_FORMAT);
-    assert_contains(reward_prompt_template(r), "{prompt}");
-    assert_contains(reward_prompt_template(r), "####");
+    assert_contains(reward_info(r)->prompt_template, "{prompt}");
+    assert_contains(reward_info(r)->prompt_template, "####");
     reward_free(r);
     r = open_reward("exact,numeric", NULL, 20);
     assert_status(reward_check_row(r, "many", NULL), ST_FORMAT);
-    assert_null(reward_prompt_template(r));
+    assert_null(reward_info(r)->prompt_template);
     reward_free(r);
 }
 
@@ -373,8 +373,8 @@ static void regex(void **state)
     double x;
     json_t *own = json_pack("{s:s}", "pattern", "(?i)YES"), *none = json_object();
     assert_ok(reward_new(&options, &r));
-    assert_int_equal(reward_accuracy_term(r), 0);
-    assert_false(reward_needs_answer(r));
+    assert_int_equal(reward_info(r)->accuracy_term, 0);
+    assert_false(reward_info(r)->needs_answer);
     struct reward_input input = {.text = "\xc3\x84hre.", .row = none};
     assert_ok(reward_score(r, &input, NULL, &x));
     assert_true(x == 1);
@@ -429,8 +429,8 @@ static void plugin(void **state)
     const char *path = test_binary("examples/reward_balanced.so");
     snprintf(names, sizeof names, "constant,plugin:%s,exact", path);
     struct reward *r = open_reward(names, NULL, 20);
-    assert_int_equal(reward_terms(r), 3);
-    assert_string_equal(reward_term_name(r, 1), "balanced");
+    assert_int_equal(reward_info(r)->n, 3);
+    assert_string_equal(reward_info(r)->terms[1].name, "balanced");
     json_t *row = json_pack("{s:[{s:s, s:s}]}", "messages", "role", "user", "content", "x");
     struct reward_input input = {
         .text = "(a[b])(",
@@ -528,7 +528,7 @@ static void command(void **state)
                                    "  *) echo '{\"reward\": -1}' ;; esac\n"
                                    "done\n",
                                    20000);
-    assert_string_equal(reward_term_name(r, 0), "command");
+    assert_string_equal(reward_info(r)->terms[0].name, "command");
     assert_ok(ask(r, "good\n\"quoted\"", &x));
     assert_true(x == 0.5);
     assert_ok(ask(r, "", &x));

@@ -217,11 +217,11 @@ static void several_commands(void **state)
              "\"{\\\"reward\\\": 2}\"; done' x,constant ',command:y',command:sh -c \"%s\"",
              one, one);
     struct reward *r = open_command(names, 2, 20);
-    assert_int_equal(reward_terms(r), 4);
-    assert_string_equal(reward_term_name(r, 0), "constant");
-    assert_string_equal(reward_term_name(r, 1), "command");
-    assert_string_equal(reward_term_name(r, 2), "command_2");
-    assert_string_equal(reward_term_name(r, 3), "command_3");
+    assert_int_equal(reward_info(r)->n, 4);
+    assert_string_equal(reward_info(r)->terms[0].name, "constant");
+    assert_string_equal(reward_info(r)->terms[1].name, "command");
+    assert_string_equal(reward_info(r)->terms[2].name, "command_2");
+    assert_string_equal(reward_info(r)->terms[3].name, "command_3");
     assert_ok(reward_check(r));
     assert_ok(ask(r, N, terms, sums));
     for (int i = 0; i < N; i++) {

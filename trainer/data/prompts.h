@@ -18,7 +18,7 @@ struct prompt_options { // borrowed strings; the first block is PROMPT_OPTIONS (
     const char *prompt_template;
     int64_t max_prompt_length; // 0: any
 
-    // What the reward asks of an instruct model (reward_prompt_template); NULL: nothing. Where the
+    // What the reward asks of an instruct model (reward_info); NULL: nothing. Where the
     // folder has a chat template, questions (example.question) go into it with this around them.
     const char *question_template;
     int64_t max_samples; // the first lines of the file; 0: all

@@ -11,14 +11,12 @@
 struct term {
     const struct scorer *scorer;
     void *state;
-    double weight;
-    char name[64]; // no two alike
 };
 
 struct reward {
     struct reward_options options;
-    int n;
-    struct term terms[REWARD_MAX_TERMS];
+    struct reward_info info;
+    struct term terms[REWARD_MAX_TERMS]; // (info.n)
 };
 
 void reward_describe_all(struct bytes *ret)
@@ -65,14 +63,15 @@ static size_t command_length(const char *s)
     return i;
 }
 
-static void name_term(const struct reward *r, struct term *term)
+// The last of them: no two are alike.
+static void name_term(struct reward_info *info, const char *name)
 {
-    const struct scorer *scorer = term->scorer;
-    const char *name = scorer->label ? scorer->label(term->state) : scorer->name;
-    snprintf(term->name, sizeof term->name, "%.50s", name);
-    for (int i = 0, number = 2; i < r->n; i++)
-        if (strcmp(r->terms[i].name, term->name) == 0) {
-            snprintf(term->name, sizeof term->name, "%.50s_%d", name, number++);
+    char *ret = info->terms[info->n].name;
+    const size_t size = sizeof info->terms[0].name;
+    snprintf(ret, size, "%.50s", name);
+    for (int i = 0, number = 2; i < info->n; i++)
+        if (strcmp(info->terms[i].name, ret) == 0) {
+            snprintf(ret, size, "%.50s_%d", name, number++);
             i = -1; // that one may be there too
         }
 }
@@ -83,7 +82,7 @@ static enum status parse_term(struct reward *r, const char *s, size_t *ret_len)
     size_t len = strcspn(s, ","), name_len = strcspn(s, ",:");
     const struct scorer *scorer = scorer_find(s, name_len);
     if (!scorer || (scorer->takes_argument != (s[name_len] == ':'))) return unknown_scorer(s, len);
-    if (r->n == REWARD_MAX_TERMS)
+    if (r->info.n == REWARD_MAX_TERMS)
         return status_fail(ST_INVALID, "--reward names more than %d terms", REWARD_MAX_TERMS);
     if (scorer == &scorer_command) len = command_length(s);
     char *argument = NULL;
@@ -91,14 +90,19 @@ static enum status parse_term(struct reward *r, const char *s, size_t *ret_len)
         argument = strndup(s + name_len + 1, len - name_len - 1);
         if (!argument) return status_fail(ST_NO_MEMORY, "no memory for rewards");
     }
-    struct term *term = &r->terms[r->n];
-    *term = (struct term){.scorer = scorer, .state = &r->options, .weight = 1};
+    struct reward_info *info = &r->info;
+    struct term *term = &r->terms[info->n];
+    *term = (struct term){scorer, &r->options};
     enum status st = scorer->check_options ? scorer->check_options(&r->options) : ST_OK;
     if (scorer->open) st = scorer->open(&r->options, argument, &term->state);
     free(argument);
     if (st != ST_OK) return st;
-    name_term(r, term);
-    r->n++;
+    name_term(info, scorer->label ? scorer->label(term->state) : scorer->name);
+    info->terms[info->n].weight = 1;
+    info->needs_answer |= scorer->needs_answer;
+    if (scorer->binary && info->accuracy_term < 0) info->accuracy_term = info->n;
+    if (!info->prompt_template) info->prompt_template = scorer->prompt_template;
+    info->n++;
     *ret_len = len;
     return ST_OK;
 }
@@ -123,13 +127,13 @@ static enum status parse_weights(struct reward *r, const char *weights)
         if (end == s || (*end && *end != ',') || !isfinite(weight))
             return status_fail(ST_INVALID, "--reward-weights %s: \"%s\" is not a number", weights,
                                s);
-        if (n < r->n) r->terms[n].weight = weight;
+        if (n < r->info.n) r->info.terms[n].weight = weight;
         s = *end ? end + 1 : end;
     }
-    if (n && n != r->n)
+    if (n && n != r->info.n)
         return status_fail(ST_INVALID,
                            "--reward-weights %s: %d for %d terms of --reward; give each its own",
-                           weights, n, r->n);
+                           weights, n, r->info.n);
     return ST_OK;
 }
 
@@ -139,6 +143,7 @@ enum status reward_new(const struct reward_options *options, struct reward **ret
     struct reward *r = calloc(1, sizeof *r);
     if (!r) return status_fail(ST_NO_MEMORY, "no memory for rewards");
     r->options = *options;
+    r->info.accuracy_term = -1;
     CHECK(parse_terms(r));
     CHECK(parse_weights(r, options->weights));
     *ret = r;
@@ -150,45 +155,14 @@ out:
 void reward_free(struct reward *r)
 {
     if (!r) return;
-    for (int i = 0; i < r->n; i++)
+    for (int i = 0; i < r->info.n; i++)
         if (r->terms[i].scorer->close) r->terms[i].scorer->close(r->terms[i].state);
     free(r);
 }
 
-int reward_terms(const struct reward *r)
+const struct reward_info *reward_info(const struct reward *r)
 {
-    return r->n;
-}
-
-const char *reward_term_name(const struct reward *r, int term)
-{
-    return r->terms[term].name;
-}
-
-double reward_term_weight(const struct reward *r, int term)
-{
-    return r->terms[term].weight;
-}
-
-bool reward_needs_answer(const struct reward *r)
-{
-    for (int i = 0; i < r->n; i++)
-        if (r->terms[i].scorer->needs_answer) return true;
-    return false;
-}
-
-int reward_accuracy_term(const struct reward *r)
-{
-    for (int i = 0; i < r->n; i++)
-        if (r->terms[i].scorer->binary) return i;
-    return -1;
-}
-
-const char *reward_prompt_template(const struct reward *r)
-{
-    for (int i = 0; i < r->n; i++)
-        if (r->terms[i].scorer->prompt_template) return r->terms[i].scorer->prompt_template;
-    return NULL;
+    return &r->info;
 }
 
 static enum status check_answer(const struct scorer *scorer, const char *answer)
@@ -200,7 +174,7 @@ static enum status check_answer(const struct scorer *scorer, const char *answer)
 enum status reward_check_row(struct reward *r, const char *answer, const json_t *row)
 {
     enum status st = ST_OK;
-    for (int i = 0; st == ST_OK && i < r->n; i++) {
+    for (int i = 0; st == ST_OK && i < r->info.n; i++) {
         const struct term *t = &r->terms[i];
         st = check_answer(t->scorer, answer);
         if (st == ST_OK && t->scorer->check_row) st = t->scorer->check_row(t->state, row);
@@ -210,10 +184,10 @@ enum status reward_check_row(struct reward *r, const char *answer, const json_t 
 
 enum status reward_check(struct reward *r)
 {
-    for (int i = 0; i < r->n; i++) {
+    for (int i = 0; i < r->info.n; i++) {
         const struct term *t = &r->terms[i];
         enum status st = t->scorer->check ? t->scorer->check(t->state) : ST_OK;
-        if (st != ST_OK) return status_context(st, "reward %s", t->name);
+        if (st != ST_OK) return status_context(st, "reward %s", r->info.terms[i].name);
     }
     return ST_OK;
 }
@@ -233,24 +207,24 @@ static enum status score_term(const struct term *t, const struct reward_input *i
         else if (st == ST_OK)
             ret_scores[i] = t->scorer->value(&inputs[i]);
     }
-    return status_context(st, "reward %s", t->name);
+    return st;
 }
 
 enum status reward_score_all(struct reward *r, const struct reward_input *inputs, int n,
                              double *ret_terms, double *ret_sums, int *ret_failed)
 {
-    for (int k = 0; k < r->n; k++) {
+    for (int k = 0; k < r->info.n; k++) {
         enum status st =
             score_term(&r->terms[k], inputs, n, ret_terms + (size_t)k * (size_t)n, ret_failed);
-        if (st != ST_OK) return st;
+        if (st != ST_OK) return status_context(st, "reward %s", r->info.terms[k].name);
     }
     for (int i = 0; i < n; i++) {
         double sum = 0;
         int applied = 0;
-        for (int k = 0; k < r->n; k++) {
+        for (int k = 0; k < r->info.n; k++) {
             const double term = ret_terms[(size_t)k * (size_t)n + (size_t)i];
             if (isnan(term)) continue;
-            sum += r->terms[k].weight * term;
+            sum += r->info.terms[k].weight * term;
             applied++;
         }
         ret_sums[i] = applied ? sum : NAN;

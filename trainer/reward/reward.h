@@ -43,21 +43,25 @@ struct reward_options {
 // Loads plug-ins and starts commands. ST_INVALID: names, weights or a pattern.
 enum status reward_new(const struct reward_options *options, struct reward **ret);
 void reward_free(struct reward *r); // ends commands
-int reward_terms(const struct reward *r);
-// For metrics: the scorer's, with _2 and so on behind it where an earlier term has that name.
-const char *reward_term_name(const struct reward *r, int term);
-double reward_term_weight(const struct reward *r, int term);
-bool reward_needs_answer(const struct reward *r);
-// The first term that is 0 or 1 (its mean is the accuracy); -1: none is.
-int reward_accuracy_term(const struct reward *r);
-// What stands around a question (prompts.h, PROMPT_PLACE in it) so that an instruct model ends on
-// the form of answer that is read; NULL where no term reads a certain one.
-const char *reward_prompt_template(const struct reward *r);
+// What metrics and data sets ask of it; lives as long.
+struct reward_info {
+    int n; // terms
+    struct {
+        char name[64]; // the scorer's, with _2 and so on behind it where an earlier one has that
+        double weight;
+    } terms[REWARD_MAX_TERMS];
+    bool needs_answer;
+    int accuracy_term; // the first that is 0 or 1 (its mean is the accuracy); -1: none is
+    // What stands around a question (prompts.h, PROMPT_PLACE in it) so that an instruct model ends
+    // on the form of answer that is read; NULL where no term reads a certain one.
+    const char *prompt_template;
+};
+const struct reward_info *reward_info(const struct reward *r);
 // Refuses a line of the data set whose samples a scorer could not score. `answer` may be NULL.
 enum status reward_check_row(struct reward *r, const char *answer, const json_t *row);
 // Before the first sample: the scorers are ready, and commands are alive.
 enum status reward_check(struct reward *r);
-// ret_terms: (reward_terms, n) unweighted scores, NaN where a scorer said that it does not apply.
+// ret_terms: (terms, n) unweighted scores, NaN where a scorer said that it does not apply.
 // ret_sums: (n) weighted, of those that do; NaN where none does. A scorer that cannot tell is an
 // error, never a 0; ret_failed: whose.
 enum status reward_score_all(struct reward *r, const struct reward_input *inputs, int n,

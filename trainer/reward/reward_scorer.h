@@ -10,7 +10,7 @@ struct scorer {
     bool binary, needs_answer; // binary: 0 or 1
     bool takes_argument;       // written NAME:ARGUMENT
     const char *help;
-    const char *prompt_template; // reward_prompt_template(); NULL: none
+    const char *prompt_template; // reward_info; NULL: none
     // What the options and a line's answer must be; NULL: anything. unread: what is wrong with one
     // that is not read.
     enum status (*check_options)(const struct reward_options *options);

@@ -27,7 +27,7 @@ static enum status at_sample(enum status st, const char *data, const struct roll
 
 enum status scoring_check(struct reward *reward, const struct dataset *data)
 {
-    enum status st = reward_needs_answer(reward) ? dataset_require_answers(data) : ST_OK;
+    enum status st = reward_info(reward)->needs_answer ? dataset_require_answers(data) : ST_OK;
     for (int i = 0; st == ST_OK && i < data->n; i++) {
         const struct example *e = &data->examples[i];
         st = reward_check_row(reward, e->answer, e->row);
@@ -157,7 +157,7 @@ static enum status normalised_advantages(const struct scoring *how, const struct
     size_t n = (size_t)s->n;
     double *sums = malloc(2 * n * sizeof *sums);
     if (!sums) return status_fail(ST_NO_MEMORY, "no memory for %d rewards", s->n);
-    for (int k = 0; k < s->n_terms; k++) weights[k] = reward_term_weight(how->reward, k);
+    for (int k = 0; k < s->n_terms; k++) weights[k] = reward_info(how->reward)->terms[k].weight;
     for (int k = 0; k < COST_TERMS; k++) costs[k] = cost_signed_weight(&how->weights, k);
     scoring_normalise(s->terms, weights, s->n_terms, r->n_groups, r->n_per_group, sums);
     if (s->costs) {
@@ -191,7 +191,7 @@ enum status scoring_again(const struct scoring *how, const struct rollout *r, st
 enum status scoring_rollout(const struct scoring *how, const struct rollout *r, struct scores *ret)
 {
     enum status st = ST_OK;
-    struct scores s = {.n = r->n_groups * r->n_per_group, .n_terms = reward_terms(how->reward)};
+    struct scores s = {.n = r->n_groups * r->n_per_group, .n_terms = reward_info(how->reward)->n};
     size_t n = (size_t)s.n;
     s.rewards = malloc(n * sizeof *s.rewards);
     s.terms = malloc(n * (size_t)s.n_terms * sizeof *s.terms);

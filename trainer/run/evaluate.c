@@ -48,8 +48,8 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
     const struct completion *s = &r->completions[i];
     const struct example *e = r->examples[i / r->n_per_group];
     json_t *parts = json_object();
-    for (int k = 0; parts && k < reward_terms(reward); k++)
-        metrics_put(parts, reward_term_name(reward, k),
+    for (int k = 0; parts && k < reward_info(reward)->n; k++)
+        metrics_put(parts, reward_info(reward)->terms[k].name,
                     terms[k * r->n_groups * r->n_per_group + i]);
     json_t *line =
         json_pack("{s:i, s:O*, s:s*, s:s, s:o, s:o, s:s, s:i, s:O*}", "line", e->line, "prompt",
@@ -135,7 +135,7 @@ static enum status count_correct(struct eval_result *r, const struct completion 
 static enum status count(const struct evaluation *e, const struct rollout *from,
                          struct bytes *ret_lines, struct eval_result *r)
 {
-    const int accuracy = reward_accuracy_term(e->reward), each = from->n_per_group,
+    const int accuracy = reward_info(e->reward)->accuracy_term, each = from->n_per_group,
               n = from->n_groups * each;
     enum status st;
     double *rewards = malloc((size_t)n * (REWARD_MAX_TERMS + 1) * sizeof *rewards),
@@ -177,7 +177,7 @@ enum status evaluate(const struct evaluation *e, struct bytes *ret_lines, struct
         rollout_free(order.rollout);
         if (st != ST_OK) return st;
     }
-    r.accuracy = reward_accuracy_term(e->reward) >= 0 ? r.accuracy / samples : -1;
+    r.accuracy = reward_info(e->reward)->accuracy_term >= 0 ? r.accuracy / samples : -1;
     r.mean_length /= samples;
     r.truncated /= samples;
     r.seconds = clock_ms_since(start) / 1e3;

@@ -117,10 +117,10 @@ void run_log_end(const struct run *run)
                                .score = run->given ? -run->best.score : run->best.score};
     const char *where = run->folder[0] ? "; run folder " : "";
     best_end_words(&shown,
-                   run->given                               ? "loss"
-                   : !run->eval_data                        ? "score"
-                   : reward_accuracy_term(run->reward) >= 0 ? "accuracy"
-                                                            : "reward",
+                   run->given                                     ? "loss"
+                   : !run->eval_data                              ? "score"
+                   : reward_info(run->reward)->accuracy_term >= 0 ? "accuracy"
+                                                                  : "reward",
                    best);
     struct bytes idle = BYTES_INIT;
     divergence_summary(&run->divergence, &idle);

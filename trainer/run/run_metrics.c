@@ -31,7 +31,7 @@ struct sampling_options run_sampling(const struct run *run, int64_t step)
 double run_accuracy(const struct run *run, const struct scores *s)
 {
     double mean;
-    int term = reward_accuracy_term(run->reward);
+    int term = reward_info(run->reward)->accuracy_term;
     if (term < 0 || !s->terms) return -1; // of scores that are an environment's there are no terms
     mean_std(s->terms + (size_t)term * (size_t)s->n, s->n, &mean, NULL);
     return mean;
@@ -84,8 +84,8 @@ static void put_rewards(json_t *metrics, const struct run *run, const struct sco
     for (int k = 0; k < s->n_terms; k++) {
         double mean, std;
         mean_std(s->terms + (size_t)k * (size_t)s->n, s->n, &mean, &std);
-        metrics_putf(metrics, mean, "rewards/%s/mean", reward_term_name(run->reward, k));
-        metrics_putf(metrics, std, "rewards/%s/std", reward_term_name(run->reward, k));
+        metrics_putf(metrics, mean, "rewards/%s/mean", reward_info(run->reward)->terms[k].name);
+        metrics_putf(metrics, std, "rewards/%s/std", reward_info(run->reward)->terms[k].name);
     }
     if (run_accuracy(run, s) >= 0) metrics_put(metrics, "accuracy", run_accuracy(run, s));
 }
@@ -287,7 +287,7 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
 {
     json_t *parts = json_object();
     for (int k = 0; parts && k < s->n_terms; k++)
-        metrics_put(parts, reward_term_name(run->reward, k),
+        metrics_put(parts, reward_info(run->reward)->terms[k].name,
                     s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
     for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
         metrics_putf(parts,

@@ -161,7 +161,7 @@ static enum status open_data(struct run *run)
     enum status st;
     int left_out;
     struct prompt_options options = c->prompts;
-    options.question_template = reward_prompt_template(run->reward);
+    options.question_template = reward_info(run->reward)->prompt_template;
     CHECK(c->atropos ? no_data(run) : load_data(run, &options));
     struct curriculum_options order = c->curriculum;
     order.seed = (uint64_t)c->seed;
@@ -186,8 +186,8 @@ out:
 
 static void warn_of_other_reward(const struct run *run)
 {
-    for (int k = 0; k < reward_terms(run->reward); k++)
-        if (strcmp(reward_term_name(run->reward, k), "environment") == 0) return;
+    for (int k = 0; k < reward_info(run->reward)->n; k++)
+        if (strcmp(reward_info(run->reward)->terms[k].name, "environment") == 0) return;
     log_warn("--reward %s: what the environment gives does not count, whose term is "
              "\"environment\"",
              run->config->reward.names);
