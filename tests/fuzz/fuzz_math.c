@@ -7,19 +7,19 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct math_node *read(const char *text, size_t len, struct math_arena *arena)
+static struct math_node *read(const char *text, size_t len)
 {
     struct bytes found[MATH_ANSWERS] = {{0}};
-    const struct math_node *node = NULL;
+    struct math_node *node = NULL;
     char *copy = strndup(text, len);
     if (!copy) abort();
     const int n = math_answers(copy, found);
     if (n > MATH_ANSWERS) abort();
     for (int i = 0; i < n; i++) {
-        if (!node) node = math_parse(arena, bytes_text(&found[i]), found[i].len);
+        if (!node) node = math_parse(bytes_text(&found[i]), found[i].len);
         bytes_release(&found[i]);
     }
-    if (!node) node = math_parse(arena, copy, strlen(copy));
+    if (!node) node = math_parse(copy, strlen(copy));
     free(copy);
     return node;
 }
@@ -28,15 +28,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 2) return 0;
     const size_t half = data[0] < size - 1 ? data[0] : size - 1;
-    struct math_arena *a = math_arena_new(), *b = math_arena_new();
-    if (!a || !b) abort();
-    const struct math_node *wanted = read((const char *)data + 1, half, a),
-                           *got = read((const char *)data + 1 + half, size - 1 - half, b);
+    struct math_node *wanted = read((const char *)data + 1, half),
+                     *got = read((const char *)data + 1 + half, size - 1 - half);
     if (wanted && got) {
         math_same(wanted, got);
         math_same(got, wanted);
     }
-    math_arena_free(a);
-    math_arena_free(b);
+    free(wanted);
+    free(got);
     return 0;
 }

@@ -24,11 +24,6 @@ static size_t without_units(const char *text, size_t len)
 }
 
 // ---- expressions --------------------------------------------------------------------------------
-struct answer {
-    struct math_arena *arena;
-    const struct math_node *root;
-};
-
 // Where a text's backslashes came doubled: \\\\frac. In a matrix they end rows.
 static size_t undouble(const char *text, size_t len, char *ret)
 {
@@ -42,29 +37,23 @@ static size_t undouble(const char *text, size_t len, char *ret)
     return n;
 }
 
-static bool parse(const char *text, size_t len, struct answer *ret)
+static struct math_node *parse(const char *text, size_t len)
 {
     char *copy = malloc(len + 1);
-    ret->arena = copy ? math_arena_new() : NULL;
-    if (ret->arena) {
-        len = undouble(text, len, copy);
-        ret->root = math_parse(ret->arena, copy, without_units(copy, len));
-    }
+    if (!copy) return NULL;
+    len = undouble(text, len, copy);
+    struct math_node *root = math_parse(copy, without_units(copy, len));
     free(copy);
-    if (!ret->root) {
-        math_arena_free(ret->arena);
-        ret->arena = NULL;
-    }
-    return ret->root != NULL;
+    return root;
 }
 
 // The first of the likely answers that is an expression. ret_text: the likeliest, as it stands.
-static bool find(const char *text, struct answer *ret, struct bytes *ret_text)
+static struct math_node *find(const char *text, struct bytes *ret_text)
 {
     struct bytes all[MATH_ANSWERS] = {{0}};
+    struct math_node *found = NULL;
     const int n = math_answers(text, all);
-    bool found = false;
-    for (int i = 0; i < n && !found; i++) found = parse(bytes_text(&all[i]), all[i].len, ret);
+    for (int i = 0; i < n && !found; i++) found = parse(bytes_text(&all[i]), all[i].len);
     if (n > 0) bytes_puts(ret_text, bytes_text(&all[0]));
     for (int i = 0; i < n; i++) bytes_release(&all[i]);
     return found;
@@ -83,18 +72,15 @@ static bool same_text(const char *a, const char *b)
 
 static bool same_answer(const char *wanted, const char *text)
 {
-    struct answer found = {0}, read = {0}, got = {0};
     struct bytes wanted_text = BYTES_INIT, got_text = BYTES_INIT;
-    const bool has_got = find(text, &got, &got_text);
-    const bool has_found = find(wanted, &found, &wanted_text);
-    bool same = has_got && has_found && math_same(found.root, got.root);
-    // a data set's answer may stand bare
-    if (!same && has_got && parse(wanted, strlen(wanted), &read))
-        same = math_same(read.root, got.root);
+    struct math_node *got = find(text, &got_text), *found = find(wanted, &wanted_text);
+    struct math_node *bare = NULL; // as a data set's answer may stand
+    bool same = got && found && math_same(found, got);
+    if (!same && got && (bare = parse(wanted, strlen(wanted)))) same = math_same(bare, got);
     if (!same) same = same_text(bytes_text(&wanted_text), bytes_text(&got_text));
-    math_arena_free(found.arena);
-    math_arena_free(read.arena);
-    math_arena_free(got.arena);
+    free(found);
+    free(bare);
+    free(got);
     bytes_release(&wanted_text);
     bytes_release(&got_text);
     return same;
@@ -102,10 +88,11 @@ static bool same_answer(const char *wanted, const char *text)
 
 static bool reads_answer(const char *answer)
 {
-    struct answer read = {0};
     struct bytes text = BYTES_INIT;
-    const bool any = parse(answer, strlen(answer), &read) || find(answer, &read, &text) || text.len;
-    math_arena_free(read.arena);
+    struct math_node *bare = parse(answer, strlen(answer)), *found = find(answer, &text);
+    const bool any = bare || found || text.len;
+    free(bare);
+    free(found);
     bytes_release(&text);
     return any;
 }

@@ -118,8 +118,9 @@ static bool same_json(const json_t *a, const json_t *b)
 static bool reads_json(const char *answer)
 {
     json_t *wanted = json_loads(answer, JSON_DECODE_ANY, NULL);
+    const bool reads = wanted != NULL;
     json_decref(wanted);
-    return wanted;
+    return reads;
 }
 
 static double is_json(const struct reward_input *input)

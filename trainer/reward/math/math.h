@@ -53,13 +53,9 @@ struct math_node {
     struct math_node *first, *last, *next; // args, and the next of the parent's
 };
 
-struct math_arena; // of all nodes of a tree
-
-// NULL where the text is no expression, or is deeper or longer than any answer is. The tree lives
-// until math_arena_free(), which takes NULL.
-struct math_arena *math_arena_new(void);
-void math_arena_free(struct math_arena *arena);
-const struct math_node *math_parse(struct math_arena *arena, const char *text, size_t len);
+// NULL where the text is no expression, or is deeper or longer than any answer is. The tree is one
+// block, which the caller frees with free().
+struct math_node *math_parse(const char *text, size_t len);
 
 // ---- what it is worth (math_value.c) ------------------------------------------------------------
 

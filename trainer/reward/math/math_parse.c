@@ -9,18 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_NODES     500
+#define MAX_NODES     501
 #define MAX_DEPTH     60
 #define MAX_RELATIONS 4
 #define MAX_LISTS     4 // within each other
 
-struct math_arena {
-    int n; // used
-    struct math_node nodes[MAX_NODES];
-};
-
 struct parser {
-    struct math_arena *arena;
+    struct math_node *nodes; // (MAX_NODES), of which the first n are used
+    int n;
     const char *at, *end;
     int depth;
     int bars;      // open |
@@ -29,18 +25,6 @@ struct parser {
     int commas;    // brackets within which a comma stands between numbers, not within one
     bool failed;
 };
-
-struct math_arena *math_arena_new(void)
-{
-    struct math_arena *arena = malloc(sizeof *arena);
-    if (arena) arena->n = 0;
-    return arena;
-}
-
-void math_arena_free(struct math_arena *arena)
-{
-    free(arena);
-}
 
 // ---- nodes --------------------------------------------------------------------------------------
 // NULL where there is no room, or an argument is NULL, and the text then is no expression.
@@ -53,8 +37,8 @@ static struct math_node *fail(struct parser *p)
 
 static struct math_node *named(struct parser *p, enum math_kind kind, const char *name, size_t len)
 {
-    if (p->arena->n >= MAX_NODES || len >= MATH_NAME) return fail(p);
-    struct math_node *n = &p->arena->nodes[p->arena->n++];
+    if (p->n >= MAX_NODES || len >= MATH_NAME) return fail(p);
+    struct math_node *n = &p->nodes[p->n++];
     *n = (struct math_node){.kind = kind};
     memcpy(n->name, name, len);
     return n;
@@ -655,12 +639,18 @@ static int levels(const struct math_node *n)
     return max + (n->kind == MATH_LIST);
 }
 
-const struct math_node *math_parse(struct math_arena *arena, const char *text, size_t len)
+struct math_node *math_parse(const char *text, size_t len)
 {
-    struct parser p = {.arena = arena, .at = text, .end = text + len};
-    const struct math_node *n = list(&p);
+    struct math_node *nodes = malloc(MAX_NODES * sizeof *nodes);
+    struct parser p = {.nodes = nodes, .n = 1, .at = text, .end = text + len}; // 0: the root
+    const struct math_node *n = nodes ? list(&p) : NULL;
     if (n && take(&p, "\\pmod")) braces(&p, &len);
     if (n && take(&p, ".")) skip_blanks(&p);
     skip_blanks(&p);
-    return p.failed || p.at < p.end || !n || levels(n) > MAX_LISTS ? NULL : n;
+    if (p.failed || p.at < p.end || !n || levels(n) > MAX_LISTS) {
+        free(nodes);
+        return NULL;
+    }
+    nodes[0] = *n;
+    return nodes;
 }
