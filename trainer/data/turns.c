@@ -19,16 +19,11 @@ static bool begins_with(const struct bytes *text, const struct bytes *start)
 static enum status render_first(const json_t *messages, size_t n, bool generation_prompt,
                                 turns_render_fn render, void *context, struct bytes *ret)
 {
-    json_t *first = json_array();
-    enum status st = ST_OK;
-    for (size_t i = 0; first && i < n; i++)
-        if (json_array_append(first, json_array_get(messages, i)) != 0) {
-            json_decref(first);
-            first = NULL;
-        }
+    json_t *first = json_copy((json_t *)messages);
     if (!first) return status_fail(ST_NO_MEMORY, "no memory for a conversation");
+    while (json_array_size(first) > n) json_array_remove(first, json_array_size(first) - 1);
     bytes_clear(ret);
-    st = render(context, first, generation_prompt, ret);
+    enum status st = render(context, first, generation_prompt, ret);
     json_decref(first);
     return st;
 }

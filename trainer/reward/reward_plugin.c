@@ -94,23 +94,28 @@ static const char *plugin_label(const void *state)
     return p->interface->name;
 }
 
+// JSON as text, of a string itself; NULL: there is none, or no memory for it, and then *failed.
+static char *text_of(const json_t *json, bool *failed)
+{
+    char *text = json_is_string(json) ? strdup(json_string_value(json))
+                 : json               ? json_dumps(json, JSON_COMPACT)
+                                      : NULL;
+    *failed |= json && !text;
+    return text;
+}
+
 static enum status plugin_score(void *state, const struct reward_input *input, double *ret_score)
 {
     struct plugin *p = state;
     enum status st = ST_OK;
     char error[ERROR_SIZE] = "";
     double score = NAN;
-    const json_t *prompt = input->prompt;
-    char *prompt_text = prompt && !json_is_string(prompt) ? json_dumps(prompt, JSON_COMPACT) : NULL;
-    char *row = input->row ? json_dumps(input->row, JSON_COMPACT) : NULL;
-    char *telemetry = input->telemetry ? json_dumps(input->telemetry, JSON_COMPACT) : NULL;
-    if ((prompt && !json_is_string(prompt) && !prompt_text) || (input->row && !row) ||
-        (input->telemetry && !telemetry))
-        FAIL(ST_NO_MEMORY, "no memory for a plug-in's sample");
+    bool failed = false;
+    char *prompt = text_of(input->prompt, &failed), *row = text_of(input->row, &failed);
+    char *telemetry = text_of(input->telemetry, &failed);
+    if (failed) FAIL(ST_NO_MEMORY, "no memory for a plug-in's sample");
     struct reward_plugin_sample sample = {
-        .prompt = prompt_text ? prompt_text
-                  : prompt    ? json_string_value(prompt)
-                              : "",
+        .prompt = prompt ? prompt : "",
         .completion = input->text,
         .answer = input->answer,
         .example = row ? row : "{}",
@@ -125,7 +130,7 @@ static enum status plugin_score(void *state, const struct reward_input *input, d
     else
         *ret_score = score;
 out:
-    free(prompt_text);
+    free(prompt);
     free(row);
     free(telemetry);
     return st;

@@ -57,25 +57,19 @@ static void push(struct math_node *parent, struct math_node *arg)
     parent->n++;
 }
 
-static struct math_node *of_one(struct parser *p, enum math_kind kind, struct math_node *a)
+static struct math_node *of_one(struct parser *p, enum math_kind kind, const char *name,
+                                struct math_node *a)
 {
-    struct math_node *n = a ? node(p, kind) : fail(p);
+    struct math_node *n = a ? named(p, kind, name, strlen(name)) : fail(p);
     push(n, a);
     return n;
 }
 
-static struct math_node *of_two(struct parser *p, enum math_kind kind, struct math_node *a,
-                                struct math_node *b)
+static struct math_node *of_two(struct parser *p, enum math_kind kind, const char *name,
+                                struct math_node *a, struct math_node *b)
 {
-    struct math_node *n = b ? of_one(p, kind, a) : fail(p);
+    struct math_node *n = b ? of_one(p, kind, name, a) : fail(p);
     push(n, b);
-    return n;
-}
-
-static struct math_node *call(struct parser *p, const char *name, struct math_node *arg)
-{
-    struct math_node *n = of_one(p, MATH_CALL, arg);
-    if (n) memcpy(n->name, name, strlen(name));
     return n;
 }
 
@@ -227,24 +221,16 @@ static struct math_node *constant(struct parser *p, const struct command *c)
     return node(p, c->kind);
 }
 
-static struct math_node *fraction(struct parser *p, const struct command *c)
+static struct math_node *two_arguments(struct parser *p, const struct command *c)
 {
     struct math_node *over = argument(p);
-    return of_two(p, c->kind, over, argument(p));
-}
-
-static struct math_node *binomial(struct parser *p, const struct command *c)
-{
-    struct math_node *over = argument(p), *under = argument(p);
-    struct math_node *b = call(p, c->name, over);
-    push(b, under);
-    return b;
+    return of_two(p, c->kind, c->name, over, argument(p));
 }
 
 // Between two commands: \lfloor x \rfloor.
 static struct math_node *between(struct parser *p, const struct command *c)
 {
-    struct math_node *n = call(p, c->name, list(p));
+    struct math_node *n = of_one(p, MATH_CALL, c->name, list(p));
     return take(p, c->close) ? n : fail(p);
 }
 
@@ -257,8 +243,8 @@ static struct math_node *root(struct parser *p, const struct command *c)
         if (!take(p, "]")) return fail(p);
     }
     struct math_node *radicand = argument(p), *one = named(p, MATH_NUMBER, "1", 1);
-    if (!index) return call(p, c->name, radicand);
-    return of_two(p, MATH_POWER, radicand, of_two(p, MATH_QUOTIENT, one, index));
+    if (!index) return of_one(p, MATH_CALL, c->name, radicand);
+    return of_two(p, MATH_POWER, "", radicand, of_two(p, MATH_QUOTIENT, "", one, index));
 }
 
 // Elements of a matrix, to \end{...}.
@@ -299,12 +285,12 @@ static struct math_node *words(struct parser *p, const struct command *c)
 }
 
 static const struct command commands[] = {
-    {"\\frac|\\dfrac|\\tfrac|\\cfrac", fraction, MATH_QUOTIENT, NULL, NULL},
+    {"\\frac|\\dfrac|\\tfrac|\\cfrac", two_arguments, MATH_QUOTIENT, "", NULL},
     {"\\sqrt", root, MATH_CALL, "sqrt", NULL},
     {"\\text|\\textbf|\\textit|\\textrm|\\mbox|\\mathrm|\\mathbf|\\mathit|\\textnormal|"
      "\\operatorname",
      words, MATH_TEXT, NULL, NULL},
-    {"\\binom|\\dbinom|\\tbinom", binomial, MATH_CALL, "binom", NULL},
+    {"\\binom|\\dbinom|\\tbinom", two_arguments, MATH_CALL, "binom", NULL},
     {"\\begin", matrix, MATH_MATRIX, NULL, "\\end"},
     {"\\infty", constant, MATH_INFINITY, NULL, NULL},
     {"\\emptyset|\\varnothing", constant, MATH_EMPTY, NULL, NULL},
@@ -326,7 +312,7 @@ static struct math_node *function(struct parser *p, const char *name, size_t len
         if (take(p, "^")) exponent = argument(p);
     }
     struct math_node *arg = peek(p) == '(' || peek(p) == '{' ? power(p) : operand(p);
-    struct math_node *n = of_one(p, MATH_CALL, arg);
+    struct math_node *n = of_one(p, MATH_CALL, "", arg);
     if (n) memcpy(n->name, name, len);
     push(n, base);
     if (!exponent) return n;
@@ -336,7 +322,7 @@ static struct math_node *function(struct parser *p, const char *name, size_t len
         memcpy(n->name, "arc", 3);
         return n;
     }
-    return of_two(p, MATH_POWER, n, exponent);
+    return of_two(p, MATH_POWER, "", n, exponent);
 }
 
 static struct math_node *command(struct parser *p)
@@ -379,7 +365,7 @@ static struct math_node *bracketed(struct parser *p, const struct bracket *b)
     const char close = *at == '\\' ? at[1] : *at;
     const bool bare = inner->kind == MATH_LIST && !inner->open;
     if (!bare && b->groups && close != ']') return inner;
-    if (!bare) inner = of_one(p, MATH_LIST, inner);
+    if (!bare) inner = of_one(p, MATH_LIST, "", inner);
     if (inner) inner->open = b->open;
     if (inner) inner->close = close;
     return inner;
@@ -411,7 +397,7 @@ static struct math_node *absolute(struct parser *p)
 {
     p->at++;
     p->bars++;
-    struct math_node *n = call(p, "abs", list(p));
+    struct math_node *n = of_one(p, MATH_CALL, "abs", list(p));
     p->bars--;
     if (peek(p) != '|') return fail(p);
     p->at++;
@@ -435,7 +421,7 @@ static struct math_node *atom(struct parser *p)
     if (c == '|' && p->bars == 0) return absolute(p);
     if (c == '\\') return command(p);
     if ((len = take_word(p, functions, &name)) > 0) return function(p, name, len);
-    if (take(p, "sqrt")) return call(p, "sqrt", atom(p));
+    if (take(p, "sqrt")) return of_one(p, MATH_CALL, "sqrt", atom(p));
     if (take(p, "pi|\xcf\x80")) return named(p, MATH_SYMBOL, "pi", 2);
     return isalpha((unsigned char)c) ? letter(p) : fail(p);
 }
@@ -480,12 +466,12 @@ static struct math_node *power(struct parser *p)
         if (take(p, "^\\circ|^{\\circ}|^{\\degree}|\\degree|\xc2\xb0"))
             continue; // an angle in degrees is its number
         if (matches(p, "!", NULL) && !matches(p, "!=", NULL) && take(p, "!"))
-            n = call(p, "factorial", n);
+            n = of_one(p, MATH_CALL, "factorial", n);
         else if (take(p, "\\%|%|percent|percentage|pct|\\text{percent}"))
-            n = of_one(p, MATH_PERCENT, n);
+            n = of_one(p, MATH_PERCENT, "", n);
         else if (take(p, "^|**"))
-            n = of_two(p, MATH_POWER, n,
-                       take(p, "-")     ? of_one(p, MATH_NEGATIVE, power(p))
+            n = of_two(p, MATH_POWER, "", n,
+                       take(p, "-")     ? of_one(p, MATH_NEGATIVE, "", power(p))
                        : peek(p) == '{' ? argument(p)
                                         : atom(p));
         else
@@ -497,9 +483,9 @@ static struct math_node *power(struct parser *p)
 static struct math_node *signed_operand(struct parser *p)
 {
     if (++p->depth > MAX_DEPTH) return fail(p);
-    struct math_node *n = take(p, MINUS)             ? of_one(p, MATH_NEGATIVE, signed_operand(p))
-                          : take(p, "+")             ? signed_operand(p)
-                          : take(p, "\\pm|\xc2\xb1") ? of_one(p, MATH_EITHER, signed_operand(p))
+    struct math_node *n = take(p, MINUS) ? of_one(p, MATH_NEGATIVE, "", signed_operand(p))
+                          : take(p, "+") ? signed_operand(p)
+                          : take(p, "\\pm|\xc2\xb1") ? of_one(p, MATH_EITHER, "", signed_operand(p))
                                                      : power(p);
     p->depth--;
     return n;
@@ -510,7 +496,7 @@ static struct math_node *operand(struct parser *p)
 {
     struct math_node *n = signed_operand(p);
     if (!n || n->kind != MATH_NUMBER || !isalpha((unsigned char)peek(p))) return n;
-    return of_two(p, MATH_PRODUCT, n, power(p));
+    return of_two(p, MATH_PRODUCT, "", n, power(p));
 }
 
 // Whether a factor may begin here without a sign of multiplication.
@@ -551,7 +537,7 @@ static struct math_node *with_factor(struct parser *p, struct math_node *n)
     const bool command = *p->at == '\\';
     struct math_node *factor = power(p);
     if (is_words(factor) && !is_words(n)) return n; // a unit
-    return of_two(p, command && is_mixed(n, factor) ? MATH_SUM : MATH_PRODUCT, n, factor);
+    return of_two(p, command && is_mixed(n, factor) ? MATH_SUM : MATH_PRODUCT, "", n, factor);
 }
 
 static const struct infix *take_infix(struct parser *p, enum level level)
@@ -574,7 +560,7 @@ static struct math_node *expression(struct parser *p, enum level level)
             continue;
         }
         struct math_node *right = expression(p, level + 1);
-        n = of_two(p, o->kind, n, o->negates ? of_one(p, MATH_NEGATIVE, right) : right);
+        n = of_two(p, o->kind, "", n, o->negates ? of_one(p, MATH_NEGATIVE, "", right) : right);
     }
     return n;
 }
@@ -594,11 +580,9 @@ static struct math_node *relation(struct parser *p)
     const char *name;
     while (n && !p->failed && (name = take_relation(p)) != NULL) {
         if (++p->relations > MAX_RELATIONS) return fail(p);
-        struct math_node *side = of_one(p, MATH_RELATION, expression(p, SETS));
+        struct math_node *side = of_one(p, MATH_RELATION, name, expression(p, SETS));
         p->relations--;
-        if (!chain) chain = of_one(p, MATH_CHAIN, n);
-        if (!side || !chain) return NULL;
-        memcpy(side->name, name, strlen(name));
+        if (!chain) chain = of_one(p, MATH_CHAIN, "", n);
         push(chain, side);
     }
     return chain ? chain : n;
@@ -621,7 +605,7 @@ static struct math_node *list(struct parser *p)
     while (!p->failed && take_separators(p)) {
         const char c = peek(p);
         if (c == '\0' || c == '}' || c == ')') break; // a comma at the end
-        if (!all) all = of_one(p, MATH_LIST, first);
+        if (!all) all = of_one(p, MATH_LIST, "", first);
         push(all, relation(p));
     }
     p->depth--;
