@@ -29,26 +29,15 @@ static struct scope *scope_new(struct run *r, const struct scope *outer)
     return scope;
 }
 
-static struct variable *scope_find(struct run *r, const struct scope *scope,
-                                   const struct string *name)
-{
-    struct variable *v = scope->variables;
-    run_bytes(r, 1);
-    while (v && !run_same(r, v->name, name)) v = v->next;
-    return v;
-}
-
 static void scope_set(struct run *r, struct scope *scope, const struct string *name,
                       struct value value)
 {
-    struct variable *v = scope_find(r, scope, name);
-    if (!v) {
-        v = arena_alloc(&r->arena, sizeof *v);
-        v->name = name;
-        v->next = scope->variables;
-        scope->variables = v;
-    }
-    v->value = value;
+    run_bytes(r, 1);
+    struct dict_entry *variable = entry_named(r, &scope->variables, name);
+    if (variable)
+        variable->value = value;
+    else
+        dict_append(&r->arena, &scope->variables, value_string(name), value);
 }
 
 static void scope_assign(struct run *r, struct scope *scope, const struct node *target,
@@ -252,11 +241,10 @@ static struct value call_value(struct run *r, struct value function,
 static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
 {
     for (; scope; scope = scope->outer) {
-        const struct variable *v = scope_find(r, scope, name.string);
-        if (v) return v->value;
+        run_bytes(r, 1);
+        const struct dict_entry *variable = entry_named(r, &scope->variables, name.string);
+        if (variable) return variable->value;
     }
-    const struct dict_entry *variable = entry_named(r, r->variables, name.string);
-    if (variable) return variable->value;
     const struct builtin *function = builtin_find(r->builtins, FUNCTION, name.string);
     return function ? value_of(.kind = V_FUNCTION, .function = function)
                     : undefined_item(r, MISSING, name);
@@ -440,14 +428,6 @@ static void print(struct run *r, struct value v)
         fail(r, "the text grows beyond %zu bytes, which is the limit", r->max_output);
 }
 
-static void with(struct run *r, struct scope *outer, const struct node *node)
-{
-    struct scope *scope = scope_new(r, outer);
-    for (size_t i = 0; i < node->items.n; i++)
-        scope_assign(r, scope, node->items.nodes[i], evaluate(r, outer, node->others.nodes[i]));
-    render_body(r, scope, &node->body);
-}
-
 static struct value make_macro(struct run *r, struct scope *scope, const struct node *node)
 {
     struct macro *macro = arena_alloc(&r->arena, sizeof *macro);
@@ -455,31 +435,28 @@ static struct value make_macro(struct run *r, struct scope *scope, const struct 
     return value_of(.kind = V_MACRO, .macro = macro);
 }
 
-static void render_if(struct run *r, struct scope *scope, const struct node *node)
-{
-    for (size_t i = 0; i < node->items.n; i++) {
-        const struct node *branch = node->items.nodes[i];
-        if (branch->a && !evaluate_truth(r, scope, branch->a)) continue;
-        render_body(r, scope, &branch->body);
-        return;
-    }
-}
-
 static void render_statement(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct value value; // of an expression; a break or continue in a block of it drops it
+    struct value value;  // of an expression; a break or continue in a block of it drops it
+    struct scope *inner; // of a body
+    const struct node_list *items = &node->items;
     switch (node->kind) {
     case N_DATA:
         print(r, node->value);
         break;
     case N_PRINT:
-        for (size_t i = 0; i < node->items.n; i++) {
-            value = evaluate(r, scope, node->items.nodes[i]);
+        for (size_t i = 0; i < items->n; i++) {
+            value = evaluate(r, scope, items->nodes[i]);
             if (r->flow == FLOW_ON) print(r, value);
         }
         break;
     case N_IF:
-        render_if(r, scope, node);
+        for (size_t i = 0; i < items->n; i++) {
+            const struct node *branch = items->nodes[i];
+            if (branch->a && !evaluate_truth(r, scope, branch->a)) continue;
+            render_body(r, scope, &branch->body);
+            break;
+        }
         break;
     case N_FOR:
         loop_render(r, scope, node, evaluate(r, scope, node->b), 0);
@@ -495,16 +472,18 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         print(r, evaluate_call(r, scope, node->a, make_macro(r, scope, node)));
         break;
     case N_WITH:
-        with(r, scope, node);
+        inner = scope_new(r, scope);
+        for (size_t i = 0; i < items->n; i++)
+            scope_assign(r, inner, items->nodes[i], evaluate(r, scope, node->others.nodes[i]));
+        render_body(r, inner, &node->body);
         break;
     case N_BLOCK: // sees what is set in the template itself; `scoped` ones all around them
-        render_body(r, scope_new(r, node->op ? scope : &r->top), &node->body);
+        inner = scope_new(r, node->op ? scope : &r->top);
+        render_body(r, inner, &node->body);
         break;
     case N_BREAK:
-        r->flow = FLOW_BREAK;
-        break;
     case N_CONTINUE:
-        r->flow = FLOW_CONTINUE;
+        r->flow = node->kind == N_BREAK ? FLOW_BREAK : FLOW_CONTINUE;
         break;
     default:
         arena_fail(&r->arena, ST_UNSUPPORTED,
@@ -595,13 +574,15 @@ struct rendering {
     struct run run;
     const struct jinja *template;
     const json_t *variables;
+    struct scope given; // with the variables
 };
 
 static void render(void *context)
 {
     struct rendering *rendering = context;
     struct run *r = &rendering->run;
-    r->variables = value_from_json(&r->arena, rendering->variables).dict;
+    rendering->given.variables = *value_from_json(&r->arena, rendering->variables).dict;
+    r->top.outer = &rendering->given;
     render_body(r, &r->top, &rendering->template->body);
 }
 

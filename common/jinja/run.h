@@ -13,14 +13,9 @@
 
 #define MAX_DEPTH 800 // of evaluations within each other
 
-struct variable {
-    const struct string *name;
-    struct value value;
-    struct variable *next;
-};
 struct scope {
-    const struct scope *outer; // NULL: the template's own, behind which are the variables given
-    struct variable *variables;
+    const struct scope *outer; // NULL: this one has the variables given
+    struct dict variables;
 };
 
 enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
@@ -31,13 +26,12 @@ struct run {
     size_t bytes;  // gone through that no step was taken for yet
     size_t max_output;
     int depth;
-    const struct tm *now; // NULL: the clock
-    const struct dict *variables;
+    const struct tm *now;                  // NULL: the clock
     const struct builtin *const *builtins; // tables, up to a NULL
-    struct scope top;
-    struct bytes text;     // what is being built: the output, then texts within it
-    enum flow flow;        // set by break and continue until their loop sees it
-    const struct node *at; // being evaluated; NULL: not begun
+    struct scope top;                      // the template's own
+    struct bytes text;                     // what is being built: the output, then texts within it
+    enum flow flow;                        // set by break and continue until their loop sees it
+    const struct node *at;                 // being evaluated; NULL: not begun
 };
 
 // ---- failures and limits (run.c) ----------------------------------------------------------------
