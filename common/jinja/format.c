@@ -1,6 +1,5 @@
-/* format.c: values as text: Python's str() and repr(), its json.dumps, HTML escapes, and its
- * formats,
- * "..." % values and "...".format(values). One thread. */
+/* format.c: values as text: Python's str() and repr(), its json.dumps and its formats, "..." %
+ * values and "...".format(values), and HTML escapes. One thread. */
 #include "common/jinja/run.h"
 #include "common/jinja/text.h"
 #include <ctype.h>
@@ -9,12 +8,14 @@
 #include <stdlib.h>
 
 // The shortest decimal that reads back as x; an exponent below 1e-4 and from 1e16 on.
-static void put_float(struct run *r, double x)
+static void put_float(struct run *r, double x, bool json)
 {
+    static const char *const names[][3] = {{"nan", "inf", "-inf"},
+                                           {"NaN", "Infinity", "-Infinity"}};
     char text[40];
     int digits = 1;
-    if (isnan(x) || isinf(x)) {
-        run_puts(r, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+    if (!isfinite(x)) {
+        run_puts(r, names[json][isnan(x) ? 0 : x > 0 ? 1 : 2]);
         return;
     }
     do {
@@ -51,6 +52,28 @@ static void put_string_repr(struct run *r, const struct string *s)
             run_printf(r, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
     }
     run_printf(r, "%c%s", quote, s->markup ? ")" : "");
+}
+
+static void put_json_string(struct run *r, const struct string *s, bool ascii)
+{
+    static const char from[] = "\"\\\n\r\t\b\f", names[] = "\"\\nrtbf";
+    run_bytes(r, s->n_bytes);
+    run_puts(r, "\"");
+    for (size_t at = 0; at < s->n_bytes;) {
+        size_t start = at;
+        uint32_t c = utf8_next(s->data, s->n_bytes, &at);
+        const char *known = c < 0x80 && c != 0 ? strchr(from, (int)c) : NULL;
+        if (known)
+            run_printf(r, "\\%c", names[known - from]);
+        else if (c < 0x20 || (ascii && c > 0x7e && c < 0x10000))
+            run_printf(r, "\\u%04x", c);
+        else if (ascii && c > 0x7e)
+            run_printf(r, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
+                       0xdc00 + ((c - 0x10000) & 0x3ff));
+        else
+            run_put(r, s->data + start, at - start);
+    }
+    run_puts(r, "\"");
 }
 
 struct value value_escape(struct run *r, struct value v)
@@ -108,175 +131,111 @@ static void put_key(struct writer *w, struct value key)
     run_put_string(w->run, w->style->key_separator);
 }
 
-// Between brackets: n values, or entries where there are any.
-static void put_items(struct writer *w, const char *open, const char *close,
-                      const struct value *items, const struct dict_entry *entries, size_t n)
+// What a list or a dict has, between brackets.
+static void put_items(struct writer *w, const char *open, struct value v, const char *close)
 {
+    bool is_dict = !of_kinds(v, LISTS);
+    struct dict d = is_dict ? *v.dict : (struct dict){.n = v.list->n};
+    if (is_dict && w->style->sort_keys) {
+        d.entries = arena_array(&w->run->arena, d.n, sizeof *d.entries);
+        if (d.n > 0) memcpy(d.entries, v.dict->entries, d.n * sizeof *d.entries);
+        entries_sort(w->run, &d, false);
+    }
     run_puts(w->run, open);
     w->level++;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < d.n; i++) {
         if (i > 0) run_put_string(w->run, w->style->item_separator);
         new_line(w);
-        if (entries) put_key(w, entries[i].key);
-        put_value(w, entries ? entries[i].value : items[i]);
+        if (is_dict) put_key(w, d.entries[i].key);
+        put_value(w, is_dict ? d.entries[i].value : v.list->items[i]);
     }
     w->level--;
-    if (n > 0) new_line(w);
+    if (d.n > 0) new_line(w);
     run_puts(w->run, close);
 }
 
-static void put_list(struct writer *w, const char *open, const char *close, const struct list *l)
-{
-    put_items(w, open, close, l->items, NULL, l->n);
-}
-
-static void put_dict(struct writer *w, const struct dict *d)
-{
-    struct dict sorted = {.n = d->n};
-    if (w->style->sort_keys) {
-        sorted.entries = arena_array(&w->run->arena, d->n, sizeof *sorted.entries);
-        if (d->n > 0) memcpy(sorted.entries, d->entries, d->n * sizeof *sorted.entries);
-        entries_sort(w->run, &sorted, false);
-        d = &sorted;
-    }
-    put_items(w, "{", "}", NULL, d->entries, d->n);
-}
-
-// ---- repr ---------------------------------------------------------------------------------------
-
-static void put_range(struct run *r, const int64_t *range)
-{
-    run_printf(r, "range(%lld, %lld", (long long)range[0], (long long)range[1]);
-    if (range[2] != 1) run_printf(r, ", %lld", (long long)range[2]);
-    run_puts(r, ")");
-}
-
-static void put_macro(struct run *r, const struct node *node)
-{
-    bool named = node->kind == N_MACRO;
-    run_puts(r, named ? "<Macro '" : "<Macro anonymous");
-    if (named) run_put_string(r, node->value.string);
-    run_puts(r, named ? "'>" : ">");
-}
-
-static void put_python(struct writer *w, struct value v)
+// What JSON has no way to write.
+static void put_object(struct writer *w, struct value v)
 {
     struct run *r = w->run;
+    if (w->style->json) fail(r, "Object of type %s is not JSON serializable", value_type(v));
     if (v.kind == V_MISSING || v.kind == V_UNDEFINED) {
         run_puts(r, "Undefined");
-    } else if (v.kind == V_NONE) {
-        run_puts(r, "None");
-    } else if (v.kind == V_BOOL) {
-        run_puts(r, v.truth ? "True" : "False");
-    } else if (v.kind == V_INT) {
-        run_printf(r, "%lld", (long long)v.integer);
-    } else if (v.kind == V_FLOAT) {
-        put_float(r, v.real);
-    } else if (v.kind == V_STRING) {
-        put_string_repr(r, v.string);
-    } else if (v.kind == V_LIST) {
-        put_list(w, "[", "]", v.list);
-    } else if (v.kind == V_TUPLE) {
-        put_list(w, "(", v.list->n == 1 ? ",)" : ")", v.list);
-    } else if (v.kind == V_DICT) {
-        put_dict(w, v.dict);
     } else if (v.kind == V_NAMESPACE) {
         run_puts(r, "<Namespace ");
-        put_dict(w, v.dict);
+        put_items(w, "{", v, "}");
         run_puts(r, ">");
     } else if (v.kind == V_RANGE) {
-        put_range(r, v.list->range);
+        const int64_t *range = v.list->range;
+        run_printf(r, "range(%lld, %lld", (long long)range[0], (long long)range[1]);
+        if (range[2] != 1) run_printf(r, ", %lld", (long long)range[2]);
+        run_puts(r, ")");
     } else if (of_kinds(v, LISTS)) {
         run_puts(r, value_type(v));
-        put_list(w, "([", "])", v.list);
+        put_items(w, "([", v, "])");
     } else if (v.kind == V_LOOP) {
-        static const struct string index = {"index", 5, 5, false};
-        run_printf(r, "<LoopContext %lld/%lld>", (long long)loop_attribute(v.loop, &index).integer,
-                   (long long)loop_length(v.loop));
+        int64_t length = loop_length(v.loop);
+        run_printf(r, "<LoopContext %lld/%lld>", (long long)v.loop->index0 + 1, (long long)length);
+    } else if (v.kind == V_MACRO && v.macro->node->kind == N_MACRO) {
+        run_puts(r, "<Macro '");
+        run_put_string(r, v.macro->node->value.string);
+        run_puts(r, "'>");
     } else if (v.kind == V_MACRO) {
-        put_macro(r, v.macro->node);
+        run_puts(r, "<Macro anonymous");
+        run_puts(r, ">");
     } else {
         run_printf(r, "<%s object>", value_type(v));
     }
 }
 
-// ---- JSON ---------------------------------------------------------------------------------------
-
-static void put_json_string(struct run *r, const struct string *s, bool ascii)
-{
-    static const char from[] = "\"\\\n\r\t\b\f", names[] = "\"\\nrtbf";
-    run_bytes(r, s->n_bytes);
-    run_puts(r, "\"");
-    for (size_t at = 0; at < s->n_bytes;) {
-        size_t start = at;
-        uint32_t c = utf8_next(s->data, s->n_bytes, &at);
-        const char *known = c < 0x80 && c != 0 ? strchr(from, (int)c) : NULL;
-        if (known)
-            run_printf(r, "\\%c", names[known - from]);
-        else if (c < 0x20 || (ascii && c > 0x7e && c < 0x10000))
-            run_printf(r, "\\u%04x", c);
-        else if (ascii && c > 0x7e)
-            run_printf(r, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
-                       0xdc00 + ((c - 0x10000) & 0x3ff));
-        else
-            run_put(r, s->data + start, at - start);
-    }
-    run_puts(r, "\"");
-}
-
-static void put_json(struct writer *w, struct value v)
-{
-    struct run *r = w->run;
-    if (v.kind == V_NONE)
-        run_puts(r, "null");
-    else if (v.kind == V_BOOL)
-        run_puts(r, v.truth ? "true" : "false");
-    else if (v.kind == V_FLOAT && !isfinite(v.real))
-        run_puts(r, isnan(v.real) ? "NaN" : v.real > 0 ? "Infinity" : "-Infinity");
-    else if (v.kind == V_INT || v.kind == V_FLOAT)
-        put_python(w, v);
-    else if (v.kind == V_STRING)
-        put_json_string(r, v.string, w->style->ensure_ascii);
-    else if (of_kinds(v, KIND(V_LIST) | KIND(V_TUPLE)))
-        put_list(w, "[", "]", v.list);
-    else if (v.kind == V_DICT)
-        put_dict(w, v.dict);
-    else
-        fail(r, "Object of type %s is not JSON serializable", value_type(v));
-}
-
 static void put_value(struct writer *w, struct value v)
 {
-    run_deeper(w->run);
-    (w->style->json ? put_json : put_python)(w, v);
-    w->run->depth--;
+    struct run *r = w->run;
+    bool json = w->style->json;
+    run_deeper(r);
+    if (v.kind == V_NONE)
+        run_puts(r, json ? "null" : "None");
+    else if (v.kind == V_BOOL && json)
+        run_puts(r, v.truth ? "true" : "false");
+    else if (v.kind == V_BOOL)
+        run_puts(r, v.truth ? "True" : "False");
+    else if (v.kind == V_INT)
+        run_printf(r, "%lld", (long long)v.integer);
+    else if (v.kind == V_FLOAT)
+        put_float(r, v.real, json);
+    else if (v.kind == V_STRING && json)
+        put_json_string(r, v.string, w->style->ensure_ascii);
+    else if (v.kind == V_STRING)
+        put_string_repr(r, v.string);
+    else if (v.kind == V_LIST || (v.kind == V_TUPLE && json))
+        put_items(w, "[", v, "]");
+    else if (v.kind == V_TUPLE)
+        put_items(w, "(", v, v.list->n == 1 ? ",)" : ")");
+    else if (v.kind == V_DICT)
+        put_items(w, "{", v, "}");
+    else
+        put_object(w, v);
+    r->depth--;
 }
 
 static const struct string comma = {", ", 2, 2, false}, colon = {": ", 2, 2, false};
 
-static void read_indent(const struct call *c, struct style *style)
-{
-    static const struct string bare = {",", 1, 1, false}, blank = {" ", 1, 1, false};
-    if (!arg_given(c, 2)) return;
-    style->lines = true;
-    style->item_separator = &bare;
-    if (c->v[2].kind == V_STRING) {
-        style->indent = c->v[2].string;
-        return;
-    }
-    int64_t width = arg_int(c, 2, 0);
-    if (width > 1000) fail(c->run, "an indent of more than 1000 is refused");
-    style->indent = value_repeat(c->run, value_string(&blank), width).string;
-}
-
 BUILTIN(tojson)
 {
+    static const struct string bare = {",", 1, 1, false}, blank = {" ", 1, 1, false};
     struct style style = {.json = true,
                           .ensure_ascii = arg_truth(c, 1, false),
                           .sort_keys = arg_truth(c, 4, false),
-                          .item_separator = &comma,
+                          .lines = arg_given(c, 2),
+                          .item_separator = arg_given(c, 2) ? &bare : &comma,
                           .key_separator = &colon};
-    read_indent(c, &style);
+    if (style.lines && c->v[2].kind == V_STRING) {
+        style.indent = c->v[2].string;
+    } else if (style.lines) {
+        int64_t width = arg_int(c, 2, 0);
+        if (width > 1000) fail(r, "an indent of more than 1000 is refused");
+        style.indent = value_repeat(r, value_string(&blank), width).string;
+    }
     if (arg_given(c, 3)) {
         struct list items = value_items(r, c->v[3]);
         if (items.n != 2) fail(r, "separators: two texts are wanted, there are %zu", items.n);
@@ -312,12 +271,6 @@ struct value value_str(struct run *r, struct value v)
     return text_end(r, text, false);
 }
 
-struct value value_plain_str(struct run *r, struct value v)
-{
-    v = value_str(r, v);
-    return v.string->markup ? string_as(r, v.string, false) : v;
-}
-
 static struct value value_repr(struct run *r, struct value v)
 {
     size_t text = text_begin(r);
@@ -338,7 +291,7 @@ BUILTIN(string)
 struct field {
     char fill[4];
     int n_fill;     // 0: a blank
-    char align;     // < > ^ =, 0: by the value's type
+    char align;     // < > ^ =
     char sign;      // + - or blank; 0: -
     bool alternate; // #
     char group;     // , or _; 0: none
@@ -348,10 +301,10 @@ struct field {
 };
 
 // `lead` bytes of text (a sign, "0x") stay in front where the padding goes behind them ('=').
-static void put_aligned(struct run *r, const struct field *f, char otherwise, const char *text,
-                        size_t len, size_t lead)
+static void put_aligned(struct run *r, const struct field *f, const char *text, size_t len,
+                        size_t lead)
 {
-    const char align = f->align ? f->align : otherwise, *fill = f->n_fill ? f->fill : " ";
+    const char align = f->align, *fill = f->n_fill ? f->fill : " ";
     const size_t n_fill = f->n_fill ? (size_t)f->n_fill : 1;
     int64_t pad = f->width - (int64_t)utf8_count(text, len);
     if (pad < 0) pad = 0;
@@ -363,14 +316,13 @@ static void put_aligned(struct run *r, const struct field *f, char otherwise, co
     if (align != '=') run_fill(r, fill, n_fill, pad - left);
 }
 
-static void put_text_field(struct run *r, const struct field *f, char otherwise,
-                           const struct string *s)
+static void put_text_field(struct run *r, const struct field *f, const struct string *s)
 {
     size_t n = s->n_bytes;
     run_bytes(r, n);
     if (f->precision >= 0 && (size_t)f->precision < s->n_chars)
         n = string_offset(s, (size_t)f->precision);
-    put_aligned(r, f, otherwise, s->data, n, 0);
+    put_aligned(r, f, s->data, n, 0);
 }
 
 // Digits with sign and prefix, a separator every three of the leading run of digits (four with "_"
@@ -393,7 +345,7 @@ static void put_number(struct run *r, const struct field *f, bool negative, cons
     }
     run_puts(r, digits + n);
     const struct string *s = text_end(r, text, false).string;
-    put_aligned(r, f, '>', s->data, s->n_bytes, lead);
+    put_aligned(r, f, s->data, s->n_bytes, lead);
 }
 
 static void put_integer_field(struct run *r, const struct field *f, int64_t x)
@@ -422,7 +374,7 @@ static void put_real_field(struct run *r, const struct field *f, double x)
     if (isnan(x) || isinf(x)) {
         run_puts(r, isnan(x) ? (isupper(type) ? "NAN" : "nan") : (isupper(type) ? "INF" : "inf"));
     } else if (!type && f->precision < 0) {
-        put_float(r, size);
+        put_float(r, size, false);
     } else {
         snprintf(format, sizeof format, "%%%s.*%c", f->alternate ? "#" : "", type ? type : 'g');
         run_printf(r, format, f->precision < 0 ? 6 : f->precision, size);
@@ -432,13 +384,13 @@ static void put_real_field(struct run *r, const struct field *f, double x)
     put_number(r, f, negative, "", text_end(r, text, false).string->data);
 }
 
-static void put_character_field(struct run *r, const struct field *f, char otherwise, int64_t code)
+static void put_character_field(struct run *r, const struct field *f, int64_t code)
 {
     char encoded[4];
     if (code < 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
         fail(r, "%%c arg not in range(0x110000)");
     int n = utf8_encode((uint32_t)code, encoded);
-    put_aligned(r, f, otherwise, encoded, (size_t)n, 0);
+    put_aligned(r, f, encoded, (size_t)n, 0);
 }
 
 static char read_one(const char **at, const char *end, const char *set)
@@ -503,7 +455,7 @@ static int64_t read_size(struct percent *p)
 
 static struct field read_field(struct percent *p)
 {
-    struct field f = {.precision = -1};
+    struct field f = {.align = '>', .precision = -1};
     for (char flag; (flag = read_one(&p->at, p->end, "-+ #0"));) {
         if (flag == '-') f.align = '<';
         if (flag == '+' || (flag == ' ' && f.sign != '+')) f.sign = flag;
@@ -524,15 +476,6 @@ static struct field read_field(struct percent *p)
     if (p->at == p->end) fail(p->run, "incomplete format");
     f.type = *p->at++;
     return f;
-}
-
-static void put_percent_text(struct percent *p, struct field *f, struct value v)
-{
-    if (f->align == '=') f->align = 0; // "0" is for numbers
-    v = f->type != 's' ? value_repr(p->run, v)
-        : p->markup    ? value_escape(p->run, v)
-                       : value_str(p->run, v);
-    put_text_field(p->run, f, '>', v.string);
 }
 
 static void put_percent_number(struct percent *p, struct field *f, struct value v)
@@ -558,34 +501,32 @@ static void put_percent_number(struct percent *p, struct field *f, struct value 
     put_integer_field(p->run, f, x);
 }
 
-static void put_percent_character(struct percent *p, const struct field *f, struct value v)
-{
-    int64_t code = 0;
-    if (v.kind == V_STRING && v.string->n_chars == 1)
-        put_text_field(p->run, f, '>', v.string);
-    else if (!value_as_int(v, &code))
-        fail(p->run, "%%c requires int or char");
-    else
-        put_character_field(p->run, f, '>', code);
-}
-
 static void put_percent(struct percent *p)
 {
+    struct run *r = p->run;
+    int64_t code;
     struct value v = read_one(&p->at, p->end, "(") ? keyed_value(p) : MISSING;
     struct field f = read_field(p);
     if (f.type == '%') {
-        run_puts(p->run, "%");
+        run_puts(r, "%");
         return;
     }
     if (!f.type || !strchr("sradiuoxXeEfFgGc", f.type))
-        fail(p->run, "unsupported format character '%c' (0x%x)", f.type, (unsigned char)f.type);
+        fail(r, "unsupported format character '%c' (0x%x)", f.type, (unsigned char)f.type);
     if (!given(v)) v = next_value(p);
-    if (strchr("sra", f.type))
-        put_percent_text(p, &f, v);
-    else if (f.type == 'c')
-        put_percent_character(p, &f, v);
-    else
+    if (strchr("sra", f.type)) {
+        if (f.align == '=') f.align = '>'; // "0" is for numbers
+        v = f.type != 's' ? value_repr(r, v) : p->markup ? value_escape(r, v) : value_str(r, v);
+        put_text_field(r, &f, v.string);
+    } else if (f.type != 'c') {
         put_percent_number(p, &f, v);
+    } else if (v.kind == V_STRING && v.string->n_chars == 1) {
+        put_text_field(r, &f, v.string);
+    } else if (value_as_int(v, &code)) {
+        put_character_field(r, &f, code);
+    } else {
+        fail(r, "%%c requires int or char");
+    }
 }
 
 struct value format_percent(struct run *r, const struct string *format, struct value values)
@@ -681,14 +622,15 @@ static void put_braces_text(struct run *r, struct field f, struct value v)
     if (f.type && f.type != 's') bad_code(r, f.type, v);
     if (f.align == '=' && f.fill[0] != '0')
         fail(r, "'=' alignment not allowed in string format specifier");
-    if (f.align == '=') f.align = '<';
-    put_text_field(r, &f, '<', v.string);
+    if (!f.align || f.align == '=') f.align = '<';
+    put_text_field(r, &f, v.string);
 }
 
 static void put_braces_number(struct run *r, struct field f, struct value v)
 {
     int64_t x;
     bool real = f.type && strchr("eEfFgG%", f.type);
+    if (!f.align) f.align = f.type == 'c' ? '<' : '>';
     if (real || !value_as_int(v, &x)) {
         if (f.type && !real && f.type != 'n') bad_code(r, f.type, v);
         put_real_field(r, &f, value_as_double(v));
@@ -697,7 +639,7 @@ static void put_braces_number(struct run *r, struct field f, struct value v)
     if (f.type && !strchr("dboxXcn", f.type)) bad_code(r, f.type, v);
     if (f.precision >= 0) fail(r, "Precision not allowed in integer format specifier");
     if (f.type == 'c')
-        put_character_field(r, &f, '<', x);
+        put_character_field(r, &f, x);
     else
         put_integer_field(r, &f, x);
 }
@@ -750,13 +692,6 @@ static struct value field_value(struct braces *b, const char *name, size_t n)
 
 // ---- the whole ----------------------------------------------------------------------------------
 
-static struct value converted(struct run *r, struct value v, char conversion)
-{
-    if (conversion == 'r' || conversion == 'a') return value_repr(r, v);
-    if (conversion != 's') fail(r, "Unknown conversion specifier %c", conversion);
-    return value_str(r, v);
-}
-
 // What stands between a pair of braces.
 static void put_field(struct braces *b, const char *s, size_t n)
 {
@@ -772,7 +707,12 @@ static void put_field(struct braces *b, const char *s, size_t n)
     }
     if (spec < n && s[spec] != ':') fail(b->run, "expected ':' after conversion");
     struct value v = field_value(b, s, name);
-    if (conversion) v = converted(b->run, v, conversion);
+    if (conversion == 'r' || conversion == 'a')
+        v = value_repr(b->run, v);
+    else if (conversion == 's')
+        v = value_str(b->run, v);
+    else if (conversion)
+        fail(b->run, "Unknown conversion specifier %c", conversion);
     if (spec + 1 >= n) {
         run_put_string(b->run, (b->markup ? value_escape : value_str)(b->run, v).string);
         return;
@@ -784,18 +724,6 @@ static void put_field(struct braces *b, const char *s, size_t n)
         put_braces_number(b->run, f, v);
     else
         fail(b->run, "unsupported format string passed to %s.__format__", value_type(v));
-}
-
-// End of the field whose "{" is before s: its "}", with braces within it in pairs; n: there is
-// none.
-static size_t field_end(const char *s, size_t n)
-{
-    int open = 1;
-    for (size_t i = 0; i < n; i++) {
-        open += (s[i] == '{') - (s[i] == '}');
-        if (open == 0) return i;
-    }
-    return n;
 }
 
 static struct value format_braces(struct run *r, const struct string *format,
@@ -812,11 +740,15 @@ static struct value format_braces(struct run *r, const struct string *format,
         } else if (s[i] == '}') {
             fail(r, "Single '}' encountered in format string");
         } else {
-            size_t len = field_end(s + i + 1, n - i - 1);
-            if (i + 1 + len >= n) fail(r, "expected '}' before end of string");
-            if (memchr(s + i + 1, '{', len)) fail(r, "fields within fields are not supported");
-            put_field(&b, s + i + 1, len);
-            i += 1 + len;
+            size_t start = ++i;
+            for (int open = 1; i < n; i++) { // to its "}", with braces within it in pairs
+                open += (s[i] == '{') - (s[i] == '}');
+                if (open == 0) break;
+            }
+            if (i == n) fail(r, "expected '}' before end of string");
+            if (memchr(s + start, '{', i - start))
+                fail(r, "fields within fields are not supported");
+            put_field(&b, s + start, i - start);
         }
     }
     return text_end(r, text, format->markup);

@@ -196,10 +196,9 @@ struct value arithmetic_sign(struct run *r, struct value v, bool minus);
 
 // ---- text of values: format.c -------------------------------------------------------------------
 
-void put_str(struct run *r, struct value v);                 // str(v)
-struct value value_str(struct run *r, struct value v);       // a V_STRING, which may be markup
-struct value value_plain_str(struct run *r, struct value v); // which is not
-struct value value_escape(struct run *r, struct value v);    // markup
+void put_str(struct run *r, struct value v);              // str(v)
+struct value value_str(struct run *r, struct value v);    // a V_STRING, which may be markup
+struct value value_escape(struct run *r, struct value v); // markup
 // "..." % values
 struct value format_percent(struct run *r, const struct string *format, struct value values);
 struct value string_as(struct run *r, const struct string *s, bool markup); // the same text

@@ -217,7 +217,10 @@ BUILTIN(replace)
 BUILTIN(replace_plain)
 {
     struct call plain = *c;
-    for (int i = 0; i < 3; i++) plain.v[i] = value_plain_str(r, c->v[i]);
+    for (int i = 0; i < 3; i++) {
+        struct value v = value_str(r, c->v[i]);
+        plain.v[i] = v.string->markup ? string_as(r, v.string, false) : v;
+    }
     return replace(r, &plain);
 }
 
