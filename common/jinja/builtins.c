@@ -301,7 +301,7 @@ static struct dict keyed(struct run *r, struct value of, const struct key *by)
     struct list items = value_items(r, of), paths = {.n = 0};
     struct dict d = *dict_new(&r->arena, items.n).dict;
     bool several = by->several && by->path.kind == V_STRING;
-    if (several) paths = split_string(r, by->path.string, &comma, -1);
+    if (several) paths = split_string(r, by->path.string, &comma, -1, false);
     for (size_t i = 0; i < items.n; i++) {
         struct value key = several ? list_new(&r->arena, V_LIST, paths.n)
                                    : item_key(r, items.items[i], by->path, by);

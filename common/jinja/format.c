@@ -181,8 +181,7 @@ static void put_object(struct writer *w, struct value v)
         run_put_string(r, v.macro->node->value.string);
         run_puts(r, "'>");
     } else if (v.kind == V_MACRO) {
-        run_puts(r, "<Macro anonymous");
-        run_puts(r, ">");
+        run_puts(r, "<Macro anonymous>");
     } else {
         run_printf(r, "<%s object>", value_type(v));
     }

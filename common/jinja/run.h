@@ -208,6 +208,6 @@ struct value string_as(struct run *r, const struct string *s, bool markup); // t
 struct value string_lower(struct run *r, const struct string *s);
 // `by` NULL: at runs of white space; max -1: any number.
 struct list split_string(struct run *r, const struct string *s, const struct string *by,
-                         int64_t max);
+                         int64_t max, bool from_end);
 
 #endif

@@ -56,8 +56,10 @@ BUILTIN(is_identifier)
 
 // ---- strip --------------------------------------------------------------------------------------
 
-static bool in_set(struct run *r, const struct string *set, const char *c, size_t n)
+// `set` NULL: white space.
+static bool is_stripped(struct run *r, const struct string *set, const char *c, size_t n)
 {
+    if (!set) return text_is(utf8_decode(c, (int)n), TEXT_SPACE);
     run_bytes(r, set->n_bytes);
     return memmem(set->data, set->n_bytes, c, n);
 }
@@ -71,31 +73,33 @@ BUILTIN(strip)
     bool left = c->function->which & STRIP_LEFT, right = c->function->which & STRIP_RIGHT;
     size_t start = 0, end = s->n_bytes;
     run_bytes(r, s->n_bytes);
-    if (!set && right) end = text_without_trailing_spaces(s->data, end);
-    if (!set && left) start = text_leading_spaces(s->data, end);
-    for (size_t next = 0; set && left && start < end; start = next) {
+    for (size_t next = 0; left && start < end; start = next) {
         utf8_next(s->data, end, &next);
-        if (!in_set(r, set, s->data + start, next - start)) break;
+        if (!is_stripped(r, set, s->data + start, next - start)) break;
     }
-    for (size_t last = end; set && right && end > start; end = last) {
+    for (size_t last = end; right && end > start; end = last) {
         utf8_before(s->data, &last);
-        if (!in_set(r, set, s->data + last, end - last)) break;
+        if (!is_stripped(r, set, s->data + last, end - last)) break;
     }
     return string_part(r, s, start, end);
 }
 
 // ---- search -------------------------------------------------------------------------------------
 
-// Its last occurrence in the first n bytes of s; NULL: none.
-static const char *string_find_last(struct run *r, const char *s, size_t n,
-                                    const struct string *what)
+#define NOWHERE SIZE_MAX
+
+// The place where `what` begins in bytes [start, end) of s, its first or its last time.
+static size_t place_of(struct run *r, const struct string *s, size_t start, size_t end,
+                       const struct string *what, bool last)
 {
-    for (size_t at = n + 1; at-- > what->n_bytes;) {
+    const char *found = NULL;
+    if (!last) found = memmem(s->data + start, end - start, what->data, what->n_bytes);
+    for (size_t at = end + 1; last && !found && at-- > start + what->n_bytes;) {
         run_bytes(r, 1 + what->n_bytes);
-        if (memcmp(s + at - what->n_bytes, what->data, what->n_bytes) == 0)
-            return s + at - what->n_bytes;
+        const char *there = s->data + at - what->n_bytes;
+        if (memcmp(there, what->data, what->n_bytes) == 0) found = there;
     }
-    return NULL;
+    return found ? (size_t)(found - s->data) : NOWHERE;
 }
 
 // The part of the string that parameters 2 and 3, start and end in characters, leave: as bytes.
@@ -117,14 +121,11 @@ enum { FIND_LAST = 1, FIND_OR_FAIL = 2 };
 BUILTIN(find)
 {
     const struct string *s = c->v[0].string, *what = arg_string(c, 1);
-    const char *found = NULL;
-    size_t start, end;
+    size_t start, end, found = NOWHERE;
     if (window(c, &start, &end))
-        found = c->function->which & FIND_LAST
-                    ? string_find_last(r, s->data + start, end - start, what)
-                    : memmem(s->data + start, end - start, what->data, what->n_bytes);
-    if (!found && c->function->which & FIND_OR_FAIL) fail(r, "substring not found");
-    return value_int(found ? (int64_t)utf8_count(s->data, (size_t)(found - s->data)) : -1);
+        found = place_of(r, s, start, end, what, c->function->which & FIND_LAST);
+    if (found == NOWHERE && c->function->which & FIND_OR_FAIL) fail(r, "substring not found");
+    return value_int(found == NOWHERE ? -1 : (int64_t)utf8_count(s->data, found));
 }
 
 // sub, start, end
@@ -135,9 +136,8 @@ BUILTIN(count)
     size_t at, end;
     if (!window(c, &at, &end)) return value_int(0);
     if (what->n_bytes == 0) return value_int((int64_t)utf8_count(s->data + at, end - at) + 1);
-    for (const char *found; (found = memmem(s->data + at, end - at, what->data, what->n_bytes));
-         n++)
-        at = (size_t)(found - s->data) + what->n_bytes;
+    for (size_t found; (found = place_of(r, s, at, end, what, false)) != NOWHERE; n++)
+        at = found + what->n_bytes;
     return value_int(n);
 }
 
@@ -182,15 +182,7 @@ BUILTIN(has_affix)
 
 // ---- replace ------------------------------------------------------------------------------------
 
-// "" stands before every character and at the end.
-static size_t next_match(const struct string *s, size_t at, const struct string *old)
-{
-    if (old->n_bytes == 0) return at;
-    const char *found = memmem(s->data + at, s->n_bytes - at, old->data, old->n_bytes);
-    return found ? (size_t)(found - s->data) : s->n_bytes + 1;
-}
-
-// old, new, count
+// old, new, count; "" stands before every character and at the end
 BUILTIN(replace)
 {
     const struct string *s = c->v[0].string, *old = arg_string(c, 1), *with = arg_string(c, 2);
@@ -199,8 +191,9 @@ BUILTIN(replace)
     run_bytes(r, s->n_bytes);
     size_t text = text_begin(r), at = 0;
     for (; max != 0; max -= max > 0) {
-        size_t match = next_match(s, at, old), copied = at;
-        if (match > s->n_bytes) break;
+        size_t copied = at;
+        size_t match = old->n_bytes ? place_of(r, s, at, s->n_bytes, old, false) : at;
+        if (match == NOWHERE) break;
         at = match + old->n_bytes;
         run_put(r, s->data + copied, match - copied);
         run_put_string(r, with);
@@ -241,17 +234,19 @@ static void add_part(struct parts *p, size_t start, size_t end)
     list->items[list->n++] = string_part(p->run, p->of, start, end);
 }
 
-static void split_at(struct parts *p, const struct string *by, int64_t max)
+static void split_at(struct parts *p, const struct string *by, int64_t max, bool from_end)
 {
-    const struct string *s = p->of;
-    size_t start = 0;
-    while (max-- != 0) {
-        const char *found = memmem(s->data + start, s->n_bytes - start, by->data, by->n_bytes);
-        if (!found) break;
-        add_part(p, start, (size_t)(found - s->data));
-        start = (size_t)(found - s->data) + by->n_bytes;
+    size_t start = 0, end = p->of->n_bytes, found;
+    while (max-- != 0 && (found = place_of(p->run, p->of, start, end, by, from_end)) != NOWHERE) {
+        size_t behind = found + by->n_bytes;
+        add_part(p, from_end ? behind : start, from_end ? end : found);
+        if (from_end)
+            end = found;
+        else
+            start = behind;
     }
-    add_part(p, start, s->n_bytes);
+    add_part(p, start, end);
+    if (from_end) items_reverse(p->list);
 }
 
 static void split_at_spaces(struct parts *p, int64_t max)
@@ -268,21 +263,6 @@ static void split_at_spaces(struct parts *p, int64_t max)
     }
 }
 
-// The parts from the last one backwards.
-static void split_from_end(struct parts *p, const struct string *by, int64_t max)
-{
-    const struct string *s = p->of;
-    size_t end = s->n_bytes;
-    while (max-- != 0) {
-        const char *found = string_find_last(p->run, s->data, end, by);
-        if (!found) break;
-        add_part(p, (size_t)(found - s->data) + by->n_bytes, end);
-        end = (size_t)(found - s->data);
-    }
-    add_part(p, 0, end);
-    items_reverse(p->list);
-}
-
 // Those before the last `max` are one, with the white space between and before them.
 static void join_first(struct parts *p, int64_t max)
 {
@@ -295,23 +275,17 @@ static void join_first(struct parts *p, int64_t max)
     p->list.n -= one;
 }
 
-static struct list split_either(struct run *r, const struct string *s, const struct string *by,
-                                int64_t max, bool from_end)
+struct list split_string(struct run *r, const struct string *s, const struct string *by,
+                         int64_t max, bool from_end)
 {
     struct parts p = {.run = r, .of = s};
     run_bytes(r, s->n_bytes);
-    if (!by)
-        split_at_spaces(&p, from_end ? -1 : max);
+    if (by)
+        split_at(&p, by, max, from_end);
     else
-        (from_end ? split_from_end : split_at)(&p, by, max);
+        split_at_spaces(&p, from_end ? -1 : max);
     if (!by && from_end) join_first(&p, max);
     return p.list;
-}
-
-struct list split_string(struct run *r, const struct string *s, const struct string *by,
-                         int64_t max)
-{
-    return split_either(r, s, by, max, false);
 }
 
 static const struct string *separator(const struct call *c)
@@ -326,9 +300,9 @@ BUILTIN(split)
 {
     const struct string *by = arg_given(c, 1) ? separator(c) : NULL;
     int64_t max = arg_int(c, 2, -1);
-    return list_of(
-        &r->arena, V_LIST,
-        split_either(r, c->v[0].string, by, max < 0 ? -1 : max, c->function->which == AT_END));
+    bool from_end = c->function->which == AT_END;
+    struct list parts = split_string(r, c->v[0].string, by, max < 0 ? -1 : max, from_end);
+    return list_of(&r->arena, V_LIST, parts);
 }
 
 static struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
@@ -358,14 +332,12 @@ BUILTIN(partition)
     const struct string *s = c->v[0].string, *by = separator(c);
     bool last = c->function->which == AT_END;
     run_bytes(r, s->n_bytes);
-    const char *found = last ? string_find_last(r, s->data, s->n_bytes, by)
-                             : memmem(s->data, s->n_bytes, by->data, by->n_bytes);
-    size_t at = found ? (size_t)(found - s->data) : last ? 0 : s->n_bytes;
-    size_t after = found ? at + by->n_bytes : at;
+    size_t at = place_of(r, s, 0, s->n_bytes, by, last), behind = at + by->n_bytes;
+    if (at == NOWHERE) at = behind = last ? 0 : s->n_bytes;
     struct value v = list_new(&r->arena, V_TUPLE, 3);
     v.list->items[0] = string_part(r, s, 0, at);
-    v.list->items[1] = string_part(r, s, at, after);
-    v.list->items[2] = string_part(r, s, after, s->n_bytes);
+    v.list->items[1] = string_part(r, s, at, behind);
+    v.list->items[2] = string_part(r, s, behind, s->n_bytes);
     return v;
 }
 
@@ -387,44 +359,27 @@ BUILTIN(join_texts)
 
 // ---- fill ---------------------------------------------------------------------------------------
 
-// Characters that are wanting to the width in parameter 1.
-static int64_t wanting(const struct call *c)
-{
-    int64_t width = given(c->v[1]) ? arg_int(c, 1, 0) : 80; // the filter's default
-    int64_t n = (int64_t)c->v[0].string->n_chars;
-    if (width > INT32_MAX)
-        arena_fail(&c->run->arena, ST_NO_MEMORY, "a width of that size is too much");
-    return width > n ? width - n : 0;
-}
+enum { PAD_LEFT = 1, PAD_RIGHT = 2, PAD_ZEROS = 4 };
 
-enum { PAD_LEFT = 1, PAD_RIGHT = 2 };
-
-// width, fillchar; which: PAD_LEFT, PAD_RIGHT or both
+// width, fillchar; which: PAD_LEFT, PAD_RIGHT or both; PAD_ZEROS: behind a sign
 BUILTIN(pad)
 {
-    const struct string *s = c->v[0].string;
-    static const struct string blank = {" ", 1, 1, false};
-    const struct string *fill = given(c->v[2]) ? arg_string(c, 2) : &blank;
-    int64_t n = wanting(c), left = c->function->which & PAD_LEFT ? n : 0;
+    static const struct string blank = {" ", 1, 1, false}, zero = {"0", 1, 1, false};
+    const struct string *s = c->v[0].string,
+                        *fill = c->function->which & PAD_ZEROS ? &zero : &blank;
+    if (given(c->v[2])) fill = arg_string(c, 2);
+    int64_t width = given(c->v[1]) ? arg_int(c, 1, 0) : 80; // the filter's default
+    if (width > INT32_MAX) arena_fail(&r->arena, ST_NO_MEMORY, "a width of that size is too much");
     if (fill->n_chars != 1) fail(r, "The fill character must be exactly one character long");
-    if (c->function->which == (PAD_LEFT | PAD_RIGHT))
-        left = n / 2 + (n & (n + (int64_t)s->n_chars) & 1);
-    size_t text = text_begin(r);
-    run_fill(r, fill->data, fill->n_bytes, left);
-    run_put_string(r, s);
-    run_fill(r, fill->data, fill->n_bytes, n - left);
-    return text_end(r, text, s->markup);
-}
-
-BUILTIN(zfill)
-{
-    const struct string *s = c->v[0].string;
-    int64_t n = wanting(c);
-    size_t sign = s->n_bytes > 0 && (s->data[0] == '-' || s->data[0] == '+');
-    size_t text = text_begin(r);
+    int64_t n = (int64_t)s->n_chars, wanting = width > n ? width - n : 0, left = 0;
+    if (c->function->which & PAD_LEFT) left = wanting;
+    if (c->function->which == (PAD_LEFT | PAD_RIGHT)) left = wanting / 2 + (wanting & width & 1);
+    bool is_signed = s->n_bytes > 0 && (s->data[0] == '-' || s->data[0] == '+');
+    size_t sign = is_signed && c->function->which & PAD_ZEROS, text = text_begin(r);
     run_put(r, s->data, sign);
-    run_fill(r, "0", 1, n);
+    run_fill(r, fill->data, fill->n_bytes, left);
     run_put(r, s->data + sign, s->n_bytes - sign);
+    run_fill(r, fill->data, fill->n_bytes, wanting - left);
     return text_end(r, text, s->markup);
 }
 
@@ -569,7 +524,7 @@ BUILTIN(striptags)
         run_put(r, s, (size_t)((close ? open : end) - s));
         s = close ? close + 1 : end;
     }
-    struct list words = split_string(r, text_end(r, text, false).string, NULL, -1);
+    struct list words = split_string(r, text_end(r, text, false).string, NULL, -1, false);
     for (size_t i = 0; i < words.n; i++) {
         if (i > 0) run_puts(r, " ");
         run_put_string(r, words.items[i].string);
@@ -691,7 +646,7 @@ const struct builtin string_builtins[] = {
     {FILTER, "center", pad, PAD_LEFT | PAD_RIGHT, "$width", 0},
     {STRING, "ljust", pad, PAD_RIGHT, "/width fillchar", 1},
     {STRING, "rjust", pad, PAD_LEFT, "/width fillchar", 1},
-    {STRING, "zfill", zfill, 0, "/width", 1},
+    {STRING, "zfill", pad, PAD_LEFT | PAD_ZEROS, "/width", 1},
     {STRING, "expandtabs", expandtabs, 0, "tabsize", 0},
     {FILTER, "title", title, 0, "$", 0},
     {FILTER, "indent", indent, 0, "width first blank", 0},
