@@ -155,7 +155,7 @@ static enum status open_model(struct run *run)
     CHECK(check_tokenizer(run));
     if (c->model && left_out_describe(run->mapped.model, words, sizeof words))
         log_info("%s: %s", c->model, words);
-    CHECK(mapped_meet(&run->mapped, &run->ranks, c->job.rank_timeout));
+    CHECK(train_ranks_meet(&run->ranks, &run->mapped, c->job.rank_timeout));
     CHECK(run_catch_signals(run));
     CHECK(run_become_writer(run->mapped.bridge));
     control_set_role(mapped_control(&run->mapped), run->mapped.role);
@@ -280,7 +280,7 @@ enum status dataset_open(struct run *run)
     CHECK(open_learner(run));
     CHECK(open_reference(run));
     if (latest) CHECK(run_resume(run, latest));
-    CHECK(mapped_compare(&run->mapped, &run->ranks, run->step));
+    CHECK(train_ranks_compare(&run->ranks, &run->mapped, run->step));
     run->step_version = mapped_version(&run->mapped);
     if (replaced) CHECK(run_remove(run));
     CHECK(run_folder_describe(run, latest != NULL));

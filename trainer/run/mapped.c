@@ -9,10 +9,8 @@
 #include "bridge/bridge_file.h"
 #include "common/base/log.h"
 #include "common/model/adapter.h"
-#include "kernels/comm.h"
 #include "trainer/launch/job.h"
 #include "trainer/run/model_folder_write.h"
-#include "trainer/run/train_ranks.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -158,65 +156,4 @@ void mapped_release(struct mapped *m)
     model_config_free(m->model);
     bridge_detach(m->bridge);
     json_decref(m->base);
-}
-
-// ---- of several ranks ---------------------------------------------------------------------------
-
-static enum status meet_to_publish(void *ranks)
-{
-    return comm_barrier(((struct train_ranks *)ranks)->all);
-}
-
-enum status mapped_meet(struct mapped *m, struct train_ranks *ranks, double timeout_s)
-{
-    const int size = m->job->ranks.size, n = m->n_shards;
-    enum status st;
-    CHECK(train_ranks_meet(ranks, bridge_device(m->bridge), bridge_file_of(m->bridge)->page_layout,
-                           timeout_s));
-    if (size == 1) return ST_OK;
-    bridge_publish_with(m->bridge, meet_to_publish, ranks);
-    CHECK(train_ranks_divide(ranks, n, m->shard));
-    weights_use_comm(m->policy, ranks->shards);
-    if (bridge_file_of(m->bridge)->socket[0])
-        log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
-                 size / n, size == n ? "" : "s", n, n == 1 ? "" : "s");
-out:
-    return st;
-}
-
-static enum status set_version(void *context)
-{
-    const struct mapped *m = context;
-    control_set_version(mapped_control(m), m->next_version);
-    return ST_OK;
-}
-
-enum status mapped_align_versions(struct mapped *m, const struct train_ranks *ranks,
-                                  int64_t quiesce_ms)
-{
-    uint64_t version = mapped_version(m), all[COMM_MAX_RANKS], newest = version;
-    bool differ = false; // the same on all ranks
-    enum status st;
-    CHECK(comm_gather_host(ranks->all, &version, all, sizeof version));
-    for (int r = 0; r < comm_size(ranks->all); r++) {
-        differ |= all[r] != version;
-        if (all[r] > newest) newest = all[r];
-    }
-    if (!differ) return ST_OK;
-    m->next_version = newest + 2;
-    log_info("the servers' weight versions differ; all go on from %" PRIu64, m->next_version);
-    st = bridge_publish(m->bridge, quiesce_ms, set_version, m, NULL);
-out:
-    return st;
-}
-
-enum status mapped_compare(const struct mapped *m, const struct train_ranks *ranks, int64_t step)
-{
-    struct device *dev = bridge_device(m->bridge);
-    enum status st;
-    CHECK(train_ranks_compare(ranks, dev, step, "policy", m->policy));
-    if (m->adapter) CHECK(train_ranks_compare(ranks, dev, step, "adapter", m->adapter->weights));
-    if (m->draft) CHECK(train_ranks_compare(ranks, dev, step, "draft model", m->draft));
-out:
-    return st;
 }

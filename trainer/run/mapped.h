@@ -19,7 +19,6 @@ struct control;
 struct job;
 struct model_folder;
 struct model_config;
-struct train_ranks;
 struct weights;
 struct mapped {
     const struct job *job;
@@ -54,12 +53,5 @@ enum status role_open(struct bridge *bridge, const struct bridge_role *role,
 struct model_folder mapped_folder(const struct mapped *m); // of what is trained, to be written
 struct control *mapped_control(const struct mapped *m);
 uint64_t mapped_version(const struct mapped *m); // of the weights
-// Of several ranks: they meet, once each has its bridge.
-enum status mapped_meet(struct mapped *m, struct train_ranks *ranks, double timeout_s);
-// Brings the servers to one weight version, where theirs differ.
-enum status mapped_align_versions(struct mapped *m, const struct train_ranks *ranks,
-                                  int64_t quiesce_ms);
-// ST_MISMATCH where the ranks' arenas differ in a bit, after that step.
-enum status mapped_compare(const struct mapped *m, const struct train_ranks *ranks, int64_t step);
 
 #endif

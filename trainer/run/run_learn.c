@@ -103,7 +103,7 @@ enum status run_update(struct run *run, struct samples *samples, double lr,
     const struct update_config config = update_of(run, lr);
     enum status st;
     CHECK(update_policy(run->learner, &config, samples, ret));
-    CHECK(mapped_compare(&run->mapped, &run->ranks, run->step));
+    CHECK(train_ranks_compare(&run->ranks, &run->mapped, run->step));
     CHECK(move_reference(run));
     if (!run->said_memory) memory_log_taken(run->learner);
     run->said_memory = true;

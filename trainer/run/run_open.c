@@ -354,7 +354,7 @@ enum status run_open(struct run *run)
     char *latest = NULL;
     bool replaced = false; // for that train has no option
     CHECK(open_policy(run));
-    CHECK(mapped_meet(&run->mapped, &run->ranks, run->config->job.rank_timeout));
+    CHECK(train_ranks_meet(&run->ranks, &run->mapped, run->config->job.rank_timeout));
     run->servers->comm = run->ranks.all;
     CHECK(run_catch_signals(run));
     CHECK(check_exact(run));
@@ -373,10 +373,10 @@ enum status run_open(struct run *run)
     control_set_run(mapped_control(&run->mapped), run->folder);
     control_set_role(mapped_control(&run->mapped), run->mapped.role);
     CHECK(open_learner(run));
-    CHECK(mapped_align_versions(&run->mapped, &run->ranks,
-                                (int64_t)(run->config->quiesce_timeout * 1e3)));
+    CHECK(train_ranks_align_versions(&run->ranks, &run->mapped,
+                                     (int64_t)(run->config->quiesce_timeout * 1e3)));
     CHECK(latest ? run_resume(run, latest) : run_start(run));
-    CHECK(mapped_compare(&run->mapped, &run->ranks, run->step));
+    CHECK(train_ranks_compare(&run->ranks, &run->mapped, run->step));
     run->step_version = mapped_version(&run->mapped);
     CHECK(run_folder_describe(run, latest != NULL));
     CHECK(runlog_new(train_ranks_lead(&run->ranks) ? run->folder : NULL, run->step,

@@ -1,7 +1,10 @@
 /* train_ranks.c: meeting, agreement and comparison of the ranks of a run. */
 #include "trainer/run/train_ranks.h"
+#include "common/model/adapter.h"
 #include "common/ranks/liveness.h"
+#include "bridge/attach.h"
 #include "kernels/comm.h"
+#include "trainer/run/mapped.h"
 
 #include <inttypes.h>
 
@@ -18,18 +21,18 @@ bool train_ranks_lead(const struct train_ranks *r)
     return r->job->ranks.rank == 0;
 }
 
-enum status train_ranks_meet(struct train_ranks *r, struct device *dev, const char *layout,
-                             double timeout_s)
+// All of them, on a communicator of the device.
+static enum status open_all(struct train_ranks *r, const struct mapped *m, double timeout_s)
 {
+    struct device *dev = bridge_device(m->bridge);
     unsigned char id[COMM_ID_BYTES];
     struct bytes shared = BYTES_INIT;
     enum status st = ST_OK;
-    if (r->job->ranks.size == 1) return ST_OK;
     if (train_ranks_lead(r)) {
         CHECK(comm_new_id(device_kind(dev), id));
         bytes_append(&shared, id, sizeof id);
     }
-    CHECK(job_meet(r->job, layout, &shared, &r->liveness));
+    CHECK(job_meet(r->job, bridge_file_of(m->bridge)->page_layout, &shared, &r->liveness));
     if (shared.len != sizeof id) FAIL(ST_FORMAT, "rank 0 gave %zu bytes as id", shared.len);
     CHECK(comm_open(dev, (const unsigned char *)shared.data, r->job->ranks.rank, r->job->ranks.size,
                     timeout_s, liveness_watch, r->liveness, &r->all));
@@ -39,12 +42,13 @@ out:
     return st;
 }
 
-enum status train_ranks_divide(struct train_ranks *r, int n_shards, int shard)
+// Of n_shards neighbours, whose shard of one model this rank's is.
+static enum status divide(struct train_ranks *r, int n_shards, int shard)
 {
     const int size = r->job->ranks.size;
     struct comm *copies = NULL;
     enum status st = ST_OK;
-    if (n_shards == 1 || size == 1) return ST_OK;
+    if (n_shards == 1) return ST_OK;
     if (n_shards < size) {
         CHECK(comm_split(r->all, shard, &copies));
         CHECK(comm_split(r->all, r->job->ranks.rank / n_shards, &r->shards));
@@ -53,6 +57,27 @@ enum status train_ranks_divide(struct train_ranks *r, int n_shards, int shard)
     }
 out:
     r->copies = copies;
+    return st;
+}
+
+static enum status meet_to_publish(void *ranks)
+{
+    return comm_barrier(((struct train_ranks *)ranks)->all);
+}
+
+enum status train_ranks_meet(struct train_ranks *r, struct mapped *m, double timeout_s)
+{
+    const int size = r->job->ranks.size, n = m->n_shards;
+    enum status st;
+    if (size == 1) return ST_OK;
+    CHECK(open_all(r, m, timeout_s));
+    bridge_publish_with(m->bridge, meet_to_publish, r);
+    CHECK(divide(r, n, m->shard));
+    weights_use_comm(m->policy, r->shards);
+    if (bridge_file_of(m->bridge)->socket[0])
+        log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
+                 size / n, size == n ? "" : "s", n, n == 1 ? "" : "s");
+out:
     return st;
 }
 
@@ -84,12 +109,38 @@ enum status train_ranks_any(const struct train_ranks *r, bool *flag)
     return st;
 }
 
-enum status train_ranks_compare(const struct train_ranks *r, struct device *dev, int64_t step,
-                                const char *which, const struct weights *w)
+static enum status set_version(void *context)
+{
+    const struct mapped *m = context;
+    control_set_version(mapped_control(m), m->next_version);
+    return ST_OK;
+}
+
+enum status train_ranks_align_versions(const struct train_ranks *r, struct mapped *m,
+                                       int64_t quiesce_ms)
+{
+    uint64_t version = mapped_version(m), all[COMM_MAX_RANKS], newest = version;
+    bool differ = false; // the same on all ranks
+    enum status st;
+    CHECK(comm_gather_host(r->all, &version, all, sizeof version));
+    for (int i = 0; i < comm_size(r->all); i++) {
+        differ |= all[i] != version;
+        if (all[i] > newest) newest = all[i];
+    }
+    if (!differ) return ST_OK;
+    m->next_version = newest + 2;
+    log_info("the servers' weight versions differ; all go on from %" PRIu64, m->next_version);
+    st = bridge_publish(m->bridge, quiesce_ms, set_version, m, NULL);
+out:
+    return st;
+}
+
+// ST_MISMATCH where copies of weights differ in a bit; which: "policy".
+static enum status compare(const struct train_ranks *r, struct device *dev, int64_t step,
+                           const char *which, const struct weights *w)
 {
     uint64_t sum = 0, all[COMM_MAX_RANKS];
     enum status st = ST_OK;
-    if (!r->all) return ST_OK;
     CHECK(weights_checksum(w, dev, &sum));
     CHECK(comm_gather_host(r->copies, &sum, all, sizeof sum));
     for (int i = 1; i < comm_size(r->copies); i++)
@@ -100,6 +151,18 @@ enum status train_ranks_compare(const struct train_ranks *r, struct device *dev,
                  step, which, i, all[i], all[0],
                  step ? "go on from the last checkpoint with --resume"
                       : "start all servers from one folder");
+out:
+    return st;
+}
+
+enum status train_ranks_compare(const struct train_ranks *r, const struct mapped *m, int64_t step)
+{
+    struct device *dev = bridge_device(m->bridge);
+    enum status st = ST_OK;
+    if (!r->all) return ST_OK;
+    CHECK(compare(r, dev, step, "policy", m->policy));
+    if (m->adapter) CHECK(compare(r, dev, step, "adapter", m->adapter->weights));
+    if (m->draft) CHECK(compare(r, dev, step, "draft model", m->draft));
 out:
     return st;
 }
