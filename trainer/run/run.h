@@ -120,15 +120,13 @@ enum status run_become_writer(struct bridge *bridge);
 // ST_CANCELLED once a signal asks for an end (stop.h).
 enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context);
 
-// run_adapter.c, of runs with --lora-r; without it the first three do nothing. Asks the server for
-// the adapter, before this process attaches; opens what it shares; sets run->base; brings the
-// adapter to where --start-from says.
+// run_adapter.c, of runs with --lora-r; without it only run_plan_adapter() does something. Asks the
+// server for the adapter, before this process attaches; plans it, of a base from that folder; opens
+// what the server shares; sets run->mapped.base.
 enum status run_make_adapter(struct run *run);
-// Plans it, of a base from that folder.
 enum status run_plan_adapter(struct run *run, const char *folder, enum dtype dt);
 enum status run_open_adapter(struct run *run);
 enum status run_find_base(struct run *run);
-enum status run_start_adapter(struct run *run);
 
 enum status run_agree_to_stop(const struct run *run, bool *ret_stop); // whether any rank is to
 
@@ -155,10 +153,6 @@ enum status run_folder_describe(const struct run *run, bool resumed);
 // run_start.c: brings the weights to where --start-from says that a new run starts, says what they
 // were and are, and makes them the reference of the KL term.
 enum status run_start(struct run *run);
-// Where the draft that is trained starts, where the rest starts from that folder, in `room` or the
-// server's own; NULL: as it is served.
-enum status run_draft_start(const struct run *run, const char *folder, char room[PATH_ROOM],
-                            const char **ret);
 // The reference of the KL divergence of a run that goes on: what it started from, or what the
 // checkpoint has of one that moves. Nothing without one.
 enum status run_resume_reference(struct run *run, const char *checkpoint);

@@ -1,7 +1,5 @@
 /* run_adapter.c: a run that trains a LoRA adapter (--lora-r): the server makes it, in shared memory
- * of its own, and this process maps and writes it as it does a model's weights. The main thread.
- *
- * Whatever such a run starts from is first written as RUN/start (adapter_folder.h). */
+ * of its own, and this process maps and writes it as it does a model's weights. The main thread. */
 #include "common/base/file.h"
 #include "bridge/attach.h"
 #include "common/base/json.h"
@@ -123,58 +121,4 @@ enum status run_find_base(struct run *run)
     if (run->config->sync == SYNC_SHARED) return adapter_base_ask(run->http, &run->mapped.base);
     return adapter_base_of(run->mapped.policy, bridge_device(run->mapped.bridge),
                            run->mapped.model_folder, &run->mapped.base);
-}
-
-// ---- the start ----------------------------------------------------------------------------------
-// An adapter's base is the folder that the server loaded, unless it is asked for as it is; others
-// may use it, so that it is not replaced here.
-static enum status check_as_loaded(const struct run *run)
-{
-    struct control_facts f;
-    struct bytes words = BYTES_INIT;
-    control_facts(mapped_control(&run->mapped), &f);
-    if (f.updates == 0 && strcmp(f.origin, f.loaded) == 0) return ST_OK;
-    control_origin_words(&f, &words);
-    status_fail(ST_MISMATCH,
-                "the base was trained since the server loaded %s (it is %s): take --start-from "
-                "current for an adapter of it as it is, or have the folder loaded again (POST "
-                "/reload)",
-                f.loaded, bytes_text(&words));
-    bytes_release(&words);
-    return ST_MISMATCH;
-}
-
-enum status run_start_adapter(struct run *run)
-{
-    enum status st = ST_OK;
-    const char *from = run->config->start_from, *name = run->config->lora.name;
-    const bool current = strcmp(from, "current") == 0, loaded = strcmp(from, "loaded") == 0;
-    struct control_facts f = {0};
-    char folder[PATH_ROOM], within[PATH_ROOM];
-    const char *draft;
-    if (loaded) CHECK(check_as_loaded(run));
-    if (!loaded && !current) CHECK(adapter_base_notice(from, run->mapped.base, run->config->exact));
-    control_facts_of(mapped_control(&run->mapped), run->mapped.role, &f);
-    const bool made = !f.updates && !f.origin[0]; // all zeros as yet, of which nothing is learned
-    const bool fresh = loaded || (current && made), served = current && !made;
-    CHECK(run_draft_start(run, from, within, &draft));
-    CHECK(path_put(folder, run->folder, "start"));
-    if (train_ranks_lead(&run->ranks))
-        CHECK(served
-                  ? adapter_folder_write(folder, run->mapped.adapter,
-                                         bridge_device(run->mapped.bridge), name, run->mapped.base)
-                  : adapter_folder_start(folder, run->mapped.adapter, fresh ? NULL : from,
-                                         (uint64_t)run->config->seed, name, run->mapped.base));
-    CHECK(comm_barrier(run->ranks.all));
-    CHECK(served ? control_set_snapshot(mapped_control(&run->mapped), folder)
-                 : run_load_weights(run, folder, draft));
-    log_info("the adapter '%s' starts %s%s (%s)", name,
-             fresh    ? "new, and changes nothing yet"
-             : served ? "as it is served"
-                      : "from ",
-             fresh || served ? "" : from, folder);
-    if (!(run->start = run_weights(run)))
-        st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
-out:
-    return status_context(st, "--start-from %s", from);
 }

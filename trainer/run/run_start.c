@@ -12,7 +12,9 @@
 #include "common/base/file.h"
 #include "bridge/attach.h"
 #include "common/base/log.h"
+#include "kernels/comm.h"
 #include "trainer/learn/learner.h"
+#include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/run.h"
 
@@ -57,8 +59,8 @@ static enum status folder_to_start_from(const struct run *run, const struct cont
 }
 
 // A folder that is trained further may hold its draft, as a checkpoint does.
-enum status run_draft_start(const struct run *run, const char *folder, char room[PATH_ROOM],
-                            const char **ret)
+static enum status draft_start(const struct run *run, const char *folder, char room[PATH_ROOM],
+                               const char **ret)
 {
     *ret = NULL;
     if (!run->mapped.draft || strcmp(run->config->start_from, "current") == 0) return ST_OK;
@@ -82,7 +84,7 @@ static enum status load_start(struct run *run, const struct control_facts *befor
     struct bytes was = BYTES_INIT;
     char *saved = NULL;
     enum status st;
-    CHECK(run_draft_start(run, folder, within, &draft));
+    CHECK(draft_start(run, folder, within, &draft));
     control_origin_words(before, &was);
     if (before->run[0] && checkpoint_latest(before->run, &saved) == ST_OK && saved)
         bytes_printf(&was, ", last saved as %s", saved);
@@ -97,13 +99,12 @@ out:
     return status_context(st, "--start-from %s", run->config->start_from);
 }
 
-enum status run_start(struct run *run)
+static enum status start_model(struct run *run)
 {
     enum status st;
     char folder[PATH_ROOM];
     struct control_facts f;
     struct bytes now = BYTES_INIT;
-    if (run->mapped.adapter) return run_start_adapter(run);
     control_facts(mapped_control(&run->mapped), &f);
     CHECK(folder_to_start_from(run, &f, folder));
     if (folder[0]) CHECK(load_start(run, &f, folder));
@@ -113,10 +114,72 @@ enum status run_start(struct run *run)
              run->resolved.has_reference ? "; a copy of them is the reference of the KL divergence"
                                          : "");
     if (run->resolved.has_reference) CHECK(learner_set_reference(run->learner, NULL));
-    if (!(run->start = run_weights(run)))
-        st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
 out:
     bytes_release(&now);
+    return st;
+}
+
+// ---- an adapter ---------------------------------------------------------------------------------
+
+// An adapter's base is the folder that the server loaded, unless it is asked for as it is; others
+// may use it, so that it is not replaced here.
+static enum status check_as_loaded(const struct run *run)
+{
+    struct control_facts f;
+    struct bytes words = BYTES_INIT;
+    control_facts(mapped_control(&run->mapped), &f);
+    if (f.updates == 0 && strcmp(f.origin, f.loaded) == 0) return ST_OK;
+    control_origin_words(&f, &words);
+    status_fail(ST_MISMATCH,
+                "the base was trained since the server loaded %s (it is %s): take --start-from "
+                "current for an adapter of it as it is, or have the folder loaded again (POST "
+                "/reload)",
+                f.loaded, bytes_text(&words));
+    bytes_release(&words);
+    return ST_MISMATCH;
+}
+
+// Whatever it starts from is first written as RUN/start (adapter_folder.h).
+static enum status start_adapter(struct run *run)
+{
+    enum status st = ST_OK;
+    const char *from = run->config->start_from, *name = run->config->lora.name;
+    const bool current = strcmp(from, "current") == 0, loaded = strcmp(from, "loaded") == 0;
+    struct control_facts f = {0};
+    char folder[PATH_ROOM], within[PATH_ROOM];
+    const char *draft;
+    if (loaded) CHECK(check_as_loaded(run));
+    if (!loaded && !current) CHECK(adapter_base_notice(from, run->mapped.base, run->config->exact));
+    control_facts_of(mapped_control(&run->mapped), run->mapped.role, &f);
+    const bool made = !f.updates && !f.origin[0]; // all zeros as yet, of which nothing is learned
+    const bool fresh = loaded || (current && made), served = current && !made;
+    CHECK(draft_start(run, from, within, &draft));
+    CHECK(path_put(folder, run->folder, "start"));
+    if (train_ranks_lead(&run->ranks))
+        CHECK(served
+                  ? adapter_folder_write(folder, run->mapped.adapter,
+                                         bridge_device(run->mapped.bridge), name, run->mapped.base)
+                  : adapter_folder_start(folder, run->mapped.adapter, fresh ? NULL : from,
+                                         (uint64_t)run->config->seed, name, run->mapped.base));
+    CHECK(comm_barrier(run->ranks.all));
+    CHECK(served ? control_set_snapshot(mapped_control(&run->mapped), folder)
+                 : run_load_weights(run, folder, draft));
+    log_info("the adapter '%s' starts %s%s (%s)", name,
+             fresh    ? "new, and changes nothing yet"
+             : served ? "as it is served"
+                      : "from ",
+             fresh || served ? "" : from, folder);
+out:
+    return status_context(st, "--start-from %s", from);
+}
+
+// ---- the start ----------------------------------------------------------------------------------
+
+enum status run_start(struct run *run)
+{
+    enum status st = run->mapped.adapter ? start_adapter(run) : start_model(run);
+    if (st == ST_OK && !(run->start = run_weights(run)))
+        st = status_fail(ST_NO_MEMORY, "no memory for what the run starts from");
     return st;
 }
 
