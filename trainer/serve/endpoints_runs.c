@@ -20,13 +20,11 @@
 static enum status sign(const struct tinker *t, const struct run_path *path, const char *folder,
                         const char *file, int64_t expires_s, char ret[SIGNATURE_ROOM])
 {
-    char text[RUN_PATH_ROOM];
     struct stat info;
     struct bytes name = BYTES_INIT;
     enum status st;
     if (stat(folder, &info) != 0) return status_fail(ST_NOT_FOUND, "%s is gone", folder);
-    run_path_text(path, text);
-    bytes_printf(&name, "%s/%s %llu %lld.%ld", text, file, (unsigned long long)info.st_ino,
+    bytes_printf(&name, "%s/%s %llu %lld.%ld", path->text, file, (unsigned long long)info.st_ino,
                  (long long)info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
     CHECK(bytes_status(&name));
     signature_text(&t->signing, bytes_text(&name), expires_s, ret);
@@ -50,14 +48,13 @@ static enum status make_url(const struct call *c, const struct run_path *path, c
                             const char *file, int64_t expires_s, json_t **ret)
 {
     const char *host = http_host(c->q);
-    char signature[SIGNATURE_ROOM], text[RUN_PATH_ROOM];
+    char signature[SIGNATURE_ROOM];
     struct bytes url = BYTES_INIT;
     enum status st;
     if (!host) FAIL(ST_INVALID, "a Host header is missing, which URLs are made of");
     CHECK(sign(c->tinker, path, folder, file, expires_s, signature));
-    run_path_text(path, text);
     bytes_printf(&url, "http://%s/api/v1/files/%s/", host, signature);
-    append_escaped(text + strlen("tinker://"), &url);
+    append_escaped(path->text + strlen("tinker://"), &url);
     bytes_puts(&url, "/");
     append_escaped(file, &url);
     CHECK(bytes_status(&url));
@@ -233,7 +230,7 @@ static enum status set_ttl(const struct call *c)
 static enum status remove_checkpoint(const struct call *c)
 {
     struct tinker *t = c->tinker;
-    char text[RUN_PATH_ROOM], folder[PATH_ROOM];
+    char folder[PATH_ROOM];
     const char *action;
     struct run_path path;
     enum status st;
@@ -245,9 +242,8 @@ static enum status remove_checkpoint(const struct call *c)
              "another checkpoint before this one is deleted",
              path.name);
     CHECK(file_remove_tree(folder));
-    run_path_text(&path, text);
-    snapshots_forget(t->model->snapshots, text);
-    log_info("%s: deleted", text);
+    snapshots_forget(t->model->snapshots, path.text);
+    log_info("%s: deleted", path.text);
     st = tinker_reply(c, json_object());
 out:
     return st;

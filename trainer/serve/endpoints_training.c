@@ -18,7 +18,7 @@ static enum status perform_begin(struct trained_model *m, struct request *reques
 {
     struct training_request *r = (struct training_request *)request;
     const char *runs = request->owner->tinker->model->runs, *run = request->owner->id;
-    char folder[PATH_ROOM], path[RUN_PATH_ROOM];
+    char folder[PATH_ROOM];
     enum status st;
     if (r->named) CHECK(runs_find(runs, &r->path, folder));
     r->beginning.folder = r->named ? folder : NULL;
@@ -33,10 +33,9 @@ static enum status perform_begin(struct trained_model *m, struct request *reques
                                 json_pack("{s:s, s:s}", "model_id", run, "type", "create_model"));
     }
     CHECK(trained_snapshot(m, run, false, &r->snapshot));
-    run_path_text(&r->path, path);
-    snapshots_set_path(request->owner->tinker->model->snapshots, path, &r->snapshot, false);
-    st = request_set_json(request, json_pack("{s:s, s:s, s:s}", "path", path, "model_id", run,
-                                             "type", "load_weights"));
+    snapshots_set_path(request->owner->tinker->model->snapshots, r->path.text, &r->snapshot, false);
+    st = request_set_json(request, json_pack("{s:s, s:s, s:s}", "path", r->path.text, "model_id",
+                                             run, "type", "load_weights"));
 out:
     return st;
 }
@@ -323,7 +322,7 @@ static enum status perform_save(struct trained_model *m, struct request *request
                                                  "save_weights_external"};
     struct training_request *r = (struct training_request *)request;
     const struct tinker *t = request->owner->tinker;
-    char folder[PATH_ROOM], path[RUN_PATH_ROOM];
+    char folder[PATH_ROOM];
     enum status st;
     if (!r->named) {
         const bool wanted = !r->inflight && !t->options->inflight;
@@ -335,12 +334,11 @@ static enum status perform_save(struct trained_model *m, struct request *request
     }
     CHECK(runs_folder(t->model->runs, &r->path, folder));
     CHECK(trained_save(m, request->owner->id, folder, r->path.kind == RUN_WEIGHTS));
-    run_path_text(&r->path, path);
-    snapshots_forget(t->model->snapshots, path); // what was there before
+    snapshots_forget(t->model->snapshots, r->path.text); // what was there before
     CHECK(trained_snapshot(m, request->owner->id, false, &r->snapshot));
-    snapshots_set_path(t->model->snapshots, path, &r->snapshot, true);
-    st = request_set_json(request,
-                          json_pack("{s:s, s:s}", "path", path, "type", types[r->path.kind]));
+    snapshots_set_path(t->model->snapshots, r->path.text, &r->snapshot, true);
+    st = request_set_json(
+        request, json_pack("{s:s, s:s}", "path", r->path.text, "type", types[r->path.kind]));
 out:
     return st;
 }
@@ -365,9 +363,7 @@ static enum status check_save(const struct call *c, struct training_request *r)
         return status_fail(ST_INVALID, "request: \"path\", the checkpoint's name, is missing");
     if (!c->path) return ST_OK;
     r->named = true;
-    r->path.kind = (enum run_kind)c->which;
-    snprintf(r->path.run, sizeof r->path.run, "%.150s", r->request.owner->id);
-    snprintf(r->path.name, sizeof r->path.name, "%s", c->path);
+    run_path_set(&r->path, r->request.owner->id, (enum run_kind)c->which, c->path);
     if (!c->overwrite && runs_find(runs, &r->path, folder) == ST_OK)
         return status_fail(ST_INVALID,
                            "\"path\": there is a checkpoint %s already, and \"overwrite\" is false",

@@ -41,18 +41,25 @@ static bool next_name(const char **path, char ret[RUN_NAME_ROOM])
     return run_name_is_good(ret);
 }
 
+void run_path_set(struct run_path *ret, const char *run, enum run_kind kind, const char *name)
+{
+    snprintf(ret->run, sizeof ret->run, "%s", run);
+    snprintf(ret->name, sizeof ret->name, "%s", name);
+    ret->kind = kind;
+    snprintf(ret->text, sizeof ret->text, SCHEME "%s/%s/%s", ret->run, run_kind_names[kind],
+             ret->name);
+}
+
 bool run_path_read(const char *text, const char *between, struct run_path *ret,
                    const char **ret_more)
 {
-    struct run_path p;
-    char kind[RUN_NAME_ROOM];
-    if (!next_name(&text, p.run) || strncmp(text, between, strlen(between)) != 0) return false;
+    char run[RUN_NAME_ROOM], kind[RUN_NAME_ROOM], name[RUN_NAME_ROOM];
+    if (!next_name(&text, run) || strncmp(text, between, strlen(between)) != 0) return false;
     text += strlen(between);
-    if (!next_name(&text, kind) || !next_name(&text, p.name)) return false;
+    if (!next_name(&text, kind) || !next_name(&text, name)) return false;
     const int i = name_find(run_kind_names, kind);
     if (i < 0) return false;
-    p.kind = (enum run_kind)i;
-    *ret = p;
+    run_path_set(ret, run, (enum run_kind)i, name);
     *ret_more = text;
     return true;
 }
@@ -67,12 +74,6 @@ enum status run_path_parse(const char *path, struct run_path *ret)
                        "\"path\" is \"%.200s\"; it must be tinker://RUN/weights/NAME, or "
                        "with sampler_weights or external_weights in the middle",
                        path);
-}
-
-void run_path_text(const struct run_path *path, char ret[RUN_PATH_ROOM])
-{
-    snprintf(ret, RUN_PATH_ROOM, SCHEME "%s/%s/%s", path->run, run_kind_names[path->kind],
-             path->name);
 }
 
 enum status runs_folder(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
@@ -201,18 +202,17 @@ enum status runs_files(const char *folder, json_t **ret_files)
 
 static json_t *checkpoint_object(const char *folder, const struct run_path *path)
 {
-    char name[RUN_PATH_ROOM], id[RUN_NAME_ROOM + 32];
+    char id[RUN_NAME_ROOM + 32];
     struct stat info;
     if (stat(folder, &info) != 0) return NULL;
     json_t *files = json_object();
     if (files) add_files(folder, "", files);
     const int64_t n_bytes = runs_bytes(files);
     json_decref(files);
-    run_path_text(path, name);
     snprintf(id, sizeof id, "%s/%s", run_kind_names[path->kind], path->name);
     return json_pack("{s:s, s:s, s:o, s:s, s:I, s:b}", "checkpoint_id", id, "checkpoint_type",
-                     kind_types[path->kind], "time", runs_time(info.st_mtime), "tinker_path", name,
-                     "size_bytes", (json_int_t)n_bytes, "public", 0);
+                     kind_types[path->kind], "time", runs_time(info.st_mtime), "tinker_path",
+                     path->text, "size_bytes", (json_int_t)n_bytes, "public", 0);
 }
 
 // Appends the checkpoints of one kind.
@@ -226,11 +226,10 @@ static enum status append_checkpoints(const char *runs, const char *run, enum ru
     CHECK(path_put(parent, runs, "%s/%s", run, run_kind_names[kind]));
     names = names_in(parent);
     json_array_foreach (names, i, name) {
-        struct run_path path = {.kind = kind};
+        struct run_path path;
         const char *text = json_string_value(name);
         if (!run_name_is_good(text) || path_put(folder, parent, "%s", text) != ST_OK) continue;
-        snprintf(path.run, sizeof path.run, "%s", run);
-        snprintf(path.name, sizeof path.name, "%s", text);
+        run_path_set(&path, run, kind, text);
         if ((checkpoint = checkpoint_object(folder, &path)) &&
             json_array_append_new(list, checkpoint))
             FAIL(ST_NO_MEMORY, "out of memory");

@@ -18,20 +18,21 @@ enum { RUN_ATTENTION, RUN_MLP, RUN_UNEMBED, RUN_TRAINS };
 extern const char *const run_trains[RUN_TRAINS];
 
 #define RUN_NAME_ROOM 160 // bytes of a run's name, or a checkpoint's, with its end
+#define RUN_PATH_ROOM (2 * RUN_NAME_ROOM + 32)
 struct run_path {
     char run[RUN_NAME_ROOM], name[RUN_NAME_ROOM];
     enum run_kind kind;
+    char text[RUN_PATH_ROOM]; // "tinker://RUN/weights/NAME"
 };
 // A run or a checkpoint can have the name that a file can have, of printable ASCII, not hidden.
 bool run_name_is_good(const char *name);
 // "tinker://RUN/weights/NAME"; ST_INVALID says what it should be.
 enum status run_path_parse(const char *path, struct run_path *ret);
-#define RUN_PATH_ROOM (2 * RUN_NAME_ROOM + 32)
 // Reads the path of a URL, which is "RUN", `between` ("/checkpoints", or ""), "/weights/NAME" and
 // ret_more, "" or from a slash on. False where there can be no such checkpoint.
 bool run_path_read(const char *text, const char *between, struct run_path *ret,
                    const char **ret_more);
-void run_path_text(const struct run_path *path, char ret[RUN_PATH_ROOM]);
+void run_path_set(struct run_path *ret, const char *run, enum run_kind kind, const char *name);
 
 // Gives a checkpoint's folder below `runs`, and makes those above it.
 enum status runs_folder(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM]);
