@@ -3,7 +3,7 @@
  * meeting (docs/launch.md). Main thread.
  *
  * Whoever starts the ranks (this program, mpirun, srun, torchrun), the rest is the same: each takes
- * the GPU of --gpus that its place on its host says, uses the server that runs for it or starts
+ * the GPU of --gpus that its local rank says, uses the server that runs for it or starts
  * one, and meets the others. */
 #ifndef TRAINER_JOB_H
 #define TRAINER_JOB_H

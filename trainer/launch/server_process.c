@@ -24,7 +24,7 @@
 #define TAIL_BYTES 1200
 
 struct server_process {
-    struct bytes command;    // with its places
+    struct bytes command;    // with its placeholders
     char address[PATH_ROOM]; // a URL, or its socket
     struct server_options options;
     char log[PATH_ROOM];
@@ -56,22 +56,22 @@ static enum status put_command(struct server_process *s)
     return bytes_status(&s->command);
 }
 
-// The command with its places filled.
+// The command with its placeholders filled.
 static void put_line(const struct server_process *s, const char *model, const char *draft,
                      struct bytes *ret)
 {
     char port[16];
     const struct {
-        const char *place, *word;
-    } places[] = {
+        const char *name, *word;
+    } placeholders[] = {
         {"{model}", model}, {"{port}", port}, {"{folder}", s->options.folder}, {"{draft}", draft}};
     snprintf(port, sizeof port, "%d", s->options.port);
     for (const char *at = bytes_text(&s->command); *at;) {
         const char *before = at;
-        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-            const size_t len = strlen(places[i].place);
-            if (!places[i].word || strncmp(at, places[i].place, len) != 0) continue;
-            spawn_put_word(ret, places[i].word);
+        for (size_t i = 0; i < sizeof placeholders / sizeof *placeholders; i++) {
+            const size_t len = strlen(placeholders[i].name);
+            if (!placeholders[i].word || strncmp(at, placeholders[i].name, len) != 0) continue;
+            spawn_put_word(ret, placeholders[i].word);
             at += len;
         }
         if (at == before) bytes_append(ret, at++, 1);

@@ -293,15 +293,15 @@ static void put_record(const struct forward_backward *request, const float *logp
 {
     struct bytes data = BYTES_INIT, offsets = BYTES_INIT, tensor = BYTES_INIT, entry = BYTES_INIT,
                  record = BYTES_INIT;
-    int64_t at = 0;
-    bytes_append(&offsets, &at, sizeof at);
+    int64_t offset = 0;
+    bytes_append(&offsets, &offset, sizeof offset);
     for (int i = first; i < end; i++) {
         const struct datum *d = &request->data[i];
         const size_t n = (size_t)d->n * (size_t)d->each;
         bytes_append(&data, logprobs, n * sizeof(float));
         logprobs += n;
-        at = (int64_t)data.len;
-        bytes_append(&offsets, &at, sizeof at);
+        offset = (int64_t)data.len;
+        bytes_append(&offsets, &offset, sizeof offset);
     }
     proto_put_message(&tensor, 1, &data);
     proto_put_message(&tensor, 2, &offsets);

@@ -238,8 +238,8 @@ static json_t *completion(const struct request *r)
                      "response_payload_uncompressed_size", (json_int_t)r->response.len);
 }
 
-// Answers where there is something, or `now`.
-static bool answer(const struct waiter *w, bool now)
+// Responds where there is something, or `now`.
+static bool respond(const struct waiter *w, bool now)
 {
     int64_t cursor = w->cursor;
     if (w->request) {
@@ -256,12 +256,12 @@ static bool answer(const struct waiter *w, bool now)
         json_array_append_new(list, completion(r));
         cursor = r->cursor;
     }
-    const bool answers = now || json_array_size(list) > 0;
-    if (answers)
+    const bool responds = now || json_array_size(list) > 0;
+    if (responds)
         http_reply_json(w->q, 200,
                         json_pack("{s:O, s:I}", "completions", list, "cursor", (json_int_t)cursor));
     json_decref(list);
-    return answers;
+    return responds;
 }
 
 static void drop_waiter(void *attached, bool answered)
@@ -274,21 +274,21 @@ static void drop_waiter(void *attached, bool answered)
     free(w);
 }
 
-static void answer_waiters(struct requests *all)
+static void respond_to_waiters(struct requests *all)
 {
     const int64_t now = clock_now_ns();
     for (struct waiter *w = all->waiters, *next; w; w = next) {
         next = w->next;
-        if (!answer(w, now >= w->until_ns)) continue;
+        if (!respond(w, now >= w->until_ns)) continue;
         http_attach(w->q, NULL, NULL);
         drop_waiter(w, true);
     }
 }
 
-// Answers at once, or later.
-static enum status answer_or_hold(const struct waiter *waiter, double hold_s)
+// Responds at once, or later.
+static enum status respond_or_hold(const struct waiter *waiter, double hold_s)
 {
-    if (answer(waiter, hold_s == 0)) return ST_OK;
+    if (respond(waiter, hold_s == 0)) return ST_OK;
     struct waiter *w = malloc(sizeof *w);
     if (!w) return status_fail(ST_NO_MEMORY, "out of memory");
     *w = *waiter;
@@ -310,15 +310,15 @@ void request_end(struct request *r)
     r->cursor = ++o->cursor;
     *o->last = r;
     o->last = &r->next_ended;
-    answer_waiters(o->all);
+    respond_to_waiters(o->all);
 }
 
 enum status requests_retrieve(struct requests *all, struct http_request *q, const char *id)
 {
     struct request *r = request_at(json_object_get(all->by_id, id));
     if (r)
-        return answer_or_hold(&(struct waiter){.all = all, .q = q, .request = r},
-                              REQUEST_HOLD_MS / 1e3);
+        return respond_or_hold(&(struct waiter){.all = all, .q = q, .request = r},
+                               REQUEST_HOLD_MS / 1e3);
     if (strncmp(id, all->process, strlen(all->process)) == 0)
         http_fail(q, 410, "request %.60s is gone: it is older than %d s", id,
                   REQUEST_KEEP_MS / 1000);
@@ -334,7 +334,7 @@ enum status requests_retrieve(struct requests *all, struct http_request *q, cons
 enum status owner_retrieve(struct owner *o, struct http_request *q, int64_t clone, int64_t cursor,
                            double hold_s)
 {
-    return answer_or_hold(
+    return respond_or_hold(
         &(struct waiter){.all = o->all, .q = q, .owner = o, .clone = clone, .cursor = cursor},
         hold_s);
 }
@@ -345,7 +345,7 @@ void requests_sweep(struct requests *all)
     const char *id;
     json_t *address;
     void *next;
-    answer_waiters(all);
+    respond_to_waiters(all);
     json_object_foreach_safe(all->by_id, next, id, address)
     {
         struct request *r = request_at(address);

@@ -176,8 +176,8 @@ static enum status append_scores(const json_t *line, struct sample_request *r)
     const int unscored = r->last_n > 0 ? r->prompt.n - r->last_n : 0;
     struct bytes scores = BYTES_INIT, ids = BYTES_INIT, likeliest = BYTES_INIT, top = BYTES_INIT;
     for (int i = 0; i < r->prompt.n; i++) {
-        const size_t at = i < unscored ? SIZE_MAX : (size_t)i; // of no entry
-        const json_t *one = json_array_get(logprobs, at), *list = json_array_get(lists, at);
+        const size_t index = i < unscored ? SIZE_MAX : (size_t)i; // of no entry
+        const json_t *one = json_array_get(logprobs, index), *list = json_array_get(lists, index);
         const float logprob = json_is_number(one) ? (float)json_number_value(one) : NAN;
         bytes_append(&scores, &logprob, sizeof logprob);
         for (int k = 0; k < r->top; k++) {

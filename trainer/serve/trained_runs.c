@@ -210,9 +210,9 @@ out:
 // every family.
 static const char *module_end(const char *module)
 {
-    const char *at = strrchr(module, '.');
-    while (at && at > module && at[-1] != '.') at--;
-    return at ? at : module;
+    const char *end = strrchr(module, '.');
+    while (end && end > module && end[-1] != '.') end--;
+    return end ? end : module;
 }
 
 static bool is_wanted(const struct beginning *b, enum tensor_role role)
