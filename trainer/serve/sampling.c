@@ -14,15 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BUSY_RETRY_MS 200
-#define MAX_GROUPS    512 // of one request to the server
-#define MAX_SAMPLES   2048
+#define MAX_GROUPS  512 // of one request to the server
+#define MAX_SAMPLES 2048
 
 struct flight { // one request to the server
     struct flight *next;
     struct tinker *tinker;
-    struct http_transfer *transfer; // NULL: waits until again_ns
-    int64_t again_ns, deadline_ns;
+    struct rollout_servers servers; // the one
+    struct rollout_pull pull;
+    struct rollout_ask ask;                      // as rollouts are asked for
     struct sample_request *requests[MAX_GROUPS]; // (n); NULL: it came back
     int n, n_left, samples;
 };
@@ -78,10 +78,10 @@ static enum status ask(struct flight *f)
     const struct http_call call = {.path = "/v1/rollouts",
                                    .post = true,
                                    .body = body,
-                                   .timeout_ms = clock_ms_until(f->deadline_ns) + 1,
+                                   .timeout_ms = clock_ms_until(f->pull.deadline) + 1,
                                    .on_line = on_line,
                                    .context = f};
-    st = http_submit(f->tinker->server, &call, &f->transfer);
+    st = rollout_ask(&f->pull, &f->ask, &call);
 out:
     json_decref(body);
     return st;
@@ -118,18 +118,15 @@ static void end_flight(struct flight *f)
 // True where it is over.
 static bool advance(struct flight *f)
 {
-    enum status st = ST_OK;
-    if (!f->transfer && clock_now_ns() >= f->again_ns) st = ask(f);
-    if (f->transfer && http_ended(f->transfer)) {
-        st = http_finish(f->transfer, NULL);
-        f->transfer = NULL;
+    enum status st;
+    if (f->ask.transfer) {
+        if (!rollout_finish(&f->pull, &f->ask, NULL, &st)) return false;
         if (st == ST_OK && f->n_left > 0)
             st = status_fail(ST_PEER_GONE, "the server ended the response before every sample");
         if (st == ST_OK) return true;
-        if (st == ST_BUSY && f->n_left == f->n && clock_now_ns() < f->deadline_ns) {
-            f->again_ns = clock_deadline_ns(BUSY_RETRY_MS);
-            return false;
-        }
+        st = rollout_again(&f->pull, &f->ask, f->n_left < f->n, st);
+    } else {
+        st = rollout_choose(&f->pull, &f->ask) ? ask(f) : ST_OK;
     }
     if (st == ST_OK) return false;
     give_up(f, st);
@@ -141,7 +138,7 @@ static bool advance(struct flight *f)
 // A request can go with those that wait to be sent.
 static bool fits(const struct flight *f, const struct sample_request *r)
 {
-    return !f->transfer && !r->alone && !f->requests[0]->alone && f->n < MAX_GROUPS &&
+    return !f->ask.transfer && !r->alone && !f->requests[0]->alone && f->n < MAX_GROUPS &&
            f->samples + r->n <= MAX_SAMPLES &&
            strcmp(f->requests[0]->use.adapter, r->use.adapter) == 0 &&
            json_equal(f->requests[0]->sampling, r->sampling);
@@ -158,7 +155,10 @@ void tinker_sample(struct sample_request *r)
             return;
         }
         f->tinker = t;
-        f->deadline_ns = clock_deadline_ns((int64_t)(t->model->sample_timeout * 1e3));
+        f->servers = rollout_servers_of(t->server, t->model->control, t->model->limits.vocab,
+                                        t->model->sample_timeout);
+        f->pull = rollout_pull_begin(&f->servers, NULL);
+        f->ask.server = -1;
         f->next = t->flights;
         t->flights = f;
     }
@@ -180,7 +180,7 @@ void tinker_poll_samples(struct tinker *t, int ms)
 void tinker_end_samples(struct tinker *t)
 {
     while (t->flights) {
-        http_cancel(t->flights->transfer);
+        rollout_cancel(&t->flights->pull, &t->flights->ask);
         give_up(t->flights, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
         end_flight(t->flights);
     }
