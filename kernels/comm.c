@@ -301,15 +301,22 @@ enum status comm_broadcast_host(struct comm *comm, void *data, size_t bytes, int
     return device_sync(comm->dev);
 }
 
-enum status comm_sum_host(struct comm *comm, double *x, int n)
+// The numbers of all ranks lie on the device together: of many some at a time.
+#define SUMMED_AT_ONCE 65536
+
+enum status comm_sum_host(struct comm *comm, double *x, int64_t n)
 {
-    const int size = comm_size(comm);
-    double *all = calloc((size_t)size * (size_t)n, sizeof *all);
-    if (!all) return status_fail(ST_NO_MEMORY, "no memory for sums over %d ranks", size);
-    enum status st = comm_gather_host(comm, x, all, (size_t)n * sizeof *x);
-    for (int i = 0; st == ST_OK && i < n; i++) {
-        x[i] = all[i];
-        for (int r = 1; r < size; r++) x[i] += all[r * n + i];
+    const int64_t size = comm_size(comm), room = n < SUMMED_AT_ONCE ? n : SUMMED_AT_ONCE;
+    double *all = calloc((size_t)(size * room) + 1, sizeof *all);
+    enum status st = ST_OK;
+    if (!all) return status_fail(ST_NO_MEMORY, "no memory for sums over %d ranks", (int)size);
+    for (int64_t at = 0; st == ST_OK && at < n; at += room) {
+        const int64_t some = n - at < room ? n - at : room;
+        st = comm_gather_host(comm, x + at, all, (size_t)some * sizeof *x);
+        for (int64_t i = 0; st == ST_OK && i < some; i++) {
+            x[at + i] = all[i];
+            for (int64_t r = 1; r < size; r++) x[at + i] += all[r * some + i];
+        }
     }
     free(all);
     return st;

@@ -95,8 +95,8 @@ void comm_recv(struct comm *comm, void *data, size_t bytes, int from);
 // rank too.
 enum status comm_gather_host(struct comm *comm, const void *part, void *all, size_t bytes);
 enum status comm_broadcast_host(struct comm *comm, void *data, size_t bytes, int root);
-enum status comm_sum_host(struct comm *comm, double *x,
-                          int n); // each over the ranks, in rank order
+// Each of any number of them, over the ranks, in rank order.
+enum status comm_sum_host(struct comm *comm, double *x, int64_t n);
 // Returns when all ranks have come to it, and what this device was given before it is done.
 enum status comm_barrier(struct comm *comm);
 

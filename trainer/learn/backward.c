@@ -29,7 +29,11 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
            h = (size_t)c->hidden;
     size_t a = layer_mlp_rows(l, t);
     size_t logits = (size_t)chunk * (size_t)c->vocab_size;
-    struct device_part parts[N_PARTS - N_LATENT_GRADS] = {
+    const struct latent_config *latent = &l->latent;
+    const size_t expanded = latent->rank > 0 ? t * e : 0; // of latent attention
+    const size_t heads = expanded * (size_t)layer_q_width(l);
+    const size_t kv = (size_t)(l->n_heads * (l->head_dim - latent->rope + latent->value));
+    const struct device_part parts[N_PARTS] = {
         PART(dx, t * h * e),
         PART(dnormed, t * h * e),
         PART(dproj, c->post_norm ? t * h * e : 0),
@@ -54,10 +58,17 @@ static void layer_parts(const struct model *m, const struct layer_config *l, int
         PART(dlogprob, n * sizeof(float)),
         PART(dentropy, n * sizeof(float)),
         PART(ranked, (size_t)chunk * sizeof(struct token_logprob)),
+        PART(latent.latent, expanded * (size_t)latent->rank),
+        PART(latent.dlatent, expanded * (size_t)latent->rank),
+        PART(latent.kv, expanded * kv),
+        PART(latent.qkv, 3 * heads),
+        PART(latent.out, heads),
+        PART(latent.dout, heads),
+        PART(latent.dkeys, expanded * (size_t)layer_latent_width(l)),
+        PART(latent.q_a, expanded * (size_t)latent->q_rank),
+        PART(latent.dq_a, expanded * (size_t)latent->q_rank),
     };
     memcpy(ret, parts, sizeof parts);
-    latent_grads_parts(l, m->dt, t, offsetof(struct backward, latent),
-                       ret + N_PARTS - N_LATENT_GRADS);
 }
 
 static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,

@@ -15,10 +15,6 @@ struct latent_grads {
     void *dkeys;            // (T, D)
     void *q_a, *dq_a;       // (T, q_rank)
 };
-#define N_LATENT_GRADS 9
-// Their bytes, in a struct that has them at offset `base`.
-void latent_grads_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base,
-                        struct device_part ret[N_LATENT_GRADS]);
 
 struct backward {
     struct model *m;

@@ -6,34 +6,6 @@
  * (common/model/delta.c) what the convolution, the norm and the gate give is computed again, and
  * the states along the sequence within the rule's own gradient. One thread. */
 #include "trainer/learn/layer_back.h"
-#include <stddef.h>
-#include <string.h>
-
-void latent_grads_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base,
-                        struct device_part ret[N_LATENT_GRADS])
-{
-    const size_t e = dtype_size(dt), n = l->latent.rank > 0 ? t * e : 0;
-    const size_t heads = n * (size_t)layer_q_width(l);
-    const size_t kv = (size_t)(l->n_heads * (l->head_dim - l->latent.rope + l->latent.value));
-    const size_t rank = n * (size_t)l->latent.rank, q_rank = n * (size_t)l->latent.q_rank;
-#define GRADS(name, size)                                                                          \
-    {                                                                                              \
-        base + offsetof(struct latent_grads, name), (size)                                         \
-    }
-    const struct device_part parts[N_LATENT_GRADS] = {
-        GRADS(latent, rank),
-        GRADS(dlatent, rank),
-        GRADS(kv, n * kv),
-        GRADS(qkv, 3 * heads),
-        GRADS(out, heads),
-        GRADS(dout, heads),
-        GRADS(dkeys, n * (size_t)layer_latent_width(l)),
-        GRADS(q_a, q_rank),
-        GRADS(dq_a, q_rank),
-    };
-#undef GRADS
-    memcpy(ret, parts, sizeof parts);
-}
 
 struct attn_shape backward_attn_shape(const struct model *m, int l)
 {

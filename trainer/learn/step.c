@@ -325,21 +325,10 @@ out:
 
 // ---- the updates by a step's samples ------------------------------------------------------------
 
-#define SHARED_AT_ONCE 65536 // numbers: those of all ranks lie on the device together
-
-enum status update_sum(struct learner *l, double *x, long n)
-{
-    enum status st = ST_OK;
-    for (long at = 0; at < n && st == ST_OK; at += SHARED_AT_ONCE)
-        st = comm_sum_host(learner_comm(l), x + at,
-                           (int)(n - at < SHARED_AT_ONCE ? n - at : SHARED_AT_ONCE));
-    return st;
-}
-
 enum status update_share_logprobs(struct learner *l, const struct samples *s, double *ret)
 {
     for (long t = 0; t < s->first[s->n]; t++) ret[t] = s->logprobs[t];
-    return update_sum(l, ret, s->first[s->n]);
+    return comm_sum_host(learner_comm(l), ret, s->first[s->n]);
 }
 
 // Of the chosen tokens, on all ranks, those of the highest entropy alone.
@@ -350,7 +339,7 @@ static enum status choose_highest(struct learner *l, struct samples *s, double t
     long n_sorted = 0;
     if (!all) return status_fail(ST_NO_MEMORY, "no memory for %ld entropies", n);
     for (long t = 0; t < n; t++) all[t] = s->entropies[t];
-    enum status st = update_sum(l, all, n); // 0 for those of others
+    enum status st = comm_sum_host(learner_comm(l), all, n); // 0 for those of others
     for (long t = 0; t < n; t++)
         if (s->chosen[t]) sorted[n_sorted++] = all[t];
     const double threshold = entropy_threshold(sorted, n_sorted, top);

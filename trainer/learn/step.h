@@ -58,8 +58,6 @@ struct update_config {
 // all ranks, whose statistics are merged into ret.
 enum status update_policy(struct learner *l, const struct update_config *config,
                           struct samples *samples, struct update_stats *ret);
-// Each of n numbers, summed over the ranks that train together.
-enum status update_sum(struct learner *l, double *x, long n);
 // samples->logprobs of all ranks, on all of them: ret (targets).
 enum status update_share_logprobs(struct learner *l, const struct samples *samples, double *ret);
 
