@@ -108,7 +108,7 @@ static void check_way(const char *folder, const struct sequences *s, char *line,
     machine_open(&m, folder, each ? s->longest : SEQS * WIDTH, 1, recompute);
     assert_ok(
         learner_run(m.learner, PASS_STEP, s->groups, each ? SEQS - 1 : SEQS, flat, NULL, NULL));
-    assert_float_equal(learner_balance_loss(m.learner), loss, 1e-6 * loss);
+    assert_float_equal(learner_info(m.learner)->balance_loss, loss, 1e-6 * loss);
     assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
     assert_float_equal(norm, want_norm, 1e-5 * want_norm);
     for (int i = 0; i < n_routers; i++)

@@ -337,8 +337,8 @@ static void memory_is_planned(void **state)
     struct machine m;
     struct memory_plan plan, draft;
     machine_open(tiny_folder(32, 1, 300, 8), 30, 4, 1, &m);
-    learner_memory(m.learner, &plan);
-    learner_memory(learner_draft(m.learner), &draft);
+    plan = learner_info(m.learner)->memory;
+    draft = learner_info(learner_draft(m.learner))->memory;
     assert_int_equal(plan.draft, draft.total);
     assert_int_equal(draft.weights_shared, m.draft.weights->bytes);
     assert_true(draft.moments == 8 * (size_t)m.draft.weights->n_elements);

@@ -127,7 +127,7 @@ static void plan_holds(void **state)
         machine_open(&s, &m);
         size_t prepared = learner_memory_taken(m.learner);
         for (int k = 0; k < 2; k++) one_step(&m, &step, s.draft, 1e-3);
-        learner_memory(m.learner, &plan);
+        plan = learner_info(m.learner)->memory;
         size_t taken = learner_memory_taken(m.learner);
         printf("--recompute %-5s --optim-moments %-4s draft %d reference %d: %8zu planned, %8zu "
                "taken\n",

@@ -239,7 +239,7 @@ static void memory_is_planned(void **state)
     struct machine m;
     struct memory_plan plan;
     machine_open(30, 4, true, &m);
-    learner_memory(m.learner, &plan);
+    plan = learner_info(m.learner)->memory;
     assert_int_equal(plan.weights_shared, m.policy.weights->bytes);
     assert_int_equal(plan.residual, 0);
     assert_true(plan.activations >= tape_bytes(m.policy.config, DT_F32, 30, RECOMPUTE_NONE));

@@ -173,7 +173,7 @@ static const char *const freezes[] = {
 
 static bool is_trained(const struct learner *l, int tensor)
 {
-    const struct param_ranges *trained = learner_trained(l);
+    const struct param_ranges *trained = learner_info(l)->trained;
     for (int i = 0; i < trained->n; i++)
         if (param_range_holds(&trained->list[i], tensor)) return true;
     return false;
@@ -242,14 +242,14 @@ static void plan_shrinks_and_holds(void **state)
     struct machine m;
     double norm;
     machine_open(folder, NULL, 1, &m);
-    learner_memory(m.learner, &full);
+    full = learner_info(m.learner)->memory;
     machine_close(&m);
     for (size_t i = 0; i < sizeof freezes / sizeof *freezes; i++) {
         int64_t n = 0;
         machine_open(folder, freezes[i], 1, &m);
         for (uint64_t k = 0; k < 2; k++) one_step(&m, k, &norm);
-        learner_memory(m.learner, &plan);
-        const struct param_ranges *trained = learner_trained(m.learner);
+        plan = learner_info(m.learner)->memory;
+        const struct param_ranges *trained = learner_info(m.learner)->trained;
         for (int k = 0; k < trained->n; k++) n += trained->list[k].n;
         assert_int_equal(plan.moments, 8 * n);
         assert_true(plan.gradients < full.gradients && plan.total < full.total);

@@ -30,6 +30,7 @@ struct reference {           // frozen weights and a model of their own
 };
 
 struct learner {
+    struct learner_info info;
     struct device *dev;
     const struct model_config *config;
     const struct weights *policy;
@@ -40,7 +41,6 @@ struct learner {
     struct weights *frozen;                  // then the policy's gradients: none
     bool has_reference;
     int max_targets;
-    struct memory_plan plan;
     size_t scratch;   // that the operations want, a draft's included
     size_t allocated; // on the device before
     struct model *model;
@@ -50,7 +50,6 @@ struct learner {
     struct backward *backward;
     struct optimizer *optimizer;
     float *balance, *balance_host; // (2, n_experts) with a load-balancing loss; NULL: there is none
-    double balance_loss;
     // host, (max_targets); all but the targets are one allocation
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
@@ -97,7 +96,7 @@ void learner_free(struct learner *l)
 // What can be said before the models are there: everything but their scratch and the backward pass.
 static void plan_arrays(struct learner *l, size_t free_before)
 {
-    struct memory_plan *plan = &l->plan;
+    struct memory_plan *plan = &l->info.memory;
     struct optimizer_memory o;
     optimizer_memory(&l->trained, comm_size(l->options.comm), l->options.optimizer.moments, &o);
     *plan = (struct memory_plan){.free = free_before};
@@ -164,7 +163,7 @@ static size_t balance_bytes(const struct learner *l)
 // A draft has no batch of its own, and shares the operations' scratch with its policy.
 static void plan_workspace(struct learner *l)
 {
-    struct memory_plan *plan = &l->plan;
+    struct memory_plan *plan = &l->info.memory;
     const size_t spare_logits =
         (size_t)(l->model->max_rows - l->options.logits_chunk) * logits_row_bytes(l);
     size_t scratch = l->model->scratch_bytes;
@@ -202,7 +201,7 @@ static enum status open_model(struct learner *l, int logits_rows)
     const struct learner_config *o = &l->options;
     model_free(l->model);
     l->model = NULL;
-    plan_arrays(l, l->plan.free);
+    plan_arrays(l, l->info.memory.free);
     enum status st = model_new(l->dev, l->config, l->policy, o->token_budget, logits_rows,
                                o->max_context, &l->model);
     if (st != ST_OK) return st;
@@ -220,9 +219,10 @@ static enum status choose_model(struct learner *l)
     const size_t all = (size_t)l->max_targets * logits_row_bytes(l);
     const bool all_fit = !l->options.is_draft && !l->options.shards &&
                          device_kind(l->dev) == DEVICE_CUDA &&
-                         all <= (l->plan.free - l->plan.total) / 4;
+                         all <= (l->info.memory.free - l->info.memory.total) / 4;
     enum status st = open_model(l, all_fit ? l->max_targets : chunk);
-    if (st == ST_OK && all_fit && l->plan.total > l->plan.free) st = open_model(l, chunk);
+    if (st == ST_OK && all_fit && l->info.memory.total > l->info.memory.free)
+        st = open_model(l, chunk);
     return st;
 }
 
@@ -278,11 +278,15 @@ enum status learner_new(struct device *dev, const struct model_config *config,
     CHECK(balance_coef(config, options->router_aux_loss_coef, &l->options.router_aux_loss_coef));
     CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
                           &l->trained));
+    l->info.comm = options->comm;
+    l->info.spans = options->spans;
+    l->info.trained = &l->trained;
+    l->info.balance_coef = l->options.router_aux_loss_coef;
     l->has_reference = reference;
     device_allocated(dev, &l->allocated, &peak);
     CHECK(device_memory(dev, &free_before, &total));
     plan_arrays(l, free_before);
-    CHECK(check_room(&l->plan, dev)); // before anything large is taken
+    CHECK(check_room(&l->info.memory, dev)); // before anything large is taken
     CHECK(choose_model(l));
     *ret = l;
 out:
@@ -309,14 +313,14 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                            config->vocab_size, l->config->vocab_size);
     CHECK(learner_new(l->dev, config, draft, false, &draft_options, &l->draft));
     l->draft->loss_weight = options->loss_weight;
-    l->plan.draft = l->draft->plan.total;
-    l->plan.total += l->plan.draft;
+    l->info.memory.draft = l->draft->info.memory.total;
+    l->info.memory.total += l->info.memory.draft;
     if (l->draft->scratch > l->scratch) {
-        l->plan.workspace += l->draft->scratch - l->scratch;
-        l->plan.total += l->draft->scratch - l->scratch;
+        l->info.memory.workspace += l->draft->scratch - l->scratch;
+        l->info.memory.total += l->draft->scratch - l->scratch;
         l->scratch = l->draft->scratch;
     }
-    st = check_room(&l->plan, l->dev);
+    st = check_room(&l->info.memory, l->dev);
 out:
     return status_context(st, "training the draft model");
 }
@@ -326,19 +330,9 @@ struct learner *learner_draft(struct learner *l)
     return l->draft;
 }
 
-struct comm *learner_comm(const struct learner *l)
+const struct learner_info *learner_info(const struct learner *l)
 {
-    return l->options.comm;
-}
-
-const struct param_ranges *learner_trained(const struct learner *l)
-{
-    return &l->trained;
-}
-
-void learner_memory(const struct learner *l, struct memory_plan *ret)
-{
-    *ret = l->plan;
+    return &l->info;
 }
 
 size_t learner_memory_taken(const struct learner *l)
@@ -357,7 +351,7 @@ static double mib(size_t bytes)
 
 void memory_log(const struct learner *l, const char *weights, const char *freeze)
 {
-    const struct memory_plan p = l->plan;
+    const struct memory_plan p = l->info.memory;
     const struct param_ranges *trained = &l->trained;
     if (trained->list[0].weights != l->policy)
         log_info("the adapter's %" PRId64 " parameters are trained, beside %" PRId64
@@ -376,7 +370,7 @@ void memory_log(const struct learner *l, const char *weights, const char *freeze
 
 void memory_log_taken(const struct learner *l)
 {
-    const struct memory_plan p = l->plan;
+    const struct memory_plan p = l->info.memory;
     size_t left, total;
     bool known =
         device_kind(l->dev) == DEVICE_CUDA && device_memory(l->dev, &left, &total) == ST_OK;
@@ -424,17 +418,13 @@ out:
     return status_context(st, "the KL term's reference model");
 }
 
-const struct weights *learner_reference(const struct learner *l)
-{
-    return l->ref.weights;
-}
-
 static enum status reference_copy(struct learner *l)
 {
     struct reference *ref = &l->ref;
     enum status st;
     CHECK(weights_plan(l->config, l->policy->dt, &ref->weights));
     CHECK(weights_alloc(ref->weights, l->dev));
+    l->info.reference = ref->weights;
     st = learner_set_reference(l, NULL);
 out:
     return st;
@@ -559,7 +549,7 @@ static enum status new_optimizer(struct learner *l)
 enum status learner_prepare(struct learner *l)
 {
     enum status st;
-    CHECK(check_room(&l->plan, l->dev));
+    CHECK(check_room(&l->info.memory, l->dev));
     if (!l->options.is_draft) CHECK(device_reserve(l->dev, l->scratch));
     if (!l->options.many_adapters) CHECK(new_optimizer(l));
     CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
@@ -663,7 +653,7 @@ static enum status balance(struct learner *l, int rows, double all_rows)
     enum status st = device_sync(l->dev);
     if (st != ST_OK) return st;
     for (int e = 0; e < n; e++) sum += (double)l->balance_host[e] * l->balance_host[n + e];
-    l->balance_loss += scale * sum;
+    l->info.balance_loss += scale * sum;
     backward_balance(l->backward, l->balance, (float)(scale * l->options.router_aux_loss_coef));
     return ST_OK;
 }
@@ -721,7 +711,7 @@ static enum status plan_passes(struct learner *l, const struct packing *packing,
     }
     enum status st = comm_sum_host(l->options.comm, sums, 2);
     passes->rows = sums[0];
-    l->balance_loss = 0;
+    l->info.balance_loss = 0;
     if (!passes->distil) return st;
     passes->distil->draft_targets = (long)sums[1];
     passes->draft_scale = l->draft->loss_weight / (float)(sums[1] > 0 ? sums[1] : 1);
@@ -751,22 +741,7 @@ out:
     return st;
 }
 
-double learner_balance_coef(const struct learner *l)
-{
-    return l->options.router_aux_loss_coef;
-}
-
-double learner_balance_loss(const struct learner *l)
-{
-    return l->balance_loss;
-}
-
 struct optimizer *learner_optimizer(struct learner *l)
 {
     return l->optimizer;
-}
-
-struct spans *learner_spans(struct learner *l)
-{
-    return l->options.spans;
 }

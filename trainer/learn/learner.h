@@ -50,13 +50,23 @@ struct memory_plan {
 
 // policy: bound. reference: frozen weights for a KL term stay beside the policy's; with an adapter
 // these are the policy's own, without it. Takes no large
-// memory yet: learner_memory() tells what learner_prepare() will take.
+// memory yet: learner_info() tells what learner_prepare() will take.
 enum status learner_new(struct device *dev, const struct model_config *config,
                         const struct weights *policy, bool reference,
                         const struct learner_config *options, struct learner **ret);
 void learner_free(struct learner *l);
-void learner_memory(const struct learner *l, struct memory_plan *ret);
-const struct param_ranges *learner_trained(const struct learner *l);
+struct learner_info {    // of a learner, as it is now
+    struct comm *comm;   // NULL: one rank
+    struct spans *spans; // NULL: nobody counts
+    const struct param_ranges *trained;
+    const struct weights *reference; // NULL: none, or an adapter's
+    struct memory_plan memory;
+    double balance_coef; // of the load-balancing loss; 0: there is none
+    // This rank's part of it in the last PASS_STEP: the mean over micro-batches, weighted by their
+    // rows, is the sum over ranks.
+    double balance_loss;
+};
+const struct learner_info *learner_info(const struct learner *l);
 // What was taken at most, since learner_new(): bytes to hold the plan's total against.
 size_t learner_memory_taken(const struct learner *l);
 // A draft model that is to answer as the policy does (Zhou et al. 2024, DistillSpec; Liu et al.
@@ -71,8 +81,7 @@ struct learner_draft_config {
 enum status learner_add_draft(struct learner *l, const struct model_config *config,
                               const struct weights *draft,
                               const struct learner_draft_config *options);
-struct learner *learner_draft(struct learner *l);   // NULL: there is none
-struct comm *learner_comm(const struct learner *l); // NULL: one rank
+struct learner *learner_draft(struct learner *l); // NULL: there is none
 // Takes all memory, once; the reference is then a copy of the policy. ST_NO_MEMORY, with the
 // figures and the option that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);
@@ -88,7 +97,6 @@ enum status learner_set_reference(struct learner *l, const char *folder);
 // Moves it: alpha x the policy's present weights + (1 - alpha) x its own (TR-DPO, Gorbatovski et
 // al. 2024), computed in f32 and rounded once. Waits.
 enum status learner_mix_reference(struct learner *l, double alpha);
-const struct weights *learner_reference(const struct learner *l); // NULL: none, or an adapter's
 
 // What the passes over one micro-batch gave, for its targets in the order of mb->first.
 struct learner_rows {
@@ -125,17 +133,11 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
 // one is wanted and the model has no experts, ST_UNSUPPORTED where transformers has no such loss
 // for its routers (sigmoids, groups of experts).
 enum status balance_coef(const struct model_config *model, double wanted, double *ret);
-// The coefficient of the load-balancing loss (0: there is none) and, with it, this
-// rank's part of that loss in the last PASS_STEP: the mean over micro-batches, weighted
-// by their rows, is the sum over ranks.
-double learner_balance_coef(const struct learner *l);
-double learner_balance_loss(const struct learner *l);
 // Clips and applies the gradients; of many_adapters the present one's.
 struct optimizer *learner_optimizer(struct learner *l);
-struct spans *learner_spans(struct learner *l); // NULL: nobody counts
 
 // The plan as the user reads it, and what came of it; they log.
-// The line before the first step: where every byte will go (learner_memory). weights: whose they
+// The line before the first step: where every byte will go (learner_info). weights: whose they
 // are, "shared with the server (0 extra)". freeze: what is not trained, NULL: nothing; there is
 // then a line before about what is.
 void memory_log(const struct learner *l, const char *weights, const char *freeze);

@@ -38,7 +38,7 @@ static void pass_close(struct pass *p)
 static enum status pass_open(struct learner *l, struct samples *s, int first, int n,
                              const struct step *step, struct update_stats *stats, struct pass *ret)
 {
-    const int rank = comm_rank(learner_comm(l)), size = comm_size(learner_comm(l));
+    const int rank = comm_rank(learner_info(l)->comm), size = comm_size(learner_info(l)->comm);
     struct pass p = {.samples = s, .step = step, .stats = stats};
     p.groups = calloc((size_t)n + 1, sizeof *p.groups);
     p.numbers = calloc((size_t)s->n + 1, sizeof *p.numbers);
@@ -216,12 +216,12 @@ enum status learner_kl(struct learner *l, struct samples *samples, double *ret_k
     memset(ret_kl, 0, (size_t)samples->n * sizeof *ret_kl);
     st = learner_run(l, PASS_NOTE, p.groups, p.n, sum_kl, &p, NULL);
     pass_close(&p);
-    return st == ST_OK ? comm_sum_host(learner_comm(l), ret_kl, samples->n) : st;
+    return st == ST_OK ? comm_sum_host(learner_info(l)->comm, ret_kl, samples->n) : st;
 }
 
 static void add_balance(const struct learner *l, struct update_stats *stats)
 {
-    const double loss = learner_balance_loss(l), share = learner_balance_coef(l) * loss;
+    const double loss = learner_info(l)->balance_loss, share = learner_info(l)->balance_coef * loss;
     stats_add(stats, STAT_LOSS, share);
     stats_add(stats, STAT_EXTRA_LOSS, share);
     stats_add(stats, STAT_AUX_LOSS, loss);
@@ -231,9 +231,9 @@ static void add_balance(const struct learner *l, struct update_stats *stats)
 static enum status end_step(struct learner *l, struct pass *p)
 {
     const struct step *step = p->step;
-    if (learner_balance_coef(l) > 0) add_balance(l, p->stats);
+    if (learner_info(l)->balance_coef > 0) add_balance(l, p->stats);
     if (!step->entropy || !step->entropy->adaptive || step->scale.chosen == 0) return ST_OK;
-    enum status st = comm_sum_host(learner_comm(l), &p->entropy_sum, 1);
+    enum status st = comm_sum_host(learner_info(l)->comm, &p->entropy_sum, 1);
     if (st == ST_OK)
         entropy_observe(step->entropy, p->entropy_sum / (double)step->scale.chosen,
                         step->entropy_state);
@@ -262,7 +262,7 @@ enum status learner_pass(struct learner *l, enum pass_kind kind, struct samples 
 static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 {
     enum status st = optimizer_prepare(learner_optimizer(l), ret_norm);
-    spans_lap(learner_spans(l), SPAN_OPTIMIZER);
+    spans_lap(learner_info(l)->spans, SPAN_OPTIMIZER);
     *ret_skip = st == ST_INVALID;
     return *ret_skip ? ST_OK : st;
 }
@@ -288,8 +288,8 @@ static enum status publish(struct learner *l, const struct publish *to, struct a
     struct publish_times times = {0};
     if (!to->run) return apply_update(apply);
     enum status st = to->run(to->context, apply_update, apply, &times);
-    spans_lap(learner_spans(l), SPAN_PUBLISH);
-    spans_move(learner_spans(l), SPAN_PUBLISH, SPAN_OPTIMIZER, times.write_ms / 1e3);
+    spans_lap(learner_info(l)->spans, SPAN_PUBLISH);
+    spans_move(learner_info(l)->spans, SPAN_PUBLISH, SPAN_OPTIMIZER, times.write_ms / 1e3);
     sums->wait_ms += times.wait_ms;
     sums->write_ms += times.write_ms;
     sums->total_ms += times.total_ms;
@@ -328,7 +328,7 @@ out:
 enum status update_share_logprobs(struct learner *l, const struct samples *s, double *ret)
 {
     for (long t = 0; t < s->first[s->n]; t++) ret[t] = s->logprobs[t];
-    return comm_sum_host(learner_comm(l), ret, s->first[s->n]);
+    return comm_sum_host(learner_info(l)->comm, ret, s->first[s->n]);
 }
 
 // Of the chosen tokens, on all ranks, those of the highest entropy alone.
@@ -339,7 +339,7 @@ static enum status choose_highest(struct learner *l, struct samples *s, double t
     long n_sorted = 0;
     if (!all) return status_fail(ST_NO_MEMORY, "no memory for %ld entropies", n);
     for (long t = 0; t < n; t++) all[t] = s->entropies[t];
-    enum status st = comm_sum_host(learner_comm(l), all, n); // 0 for those of others
+    enum status st = comm_sum_host(learner_info(l)->comm, all, n); // 0 for those of others
     for (long t = 0; t < n; t++)
         if (s->chosen[t]) sorted[n_sorted++] = all[t];
     const double threshold = entropy_threshold(sorted, n_sorted, top);
@@ -378,7 +378,7 @@ enum status update_policy(struct learner *l, const struct update_config *config,
         if (config->schedule) step.lr = schedule_at(config->schedule, config->first_update + i);
         CHECK(learner_step(l, samples, first, end - first, &step, &stats));
     }
-    CHECK(stats_merge(learner_comm(l), &stats));
+    CHECK(stats_merge(learner_info(l)->comm, &stats));
     *ret = stats;
 out:
     return st;

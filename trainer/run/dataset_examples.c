@@ -162,7 +162,7 @@ enum status dataset_measure(struct run *run, struct dataset_examples *data)
     for (int i = 0; i < samples->n; i++)
         for (long t = samples->first[i]; t < samples->first[i + 1]; t++)
             data->reference[i] += samples->logprobs[t]; // 0 where another rank has it
-    CHECK(comm_sum_host(learner_comm(run->learner), data->reference, samples->n));
+    CHECK(comm_sum_host(learner_info(run->learner)->comm, data->reference, samples->n));
     log_progress_end();
 out:
     samples_free(samples);

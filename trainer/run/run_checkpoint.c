@@ -177,7 +177,7 @@ enum status run_save(struct run *run, bool interim)
     struct model_folder model = mapped_folder(&run->mapped);
     struct model_folder draft = {.weights = run->mapped.draft,
                                  .source_folder = run->mapped.draft_folder},
-                        reference = {.weights = learner_reference(l),
+                        reference = {.weights = learner_info(l)->reference,
                                      .as = run->mapped.policy->dt,
                                      .source_folder = run->mapped.model_folder};
     if (run->saved.step == run->step || !run->folder[0]) return ST_OK;

@@ -154,7 +154,7 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
         given |= STAT_BIT(STAT_EXTRA_LOSS);
         metrics_put(metrics, "entropy_coef", run->entropy.coef);
     }
-    if (learner_balance_coef(run->learner) > 0) given |= STAT_BIT(STAT_AUX_LOSS);
+    if (learner_info(run->learner)->balance_coef > 0) given |= STAT_BIT(STAT_AUX_LOSS);
     stats_put(u, given, "", metrics);
     metrics_put(metrics, "grad_norm", u->grad_norm);
     metrics_put(metrics, "learning_rate", u->lr);

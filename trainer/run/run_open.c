@@ -270,7 +270,7 @@ enum status run_open_learner(struct run *run, const struct learning_shape *shape
     options.spans = &run->spans;
     CHECK(learner_new(bridge_device(run->mapped.bridge), run->mapped.model, run->mapped.policy,
                       run->resolved.has_reference, &options, &run->learner));
-    notice_model(run->mapped.model, learner_balance_coef(run->learner));
+    notice_model(run->mapped.model, learner_info(run->learner)->balance_coef);
     if (run->mapped.draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
