@@ -24,9 +24,8 @@ struct atropos {
     const struct rollout_servers *via; // that environments may ask, and evaluations do
 };
 
-// body: of a POST; NULL: a GET. flags: of jansson.
-static enum status ask(const struct atropos *a, const char *path, const json_t *body, size_t flags,
-                       json_t **ret)
+// body: of a POST; NULL: a GET.
+static enum status ask(const struct atropos *a, const char *path, const json_t *body, json_t **ret)
 {
     struct bytes text = BYTES_INIT;
     const struct http_call call = {.server = a->options.url,
@@ -34,12 +33,8 @@ static enum status ask(const struct atropos *a, const char *path, const json_t *
                                    .post = body != NULL,
                                    .body = body,
                                    .timeout_ms = ASK_MS};
-    json_error_t error;
-    enum status st;
-    CHECK(http_perform(a->via->http, &call, &text));
-    *ret = json_loadb(bytes_text(&text), text.len, flags | JSON_ALLOW_NUL, &error);
-    if (!*ret) st = status_fail(ST_FORMAT, "%s: column %d: %s", path, error.column, error.text);
-out:
+    enum status st = http_perform(a->via->http, &call, &text);
+    if (st == ST_OK) st = json_parse(path, bytes_text(&text), text.len, ret);
     bytes_release(&text);
     return st;
 }
@@ -56,7 +51,7 @@ static enum status check_info(const struct atropos *a, bool registered)
                  {"max_token_len", a->options.bounds.max_tokens}};
     enum status st;
     json_t *info = NULL;
-    CHECK(ask(a, "/info", NULL, 0, &info));
+    CHECK(ask(a, "/info", NULL, &info));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t theirs = INT64_MIN;
         CHECK(json_get_int("/info", info, sizes[i].key, -1, INT64_MAX, &theirs));
@@ -88,8 +83,7 @@ static enum status register_run(const struct atropos *a)
                      "starting_step", (json_int_t)o->step, "num_steps", (json_int_t)o->total_steps);
     if (!body)
         FAIL(ST_INVALID, "%s: it cannot be registered: its name is not UTF-8", o->run_folder);
-    // The uuid has 128 bits, more than jansson's integers, and nothing asks for it: as a real.
-    CHECK(ask(a, "/register", body, JSON_DECODE_INT_AS_REAL, &response));
+    CHECK(ask(a, "/register", body, &response));
     if (!json_is_number(json_object_get(response, "uuid")))
         FAIL(ST_FORMAT, "/register: the response has no \"uuid\"");
 out:
@@ -116,7 +110,7 @@ static enum status poll_batch(const struct atropos *a, json_t **ret)
 {
     enum status st;
     json_t *response = NULL;
-    CHECK(ask(a, "/batch", NULL, 0, &response));
+    CHECK(ask(a, "/batch", NULL, &response));
     const char *status = json_string_value(json_object_get(response, "status"));
     if (status && strcmp(status, "error") == 0)
         FAIL(ST_PEER_GONE,
@@ -157,7 +151,6 @@ static enum status agree_on_batch(const struct atropos *a, json_t **batch)
     struct comm *comm = a->via->comm;
     enum status st = ST_OK, outcome = ST_OK;
     char *text = NULL;
-    json_error_t error;
     if (comm_rank(comm) == 0) outcome = wait_for_batch(a, batch);
     if (!comm || (outcome != ST_OK && outcome != ST_CANCELLED)) return outcome;
     if (*batch) text = json_dumps(*batch, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -167,8 +160,7 @@ static enum status agree_on_batch(const struct atropos *a, json_t **batch)
     if (!text && !(text = malloc(len + 1))) FAIL(ST_NO_MEMORY, "no memory for a batch");
     CHECK(comm_broadcast_host(comm, text, len, 0));
     text[len] = 0;
-    if (!*batch && !(*batch = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &error)))
-        FAIL(ST_FORMAT, "rank 0's batch: column %d: %s", error.column, error.text);
+    if (!*batch) st = json_parse("rank 0's batch", text, len, batch);
 out:
     free(text);
     return st;
