@@ -428,7 +428,7 @@ static struct math_node *atom(struct parser *p)
 
 // ---- operators ----------------------------------------------------------------------------------
 
-enum level { SETS, SUMS, PRODUCTS }; // the loosest first
+enum level { RELATIONS, SETS, SUMS, PRODUCTS }; // the loosest first
 
 #define MINUS "-|\xe2\x88\x92|\xe2\x80\x93"
 
@@ -436,28 +436,25 @@ static const struct infix {
     const char *signs;
     enum level level;
     enum math_kind kind;
-    bool negates; // what stands behind it
-} infixes[] = {{"\\cup|\xe2\x88\xaa", SETS, MATH_UNION, false},
-               {"\\cap", SETS, MATH_INTERSECTION, false},
-               {"\\setminus|\\backslash", SETS, MATH_DIFFERENCE, false},
-               {"+", SUMS, MATH_SUM, false},
-               {MINUS, SUMS, MATH_SUM, true},
-               {"\\pm|\\mp|\xc2\xb1", SUMS, MATH_EITHER, false},
-               {"*|\\cdot|\\times|\xc3\x97|\xc2\xb7", PRODUCTS, MATH_PRODUCT, false},
-               {"/|\\div|\xc3\xb7|:", PRODUCTS, MATH_QUOTIENT, false}};
+    const char *name; // of a relation
+    bool negates;     // what stands behind it
+} infixes[] = {{"\\leqslant|\\leq|\\le|\xe2\x89\xa4|<=", RELATIONS, MATH_RELATION, "<=", false},
+               {"\\geqslant|\\geq|\\ge|\xe2\x89\xa5|>=", RELATIONS, MATH_RELATION, ">=", false},
+               {"\\neq|\\ne|!=|\xe2\x89\xa0", RELATIONS, MATH_RELATION, "!=", false},
+               {"\\lt|<", RELATIONS, MATH_RELATION, "<", false},
+               {"\\gt|>", RELATIONS, MATH_RELATION, ">", false},
+               {"\\approx|\\sim|~=|\xe2\x89\x88", RELATIONS, MATH_RELATION, "~", false},
+               {"\\equiv|==|=", RELATIONS, MATH_RELATION, "=", false},
+               {"\\in|\xe2\x88\x88", RELATIONS, MATH_RELATION, "in", false},
+               {"\\cup|\xe2\x88\xaa", SETS, MATH_UNION, "", false},
+               {"\\cap", SETS, MATH_INTERSECTION, "", false},
+               {"\\setminus|\\backslash", SETS, MATH_DIFFERENCE, "", false},
+               {"+", SUMS, MATH_SUM, "", false},
+               {MINUS, SUMS, MATH_SUM, "", true},
+               {"\\pm|\\mp|\xc2\xb1", SUMS, MATH_EITHER, "", false},
+               {"*|\\cdot|\\times|\xc3\x97|\xc2\xb7", PRODUCTS, MATH_PRODUCT, "", false},
+               {"/|\\div|\xc3\xb7|:", PRODUCTS, MATH_QUOTIENT, "", false}};
 #define N_INFIXES (sizeof infixes / sizeof *infixes)
-
-static const struct relation {
-    const char *signs, *name;
-} relations[] = {{"\\leqslant|\\leq|\\le|\xe2\x89\xa4|<=", "<="},
-                 {"\\geqslant|\\geq|\\ge|\xe2\x89\xa5|>=", ">="},
-                 {"\\neq|\\ne|!=|\xe2\x89\xa0", "!="},
-                 {"\\lt|<", "<"},
-                 {"\\gt|>", ">"},
-                 {"\\approx|\\sim|~=|\xe2\x89\x88", "~"},
-                 {"\\equiv|==|=", "="},
-                 {"\\in|\xe2\x88\x88", "in"}};
-#define N_RELATIONS (sizeof relations / sizeof *relations)
 
 static struct math_node *power(struct parser *p)
 {
@@ -510,8 +507,6 @@ static bool begins_factor(struct parser *p)
     if (p->at >= p->end || matches(p, others, NULL)) return false;
     for (size_t i = 0; i < N_INFIXES; i++)
         if (matches(p, infixes[i].signs, NULL)) return false;
-    for (size_t i = 0; i < N_RELATIONS; i++)
-        if (matches(p, relations[i].signs, NULL)) return false;
     if (c == '\\' || c == '(' || c == '{' || c == '[') return true;
     if (c == '|') return p->bars == 0;
     return isalnum((unsigned char)c) || c == '\xcf' || (c == '.' && is_digit(p, p->at + 1));
@@ -560,27 +555,21 @@ static struct math_node *expression(struct parser *p, enum level level)
             continue;
         }
         struct math_node *right = expression(p, level + 1);
-        n = of_two(p, o->kind, "", n, o->negates ? of_one(p, MATH_NEGATIVE, "", right) : right);
+        n = of_two(p, o->kind, o->name, n,
+                   o->negates ? of_one(p, MATH_NEGATIVE, "", right) : right);
     }
     return n;
 }
 
 // ---- relations and lists ------------------------------------------------------------------------
 
-static const char *take_relation(struct parser *p)
-{
-    for (size_t i = 0; i < N_RELATIONS; i++)
-        if (take(p, relations[i].signs)) return relations[i].name;
-    return NULL;
-}
-
 static struct math_node *relation(struct parser *p)
 {
     struct math_node *n = expression(p, SETS), *chain = NULL;
-    const char *name;
-    while (n && !p->failed && (name = take_relation(p)) != NULL) {
+    const struct infix *o;
+    while (n && !p->failed && (o = take_infix(p, RELATIONS)) != NULL) {
         if (++p->relations > MAX_RELATIONS) return fail(p);
-        struct math_node *side = of_one(p, MATH_RELATION, name, expression(p, SETS));
+        struct math_node *side = of_one(p, o->kind, o->name, expression(p, SETS));
         p->relations--;
         if (!chain) chain = of_one(p, MATH_CHAIN, "", n);
         push(chain, side);

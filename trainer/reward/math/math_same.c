@@ -119,24 +119,21 @@ static bool same_words(const struct math_node *wanted, const struct math_node *g
 }
 
 // ---- matrices -----------------------------------------------------------------------------------
-// Entry by entry.
-static bool same_entries(const struct math_node *wanted, const struct math_node *got)
+// One after another, of rows entry by entry.
+static bool same_in_order(const struct math_node *wanted, const struct math_node *got, bool rows)
 {
     const struct math_node *a = wanted->first, *b = got->first;
     if (wanted->n != got->n) return false;
-    for (; a; a = a->next, b = b->next) {
-        const struct math_node *x = a->first, *y = b->first;
-        if (a->n != b->n) return false;
-        for (; x; x = x->next, y = y->next)
-            if (!same(item_of(x), item_of(y))) return false;
-    }
+    for (; a; a = a->next, b = b->next)
+        if (rows ? !same_in_order(a, b, false) : !same(item_of(a), item_of(b))) return false;
     return true;
 }
 
 // Of sums and products too, by what their entries are worth.
 static bool same_matrices(const struct math_node *wanted, const struct math_node *got)
 {
-    if (wanted->kind == MATH_MATRIX && got->kind == MATH_MATRIX) return same_entries(wanted, got);
+    if (wanted->kind == MATH_MATRIX && got->kind == MATH_MATRIX)
+        return same_in_order(wanted, got, true);
     for (int i = 0; i < MIN_POINTS; i++) {
         const struct math_point point = {.number = i, .sign = 1};
         struct math_matrix a, b;
