@@ -137,17 +137,17 @@ static void solved_prompts(void **state)
     }
     cut(solved, 30, &b);
     assert_int_equal(b.n, 3); // sorted they are, and reported
-    assert_true(fabs(buckets_contrast(&b) - 0.06) < 1e-12);
+    assert_true(fabs(b.contrast - 0.06) < 1e-12);
     for (int k = 0; k < 3; k++) assert_int_equal(rollouts(&b, k), 7);
     cut(unsolved, 30, &b);
     for (int k = 0; k < b.n; k++) assert_int_equal(rollouts(&b, k), 7);
     cut(mixed, 30, &b);
-    assert_true(b.n == 3 && buckets_contrast(&b) == 1);
+    assert_true(b.n == 3 && b.contrast == 1);
     assert_int_equal(rollouts(&b, 0), 10);
     assert_int_equal(rollouts(&b, 1), 7);
     assert_int_equal(rollouts(&b, 2), 4);
     cut(failed, 30, &b); // some of them are never solved
-    assert_true(buckets_contrast(&b) == 1);
+    assert_true(b.contrast == 1);
     assert_int_equal(rollouts(&b, 0), 10);
     assert_int_equal(rollouts(&b, 2), 4);
 }

@@ -608,6 +608,7 @@ static struct buckets example_buckets(void)
     return (struct buckets){
         .n = 3,
         .n_total = 200,
+        .contrast = 1,
         .mean = 0.51,
         .std = 0.25,
         .max = 1,

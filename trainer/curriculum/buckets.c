@@ -91,21 +91,10 @@ int kde_valleys(const double *density, int n, int max, int *ret_at)
 
 // ---- buckets ------------------------------------------------------------------------------------
 
-struct cut {
-    int rank;  // of the first reward above it
-    double at; // normalised
-    enum boundary_origin origin;
-};
-struct cutting {
-    const double *sorted; // (n) normalised rewards, ascending
-    int n, n_cuts;
-    struct cut cuts[BUCKETS_MAX - 1]; // ascending
-};
+// While they are found, b's boundaries are in units of the normalised rewards: x (n_total),
+// ascending.
 
-const char *boundary_origin_name(enum boundary_origin origin)
-{
-    return origin == BOUNDARY_VALLEY ? "valley" : "fallback";
-}
+const char *const boundary_origin_names[] = {"valley", "fallback"};
 
 static int ascending(const void *a, const void *b)
 {
@@ -114,66 +103,67 @@ static int ascending(const void *a, const void *b)
 }
 
 // Bucket k is the ranks start(k) up to, but without, start(k + 1).
-static int start(const struct cutting *c, int k)
+static int start(const struct buckets *b, int k)
 {
-    return k == 0 ? 0 : k <= c->n_cuts ? c->cuts[k - 1].rank : c->n;
+    return k == 0 ? 0 : k < b->n ? b->boundary[k - 1].rank : b->n_total;
 }
 
-static void insert(struct cutting *c, struct cut cut)
+static void insert(struct buckets *b, struct boundary boundary)
 {
-    int k = c->n_cuts++;
-    for (; k > 0 && c->cuts[k - 1].rank > cut.rank; k--) c->cuts[k] = c->cuts[k - 1];
-    c->cuts[k] = cut;
+    int k = b->n++ - 1;
+    for (; k > 0 && b->boundary[k - 1].rank > boundary.rank; k--)
+        b->boundary[k] = b->boundary[k - 1];
+    b->boundary[k] = boundary;
 }
 
-static void cut_valleys(struct cutting *c, int max)
+static void cut_valleys(struct buckets *b, const double *x, int max)
 {
     double at[GRID], density[GRID];
     int valleys[KDE_MAX_VALLEYS], rank = 0;
     for (int i = 0; i < GRID; i++) at[i] = (double)i / (GRID - 1);
-    kde_density(c->sorted, c->n, kde_bandwidth(c->sorted, c->n), at, GRID, density);
+    kde_density(x, b->n_total, kde_bandwidth(x, b->n_total), at, GRID, density);
     int n = kde_valleys(density, GRID, max, valleys);
     for (int k = 0; k < n; k++) {
-        while (c->sorted[rank] < at[valleys[k]]) rank++; // the last is 1, above every valley
-        insert(c, (struct cut){rank, at[valleys[k]], BOUNDARY_VALLEY});
+        while (x[rank] < at[valleys[k]]) rank++; // the last is 1, above every valley
+        insert(b, (struct boundary){at[valleys[k]], BOUNDARY_VALLEY, rank});
     }
 }
 
-static bool can_cut(const struct cutting *c, int rank)
+static bool can_cut(const double *x, int rank)
 {
-    return c->sorted[rank - 1] < c->sorted[rank];
+    return x[rank - 1] < x[rank];
 }
 
 // Parts that ranks first..end can be divided into: one for each value.
-static int values_between(const struct cutting *c, int first, int end)
+static int values_between(const double *x, int first, int end)
 {
     int n = first < end;
-    for (int r = first + 1; r < end; r++) n += can_cut(c, r);
+    for (int r = first + 1; r < end; r++) n += can_cut(x, r);
     return n;
 }
 
 // Divides ranks first..end into parts as equal as ties allow; ties may allow fewer.
-static void cut_evenly(struct cutting *c, int first, int end, int parts)
+static void cut_evenly(struct buckets *b, const double *x, int first, int end, int parts)
 {
     int before = first;
     for (int p = 1; p < parts; p++) {
         int wanted = first + (int)((int64_t)(end - first) * p / parts), best = -1;
         for (int r = before + 1; r < end; r++)
-            if (can_cut(c, r) && (best < 0 || abs(r - wanted) < abs(best - wanted))) best = r;
+            if (can_cut(x, r) && (best < 0 || abs(r - wanted) < abs(best - wanted))) best = r;
         if (best < 0) return;
-        insert(c, (struct cut){best, c->sorted[best], BOUNDARY_FALLBACK});
+        insert(b, (struct boundary){x[best], BOUNDARY_FALLBACK, best});
         before = best;
     }
 }
 
-static void cut_fallback(struct cutting *c, int n_buckets)
+static void cut_fallback(struct buckets *b, const double *x, int n_buckets)
 {
     int first[BUCKETS_MAX + 1], parts[BUCKETS_MAX], values[BUCKETS_MAX];
-    int pieces = c->n_cuts + 1;
-    for (int k = 0; k <= pieces; k++) first[k] = start(c, k);
+    const int pieces = b->n;
+    for (int k = 0; k <= pieces; k++) first[k] = start(b, k);
     for (int k = 0; k < pieces; k++) {
         parts[k] = 1;
-        values[k] = values_between(c, first[k], first[k + 1]);
+        values[k] = values_between(x, first[k], first[k + 1]);
     }
     for (int total = pieces; total < n_buckets; total++) {
         int largest = -1; // with the most rewards a part
@@ -185,58 +175,51 @@ static void cut_fallback(struct cutting *c, int n_buckets)
         if (largest < 0) break; // fewer values than buckets
         parts[largest]++;
     }
-    for (int k = 0; k < pieces; k++) cut_evenly(c, first[k], first[k + 1], parts[k]);
+    for (int k = 0; k < pieces; k++) cut_evenly(b, x, first[k], first[k + 1], parts[k]);
 }
 
-static double mean_of(const struct cutting *c, int k)
+static double mean_of(const struct buckets *b, const double *x, int k)
 {
     double mean;
-    mean_std(c->sorted + start(c, k), start(c, k + 1) - start(c, k), &mean, NULL);
+    mean_std(x + start(b, k), start(b, k + 1) - start(b, k), &mean, NULL);
     return mean;
 }
 
-static void merge_small(struct cutting *c, int min_size)
+static void merge_small(struct buckets *b, const double *x, int min_size)
 {
-    while (c->n_cuts > 0) {
-        int smallest = 0, min = c->n;
-        for (int k = 0; k <= c->n_cuts; k++) {
-            int n = start(c, k + 1) - start(c, k);
+    while (b->n > 1) {
+        int smallest = 0, min = b->n_total;
+        for (int k = 0; k < b->n; k++) {
+            int n = start(b, k + 1) - start(b, k);
             if (n < min) {
                 smallest = k;
                 min = n;
             }
         }
         if (min >= min_size) return;
-        bool down = smallest == c->n_cuts; // to the neighbour below
+        bool down = smallest == b->n - 1; // to the neighbour below
         if (smallest > 0 && !down) {
-            double mean = mean_of(c, smallest);
-            down = mean - mean_of(c, smallest - 1) < mean_of(c, smallest + 1) - mean;
+            double mean = mean_of(b, x, smallest);
+            down = mean - mean_of(b, x, smallest - 1) < mean_of(b, x, smallest + 1) - mean;
         }
-        for (int k = down ? smallest - 1 : smallest; k + 1 < c->n_cuts; k++)
-            c->cuts[k] = c->cuts[k + 1];
-        c->n_cuts--;
+        b->n--;
+        for (int k = down ? smallest - 1 : smallest; k < b->n - 1; k++)
+            b->boundary[k] = b->boundary[k + 1];
     }
 }
 
-double buckets_contrast(const struct buckets *b)
+static void describe(struct buckets *b, const double *sorted, const double *x)
 {
-    double full = FULL_RANGE * fmax(fabs(b->min), fabs(b->max)), range = b->max - b->min;
-    return range >= full ? 1 : range / full;
-}
-
-static void describe(const struct cutting *c, const double *sorted, struct buckets *b)
-{
-    double range = b->max - b->min, contrast = buckets_contrast(b);
-    b->n = c->n_cuts + 1;
-    for (int k = 0; k < c->n_cuts; k++)
-        b->boundary[k] = (struct boundary){b->min + c->cuts[k].at * range, c->cuts[k].origin};
+    for (int k = 0; k < b->n; k++)
+        b->bucket[k].level = 0.5 + (mean_of(b, x, k) - 0.5) * b->contrast;
+    for (int k = 0; k < b->n - 1; k++)
+        b->boundary[k].at = b->min + b->boundary[k].at * (b->max - b->min);
     for (int k = 0; k < b->n; k++) {
-        struct bucket *x = &b->bucket[k];
-        x->n = start(c, k + 1) - start(c, k);
-        x->low = k ? b->boundary[k - 1].at : b->min;
-        x->high = k < c->n_cuts ? b->boundary[k].at : b->max;
-        mean_std(sorted + start(c, k), x->n, &x->mean, &x->std);
-        x->level = 0.5 + (mean_of(c, k) - 0.5) * contrast;
+        struct bucket *one = &b->bucket[k];
+        one->n = start(b, k + 1) - start(b, k);
+        one->low = k ? b->boundary[k - 1].at : b->min;
+        one->high = k < b->n - 1 ? b->boundary[k].at : b->max;
+        mean_std(sorted + start(b, k), one->n, &one->mean, &one->std);
     }
 }
 
@@ -244,34 +227,32 @@ enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_siz
                         struct buckets *ret, int8_t *ret_bucket)
 {
     struct buckets b = {.n_total = n};
-    struct cutting c = {.n = n};
     if (n == 0) {
         *ret = b;
         return ST_OK;
     }
-    double *sorted = malloc(2 * (size_t)n * sizeof *sorted);
+    double *sorted = malloc(2 * (size_t)n * sizeof *sorted), *x = sorted + n;
     if (!sorted) return status_fail(ST_NO_MEMORY, "no memory to sort %d rewards", n);
     for (int i = 0; i < n; i++) sorted[i] = rewards[i];
     qsort(sorted, (size_t)n, sizeof *sorted, ascending);
     mean_std(sorted, n, &b.mean, &b.std);
+    b.n = 1;
     b.min = sorted[0];
     b.max = sorted[n - 1];
-    const double range = b.max - b.min;
-    double *normal = sorted + n;
-    for (int i = 0; i < n; i++) normal[i] = range > 0 ? (sorted[i] - b.min) / range : 0.5;
-    c.sorted = normal;
+    const double range = b.max - b.min, full = FULL_RANGE * fmax(fabs(b.min), fabs(b.max));
+    b.contrast = range >= full ? 1 : range / full;
+    for (int i = 0; i < n; i++) x[i] = range > 0 ? (sorted[i] - b.min) / range : 0.5;
     if (range > 0) {
         if (min_size < 1) min_size = 1;
-        cut_valleys(&c, n_buckets - 1);
-        merge_small(&c, min_size); // first, so that what is merged makes room for the fallback
-        cut_fallback(&c, n_buckets);
-        merge_small(&c, min_size);
+        cut_valleys(&b, x, n_buckets - 1);
+        merge_small(&b, x, min_size); // first, so that what is merged makes room for the fallback
+        cut_fallback(&b, x, n_buckets);
+        merge_small(&b, x, min_size);
     }
-    describe(&c, sorted, &b);
+    describe(&b, sorted, x);
     for (int i = 0; i < n; i++) {
-        double x = range > 0 ? (rewards[i] - b.min) / range : 0.5;
         int k = 0;
-        while (k < c.n_cuts && x >= c.cuts[k].at) k++;
+        while (k < b.n - 1 && rewards[i] >= sorted[b.boundary[k].rank]) k++;
         ret_bucket[i] = (int8_t)k;
     }
     *ret = b;

@@ -21,7 +21,7 @@
 #define BUCKETS_MAX 16
 
 enum boundary_origin { BOUNDARY_VALLEY, BOUNDARY_FALLBACK };
-const char *boundary_origin_name(enum boundary_origin origin); // "valley", "fallback"
+extern const char *const boundary_origin_names[]; // "valley", "fallback"
 
 struct bucket {
     int n;            // rewards in it
@@ -32,11 +32,13 @@ struct bucket {
 struct boundary {
     double at; // in units of the reward
     enum boundary_origin origin;
+    int rank; // rewards below it
 };
 struct buckets {
-    int n;                                     // of buckets, 1..BUCKETS_MAX; 0 without rewards
-    int n_total;                               // of rewards
-    double mean, std, min, max;                // of all of them
+    int n;                      // of buckets, 1..BUCKETS_MAX; 0 without rewards
+    int n_total;                // of rewards
+    double mean, std, min, max; // of all of them
+    double contrast;            // 0..1, below 1 where the rewards' range is small beside them
     struct bucket bucket[BUCKETS_MAX];         // by ascending reward
     struct boundary boundary[BUCKETS_MAX - 1]; // (n - 1) between them
 };
@@ -45,8 +47,6 @@ struct buckets {
 // ST_NO_MEMORY.
 enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_size,
                         struct buckets *ret, int8_t *ret_bucket);
-// 0..1, below 1 where the rewards' range is small beside them.
-double buckets_contrast(const struct buckets *b);
 
 // A Gaussian kernel density estimate, and the valleys of a density.
 

@@ -117,13 +117,13 @@ void cluster_report_text(const struct cluster_report *r, struct bytes *ret)
                  b->n_total, b->mean, b->std, b->min, b->max);
     for (int k = 0; k + 1 < b->n; k++)
         bytes_printf(&text, "boundary %-2d at %.4g: %s\n", k + 1, b->boundary[k].at,
-                     boundary_origin_name(b->boundary[k].origin));
+                     boundary_origin_names[b->boundary[k].origin]);
     if (b->n == 1) bytes_puts(&text, "no boundary\n");
-    if (b->n > 1 && buckets_contrast(b) < 1)
+    if (b->n > 1 && b->contrast < 1)
         bytes_printf(&text,
                      "rewards hardly differ: their range counts as %.2g of a full one, and the "
                      "numbers of rollouts come closer\n",
-                     buckets_contrast(b));
+                     b->contrast);
     bytes_printf(&text, "\n%6s  %-18s %7s %7s %8s  %-*s  %10s  %-8s\n\n", "bucket", "range",
                  "count", "share", "rollouts", BAR, "histogram", "spread", "balance");
     for (int k = 0; k < b->n; k++) put_bucket(r, k, &text);
@@ -147,7 +147,7 @@ void cluster_report_line(const struct cluster_report *r, struct bytes *ret)
         bytes_printf(ret, "%s %d of mean %.4g x %.4g rollouts", k ? "," : ":", x->n, x->mean,
                      r->rollouts[k]);
         if (k + 1 < b->n)
-            bytes_printf(ret, " | %s %.4g |", boundary_origin_name(b->boundary[k].origin),
+            bytes_printf(ret, " | %s %.4g |", boundary_origin_names[b->boundary[k].origin],
                          b->boundary[k].at);
     }
 }
@@ -163,7 +163,7 @@ void cluster_report_metrics(const struct cluster_report *r, json_t *metrics)
     metrics_put(metrics, "curriculum/reward_std", b->std);
     metrics_put(metrics, "curriculum/reward_min", b->min);
     metrics_put(metrics, "curriculum/reward_max", b->max);
-    metrics_put(metrics, "curriculum/contrast", buckets_contrast(b));
+    metrics_put(metrics, "curriculum/contrast", b->contrast);
     metrics_put(metrics, "curriculum/buckets", b->n);
     for (int k = 0; k + 1 < b->n; k++) {
         metrics_putf(metrics, b->boundary[k].at, "curriculum/boundary_%d", k + 1);
