@@ -77,28 +77,46 @@ static void put_prompt(const struct tokenizing *t, struct bytes *ret)
     if (place) bytes_puts(ret, place + strlen(PROMPT_PLACE));
 }
 
-// Chat messages of an example: a copy of its own list, or its text as a user's message. New
-// reference; NULL: no memory.
-static json_t *example_messages(const struct tokenizing *t)
+// False: no memory.
+static bool add_message(json_t *messages, const char *role, const char *text, size_t len)
 {
-    if (t->e->messages) return json_copy((json_t *)t->e->messages);
-    struct bytes text = BYTES_INIT;
-    put_prompt(t, &text);
-    json_t *messages = text.failed ? NULL : json_array();
-    const char *system = t->format->options->system_prompt;
-    if (messages && system)
-        json_array_append_new(messages,
-                              json_pack("{s:s, s:s}", "role", "system", "content", system));
-    if (messages)
-        json_array_append_new(messages, json_pack("{s:s, s:s%}", "role", "user", "content",
-                                                  bytes_text(&text), text.len));
-    bytes_release(&text);
-    return messages;
+    return json_array_append_new(messages,
+                                 json_pack("{s:s, s:s%}", "role", role, "content", text, len)) == 0;
 }
 
-static bool ends_on_assistant(const json_t *messages)
+// The messages of an example, its own or its text as a user's, with its completion at their end or
+// without it. New reference.
+static enum status conversation(const struct tokenizing *t, bool answered, json_t **ret)
 {
-    return message_by_assistant(json_array_get(messages, json_array_size(messages) - 1));
+    const struct example *e = t->e;
+    const char *system = t->format->options->system_prompt;
+    struct bytes text = BYTES_INIT;
+    enum status st = ST_OK;
+    json_t *messages = e->messages ? json_copy((json_t *)e->messages) : json_array();
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    bool ok = messages != NULL;
+    if (!e->messages) {
+        put_prompt(t, &text);
+        if (system) ok = ok && add_message(messages, "system", system, strlen(system));
+        ok = ok && !text.failed && add_message(messages, "user", bytes_text(&text), text.len);
+    }
+    if (message_by_assistant(last)) { // of its own
+        if (!answered) json_array_remove(messages, json_array_size(messages) - 1);
+    } else if (answered && e->reply) {
+        ok = ok && json_array_append(messages, (json_t *)e->reply) == 0;
+    } else if (answered && e->completion) {
+        ok = ok && add_message(messages, "assistant", e->completion, strlen(e->completion));
+    } else if (answered) {
+        st = at_line(t, status_fail(ST_FORMAT, "neither a \"completion\" nor an assistant's "
+                                               "message at the end to learn"));
+    }
+    bytes_release(&text);
+    if (st == ST_OK && !ok) st = no_memory(t);
+    if (st == ST_OK)
+        *ret = messages;
+    else
+        json_decref(messages);
+    return st;
 }
 
 // The first of what the template ignores is kept for the mains to log.
@@ -148,63 +166,31 @@ static enum status keep_text(struct example *e, const struct bytes *text)
     return e->prompt_text ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a prompt's text");
 }
 
-static enum status render_prompt(struct tokenizing *t, struct bytes *ret)
-{
-    json_t *messages = example_messages(t);
-    if (t->e->messages && ends_on_assistant(messages)) // supervised: without the response
-        json_array_remove(messages, json_array_size(messages) - 1);
-    enum status st = messages ? render(t, messages, true, ret) : no_memory(t);
-    json_decref(messages);
-    return st;
-}
-
 static enum status tokenize_prompt(struct tokenizing *t)
 {
     enum status st;
     struct bytes text = BYTES_INIT;
     const bool chat = is_chat(t);
+    json_t *messages = NULL;
     t->e->prompt_ids.n = 0;
-    if (chat)
-        CHECK(render_prompt(t, &text));
-    else
+    if (chat) {
+        CHECK(conversation(t, false, &messages));
+        CHECK(render(t, messages, true, &text));
+    } else {
         put_prompt(t, &text);
+    }
     CHECK(bytes_status(&text));
     CHECK(encode(t, bytes_text(&text), text.len, !chat, &t->e->prompt_ids));
     CHECK(keep_text(t->e, &text));
     if (t->e->prompt_ids.n == 0)
         st = at_line(t, status_fail(ST_FORMAT, "the prompt has no tokens"));
 out:
+    json_decref(messages);
     bytes_release(&text);
     return st;
 }
 
 // ---- completions --------------------------------------------------------------------------------
-
-// The whole conversation of an example, with the completion at its end. New reference.
-static enum status answered_messages(const struct tokenizing *t, json_t **ret)
-{
-    json_t *messages = example_messages(t);
-    if (!messages) return no_memory(t);
-    if (t->e->messages && ends_on_assistant(messages)) {
-        *ret = messages;
-        return ST_OK;
-    }
-    enum status st = ST_OK;
-    if (!t->e->completion && !t->e->reply)
-        st =
-            at_line(t, status_fail(ST_FORMAT, "neither a \"completion\" nor an assistant's message "
-                                              "at the end to learn"));
-    else if (json_array_append_new(messages, t->e->reply
-                                                 ? json_incref((json_t *)t->e->reply)
-                                                 : json_pack("{s:s, s:s}", "role", "assistant",
-                                                             "content", t->e->completion)))
-        st = no_memory(t);
-    if (st == ST_OK)
-        *ret = messages;
-    else
-        json_decref(messages);
-    return st;
-}
 
 // Appends the tokens of a stretch of text to the completion.
 static enum status add_stretch(const struct tokenizing *t, const struct bytes *text, size_t start,
@@ -242,7 +228,7 @@ static enum status tokenize_chat_completion(struct tokenizing *t)
     json_t *messages = NULL;
     char where[512];
     snprintf(where, sizeof where, "%s, line %d", t->d->path, t->e->line);
-    CHECK(answered_messages(t, &messages));
+    CHECK(conversation(t, true, &messages));
     CHECK(turns_find(where, messages, t->format->options->all_turns, render, t, &turns));
     if (turns.n > 1) { // it begins before the last
         t->e->prompt_ids.n = 0;
