@@ -11,10 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-static const struct {
-    const char *name, *quantity;
-    int sign;
-} terms[COST_TERMS] = {
+const struct cost_term_info cost_terms[COST_TERMS] = {
     [COST_LATENCY] = {"latency", "latency_ms", -1},
     [COST_TOKENS] = {"tokens", "generated_tokens", -1},
     [COST_KV] = {"kv", "kv_memory_mb", -1},
@@ -22,20 +19,10 @@ static const struct {
     [COST_CACHE] = {"cache", "cache_reuse_ratio", 1},
 };
 
-const char *cost_term_name(enum cost_term term)
-{
-    return terms[term].name;
-}
-
-const char *cost_quantity_name(enum cost_term term)
-{
-    return terms[term].quantity;
-}
-
 double cost_signed_weight(const struct cost_weights *w, enum cost_term term)
 {
     const double weights[COST_TERMS] = {w->latency, w->tokens, w->kv, w->acceptance, w->cache};
-    return terms[term].sign * weights[term];
+    return cost_terms[term].sign * weights[term];
 }
 
 static enum status read_number(const json_t *telemetry, const char *key, double *ret)

@@ -17,8 +17,10 @@
 #include <jansson.h>
 
 enum cost_term { COST_LATENCY, COST_TOKENS, COST_KV, COST_ACCEPTANCE, COST_CACHE, COST_TERMS };
-const char *cost_term_name(enum cost_term term);     // "latency"
-const char *cost_quantity_name(enum cost_term term); // "latency_ms": what it is multiplied with
+extern const struct cost_term_info {
+    const char *name, *quantity; // "latency"; "latency_ms": what it is multiplied with
+    int sign;                    // -1: taken off the reward
+} cost_terms[COST_TERMS];
 
 struct cost_weights { // all >= 0; the first three are taken off the reward, the others added
     double latency, tokens, kv, acceptance, cache;

@@ -100,9 +100,9 @@ static void put_costs(json_t *metrics, const struct run *run, const struct rollo
     for (int k = 0; k < COST_TERMS; k++) {
         double mean, std, weight = cost_signed_weight(&run->scoring->weights, k);
         mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
-        metrics_putf(metrics, mean, "inference/%s", cost_quantity_name(k));
-        metrics_putf(metrics, weight * mean, "rewards/cost/%s", cost_term_name(k));
-        metrics_putf(metrics, fabs(weight) * std, "rewards/cost/%s/std", cost_term_name(k));
+        metrics_putf(metrics, mean, "inference/%s", cost_terms[k].quantity);
+        metrics_putf(metrics, weight * mean, "rewards/cost/%s", cost_terms[k].name);
+        metrics_putf(metrics, fabs(weight) * std, "rewards/cost/%s/std", cost_terms[k].name);
         costs += weight * mean;
     }
     metrics_put(metrics, "rewards/cost", costs);
@@ -134,7 +134,7 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
         for (int k = 0; k < COST_TERMS; k++) means[k] += quantities[k] / n;
     }
     for (size_t k = 0; k < sizeof told / sizeof *told; k++) {
-        metrics_putf(metrics, means[told[k]], "inference/%s", cost_quantity_name(told[k]));
+        metrics_putf(metrics, means[told[k]], "inference/%s", cost_terms[told[k]].quantity);
     }
 }
 
@@ -293,7 +293,7 @@ static json_t *reward_parts(const struct run *run, const struct scores *s, int i
         metrics_putf(parts,
                      cost_signed_weight(&run->scoring->weights, k) *
                          s->costs[(size_t)k * (size_t)s->n + (size_t)i],
-                     "cost/%s", cost_term_name(k));
+                     "cost/%s", cost_terms[k].name);
     }
     return parts;
 }
