@@ -116,13 +116,14 @@ static enum status take_value(struct cursor *c, json_t *metadata)
 static enum status take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t *ret_at)
 {
     uint64_t count = 1;
-    bool possible = true;
     enum status st = take_name(c, t->name);
     if (st != ST_OK) return st;
-    t->n_dims = (int)take_number(c, 4);
+    const uint64_t n_dims = take_number(c, 4);
+    bool possible = n_dims >= 1 && n_dims <= 4;
+    t->n_dims = possible ? (int)n_dims : 0;
     for (int d = t->n_dims - 1; possible && d >= 0; d--) {
         const uint64_t size = take_number(c, 8);
-        possible = t->n_dims <= 4 && size > 0 && size < (uint64_t)LLONG_MAX / 8 / count;
+        possible = size > 0 && size < (uint64_t)LLONG_MAX / 8 / count;
         if (!possible) break;
         t->shape[d] = (int64_t)size;
         count *= size;
@@ -130,7 +131,7 @@ static enum status take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t
     const uint32_t number = (uint32_t)take_number(c, 4);
     *ret_at = take_number(c, 8);
     if (c->cut) return check_cut(c);
-    if (!possible || t->n_dims < 1)
+    if (!possible)
         return status_fail(ST_FORMAT, "%s: tensor %s has an impossible size", c->where, t->name);
     t->type = quant_type_at(number);
     if (!t->type || !t->type->read)
