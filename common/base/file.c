@@ -41,6 +41,8 @@ static enum status open_regular(const char *path, int *ret_fd, size_t *ret_len)
     // O_NONBLOCK so that opening a FIFO does not wait for a writer; it means nothing to a file
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT && file_check_link(path) != ST_OK) return ST_IO;
+    if (fd < 0 && (errno == ENOTDIR || errno == ENAMETOOLONG)) // nothing can be there
+        return status_fail(ST_NOT_FOUND, "cannot open %s: %s", path, strerror(errno));
     if (fd < 0) return io_fail("open", path);
     struct stat info;
     enum status st = ST_OK;
@@ -149,12 +151,17 @@ enum status file_each_line(const char *path, file_line_fn take, void *context)
 
 enum status file_lines_from(const char *path, int64_t *at, file_line_fn take, void *context)
 {
-    enum status st = ST_OK;
     char *line = NULL;
-    size_t room = 0;
+    size_t room = 0, size;
     ssize_t len;
-    FILE *file = fopen(path, "re");
-    if (!file) return io_fail("read", path);
+    int fd = -1;
+    enum status st = open_regular(path, &fd, &size);
+    FILE *file = st == ST_OK ? fdopen(fd, "r") : NULL;
+    if (st == ST_OK && !file) {
+        st = io_fail("read", path);
+        close(fd);
+    }
+    if (!file) return st;
     if (*at > 0 && fseeko(file, (off_t)*at, SEEK_SET) != 0) st = io_fail("read", path);
     while (st == ST_OK && (len = getline(&line, &room, file)) > 0) {
         if (line[len - 1] != '\n') break; // the last

@@ -15,6 +15,7 @@ int program_main(const struct program *p, int argc, char **argv)
 {
     struct option_set *set = NULL;
     char name[64];
+    signal(SIGXFSZ, SIG_IGN); // a file that may not grow is an error of write(2), with a sentence
     snprintf(name, sizeof name, "%s%s%s", p->name, p->command ? " " : "",
              p->command ? p->command : "");
     log_open(p->name, LOG_INFO);

@@ -47,6 +47,7 @@ static void become_child(const char *shell_line, const int streams[3], pid_t par
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_DFL);
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() == parent && put_stream(streams[0], STDIN_FILENO) &&

@@ -294,6 +294,12 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 
 // ---- the whole ---------------------------------------------------------------------------------
 
+enum status http_loop_init(uv_loop_t *loop)
+{
+    const int err = uv_loop_init(loop);
+    return err ? status_fail(ST_IO, "no event loop: %s", uv_strerror(err)) : ST_OK;
+}
+
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret)
 {
     struct http *h = calloc(1, sizeof *h);

@@ -43,6 +43,8 @@ struct http_options { // all borrowed
     int64_t request_timeout_s; // from the whole request to the end of its answer
 };
 
+// uv_loop_init() with a sentence; nothing may be done with a loop that has none.
+enum status http_loop_init(uv_loop_t *loop);
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret);
 // Takes a listening socket over. At most two.
 enum status http_listen(struct http *h, int fd, bool tcp);

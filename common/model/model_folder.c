@@ -136,8 +136,11 @@ static enum status check_files(const char *folder)
 enum status model_folder_check(const char *folder, const char *needed)
 {
     struct stat info;
-    if (stat(folder, &info) != 0 && errno == ENOENT) return no_such_folder(folder);
-    if (stat(folder, &info) != 0) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
+    if (stat(folder, &info) != 0) {
+        if (errno == ENOENT) return no_such_folder(folder);
+        return status_fail(errno == ENOTDIR || errno == ENAMETOOLONG ? ST_NOT_FOUND : ST_IO,
+                           "%s: %s", folder, strerror(errno));
+    }
     if (gguf_is_file(folder))
         return model_file_exists(folder, needed)
                    ? ST_OK

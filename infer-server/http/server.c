@@ -334,11 +334,15 @@ enum status server_run(const struct server_options *options)
     enum status st;
     struct server *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "out of memory");
+    st = http_loop_init(&s->loop);
+    if (st != ST_OK) {
+        free(s);
+        return st;
+    }
     s->options = options;
     s->start_s = clock_wall_s();
     s->start_ns = clock_now_ns();
     s->host.metrics = &s->metrics;
-    uv_loop_init(&s->loop);
     CHECK(read_model(s));
     CHECK(inbox_init(&s->host.inbox, &s->loop));
     struct engine_options engine = options->engine;

@@ -52,11 +52,19 @@ static int create_locked(const char *name)
         struct stat held, named;
         int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
         if (fd < 0) return -1;
-        int now_fd = flock(fd, LOCK_EX) == 0 ? shm_open(name, O_RDONLY | O_CLOEXEC, 0) : -1;
+        const bool locked = flock(fd, LOCK_EX) == 0;
+        int now_fd = locked ? shm_open(name, O_RDONLY | O_CLOEXEC, 0) : -1;
+        const int err = errno;
         bool same = now_fd >= 0 && fstat(fd, &held) == 0 && fstat(now_fd, &named) == 0 &&
                     held.st_ino == named.st_ino;
         if (now_fd >= 0) close(now_fd);
         if (same) return fd;
+        if (now_fd < 0 && (!locked || err != ENOENT)) { // it is still our own
+            shm_unlink(name);
+            close(fd);
+            errno = err;
+            return -1;
+        }
         close(fd);
     }
     errno = EAGAIN;

@@ -11,7 +11,10 @@
 static void test_refusals(void **state)
 {
     (void)state;
-    static const struct {
+    char long_name[400] = "{\"model\":\"/tmp/";
+    memset(long_name + strlen(long_name), 'x', 300);
+    strcat(long_name, "\"}");
+    const struct {
         const char *path, *body;
         int status;
         const char *part; // of the message
@@ -76,6 +79,8 @@ static void test_refusals(void **state)
         {"/generate", "{\"prompt\":\"a\",\"stream\":true}", 400, "\"stream\""},
         {"/reload", "{\"model\":3}", 400, "\"model\""},
         {"/reload", "{\"model\":\"/nowhere/at/all\"}", 404, "/nowhere/at/all"},
+        {"/reload", "{\"model\":\"/dev/null/model\"}", 404, "/dev/null/model"},
+        {"/reload", long_name, 404, "/tmp/xxx"},
         {"/v1/load_lora_adapter", "{}", 400, "\"lora_name\""},
         {"/v1/load_lora_adapter", "{\"lora_name\":\"a\"}", 400, "\"lora_path\""},
         {"/v1/load_lora_adapter", "{\"lora_name\":\"a\",\"lora_path\":\"/nowhere\"}", 400,

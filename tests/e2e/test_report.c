@@ -216,7 +216,22 @@ static void errors_are_clear(void **state)
     const char *const both[] = {
         test_binary("cw-report"), folder, "--serve", "--out", "x.html", NULL};
     assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, both), 2);
+    // what the system does not give is said, not died of
+    struct bytes line = BYTES_INIT;
+    bytes_printf(
+        &line,
+        "exec 3>&- 4>&- 5>&- 6>&- 7>&-; ulimit -n 7; exec %s %s --serve --listen 127.0.0.1:0",
+        both[0], folder);
+    const char *const few[] = {"/bin/sh", "-c", bytes_text(&line), NULL};
+    assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, few), 1);
+    bytes_release(&line);
+    bytes_printf(&line, "ulimit -f 16; exec %s %s --out %s/x.html", both[0], folder, folder);
+    const char *const small[] = {"/bin/sh", "-c", bytes_text(&line), NULL};
+    assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, small), 1);
+    bytes_release(&line);
     char *log = test_read(test_path(folder, "report.log"));
+    assert_contains(log, "no event loop: ");
+    assert_contains(log, "File too large");
     assert_contains(log, "--listen is for --serve");
     assert_contains(log, "is open to other machines");
     assert_contains(log, "--serve writes no page: leave --out out");

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -111,6 +112,30 @@ static void test_cpu(void **state)
     share("cpu");
 }
 
+// A descriptor for the new segment and none to look at it again with: nothing is left.
+static void test_few_descriptors(void **state)
+{
+    (void)state;
+    struct device *dev = NULL;
+    struct shared_memory *memory = NULL;
+    struct rlimit was, few;
+    char name[64];
+    snprintf(name, sizeof name, "test-few-%d", (int)getpid());
+    assert_int_equal(device_open("cpu", &dev), ST_OK);
+    const int next = dup(0);
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    few = (struct rlimit){.rlim_cur = (rlim_t)next + 1, .rlim_max = was.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const enum status st = shared_memory_create(dev, name, BYTES, &memory);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+    assert_int_equal(st, ST_IO);
+    if (!strstr(status_message(), "Too many open files")) fail_msg("%s", status_message());
+    assert_int_equal(shared_memory_create(dev, name, BYTES, &memory), ST_OK);
+    shared_memory_free(memory);
+    device_free(dev);
+}
+
 static void test_cuda(void **state)
 {
     (void)state;
@@ -120,6 +145,7 @@ static void test_cuda(void **state)
 int main(void)
 {
     // the GPU first: a child must be forked before its parent opens a GPU
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cuda), cmocka_unit_test(test_cpu)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cuda), cmocka_unit_test(test_cpu),
+                                       cmocka_unit_test(test_few_descriptors)};
     return cmocka_run_group_tests_name("shared memory", tests, NULL, NULL);
 }

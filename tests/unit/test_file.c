@@ -72,6 +72,35 @@ static void read_limits_and_errors(void **state)
     bytes_release(&b);
 }
 
+static enum status no_line(void *context, const char *line, size_t len)
+{
+    (void)context;
+    (void)line;
+    (void)len;
+    return ST_OK;
+}
+
+// What is no file of lines neither hangs nor fills the memory; what cannot be there is not found.
+static void lines_of_no_file(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *path = test_path(folder, "lines");
+    struct bytes b = BYTES_INIT;
+    char name[400];
+    assert_int_equal(symlink("/dev/zero", path), 0);
+    assert_status(file_each_line(path, no_line, NULL), ST_IO);
+    assert_message("a special file, not a regular file");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_status(file_each_line(path, no_line, NULL), ST_IO);
+    assert_message(path);
+    assert_status(file_read(test_path(path, "below"), 10, &b), ST_NOT_FOUND);
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    assert_status(file_read(test_path(folder, name), 10, &b), ST_NOT_FOUND);
+    bytes_release(&b);
+}
+
 static void lines_that_begin_a_file(void **state)
 {
     (void)state;
@@ -216,6 +245,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(write_and_read),
         cmocka_unit_test(read_limits_and_errors),
+        cmocka_unit_test(lines_of_no_file),
         cmocka_unit_test(lines_that_begin_a_file),
         cmocka_unit_test(failed_write_leaves_old_file),
         cmocka_unit_test(killed_writer_leaves_whole_file),

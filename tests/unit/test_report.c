@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static void put_file(const char *folder, const char *name, const char *text)
@@ -469,6 +470,37 @@ static void other_folders_are_refused(void **state)
     assert_message("config.json");
 }
 
+// What is shown to others is of the run's folder, and a file.
+static void links_stay_inside(void **state)
+{
+    (void)state;
+    const char *outside = test_folder(), *folder = test_folder();
+    const char *secret = test_path(outside, "secret"),
+               *metrics = test_path(folder, "metrics.jsonl");
+    struct run_folder run;
+    char path[PATH_ROOM];
+    put_file(outside, "secret", "{\"step\":1,\"reward\":1}\n");
+    assert_int_equal(symlink(secret, metrics), 0);
+    assert_status(run_folder_open(folder, &run), ST_MISMATCH);
+    assert_message("leads out of the run's folder");
+    assert_int_equal(unlink(metrics), 0);
+    put_file(folder, "kept.jsonl", "{\"step\":1,\"reward\":1}\n");
+    assert_int_equal(symlink("kept.jsonl", metrics), 0); // inside
+    assert_int_equal(symlink(outside, test_path(folder, "rollouts")), 0);
+    put_file(outside, "step-1.jsonl", "{}\n");
+    assert_ok(run_folder_open(folder, &run));
+    assert_status(run_folder_rollouts(&run, 1, path), ST_MISMATCH);
+    assert_status(run_folder_refresh(&run, -1), ST_MISMATCH);
+    run_folder_release(&run);
+    assert_int_equal(unlink(metrics), 0);
+    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n");
+    assert_int_equal(symlink(secret, test_path(folder, "cluster-report-epoch-1.txt")), 0);
+    assert_status(run_folder_open(folder, &run), ST_MISMATCH);
+    assert_int_equal(unlink(metrics), 0);
+    assert_int_equal(mkfifo(metrics, 0600), 0);
+    assert_status(run_folder_open(folder, &run), ST_IO); // and does not hang
+}
+
 // The checker itself sees what it is there for.
 static void the_checker_refuses(void **state)
 {
@@ -502,21 +534,14 @@ static void the_checker_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(series_of_a_file),
-        cmocka_unit_test(files_grow),
-        cmocka_unit_test(samples_of_steps),
-        cmocka_unit_test(samples_are_read_bit_by_bit),
-        cmocka_unit_test(columns_of_a_run),
-        cmocka_unit_test(only_what_is_new),
-        cmocka_unit_test(cluster_reports),
-        cmocka_unit_test(text_stays_text),
-        cmocka_unit_test(texts_are_bounded),
-        cmocka_unit_test(missing_parts_are_left_out),
-        cmocka_unit_test(live_pages_are_empty),
-        cmocka_unit_test(other_folders_are_refused),
-        cmocka_unit_test(the_checker_refuses),
-        cmocka_unit_test(long_cluster_report),
-        cmocka_unit_test(texts_of_a_step_are_bounded),
+        cmocka_unit_test(series_of_a_file),     cmocka_unit_test(files_grow),
+        cmocka_unit_test(samples_of_steps),     cmocka_unit_test(samples_are_read_bit_by_bit),
+        cmocka_unit_test(columns_of_a_run),     cmocka_unit_test(only_what_is_new),
+        cmocka_unit_test(cluster_reports),      cmocka_unit_test(text_stays_text),
+        cmocka_unit_test(texts_are_bounded),    cmocka_unit_test(missing_parts_are_left_out),
+        cmocka_unit_test(live_pages_are_empty), cmocka_unit_test(other_folders_are_refused),
+        cmocka_unit_test(the_checker_refuses),  cmocka_unit_test(links_stay_inside),
+        cmocka_unit_test(long_cluster_report),  cmocka_unit_test(texts_of_a_step_are_bounded),
     };
     return cmocka_run_group_tests_name("report", tests, NULL, NULL);
 }

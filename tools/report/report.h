@@ -74,6 +74,7 @@ struct cluster_report { // cluster-report-epoch-N.txt
 };
 struct run_folder {
     char *path, *name;      // name: the folder's own
+    char *real;             // path without links; nothing outside it is read
     json_t *config;         // config.json; NULL: there is none
     struct metrics metrics; // metrics.jsonl
     int64_t written_s;      // when that last changed; seconds since 1970

@@ -59,7 +59,8 @@ static void put_metrics(struct json_out *o, const struct metrics *m, int64_t fro
     json_out_int(o, "lines", m->n_lines);
     json_out_int(o, "bad", m->n_bad);
     json_out_int(o, "from", from);
-    put_base64(o, "steps", m->steps + from, (size_t)(m->n_lines - from) * sizeof *m->steps);
+    put_base64(o, "steps", m->n_lines > from ? m->steps + from : NULL,
+               (size_t)(m->n_lines - from) * sizeof *m->steps);
     json_out_open(o, "series", '[');
     for (int i = 0; i < m->n; i++) put_series(o, &m->series[i], from);
     json_out_close(o, ']');

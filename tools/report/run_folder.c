@@ -27,6 +27,18 @@ static void reports_release(struct run_folder *run)
     run->n_reports = 0;
 }
 
+// A file of the run, which may be served to others: no link leads to one of another folder.
+static enum status check_inside(const struct run_folder *run, const char *path)
+{
+    char *real = realpath(path, NULL);
+    const size_t n = strlen(run->real);
+    const bool inside = !real || (strncmp(real, run->real, n) == 0 && real[n] == '/');
+    free(real);
+    return inside
+               ? ST_OK
+               : status_fail(ST_MISMATCH, "%s is a link that leads out of the run's folder", path);
+}
+
 // By epoch.
 static enum status list_reports(struct run_folder *run)
 {
@@ -47,6 +59,7 @@ static enum status list_reports(struct run_folder *run)
         char *path = grown ? path_join(run->path, name) : NULL;
         if (!path) FAIL(ST_NO_MEMORY, "no memory for the names of %s", run->path);
         run->reports[run->n_reports++] = (struct cluster_report){epoch, path};
+        CHECK(check_inside(run, path));
     }
 out:
     for (int i = 0; i < n; i++) free(entries[i]);
@@ -77,6 +90,7 @@ static enum status read_metrics(struct run_folder *run)
              "%s: there is no metrics.jsonl in it; name the folder that cw-trainer "
              "wrote (its --run-dir)",
              run->path);
+    CHECK(check_inside(run, path));
     CHECK(metrics_read(&run->metrics, path, &anew));
     run->written_s = (int64_t)info.st_mtime;
     if (anew) {
@@ -92,7 +106,8 @@ out:
 enum status run_folder_rollouts(const struct run_folder *run, int64_t step,
                                 char ret_path[PATH_ROOM])
 {
-    return path_put(ret_path, run->path, "rollouts/step-%" PRId64 ".jsonl", step);
+    enum status st = path_put(ret_path, run->path, "rollouts/step-%" PRId64 ".jsonl", step);
+    return st == ST_OK ? check_inside(run, ret_path) : st;
 }
 
 bool run_folder_is_behind(const struct run_folder *run)
@@ -119,7 +134,8 @@ out:
 enum status run_folder_open(const char *path, struct run_folder *ret)
 {
     enum status st;
-    struct run_folder run = {.path = strdup(path), .name = own_name(path)};
+    struct run_folder run = {
+        .path = strdup(path), .name = own_name(path), .real = realpath(path, NULL)};
     struct stat info;
     char config[PATH_ROOM];
     if (!run.path || !run.name) FAIL(ST_NO_MEMORY, "no memory to read %s", path);
@@ -129,8 +145,10 @@ enum status run_folder_open(const char *path, struct run_folder *ret)
              strerror(errno));
     if (!S_ISDIR(info.st_mode))
         FAIL(ST_INVALID, "%s is no folder; name the one that cw-trainer wrote", path);
+    if (!run.real) FAIL(ST_IO, "%s: %s", path, strerror(errno));
     CHECK(read_metrics(&run));
     CHECK(path_put(config, path, "config.json"));
+    CHECK(check_inside(&run, config));
     if (file_exists(config)) CHECK(json_read_file(config, CONFIG_MAX, &run.config));
     *ret = run;
 out:
@@ -146,5 +164,6 @@ void run_folder_release(struct run_folder *run)
     json_decref(run->config);
     free(run->path);
     free(run->name);
+    free(run->real);
     *run = (struct run_folder){0};
 }

@@ -173,10 +173,10 @@ enum status report_serve(const char *listen, struct run_folder *runs, int n)
                                          .max_connections = 64,
                                          .idle_timeout_s = 60,
                                          .request_timeout_s = 120};
-    enum status st;
     char host[256];
     int fd = -1, port;
-    uv_loop_init(&s.loop);
+    enum status st = http_loop_init(&s.loop);
+    if (st != ST_OK) return st;
     CHECK(tcp_listen("--listen", listen, "an SSH tunnel: cw-report has no API key", host, &fd,
                      &port));
     CHECK(http_new(&s.loop, &options, &s.http));

@@ -225,12 +225,16 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     enum status st;
     struct tinker *t = calloc(1, sizeof *t);
     if (!t) return status_fail(ST_NO_MEMORY, "out of memory");
+    st = http_loop_init(&t->loop);
+    if (st != ST_OK) {
+        free(t);
+        return st;
+    }
     t->options = options;
     t->model = trained_info(model);
     t->model_name = basename(t->model->folder);
     t->end.deliver = on_end;
     request_queue_init(&t->queue);
-    uv_loop_init(&t->loop);
     uv_timer_init(&t->loop, &t->tick);
     t->tick.data = t;
     uv_timer_start(&t->tick, on_tick, TICK_MS, TICK_MS);
