@@ -246,6 +246,33 @@ static void kl_by_hand(void **state)
         }
 }
 
+// The divergence of what an environment wrote is none of the policy's.
+static void kl_is_of_the_policy_s_tokens(void **state)
+{
+    (void)state;
+    static const int bounds[2] = {0, 3};
+    static const uint8_t authors[3] = {AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_POLICY};
+    static const float logprobs[3] = {-1, -9, -1}, ref[3] = {-0.5f, -0.1f, -0.5f}, zero = 0;
+    struct loss_config config = plain;
+    struct update_stats stats = {0};
+    float slopes[3];
+    struct loss_batch batch = {.n_seqs = 1,
+                               .first = bounds,
+                               .logprobs = logprobs,
+                               .old_logprobs = logprobs,
+                               .ref_logprobs = ref,
+                               .advantages = &zero,
+                               .authors = authors,
+                               .step_seqs = 1,
+                               .step_tokens = 2};
+    config.beta = 0.1;
+    config.kl_estimator = KL_K2;
+    loss_batch_compute(&config, &batch, &stats, slopes);
+    assert_int_equal(stats.range[STAT_KL].n, 2);
+    assert_true(fabs(stats.range[STAT_KL].sum - 0.25) < 1e-9);
+    assert_true(slopes[1] == 0);
+}
+
 // A ratio of e = 2.718 with advantage -1 has no bound from the clip; the dual clip is one.
 static void dual_clip_by_hand(void **state)
 {
@@ -564,6 +591,7 @@ int main(void)
         cmocka_unit_test(cispo_weight_is_constant),
         cmocka_unit_test(values_by_hand),
         cmocka_unit_test(kl_by_hand),
+        cmocka_unit_test(kl_is_of_the_policy_s_tokens),
         cmocka_unit_test(dual_clip_by_hand),
         cmocka_unit_test(correction_is_exactly_one),
         cmocka_unit_test(micro_batches_add_up),

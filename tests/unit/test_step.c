@@ -136,6 +136,28 @@ static void masked_samples_teach_nothing(void **state)
     machine_close(&none);
 }
 
+// What an environment wrote has no part in the numbers of what the policy says.
+static void others_tokens_are_not_counted(void **state)
+{
+    (void)state;
+    static const uint8_t authors[16] = {AUTHOR_OTHER, AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_FROZEN};
+    struct machine m;
+    struct update_stats stats = {0};
+    struct step step = {.loss = {.type = LOSS_DAPO, .epsilon = 0.2, .epsilon_high = 0.2},
+                        .lr = 1e-2};
+    machine_open(&m);
+    for (int g = 0; g < GROUPS; g++) m.samples->completions[g].authors = authors;
+    long n[AUTHOR_FROZEN + 1] = {0};
+    for (int g = 0; g < GROUPS; g++)
+        for (int t = 0; t < completions[g]; t++) n[authors[t]]++;
+    assert_true(n[AUTHOR_OTHER] > 0 && n[AUTHOR_POLICY] > 0 && n[AUTHOR_FROZEN] > 0);
+    step.scale = loss_scale_of(&step.loss, m.samples, 0, GROUPS);
+    assert_ok(learner_step(m.learner, m.samples, 0, GROUPS, &step, &stats));
+    assert_int_equal(stats.range[STAT_ENTROPY].n, n[AUTHOR_POLICY] + n[AUTHOR_FROZEN]);
+    assert_int_equal(stats.range[STAT_FROZEN].sum, n[AUTHOR_FROZEN]);
+    machine_close(&m);
+}
+
 static void a_gradient_that_is_not_finite_is_skipped(void **state)
 {
     (void)state;
@@ -163,6 +185,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_is_the_same_by_halves),
         cmocka_unit_test(masked_samples_teach_nothing),
+        cmocka_unit_test(others_tokens_are_not_counted),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_skipped),
     };
     return cmocka_run_group_tests_name("step", tests, NULL, NULL);

@@ -289,7 +289,8 @@ static void loss_sequence(const struct sequence *s, const struct loss_scale *sca
             through_ratio = completion_wrote(s->c, t) && !term.surrogate.held ? shared : 0;
         ret_dlogprobs[t] = (float)(share * (weight * term.by_logprob + through_ratio));
         stats_add(stats, STAT_LOSS, share * weight * term.loss);
-        if (has_kl(s)) stats_add(stats, STAT_KL, term.kl);
+        if (has_kl(s) && token_author(s->c->authors, t) != AUTHOR_OTHER)
+            stats_add(stats, STAT_KL, term.kl);
         if (!completion_wrote(s->c, t)) continue;
         low += term.surrogate.low;
         high += term.surrogate.high;

@@ -86,9 +86,9 @@ static void note(struct pass *p, const struct learner_rows *rows, int seq)
     memcpy(p->samples->entropies + first, rows->entropy + at, (size_t)n * sizeof(float));
     for (int t = 0; p->stats && t < n; t++) {
         const bool wrote = completion_wrote(c, t);
-        if (rows->ranked && !wrote) continue;
+        if (token_author(c->authors, t) == AUTHOR_OTHER || (rows->ranked && !wrote)) continue;
         stats_add(p->stats, STAT_ENTROPY, rows->entropy[at + t]);
-        if (token_author(c->authors, t) != AUTHOR_OTHER) stats_add(p->stats, STAT_FROZEN, !wrote);
+        stats_add(p->stats, STAT_FROZEN, !wrote);
         if (rows->ranked && !rejected)
             stats_add(p->stats, STAT_LIKELIEST, rows->ranked[at + t].rank == 1);
         compare_with_server(p, c, t, rows->logprobs[at + t]);
