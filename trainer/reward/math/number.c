@@ -21,14 +21,19 @@
 #define TEX  "\\\\[dtc]?frac (" PART ") (?= \\ *(?:\\{[^}]*)?[1-9] ) (" PART ")"
 // "3/4", but not what is a date ("3/4/2025") or no fraction of whole numbers.
 #define PLAIN "(?<!/) (" WHOLE ") / (?=0*[1-9]) (" WHOLE ") (?! \\.\\d | /\\d )"
+// What has a power or stands before a root is no number, nor is the power ("90^\circ" is one).
+#define POWER "\\^ \\ * \\{? \\ * -? (?: \\d+ | [a-z] (?![a-z]) )"
+#define ALONE "(?! \\ *" POWER " | \\ *\\\\sqrt )"
 // "-5", "-$5", "$-5", TeX's "-\$5" and "-{5}", also with U+2212; not the minus of "7-5".
 #define MINUS "(?: (?<![A-Za-z0-9)]) (-|\xe2\x88\x92) \\\\? \\$? \\{? )?"
 
 enum group { ALL, SIGN, NUMBER, ABOVE, BELOW, INTEGER, PART_ABOVE, PART_BELOW, OTHER };
 
-// What is no number is the name of a TeX fraction that is not one of two numbers.
+// What is no number is the name of a TeX fraction that is not one of two numbers, a root or a
+// power.
 static struct prose number = {MINUS "( (?|" TEX "|" PLAIN ") | (" WHOLE ") (?!\\.\\d) (?|\\ ?" TEX
-                                    "|\\ " PLAIN ") |" DECIMAL ") | (\\\\[dtc]?frac)",
+                                    "|\\ " PLAIN ") | (?>" DECIMAL ") " ALONE
+                                    ") | (\\\\[dtc]?frac | \\\\sqrt | " POWER ")",
                               NULL};
 
 // Of a group's digits, its point and its minus.
@@ -108,10 +113,12 @@ static bool marked_number(const char *tail, const char *end, double *ret_value)
     const char *content = behind_last(tail, end, box);
     struct numbers in = numbers_of(tail, end);
     if (content) {
-        const char *close = behind_braces(content - 1);
-        return last_number(numbers_of(content, close ? close - 1 : end), true, ret_value);
+        const char *close = behind_braces(content - 1), *to = close ? close - 1 : end;
+        const char *equal = behind_last(content, to, "=");
+        return (equal && last_number(numbers_of(equal, to), true, ret_value)) ||
+               last_number(numbers_of(content, to), true, ret_value);
     }
-    if (!next_number(&in)) return false;
+    if (!next_number(&in) || in.others) return false;
     *ret_value = in.value;
     return true;
 }
