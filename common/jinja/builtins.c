@@ -14,17 +14,11 @@ static bool has_sign(const struct builtin *f, char sign)
     return memchr(f->params, sign, strspn(f->params, BUILTIN_SIGNS));
 }
 
-static size_t param_count(const char *params)
-{
-    size_t n = *params != 0;
-    for (; *params; params++) n += *params == ' ';
-    return n;
-}
-
 static void bind(struct run *r, const struct builtin *f, const struct arguments *a, struct value *v)
 {
     const char *params = builtin_params(f);
-    size_t n = param_count(params);
+    size_t n = *params != 0;
+    for (const char *p = params; *p; p++) n += *p == ' ';
     if (a->positional.n > n)
         fail(r, "%.*s() takes at most %zu arguments (%zu given)", NAME(f), n, a->positional.n);
     if (has_sign(f, '/') && a->named.n > 0) fail(r, "%.*s() takes no keyword arguments", NAME(f));
@@ -213,8 +207,7 @@ BUILTIN(slice)
 static struct value named(const struct call *c, const char *name)
 {
     struct string key = {name, strlen(name), strlen(name), false};
-    const struct dict_entry *e = entry_named(c->run, &c->all->named, &key);
-    return e ? e->value : MISSING;
+    return dict_find(c->run, &c->all->named, value_string(&key));
 }
 
 // A filter or a test of an item: argument n is its name, those behind it are its own.
@@ -316,18 +309,13 @@ static struct value sorted(struct run *r, struct value of, const struct key *by,
 {
     struct dict d = keyed(r, of, by);
     entries_sort(r, &d, backwards);
-    return dict_view(r, &d, V_VALUES);
-}
-
-static struct value as_list(struct run *r, struct value view)
-{
-    return list_of(&r->arena, V_LIST, *view.list);
+    return list_of(&r->arena, V_LIST, *dict_view(r, &d, V_VALUES).list);
 }
 
 BUILTIN(sort)
 {
     const struct key by = {c->v[3], MISSING, arg_truth(c, 2, false), true};
-    return as_list(r, sorted(r, c->v[0], &by, arg_truth(c, 1, false)));
+    return sorted(r, c->v[0], &by, arg_truth(c, 1, false));
 }
 
 BUILTIN(dictsort)
@@ -338,7 +326,7 @@ BUILTIN(dictsort)
     if (given(c->v[2]) && !by_value && !value_is(c->v[2], "key"))
         fail(r, "You can only sort by either \"key\" or \"value\"");
     struct value items = dict_view(r, c->v[0].dict, V_ITEMS);
-    return as_list(r, sorted(r, items, &by, arg_truth(c, 3, false)));
+    return sorted(r, items, &by, arg_truth(c, 3, false));
 }
 
 // which: T_LT for the least, T_GT for the most
@@ -403,9 +391,10 @@ BUILTIN(index_of)
     fail(r, "the value is not in the %s", value_type(c->v[0]));
 }
 
-BUILTIN(copy)
+// A copy, as nothing changes either; or the text that it was made.
+BUILTIN(itself)
 {
-    return c->v[0]; // nothing changes either
+    return c->v[0];
 }
 
 BUILTIN(get)
@@ -470,11 +459,6 @@ BUILTIN(is_of_kind)
     return value_bool(c->function->which >> c->v[0].kind & 1);
 }
 
-BUILTIN(is_defined)
-{
-    return value_bool(c->v[0].kind != V_UNDEFINED);
-}
-
 // which: true or false
 BUILTIN(is_truth)
 {
@@ -494,20 +478,12 @@ BUILTIN(is_same)
     return value_bool(a.kind <= V_STRING ? value_equal(r, a, b) : a.list == b.list);
 }
 
-static bool remainder_is(const struct call *c, struct value by, int64_t want)
+// which: the remainder, by parameter 1 or by two
+BUILTIN(has_remainder)
 {
-    return value_equal(c->run, arithmetic(c->run, T_MOD, c->v[0], by), value_int(want));
-}
-
-// which: the remainder by two
-BUILTIN(is_odd_or_even)
-{
-    return value_bool(remainder_is(c, value_int(2), c->function->which));
-}
-
-BUILTIN(is_divisible)
-{
-    return value_bool(remainder_is(c, c->v[1], 0));
+    struct value by = given(c->v[1]) ? c->v[1] : value_int(2);
+    return value_bool(
+        value_equal(r, arithmetic(r, T_MOD, c->v[0], by), value_int(c->function->which)));
 }
 
 // which: the operator
@@ -516,15 +492,11 @@ BUILTIN(is_compared)
     return value_bool(value_compare(r, c->function->which, c->v[0], c->v[1]));
 }
 
-BUILTIN(is_filter)
+// which: FILTER or TEST
+BUILTIN(is_known)
 {
     return value_bool(c->v[0].kind == V_STRING &&
-                      builtin_find(r->builtins, FILTER, c->v[0].string));
-}
-
-BUILTIN(is_test)
-{
-    return value_bool(c->v[0].kind == V_STRING && builtin_find(r->builtins, TEST, c->v[0].string));
+                      builtin_find(r->builtins, c->function->which, c->v[0].string));
 }
 
 // ---- functions ----------------------------------------------------------------------------------
@@ -699,7 +671,8 @@ const struct builtin value_builtins[] = {
     {FILTER, "groupby", groupby, 0, "attribute default case_sensitive", 1},
     {METHODS(PLACES & ~KIND(V_STRING)), "count", count, 0, "/value", 1},
     {METHODS(PLACES & ~KIND(V_STRING)), "index", index_of, 0, "/value start stop", 1},
-    {METHODS(KIND(V_LIST) | KIND(V_DICT)), "copy", copy, 0, "", 0},
+    {METHODS(KIND(V_LIST) | KIND(V_DICT)), "copy", itself, 0, "", 0},
+    {FILTER, "string", itself, 0, "$", 0},
     {METHOD(V_DICT), "get", get, 0, "/key default", 1},
     {METHOD(V_DICT), "items", view, V_ITEMS, "", 0},
     {METHOD(V_DICT), "keys", view, V_KEYS, "", 0},
@@ -708,7 +681,7 @@ const struct builtin value_builtins[] = {
     {METHODS(KIND(V_INT) | KIND(V_BOOL)), "bit_length", bit_length, 0, "", 0},
     {METHOD(V_CYCLER), "next", next, 0, "", 0},
     {METHOD(V_CYCLER), "reset", reset, 0, "", 0},
-    {TEST, "defined", is_defined, 0, "", 0},
+    {TEST, "defined", is_of_kind, (int)~KIND(V_UNDEFINED), "", 0},
     {TEST, "undefined", is_of_kind, KIND(V_UNDEFINED), "", 0},
     {TEST, "none", is_of_kind, KIND(V_NONE), "", 0},
     {TEST, "boolean", is_of_kind, KIND(V_BOOL), "", 0},
@@ -724,9 +697,9 @@ const struct builtin value_builtins[] = {
     {TEST, "escaped", is_escaped, 0, "", 0},
     {TEST, "callable", is_of_kind, CALLABLES, "", 0},
     {TEST, "sameas", is_same, 0, "other", 1},
-    {TEST, "odd", is_odd_or_even, 1, "", 0},
-    {TEST, "even", is_odd_or_even, 0, "", 0},
-    {TEST, "divisibleby", is_divisible, 0, "num", 1},
+    {TEST, "odd", has_remainder, 1, "", 0},
+    {TEST, "even", has_remainder, 0, "", 0},
+    {TEST, "divisibleby", has_remainder, 0, "num", 1},
     {TEST, "eq equalto ==", is_compared, T_EQ, "/other", 1},
     {TEST, "ne !=", is_compared, T_NE, "/other", 1},
     {TEST, "gt greaterthan >", is_compared, T_GT, "/other", 1},
@@ -734,8 +707,8 @@ const struct builtin value_builtins[] = {
     {TEST, "lt lessthan <", is_compared, T_LT, "/other", 1},
     {TEST, "le <=", is_compared, T_LE, "/other", 1},
     {TEST, "in", is_compared, OP_IN, "seq", 1},
-    {TEST, "filter", is_filter, 0, "", 0},
-    {TEST, "test", is_test, 0, "", 0},
+    {TEST, "filter", is_known, FILTER, "", 0},
+    {TEST, "test", is_known, TEST, "", 0},
     {FUNCTION, "raise_exception", raise_exception, 0, "message", 1},
     {FUNCTION, "strftime_now", strftime_now, 0, "format", 1},
     {FUNCTION, "range", range, 0, "/start stop step", 1},

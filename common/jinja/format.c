@@ -277,11 +277,6 @@ static struct value value_repr(struct run *r, struct value v)
     return text_end(r, text, false);
 }
 
-BUILTIN(string)
-{
-    return c->v[0]; // made a str already
-}
-
 // ---- a field of a format, which both kinds come down to -----------------------------------------
 
 #define MAX_PRECISION 300
@@ -652,8 +647,8 @@ static struct value first_value(struct braces *b, const char *name, size_t n)
     size_t i = strtoul(name, &end, 10);
     if (n > 0 && (end != name + n || !isdigit((unsigned char)*name))) {
         struct string key = {name, n, n, false};
-        const struct dict_entry *e = entry_named(b->run, &a->named, &key);
-        if (e) return e->value;
+        struct value v = dict_find(b->run, &a->named, value_string(&key));
+        if (given(v)) return v;
         fail(b->run, "KeyError: '%.*s'", SHOWN(&key));
     }
     if (n == 0 ? b->by_number : b->next > 0)
@@ -769,7 +764,6 @@ BUILTIN(format_map)
 }
 
 const struct builtin format_builtins[] = {
-    {FILTER, "string", string, 0, "$", 0},
     {FILTER, "tojson", tojson, 0, "ensure_ascii indent separators sort_keys", 0},
     {FILTER, "format", format_filter, 0, "$*", 0},
     {METHOD(V_STRING), "format", format, 0, "*", 0},

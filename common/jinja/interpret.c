@@ -29,17 +29,6 @@ static struct scope *scope_new(struct run *r, const struct scope *outer)
     return scope;
 }
 
-static void scope_set(struct run *r, struct scope *scope, const struct string *name,
-                      struct value value)
-{
-    run_bytes(r, 1);
-    struct dict_entry *variable = entry_named(r, &scope->variables, name);
-    if (variable)
-        variable->value = value;
-    else
-        dict_append(&r->arena, &scope->variables, value_string(name), value);
-}
-
 static void scope_assign(struct run *r, struct scope *scope, const struct node *target,
                          struct value value)
 {
@@ -54,7 +43,7 @@ static void scope_assign(struct run *r, struct scope *scope, const struct node *
         for (size_t i = 0; i < want; i++)
             scope_assign(r, scope, target->items.nodes[i], items.items[i]);
     } else if (target->kind == N_NAME) {
-        scope_set(r, scope, target->value.string, value);
+        dict_set(r, &scope->variables, target->value, value);
     } else {
         struct value space = evaluate(r, scope, target->a);
         if (space.kind != V_NAMESPACE) fail(r, "cannot assign attribute on non-namespace object");
@@ -75,9 +64,9 @@ static struct value render_captured(struct run *r, struct scope *scope,
 
 // ---- calls of macros ----------------------------------------------------------------------------
 
-static struct value take_named(struct run *r, struct dict *named, const struct string *name)
+static struct value take_named(struct run *r, struct dict *named, struct value name)
 {
-    struct dict_entry *e = entry_named(r, named, name);
+    struct dict_entry *e = dict_look(r, named, name);
     if (!e) return MISSING;
     struct value value = e->value;
     memmove(e, e + 1, (size_t)(named->entries + named->n-- - e - 1) * sizeof *e);
@@ -90,15 +79,15 @@ static void bind_parameters(struct run *r, struct scope *scope, const struct nod
 {
     struct value *bound = arena_array(&r->arena, list->n, sizeof *bound);
     for (size_t i = 0; i < list->n; i++)
-        bound[i] = i < positional.n ? positional.items[i]
-                                    : take_named(r, named, list->nodes[i]->value.string);
+        bound[i] =
+            i < positional.n ? positional.items[i] : take_named(r, named, list->nodes[i]->value);
     for (size_t i = 0; i < list->n; i++) {
         const struct node *p = list->nodes[i];
         if (!given(bound[i]))
             bound[i] = p->a ? evaluate(r, scope, p->a)
                             : undefined_because(r, "parameter '%.*s' was not provided",
                                                 SHOWN(p->value.string));
-        scope_set(r, scope, p->value.string, bound[i]);
+        dict_set(r, &scope->variables, p->value, bound[i]);
     }
 }
 
@@ -122,7 +111,7 @@ static void check_remaining(struct run *r, const struct node *macro, struct list
 
 static void set_extra(struct run *r, struct scope *scope, const char *name, struct value value)
 {
-    scope_set(r, scope, string_of(&r->arena, name).string, value);
+    dict_set(r, &scope->variables, string_of(&r->arena, name), value);
 }
 
 // Arguments are bound to parameters, and to the three that a body may ask for without naming them:
@@ -137,7 +126,7 @@ static struct value macro_call(struct run *r, const struct macro *macro,
     run_deeper(r);
     bind_parameters(r, scope, &node->others, positional, &named);
     if (node->op & USES_CALLER) {
-        struct value caller = take_named(r, &named, string_of(&r->arena, "caller").string);
+        struct value caller = take_named(r, &named, string_of(&r->arena, "caller"));
         if (!given(caller) || caller.kind == V_NONE)
             caller = undefined_because(r, "No caller defined");
         set_extra(r, scope, "caller", caller);
@@ -185,10 +174,10 @@ static void loop_render(struct run *r, struct scope *scope, const struct node *n
                        .depth0 = depth0};
     run_deeper(r);
     l->items = value_items(r, iterable);
-    const struct string *name = string_of(&r->arena, "loop").string;
+    struct value name = string_of(&r->arena, "loop");
     while (!stop && loop_advance(l)) {
         struct scope *each = scope_new(r, scope); // what one time round sets is gone with it
-        scope_set(r, each, name, value_of(.kind = V_LOOP, .loop = l));
+        dict_set(r, &each->variables, name, value_of(.kind = V_LOOP, .loop = l));
         scope_assign(r, each, node->a, l->current);
         render_body(r, each, &node->body);
         stop = r->flow == FLOW_BREAK;
@@ -241,9 +230,8 @@ static struct value call_value(struct run *r, struct value function,
 static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
 {
     for (; scope; scope = scope->outer) {
-        run_bytes(r, 1);
-        const struct dict_entry *variable = entry_named(r, &scope->variables, name.string);
-        if (variable) return variable->value;
+        struct value v = dict_find(r, &scope->variables, name);
+        if (given(v)) return v;
     }
     const struct builtin *function = builtin_find(r->builtins, FUNCTION, name.string);
     return function ? value_of(.kind = V_FUNCTION, .function = function)
@@ -279,7 +267,7 @@ static bool evaluate_compare(struct run *r, struct scope *scope, const struct no
 
 static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
 {
-    if (entry_named(r, named, name.string))
+    if (dict_look(r, named, name))
         fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
     dict_append(&r->arena, named, name, value);
 }
@@ -466,7 +454,7 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         if (r->flow == FLOW_ON) scope_assign(r, scope, node->a, value);
         break;
     case N_MACRO:
-        scope_set(r, scope, node->value.string, make_macro(r, scope, node));
+        dict_set(r, &scope->variables, node->value, make_macro(r, scope, node));
         break;
     case N_CALL_BLOCK:
         print(r, evaluate_call(r, scope, node->a, make_macro(r, scope, node)));

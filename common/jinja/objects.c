@@ -214,25 +214,9 @@ bool value_truth(struct run *r, struct value v)
 
 // ---- equality -----------------------------------------------------------------------------------
 
-static bool lists_equal(struct run *r, const struct list *a, const struct list *b)
-{
-    bool equal = a->n == b->n;
-    for (size_t i = 0; equal && i < a->n; i++) equal = value_equal(r, a->items[i], b->items[i]);
-    return equal;
-}
-
-static bool dicts_equal(struct run *r, const struct dict *a, const struct dict *b)
-{
-    bool equal = a->n == b->n;
-    for (size_t i = 0; equal && i < a->n; i++) {
-        struct value other = dict_find(r, b, a->entries[i].key);
-        equal = given(other) && value_equal(r, a->entries[i].value, other);
-    }
-    return equal;
-}
-
 static bool equal_in_kind(struct run *r, struct value a, struct value b)
 {
+    bool equal;
     switch (a.kind) {
     case V_UNDEFINED:
     case V_NONE:
@@ -242,9 +226,17 @@ static bool equal_in_kind(struct run *r, struct value a, struct value b)
     case V_LIST:
     case V_TUPLE:
     case V_RANGE:
-        return lists_equal(r, a.list, b.list);
+        equal = a.list->n == b.list->n;
+        for (size_t i = 0; equal && i < a.list->n; i++)
+            equal = value_equal(r, a.list->items[i], b.list->items[i]);
+        return equal;
     case V_DICT:
-        return dicts_equal(r, a.dict, b.dict);
+        equal = a.dict->n == b.dict->n;
+        for (size_t i = 0; equal && i < a.dict->n; i++) {
+            struct value other = dict_find(r, b.dict, a.dict->entries[i].key);
+            equal = given(other) && value_equal(r, a.dict->entries[i].value, other);
+        }
+        return equal;
     default:
         return a.list == b.list; // the same object
     }
@@ -272,38 +264,29 @@ static bool holds(int op, int order)
     return op == T_LT ? order < 0 : op == T_LE ? order <= 0 : op == T_GT ? order > 0 : order >= 0;
 }
 
-// The first items that differ decide, or else the lengths.
-static bool compare_lists(struct run *r, int op, const struct list *a, const struct list *b)
-{
-    for (size_t i = 0; i < a->n && i < b->n; i++)
-        if (!value_equal(r, a->items[i], b->items[i]))
-            return value_compare(r, op, a->items[i], b->items[i]);
-    return holds(op, a->n < b->n ? -1 : a->n > b->n);
-}
-
-static int compare_strings(struct run *r, const struct string *a, const struct string *b)
-{
-    size_t n = a->n_bytes < b->n_bytes ? a->n_bytes : b->n_bytes;
-    run_bytes(r, n);
-    int order = memcmp(a->data, b->data, n); // UTF-8 sorts as its code points do
-    return order ? order : a->n_bytes < b->n_bytes ? -1 : a->n_bytes > b->n_bytes;
-}
-
-static bool compare_numbers(int op, struct value a, struct value b)
+static bool compare_order(struct run *r, int op, struct value a, struct value b)
 {
     int64_t x, y;
     if (value_as_int(a, &x) && value_as_int(b, &y)) return holds(op, x < y ? -1 : x > y);
-    double p = value_as_double(a), q = value_as_double(b);
-    return !isnan(p) && !isnan(q) && holds(op, p < q ? -1 : p > q);
-}
-
-static bool compare_order(struct run *r, int op, struct value a, struct value b)
-{
-    if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS)) return compare_numbers(op, a, b);
-    if (a.kind == V_STRING && b.kind == V_STRING)
-        return holds(op, compare_strings(r, a.string, b.string));
-    if (a.kind == b.kind && (a.kind == V_LIST || a.kind == V_TUPLE))
-        return compare_lists(r, op, a.list, b.list);
+    if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS)) {
+        double p = value_as_double(a), q = value_as_double(b);
+        return !isnan(p) && !isnan(q) && holds(op, p < q ? -1 : p > q);
+    }
+    if (a.kind == V_STRING && b.kind == V_STRING) {
+        size_t n = a.string->n_bytes, m = b.string->n_bytes, both = n < m ? n : m;
+        run_bytes(r, both);
+        int order =
+            memcmp(a.string->data, b.string->data, both); // UTF-8 sorts as its code points do
+        return holds(op, order ? order : n < m ? -1 : n > m);
+    }
+    if (a.kind == b.kind && (a.kind == V_LIST || a.kind == V_TUPLE)) {
+        // the first items that differ decide, or else the lengths
+        size_t n = a.list->n, m = b.list->n;
+        for (size_t i = 0; i < n && i < m; i++)
+            if (!value_equal(r, a.list->items[i], b.list->items[i]))
+                return value_compare(r, op, a.list->items[i], b.list->items[i]);
+        return holds(op, n < m ? -1 : n > m);
+    }
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED)
         undefined_fail(r, a.kind == V_UNDEFINED ? a : b);
     fail(r, "'%s' not supported between instances of '%s' and '%s'",
@@ -312,16 +295,10 @@ static bool compare_order(struct run *r, int op, struct value a, struct value b)
 
 // ---- membership ---------------------------------------------------------------------------------
 
-struct dict_entry *entry_named(struct run *r, const struct dict *d, const struct string *name)
-{
-    for (size_t i = 0; i < d->n; i++)
-        if (run_same(r, d->entries[i].key.string, name)) return &d->entries[i];
-    return NULL;
-}
-
-static struct dict_entry *find_entry(struct run *r, const struct dict *d, struct value key)
+struct dict_entry *dict_look(struct run *r, const struct dict *d, struct value key)
 {
     if (key.kind == V_LIST || key.kind == V_DICT) fail(r, "unhashable type: '%s'", value_type(key));
+    run_bytes(r, 1);
     for (struct dict_entry *e = d->entries; e < d->entries + d->n; e++) {
         bool strings = key.kind == V_STRING && e->key.kind == V_STRING;
         if (strings ? run_same(r, key.string, e->key.string) : value_equal(r, e->key, key))
@@ -332,41 +309,36 @@ static struct dict_entry *find_entry(struct run *r, const struct dict *d, struct
 
 struct value dict_find(struct run *r, const struct dict *d, struct value key)
 {
-    const struct dict_entry *entry = find_entry(r, d, key);
+    const struct dict_entry *entry = dict_look(r, d, key);
     return entry ? entry->value : MISSING;
 }
 
 void dict_set(struct run *r, struct dict *d, struct value key, struct value value)
 {
-    struct dict_entry *entry = find_entry(r, d, key);
+    struct dict_entry *entry = dict_look(r, d, key);
     if (entry)
         entry->value = value;
     else
         dict_append(&r->arena, d, key, value);
 }
 
-static bool in_string(struct run *r, struct value item, const struct string *s)
-{
-    if (item.kind != V_STRING)
-        fail(r, "'in <string>' requires string as left operand, not %s", value_type(item));
-    run_bytes(r, s->n_bytes);
-    return memmem(s->data, s->n_bytes, item.string->data, item.string->n_bytes);
-}
-
-// Consumes up to what is found.
-static bool in_iterator(struct run *r, struct value item, struct iterator *i)
-{
-    while (i->at < i->items.n)
-        if (value_equal(r, i->items.items[i->at++], item)) return true;
-    if (i->failure) fail(r, "%s", i->failure);
-    return false;
-}
-
 static bool value_in(struct run *r, struct value item, struct value in)
 {
-    if (in.kind == V_STRING) return in_string(r, item, in.string);
-    if (in.kind == V_DICT) return find_entry(r, in.dict, item);
-    if (in.kind == V_ITERATOR) return in_iterator(r, item, in.iterator);
+    if (in.kind == V_DICT) return dict_look(r, in.dict, item);
+    if (in.kind == V_STRING) {
+        const struct string *s = in.string, *part = item.string;
+        if (item.kind != V_STRING)
+            fail(r, "'in <string>' requires string as left operand, not %s", value_type(item));
+        run_bytes(r, s->n_bytes);
+        return memmem(s->data, s->n_bytes, part->data, part->n_bytes);
+    }
+    if (in.kind == V_ITERATOR) { // consumes up to what is found
+        struct iterator *i = in.iterator;
+        while (i->at < i->items.n)
+            if (value_equal(r, i->items.items[i->at++], item)) return true;
+        if (i->failure) fail(r, "%s", i->failure);
+        return false;
+    }
     if (!of_kinds(in, ITERABLES)) fail(r, "argument of type '%s' is not iterable", value_type(in));
     struct list items = value_items(r, in);
     for (size_t i = 0; i < items.n; i++)
@@ -414,15 +386,6 @@ void entries_sort(struct run *r, struct dict *d, bool reverse)
 // Jinja has two orders of look-up: a dot looks for a method first and then for an item, brackets
 // the other way round. What the sandbox forbids is undefined, and says so when it is used.
 
-// Methods that would change a list or a dict.
-static bool is_forbidden(struct value of, const struct string *name)
-{
-    const char *forbidden = of.kind == V_LIST ? "append clear pop reverse insert sort extend remove"
-                            : of.kind == V_DICT ? "clear pop popitem setdefault update"
-                                                : "";
-    return string_word(name, forbidden) >= 0;
-}
-
 static struct value macro_attribute(struct run *r, const struct node *macro,
                                     const struct string *name)
 {
@@ -466,7 +429,10 @@ static struct value own_attribute(struct run *r, struct value of, const struct s
 static struct value python_attribute(struct run *r, struct value of, const struct string *name)
 {
     const struct builtin *function = builtin_find(r->builtins, METHOD(of.kind), name);
-    if (is_forbidden(of, name))
+    const char *changing = of.kind == V_LIST ? "append clear pop reverse insert sort extend remove"
+                           : of.kind == V_DICT ? "clear pop popitem setdefault update"
+                                               : "";
+    if (string_word(name, changing) >= 0)
         return undefined_because(r, "access to attribute '%.*s' of '%s' object is unsafe.",
                                  (int)(name->n_bytes < 60 ? name->n_bytes : 60), name->data,
                                  value_type(of));
@@ -489,18 +455,9 @@ struct value get_attribute(struct run *r, struct value of, const struct string *
 static struct value character_at(struct run *r, const struct string *s, size_t i)
 {
     run_bytes(r, s->n_chars == s->n_bytes ? 1 : 4 * i);
-    size_t start = string_offset(s, i), end = start + 1;
-    while (end < s->n_bytes && ((unsigned char)s->data[end] & 0xc0) == 0x80) end++;
+    size_t start = string_offset(s, i), end = start;
+    utf8_next(s->data, s->n_bytes, &end);
     return string_part(r, s, start, end);
-}
-
-// V_MISSING: there is no such place.
-static struct value item_at(struct run *r, struct value of, int64_t i)
-{
-    int64_t n = value_length(r, of);
-    if (i < 0) i += n;
-    if (i < 0 || i >= n) return MISSING;
-    return of.kind == V_STRING ? character_at(r, of.string, (size_t)i) : of.list->items[i];
 }
 
 struct value get_item(struct run *r, struct value of, struct value index)
@@ -508,10 +465,16 @@ struct value get_item(struct run *r, struct value of, struct value index)
     int64_t i;
     struct value v = MISSING;
     if (of.kind == V_UNDEFINED) undefined_fail(r, of);
-    if (of.kind == V_DICT && index.kind != V_LIST && index.kind != V_DICT)
+    if (of.kind == V_DICT && index.kind != V_LIST && index.kind != V_DICT) {
         v = dict_find(r, of.dict, index);
-    else if (of_kinds(of, PLACES) && value_as_int(index, &i))
-        v = item_at(r, of, i);
+    } else if (of_kinds(of, PLACES) && value_as_int(index, &i)) {
+        int64_t n = value_length(r, of);
+        if (i < 0) i += n;
+        if (i >= 0 && i < n && of.kind == V_STRING)
+            v = character_at(r, of.string, (size_t)i);
+        else if (i >= 0 && i < n)
+            v = of.list->items[i];
+    }
     if (!given(v) && index.kind == V_STRING) v = python_attribute(r, of, index.string);
     return given(v) ? v : undefined_item(r, of, index);
 }

@@ -174,8 +174,7 @@ bool value_as_int(struct value v, int64_t *ret); // bool, int
 double value_as_double(struct value v);          // of a number
 
 struct value dict_find(struct run *r, const struct dict *d, struct value key); // V_MISSING: not
-// In a dict whose keys are strings; NULL: it is not there.
-struct dict_entry *entry_named(struct run *r, const struct dict *d, const struct string *name);
+struct dict_entry *dict_look(struct run *r, const struct dict *d, struct value key); // NULL: not
 void dict_set(struct run *r, struct dict *d, struct value key, struct value value);
 // Its keys, values or pairs of both: V_KEYS, V_VALUES, V_ITEMS.
 struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind);

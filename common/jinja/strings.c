@@ -31,26 +31,17 @@ BUILTIN(has_case)
     return value_bool(text_has_case(s->data, s->n_bytes, (enum text_case)c->function->which));
 }
 
-// which: enum text_class
+// which: enum text_class; of TEXT_NAME_PART the first is TEXT_NAME_START
 BUILTIN(consists_of)
 {
     const struct string *s = c->v[0].string;
     enum text_class class = (enum text_class)c->function->which;
     bool all = s->n_bytes > 0 || class == TEXT_PRINTABLE || class == TEXT_ASCII;
     run_bytes(r, s->n_bytes);
-    for (size_t at = 0; all && at < s->n_bytes;)
-        all = text_is(utf8_next(s->data, s->n_bytes, &at), class);
-    return value_bool(all);
-}
-
-BUILTIN(is_identifier)
-{
-    const struct string *s = c->v[0].string;
-    size_t at = 0;
-    run_bytes(r, s->n_bytes);
-    bool all = s->n_bytes > 0 && text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_NAME_START);
-    while (all && at < s->n_bytes)
-        all = text_is(utf8_next(s->data, s->n_bytes, &at), TEXT_NAME_PART);
+    for (size_t at = 0; all && at < s->n_bytes;) {
+        bool starts = class == TEXT_NAME_PART && at == 0;
+        all = text_is(utf8_next(s->data, s->n_bytes, &at), starts ? TEXT_NAME_START : class);
+    }
     return value_bool(all);
 }
 
@@ -574,8 +565,16 @@ static void put_quoted(struct run *r, const struct string *s, bool query)
     }
 }
 
-static void put_query(struct run *r, struct list pairs)
+BUILTIN(urlencode)
 {
+    struct value v = c->v[0];
+    size_t text = text_begin(r);
+    if (v.kind == V_DICT) v = dict_view(r, v.dict, V_ITEMS);
+    if (v.kind == V_STRING || !of_kinds(v, ITERABLES)) {
+        put_quoted(r, value_str(r, v).string, false);
+        return text_end(r, text, false);
+    }
+    struct list pairs = value_items(r, v);
     for (size_t i = 0; i < pairs.n; i++) {
         struct list pair = value_items(r, pairs.items[i]);
         if (pair.n != 2) fail(r, "urlencode wants pairs of two");
@@ -584,17 +583,6 @@ static void put_query(struct run *r, struct list pairs)
         run_puts(r, "=");
         put_quoted(r, value_str(r, pair.items[1]).string, true);
     }
-}
-
-BUILTIN(urlencode)
-{
-    struct value v = c->v[0];
-    size_t text = text_begin(r);
-    if (v.kind == V_DICT) v = dict_view(r, v.dict, V_ITEMS);
-    if (v.kind == V_STRING || !of_kinds(v, ITERABLES))
-        put_quoted(r, value_str(r, v).string, false);
-    else
-        put_query(r, value_items(r, v));
     return text_end(r, text, false);
 }
 
@@ -615,7 +603,7 @@ const struct builtin string_builtins[] = {
     {STRING, "isnumeric", consists_of, TEXT_NUMERIC, "", 0},
     {STRING, "isprintable", consists_of, TEXT_PRINTABLE, "", 0},
     {STRING, "isspace", consists_of, TEXT_SPACE, "", 0},
-    {STRING, "isidentifier", is_identifier, 0, "", 0},
+    {STRING, "isidentifier", consists_of, TEXT_NAME_PART, "", 0},
     {STRING, "islower", has_case, CASE_LOWER, "", 0},
     {STRING, "istitle", has_case, CASE_TITLE, "", 0},
     {STRING, "isupper", has_case, CASE_UPPER, "", 0},
