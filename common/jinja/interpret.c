@@ -569,7 +569,7 @@ static void render(void *context)
 {
     struct rendering *rendering = context;
     struct run *r = &rendering->run;
-    rendering->given.variables = *value_from_json(&r->arena, rendering->variables).dict;
+    rendering->given.variables = *value_from_json(&r->arena, rendering->variables, 0).dict;
     r->top.outer = &rendering->given;
     render_body(r, &r->top, &rendering->template->body);
 }

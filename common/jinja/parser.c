@@ -188,15 +188,6 @@ static struct node *parse_filters(struct parser *p, struct node *input, bool fir
     return input;
 }
 
-// An argument without parentheses: "x is divisibleby 3".
-static bool begins_argument(const struct parser *p)
-{
-    enum token_type type = p->token->type;
-    if (type == T_NAME) return !token_is(p, "else") && !token_is(p, "or") && !token_is(p, "and");
-    return type == T_STRING || type == T_INTEGER || type == T_FLOAT || type == T_LBRACKET ||
-           type == T_LBRACE;
-}
-
 static struct node *parse_test(struct parser *p, struct node *tested)
 {
     p->token++; // "is"
@@ -206,9 +197,14 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     node->value = parse_filter_name(p);
     node->function = builtin_find(p->builtins, TEST, node->value.string);
     if (!node->function) p->unknown = node;
-    if (p->token->type == T_LPAREN) {
+    enum token_type type = p->token->type;
+    bool argument = type == T_STRING || type == T_INTEGER || type == T_FLOAT ||
+                    type == T_LBRACKET || type == T_LBRACE; // "x is divisibleby 3"
+    if (type == T_NAME)
+        argument = !token_is(p, "else") && !token_is(p, "or") && !token_is(p, "and");
+    if (type == T_LPAREN) {
         parse_arguments(p, node);
-    } else if (begins_argument(p)) {
+    } else if (argument) {
         if (token_is(p, "is")) parse_fail(p, "You cannot chain multiple tests with is");
         node_add(p, &node->items, parse_postfix(p, parse_primary(p)));
     }
@@ -295,13 +291,6 @@ static struct node *parse_postfix(struct parser *p, struct node *node)
 
 // ---- literals and names -------------------------------------------------------------------------
 
-// Macros around note what their bodies ask for beyond their parameters.
-static void note_use(struct parser *p, struct value name)
-{
-    int extra = string_word(name.string, MACRO_EXTRAS);
-    for (int i = 0; extra >= 0 && i < p->n_functions; i++) p->function[i]->op |= 1 << extra;
-}
-
 static struct node *parse_name(struct parser *p)
 {
     static const struct value constants[] = {
@@ -313,7 +302,9 @@ static struct node *parse_name(struct parser *p)
         node->kind = N_CONST;
         node->value = constants[constant % 3];
     } else {
-        note_use(p, node->value);
+        // macros around note what their bodies ask for beyond their parameters
+        int extra = string_word(node->value.string, MACRO_EXTRAS);
+        for (int i = 0; extra >= 0 && i < p->n_functions; i++) p->function[i]->op |= 1 << extra;
     }
     return node;
 }
@@ -508,13 +499,6 @@ static bool ends_tuple(const struct parser *p, const char *end)
            (end && token_is(p, end));
 }
 
-static struct node *parse_item(struct parser *p, enum tuple_mode mode)
-{
-    if (mode == TUPLE_OF_TARGETS || mode == TUPLE_OF_TARGETS_AND_NAMESPACES)
-        return parse_target(p, mode == TUPLE_OF_TARGETS_AND_NAMESPACES);
-    return mode == TUPLE_WITHOUT_CONDITIONS ? parse_binary(p, LEVEL_OR) : parse_expression(p);
-}
-
 // Ends before a name `end` too (NULL: none).
 static struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const char *end)
 {
@@ -522,7 +506,11 @@ static struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const ch
     struct node *node = node_new(p, N_TUPLE);
     parse_deeper(p);
     while (!ends_tuple(p, end)) {
-        node_add(p, &node->items, parse_item(p, mode));
+        bool targets = mode == TUPLE_OF_TARGETS || mode == TUPLE_OF_TARGETS_AND_NAMESPACES;
+        struct node *item = targets ? parse_target(p, mode == TUPLE_OF_TARGETS_AND_NAMESPACES)
+                            : mode == TUPLE_WITHOUT_CONDITIONS ? parse_binary(p, LEVEL_OR)
+                                                               : parse_expression(p);
+        node_add(p, &node->items, item);
         if (!skip_token(p, T_COMMA)) break;
         tuple = true;
     }
@@ -537,18 +525,6 @@ static struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const ch
 
 static struct node *parse_statement(struct parser *p);
 
-static struct node *parse_output(struct parser *p)
-{
-    bool data = p->token->type == T_DATA;
-    struct node *node = node_new(p, data ? N_DATA : N_PRINT);
-    node->value = p->token++->value;
-    if (!data) {
-        node_add(p, &node->items, parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL));
-        parse_expect(p, T_PRINT_END);
-    }
-    return node;
-}
-
 // Up to one of `ends`, the current token then; NULL: to the end of the template.
 static struct node_list parse_until(struct parser *p, const char *ends)
 {
@@ -558,7 +534,13 @@ static struct node_list parse_until(struct parser *p, const char *ends)
     parse_deeper(p);
     while (p->token->type != T_END) {
         if (p->token->type != T_BLOCK_BEGIN) {
-            node_add(p, &body, parse_output(p));
+            bool data = p->token->type == T_DATA;
+            struct node *node = node_new(p, data ? N_DATA : N_PRINT);
+            node->value = p->token++->value;
+            node_add(p, &body, node);
+            if (data) continue;
+            node_add(p, &node->items, parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL));
+            parse_expect(p, T_PRINT_END);
             continue;
         }
         p->token++;
@@ -591,24 +573,28 @@ static void parse_whole_body(struct parser *p, const char *end, struct node *nod
 
 // ---- assignments --------------------------------------------------------------------------------
 
-static void check_target(const struct parser *p, const struct node *target)
+// `of_loop`: `loop` is the loop's own and cannot be a target.
+static void check_target(const struct parser *p, const struct node *target, bool of_loop)
 {
     for (size_t i = 0; target->kind == N_TUPLE && i < target->items.n; i++)
-        check_target(p, target->items.nodes[i]);
+        check_target(p, target->items.nodes[i], of_loop);
     if (target->kind != N_TUPLE && target->kind != N_NAME && target->kind != N_NAMESPACE_NAME)
         place_fail(p->arena, target->line, target->column, "can't assign to this");
+    if (of_loop && target->kind == N_NAME && value_is(target->value, "loop"))
+        place_fail(p->arena, target->line, target->column,
+                   "Can't assign to special loop variable in for-loop target");
 }
 
-static struct node *parse_targets(struct parser *p, enum tuple_mode mode, const char *end)
+static struct node *parse_targets(struct parser *p, enum tuple_mode mode, bool of_loop)
 {
-    struct node *target = parse_tuple(p, mode, end);
-    check_target(p, target);
+    struct node *target = parse_tuple(p, mode, of_loop ? "in" : NULL);
+    check_target(p, target, of_loop);
     return target;
 }
 
 static void parse_set(struct parser *p, struct node *node)
 {
-    node->a = parse_targets(p, TUPLE_OF_TARGETS_AND_NAMESPACES, NULL);
+    node->a = parse_targets(p, TUPLE_OF_TARGETS_AND_NAMESPACES, false);
     if (skip_token(p, T_ASSIGN)) {
         node->b = parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL);
         return;
@@ -621,7 +607,7 @@ static void parse_set(struct parser *p, struct node *node)
 static void parse_with(struct parser *p, struct node *node)
 {
     while (parse_more(p, T_BLOCK_END, node->items.n == 0, false)) {
-        node_add(p, &node->items, parse_targets(p, TUPLE_OF_TARGETS, NULL));
+        node_add(p, &node->items, parse_targets(p, TUPLE_OF_TARGETS, false));
         parse_expect(p, T_ASSIGN);
         node_add(p, &node->others, parse_expression(p));
     }
@@ -654,19 +640,9 @@ static bool is_content(const struct node *node)
     return names && value_is(name, "content");
 }
 
-// `loop` is the loop's own and cannot be a target.
-static void check_loop_target(const struct parser *p, const struct node *target)
-{
-    for (size_t i = 0; i < target->items.n; i++) check_loop_target(p, target->items.nodes[i]);
-    if (target->kind == N_NAME && value_is(target->value, "loop"))
-        place_fail(p->arena, target->line, target->column,
-                   "Can't assign to special loop variable in for-loop target");
-}
-
 static void parse_for(struct parser *p, struct node *node)
 {
-    node->a = parse_targets(p, TUPLE_OF_TARGETS, "in");
-    check_loop_target(p, node->a);
+    node->a = parse_targets(p, TUPLE_OF_TARGETS, true);
     if (!skip_name(p, "in")) parse_unexpected(p, "'in'");
     node->b = parse_tuple(p, TUPLE_WITHOUT_CONDITIONS, "recursive");
     p->loops_over_content |= is_content(node->b);

@@ -111,21 +111,21 @@ static int fold(uint32_t c, utf8proc_int32_t ret[8])
     return 1;
 }
 
-static void put_upper(uint32_t c, struct bytes *ret)
+// Upper, title or folded case; by its folding where that is several code points.
+static void put_folded(uint32_t c, enum text_case to, struct bytes *ret)
 {
-    utf8proc_int32_t folded[8];
-    int n = c < 0x80 || is_upper(c) ? 1 : fold(c, folded);
-    if (n == 1) put_char(utf8proc_toupper((utf8proc_int32_t)c), ret);
-    for (int i = 0; n > 1 && i < n; i++) put_char(utf8proc_toupper(folded[i]), ret);
-}
-
-static void put_title(uint32_t c, struct bytes *ret)
-{
-    utf8proc_int32_t folded[8], simple = utf8proc_totitle((utf8proc_int32_t)c);
-    bool plain = c < 0x80 || is_title((uint32_t)simple) || is_upper(c);
-    int n = plain ? 1 : fold(c, folded);
-    if (n == 1) put_char(simple, ret);
-    for (int i = 0; n > 1 && i < n; i++) put_char(i ? folded[i] : utf8proc_totitle(folded[0]), ret);
+    utf8proc_int32_t folded[8], code = (utf8proc_int32_t)c, title = utf8proc_totitle(code);
+    int n = fold(c, folded);
+    bool one = n == 1 || c < 0x80 || is_upper(c) || (to == CASE_TITLE && is_title((uint32_t)title));
+    if (one && to != CASE_FOLD) {
+        put_char(to == CASE_UPPER ? utf8proc_toupper(code) : title, ret);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        put_char(to == CASE_UPPER             ? utf8proc_toupper(folded[i])
+                 : to == CASE_TITLE && i == 0 ? utf8proc_totitle(folded[i])
+                                              : folded[i],
+                 ret);
 }
 
 // A Σ that ends a word: after a cased character and before none, marks aside.
@@ -155,13 +155,6 @@ static void put_lower(uint32_t c, bool final_sigma, struct bytes *ret)
         put_char(utf8proc_tolower((utf8proc_int32_t)c), ret);
 }
 
-static void put_folded(uint32_t c, struct bytes *ret)
-{
-    utf8proc_int32_t folded[8];
-    int n = fold(c, folded);
-    for (int i = 0; i < n; i++) put_char(folded[i], ret);
-}
-
 void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *ret)
 {
     bool inside = false; // of a word, or behind the first character
@@ -170,13 +163,13 @@ void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *r
         uint32_t c = utf8_next(s, len, &at);
         bool starts = !inside && (to == CASE_TITLE || to == CASE_CAPITALIZE);
         if (to == CASE_UPPER || (to == CASE_SWAP && is_lower(c)))
-            put_upper(c, ret);
+            put_folded(c, CASE_UPPER, ret);
         else if (to == CASE_FOLD)
-            put_folded(c, ret);
+            put_folded(c, CASE_FOLD, ret);
         else if (to == CASE_SWAP && !is_upper(c))
             put_char((utf8proc_int32_t)c, ret);
         else if (starts)
-            put_title(c, ret);
+            put_folded(c, CASE_TITLE, ret);
         else
             put_lower(c, c == 0x3a3 && is_final_sigma(s, len, start, at), ret);
         inside = to == CASE_TITLE ? is_cased(c) : true;

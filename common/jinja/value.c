@@ -169,7 +169,7 @@ void dict_append(struct arena *a, struct dict *d, struct value key, struct value
 
 // ---- from JSON ----------------------------------------------------------------------------------
 
-static struct value from_json(struct arena *a, const json_t *json, int depth)
+struct value value_from_json(struct arena *a, const json_t *json, int depth)
 {
     struct value v = NONE;
     if (depth > MAX_JSON_DEPTH)
@@ -180,12 +180,12 @@ static struct value from_json(struct arena *a, const json_t *json, int depth)
         for (void *at = json_object_iter((json_t *)json); at; // only read
              at = json_object_iter_next((json_t *)json, at))
             dict_append(a, v.dict, string_of(a, json_object_iter_key(at)),
-                        from_json(a, json_object_iter_value(at), depth + 1));
+                        value_from_json(a, json_object_iter_value(at), depth + 1));
         break;
     case JSON_ARRAY:
         v = list_new(a, V_LIST, json_array_size(json));
         for (size_t i = 0; i < v.list->n; i++)
-            v.list->items[i] = from_json(a, json_array_get(json, i), depth + 1);
+            v.list->items[i] = value_from_json(a, json_array_get(json, i), depth + 1);
         break;
     case JSON_STRING:
         return string_new(a, json_string_value(json), json_string_length(json), false);
@@ -200,11 +200,6 @@ static struct value from_json(struct arena *a, const json_t *json, int depth)
         break;
     }
     return v;
-}
-
-struct value value_from_json(struct arena *a, const json_t *json)
-{
-    return from_json(a, json, 0);
 }
 
 // ---- strings ------------------------------------------------------------------------------------

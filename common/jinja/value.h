@@ -178,7 +178,7 @@ struct value iterator_of(struct arena *a, struct list items);
 struct value dict_new(struct arena *a, size_t cap);
 // Without looking for the key.
 void dict_append(struct arena *a, struct dict *d, struct value key, struct value value);
-struct value value_from_json(struct arena *a, const json_t *json);
+struct value value_from_json(struct arena *a, const json_t *json, int depth); // depth: 0
 
 // ---- strings ------------------------------------------------------------------------------------
 
