@@ -122,18 +122,6 @@ static void go(struct lexer *l, size_t at)
 
 // ---- comments and raw blocks --------------------------------------------------------------------
 
-static void skip_comment(struct lexer *l, size_t tag)
-{
-    for (size_t at = l->at; at < l->len; at++) {
-        size_t end = after_end(l, at, "#}", true, true);
-        if (end) {
-            go(l, end);
-            return;
-        }
-    }
-    if (l->at < l->len) fail_at(l, tag, "Missing end of comment tag"); // as Jinja has it
-}
-
 // Behind a tag of that one word at a "{%"; 0: it is another.
 static size_t after_word(const struct lexer *l, size_t tag, const char *word, bool plus, bool trim)
 {
@@ -142,23 +130,23 @@ static size_t after_word(const struct lexer *l, size_t tag, const char *word, bo
     return after_end(l, skip_spaces(l, at + strlen(word)), "%}", plus, trim);
 }
 
-static void read_raw(struct lexer *l, size_t tag)
+// To behind the end of a comment or, `raw`, of a raw block, whose text is data.
+static void read_to_end(struct lexer *l, size_t tag, bool raw)
 {
     size_t start = l->at;
     for (size_t at = start; at < l->len; at++) {
-        size_t end = after_word(l, at, "endraw", true, true);
+        size_t end =
+            raw ? after_word(l, at, "endraw", true, true) : after_end(l, at, "#}", true, true);
         if (!end) continue;
-        add_text(l, T_DATA, start, cut_data(l, start, at, sign_at(l, at + 2), true));
+        if (raw) add_text(l, T_DATA, start, cut_data(l, start, at, sign_at(l, at + 2), true));
         go(l, end);
         return;
     }
-    if (start < l->len) fail_at(l, tag, "Missing end of raw directive");
+    if (start < l->len) // as Jinja has it
+        fail_at(l, tag, "Missing end of %s", raw ? "raw directive" : "comment tag");
 }
 
-// ---- numbers, as Python's literals --------------------------------------------------------------
-
-// From `at`, in a text that a NUL ends: the value, and the place behind it; or in *ret_wrong what
-// is wrong with it. literal_string() likewise.
+// ---- numbers and strings, as Python's literals --------------------------------------------------
 
 // Behind digits of a set with single "_" between them, and before them where that is allowed.
 static size_t digits(const char *s, size_t at, const char *set, bool leading_underscore)
@@ -195,92 +183,68 @@ static size_t number_end(const char *s, size_t at, int *ret_base, bool *ret_real
     return s[at] == '0' ? digits(s, at, "0", false) : end;
 }
 
-static size_t literal_number(const char *s, size_t at, struct value *ret, const char **ret_wrong)
+static void read_number(struct lexer *l)
 {
     char plain[400];
     int base;
     bool real;
-    size_t n = 0, end = number_end(s, at, &base, &real);
-    for (size_t i = at + (base != 10 ? 2 : 0); i < end && n + 1 < sizeof plain; i++)
-        if (s[i] != '_') plain[n++] = s[i];
+    size_t n = 0, start = l->at, end = number_end(l->text, start, &base, &real);
+    for (size_t i = start + (base != 10 ? 2 : 0); i < end && n + 1 < sizeof plain; i++)
+        if (l->text[i] != '_') plain[n++] = l->text[i];
     plain[n] = 0;
     errno = 0;
-    *ret = real ? value_float(strtod(plain, NULL)) : value_int(strtoll(plain, NULL, base));
-    if (n + 1 >= sizeof plain)
-        *ret_wrong = "a number of too many digits";
-    else if (!real && errno != 0)
-        *ret_wrong = "a whole number beyond 64 bits is not supported";
-    return end;
+    struct value v =
+        real ? value_float(strtod(plain, NULL)) : value_int(strtoll(plain, NULL, base));
+    if (n + 1 >= sizeof plain) fail_at(l, start, "a number of too many digits");
+    if (!real && errno != 0) fail_at(l, start, "a whole number beyond 64 bits is not supported");
+    go(l, end);
+    add(l, real ? T_FLOAT : T_INTEGER, start, v);
 }
 
-// ---- strings ------------------------------------------------------------------------------------
-
-static bool hex_value(const char *s, size_t n, size_t want, uint32_t *ret)
-{
-    *ret = 0;
-    if (n < want) return false;
-    for (size_t i = 0; i < want; i++) {
-        if (!isxdigit((unsigned char)s[i])) return false;
-        int c = tolower((unsigned char)s[i]);
-        *ret = *ret * 16 + (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
-    }
-    return true;
-}
-
-// Writes what stands behind a backslash at s + *i to `to` (at most four bytes, returned how many),
-// and moves *i beyond it.
-static size_t unescape(const char *s, size_t n, size_t *i, char *to, const char **ret_wrong)
+// Writes what stands behind a backslash at *at, in the string literal from l->at to `end`, to `to`
+// (at most four bytes, returned how many), and moves *at beyond it.
+static size_t unescape(struct lexer *l, size_t end, size_t *at, char *to)
 {
     static const char from[] = "\\'\"abfnrtv", plain[] = "\\'\"\a\b\f\n\r\t\v";
-    char c = s[(*i)++];
+    char c = l->text[(*at)++], number[9] = "";
     const char *known = c ? strchr(from, c) : NULL;
-    size_t hex = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-    uint32_t code = 0;
+    size_t hex = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0, n = 0;
     if (c == '\n') return 0;
-    if (known) {
-        *to = plain[known - from];
+    if (c == 'N')
+        fail_at(l, l->at, "characters by name (\\N{...}) are not supported; write \\uXXXX");
+    if (known || (!hex && (c < '0' || c > '7'))) { // of an unknown one the backslash stays
+        *to = known ? plain[known - from] : '\\';
+        *at -= !known;
         return 1;
     }
-    if (c == 'N') {
-        *ret_wrong = "characters by name (\\N{...}) are not supported; write \\uXXXX";
-    } else if (hex > 0) {
-        if (!hex_value(s + *i, n - *i, hex, &code))
-            *ret_wrong = "a truncated \\x, \\u or \\U escape";
-        *i += hex;
-    } else if (c >= '0' && c <= '7') {
-        code = (uint32_t)(c - '0');
-        for (int k = 0; k < 2 && *i < n && s[*i] >= '0' && s[*i] <= '7'; k++)
-            code = code * 8 + (uint32_t)(s[(*i)++] - '0');
-    } else { // the backslash stays
-        *to = '\\';
-        --*i;
-        return 1;
-    }
-    if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-        *ret_wrong = "an escape that is no Unicode character";
-    return *ret_wrong ? 0 : (size_t)utf8_encode(code, to);
+    *at -= !hex;
+    const bool whole = end - *at >= hex;
+    for (const char *set = hex ? "0123456789abcdefABCDEF" : "01234567";
+         n < (hex ? hex : 3) && *at < end && l->text[*at] && strchr(set, l->text[*at]); n++)
+        number[n] = l->text[(*at)++];
+    unsigned long code = strtoul(number, NULL, hex ? 16 : 8);
+    if (whole && (code > 0x10ffff || (code >= 0xd800 && code < 0xe000)))
+        fail_at(l, l->at, "an escape that is no Unicode character");
+    if (n < hex) fail_at(l, l->at, "a truncated \\x, \\u or \\U escape");
+    return (size_t)utf8_encode((uint32_t)code, to);
 }
 
-static size_t literal_string(struct arena *a, const char *s, size_t len, size_t at,
-                             struct value *ret, const char **ret_wrong)
+static void read_string(struct lexer *l)
 {
-    size_t start = at + 1, end = start, n = 0;
-    for (; end < len && s[end] != s[at]; end++) end += s[end] == '\\';
-    if (end >= len) {
-        *ret_wrong = "this string has no end";
-        return len;
-    }
+    size_t start = l->at, end = start + 1, n = 0;
+    for (; end < l->len && l->text[end] != l->text[start]; end++) end += l->text[end] == '\\';
+    if (end >= l->len) fail_at(l, start, "this string has no end");
     // no escape is shorter than what it stands for
-    char *plain = arena_alloc(a, end - start + 4);
-    for (size_t i = start; i < end && !*ret_wrong;) {
-        char c = s[i++];
+    char *plain = arena_alloc(l->arena, end - start + 3);
+    for (size_t at = start + 1; at < end;) {
+        char c = l->text[at++];
         if (c == '\\')
-            n += unescape(s, end, &i, plain + n, ret_wrong);
+            n += unescape(l, end, &at, plain + n);
         else
             plain[n++] = c;
     }
-    *ret = string_new(a, plain, n, false);
-    return end + 1;
+    go(l, end + 1);
+    add(l, T_STRING, start, string_new(l->arena, plain, n, false));
 }
 
 // ---- the inside of a tag ------------------------------------------------------------------------
@@ -294,19 +258,15 @@ static size_t name_end(const struct lexer *l, size_t at)
     return at;
 }
 
-static enum token_type operator_at(const struct lexer *l, size_t *ret_n)
-{
-    for (*ret_n = 2; *ret_n > 0; --*ret_n)
-        for (int type = T_ADD; type <= T_SEMICOLON; type++)
-            if (strlen(token_words(type)) == *ret_n && here(l, l->at, token_words(type)))
-                return type;
-    return T_END;
-}
-
 static void read_operator(struct lexer *l, char *open, int *n_open)
 {
-    size_t n, start = l->at;
-    enum token_type type = operator_at(l, &n);
+    size_t start = l->at, n = 0;
+    enum token_type type = T_END; // the longest that stands here
+    for (int t = T_ADD; t <= T_SEMICOLON; t++) {
+        if (strlen(token_words(t)) <= n || !here(l, start, token_words(t))) continue;
+        type = t;
+        n = strlen(token_words(t));
+    }
     char c = l->text[start];
     if (type == T_END)
         fail_at(l, start, "unexpected char '%.*s'", utf8_sequence(l->text + start, l->len - start),
@@ -322,23 +282,6 @@ static void read_operator(struct lexer *l, char *open, int *n_open)
     }
     go(l, start + n);
     add(l, type, start, MISSING);
-}
-
-static void read_literal(struct lexer *l)
-{
-    size_t start = l->at;
-    const char *wrong = NULL;
-    struct value value;
-    bool number = isdigit((unsigned char)l->text[start]);
-    size_t end = number ? literal_number(l->text, start, &value, &wrong)
-                        : literal_string(l->arena, l->text, l->len, start, &value, &wrong);
-    if (wrong) fail_at(l, start, "%s", wrong);
-    go(l, end);
-    add(l,
-        value.kind == V_INT     ? T_INTEGER
-        : value.kind == V_FLOAT ? T_FLOAT
-                                : T_STRING,
-        start, value);
 }
 
 // From behind "{{" or "{%" to behind its end. One that has none is left to the parser to notice.
@@ -357,8 +300,10 @@ static void read_tag(struct lexer *l, bool block)
         char c = l->text[start];
         if (skip_spaces(l, start) > start) {
             go(l, skip_spaces(l, start));
-        } else if (isdigit((unsigned char)c) || c == '\'' || c == '"') {
-            read_literal(l);
+        } else if (isdigit((unsigned char)c)) {
+            read_number(l);
+        } else if (c == '\'' || c == '"') {
+            read_string(l);
         } else if (name_end(l, start) > start) {
             go(l, name_end(l, start));
             add_text(l, T_NAME, start, l->at);
@@ -395,9 +340,9 @@ static void read_piece(struct lexer *l)
     size_t raw = after_word(l, tag, "raw", false, false);
     go(l, raw ? raw : tag + 2 + (sign != 0));
     if (raw) {
-        read_raw(l, tag);
+        read_to_end(l, tag, true);
     } else if (kind == '#') {
-        skip_comment(l, tag);
+        read_to_end(l, tag, false);
     } else {
         add(l, kind == '%' ? T_BLOCK_BEGIN : T_PRINT_BEGIN, tag, MISSING);
         read_tag(l, kind == '%');
