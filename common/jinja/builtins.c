@@ -6,8 +6,7 @@
 #include "common/jinja/run.h"
 #include <math.h>
 
-// ---- calls of functions for templates
-// -------------------------------------------------------------
+// ---- calls --------------------------------------------------------------------------------------
 
 static bool has_sign(const struct builtin *f, char sign)
 {
@@ -518,9 +517,13 @@ BUILTIN(range)
     return range_make(r, bound[0], bound[1], bound[2]);
 }
 
-// What dict() takes first: a dict or pairs.
-static void add_pairs(struct run *r, struct value from, struct dict *d)
+BUILTIN(dict)
 {
+    const struct arguments *all = c->all;
+    struct value d = dict_new(&r->arena, 4);
+    if (all->positional.n > 1)
+        fail(r, "dict expected at most 1 argument, got %zu", all->positional.n);
+    struct value from = all->positional.n == 1 ? all->positional.items[0] : d; // a dict or pairs
     if (from.kind == V_DICT) from = dict_view(r, from.dict, V_ITEMS);
     struct list pairs = value_items(r, from);
     for (size_t i = 0; i < pairs.n; i++) {
@@ -528,17 +531,8 @@ static void add_pairs(struct run *r, struct value from, struct dict *d)
         if (pair.n != 2)
             fail(r, "dictionary update sequence element #%zu has length %zu; 2 is required", i,
                  pair.n);
-        dict_set(r, d, pair.items[0], pair.items[1]);
+        dict_set(r, d.dict, pair.items[0], pair.items[1]);
     }
-}
-
-BUILTIN(dict)
-{
-    const struct arguments *all = c->all;
-    struct value d = dict_new(&r->arena, 4);
-    if (all->positional.n > 1)
-        fail(r, "dict expected at most 1 argument, got %zu", all->positional.n);
-    if (all->positional.n == 1) add_pairs(r, all->positional.items[0], d.dict);
     for (size_t i = 0; i < all->named.n; i++)
         dict_set(r, d.dict, all->named.entries[i].key, all->named.entries[i].value);
     return d;
@@ -577,37 +571,25 @@ BUILTIN(joiner)
 
 // ---- the clock ----------------------------------------------------------------------------------
 
-static void put_time(struct run *r, const struct tm *tm, long microseconds, const char *item)
+// One item of strftime's: "%", flags ("-", "_", "0", "^", "#"), a width, one letter. Its end.
+static const char *put_time(struct run *r, const char *mark, const char *end, const struct tm *tm,
+                            long microseconds)
 {
-    run_steps(r, 8);
-    char text[300], last = item[strlen(item) - 1];
-    if (strcmp(item, "%f") == 0)
+    char text[300], item[12];
+    size_t n = 1;
+    while (n < 8 && mark + n < end && strchr("-_0^#:EO123456789", mark[n]) && mark[n]) n++;
+    n += mark + n < end;
+    memcpy(item, mark, n);
+    item[n] = 0;
+    bool whole = n > 1 && strlen(item) == n;
+    if (whole) run_steps(r, 8);
+    if (!whole)
+        run_put(r, mark, n);
+    else if (strcmp(item, "%f") == 0)
         run_printf(r, "%06ld", microseconds);
-    else if (last != 'z' && last != 'Z') // a time without a zone
+    else if (item[n - 1] != 'z' && item[n - 1] != 'Z') // a time without a zone
         run_put(r, text, strftime(text, sizeof text, item, tm));
-}
-
-// strftime item by item: "%", flags ("-", "_", "0", "^", "#"), a width, one letter.
-static void put_strftime(struct run *r, const struct string *format, const struct tm *tm,
-                         long microseconds)
-{
-    const char *at = format->data, *end = at + format->n_bytes;
-    while (at < end) {
-        const char *mark = memchr(at, '%', (size_t)(end - at));
-        run_put(r, at, (size_t)((mark ? mark : end) - at));
-        if (!mark) return;
-        char item[12];
-        size_t n = 1;
-        while (n < 8 && mark + n < end && strchr("-_0^#:EO123456789", mark[n]) && mark[n]) n++;
-        n += mark + n < end;
-        memcpy(item, mark, n);
-        item[n] = 0;
-        if (n > 1 && strlen(item) == n)
-            put_time(r, tm, microseconds, item);
-        else
-            run_put(r, mark, n);
-        at = mark + n;
-    }
+    return mark + n;
 }
 
 BUILTIN(strftime_now)
@@ -620,7 +602,12 @@ BUILTIN(strftime_now)
     else if (clock_gettime(CLOCK_REALTIME, &now) != 0 || !localtime_r(&now.tv_sec, &tm))
         arena_fail(&r->arena, ST_IO, "the clock cannot be read");
     size_t text = text_begin(r);
-    put_strftime(r, format, &tm, now.tv_nsec / 1000);
+    const char *at = format->data, *end = at + format->n_bytes;
+    while (at < end) {
+        const char *mark = memchr(at, '%', (size_t)(end - at));
+        run_put(r, at, (size_t)((mark ? mark : end) - at));
+        at = mark ? put_time(r, mark, end, &tm, now.tv_nsec / 1000) : end;
+    }
     return text_end(r, text, false);
 }
 

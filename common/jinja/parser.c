@@ -675,11 +675,23 @@ static void parse_parameters(struct parser *p, struct node_list *list)
     p->token++;
 }
 
-// Of a macro or a call block: loops around it do not reach into it.
-static void parse_function_body(struct parser *p, const char *end, struct node *node)
+// A macro, a call block or `generation`, with which transformers marks what the assistant says: the
+// text is the same. Loops around it do not reach into it.
+static void parse_macro(struct parser *p, struct node *node)
 {
-    const int max = (int)(sizeof p->function / sizeof *p->function);
-    int n_loops = p->n_loops;
+    const int max = (int)(sizeof p->function / sizeof *p->function), n_loops = p->n_loops;
+    const char *end = "endgeneration";
+    if (node->kind == N_MACRO) {
+        end = "endmacro";
+        node->value = parse_expect(p, T_NAME)->value;
+        parse_parameters(p, &node->others);
+    } else if (node->kind == N_CALL_BLOCK) {
+        end = "endcall";
+        if (p->token->type == T_LPAREN) parse_parameters(p, &node->others);
+        node->a = parse_expression(p);
+        if (node->a->kind != N_CALL)
+            place_fail(p->arena, node->line, node->column, "expected call");
+    }
     if (p->n_functions == max) parse_fail(p, "macros are nested deeper than %d levels", max);
     p->function[p->n_functions++] = node;
     p->n_loops = 0;
@@ -690,21 +702,6 @@ static void parse_function_body(struct parser *p, const char *end, struct node *
         int extra = string_word(node->others.nodes[i]->value.string, MACRO_EXTRAS);
         if (extra >= 0) node->op &= ~(1 << extra);
     }
-}
-
-static void parse_macro(struct parser *p, struct node *node)
-{
-    node->value = parse_expect(p, T_NAME)->value;
-    parse_parameters(p, &node->others);
-    parse_function_body(p, "endmacro", node);
-}
-
-static void parse_call_block(struct parser *p, struct node *node)
-{
-    if (p->token->type == T_LPAREN) parse_parameters(p, &node->others);
-    node->a = parse_expression(p);
-    if (node->a->kind != N_CALL) place_fail(p->arena, node->line, node->column, "expected call");
-    parse_function_body(p, "endcall", node);
 }
 
 // ---- other statements ---------------------------------------------------------------------------
@@ -720,13 +717,6 @@ static void parse_print(struct parser *p, struct node *node)
 {
     while (parse_more(p, T_BLOCK_END, node->items.n == 0, false))
         node_add(p, &node->items, parse_expression(p));
-}
-
-// transformers marks with it what the assistant says; the text is the same. It is a call of a macro
-// made of its body.
-static void parse_generation(struct parser *p, struct node *node)
-{
-    parse_function_body(p, "endgeneration", node);
 }
 
 static void parse_block(struct parser *p, struct node *node)
@@ -757,11 +747,11 @@ static const struct statement {
     {"for", N_FOR, parse_for},
     {"set", N_SET, parse_set},
     {"macro", N_MACRO, parse_macro},
-    {"call", N_CALL_BLOCK, parse_call_block},
+    {"call", N_CALL_BLOCK, parse_macro},
     {"filter", N_PRINT, parse_filter_block},
     {"with", N_WITH, parse_with},
     {"print", N_PRINT, parse_print},
-    {"generation", N_WITH, parse_generation},
+    {"generation", N_WITH, parse_macro},
     {"block", N_BLOCK, parse_block},
     {"break", N_BREAK, parse_loop_control},
     {"continue", N_CONTINUE, parse_loop_control},

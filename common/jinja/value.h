@@ -131,29 +131,13 @@ struct undefined {
 };
 
 // The field after `kind` is set by name: value_of(.kind = V_INT, .integer = 3).
-#define value_of(...) ((struct value){__VA_ARGS__})
-#define NONE          value_of(.kind = V_NONE)
-#define MISSING       value_of(.kind = V_MISSING)
-
-static inline struct value value_bool(bool truth)
-{
-    return value_of(.kind = V_BOOL, .truth = truth);
-}
-
-static inline struct value value_int(int64_t integer)
-{
-    return value_of(.kind = V_INT, .integer = integer);
-}
-
-static inline struct value value_float(double real)
-{
-    return value_of(.kind = V_FLOAT, .real = real);
-}
-
-static inline struct value value_string(const struct string *string)
-{
-    return value_of(.kind = V_STRING, .string = string);
-}
+#define value_of(...)   ((struct value){__VA_ARGS__})
+#define NONE            value_of(.kind = V_NONE)
+#define MISSING         value_of(.kind = V_MISSING)
+#define value_bool(x)   value_of(.kind = V_BOOL, .truth = (x))
+#define value_int(x)    value_of(.kind = V_INT, .integer = (x))
+#define value_float(x)  value_of(.kind = V_FLOAT, .real = (x))
+#define value_string(x) value_of(.kind = V_STRING, .string = (x))
 
 static inline bool of_kinds(struct value v, unsigned kinds)
 {
