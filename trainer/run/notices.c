@@ -49,7 +49,7 @@ void notice_adapter(const struct adapter *a)
                  "attention's matrices alone as its targets, or merge it (cw-trainer merge)");
 }
 
-void notice_filtering(const struct train_config *c)
+static void notice_filtering(const struct train_config *c)
 {
     struct bytes options = BYTES_INIT;
     if (c->sampling.top_k > 0) bytes_printf(&options, ", --top-k %" PRId64, c->sampling.top_k);
@@ -102,7 +102,7 @@ enum status notice_roles(const struct bridge_file *file, const struct bridge_rol
     return ST_OK;
 }
 
-void notice_dropout(const struct train_config *c)
+static void notice_dropout(const struct train_config *c)
 {
     if (!c->lora.r || c->lora.dropout == 0) return;
     if (c->steps_per_generation > 1 || c->entropy.top_quantile < 1) {
@@ -128,7 +128,7 @@ void notice_tandem(const struct train_config *c, const char *frozen_folder)
              t->shared ? ", all samples of a step alike" : "", c->loss.frozen_weight);
 }
 
-void notice_async(const struct train_config *c, const struct train_resolved *r)
+static void notice_async(const struct train_config *c, const struct train_resolved *r)
 {
     if (!r->async) return;
     if (r->steps_ahead == 0) {
@@ -143,4 +143,11 @@ void notice_async(const struct train_config *c, const struct train_resolved *r)
     if (!c->importance_sampling_correction)
         log_warn("--async without --importance-sampling-correction: nothing corrects for the age "
                  "of the samples");
+}
+
+void notice_options(const struct train_config *c, const struct train_resolved *resolved)
+{
+    notice_filtering(c);
+    notice_dropout(c);
+    notice_async(c, resolved);
 }

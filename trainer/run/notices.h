@@ -16,18 +16,15 @@ void notice_idle(const struct option_set *set, const void *config);
 void notice_model(const struct model_config *model, double balance_coef);
 // An adapter whose folder another loader takes otherwise.
 void notice_adapter(const struct adapter *a);
-// --top-p, --top-k, --min-p: samples come from another distribution than the loss is of.
-void notice_filtering(const struct train_config *config);
+// Options of train by which samples come from another distribution than the loss is of (--top-p,
+// --top-k, --min-p), than updates are of (--lora-dropout), or from older weights (--async).
+void notice_options(const struct train_config *config, const struct train_resolved *resolved);
 // How a data set was read: its chat template, what of it was ignored, and left out for its length.
 void notice_data(const struct dataset *data, int left_out);
 void notice_left_out(const struct dataset *data, int left_out); // the last alone
 // Roles of a newer server; then the policy's. ST_NOT_FOUND where there is none.
 enum status notice_roles(const struct bridge_file *file, const struct bridge_role **ret_policy);
-// --lora-dropout: updates are not of the distribution that was sampled.
-void notice_dropout(const struct train_config *config);
 // --tandem: what writes with the policy.
 void notice_tandem(const struct train_config *config, const char *frozen_folder);
-// --async: samples come from older weights than those that learn.
-void notice_async(const struct train_config *config, const struct train_resolved *resolved);
 
 #endif

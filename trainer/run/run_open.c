@@ -362,9 +362,7 @@ enum status run_open(struct run *run)
     CHECK(open_environment(run));
     CHECK(open_data(run));
     plan_scoring(run);
-    notice_filtering(run->config);
-    notice_dropout(run->config);
-    notice_async(run->config, &run->resolved);
+    notice_options(run->config, &run->resolved);
     CHECK(run_become_writer(
         run->mapped.bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_find_base(run));
