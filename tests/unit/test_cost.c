@@ -4,7 +4,8 @@
 #include "tests/support/support.h"
 #include "trainer/run/config.h"
 #include "trainer/rollout/scoring.h"
-#include "trainer/run/metrics.h"
+#include "trainer/rollout/spec_counters.h"
+#include "trainer/run/runlog.h"
 
 #include <math.h>
 #include <stdio.h>

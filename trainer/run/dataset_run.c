@@ -6,7 +6,6 @@
 #include "common/base/log.h"
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
-#include "trainer/run/metrics.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/adapter_folder.h"

@@ -1,8 +1,9 @@
 /* metrics.c: the table of metrics of a loss, whose keys are TRL's where TRL logs the same, and
  * those of speculative decoding. The wording of the latter's log line is vLLM's, so that what reads
  * its logs reads these. Stateless. */
-#include "trainer/run/metrics.h"
 #include "kernels/comm.h"
+#include "trainer/learn/stats.h"
+#include "trainer/rollout/spec_counters.h"
 #include "trainer/run/runlog.h"
 
 #include <stdio.h>

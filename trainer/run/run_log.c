@@ -7,7 +7,6 @@
 #include "trainer/rollout/source.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/metrics.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -9,7 +9,6 @@
 #include "trainer/run/evaluate.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/metrics.h"
 #include "trainer/run/tensorboard.h"
 
 #include <inttypes.h>

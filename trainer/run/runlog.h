@@ -8,7 +8,10 @@
 #include <jansson.h>
 #include <stdint.h>
 
+struct comm;
 struct runlog;
+struct spec_counters;
+struct update_stats;
 
 // folder: the run's, which exists; NULL: nothing is written, and no progress logged. Resuming at
 // `step`: lines of later steps, which will be run again, are taken out first; a new event file says
@@ -23,6 +26,19 @@ void runlog_set_total(struct runlog *log, int64_t total_steps);
 void metrics_put(json_t *metrics, const char *key, double value);
 void metrics_putf(json_t *metrics, double value, const char *key, ...) // the key by a format
     __attribute__((format(printf, 3, 4)));
+// metrics.c: what updates and speculative decoding give. Statistics of an update or of an
+// evaluation that are given (STAT_BIT each), under keys that begin with the prefix.
+void stats_put(const struct update_stats *stats, uint64_t given, const char *prefix,
+               json_t *metrics);
+// How many ranks there are, and what waiting for their gradients took; nothing of one.
+void ranks_put(const struct update_stats *stats, const struct comm *all, json_t *metrics);
+
+// spec_decode/num_drafts and so on into a line of metrics.jsonl; nothing where not `present`. A
+// rate of nothing is null.
+void spec_counters_put(const struct spec_counters *c, json_t *metrics);
+// vLLM's log line: "SpecDecoding metrics: Mean acceptance length: 2.50, ...".
+void spec_counters_text(const struct spec_counters *c, double seconds, struct bytes *ret);
+
 // Appends one line and one event and flushes them to their files; takes the reference to `metrics`,
 // on failure too.
 enum status runlog_write(struct runlog *log, json_t *metrics);
