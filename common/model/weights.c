@@ -484,6 +484,21 @@ static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
     return (void **)(holder + r->pointer);
 }
 
+struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer)
+{
+    struct weights *held = (struct weights *)w; // whose pointers are read
+    const struct model_config *c = w->config;
+    const struct layer_config *l = &c->layers[layer];
+    const bool biased = role == ROLE_QKV || role == ROLE_O || role == ROLE_ROUTER ||
+                        role == ROLE_GATE_UP || role == ROLE_DOWN || role == ROLE_HEAD;
+    return (struct weight_matrix){
+        .w = *role_pointer(held, role, layer),
+        .bias = biased ? *role_pointer(held, role + 1, layer) : NULL,
+        .n = (int)size_of(c, l, config_vocab_rows(c), roles[role].rows),
+        .k = (int)size_of(c, l, config_vocab_rows(c), roles[role].cols),
+    };
+}
+
 void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
 {
     for (int i = 0; i < w->n_tensors; i++) {

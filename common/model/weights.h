@@ -106,6 +106,13 @@ static inline enum dtype weights_tensor_dtype(const struct weights *w,
 {
     return t->is_buffer ? DT_F32 : w->dt;
 }
+// The matrix of a role that a layer has (of the model's own: layer 0), y = x . w^T + bias, as this
+// rank holds it. NULL is what there is none of, or what is not bound.
+struct weight_matrix {
+    void *w, *bias; // (n, k), (n)
+    int n, k;
+};
+struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer);
 // Whether tensor i is the first of its block.
 bool weights_begins_block(const struct weights *w, int i);
 void weights_free(struct weights *w); // the table, not the memory

@@ -203,24 +203,25 @@ static void back_to_weight(struct model *m, void *dw, void *db, const void *dy, 
 
 // matrix_back() of some rows of the batch (index, device); NULL: of all, in order.
 static void rows_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                      const int32_t *index, const struct matrix *w)
+                      const int32_t *index, enum tensor_role role, int layer, bool add)
 {
     struct model *m = b->m;
+    const struct weight_matrix w = weights_matrix(m->weights, role, layer),
+                               g = weights_matrix(b->grads, role, layer);
     struct lora_args args;
     struct lora_grads grads[LORA_PARTS];
-    back_to_weight(m, w->dw, w->db, dy, x, rows, w->n, w->k);
-    input_back(m, dx, dy, w->w, rows, w->n, w->k, w->add);
-    if (!b->adapter || !adapter_table_args(m->adapters, w->role, w->layer, rows, NULL, &args))
-        return;
-    adapter_grads(b->adapter, b->adapter_grads, w->role, w->layer, grads);
+    back_to_weight(m, g.w, g.bias, dy, x, rows, w.n, w.k);
+    input_back(m, dx, dy, w.w, rows, w.n, w.k, add);
+    if (!b->adapter || !adapter_table_args(m->adapters, role, layer, rows, NULL, &args)) return;
+    adapter_grads(b->adapter, b->adapter_grads, role, layer, grads);
     args.row = index;
     m->ops->lora_back(m->dev, dx, grads, dy, x, &args);
 }
 
 void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                 const struct matrix *w)
+                 enum tensor_role role, int layer, bool add)
 {
-    rows_back(b, dx, dy, x, rows, NULL, w);
+    rows_back(b, dx, dy, x, rows, NULL, role, layer, add);
 }
 
 // Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a
@@ -296,7 +297,7 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct weights *w = m->weights, *g = b->grads;
-    int n = batch_rows(batch), vocab = config_vocab_rows(c);
+    int n = batch_rows(batch);
     size_t e = dtype_size(m->dt);
     for (int at = 0; at < n; at += b->chunk) {
         const int rows = chunk_rows(b, n, at);
@@ -307,9 +308,8 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         logits_back(b, batch, loss, at, rows, first);
         const void *dlogits = own_dlogits(b, rows);
-        rows_back(b, drows, dlogits, head.normed, rows, batch_rows_device(batch) + at,
-                  &(struct matrix){ROLE_HEAD, 0, w->head, g->head, g->head_bias, vocab, c->hidden,
-                                   false});
+        rows_back(b, drows, dlogits, head.normed, rows, batch_rows_device(batch) + at, ROLE_HEAD, 0,
+                  false);
         model_sum_ranks(m, drows, rows);
         m->ops->norm_back(m->dev, drows, g->final_norm, g->final_norm_bias, drows, &norm, &shape,
                           false);
@@ -350,18 +350,20 @@ static void pre_norm_back(struct backward *b, void *dx, void *dnorm, void *dbias
 // in dgate_up, and the matrix's. The activation itself is computed again on the way; beforehand
 // where an adapter reads it.
 static void down_back(struct backward *b, const void *dout, const void *gate_up,
-                      const struct act_shape *act, const struct matrix *w)
+                      const struct act_shape *act, enum tensor_role role, int l)
 {
     struct model *m = b->m;
+    const struct weight_matrix w = weights_matrix(m->weights, role, l),
+                               g = weights_matrix(b->grads, role, l);
     if (b->adapter) {
         m->ops->act(m->dev, m->act, gate_up, act);
-        matrix_back(b, b->dact, dout, m->act, act->rows, w);
+        matrix_back(b, b->dact, dout, m->act, act->rows, role, l, false);
         m->ops->act_back(m->dev, b->dgate_up, NULL, b->dact, gate_up, act);
         return;
     }
-    input_back(m, b->dact, dout, w->w, act->rows, w->n, w->k, w->add);
+    input_back(m, b->dact, dout, w.w, act->rows, w.n, w.k, false);
     m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, act);
-    back_to_weight(m, w->dw, w->db, dout, m->act, act->rows, w->n, w->k);
+    back_to_weight(m, g.w, g.bias, dout, m->act, act->rows, w.n, w.k);
 }
 
 // dbias (experts, width) += column sums of each expert's rows, where it is trained.
@@ -427,9 +429,8 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const int hidden = c->hidden, inner = layer->shared_intermediate;
-    const int up = layer_shared_up_width(c, layer);
-    const struct act_shape act = model_act_shape(m, rows, inner);
+    const int hidden = c->hidden;
+    const struct act_shape act = model_act_shape(m, rows, layer->shared_intermediate);
     const struct moe_shape one = model_shared_shape(m, rows);
     const struct moe_routing *r = &tape->shared_routing;
     const void *dout = b->dx;
@@ -443,32 +444,22 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
             input_back(m, b->dnormed, b->drouter, w->shared_gate, rows, 1, hidden, true);
         dout = b->dexpert;
     }
-    down_back(b, dout, tape->shared_gate_up, &act,
-              &(struct matrix){ROLE_SHARED_DOWN, l, w->shared_down, g->shared_down, NULL, hidden,
-                               inner, false});
-    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows,
-                &(struct matrix){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, g->shared_gate_up, NULL,
-                                 up, hidden, true});
+    down_back(b, dout, tape->shared_gate_up, &act, ROLE_SHARED_DOWN, l);
+    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows, ROLE_SHARED_GATE_UP, l, true);
 }
 
 // From m->normed and dx, the plain MLP's gradients; leaves the gradient of m->normed in dnormed.
 static void plain_mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
     struct model *m = b->m;
-    const struct model_config *c = m->config;
-    const struct layer_config *layer = &c->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer);
-    const struct act_shape act = model_act_shape(m, rows, inner);
+    const struct act_shape act = model_act_shape(m, rows, m->config->layers[l].intermediate);
     const struct norm_args post_norm = {
         .x = tape->mlp_proj, .w = w->post_mlp_norm, .rstd = tape->rstd_post2};
     const void *dout = residual_back(b, rows, &post_norm, g->post_mlp_norm);
 
-    down_back(b, dout, tape->gate_up, &act,
-              &(struct matrix){ROLE_DOWN, l, w->down, g->down, g->down_bias, hidden, inner, false});
-    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows,
-                &(struct matrix){ROLE_GATE_UP, l, w->gate_up, g->gate_up, g->gate_up_bias, up,
-                                 hidden, false});
+    down_back(b, dout, tape->gate_up, &act, ROLE_DOWN, l);
+    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows, ROLE_GATE_UP, l, false);
 }
 
 // dx is the gradient of the layer's output on entry, of x_mid on return. A parallel block's MLP
@@ -522,16 +513,14 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const struct layer_weights *g = &b->grads->layers[l];
     const struct layer_config *layer = &c->layers[l];
-    const int rows = batch->n_tokens, width = layer_attn_in_width(c, layer);
+    const int rows = batch->n_tokens;
     const struct gate_args gate = model_attn_gate(m, l, tape->attn, tape->gate, rows);
     void *din = c->attn_gate ? b->dattn_in : b->dqkv;
 
     if (c->attn_gate) m->ops->gate(m->dev, m->attn_out, &gate);
-    matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows,
-                &(struct matrix){ROLE_O, l, w->o, g->o, g->o_bias, c->hidden,
-                                 layer_attn_width(layer), false});
+    matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows, ROLE_O, l, false);
     if (c->attn_gate) m->ops->gate_back(m->dev, b->dattn, m->gate, b->dattn, &gate);
     if (g->sinks)
         m->ops->attn_sinks_back(m->dev, g->sinks, b->dattn, tape->attn, tape->lse, rows,
@@ -548,9 +537,7 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
     if (layer->latent.rank > 0)
         latent_back(b, l, batch, tape);
     else
-        matrix_back(
-            b, b->dnormed, din, m->normed, rows,
-            &(struct matrix){ROLE_QKV, l, w->qkv, g->qkv, g->qkv_bias, width, c->hidden, false});
+        matrix_back(b, b->dnormed, din, m->normed, rows, ROLE_QKV, l, false);
 }
 
 // dx is the gradient of x_mid on entry, of the layer's input on return.

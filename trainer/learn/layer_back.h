@@ -54,19 +54,11 @@ struct backward {
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };
 
-// A matmul, y (rows, n) = x (rows, k) . w (n, k)^T + bias, and where its gradients go.
-struct matrix {
-    enum tensor_role role;
-    int layer;
-    const void *w;
-    void *dw, *db; // NULL: not trained
-    int n, k;
-    bool add;
-};
-
-// dx (rows, k) = (add ? dx : 0) + the gradient, through the adapter too where there is one.
+// From the gradient dy (rows, n) of y = x . w^T + bias, of a role's matrix w (n, k): dx (rows, k) =
+// (add ? dx : 0) + that of x, through the adapter too where there is one; and adds to those of w
+// and bias, where they are trained.
 void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
-                 const struct matrix *w);
+                 enum tensor_role role, int layer, bool add);
 
 // mixers_back.c: from the gradient of a layer's linear attention, projected, to that of m->normed
 // (in dnormed), which it computes again.

@@ -39,21 +39,18 @@ static void queries_back(struct backward *b, int l, int rows, const struct layer
     const struct layer_config *c = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct latent_grads *s = &b->latent;
-    const int q_rank = c->latent.q_rank, hidden = m->config->hidden, width = layer_q_width(c);
+    const int q_rank = c->latent.q_rank;
     if (q_rank == 0) {
-        matrix_back(b, b->dnormed, s->dout, m->normed, rows,
-                    &(struct matrix){ROLE_Q, l, w->q, g->q, NULL, width, hidden, true});
+        matrix_back(b, b->dnormed, s->dout, m->normed, rows, ROLE_Q, l, true);
         return;
     }
     const struct norm_shape shape = model_latent_norm(m, rows, q_rank, q_rank);
     const struct norm_args norm = {
         .x = tape->latent.q_a, .w = w->q_a_norm, .rstd = tape->latent.rstd_q};
     m->ops->norm(m->dev, s->q_a, &norm, &shape);
-    matrix_back(b, s->dq_a, s->dout, s->q_a, rows,
-                &(struct matrix){ROLE_Q_B, l, w->q_b, g->q_b, NULL, width, q_rank, false});
+    matrix_back(b, s->dq_a, s->dout, s->q_a, rows, ROLE_Q_B, l, false);
     m->ops->norm_back(m->dev, s->dq_a, g->q_a_norm, NULL, s->dq_a, &norm, &shape, false);
-    matrix_back(b, b->dnormed, s->dq_a, m->normed, rows,
-                &(struct matrix){ROLE_Q_A, l, w->q_a, g->q_a, NULL, q_rank, hidden, true});
+    matrix_back(b, b->dnormed, s->dq_a, m->normed, rows, ROLE_Q_A, l, true);
 }
 
 // From the gradients of keys and values in g->kv and of their rotated part in g->dkeys; leaves that
@@ -65,17 +62,14 @@ static void keys_back(struct backward *b, int l, int rows, const struct layer_ta
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct latent_grads *s = &b->latent;
     const struct latent_shape latent = model_latent_shape(m, l, rows);
-    const int width = layer_latent_width(c), kv = latent.n_heads * (latent.nope + latent.value);
+    const int width = layer_latent_width(c);
     const struct norm_shape shape = model_latent_norm(m, rows, latent.rank, width);
     const struct norm_args norm = {
         .x = tape->latent.kv_a, .w = w->kv_a_norm, .rstd = tape->latent.rstd_kv};
-    matrix_back(b, s->dlatent, s->kv, s->latent, rows,
-                &(struct matrix){ROLE_KV_B, l, w->kv_b, g->kv_b, NULL, kv, latent.rank, false});
+    matrix_back(b, s->dlatent, s->kv, s->latent, rows, ROLE_KV_B, l, false);
     copy_rows(m, s->dkeys, width, s->dlatent, latent.rank, rows);
     m->ops->norm_back(m->dev, s->dkeys, g->kv_a_norm, NULL, s->dkeys, &norm, &shape, false);
-    matrix_back(
-        b, b->dnormed, s->dkeys, m->normed, rows,
-        &(struct matrix){ROLE_KV_A, l, w->kv_a, g->kv_a, NULL, width, m->config->hidden, false});
+    matrix_back(b, b->dnormed, s->dkeys, m->normed, rows, ROLE_KV_A, l, false);
 }
 
 void latent_back(struct backward *b, int l, const struct batch_view *batch,
@@ -120,8 +114,7 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens, hidden = m->config->hidden;
-    const int value = delta_value_width(&shape), width = layer_delta_in_width(layer);
+    const int rows = batch->n_tokens, width = layer_delta_in_width(layer);
     const struct delta_batch order = {batch, NULL, l};
     const struct conv_args conv = {tape->delta_in, width, w->delta_conv, order};
     const struct delta_args rule = {m->qkv, tape->delta_gates, w->delta_a_log, w->delta_dt_bias,
@@ -134,18 +127,12 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
 
     ops->norm(m->dev, m->gate, &normed, &norm);
     ops->gate(m->dev, m->attn_out, &gate);
-    matrix_back(b, b->dattn, dout, m->attn_out, rows,
-                &(struct matrix){ROLE_DELTA_OUT, l, w->delta_out, g->delta_out, NULL, hidden, value,
-                                 false});
+    matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
     ops->gate_back(m->dev, b->dattn, dgate, b->dattn, &gate);
     ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &normed, &norm, false);
     ops->short_conv(m->dev, m->qkv, &conv, &shape);
     ops->delta_rule_back(m->dev, &grads, b->dattn, &rule, &shape);
     ops->short_conv_back(m->dev, b->dattn_in, g->delta_conv, b->dqkv, &conv, &shape);
-    matrix_back(
-        b, b->dnormed, b->dattn_in, m->normed, rows,
-        &(struct matrix){ROLE_DELTA_IN, l, w->delta_in, g->delta_in, NULL, width, hidden, false});
-    matrix_back(b, b->dnormed, b->ddelta_gates, m->normed, rows,
-                &(struct matrix){ROLE_DELTA_GATES, l, w->delta_gates, g->delta_gates, NULL,
-                                 2 * shape.n_heads, hidden, true});
+    matrix_back(b, b->dnormed, b->dattn_in, m->normed, rows, ROLE_DELTA_IN, l, false);
+    matrix_back(b, b->dnormed, b->ddelta_gates, m->normed, rows, ROLE_DELTA_GATES, l, true);
 }
