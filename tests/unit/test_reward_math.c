@@ -107,6 +107,19 @@ static void takes_bare_answers(void **state)
     assert_true(same(r, "\\frac{1}{2}", "so it is $\\boxed{0.5}$"));
     assert_true(same(r, "(x+1)^2", "\\boxed{x^2+2x+1}"));
     assert_true(same(r, "Evelyn", "It is \\boxed{\\text{Evelyn}}"));
+    assert_true(same(r, "\\binom{n}{2}", "\\boxed{\\frac{n(n-1)}{2}}"));
+    assert_true(same(r, "\\binom{n}{k}", "\\boxed{\\frac{n!}{k!(n-k)!}}"));
+    assert_true(same(r, "\\binom{n}{k}", "\\boxed{\\binom{n}{n-k}}"));
+    assert_false(same(r, "\\binom{n}{2}", "\\boxed{\\frac{n^2}{2}}"));
+    assert_false(same(r, "\\binom{n}{k}", "\\boxed{\\binom{n}{k+1}}"));
+    assert_true(same(r, "\\mathbb{R}", "\\boxed{(-\\infty,\\infty)}"));
+    assert_true(same(r, "(-\\infty,\\infty)", "\\boxed{\\mathbb{R}}"));
+    assert_true(same(r, "\\mathbb{R}", "\\boxed{x \\in \\mathbb{R}}"));
+    assert_true(same(r, "\\mathbb{R}", "\\boxed{\\mathbb{R}}"));
+    assert_true(same(r, "\\mathbb{Z}", "\\boxed{\\mathbb{Z}}"));
+    assert_true(same(r, "\\mathbb{R}^2", "\\boxed{\\mathbb{R}^2}"));
+    assert_false(same(r, "\\mathbb{R}", "\\boxed{(0,\\infty)}"));
+    assert_false(same(r, "\\mathbb{Z}", "\\boxed{\\mathbb{R}}"));
     assert_false(same(r, "Evelyn", "It is \\boxed{\\text{Briana}}"));
     assert_true(same(r, "72", "Natalia sold 48+24 = 72 clips.\n#### 72"));
     assert_false(

@@ -284,6 +284,21 @@ static struct math_node *words(struct parser *p, const struct command *c)
     return named(p, c->kind, text, len < MATH_NAME ? len : MATH_NAME - 1);
 }
 
+// \mathbb{R} is the interval of all reals; other sets go by their letter.
+static struct math_node *numbers(struct parser *p, const struct command *c)
+{
+    size_t len;
+    const char *text = braces(p, &len);
+    if (!text || len == 0) return fail(p);
+    if (len != 1 || *text != 'R' || peek(p) == '^' || peek(p) == '_')
+        return named(p, MATH_SYMBOL, text, len < MATH_NAME ? len : MATH_NAME - 1);
+    struct math_node *all = node(p, c->kind);
+    push(all, of_one(p, MATH_NEGATIVE, "", node(p, MATH_INFINITY)));
+    push(all, node(p, MATH_INFINITY));
+    if (all) all->open = '(', all->close = ')';
+    return all;
+}
+
 static const struct command commands[] = {
     {"\\frac|\\dfrac|\\tfrac|\\cfrac", two_arguments, MATH_QUOTIENT, "", NULL},
     {"\\sqrt", root, MATH_CALL, "sqrt", NULL},
@@ -291,6 +306,7 @@ static const struct command commands[] = {
      "\\operatorname",
      words, MATH_TEXT, NULL, NULL},
     {"\\binom|\\dbinom|\\tbinom", two_arguments, MATH_CALL, "binom", NULL},
+    {"\\mathbb", numbers, MATH_LIST, NULL, NULL},
     {"\\begin", matrix, MATH_MATRIX, NULL, "\\end"},
     {"\\infty", constant, MATH_INFINITY, NULL, NULL},
     {"\\emptyset|\\varnothing", constant, MATH_EMPTY, NULL, NULL},

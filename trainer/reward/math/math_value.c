@@ -88,7 +88,11 @@ static bool power(struct math_value a, struct math_value b, struct math_value *r
 static bool factorial(struct math_value a, struct math_value *ret)
 {
     const double n = creal(a.x);
-    if (!a.exact || n < 0 || n != floor(n) || n > 1000) return false;
+    if (cimag(a.x) == 0 && n != floor(n)) { // as letters have it
+        *ret = inexact(tgamma(n + 1));
+        return true;
+    }
+    if (!a.exact || n < 0 || n > 1000) return false;
     *ret = whole(1);
     for (int64_t i = 2; i <= (int64_t)n; i++) *ret = product(*ret, whole(i));
     return true;
