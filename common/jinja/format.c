@@ -757,9 +757,10 @@ BUILTIN(format_map)
 {
     if (c->v[1].kind != V_DICT) type_fail(r, "format_map() wants a mapping", c->v[1]);
     struct arguments arguments = {.named.n = 0};
-    for (const struct dict_entry *e = c->v[1].dict->entries;
-         e < c->v[1].dict->entries + c->v[1].dict->n; e++)
+    for (size_t i = 0; i < c->v[1].dict->n; i++) {
+        const struct dict_entry *e = &c->v[1].dict->entries[i];
         if (e->key.kind == V_STRING) dict_append(&r->arena, &arguments.named, e->key, e->value);
+    }
     return format_braces(r, c->v[0].string, &arguments);
 }
 

@@ -22,6 +22,7 @@ static void render_body(struct run *r, struct scope *scope, const struct node_li
 
 // ---- assignments --------------------------------------------------------------------------------
 
+// A macro may keep it.
 static struct scope *scope_new(struct run *r, const struct scope *outer)
 {
     struct scope *scope = arena_alloc(&r->arena, sizeof *scope);

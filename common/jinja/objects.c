@@ -299,7 +299,8 @@ struct dict_entry *dict_look(struct run *r, const struct dict *d, struct value k
 {
     if (key.kind == V_LIST || key.kind == V_DICT) fail(r, "unhashable type: '%s'", value_type(key));
     run_bytes(r, 1);
-    for (struct dict_entry *e = d->entries; e < d->entries + d->n; e++) {
+    for (size_t i = 0; i < d->n; i++) {
+        struct dict_entry *e = &d->entries[i];
         bool strings = key.kind == V_STRING && e->key.kind == V_STRING;
         if (strings ? run_same(r, key.string, e->key.string) : value_equal(r, e->key, key))
             return e;

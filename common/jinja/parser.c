@@ -32,7 +32,7 @@ enum tuple_mode {
 
 static struct node *parse_expression(struct parser *p);
 static struct node *parse_primary(struct parser *p);
-static struct node *parse_postfix(struct parser *p, struct node *node);
+static struct node *parse_behind(struct parser *p, struct node *node, bool filtered);
 static struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const char *end);
 
 // ---- tokens and nodes ---------------------------------------------------------------------------
@@ -206,24 +206,9 @@ static struct node *parse_test(struct parser *p, struct node *tested)
         parse_arguments(p, node);
     } else if (argument) {
         if (token_is(p, "is")) parse_fail(p, "You cannot chain multiple tests with is");
-        node_add(p, &node->items, parse_postfix(p, parse_primary(p)));
+        node_add(p, &node->items, parse_behind(p, parse_primary(p), false));
     }
     return negated ? node_pair(p, N_NOT, 0, node, NULL) : node;
-}
-
-// |a(b), is c, (d)
-static struct node *parse_filters_and_tests(struct parser *p, struct node *node)
-{
-    for (;;) {
-        if (p->token->type == T_PIPE)
-            node = parse_filters(p, node, false);
-        else if (token_is(p, "is"))
-            node = parse_test(p, node);
-        else if (p->token->type == T_LPAREN)
-            node = parse_call(p, node);
-        else
-            return node;
-    }
 }
 
 // ---- subscripts ---------------------------------------------------------------------------------
@@ -274,16 +259,21 @@ static struct node *parse_dot(struct parser *p, struct node *of)
     return node;
 }
 
-// .a [b] (c)
-static struct node *parse_postfix(struct parser *p, struct node *node)
+// What may follow: .a [b] (c), or, `filtered`, |a(b), is c, (d).
+static struct node *parse_behind(struct parser *p, struct node *node, bool filtered)
 {
     for (;;) {
-        if (p->token->type == T_DOT)
-            node = parse_dot(p, node);
-        else if (p->token->type == T_LBRACKET)
-            node = parse_brackets(p, node);
-        else if (p->token->type == T_LPAREN)
+        enum token_type type = p->token->type;
+        if (type == T_LPAREN)
             node = parse_call(p, node);
+        else if (!filtered && type == T_DOT)
+            node = parse_dot(p, node);
+        else if (!filtered && type == T_LBRACKET)
+            node = parse_brackets(p, node);
+        else if (filtered && type == T_PIPE)
+            node = parse_filters(p, node, false);
+        else if (filtered && token_is(p, "is"))
+            node = parse_test(p, node);
         else
             return node;
     }
@@ -442,8 +432,8 @@ static struct node *parse_unary(struct parser *p, bool with_filters)
         node = parse_primary(p);
     }
     p->depth--;
-    node = parse_postfix(p, node);
-    return with_filters ? parse_filters_and_tests(p, node) : node;
+    node = parse_behind(p, node, false);
+    return with_filters ? parse_behind(p, node, true) : node;
 }
 
 // Operators that bind as `level` does or more tightly. a < b < c and a ~ b ~ c are one node each.

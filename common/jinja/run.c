@@ -103,13 +103,6 @@ struct value string_as(struct run *r, const struct string *s, bool markup)
 
 // ---- undefined ----------------------------------------------------------------------------------
 
-static struct value undefined(struct run *r, const char *hint, struct value of, struct value name)
-{
-    struct undefined *u = arena_alloc(&r->arena, sizeof *u);
-    *u = (struct undefined){hint, of, name};
-    return value_of(.kind = V_UNDEFINED, .undefined = u);
-}
-
 struct value undefined_because(struct run *r, const char *format, ...)
 {
     char hint[400];
@@ -117,13 +110,16 @@ struct value undefined_because(struct run *r, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(hint, sizeof hint, format, arguments);
     va_end(arguments);
-    struct value kept = string_copy(&r->arena, hint, strlen(hint), false);
-    return undefined(r, kept.string->data, MISSING, MISSING);
+    struct value v = undefined_item(r, MISSING, MISSING);
+    v.undefined->hint = string_copy(&r->arena, hint, strlen(hint), false).string->data;
+    return v;
 }
 
 struct value undefined_item(struct run *r, struct value of, struct value name)
 {
-    return undefined(r, NULL, of, name);
+    struct undefined *u = arena_alloc(&r->arena, sizeof *u);
+    *u = (struct undefined){NULL, of, name};
+    return value_of(.kind = V_UNDEFINED, .undefined = u);
 }
 
 void undefined_fail(struct run *r, struct value v)

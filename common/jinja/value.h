@@ -96,7 +96,7 @@ struct value {
         const struct list *list;   // LISTS
         struct dict *dict;         // V_DICT, V_NAMESPACE
         struct iterator *iterator; // V_ITERATOR, V_CYCLER, V_JOINER
-        const struct undefined *undefined;
+        struct undefined *undefined;
         const struct macro *macro;
         const struct builtin *function;
         const struct method *method;
