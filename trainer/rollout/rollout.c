@@ -196,18 +196,21 @@ static int asks_at_once(const struct rollout_pull *p)
     return up == 1 ? INT_MAX : (3 * p->n_asks + 4 * up - 1) / (4 * up);
 }
 
-bool rollout_choose(const struct rollout_pull *p, struct rollout_ask *a)
+bool rollout_choose(struct rollout_pull *p, struct rollout_ask *a)
 {
+    const int n = p->servers->n_servers;
     int fewest = p->n_asks > 0 ? asks_at_once(p) : INT_MAX;
     if (a->server >= 0 && is_down(server_of(p, a))) a->server = -1;
     if (a->server >= 0) return clock_now_ns() >= p->of[a->server].again_ns;
-    for (int k = 0; k < p->servers->n_servers; k++) {
+    for (int i = 0; i < n; i++) {
+        const int k = (p->next + i) % n;
         if (is_down(&p->servers->servers[k]) || clock_now_ns() < p->of[k].again_ns ||
             p->of[k].in_flight >= fewest)
             continue;
         a->server = k;
         fewest = p->of[k].in_flight;
     }
+    if (a->server >= 0) p->next = a->server + 1;
     return a->server >= 0;
 }
 

@@ -99,6 +99,7 @@ struct rollout_pull {
     int64_t deadline;
     int n_asks; // that there are, of one size, of which a server has some at a time; 0: all at once
     int in_flight;
+    int next; // the server whose turn it is, modulo their number
     struct {
         int in_flight;
         int64_t again_ns; // it was busy, and is asked again from then on
@@ -112,8 +113,9 @@ struct rollout_pull rollout_pull_begin(const struct rollout_servers *servers,
                                        const struct sampling_options *sampling);
 // ST_CANCELLED; or whose end it is without which nothing can be sampled.
 enum status rollout_check(const struct rollout_servers *servers);
-// Whether it can be asked now: of the server that it has, or of the one that was asked the least.
-bool rollout_choose(const struct rollout_pull *p, struct rollout_ask *a);
+// Whether it can be asked now: of the server that it has, or of the one that has the fewest
+// under way; of several such, each in its turn.
+bool rollout_choose(struct rollout_pull *p, struct rollout_ask *a);
 // Of the chosen one, whatever server the call names.
 enum status rollout_ask(struct rollout_pull *p, struct rollout_ask *a,
                         const struct http_call *call);
