@@ -24,11 +24,6 @@
 #define CPU_CHUNK 512
 #define GPU_CHUNK 2048
 
-struct reference {           // frozen weights and a model of their own
-    struct weights *weights; // NULL: the policy's, beside an adapter
-    struct model *model;
-};
-
 struct learner {
     struct learner_info info;
     struct device *dev;
@@ -44,7 +39,8 @@ struct learner {
     size_t scratch;   // that the operations want, a draft's included
     size_t allocated; // on the device before
     struct model *model;
-    struct reference ref;
+    struct model *ref_model;     // NULL: no reference
+    struct weights *ref_weights; // its frozen ones; NULL: the policy's, beside an adapter
     struct tape *tape;
     struct batch *batch;
     struct backward *backward;
@@ -60,13 +56,6 @@ struct learner {
     float *kl, *overlap;   // of a draft; host, (max_targets), one allocation
 };
 
-static void reference_release(struct reference *ref)
-{
-    model_free(ref->model);
-    weights_free(ref->weights);
-    *ref = (struct reference){0};
-}
-
 void learner_free(struct learner *l)
 {
     if (!l) return;
@@ -75,7 +64,8 @@ void learner_free(struct learner *l)
     backward_free(l->backward);
     tape_free(l->dev, l->tape);
     batch_free(l->batch);
-    reference_release(&l->ref);
+    model_free(l->ref_model);
+    weights_free(l->ref_weights);
     model_free(l->model);
     adapter_table_free(l->adapters);
     device_release(l->dev, l->row_samples);
@@ -388,7 +378,7 @@ void memory_log_taken(const struct learner *l)
 
 enum status learner_set_reference(struct learner *l, const char *folder)
 {
-    struct weights *w = l->ref.weights;
+    struct weights *w = l->ref_weights;
     if (l->options.adapter) return ST_OK;
     if (folder)
         return status_context(weights_load(w, l->dev, folder), "the KL term's reference model");
@@ -398,7 +388,7 @@ enum status learner_set_reference(struct learner *l, const char *folder)
 
 enum status learner_mix_reference(struct learner *l, double alpha)
 {
-    const struct weights *reference = l->ref.weights;
+    const struct weights *reference = l->ref_weights;
     enum status st = ST_OK;
     int64_t largest = 0;
     if (alpha == 1) return learner_set_reference(l, NULL);
@@ -418,27 +408,19 @@ out:
     return status_context(st, "the KL term's reference model");
 }
 
-static enum status reference_copy(struct learner *l)
-{
-    struct reference *ref = &l->ref;
-    enum status st;
-    CHECK(weights_plan(l->config, l->policy->dt, &ref->weights));
-    CHECK(weights_alloc(ref->weights, l->dev));
-    l->info.reference = ref->weights;
-    st = learner_set_reference(l, NULL);
-out:
-    return st;
-}
-
 static enum status reference_new(struct learner *l)
 {
-    struct reference *ref = &l->ref;
-    enum status st;
-    if (!l->options.adapter) CHECK(reference_copy(l));
-    CHECK(model_new(l->dev, l->config, ref->weights ? ref->weights : l->policy,
+    enum status st = ST_OK;
+    if (!l->options.adapter) {
+        CHECK(weights_plan(l->config, l->policy->dt, &l->ref_weights));
+        CHECK(weights_alloc(l->ref_weights, l->dev));
+        CHECK(learner_set_reference(l, NULL));
+        l->info.reference = l->ref_weights;
+    }
+    CHECK(model_new(l->dev, l->config, l->ref_weights ? l->ref_weights : l->policy,
                     l->options.token_budget, l->options.logits_chunk, l->options.max_context,
-                    &ref->model));
-    model_use_comm(ref->model, l->options.shards);
+                    &l->ref_model));
+    model_use_comm(l->ref_model, l->options.shards);
 out:
     return status_context(st, "the KL term's reference model");
 }
@@ -567,8 +549,8 @@ out:
 static enum status reference_logprobs(struct learner *l)
 {
     void *x;
-    model_forward(l->ref.model, batch_view(l->batch), NULL, NULL, &x);
-    return backward_logprobs(l->backward, l->ref.model, l->batch, x, l->targets,
+    model_forward(l->ref_model, batch_view(l->batch), NULL, NULL, &x);
+    return backward_logprobs(l->backward, l->ref_model, l->batch, x, l->targets,
                              l->options.temperature, l->ref_logprobs, NULL);
 }
 
@@ -667,7 +649,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     int n = mb->first[mb->n_seqs];
     bool backward = passes->backward;
     struct learner_rows rows = {
-        mb, l->logprobs, l->entropy, l->ref.model ? l->ref_logprobs : NULL, l->ranked, l->dentropy};
+        mb, l->logprobs, l->entropy, l->ref_model ? l->ref_logprobs : NULL, l->ranked, l->dentropy};
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->options.adapter ? 0 : -1, l->batch, l->targets));
@@ -675,7 +657,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         CHECK(end_of_backward(l)); // of the micro-batch before
         CHECK(batch_commit(l->batch, 0, 0));
         set_dropout(l, mb, groups, backward);
-        if (l->ref.model) CHECK(reference_logprobs(l));
+        if (l->ref_model) CHECK(reference_logprobs(l));
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
         CHECK(backward_logprobs(l->backward, NULL, l->batch, x, l->targets, l->options.temperature,
                                 l->logprobs, l->entropy));

@@ -19,6 +19,11 @@
 #define MAX_AT_ONCE  4096
 #define SHOWN        120 // bytes of a line in an error
 
+// Of a pull: each in its place, and on every rank, whether it counts something or not.
+#define N_COUNTS 5
+static const char *const counts[N_COUNTS] = {"turns", "calls", "replayed", "unlike_prompts",
+                                             "restarts"};
+
 struct process { // all zero: to be started
     struct child child;
     int at_once; // episodes that it takes
@@ -115,15 +120,15 @@ static struct episode *find(struct pull *pull, int process, json_int_t id)
     return NULL;
 }
 
+// Turns and calls are means.
 static void count(struct pull *pull, const struct episode *e)
 {
-    struct source_counts *counts = &pull->step->counts;
-    source_count(counts, "environment/turns")->sum += e->turns.n;
-    source_count(counts, "environment/turns")->of++;
-    source_count(counts, "environment/calls")->sum += e->n_calls;
-    source_count(counts, "environment/calls")->of++;
-    source_count(counts, "environment/replayed")->sum += e->n_replayed;
-    source_count(counts, "environment/unlike_prompts")->sum += e->n_unlike;
+    const int counted[] = {e->turns.n, e->n_calls, e->n_replayed, e->n_unlike};
+    for (int i = 0; i < 4; i++) {
+        struct source_count *c = source_count(&pull->step->counts, "environment/%s", counts[i]);
+        c->sum += counted[i];
+        c->of += i < 2;
+    }
     pull->n_done++;
 }
 
@@ -336,14 +341,6 @@ static void end_pull(struct pull *pull)
     free(pull->episodes);
 }
 
-// Each in its place, and on every rank, whether it counts something or not.
-static void begin_counts(struct source_counts *counts)
-{
-    static const char *const keys[] = {"turns", "calls", "replayed", "unlike_prompts", "restarts"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        source_count(counts, "environment/%s", keys[i]);
-}
-
 // Which calls of tools were not made again.
 static void log_replayed(struct rollout_step *step)
 {
@@ -370,7 +367,7 @@ static enum status pull_episodes(struct source *source, struct rollout_step *ste
                    .said_unlike = &env->said_unlike},
     };
     struct status_kept result;
-    begin_counts(&step->counts);
+    for (int i = 0; i < N_COUNTS; i++) source_count(&step->counts, "environment/%s", counts[i]);
     enum status st = plan(&pull);
     if (st == ST_OK) st = run_episodes(&pull);
     if (st == ST_OK) st = hand_over(&pull, step->rollout);
