@@ -62,7 +62,7 @@ static void put(struct rollout_queue *q, int64_t step)
     struct rollout_step *s = calloc(1, sizeof *s);
     assert_non_null(s);
     s->step = step;
-    assert_ok(rollout_queue_put(q, s));
+    assert_ok(rollout_queue_put(q, s, false));
 }
 
 // Steps are scored in their order, so each is the step + 1st.
@@ -95,7 +95,7 @@ static void of_length_one_nothing_runs_ahead(void **state)
     for (int step = 0; step < 3; step++) {
         put(q, step);
         assert_int_equal(rollout_queue_count(q), 1);
-        assert_status(rollout_queue_put(q, &more), ST_BUSY);
+        assert_status(rollout_queue_put(q, &more, false), ST_BUSY);
         clock_sleep_ms(5);
         assert_int_equal(w.begun, step);
         assert_takes(q, step);
@@ -114,7 +114,7 @@ static void the_length_bounds_what_runs_ahead(void **state)
     struct rollout_queue *q = queue_of(3, &w);
     struct rollout_step more = {.step = 9};
     for (int step = 0; step < 3; step++) put(q, step);
-    assert_status(rollout_queue_put(q, &more), ST_BUSY);
+    assert_status(rollout_queue_put(q, &more, false), ST_BUSY);
     assert_message("3 steps are ordered");
     wait_for(&w.done, 3);
     assert_false(pthread_equal(w.thread, pthread_self()));
@@ -180,7 +180,7 @@ static void what_is_put_back_is_first(void **state)
         for (int step = 0; step < length; step++) put(q, step);
         assert_ok(rollout_queue_take(q, &s));
         if (length > 1) wait_for(&w.scored, length);
-        assert_ok(rollout_queue_put_back(q, s));
+        assert_ok(rollout_queue_put(q, s, true));
         assert_int_equal(rollout_queue_count(q), length);
         s = NULL;
         assert_ok(rollout_queue_take(q, &s));

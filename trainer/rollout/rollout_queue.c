@@ -131,7 +131,7 @@ const _Atomic bool *rollout_queue_cancelled(const struct rollout_queue *q)
     return &q->cancelled;
 }
 
-static enum status put(struct rollout_queue *q, struct rollout_step *step, bool first)
+enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step, bool first)
 {
     if (q->n == q->length)
         return status_fail(ST_BUSY, "%d steps are ordered and not taken, which is all that fit",
@@ -144,16 +144,6 @@ static enum status put(struct rollout_queue *q, struct rollout_step *step, bool 
     pthread_cond_broadcast(&q->changed);
     pthread_mutex_unlock(&q->lock);
     return ST_OK;
-}
-
-enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step)
-{
-    return put(q, step, false);
-}
-
-enum status rollout_queue_put_back(struct rollout_queue *q, struct rollout_step *step)
-{
-    return put(q, step, true);
 }
 
 int rollout_queue_count(const struct rollout_queue *q)

@@ -29,9 +29,8 @@ void rollout_queue_free(struct rollout_queue *q);
 const _Atomic bool *rollout_queue_cancelled(const struct rollout_queue *q);
 
 // The queue owns the step from here on. ST_BUSY, and nothing is taken over, where it is full.
-enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step);
-// The same for one just taken: it is the first again, and is worked on before all others.
-enum status rollout_queue_put_back(struct rollout_queue *q, struct rollout_step *step);
+// first: one just taken, which is the first again, and worked on before all others.
+enum status rollout_queue_put(struct rollout_queue *q, struct rollout_step *step, bool first);
 int rollout_queue_count(const struct rollout_queue *q); // put and not taken
 bool rollout_queue_failed(struct rollout_queue *q);     // the work on one of these did
 // The oldest, once it is scored. A step whose work failed is that failure, now and ever after:

@@ -133,7 +133,7 @@ static enum status order_step(struct run *run, int64_t step, const struct curric
     CHECK(rollout_new(batch->n, batch->rollouts, &s->rollout));
     for (int g = 0; g < batch->n; g++)
         s->rollout->examples[g] = &run->data->examples[batch->examples[g]];
-    CHECK(rollout_queue_put(run->queue, s));
+    CHECK(rollout_queue_put(run->queue, s, false));
     s = NULL;
 out:
     rollout_step_free(s);
@@ -176,7 +176,7 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
                   " updates old, and generated again",
                   s->step + 1, n, s->rollout->n_groups, run->resolved.max_staleness);
         s->n_again += n;
-        CHECK(rollout_queue_put_back(run->queue, s)); // there is room where it was taken from
+        CHECK(rollout_queue_put(run->queue, s, true)); // there is room where it was taken from
     }
 out:
     return st;
