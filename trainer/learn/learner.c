@@ -46,14 +46,14 @@ struct learner {
     struct backward *backward;
     struct optimizer *optimizer;
     float *balance, *balance_host; // (2, n_experts) with a load-balancing loss; NULL: there is none
-    // host, (max_targets); all but the targets are one allocation
+    // host, (max_targets); the floats are one allocation, as far as `overlap`
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
     struct token_logprob *ranked; // NULL: not asked for
     // the draft model
     struct learner *draft; // NULL: none
     float loss_weight;     // of a draft
-    float *kl, *overlap;   // of a draft; host, (max_targets), one allocation
+    float *kl, *overlap;   // of a draft; host, (max_targets)
 };
 
 void learner_free(struct learner *l)
@@ -77,7 +77,6 @@ void learner_free(struct learner *l)
     free(l->targets);
     free(l->logprobs);
     free(l->ranked);
-    free(l->kl);
     free(l);
 }
 
@@ -427,27 +426,21 @@ out:
 
 // ---- what is taken ------------------------------------------------------------------------------
 
-// A draft's part of learner_prepare() ends where the policy's batch and losses begin.
+// A draft's part of learner_prepare() ends where the policy's batch begins.
 static enum status prepare_rows(struct learner *l)
 {
-    size_t n = (size_t)l->max_targets;
-    if (l->options.is_draft) {
-        l->kl = malloc(2 * n * sizeof *l->kl);
-        l->overlap = l->kl + n;
-        return l->kl ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %zu divergences", n);
-    }
+    float **const lists[] = {&l->logprobs, &l->entropy, &l->ref_logprobs, &l->dlogprobs,
+                             &l->dentropy, &l->kl,      &l->overlap};
+    const size_t n = (size_t)l->max_targets, n_lists = sizeof lists / sizeof *lists;
+    float *all = l->logprobs = malloc(n_lists * n * sizeof *all);
+    l->targets = malloc(n * sizeof *l->targets);
+    if (!all || !l->targets)
+        return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
+    for (size_t i = 0; i < n_lists; i++) *lists[i] = all + i * n;
+    if (l->options.is_draft) return ST_OK;
     enum status st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0,
                                l->max_targets, &l->batch);
-    if (st != ST_OK) return st;
-    l->targets = malloc(n * sizeof *l->targets);
-    l->logprobs = malloc(5 * n * sizeof *l->logprobs);
-    if (!l->targets || !l->logprobs)
-        return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
-    l->entropy = l->logprobs + n;
-    l->ref_logprobs = l->entropy + n;
-    l->dlogprobs = l->ref_logprobs + n;
-    l->dentropy = l->dlogprobs + n;
-    if (!l->options.ranks) return ST_OK;
+    if (st != ST_OK || !l->options.ranks) return st;
     if (!(l->ranked = malloc(n * sizeof *l->ranked)))
         return status_fail(ST_NO_MEMORY, "no memory for %zu ranks", n);
     backward_rank(l->backward, l->ranked);
