@@ -71,8 +71,8 @@ static bool next_span(const struct spans *all, const char *at, struct span *ret)
         s.from = m.begin[ALL];
         s.to = at;
         if (s.kind == FRACTION) { // \frac{1}{2} outside of any formula
-            const char *end = behind_braces(at);
-            if (!end || *end != '{' || !(end = behind_braces(end))) continue;
+            const char *end = behind_braces(at, all->end);
+            if (!end || *end != '{' || !(end = behind_braces(end, all->end))) continue;
             s.end = s.to = end;
         }
         s.percent = prose_find(&a_percent, all->text, s.to, all->end, &m);
@@ -145,7 +145,7 @@ static bool next_box(const struct spans *all, const char *at, struct box *ret)
     static struct prose box = {"\\\\(?:boxed|fbox) \\s* \\{", NULL};
     struct prose_match m;
     if (!prose_find(&box, all->text, at, all->end, &m)) return false;
-    const char *behind = behind_braces(m.end[0] - 1);
+    const char *behind = behind_braces(m.end[0] - 1, all->end);
     *ret = (struct box){.from = m.begin[0],
                         .begin = m.end[0],
                         .end = behind ? behind - 1 : all->end,

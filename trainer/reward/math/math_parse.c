@@ -158,15 +158,10 @@ static struct math_node *number(struct parser *p)
 // The text within the braces that begin here, which it passes; NULL: there are none.
 static const char *braces(struct parser *p, size_t *ret_len)
 {
-    int open = 1;
     if (peek(p) != '{') return NULL;
-    const char *begin = ++p->at;
-    for (; p->at < p->end; p->at++) {
-        open += *p->at == '{' ? 1 : *p->at == '}' ? -1 : 0;
-        if (open == 0) break;
-    }
-    *ret_len = (size_t)(p->at - begin);
-    if (p->at < p->end) p->at++;
+    const char *begin = p->at + 1, *behind = behind_braces(p->at, p->end);
+    p->at = behind ? behind : p->end;
+    *ret_len = (size_t)(p->at - begin) - (behind != NULL);
     return begin;
 }
 

@@ -77,7 +77,7 @@ static bool next_number(struct numbers *in)
         }
         in->others = true;
         for (int part = 0; part < 2 && in->at < in->end && *in->at == '{'; part++) {
-            const char *behind = behind_braces(in->at);
+            const char *behind = behind_braces(in->at, in->end);
             in->at = behind ? behind : in->end;
         }
     }
@@ -113,7 +113,7 @@ static bool marked_number(const char *tail, const char *end, double *ret_value)
     const char *content = behind_last(tail, end, box);
     struct numbers in = numbers_of(tail, end);
     if (content) {
-        const char *close = behind_braces(content - 1), *to = close ? close - 1 : end;
+        const char *close = behind_braces(content - 1, end), *to = close ? close - 1 : end;
         const char *equal = behind_last(content, to, "=");
         return (equal && last_number(numbers_of(equal, to), true, ret_value)) ||
                last_number(numbers_of(content, to), true, ret_value);

@@ -54,10 +54,10 @@ const char *behind_last(const char *begin, const char *end, const char *mark)
     return NULL;
 }
 
-const char *behind_braces(const char *at)
+const char *behind_braces(const char *at, const char *end)
 {
     int open = 0;
-    for (const char *begin = at; *at && at - begin < LONGEST; at++) {
+    for (const char *begin = at; at < end && at - begin < LONGEST; at++) {
         open += *at == '{' ? 1 : *at == '}' ? -1 : 0;
         if (open == 0) return at + 1;
     }
