@@ -75,6 +75,10 @@ static bool next_span(const struct spans *all, const char *at, struct span *ret)
             if (!end || *end != '{' || !(end = behind_braces(end, all->end))) continue;
             s.end = s.to = end;
         }
+        if (s.end - s.begin >= PROSE_LONGEST) {
+            at = s.begin;
+            continue;
+        }
         s.percent = prose_find(&a_percent, all->text, s.to, all->end, &m);
         if (s.percent) s.to = m.end[ALL];
         *ret = s;

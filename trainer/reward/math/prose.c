@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LONGEST 4000 // braces, in characters
-
 static pcre2_code *compiled(struct prose *p)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -57,7 +55,7 @@ const char *behind_last(const char *begin, const char *end, const char *mark)
 const char *behind_braces(const char *at, const char *end)
 {
     int open = 0;
-    for (const char *begin = at; at < end && at - begin < LONGEST; at++) {
+    for (const char *begin = at; at < end && at - begin < PROSE_LONGEST; at++) {
         open += *at == '{' ? 1 : *at == '}' ? -1 : 0;
         if (open == 0) return at + 1;
     }

@@ -24,8 +24,10 @@ bool prose_find(struct prose *p, const char *text, const char *from, const char 
 
 // Behind the last `mark`, in any case, that stands between begin and end; NULL: there is none.
 const char *behind_last(const char *begin, const char *end, const char *mark);
-// Behind the braces that open at `at`; NULL: they are not closed before `end`, nor within an
-// answer's length.
+#define PROSE_LONGEST 4000 // answer, in characters
+
+// Behind the braces that open at `at`; NULL: they are not closed before `end`, nor within the
+// longest answer.
 const char *behind_braces(const char *at, const char *end);
 
 #endif
