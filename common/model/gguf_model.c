@@ -174,22 +174,22 @@ out:
     return st;
 }
 
+bool gguf_has_file(const struct gguf *g, const char *name)
+{
+    if (strcmp(name, "config.json") == 0) return true;
+    return json_object_get(g->metadata, "tokenizer.ggml.tokens") &&
+           (strcmp(name, "tokenizer.json") == 0 || strcmp(name, "tokenizer_config.json") == 0);
+}
+
 enum status gguf_folder_file(const struct gguf *g, const char *name, json_t **ret)
 {
-    const bool tokens = json_object_get(g->metadata, "tokenizer.ggml.tokens");
     const struct arch *a = NULL;
-    enum status st = ST_OK;
     *ret = NULL;
-    if (strcmp(name, "config.json") == 0) {
-        CHECK(find_arch(g, &a));
-        st = make_config(g, a, ret);
-    } else if (tokens && strcmp(name, "tokenizer.json") == 0) {
-        st = gguf_tokenizer(g, ret);
-    } else if (tokens && strcmp(name, "tokenizer_config.json") == 0) {
-        st = gguf_tokenizer_config(g, ret);
-    }
-out:
-    return st;
+    if (!gguf_has_file(g, name)) return ST_OK;
+    if (strcmp(name, "tokenizer.json") == 0) return gguf_tokenizer(g, ret);
+    if (strcmp(name, "tokenizer_config.json") == 0) return gguf_tokenizer_config(g, ret);
+    const enum status st = find_arch(g, &a);
+    return st == ST_OK ? make_config(g, a, ret) : st;
 }
 
 // ---- tensors ------------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ static enum status read_gguf(const char *path, const char *name, json_t **ret)
 
 bool model_file_exists(const char *folder, const char *name)
 {
-    json_t *json = NULL;
+    struct gguf *g = NULL;
     if (!gguf_is_file(folder)) return file_exists_in(folder, name);
-    const bool is = read_gguf(folder, name, &json) != ST_OK || json; // who reads it says what fails
-    json_decref(json);
+    const bool is = gguf_open(folder, &g) != ST_OK || gguf_has_file(g, name); // its reader says why
+    gguf_free(g);
     return is;
 }
 
