@@ -26,6 +26,8 @@ FOLDERS = {  # name: base, seed, LoraConfig
     "glm4-moe-lite-r2": ("glm4-moe-lite", 36, dict(r=2, lora_alpha=2,
         target_modules=r".*\.(q_b_proj|o_proj|shared_experts\.down_proj)")),
     "gpt-oss-r3-head": ("gpt-oss", 37, dict(r=3, lora_alpha=6, target_modules=[*ATTENTION, "lm_head"])),
+    # nothing in the first layer, where the backward pass need not go
+    "mistral-r2-top": ("mistral", 49, dict(r=2, lora_alpha=4, target_modules=[*ATTENTION, *MLP], layers_to_transform=[1])),
     "olmo2-r2": ("olmo2", 38, dict(r=2, lora_alpha=4, target_modules="all-linear")),
     "olmo3-r3": ("olmo3", 48, dict(r=3, lora_alpha=3, target_modules=["q_proj", "k_proj", "down_proj"])),
     "qwen3-moe-r4": ("qwen3-moe", 40, dict(r=4, lora_alpha=8, target_modules=ATTENTION)),

@@ -661,8 +661,10 @@ static enum status check_recompute(struct golden *g, bool *ret_same)
     const struct weights *grads = optimizer_grads(g->optimizer, 0);
     struct tape *whole = g->tape, *inputs = NULL;
     char *want = malloc(grads->bytes), *have = malloc(grads->bytes);
-    const bool head_alone = g->adapter && g->adapter->list[0].role == ROLE_HEAD;
-    const int lowest = head_alone ? g->config->n_layers - 1 : 0; // layer that was run again
+    const struct adapted *first = g->adapter ? &g->adapter->list[0] : NULL;
+    const bool head_alone = first && first->role == ROLE_HEAD;
+    // layer that was run again
+    const int lowest = head_alone ? g->config->n_layers - 1 : first ? first->layer : 0;
     double loss, again;
     enum status st;
     CHECK(run_loss(g, trained_loss(g), &loss));
