@@ -278,7 +278,7 @@ const struct option_spec train_options[] = {
                "and where it is", WITHIN("loss-type=sapo")),
     OPT_DOUBLE("off-policy-mask-threshold", loss.off_policy_threshold, "0", "D", 0, 1e9,
                "samples of negative advantage do not count where the mean log-ratio of the "
-               "sampler's to the policy's probabilities is above D; 0: off"),
+               "sampler's to the policy's probabilities is above D; 0: off (for TRL's 0, 1e-9)"),
     OPT_FLAG("clamp-log-ratios", loss.clamp_log_ratios, NULL,
              "as verl: log-ratios of tokens to -20..20, of sequences to 10, k3 to 10"),
     OPT_DOUBLE("top-entropy-quantile", entropy.top_quantile, "1", "SHARE", 0, 1,
