@@ -1,7 +1,7 @@
 /* builtins.c: filters that go over items, the methods of lists, dicts, numbers and cyclers, tests,
  * and the functions that a template finds without being given them. Filters that give a generator
  * in Jinja give an iterator here: true even when empty, without a length, gone over once. Methods
- * that would change a list or a dict are not here: Jinja's sandbox forbids them (objects.c). One
+ * that would change a list or a dict are not here: Jinja's sandbox forbids them (run.c). One
  * thread. */
 #include "common/jinja/run.h"
 #include <math.h>

@@ -34,7 +34,7 @@ struct run {
     const struct node *at;                 // being evaluated; NULL: not begun
 };
 
-// ---- failures and limits (run.c) ----------------------------------------------------------------
+// ---- failures and limits ------------------------------------------------------------------------
 
 #define fail(r, ...) arena_fail(&(r)->arena, ST_INVALID, __VA_ARGS__)
 _Noreturn void undefined_fail(struct run *r, struct value v); // what using it says
@@ -139,7 +139,7 @@ struct method {
     const struct builtin *function;
 };
 
-// ---- loops: objects.c ---------------------------------------------------------------------------
+// ---- loops --------------------------------------------------------------------------------------
 
 // A `for`. Items are taken one by one, and its test ("for x in y if z") is asked when an item is
 // due, as in Jinja: what the body has changed in a namespace counts.
@@ -158,7 +158,7 @@ bool loop_advance(struct loop *l); // to the next item; false: there is none
 int64_t loop_length(struct loop *l);
 struct value loop_attribute(struct loop *l, const struct string *name); // V_MISSING: it has none
 
-// ---- values: objects.c --------------------------------------------------------------------------
+// ---- values -------------------------------------------------------------------------------------
 
 struct value get_attribute(struct run *r, struct value of, const struct string *name);
 struct value get_item(struct run *r, struct value of, struct value index);
