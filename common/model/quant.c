@@ -79,8 +79,8 @@ static void read_6_k(const struct quant_type *t, const uint8_t *p, float *ret)
 }
 
 static const struct quant_type types[] = {
-    [0] = {"F32", 1, 4, read_f32},
-    [1] = {"F16", 1, 2, read_f16},
+    [0] = {"F32", 1, 4, .read = read_f32},
+    [1] = {"F16", 1, 2, .read = read_f16},
     [2] = {"Q4_0", 32, 18, read_4_5, .low = 2, .zero = 8},
     [3] = {"Q4_1", 32, 20, read_4_5, .low = 4, .least = 2},
     [6] = {"Q5_0", 32, 22, read_4_5, .low = 6, .high = 2, .zero = 16},
@@ -93,7 +93,7 @@ static const struct quant_type types[] = {
     [14] = {"Q6_K", 256, 210, read_6_k, .high = 128, .zero = 32},
     [20] = {.name = "IQ4_NL"},
     [23] = {.name = "IQ4_XS"},
-    [30] = {"BF16", 1, 2, read_bf16},
+    [30] = {"BF16", 1, 2, .read = read_bf16},
     [39] = {.name = "MXFP4"},
 };
 
