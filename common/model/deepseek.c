@@ -91,8 +91,8 @@ static enum status deepseek_experts(const char *where, const json_t *json, struc
     CHECK(read_or_null(where, json, "n_shared_experts", &shared));
     CHECK(json_get_bool(where, json, "norm_topk_prob", &moe.norm_topk));
     CHECK(json_get_double(where, json, "routed_scaling_factor", 1e-6, 1e6, &scale));
-    CHECK(json_get_int32(where, json, "n_group", 0, 1 << 20, &moe.n_group));
-    CHECK(json_get_int32(where, json, "topk_group", 0, 1 << 20, &moe.topk_group));
+    CHECK(read_or_null(where, json, "n_group", &moe.n_group));
+    CHECK(read_or_null(where, json, "topk_group", &moe.topk_group));
     if ((int64_t)shared * width > 1 << 20)
         FAIL(ST_UNSUPPORTED,
              "%s: n_shared_experts %d of moe_intermediate_size %d: %d together are supported",
