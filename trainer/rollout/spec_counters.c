@@ -67,22 +67,6 @@ void spec_counters_parse(const char *text, struct spec_counters *ret)
     *ret = c;
 }
 
-enum status spec_counters_scrape(struct http_client *http, const char *server,
-                                 struct spec_counters *ret)
-{
-    struct bytes body = BYTES_INIT;
-    const struct http_call call = {.server = server, .path = "/metrics", .timeout_ms = TIMEOUT_MS};
-    enum status st = http_perform(http, &call, &body);
-    if (st == ST_OK)
-        spec_counters_parse(bytes_text(&body), ret);
-    else if (st != ST_PEER_GONE && st != ST_NO_MEMORY) { // it answers, but not this
-        *ret = (struct spec_counters){0};
-        st = ST_OK;
-    }
-    bytes_release(&body);
-    return st;
-}
-
 struct spec_counters spec_counters_between(const struct spec_counters *before,
                                            const struct spec_counters *after)
 {
@@ -188,10 +172,22 @@ void spec_watch_free(struct spec_watch *w)
     free(w);
 }
 
+// One that has no such counters, or no /metrics, is no error: not `present`.
 static enum status scrape(const struct spec_watch *w, int i, struct spec_counters *ret)
 {
-    enum status st = spec_counters_scrape(w->http, w->servers[i].socket, ret);
-    if (st != ST_OK && i > 0) status_context(st, "--also-count %s", w->servers[i].path);
+    struct bytes body = BYTES_INIT;
+    const struct http_call call = {
+        .server = w->servers[i].socket, .path = "/metrics", .timeout_ms = TIMEOUT_MS};
+    enum status st = http_perform(w->http, &call, &body);
+    if (st != ST_OK && st != ST_PEER_GONE && st != ST_NO_MEMORY) { // it answers, but not this
+        bytes_clear(&body);
+        st = ST_OK;
+    }
+    if (st == ST_OK)
+        spec_counters_parse(bytes_text(&body), ret);
+    else if (i > 0)
+        status_context(st, "--also-count %s", w->servers[i].path);
+    bytes_release(&body);
     return st;
 }
 

@@ -22,10 +22,6 @@ struct spec_counters {
 // Reads vllm:spec_decode_* out of Prometheus' text format; series that differ in other labels
 // (model, engine) are added up. Lines that are something else are passed over.
 void spec_counters_parse(const char *text, struct spec_counters *ret);
-// A server's (NULL: the client's), now. One that has no such counters, or no /metrics, is no error:
-// not `present`.
-enum status spec_counters_scrape(struct http_client *http, const char *server,
-                                 struct spec_counters *ret);
 // What was counted between the two. Not `present` where either is not, or where a counter went
 // back because the server started anew.
 struct spec_counters spec_counters_between(const struct spec_counters *before,
