@@ -40,14 +40,6 @@ struct environment {
     pthread_mutex_t turn; // whose pull it is
 };
 
-struct pull {
-    struct environment *environment;
-    struct episode_pull common;
-    struct rollout_step *step;
-    int n, n_done;
-    struct episode *episodes; // (n)
-};
-
 // ---- processes ----------------------------------------------------------------------------------
 
 // at_once: until it says another number.
@@ -251,7 +243,7 @@ static enum status advance(struct pull *pull, struct episode *e)
 
 static enum status check_alive(const struct pull *pull)
 {
-    if (clock_ms_until(pull->common.asked.deadline) == 0)
+    if (clock_ms_until(pull->asked.deadline) == 0)
         return status_fail(ST_TIMEOUT,
                            "%d of %d trajectories did not come within %.0f s (--rollout-timeout)",
                            pull->n - pull->n_done, pull->n, pull->step->via.timeout_ms / 1e3);
@@ -297,7 +289,7 @@ static enum status plan(struct pull *pull)
     if (!pull->episodes) return status_fail(ST_NO_MEMORY, "no memory for %d episodes", n);
     for (int i = 0; i < n; i++)
         if (!r->completions[i].text && rollout_owns(pull->step->via.comm, i / r->n_per_group))
-            pull->episodes[pull->n++] = (struct episode){.pull = &pull->common,
+            pull->episodes[pull->n++] = (struct episode){.pull = pull,
                                                          .group = i / r->n_per_group,
                                                          .sample = i % r->n_per_group,
                                                          .ask.server = -1,
@@ -361,10 +353,9 @@ static enum status pull_episodes(struct source *source, struct rollout_step *ste
     struct pull pull = {
         .environment = env,
         .step = step,
-        .common = {.step = step,
-                   .max_tokens = env->max_tokens,
-                   .asked = rollout_pull_begin(&step->via, &step->sampling),
-                   .said_unlike = &env->said_unlike},
+        .max_tokens = env->max_tokens,
+        .asked = rollout_pull_begin(&step->via, &step->sampling),
+        .said_unlike = &env->said_unlike,
     };
     struct status_kept result;
     for (int i = 0; i < N_COUNTS; i++) source_count(&step->counts, "environment/%s", counts[i]);

@@ -6,15 +6,19 @@
 #include "trainer/rollout/source.h"
 #include "trainer/rollout/trajectory.h"
 
-struct episode_pull { // what the episodes of one pull have in common
+struct episode;
+struct pull { // of all episodes of a step
+    struct environment *environment;
     struct rollout_step *step;
     int max_tokens; // of a trajectory
     struct rollout_pull asked;
     bool *said_unlike;
+    int n, n_done;
+    struct episode *episodes; // (n)
 };
 
 struct episode {
-    struct episode_pull *pull;
+    struct pull *pull;
     int group, sample;
     int attempts;   // begun
     json_int_t id;  // of the present one; 0: none
