@@ -189,11 +189,11 @@ enum status rollout_check(const struct rollout_servers *servers)
 }
 
 // Three quarters of a server's even share, so that its batch is full; who is done first takes the
-// rest. A server that is alone gets all.
+// rest. A server that is alone gets all; where none is left, another pull has just put it aside.
 static int asks_at_once(const struct rollout_pull *p)
 {
     const int up = servers_up(p->servers);
-    return up == 1 ? INT_MAX : (3 * p->n_asks + 4 * up - 1) / (4 * up);
+    return up <= 1 ? INT_MAX : (3 * p->n_asks + 4 * up - 1) / (4 * up);
 }
 
 bool rollout_choose(struct rollout_pull *p, struct rollout_ask *a)
