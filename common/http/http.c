@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -134,6 +135,16 @@ void http_drop_body(struct http_request *q)
     bytes_release(&q->body);
 }
 
+// What large bodies were read into is many small pieces, which the allocator keeps for more of
+// them.
+static void give_memory_back(struct http *h)
+{
+    enum { LARGE = 4 << 20 };
+    if (h->buffered > 0 || h->peak < LARGE) return;
+    h->peak = 0;
+    malloc_trim(0);
+}
+
 static void http_request_free(struct http_request *q, bool answered)
 {
     if (q->on_close) q->on_close(q->attached, answered);
@@ -145,6 +156,7 @@ static void http_request_free(struct http_request *q, bool answered)
     q->listener->http->n_requests--;
     http_drop_body(q);
     bytes_release(&q->reply);
+    give_memory_back(q->listener->http);
     free(q);
 }
 
@@ -161,6 +173,7 @@ void http_body_release(struct http_body *body)
     if (!body->http) return;
     body->http->buffered -= body->bytes.len;
     bytes_release(&body->bytes);
+    give_memory_back(body->http);
     http_unref(body->http);
     body->http = NULL;
 }
@@ -246,6 +259,7 @@ static enum MHD_Result take_body(struct http_request *q, const char *data, size_
         return MHD_YES;
     }
     h->buffered += n;
+    if (h->buffered > h->peak) h->peak = h->buffered;
     q->buffered += n;
     bytes_append(&q->body, data, n);
     return bytes_status(&q->body) == ST_OK ? MHD_YES : MHD_NO;

@@ -31,6 +31,7 @@ struct http {
     int users; // open handles, and bodies that were taken: the last frees this
     bool closing;
     size_t buffered; // bytes of request bodies
+    size_t peak;     // of these, since memory was last given back
     uv_timer_t sweep;
     struct connection *connections;
     struct pollfd *polled; // scratch of the sweep, one a connection

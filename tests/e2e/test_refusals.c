@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -341,14 +342,73 @@ static void test_kept_connection(void **state)
     close(fd);
 }
 
+static long resident_kb(pid_t pid)
+{
+    char path[64];
+    long kb = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    char *text = test_read(path), *line = strstr(text, "VmRSS:");
+    assert_non_null(line);
+    sscanf(line, "VmRSS: %ld", &kb);
+    free(text);
+    return kb;
+}
+
+// What a burst of large bodies took is the system's again.
+static void test_memory_after_a_burst(void **state)
+{
+    (void)state;
+    enum { CLIENTS = 12, BODY = 6 << 20, PART = 1 << 20 };
+    static const char begin[] = "{\"prompt\":[1";
+    char *body = malloc(BODY), head[128];
+    int fds[CLIENTS];
+    const int len = snprintf(head, sizeof head,
+                             "POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n", BODY);
+    for (int i = 0; i < BODY; i++) body[i] = i % 2 ? '1' : ',';
+    memcpy(body, begin, strlen(begin));
+    memcpy(body + BODY - 3, "1]}", 3);
+    struct daemon d = {0}; // one that takes such bodies
+    daemon_start(&d, daemon_model(test_folder(), true, 5), NULL);
+    const long before = resident_kb(d.child.pid);
+    for (int c = 0; c < CLIENTS; c++) {
+        fds[c] = daemon_connect(d.socket);
+        assert_true(daemon_send(fds[c], head, (size_t)len));
+    }
+    for (int at = 0; at < BODY; at += PART) // all at once
+        for (int c = 0; c < CLIENTS; c++) assert_true(daemon_send(fds[c], body + at, PART));
+    for (int c = 0; c < CLIENTS; c++) {
+        struct wire_answer a;
+        assert_true(wire_read(fds[c], 60000, &a));
+        assert_int_equal(a.status, 400);
+        wire_answer_release(&a);
+        close(fds[c]);
+    }
+    free(body);
+    long after = 0;
+    for (int i = 0; i < 50; i++) {
+        after = resident_kb(d.child.pid);
+        if (after < before + (128 << 10)) break;
+        clock_sleep_ms(100);
+    }
+    printf("%ld MB before, %ld MB after\n", before >> 10, after >> 10);
+    daemon_kill(&d);
+    assert_true(after < before + (128 << 10));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_too_long_prompt),
-        cmocka_unit_test(test_methods),         cmocka_unit_test(test_large_bodies),
-        cmocka_unit_test(test_broken_http),     cmocka_unit_test(test_crowd),
-        cmocka_unit_test(test_leaving_cancels), cmocka_unit_test(test_full_queue),
-        cmocka_unit_test(test_slow_reader),     cmocka_unit_test(test_kept_connection),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_too_long_prompt),
+        cmocka_unit_test(test_methods),
+        cmocka_unit_test(test_large_bodies),
+        cmocka_unit_test(test_broken_http),
+        cmocka_unit_test(test_crowd),
+        cmocka_unit_test(test_leaving_cancels),
+        cmocka_unit_test(test_full_queue),
+        cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_kept_connection),
+        cmocka_unit_test(test_memory_after_a_burst),
     };
     return cmocka_run_group_tests_name("refusals", tests, served_start, served_stop);
 }
