@@ -259,6 +259,21 @@ static void live_line(void **state)
     bytes_release(&text);
 }
 
+// A run whose folder is gone does not go on as if its lines were kept.
+static void a_removed_folder_is_said(void **state)
+{
+    (void)state;
+    const char *folder = test_path(test_folder(), "run");
+    struct runlog *log;
+    assert_ok(file_make_folders(folder));
+    assert_ok(runlog_new(folder, 0, 2, 1, &log));
+    assert_ok(runlog_write(log, json_pack("{s:i}", "step", 1)));
+    assert_ok(file_remove_tree(folder));
+    assert_status(runlog_write(log, json_pack("{s:i}", "step", 2)), ST_IO);
+    assert_message("metrics.jsonl was removed or replaced while the run goes on");
+    runlog_free(log);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -266,6 +281,7 @@ int main(void)
         cmocka_unit_test(a_scalar_for_each_number),
         cmocka_unit_test(resuming_begins_a_file),
         cmocka_unit_test(the_run_log_writes_both),
+        cmocka_unit_test(a_removed_folder_is_said),
         cmocka_unit_test(live_line),
     };
     return cmocka_run_group_tests_name("tensorboard", tests, NULL, NULL);
