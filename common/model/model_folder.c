@@ -8,6 +8,7 @@
 #include "common/model/gguf.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -141,6 +142,13 @@ enum status model_folder_check(const char *folder, const char *needed)
         return status_fail(errno == ENOTDIR || errno == ENAMETOOLONG ? ST_NOT_FOUND : ST_IO,
                            "%s: %s", folder, strerror(errno));
     }
+    json_t *name = json_string(folder); // as the bridge file and others hold it
+    json_decref(name);
+    if (!name)
+        return status_fail(ST_INVALID,
+                           "%s: this name is not UTF-8, and cannot stand in JSON; rename the "
+                           "folder, or give a link to it that has another",
+                           folder);
     if (gguf_is_file(folder))
         return model_file_exists(folder, needed)
                    ? ST_OK

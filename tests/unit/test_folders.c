@@ -284,13 +284,27 @@ static void what_is_no_data(void **state)
     assert_message("is a link to blobs/1, which is not there");
 }
 
+static void names_that_are_no_text(void **state)
+{
+    (void)state;
+    const char *root = test_folder(), *folder = test_path(root, "m\xff"),
+               *link = test_path(root, "m");
+    struct model_config *config = NULL;
+    assert_int_equal(rename(model_folder(), folder), 0);
+    assert_status(model_config_load(folder, &config), ST_INVALID);
+    assert_message("this name is not UTF-8");
+    assert_int_equal(symlink(folder, link), 0);
+    assert_ok(model_config_load(link, &config));
+    model_config_free(config);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_without_a_limit), cmocka_unit_test(wide_integers_are_reals),
-        cmocka_unit_test(wide_integers_in_data),   cmocka_unit_test(byte_order_marks),
-        cmocka_unit_test(what_is_no_model),        cmocka_unit_test(links_that_lead_nowhere),
-        cmocka_unit_test(what_is_no_data),
+        cmocka_unit_test(names_that_are_no_text),  cmocka_unit_test(numbers_without_a_limit),
+        cmocka_unit_test(wide_integers_are_reals), cmocka_unit_test(wide_integers_in_data),
+        cmocka_unit_test(byte_order_marks),        cmocka_unit_test(what_is_no_model),
+        cmocka_unit_test(links_that_lead_nowhere), cmocka_unit_test(what_is_no_data),
     };
     return cmocka_run_group_tests_name("folders", tests, NULL, NULL);
 }
