@@ -248,6 +248,10 @@ fuzz:
 demo: $(BINARIES)
 	BUILD=$(BUILD) tools/demo --device $(DEVICE)
 
+# A pretrained model, fetched by pip, on a task with a verifier.
+real: $(BINARIES)
+	BUILD=$(BUILD) tools/real-run --device $(DEVICE)
+
 bench: $(BINARIES)
 	$(BUILD)/cw-bench decode --device $(DEVICE)
 	$(BUILD)/cw-bench prefill --device $(DEVICE)
@@ -310,8 +314,8 @@ clean:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -12
-	@echo "targets: all test combinations golden golden-lora golden-bits demo bench fuzz man install uninstall deb format clean"
+	@echo "targets: all test combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb format clean"
 
-.PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo bench man install uninstall deb format clean help
+.PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb format clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
