@@ -416,13 +416,3 @@ double device_timer_stop(struct device *dev)
 {
     return dev->backend->timer_stop(dev);
 }
-
-void device_prepare_process(char **argv)
-{
-    char self[4096]; // resolved, so that the process keeps its name
-    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (len <= 0 || getenv("OMP_WAIT_POLICY") || setenv("OMP_WAIT_POLICY", "passive", 0) != 0)
-        return;
-    self[len] = '\0';
-    execv(self, argv); // on failure: just as we are
-}

@@ -21,9 +21,10 @@ struct ops;
 enum device_kind { DEVICE_CPU, DEVICE_CUDA };
 
 // First thing in main: has CPU worker threads sleep, not spin, while they wait for work, because a
-// server and a trainer on one machine would otherwise spin against each other. The OpenMP runtime
-// reads that setting before main, so the program is executed anew once. Does nothing where the
-// user has set OMP_WAIT_POLICY.
+// server and a trainer on one machine would otherwise spin against each other; and has OpenBLAS use
+// the vectors of a processor that is newer than itself. Both read these settings before main, so
+// the program is executed anew once. What the user has set in OMP_WAIT_POLICY and
+// OPENBLAS_CORETYPE stays.
 void device_prepare_process(char **argv);
 
 // spec: "auto" (first GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". A binary built
