@@ -615,7 +615,7 @@ static struct buckets example_buckets(void)
         .bucket = {{10, 0, 0.3, 0.2, 0.26, 0.2},
                    {130, 0.3, 0.625, 0.45, 0.1, 0.45},
                    {60, 0.625, 1, 0.8, 0.125, 0.8}},
-        .boundary = {{0.3, BOUNDARY_VALLEY}, {0.625, BOUNDARY_FALLBACK}},
+        .boundary = {{0.3, BOUNDARY_VALLEY, 0}, {0.625, BOUNDARY_FALLBACK, 0}},
     };
 }
 
