@@ -24,7 +24,7 @@ static const char *bare_model(int vocab, int eos_id)
 
 static void assert_refused(const char *model, const char *draft, const char *part)
 {
-    struct daemon d;
+    struct daemon d = {0};
     memset(&d, 0, sizeof d);
     daemon_spawn(&d, model, OPTIONS("--draft", draft));
     assert_int_equal(test_wait(&d.child, LIMIT_MS), 1);
@@ -72,7 +72,7 @@ static void drafts_in_vain_are_said(void **state)
     const char *demo = test_path(test_root(), "tools/demo-model");
     const char *drafts[] = {test_path(test_root(), "tools/demo-draft"), bare_model(272, 256)};
     for (int vain = 0; vain < 2; vain++) {
-        struct daemon d;
+        struct daemon d = {0};
         memset(&d, 0, sizeof d);
         daemon_start(&d, demo,
                      OPTIONS("--draft", drafts[vain], "--speculative", "draft_model:3",

@@ -181,7 +181,7 @@ static void assert_whole(const struct kill_case *c, const char *name)
 static void assert_undisturbed(const struct kill_case *c, const char *name)
 {
     char whole[64];
-    struct test_child child;
+    struct test_child child = {0};
     snprintf(whole, sizeof whole, "whole-%x-%d", c->run.set, c->run.ranks);
     if (c->run.set & MODE(ASYNC)) return;
     if (!file_exists(test_path(s.runs.folder, whole))) {
@@ -196,7 +196,7 @@ static void assert_undisturbed(const struct kill_case *c, const char *name)
 static void it_goes_on(void **state)
 {
     const struct kill_case *c = *state;
-    struct test_child child;
+    struct test_child child = {0};
     char name[64];
     bool disturbed = false;
     for (int i = 0; i < TRIES && !disturbed; i++) {

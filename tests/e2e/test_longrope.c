@@ -76,7 +76,7 @@ static void train_under(const char *context, const char *length, const char *fac
     const char *model = longrope_folder(), *folder = test_folder();
     const char *run = test_path(folder, "run"), *log = test_path(folder, "trainer.log");
     const char *argv[TRAINER_WORDS];
-    struct daemon d;
+    struct daemon d = {0};
     int lines;
     memset(&d, 0, sizeof d);
     daemon_start(&d, model, OPTIONS("--max-context", context, "--draft", model));
@@ -121,7 +121,7 @@ static void reference_rotates_alike(void **state)
     (void)state;
     const char *model = longrope_folder(), *folder = test_folder(), *run = test_path(folder, "run");
     const char *argv[TRAINER_WORDS];
-    struct daemon d;
+    struct daemon d = {0};
     int lines;
     if (strcmp(test_device(), "cpu") != 0) test_skip("bit for bit on the CPU only");
     memset(&d, 0, sizeof d);
@@ -142,7 +142,7 @@ static void bridge_without_the_choice(void **state)
     (void)state;
     const char *model = longrope_folder(), *folder = test_folder();
     const char *argv[TRAINER_WORDS], *log = test_path(folder, "trainer.log");
-    struct daemon d;
+    struct daemon d = {0};
     json_t *bridge;
     memset(&d, 0, sizeof d);
     daemon_start(&d, model, NULL);

@@ -89,7 +89,7 @@ static void goes_on(const char *command, const char *run)
 
 static void trained(const char *run)
 {
-    struct daemon d;
+    struct daemon d = {0};
     char home[PATH_MAX], here[PATH_MAX];
     open_copies(home);
     daemon_start(&d, test_path(getcwd(here, sizeof here), "model"),

@@ -449,7 +449,7 @@ static void small_vocabulary(void **state)
         "{\"prompt\":[1,2],\"max_tokens\":1,\"prompt_logprobs\":10}",
         "{\"prompt\":[1,2],\"max_tokens\":1,\"logprobs\":10}"};
     const char *few = test_folder();
-    struct daemon tiny;
+    struct daemon tiny = {0};
     assert_ok(tiny_model_write(few, 32, 1, 8, 4));
     memset(&tiny, 0, sizeof tiny);
     daemon_start(&tiny, few, OPTIONS("--max-batch", "2", "--kv-memory", "8M"));

@@ -190,7 +190,7 @@ static void the_one_command(void **state)
 {
     (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
-    struct daemon daemon;
+    struct daemon daemon = {0};
     assert_int_equal(RUN(test_path(folder, "log"), test_binary("cw-word-problems"), "--out", folder,
                          "--count", "40", "--heldout", "8"),
                      0);
@@ -249,7 +249,7 @@ static void warm_start_and_train(void **state)
     (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
     const char *shape = test_path(folder, "shape.json"), *model = test_path(folder, "model");
-    struct daemon daemon;
+    struct daemon daemon = {0};
     assert_int_equal(RUN(test_path(folder, "log"), test_binary("cw-word-problems"), "--out", folder,
                          "--count", "40", "--heldout", "8", "--sft", "40", "--careless", "1"),
                      0);
