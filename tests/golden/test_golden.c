@@ -516,7 +516,8 @@ static enum status run_loss(struct golden *g, const char *name, double *ret_loss
     };
     loss_batch_compute(&config, &batch, &stats, dlogprobs);
     *ret_loss = stats.range[STAT_LOSS].sum;
-    st = backward_run(g->backward, g->batch, g->tape, dlogprobs, NULL, 1.0f);
+    st = backward_run(g->backward, g->batch, g->tape,
+                      &(struct backward_loss){.temperature = 1.0f, .dlogprobs = dlogprobs});
 out:
     return st;
 }

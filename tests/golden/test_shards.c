@@ -124,7 +124,8 @@ static void differentiate(struct side *s, enum recompute recompute)
     must_ok(backward_logprobs(s->backward, NULL, s->batch, x, s->targets, 0.7f, s->logprobs,
                               s->entropy));
     device_copy_out(s->dev, s->logits, s->model->logits, logits * sizeof(float));
-    must_ok(backward_run(s->backward, s->batch, tape, dlogprobs, NULL, 0.7f));
+    must_ok(backward_run(s->backward, s->batch, tape,
+                         &(struct backward_loss){.temperature = 0.7f, .dlogprobs = dlogprobs}));
     must_ok(optimizer_prepare(s->optimizer, &s->norm));
     device_copy_out(s->dev, s->grads, optimizer_grads(s->optimizer, 0)->base,
                     (size_t)s->weights->n_elements * sizeof(float));

@@ -106,7 +106,7 @@ static void what_is_wrong_is_named(void **state)
         {"{\"tokens\": []}", ST_FORMAT, "field \"tokens\" is not a list of lists"},
         {"{\"tokens\": [1, 2]}", ST_FORMAT, "group 1, sequence 0: field \"tokens\" has no list"},
         {"{\"tokens\": [[1, 50]], \"masks\": [[-100, 50]]}", ST_MISMATCH,
-         "token 1 is not an id below the vocabulary's 50"},
+         "field \"tokens\": entry 1 is not an id below the vocabulary's size"},
         {"{\"tokens\": [[1, 2]], \"masks\": [[-100, 1]]}", ST_FORMAT,
          "field \"masks\": entry 1 is neither -100 nor its token"},
         {"{\"tokens\": [[1, 2]], \"masks\": [[-100]]}", ST_FORMAT, "1 entries for 2 tokens"},

@@ -54,7 +54,8 @@ static void differentiate(struct reference *r, int logits, struct result *ret)
     model_forward(m, batch_view(r->batch), NULL, tape, &x);
     assert_ok(backward_logprobs(b, NULL, r->batch, x, targets, 0.7f, ret->logprobs, ret->entropy));
     if (logits < ROWS) device_fill(r->dev, m->logits, 0xff, (size_t)logits * VOCAB * sizeof(float));
-    assert_ok(backward_run(b, r->batch, tape, dlogprobs, NULL, 0.7f));
+    assert_ok(backward_run(b, r->batch, tape,
+                           &(struct backward_loss){.temperature = 0.7f, .dlogprobs = dlogprobs}));
     ret->bytes = grads->bytes;
     ret->grads = malloc(grads->bytes);
     assert_non_null(ret->grads);

@@ -63,7 +63,8 @@ static float *differentiate(struct reference *r, enum recompute recompute, size_
 
     model_forward(m, batch_view(r->batch), NULL, tape, &x);
     assert_ok(backward_logprobs(b, NULL, r->batch, x, ids, 1.0f, logprobs, NULL));
-    assert_ok(backward_run(b, r->batch, tape, dlogprobs, NULL, 1.0f));
+    assert_ok(backward_run(b, r->batch, tape,
+                           &(struct backward_loss){.temperature = 1.0f, .dlogprobs = dlogprobs}));
     float *ret = malloc(grads->bytes);
     assert_non_null(ret);
     device_copy_out(r->dev, ret, arena, grads->bytes);

@@ -120,8 +120,9 @@ static void gradients_that_are_complete_stay(void **state)
     struct watched w = {.grads = optimizer_grads(o, 0)->base, .n = r.weights->n_elements};
     w.from = w.n;
     w.seen = malloc((size_t)w.n * sizeof *w.seen);
-    backward_watch(b, complete, &w);
-    assert_ok(backward_run(b, batch, tape, back, NULL, 1));
+    const struct backward_loss loss = {
+        .temperature = 1, .dlogprobs = back, .done = complete, .context = &w};
+    assert_ok(backward_run(b, batch, tape, &loss));
     assert_int_equal(w.calls, shape.layers);
     assert_true(w.from > 0 && w.from < w.n / 4); // but for the embeddings
     assert_memory_equal(w.seen + w.from, w.grads + w.from, (size_t)(w.n - w.from) * sizeof *w.seen);

@@ -89,26 +89,19 @@ size_t backward_bytes(const struct model *m, int max_tokens, int max_targets, in
     return device_parts_bytes(parts, N_PARTS);
 }
 
-static int lowest_trained(const struct weights *grads)
-{
-    static const struct layer_weights none;
-    int l = 0;
-    while (!grads->embed && l < grads->config->n_layers &&
-           memcmp(&grads->layers[l], &none, sizeof none) == 0)
-        l++;
-    return l;
-}
-
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
                          int max_targets, int chunk, struct backward **ret)
 {
+    static const struct layer_weights none;
     struct device_part parts[N_PARTS];
     enum status st = ST_OK;
     struct backward *b = calloc(1, sizeof *b);
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for the backward pass");
     b->m = m;
     b->grads = grads;
-    b->lowest = lowest_trained(grads);
+    while (!grads->embed && b->lowest < grads->config->n_layers &&
+           memcmp(&grads->layers[b->lowest], &none, sizeof none) == 0)
+        b->lowest++;
     b->max_tokens = max_tokens;
     b->max_targets = max_targets;
     b->chunk = chunk;
@@ -145,10 +138,14 @@ static int chunk_rows(const struct backward *b, int n, int at)
     return n - at < b->chunk ? n - at : b->chunk;
 }
 
-static void rank_rows(struct backward *b, const struct head_args *head, int at)
+static enum status check_fits(const struct backward *b, const struct batch *batch)
 {
-    b->m->ops->top_logprobs(b->m->dev, b->ranked, 0, head);
-    device_copy_out(b->m->dev, b->ret_ranked + at, b->ranked, (size_t)head->n * sizeof *b->ranked);
+    int tokens = batch_view(batch)->n_tokens, n = batch_rows(batch);
+    if (tokens > b->max_tokens || n > b->max_targets)
+        return status_fail(ST_INVALID,
+                           "a micro-batch of %d tokens and %d targets; there is room for %d and %d",
+                           tokens, n, b->max_tokens, b->max_targets);
+    return ST_OK;
 }
 
 void backward_rank(struct backward *b, struct token_logprob *ret_ranked)
@@ -161,11 +158,10 @@ enum status backward_logprobs(struct backward *b, struct model *other, const str
                               float *ret_logprobs, float *ret_entropy)
 {
     struct model *m = other ? other : b->m;
-    int n = batch_rows(batch);
-    if (n > b->max_targets)
-        return status_fail(ST_INVALID, "%d targets in a micro-batch that has room for %d", n,
-                           b->max_targets);
+    const int n = batch_rows(batch);
     const bool all = n <= m->max_rows;
+    enum status st = check_fits(b, batch);
+    if (st != ST_OK) return st;
     device_copy_in(m->dev, b->targets, targets, (size_t)n * sizeof *targets);
     for (int at = 0; at < n; at += b->chunk) {
         const int rows = chunk_rows(b, n, at), first = all ? at : 0;
@@ -173,7 +169,9 @@ enum status backward_logprobs(struct backward *b, struct model *other, const str
         const struct head_args head = model_head_args(m, first, b->targets + at, rows, temperature);
         m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
                         &head);
-        if (!other && b->ret_ranked) rank_rows(b, &head, at);
+        if (other || !b->ret_ranked) continue;
+        m->ops->top_logprobs(m->dev, b->ranked, 0, &head);
+        device_copy_out(m->dev, b->ret_ranked + at, b->ranked, (size_t)rows * sizeof *b->ranked);
     }
     b->logits_kept = !other && all;
     device_copy_out(m->dev, ret_logprobs, b->logprob, (size_t)n * sizeof(float));
@@ -224,14 +222,6 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
     rows_back(b, dx, dy, x, rows, NULL, role, layer, add);
 }
 
-// Where the head's gradient comes from: the log-probabilities' gradients in b->dlogprob, or a
-// teacher.
-struct head_loss {
-    float temperature;
-    const struct distillation *distillation; // NULL: dlogprob
-    bool has_entropy;                        // and b->dentropy
-};
-
 // The logits of a chunk of wanted rows; gives the row of model.logits where they begin.
 static int head_chunk(struct backward *b, const struct batch *batch, const void *x, int at,
                       int rows)
@@ -243,8 +233,8 @@ static int head_chunk(struct backward *b, const struct batch *batch, const void 
 
 // dlogits of `rows` rows from `at` on, through the soft cap where there is one; first:
 // head_chunk().
-static void logits_back(struct backward *b, const struct batch *batch, const struct head_loss *loss,
-                        int at, int rows, int first)
+static void logits_back(struct backward *b, const struct batch *batch,
+                        const struct backward_loss *loss, int at, int rows, int first)
 {
     struct model *m = b->m;
     int vocab = m->config->vocab_size;
@@ -270,7 +260,7 @@ static void logits_back(struct backward *b, const struct batch *batch, const str
             model_head_args(m, first, b->targets + at, rows, loss->temperature);
         const struct head_grads grads = {.dlogprob = b->dlogprob + at,
                                          .lse = b->lse + at,
-                                         .dentropy = loss->has_entropy ? b->dentropy + at : NULL,
+                                         .dentropy = loss->dentropy ? b->dentropy + at : NULL,
                                          .entropy = b->entropy + at};
         m->ops->logprob_back(m->dev, dlogits, &grads, &head, dt);
     }
@@ -292,7 +282,7 @@ static const void *own_dlogits(struct backward *b, int rows)
 }
 
 static void head_back(struct backward *b, const struct batch *batch, const struct tape *tape,
-                      const struct head_loss *loss)
+                      const struct backward_loss *loss)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
@@ -366,16 +356,20 @@ static void down_back(struct backward *b, const void *dout, const void *gate_up,
     back_to_weight(m, g.w, g.bias, dout, m->act, act->rows, w.n, w.k);
 }
 
-// dbias (experts, width) += column sums of each expert's rows, where it is trained.
-static void add_bias_gradient(struct model *m, float *dbias, const void *dy,
-                              const struct moe_routing *r, int experts, int a, int width)
+// Adds to the gradients of all experts' matrices (experts, n, k) and biases, each where it is
+// trained, from dy (m, n) and x (m, k) in the experts' order.
+static void experts_to_weight(struct model *m, void *dw, float *dbias, const void *dy,
+                              const void *x, const struct moe_routing *r, int experts,
+                              const struct matmul *shape)
 {
-    const struct expert_rows rows = {a, experts, width, m->dt};
+    const struct expert_rows rows = {shape->m, experts, shape->n, m->dt};
     if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, r->offsets, &rows);
+    if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, r->offsets, experts, shape);
 }
 
 // From m->normed and dx, the experts' gradients; leaves the gradient of m->normed in dnormed.
-static void experts_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
+static void experts_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
+                         const struct backward_loss *loss)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
@@ -396,23 +390,18 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
-    add_bias_gradient(m, g->down_bias, b->dexpert, r, experts, a, hidden);
-    if (g->down)
-        ops->matmul_experts_back(m->dev, g->down, b->dexpert, m->act, r->offsets, experts,
-                                 &to_down);
+    experts_to_weight(m, g->down, g->down_bias, b->dexpert, m->act, r, experts, &to_down);
     ops->gather_rows(m->dev, m->expert_in, m->normed,
                      &(struct gather_args){r->row, a, hidden, 1.0f, m->dt, 0, 0});
-    add_bias_gradient(m, g->gate_up_bias, b->dgate_up, r, experts, a, up);
-    if (g->gate_up)
-        ops->matmul_experts_back(m->dev, g->gate_up, b->dgate_up, m->expert_in, r->offsets, experts,
-                                 &to_gate_up);
+    experts_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->expert_in, r, experts,
+                      &to_gate_up);
     ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, experts,
                         &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
-    if (b->assignments)
-        ops->moe_balance_back(m->dev, b->drouter, tape->router_logits, b->assignments, &shape,
-                              b->balance_scale);
+    if (loss->assignments)
+        ops->moe_balance_back(m->dev, b->drouter, tape->router_logits, loss->assignments, &shape,
+                              loss->balance_scale);
     back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
                    hidden);
     if (model_begins_sum(m))
@@ -464,7 +453,8 @@ static void plain_mlp_back(struct backward *b, int l, int rows, const struct lay
 
 // dx is the gradient of the layer's output on entry, of x_mid on return. A parallel block's MLP
 // reads the layer's input: its part goes to dparallel, because attention still needs dx as it is.
-static void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
+static void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
+                     const struct backward_loss *loss)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;
@@ -480,7 +470,7 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
 
     model_normalise(m, m->normed, rows, &norm);
     if (c->layers[l].moe.n_experts > 0)
-        experts_back(b, l, rows, tape);
+        experts_back(b, l, rows, tape, loss);
     else
         plain_mlp_back(b, l, rows, tape);
     if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
@@ -566,48 +556,20 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
 }
 
-static enum status check_fits(const struct backward *b, const struct batch *batch)
-{
-    int tokens = batch_view(batch)->n_tokens, n = batch_rows(batch);
-    if (tokens > b->max_tokens || n > b->max_targets)
-        return status_fail(ST_INVALID,
-                           "a micro-batch of %d tokens and %d targets; there is room for %d and %d",
-                           tokens, n, b->max_tokens, b->max_targets);
-    return ST_OK;
-}
-
-void backward_watch(struct backward *b, backward_done_fn *done, void *context)
-{
-    b->done = done;
-    b->done_context = context;
-}
-
-void backward_balance(struct backward *b, const float *assignments, float scale)
-{
-    b->assignments = assignments;
-    b->balance_scale = scale;
-}
-
-// The gradients of layer l and of all behind it are complete.
-static void notify_done(const struct backward *b, int l)
-{
-    const struct weight_tensor *t = b->grads->tensors;
-    while (t->role < ROLE_ATTN_NORM || t->layer < l) t++;
-    if (b->done) b->done(b->done_context, t->offset);
-}
-
-// The whole backward pass, from the head's loss down to the lowest that is trained.
+// From the head's loss down to the lowest layer that is trained.
 static void pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
-                      const struct head_loss *loss)
+                      const struct backward_loss *loss)
 {
     struct model *m = b->m;
     const struct batch_view *view = batch_view(batch);
     head_back(b, batch, tape, loss);
     for (int l = m->config->n_layers - 1; l >= b->lowest; l--) {
         const struct layer_tape *layer = tape_layer(tape, m, l, view);
-        mlp_back(b, l, view->n_tokens, layer);
+        mlp_back(b, l, view->n_tokens, layer, loss);
         attention_back(b, l, view, layer);
-        notify_done(b, l);
+        const struct weight_tensor *t = b->grads->tensors; // the layer's first
+        while (t->role < ROLE_ATTN_NORM || t->layer < l) t++;
+        if (loss->done) loss->done(loss->context, t->offset);
     }
     const struct scatter_args rows = {view->tokens,
                                       batch_tokens_order(batch),
@@ -622,32 +584,21 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
-                         const float *dlogprobs, const float *dentropy, float temperature)
+                         const struct backward_loss *loss)
 {
+    const struct distillation *d = loss->distillation;
     const size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
-    struct head_loss loss = {.temperature = temperature, .has_entropy = dentropy != NULL};
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
-    device_copy_in(b->m->dev, b->dlogprob, dlogprobs, bytes);
-    if (dentropy) device_copy_in(b->m->dev, b->dentropy, dentropy, bytes);
-    pass_back(b, batch, tape, &loss);
-    return device_sync(b->m->dev);
-}
-
-enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
-                             const struct distillation *d, float *ret_kl, float *ret_overlap)
-{
-    struct head_loss loss = {.temperature = d->temperature, .distillation = d};
-    size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
-    enum status st = check_fits(b, batch);
-    if (st != ST_OK) return st;
-    if (b->chunk != d->teacher->chunk)
+    if (d && b->chunk != d->teacher->chunk)
         return status_fail(ST_INVALID,
                            "the teacher's logits come %d rows at a time, the student's %d",
                            d->teacher->chunk, b->chunk);
-    b->logits_kept = false;
-    pass_back(b, batch, tape, &loss);
-    device_copy_out(b->m->dev, ret_kl, b->logprob, bytes);
-    device_copy_out(b->m->dev, ret_overlap, b->entropy, bytes);
+    if (d) b->logits_kept = false;
+    if (!d) device_copy_in(b->m->dev, b->dlogprob, loss->dlogprobs, bytes);
+    if (loss->dentropy) device_copy_in(b->m->dev, b->dentropy, loss->dentropy, bytes);
+    pass_back(b, batch, tape, loss);
+    if (d) device_copy_out(b->m->dev, d->ret_kl, b->logprob, bytes);
+    if (d) device_copy_out(b->m->dev, d->ret_overlap, b->entropy, bytes);
     return device_sync(b->m->dev);
 }

@@ -17,10 +17,6 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
 // Also adds the gradients of an adapter to `grads`, its plan in DT_F32, bound and cleared. It is
 // the first of the model's table (model_use_adapters()), and every row of a batch names it.
 void backward_use_adapter(struct backward *b, const struct adapter *a, const struct weights *grads);
-// While a pass runs, once it will add nothing more to the gradients of the elements from `first` of
-// the arena on: layer by layer, from the last to the first; not of an adapter. NULL: not any more.
-typedef void backward_done_fn(void *context, int64_t first);
-void backward_watch(struct backward *b, backward_done_fn *done, void *context);
 void backward_free(struct backward *b);
 size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,
                       int chunk); // for the memory plan
@@ -37,32 +33,37 @@ enum status backward_logprobs(struct backward *b, struct model *other, const str
 // Every backward_logprobs() by b's own from here on also ranks the targets, into a host array
 // (max_targets) of the caller's: what it gave is there once it has returned. NULL: not any more.
 void backward_rank(struct backward *b, struct token_logprob *ret_ranked);
-// Adds to the gradients what dlogprobs (host, n) of the same rows and targets cause, and dentropy
-// (host, n; NULL: nothing) of the entropies. The tape must hold the batch's forward pass (layers
-// that it does not keep are run again), and backward_logprobs must have run on it last, with
-// entropies where dentropy is given.
-enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
-                         const float *dlogprobs, const float *dentropy, float temperature);
-
-// backward_run() also adds to the gradients of routers those of scale * sum over rows, layers with
-// experts and experts of assignments * probability: `assignments` (n_experts) device, counted in
-// the batch's forward pass (struct tape, `balance`). NULL: not any more.
-void backward_balance(struct backward *b, const float *assignments, float scale);
-
 // Distillation (Hinton et al. 2015; ops.h, distill): the wanted rows of `batch` are to be answered
 // as another model answers them. The teacher may have a larger vocabulary, of which the first
-// entries are shared.
+// entries are shared. Where backward_logprobs ran on the teacher last, it was of this batch.
 struct distillation {
     struct backward *teacher;        // its head, chunk by chunk; nothing of it is trained
     const struct tape *teacher_tape; // the batch's forward pass
-    float temperature;               // of both distributions
-    float scale;                     // of each row's KL divergence in the loss
+    float scale;                     // of each row's KL(teacher || b) in the loss
+    // host, (n): the KL divergence of each row, and the acceptance rate of tokens sampled from b,
+    // if verified by the teacher
+    float *ret_kl, *ret_overlap;
 };
-// Adds to the gradients of b what scale * KL(teacher || b), summed over the rows, causes. The tape
-// must hold the batch's forward pass. Where backward_logprobs ran on the teacher last, it was of
-// this batch. Results are host arrays (n): the KL divergence of each row, and the acceptance
-// rate of tokens sampled from b, if verified by the teacher. Waits.
-enum status backward_distill(struct backward *b, const struct batch *batch, struct tape *tape,
-                             const struct distillation *d, float *ret_kl, float *ret_overlap);
+struct backward_loss { // n wanted rows
+    float temperature; // of the distributions
+    // Host, (n), of the rows and targets that backward_logprobs ran on last: by each
+    // log-probability, and by each entropy (NULL: nothing), which it was then asked for.
+    const float *dlogprobs, *dentropy;
+    const struct distillation *distillation; // in place of these; NULL: none
+    // Routers lose balance_scale * sum over rows, layers with experts and experts of assignments *
+    // probability: `assignments` (n_experts) device, counted in the batch's forward pass (struct
+    // tape, `balance`). NULL: they do not.
+    const float *assignments;
+    float balance_scale;
+    // While it runs, once it will add nothing more to the gradients of the elements from `first` of
+    // the arena on: layer by layer, from the last to the first; not of an adapter. NULL: nobody
+    // asks.
+    void (*done)(void *context, int64_t first);
+    void *context;
+};
+// Adds to the gradients what it causes. The tape must hold the batch's forward pass (layers that it
+// does not keep are run again). Waits.
+enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
+                         const struct backward_loss *loss);
 
 #endif

@@ -47,10 +47,6 @@ struct backward {
     float *dlogprob, *dentropy;       // (max_targets)
     struct token_logprob *ranked;     // (chunk)
     struct token_logprob *ret_ranked; // backward_rank()
-    backward_done_fn *done;           // NULL: nobody asks
-    void *done_context;
-    const float *assignments; // of experts (backward_balance()); NULL: nothing is added
-    float balance_scale;
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };
 

@@ -100,11 +100,6 @@ static void plan_arrays(struct learner *l, size_t free_before)
         plan->residual + plan->moments + plan->gradients + plan->activations + plan->reference;
 }
 
-static int64_t trained_elements(const struct learner *l)
-{
-    return l->options.adapter ? l->options.adapter->weights->n_elements : l->policy->n_elements;
-}
-
 static size_t operations_scratch(const struct learner *l)
 {
     const struct model_config *c = l->config;
@@ -121,7 +116,7 @@ static size_t operations_scratch(const struct learner *l)
             .widest = up > qkv ? up : qkv,
             .logits_chunk = l->options.logits_chunk,
             .vocab = c->vocab_size,
-            .n_elements = trained_elements(l),
+            .n_elements = l->trained.list[0].weights->n_elements,
             .lora_rank = l->options.adapter ? l->options.adapter->max_rank : 0,
             .lora_head = l->options.adapter && adapter_changes(l->options.adapter, ROLE_HEAD),
             .lora_dropout = l->options.lora_dropout > 0,
@@ -447,25 +442,6 @@ static enum status prepare_rows(struct learner *l)
     return ST_OK;
 }
 
-static enum status prepare_dropout(struct learner *l)
-{
-    const size_t bytes = (size_t)l->options.token_budget * sizeof *l->row_samples;
-    l->row_samples_host = malloc(bytes);
-    if (!l->row_samples_host) return status_fail(ST_NO_MEMORY, "no memory for dropout");
-    return device_alloc(l->dev, bytes, (void **)&l->row_samples);
-}
-
-static enum status prepare_balance(struct learner *l)
-{
-    const size_t bytes = balance_bytes(l);
-    if (bytes == 0) return ST_OK;
-    l->balance_host = malloc(bytes);
-    if (!l->balance_host) return status_fail(ST_NO_MEMORY, "no memory for the routers' loads");
-    enum status st = device_alloc(l->dev, bytes, (void **)&l->balance);
-    if (st == ST_OK) l->tape->balance = l->balance;
-    return st;
-}
-
 // The masks of a micro-batch, which is committed, in this step of the optimizer.
 static void set_dropout(struct learner *l, const struct micro_batch *mb,
                         const struct pack_group *groups, bool on)
@@ -505,7 +481,11 @@ static enum status prepare_backward(struct learner *l)
         CHECK(adapter_table_new(l->dev, l->policy, 1, adapter->max_rank, &l->adapters));
         model_use_adapters(l->model, l->adapters);
     }
-    if (adapter && l->options.lora_dropout > 0) CHECK(prepare_dropout(l));
+    if (adapter && l->options.lora_dropout > 0) {
+        const size_t bytes = (size_t)l->options.token_budget * sizeof *l->row_samples;
+        if (!(l->row_samples_host = malloc(bytes))) FAIL(ST_NO_MEMORY, "no memory for dropout");
+        CHECK(device_alloc(l->dev, bytes, (void **)&l->row_samples));
+    }
     CHECK(backward_new(l->model, adapter ? l->frozen : optimizer_grads(l->optimizer, 0),
                        l->options.token_budget, l->max_targets, l->options.logits_chunk,
                        &l->backward));
@@ -514,22 +494,25 @@ out:
     return st;
 }
 
-static enum status new_optimizer(struct learner *l)
-{
-    const struct learner_config *o = &l->options;
-    enum status st = optimizer_new(l->dev, &l->trained, o->comm, &o->optimizer, &l->optimizer);
-    return st == ST_OK ? optimizer_use_shards(l->optimizer, o->shards) : st;
-}
-
 enum status learner_prepare(struct learner *l)
 {
+    const struct learner_config *o = &l->options;
+    const size_t balance = balance_bytes(l);
     enum status st;
     CHECK(check_room(&l->info.memory, l->dev));
-    if (!l->options.is_draft) CHECK(device_reserve(l->dev, l->scratch));
-    if (!l->options.many_adapters) CHECK(new_optimizer(l));
-    CHECK(tape_new(l->model, l->options.token_budget, l->options.recompute, &l->tape));
+    if (!o->is_draft) CHECK(device_reserve(l->dev, l->scratch));
+    if (!o->many_adapters) {
+        CHECK(optimizer_new(l->dev, &l->trained, o->comm, &o->optimizer, &l->optimizer));
+        CHECK(optimizer_use_shards(l->optimizer, o->shards));
+    }
+    CHECK(tape_new(l->model, o->token_budget, o->recompute, &l->tape));
     CHECK(prepare_backward(l));
-    CHECK(prepare_balance(l));
+    if (balance > 0) {
+        l->balance_host = malloc(balance);
+        if (!l->balance_host) FAIL(ST_NO_MEMORY, "no memory for the routers' loads");
+        CHECK(device_alloc(l->dev, balance, (void **)&l->balance));
+        l->tape->balance = l->balance;
+    }
     CHECK(prepare_rows(l));
     if (l->has_reference) CHECK(reference_new(l));
     if (l->draft) CHECK(status_context(learner_prepare(l->draft), "training the draft model"));
@@ -538,14 +521,6 @@ out:
 }
 
 // ---- micro-batches ------------------------------------------------------------------------------
-
-static enum status reference_logprobs(struct learner *l)
-{
-    void *x;
-    model_forward(l->ref_model, batch_view(l->batch), NULL, NULL, &x);
-    return backward_logprobs(l->backward, l->ref_model, l->batch, x, l->targets,
-                             l->options.temperature, l->ref_logprobs, NULL);
-}
 
 static bool all_zero(const float *x, int n)
 {
@@ -588,11 +563,12 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
 static enum status distil(struct learner *l, int n, const struct passes *passes)
 {
     struct learner *draft = l->draft;
-    struct distillation d = {l->backward, l->tape, l->options.temperature, passes->draft_scale};
+    const struct distillation d = {l->backward, l->tape, passes->draft_scale, draft->kl,
+                                   draft->overlap};
+    const struct backward_loss loss = {.temperature = l->options.temperature, .distillation = &d};
     void *x;
     model_forward(draft->model, batch_view(l->batch), NULL, draft->tape, &x);
-    enum status st =
-        backward_distill(draft->backward, l->batch, draft->tape, &d, draft->kl, draft->overlap);
+    enum status st = backward_run(draft->backward, l->batch, draft->tape, &loss);
     if (st != ST_OK) return st;
     for (int i = 0; i < n; i++) {
         stats_add(passes->distil, STAT_DRAFT_KL, draft->kl[i]);
@@ -618,7 +594,7 @@ static enum status end_of_backward(struct learner *l)
 // The load-balancing loss of a micro-batch, whose forward pass is on the tape: n_experts / R^2
 // times the sum over experts of assignments * probability (struct tape, `balance`), R the rows of
 // all layers that have experts.
-static enum status balance(struct learner *l, int rows, double all_rows)
+static enum status balance(struct learner *l, int rows, double all_rows, struct backward_loss *ret)
 {
     const int n = config_experts(l->config);
     double sum = 0, layers = 0;
@@ -629,7 +605,8 @@ static enum status balance(struct learner *l, int rows, double all_rows)
     if (st != ST_OK) return st;
     for (int e = 0; e < n; e++) sum += (double)l->balance_host[e] * l->balance_host[n + e];
     l->info.balance_loss += scale * sum;
-    backward_balance(l->backward, l->balance, (float)(scale * l->options.router_aux_loss_coef));
+    ret->assignments = l->balance;
+    ret->balance_scale = (float)(scale * l->options.router_aux_loss_coef);
     return ST_OK;
 }
 
@@ -640,7 +617,9 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     enum status st = ST_OK;
     void *x;
     int n = mb->first[mb->n_seqs];
-    bool backward = passes->backward;
+    const bool backward = passes->backward;
+    const float temperature = l->options.temperature;
+    struct backward_loss back = {.temperature = temperature, .dlogprobs = l->dlogprobs};
     struct learner_rows rows = {
         mb, l->logprobs, l->entropy, l->ref_model ? l->ref_logprobs : NULL, l->ranked, l->dentropy};
     if (n > 0) {
@@ -650,23 +629,26 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         CHECK(end_of_backward(l)); // of the micro-batch before
         CHECK(batch_commit(l->batch, 0, 0));
         set_dropout(l, mb, groups, backward);
-        if (l->ref_model) CHECK(reference_logprobs(l));
+        if (l->ref_model) {
+            model_forward(l->ref_model, batch_view(l->batch), NULL, NULL, &x);
+            CHECK(backward_logprobs(l->backward, l->ref_model, l->batch, x, l->targets, temperature,
+                                    l->ref_logprobs, NULL));
+        }
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
-        CHECK(backward_logprobs(l->backward, NULL, l->batch, x, l->targets, l->options.temperature,
+        CHECK(backward_logprobs(l->backward, NULL, l->batch, x, l->targets, temperature,
                                 l->logprobs, l->entropy));
         if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
-        if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows));
+        if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows, &back));
         spans_lap(l->options.spans, SPAN_FORWARD);
     }
     memset(l->dentropy, 0, (size_t)n * sizeof *l->dentropy);
     loss(context, &rows, l->dlogprobs);
-    const bool of_entropy = !all_zero(l->dentropy, n);
+    if (!all_zero(l->dentropy, n)) back.dentropy = l->dentropy;
+    if (passes->last && !l->options.adapter) back.done = sum_grads;
+    back.context = l->optimizer;
     // Groups without spread have no gradient to compute, but for their routers' load.
-    backward_watch(l->backward, passes->last && !l->options.adapter ? sum_grads : NULL,
-                   l->optimizer);
-    if (backward && ((l->balance && n > 0) || of_entropy || !all_zero(l->dlogprobs, n)))
-        CHECK(backward_run(l->backward, l->batch, l->tape, l->dlogprobs,
-                           of_entropy ? l->dentropy : NULL, l->options.temperature));
+    if (backward && (back.assignments || back.dentropy || !all_zero(l->dlogprobs, n)))
+        CHECK(backward_run(l->backward, l->batch, l->tape, &back));
 out:
     return st;
 }

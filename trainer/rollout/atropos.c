@@ -149,20 +149,16 @@ out:
 static enum status agree_on_batch(const struct atropos *a, json_t **batch)
 {
     struct comm *comm = a->via->comm;
-    enum status st = ST_OK, outcome = ST_OK;
-    char *text = NULL;
-    if (comm_rank(comm) == 0) outcome = wait_for_batch(a, batch);
-    if (!comm || (outcome != ST_OK && outcome != ST_CANCELLED)) return outcome;
-    if (*batch) text = json_dumps(*batch, JSON_ENCODE_ANY | JSON_COMPACT);
-    size_t len = text ? strlen(text) : 0;
-    CHECK(comm_broadcast_host(comm, &len, sizeof len, 0));
-    if (len == 0) FAIL(ST_CANCELLED, "the run was to end while it waited for environments");
-    if (!text && !(text = malloc(len + 1))) FAIL(ST_NO_MEMORY, "no memory for a batch");
-    CHECK(comm_broadcast_host(comm, text, len, 0));
-    text[len] = 0;
-    if (!*batch) st = json_parse("rank 0's batch", text, len, batch);
+    enum status st = ST_OK;
+    struct bytes text = BYTES_INIT;
+    if (comm_rank(comm) == 0) st = wait_for_batch(a, batch);
+    if (!comm || (st != ST_OK && st != ST_CANCELLED)) return st;
+    if (*batch) CHECK(json_put_line(&text, json_incref(*batch), 0));
+    CHECK(rollout_broadcast(comm, 0, &text));
+    if (text.len == 0) FAIL(ST_CANCELLED, "the run was to end while it waited for environments");
+    if (!*batch) st = json_parse("rank 0's batch", text.data, text.len, batch);
 out:
-    free(text);
+    bytes_release(&text);
     return st;
 }
 

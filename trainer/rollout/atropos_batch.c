@@ -46,78 +46,53 @@ static enum status list_of(const struct place *p, const char *field, const json_
     return ST_OK;
 }
 
-// Of n tokens, those from `first` on.
-static enum status numbers_of(const struct place *p, const char *field, int n, int first,
-                              float **ret)
+// Of n tokens; NULL where there are none.
+static enum status numbers_of(const struct place *p, const struct number_list *how, int n,
+                              void *ret)
+{
+    const json_t *list;
+    enum status st = list_of(p, how->key, &list);
+    return st == ST_OK && list ? numbers_read(list, how, n, ret) : st;
+}
+
+static enum status floats_of(const struct place *p, const char *field, int n, float **ret)
 {
     const struct number_list how = {field,   NUMBER_F32, -FLT_MAX,
                                     FLT_MAX, ST_FORMAT,  "is not a number"};
-    const json_t *list;
-    enum status st = list_of(p, field, &list);
-    if (st == ST_OK && list) st = numbers_read(list, &how, n, ret);
-    if (st == ST_OK && list) memmove(*ret, *ret + first, (size_t)(n - first) * sizeof **ret);
-    return st;
+    return numbers_of(p, &how, n, ret);
 }
 
 // ---- a sequence ---------------------------------------------------------------------------------
 
-// The first token that is trained; n where none is.
-static size_t first_trained(const json_t *masks, size_t n)
+static enum status read_tokens(const struct place *p, struct completion *c)
 {
-    size_t t = 0;
-    while (t < n && json_integer_value(json_array_get(masks, t)) == NOT_TRAINED) t++;
-    return t;
-}
-
-static enum status read_token(const struct place *p, const json_t *tokens, const json_t *masks,
-                              size_t t, int32_t *ret_id, bool *ret_trained)
-{
-    const json_t *token = json_array_get(tokens, t), *mask = json_array_get(masks, t);
-    const json_int_t id = json_is_integer(token) ? json_integer_value(token) : -1;
-    const json_int_t label = json_is_integer(mask) ? json_integer_value(mask) : -1;
-    if (id < 0 || id >= p->reader->bounds->vocab_size)
-        return status_fail(ST_MISMATCH, "token %zu is not an id below the vocabulary's %d", t,
-                           p->reader->bounds->vocab_size);
-    if (label != NOT_TRAINED && label != id)
-        return status_fail(ST_FORMAT, "field \"masks\": entry %zu is neither -100 nor its token",
-                           t);
-    *ret_id = (int32_t)id;
-    *ret_trained = label != NOT_TRAINED;
-    return ST_OK;
-}
-
-// ret_first: the first that is trained, where the prompt ends.
-static enum status read_tokens(const struct place *p, struct completion *c, int *ret_first)
-{
-    const json_t *tokens, *masks;
+    const double last = p->reader->bounds->vocab_size - 1;
+    const struct number_list ids = {
+        "tokens", NUMBER_I32, 0, last, ST_MISMATCH, "is not an id below the vocabulary's size"};
+    const struct number_list masks = {"masks", NUMBER_I32, NOT_TRAINED,
+                                      last,    ST_FORMAT,  "is neither -100 nor its token"};
+    const json_t *tokens;
+    int32_t *labels = NULL;
     enum status st;
-    CHECK(list_of(p, "tokens", &tokens));
-    CHECK(list_of(p, "masks", &masks));
-    const size_t n = json_array_size(tokens), first = first_trained(masks, n);
-    if (!tokens || !masks) FAIL(ST_FORMAT, "\"tokens\" and \"masks\" must be there");
-    if (json_array_size(masks) != n)
-        FAIL(ST_FORMAT, "field \"masks\" has %zu entries for %zu tokens", json_array_size(masks),
-             n);
-    if (n > (size_t)p->reader->bounds->max_tokens)
-        FAIL(ST_TOO_LONG, "%zu tokens, over the %d that were registered as max_token_len", n,
+    CHECK(list_of(p, ids.key, &tokens));
+    c->n = (int)json_array_size(tokens);
+    if (c->n > p->reader->bounds->max_tokens)
+        FAIL(ST_TOO_LONG, "%d tokens, over the %d that were registered as max_token_len", c->n,
              p->reader->bounds->max_tokens);
-    if (n == 0 || first == 0)
-        FAIL(ST_FORMAT, "field \"masks\": its first token is trained, and nothing comes before it");
-    c->ids = malloc((n - first + 1) * sizeof *c->ids);
-    c->authors = malloc(n - first + 1);
-    if (!c->ids || !c->authors) FAIL(ST_NO_MEMORY, "no memory for %zu tokens", n);
-    for (size_t t = 0; t < n; t++) {
-        int32_t id = 0;
-        bool trained = false;
-        CHECK(read_token(p, tokens, masks, t, &id, &trained));
-        if (t < first) CHECK(token_list_push(&p->reader->rollout->owned[p->number].prompt_ids, id));
-        if (t >= first) c->ids[t - first] = id;
-        if (t >= first) c->authors[t - first] = trained ? AUTHOR_POLICY : AUTHOR_OTHER;
+    CHECK(numbers_of(p, &ids, c->n, &c->ids));
+    CHECK(numbers_of(p, &masks, c->n, &labels));
+    if (!c->ids || !labels) FAIL(ST_FORMAT, "\"tokens\" and \"masks\" must be there");
+    if (!(c->authors = malloc((size_t)c->n + 1)))
+        FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
+    for (int t = 0; t < c->n; t++) {
+        c->authors[t] = labels[t] == NOT_TRAINED ? AUTHOR_OTHER : AUTHOR_POLICY;
+        if (c->authors[t] == AUTHOR_POLICY && labels[t] != c->ids[t])
+            FAIL(ST_FORMAT, "field \"masks\": entry %d is neither -100 nor its token", t);
     }
-    c->n = (int)(n - first);
-    completion_forget_authors(c);
-    *ret_first = (int)first;
+    if (c->n == 0 || c->authors[0] == AUTHOR_POLICY)
+        FAIL(ST_FORMAT, "field \"masks\": its first token is trained, and nothing comes before it");
 out:
+    free(labels);
     return st;
 }
 
@@ -162,14 +137,14 @@ static enum status read_overrides(const struct place *p)
 }
 
 // Sampled tokens' log-probabilities; at others there is 1.0, which no log-probability is.
-static enum status check_logprobs(const struct place *p, const struct completion *c, int first)
+static enum status check_logprobs(const struct place *p, const struct completion *c)
 {
     for (int t = 0; c->logprobs && t < c->n; t++) {
         if (token_author(c->authors, t) != AUTHOR_POLICY)
             c->logprobs[t] = 0;
         else if (c->logprobs[t] > 1e-3f)
-            return status_fail(ST_FORMAT, "field \"inference_logprobs\": that of token %d is %g",
-                               t + first, (double)c->logprobs[t]);
+            return status_fail(ST_FORMAT, "field \"inference_logprobs\": that of token %d is %g", t,
+                               (double)c->logprobs[t]);
     }
     if (c->logprobs || !p->reader->bounds->needs_logprobs) return ST_OK;
     return status_fail(ST_NOT_FOUND,
@@ -184,12 +159,11 @@ static enum status read_sequence(const struct place *p)
     struct completion *c = &r->rollout->completions[p->number];
     const json_t *score = json_array_get(json_object_get(p->group, "scores"), (size_t)p->sequence);
     enum status st;
-    int first;
-    CHECK(read_tokens(p, c, &first));
-    CHECK(numbers_of(p, "inference_logprobs", first + c->n, first, &c->logprobs));
-    CHECK(check_logprobs(p, c, first));
+    CHECK(read_tokens(p, c));
+    CHECK(floats_of(p, "inference_logprobs", c->n, &c->logprobs));
+    CHECK(check_logprobs(p, c));
     CHECK(read_overrides(p));
-    CHECK(numbers_of(p, "advantages", first + c->n, first, &c->advantages));
+    CHECK(floats_of(p, "advantages", c->n, &c->advantages));
     if (!json_is_number(score) || !isfinite(json_number_value(score)))
         FAIL(ST_FORMAT, "field \"scores\" has no number for it");
     if (!(c->text = strdup(""))) FAIL(ST_NO_MEMORY, "no memory for a sequence");
@@ -197,6 +171,10 @@ static enum status read_sequence(const struct place *p)
         free(c->advantages);
         c->advantages = NULL;
     }
+    const int prompt = completion_first_sampled(c);
+    for (int t = 0; t < prompt; t++)
+        CHECK(token_list_push(&r->rollout->owned[p->number].prompt_ids, c->ids[t]));
+    completion_cut(c, prompt);
     r->scores.rewards[p->number] = json_number_value(score);
     r->rollout->n_tokens += c->n;
 out:

@@ -55,6 +55,26 @@ void completion_forget_authors(struct completion *c)
     c->authors = NULL;
 }
 
+int completion_first_sampled(const struct completion *c)
+{
+    int t = 0;
+    while (t < c->n && token_author(c->authors, t) == AUTHOR_OTHER) t++;
+    return t;
+}
+
+void completion_cut(struct completion *c, int first)
+{
+    const size_t left = (size_t)(c->n - first);
+    for (int i = 0; i < COMPLETION_LISTS; i++) {
+        size_t each;
+        char *list = *completion_list(c, i, &each);
+        if (list) memmove(list, list + (size_t)first * each, left * each);
+    }
+    for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= first;
+    c->n = (int)left;
+    completion_forget_authors(c);
+}
+
 // ---- a line of the response ---------------------------------------------------------------------
 
 enum status numbers_read(const json_t *list, const struct number_list *how, int n, void *ret_array)
@@ -182,85 +202,74 @@ out:
 
 // ---- as bytes -----------------------------------------------------------------------------------
 
-// A completion is a head, then the lists that are there, the rewards, the text and the telemetry's
-// JSON, one behind the other.
-struct head {
-    int32_t place, n, truncated, n_rewards;
-    uint32_t lists; // bit i: lists[i] is there
-    uint32_t text_len, telemetry_len;
-};
+void packed_put(struct bytes *to, const void *data, size_t bytes)
+{
+    const size_t held = data ? bytes + 1 : 0;
+    bytes_append(to, &held, sizeof held);
+    if (!data) return;
+    bytes_append(to, data, bytes);
+    bytes_append(to, "", 1);
+}
 
-enum status completion_pack(const struct completion *c, int place, struct bytes *to)
+enum status packed_get(struct packed *from, size_t bytes, void *ret_copy)
+{
+    const size_t left = (size_t)(from->end - from->at);
+    size_t held = 0;
+    char *copy = NULL;
+    if (left >= sizeof held) memcpy(&held, from->at, sizeof held);
+    if (left < sizeof held || held > left - sizeof held ||
+        (held > 0 && bytes != SIZE_MAX && held != bytes + 1))
+        return status_fail(ST_FORMAT, "what another rank sent is cut off");
+    if (held > 0 && !(copy = malloc(held)))
+        return status_fail(ST_NO_MEMORY, "no memory for what another rank sent");
+    if (copy) memcpy(copy, from->at + sizeof held, held);
+    from->at += sizeof held + held;
+    memcpy(ret_copy, &copy, sizeof copy);
+    return ST_OK;
+}
+
+enum status completion_pack(const struct completion *c, struct bytes *to)
 {
     char *telemetry = c->telemetry ? json_dumps(c->telemetry, JSON_COMPACT) : NULL;
-    struct head h = {.place = place,
-                     .n = c->n,
-                     .truncated = c->truncated,
-                     .n_rewards = c->n_rewards,
-                     .text_len = (uint32_t)strlen(c->text),
-                     .telemetry_len = telemetry ? (uint32_t)strlen(telemetry) : 0};
     size_t each;
-    for (int i = 0; i < COMPLETION_LISTS; i++)
-        h.lists |= (uint32_t)(*completion_list(c, i, &each) != NULL) << i;
-    bytes_append(to, &h, sizeof h);
-    for (int i = 0; i < COMPLETION_LISTS; i++)
-        if (h.lists >> i & 1)
-            bytes_append(to, *completion_list(c, i, &each), (size_t)c->n * lists[i].each);
-    if (c->n_rewards) bytes_append(to, c->rewards, (size_t)c->n_rewards * sizeof *c->rewards);
-    bytes_append(to, c->text, h.text_len);
-    bytes_append(to, telemetry ? telemetry : "", h.telemetry_len);
+    packed_put(to, c, sizeof *c); // for its numbers
+    for (int i = 0; i < COMPLETION_LISTS; i++) {
+        const void *list = *completion_list(c, i, &each);
+        packed_put(to, list, (size_t)c->n * each);
+    }
+    packed_put(to, c->rewards, (size_t)c->n_rewards * sizeof *c->rewards);
+    packed_put(to, c->text, strlen(c->text));
+    packed_put(to, telemetry, telemetry ? strlen(telemetry) : 0);
     free(telemetry);
     return c->telemetry && !telemetry ? status_fail(ST_NO_MEMORY, "no memory for a completion")
                                       : bytes_status(to);
 }
 
-enum status packed_read(struct packed *from, size_t bytes, void *to)
-{
-    if (bytes > (size_t)(from->end - from->at))
-        return status_fail(ST_FORMAT, "what another rank sent is cut off");
-    memcpy(to, from->at, bytes);
-    from->at += bytes;
-    return ST_OK;
-}
-
-enum status packed_copy(struct packed *from, size_t bytes, void *ret_copy)
-{
-    if (bytes > (size_t)(from->end - from->at)) bytes = (size_t)(from->end - from->at) + 1;
-    char *copy = malloc(bytes + 1);
-    if (!copy) return status_fail(ST_NO_MEMORY, "no memory for what another rank sent");
-    enum status st = packed_read(from, bytes, copy);
-    copy[bytes] = 0;
-    if (st == ST_OK)
-        memcpy(ret_copy, &copy, sizeof copy);
-    else
-        free(copy);
-    return st;
-}
-
-enum status completion_unpack(struct packed *from, int *ret_place, struct completion *ret)
+enum status completion_unpack(struct packed *from, struct completion *ret)
 {
     struct packed r = *from;
-    struct completion c = {0};
-    struct head h;
+    struct completion c = {0}, *sent = NULL;
     char *telemetry = NULL;
+    size_t each;
     enum status st;
-    CHECK(packed_read(&r, sizeof h, &h));
-    if (h.n < 0 || h.place < 0 || h.n_rewards < 0)
-        FAIL(ST_FORMAT, "another rank's completion %d has %d tokens", h.place, h.n);
-    c = (struct completion){.n = h.n, .truncated = h.truncated != 0, .n_rewards = h.n_rewards};
-    for (int i = 0; i < COMPLETION_LISTS; i++)
-        if (h.lists >> i & 1)
-            CHECK(packed_copy(&r, (size_t)h.n * lists[i].each, (char *)&c + lists[i].field));
-    if (h.n_rewards) CHECK(packed_copy(&r, (size_t)h.n_rewards * sizeof *c.rewards, &c.rewards));
-    CHECK(packed_copy(&r, h.text_len, &c.text));
-    CHECK(packed_copy(&r, h.telemetry_len, &telemetry));
-    if (h.telemetry_len)
-        CHECK(json_parse("another rank's telemetry", telemetry, h.telemetry_len, &c.telemetry));
+    CHECK(packed_get(&r, sizeof *sent, &sent));
+    c.n = sent->n;
+    c.n_rewards = sent->n_rewards;
+    c.truncated = sent->truncated;
+    for (int i = 0; i < COMPLETION_LISTS; i++) {
+        void **list = completion_list(&c, i, &each);
+        CHECK(packed_get(&r, (size_t)c.n * each, list));
+    }
+    CHECK(packed_get(&r, (size_t)c.n_rewards * sizeof *c.rewards, &c.rewards));
+    CHECK(packed_get(&r, SIZE_MAX, &c.text));
+    CHECK(packed_get(&r, SIZE_MAX, &telemetry));
+    if (telemetry)
+        CHECK(json_parse("another rank's telemetry", telemetry, strlen(telemetry), &c.telemetry));
     *from = r;
-    *ret_place = h.place;
     *ret = c;
     c = (struct completion){0};
 out:
+    free(sent);
     free(telemetry);
     completion_release(&c);
     return st;

@@ -51,18 +51,23 @@ void completion_release(struct completion *c);
 #define COMPLETION_LISTS 8
 void **completion_list(const struct completion *c, int i, size_t *ret_each);
 
-// As bytes, for processes of one program on processors of one byte order. Appends a completion, and
-// the place that it has in its rollout.
-enum status completion_pack(const struct completion *c, int place, struct bytes *to);
+// The first token that a model wrote; n: there is none.
+int completion_first_sampled(const struct completion *c);
+// Takes the first tokens of it away.
+void completion_cut(struct completion *c, int first);
+
+// As bytes, for processes of one program on processors of one byte order: blocks, each with its
+// length before it. packed_put() appends one; NULL is there as such.
+void packed_put(struct bytes *to, const void *data, size_t bytes);
 struct packed { // what has not been read of such bytes
     const char *at, *end;
 };
+// The next block, with a NUL behind it (ret_copy: pointer to its pointer), of so many bytes;
+// SIZE_MAX: of any number. ST_FORMAT where it is not whole, or of another length.
+enum status packed_get(struct packed *from, size_t bytes, void *ret_copy);
+enum status completion_pack(const struct completion *c, struct bytes *to);
 // The next one. ST_FORMAT, and nothing is read, where it is not whole.
-enum status completion_unpack(struct packed *from, int *ret_place, struct completion *ret);
-// The next bytes, and a copy of them with a NUL behind it (ret_copy: pointer to its pointer).
-// ST_FORMAT where there are fewer.
-enum status packed_read(struct packed *from, size_t bytes, void *to);
-enum status packed_copy(struct packed *from, size_t bytes, void *ret_copy);
+enum status completion_unpack(struct packed *from, struct completion *ret);
 
 // A JSON list of numbers, read into an array.
 struct number_list {

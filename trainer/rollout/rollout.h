@@ -146,6 +146,8 @@ enum status rollout_read(const struct rollout_pull *p, const struct rollout_ask 
 enum status rollout_exchange(struct comm *comm, struct rollout *r);
 // Nothing of it is to be sent: all ranks have it already.
 enum status rollout_is_everywhere(struct rollout *r);
+// What that rank has in it, on all of them.
+enum status rollout_broadcast(struct comm *comm, int rank, struct bytes *text);
 
 // Tokens of context that the server serves (its --max-context); INT64_MAX, and a warning, where it
 // does not say so.

@@ -154,19 +154,11 @@ static void fill_from_turns(const struct sampled_turns *turns, struct completion
     }
 }
 
-// The first token that a turn sampled; c->n: there is none.
-static int first_sampled(const struct completion *c)
-{
-    int t = 0;
-    while (t < c->n && c->authors[t] == AUTHOR_OTHER) t++;
-    return t;
-}
-
 // The environment's tokens have no weights of their own: they count as of those before them.
 static enum status settle_tokens(const struct trajectory_bounds *bounds, const uint8_t *from,
                                  struct completion *c)
 {
-    const int first = first_sampled(c);
+    const int first = completion_first_sampled(c);
     uint64_t version = first < c->n ? c->versions[first] : bounds->version;
     for (int t = 0; t < c->n; t++) {
         const bool sampled = c->authors[t] != AUTHOR_OTHER;
@@ -264,33 +256,18 @@ out:
 
 // ---- groups -------------------------------------------------------------------------------------
 
-// Takes the first tokens of it away.
-static void cut(struct completion *c, int prompt)
-{
-    const size_t left = (size_t)(c->n - prompt);
-    for (int i = 0; i < COMPLETION_LISTS; i++) {
-        size_t each;
-        char *list = *completion_list(c, i, &each);
-        if (list) memmove(list, list + (size_t)prompt * each, left * each);
-    }
-    for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= prompt;
-    c->n = (int)left;
-    completion_forget_authors(c);
-}
-
 enum status trajectory_cut(struct completion *group, int n, struct token_list *ret_prompt)
 {
     struct token_list prompt = {0};
     int shared = group[0].n;
     enum status st = ST_OK;
-    for (int i = 0; i < n; i++) {
-        shared = common(group[0].ids, shared, group[i].ids, first_sampled(&group[i]));
-    }
+    for (int i = 0; i < n; i++)
+        shared = common(group[0].ids, shared, group[i].ids, completion_first_sampled(&group[i]));
     if (shared == 0)
         FAIL(ST_MISMATCH, "its trajectories begin with different tokens; those of a group are "
                           "compared with each other, and must begin with the same one at least");
     for (int t = 0; t < shared; t++) CHECK(token_list_push(&prompt, group[0].ids[t]));
-    for (int i = 0; i < n; i++) cut(&group[i], shared);
+    for (int i = 0; i < n; i++) completion_cut(&group[i], shared);
     *ret_prompt = prompt;
 out:
     if (st != ST_OK) token_list_release(&prompt);
