@@ -14,6 +14,7 @@
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 // Prompts once a sample, as TRL counts.
 static int64_t count_tokens(const struct rollout *r)
@@ -65,6 +66,27 @@ out:
     return st;
 }
 
+// Names of what an evaluation gives, behind "eval/", that are better where they are higher.
+static enum status check_best_metric(const struct train_config *c, const struct reward_info *reward)
+{
+    const int64_t n = c->num_generations_eval;
+    struct bytes names = BYTES_INIT, name = BYTES_INIT;
+    bytes_puts(&names, " reward ");
+    if (reward->accuracy_term >= 0) bytes_puts(&names, "accuracy ");
+    for (int64_t k = 1; reward->accuracy_term >= 0 && n > 1 && k <= n; k *= 2)
+        bytes_printf(&names, "pass@%" PRId64 " ", k);
+    if (reward->accuracy_term >= 0 && n > 1) bytes_printf(&names, "maj@%" PRId64 " ", n);
+    bytes_printf(&name, " %s ", c->best_metric ? c->best_metric : "reward");
+    enum status st = ST_OK;
+    if (!strstr(bytes_text(&names), bytes_text(&name)))
+        st = status_fail(ST_INVALID,
+                         "--metric-for-best-model %s: evaluations with --reward %s give%s",
+                         c->best_metric, c->reward.names, bytes_text(&names));
+    bytes_release(&names);
+    bytes_release(&name);
+    return st;
+}
+
 static enum status check(struct run *run, struct option_set *set, struct train_config *c)
 {
     enum status st;
@@ -73,6 +95,7 @@ static enum status check(struct run *run, struct option_set *set, struct train_c
     c->reward.max_completion_length = c->sampling.max_tokens;
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &run->reward));
+    CHECK(check_best_metric(c, reward_info(run->reward)));
     if (c->resume && options_given(set, "start-from"))
         log_warn("--start-from has no effect with --resume where the run has a checkpoint");
 out:

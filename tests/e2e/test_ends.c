@@ -73,7 +73,8 @@ static void second_signal_ends_at_once(void **state)
     struct scene s;
     struct test_child trainer = {0};
     char reward[PATH_MAX + 32];
-    static const char script[] = "read -r line && touch \"$0.asked\" && sleep 5\n";
+    static const char script[] = "read -r line && echo '{\"reward\": 1}'\n" // when it is tried
+                                 "read -r line && touch \"$0.asked\" && sleep 5\n";
     scene_open(&s);
     const char *scorer = test_path(s.folder, "scorer.sh");
     test_write(scorer, script, strlen(script));

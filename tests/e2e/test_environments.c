@@ -222,6 +222,9 @@ static void it_trains_on_trajectories(void **state)
     assert_true(metric(m, "environment/unlike_prompts") == 0);
     // the tool's token is none that the policy sampled
     assert_true(metric(m, "completions/max_length") == 8);
+    char length[32]; // which the progress line has too
+    snprintf(length, sizeof length, "  length %.1f\n", metric(m, "completions/mean_length"));
+    assert_said(&scene, length);
     json_decref(m);
     // the one process has its next episode at once: not after a wait of 0.1 s each
     assert_int_equal(column(&scene, "fine", "rollout_s", seconds, STEPS), STEPS);

@@ -6,7 +6,9 @@
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
 
+#include <limits.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -135,11 +137,12 @@ static void sft_then_eval(void **state)
         0);
     daemon_start(&s.daemon, out, NULL);
     const char *result = test_path(s.folder, "eval.log");
-    assert_int_equal(test_command(result, LIMIT_MS,
-                                  OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
-                                          s.daemon.bridge, "--data", s.data, "--reward", "exact",
-                                          "--max-completion-length", "8", "--json")),
-                     0);
+    assert_int_equal(
+        test_command(result, LIMIT_MS,
+                     OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
+                             "--data", s.data, "--reward", "exact", "--max-completion-length", "8",
+                             "--prompt-template", "none", "--json")),
+        0);
     char *text = test_read(result);
     json_t *json;
     assert_ok(json_parse("eval", text, strlen(text), &json));
@@ -151,12 +154,114 @@ static void sft_then_eval(void **state)
     scene_close(&s);
 }
 
+// ---- what is best -------------------------------------------------------------------------------
+
+#define COUNTS(steps, ...)                                                                         \
+    OPTIONS("--max-steps", steps, "--reward", reward, "--eval-data", s.data, "--eval-limit", "2",  \
+            "--eval-steps", "1", "--save-steps", "1", __VA_ARGS__)
+
+static void assert_best(const struct scene *s, const char *run, int step)
+{
+    char path[PATH_MAX], name[32];
+    snprintf(name, sizeof name, "/step-%d", step);
+    assert_non_null(realpath(test_path(test_path(s->folder, run), "checkpoints/best"), path));
+    assert_string_equal(strrchr(path, '/'), name);
+}
+
+// Takes a name out of the object `within` ("": all) of a JSON file.
+static void forget(const char *path, const char *within, const char *name)
+{
+    json_t *all;
+    assert_ok(json_read_file(path, 1 << 20, &all));
+    json_t *object = *within ? json_object_get(all, within) : all;
+    assert_int_equal(json_object_del(object, name), 0);
+    assert_ok(json_write_file(path, 0644, all));
+    json_decref(all);
+}
+
+// By a reward that rises with each sample no answer is ever right: what is optimised is the reward,
+// whose best evaluation is the last; by accuracy, it is the first.
+static void the_best_is_of_the_reward(void **state)
+{
+    (void)state;
+    struct scene s;
+    char reward[PATH_MAX];
+    scene_open(&s);
+    const char *script = test_path(s.folder, "count");
+    static const char counts[] =
+        "n=0\nwhile read -r line; do n=$((n+1)); echo '{\"reward\":'$n'}'\ndone\n";
+    test_write(script, counts, strlen(counts));
+    snprintf(reward, sizeof reward, "exact,command:sh %s", script);
+    assert_int_equal(train_alone(&s, "run", COUNTS("2", "--seed", "42")), 0);
+    assert_best(&s, "run", 2);
+    assert_said(&s, "the best was step 2 (reward ");
+    assert_said(&s, "held-out accuracy 0.0% +- 0.0% on 2 prompts, reward ");
+    assert_int_equal(train_alone(&s, "by", COUNTS("2", "--metric-for-best-model", "accuracy")), 0);
+    assert_best(&s, "by", 0);
+    assert_said(&s, "the best was step 0 (accuracy 0.0000)");
+    // a run of before there was a choice goes on by accuracy
+    forget(test_path(latest(&s, "by"), "trainer/trainer_state.json"), "best_of", "metric");
+    forget(test_path(s.folder, "by/config.json"), "", "metric_for_best_model");
+    assert_int_equal(train_alone(&s, "by", COUNTS("3", "--resume")), 0);
+    assert_best(&s, "by", 0);
+    assert_said(&s, "the best was step 0 (accuracy 0.0000)");
+    assert_false(said(&s, "another reward"));
+    assert_int_equal(train_alone(&s, "no", COUNTS("2", "--metric-for-best-model", "maj@4")), 2);
+    assert_said(&s, "--metric-for-best-model maj@4: evaluations with --reward exact,command:sh ");
+    assert_said(&s, " give reward accuracy");
+    // and the samples of each are kept, though nobody asks for those of steps
+    char *lines = test_read(test_path(s.folder, "run/rollouts/eval-step-1.jsonl"));
+    assert_contains(lines, "{\"line\":1,\"sample\":0,\"prompt\":\"0+3=\",\"answer\":\"3\",");
+    assert_contains(lines, "{\"line\":2,\"sample\":0,");
+    free(lines);
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
+// ---- what is said before ------------------------------------------------------------------------
+
+static void what_cannot_go_well_is_said(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    assert_int_equal(train_alone(&s, "still",
+                                 OPTIONS("--max-steps", "1", "--learning-rate", "0",
+                                         "--prompts-per-step", "24", "--num-generations", "2")),
+                     0);
+    assert_said(&s, "--learning-rate 0: the model stays as it is");
+    assert_said(&s, "has 20 lines, fewer than the 24 of a step (--prompts-per-step)");
+    assert_said(&s, "prompts are texts, and go to the model as they are, though it has a chat "
+                    "template: --chat puts");
+    assert_int_equal(
+        train_alone(&s, "warm", OPTIONS("--max-steps", "2", "--warmup-steps", "10", "--chat")), 0);
+    assert_said(&s, "--warmup-steps 10 is longer than the run, of 2 steps: the learning rate comes "
+                    "to 0.0001 and not to --learning-rate 0.001");
+    assert_false(said(&s, "fewer than the"));
+    assert_false(said(&s, "--chat puts"));
+    const char *log = test_path(s.folder, "alone.log");
+    for (int meant = 0; meant < 2; meant++) {
+        unlink(log);
+        assert_int_equal(
+            test_command(log, LIMIT_MS,
+                         OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
+                                 "--data", s.data, "--max-samples", "1", "--max-completion-length",
+                                 "2", "--prompt-template", meant ? "none" : "auto")),
+            0);
+        assert_int_equal(said(&s, "--chat puts them into it"), !meant);
+    }
+    assert_int_equal(daemon_stop(&s.daemon), 0);
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stops_early),
         cmocka_unit_test(evaluates_by_epochs),
         cmocka_unit_test(sft_then_eval),
+        cmocka_unit_test(the_best_is_of_the_reward),
+        cmocka_unit_test(what_cannot_go_well_is_said),
     };
     return cmocka_run_group_tests_name("evaluation", tests, NULL, NULL);
 }

@@ -52,6 +52,37 @@ static void updates_are_counted(void **state)
     scene_close(&s);
 }
 
+// A bound of 0 masks what the policy has moved away from in a step's first updates; config.json of
+// a run of before it was a bound has 0 for none.
+static void a_bound_of_0(void **state)
+{
+    (void)state;
+    struct scene s;
+    double masked[4], most = 0;
+    json_t *config;
+    scene_open(&s);
+    assert_int_equal(train_alone(&s, "bound",
+                                 OPTIONS("--max-steps", "3", "--steps-per-generation", "3",
+                                         "--off-policy-mask-threshold", "0")),
+                     0);
+    assert_int_equal(column(&s, "bound", "off_policy_mask/sequences", masked, 4), 3);
+    for (int i = 0; i < 3; i++) most = fmax(most, masked[i]);
+    assert_true(most > 0 && most < 1);
+    assert_said(&s, "--off-policy-mask-threshold 0: samples of negative advantage count while");
+    const char *path = test_path(s.folder, "bound/config.json");
+    assert_ok(json_read_file(path, 1 << 20, &config));
+    assert_int_equal(json_object_del(config, "metric_for_best_model"), 0);
+    assert_ok(json_write_file(path, 0644, config));
+    json_decref(config);
+    assert_int_equal(train_alone(&s, "bound", OPTIONS("--resume", "--max-steps", "4")), 0);
+    assert_false(said(&s, "--off-policy-mask-threshold"));
+    assert_false(said(&s, "off_policy_mask_threshold"));
+    json_t *m = last_metrics(&s, "bound");
+    assert_false(json_has(m, "off_policy_mask/sequences"));
+    json_decref(m);
+    scene_close(&s);
+}
+
 // After one step of alpha 0.6 the reference is that mixture of the policy and of what it was; a run
 // taken up again has it from the checkpoint.
 static void reference_moves(void **state)
@@ -260,6 +291,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(updates_are_counted),
+        cmocka_unit_test(a_bound_of_0),
         cmocka_unit_test(reference_moves),
         cmocka_unit_test(kl_is_priced),
         cmocka_unit_test(null_is_no_reward),

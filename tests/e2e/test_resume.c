@@ -201,7 +201,8 @@ static void nothing_learned(void **state)
     (void)state;
     struct scene s;
     char reward[PATH_MAX + 32];
-    static const char script[] = "while read -r line; do echo no; done\n";
+    static const char script[] = "read -r line; echo '{\"reward\": 1}'\n" // when it is tried
+                                 "while read -r line; do echo no; done\n";
     scene_open(&s);
     const char *scorer = test_path(s.folder, "scorer.sh");
     test_write(scorer, script, strlen(script));

@@ -179,6 +179,45 @@ static void commands_in_a_run(void **state)
     daemon_kill(&s.daemon);
 }
 
+// The reward is tried on the first line's own answer; one that fails leaves the server as it was.
+static void rewards_are_tried_first(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s);
+    const char *script = test_path(s.folder, "score.sh"), *seen = test_path(s.folder, "seen");
+    struct bytes text = BYTES_INIT;
+    char reward[PATH_MAX * 2];
+    struct wire_answer before, after;
+    bytes_printf(&text, "read -r line; echo \"$line\" >%s; echo none; cat >/dev/null\n", seen);
+    test_write(script, text.data, text.len);
+    bytes_release(&text);
+    snprintf(reward, sizeof reward, "length,command:sh %s", script);
+    daemon_request(s.daemon.socket, "GET", "/bridge/info", "", NULL, &before);
+    const double generated = tokens_generated(&s);
+    assert_int_equal(train(&s, "run", OPTIONS("--start-from", s.model, "--reward", reward)), 1);
+    assert_log(&s,
+               "the reward was tried on the first line's own answer, before anything is sampled: ");
+    assert_log(&s, "data.jsonl, line 1, sample 0: reward command: command \"sh ");
+    daemon_request(s.daemon.socket, "GET", "/bridge/info", "", NULL, &after);
+    json_t *a, *b; // the weights' version and where they are from
+    assert_ok(json_parse("info", before.body.data, before.body.len, &a));
+    assert_ok(json_parse("info", after.body.data, after.body.len, &b));
+    assert_true(
+        json_equal(json_object_get(a, "weight_version"), json_object_get(b, "weight_version")));
+    assert_non_null(json_object_get(a, "weight_version"));
+    assert_true(tokens_generated(&s) == generated);
+    json_decref(a);
+    json_decref(b);
+    char *asked = test_read(seen);
+    assert_contains(asked, "\"completion\":\"3\",\"answer\":\"3\"");
+    assert_contains(asked, "\"telemetry\":{");
+    free(asked);
+    wire_answer_release(&before);
+    wire_answer_release(&after);
+    daemon_kill(&s.daemon);
+}
+
 // ---- what is not trained ------------------------------------------------------------------------
 
 static void filtering_is_said(void **state)
@@ -201,6 +240,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(eval_writes_samples),
         cmocka_unit_test(commands_in_a_run),
+        cmocka_unit_test(rewards_are_tried_first),
         cmocka_unit_test(filtering_is_said),
     };
     return cmocka_run_group_tests_name("rewards", tests, NULL, NULL);

@@ -51,10 +51,10 @@ static void nothing_to_learn(void **state)
     assert_false(said(&s, "loss"));
     assert_false(said(&s, "in the last") || said(&s, "in none of"));
     // warnings alone are wanted: no progress
-    assert_int_equal(
-        train_alone(&s, "quiet",
-                    OPTIONS("--max-steps", "2", "--start-from", "current", "--log-level", "warn")),
-        0);
+    assert_int_equal(train_alone(&s, "quiet",
+                                 OPTIONS("--max-steps", "2", "--start-from", "current",
+                                         "--log-level", "warn", "--prompt-template", "none")),
+                     0);
     char *log = test_read(test_path(s.folder, "alone.log"));
     assert_string_equal(log, "");
     free(log);

@@ -141,14 +141,15 @@ static void command_that_fails(void **state)
     static const char script[] =
         "n=0\n"
         "while read -r line; do n=$((n + 1))\n"
-        "[ $n -le 6 ] && echo '{\"reward\": 1}' || echo '{\"reward\": \"none\"}'\n"
+        "[ $n -le 7 ] && echo '{\"reward\": 1}' || echo '{\"reward\": \"none\"}'\n"
         "done\n";
     test_write(scorer, script, strlen(script));
     char reward[PATH_MAX + 32];
     snprintf(reward, sizeof reward, "exact,command:sh %s", scorer);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward)), 1);
     assert_log(&s, "data.jsonl, line ");
-    assert_log(&s, "sample 2: reward command"); // of the second group: the seventh
+    assert_log(&s,
+               "sample 2: reward command"); // of the second group: the seventh behind the one tried
     assert_log(&s, "not {\"reward\": NUMBER}");
     assert_int_equal(daemon_stop(&s.daemon), 0);
     scene_close(&s);

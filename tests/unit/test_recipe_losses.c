@@ -75,6 +75,7 @@ static struct loss_config read_config(char **rest)
     c.beta = next_number(rest);
     c.bias_correction_kl = next_number(rest) != 0;
     c.off_policy_threshold = next_number(rest);
+    c.off_policy_mask = c.off_policy_threshold > 0;
     return c;
 }
 

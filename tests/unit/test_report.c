@@ -146,6 +146,37 @@ static void samples_of_steps(void **state)
     run_folder_release(&run);
 }
 
+// Those of an evaluation stand behind the step's own, with prompts of their own lines.
+static void samples_of_evaluations(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    struct run_folder run;
+    struct bytes page = BYTES_INIT;
+    assert_ok(file_make_folders(test_path(folder, "rollouts")));
+    put_file(folder, "metrics.jsonl",
+             "{\"step\":0,\"eval/reward\":1}\n{\"step\":1,\"reward\":1}\n");
+    put_file(folder, "rollouts/step-1.jsonl",
+             "{\"line\":7,\"sample\":0,\"completion\":\"a\",\"reward\":1,\"prompt\":\"seen\"}\n");
+    for (int step = 0; step < 2; step++)
+        put_file(folder, step ? "rollouts/eval-step-1.jsonl" : "rollouts/eval-step-0.jsonl",
+                 "{\"line\":7,\"sample\":0,\"completion\":\"b\",\"reward\":0.5,"
+                 "\"prompt\":\"held out\",\"finish_reason\":\"length\"}\n");
+    open_run(folder, &run);
+    const struct samples *s = &run.samples;
+    assert_int_equal(s->n, 3);
+    assert_true(s->samples[0].step == 0 && s->samples[0].line == -7 && s->samples[0].truncated);
+    assert_true(s->samples[1].step == 1 && s->samples[1].line == 7 && !s->samples[1].truncated);
+    assert_true(s->samples[2].step == 1 && s->samples[2].line == -7 && s->samples[2].row == 0);
+    assert_int_equal(s->n_prompts, 2);
+    assert_ok(page_put(&run, 1, 1 << 20, &page));
+    assert_contains(bytes_text(&page), "id=\"rollouts-0-0-eval\"");
+    assert_contains(bytes_text(&page), "id=\"rollouts-0-1\"");
+    assert_contains(bytes_text(&page), "id=\"rollouts-0-1-eval\"");
+    bytes_release(&page);
+    run_folder_release(&run);
+}
+
 static void samples_are_read_bit_by_bit(void **state)
 {
     (void)state;
@@ -489,7 +520,7 @@ static void links_stay_inside(void **state)
     assert_int_equal(symlink(outside, test_path(folder, "rollouts")), 0);
     put_file(outside, "step-1.jsonl", "{}\n");
     assert_ok(run_folder_open(folder, &run));
-    assert_status(run_folder_rollouts(&run, 1, path), ST_MISMATCH);
+    assert_status(run_folder_rollouts(&run, 1, false, path), ST_MISMATCH);
     assert_status(run_folder_refresh(&run, -1), ST_MISMATCH);
     run_folder_release(&run);
     assert_int_equal(unlink(metrics), 0);
@@ -534,14 +565,15 @@ static void the_checker_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(series_of_a_file),     cmocka_unit_test(files_grow),
-        cmocka_unit_test(samples_of_steps),     cmocka_unit_test(samples_are_read_bit_by_bit),
-        cmocka_unit_test(columns_of_a_run),     cmocka_unit_test(only_what_is_new),
-        cmocka_unit_test(cluster_reports),      cmocka_unit_test(text_stays_text),
-        cmocka_unit_test(texts_are_bounded),    cmocka_unit_test(missing_parts_are_left_out),
-        cmocka_unit_test(live_pages_are_empty), cmocka_unit_test(other_folders_are_refused),
-        cmocka_unit_test(the_checker_refuses),  cmocka_unit_test(links_stay_inside),
-        cmocka_unit_test(long_cluster_report),  cmocka_unit_test(texts_of_a_step_are_bounded),
+        cmocka_unit_test(series_of_a_file),       cmocka_unit_test(files_grow),
+        cmocka_unit_test(samples_of_steps),       cmocka_unit_test(samples_are_read_bit_by_bit),
+        cmocka_unit_test(columns_of_a_run),       cmocka_unit_test(only_what_is_new),
+        cmocka_unit_test(cluster_reports),        cmocka_unit_test(text_stays_text),
+        cmocka_unit_test(texts_are_bounded),      cmocka_unit_test(missing_parts_are_left_out),
+        cmocka_unit_test(live_pages_are_empty),   cmocka_unit_test(other_folders_are_refused),
+        cmocka_unit_test(the_checker_refuses),    cmocka_unit_test(links_stay_inside),
+        cmocka_unit_test(long_cluster_report),    cmocka_unit_test(texts_of_a_step_are_bounded),
+        cmocka_unit_test(samples_of_evaluations),
     };
     return cmocka_run_group_tests_name("report", tests, NULL, NULL);
 }

@@ -67,23 +67,34 @@ static int32_t next_step(const struct samples *s, size_t *i)
 }
 
 // Of its samples the first whose lines are `max` bytes at most.
-static enum status put_texts(int number, const struct run_folder *run, int32_t step, int64_t max,
-                             struct bytes *to)
+static enum status put_file(int number, const struct run_folder *run, int32_t step, bool held_out,
+                            int64_t max, struct bytes *to)
 {
     enum status st;
     char path[PATH_ROOM];
     int64_t left_out;
     struct bytes text = BYTES_INIT;
-    CHECK(run_folder_rollouts(run, step, path));
+    CHECK(run_folder_rollouts(run, step, held_out, path));
+    if (!file_exists(path) || max <= 0) goto out;
     CHECK(file_read_start(path, (size_t)max, &text, &left_out));
     if (text.len == 0) goto out;
-    bytes_printf(to, "<script type=\"application/json\" id=\"rollouts-%d-%d\">", number, step);
+    bytes_printf(to, "<script type=\"application/json\" id=\"rollouts-%d-%d%s\">", number, step,
+                 held_out ? "-eval" : "");
     page_put_json(to, bytes_text(&text), text.len);
     bytes_puts(to, "</script>\n");
     st = bytes_status(to);
 out:
     bytes_release(&text);
     return st;
+}
+
+// Those of the step, then those of its evaluation.
+static enum status put_texts(int number, const struct run_folder *run, int32_t step, int64_t max,
+                             struct bytes *to)
+{
+    const int64_t end = (int64_t)to->len + max;
+    enum status st = put_file(number, run, step, false, max, to);
+    return st == ST_OK ? put_file(number, run, step, true, end - (int64_t)to->len, to) : st;
 }
 
 // Of all steps n, and of their files all bytes.
@@ -93,11 +104,12 @@ static enum status measure(const struct run_folder *run, int64_t *ret_n, int64_t
     struct stat info;
     int64_t n = 0, bytes = 0;
     size_t i = 0;
-    for (int32_t step; (step = next_step(&run->samples, &i)) >= 0; n++) {
-        enum status st = run_folder_rollouts(run, step, path);
-        if (st != ST_OK) return st;
-        if (stat(path, &info) == 0) bytes += info.st_size;
-    }
+    for (int32_t step; (step = next_step(&run->samples, &i)) >= 0; n++)
+        for (int held_out = 0; held_out < 2; held_out++) {
+            enum status st = run_folder_rollouts(run, step, held_out, path);
+            if (st != ST_OK) return st;
+            if (stat(path, &info) == 0) bytes += info.st_size;
+        }
     *ret_n = n;
     *ret_bytes = bytes;
     return ST_OK;

@@ -43,13 +43,13 @@ const struct series *metrics_find(const struct metrics *m, const char *key); // 
 struct sample {
     int32_t step;
     int32_t row;             // of its step's file, from 0
-    int32_t line, number;    // of the data; in its group
+    int32_t line, number;    // of the data, below 0 of the held-out data; in its group
     int32_t tokens;          // -1: not said
     float reward, advantage; // NAN: none
     uint8_t truncated;       // 0 or 1
 };
 struct prompt {
-    int32_t line; // of the data
+    int32_t line; // as a sample's
     char *text;   // how it begins, UTF-8
 };
 struct samples {
@@ -62,7 +62,8 @@ struct samples {
 };
 
 // Adds a step's file, after all before it; a line that cannot be read is left out and counted.
-enum status samples_add(struct samples *s, int32_t step, const char *path);
+// held_out: it is of that step's evaluation.
+enum status samples_add(struct samples *s, int32_t step, bool held_out, const char *path);
 void samples_release(struct samples *s);
 
 // ---- run folder ---------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ struct run_folder {
     json_t *config;         // config.json; NULL: there is none
     struct metrics metrics; // metrics.jsonl
     int64_t written_s;      // when that last changed; seconds since 1970
-    // rollouts/step-N.jsonl of steps that have a line, as far as they were read
+    // rollouts/ of steps that have a line, as far as they were read
     struct samples samples;
     int32_t n_sampled; // lines of metrics whose step's file was looked for
     struct cluster_report *reports;
@@ -92,8 +93,8 @@ enum status run_folder_open(const char *path, struct run_folder *ret);
 // Reads what was appended; of samples as much as `ms` milliseconds allow (< 0: all).
 enum status run_folder_refresh(struct run_folder *run, int ms);
 bool run_folder_is_behind(const struct run_folder *run); // samples are left to be read
-// The file of a step's samples.
-enum status run_folder_rollouts(const struct run_folder *run, int64_t step,
+// The file of a step's samples, or of its evaluation's: rollouts/step-N.jsonl, eval-step-N.jsonl.
+enum status run_folder_rollouts(const struct run_folder *run, int64_t step, bool held_out,
                                 char ret_path[PATH_ROOM]);
 void run_folder_release(struct run_folder *run);
 

@@ -103,10 +103,11 @@ out:
     return st;
 }
 
-enum status run_folder_rollouts(const struct run_folder *run, int64_t step,
+enum status run_folder_rollouts(const struct run_folder *run, int64_t step, bool held_out,
                                 char ret_path[PATH_ROOM])
 {
-    enum status st = path_put(ret_path, run->path, "rollouts/step-%" PRId64 ".jsonl", step);
+    enum status st = path_put(ret_path, run->path, "rollouts/%sstep-%" PRId64 ".jsonl",
+                              held_out ? "eval-" : "", step);
     return st == ST_OK ? check_inside(run, ret_path) : st;
 }
 
@@ -123,8 +124,10 @@ enum status run_folder_refresh(struct run_folder *run, int ms)
     CHECK(read_metrics(run));
     while (run_folder_is_behind(run) && (ms < 0 || clock_ms_until(deadline) > 0)) {
         const int32_t step = run->metrics.steps[run->n_sampled];
-        CHECK(run_folder_rollouts(run, step, path));
-        if (file_exists(path)) CHECK(samples_add(&run->samples, step, path));
+        for (int held_out = 0; held_out < 2; held_out++) {
+            CHECK(run_folder_rollouts(run, step, held_out, path));
+            if (file_exists(path)) CHECK(samples_add(&run->samples, step, held_out, path));
+        }
         run->n_sampled++;
     }
 out:

@@ -1,4 +1,4 @@
-/* samples.c: rollouts/step-N.jsonl, line by line. */
+/* samples.c: files of rollouts/, line by line. */
 #include "tools/report/report.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"
@@ -14,6 +14,7 @@
 struct reading {
     struct samples *samples;
     int32_t step, row;
+    bool held_out;
     struct bytes line;
 };
 
@@ -87,14 +88,17 @@ static enum status take_line(void *context, const char *text, size_t len)
     bytes_clear(&r->line);
     put_short(text, text + len, &r->line);
     json_t *line = json_loadb(bytes_text(&r->line), r->line.len, JSON_ALLOW_NUL, NULL);
+    const int32_t of_data = whole(line, "line", 0);
+    const char *finish = json_string_value(json_object_get(line, "finish_reason"));
     struct sample sample = {.step = r->step,
                             .row = r->row++,
-                            .line = whole(line, "line", -1),
+                            .line = r->held_out ? -of_data : of_data,
                             .number = whole(line, "sample", -1),
                             .tokens = whole(line, "tokens", -1),
                             .reward = number(line, "reward"),
                             .advantage = number(line, "advantage"),
-                            .truncated = json_is_true(json_object_get(line, "truncated"))};
+                            .truncated = json_is_true(json_object_get(line, "truncated")) ||
+                                         (finish && strcmp(finish, "length") == 0)};
     if (json_is_string(json_object_get(line, "completion")) && sample.number >= 0) {
         struct sample *grown = array_room(s->samples, s->n, sizeof *grown);
         if (!grown) FAIL(ST_NO_MEMORY, "no memory for %zu samples", s->n);
@@ -109,9 +113,9 @@ out:
     return st;
 }
 
-enum status samples_add(struct samples *s, int32_t step, const char *path)
+enum status samples_add(struct samples *s, int32_t step, bool held_out, const char *path)
 {
-    struct reading reading = {s, step, 0, BYTES_INIT};
+    struct reading reading = {s, step, 0, held_out, BYTES_INIT};
     struct stat info;
     int64_t at = 0;
     if (!s->known && !(s->known = json_object()))

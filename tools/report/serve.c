@@ -104,17 +104,18 @@ static enum status rollouts_of(const struct report_server *s, const struct http_
                                struct bytes *to)
 {
     enum status st;
-    int64_t run = 0, step = 0;
+    int64_t run = 0, step = 0, held_out = 0;
     char path[PATH_ROOM];
     CHECK(query_run(s, q, &run));
     CHECK(query_int(q, "step", INT32_MAX, 0, &step));
-    CHECK(run_folder_rollouts(&s->runs[run], step, path));
+    CHECK(query_int(q, "held_out", 1, 0, &held_out));
+    CHECK(run_folder_rollouts(&s->runs[run], step, held_out, path));
     st = file_read(path, ROLLOUTS_MAX, to);
 out:
     return st;
 }
 
-// GET /rollouts?run=N&step=S
+// GET /rollouts?run=N&step=S&held_out=0|1
 static void handle_rollouts(void *context, struct http_request *q)
 {
     struct bytes lines = BYTES_INIT;

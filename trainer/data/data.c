@@ -24,6 +24,7 @@ void example_release(struct example *e)
     free(e->learnt);
     token_list_release(&e->prompt_ids);
     token_list_release(&e->completion_ids);
+    token_list_release(&e->answer_ids);
 }
 
 void dataset_free(struct dataset *d)

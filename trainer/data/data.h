@@ -30,6 +30,7 @@ struct example {
     const json_t *reply;                          // the completion as a message; NULL: it is text
     char *number;                                 // an answer given as a number, as text
     struct token_list prompt_ids, completion_ids; // after dataset_tokenize()
+    struct token_list answer_ids;                 // likewise, of the first example's answer alone
     uint8_t *learnt; // (completion_ids.n) 0: between turns of a conversation; NULL: all is learnt
 };
 struct dataset {
@@ -46,7 +47,8 @@ struct dataset {
         int64_t several, earlier, learnt;
     } turns;
     bool byte_order_mark; // the file began with one, which was skipped
-    bool asks; // questions are in the chat template, with what the reward asks for (prompts.h)
+    bool asks;  // questions are in the chat template, with what the reward asks for (prompts.h)
+    bool plain; // nothing is, though the model has one, and nobody said that it is meant so
 };
 
 void example_release(struct example *e);

@@ -295,6 +295,12 @@ enum status dataset_tokenize(struct dataset *d, const struct prompt_format *form
         if (this.completion_ids.n > d->max_completion) d->max_completion = this.completion_ids.n;
         d->examples[kept++] = this;
     }
+    if (kept > 0 && !o->completions && d->examples[0].answer) {
+        struct example *first = &d->examples[0];
+        enum status st = tokenizer_encode(format->tokenizer, first->answer, strlen(first->answer),
+                                          false, &first->answer_ids);
+        if (st != ST_OK) return st;
+    }
     const int left_out = d->n - kept;
     d->n = kept;
     if (kept == 0)
@@ -334,6 +340,8 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
     if (needed || ask) {
         st = chat_template_find(model_folder, choice, &chat);
         if (st != ST_OK && !(st == ST_NOT_FOUND && !needed)) goto out;
+    } else if (is_auto(options) && !options->completions) {
+        data->plain = chat_template_find(model_folder, choice, &chat) == ST_OK;
     }
     data->asks = ask && chat;
     const struct prompt_format format = {options, tokenizer, chat, vocab_size, data->asks};

@@ -138,6 +138,7 @@ struct sequence { // one completion
     int n_policy, n_ratio;      // tokens of the policy; of its own ratio
     double weight;              // of all its tokens
     double log_ratio;           // mean over n_ratio tokens; OF_LOGS: of what clipping left
+    bool far;                   // that mask is on, and drift above its threshold
     double drift;               // mean log-ratio of the sampler to the policy now
     struct tis tis;             // where it is the whole sequence's
 };
@@ -186,6 +187,7 @@ static struct sequence sequence_of(const struct loss_config *config,
     }
     if (s.n_ratio > 0) s.log_ratio /= s.n_ratio;
     if (s.n_policy > 0) s.drift /= s.n_policy;
+    s.far = config->off_policy_mask && s.drift > config->off_policy_threshold;
     s.tis = tis_weight(config, log_weight);
     return s;
 }
@@ -206,9 +208,7 @@ struct term { // of one token, before its weight in the mean
 // Whether a token has a part in the policy's term.
 static bool counts(const struct sequence *s, int t)
 {
-    const double threshold = s->config->off_policy_threshold;
-    const bool far = threshold > 0 && s->drift > threshold;
-    return !(far && advantage_of(s, t) < 0) && (!s->rows->chosen || s->rows->chosen[t]);
+    return !(s->far && advantage_of(s, t) < 0) && (!s->rows->chosen || s->rows->chosen[t]);
 }
 
 static struct token token_of(const struct sequence *s, int t, double ratio)
@@ -272,8 +272,7 @@ static void count_term(const struct sequence *s, const struct term *term, bool f
 static void loss_sequence(const struct sequence *s, const struct loss_scale *scale,
                           struct update_stats *stats, float *ret_dlogprobs)
 {
-    const double share = token_weight(s->config, scale, s->weight),
-                 threshold = s->config->off_policy_threshold;
+    const double share = token_weight(s->config, scale, s->weight);
     double shared = 0, low = 0, high = 0;
     int n_counted = 0;
 
@@ -297,7 +296,7 @@ static void loss_sequence(const struct sequence *s, const struct loss_scale *sca
         count_term(s, &term, n_counted++ == 0, stats);
     }
     if (tis_is_of_sequence(s->config)) count_tis(s->tis, stats);
-    stats_add(stats, STAT_OFF_POLICY, threshold > 0 && s->c->advantage < 0 && s->drift > threshold);
+    stats_add(stats, STAT_OFF_POLICY, s->far && s->c->advantage < 0);
     if (s->n_policy == 0) return;
     stats_add(stats, STAT_SEQ_CLIP_LOW, low / s->n_policy);
     stats_add(stats, STAT_SEQ_CLIP_HIGH, high / s->n_policy);
@@ -343,7 +342,7 @@ uint64_t loss_stats(const struct loss_config *c)
            STAT_BITS(STAT_RATIO, STAT_SEQ_CLIP_HIGH) | (c->beta > 0 ? STAT_BIT(STAT_KL) : 0) |
            (c->delta > 0 ? STAT_BIT(STAT_CLIP_DELTA) : 0) |
            (c->type == LOSS_CISPO ? STAT_BIT(STAT_CISPO_CLIP) : 0) |
-           (c->off_policy_threshold > 0 ? STAT_BIT(STAT_OFF_POLICY) : 0) |
+           (c->off_policy_mask ? STAT_BIT(STAT_OFF_POLICY) : 0) |
            (c->tis != TIS_OFF ? STAT_BITS(STAT_TIS, STAT_TIS_CUT) : 0);
 }
 

@@ -97,7 +97,8 @@ struct loss_config {
     double frozen_weight;                              // of a tandem's other model's tokens
     double sapo_temperature_neg, sapo_temperature_pos; // of LOSS_SAPO's gate
     // A sequence of negative advantage counts only while the mean log-ratio of its sampler to the
-    // policy now is at most that; 0: always.
+    // policy now is at most that.
+    bool off_policy_mask;
     double off_policy_threshold;
     bool clamp_log_ratios; // as verl: of tokens to +-20, of sequences to 10, of k3 to 10
     double label_smoothing, sft_weight, discopop_tau; // of pairs

@@ -25,6 +25,33 @@ static enum status at_sample(enum status st, const char *data, const struct roll
                           i % r->n_per_group);
 }
 
+// One completion, made of the first line's own answer, by every term: a scorer that cannot score is
+// found before anything is replaced or sampled.
+static enum status try_answer(struct reward *reward, const struct dataset *data)
+{
+    const struct example *e = &data->examples[0];
+    double terms[REWARD_MAX_TERMS], sum;
+    struct completion completion = {.n = e->answer_ids.n,
+                                    .ids = e->answer_ids.ids,
+                                    .text = (char *)(e->answer ? e->answer : "")};
+    const struct rollout rollout = {
+        .n_groups = 1, .n_per_group = 1, .examples = &e, .completions = &completion};
+    completion.telemetry =
+        json_pack("{s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:i, s:i, s:i, s:[], s:n, s:n, s:i, s:i}",
+                  "prompt_tokens", e->prompt_ids.n, "cached_prompt_tokens", 0, "generated_tokens",
+                  completion.n, "queue_ms", 0.0, "first_token_ms", 0.0, "latency_ms", 0.0,
+                  "kv_bytes_peak", 0, "num_drafts", 0, "num_draft_tokens", 0, "num_accepted_tokens",
+                  0, "num_accepted_tokens_per_pos", "accept_rate", "mean_acceptance_length",
+                  "weight_version_first", 0, "weight_version_last", 0);
+    enum status st = completion.telemetry
+                         ? scoring_task(reward, data->path, &rollout, terms, &sum)
+                         : status_fail(ST_NO_MEMORY, "no memory to try the reward");
+    json_decref(completion.telemetry);
+    return status_context(st,
+                          "the reward was tried on the first line's own answer, before anything "
+                          "is sampled");
+}
+
 enum status scoring_check(struct reward *reward, const struct dataset *data)
 {
     enum status st = reward_info(reward)->needs_answer ? dataset_require_answers(data) : ST_OK;
@@ -33,7 +60,8 @@ enum status scoring_check(struct reward *reward, const struct dataset *data)
         st = reward_check_row(reward, e->answer, e->row);
         status_context(st, "%s, line %d", data->path, e->line);
     }
-    return st == ST_OK ? reward_check(reward) : st;
+    if (st == ST_OK) st = reward_check(reward);
+    return st == ST_OK && data->n > 0 ? try_answer(reward, data) : st;
 }
 
 enum status scoring_task(struct reward *reward, const char *data, const struct rollout *r,

@@ -47,7 +47,7 @@ enum status scoring_again(const struct scoring *s, const struct rollout *rollout
 void scores_release(struct scores *s);
 
 // Every line of the data set has what the reward needs of it: an answer, a pattern; and the reward
-// is ready to score.
+// has scored one sample, made of the first line's answer (of no text where it has none).
 enum status scoring_check(struct reward *reward, const struct dataset *data);
 
 // A deviation within a group that is no more than this share of the term's largest magnitude in the

@@ -276,9 +276,9 @@ const struct option_spec train_options[] = {
                WITHIN("loss-type=sapo")),
     OPT_DOUBLE("sapo-temperature-pos", loss.sapo_temperature_pos, "1", "T", 1e-3, 1e3,
                "and where it is", WITHIN("loss-type=sapo")),
-    OPT_DOUBLE("off-policy-mask-threshold", loss.off_policy_threshold, "0", "D", 0, 1e9,
+    OPT_DOUBLE("off-policy-mask-threshold", loss.off_policy_threshold, "-1", "D", -1, 1e9,
                "samples of negative advantage do not count where the mean log-ratio of the "
-               "sampler's to the policy's probabilities is above D; 0: off (for TRL's 0, 1e-9)"),
+               "sampler's to the policy's probabilities is above D, as TRL; -1: off"),
     OPT_FLAG("clamp-log-ratios", loss.clamp_log_ratios, NULL,
              "as verl: log-ratios of tokens to -20..20, of sequences to 10, k3 to 10"),
     OPT_DOUBLE("top-entropy-quantile", entropy.top_quantile, "1", "SHARE", 0, 1,
@@ -333,6 +333,10 @@ const struct option_spec train_options[] = {
              "with it each token's log-probability by the server and by the trainer",
              WITHIN("log-completions")),
     EVAL_OPTIONS("serve the weights of the best evaluation once the run is over"),
+    OPT_TEXT("metric-for-best-model", best_metric, NULL, "reward|accuracy|pass@K|maj@N",
+             "of evaluations, the best is where it is highest (default: reward, which is what is "
+             "optimised; a run that goes on keeps its own)",
+             NEEDS("eval-data", "the held-out lines that it is of")),
     OPT_CHOICE("eval-strategy", eval_by_epoch, "steps", OPTION_WORDS("steps", "epoch"),
                "what evaluations go by"),
     OPT_INT("eval-epochs", eval_epochs, "1", "N", 1, 1e6,

@@ -83,6 +83,7 @@ struct train_config {
     double eval_temperature;
     int64_t eval_steps, eval_epochs, eval_limit, early_stop_patience;
     bool load_best_model_at_end;
+    const char *best_metric; // NULL: the reward
     // of sft and dpo (dataset_run.h)
     const char *init, *tokenizer, *out;
     int dtype;      // of what is written to `out`: dtype_option_names

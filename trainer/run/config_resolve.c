@@ -10,6 +10,7 @@ static enum status resolve_loss(const struct train_config *config, struct loss_c
     enum status st = ST_OK;
     struct loss_config loss = config->loss;
     loss.max_completion_length = (int)config->sampling.max_tokens;
+    loss.off_policy_mask = loss.off_policy_threshold >= 0;
     if (config->importance_sampling_correction)
         loss.tis = (enum tis_mode)(config->importance_sampling_mode + 1);
     const double cap = losses[loss.type].epsilon_high;

@@ -12,6 +12,8 @@
 #define KL_FAR          1.0 // nats a token; runs that go well stay below a tenth
 #define ENTROPY_UNIFORM 0.9 // of the most there can be
 #define ENTROPY_SOUND   0.7 // what it was at first, for that to be a change
+#define ENTROPY_RISE    1.0 // nats above what it was at first
+#define ENTROPY_FALL    0.5 // behind such a rise, of what it was at first
 
 // Whether a count of steps in a row is one at which to speak: 10, 100, 1000...
 static bool is_time(int steps)
@@ -92,6 +94,15 @@ void divergence_check(struct divergence *s, const struct progress *now, struct b
             "the entropy is %.2f a token of %.2f that are possible (%.2f at first): the "
             "policy is close to noise; go back to a checkpoint and lower --learning-rate\n",
             now->entropy, now->max_entropy, s->first_entropy);
+    if (now->entropy > s->most_entropy) s->most_entropy = now->entropy;
+    bool collapsed = s->most_entropy > s->first_entropy + ENTROPY_RISE &&
+                     now->entropy < ENTROPY_FALL * s->first_entropy;
+    if (is_news(s, collapsed, &s->said_collapse))
+        bytes_printf(ret,
+                     "the entropy was %.2f a token at first, rose to %.2f and is %.2f: the policy "
+                     "has collapsed onto few texts; go back to a checkpoint and lower "
+                     "--learning-rate\n",
+                     s->first_entropy, s->most_entropy, now->entropy);
 }
 
 void divergence_summary(const struct divergence *s, struct bytes *ret)

@@ -13,8 +13,9 @@ struct divergence {         // zero-initialised
     int flat, wrong, still; // steps in a row: without spread, without a right sample, gradient of 0
     double norm_mean;       // of late, of norms above 0
     int norms;              // in it
-    double first_entropy;
-    long said_norm, said_kl, said_entropy; // step after which it may be said again; 0: not yet said
+    double first_entropy, most_entropy;
+    long said_norm, said_kl, said_entropy,
+        said_collapse; // step after which it may be said again; 0: not yet said
 };
 
 // Takes in one step. ret_warnings: sentences of what has just shown itself, one a line; often none.

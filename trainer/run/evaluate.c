@@ -51,11 +51,11 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
     for (int k = 0; parts && k < reward_info(reward)->n; k++)
         metrics_put(parts, reward_info(reward)->terms[k].name,
                     terms[k * r->n_groups * r->n_per_group + i]);
-    json_t *line =
-        json_pack("{s:i, s:O*, s:s*, s:s, s:o, s:o, s:s, s:i, s:O*}", "line", e->line, "prompt",
-                  e->prompt_json, "answer", e->answer, "completion", s->text, "reward",
-                  isnan(sum) ? json_null() : json_real(sum), "terms", parts, "finish_reason",
-                  s->truncated ? "length" : "stop", "tokens", s->n, "telemetry", s->telemetry);
+    json_t *line = json_pack(
+        "{s:i, s:i, s:O*, s:s*, s:s, s:o, s:o, s:s, s:i, s:O*}", "line", e->line, "sample",
+        i % r->n_per_group, "prompt", e->prompt_json, "answer", e->answer, "completion", s->text,
+        "reward", isnan(sum) ? json_null() : json_real(sum), "terms", parts, "finish_reason",
+        s->truncated ? "length" : "stop", "tokens", s->n, "telemetry", s->telemetry);
     return json_put_line(ret, line, JSON_REAL_PRECISION(9));
 }
 

@@ -79,8 +79,6 @@ const char *const train_foreign_names[] = {
     "report-to logger: --run-dir has metrics.jsonl and TensorBoard's file (docs/tracking.md)",
     "logging-strategy: --logging-steps",
     "eval-on-start val-before-train: --eval-data is looked at before the first step",
-    "metric-for-best-model: --load-best-model-at-end goes by the accuracy, or the reward where "
-    "there is none",
     "gradient-checkpointing-kwargs activation-checkpointing enable-gradient-checkpointing: "
     "--recompute layer",
     "deepspeed fsdp fsdp-size n-gpus-per-node: --gpus starts a server and a trainer on each GPU",

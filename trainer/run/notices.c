@@ -87,6 +87,11 @@ void notice_data(const struct dataset *data, int left_out)
 {
     if (data->chat_source) log_info("chat template: %s", data->chat_source);
     if (data->ignored) log_warn("%s", data->ignored);
+    if (data->plain)
+        log_warn("%s: prompts are texts, and go to the model as they are, though it has a chat "
+                 "template: --chat puts them into it, as chat models are taught to answer "
+                 "(--prompt-template none: they are meant so)",
+                 data->path);
     notice_left_out(data, left_out);
 }
 
@@ -147,6 +152,9 @@ static void notice_async(const struct train_config *c, const struct train_resolv
 
 void notice_options(const struct train_config *c, const struct train_resolved *resolved)
 {
+    if (c->loss.off_policy_threshold == 0)
+        log_info("--off-policy-mask-threshold 0: samples of negative advantage count while the "
+                 "policy has not moved away from them; -1 would mask none");
     notice_filtering(c);
     notice_dropout(c);
     notice_async(c, resolved);

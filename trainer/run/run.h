@@ -91,6 +91,7 @@ struct run {
     json_t *line;                   // of the step done, not yet in metrics.jsonl; NULL: it is there
     bool evaluation_due;            // before the line can be written
     struct best best;               // of the evaluations
+    const char *best_metric;        // of an evaluation: highest at the best
     json_t *best_of;                // what they were made of: run_checkpoint.c; NULL: not yet said
     struct entropy_state entropy;   // of the loss' bonus
     struct spans spans;             // of what comes into the next line of metrics.jsonl
@@ -256,7 +257,10 @@ enum status run_log_rollout(struct run *run, const struct rollout_step *s);
 // What sampling of a step (0: the first) is asked for.
 struct sampling_options run_sampling(const struct run *run, int64_t step);
 
-// run_log.c: the progress line of the step just done, warnings of what is wrong with it, and with
+// run_log.c: warnings of a learning rate that is 0, or does not come to its peak, and of data that
+// is less than a step takes. Before the first step.
+void run_log_course(const struct run *run);
+// The progress line of the step just done, warnings of what is wrong with it, and with
 // --log-level debug where its time went.
 void run_log_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
                   double wait_s, double train_s);

@@ -39,11 +39,12 @@ json_t *run_evaluation_of(const struct run *run)
     if (run->given)
         return json_pack("{s:s, s:I}", "data_digest", run_digest(run->eval_data, digest), "limit",
                          (json_int_t)c->eval_limit);
-    json_t *of = json_pack(
-        "{s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "data_digest", run_digest(run->eval_data, digest),
-        "limit", (json_int_t)c->eval_limit, "reward", c->reward.names, "reward_weights",
-        c->reward.weights, "reward_pattern", c->reward.pattern, "length_target",
-        c->reward.length_target, "max_completion_length", (json_int_t)c->sampling.max_tokens);
+    json_t *of = json_pack("{s:s, s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "metric", run->best_metric,
+                           "data_digest", run_digest(run->eval_data, digest), "limit",
+                           (json_int_t)c->eval_limit, "reward", c->reward.names, "reward_weights",
+                           c->reward.weights, "reward_pattern", c->reward.pattern, "length_target",
+                           c->reward.length_target, "max_completion_length",
+                           (json_int_t)c->sampling.max_tokens);
     // Only where they are used: checkpoints of before have none of them.
     const struct {
         const char *name;

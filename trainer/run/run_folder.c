@@ -212,6 +212,14 @@ static void forget_other_bridge(const struct train_config *c, json_t *recorded)
     json_object_del(recorded, "bridge");
 }
 
+// Until --metric-for-best-model came, a bound of 0 was none.
+static void forget_old_meaning(json_t *recorded)
+{
+    if (!json_has(recorded, "metric_for_best_model") &&
+        json_number_value(json_object_get(recorded, "off_policy_mask_threshold")) == 0)
+        json_object_del(recorded, "off_policy_mask_threshold");
+}
+
 enum status run_folder_options(struct option_set *set, struct train_config *config)
 {
     const char *folder = config->run_dir;
@@ -225,6 +233,7 @@ enum status run_folder_options(struct option_set *set, struct train_config *conf
     if (!file_exists(path)) goto out;
     CHECK(json_read_file(path, MAX_CONFIG, &recorded));
     forget_other_bridge(config, recorded);
+    forget_old_meaning(recorded);
     CHECK(options_fill(set, path, recorded, config, &taken));
     if (taken.len) log_info("options as recorded in %s: %s", path, bytes_text(&taken));
 out:
@@ -295,7 +304,10 @@ static enum status write_config(const struct run *run, bool resumed)
         json_object_del(options, "server_args");
     }
     // One that cannot be read is replaced.
-    if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) say_changes(old, options);
+    if (resumed && json_read_file(path, MAX_CONFIG, &old) == ST_OK) {
+        forget_old_meaning(old);
+        say_changes(old, options);
+    }
     CHECK(json_write_file(path, 0644, options));
 out:
     json_decref(old);

@@ -13,6 +13,11 @@
 #include <stdio.h>
 #include <string.h>
 
+static double metric_of(const struct run *run, const char *key)
+{
+    return json_number_value(json_object_get(run->line, key));
+}
+
 // One warning a line.
 static void warn_of_divergence(struct run *run, const struct progress *step)
 {
@@ -21,6 +26,25 @@ static void warn_of_divergence(struct run *run, const struct progress *step)
     for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
         log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
     bytes_release(&text);
+}
+
+void run_log_course(const struct run *run)
+{
+    const struct schedule *s = &run->resolved.schedule;
+    const int64_t each = run->config->curriculum.prompts_per_step;
+    if (s->peak == 0)
+        log_warn("--learning-rate 0: the %s stays as it is, whatever its samples are",
+                 run->mapped.adapter ? "adapter" : "model");
+    else if (s->warmup_steps > (double)s->total_steps && s->total_steps > 0)
+        log_warn("--warmup-steps %g is longer than the run, of %" PRId64
+                 " steps: the learning rate "
+                 "comes to %.3g and not to --learning-rate %g",
+                 s->warmup_steps, s->total_steps, schedule_at(s, s->total_steps - 1), s->peak);
+    if (run->data->n < each && (run->given || !run->source->own_prompts) &&
+        run->config->curriculum.mode == CURRICULUM_OFF)
+        log_warn("%s has %d lines, fewer than the %" PRId64 " of a step (--%s-per-step): each step "
+                 "has some of them several times",
+                 run->data->path, run->data->n, each, run->given ? "examples" : "prompts");
 }
 
 void run_log_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
@@ -39,7 +63,7 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
         .grad_norm = update->applied ? update->grad_norm : NAN,
         .clipped = run->resolved.updates_per_step > 1 ? stats_mean(update, STAT_CLIP_REGION) : -1,
         .cut_off = run_cut_off(rollout),
-        .mean_length = (double)rollout->n_tokens / scores->n,
+        .mean_length = metric_of(run, "completions/mean_length"),
         .tokens_per_s = (double)rollout->n_tokens / step_s,
         .entropy = stats_mean(update, STAT_ENTROPY),
         .max_entropy = log(run->mapped.model->vocab_size),
@@ -54,11 +78,6 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
               update->publish.write_ms, update->publish.total_ms);
     runlog_progress(run->log, &progress);
     if (train_ranks_lead(&run->ranks)) warn_of_divergence(run, &progress);
-}
-
-static double metric_of(const struct run *run, const char *key)
-{
-    return json_number_value(json_object_get(run->line, key));
 }
 
 void run_log_inference(struct run *run, const struct rollout_step *step,
@@ -115,12 +134,7 @@ void run_log_end(const struct run *run)
     const struct best shown = {.step = run->best.step,
                                .score = run->given ? -run->best.score : run->best.score};
     const char *where = run->folder[0] ? "; run folder " : "";
-    best_end_words(&shown,
-                   run->given                                     ? "loss"
-                   : !run->eval_data                              ? "score"
-                   : reward_info(run->reward)->accuracy_term >= 0 ? "accuracy"
-                                                                  : "reward",
-                   best);
+    best_end_words(&shown, run->given ? "loss" : run->best_metric, best);
     struct bytes idle = BYTES_INIT;
     divergence_summary(&run->divergence, &idle);
     log_progress_end();

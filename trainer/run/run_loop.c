@@ -130,6 +130,7 @@ static void begin(struct run *run)
     const struct train_config *c = run->config;
     run->saved = (struct saved){.step = -1, .interim_step = -1, .ns = clock_now_ns()};
     run->best = BEST_NONE;
+    run->best_metric = c->best_metric ? c->best_metric : "reward";
     snprintf(run->mapped.role, sizeof run->mapped.role, "%s%s", c->lora.r ? "adapter:" : "policy",
              c->lora.r ? c->lora.name : "");
     run->entropy = entropy_begin(&c->entropy);
@@ -145,6 +146,7 @@ static enum status run_all(void *context)
         CHECK(job_open_server(&p->job, c->model, c->server_timeout));
     begin(&p->run);
     CHECK(p->run.task->kind->open(&p->run));
+    run_log_course(&p->run);
     st = loop(&p->run);
 out:
     run_close(&p->run, st);

@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #define ROLLOUT_STREAM ((uint64_t)1 << 32) // apart from the data order's streams, which are epochs
 
@@ -217,8 +218,10 @@ json_t *run_metrics(struct run *run, const struct rollout_step *s,
 enum status run_evaluate(struct run *run, json_t *metrics)
 {
     struct sampling_options sampling = run_sampling(run, run->step);
+    const char *metric = run->best_metric;
     struct eval_result r;
-    char best[BEST_WORDS];
+    struct bytes samples = BYTES_INIT;
+    char best[BEST_WORDS], key[64], judged[96] = "";
     sampling.temperature = run->config->eval_temperature;
     sampling.tandem.on = false; // the policy alone is evaluated
     const struct evaluation evaluation = {
@@ -234,22 +237,29 @@ enum status run_evaluate(struct run *run, json_t *metrics)
     spans_lap(&run->spans, SPAN_LOG);
     rollout_queue_pause(run->queue);
     enum status st = run_settle(run, run->step, true);
-    if (st == ST_OK) st = evaluate(&evaluation, NULL, &r);
+    if (st == ST_OK) st = evaluate(&evaluation, &samples, &r);
     rollout_queue_resume(run->queue);
     if (st == ST_OK) st = train_ranks_agree(&run->ranks, &r, sizeof r);
+    if (st == ST_OK) st = runlog_rollouts(run->log, run->step, true, &samples);
+    bytes_release(&samples);
     if (st != ST_OK) return st;
-    best_words(&run->best,
-               best_consider(&run->best, run->step, r.accuracy >= 0 ? r.accuracy : r.reward.mean),
-               run->step, best);
     eval_result_put(&r, "eval/", metrics);
+    snprintf(key, sizeof key, "eval/%s", metric);
+    const json_t *score = json_object_get(metrics, key);
+    best_words(&run->best,
+               best_consider(&run->best, run->step,
+                             json_is_number(score) ? json_number_value(score) : NAN),
+               run->step, best);
+    if (strcmp(metric, r.accuracy >= 0 ? "accuracy" : "reward") != 0)
+        snprintf(judged, sizeof judged, ", %s %.4f", metric, json_number_value(score));
     spans_lap(&run->spans, SPAN_EVAL);
     log_progress_end();
     if (r.accuracy >= 0)
-        log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s", run->step,
-                 100 * r.accuracy, 100 * eval_error(&r.correct), r.n, best);
+        log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s%s",
+                 run->step, 100 * r.accuracy, 100 * eval_error(&r.correct), r.n, judged, best);
     else
-        log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s", run->step,
-                 r.reward.mean, eval_error(&r.reward), r.n, best);
+        log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s%s", run->step,
+                 r.reward.mean, eval_error(&r.reward), r.n, judged, best);
     return ST_OK;
 }
 
@@ -360,7 +370,7 @@ enum status run_log_rollout(struct run *run, const struct rollout_step *step)
                             JSON_REAL_PRECISION(METRICS_DIGITS)));
         if (logprobs) logprobs += r->completions[i].n;
     }
-    st = runlog_rollouts(run->log, run->step, &lines);
+    st = runlog_rollouts(run->log, run->step, false, &lines);
 out:
     bytes_release(&lines);
     return st;

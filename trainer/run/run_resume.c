@@ -80,14 +80,27 @@ static void resume_entropy(struct run *run, const json_t *entropy)
 static enum status resume_best(struct run *run, const char *folder, const struct checkpoint *c)
 {
     enum status st;
+    const char *metric = json_string_value(json_object_get(c->best_of, "metric"));
     CHECK(best_from_json(folder, c->best, &run->best));
+    if (c->best_of && !run->given && !metric) { // of before it could be chosen
+        metric = reward_info(run->reward)->accuracy_term >= 0 ? "accuracy" : "reward";
+        json_object_set_new(c->best_of, "metric", json_string(metric));
+    }
+    if (metric && !run->config->best_metric) run->best_metric = metric;
     run->best_of = run->eval_data ? run_evaluation_of(run) : json_incref(c->best_of);
     if (run->eval_data && !run->best_of) FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
+    metric = json_string_value(json_object_get(run->best_of, "metric")); // which lives on
+    if (metric) run->best_metric = metric;
     if (run->best.step < 0 || !c->best_of || json_equal(run->best_of, c->best_of)) return ST_OK;
-    log_warn("the evaluations until now were of other held-out prompts, or by another reward: "
-             "their best, step %" PRId64 ", is not compared with those to come",
-             run->best.step);
+    log_warn(
+        "the evaluations until now were of other held-out prompts, or by another reward or metric: "
+        "their best, step %" PRId64 ", is not compared with those to come",
+        run->best.step);
     run->best = BEST_NONE;
+    if (run->given || run->config->best_metric) return ST_OK;
+    run->best_metric = "reward"; // as a new run, whose reward may have no other
+    if (json_object_set_new(run->best_of, "metric", json_string(run->best_metric)) != 0)
+        FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
 out:
     return st;
 }

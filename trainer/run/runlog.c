@@ -164,13 +164,14 @@ out:
     return st;
 }
 
-enum status runlog_rollouts(struct runlog *log, int64_t step, const struct bytes *lines)
+enum status runlog_rollouts(struct runlog *log, int64_t step, bool evaluation,
+                            const struct bytes *lines)
 {
     enum status st;
     char folder[PATH_ROOM], path[PATH_ROOM];
     if (!log->folder) return ST_OK;
     CHECK(path_put(folder, log->folder, "rollouts"));
-    CHECK(path_put(path, folder, "step-%" PRId64 ".jsonl", step));
+    CHECK(path_put(path, folder, "%sstep-%" PRId64 ".jsonl", evaluation ? "eval-" : "", step));
     CHECK(file_make_folders(folder));
     st = file_write_atomic(path, 0644, bytes_text(lines), lines->len);
 out:

@@ -42,8 +42,9 @@ void spec_counters_text(const struct spec_counters *c, double seconds, struct by
 // Appends one line and one event and flushes them to their files; takes the reference to `metrics`,
 // on failure too.
 enum status runlog_write(struct runlog *log, json_t *metrics);
-// rollouts/step-N.jsonl, atomically: lines of samples.
-enum status runlog_rollouts(struct runlog *log, int64_t step, const struct bytes *lines);
+// rollouts/step-N.jsonl, atomically: lines of samples; of an evaluation, eval-step-N.jsonl.
+enum status runlog_rollouts(struct runlog *log, int64_t step, bool evaluation,
+                            const struct bytes *lines);
 
 struct progress {                // what a step's line says, and what is looked at for divergence.h
     int64_t step;                // steps done

@@ -127,9 +127,12 @@ function sampleFacts(line) {
         ["tokens", number(line.tokens)],
         ["latency", number(told.latency_ms) && `${number(told.latency_ms)} ms`],
         ["drafts accepted", number(told.accept_rate) && `${numberText(told.accept_rate * 100)}%`],
-        ["truncated", line.truncated ? "at the token limit" : undefined],
+        ["truncated", line.truncated || line.finish_reason === "length" ? "at the token limit" : undefined],
     ]);
 }
+
+/* A line of the data, of which the held-out ones are below 0. */
+const lineText = line => line < 0 ? `held-out #${-line}` : `#${line}`;
 
 /* Lines of a step's file; null where one cannot be read. */
 function linesOf(text) {
@@ -179,12 +182,13 @@ class Rollouts {
         this.fields = {
             run: make("select"), from: field("from"), to: field("to"), least: field("least"),
             most: field("most"), prompt: field("prompt", "search"),
+            of: make("select", {}, ...["all", "training", "held-out"].map(name => make("option", {}, name))),
             sort: make("select", {}, ...Object.keys(SORTS).map(name => make("option", {}, name))),
         };
         const f = this.fields;
         f.prompt.placeholder = "words, or #line of the data";
         this.runLabel = make("label", {}, "run ", f.run);
-        this.filters = make("div", {className: "filters"}, this.runLabel,
+        this.filters = make("div", {className: "filters"}, this.runLabel, make("label", {}, "prompts ", f.of),
             make("label", {}, "steps ", f.from, " to ", f.to),
             make("label", {}, "rewards ", f.least, " to ", f.most),
             make("label", {}, "prompt ", f.prompt), make("label", {}, "order ", f.sort));
@@ -224,10 +228,11 @@ class Rollouts {
         const from = bound(f.from, -Infinity), to = bound(f.to, Infinity);
         const least = bound(f.least, NaN), most = bound(f.most, NaN);
         const prompts = this.promptsNamed(f.prompt.value.trim().toLowerCase());
-        const found = [];
+        const found = [], of = f.of.value;
         for (let i = 0; i < s.step.length; i++)
             if (s.step[i] >= from && s.step[i] <= to && !(s.reward[i] < least) && !(s.reward[i] > most) &&
                 !(Number.isNaN(s.reward[i]) && !(Number.isNaN(least) && Number.isNaN(most))) &&
+                (of === "all" || s.line[i] < 0 === (of === "held-out")) &&
                 (!prompts || prompts.has(s.line[i])))
                 found.push(i);
         const [column, sign] = SORTS[f.sort.value];
@@ -238,7 +243,8 @@ class Rollouts {
     /* Lines of the data; null: all. */
     promptsNamed(words) {
         if (!words) return null;
-        if (/^#\d+$/.test(words)) return new Set([Number(words.slice(1))]);
+        const named = words.match(/^(held-out )?#(\d+)$/);
+        if (named) return new Set([named[1] ? -Number(named[2]) : Number(named[2])]);
         return new Set([...this.run.prompts].filter(([, text]) => text.toLowerCase().includes(words))
             .map(([line]) => line));
     }
@@ -254,7 +260,7 @@ class Rollouts {
         this.rows.replaceChildren(...rows.map(i => {
             const prompt = run.prompts.get(samples.line[i]) || "";
             const row = make("tr", {tabIndex: 0}, cell(samples.step[i]),
-                cell(`#${samples.line[i]} ${visible(prompt).replace(/\s+/g, " ")}`, "prompt"),
+                cell(`${lineText(samples.line[i])} ${visible(prompt).replace(/\s+/g, " ")}`, "prompt"),
                 cell(samples.number[i]), cell(numberText(samples.reward[i])),
                 cell(numberText(samples.advantage[i])),
                 cell(samples.tokens[i] >= 0 ? samples.tokens[i] + (samples.truncated[i] ? " …" : "") : "-"));
@@ -271,18 +277,19 @@ class Rollouts {
         };
         this.pager.replaceChildren(turn("◀", -1), `${this.page + 1} of ${pages}`, turn("▶", 1));
         if (this.shown !== undefined) return;
-        const first = found.find(i => this.source.has(run, samples.step[i])); // whose text is there
+        const first = found.find(i => this.source.has(run, samples.step[i], samples.line[i] < 0)); // whose text is there
         if (first !== undefined) this.show(run, first);
     }
 
     async show(run, i) {
         const step = run.samples.step.all[i], row = run.samples.row.all[i];
-        const what = `${run.number} ${run.generation} ${step}`;
+        const heldOut = run.samples.line.all[i] < 0;
+        const what = `${run.number} ${run.generation} ${step} ${heldOut}`;
         this.shown = i;
         this.shownRun = run;
         try {
             if (this.text.what !== what)
-                this.text = {what, lines: linesOf(await this.source.rollouts(run, step))};
+                this.text = {what, lines: linesOf(await this.source.rollouts(run, step, heldOut))};
             const line = this.text.lines[row];
             if (this.shown !== i || this.shownRun !== run) return; // another was chosen meanwhile
             if (!line) throw new Error(this.source.missing);
@@ -294,11 +301,11 @@ class Rollouts {
     }
 
     draw(run, i, line) {
-        const step = run.samples.step.all, number = run.samples.number.all;
+        const step = run.samples.step.all, number = run.samples.number.all, of = run.samples.line.all;
         let first = run.samples.row.all[i]; // of the group, which has the prompt
         while (first > 0 && this.text.lines[first] && this.text.lines[first].sample > 0) first--;
         const neighbour = (text, by) => {
-            const k = i + by, there = step[k] === step[i] &&
+            const k = i + by, there = step[k] === step[i] && of[k] === of[i] &&
                 number[k] === number[i] + by;
             const button = make("button", {type: "button", disabled: !there}, text);
             button.addEventListener("click", () => this.show(run, k));
@@ -306,14 +313,14 @@ class Rollouts {
         };
         const same = make("button", {type: "button"}, "this prompt in all steps");
         same.addEventListener("click", () => {
-            this.fields.prompt.value = `#${line.line}`;
+            this.fields.prompt.value = lineText(of[i]);
             this.page = 0;
             this.find();
         });
         const answer = typeof line.answer === "string"
             ? [make("p", {}, "answer: ", make("code", {}, visible(line.answer)))] : [];
         this.detail.replaceChildren(
-            make("h3", {}, `Step ${step[i]}, prompt #${line.line}, sample ${line.sample} `,
+            make("h3", {}, `Step ${step[i]}, prompt ${lineText(of[i])}, sample ${line.sample} `,
                  make("span", {}, run.name)),
             make("div", {className: "pager"}, neighbour("◀", -1), "sample of the group",
                  neighbour("▶", 1), same),

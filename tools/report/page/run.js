@@ -68,7 +68,7 @@ class Run {
         this.nReports = 0;
         this.samples = {};
         for (const key in SAMPLE_COLUMNS) this.samples[key] = new Column(SAMPLE_COLUMNS[key]);
-        this.prompts = new Map(); // line of the data -> how its prompt begins
+        this.prompts = new Map(); // line of the data (below 0: held-out) -> how its prompt begins
         this.nPrompts = 0;
     }
     get nSamples() {
@@ -143,15 +143,18 @@ class Held {
         const element = byId(`run-${run.number}`);
         return run.lines ? null : JSON.parse(element.textContent);
     }
-    has(run, step) {
-        return byId(`rollouts-${run.number}-${step}`) !== null;
+    element(run, step, heldOut) {
+        return byId(`rollouts-${run.number}-${step}${heldOut ? "-eval" : ""}`);
+    }
+    has(run, step, heldOut) {
+        return this.element(run, step, heldOut) !== null;
     }
     get missing() {
         return "the text of this sample is not on this page, which holds those of some only " +
             "(--texts): cw-report --serve shows all";
     }
-    async rollouts(run, step) {
-        const element = byId(`rollouts-${run.number}-${step}`);
+    async rollouts(run, step, heldOut) {
+        const element = this.element(run, step, heldOut);
         return element ? element.textContent : "";
     }
 }
@@ -179,8 +182,8 @@ class Served {
     get missing() {
         return "its file says something else by now: reload the page";
     }
-    async rollouts(run, step) {
-        return (await this.get("rollouts", {run: run.number, step})).text();
+    async rollouts(run, step, heldOut) {
+        return (await this.get("rollouts", {run: run.number, step, held_out: heldOut ? 1 : 0})).text();
     }
 }
 
