@@ -210,17 +210,11 @@ static enum status choose_model(struct learner *l)
     return st;
 }
 
-// The routing of the layers that have experts, or of the first layer.
-static const struct moe_shape *routing_of(const struct model_config *model)
-{
-    int l = 0;
-    while (l + 1 < model->n_layers && model->layers[l].moe.n_experts == 0) l++;
-    return &model->layers[l].moe;
-}
-
 enum status balance_coef(const struct model_config *model, double wanted, double *ret)
 {
-    const struct moe_shape *routing = routing_of(model);
+    int l = 0; // a layer that has experts, or the last
+    while (l + 1 < model->n_layers && model->layers[l].moe.n_experts == 0) l++;
+    const struct moe_shape *routing = &model->layers[l].moe;
     const double coef = wanted < 0 ? model->router_aux_loss_coef : wanted;
     if (wanted < 0 && wanted != -1)
         return status_fail(ST_INVALID,

@@ -151,19 +151,6 @@ enum status optimizer_reset(struct optimizer *o)
     return device_sync(o->dev);
 }
 
-static enum status alloc_state(struct optimizer *o)
-{
-    struct device_part parts[N_PARTS];
-    enum status st;
-    o->moments.kind = o->config.moments;
-    list_parts(o->n, &o->slices, o->moments.kind, parts);
-    CHECK(status_context(device_alloc_parts(o->dev, o, parts, N_PARTS),
-                         "gradients and AdamW's state of %" PRId64 " elements", o->n));
-    st = optimizer_reset(o);
-out:
-    return st;
-}
-
 // Places a range after those before it, its gradients in its arena's view.
 static enum status add_range(struct optimizer *o, const struct param_range *r)
 {
@@ -211,20 +198,10 @@ static enum status add_run(struct optimizer *o, const struct run *run)
     return ST_OK;
 }
 
-// Of what this rank updates, and of that every run counts whole.
-static enum status list_runs(struct optimizer *o)
-{
-    enum status st = ST_OK;
-    for (int i = 0; st == ST_OK && i < o->slices.n_stretches; i++) {
-        const struct stretch *t = &o->slices.stretches[i];
-        st = add_run(o, &(struct run){gradients_at(o, t), t->n, t->shared, 1});
-    }
-    return st;
-}
-
 enum status optimizer_new(struct device *dev, const struct param_ranges *trained, struct comm *comm,
                           const struct optimizer_config *config, struct optimizer **ret)
 {
+    struct device_part parts[N_PARTS];
     enum status st = ST_OK;
     struct optimizer *o = calloc(1, sizeof *o);
     if (!o) return status_fail(ST_NO_MEMORY, "no memory for the optimizer");
@@ -239,9 +216,16 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
     o->n = count_elements(trained);
     CHECK(slices_new(trained, comm_size(comm), &o->slices));
     CHECK(comm_beside(comm, &o->beside));
-    CHECK(alloc_state(o));
+    o->moments.kind = config->moments;
+    list_parts(o->n, &o->slices, o->moments.kind, parts);
+    CHECK(status_context(device_alloc_parts(dev, o, parts, N_PARTS),
+                         "gradients and AdamW's state of %" PRId64 " elements", o->n));
+    CHECK(optimizer_reset(o));
     for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
-    CHECK(list_runs(o));
+    for (int i = 0; i < o->slices.n_stretches; i++) { // what this rank updates counts whole
+        const struct stretch *t = &o->slices.stretches[i];
+        CHECK(add_run(o, &(struct run){gradients_at(o, t), t->n, t->shared, 1}));
+    }
     *ret = o;
 out:
     if (st != ST_OK) optimizer_free(o);
@@ -297,12 +281,6 @@ void optimizer_sum_grads(struct optimizer *o, int64_t first)
                             (size_t)slice->part, DT_F32);
         comm_all_reduce(o->beside, all + parts, (size_t)(slice->n - parts), DT_F32);
     }
-}
-
-// The ranks over which a replica's gradient is summed, where each computed a part of it.
-static struct comm *summed_over(const struct optimizer *o, const struct replica *r)
-{
-    return r->holders < comm_size(o->shards) ? o->neighbours : o->shards;
 }
 
 // Of what several ranks hold alike each holder counts its share: what this one keeps of it is taken
@@ -376,10 +354,10 @@ enum status optimizer_prepare(struct optimizer *o, double *ret_norm)
     const int64_t start_ns = clock_now_ns();
     optimizer_sum_grads(o, INT64_MIN);
     comm_join(o->beside);
-    for (int i = 0; i < o->n_replicas; i++)
-        if (o->replicas[i].in_parts)
-            comm_all_reduce(summed_over(o, &o->replicas[i]), o->gradients + o->replicas[i].at,
-                            (size_t)o->replicas[i].n, DT_F32);
+    for (struct replica *r = o->replicas; r < o->replicas + o->n_replicas; r++)
+        if (r->in_parts) // over the ranks that computed a part of it each
+            comm_all_reduce(r->holders < comm_size(o->shards) ? o->neighbours : o->shards,
+                            o->gradients + r->at, (size_t)r->n, DT_F32);
     CHECK(device_sync(o->dev));
     o->wait_ms = clock_ms_since(start_ns);
     CHECK(sum_squares(o, &own, &sum));
@@ -644,33 +622,17 @@ static enum status gather_piece(struct optimizer *o, const struct piece *p, char
     return device_sync(o->dev);
 }
 
-// Room to put a shard's pieces together with those of the others.
-static enum status state_join(struct state *s)
-{
-    const struct weights *w = s->o->trained.list[0].weights;
-    int64_t largest = 0;
-    if (!s->o->shards) return ST_OK;
-    for (int i = 0; i < w->n_tensors; i++)
-        if (w->tensors[i].n > largest) largest = w->tensors[i].n;
-    s->own = malloc((size_t)largest * sizeof(float));
-    if (!s->own) return status_fail(ST_NO_MEMORY, "no memory to save the optimizer");
-    return shard_join_new(w, s->o->dev, s->o->shards, &s->join);
-}
-
 // A piece of all ranks of this shard, and then of all shards; `to`: rank 0's of both.
-static enum status collect_piece(struct state *s, const struct piece *p, char *to)
+static enum status collect_piece(void *context, const struct safetensors_source *source,
+                                 size_t bytes, void *to)
 {
+    struct state *s = context;
+    const struct piece *p = source->tag;
     enum status st = gather_piece(s->o, p, s->join ? s->own : to);
+    (void)bytes;
     if (st != ST_OK || !s->join || comm_rank(s->o->comm) > 0) return st;
     return shard_join_tensor(s->join, (int)(p->tensor - p->range->weights->tensors), s->own,
                              dtype_size(p->dt), to);
-}
-
-static enum status read_state(void *context, const struct safetensors_source *source, size_t bytes,
-                              void *to)
-{
-    (void)bytes;
-    return collect_piece(context, source->tag, to);
 }
 
 enum status optimizer_save(struct optimizer *o, const char *path)
@@ -680,30 +642,27 @@ enum status optimizer_save(struct optimizer *o, const char *path)
     char steps[24];
     struct state state = {0};
     CHECK(state_list(o, &state));
-    CHECK(state_join(&state));
-    for (int i = 0; !path && i < state.n; i++) CHECK(collect_piece(&state, &state.pieces[i], NULL));
+    if (o->shards) { // to be put together
+        const struct weights *w = o->trained.list[0].weights;
+        int64_t largest = 0;
+        for (int i = 0; i < w->n_tensors; i++)
+            if (w->tensors[i].n > largest) largest = w->tensors[i].n;
+        state.own = malloc((size_t)largest * sizeof(float));
+        if (!state.own) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
+        CHECK(shard_join_new(w, o->dev, o->shards, &state.join));
+    }
+    for (int i = 0; !path && i < state.n; i++)
+        CHECK(collect_piece(&state, &state.sources[i], 0, NULL));
     if (!path) goto out;
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     metadata = json_pack("{s:s, s:s, s:s}", "format", STATE_FORMAT, "step", steps, "moments",
                          moments_kind_names[o->moments.kind]);
     if (!metadata) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
-    CHECK(safetensors_write(path, state.sources, state.n, metadata, read_state, &state));
+    CHECK(safetensors_write(path, state.sources, state.n, metadata, collect_piece, &state));
 out:
     json_decref(metadata);
     state_release(&state);
     return st;
-}
-
-static enum status state_check(const char *path, const struct safetensors_entry *entry,
-                               const struct safetensors_source *want)
-{
-    if (!entry) return status_fail(ST_MISMATCH, "%s: tensor %s is missing", path, want->name);
-    bool same = entry->dt == want->dt && entry->n_dims == want->n_dims;
-    for (int d = 0; same && d < want->n_dims; d++) same = entry->shape[d] == want->shape[d];
-    if (!same)
-        return status_fail(ST_MISMATCH, "%s: tensor %s has another shape or dtype than the model's",
-                           path, want->name);
-    return ST_OK;
 }
 
 // States written before there was a choice say nothing of their moments: they are f32.
@@ -762,8 +721,14 @@ enum status optimizer_load(struct optimizer *o, const char *path)
     CHECK(read_metadata(o, path, set, &steps));
     // Everything is checked before anything is written.
     for (int i = 0; i < state.n; i++) {
-        const struct safetensors_source *source = &state.sources[i];
-        CHECK(state_check(path, safetensors_find(set, source->name), source));
+        const struct safetensors_source *want = &state.sources[i];
+        const struct safetensors_entry *entry = safetensors_find(set, want->name);
+        if (!entry) FAIL(ST_MISMATCH, "%s: tensor %s is missing", path, want->name);
+        bool same = entry->dt == want->dt && entry->n_dims == want->n_dims;
+        for (int d = 0; same && d < want->n_dims; d++) same = entry->shape[d] == want->shape[d];
+        if (!same)
+            FAIL(ST_MISMATCH, "%s: tensor %s has another shape or dtype than the model's", path,
+                 want->name);
     }
     if (state.n != safetensors_count(set))
         FAIL(ST_MISMATCH, "%s: holds %d tensors, the state of what is trained here has %d", path,

@@ -10,27 +10,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int rows_of(const struct pack_completion *c)
-{
-    return c->n > 1 ? c->n - 1 : 0;
-}
-
 // How many of each token's own row are asked for.
 static int targets_each(const struct pack_completion *c)
 {
     return c->targets ? c->targets_each : 1;
 }
 
-static int targets_of(const struct pack_completion *c)
+static int64_t targets_of(const struct pack_completion *c)
 {
-    return c->n * targets_each(c);
+    return (int64_t)c->n * targets_each(c);
 }
 
 // What it takes of the budget: its rows, but for what has more targets than rows.
 static int64_t cost_of(const struct pack_completion *c)
 {
-    const int64_t targets = (int64_t)c->n * targets_each(c);
-    return targets > 1 ? targets - 1 : 0;
+    return targets_of(c) > 1 ? targets_of(c) - 1 : 0;
 }
 
 // What has to stand in one micro-batch from completion c on.
@@ -83,19 +77,12 @@ static struct micro_batch *open_batch(struct packing *p, const struct micro_batc
     return mb;
 }
 
-static void open_chunk(struct micro_batch *mb, int group, int first, int n_prompt)
-{
-    mb->chunks[mb->n_chunks++] = (struct pack_chunk){.group = group, .first = first};
-    mb->n_tokens += n_prompt;
-    mb->cost += n_prompt;
-}
-
 static void add_completion(struct micro_batch *mb, const struct pack_completion *c, int sample)
 {
     mb->sample[mb->n_seqs++] = sample;
-    mb->first[mb->n_seqs] = mb->first[mb->n_seqs - 1] + targets_of(c);
+    mb->first[mb->n_seqs] = mb->first[mb->n_seqs - 1] + (int)targets_of(c);
     mb->chunks[mb->n_chunks - 1].n++;
-    mb->n_tokens += rows_of(c);
+    mb->n_tokens += c->n > 1 ? c->n - 1 : 0;
     mb->cost += cost_of(c);
 }
 
@@ -113,15 +100,16 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
         bool in_chunk = false;
         for (int c = 0; c < group->n; c++, sample++) {
             const int64_t more = in_chunk ? cost_of(&group->completions[c]) : min_cost(group, c);
-            if (min_cost(group, c) > token_budget) {
-                st = over_budget(group, c, token_budget);
-                goto out;
-            }
+            if (min_cost(group, c) > token_budget) CHECK(over_budget(group, c, token_budget));
             if (!mb || mb->cost + more > token_budget) {
                 mb = open_batch(p, mb);
                 in_chunk = false;
             }
-            if (!in_chunk) open_chunk(mb, g, c, group->n_prompt);
+            if (!in_chunk) {
+                mb->chunks[mb->n_chunks++] = (struct pack_chunk){.group = g, .first = c};
+                mb->n_tokens += group->n_prompt;
+                mb->cost += group->n_prompt;
+            }
             in_chunk = true;
             add_completion(mb, &group->completions[c], sample);
         }
@@ -196,7 +184,7 @@ enum status packing_fill(const struct micro_batch *mb, const struct pack_group *
         int prompt_last = batch_first_row(batch, prompt) + group->n_prompt - 1;
         for (int c = 0; c < chunk->n; c++) {
             const struct pack_completion *completion = &group->completions[chunk->first + c];
-            const int n = targets_of(completion);
+            const int64_t n = targets_of(completion);
             if (n == 0) continue;
             CHECK(want_rows(batch, completion, prompt, prompt_last, adapter));
             memcpy(ret_targets, completion->targets ? completion->targets : completion->ids,

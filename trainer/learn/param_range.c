@@ -74,13 +74,10 @@ enum status param_ranges_of(const struct weights *w, const char *freeze, struct 
     CHECK(check_blocks(w, frozen));
     for (int i = 0; i < w->n_tensors; i++) frozen[i] = frozen[i] || w->tensors[i].is_buffer;
     join(w, frozen, &ranges);
-    if (ranges.n == 0) {
-        st = status_fail(ST_INVALID,
-                         "--freeze %s leaves nothing to train; '!' before a pattern "
-                         "excepts what it matches",
-                         freeze);
-        goto out;
-    }
+    if (ranges.n == 0)
+        FAIL(ST_INVALID,
+             "--freeze %s leaves nothing to train; '!' before a pattern excepts what it matches",
+             freeze);
     *ret = ranges;
 out:
     if (st != ST_OK) param_ranges_release(&ranges);
@@ -134,25 +131,20 @@ static void add_stretch(struct slices *s, int64_t n, bool shared, bool low)
     if (low) s->n_low += n;
 }
 
-static void add_slice(struct slices *s, const struct param_range *r, struct slice slice)
-{
-    const bool low = r->weights->dt == DT_BF16;
-    slice.part = slice.n / MOMENT_BLOCK / s->n_ranks * MOMENT_BLOCK;
-    const int64_t remaining = slice.n - slice.part * s->n_ranks;
-    if (s->list) s->list[s->n] = slice;
-    if (slice.part > 0) add_stretch(s, slice.part, false, low);
-    if (remaining > 0) add_stretch(s, remaining, true, low);
-    s->n++;
-}
-
 // Into the lists, where there are any.
 static void cut(const struct param_ranges *ranges, struct slices *s)
 {
     for (int i = 0; i < ranges->n; i++) {
         const struct param_range *r = &ranges->list[i];
+        const bool low = r->weights->dt == DT_BF16;
         for (int64_t at = 0, end; at < r->n; at = end) {
             end = s->n_ranks > 1 ? slice_end(r, at) : r->n;
-            add_slice(s, r, (struct slice){.range = i, .first = at, .n = end - at});
+            const int64_t part = (end - at) / MOMENT_BLOCK / s->n_ranks * MOMENT_BLOCK,
+                          remaining = end - at - part * s->n_ranks;
+            if (s->list) s->list[s->n] = (struct slice){i, at, end - at, part};
+            if (part > 0) add_stretch(s, part, false, low);
+            if (remaining > 0) add_stretch(s, remaining, true, low);
+            s->n++;
         }
     }
 }

@@ -61,18 +61,6 @@ static enum status pass_open(struct learner *l, struct samples *s, int first, in
 
 // ---- notes --------------------------------------------------------------------------------------
 
-// The sampler's numbers of tokens that another wrote are not the policy's.
-static void compare_with_server(const struct pass *p, const struct pack_completion *c, int t,
-                                float logprob)
-{
-    if (!c->server_logprobs || !completion_wrote(c, t)) return;
-    const double delta = (double)logprob - c->server_logprobs[t];
-    stats_add(p->stats, STAT_MISMATCH, fabs(delta));
-    stats_add(p->stats, STAT_MISMATCH_K3, expm1(delta) - delta);
-    if (!c->versions || c->versions[t] == p->step->version)
-        stats_add(p->stats, STAT_MISMATCH_NOW, fabs(delta));
-}
-
 // Where a data set gave the completions (the ranks of their tokens are then asked for), what is
 // learned of them alone counts; of pairs the chosen one's tokens are to be likely.
 static void note(struct pass *p, const struct learner_rows *rows, int seq)
@@ -91,7 +79,13 @@ static void note(struct pass *p, const struct learner_rows *rows, int seq)
         stats_add(p->stats, STAT_FROZEN, !wrote);
         if (rows->ranked && !rejected)
             stats_add(p->stats, STAT_LIKELIEST, rows->ranked[at + t].rank == 1);
-        compare_with_server(p, c, t, rows->logprobs[at + t]);
+        if (!c->server_logprobs || !wrote)
+            continue; // of another's tokens these are not the policy's
+        const double delta = (double)rows->logprobs[at + t] - c->server_logprobs[t];
+        stats_add(p->stats, STAT_MISMATCH, fabs(delta));
+        stats_add(p->stats, STAT_MISMATCH_K3, expm1(delta) - delta);
+        if (!c->versions || c->versions[t] == p->step->version)
+            stats_add(p->stats, STAT_MISMATCH_NOW, fabs(delta));
     }
 }
 
@@ -219,19 +213,16 @@ enum status learner_kl(struct learner *l, struct samples *samples, double *ret_k
     return st == ST_OK ? comm_sum_host(learner_info(l)->comm, ret_kl, samples->n) : st;
 }
 
-static void add_balance(const struct learner *l, struct update_stats *stats)
-{
-    const double loss = learner_info(l)->balance_loss, share = learner_info(l)->balance_coef * loss;
-    stats_add(stats, STAT_LOSS, share);
-    stats_add(stats, STAT_EXTRA_LOSS, share);
-    stats_add(stats, STAT_AUX_LOSS, loss);
-}
-
 // What a step's gradients leave beside them.
 static enum status end_step(struct learner *l, struct pass *p)
 {
     const struct step *step = p->step;
-    if (learner_info(l)->balance_coef > 0) add_balance(l, p->stats);
+    const double routers = learner_info(l)->balance_loss, coef = learner_info(l)->balance_coef;
+    if (coef > 0) {
+        stats_add(p->stats, STAT_LOSS, coef * routers);
+        stats_add(p->stats, STAT_EXTRA_LOSS, coef * routers);
+        stats_add(p->stats, STAT_AUX_LOSS, routers);
+    }
     if (!step->entropy || !step->entropy->adaptive || step->scale.chosen == 0) return ST_OK;
     enum status st = comm_sum_host(learner_info(l)->comm, &p->entropy_sum, 1);
     if (st == ST_OK)
@@ -348,29 +339,21 @@ static enum status choose_highest(struct learner *l, struct samples *s, double t
     return st;
 }
 
-// The pass before the first update, where its log-probabilities or entropies are wanted in a later
-// one.
-static enum status look_ahead(struct learner *l, const struct step *step, struct samples *samples,
-                              int mini_batches, struct update_stats *stats)
-{
-    const bool chooses = step->entropy && step->entropy->top_quantile < 1;
-    if (!chooses && mini_batches == 1) return ST_OK;
-    enum status st = learner_pass(l, PASS_NOTE, samples, 0, samples->n_groups, step, stats);
-    samples->noted = true;
-    if (st != ST_OK || !chooses) return st;
-    return choose_highest(l, samples, step->entropy->top_quantile);
-}
-
 enum status update_policy(struct learner *l, const struct update_config *config,
                           struct samples *samples, struct update_stats *ret)
 {
     struct update_stats stats = {0};
     struct step step = config->step;
     const int64_t groups = samples->n_groups;
+    const bool chooses = step.entropy && step.entropy->top_quantile < 1;
     int n = config->mini_batches > 1 ? config->mini_batches : 1;
     enum status st;
     if (n > groups) n = (int)groups;
-    CHECK(look_ahead(l, &step, samples, n, &stats));
+    if (chooses || n > 1) { // its log-probabilities or entropies are wanted in a later pass
+        CHECK(learner_pass(l, PASS_NOTE, samples, 0, samples->n_groups, &step, &stats));
+        samples->noted = true;
+    }
+    if (chooses) CHECK(choose_highest(l, samples, step.entropy->top_quantile));
     for (int i = 0; i < config->num_iterations * n; i++) {
         const int first = (int)(groups * (i % n) / n), end = (int)(groups * (i % n + 1) / n);
         stats.again = i >= n;

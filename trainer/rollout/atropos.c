@@ -92,17 +92,6 @@ out:
     return st;
 }
 
-static enum status enroll(const struct atropos *a)
-{
-    enum status st;
-    if (comm_rank(a->via->comm) != 0) return ST_OK;
-    CHECK(check_info(a, false));
-    CHECK(register_run(a));
-    st = check_info(a, true);
-out:
-    return st;
-}
-
 // ---- batches ------------------------------------------------------------------------------------
 
 // NULL: there is none yet.
@@ -189,22 +178,18 @@ out:
 
 // ---- the source ---------------------------------------------------------------------------------
 
-static void close_batches(struct source *source)
-{
-    free(source);
-}
-
 enum status atropos_new(const struct atropos_options *options, const struct rollout_servers *via,
                         struct source *servers, struct source **ret)
 {
-    enum status st;
+    enum status st = ST_OK;
     struct atropos *a = calloc(1, sizeof *a);
     if (!a) return status_fail(ST_NO_MEMORY, "no memory for a source of samples");
-    *a = (struct atropos){
-        {.pull = pull_batch, .close = close_batches, .on = servers, .own_prompts = true},
-        *options,
-        via};
-    CHECK(enroll(a));
+    *a = (struct atropos){{.pull = pull_batch, .on = servers, .own_prompts = true}, *options, via};
+    if (comm_rank(via->comm) == 0) {
+        CHECK(check_info(a, false));
+        CHECK(register_run(a));
+        CHECK(check_info(a, true));
+    }
     *ret = &a->source;
     a = NULL;
 out:

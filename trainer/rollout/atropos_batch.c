@@ -210,6 +210,7 @@ static enum status open_reader(struct reader *r, const json_t *batch)
     r->scores.rewards = calloc(n, sizeof *r->scores.rewards);
     r->scores.advantages = calloc(n, sizeof *r->scores.advantages);
     r->rollout->owned = calloc(n, sizeof *r->rollout->owned);
+    r->rollout->n_owned = r->rollout->owned ? (int)n : 0;
     r->flat = calloc(n, sizeof *r->flat);
     if (!r->scores.rewards || !r->scores.advantages || !r->rollout->owned || !r->flat)
         FAIL(ST_NO_MEMORY, "no memory for %zu sequences", n);
@@ -238,12 +239,9 @@ static void join_groups(struct reader *r)
     struct rollout *rollout = r->rollout;
     struct example *owned = rollout->owned;
     const int n = rollout->n_groups, size = sequences_a_group(r);
-    for (int i = 0; i < n; i++)
-        if (i % size > 0) example_release(&owned[i]);
     for (int g = 0; g < n / size; g++) {
-        owned[g] = owned[g * size];
-        owned[g].line = g + 1;
-        rollout->examples[g] = &owned[g];
+        owned[g * size].line = g + 1;
+        rollout->examples[g] = &owned[g * size];
     }
     rollout->n_groups = n / size;
     rollout->n_per_group = size;

@@ -113,35 +113,26 @@ static enum status read_lists(const struct completion_bounds *bounds, const json
 {
     const double vocab = bounds->vocab_size, certain = 1e-3; // 0, lifted a little by rounding
     const double oldest = bounds->oldest > 2 ? (double)bounds->oldest : 2;
-    const struct {
-        void *to; // pointer to its pointer
-        bool wanted;
-        struct number_list how;
-    } rows[] = {
-        {&c->ids,
-         true,
-         {"token_ids", NUMBER_I32, 0, vocab - 1, ST_MISMATCH,
-          "is not an id below the vocabulary's size"}},
-        {&c->versions,
-         true,
-         {"weight_versions", NUMBER_U64, oldest, (double)bounds->newest, ST_MISMATCH,
-          "is no version that the weights had since it was asked for"}},
-        {&c->logprobs,
-         true,
-         {"logprobs", NUMBER_F32, -FLT_MAX, certain, ST_FORMAT, "is no log-probability"}},
-        {&c->processed,
-         bounds->filtered,
-         {"cut_logprobs", NUMBER_F32, -FLT_MAX, certain, ST_FORMAT, "is no log-probability"}},
-        {&c->authors,
-         bounds->tandem,
-         {"model_mask", NUMBER_U8, 0, 1, ST_FORMAT, "is neither 0 nor 1"}},
-        {&c->accepted,
-         json_has(line, "accepted"),
-         {"accepted", NUMBER_U8, 0, UINT8_MAX, ST_FORMAT, "is not a small whole number"}},
-        {&c->text_offset,
-         json_has(line, "text_offset"),
-         {"text_offset", NUMBER_I32, 0, INT32_MAX, ST_FORMAT, "is not a whole number"}},
+    const struct number_list fields[] = {
+        {"token_ids", NUMBER_I32, 0, vocab - 1, ST_MISMATCH,
+         "is not an id below the vocabulary's size"},
+        {"weight_versions", NUMBER_U64, oldest, (double)bounds->newest, ST_MISMATCH,
+         "is no version that the weights had since it was asked for"},
+        {"logprobs", NUMBER_F32, -FLT_MAX, certain, ST_FORMAT, "is no log-probability"},
+        {"cut_logprobs", NUMBER_F32, -FLT_MAX, certain, ST_FORMAT, "is no log-probability"},
+        {"model_mask", NUMBER_U8, 0, 1, ST_FORMAT, "is neither 0 nor 1"},
+        {"accepted", NUMBER_U8, 0, UINT8_MAX, ST_FORMAT, "is not a small whole number"},
+        {"text_offset", NUMBER_I32, 0, INT32_MAX, ST_FORMAT, "is not a whole number"},
     };
+    void *const to[] = {&c->ids,     &c->versions, &c->logprobs,   &c->processed,
+                        &c->authors, &c->accepted, &c->text_offset};
+    const bool wanted[] = {true,
+                           true,
+                           true,
+                           bounds->filtered,
+                           bounds->tandem,
+                           json_has(line, "accepted"),
+                           json_has(line, "text_offset")};
     enum status st = ST_OK;
     if (bounds->tandem != json_has(line, "model_mask"))
         FAIL(ST_MISMATCH, "field \"model_mask\" %s",
@@ -150,10 +141,9 @@ static enum status read_lists(const struct completion_bounds *bounds, const json
     c->n = (int)json_array_size(json_object_get(line, "token_ids"));
     if (c->n > bounds->max_tokens)
         FAIL(ST_MISMATCH, "%d tokens where at most %d were asked for", c->n, bounds->max_tokens);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].wanted)
-            CHECK(numbers_read(json_object_get(line, rows[i].how.key), &rows[i].how, c->n,
-                               rows[i].to));
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (wanted[i])
+            CHECK(numbers_read(json_object_get(line, fields[i].key), &fields[i], c->n, to[i]));
     for (int t = 0; t < c->n; t++) {
         if (c->versions[t] % 2)
             FAIL(ST_MISMATCH, "field \"weight_versions\": entry %d is odd, of no whole weights", t);

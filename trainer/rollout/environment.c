@@ -32,9 +32,8 @@ struct process { // all zero: to be started
 
 struct environment {
     struct source source;
-    const char *line;
-    int n, timeout_ms, max_tokens;
-    struct process *processes; // (n)
+    struct environment_options options;
+    struct process *processes; // (options.n)
     json_int_t n_ids;
     bool said_unlike;
     pthread_mutex_t turn; // whose pull it is
@@ -46,17 +45,12 @@ struct environment {
 static enum status start(struct environment *e, struct process *p)
 {
     *p = (struct process){.at_once = 1};
-    return child_start(&p->child, e->line);
-}
-
-static bool has_room(const struct process *p)
-{
-    return !p->child.pid || p->n < p->at_once;
+    return child_start(&p->child, e->options.line);
 }
 
 static enum status at_process(enum status st, const struct environment *e, int k)
 {
-    return status_context(st, "environment process %d of %d", k + 1, e->n);
+    return status_context(st, "environment process %d of %d", k + 1, e->options.n);
 }
 
 // ---- what goes wrong ----------------------------------------------------------------------------
@@ -100,7 +94,9 @@ out:
 // When the process must have written next, now that a line was taken or a reply made.
 static void wait_for_process(struct pull *pull, struct episode *e)
 {
-    e->due_ns = e->body || e->done ? 0 : clock_deadline_ns(pull->environment->timeout_ms);
+    e->due_ns = e->body || e->done
+                    ? 0
+                    : clock_deadline_ns((int)(pull->environment->options.timeout_s * 1e3));
 }
 
 static struct episode *find(struct pull *pull, int process, json_int_t id)
@@ -110,28 +106,6 @@ static struct episode *find(struct pull *pull, int process, json_int_t id)
         if (!e->done && e->process == process && e->id == id) return e;
     }
     return NULL;
-}
-
-// Turns and calls are means.
-static void count(struct pull *pull, const struct episode *e)
-{
-    const int counted[] = {e->turns.n, e->n_calls, e->n_replayed, e->n_unlike};
-    for (int i = 0; i < 4; i++) {
-        struct source_count *c = source_count(&pull->step->counts, "environment/%s", counts[i]);
-        c->sum += counted[i];
-        c->of += i < 2;
-    }
-    pull->n_done++;
-}
-
-// An environment that gives an episode up goes on with its others.
-static enum status give_up(struct pull *pull, int k, struct episode *e)
-{
-    at_process(ST_PEER_GONE, pull->environment, k);
-    log_progress_end();
-    log_warn("%s; the episode is given out again", status_message());
-    pull->environment->processes[k].n--;
-    return fail_attempt(e);
 }
 
 // ret_childs: the failure is the process's.
@@ -149,14 +123,24 @@ static enum status take_episode_line(struct pull *pull, int k, json_t *line, boo
     const char *kind = json_object_iter_key(json_object_iter(line));
     st = episode_take(e, kind, json_object_get(line, kind), &p->child.out);
     *ret_childs = st != ST_NO_MEMORY && st != ST_IO;
-    if (*ret_childs && strcmp(kind, "error") == 0) {
+    if (*ret_childs && strcmp(kind, "error") == 0) { // one given up; it goes on with its others
         *ret_childs = false;
-        return give_up(pull, k, e);
+        at_process(ST_PEER_GONE, pull->environment, k);
+        log_progress_end();
+        log_warn("%s; the episode is given out again", status_message());
+        p->n--;
+        return fail_attempt(e);
     }
     if (st != ST_OK) return st;
     if (e->done) {
+        const int counted[] = {e->turns.n, e->n_calls, e->n_replayed, e->n_unlike};
+        for (int i = 0; i < 4; i++) {
+            struct source_count *c = source_count(&pull->step->counts, "environment/%s", counts[i]);
+            c->sum += counted[i];
+            c->of += i < 2; // turns and calls are means
+        }
+        pull->n_done++;
         p->n--;
-        count(pull, e);
     }
     wait_for_process(pull, e);
     return ST_OK;
@@ -205,9 +189,10 @@ static enum status give_out(struct pull *pull)
         struct episode *e = &pull->episodes[i];
         int to = -1;
         if (e->done || e->process >= 0) continue;
-        for (int k = 0; k < env->n; k++) {
+        for (int k = 0; k < env->options.n; k++) {
             const struct process *p = &env->processes[k];
-            if (has_room(p) && (to < 0 || p->n < env->processes[to].n)) to = k;
+            if ((!p->child.pid || p->n < p->at_once) && (to < 0 || p->n < env->processes[to].n))
+                to = k;
         }
         if (to < 0) return ST_OK;
         struct process *p = &env->processes[to];
@@ -230,8 +215,8 @@ static enum status advance(struct pull *pull, struct episode *e)
         status_fail(ST_TIMEOUT,
                     "command \"%s\" wrote nothing about %s, line %d, sample %d for %g s "
                     "(--rollout-process-timeout)",
-                    env->line, pull->step->data, episode_example(e)->line, e->sample,
-                    env->timeout_ms / 1e3);
+                    env->options.line, pull->step->data, episode_example(e)->line, e->sample,
+                    env->options.timeout_s);
         return fail_process(pull, e->process);
     }
     if (!e->body) return ST_OK;
@@ -241,21 +226,12 @@ static enum status advance(struct pull *pull, struct episode *e)
     return st;
 }
 
-static enum status check_alive(const struct pull *pull)
-{
-    if (clock_ms_until(pull->asked.deadline) == 0)
-        return status_fail(ST_TIMEOUT,
-                           "%d of %d trajectories did not come within %.0f s (--rollout-timeout)",
-                           pull->n - pull->n_done, pull->n, pull->step->via.timeout_ms / 1e3);
-    return rollout_check(&pull->step->via);
-}
-
 static void wait_for_any(const struct pull *pull)
 {
     const struct environment *env = pull->environment;
     struct pollfd fds[2 * ENVIRONMENT_MAX_PROCESSES];
     int n = 0;
-    for (int k = 0; k < env->n; k++) {
+    for (int k = 0; k < env->options.n; k++) {
         const struct child *c = &env->processes[k].child;
         if (!c->pid) continue;
         fds[n++] = (struct pollfd){.fd = c->from, .events = POLLIN};
@@ -269,8 +245,11 @@ static enum status run_episodes(struct pull *pull)
     const struct environment *env = pull->environment;
     enum status st = ST_OK;
     while (pull->n_done < pull->n) {
-        CHECK(check_alive(pull));
-        for (int k = 0; k < env->n; k++) CHECK(serve_process(pull, k));
+        if (clock_ms_until(pull->asked.deadline) == 0)
+            FAIL(ST_TIMEOUT, "%d of %d trajectories did not come within %.0f s (--rollout-timeout)",
+                 pull->n - pull->n_done, pull->n, pull->step->via.timeout_ms / 1e3);
+        CHECK(rollout_check(&pull->step->via));
+        for (int k = 0; k < env->options.n; k++) CHECK(serve_process(pull, k));
         for (int i = 0; i < pull->n; i++) CHECK(advance(pull, &pull->episodes[i]));
         CHECK(give_out(pull)); // last, so that who has just ended an episode has the next at once
         if (pull->n_done < pull->n) wait_for_any(pull);
@@ -324,25 +303,13 @@ static void end_pull(struct pull *pull)
 {
     struct environment *env = pull->environment;
     for (int i = 0; i < pull->n; i++) episode_reset(&pull->episodes[i]);
-    for (int k = 0; k < env->n; k++) {
+    for (int k = 0; k < env->options.n; k++) {
         struct process *p = &env->processes[k];
         if (p->n == 0) continue;
         child_end(&p->child);
         *p = (struct process){0};
     }
     free(pull->episodes);
-}
-
-// Which calls of tools were not made again.
-static void log_replayed(struct rollout_step *step)
-{
-    const double replayed = source_count(&step->counts, "environment/replayed")->sum,
-                 calls = source_count(&step->counts, "environment/calls")->sum;
-    if (replayed == 0 || step->evaluation) return;
-    log_progress_end();
-    log_info("step %" PRId64 ": %.0f of %.0f calls of tools have their results out of the "
-             "journal, and were not made again",
-             step->step + 1, replayed, calls);
 }
 
 static enum status pull_episodes(struct source *source, struct rollout_step *step)
@@ -353,7 +320,7 @@ static enum status pull_episodes(struct source *source, struct rollout_step *ste
     struct pull pull = {
         .environment = env,
         .step = step,
-        .max_tokens = env->max_tokens,
+        .max_tokens = env->options.max_tokens,
         .asked = rollout_pull_begin(&step->via, &step->sampling),
         .said_unlike = &env->said_unlike,
     };
@@ -362,7 +329,13 @@ static enum status pull_episodes(struct source *source, struct rollout_step *ste
     enum status st = plan(&pull);
     if (st == ST_OK) st = run_episodes(&pull);
     if (st == ST_OK) st = hand_over(&pull, step->rollout);
-    if (st == ST_OK) log_replayed(step);
+    const double replayed = source_count(&step->counts, "environment/replayed")->sum;
+    if (st == ST_OK && replayed > 0 && !step->evaluation) {
+        log_progress_end();
+        log_info("step %" PRId64 ": %.0f of %.0f calls of tools have their results out of the "
+                 "journal, and were not made again",
+                 step->step + 1, replayed, source_count(&step->counts, "environment/calls")->sum);
+    }
     status_keep(&result, st);
     end_pull(&pull);
     pthread_mutex_unlock(&env->turn);
@@ -379,7 +352,7 @@ static enum status pull_episodes(struct source *source, struct rollout_step *ste
 static void close_episodes(struct source *source)
 {
     struct environment *e = (struct environment *)source;
-    for (int k = 0; e->processes && k < e->n; k++) child_end(&e->processes[k].child);
+    for (int k = 0; e->processes && k < e->options.n; k++) child_end(&e->processes[k].child);
     pthread_mutex_destroy(&e->turn);
     free(e->processes);
     free(e);
@@ -393,14 +366,11 @@ enum status environment_new(const struct environment_options *options, struct so
     if (!e) return status_fail(ST_NO_MEMORY, "no memory for environments");
     pthread_mutex_init(&e->turn, NULL);
     e->source = (struct source){.pull = pull_episodes, .close = close_episodes, .on = turns};
-    e->line = options->line;
-    e->n = options->n;
-    e->timeout_ms = (int)(options->timeout_s * 1e3);
-    e->max_tokens = options->max_tokens;
-    e->processes = calloc((size_t)e->n, sizeof *e->processes);
+    e->options = *options;
+    e->processes = calloc((size_t)options->n, sizeof *e->processes);
     if (!e->processes) FAIL(ST_NO_MEMORY, "no memory for environments");
-    for (int k = 0; k < e->n; k++) CHECK(start(e, &e->processes[k]));
-    for (int k = 0; k < e->n; k++)
+    for (int k = 0; k < options->n; k++) CHECK(start(e, &e->processes[k]));
+    for (int k = 0; k < options->n; k++)
         CHECK(at_process(child_check(&e->processes[k].child, START_MS), e, k));
     *ret = &e->source;
 out:

@@ -97,12 +97,9 @@ static enum status reply_full(struct episode *e, struct bytes *out)
 static enum status ask_sample(struct episode *e, const json_t *value, int64_t max_tokens)
 {
     static const char *const stops[] = {"stop", "stop_token_ids"};
-    json_t *ids = rollout_ids(&e->prompt);
-    const uint64_t seed = rng_seed_of(seed_of(e) & INT64_MAX, e->turns.n);
-    json_t *groups = ids ? json_pack("[{s:i, s:o, s:i, s:I}]", "id", 0, "prompt_token_ids", ids,
-                                     "n", 1, "seed", (json_int_t)seed)
-                         : NULL;
-    e->body = rollout_request(&e->pull->asked, groups);
+    json_t *group =
+        rollout_group(&e->prompt, 0, 1, rng_seed_of(seed_of(e) & INT64_MAX, e->turns.n));
+    e->body = rollout_request(&e->pull->asked, group ? json_pack("[o]", group) : NULL);
     if (!e->body) return status_fail(ST_NO_MEMORY, "no memory for a request");
     json_t *sampling = json_object_get(e->body, "sampling");
     json_object_set_new(sampling, "max_tokens", json_integer(max_tokens));
@@ -261,19 +258,6 @@ out:
 
 // ---- the server ---------------------------------------------------------------------------------
 
-static enum status submit(struct episode *e)
-{
-    struct rollout_pull *asked = &e->pull->asked;
-    if (asked->in_flight >= MAX_REQUESTS || !rollout_choose(asked, &e->ask)) return ST_OK;
-    const struct http_call call = {
-        .path = e->sampling ? ROLLOUTS : TOKENIZE,
-        .post = true,
-        .body = e->body,
-        .timeout_ms = clock_ms_until(asked->deadline),
-    };
-    return rollout_ask(asked, &e->ask, &call);
-}
-
 enum status episode_advance(struct episode *e, struct bytes *out, bool *ret_childs)
 {
     struct rollout_pull *asked = &e->pull->asked;
@@ -282,7 +266,14 @@ enum status episode_advance(struct episode *e, struct bytes *out, bool *ret_chil
     enum status st;
     *ret_childs = false;
     if (!e->body) return ST_OK;
-    if (!e->ask.transfer) return submit(e);
+    if (!e->ask.transfer) {
+        if (asked->in_flight >= MAX_REQUESTS || !rollout_choose(asked, &e->ask)) return ST_OK;
+        const struct http_call call = {.path = e->sampling ? ROLLOUTS : TOKENIZE,
+                                       .post = true,
+                                       .body = e->body,
+                                       .timeout_ms = clock_ms_until(asked->deadline)};
+        return rollout_ask(asked, &e->ask, &call);
+    }
     if (!rollout_finish(asked, &e->ask, &text, &st)) return ST_OK;
     *ret_childs = st == ST_INVALID;
     if (st != ST_OK && st != ST_INVALID && st != ST_NO_MEMORY) {

@@ -43,7 +43,6 @@ static enum status put(struct journal *j, const struct journal_place *place, jso
 struct reading {
     struct journal *journal;
     const char *path;
-    struct bytes lines; // those that are whole
 };
 
 static enum status take_line(void *context, const char *text, size_t len)
@@ -57,61 +56,58 @@ static enum status take_line(void *context, const char *text, size_t len)
     CHECK(json_get_int32(path, entry, "group", 0, INT32_MAX, &place.group));
     CHECK(json_get_int32(path, entry, "sample", 0, INT32_MAX, &place.sample));
     CHECK(json_get_int32(path, entry, "number", 0, INT32_MAX - 1, &place.number));
-    CHECK(put(r->journal, &place, json_incref(entry)));
-    bytes_append(&r->lines, text, len);
-    st = bytes_status(&r->lines);
+    st = put(r->journal, &place, json_incref(entry));
 out:
     json_decref(entry);
     return st;
 }
 
-// Reads what is there; of its own file leaves the whole lines, for others to be put behind.
-static enum status read_calls(struct journal *j, const char *path)
+static enum status read_calls(void *context, const char *path)
 {
-    struct reading r = {j, path, BYTES_INIT};
-    enum status st = ST_OK;
-    if (!file_exists(path)) return ST_OK;
-    CHECK(file_each_line(path, take_line, &r));
-    if (path == j->path) CHECK(file_write_atomic(path, 0644, bytes_text(&r.lines), r.lines.len));
-out:
-    bytes_release(&r.lines);
-    return st;
+    struct reading r = {context, path};
+    return strcmp(path, r.journal->path) == 0 ? ST_OK : file_each_line(path, take_line, &r);
 }
 
-static enum status path_of(const char *folder, int64_t step, int rank, char ret[PATH_ROOM])
-{
-    return rank == 0 ? path_put(ret, folder, "step-%" PRId64 ".jsonl", step)
-                     : path_put(ret, folder, "step-%" PRId64 ".rank-%d.jsonl", step, rank);
-}
-
-// The other ranks' first, so that of a call which two have kept its own stands.
-static enum status read_all(struct journal *j, int64_t step)
+// Of each file of these steps.
+static enum status each_file(const char *folder, int64_t first, int64_t last,
+                             enum status (*take)(void *context, const char *path), void *context)
 {
     char path[PATH_ROOM];
     enum status st = ST_OK;
-    DIR *all = opendir(j->folder);
+    DIR *all = opendir(folder);
     for (struct dirent *e; st == ST_OK && all && (e = readdir(all));) {
-        int64_t of;
-        const char *end = strrchr(e->d_name, '.'); // another one's is what a rank is writing anew
-        if (sscanf(e->d_name, "step-%" SCNd64 ".", &of) != 1 || of != step) continue;
+        int64_t step;
+        const char *end = strrchr(e->d_name, '.');
         if (!end || strcmp(end, ".jsonl") != 0) continue;
-        st = path_put(path, j->folder, "%s", e->d_name);
-        if (st == ST_OK && strcmp(path, j->path) != 0) st = read_calls(j, path);
+        if (sscanf(e->d_name, "step-%" SCNd64 ".", &step) != 1 || step < first || step > last)
+            continue;
+        st = path_put(path, folder, "%s", e->d_name);
+        if (st == ST_OK) st = take(context, path);
     }
     if (all) closedir(all);
-    return st == ST_OK ? read_calls(j, j->path) : st;
+    return st;
 }
 
+// The other ranks' calls first, so that of one which two have kept its own stands. A last line of
+// its own file that is not whole is cut off, for others to be put behind.
 enum status journal_open(const char *run_folder, int64_t step, int rank, struct journal **ret)
 {
     enum status st = ST_OK;
+    int64_t whole = 0;
     struct journal *j = calloc(1, sizeof *j);
     if (!j) return status_fail(ST_NO_MEMORY, "no memory for a journal");
+    struct reading own = {j, j->path};
+    char of_rank[32] = "";
     j->fd = -1;
     if (!(j->calls = json_object())) FAIL(ST_NO_MEMORY, "no memory for a journal");
     CHECK(path_put(j->folder, run_folder, FOLDER));
-    CHECK(path_of(j->folder, step, rank, j->path));
-    CHECK(read_all(j, step));
+    if (rank > 0) snprintf(of_rank, sizeof of_rank, ".rank-%d", rank);
+    CHECK(path_put(j->path, j->folder, "step-%" PRId64 "%s.jsonl", step, of_rank));
+    CHECK(each_file(j->folder, step, step, read_calls, j));
+    if (file_exists(j->path)) {
+        CHECK(file_lines_from(j->path, &whole, take_line, &own));
+        if (truncate(j->path, whole) != 0) FAIL(ST_IO, "%s: %s", j->path, strerror(errno));
+    }
     *ret = j;
 out:
     if (st != ST_OK) journal_close(j);
@@ -136,18 +132,6 @@ json_t *journal_find(const struct journal *j, const struct journal_place *place,
                                                             : NULL;
 }
 
-static enum status open_file(struct journal *j)
-{
-    enum status st = ST_OK;
-    if (j->fd >= 0) return ST_OK;
-    CHECK(file_make_folders(j->folder));
-    j->fd = open(j->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (j->fd < 0) FAIL(ST_IO, "%s: %s", j->path, strerror(errno));
-    st = file_sync_parent(j->path);
-out:
-    return st;
-}
-
 enum status journal_keep(struct journal *j, const struct journal_place *place, const json_t *call,
                          const json_t *result)
 {
@@ -157,7 +141,12 @@ enum status journal_keep(struct journal *j, const struct journal_place *place, c
         json_pack("{s:i, s:i, s:i, s:i, s:O, s:O}", "line", place->line, "group", place->group,
                   "sample", place->sample, "number", place->number, "call", call, "result", result);
     CHECK(json_put_line(&text, json_incref(entry), 0));
-    CHECK(open_file(j));
+    if (j->fd < 0) {
+        CHECK(file_make_folders(j->folder));
+        j->fd = open(j->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        if (j->fd < 0) FAIL(ST_IO, "%s: %s", j->path, strerror(errno));
+        CHECK(file_sync_parent(j->path));
+    }
     CHECK(file_write_all(j->fd, j->path, text.data, text.len));
     if (fdatasync(j->fd) != 0) FAIL(ST_IO, "%s: %s", j->path, strerror(errno));
     CHECK(put(j, place, json_incref(entry)));
@@ -167,18 +156,16 @@ out:
     return st;
 }
 
+static enum status remove_file(void *context, const char *path)
+{
+    (void)context;
+    if (unlink(path) == 0 || errno == ENOENT) return ST_OK;
+    return status_fail(ST_IO, "%s: %s", path, strerror(errno));
+}
+
 enum status journal_forget(const char *run_folder, int64_t step)
 {
-    char folder[PATH_ROOM], path[PATH_ROOM];
+    char folder[PATH_ROOM];
     enum status st = path_put(folder, run_folder, FOLDER);
-    DIR *all = st == ST_OK ? opendir(folder) : NULL;
-    for (struct dirent *e; all && (e = readdir(all));) {
-        int64_t of;
-        if (sscanf(e->d_name, "step-%" SCNd64 ".jsonl", &of) != 1 || of > step) continue;
-        if ((st = path_put(path, folder, "%s", e->d_name)) != ST_OK) break;
-        if (unlink(path) != 0 && errno != ENOENT)
-            st = status_fail(ST_IO, "%s: %s", path, strerror(errno));
-    }
-    if (all) closedir(all);
-    return st;
+    return st == ST_OK ? each_file(folder, INT64_MIN, step, remove_file, NULL) : st;
 }

@@ -74,7 +74,7 @@ void rollout_free(struct rollout *r)
     if (!r) return;
     for (int i = 0; r->completions && i < r->n_groups * r->n_per_group; i++)
         completion_release(&r->completions[i]);
-    for (int g = 0; r->owned && g < r->n_groups; g++) example_release(&r->owned[g]);
+    for (int i = 0; i < r->n_owned; i++) example_release(&r->owned[i]);
     for (int g = 0; r->prompts && g < r->n_groups; g++) token_list_release(&r->prompts[g]);
     free(r->prompts);
     free(r->exchanged);
@@ -99,6 +99,14 @@ uint64_t rollout_oldest(const struct rollout *r, int group)
     return oldest;
 }
 
+static void drop_group(struct rollout *r, int group)
+{
+    for (int i = group * r->n_per_group; i < (group + 1) * r->n_per_group; i++) {
+        r->n_tokens -= r->completions[i].n;
+        completion_release(&r->completions[i]);
+    }
+}
+
 int rollout_drop_older(struct rollout *r, uint64_t oldest)
 {
     int n = 0;
@@ -106,10 +114,7 @@ int rollout_drop_older(struct rollout *r, uint64_t oldest)
         if (rollout_oldest(r, g) >= oldest) continue;
         n++;
         if (r->exchanged) r->exchanged[g] = false;
-        for (int i = g * r->n_per_group; i < (g + 1) * r->n_per_group; i++) {
-            r->n_tokens -= r->completions[i].n;
-            completion_release(&r->completions[i]);
-        }
+        drop_group(r, g);
     }
     return n;
 }
@@ -188,18 +193,14 @@ enum status rollout_check(const struct rollout_servers *servers)
     return st == ST_OK ? control_owner_alive(servers->servers[0].control) : st;
 }
 
-// Three quarters of a server's even share, so that its batch is full; who is done first takes the
-// rest. A server that is alone gets all; where none is left, another pull has just put it aside.
-static int asks_at_once(const struct rollout_pull *p)
-{
-    const int up = servers_up(p->servers);
-    return up <= 1 ? INT_MAX : (3 * p->n_asks + 4 * up - 1) / (4 * up);
-}
-
 bool rollout_choose(struct rollout_pull *p, struct rollout_ask *a)
 {
     const int n = p->servers->n_servers;
-    int fewest = p->n_asks > 0 ? asks_at_once(p) : INT_MAX;
+    const int up = servers_up(p->servers);
+    // Three quarters of a server's even share, so that its batch is full; who is done first takes
+    // the rest. A server that is alone gets all; where none is left, another pull has just put it
+    // aside.
+    int fewest = p->n_asks == 0 || up <= 1 ? INT_MAX : (3 * p->n_asks + 4 * up - 1) / (4 * up);
     if (a->server >= 0 && is_down(server_of(p, a))) a->server = -1;
     if (a->server >= 0) return clock_now_ns() >= p->of[a->server].again_ns;
     for (int i = 0; i < n; i++) {
@@ -303,18 +304,17 @@ json_t *rollout_ids(const struct token_list *list)
     return ids;
 }
 
-static json_int_t seed_of(const struct chunk *p, int group)
+json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed)
 {
-    return (json_int_t)rng_seed_of(p->pull->common.sampling->seed & INT64_MAX, group);
+    json_t *ids = rollout_ids(prompt);
+    return ids ? json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n", n,
+                           "seed", (json_int_t)seed)
+               : NULL;
 }
 
-static json_t *request_group(const struct chunk *p, int id)
+static uint64_t seed_of(const struct chunk *p, int group)
 {
-    const struct rollout *r = p->pull->rollout;
-    json_t *ids = rollout_ids(&r->examples[id]->prompt_ids);
-    return ids ? json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n",
-                           r->n_per_group, "seed", seed_of(p, id))
-               : NULL;
+    return rng_seed_of(p->pull->common.sampling->seed & INT64_MAX, group);
 }
 
 // OpenAI's shape with vLLM's fields, of which those stay away that ask for nothing.
@@ -326,9 +326,10 @@ static json_t *completions_body(struct chunk *p)
     json_t *body =
         ids ? json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*}", "model",
                         completions_of(chunks_server(p)), "prompt", ids, "n", r->n_per_group,
-                        "seed", seed_of(p, p->first), "max_tokens", (json_int_t)s->max_tokens,
-                        "temperature", s->temperature, "top_p", s->top_p, "logprobs", 1,
-                        "return_token_ids", 1, "return_tokens_as_token_ids", 1, "stop", s->stop)
+                        "seed", (json_int_t)seed_of(p, p->first), "max_tokens",
+                        (json_int_t)s->max_tokens, "temperature", s->temperature, "top_p", s->top_p,
+                        "logprobs", 1, "return_token_ids", 1, "return_tokens_as_token_ids", 1,
+                        "stop", s->stop)
             : NULL;
     if (body && s->top_k > 0) json_object_set_new(body, "top_k", json_integer(s->top_k));
     if (body && s->min_p > 0) json_object_set_new(body, "min_p", json_real(s->min_p));
@@ -380,7 +381,8 @@ static json_t *rollouts_body(struct chunk *p)
     p->n_wanted = p->n_taken = 0;
     for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
         if (!is_wanted(p->pull, g)) continue;
-        failed = json_array_append_new(groups, request_group(p, g));
+        failed = json_array_append_new(
+            groups, rollout_group(&r->examples[g]->prompt_ids, g, r->n_per_group, seed_of(p, g)));
         p->n_wanted += r->n_per_group;
     }
     if (failed) json_decref(groups);
@@ -526,10 +528,7 @@ static void give_back(struct chunk *p)
         if (!rollout_owns(p->pull->common.servers->comm, g)) continue;
         for (int i = 0; i < r->n_per_group; i++) n += completions[i].text != NULL;
         p->done &= n == r->n_per_group;
-        for (int i = 0; n < r->n_per_group && i < r->n_per_group; i++) {
-            r->n_tokens -= completions[i].n;
-            completion_release(&completions[i]);
-        }
+        if (n < r->n_per_group) drop_group(r, g);
     }
 }
 

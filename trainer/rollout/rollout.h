@@ -15,7 +15,8 @@ struct samples;
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
-    struct example *owned;           // (n_groups) those of them that are this rollout's; NULL: none
+    struct example *owned;           // (n_owned) what is this rollout's own; NULL: none
+    int n_owned;
     // (n_groups) what the completions stand behind, where environments made it; NULL: the examples'
     struct token_list *prompts;
     bool *exchanged;                // (n_groups) which all ranks have; NULL: one rank
@@ -133,6 +134,8 @@ enum status rollout_again(struct rollout_pull *p, struct rollout_ask *a, bool be
 // so is the result).
 json_t *rollout_request(const struct rollout_pull *p, json_t *groups);
 json_t *rollout_ids(const struct token_list *ids); // as JSON; NULL: no memory
+// A group of such a list; likewise.
+json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed);
 // A line that is there in place of a sample, {"error"}, is ST_IO.
 enum status rollout_check_line(const char *where, const json_t *line);
 // One sample, as a line of /v1/rollouts has it; its tokens are then of versions of the weights

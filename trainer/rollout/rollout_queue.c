@@ -6,7 +6,6 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct rollout_queue {
     int length;
@@ -34,28 +33,23 @@ static struct rollout_step *next_work(const struct rollout_queue *q)
     bool in_turn = !q->scoring;
     for (int i = 0; i < q->n; i++) {
         struct rollout_step *s = step_at(q, i);
-        if (s->status != ST_OK) return NULL;
+        if (s->result.code != ST_OK) return NULL;
         if (s->state == ROLLOUT_ORDERED || (s->state == ROLLOUT_SAMPLED && in_turn)) return s;
         in_turn = in_turn && s->state == ROLLOUT_SCORED;
     }
     return NULL;
 }
 
-// With the mutex held.
-static void sampling_begins(struct rollout_queue *q, struct rollout_step *s)
-{
-    if (q->n_sampling++ == 0 && q->idle_ns) s->idle_s += clock_ms_since(q->idle_ns) / 1e3;
-    s->state = ROLLOUT_BEING_SAMPLED;
-}
-
 // Samples or scores a step, with the mutex held but for the work itself.
 static void work(struct rollout_queue *q, struct rollout_step *s)
 {
     const bool sample = s->state == ROLLOUT_ORDERED;
-    if (sample)
-        sampling_begins(q, s);
-    else
+    if (!sample) {
         q->scoring = true;
+    } else {
+        if (q->n_sampling++ == 0 && q->idle_ns) s->idle_s += clock_ms_since(q->idle_ns) / 1e3;
+        s->state = ROLLOUT_BEING_SAMPLED;
+    }
     q->n_working++;
     pthread_mutex_unlock(&q->lock);
     enum status st = (sample ? q->work.sample : q->work.score)(q->work.context, s);
@@ -65,11 +59,8 @@ static void work(struct rollout_queue *q, struct rollout_step *s)
         q->scoring = false;
     else if (--q->n_sampling == 0)
         q->idle_ns = clock_now_ns();
-    s->status = st;
-    if (st == ST_OK)
-        s->state = sample ? ROLLOUT_SAMPLED : ROLLOUT_SCORED;
-    else
-        s->sentence = strdup(status_message());
+    status_keep(&s->result, st);
+    if (st == ST_OK) s->state = sample ? ROLLOUT_SAMPLED : ROLLOUT_SCORED;
     pthread_cond_broadcast(&q->changed);
 }
 
@@ -155,7 +146,7 @@ bool rollout_queue_failed(struct rollout_queue *q)
 {
     bool failed = false;
     pthread_mutex_lock(&q->lock);
-    for (int i = 0; i < q->n; i++) failed |= step_at(q, i)->status != ST_OK;
+    for (int i = 0; i < q->n; i++) failed |= step_at(q, i)->result.code != ST_OK;
     pthread_mutex_unlock(&q->lock);
     return failed;
 }
@@ -165,22 +156,20 @@ enum status rollout_queue_take(struct rollout_queue *q, struct rollout_step **re
     if (q->n == 0) return status_fail(ST_INVALID, "no step of rollouts was ordered");
     pthread_mutex_lock(&q->lock);
     struct rollout_step *step = step_at(q, 0);
-    while (step->state != ROLLOUT_SCORED && step->status == ST_OK) {
+    while (step->state != ROLLOUT_SCORED && step->result.code == ST_OK) {
         if (q->n_threads > 0)
             pthread_cond_wait(&q->changed, &q->lock);
         else
             work(q, step);
     }
-    enum status st = step->status;
+    const enum status st = step->result.code;
     if (st == ST_OK) {
         *ret = step;
         q->first = (q->first + 1) % q->length;
         q->n--;
-    } else {
-        status_fail(st, "%s", step->sentence ? step->sentence : status_words(st));
     }
     pthread_mutex_unlock(&q->lock);
-    return st;
+    return st == ST_OK ? ST_OK : status_recall(&step->result);
 }
 
 void rollout_queue_pause(struct rollout_queue *q)

@@ -242,25 +242,6 @@ static int rewards_of(const struct completion *c)
     return c->n_rewards > 1 ? c->n_rewards : 1;
 }
 
-// Sample i's rewards; the last has all else that the sample's reward is made of.
-static void list_rewards(const struct completion *c, double reward, double *ret)
-{
-    double before = 0;
-    for (int k = 0; k < rewards_of(c) - 1; k++) before += ret[k] = c->rewards[k].reward;
-    ret[rewards_of(c) - 1] = reward - before;
-}
-
-static enum status advantages_of_tokens(struct completion *c, const float *advantages)
-{
-    free(c->advantages);
-    c->advantages = calloc((size_t)c->n + 1, sizeof *c->advantages);
-    if (!c->advantages) return status_fail(ST_NO_MEMORY, "no memory for %d advantages", c->n);
-    for (int t = 0; t < c->n; t++)
-        for (int k = 0; k < rewards_of(c); k++)
-            if (c->n_rewards <= 1 || c->rewards[k].after > t) c->advantages[t] += advantages[k];
-    return ST_OK;
-}
-
 enum status scoring_turns(const struct scoring *how, struct rollout *r, struct scores *s)
 {
     enum status st = ST_OK;
@@ -283,15 +264,27 @@ enum status scoring_turns(const struct scoring *how, struct rollout *r, struct s
     rewards = calloc((size_t)n, sizeof *rewards);
     advantages = calloc((size_t)n, sizeof *advantages);
     if (!rewards || !advantages) FAIL(ST_NO_MEMORY, "no memory for %d rewards", n);
-    for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++]))
-        list_rewards(&r->completions[i], s->rewards[i], rewards + at);
+    for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++])) {
+        const struct completion *c = &r->completions[i];
+        const int last = rewards_of(c) - 1; // has all else that the sample's reward is made of
+        double before = 0;
+        for (int k = 0; k < last; k++) before += rewards[at + k] = c->rewards[k].reward;
+        rewards[at + last] = s->rewards[i] - before;
+    }
     advantage_estimate(&(struct advantage_config){.scale = how->advantage.scale}, rewards, NULL,
                        first, r->n_groups, 0, &stats, advantages);
     for (int i = 0, at = 0; i < s->n; at += rewards_of(&r->completions[i++])) {
-        CHECK(advantages_of_tokens(&r->completions[i], advantages + at));
+        struct completion *c = &r->completions[i];
+        free(c->advantages);
+        c->advantages = calloc((size_t)c->n + 1, sizeof *c->advantages);
+        if (!c->advantages) FAIL(ST_NO_MEMORY, "no memory for %d advantages", c->n);
         s->advantages[i] = 0;
-        for (int k = 0; k < rewards_of(&r->completions[i]); k++)
+        for (int k = 0; k < rewards_of(c); k++) {
             s->advantages[i] += advantages[at + k];
+            for (int t = 0; t < c->n; t++)
+                if (c->n_rewards <= 1 || c->rewards[k].after > t)
+                    c->advantages[t] += advantages[at + k];
+        }
     }
     s->stats.frac_zero_std = stats.frac_zero_std;
     s->stats.mean = stats.mean;

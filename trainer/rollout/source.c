@@ -12,7 +12,6 @@ void rollout_step_free(struct rollout_step *step)
     rollout_free(step->rollout);
     scores_release(&step->scores);
     free(step->logprobs);
-    free(step->sentence);
     free(step);
 }
 
@@ -69,7 +68,10 @@ void source_close(struct source *source)
 {
     while (source) {
         struct source *on = source->on;
-        source->close(source);
+        if (source->close)
+            source->close(source);
+        else
+            free(source);
         source = on;
     }
 }

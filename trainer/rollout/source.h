@@ -69,9 +69,8 @@ struct rollout_step { // an order of samples, and what came of it
     double score_s;   // of scoring, without samples that were drawn meanwhile
     // the queue's
     enum rollout_state state;
-    enum status status; // of the work on it
-    char *sentence;     // of its failure
-    double idle_s;      // in which nothing was sampled, before it was
+    struct status_kept result; // of the work on it
+    double idle_s;             // in which nothing was sampled, before it was
 };
 void rollout_step_free(struct rollout_step *step);
 
@@ -88,7 +87,7 @@ struct source {
     // do. evaluation: where a copy answers evaluations, which one is to come. On all ranks.
     // NULL: nothing is to be done.
     enum status (*settle)(struct source *source, uint64_t version, bool evaluation);
-    void (*close)(struct source *source); // frees it; source_close() those that it stands on
+    void (*close)(struct source *source); // NULL: free() does; source_close() those it stands on
     // Makes the samples, in place of rollout_pull(), of what the servers below give.
     enum status (*pull)(struct source *source, struct rollout_step *step);
     struct source *on;

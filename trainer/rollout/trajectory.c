@@ -95,17 +95,6 @@ enum status trajectory_read_ids(const json_t *object, const char *field, int voc
     return st;
 }
 
-// Who wrote each token, as the mask has it: the policy, 1, or somebody else, 0.
-static enum status read_mask(const json_t *value, struct completion *c)
-{
-    static const struct number_list how = {"mask",        NUMBER_U8, AUTHOR_OTHER,
-                                           AUTHOR_POLICY, ST_FORMAT, "is neither 0 nor 1"};
-    enum status st = numbers_read(json_object_get(value, "mask"), &how, c->n, &c->authors);
-    if (st != ST_OK || !c->authors[0]) return st;
-    return status_fail(ST_FORMAT, "field \"mask\": the first token has nothing before it that the "
-                                  "policy could have sampled it behind");
-}
-
 static enum status read_rewards(const json_t *value, const struct sampled_turns *turns,
                                 struct completion *c)
 {
@@ -177,6 +166,9 @@ static enum status settle_tokens(const struct trajectory_bounds *bounds, const u
 static enum status read_tokens(const json_t *value, const struct sampled_turns *turns,
                                const struct trajectory_bounds *bounds, struct completion *c)
 {
+    // who wrote each token: the policy, 1, or somebody else, 0
+    static const struct number_list mask = {"mask",        NUMBER_U8, AUTHOR_OTHER,
+                                            AUTHOR_POLICY, ST_FORMAT, "is neither 0 nor 1"};
     struct token_list ids = {0};
     uint8_t *from = NULL;
     enum status st;
@@ -194,7 +186,10 @@ static enum status read_tokens(const json_t *value, const struct sampled_turns *
     from = calloc((size_t)c->n, 1);
     if (!c->logprobs || !c->versions || !from || (filtered && !c->processed))
         FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
-    CHECK(read_mask(value, c));
+    CHECK(numbers_read(json_object_get(value, "mask"), &mask, c->n, &c->authors));
+    if (c->authors[0])
+        FAIL(ST_FORMAT, "field \"mask\": the first token has nothing before it that the policy "
+                        "could have sampled it behind");
     fill_from_turns(turns, c, from);
     CHECK(settle_tokens(bounds, from, c));
 out:
@@ -225,29 +220,23 @@ static json_t *sum_telemetry(const struct sampled_turns *turns)
     return sums;
 }
 
-static char *join_texts(const struct sampled_turns *turns)
-{
-    struct bytes text = BYTES_INIT;
-    bytes_puts(&text, "");
-    for (int k = 0; k < turns->n; k++)
-        bytes_printf(&text, "%s%s", k ? "\n" : "", turns->items[k].sampled.text);
-    if (text.failed) bytes_release(&text);
-    return text.data;
-}
-
 enum status trajectory_read(const json_t *value, const struct sampled_turns *turns,
                             const struct trajectory_bounds *bounds, struct completion *ret)
 {
     static const char *const fields[] = {"token_ids", "mask", "reward", "rewards", NULL};
     struct completion c = {0};
+    struct bytes text = BYTES_INIT;
     enum status st;
     CHECK(trajectory_check_fields(value, fields));
     CHECK(read_tokens(value, turns, bounds, &c));
     CHECK(read_rewards(value, turns, &c));
     c.truncated = turns->n > 0 && turns->items[turns->n - 1].sampled.truncated;
     c.telemetry = sum_telemetry(turns);
-    c.text = join_texts(turns);
-    if (!c.telemetry || !c.text) FAIL(ST_NO_MEMORY, "no memory for a trajectory");
+    bytes_puts(&text, "");
+    for (int k = 0; k < turns->n; k++)
+        bytes_printf(&text, "%s%s", k ? "\n" : "", turns->items[k].sampled.text);
+    c.text = text.data;
+    if (!c.telemetry || text.failed) FAIL(ST_NO_MEMORY, "no memory for a trajectory");
     *ret = c;
 out:
     if (st != ST_OK) completion_release(&c);
