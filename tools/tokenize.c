@@ -45,13 +45,6 @@ struct tool {
     struct tm now; // with config.now
 };
 
-static json_t *ids_to_json(const struct token_list *ids)
-{
-    json_t *list = json_array();
-    for (int i = 0; i < ids->n; i++) json_array_append_new(list, json_integer(ids->ids[i]));
-    return list;
-}
-
 static json_t *text_to_json(const struct bytes *text)
 {
     return json_stringn(bytes_text(text), text->len);
@@ -64,7 +57,7 @@ static enum status encode_line(const struct tool *t, const json_t *line, json_t 
     if (!json_is_string(text)) return status_fail(ST_INVALID, "text is not a string");
     enum status st = tokenizer_encode(t->tokenizer, json_string_value(text),
                                       json_string_length(text), t->config.add_special_tokens, &ids);
-    if (st == ST_OK) json_object_set_new(answer, "ids", ids_to_json(&ids));
+    if (st == ST_OK) json_object_set_new(answer, "ids", json_ids(ids.ids, ids.n));
     token_list_release(&ids);
     return st;
 }
@@ -97,7 +90,7 @@ static enum status chat_line(const struct tool *t, const json_t *line, json_t *a
     CHECK(tokenizer_encode(t->tokenizer, bytes_text(&text), text.len, t->config.add_special_tokens,
                            &ids));
     json_object_set_new(answer, "text", text_to_json(&text));
-    json_object_set_new(answer, "ids", ids_to_json(&ids));
+    json_object_set_new(answer, "ids", json_ids(ids.ids, ids.n));
 out:
     token_list_release(&ids);
     bytes_release(&text);
@@ -106,23 +99,18 @@ out:
 
 static enum status decode_line(const struct tool *t, const json_t *line, json_t *answer)
 {
+    static const struct number_list how = {"ids",     NUMBER_I32, 0,
+                                           INT32_MAX, ST_INVALID, "is not a token id"};
     const json_t *list = json_object_get(line, "ids");
-    struct token_list ids = TOKEN_LIST_INIT;
+    int32_t *ids = NULL;
     struct bytes text = BYTES_INIT;
-    enum status st = ST_OK;
-    if (!json_is_array(list)) return status_fail(ST_INVALID, "ids is not a list");
-    for (size_t i = 0; st == ST_OK && i < json_array_size(list); i++) {
-        const json_t *id = json_array_get(list, i);
-        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
-            json_integer_value(id) > INT32_MAX)
-            st = status_fail(ST_INVALID, "ids[%zu] is not a token id", i);
-        else
-            st = token_list_push(&ids, (int32_t)json_integer_value(id));
-    }
-    if (st == ST_OK)
-        st = tokenizer_decode(t->tokenizer, ids.ids, ids.n, t->config.skip_special_tokens, &text);
-    if (st == ST_OK) json_object_set_new(answer, "text", text_to_json(&text));
-    token_list_release(&ids);
+    enum status st;
+    CHECK(json_read_numbers(list, &how, -1, &ids));
+    CHECK(tokenizer_decode(t->tokenizer, ids, (int)json_array_size(list),
+                           t->config.skip_special_tokens, &text));
+    json_object_set_new(answer, "text", text_to_json(&text));
+out:
+    free(ids);
     bytes_release(&text);
     return st;
 }

@@ -222,3 +222,44 @@ enum status json_put_line(struct bytes *to, json_t *line, size_t flags)
     free(text);
     return bytes_status(to);
 }
+
+enum status json_read_numbers(const json_t *list, const struct number_list *how, int n,
+                              void *ret_array)
+{
+    static const size_t sizes[] = {sizeof(int32_t), 1, sizeof(uint64_t), sizeof(float)};
+    const size_t len = json_array_size(list);
+    enum status st = ST_OK;
+    void *array = NULL;
+    if (!json_is_array(list)) FAIL(ST_FORMAT, "field \"%s\" is not a list", how->key);
+    if (n >= 0 && len != (size_t)n)
+        FAIL(ST_FORMAT, "field \"%s\" has %zu entries for %d tokens", how->key, len, n);
+    if (!(array = malloc((len + 1) * sizes[how->type])))
+        FAIL(ST_NO_MEMORY, "no memory for %zu numbers", len);
+    for (size_t t = 0; t < len; t++) {
+        const json_t *entry = json_array_get(list, t);
+        const double x = json_number_value(entry);
+        if (!(how->type == NUMBER_F32 ? json_is_number(entry) : json_is_integer(entry)) ||
+            !(x >= how->min && x <= how->max))
+            FAIL(how->status, "field \"%s\": entry %zu %s", how->key, t, how->fault);
+        if (how->type == NUMBER_I32) ((int32_t *)array)[t] = (int32_t)x;
+        if (how->type == NUMBER_U8) ((uint8_t *)array)[t] = (uint8_t)x;
+        if (how->type == NUMBER_U64) ((uint64_t *)array)[t] = (uint64_t)x;
+        if (how->type == NUMBER_F32) ((float *)array)[t] = (float)x;
+    }
+    memcpy(ret_array, &array, sizeof array);
+    array = NULL;
+out:
+    free(array);
+    return st;
+}
+
+json_t *json_ids(const int32_t *ids, int n)
+{
+    json_t *list = json_array();
+    for (int i = 0; list && i < n; i++)
+        if (json_array_append_new(list, json_integer(ids[i]))) {
+            json_decref(list);
+            list = NULL;
+        }
+    return list;
+}

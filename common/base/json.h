@@ -32,4 +32,18 @@ enum status json_get_string(const char *where, const json_t *object, const char 
                             const char **ret_x);
 bool json_has(const json_t *object, const char *key); // present and not null
 
+// A list of numbers, read into an array.
+struct number_list {
+    const char *key; // its field, for errors
+    enum number_type { NUMBER_I32, NUMBER_U8, NUMBER_U64, NUMBER_F32 } type; // whole but the last
+    double min, max;                                                         // of each
+    enum status status; // of one that is anything else, of which is said:
+    const char *fault;
+};
+// n: of how many; -1: any. ret_array: pointer to the array's, which is the caller's to free.
+// ST_FORMAT where it is no list, or of another length.
+enum status json_read_numbers(const json_t *list, const struct number_list *how, int n,
+                              void *ret_array);
+json_t *json_ids(const int32_t *ids, int n); // a new list of them; NULL: no memory
+
 #endif

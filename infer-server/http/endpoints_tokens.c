@@ -18,13 +18,6 @@ struct token_job {
     struct bytes answer;
 };
 
-static json_t *id_list(const struct token_list *ids)
-{
-    json_t *list = json_array();
-    for (int i = 0; i < ids->n; i++) json_array_append_new(list, json_integer(ids->ids[i]));
-    return list;
-}
-
 // As the vocabulary spells them; null for an id without a token.
 static json_t *token_strings(const struct tokenizer *t, const struct token_list *ids)
 {
@@ -44,7 +37,7 @@ static enum status tokenize(const struct api_model *model, const json_t *object,
     CHECK(json_get_bool("request", object, "return_token_strs", &strings));
     CHECK(api_tokenize(model, object, &ids));
     *ret = json_pack("{s:i, s:i, s:o, s:o}", "count", ids.n, "max_model_len", model->max_context,
-                     "tokens", id_list(&ids), "token_strs",
+                     "tokens", json_ids(ids.ids, ids.n), "token_strs",
                      strings ? token_strings(model->tokenizer, &ids) : json_null());
 out:
     token_list_release(&ids);

@@ -52,7 +52,7 @@ static enum status numbers_of(const struct place *p, const struct number_list *h
 {
     const json_t *list;
     enum status st = list_of(p, how->key, &list);
-    return st == ST_OK && list ? numbers_read(list, how, n, ret) : st;
+    return st == ST_OK && list ? json_read_numbers(list, how, n, ret) : st;
 }
 
 static enum status floats_of(const struct place *p, const char *field, int n, float **ret)

@@ -77,35 +77,6 @@ void completion_cut(struct completion *c, int first)
 
 // ---- a line of the response ---------------------------------------------------------------------
 
-enum status numbers_read(const json_t *list, const struct number_list *how, int n, void *ret_array)
-{
-    static const size_t sizes[] = {sizeof(int32_t), 1, sizeof(uint64_t), sizeof(float)};
-    const size_t len = json_array_size(list);
-    enum status st = ST_OK;
-    void *array = NULL;
-    if (!json_is_array(list)) FAIL(ST_FORMAT, "field \"%s\" is not a list", how->key);
-    if (n >= 0 && len != (size_t)n)
-        FAIL(ST_FORMAT, "field \"%s\" has %zu entries for %d tokens", how->key, len, n);
-    if (!(array = malloc((len + 1) * sizes[how->type])))
-        FAIL(ST_NO_MEMORY, "no memory for %zu numbers", len);
-    for (size_t t = 0; t < len; t++) {
-        const json_t *entry = json_array_get(list, t);
-        const double x = json_number_value(entry);
-        if (!(how->type == NUMBER_F32 ? json_is_number(entry) : json_is_integer(entry)) ||
-            !(x >= how->min && x <= how->max))
-            FAIL(how->status, "field \"%s\": entry %zu %s", how->key, t, how->fault);
-        if (how->type == NUMBER_I32) ((int32_t *)array)[t] = (int32_t)x;
-        if (how->type == NUMBER_U8) ((uint8_t *)array)[t] = (uint8_t)x;
-        if (how->type == NUMBER_U64) ((uint64_t *)array)[t] = (uint64_t)x;
-        if (how->type == NUMBER_F32) ((float *)array)[t] = (float)x;
-    }
-    memcpy(ret_array, &array, sizeof array);
-    array = NULL;
-out:
-    free(array);
-    return st;
-}
-
 // Without the mask a tandem's sample would be learned from as if the policy had written all of it.
 // Nothing is computed from the last two, which are for people: a server may leave them out.
 static enum status read_lists(const struct completion_bounds *bounds, const json_t *line,
@@ -143,7 +114,7 @@ static enum status read_lists(const struct completion_bounds *bounds, const json
         FAIL(ST_MISMATCH, "%d tokens where at most %d were asked for", c->n, bounds->max_tokens);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (wanted[i])
-            CHECK(numbers_read(json_object_get(line, fields[i].key), &fields[i], c->n, to[i]));
+            CHECK(json_read_numbers(json_object_get(line, fields[i].key), &fields[i], c->n, to[i]));
     for (int t = 0; t < c->n; t++) {
         if (c->versions[t] % 2)
             FAIL(ST_MISMATCH, "field \"weight_versions\": entry %d is odd, of no whole weights", t);

@@ -69,15 +69,4 @@ enum status completion_pack(const struct completion *c, struct bytes *to);
 // The next one. ST_FORMAT, and nothing is read, where it is not whole.
 enum status completion_unpack(struct packed *from, struct completion *ret);
 
-// A JSON list of numbers, read into an array.
-struct number_list {
-    const char *key; // its field, for errors
-    enum number_type { NUMBER_I32, NUMBER_U8, NUMBER_U64, NUMBER_F32 } type; // whole but the last
-    double min, max;                                                         // of each
-    enum status status; // of one that is anything else, of which is said:
-    const char *fault;
-};
-// n: of how many; -1: any. ret_array: pointer to the array's, which is the caller's to free.
-enum status numbers_read(const json_t *list, const struct number_list *how, int n, void *ret_array);
-
 #endif

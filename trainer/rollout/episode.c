@@ -52,7 +52,7 @@ enum status episode_begin(struct episode *e, json_int_t id, struct bytes *out)
     const struct example *example = episode_example(e);
     e->id = id;
     e->attempts++;
-    json_t *ids = rollout_ids(&example->prompt_ids);
+    json_t *ids = json_ids(example->prompt_ids.ids, example->prompt_ids.n);
     json_t *episode =
         ids ? json_pack("{s:I, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:o, s:O}", "step",
                         (json_int_t)(step->step + !step->evaluation), "evaluation",

@@ -293,20 +293,9 @@ static const struct rollout_server *chunks_server(const struct chunk *p)
     return server_of(&p->pull->common, &p->ask);
 }
 
-json_t *rollout_ids(const struct token_list *list)
-{
-    json_t *ids = json_array();
-    for (int i = 0; ids && i < list->n; i++)
-        if (json_array_append_new(ids, json_integer(list->ids[i]))) {
-            json_decref(ids);
-            ids = NULL;
-        }
-    return ids;
-}
-
 json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed)
 {
-    json_t *ids = rollout_ids(prompt);
+    json_t *ids = json_ids(prompt->ids, prompt->n);
     return ids ? json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n", n,
                            "seed", (json_int_t)seed)
                : NULL;
@@ -322,7 +311,8 @@ static json_t *completions_body(struct chunk *p)
 {
     const struct rollout *r = p->pull->rollout;
     const struct sampling_options *s = p->pull->common.sampling;
-    json_t *ids = rollout_ids(&r->examples[p->first]->prompt_ids);
+    const struct token_list *prompt = &r->examples[p->first]->prompt_ids;
+    json_t *ids = json_ids(prompt->ids, prompt->n);
     json_t *body =
         ids ? json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*}", "model",
                         completions_of(chunks_server(p)), "prompt", ids, "n", r->n_per_group,

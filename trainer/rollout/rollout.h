@@ -133,8 +133,7 @@ enum status rollout_again(struct rollout_pull *p, struct rollout_ask *a, bool be
 // Body of POST /v1/rollouts for a list of groups; takes their reference over (NULL: no memory, and
 // so is the result).
 json_t *rollout_request(const struct rollout_pull *p, json_t *groups);
-json_t *rollout_ids(const struct token_list *ids); // as JSON; NULL: no memory
-// A group of such a list; likewise.
+// A group of such a list; NULL: no memory.
 json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed);
 // A line that is there in place of a sample, {"error"}, is ST_IO.
 enum status rollout_check_line(const char *where, const json_t *line);

@@ -90,7 +90,7 @@ enum status trajectory_read_ids(const json_t *object, const char *field, int voc
     const int n = (int)json_array_size(list);
     int32_t *ids;
     if (n == 0) return status_fail(ST_FORMAT, "field \"%s\" is not a list of token ids", field);
-    enum status st = numbers_read(list, &how, n, &ids);
+    enum status st = json_read_numbers(list, &how, n, &ids);
     if (st == ST_OK) *ret = (struct token_list){.ids = ids, .n = n};
     return st;
 }
@@ -186,7 +186,7 @@ static enum status read_tokens(const json_t *value, const struct sampled_turns *
     from = calloc((size_t)c->n, 1);
     if (!c->logprobs || !c->versions || !from || (filtered && !c->processed))
         FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
-    CHECK(numbers_read(json_object_get(value, "mask"), &mask, c->n, &c->authors));
+    CHECK(json_read_numbers(json_object_get(value, "mask"), &mask, c->n, &c->authors));
     if (c->authors[0])
         FAIL(ST_FORMAT, "field \"mask\": the first token has nothing before it that the policy "
                         "could have sampled it behind");

@@ -69,7 +69,7 @@ static enum status ask(struct flight *f)
         const struct sample_request *r = f->requests[i];
         json_t *group = json_copy(r->group);
         json_object_set_new(group, "id", json_integer(i));
-        json_object_set_new(group, "prompt_token_ids", rollout_ids(&r->prompt));
+        json_object_set_new(group, "prompt_token_ids", json_ids(r->prompt.ids, r->prompt.n));
         json_array_append_new(groups, group);
     }
     body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "model",
