@@ -8,6 +8,7 @@
 #   make MPI=0                        one rank on the CPU, without Open MPI
 #   make ARCH=x86-64-v3               CPU instruction set (default: native, this machine's; it is
 #                                     printed, and programs refuse an older machine)
+#   make SHARED=1                     one library that the programs share (make wheel)
 #   make WERROR=1                     warnings are errors, as in .ci/run
 #   make NO_INSTALL=1                 missing packages are named, not installed
 
@@ -24,6 +25,7 @@ ARCH       ?= native
 SANITIZE   ?=
 DEVICE     ?= auto
 NO_INSTALL ?=
+SHARED     ?=
 WERROR     ?=
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
@@ -35,7 +37,7 @@ VERSION    := $(shell sed -n 's/^.define COMMONWEIGHT_VERSION "\(.*\)"/\1/p' com
 .DEFAULT_GOAL := all
 # Some goals need no packages; installing the program installs none.
 GOALS := $(or $(MAKECMDGOALS),all)
-BUILDS := $(filter-out help clean format uninstall,$(GOALS))
+BUILDS := $(filter-out help clean format uninstall wheel,$(GOALS))
 ifneq ($(BUILDS),)
 DEPS_OK := $(shell CC=$(CC) MPI=$(MPI) tools/install-deps $(if $(NO_INSTALL)$(filter install,$(GOALS)),--check) >&2 && echo yes)
 ifneq ($(DEPS_OK),yes)
@@ -155,31 +157,38 @@ CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
 CUDA_RPATH ?= $(CUDA_HOME)/lib64
 LDLIBS_ += -L$(CUDA_HOME)/lib64 $(if $(CUDA_RPATH),-Wl$(,)-rpath$(,)$(CUDA_RPATH)) -lcudart_static -lstdc++
 endif
-LINK = $(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -o $@ $(filter %.o %.a,$^) $(LDLIBS_)
+LINK = $(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -o $@ $(filter %.o %.a %.so,$^) $(LDLIBS_)
+# What a program is linked with: some archives, or where it is shared the library of all of them, so
+# that the kernels (60 MB with CUDA) are there once.
+ALL_LIBS   := $(addprefix $(BUILD)/lib,report.a server.a trainer.a commonweight.a)
+SHARED_LIB := $(BUILD)/libcommonweight.so
+libs = $(if $(SHARED),$(SHARED_LIB),$(patsubst %,$(BUILD)/lib%.a,$(1) commonweight))
+whole = -Wl,--whole-archive $(1) -Wl,--no-whole-archive
+$(SHARED_LIB): $(ALL_LIBS)
+	$(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -shared -Wl,-soname,$(@F) -o $@ $(call whole,$^) $(LDLIBS_)
 
-$(BUILD)/cw-infer-server: $(BUILD)/obj/infer-server/main.o $(BUILD)/libserver.a $(BUILD)/libcommonweight.a
+$(BUILD)/cw-infer-server: $(BUILD)/obj/infer-server/main.o $(call libs,server)
 	$(LINK)
-$(BUILD)/cw-trainer: $(BUILD)/obj/trainer/main.o $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
+$(BUILD)/cw-trainer: $(BUILD)/obj/trainer/main.o $(call libs,trainer)
 	$(LINK)
-$(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(BUILD)/libreport.a $(BUILD)/libcommonweight.a
+$(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(call libs,report)
 	$(LINK)
-$(BUILD)/cw-bench: $(call obj,$(BENCH_SRC)) $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
+$(BUILD)/cw-bench: $(call obj,$(BENCH_SRC)) $(call libs,server trainer)
 	$(LINK)
 # As the bridge library, without kernels (those of libcommonweight.a are left there) and without BLAS.
 $(BUILD)/cw-ipc-check: LDFLAGS_ += -Wl,--as-needed
 $(BUILD)/cw-ipc-check: $(call obj,tools/ipc-check.c bridge/library/bridge_ops.c $(if $(filter 1,$(CUDA)),bridge/library/bridge_ops_cuda.cu)) \
                        $(BUILD)/libcommonweight.a
 	$(LINK)
-$(BUILD)/cw-word-problems: $(call obj,$(WORDS_SRC)) $(BUILD)/libcommonweight.a
+$(BUILD)/cw-word-problems: $(call obj,$(WORDS_SRC)) $(call libs)
 	$(LINK)
-$(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(BUILD)/libserver.a $(BUILD)/libtrainer.a $(BUILD)/libcommonweight.a
+$(BUILD)/cw-%: $(BUILD)/obj/tools/%.o $(call libs,server trainer)
 	$(LINK)
 # All tests use one library: linked with everything, each takes 3 MB, with kernels 64. Loaded, it is as
 # new as it can be, so tests are not linked anew for it.
 TEST_LIB := $(BUILD)/libcommonweight-tests.so
-$(TEST_LIB): $(addprefix $(BUILD)/lib,test.a report.a server.a trainer.a commonweight.a)
-	$(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -shared -Wl,-soname,$(@F) -o $@ -Wl,--whole-archive $^ -Wl,--no-whole-archive \
-	    $(LDLIBS_) -lcmocka
+$(TEST_LIB): $(BUILD)/libtest.a $(ALL_LIBS)
+	$(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -shared -Wl,-soname,$(@F) -o $@ $(call whole,$^) $(LDLIBS_) -lcmocka
 $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o | $(TEST_LIB)
 	@mkdir -p $(@D)
 	$(LINK) $(TEST_LIB) -Wl,-rpath,'$$ORIGIN/../..' -lcmocka
@@ -269,11 +278,13 @@ fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSIO
 man: $(BINARIES)
 	$(Q)packaging/make-man $(BUILD) $(PAGES)
 
-EXAMPLE_FILES = packaging/server.json packaging/train.sbatch packaging/kubernetes.yaml bridge/library/train_in_place.py
+EXAMPLE_FILES = packaging/server.json packaging/train.sbatch packaging/kubernetes.yaml $(wildcard python/*.py)
+MODULE_FILES = $(wildcard python/commonweight/*.py)
 INSTALLED = $(addprefix $(PREFIX)/bin/,$(COMMANDS)) $(addprefix $(SHARE)/man/man1/,$(addsuffix .1,$(PAGES))) \
             $(addprefix $(SHARE)/bash-completion/completions/,$(COMMANDS)) \
             $(addprefix $(UNIT_DIR)/,cw-infer-server.service cw-infer-server@.service) \
-            $(PREFIX)/lib/sysusers.d/commonweight.conf $(addprefix $(SHARE)/doc/commonweight/examples/,$(notdir $(EXAMPLE_FILES))) \
+            $(PREFIX)/lib/sysusers.d/commonweight.conf \
+            $(addprefix $(SHARE)/doc/commonweight/examples/,$(notdir $(EXAMPLE_FILES)) $(MODULE_FILES:python/%=%)) \
             $(addprefix $(LIBDIR)/libcommonweight-bridge.,so so.0) $(LIBDIR)/pkgconfig/commonweight-bridge.pc \
             $(addprefix $(PREFIX)/include/,commonweight-bridge.h commonweight-reward.h)
 
@@ -297,6 +308,7 @@ install: all
 	    > $(DESTDIR)$(UNIT_DIR)/cw-infer-server@.service
 	install -m 644 packaging/sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/commonweight.conf
 	install -m 644 $(EXAMPLE_FILES) $(DESTDIR)$(SHARE)/doc/commonweight/examples
+	install -m 644 $(MODULE_FILES) $(DESTDIR)$(SHARE)/doc/commonweight/examples/commonweight
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
@@ -304,6 +316,16 @@ uninstall:
 # A Debian package of this tree, as it is in the last commit, in BUILD/deb.
 deb:
 	packaging/make-deb $(BUILD)/deb $(VERSION)
+
+# What pip installs: programs for other machines, with CUDA where nvcc is, and the module of python/.
+# DT_RPATH, which --disable-new-dtags makes, is also for what the bundled libraries need of one another.
+WHEEL_CUDA  = $(if $(filter command line,$(origin CUDA)),$(CUDA),$(if $(HAS_NVCC),1,0))
+WHEEL_BUILD ?= $(BUILD)/wheel
+wheel:
+	rm -f $(addprefix $(WHEEL_BUILD)/,cw-* libcommonweight-bridge.so* *.whl) # which another build links otherwise
+	$(MAKE) SHARED=1 ARCH=x86-64-v3 CUDA=$(WHEEL_CUDA) CUDA_ARCHS="80 90" CUDA_RPATH= BUILD=$(WHEEL_BUILD) \
+	    LDFLAGS='-s -Wl,--disable-new-dtags,-rpath,\$$$$ORIGIN' all
+	packaging/make-wheel $(WHEEL_BUILD) $(VERSION)
 
 format:
 	$$(command -v clang-format-14 || echo clang-format) -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
@@ -313,9 +335,9 @@ clean:
 	rm -rf $(foreach b,$(sort $(foreach k,build build-cpu build-cuda,$(k) $(k)-sanitize) $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -12
-	@echo "targets: all test combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb format clean"
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -13
+	@echo "targets: all test combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb wheel format clean"
 
-.PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb format clean help
+.PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

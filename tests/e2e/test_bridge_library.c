@@ -1,5 +1,6 @@
 /* test_bridge_library.c: libcommonweight-bridge.so as other programs use it: loaded at run time,
- * its functions found by name, against a real server; and the example that trains from PyTorch. */
+ * its functions found by name, against a real server; and the examples that train from PyTorch and
+ * from TRL. */
 #include "bridge/library/commonweight-bridge.h"
 #include "common/base/clock.h"
 #include "tests/support/daemon.h"
@@ -157,23 +158,49 @@ static void a_failed_update_is_restored(void **state)
     daemon_holds(&server, "policy", model);
 }
 
+// A Python with these modules, for the server of the demo's model, which is started.
+static const char *serve_demo(const char *modules)
+{
+    const char *python = test_python(modules);
+    daemon_start(&server, test_path(test_root(), "tools/demo-model"), OPTIONS(NULL));
+    setenv("HF_HUB_OFFLINE", "1", 1);
+    setenv("TRL_EXPERIMENTAL_SILENCE", "1", 1);
+    return python;
+}
+
+// What it says, which must succeed.
+static char *output_of(const char *const words[])
+{
+    const char *log = test_path(test_folder(), "log");
+    const int code = test_command(log, 240000, words);
+    char *text = test_read(log);
+    if (code) fail_msg("exit status %d: %s", code, text);
+    return text;
+}
+
 static void pytorch_trains_in_place(void **state)
 {
     (void)state;
-    const char *folder = test_folder(), *log = test_path(folder, "example.log");
-    const char *model = test_path(test_root(), "tools/demo-model");
-    const char *python = test_python("torch, transformers");
-    daemon_start(&server, model, OPTIONS(NULL));
-    setenv("HF_HUB_OFFLINE", "1", 1);
-    int code = test_command(
-        log, 240000,
-        OPTIONS(python, test_path(test_root(), "bridge/library/train_in_place.py"), "--bridge",
-                server.bridge, "--library", test_binary("libcommonweight-bridge.so.0"), "--prompt",
-                "27+35=", "--completion", "99", "--steps", "20"));
-    char *text = test_read(log);
-    if (code) fail_msg("exit status %d: %s", code, text);
+    const char *python = serve_demo("torch, transformers");
+    char *text =
+        output_of(OPTIONS(python, test_path(test_root(), "python/train_in_place.py"), "--bridge",
+                          server.bridge, "--library", test_binary("libcommonweight-bridge.so.0"),
+                          "--prompt", "27+35=", "--completion", "99", "--steps", "20"));
     assert_null(strstr(text, "before: '99'"));
     assert_contains(text, "after: '99' version 42");
+    free(text);
+}
+
+// On the CPU; TRL's trainer around it wants CUDA.
+static void trl_transfers_through_the_bridge(void **state)
+{
+    (void)state;
+    skip_on_gpu();
+    const char *python = serve_demo("torch, transformers, trl");
+    char *text =
+        output_of(OPTIONS(python, test_path(test_root(), "tests/clients/trl_weight_transfer.py"),
+                          server.bridge, test_binary("libcommonweight-bridge.so.0")));
+    assert_contains(text, "trl_weight_transfer: PASS");
     free(text);
 }
 
@@ -183,6 +210,7 @@ int main(void)
         cmocka_unit_test_teardown(publishes_in_place, stop_server),
         cmocka_unit_test_teardown(a_failed_update_is_restored, stop_server),
         cmocka_unit_test_teardown(pytorch_trains_in_place, stop_server),
+        cmocka_unit_test_teardown(trl_transfers_through_the_bridge, stop_server),
     };
     return cmocka_run_group_tests(tests, load_library, NULL);
 }

@@ -1,6 +1,6 @@
 /* test_packaging.c: what packaging/ has for several GPUs and hosts: the template unit, the script
- * for Slurm (run with the variables that Slurm sets, over processes of this machine), and the
- * manifests for Kubernetes. */
+ * for Slurm (run with the variables that Slurm sets, over processes of this machine), the
+ * manifests for Kubernetes, and the container files, without an engine. */
 #include "common/base/file.h"
 #include "tests/support/rank_program.h"
 
@@ -164,12 +164,48 @@ static void test_manifest_arguments(void **state)
     free(said);
 }
 
+// ---- containers ---------------------------------------------------------------------------------
+
+static int check_containers(const char *log, const char *folder)
+{
+    char *bin = strdup(test_binary("cw-trainer"));
+    *strrchr(bin, '/') = '\0';
+    const int status = test_command(
+        log, LIMIT_MS,
+        OPTIONS(test_python("yaml"), test_path(test_root(), "tests/clients/check_containers.py"),
+                folder, bin));
+    free(bin);
+    return status;
+}
+
+static void test_container_files(void **state)
+{
+    (void)state;
+    const char *log = test_path(test_folder(), "log"), *broken = test_folder();
+    if (check_containers(log, test_path(test_root(), "packaging")) != 0)
+        fail_msg("%s", test_read(log));
+    char line[3 * PATH_MAX];
+    snprintf(line, sizeof line,
+             "cd '%s/packaging' && cp Dockerfile compose* '%s' && cd '%s' && sed -i "
+             "'s/--resume/--resumed/; s/listen=0.0.0.0:8000/listen=0.0.0.0:9000/' compose.yaml && "
+             "sed -i 's|tools/grafana-d|tools/d|' Dockerfile",
+             test_root(), broken, broken);
+    assert_int_equal(system(line), 0);
+    unlink(log);
+    assert_int_equal(check_containers(log, broken), 1);
+    char *said = test_read(log);
+    assert_contains(said, "cw-trainer has no option --resumed");
+    assert_contains(said, "Prometheus asks server:8000");
+    assert_contains(said, "tools/dashboard is not in the tree");
+    free(said);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_template_unit),      cmocka_unit_test(test_slurm_script),
         cmocka_unit_test(test_slurm_script_form),  cmocka_unit_test(test_manifests),
-        cmocka_unit_test(test_manifest_arguments),
+        cmocka_unit_test(test_manifest_arguments), cmocka_unit_test(test_container_files),
     };
     if (argc > 1) return rank_program(argc, argv);
     programs = rank_program_folder();

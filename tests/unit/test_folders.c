@@ -259,12 +259,13 @@ static void what_is_no_data(void **state)
     struct dataset *d;
     assert_status(dataset_load("openai/gsm8k", NULL, &d), ST_NOT_FOUND);
     assert_message("no data set is fetched by name");
-    assert_message("load_dataset(\"openai/gsm8k\")");
+    assert_message("python3 -m commonweight.data 'openai/gsm8k' > train.jsonl");
     assert_status(dataset_load("data/train.jsonl", NULL, &d), ST_NOT_FOUND);
     assert_message("cannot open data/train.jsonl");
     assert_status(dataset_load(test_folder(), NULL, &d), ST_INVALID);
     assert_message("is a folder; data is one file, JSONL");
     assert_no_data("PAR1\x15\x04", 6, "is a Parquet file; data is JSONL");
+    assert_message("python3 -m commonweight.data");
     assert_no_data("ARROW1\0\0", 8, "is an Arrow file");
     assert_no_data("\x1f\x8b\x08\x00", 4, "gunzip");
     assert_no_data("PK\x03\x04zip", 7, "zip");
@@ -274,7 +275,7 @@ static void what_is_no_data(void **state)
     test_write(table, "prompt,answer\n", 14);
     assert_status(dataset_load(table, NULL, &d), ST_FORMAT);
     assert_message("is a CSV file; data is JSONL");
-    assert_message("load_dataset(\"csv\", data_files=");
+    assert_message("python3 -m commonweight.data");
     test_write(table, "{\"prompt\":\"a\"}\n", 15); // by another name
     assert_ok(dataset_load(table, NULL, &d));
     dataset_free(d);

@@ -43,8 +43,7 @@ void dataset_free(struct dataset *d)
 // turns it into JSONL.
 
 #define TO_JSONL                                                                                   \
-    "python3 -c 'import datasets; "                                                                \
-    "datasets.load_dataset(\"%s\"%s)[\"train\"].to_json(\"train.jsonl\")'"
+    "python3 -m commonweight.data '%s' > train.jsonl (pip install commonweight datasets)"
 
 // "openai/gsm8k", "gsm8k": not a path that was mistyped, which would end on .jsonl or so.
 static bool is_hub_name(const char *name)
@@ -65,12 +64,12 @@ static enum status open_file(const char *path, struct file_map *ret)
             ST_NOT_FOUND,
             "%s: there is no such file, and no data set is fetched by name; if it is "
             "one of the Hub: " TO_JSONL,
-            path, path, "");
+            path, path);
     if (there && S_ISDIR(info.st_mode))
         return status_fail(ST_INVALID,
                            "%s is a folder; data is one file, JSONL, an example a line; of a data "
                            "set's folder: " TO_JSONL,
-                           path, path, "");
+                           path, path);
     return file_map_open(path, ret);
 }
 
@@ -80,34 +79,33 @@ static bool has_mark(const char *text, size_t len)
     return len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0;
 }
 
-static enum status must_convert(const char *path, const char *is, const char *loader)
+static enum status must_convert(const char *path, const char *is)
 {
-    char files[512];
-    snprintf(files, sizeof files, ", data_files=\"%s\"", path);
     return status_fail(ST_FORMAT, "%s %s; data is JSONL, an example a line: " TO_JSONL, path, is,
-                       loader, files);
+                       path);
 }
 
 // The bytes are of no known other format: Parquet, Arrow, compressed, UTF-16, one JSON list.
 static enum status check_bytes(const char *where, const char *text, size_t len)
 {
     static const struct {
-        const char *magic, *words, *loader; // loader: of datasets; NULL: not for it
+        const char *magic, *words;
+        bool table; // which commonweight.data reads
     } formats[] = {
-        {"PAR1", "is a Parquet file", "parquet"},
-        {"ARROW1", "is an Arrow file", "arrow"},
-        {"\xff\xff\xff\xff", "is an Arrow file", "arrow"},
-        {"\x1f\x8b", "is compressed (gzip): unpack it with gunzip", NULL},
-        {"\x28\xb5\x2f\xfd", "is compressed (zstd): unpack it with unzstd", NULL},
-        {"PK\x03\x04", "is a zip file: unpack it", NULL},
-        {"\xff\xfe", "is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)", NULL},
-        {"\xfe\xff", "is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)", NULL},
+        {"PAR1", "is a Parquet file", true},
+        {"ARROW1", "is an Arrow file", true},
+        {"\xff\xff\xff\xff", "is an Arrow file", true},
+        {"\x1f\x8b", "is compressed (gzip): unpack it with gunzip", false},
+        {"\x28\xb5\x2f\xfd", "is compressed (zstd): unpack it with unzstd", false},
+        {"PK\x03\x04", "is a zip file: unpack it", false},
+        {"\xff\xfe", "is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)", false},
+        {"\xfe\xff", "is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)", false},
     };
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
         size_t n = strlen(formats[i].magic);
         if (len < n || memcmp(text, formats[i].magic, n) != 0) continue;
-        if (!formats[i].loader) return status_fail(ST_FORMAT, "%s %s", where, formats[i].words);
-        return must_convert(where, formats[i].words, formats[i].loader);
+        if (!formats[i].table) return status_fail(ST_FORMAT, "%s %s", where, formats[i].words);
+        return must_convert(where, formats[i].words);
     }
     const char *dot = strrchr(where, '.');
     const bool is_csv = dot && strcasecmp(dot, ".csv") == 0;
@@ -121,8 +119,7 @@ static enum status check_bytes(const char *where, const char *text, size_t len)
             "train.jsonl",
             where, where);
     // whatever it is called, a line of JSONL begins so
-    if (is_csv && blank < len && text[blank] != '{')
-        return must_convert(where, "is a CSV file", "csv");
+    if (is_csv && blank < len && text[blank] != '{') return must_convert(where, "is a CSV file");
     return ST_OK;
 }
 
