@@ -1,10 +1,12 @@
 /* test_tinker_sdk.c: the Tinker SDK, where there is one, against a real cw-trainer serve:
- * tests/clients/tinker_sdk.py says what it does. */
+ * tests/clients/tinker_sdk.py says what it does; and the notebook in python/. */
+#include "tests/support/rank_group.h"
 #include "tests/support/tinker_pair.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 static struct tinker_pair pair;
 
@@ -47,11 +49,41 @@ static void test_key(void **state)
     tinker_each_python(run_key);
 }
 
+// The notebook's cells, on the demo's model and sums, with servers that it starts.
+static void run_notebook(const char *python)
+{
+    const char *folder = test_folder(), *log = test_path(folder, "log"), *root = test_root();
+    char text[4 * PATH_MAX], *bin = strdup(test_binary("cw-trainer"));
+    *strrchr(bin, '/') = '\0';
+    snprintf(text, sizeof text,
+             "PATH='%s':\"$PATH\" PYTHONPATH='%s/python' TINKER_TELEMETRY=0 "
+             "SETTINGS='{\"model\": \"%s/tools/demo-model\", \"data\": \"%s\", \"chat\": false, "
+             "\"url\": \"127.0.0.1:%d\", \"steps\": 6, \"max_tokens\": 5, "
+             "\"learning_rate\": 1e-4}' '%s' '%s/tests/clients/notebook.py' "
+             "'%s/python/tinker.ipynb' before=0.4 after=before+0.05",
+             bin, root, root, folder, test_free_port(), python, root, root);
+    assert_int_equal(test_command(log, 60000, OPTIONS(test_path(root, "tools/demo-data"), folder)),
+                     0);
+    unlink(log);
+    if (test_command(log, 180000, OPTIONS("bash", "-c", text)) != 0) fail_msg("%s", test_read(log));
+    char *said = test_read(log);
+    assert_contains(said, "notebook: PASS");
+    free(said);
+    free(bin);
+}
+
+static void test_notebook(void **state)
+{
+    (void)state;
+    tinker_each_python(run_notebook);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TINKER_TEST(test_sdk, &pair),
         TINKER_TEST(test_key, &pair),
+        cmocka_unit_test(test_notebook),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
