@@ -4,7 +4,7 @@
 #include "common/base/json.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"
-#include "trainer/learn/spans.h"
+#include "trainer/learn/stats.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -16,6 +16,7 @@
 #include "trainer/learn/param_range.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,13 +87,9 @@ void learner_free(struct learner *l)
 static void plan_arrays(struct learner *l, size_t free_before)
 {
     struct memory_plan *plan = &l->info.memory;
-    struct optimizer_memory o;
-    optimizer_memory(&l->trained, comm_size(l->options.comm), l->options.optimizer.moments, &o);
-    *plan = (struct memory_plan){.free = free_before};
-    plan->weights_shared = l->policy->bytes;
-    plan->residual = o.residual;
-    plan->moments = o.moments;
-    plan->gradients = o.grads;
+    *plan = (struct memory_plan){.free = free_before, .weights_shared = l->policy->bytes};
+    optimizer_memory(&l->trained, comm_size(l->options.comm), l->options.optimizer.moments,
+                     &plan->residual, &plan->moments, &plan->gradients);
     plan->activations =
         tape_bytes(l->config, l->policy->dt, l->options.token_budget, l->options.recompute);
     if (l->has_reference && !l->options.adapter) plan->reference = l->policy->bytes;
@@ -122,12 +119,11 @@ static size_t operations_scratch(const struct learner *l)
             .lora_dropout = l->options.lora_dropout > 0,
             .dt = l->policy->dt,
         };
-        size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
-        if (bytes > max) max = bytes;
-        if (c->layers[i].latent.rank == 0) continue;
-        shape.attn = l->model->attn[i]; // of the forward pass, which has another form
-        bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
-        if (bytes > max) max = bytes;
+        for (int pass = 0; pass < 2; pass++) {
+            const size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
+            if (bytes > max) max = bytes;
+            shape.attn = l->model->attn[i]; // the forward pass may have another form
+        }
     }
     return max;
 }
@@ -350,16 +346,12 @@ void memory_log_taken(const struct learner *l)
 {
     const struct memory_plan p = l->info.memory;
     size_t left, total;
-    bool known =
-        device_kind(l->dev) == DEVICE_CUDA && device_memory(l->dev, &left, &total) == ST_OK;
-    if (known)
-        log_info("memory after the first step (MiB): %.1f taken, %.1f planned; %s has %.1f less "
-                 "free",
-                 mib(learner_memory_taken(l)), mib(p.total), device_spec(l->dev),
+    char less[96] = "";
+    if (device_kind(l->dev) == DEVICE_CUDA && device_memory(l->dev, &left, &total) == ST_OK)
+        snprintf(less, sizeof less, "; %s has %.1f less free", device_spec(l->dev),
                  ((double)p.free - (double)left) / (1024 * 1024));
-    else
-        log_info("memory after the first step (MiB): %.1f taken, %.1f planned",
-                 mib(learner_memory_taken(l)), mib(p.total));
+    log_info("memory after the first step (MiB): %.1f taken, %.1f planned%s",
+             mib(learner_memory_taken(l)), mib(p.total), less);
 }
 
 // ---- the reference ------------------------------------------------------------------------------

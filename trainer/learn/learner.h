@@ -6,7 +6,6 @@
 
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/packing.h"
-#include "trainer/learn/spans.h"
 #include "trainer/learn/stats.h"
 
 struct adapter;
@@ -136,10 +135,9 @@ enum status balance_coef(const struct model_config *model, double wanted, double
 // Clips and applies the gradients; of many_adapters the present one's.
 struct optimizer *learner_optimizer(struct learner *l);
 
-// The plan as the user reads it, and what came of it; they log.
-// The line before the first step: where every byte will go (learner_info). weights: whose they
-// are, "shared with the server (0 extra)". freeze: what is not trained, NULL: nothing; there is
-// then a line before about what is.
+// The plan as the user reads it, and what came of it; they log. The line before the first step:
+// where every byte will go (learner_info). weights: whose they are, "shared with the server (0
+// extra)". freeze: what is not trained, NULL: nothing; there is then a line before about what is.
 void memory_log(const struct learner *l, const char *weights, const char *freeze);
 // The line after it: what was taken, beside what was planned, and on a GPU by how much the device's
 // free memory has gone down (which tells of the whole device, its other users included).

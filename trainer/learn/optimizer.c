@@ -88,16 +88,6 @@ static int64_t count_elements(const struct param_ranges *trained)
     return n;
 }
 
-static enum status check_range(const struct param_range *r)
-{
-    bool fits = r->first >= 0 && r->n > 0 && r->n <= r->weights->n_elements - r->first;
-    if (fits && r->first % MOMENT_BLOCK == 0 && r->n % MOMENT_BLOCK == 0) return ST_OK;
-    return status_fail(ST_INVALID,
-                       "a range of %" PRId64 " elements from %" PRId64
-                       " on is none of an arena's %" PRId64 " in blocks of %d",
-                       r->n, r->first, r->weights->n_elements, MOMENT_BLOCK);
-}
-
 #define PART(name) offsetof(struct optimizer, name)
 
 // What is kept of each of a rank's elements, or of each block of them, under its name on disk.
@@ -134,7 +124,7 @@ static void list_parts(int64_t n, const struct slices *slices, enum moments_kind
         ret[i] = (struct device_part){a->field, entries * dtype_size(array_dtype(a, kind))};
     }
     ret[5] = (struct device_part){PART(gradients), (size_t)n * sizeof(float)};
-    ret[6] = (struct device_part){PART(sums), (size_t)slices->n_stretches * sizeof(double)};
+    ret[6] = (struct device_part){PART(sums), (size_t)slices->n * sizeof(double)};
     ret[7] = (struct device_part){PART(grad_scale), sizeof(float)};
 }
 
@@ -176,11 +166,10 @@ out:
     return st;
 }
 
-// Where a stretch of this rank begins, in elements of the gradients.
-static int64_t gradients_at(const struct optimizer *o, const struct stretch *t)
+// Where what this rank updates of a slice begins, in elements of the gradients.
+static int64_t gradients_at(const struct optimizer *o, const struct slice *slice)
 {
-    return o->trained.list[o->slices.list[t->slice].range].at +
-           stretch_first(&o->slices, t, comm_rank(o->comm));
+    return o->trained.list[slice->range].at + slice_first(slice, comm_rank(o->comm));
 }
 
 static enum status add_run(struct optimizer *o, const struct run *run)
@@ -212,7 +201,13 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
     o->trained.list = calloc((size_t)trained->n, sizeof *o->trained.list);
     o->grads = calloc((size_t)trained->n, sizeof *o->grads);
     if (!o->trained.list || !o->grads) FAIL(ST_NO_MEMORY, "no memory for the optimizer");
-    for (int i = 0; i < trained->n; i++) CHECK(check_range(&trained->list[i]));
+    for (const struct param_range *r = trained->list; r < trained->list + trained->n; r++)
+        if (r->first < 0 || r->n <= 0 || r->n > r->weights->n_elements - r->first ||
+            r->first % MOMENT_BLOCK != 0 || r->n % MOMENT_BLOCK != 0)
+            FAIL(ST_INVALID,
+                 "a range of %" PRId64 " elements from %" PRId64
+                 " on is none of an arena's %" PRId64 " in blocks of %d",
+                 r->n, r->first, r->weights->n_elements, MOMENT_BLOCK);
     o->n = count_elements(trained);
     CHECK(slices_new(trained, comm_size(comm), &o->slices));
     CHECK(comm_beside(comm, &o->beside));
@@ -222,8 +217,8 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
                          "gradients and AdamW's state of %" PRId64 " elements", o->n));
     CHECK(optimizer_reset(o));
     for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
-    for (int i = 0; i < o->slices.n_stretches; i++) { // what this rank updates counts whole
-        const struct stretch *t = &o->slices.stretches[i];
+    for (int i = 0; i < o->slices.n; i++) { // what this rank updates counts whole
+        const struct slice *t = &o->slices.list[i];
         CHECK(add_run(o, &(struct run){gradients_at(o, t), t->n, t->shared, 1}));
     }
     *ret = o;
@@ -276,10 +271,11 @@ void optimizer_sum_grads(struct optimizer *o, int64_t first)
         const struct param_range *t = &o->trained.list[slice->range];
         if (t->first + slice->first < first) return;
         float *all = o->gradients + t->at + slice->first;
-        const int64_t parts = slice->part * o->slices.n_ranks;
-        comm_reduce_scatter(o->beside, all, all + slice->part * comm_rank(o->comm),
-                            (size_t)slice->part, DT_F32);
-        comm_all_reduce(o->beside, all + parts, (size_t)(slice->n - parts), DT_F32);
+        if (slice->shared)
+            comm_all_reduce(o->beside, all, (size_t)slice->n, DT_F32);
+        else
+            comm_reduce_scatter(o->beside, all, o->gradients + gradients_at(o, slice),
+                                (size_t)slice->n, DT_F32);
     }
 }
 
@@ -416,16 +412,15 @@ static int64_t same_decay(const struct optimizer *o, const struct weights *w, in
     return end;
 }
 
-// AdamW on a stretch; a rank's part then goes to the others' arenas.
-static void update_stretch(struct optimizer *o, const struct stretch *t, struct adamw *adamw)
+// AdamW on a slice; a rank's part then goes to the others' arenas.
+static void update_slice(struct optimizer *o, const struct slice *t, struct adamw *adamw)
 {
-    const struct slice *slice = &o->slices.list[t->slice];
-    const struct param_range *range = &o->trained.list[slice->range];
+    const struct param_range *range = &o->trained.list[t->range];
     const struct weights *w = range->weights;
     const size_t e = dtype_size(w->dt);
-    const int64_t first = stretch_first(&o->slices, t, comm_rank(o->comm));
+    const int64_t first = slice_first(t, comm_rank(o->comm));
     char *base = (char *)w->base + (size_t)range->first * e;
-    adamw->step = (uint32_t)(o->steps + 1) + (uint32_t)slice->range * RANGE_SEED;
+    adamw->step = (uint32_t)(o->steps + 1) + (uint32_t)t->range * RANGE_SEED;
     for (int64_t at = 0, end; at < t->n; at = end) {
         bool decays;
         const int64_t begin = range->first + first; // in the arena
@@ -438,8 +433,8 @@ static void update_stretch(struct optimizer *o, const struct stretch *t, struct 
                       o->gradients + gradients_at(o, t) + at, end - at, adamw, w->dt);
     }
     if (!t->shared)
-        comm_all_gather(o->beside, base + (size_t)first * e, base + (size_t)slice->first * e,
-                        (size_t)slice->part * e);
+        comm_all_gather(o->beside, base + (size_t)first * e, base + (size_t)t->first * e,
+                        (size_t)t->n * e);
 }
 
 enum status optimizer_apply(struct optimizer *o, double lr)
@@ -456,8 +451,7 @@ enum status optimizer_apply(struct optimizer *o, double lr)
         .bias_correction2 = (float)(1 - pow(o->config.beta2, step)),
         .grad_scale = o->grad_scale,
     };
-    for (int i = 0; i < o->slices.n_stretches; i++)
-        update_stretch(o, &o->slices.stretches[i], &adamw);
+    for (int i = 0; i < o->slices.n; i++) update_slice(o, &o->slices.list[i], &adamw);
     comm_join(o->beside);
     o->prepared = false;
     o->steps++;
@@ -476,16 +470,14 @@ void optimizer_configure(struct optimizer *o, const struct optimizer_config *con
 }
 
 void optimizer_memory(const struct param_ranges *trained, int n_ranks, enum moments_kind moments,
-                      struct optimizer_memory *ret)
+                      size_t *ret_residual, size_t *ret_moments, size_t *ret_grads)
 {
     struct device_part parts[N_PARTS];
     const struct slices slices = slices_count(trained, n_ranks);
     list_parts(count_elements(trained), &slices, moments, parts);
-    *ret = (struct optimizer_memory){
-        .residual = device_parts_bytes(parts + RESIDUAL, 1),
-        .moments = device_parts_bytes(parts, RESIDUAL),
-        .grads = device_parts_bytes(parts + N_ARRAYS, N_PARTS - N_ARRAYS),
-    };
+    *ret_residual = device_parts_bytes(parts + RESIDUAL, 1);
+    *ret_moments = device_parts_bytes(parts, RESIDUAL);
+    *ret_grads = device_parts_bytes(parts + N_ARRAYS, N_PARTS - N_ARRAYS);
 }
 
 // ---- state on disk ------------------------------------------------------------------------------
@@ -526,23 +518,22 @@ static enum status state_piece(const struct piece *base, const struct weight_ten
     return ST_OK;
 }
 
-// What a rank's stretch holds of a piece: n entries, from the piece's `at` on and the array's
-// `memory`.
+// What a rank's part of a slice holds of a piece: n entries, from the piece's `at` on and the
+// array's `memory`.
 struct overlap {
     int64_t at, n;
     char *memory;
 };
 
 static struct overlap overlap_of(const struct optimizer *o, const struct piece *p,
-                                 const struct stretch *t, int rank)
+                                 const struct slice *t, int rank)
 {
     const int64_t unit = p->array->per_block ? MOMENT_BLOCK : 1;
-    const int64_t begin = stretch_first(&o->slices, t, rank) / unit, end = begin + t->n / unit;
+    const int64_t begin = slice_first(t, rank) / unit, end = begin + t->n / unit;
     const int64_t from = begin > p->first ? begin : p->first;
     const int64_t to = end < p->first + p->n ? end : p->first + p->n;
     const int64_t state = (p->array->of_bf16 ? t->low_at : t->state_at) / unit;
-    if (&o->trained.list[o->slices.list[t->slice].range] != p->range || to <= from)
-        return (struct overlap){0};
+    if (&o->trained.list[t->range] != p->range || to <= from) return (struct overlap){0};
     return (struct overlap){
         .at = from - p->first,
         .n = to - from,
@@ -606,8 +597,8 @@ static enum status gather_piece(struct optimizer *o, const struct piece *p, char
     const size_t entry = dtype_size(p->dt);
     const int rank = comm_rank(o->comm);
     for (int r = 0; r < o->slices.n_ranks; r++) {
-        for (int i = 0; i < o->slices.n_stretches; i++) {
-            const struct stretch *t = &o->slices.stretches[i];
+        for (int i = 0; i < o->slices.n; i++) {
+            const struct slice *t = &o->slices.list[i];
             const struct overlap part = overlap_of(o, p, t, r);
             const size_t bytes = (size_t)part.n * entry;
             const void *from = part.memory;
@@ -702,8 +693,8 @@ static enum status load_piece(struct optimizer *o, const struct piece *p, const 
         shard_take(p->tensor, data, entry, own);
         data = own;
     }
-    for (int i = 0; i < o->slices.n_stretches; i++) {
-        const struct overlap part = overlap_of(o, p, &o->slices.stretches[i], comm_rank(o->comm));
+    for (int i = 0; i < o->slices.n; i++) {
+        const struct overlap part = overlap_of(o, p, &o->slices.list[i], comm_rank(o->comm));
         device_copy_in(o->dev, part.memory, data + (size_t)part.at * entry, (size_t)part.n * entry);
     }
     free(own);

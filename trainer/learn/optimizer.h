@@ -34,8 +34,7 @@ enum status optimizer_new_whole(struct device *dev, const struct weights *weight
 enum status optimizer_use_shards(struct optimizer *o, struct comm *comm);
 void optimizer_free(struct optimizer *o);
 // Gradients are added here: those of the i-th arena that is trained, f32, bound to what is trained
-// of it; NULL pointers are the rest. base and bytes are there where all of
-// it is trained.
+// of it; NULL pointers are the rest. base and bytes are there where all of it is trained.
 const struct weights *optimizer_grads(const struct optimizer *o, int i);
 void optimizer_clear_grads(struct optimizer *o);
 // Nothing will be added any more to the gradients of the elements from `first` of their arena on:
@@ -57,12 +56,9 @@ int64_t optimizer_steps(const struct optimizer *o);
 void optimizer_configure(struct optimizer *o, const struct optimizer_config *config);
 enum status optimizer_reset(struct optimizer *o); // as it was when it was new: no step, no state
 
-struct optimizer_memory {
-    size_t residual, moments, grads; // grads: with their norm and its factor
-};                                   // bytes
-// Of one of n_ranks.
+// Bytes that one of n_ranks takes; ret_grads: with their norm and its factor.
 void optimizer_memory(const struct param_ranges *trained, int n_ranks, enum moments_kind moments,
-                      struct optimizer_memory *ret);
+                      size_t *ret_residual, size_t *ret_moments, size_t *ret_grads);
 
 // State for checkpoints: one safetensors file with residual, m, v (as they are kept) and the step
 // count. ST_MISMATCH where the file's moments are of another kind than this optimizer's, or of

@@ -27,53 +27,34 @@ static enum status apply_pattern(const struct weights *w, const char *pattern, b
                        pattern, w->tensors[0].name, w->tensors[w->n_tensors / 2].name);
 }
 
-static enum status apply_patterns(const struct weights *w, const char *freeze, bool *frozen)
-{
-    enum status st = ST_OK;
-    char *copy = strdup(freeze), *remaining = NULL;
-    if (!copy) return status_fail(ST_NO_MEMORY, "no memory for --freeze");
-    for (char *p = strtok_r(copy, ", ", &remaining); p && st == ST_OK;
-         p = strtok_r(NULL, ", ", &remaining))
-        st = apply_pattern(w, p, frozen);
-    free(copy);
-    return st;
-}
-
-static enum status check_blocks(const struct weights *w, const bool *frozen)
-{
-    for (int i = 1; i < w->n_tensors; i++)
-        if (!weights_begins_block(w, i) && frozen[i] != frozen[i - 1])
-            return status_fail(ST_INVALID,
-                               "--freeze: %s and %s are one block of memory, whose gradient is "
-                               "computed whole; freeze both or neither",
-                               w->tensors[i - 1].name, w->tensors[i].name);
-    return ST_OK;
-}
-
-// Ranges of neighbours that are trained; each ends where the next block begins, or the arena ends.
-static void join(const struct weights *w, const bool *frozen, struct param_ranges *ranges)
-{
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        if (frozen[i] || (i > 0 && !frozen[i - 1])) continue;
-        int next = i;
-        while (next < w->n_tensors && !frozen[next]) next++;
-        int64_t end = next < w->n_tensors ? w->tensors[next].offset : w->n_elements;
-        ranges->list[ranges->n++] =
-            (struct param_range){.weights = w, .first = t->offset, .n = end - t->offset};
-    }
-}
-
 enum status param_ranges_of(const struct weights *w, const char *freeze, struct param_ranges *ret)
 {
     enum status st = ST_OK;
+    char *patterns = NULL, *remaining = NULL;
     bool *frozen = calloc((size_t)w->n_tensors, sizeof *frozen);
     struct param_ranges ranges = {calloc((size_t)w->n_tensors, sizeof *ranges.list), 0};
     if (!frozen || !ranges.list) FAIL(ST_NO_MEMORY, "no memory for the list of what is trained");
-    if (freeze) CHECK(apply_patterns(w, freeze, frozen));
-    CHECK(check_blocks(w, frozen));
+    if (freeze && !(patterns = strdup(freeze))) FAIL(ST_NO_MEMORY, "no memory for --freeze");
+    for (char *p = patterns; p && (p = strtok_r(p, ", ", &remaining)); p = remaining)
+        CHECK(apply_pattern(w, p, frozen));
+    for (int i = 1; i < w->n_tensors; i++)
+        if (!weights_begins_block(w, i) && frozen[i] != frozen[i - 1])
+            FAIL(ST_INVALID,
+                 "--freeze: %s and %s are one block of memory, whose gradient is computed whole; "
+                 "freeze both or neither",
+                 w->tensors[i - 1].name, w->tensors[i].name);
     for (int i = 0; i < w->n_tensors; i++) frozen[i] = frozen[i] || w->tensors[i].is_buffer;
-    join(w, frozen, &ranges);
+    // Ranges of neighbours that are trained; each ends where the next block begins, or the arena
+    // ends.
+    for (int i = 0; i < w->n_tensors; i++) {
+        int next = i;
+        if (frozen[i] || (i > 0 && !frozen[i - 1])) continue;
+        while (next < w->n_tensors && !frozen[next]) next++;
+        const int64_t first = w->tensors[i].offset,
+                      end = next < w->n_tensors ? w->tensors[next].offset : w->n_elements;
+        ranges.list[ranges.n++] =
+            (struct param_range){.weights = w, .first = first, .n = end - first};
+    }
     if (ranges.n == 0)
         FAIL(ST_INVALID,
              "--freeze %s leaves nothing to train; '!' before a pattern excepts what it matches",
@@ -82,6 +63,7 @@ enum status param_ranges_of(const struct weights *w, const char *freeze, struct 
 out:
     if (st != ST_OK) param_ranges_release(&ranges);
     free(frozen);
+    free(patterns);
     return st;
 }
 
@@ -122,29 +104,29 @@ static int64_t slice_end(const struct param_range *r, int64_t from)
     return r->n;
 }
 
-static void add_stretch(struct slices *s, int64_t n, bool shared, bool low)
+// Into the list, where there is one.
+static void add_slice(struct slices *s, struct slice slice, bool low)
 {
-    if (s->stretches)
-        s->stretches[s->n_stretches] = (struct stretch){s->n, shared, n, s->n_state, s->n_low};
-    s->n_stretches++;
-    s->n_state += n;
-    if (low) s->n_low += n;
+    if (slice.n == 0) return;
+    slice.state_at = s->n_state;
+    slice.low_at = s->n_low;
+    if (s->list) s->list[s->n] = slice;
+    s->n++;
+    s->n_state += slice.n;
+    if (low) s->n_low += slice.n;
 }
 
-// Into the lists, where there are any.
 static void cut(const struct param_ranges *ranges, struct slices *s)
 {
     for (int i = 0; i < ranges->n; i++) {
         const struct param_range *r = &ranges->list[i];
-        const bool low = r->weights->dt == DT_BF16;
         for (int64_t at = 0, end; at < r->n; at = end) {
             end = s->n_ranks > 1 ? slice_end(r, at) : r->n;
             const int64_t part = (end - at) / MOMENT_BLOCK / s->n_ranks * MOMENT_BLOCK,
-                          remaining = end - at - part * s->n_ranks;
-            if (s->list) s->list[s->n] = (struct slice){i, at, end - at, part};
-            if (part > 0) add_stretch(s, part, false, low);
-            if (remaining > 0) add_stretch(s, remaining, true, low);
-            s->n++;
+                          shared = end - at - part * s->n_ranks;
+            add_slice(s, (struct slice){i, false, at, part, 0, 0}, r->weights->dt == DT_BF16);
+            add_slice(s, (struct slice){i, true, end - shared, shared, 0, 0},
+                      r->weights->dt == DT_BF16);
         }
     }
 }
@@ -159,15 +141,9 @@ struct slices slices_count(const struct param_ranges *ranges, int n_ranks)
 enum status slices_new(const struct param_ranges *ranges, int n_ranks, struct slices *ret)
 {
     const struct slices count = slices_count(ranges, n_ranks);
-    struct slices s = {
-        .n_ranks = n_ranks,
-        .list = calloc((size_t)count.n, sizeof *s.list),
-        .stretches = calloc((size_t)count.n_stretches, sizeof *s.stretches),
-    };
-    if (!s.list || !s.stretches) {
-        slices_release(&s);
+    struct slices s = {.n_ranks = n_ranks, .list = calloc((size_t)count.n, sizeof *s.list)};
+    if (!s.list)
         return status_fail(ST_NO_MEMORY, "no memory to divide what is trained among ranks");
-    }
     cut(ranges, &s);
     *ret = s;
     return ST_OK;
@@ -176,14 +152,12 @@ enum status slices_new(const struct param_ranges *ranges, int n_ranks, struct sl
 void slices_release(struct slices *s)
 {
     free(s->list);
-    free(s->stretches);
     *s = (struct slices){0};
 }
 
-int64_t stretch_first(const struct slices *s, const struct stretch *t, int rank)
+int64_t slice_first(const struct slice *slice, int rank)
 {
-    const struct slice *slice = &s->list[t->slice];
-    return slice->first + slice->part * (t->shared ? s->n_ranks : rank);
+    return slice->first + (slice->shared ? 0 : slice->n * rank);
 }
 
 // ---- replicas -----------------------------------------------------------------------------------
@@ -196,34 +170,26 @@ static bool is_of_heads(enum tensor_role role)
            role == ROLE_KV_A || role == ROLE_KV_A_NORM;
 }
 
-static enum status add_replicas(const struct param_range *range, const struct weight_tensor *t,
-                                struct replica **list, int *n)
-{
-    int64_t at = range->at + t->offset - range->first;
-    for (int k = 0; k < t->slice.n_runs; k++) {
-        const struct row_run *run = &t->slice.runs[k];
-        const int64_t elements = run->n * (t->n_dims == 2 ? t->shape[1] : 1);
-        struct replica *room = array_room(*list, (size_t)*n, sizeof *room);
-        if (!room) return status_fail(ST_NO_MEMORY, "no memory for what ranks hold alike");
-        *list = room;
-        if (run->holders > 1)
-            room[(*n)++] = (struct replica){at, elements, run->holders, is_of_heads(t->role)};
-        at += elements;
-    }
-    return ST_OK;
-}
-
 enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n)
 {
     struct replica *list = NULL;
     enum status st = ST_OK;
     int n = 0;
-    for (int r = 0; r < ranges->n; r++) {
-        const struct param_range *range = &ranges->list[r];
-        for (int i = 0; i < range->weights->n_tensors; i++)
-            if (param_range_holds(range, i))
-                CHECK(add_replicas(range, &range->weights->tensors[i], &list, &n));
-    }
+    for (const struct param_range *r = ranges->list; r < ranges->list + ranges->n; r++)
+        for (int i = 0; i < r->weights->n_tensors; i++) {
+            const struct weight_tensor *t = &r->weights->tensors[i];
+            int64_t at = r->at + t->offset - r->first, elements;
+            if (!param_range_holds(r, i)) continue;
+            for (int k = 0; k < t->slice.n_runs; k++, at += elements) {
+                const struct row_run *run = &t->slice.runs[k];
+                struct replica *room = array_room(list, (size_t)n, sizeof *room);
+                if (!room) FAIL(ST_NO_MEMORY, "no memory for what ranks hold alike");
+                list = room;
+                elements = run->n * (t->n_dims == 2 ? t->shape[1] : 1);
+                if (run->holders > 1)
+                    list[n++] = (struct replica){at, elements, run->holders, is_of_heads(t->role)};
+            }
+        }
     *ret = list;
     *ret_n = n;
     list = NULL;

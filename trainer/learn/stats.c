@@ -1,5 +1,6 @@
-/* stats.c: ranges, and their sums over ranks. No state. */
+/* stats.c: ranges, and their sums over ranks; laps of the monotonic clock. No state. */
 #include "trainer/learn/stats.h"
+#include "common/base/clock.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,15 +12,6 @@ void range_add(struct range_stats *r, double x)
     if (r->n == 0 || x > r->max) r->max = x;
     r->sum += x;
     r->n++;
-}
-
-static void range_join(struct range_stats *to, const struct range_stats *other)
-{
-    if (other->n == 0) return;
-    to->min = to->n == 0 ? other->min : fmin(to->min, other->min);
-    to->max = to->n == 0 ? other->max : fmax(to->max, other->max);
-    to->sum += other->sum;
-    to->n += other->n;
 }
 
 double range_mean(const struct range_stats *r)
@@ -49,8 +41,42 @@ enum status stats_merge(struct comm *comm, struct update_stats *s)
     if (!all) return status_fail(ST_NO_MEMORY, "no memory for the statistics of %d ranks", n);
     enum status st = comm_gather_host(comm, s->range, all, sizeof *all);
     for (int r = 1; st == ST_OK && r < n; r++)
-        for (int i = 0; i < N_STATS; i++) range_join(&all[0][i], &all[r][i]);
+        for (int i = 0; i < N_STATS; i++) {
+            struct range_stats *to = &all[0][i];
+            const struct range_stats *other = &all[r][i];
+            if (other->n == 0) continue;
+            to->min = to->n == 0 ? other->min : fmin(to->min, other->min);
+            to->max = to->n == 0 ? other->max : fmax(to->max, other->max);
+            to->sum += other->sum;
+            to->n += other->n;
+        }
     if (st == ST_OK) memcpy(s->range, all[0], sizeof s->range);
     free(all);
     return st;
+}
+
+// ---- time ---------------------------------------------------------------------------------------
+
+const char *const span_names[] = {"wait",      "rollout", "score", "pack", "forward",    "backward",
+                                  "optimizer", "publish", "log",   "eval", "checkpoint", NULL};
+
+void spans_begin(struct spans *s)
+{
+    *s = (struct spans){.since_ns = clock_now_ns()};
+}
+
+void spans_lap(struct spans *s, enum span span)
+{
+    if (!s) return;
+    const int64_t now = clock_now_ns();
+    s->seconds[span] += (double)(now - s->since_ns) / NS_PER_S;
+    s->since_ns = now;
+}
+
+void spans_move(struct spans *s, enum span from, enum span to, double seconds)
+{
+    if (!s) return;
+    const double moved = fmin(seconds, s->seconds[from]);
+    s->seconds[from] -= moved;
+    s->seconds[to] += moved;
 }

@@ -4,7 +4,7 @@
 #ifndef TRAINER_RUN_H
 #define TRAINER_RUN_H
 
-#include "trainer/learn/spans.h"
+#include "trainer/learn/stats.h"
 #include "trainer/reward/cost.h"
 #include "trainer/run/config.h"
 #include "trainer/run/mapped.h"
