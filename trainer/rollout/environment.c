@@ -1,10 +1,14 @@
-/* environment.c: the processes of --rollouts and the episodes that they have. One loop waits for
- * all of them and for the server at once; what a line says is episode.c's. */
+/* environment.c: the processes of --rollouts and the episodes that they have, each one sample that
+ * is being made. A process's line has an episode's id and one more field, which names what it is;
+ * each kind is an entry of a table. One loop waits for all of them and for the server at once. The
+ * thread that pulls. */
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/base/rng.h"
 #include "trainer/launch/child.h"
-#include "trainer/rollout/episode.h"
+#include "trainer/rollout/source.h"
+#include "trainer/rollout/trajectory.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -17,6 +21,9 @@
 #define WAIT_MS      100
 #define MAX_ATTEMPTS 3
 #define MAX_AT_ONCE  4096
+#define MAX_REQUESTS 256 // in flight: each has a connection
+#define ROLLOUTS     "/v1/rollouts"
+#define TOKENIZE     "/tokenize"
 #define SHOWN        120 // bytes of a line in an error
 
 // Of a pull: each in its place, and on every rank, whether it counts something or not.
@@ -38,6 +45,255 @@ struct environment {
     bool said_unlike;
     pthread_mutex_t turn; // whose pull it is
 };
+
+struct pull { // of all episodes of a step
+    struct environment *environment;
+    struct rollout_step *step;
+    struct rollout_pull asked;
+    int n, n_done;
+    struct episode *episodes; // (n)
+};
+
+struct episode {
+    struct pull *pull;
+    int group, sample;
+    int attempts;   // begun
+    json_int_t id;  // of the present one; 0: none
+    int process;    // that has it; -1: none
+    int64_t due_ns; // when its process must have written; 0: it is the server's turn
+    bool done;
+    // what is asked of the server; NULL: nothing
+    json_t *body;
+    bool sampling;            // else it is text to be tokenised
+    struct token_list prompt; // of the sampling
+    struct rollout_ask ask;   // all its turns go to one server, for the sake of its prefix cache
+    // so far
+    struct sampled_turns turns;
+    int n_calls, n_replayed, n_unlike;
+    json_t *call;           // whose result is due; NULL: none
+    struct completion made; // once done
+};
+
+// Its line in the data set, for errors.
+static const struct example *episode_example(const struct episode *e)
+{
+    return e->pull->step->rollout->examples[e->group];
+}
+
+// Back to where no attempt was begun.
+static void episode_reset(struct episode *e)
+{
+    rollout_cancel(&e->pull->asked, &e->ask);
+    json_decref(e->body);
+    json_decref(e->call);
+    token_list_release(&e->prompt);
+    sampled_turns_release(&e->turns);
+    completion_release(&e->made);
+    *e = (struct episode){.pull = e->pull,
+                          .group = e->group,
+                          .sample = e->sample,
+                          .attempts = e->attempts,
+                          .ask.server = -1,
+                          .process = -1};
+}
+
+// Puts {"id", kind: value} as a line; takes the reference to the value over.
+static enum status put_line(struct bytes *out, json_int_t id, const char *kind, json_t *value)
+{
+    return json_put_line(out, json_pack("{s:I, s:o}", "id", id, kind, value), 0);
+}
+
+static uint64_t seed_of(const struct episode *e)
+{
+    return rng_seed_of(e->pull->step->sampling.seed & INT64_MAX,
+                       e->group * e->pull->step->rollout->n_per_group + e->sample);
+}
+
+// Begins an attempt: its line for the process.
+static enum status episode_begin(struct episode *e, json_int_t id, struct bytes *out)
+{
+    const struct rollout_step *step = e->pull->step;
+    const struct example *example = episode_example(e);
+    e->id = id;
+    e->attempts++;
+    json_t *ids = json_ids(example->prompt_ids.ids, example->prompt_ids.n);
+    json_t *episode = json_pack(
+        "{s:I, s:b, s:i, s:i, s:i, s:i, s:I, s:i, s:o, s:O}", "step",
+        (json_int_t)(step->step + !step->evaluation), "evaluation", step->evaluation, "group",
+        step->first_group + e->group, "sample", e->sample, "line", example->line, "attempt",
+        e->attempts, "seed", (json_int_t)(seed_of(e) >> 11), "max_tokens",
+        e->pull->environment->options.max_tokens, "prompt_token_ids", ids, "example", example->row);
+    return put_line(out, id, "episode", episode);
+}
+
+// ---- an episode's sampling
+// -----------------------------------------------------------------------------------
+
+static void note_prompt(struct episode *e)
+{
+    int at = 0;
+    if (sampled_turns_repeat(&e->turns, &e->prompt, &at)) return;
+    e->n_unlike++;
+    if (e->pull->environment->said_unlike) return;
+    e->pull->environment->said_unlike = true;
+    log_progress_end();
+    log_warn("environment: %s, line %d, sample %d: the prompt of turn %d has other tokens than the "
+             "turn before from token %d on: a conversation rendered anew need not repeat. One "
+             "trajectory cannot hold both, so it can train what was sampled behind the tokens that "
+             "it has, and not the other turns; to train all, keep each turn's token_ids and append "
+             "to them (said once; metric environment/unlike_prompts counts)",
+             e->pull->step->data, episode_example(e)->line, e->sample, e->turns.n + 1, at);
+}
+
+// Nothing of it fits the context any more.
+static enum status reply_full(struct episode *e, struct bytes *out)
+{
+    struct completion nothing = {.truncated = true, .text = strdup("")};
+    if (!nothing.text) return status_fail(ST_NO_MEMORY, "no memory for a turn");
+    enum status st = sampled_turns_add(&e->turns, &e->prompt, &nothing);
+    if (st != ST_OK) return st;
+    return put_line(out, e->id, "sampled",
+                    json_pack("{s:[], s:[], s:[], s:s, s:s}", "token_ids", "logprobs",
+                              "weight_versions", "finish_reason", "length", "text", ""));
+}
+
+static enum status ask_sample(struct episode *e, const json_t *value, int64_t max_tokens)
+{
+    static const char *const stops[] = {"stop", "stop_token_ids"};
+    json_t *group =
+        rollout_group(&e->prompt, 0, 1, rng_seed_of(seed_of(e) & INT64_MAX, e->turns.n));
+    e->body = rollout_request(&e->pull->asked, json_pack("[o]", group));
+    if (!e->body) return status_fail(ST_NO_MEMORY, "no memory for a request");
+    json_t *sampling = json_object_get(e->body, "sampling");
+    json_object_set_new(sampling, "max_tokens", json_integer(max_tokens));
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++)
+        if (json_has(value, stops[i]))
+            json_object_set(sampling, stops[i], json_object_get(value, stops[i]));
+    e->sampling = true;
+    return ST_OK;
+}
+
+static enum status take_sample(struct episode *e, const json_t *value, struct bytes *out)
+{
+    static const char *const fields[] = {"token_ids", "max_tokens", "stop", "stop_token_ids", NULL};
+    const int64_t max = e->pull->step->sampling.max_tokens;
+    int64_t max_tokens = max;
+    enum status st;
+    CHECK(trajectory_check_fields(value, fields));
+    CHECK(json_get_int("sample", value, "max_tokens", 1, INT32_MAX, &max_tokens));
+    if (max_tokens > max)
+        FAIL(ST_INVALID, "\"max_tokens\" %lld is over --max-completion-length %lld",
+             (long long)max_tokens, (long long)max);
+    CHECK(trajectory_read_ids(value, "token_ids", e->pull->step->via.vocab_size, &e->prompt));
+    note_prompt(e);
+    const int room = e->pull->environment->options.max_tokens - e->prompt.n;
+    if (room <= 0) return reply_full(e, out);
+    st = ask_sample(e, value, max_tokens < room ? max_tokens : room);
+out:
+    return st;
+}
+
+static enum status take_sampled(struct episode *e, const json_t *line, struct bytes *out)
+{
+    struct completion sampled = {0};
+    enum status st;
+    CHECK(rollout_check_line("response to " ROLLOUTS, line));
+    CHECK(rollout_read(&e->pull->asked, &e->ask, "response to " ROLLOUTS, line, &sampled));
+    CHECK(sampled_turns_add(&e->turns, &e->prompt, &sampled));
+    st = put_line(
+        out, e->id, "sampled",
+        json_pack("{s:O*, s:O*, s:O*, s:O*, s:O*}", "token_ids", json_object_get(line, "token_ids"),
+                  "logprobs", json_object_get(line, "logprobs"), "weight_versions",
+                  json_object_get(line, "weight_versions"), "finish_reason",
+                  json_object_get(line, "finish_reason"), "text", json_object_get(line, "text")));
+out:
+    return st;
+}
+
+// ---- text ---------------------------------------------------------------------------------------
+
+static enum status take_tokenize(struct episode *e, const json_t *value, struct bytes *out)
+{
+    (void)out;
+    if (!json_is_object(value))
+        return status_fail(ST_FORMAT, "it is no object, as POST " TOKENIZE " takes it");
+    e->body = json_incref((json_t *)value);
+    e->sampling = false;
+    return ST_OK;
+}
+
+static enum status take_tokenized(struct episode *e, const json_t *response, struct bytes *out)
+{
+    json_t *tokens = json_object_get(response, "tokens");
+    if (!json_is_array(tokens))
+        return status_fail(ST_IO, "response to " TOKENIZE ": it has no \"tokens\"");
+    return put_line(out, e->id, "tokenized", json_incref(tokens));
+}
+
+// ---- calls of tools -----------------------------------------------------------------------------
+
+static struct journal_place place_of(const struct episode *e)
+{
+    return (struct journal_place){episode_example(e)->line, e->pull->step->first_group + e->group,
+                                  e->sample, e->n_calls};
+}
+
+static enum status take_call(struct episode *e, const json_t *value, struct bytes *out)
+{
+    const struct journal_place place = place_of(e);
+    struct journal *journal = e->pull->step->journal;
+    json_t *result = journal ? journal_find(journal, &place, value) : NULL;
+    if (result) {
+        e->n_calls++;
+        e->n_replayed++;
+    } else {
+        e->call = json_incref((json_t *)value);
+    }
+    return put_line(out, e->id, "called",
+                    result ? json_pack("{s:O}", "result", result) : json_object());
+}
+
+static enum status take_result(struct episode *e, const json_t *value, struct bytes *out)
+{
+    const struct journal_place place = place_of(e);
+    struct journal *journal = e->pull->step->journal;
+    enum status st = ST_OK;
+    if (!e->call) FAIL(ST_FORMAT, "a result where no call came before it");
+    if (journal) CHECK(journal_keep(journal, &place, e->call, value));
+    json_decref(e->call);
+    e->call = NULL;
+    e->n_calls++;
+    st = put_line(out, e->id, "kept", json_boolean(journal != NULL));
+out:
+    return st;
+}
+
+// ---- the end ------------------------------------------------------------------------------------
+
+static enum status take_trajectory(struct episode *e, const json_t *value, struct bytes *out)
+{
+    const struct trajectory_bounds bounds = {e->pull->step->via.vocab_size,
+                                             e->pull->environment->options.max_tokens,
+                                             e->pull->asked.oldest};
+    (void)out;
+    enum status st = trajectory_read(value, &e->turns, &bounds, &e->made);
+    e->done = st == ST_OK;
+    return st;
+}
+
+static const struct {
+    const char *kind;
+    enum status (*take)(struct episode *e, const json_t *value, struct bytes *out);
+    bool within_call; // may come while a result is due
+} kinds[] = {
+    {"sample", take_sample, false},
+    {"tokenize", take_tokenize, false},
+    {"call", take_call, false},
+    {"result", take_result, true},
+    {"trajectory", take_trajectory, false},
+    {"error", NULL, true},
+};
+#define N_KINDS (sizeof kinds / sizeof *kinds)
 
 // ---- processes ----------------------------------------------------------------------------------
 
@@ -94,18 +350,8 @@ out:
 // When the process must have written next, now that a line was taken or a reply made.
 static void wait_for_process(struct pull *pull, struct episode *e)
 {
-    e->due_ns = e->body || e->done
-                    ? 0
-                    : clock_deadline_ns((int)(pull->environment->options.timeout_s * 1e3));
-}
-
-static struct episode *find(struct pull *pull, int process, json_int_t id)
-{
-    for (int i = 0; i < pull->n; i++) {
-        struct episode *e = &pull->episodes[i];
-        if (!e->done && e->process == process && e->id == id) return e;
-    }
-    return NULL;
+    const int timeout_ms = (int)(pull->environment->options.timeout_s * 1e3);
+    e->due_ns = e->body || e->done ? 0 : clock_deadline_ns(timeout_ms);
 }
 
 // ret_childs: the failure is the process's.
@@ -113,17 +359,27 @@ static enum status take_episode_line(struct pull *pull, int k, json_t *line, boo
 {
     struct process *p = &pull->environment->processes[k];
     const json_t *id = json_object_get(line, "id");
-    struct episode *e = json_is_integer(id) ? find(pull, k, json_integer_value(id)) : NULL;
+    struct episode *e = NULL;
+    size_t t = 0;
     enum status st;
+    for (int i = 0; i < pull->n && !e && json_is_integer(id); i++) {
+        struct episode *its = &pull->episodes[i];
+        if (!its->done && its->process == k && its->id == json_integer_value(id)) e = its;
+    }
     *ret_childs = true;
     if (!e) return status_fail(ST_FORMAT, "no episode of that \"id\" is its");
     json_object_del(line, "id");
     if (json_object_size(line) != 1)
         return status_fail(ST_FORMAT, "beside \"id\" there must be one field, the kind of line");
     const char *kind = json_object_iter_key(json_object_iter(line));
-    st = episode_take(e, kind, json_object_get(line, kind), &p->child.out);
-    *ret_childs = st != ST_NO_MEMORY && st != ST_IO;
-    if (*ret_childs && strcmp(kind, "error") == 0) { // one given up; it goes on with its others
+    const json_t *value = json_object_get(line, kind);
+    while (t < N_KINDS && strcmp(kinds[t].kind, kind) != 0) t++;
+    if (t == N_KINDS)
+        return status_fail(
+            ST_FORMAT, "\"%s\" is none of sample, tokenize, call, result, trajectory, error", kind);
+    if (!kinds[t].take) { // one given up; it goes on with its others
+        status_fail(ST_INVALID, "error: it says: %s",
+                    json_is_string(value) ? json_string_value(value) : "that it cannot go on");
         *ret_childs = false;
         at_process(ST_PEER_GONE, pull->environment, k);
         log_progress_end();
@@ -131,6 +387,11 @@ static enum status take_episode_line(struct pull *pull, int k, json_t *line, boo
         p->n--;
         return fail_attempt(e);
     }
+    if (e->body) return status_fail(ST_FORMAT, "a line while the reply to the last one is due");
+    if (e->call && !kinds[t].within_call)
+        return status_fail(ST_FORMAT, "\"%s\" where the result of a call is due", kind);
+    st = status_context(kinds[t].take(e, value, &p->child.out), "%s", kind);
+    *ret_childs = st != ST_NO_MEMORY && st != ST_IO; // any other failure is the process's
     if (st != ST_OK) return st;
     if (e->done) {
         const int counted[] = {e->turns.n, e->n_calls, e->n_replayed, e->n_unlike};
@@ -206,10 +467,14 @@ out:
     return st;
 }
 
+// Submits what is to be asked of the server, or takes its response, or does nothing.
 static enum status advance(struct pull *pull, struct episode *e)
 {
     struct environment *env = pull->environment;
-    bool childs = false;
+    struct rollout_pull *asked = &pull->asked;
+    struct bytes text = BYTES_INIT;
+    json_t *response = NULL;
+    enum status st;
     if (e->done || e->process < 0) return ST_OK;
     if (e->due_ns && clock_ms_until(e->due_ns) == 0) {
         status_fail(ST_TIMEOUT,
@@ -220,10 +485,32 @@ static enum status advance(struct pull *pull, struct episode *e)
         return fail_process(pull, e->process);
     }
     if (!e->body) return ST_OK;
-    enum status st = episode_advance(e, &env->processes[e->process].child.out, &childs);
-    if (childs) return fail_process(pull, e->process);
-    if (st == ST_OK && !e->body) wait_for_process(pull, e);
-    return st;
+    if (!e->ask.transfer) {
+        if (asked->in_flight >= MAX_REQUESTS || !rollout_choose(asked, &e->ask)) return ST_OK;
+        const struct http_call call = {.path = e->sampling ? ROLLOUTS : TOKENIZE,
+                                       .post = true,
+                                       .body = e->body,
+                                       .timeout_ms = clock_ms_until(asked->deadline)};
+        return rollout_ask(asked, &e->ask, &call);
+    }
+    if (!rollout_finish(asked, &e->ask, &text, &st)) return ST_OK;
+    const bool childs = st == ST_INVALID; // the failure is that of what the process asked for
+    if (st != ST_OK && !childs && st != ST_NO_MEMORY) {
+        st = rollout_again(asked, &e->ask, false, st);
+        goto out;
+    }
+    json_decref(e->body);
+    e->body = NULL;
+    if (st != ST_OK) goto out;
+    CHECK(json_parse(e->sampling ? "response to " ROLLOUTS : "response to " TOKENIZE,
+                     bytes_text(&text), text.len, &response));
+    CHECK((e->sampling ? take_sampled : take_tokenized)(e, response,
+                                                        &env->processes[e->process].child.out));
+    wait_for_process(pull, e);
+out:
+    json_decref(response);
+    bytes_release(&text);
+    return childs ? fail_process(pull, e->process) : st;
 }
 
 static void wait_for_any(const struct pull *pull)
@@ -280,8 +567,6 @@ static enum status plan(struct pull *pull)
 static enum status hand_over(struct pull *pull, struct rollout *r)
 {
     enum status st = ST_OK;
-    if (!r->prompts) r->prompts = calloc((size_t)r->n_groups, sizeof *r->prompts);
-    if (!r->prompts) FAIL(ST_NO_MEMORY, "no memory for %d prompts", r->n_groups);
     for (int i = 0; i < pull->n; i++) {
         struct episode *e = &pull->episodes[i];
         struct completion *c = &r->completions[e->group * r->n_per_group + e->sample];
@@ -320,9 +605,7 @@ static enum status pull_episodes(struct source *source, struct rollout_step *ste
     struct pull pull = {
         .environment = env,
         .step = step,
-        .max_tokens = env->options.max_tokens,
         .asked = rollout_pull_begin(&step->via, &step->sampling),
-        .said_unlike = &env->said_unlike,
     };
     struct status_kept result;
     for (int i = 0; i < N_COUNTS; i++) source_count(&step->counts, "environment/%s", counts[i]);
