@@ -437,11 +437,16 @@ enum status http_get(struct http_client *c, const char *path, int timeout_ms,
     return http_perform(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret_body);
 }
 
-enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret)
+enum status http_perform_json(struct http_client *c, const struct http_call *call, json_t **ret)
 {
     struct bytes body = BYTES_INIT;
-    enum status st = http_get(c, path, timeout_ms, &body);
-    if (st == ST_OK) st = json_parse(path, bytes_text(&body), body.len, ret);
+    enum status st = http_perform(c, call, &body);
+    if (st == ST_OK) st = json_parse(call->path, bytes_text(&body), body.len, ret);
     bytes_release(&body);
     return st;
+}
+
+enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret)
+{
+    return http_perform_json(c, &(struct http_call){.path = path, .timeout_ms = timeout_ms}, ret);
 }

@@ -60,6 +60,8 @@ enum status http_perform(struct http_client *c, const struct http_call *call,
                          struct bytes *ret_body);
 enum status http_get(struct http_client *c, const char *path, int timeout_ms,
                      struct bytes *ret_body);
+// Likewise, of a response that is JSON.
+enum status http_perform_json(struct http_client *c, const struct http_call *call, json_t **ret);
 enum status http_get_json(struct http_client *c, const char *path, int timeout_ms, json_t **ret);
 
 #endif

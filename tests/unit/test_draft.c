@@ -1,4 +1,4 @@
-/* test_draft.c: training of a draft model (trainer/learner, backward_distill): its loss against one
+/* test_draft.c: training of a draft model (trainer/learner, backward_run): its loss against one
  * computed from plain logits, its gradient against finite differences through the whole model, and
  * that it comes closer to the policy; and the options' part of it (trainer/config). */
 #include "common/base/rng.h"

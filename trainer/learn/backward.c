@@ -20,65 +20,56 @@
         offsetof(struct backward, name), (size)                                                    \
     }
 
-// What one layer, and the head, want.
-static void layer_parts(const struct model *m, const struct layer_config *l, int max_tokens,
-                        int max_targets, int chunk, struct device_part ret[N_PARTS])
-{
-    const struct model_config *c = m->config;
-    size_t e = dtype_size(m->dt), t = (size_t)max_tokens, n = (size_t)max_targets,
-           h = (size_t)c->hidden;
-    size_t a = layer_mlp_rows(l, t);
-    size_t logits = (size_t)chunk * (size_t)c->vocab_size;
-    const struct latent_config *latent = &l->latent;
-    const size_t expanded = latent->rank > 0 ? t * e : 0; // of latent attention
-    const size_t heads = expanded * (size_t)layer_q_width(l);
-    const size_t kv = (size_t)(l->n_heads * (l->head_dim - latent->rope + latent->value));
-    const struct device_part parts[N_PARTS] = {
-        PART(dx, t * h * e),
-        PART(dnormed, t * h * e),
-        PART(dproj, c->post_norm ? t * h * e : 0),
-        PART(dparallel, c->parallel_block ? t * h * e : 0),
-        PART(dgate_up, layer_mlp_elements(l, t) * (c->gated_mlp ? 2 : 1) * e),
-        PART(dact, layer_mlp_elements(l, t) * e),
-        PART(dexpert, l->moe.n_experts > 0 ? a * h * e : 0),
-        PART(drouter, t * (size_t)l->moe.n_experts * e),
-        PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
-        PART(dqkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
-        PART(dattn, t * (size_t)layer_attn_width(l) * e),
-        PART(dattn_in, t * (size_t)layer_before_attn_width(c, l) * e),
-        PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
-        PART(dlogits, logits * e),
-        PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
-        PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
-        PART(drows, n * h * e),
-        PART(targets, n * sizeof(int32_t)),
-        PART(logprob, n * sizeof(float)),
-        PART(lse, n * sizeof(float)),
-        PART(entropy, n * sizeof(float)),
-        PART(dlogprob, n * sizeof(float)),
-        PART(dentropy, n * sizeof(float)),
-        PART(ranked, (size_t)chunk * sizeof(struct token_logprob)),
-        PART(latent.latent, expanded * (size_t)latent->rank),
-        PART(latent.dlatent, expanded * (size_t)latent->rank),
-        PART(latent.kv, expanded * kv),
-        PART(latent.qkv, 3 * heads),
-        PART(latent.out, heads),
-        PART(latent.dout, heads),
-        PART(latent.dkeys, expanded * (size_t)layer_latent_width(l)),
-        PART(latent.q_a, expanded * (size_t)latent->q_rank),
-        PART(latent.dq_a, expanded * (size_t)latent->q_rank),
-    };
-    memcpy(ret, parts, sizeof parts);
-}
-
+// What the layers, each in its turn, and the head want.
 static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,
                        struct device_part ret[N_PARTS])
 {
-    struct device_part one[N_PARTS];
-    layer_parts(m, &m->config->layers[0], max_tokens, max_targets, chunk, ret);
-    for (int l = 1; l < m->config->n_layers; l++) {
-        layer_parts(m, &m->config->layers[l], max_tokens, max_targets, chunk, one);
-        device_parts_widen(ret, one, N_PARTS);
+    const struct model_config *c = m->config;
+    const size_t e = dtype_size(m->dt), t = (size_t)max_tokens, n = (size_t)max_targets,
+                 h = (size_t)c->hidden, logits = (size_t)chunk * (size_t)c->vocab_size;
+    for (const struct layer_config *l = c->layers; l < c->layers + c->n_layers; l++) {
+        const struct latent_config *latent = &l->latent;
+        const size_t expanded = latent->rank > 0 ? t * e : 0; // of latent attention
+        const size_t heads = expanded * (size_t)layer_q_width(l);
+        const size_t kv = (size_t)(l->n_heads * (l->head_dim - latent->rope + latent->value));
+        const struct device_part parts[N_PARTS] = {
+            PART(dx, t * h * e),
+            PART(dnormed, t * h * e),
+            PART(dproj, c->post_norm ? t * h * e : 0),
+            PART(dparallel, c->parallel_block ? t * h * e : 0),
+            PART(dgate_up, layer_mlp_elements(l, t) * (c->gated_mlp ? 2 : 1) * e),
+            PART(dact, layer_mlp_elements(l, t) * e),
+            PART(dexpert, l->moe.n_experts > 0 ? layer_mlp_rows(l, t) * h * e : 0),
+            PART(drouter, t * (size_t)l->moe.n_experts * e),
+            PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
+            PART(dqkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
+            PART(dattn, t * (size_t)layer_attn_width(l) * e),
+            PART(dattn_in, t * (size_t)layer_before_attn_width(c, l) * e),
+            PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
+            PART(dlogits, logits * e),
+            PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
+            PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
+            PART(drows, n * h * e),
+            PART(targets, n * sizeof(int32_t)),
+            PART(logprob, n * sizeof(float)),
+            PART(lse, n * sizeof(float)),
+            PART(entropy, n * sizeof(float)),
+            PART(dlogprob, n * sizeof(float)),
+            PART(dentropy, n * sizeof(float)),
+            PART(ranked, (size_t)chunk * sizeof(struct token_logprob)),
+            PART(latent.latent, expanded * (size_t)latent->rank),
+            PART(latent.dlatent, expanded * (size_t)latent->rank),
+            PART(latent.kv, expanded * kv),
+            PART(latent.qkv, 3 * heads),
+            PART(latent.out, heads),
+            PART(latent.dout, heads),
+            PART(latent.dkeys, expanded * (size_t)layer_latent_width(l)),
+            PART(latent.q_a, expanded * (size_t)latent->q_rank),
+            PART(latent.dq_a, expanded * (size_t)latent->q_rank),
+        };
+
+        if (l == c->layers) memcpy(ret, parts, sizeof parts);
+        device_parts_widen(ret, parts, N_PARTS);
     }
 }
 
@@ -287,8 +278,8 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct weights *w = m->weights, *g = b->grads;
-    int n = batch_rows(batch);
-    size_t e = dtype_size(m->dt);
+    const int n = batch_rows(batch);
+    const size_t e = dtype_size(m->dt);
     for (int at = 0; at < n; at += b->chunk) {
         const int rows = chunk_rows(b, n, at);
         const int first = head_chunk(b, batch, tape->x_final, at, rows);

@@ -68,9 +68,14 @@ static double log_ratio_clamped(const struct loss_config *config, double log_rat
 
 // ---- KL to the reference ------------------------------------------------------------------------
 
-static double kl_of(enum kl_estimator estimator, double d, double *ret_by_logprob)
+#define MAX_K3 10
+
+static double kl_estimate(const struct loss_config *config, double logprob, double ref,
+                          double *ret_by_logprob)
 {
-    switch (estimator) {
+    double d = ref - logprob;
+    bool held;
+    switch (config->kl_estimator) {
     case KL_K1:
         *ret_by_logprob = 1;
         return -d;
@@ -80,22 +85,11 @@ static double kl_of(enum kl_estimator estimator, double d, double *ret_by_logpro
     case KL_K3:
         break;
     }
-    *ret_by_logprob = -expm1(d);
-    return expm1(d) - d;
-}
-
-#define MAX_K3 10
-
-static double kl_estimate(const struct loss_config *config, double logprob, double ref,
-                          double *ret_by_logprob)
-{
-    bool held;
-    const double d = ref - logprob;
-    if (!config->clamp_log_ratios || config->kl_estimator != KL_K3)
-        return kl_of(config->kl_estimator, d, ret_by_logprob);
-    const double kl = kl_of(KL_K3, log_ratio_clamped(config, d, false, &held), ret_by_logprob);
-    if (kl > MAX_K3 || held) *ret_by_logprob = 0;
-    return fmin(kl, MAX_K3);
+    d = log_ratio_clamped(config, d, false, &held);
+    const double k3 = expm1(d) - d;
+    const bool above = config->clamp_log_ratios && k3 > MAX_K3;
+    *ret_by_logprob = held || above ? 0 : -expm1(d);
+    return above ? MAX_K3 : k3;
 }
 
 // ---- truncated importance sampling --------------------------------------------------------------
@@ -205,12 +199,6 @@ struct term { // of one token, before its weight in the mean
     double by_log_ratio, by_logprob; // derivatives of loss
 };
 
-// Whether a token has a part in the policy's term.
-static bool counts(const struct sequence *s, int t)
-{
-    return !(s->far && advantage_of(s, t) < 0) && (!s->rows->chosen || s->rows->chosen[t]);
-}
-
 static struct token token_of(const struct sequence *s, int t, double ratio)
 {
     const struct loss_config *c = s->config;
@@ -240,7 +228,9 @@ static struct term term_of(const struct sequence *s, int t)
         term.tis = tis_weight(config, (double)s->old[t] - s->sampler[t]);
     const struct token token = token_of(s, t, term.ratio);
     term.surrogate = s->loss->surrogate(&token);
-    if (counts(s, t)) {
+    const double threshold = config->off_policy_threshold;
+    const bool far = threshold > 0 && s->drift > threshold && token.advantage < 0;
+    if (!far && (!s->rows->chosen || s->rows->chosen[t])) { // it has a part in the policy's term
         term.loss = -term.tis.weight * term.surrogate.value;
         term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
         term.by_logprob = -term.tis.weight * term.surrogate.by_logprob;

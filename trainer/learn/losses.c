@@ -26,6 +26,7 @@
  *     sigmoid_norm   -log s(b (c / n_c - r / n_r))
  *     discopop       -(1 - m) log s(b d) + m exp(-b d), m = s(b d / t) (DiscoPOP) */
 #include "trainer/learn/loss.h"
+#include "common/base/names.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -265,9 +266,9 @@ enum status loss_check_pairs(const struct loss_config *c)
 
 enum status loss_of_client(const char *name, struct loss_config *ret)
 {
-    for (int i = 0; client_names[i]; i++) {
-        if (strcmp(client_names[i], name) != 0) continue;
-        const enum loss_type type = (enum loss_type)(LOSS_CLIENT_CROSS_ENTROPY + i);
+    const int client = name_find(client_names, name);
+    if (client >= 0) {
+        const enum loss_type type = (enum loss_type)(LOSS_CLIENT_CROSS_ENTROPY + client);
         const double *defaults = losses[type].defaults;
         *ret = (struct loss_config){
             .type = type, .epsilon = defaults[0], .epsilon_high = defaults[1], .beta = defaults[2]};

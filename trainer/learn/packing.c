@@ -67,25 +67,6 @@ static enum status packing_alloc(int completions, struct packing **ret)
                : status_fail(ST_NO_MEMORY, "no memory to pack a step");
 }
 
-// Behind the last, which is full.
-static struct micro_batch *open_batch(struct packing *p, const struct micro_batch *last)
-{
-    struct micro_batch *mb = &p->batches[p->n++];
-    mb->chunks = last ? last->chunks + last->n_chunks : p->chunks;
-    mb->sample = last ? last->sample + last->n_seqs : p->samples;
-    mb->first = last ? last->first + last->n_seqs + 1 : p->firsts;
-    return mb;
-}
-
-static void add_completion(struct micro_batch *mb, const struct pack_completion *c, int sample)
-{
-    mb->sample[mb->n_seqs++] = sample;
-    mb->first[mb->n_seqs] = mb->first[mb->n_seqs - 1] + (int)targets_of(c);
-    mb->chunks[mb->n_chunks - 1].n++;
-    mb->n_tokens += c->n > 1 ? c->n - 1 : 0;
-    mb->cost += cost_of(c);
-}
-
 enum status packing_new(const struct pack_group *groups, int n_groups, int token_budget,
                         struct packing **ret)
 {
@@ -102,7 +83,11 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
             const int64_t more = in_chunk ? cost_of(&group->completions[c]) : min_cost(group, c);
             if (min_cost(group, c) > token_budget) CHECK(over_budget(group, c, token_budget));
             if (!mb || mb->cost + more > token_budget) {
-                mb = open_batch(p, mb);
+                const struct micro_batch *last = mb; // which is full
+                mb = &p->batches[p->n++];
+                mb->chunks = last ? last->chunks + last->n_chunks : p->chunks;
+                mb->sample = last ? last->sample + last->n_seqs : p->samples;
+                mb->first = last ? last->first + last->n_seqs + 1 : p->firsts;
                 in_chunk = false;
             }
             if (!in_chunk) {
@@ -111,7 +96,12 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
                 mb->cost += group->n_prompt;
             }
             in_chunk = true;
-            add_completion(mb, &group->completions[c], sample);
+            const struct pack_completion *added = &group->completions[c];
+            mb->sample[mb->n_seqs++] = sample;
+            mb->first[mb->n_seqs] = mb->first[mb->n_seqs - 1] + (int)targets_of(added);
+            mb->chunks[mb->n_chunks - 1].n++;
+            mb->n_tokens += added->n > 1 ? added->n - 1 : 0;
+            mb->cost += cost_of(added);
         }
     }
     *ret = p;

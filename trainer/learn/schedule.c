@@ -6,13 +6,8 @@
 
 #define PI 3.14159265358979323846
 
-const char *const schedule_type_names[] = {"linear",
-                                           "cosine",
-                                           "constant",
-                                           "constant_with_warmup",
-                                           "cosine_with_min_lr",
-                                           "warmup_stable_decay",
-                                           NULL};
+#define NAME(symbol, name) name,
+const char *const schedule_type_names[] = {SCHEDULE_TYPES(NAME) NULL};
 const char *const decay_type_names[] = {"cosine", "linear", "1-sqrt", NULL};
 
 static int64_t steps_of(double n, int64_t total)

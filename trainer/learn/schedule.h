@@ -6,14 +6,15 @@
 #include "common/base/status.h"
 #include <stdint.h>
 
-enum schedule_type {
-    SCHEDULE_LINEAR,
-    SCHEDULE_COSINE,
-    SCHEDULE_CONSTANT,
-    SCHEDULE_CONSTANT_WITH_WARMUP,
-    SCHEDULE_COSINE_WITH_MIN_LR,
-    SCHEDULE_WARMUP_STABLE_DECAY
-};
+#define SCHEDULE_TYPES(X)                                                                          \
+    X(LINEAR, "linear")                                                                            \
+    X(COSINE, "cosine")                                                                            \
+    X(CONSTANT, "constant")                                                                        \
+    X(CONSTANT_WITH_WARMUP, "constant_with_warmup")                                                \
+    X(COSINE_WITH_MIN_LR, "cosine_with_min_lr")                                                    \
+    X(WARMUP_STABLE_DECAY, "warmup_stable_decay")
+#define SCHEDULE_SYMBOL(symbol, name) SCHEDULE_##symbol,
+enum schedule_type { SCHEDULE_TYPES(SCHEDULE_SYMBOL) };
 enum decay_type { DECAY_COSINE, DECAY_LINEAR, DECAY_1_SQRT };
 extern const char *const schedule_type_names[], *const decay_type_names[];
 

@@ -25,7 +25,7 @@ struct pass { // over groups: what the loss function works on
     int n_completions;
     bool notes;               // the first pass over them
     double coef, entropy_sum; // of the entropy's bonus; of the chosen tokens
-    double *kl;               // learner_kl()
+    double *kl;               // learner_kl(); NULL: nobody asks
 };
 
 static void pass_close(struct pass *p)
@@ -72,8 +72,11 @@ static void note(struct pass *p, const struct learner_rows *rows, int seq)
     const bool rejected = p->step && losses[p->step->loss.type].pair && seq % 2 == 1;
     memcpy(p->samples->logprobs + first, rows->logprobs + at, (size_t)n * sizeof(float));
     memcpy(p->samples->entropies + first, rows->entropy + at, (size_t)n * sizeof(float));
-    for (int t = 0; p->stats && t < n; t++) {
+    for (int t = 0; t < n; t++) {
         const bool wrote = completion_wrote(c, t);
+        if (p->kl && wrote)
+            p->kl[number] += (double)rows->logprobs[at + t] - rows->ref_logprobs[at + t];
+        if (!p->stats) continue;
         if (token_author(c->authors, t) == AUTHOR_OTHER || (rows->ranked && !wrote)) continue;
         stats_add(p->stats, STAT_ENTROPY, rows->entropy[at + t]);
         stats_add(p->stats, STAT_FROZEN, !wrote);
@@ -148,17 +151,6 @@ struct loss_scale loss_scale_of(const struct loss_config *loss, const struct sam
     return scale;
 }
 
-static void add_bonus(struct pass *p, const struct learner_rows *rows, int first, int n,
-                      const uint8_t *chosen)
-{
-    const double bonus = entropy_bonus(p->coef, p->step->scale.chosen, n, rows->entropy + first,
-                                       chosen, rows->dentropy + first);
-    stats_add(p->stats, STAT_LOSS, bonus);
-    stats_add(p->stats, STAT_EXTRA_LOSS, bonus);
-    for (int t = 0; t < n; t++)
-        if (chosen[t]) p->entropy_sum += rows->entropy[first + t];
-}
-
 // One sequence at a time, or one pair.
 static void add_losses(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
@@ -184,20 +176,14 @@ static void add_losses(void *context, const struct learner_rows *rows, float *re
         }
         loss_compute(&p->step->loss, &p->step->scale, &p->samples->completions[number], targets,
                      p->stats, ret_dlogprobs + mb->first[s]);
-        if (entropy) add_bonus(p, rows, mb->first[s], targets[0].n, chosen);
-    }
-}
-
-static void sum_kl(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
-{
-    struct pass *p = context;
-    (void)ret_dlogprobs;
-    for (int s = 0; s < rows->mb->n_seqs; s++) {
-        const int number = p->numbers[rows->mb->sample[s]], first = rows->mb->first[s];
-        const struct pack_completion *c = &p->samples->completions[number];
-        for (int t = 0; t < c->n; t++)
-            if (completion_wrote(c, t))
-                p->kl[number] += (double)rows->logprobs[first + t] - rows->ref_logprobs[first + t];
+        if (!entropy) continue;
+        const int at = mb->first[s];
+        const double bonus = entropy_bonus(p->coef, p->step->scale.chosen, targets[0].n,
+                                           rows->entropy + at, chosen, rows->dentropy + at);
+        stats_add(p->stats, STAT_LOSS, bonus);
+        stats_add(p->stats, STAT_EXTRA_LOSS, bonus);
+        for (int t = 0; t < targets[0].n; t++)
+            if (chosen[t]) p->entropy_sum += rows->entropy[at + t];
     }
 }
 
@@ -208,41 +194,36 @@ enum status learner_kl(struct learner *l, struct samples *samples, double *ret_k
     if (st != ST_OK) return st;
     p.kl = ret_kl;
     memset(ret_kl, 0, (size_t)samples->n * sizeof *ret_kl);
-    st = learner_run(l, PASS_NOTE, p.groups, p.n, sum_kl, &p, NULL);
+    st = learner_run(l, PASS_NOTE, p.groups, p.n, note_rows, &p, NULL);
     pass_close(&p);
     return st == ST_OK ? comm_sum_host(learner_info(l)->comm, ret_kl, samples->n) : st;
-}
-
-// What a step's gradients leave beside them.
-static enum status end_step(struct learner *l, struct pass *p)
-{
-    const struct step *step = p->step;
-    const double routers = learner_info(l)->balance_loss, coef = learner_info(l)->balance_coef;
-    if (coef > 0) {
-        stats_add(p->stats, STAT_LOSS, coef * routers);
-        stats_add(p->stats, STAT_EXTRA_LOSS, coef * routers);
-        stats_add(p->stats, STAT_AUX_LOSS, routers);
-    }
-    if (!step->entropy || !step->entropy->adaptive || step->scale.chosen == 0) return ST_OK;
-    enum status st = comm_sum_host(learner_info(l)->comm, &p->entropy_sum, 1);
-    if (st == ST_OK)
-        entropy_observe(step->entropy, p->entropy_sum / (double)step->scale.chosen,
-                        step->entropy_state);
-    return st;
 }
 
 enum status learner_pass(struct learner *l, enum pass_kind kind, struct samples *samples, int first,
                          int n, const struct step *step, struct update_stats *stats)
 {
+    const double routers = learner_info(l)->balance_coef;
     struct update_stats *draft = NULL;
     struct pass p;
     enum status st = pass_open(l, samples, first, n, step, stats, &p);
     if (st != ST_OK) return st;
     // the draft learns in the first iteration, while the policy is what sampled them
     if (kind == PASS_STEP && !stats->again && learner_draft(l)) draft = stats;
-    st = learner_run(l, kind, p.groups, p.n, kind == PASS_NOTE ? note_rows : add_losses, &p, draft);
-    if (st == ST_OK && kind == PASS_STEP) st = end_step(l, &p);
-    if (st == ST_OK && p.notes && step && step->exact) st = check_exact(&p);
+    CHECK(
+        learner_run(l, kind, p.groups, p.n, kind == PASS_NOTE ? note_rows : add_losses, &p, draft));
+    if (kind == PASS_STEP && routers > 0) {
+        const double loss = learner_info(l)->balance_loss;
+        stats_add(stats, STAT_LOSS, routers * loss);
+        stats_add(stats, STAT_EXTRA_LOSS, routers * loss);
+        stats_add(stats, STAT_AUX_LOSS, loss);
+    }
+    if (kind == PASS_STEP && step->entropy && step->entropy->adaptive && step->scale.chosen > 0) {
+        CHECK(comm_sum_host(learner_info(l)->comm, &p.entropy_sum, 1));
+        entropy_observe(step->entropy, p.entropy_sum / (double)step->scale.chosen,
+                        step->entropy_state);
+    }
+    if (p.notes && step && step->exact) st = check_exact(&p);
+out:
     pass_close(&p);
     return st;
 }

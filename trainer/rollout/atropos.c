@@ -27,16 +27,12 @@ struct atropos {
 // body: of a POST; NULL: a GET.
 static enum status ask(const struct atropos *a, const char *path, const json_t *body, json_t **ret)
 {
-    struct bytes text = BYTES_INIT;
     const struct http_call call = {.server = a->options.url,
                                    .path = path,
                                    .post = body != NULL,
                                    .body = body,
                                    .timeout_ms = ASK_MS};
-    enum status st = http_perform(a->via->http, &call, &text);
-    if (st == ST_OK) st = json_parse(path, bytes_text(&text), text.len, ret);
-    bytes_release(&text);
-    return st;
+    return http_perform_json(a->via->http, &call, ret);
 }
 
 // ---- registering --------------------------------------------------------------------------------
@@ -94,32 +90,23 @@ out:
 
 // ---- batches ------------------------------------------------------------------------------------
 
-// NULL: there is none yet.
-static enum status poll_batch(const struct atropos *a, json_t **ret)
-{
-    enum status st;
-    json_t *response = NULL;
-    CHECK(ask(a, "/batch", NULL, &response));
-    const char *status = json_string_value(json_object_get(response, "status"));
-    if (status && strcmp(status, "error") == 0)
-        FAIL(ST_PEER_GONE,
-             "/batch: %s (it was started anew, or its data reset; --resume registers again)",
-             json_string_value(json_object_get(response, "message")));
-    json_t *batch = json_object_get(response, "batch");
-    if (!batch) FAIL(ST_FORMAT, "/batch: the response has no \"batch\"");
-    if (!json_is_null(batch)) *ret = json_incref(batch);
-out:
-    json_decref(response);
-    return st;
-}
-
 static enum status wait_for_batch(const struct atropos *a, json_t **ret)
 {
     const int64_t deadline = clock_deadline_ns(a->via->timeout_ms);
+    json_t *response = NULL, *batch;
     enum status st;
-    for (;;) {
-        CHECK(poll_batch(a, ret));
-        if (*ret) break;
+    for (;; clock_sleep_ms(POLL_MS)) {
+        json_decref(response);
+        response = NULL;
+        CHECK(ask(a, "/batch", NULL, &response));
+        const char *status = json_string_value(json_object_get(response, "status"));
+        if (status && strcmp(status, "error") == 0)
+            FAIL(ST_PEER_GONE,
+                 "/batch: %s (it was started anew, or its data reset; --resume registers again)",
+                 json_string_value(json_object_get(response, "message")));
+        if (!(batch = json_object_get(response, "batch")))
+            FAIL(ST_FORMAT, "/batch: the response has no \"batch\"");
+        if (!json_is_null(batch)) break;
         if (*a->options.stopped)
             FAIL(ST_CANCELLED, "the run was to end while it waited for environments");
         if (clock_ms_until(deadline) == 0)
@@ -127,9 +114,10 @@ static enum status wait_for_batch(const struct atropos *a, json_t **ret)
                  "no batch of %" PRId64 " sequences came within %.0f s (--rollout-timeout): are "
                  "environments running?",
                  a->options.batch_size, a->via->timeout_ms / 1e3);
-        clock_sleep_ms(POLL_MS);
     }
+    *ret = json_incref(batch);
 out:
+    json_decref(response);
     return st;
 }
 
@@ -164,7 +152,7 @@ static enum status pull_batch(struct source *source, struct rollout_step *s)
     if (s->scores.n > a->options.batch_size)
         FAIL(ST_MISMATCH, "/batch: %d sequences, and %" PRId64 " were registered", s->scores.n,
              a->options.batch_size);
-    if (a->via->comm) CHECK(rollout_is_everywhere(rollout));
+    rollout_is_everywhere(rollout);
     rollout_free(s->rollout);
     s->rollout = rollout;
     rollout = NULL;

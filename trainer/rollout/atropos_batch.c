@@ -18,28 +18,25 @@ struct reader {
     struct rollout *rollout; // a group a sequence, until all are read
     struct scores scores;
     bool *flat; // (sequences) set_advantage_to_zero
-};
-
-struct place { // in the batch
-    struct reader *reader;
+    // what is read
     const json_t *group;
     int sequence, number; // of its group's; of all
 };
 
 // BaseEnv sends [] of what no sequence has.
-static bool is_given(const struct place *p, const char *field)
+static bool is_given(const struct reader *r, const char *field)
 {
-    const json_t *value = json_object_get(p->group, field);
-    return json_has(p->group, field) && !(json_is_array(value) && json_array_size(value) == 0);
+    const json_t *value = json_object_get(r->group, field);
+    return json_has(r->group, field) && !(json_is_array(value) && json_array_size(value) == 0);
 }
 
 // Entry i of a field of lists with one a sequence; NULL where the field is null or missing.
-static enum status list_of(const struct place *p, const char *field, const json_t **ret)
+static enum status list_of(const struct reader *r, const char *field, const json_t **ret)
 {
-    const json_t *all = json_object_get(p->group, field);
-    const json_t *list = json_array_get(all, (size_t)p->sequence);
+    const json_t *all = json_object_get(r->group, field);
+    const json_t *list = json_array_get(all, (size_t)r->sequence);
     *ret = NULL;
-    if (!is_given(p, field)) return ST_OK;
+    if (!is_given(r, field)) return ST_OK;
     if (!json_is_array(list))
         return status_fail(ST_FORMAT, "field \"%s\" has no list for it", field);
     *ret = list;
@@ -47,26 +44,26 @@ static enum status list_of(const struct place *p, const char *field, const json_
 }
 
 // Of n tokens; NULL where there are none.
-static enum status numbers_of(const struct place *p, const struct number_list *how, int n,
+static enum status numbers_of(const struct reader *r, const struct number_list *how, int n,
                               void *ret)
 {
     const json_t *list;
-    enum status st = list_of(p, how->key, &list);
+    enum status st = list_of(r, how->key, &list);
     return st == ST_OK && list ? json_read_numbers(list, how, n, ret) : st;
 }
 
-static enum status floats_of(const struct place *p, const char *field, int n, float **ret)
+static enum status floats_of(const struct reader *r, const char *field, int n, float **ret)
 {
     const struct number_list how = {field,   NUMBER_F32, -FLT_MAX,
                                     FLT_MAX, ST_FORMAT,  "is not a number"};
-    return numbers_of(p, &how, n, ret);
+    return numbers_of(r, &how, n, ret);
 }
 
 // ---- a sequence ---------------------------------------------------------------------------------
 
-static enum status read_tokens(const struct place *p, struct completion *c)
+static enum status read_tokens(const struct reader *r, struct completion *c)
 {
-    const double last = p->reader->bounds->vocab_size - 1;
+    const double last = r->bounds->vocab_size - 1;
     const struct number_list ids = {
         "tokens", NUMBER_I32, 0, last, ST_MISMATCH, "is not an id below the vocabulary's size"};
     const struct number_list masks = {"masks", NUMBER_I32, NOT_TRAINED,
@@ -74,13 +71,13 @@ static enum status read_tokens(const struct place *p, struct completion *c)
     const json_t *tokens;
     int32_t *labels = NULL;
     enum status st;
-    CHECK(list_of(p, ids.key, &tokens));
+    CHECK(list_of(r, ids.key, &tokens));
     c->n = (int)json_array_size(tokens);
-    if (c->n > p->reader->bounds->max_tokens)
+    if (c->n > r->bounds->max_tokens)
         FAIL(ST_TOO_LONG, "%d tokens, over the %d that were registered as max_token_len", c->n,
-             p->reader->bounds->max_tokens);
-    CHECK(numbers_of(p, &ids, c->n, &c->ids));
-    CHECK(numbers_of(p, &masks, c->n, &labels));
+             r->bounds->max_tokens);
+    CHECK(numbers_of(r, &ids, c->n, &c->ids));
+    CHECK(numbers_of(r, &masks, c->n, &labels));
     if (!c->ids || !labels) FAIL(ST_FORMAT, "\"tokens\" and \"masks\" must be there");
     if (!(c->authors = malloc((size_t)c->n + 1)))
         FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
@@ -98,11 +95,11 @@ out:
 
 // The first of these that names one: the sequence's own overrides, how its group was generated, its
 // group's overrides.
-static enum status check_temperature(const struct place *p, const json_t *own)
+static enum status check_temperature(const struct reader *r, const json_t *own)
 {
-    const json_t *objects[] = {own, json_object_get(p->group, "generation_params"),
-                               json_object_get(p->group, "group_overrides")};
-    const double wanted = p->reader->bounds->temperature;
+    const json_t *objects[] = {own, json_object_get(r->group, "generation_params"),
+                               json_object_get(r->group, "group_overrides")};
+    const double wanted = r->bounds->temperature;
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) {
         const json_t *given = json_object_get(objects[i], "temperature");
         if (!json_has(objects[i], "temperature")) continue;
@@ -116,28 +113,28 @@ static enum status check_temperature(const struct place *p, const json_t *own)
     return ST_OK;
 }
 
-static enum status read_overrides(const struct place *p)
+static enum status read_overrides(const struct reader *r)
 {
-    const json_t *all = json_object_get(p->group, "overrides"), *value;
+    const json_t *all = json_object_get(r->group, "overrides"), *value;
     const bool given = json_array_size(all) > 0;
-    json_t *own = given ? json_array_get(all, (size_t)p->sequence) : NULL;
+    json_t *own = given ? json_array_get(all, (size_t)r->sequence) : NULL;
     const char *key;
     if (given && !json_is_object(own))
         return status_fail(ST_FORMAT, "field \"overrides\" has no object for it");
     json_object_foreach (own, key, value) {
         if (strcmp(key, "set_advantage_to_zero") == 0)
-            p->reader->flat[p->number] = json_is_true(value);
+            r->flat[r->number] = json_is_true(value);
         else if (strcmp(key, "temperature") != 0)
             return status_fail(ST_UNSUPPORTED,
                                "field \"overrides\": \"%s\" is not known here; "
                                "set_advantage_to_zero and temperature are",
                                key);
     }
-    return check_temperature(p, own);
+    return check_temperature(r, own);
 }
 
 // Sampled tokens' log-probabilities; at others there is 1.0, which no log-probability is.
-static enum status check_logprobs(const struct place *p, const struct completion *c)
+static enum status check_logprobs(const struct reader *r, const struct completion *c)
 {
     for (int t = 0; c->logprobs && t < c->n; t++) {
         if (token_author(c->authors, t) != AUTHOR_POLICY)
@@ -146,51 +143,41 @@ static enum status check_logprobs(const struct place *p, const struct completion
             return status_fail(ST_FORMAT, "field \"inference_logprobs\": that of token %d is %g", t,
                                (double)c->logprobs[t]);
     }
-    if (c->logprobs || !p->reader->bounds->needs_logprobs) return ST_OK;
+    if (c->logprobs || !r->bounds->needs_logprobs) return ST_OK;
     return status_fail(ST_NOT_FOUND,
                        "\"inference_logprobs\" is missing, by which the loss is weighed: let the "
                        "environment send them (its managed server does), or train with "
                        "--no-importance-sampling-correction");
 }
 
-static enum status read_sequence(const struct place *p)
+static enum status read_sequence(struct reader *r)
 {
-    struct reader *r = p->reader;
-    struct completion *c = &r->rollout->completions[p->number];
-    const json_t *score = json_array_get(json_object_get(p->group, "scores"), (size_t)p->sequence);
+    struct completion *c = &r->rollout->completions[r->number];
+    const json_t *score = json_array_get(json_object_get(r->group, "scores"), (size_t)r->sequence);
     enum status st;
-    CHECK(read_tokens(p, c));
-    CHECK(floats_of(p, "inference_logprobs", c->n, &c->logprobs));
-    CHECK(check_logprobs(p, c));
-    CHECK(read_overrides(p));
-    CHECK(floats_of(p, "advantages", c->n, &c->advantages));
+    CHECK(read_tokens(r, c));
+    CHECK(floats_of(r, "inference_logprobs", c->n, &c->logprobs));
+    CHECK(check_logprobs(r, c));
+    CHECK(read_overrides(r));
+    CHECK(floats_of(r, "advantages", c->n, &c->advantages));
     if (!json_is_number(score) || !isfinite(json_number_value(score)))
         FAIL(ST_FORMAT, "field \"scores\" has no number for it");
     if (!(c->text = strdup(""))) FAIL(ST_NO_MEMORY, "no memory for a sequence");
-    if (r->flat[p->number]) {
+    if (r->flat[r->number]) {
         free(c->advantages);
         c->advantages = NULL;
     }
     const int prompt = completion_first_sampled(c);
     for (int t = 0; t < prompt; t++)
-        CHECK(token_list_push(&r->rollout->owned[p->number].prompt_ids, c->ids[t]));
+        CHECK(token_list_push(&r->rollout->owned[r->number].prompt_ids, c->ids[t]));
     completion_cut(c, prompt);
-    r->scores.rewards[p->number] = json_number_value(score);
+    r->scores.rewards[r->number] = json_number_value(score);
     r->rollout->n_tokens += c->n;
 out:
     return st;
 }
 
 // ---- groups -------------------------------------------------------------------------------------
-
-static enum status check_group(const struct place *p)
-{
-    static const char *const refused[] = {"images", "distill_token_ids", "distill_logprobs"};
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
-        if (is_given(p, refused[i]))
-            return status_fail(ST_UNSUPPORTED, "field \"%s\" is not supported", refused[i]);
-    return ST_OK;
-}
 
 static enum status open_reader(struct reader *r, const json_t *batch)
 {
@@ -247,35 +234,35 @@ static void join_groups(struct reader *r)
     rollout->n_per_group = size;
 }
 
-static void compare(struct reader *r)
-{
-    struct scores *s = &r->scores;
-    advantage_estimate(&(struct advantage_config){.scale = r->bounds->scale}, s->rewards, NULL,
-                       r->first, r->n_groups, 0, &s->stats, s->advantages);
-    for (int g = 0; g < r->n_groups; g++) // a sequence alone is compared with nothing
-        if (r->first[g + 1] - r->first[g] == 1)
-            s->advantages[r->first[g]] = (float)s->rewards[r->first[g]];
-    for (int i = 0; i < s->n; i++)
-        if (r->flat[i]) s->advantages[i] = 0;
-}
-
 enum status atropos_read_batch(const char *where, const json_t *batch,
                                const struct atropos_bounds *bounds, struct rollout **ret_rollout,
                                struct scores *ret_scores)
 {
+    static const char *const refused[] = {"images", "distill_token_ids", "distill_logprobs"};
     struct reader r = {.where = where, .bounds = bounds};
+    struct scores *s = &r.scores;
     enum status st;
     if (json_array_size(batch) == 0) FAIL(ST_FORMAT, "%s: no list of groups", where);
     CHECK(open_reader(&r, batch));
     for (int g = 0; g < r.n_groups; g++) {
-        struct place p = {&r, json_array_get(batch, (size_t)g), 0, r.first[g]};
-        CHECK(status_context(check_group(&p), "%s, group %d", where, g));
-        for (; p.number < r.first[g + 1]; p.number++, p.sequence++)
-            CHECK(status_context(read_sequence(&p), "%s, group %d, sequence %d", where, g,
-                                 p.sequence));
+        r.group = json_array_get(batch, (size_t)g);
+        r.sequence = 0;
+        for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+            if (is_given(&r, refused[i]))
+                FAIL(ST_UNSUPPORTED, "%s, group %d: field \"%s\" is not supported", where, g,
+                     refused[i]);
+        for (; r.number < r.first[g + 1]; r.number++, r.sequence++)
+            CHECK(status_context(read_sequence(&r), "%s, group %d, sequence %d", where, g,
+                                 r.sequence));
     }
     join_groups(&r);
-    compare(&r);
+    advantage_estimate(&(struct advantage_config){.scale = bounds->scale}, s->rewards, NULL,
+                       r.first, r.n_groups, 0, &s->stats, s->advantages);
+    for (int g = 0; g < r.n_groups; g++) // a sequence alone is compared with nothing
+        if (r.first[g + 1] - r.first[g] == 1)
+            s->advantages[r.first[g]] = (float)s->rewards[r.first[g]];
+    for (int i = 0; i < s->n; i++)
+        if (r.flat[i]) s->advantages[i] = 0;
     *ret_rollout = r.rollout;
     *ret_scores = r.scores;
     r.rollout = NULL;

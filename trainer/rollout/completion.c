@@ -132,12 +132,8 @@ static char *text_of(const json_t *value)
     size_t len = json_is_string(value) ? json_string_length(value) : 0;
     struct bytes copy = BYTES_INIT;
     bytes_puts(&copy, "");
-    for (size_t i = 0; i < len; i++) {
-        if (text[i])
-            bytes_append(&copy, text + i, 1);
-        else
-            bytes_puts(&copy, "\xe2\x90\x80");
-    }
+    for (size_t i = 0; i < len; i++)
+        bytes_append(&copy, text[i] ? text + i : "\xe2\x90\x80", text[i] ? 1 : 3);
     if (copy.failed) bytes_release(&copy);
     return copy.data;
 }

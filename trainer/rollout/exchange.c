@@ -29,11 +29,11 @@ static enum status pack_groups(const struct comm *comm, const struct rollout *r,
 {
     enum status st = ST_OK;
     for (int g = 0; g < r->n_groups; g++) {
-        const struct token_list prompt = r->prompts ? r->prompts[g] : (struct token_list){0};
-        const struct group_head head = {g, prompt.n};
+        const struct token_list *prompt = &r->prompts[g];
+        const struct group_head head = {g, prompt->n};
         if (r->exchanged[g] || !rollout_owns(comm, g)) continue;
         packed_put(to, &head, sizeof head);
-        packed_put(to, prompt.ids, (size_t)prompt.n * sizeof *prompt.ids);
+        packed_put(to, prompt->ids, (size_t)prompt->n * sizeof *prompt->ids);
         for (int i = g * r->n_per_group; i < (g + 1) * r->n_per_group; i++)
             CHECK(completion_pack(&r->completions[i], to));
     }
@@ -53,8 +53,6 @@ static enum status take_group(const struct comm *comm, struct rollout *r, struct
         FAIL(ST_MISMATCH, "another rank's group %d of %d is not wanted here", g, r->n_groups);
     CHECK(packed_get(from, (size_t)head->n_prompt * sizeof *prompt, &prompt));
     if (prompt) {
-        if (!r->prompts) r->prompts = calloc((size_t)r->n_groups, sizeof *r->prompts);
-        if (!r->prompts) FAIL(ST_NO_MEMORY, "no memory for prompts");
         token_list_release(&r->prompts[g]);
         r->prompts[g] = (struct token_list){.ids = prompt, .n = head->n_prompt};
         prompt = NULL;
@@ -69,17 +67,9 @@ out:
     return st;
 }
 
-static enum status make_room(struct rollout *r)
+void rollout_is_everywhere(struct rollout *r)
 {
-    if (!r->exchanged) r->exchanged = calloc((size_t)r->n_groups, sizeof *r->exchanged);
-    return r->exchanged ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %d groups", r->n_groups);
-}
-
-enum status rollout_is_everywhere(struct rollout *r)
-{
-    enum status st = make_room(r);
-    if (st == ST_OK) memset(r->exchanged, true, (size_t)r->n_groups * sizeof *r->exchanged);
-    return st;
+    memset(r->exchanged, true, (size_t)r->n_groups * sizeof *r->exchanged);
 }
 
 enum status rollout_exchange(struct comm *comm, struct rollout *r)
@@ -87,7 +77,6 @@ enum status rollout_exchange(struct comm *comm, struct rollout *r)
     enum status st = ST_OK;
     struct bytes own = BYTES_INIT, others = BYTES_INIT;
     if (!comm) return ST_OK;
-    CHECK(make_room(r));
     CHECK(pack_groups(comm, r, &own));
     for (int rank = 0; rank < comm_size(comm); rank++) {
         const bool mine = rank == comm_rank(comm);
@@ -95,7 +84,7 @@ enum status rollout_exchange(struct comm *comm, struct rollout *r)
         struct packed p = {others.data, others.data + others.len};
         while (!mine && p.at < p.end) CHECK(take_group(comm, r, &p));
     }
-    st = rollout_is_everywhere(r);
+    rollout_is_everywhere(r);
 out:
     bytes_release(&others);
     bytes_release(&own);

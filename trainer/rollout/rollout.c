@@ -60,8 +60,10 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret)
     r->n_groups = n_groups;
     r->n_per_group = n_per_group;
     r->examples = calloc((size_t)n_groups, sizeof *r->examples);
+    r->prompts = calloc((size_t)n_groups, sizeof *r->prompts);
+    r->exchanged = calloc((size_t)n_groups, sizeof *r->exchanged);
     r->completions = calloc((size_t)n_groups * (size_t)n_per_group, sizeof *r->completions);
-    if (!r->examples || !r->completions) {
+    if (!r->examples || !r->prompts || !r->exchanged || !r->completions) {
         rollout_free(r);
         return status_fail(ST_NO_MEMORY, "no memory for %d x %d samples", n_groups, n_per_group);
     }
@@ -86,7 +88,7 @@ void rollout_free(struct rollout *r)
 
 const struct token_list *rollout_prompt(const struct rollout *r, int group)
 {
-    return r->prompts ? &r->prompts[group] : &r->examples[group]->prompt_ids;
+    return r->prompts[group].n > 0 ? &r->prompts[group] : &r->examples[group]->prompt_ids;
 }
 
 uint64_t rollout_oldest(const struct rollout *r, int group)
@@ -113,7 +115,7 @@ int rollout_drop_older(struct rollout *r, uint64_t oldest)
     for (int g = 0; g < r->n_groups; g++) {
         if (rollout_oldest(r, g) >= oldest) continue;
         n++;
-        if (r->exchanged) r->exchanged[g] = false;
+        r->exchanged[g] = false;
         drop_group(r, g);
     }
     return n;
@@ -296,9 +298,8 @@ static const struct rollout_server *chunks_server(const struct chunk *p)
 json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed)
 {
     json_t *ids = json_ids(prompt->ids, prompt->n);
-    return ids ? json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n", n,
-                           "seed", (json_int_t)seed)
-               : NULL;
+    return json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n", n, "seed",
+                     (json_int_t)seed);
 }
 
 static uint64_t seed_of(const struct chunk *p, int group)
@@ -314,13 +315,11 @@ static json_t *completions_body(struct chunk *p)
     const struct token_list *prompt = &r->examples[p->first]->prompt_ids;
     json_t *ids = json_ids(prompt->ids, prompt->n);
     json_t *body =
-        ids ? json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*}", "model",
-                        completions_of(chunks_server(p)), "prompt", ids, "n", r->n_per_group,
-                        "seed", (json_int_t)seed_of(p, p->first), "max_tokens",
-                        (json_int_t)s->max_tokens, "temperature", s->temperature, "top_p", s->top_p,
-                        "logprobs", 1, "return_token_ids", 1, "return_tokens_as_token_ids", 1,
-                        "stop", s->stop)
-            : NULL;
+        json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*}", "model",
+                  completions_of(chunks_server(p)), "prompt", ids, "n", r->n_per_group, "seed",
+                  (json_int_t)seed_of(p, p->first), "max_tokens", (json_int_t)s->max_tokens,
+                  "temperature", s->temperature, "top_p", s->top_p, "logprobs", 1,
+                  "return_token_ids", 1, "return_tokens_as_token_ids", 1, "stop", s->stop);
     if (body && s->top_k > 0) json_object_set_new(body, "top_k", json_integer(s->top_k));
     if (body && s->min_p > 0) json_object_set_new(body, "min_p", json_real(s->min_p));
     if (body && s->ignore_eos) json_object_set_new(body, "ignore_eos", json_true());
@@ -344,14 +343,12 @@ static json_t *request_tandem(const struct sampling_options *s)
 json_t *rollout_request(const struct rollout_pull *pull, json_t *groups)
 {
     const struct sampling_options *s = pull->sampling;
-    return groups
-               ? json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*, s:o*}}",
-                           "groups", groups, "lora", pull->servers->adapter, "sampling",
-                           "temperature", s->temperature, "top_p", s->top_p, "min_p", s->min_p,
-                           "top_k", (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens,
-                           "ignore_eos", s->ignore_eos, "stop", s->stop, "tandem",
-                           request_tandem(s), "text_offset", s->text_offset ? json_true() : NULL)
-               : NULL;
+    return json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*, s:o*}}", "groups",
+                     groups, "lora", pull->servers->adapter, "sampling", "temperature",
+                     s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
+                     (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens, "ignore_eos",
+                     s->ignore_eos, "stop", s->stop, "tandem", request_tandem(s), "text_offset",
+                     s->text_offset ? json_true() : NULL);
 }
 
 // Whether a group is this rank's to pull, and has no completions yet.
@@ -486,26 +483,6 @@ out:
 
 // ---- chunks -------------------------------------------------------------------------------------
 
-static enum status submit(struct chunk *p)
-{
-    const struct rollout_servers *servers = p->pull->common.servers;
-    const bool completions = completions_of(chunks_server(p)) != NULL;
-    json_t *body = completions ? completions_body(p) : rollouts_body(p);
-    if (!body) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
-    const struct http_call call = {
-        .path = completions ? COMPLETIONS : ROLLOUTS,
-        .post = true,
-        .body = body,
-        .timeout_ms = servers->timeout_ms,
-        .idle_timeout_ms = servers->idle_timeout_ms,
-        .on_line = completions ? NULL : take_line,
-        .context = p,
-    };
-    enum status st = rollout_ask(&p->pull->common, &p->ask, &call);
-    json_decref(body);
-    return st;
-}
-
 // Takes the chunk from its server. Groups that did not come whole are asked for again.
 static void give_back(struct chunk *p)
 {
@@ -530,7 +507,22 @@ static enum status advance(struct chunk *p)
     struct bytes body = BYTES_INIT;
     enum status st;
     if (p->done) return ST_OK;
-    if (!a->transfer) return rollout_choose(pull, a) ? submit(p) : ST_OK;
+    if (!a->transfer) {
+        if (!rollout_choose(pull, a)) return ST_OK;
+        const bool completions = completions_of(chunks_server(p)) != NULL;
+        json_t *request = completions ? completions_body(p) : rollouts_body(p);
+        if (!request) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
+        st = rollout_ask(pull, a,
+                         &(struct http_call){.path = completions ? COMPLETIONS : ROLLOUTS,
+                                             .post = true,
+                                             .body = request,
+                                             .timeout_ms = pull->servers->timeout_ms,
+                                             .idle_timeout_ms = pull->servers->idle_timeout_ms,
+                                             .on_line = completions ? NULL : take_line,
+                                             .context = p});
+        json_decref(request);
+        return st;
+    }
     if (!rollout_finish(pull, a, &body, &st)) return ST_OK;
     if (st == ST_OK && completions_of(chunks_server(p))) st = take_choices(p, &body);
     if (st == ST_OK && p->n_taken != p->n_wanted)

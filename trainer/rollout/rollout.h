@@ -17,9 +17,10 @@ struct rollout {
     const struct example **examples; // (n_groups) borrowed
     struct example *owned;           // (n_owned) what is this rollout's own; NULL: none
     int n_owned;
-    // (n_groups) what the completions stand behind, where environments made it; NULL: the examples'
+    // (n_groups) what the completions stand behind, where environments made it; empty: the
+    // example's
     struct token_list *prompts;
-    bool *exchanged;                // (n_groups) which all ranks have; NULL: one rank
+    bool *exchanged;                // (n_groups) which all ranks have
     struct completion *completions; // (n_groups, n_per_group)
     long n_tokens;                  // of the completions
     double seconds;                 // request to last line
@@ -147,7 +148,7 @@ enum status rollout_read(const struct rollout_pull *p, const struct rollout_ask 
 // pulled anew. Of one rank nothing. ST_MISMATCH where another gives what is no group of its own.
 enum status rollout_exchange(struct comm *comm, struct rollout *r);
 // Nothing of it is to be sent: all ranks have it already.
-enum status rollout_is_everywhere(struct rollout *r);
+void rollout_is_everywhere(struct rollout *r);
 // What that rank has in it, on all of them.
 enum status rollout_broadcast(struct comm *comm, int rank, struct bytes *text);
 

@@ -106,20 +106,6 @@ static double drafted_mean(const struct completion_cost *costs, int n, double no
     return drafted ? sum / drafted : none;
 }
 
-// Whether to draft is the server's choice: a sample that had none is neither better nor worse for
-// it than the others of its group. It takes their mean, or, where none of them was drafted for, the
-// step's.
-static void rate_undrafted(struct completion_cost *costs, int n_groups, int n_per_group)
-{
-    const double step_mean = drafted_mean(costs, n_groups * n_per_group, 0);
-    for (int g = 0; g < n_groups; g++) {
-        struct completion_cost *group = costs + (size_t)g * n_per_group;
-        const double mean = drafted_mean(group, n_per_group, step_mean);
-        for (int i = 0; i < n_per_group; i++)
-            if (!group[i].drafted) group[i].accept_rate = mean;
-    }
-}
-
 static enum status read_costs(const struct scoring *how, const struct rollout *r, struct scores *s)
 {
     enum status st = ST_OK;
@@ -131,7 +117,16 @@ static enum status read_costs(const struct scoring *how, const struct rollout *r
         CHECK(at_sample(cost_read(r->completions[i].telemetry, &costs[i]), how->data, r, i));
         s->n_undrafted += !costs[i].drafted;
     }
-    rate_undrafted(costs, r->n_groups, r->n_per_group);
+    // Whether to draft is the server's choice: a sample that had none is neither better nor worse
+    // for it than the others of its group. It takes their mean, or, where none of them was drafted
+    // for, the step's.
+    const double step_mean = drafted_mean(costs, s->n, 0);
+    for (int g = 0; g < r->n_groups; g++) {
+        struct completion_cost *group = costs + (size_t)g * r->n_per_group;
+        const double mean = drafted_mean(group, r->n_per_group, step_mean);
+        for (int i = 0; i < r->n_per_group; i++)
+            if (!group[i].drafted) group[i].accept_rate = mean;
+    }
     if (how->latency) {
         for (int i = 0; i < s->n; i++) latency_model_add(how->latency, &costs[i]);
         latency_model_fit(how->latency);

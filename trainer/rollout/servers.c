@@ -86,8 +86,9 @@ static enum status not_utf8(const struct servers *c)
 // ---- the server that is started -----------------------------------------------------------------
 
 // With an adapter on the folder that it is of, and then with it, which a server without a key takes
-// on its socket alone.
-static enum status start_server(struct servers *c)
+// on its socket alone. Where it was lost between those steps that are due for new weights it is
+// given the old ones again: all ranks write together or none does.
+static enum status restart(struct servers *c, bool due)
 {
     const struct copies_options *o = &c->options;
     struct http_call call = {
@@ -95,31 +96,22 @@ static enum status start_server(struct servers *c)
     char draft[PATH_ROOM];
     enum status st;
     json_t *body = NULL;
+    if (due || !c->written) CHECK(write_weights(c));
     CHECK(path_put(draft, c->folder, "%s", o->draft ? o->draft : ""));
     CHECK(server_process_restart(o->server, c->servers->http,
                                  o->adapter ? o->model_folder : c->folder,
                                  o->draft ? draft : o->other_draft));
-    if (!o->adapter) goto out;
-    call.body = body = adapter_body(c);
-    st = body ? http_perform(c->servers->http, &call, NULL) : not_utf8(c);
-out:
-    json_decref(body);
-    return st;
-}
-
-// Where it was lost between those steps that are due for new weights it is given the old ones
-// again: all ranks write together or none does.
-static enum status restart(struct servers *c, bool due)
-{
-    enum status st;
-    if (due || !c->written) CHECK(write_weights(c));
-    CHECK(start_server(c));
+    if (o->adapter) {
+        call.body = body = adapter_body(c);
+        CHECK(body ? http_perform(c->servers->http, &call, NULL) : not_utf8(c));
+    }
     c->started.down = false;
     c->started.version = FIRST_VERSION;
     c->started.copy_of = c->written;
-    if (!c->has_started) CHECK(c->options.started(c->options.context));
+    if (!c->has_started) CHECK(o->started(o->context));
     c->has_started = true;
 out:
+    json_decref(body);
     return st;
 }
 
@@ -321,7 +313,7 @@ static enum status sync_workers(struct servers *c, bool due)
 {
     enum status st = ST_OK;
     const int64_t start = clock_now_ns();
-    int32_t n = 0;
+    double n = 0, all;
     if (c->n == 0) return ST_OK;
     for (int i = 0; i < c->n; i++) {
         c->items[i].may = c->items[i].own && (due || c->items[i].of_pull.down);
@@ -329,7 +321,7 @@ static enum status sync_workers(struct servers *c, bool due)
     }
     CHECK(ask(c, "/bridge/info", NULL, PROBE_MS, take_info));
     for (int i = 0; i < c->n; i++) n += c->items[i].may;
-    double all = n;
+    all = n;
     CHECK(comm_sum_host(c->servers->comm, &all, 1));
     if (all > 0) CHECK(write_weights(c));
     if (n > 0) CHECK(load(c));
