@@ -86,7 +86,7 @@ TRAINER_SRC := $(filter-out trainer/main.c trainer/examples/%,$(wildcard trainer
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 # in the order in which they follow each other on the page
-REPORT_JS   := $(patsubst %,tools/report/page/%.js,dom number run chart time charts rollouts page)
+REPORT_JS   := $(patsubst %,tools/report/page/%.js,dom number run chart time histogram charts rollouts page)
 BENCH_SRC   := $(wildcard tools/bench/*.c)
 WORDS_SRC   := $(wildcard tools/word-problems/*.c)
 TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \

@@ -107,6 +107,19 @@ def charts_of_a_long_run(page):
     assert 20 < colored(page, "reward", 50) < 200
 
 
+def constants_are_lines(page):
+    """Charts of the mean of spans stay; one of a value that never changes is a line in a list."""
+    assert page.js("() => page.charts.figures.every(f => f.element.hidden === f.constant)")
+    assert not page.js(f"() => {figure('reward')}.constant")
+    constant = page.page.locator("figure[data-metrics~='learning_rate']")
+    assert constant.count() == 1 and not constant.is_visible()
+    line = page.page.locator(".constant li", has_text="Learning rate")
+    assert line.is_visible() and "learning_rate 0.002" in line.inner_text(), line.inner_text()
+    page.page.locator("#filter").fill("reward")
+    assert not line.is_visible()
+    page.page.locator("#filter").fill("")
+
+
 def zooming(page):
     drag(page, "reward", 0.25, 0.75)
     page.settle()
@@ -167,6 +180,29 @@ def time_of_steps(page):
 # ---- rollouts ----
 
 
+def bars(page, at, group):
+    """The shares that a histogram's bars have, of its groups one, by where they begin."""
+    return page.js(
+        f"""() => {{
+        const h = page.rollouts.histograms[{at}][1], ret = {{}};
+        h.groups[{group}].shares.forEach((share, i) => {{ if (share) ret[h.first * h.bin + i * h.bin] = share; }});
+        return ret;
+    }}"""
+    )
+
+
+def histograms(page, words):
+    """Of five samples one has a reward of 1; all have as many tokens."""
+    for group in (0, 1):
+        found = bars(page, 0, group)
+        assert [round(x, 6) for x in found.values()] == [80, 20], found
+        assert list(found) == ["0", "1"], found
+        assert list(bars(page, 1, group)) == [str(words)]
+    fill(page, "from", "10000")
+    assert page.js("() => page.rollouts.histograms[0][1].groups.map(g => g.n)") == [10]
+    fill(page, "from", "")
+
+
 def listed(page):
     return page.page.locator("#rollouts > p").inner_text()
 
@@ -214,6 +250,16 @@ def a_sample(page, words):
     plain = tokens.nth(words - 1).evaluate("e => getComputedStyle(e).backgroundColor")
     detail.locator("select").select_option("")
     assert tokens.nth(words - 1).evaluate("e => getComputedStyle(e).backgroundColor") != plain
+    detail.locator("button", has_text="side by side").click()
+    cards = detail.locator(".card")
+    assert cards.count() == 5 and "sample 4" in cards.nth(4).inner_text()
+    cards.nth(3).click()
+    page.page.wait_for_function("() => document.querySelector('.sample h3').textContent.includes('sample 3')")
+    detail.locator("button", has_text="alone").click()
+    detail.locator("button", has_text="◀").click()
+    page.page.wait_for_function("() => document.querySelector('.sample h3').textContent.includes('sample 2')")
+    detail.locator("button", has_text="◀").click()
+    page.page.wait_for_function("() => document.querySelector('.sample h3').textContent.includes('sample 1')")
     detail.locator("button", has_text="▶").click()
     page.page.wait_for_function("() => document.querySelector('.sample h3').textContent.includes('sample 2')")
     detail.locator("button", has_text="this prompt").click()
@@ -292,19 +338,33 @@ def a_resumed_run_is_read_anew(page, folder):
     page.wait("document.querySelector('#rollouts > p').textContent === '500 of 500 samples'")
 
 
+def on_a_phone(page):
+    """Nothing is wider than the screen, and a group's samples lie below one another."""
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.page.locator(".sample button", has_text="side by side").click()
+    assert page.js("() => document.documentElement.scrollWidth") <= 390
+    left = page.js("() => [...document.querySelectorAll('.card')].map(c => c.getBoundingClientRect().left)")
+    assert len(left) == 5 and len(set(left)) == 1, left
+    page.page.locator(".sample button", has_text="alone").click()
+    page.page.set_viewport_size({"width": 1200, "height": 900})
+
+
 def main():
     page_file, url, folder = sys.argv[1:]
     with sync_playwright() as playwright:
         browser = launch(playwright)
         page = Page(browser, pathlib.Path(page_file).as_uri())
         charts_of_a_long_run(page)
+        constants_are_lines(page)
         zooming(page)
         smoothing(page)
         axes(page)
         tips(page)
         time_of_steps(page)
         rollouts_of_a_long_run(page)
+        histograms(page, 24)
         a_sample(page, 24)
+        on_a_phone(page)
         a_text_that_is_not_here(page)
         timings(page)
         page.end()

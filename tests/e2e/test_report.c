@@ -7,9 +7,11 @@
 #include "tests/support/report_server.h"
 #include "tests/support/support.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define LIMIT_MS 120000
@@ -119,6 +121,31 @@ static void several_runs_on_a_page(void **state)
     free(page);
 }
 
+// A folder of runs stands for them, the newest first; a value that never changes is there once.
+static void a_folder_of_runs(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *out = test_path(folder, "all.html");
+    static const char *const names[] = {"runs/old", "runs/real/new"};
+    static const char lines[] =
+        "{\"step\":1,\"reward\":0.5,\"kl\":1}\n{\"step\":2,\"reward\":0.5,\"kl\":2}\n";
+    for (int i = 0; i < 2; i++) {
+        const char *run = test_path(folder, names[i]);
+        assert_ok(file_make_folders(run));
+        test_write(test_path(run, "metrics.jsonl"), lines, strlen(lines));
+    }
+    const struct timespec long_ago[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    assert_int_equal(utimensat(AT_FDCWD, test_path(folder, "runs/old/metrics.jsonl"), long_ago, 0),
+                     0);
+    assert_int_equal(report(folder, test_path(folder, "runs"), "--out", out), 0);
+    char *page = test_read(out);
+    assert_contains(page, "id=\"run-0\">{\"name\":\"real/new\"");
+    assert_contains(page, "id=\"run-1\">{\"name\":\"old\"");
+    assert_contains(page, "{\"key\":\"reward\",\"first\":0,\"same\":0.5,\"n\":2}");
+    assert_contains(page, "{\"key\":\"kl\",\"first\":0,\"values\":\"");
+    free(page);
+}
+
 // ---- serving ------------------------------------------------------------------------------------
 
 static struct test_child server;
@@ -198,6 +225,31 @@ static void runs_are_served(void **state)
     report_server_stop(&server);
 }
 
+// Of a folder of runs the page shows the newest, and has the others.
+static void the_newest_run_is_shown(void **state)
+{
+    (void)state;
+    const char *folder = test_folder(), *runs = test_path(folder, "runs");
+    struct wire_answer a;
+    for (int i = 0; i < 2; i++) {
+        const char *run = test_path(runs, i ? "b" : "a");
+        assert_ok(file_make_folders(run));
+        test_write(test_path(run, "metrics.jsonl"), "{\"step\":1,\"reward\":1}\n", 22);
+    }
+    const int port = report_server_start(&server, test_path(folder, "serve.log"), runs, NULL);
+    get(port, "/", "localhost", &a);
+    assert_contains(bytes_text(&a.body), "data-shown=\"1\" id=\"live\">2</script>");
+    wire_answer_release(&a);
+    report_server_stop(&server);
+    // two that were named are both meant
+    const int both = report_server_start(&server, test_path(folder, "both.log"),
+                                         test_path(runs, "a"), test_path(runs, "b"));
+    get(both, "/", "localhost", &a);
+    assert_contains(bytes_text(&a.body), "data-shown=\"2\" id=\"live\">2</script>");
+    wire_answer_release(&a);
+    report_server_stop(&server);
+}
+
 // ---- errors -------------------------------------------------------------------------------------
 
 static void errors_are_clear(void **state)
@@ -250,7 +302,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(page_of_a_run),
         cmocka_unit_test(several_runs_on_a_page),
+        cmocka_unit_test(a_folder_of_runs),
         cmocka_unit_test_teardown(runs_are_served, end_server),
+        cmocka_unit_test_teardown(the_newest_run_is_shown, end_server),
         cmocka_unit_test(errors_are_clear),
     };
     return cmocka_run_group_tests_name("report", tests, NULL, NULL);

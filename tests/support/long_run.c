@@ -15,7 +15,9 @@ static void put_metrics(int step, int keys, struct bytes *to)
     bytes_printf(to, "{\"step\":%d,\"reward\":%g", step, step == 500 ? 77 : step / 1000.0);
     for (int k = 1; k < keys; k++)
         bytes_printf(to, ",\"metric_%d\":%.4g", k, k + (step * 7919 + k) % 1000 / 997.0);
-    bytes_printf(to, ",\"num_tokens\":%d,\"spans/forward_s\":0.25,\"spans/rollout_s\":0.75}\n",
+    bytes_printf(to,
+                 ",\"num_tokens\":%d,\"learning_rate\":0.002,\"spans/forward_s\":0.25,\"spans/"
+                 "rollout_s\":0.75}\n",
                  step * 1000);
 }
 

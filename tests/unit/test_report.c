@@ -471,9 +471,9 @@ static void live_pages_are_empty(void **state)
     (void)state;
     struct bytes page = BYTES_INIT;
     char sentence[200];
-    assert_ok(page_put_live(3, &page));
+    assert_ok(page_put_live(3, 1, &page));
     if (!html_check(bytes_text(&page), sentence, sizeof sentence)) fail_msg("%s", sentence);
-    assert_contains(bytes_text(&page), "id=\"live\">3</script>");
+    assert_contains(bytes_text(&page), "data-shown=\"1\" id=\"live\">3</script>");
     assert_contains(bytes_text(&page), "default-src 'none'");
     assert_contains(bytes_text(&page), "connect-src 'self'");
     assert_null(strstr(bytes_text(&page), "id=\"run-"));

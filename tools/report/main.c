@@ -28,7 +28,7 @@ static const struct option_spec table[] = {
 static enum status check(void *context, struct option_set *set)
 {
     const struct report *r = context;
-    if (!r->folders[0])
+    if (!r->folders[0] && !r->serve)
         return status_fail(ST_INVALID, "RUN is missing: the folder that cw-trainer wrote "
                                        "(--help says more)");
     if (!r->serve && options_given(set, "listen"))
@@ -58,11 +58,14 @@ out:
 static enum status report(void *context)
 {
     const struct report *r = context;
+    static const char *const usual[RUNS_MAX] = {"runs"};
+    const char *const *folders = r->folders[0] ? r->folders : usual;
     struct run_folder runs[RUNS_MAX] = {0};
-    enum status st = ST_OK;
+    enum status st;
     int n = 0;
-    for (; n < RUNS_MAX && r->folders[n]; n++) CHECK(run_folder_open(r->folders[n], &runs[n]));
-    st = r->serve ? report_serve(r->listen, runs, n) : write_page(r, runs, n);
+    CHECK(runs_open(folders, RUNS_MAX, runs, &n));
+    // of a folder of runs the newest is what one wants to see
+    st = r->serve ? report_serve(r->listen, runs, n, folders[1] ? n : 1) : write_page(r, runs, n);
 out:
     for (int i = 0; i < n; i++) run_folder_release(&runs[i]);
     return st;
@@ -73,11 +76,13 @@ int main(int argc, char **argv)
     struct report r = {0};
     const struct program program = {
         .name = "cw-report",
-        .usage = "RUN... [--out FILE.html | --serve]\n\n"
-                 "Writes what runs of cw-trainer left in their folders as one HTML page that "
-                 "needs nothing\nbesides itself: curves of every metric, of several runs beside "
-                 "each other, where each step's time\nwent, cluster reports, and the rollouts. "
-                 "Prints the page's path.",
+        .usage =
+            "RUN... [--out FILE.html], or [RUN...] --serve\n\n"
+            "Writes what runs of cw-trainer left in their folders as one HTML page that "
+            "needs nothing\nbesides itself: curves of every metric, of several runs beside "
+            "each other, where each step's time\nwent, cluster reports, and the rollouts. "
+            "Prints the page's path.\nA folder that holds runs stands for all of them: served, the "
+            "newest is shown first (--serve alone: of runs/).",
         .options = table,
         .config = &r,
         .word = r.folders,

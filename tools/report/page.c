@@ -159,11 +159,13 @@ out:
     return st;
 }
 
-enum status page_put_live(int n, struct bytes *to)
+enum status page_put_live(int n, int shown, struct bytes *to)
 {
     enum status st = put_head("'self'", to);
     if (st != ST_OK) return st;
-    bytes_printf(to, "<script type=\"application/json\" id=\"live\">%d</script>\n", n);
+    bytes_printf(to,
+                 "<script type=\"application/json\" data-shown=\"%d\" id=\"live\">%d</script>\n",
+                 shown, n);
     put_end(to);
     return bytes_status(to);
 }

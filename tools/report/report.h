@@ -97,6 +97,9 @@ bool run_folder_is_behind(const struct run_folder *run); // samples are left to 
 enum status run_folder_rollouts(const struct run_folder *run, int64_t step, bool held_out,
                                 char ret_path[PATH_ROOM]);
 void run_folder_release(struct run_folder *run);
+// Opens the runs at these paths, NULL behind the last, and in place of a path that is no run but
+// has some in it, or in its folders, those, the newest first. At most `max` in all.
+enum status runs_open(const char *const *paths, int max, struct run_folder *ret, int *ret_n);
 
 // ---- run data -----------------------------------------------------------------------------------
 // A run as the page's script takes it, whole or what is new: one JSON object. Columns of numbers
@@ -110,8 +113,9 @@ struct run_cursor { // what the page has; all zero: nothing
 //   name, generation, lines, bad (lines that could not be read), written (seconds since 1970),
 //   behind (more samples are to come), config (null, or not there where the page has it)
 //   from, steps [i32]           of the lines from that one on
-//   series                      [{key, at [i32] or else first, values [f32]}]; at: line of each
-//                               value, first: of the first, the others follow line by line
+//   series                      [{key, at [i32] or else first, values [f32] or else same, n}]; at:
+//                               line of each value, first: of the first, the others follow line
+//                               by line; same: the one value of all n
 //   reports                     [{epoch, text, left_out (bytes of it behind text)}], left_out: how
 //                               many between the first and the second are not given; not there
 //                               where the page has them
@@ -128,8 +132,8 @@ enum status run_data_put(const struct run_folder *run, const struct run_cursor *
 // Appends the page with all data of n runs, and of their samples' texts at most so many bytes; of
 // more, those of steps spread evenly.
 enum status page_put(const struct run_folder *runs, int n, int64_t max_texts, struct bytes *to);
-// The page without data, which asks its server for that of n runs.
-enum status page_put_live(int n, struct bytes *to);
+// The page without data, which asks its server for that of n runs, and shows that many at first.
+enum status page_put_live(int n, int shown, struct bytes *to);
 
 // Content of a <script> that is no program: '<' of JSON, which stands in its strings only, as
 // "\u003c", so that nothing in it ends the element.
@@ -141,7 +145,8 @@ extern const char report_style[], report_body[], report_script[];
 // ---- server -------------------------------------------------------------------------------------
 // The page over HTTP, with the newest data of runs that go on.
 
-// Listens on HOST:PORT, a loopback address, says where, and serves until SIGINT or SIGTERM.
-enum status report_serve(const char *listen, struct run_folder *runs, int n);
+// Listens on HOST:PORT, a loopback address, says where, and serves until SIGINT or SIGTERM. shown:
+// of the runs, how many the page shows until the reader ticks others.
+enum status report_serve(const char *listen, struct run_folder *runs, int n, int shown);
 
 #endif

@@ -40,6 +40,13 @@ static size_t place_of(const struct series *s, int64_t line)
     return lo;
 }
 
+static bool are_same(const float *values, size_t n)
+{
+    for (size_t i = 1; i < n; i++)
+        if (values[i] != values[0]) return false;
+    return true;
+}
+
 static void put_series(struct json_out *o, const struct series *s, int64_t from)
 {
     const size_t first = place_of(s, from), n = s->n - first;
@@ -50,7 +57,12 @@ static void put_series(struct json_out *o, const struct series *s, int64_t from)
         json_out_int(o, "first", s->at[first]);
     else
         put_base64(o, "at", s->at + first, n * sizeof *s->at);
-    put_base64(o, "values", s->values + first, n * sizeof *s->values);
+    if (are_same(s->values + first, n)) {
+        json_out_float(o, "same", s->values[first]);
+        json_out_uint(o, "n", n);
+    } else {
+        put_base64(o, "values", s->values + first, n * sizeof *s->values);
+    }
     json_out_close(o, '}');
 }
 

@@ -25,7 +25,7 @@ struct report_server {
     uv_signal_t signals[2];
     struct http *http;
     struct run_folder *runs;
-    int n;
+    int n, shown;
 };
 
 // ---- endpoints ----------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ static void handle_page(void *context, struct http_request *q)
 {
     const struct report_server *s = context;
     struct bytes page = BYTES_INIT;
-    enum status st = page_put_live(s->n, &page);
+    enum status st = page_put_live(s->n, s->shown, &page);
     reply(q, st, "text/html; charset=utf-8", &page);
 }
 
@@ -161,9 +161,9 @@ static void close_handle(uv_handle_t *handle, void *context)
     if (!uv_is_closing(handle)) uv_close(handle, NULL);
 }
 
-enum status report_serve(const char *listen, struct run_folder *runs, int n)
+enum status report_serve(const char *listen, struct run_folder *runs, int n, int shown)
 {
-    struct report_server s = {.runs = runs, .n = n};
+    struct report_server s = {.runs = runs, .n = n, .shown = shown};
     // a page that another server's data is in gets all anew
     for (int i = 0; i < n; i++) runs[i].generation = (int)(time(NULL) & 0x3fffffff);
     const struct http_options options = {.routes = routes,

@@ -16,6 +16,7 @@ const MARGIN = {left: 54, right: 14, top: 10, bottom: 24};
 const N_COLORS = 8;
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3]], BORDERS = ["solid", "dashed", "dotted", "double"];
 const DOTS_BELOW = 40; // points a line, above which they are not marked
+const CHANGES_WITHIN = 3; // lines of a run, before which no value is called constant
 
 const colors = {};
 function readColors() {
@@ -76,6 +77,7 @@ class Figure {
         this.canvas = make("canvas", {role: "img", "aria-label": title});
         this.legend = make("ul", {className: "legend"});
         this.tip = make("div", {className: "tip", hidden: true});
+        this.line = make("li"); // what stands for it in the list of those that are constant
         this.element = make("figure", {}, make("figcaption", {}, title, " ", make("span", {}, unit)),
                             this.canvas, this.legend, this.tip);
         this.element.dataset.metrics = keys.join(" ");
@@ -125,7 +127,7 @@ class Figure {
         const ctx = this.canvas.getContext("2d");
         ctx.scale(scale, scale);
         ctx.font = "11px system-ui, sans-serif";
-        this.xRange = view.range || this.wholeX();
+        this.xRange = this.rangeX();
         this.log = view.log && !this.linearOnly;
         this.yRange = this.xRange && this.fitY();
         if (!this.yRange) return this.paintNothing(ctx);
@@ -143,6 +145,9 @@ class Figure {
         ctx.textAlign = "center";
         ctx.fillText(this.log ? "no value above 0" : "no values", this.width / 2, this.height / 2);
         this.putLegend();
+    }
+    rangeX() {
+        return view.range || this.wholeX();
     }
     wholeX() {
         let lo = Infinity, hi = -Infinity;
@@ -175,6 +180,13 @@ class Figure {
     }
     xTicks() {
         return xTicks(...this.xRange);
+    }
+    xName(x) {
+        return `${view.x} ${xText(x)}`;
+    }
+    /* Whether a line says as much. */
+    get constant() {
+        return false;
     }
     paintAxes(ctx) {
         const line = (x0, y0, x1, y1, color) => {
@@ -226,18 +238,21 @@ class Figure {
             start = null;
             if (from === null) return;
             const ends = [from, pixel(event)].map(p => this.xAt(p)).sort((a, b) => a - b);
-            if (Math.abs(pixel(event) - from) > 5) view.zoom(ends);
+            if (Math.abs(pixel(event) - from) > 5) this.zoom(ends);
             else this.touch();
         });
         this.canvas.addEventListener("pointercancel", () => { start = null; this.touch(); });
         this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
-        this.canvas.addEventListener("dblclick", () => view.zoom(null));
+        this.canvas.addEventListener("dblclick", () => this.zoom(null));
+    }
+    zoom(range) {
+        view.zoom(range);
     }
     showTip(pixel) {
         const x = this.xAt(pixel), rows = this.rows(x);
         this.tip.hidden = !rows.length;
         if (!rows.length) return;
-        const table = make("table", {}, make("tr", {}, make("td", {colSpan: 2}, `${view.x} ${xText(x)}`)));
+        const table = make("table", {}, make("tr", {}, make("td", {colSpan: 2}, this.xName(x))));
         for (const {color, name, text} of rows) {
             const swatch = make("span", {className: "swatch"});
             swatch.style.borderColor = color;
@@ -286,6 +301,19 @@ class LineChart extends Figure {
         this.lines = lines;
         this.scale = unit === "%" ? 100 : 1;
         this.cache = new Map();
+    }
+
+    get constant() {
+        const runs = view.runs.filter(run => run.lines);
+        return runs.some(run => run.lines >= CHANGES_WITHIN) && runs.every(run => this.keys.every(key =>
+            !run.series.has(key) || run.series.get(key).same !== undefined));
+    }
+    /* Its title, and each key's value, or its values in the runs. */
+    putConstant() {
+        const valuesOf = key => [...new Set(view.runs.filter(run => run.series.has(key))
+            .map(run => this.valueText(run.series.get(key).same * this.scale)))].join(", ") || "-";
+        this.line.replaceChildren(make("b", {}, this.title), " ", this.keys.map(key =>
+            `${key === this.title ? "" : `${key} `}${valuesOf(key)}`).join("; "));
     }
 
     /* x and y of a run's key, and y as smoothed; null where it has none. */

@@ -109,6 +109,7 @@ class Charts {
     constructor(place) {
         this.place = place;
         this.keys = "";
+        this.words = [];
         this.figures = [];
     }
     /* Makes those that are new, or all where keys came, and draws all anew. */
@@ -118,35 +119,45 @@ class Charts {
             this.keys = [...keys].join();
             this.build(keys);
         }
+        this.arrange();
         this.figures.forEach(figure => figure.touch());
     }
     build(left) {
         this.figures.forEach(figure => figure.remove());
         this.figures = [];
         this.place.replaceChildren();
-        let section = null, grid = null;
+        let section = null, grid = null, list = null;
         for (const entry of CHARTS) {
             if (typeof entry === "string") {
                 grid = make("div", {className: "charts"});
-                section = make("section", {}, make("h2", {}, entry), grid);
+                list = make("ul", {className: "constant"});
+                section = make("section", {}, make("h2", {}, entry), grid, list);
                 continue;
             }
             for (const chart of chartsOf(entry, left)) {
                 if (!section.isConnected) this.place.append(section);
                 grid.append(chart.element);
+                list.append(chart.line);
                 this.figures.push(chart);
             }
         }
-        this.filter(this.words || []);
     }
     /* Shows those whose title or keys hold one of the words; none: all. */
     filter(words) {
         this.words = words;
-        for (const {element, title, keys} of this.figures) {
-            const text = `${title} ${keys.join(" ")}`.toLowerCase();
-            element.hidden = words.length > 0 && !words.some(word => text.includes(word));
+        this.arrange();
+    }
+    /* One whose values never change is a line in its section's list. */
+    arrange() {
+        for (const figure of this.figures) {
+            const text = `${figure.title} ${figure.keys.join(" ")}`.toLowerCase();
+            const out = this.words.length > 0 && !this.words.some(word => text.includes(word));
+            const folded = figure.constant;
+            if (folded) figure.putConstant();
+            figure.element.hidden = out || folded;
+            figure.line.hidden = out || !folded;
         }
         for (const section of this.place.children)
-            section.hidden = [...section.querySelectorAll("figure")].every(f => f.hidden);
+            section.hidden = [...section.querySelectorAll("figure, .constant > li")].every(e => e.hidden);
     }
 }

@@ -113,7 +113,7 @@ function runFacts(run) {
 class Page {
     constructor() {
         this.source = sourceOfPage();
-        this.runs = Array.from({length: this.source.n}, (_, i) => new Run(i));
+        this.runs = Array.from({length: this.source.n}, (_, i) => new Run(i, i < this.source.shown));
         this.charts = new Charts(byId("charts"));
         this.rollouts = new Rollouts(byId("rollouts"), this.source);
         view.zoom = range => this.zoom(range);
@@ -152,6 +152,7 @@ class Page {
     }
     draw() {
         this.charts.figures.forEach(figure => figure.touch());
+        this.rollouts.histograms.forEach(([, figure]) => figure.touch());
     }
 
     /* ---- what there is ---- */

@@ -176,7 +176,10 @@ class Rollouts {
         this.runs = [];
         this.page = 0;
         this.measure = "logprob";
+        this.together = false; // the chosen sample's group is shown whole
         this.text = {}; // of the last step that was fetched
+        this.histograms = [["reward", new Histogram("Rewards", "% of samples", false)],
+                           ["tokens", new Histogram("Tokens", "% of samples", true)]];
         const field = (name, type = "number") =>
             make("input", {type, name, step: "any", placeholder: {from: "first", to: "last"}[name] || ""});
         this.fields = {
@@ -201,8 +204,10 @@ class Rollouts {
                 heading("sample"), heading("reward"), heading("adv."), heading("tokens"))), this.rows);
         this.pager = make("div", {className: "pager"});
         this.detail = make("div", {className: "sample"});
+        this.browser = make("div", {className: "browser"}, make("div", {}, this.table, this.pager), this.detail);
         place.append(make("h2", {}, "Rollouts"), this.filters, this.head,
-            make("div", {className: "browser"}, make("div", {}, this.table, this.pager), this.detail));
+            make("div", {className: "charts histograms"}, ...this.histograms.map(([, {element}]) => element)),
+            this.browser);
     }
     get run() {
         return this.runs.find(run => String(run.number) === this.fields.run.value) || this.runs[0];
@@ -238,7 +243,23 @@ class Rollouts {
         const [column, sign] = SORTS[f.sort.value];
         this.samples = s;
         this.found = sorted(found, s[column], sign);
+        this.count(found);
         this.list();
+    }
+    /* Of the samples that are left, those of the first and of the last tenth of the steps; held-out ones
+     * where there are no others. */
+    count(all) {
+        const training = all.filter(i => this.samples.line[i] >= 0), found = training.length ? training : all;
+        const steps = this.samples.step, first = steps[found[0]], last = steps[found[found.length - 1]];
+        const tenth = Math.floor((last - first) / 10);
+        const groups = first === last ? [[first, last, "s0"]]
+            : [[first, first + tenth, "dim"], [last - tenth, last, "s0"]];
+        for (const [column, histogram] of this.histograms)
+            histogram.set(groups.map(([from, to, color]) => ({
+                color, name: from === to ? `step ${from}` : `steps ${from} to ${to}`,
+                values: found.filter(i => steps[i] >= from && steps[i] <= to).map(i => this.samples[column][i])
+                    .filter(value => column === "tokens" ? value >= 0 : Number.isFinite(value)),
+            })));
     }
     /* Lines of the data; null: all. */
     promptsNamed(words) {
@@ -317,16 +338,36 @@ class Rollouts {
             this.page = 0;
             this.find();
         });
+        const whole = make("button", {type: "button"}, this.together ? "this sample alone" : "the group side by side");
+        whole.addEventListener("click", () => {
+            this.together = !this.together;
+            this.draw(run, i, line);
+        });
         const answer = typeof line.answer === "string"
             ? [make("p", {}, "answer: ", make("code", {}, visible(line.answer)))] : [];
         this.detail.replaceChildren(
             make("h3", {}, `Step ${step[i]}, prompt ${lineText(of[i])}, sample ${line.sample} `,
                  make("span", {}, run.name)),
             make("div", {className: "pager"}, neighbour("◀", -1), "sample of the group",
-                 neighbour("▶", 1), same),
-            ...promptElements(this.text.lines[first] || {}), ...answer, sampleFacts(line),
-            this.measures(run, i, line), completionElement(line, this.usedMeasure(line)),
+                 neighbour("▶", 1), whole, same),
+            ...promptElements(this.text.lines[first] || {}), ...answer,
+            ...this.together ? [this.measures(run, i, line), this.group(run, i, first)]
+                : [sampleFacts(line), this.measures(run, i, line), completionElement(line, this.usedMeasure(line))],
             make("p", {className: "dim"}, absent(line)));
+        this.browser.classList.toggle("together", this.together);
+    }
+    /* All samples of the group of sample i, whose first one is in that row of its step. */
+    group(run, i, first) {
+        const lines = this.text.lines, chosen = run.samples.row.all[i], cards = [];
+        for (let row = first; lines[row] && (row === first || lines[row].sample > 0); row++) {
+            const line = lines[row], card = make("div", {className: "card", tabIndex: 0},
+                make("h4", {}, `sample ${line.sample}`), sampleFacts(line),
+                completionElement(line, this.usedMeasure(line)));
+            card.setAttribute("aria-current", row === chosen);
+            card.addEventListener("click", () => this.show(run, i + row - chosen));
+            cards.push(card);
+        }
+        return make("div", {className: "group"}, ...cards);
     }
     usedMeasure(line) {
         const measure = MEASURES[this.measure];

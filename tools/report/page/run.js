@@ -33,15 +33,16 @@ class Column {
     }
 }
 
-/* One key's numbers: values.all[i] is of line lines.all[i]. */
+/* One key's numbers: values.all[i] is of line lines.all[i]; same is the value of all, where there is
+ * only one. */
 class Series {
     constructor() {
         this.lines = new Column(Int32Array);
         this.values = new Column(Float32Array);
     }
-    add({values, at, first}) {
-        this.values.add(values);
-        const n = bytesIn(values) / Float32Array.BYTES_PER_ELEMENT;
+    add({values, same, n = bytesIn(values) / Float32Array.BYTES_PER_ELEMENT, at, first}) {
+        this.same = !("same" in this) || this.same === same ? same : undefined;
+        this.values.add(values ?? (() => new Float32Array(n).fill(same)));
         this.lines.add(at ?? (() => Int32Array.from({length: n}, (_, i) => first + i)));
     }
 }
@@ -52,9 +53,9 @@ const SAMPLE_COLUMNS = {
 };
 
 class Run {
-    constructor(number) {
+    constructor(number, shown) {
         this.number = number;
-        this.shown = true;
+        this.shown = shown;
         this.clear();
     }
     clear() {
@@ -137,7 +138,7 @@ class Run {
 class Held {
     constructor() {
         this.live = false;
-        this.n = document.querySelectorAll("script[id^=run-]").length;
+        this.shown = this.n = document.querySelectorAll("script[id^=run-]").length;
     }
     async data(run) {
         const element = byId(`run-${run.number}`);
@@ -161,9 +162,10 @@ class Held {
 
 /* Of a page that asks its server. */
 class Served {
-    constructor(n) {
+    constructor(n, shown) {
         this.live = true;
         this.n = n;
+        this.shown = shown; // at first
     }
     async get(path, query) {
         const response = await fetch(`${path}?${new URLSearchParams(query)}`);
@@ -189,5 +191,5 @@ class Served {
 
 function sourceOfPage() {
     const live = byId("live");
-    return live ? new Served(Number(live.textContent)) : new Held();
+    return live ? new Served(Number(live.textContent), Number(live.dataset.shown)) : new Held();
 }
