@@ -80,10 +80,10 @@ static void page_of_a_run(void **state)
     assert_null(strstr(page, "http://"));
     assert_null(strstr(page, "https://"));
     assert_all_there(run, page);
-    static const char *const parts[] = {"id=\"rollouts-0-1\"",      "id=\"rollouts-0-3\"",
-                                        "id=\"rollouts-0-0-eval\"", "id=\"rollouts-0-2-eval\"",
-                                        "\"cost/latency\"",         "\"trainer_logprobs\":[",
-                                        "\"num_generations\":4",    "\\u003c"}; // a prompt's <
+    static const char *const parts[] = {
+        "id=\"rollouts-0-1\"",          "id=\"rollouts-0-3\"",   "id=\"rollouts-0-0-eval\"",
+        "id=\"rollouts-0-2-eval\"",     "\"cost/latency\"",      "\"trainer_logprobs\":[",
+        "\"memory_mib\":{\"weights\":", "\"num_generations\":4", "\\u003c"}; // a prompt's <
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) assert_contains(page, parts[i]);
     // --out, and the same bytes again
     const char *out = test_path(folder, "elsewhere.html");

@@ -77,6 +77,7 @@ struct run_folder {
     char *path, *name;      // name: the folder's own
     char *real;             // path without links; nothing outside it is read
     json_t *config;         // config.json; NULL: there is none
+    json_t *start;          // the last of run.json; NULL: there is none
     struct metrics metrics; // metrics.jsonl
     int64_t written_s;      // when that last changed; seconds since 1970
     // rollouts/ of steps that have a line, as far as they were read
@@ -111,7 +112,8 @@ struct run_cursor { // what the page has; all zero: nothing
 
 // Appends what it lacks:
 //   name, generation, lines, bad (lines that could not be read), written (seconds since 1970),
-//   behind (more samples are to come), config (null, or not there where the page has it)
+//   behind (more samples are to come)
+//   config, start               null, or not there where the page has it; start: run.json's last
 //   from, steps [i32]           of the lines from that one on
 //   series                      [{key, at [i32] or else first, values [f32] or else same, n}]; at:
 //                               line of each value, first: of the first, the others follow line

@@ -180,7 +180,10 @@ enum status run_data_put(const struct run_folder *run, const struct run_cursor *
     json_out_int(o, "generation", run->generation);
     json_out_int(o, "written", run->written_s);
     json_out_bool(o, "behind", run_folder_is_behind(run));
-    if (from.lines == 0) json_out_value(o, "config", run->config);
+    if (from.lines == 0) {
+        json_out_value(o, "config", run->config);
+        json_out_value(o, "start", run->start);
+    }
     put_metrics(o, &run->metrics, from.lines);
     if (from.reports != run->n_reports || from.lines == 0) CHECK(put_reports(o, run));
     CHECK(put_samples(o, &run->samples, (size_t)from.samples));

@@ -134,6 +134,23 @@ out:
     return st;
 }
 
+// The last process's entry of run.json, which tools that write no such file leave out.
+static enum status read_start(struct run_folder *run)
+{
+    char path[PATH_ROOM];
+    json_t *all = NULL;
+    enum status st;
+    CHECK(path_put(path, run->path, "run.json"));
+    CHECK(check_inside(run, path));
+    if (!file_exists(path)) goto out;
+    CHECK(json_read_file(path, CONFIG_MAX, &all));
+    const json_t *starts = json_object_get(all, "starts");
+    run->start = json_incref(json_array_get(starts, json_array_size(starts) - 1));
+out:
+    json_decref(all);
+    return st;
+}
+
 enum status run_folder_open(const char *path, struct run_folder *ret)
 {
     enum status st;
@@ -153,6 +170,7 @@ enum status run_folder_open(const char *path, struct run_folder *ret)
     CHECK(path_put(config, path, "config.json"));
     CHECK(check_inside(&run, config));
     if (file_exists(config)) CHECK(json_read_file(config, CONFIG_MAX, &run.config));
+    CHECK(read_start(&run));
     *ret = run;
 out:
     if (st != ST_OK) run_folder_release(&run);
@@ -165,6 +183,7 @@ void run_folder_release(struct run_folder *run)
     samples_release(&run->samples);
     reports_release(run);
     json_decref(run->config);
+    json_decref(run->start);
     free(run->path);
     free(run->name);
     free(run->real);

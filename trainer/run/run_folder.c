@@ -7,6 +7,7 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/rollout/journal.h"
+#include "trainer/learn/learner.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
@@ -335,6 +336,32 @@ static bool put_server(const struct run *run, json_t *start)
     return true;
 }
 
+// What the trainer holds on its device, as it is planned, in MiB.
+static void put_memory(const struct run *run, json_t *start)
+{
+    const struct memory_plan *p = &learner_info(run->learner)->memory;
+    const struct {
+        const char *name;
+        size_t bytes;
+    } parts[] = {
+        {"weights", p->weights_shared},
+        {"residual", p->residual},
+        {"moments", p->moments},
+        {"gradients", p->gradients},
+        {"activations", p->activations},
+        {"workspace", p->workspace},
+        {"reference", p->reference},
+        {"draft", p->draft},
+        {"taken beside weights", p->total},
+        {"free before", p->free},
+    };
+    json_t *memory = json_object();
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        json_object_set_new(memory, parts[i].name,
+                            json_integer((json_int_t)(parts[i].bytes >> 20)));
+    json_object_set_new(start, "memory_mib", memory);
+}
+
 // What is known of this start; NULL: no memory.
 static json_t *start_of(const struct run *run)
 {
@@ -352,6 +379,7 @@ static json_t *start_of(const struct run *run)
         return NULL;
     }
     json_object_set(start, ADAPTER_BASE, run->mapped.base);
+    put_memory(run, start);
     put_text(start, "host", host);
     put_text(start, "model", run->mapped.model_folder);
     put_text(start, "draft", run->mapped.draft_folder);

@@ -65,6 +65,14 @@ function mainOptions(run) {
         .map(key => [key, optionText(run.config[key])]));
 }
 
+/* Where it ran, and what the trainer held there. */
+function startFacts(run) {
+    if (!run.start) return "";
+    const memory = Object.entries(run.start.memory_mib || {}).filter(([, mib]) => mib > 0);
+    return facts([["device", run.start.device], ["model", run.start.model],
+                  ...memory.map(([part, mib], i) => [`${i ? "" : "memory: "}${part}`, `${numberText(mib)} MiB`])]);
+}
+
 function optionTables(runs) {
     const known = runs.filter(run => run.config);
     if (!known.length) return [];
@@ -174,7 +182,7 @@ class Page {
                 this.update();
             });
             return make("label", {}, box, " ", swatch, text);
-        })), ...several ? [] : [mainOptions(this.runs[0])]);
+        })), ...several ? [] : [mainOptions(this.runs[0]), startFacts(this.runs[0])]);
     }
     /* A run that does not say its tokens has no curve over them. */
     putX() {

@@ -86,7 +86,7 @@ class Run {
         const before = this.state;
         for (const key of ["name", "generation", "lines", "bad", "written", "behind"])
             this[key] = data[key];
-        if ("config" in data) this.config = data.config;
+        for (const key of ["config", "start"]) if (key in data) this[key] = data[key];
         this.steps.add(data.steps);
         for (const part of data.series) {
             if (!this.series.has(part.key)) this.series.set(part.key, new Series());
