@@ -15,8 +15,8 @@
 #include "common/model/config.h"
 #include "trainer/data/prompts.h"
 #include "trainer/launch/server_process.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/evaluate.h"
+#include "trainer/run/mapped.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
@@ -254,7 +254,7 @@ static enum status load_adapter(struct eval *e)
                                    .timeout_ms = LOAD_MS,
                                    .alive = still_wanted};
     CHECK(adapter_base_ask(e->http, &base));
-    CHECK(adapter_base_notice(folder, base, false));
+    CHECK(notice_adapter_base(folder, base, false));
     st = http_perform(e->http, &call, NULL);
 out:
     json_decref(base);

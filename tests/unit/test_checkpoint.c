@@ -68,16 +68,17 @@ static void train_one(struct fixture *f, float gradient)
 
 static enum status write_step(struct fixture *f, int64_t step, int keep, char **ret_folder)
 {
-    struct checkpoint c = {
-        .step = step, .data_index = 10 * step, .start = json_pack("{s:s}", "note", "kept")};
+    json_t *state = json_pack("{s:I, s:I, s:{s:s}}", "step", (json_int_t)step, "data_index",
+                              (json_int_t)(10 * step), "start", "note", "kept");
     const struct model_folder policy = {.weights = f->weights,
                                         .as = DT_F32,
                                         .source_folder = f->source,
                                         .optimizer = f->optimizer,
+                                        .state = state,
                                         .draft = f->draft};
     const struct checkpoint_others others = {.best_step = f->best, .keep = keep};
-    enum status st = checkpoint_write(f->run, f->dev, &policy, &c, &others, ret_folder);
-    checkpoint_release(&c);
+    enum status st = checkpoint_write(f->run, f->dev, &policy, &others, ret_folder);
+    json_decref(state);
     return st;
 }
 
@@ -131,13 +132,14 @@ static void round_trip(void **state)
     assert_ok(checkpoint_read(folder, &c));
     assert_int_equal(c.step, 3);
     assert_int_equal(c.data_index, 30);
-    assert_string_equal(json_string_value(json_object_get(c.start, "note")), "kept");
+    assert_string_equal(
+        json_string_value(json_object_get(json_object_get(c.state, "start"), "note")), "kept");
     struct optimizer *fresh;
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
     assert_ok(optimizer_new_whole(f.dev, f.weights, &adamw, &fresh));
     assert_ok(checkpoint_load_optimizer(folder, c.optimizer_steps, fresh));
     assert_int_equal(optimizer_steps(fresh), 1);
-    checkpoint_release(&c);
+    json_decref(c.state);
     optimizer_free(fresh);
 
     // the same step again, with other weights, takes the old one's place; what a killed process
@@ -167,7 +169,7 @@ static void draft_round_trip(void **state)
     assert_ok(checkpoint_read(folder, &c));
     assert_true(c.draft_optimizer_steps < 0);
     assert_false(file_exists(test_path(folder, DRAFT_FOLDER)));
-    checkpoint_release(&c);
+    json_decref(c.state);
     free(folder);
 
     const struct model_folder model = {.weights = draft.weights,
@@ -184,7 +186,7 @@ static void draft_round_trip(void **state)
     assert_false(file_exists(test_path(inside, "trainer/optimizer.safetensors")));
     assert_ok(checkpoint_load_optimizer(test_path(folder, DRAFT_FOLDER), c.draft_optimizer_steps,
                                         draft.optimizer));
-    checkpoint_release(&c);
+    json_decref(c.state);
     free(folder);
 
     train_one(&draft, -0.25f);
@@ -221,7 +223,7 @@ static void draft_round_trip(void **state)
                                             c.draft_optimizer_steps, fresh[1]),
                   ST_NOT_FOUND);
     assert_message("draft/trainer/optimizer.safetensors");
-    checkpoint_release(&c);
+    json_decref(c.state);
     optimizer_free(fresh[0]);
     free(before);
     free(after);
@@ -242,7 +244,7 @@ static void step_zero(void **state)
     assert_false(file_exists(test_path(folder, "trainer/optimizer.safetensors")));
     assert_ok(checkpoint_read(folder, &c));
     assert_ok(checkpoint_load_optimizer(folder, c.optimizer_steps, f.optimizer));
-    checkpoint_release(&c);
+    json_decref(c.state);
     // with a step, a missing file is an error
     train_one(&f, 1);
     free(folder);
@@ -251,7 +253,7 @@ static void step_zero(void **state)
     assert_ok(checkpoint_read(folder, &c));
     assert_status(checkpoint_load_optimizer(folder, c.optimizer_steps, f.optimizer), ST_NOT_FOUND);
     assert_message("trainer/optimizer.safetensors");
-    checkpoint_release(&c);
+    json_decref(c.state);
     free(folder);
     fixture_close(&f);
 }

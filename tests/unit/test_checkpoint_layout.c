@@ -44,7 +44,7 @@ static void trained_close(struct trained *t)
 // A checkpoint of step 1 of both; the folder is the caller's to free.
 static char *write_both(struct trained *policy, struct trained *draft)
 {
-    const struct checkpoint c = {.step = 1, .data_index = 8};
+    json_t *state = json_pack("{s:i, s:i}", "step", 1, "data_index", 8);
     const struct model_folder d = {.weights = draft->r.weights,
                                    .as = DT_F32,
                                    .source_folder = draft->folder,
@@ -53,10 +53,12 @@ static char *write_both(struct trained *policy, struct trained *draft)
                                    .as = DT_F32,
                                    .source_folder = policy->folder,
                                    .optimizer = policy->optimizer,
+                                   .state = state,
                                    .draft = &d};
     char *folder;
-    assert_ok(checkpoint_write(test_folder(), policy->r.dev, &p, &c,
+    assert_ok(checkpoint_write(test_folder(), policy->r.dev, &p,
                                &(struct checkpoint_others){.keep = 0}, &folder));
+    json_decref(state);
     return folder;
 }
 
@@ -76,7 +78,7 @@ static void assert_loads(const struct trained *policy, const struct trained *dra
         assert_int_equal(optimizer_steps(fresh[i]), 1);
         optimizer_free(fresh[i]);
     }
-    checkpoint_release(&c);
+    json_decref(c.state);
 }
 
 static void only_model_files_on_top(const char *folder)

@@ -12,7 +12,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +19,6 @@
 
 #define MAX_STATE ((size_t)1 << 26)
 #define STEP_NAME "step-%" PRId64
-#define FORMAT    1 // of the state; what 0.1.0 wrote has none, and the same fields
 
 // The absolute path behind links, the caller's to free; NULL where there is nothing.
 static enum status resolve(const char *path, char **ret_folder)
@@ -43,103 +41,38 @@ out:
     return st;
 }
 
-// ---- the state ----------------------------------------------------------------------------------
-
-enum kind { COUNT, FLAG, OBJECT };
-
-#define FIELD(name, kind)                                                                          \
-    {                                                                                              \
-#name, kind, offsetof(struct checkpoint, name)                                             \
-    }
-static const struct field {
-    const char *name;
-    enum kind kind;
-    size_t offset;
-} fields[] = {
-    FIELD(step, COUNT),
-    FIELD(data_index, COUNT),
-    FIELD(num_tokens, COUNT),
-    FIELD(skipped_updates, COUNT),
-    FIELD(optimizer_steps, COUNT),
-    FIELD(draft_optimizer_steps, COUNT),
-    FIELD(interim, FLAG),
-    FIELD(evaluation_due, FLAG),
-    FIELD(line, OBJECT),
-    FIELD(start, OBJECT),
-    FIELD(best, OBJECT),
-    FIELD(best_of, OBJECT),
-    FIELD(curriculum, OBJECT),
-    FIELD(latency_model, OBJECT),
-    FIELD(entropy, OBJECT),
-};
-#define N_FIELDS (sizeof fields / sizeof *fields)
-
-static json_t *field_json(const struct field *f, const void *at)
-{
-    if (f->kind == COUNT) return json_integer(*(const int64_t *)at);
-    if (f->kind == FLAG) return json_boolean(*(const bool *)at);
-    return json_incref(*(json_t *const *)at);
-}
-
-json_t *checkpoint_json(const struct checkpoint *c, const struct model_folder *m)
-{
-    struct checkpoint all = *c;
-    json_t *state = json_pack("{s:i}", "format_version", FORMAT);
-    bool ok = state && (!c->same || json_object_update(state, c->same) == 0);
-    all.optimizer_steps = m->optimizer ? optimizer_steps(m->optimizer) : 0;
-    all.draft_optimizer_steps = m->draft ? optimizer_steps(m->draft->optimizer) : -1;
-    for (size_t i = 0; ok && i < N_FIELDS; i++) {
-        const void *at = (const char *)&all + fields[i].offset;
-        if (fields[i].kind == OBJECT && !*(json_t *const *)at) continue;
-        if (fields[i].kind == COUNT && *(const int64_t *)at < 0) continue; // there is no draft
-        ok = json_object_set_new(state, fields[i].name, field_json(&fields[i], at)) == 0;
-    }
-    if (ok) return state;
-    json_decref(state);
-    return NULL;
-}
-
-void checkpoint_release(struct checkpoint *c)
-{
-    for (size_t i = 0; i < N_FIELDS; i++)
-        if (fields[i].kind == OBJECT) json_decref(*(json_t **)((char *)c + fields[i].offset));
-    json_decref(c->same);
-    *c = (struct checkpoint){0};
-}
-
-static enum status read_field(const char *path, const json_t *state, const struct field *f,
-                              void *at)
-{
-    const json_t *value = json_object_get(state, f->name);
-    if (f->kind == COUNT) return json_get_int(path, state, f->name, 0, INT64_MAX, at);
-    if (f->kind == FLAG)
-        *(bool *)at = json_is_true(value);
-    else
-        *(json_t **)at = json_incref((json_t *)value);
-    return ST_OK;
-}
-
 enum status checkpoint_read(const char *folder, struct checkpoint *ret)
 {
     enum status st = ST_OK;
     struct checkpoint c = {.step = -1, .data_index = -1, .draft_optimizer_steps = -1};
     int64_t format = 0;
+    const struct {
+        const char *name;
+        int64_t *ret;
+    } counts[] = {
+        {"format_version", &format},
+        {"step", &c.step},
+        {"data_index", &c.data_index},
+        {"num_tokens", &c.num_tokens},
+        {"skipped_updates", &c.skipped_updates},
+        {"optimizer_steps", &c.optimizer_steps},
+        {"draft_optimizer_steps", &c.draft_optimizer_steps},
+    };
     char path[PATH_ROOM];
     CHECK(find_trainer_file(folder, STATE_FILE, path));
-    CHECK(json_read_file(path, MAX_STATE, &c.same));
-    CHECK(json_get_int(path, c.same, "format_version", 0, INT64_MAX, &format));
-    if (format > FORMAT)
+    CHECK(json_read_file(path, MAX_STATE, &c.state));
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        CHECK(json_get_int(path, c.state, counts[i].name, 0, INT64_MAX, counts[i].ret));
+    if (format > STATE_FORMAT)
         FAIL(ST_UNSUPPORTED,
              "%s: format_version is %" PRId64 ", and this program reads up to %d: go on with the "
              "version that wrote it",
-             path, format, FORMAT);
-    for (size_t i = 0; i < N_FIELDS; i++)
-        CHECK(read_field(path, c.same, &fields[i], (char *)&c + fields[i].offset));
+             path, format, STATE_FORMAT);
     if (c.step < 0 || c.data_index < 0)
         FAIL(ST_FORMAT, "%s: no field \"step\" or \"data_index\"", path);
     *ret = c;
 out:
-    if (st != ST_OK) checkpoint_release(&c);
+    if (st != ST_OK) json_decref(c.state);
     return st;
 }
 
@@ -182,15 +115,6 @@ static int is_leftover(const struct dirent *entry)
     return entry->d_name[0] == '.' && len >= 4 && strcmp(entry->d_name + len - 4, ".new") == 0;
 }
 
-// Said anew at each checkpoint, so that a crash between a folder and its link mends itself. A best
-// checkpoint that somebody removed is no error.
-static enum status link_best(const char *checkpoints, int64_t step)
-{
-    char folder[PATH_ROOM];
-    enum status st = path_put(folder, checkpoints, STEP_NAME, step);
-    return st == ST_OK && file_exists(folder) ? swap_link(checkpoints, "best", step) : st;
-}
-
 static bool is_kept(int64_t written, const struct checkpoint_others *others, int64_t step)
 {
     return step == written || (others->best_step && step == *others->best_step) ||
@@ -224,30 +148,32 @@ static enum status remove_all(const char *checkpoints, int (*chosen)(const struc
 }
 
 enum status checkpoint_write(const char *run_folder, struct device *dev,
-                             const struct model_folder *m, const struct checkpoint *c,
-                             const struct checkpoint_others *others, char **ret_folder)
+                             const struct model_folder *m, const struct checkpoint_others *others,
+                             char **ret_folder)
 {
     enum status st;
-    struct model_folder whole = *m;
-    char checkpoints[PATH_ROOM], folder[PATH_ROOM], replaced[32];
-    whole.state = checkpoint_json(c, m);
-    if (!whole.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
+    const int64_t step = json_integer_value(json_object_get(m->state, "step"));
+    char checkpoints[PATH_ROOM], folder[PATH_ROOM], best[PATH_ROOM], replaced[32];
     CHECK(path_put(checkpoints, run_folder, "checkpoints"));
-    CHECK(path_put(folder, checkpoints, STEP_NAME, c->step));
+    CHECK(path_put(folder, checkpoints, STEP_NAME, step));
     CHECK(file_make_folders(checkpoints));
-    CHECK(remove_all(checkpoints, is_leftover, c->step, others, 0));
-    CHECK(model_folder_write(folder, dev, &whole));
-    if (others->best_step) CHECK(link_best(checkpoints, *others->best_step));
-    CHECK(swap_link(checkpoints, "latest", c->step));
-    if (others->replaced_step && !is_kept(c->step, others, *others->replaced_step)) {
+    CHECK(remove_all(checkpoints, is_leftover, step, others, 0));
+    CHECK(model_folder_write(folder, dev, m));
+    // Said anew at each checkpoint, so that a crash between a folder and its link mends itself. A
+    // best checkpoint that somebody removed is no error.
+    if (others->best_step) {
+        CHECK(path_put(best, checkpoints, STEP_NAME, *others->best_step));
+        if (file_exists(best)) CHECK(swap_link(checkpoints, "best", *others->best_step));
+    }
+    CHECK(swap_link(checkpoints, "latest", step));
+    if (others->replaced_step && !is_kept(step, others, *others->replaced_step)) {
         snprintf(replaced, sizeof replaced, STEP_NAME, *others->replaced_step);
         CHECK(remove_entry(checkpoints, replaced));
     }
     if (others->keep > 0)
-        CHECK(remove_all(checkpoints, is_checkpoint, c->step, others, others->keep - 1));
+        CHECK(remove_all(checkpoints, is_checkpoint, step, others, others->keep - 1));
     if (ret_folder) st = resolve(folder, ret_folder);
 out:
-    json_decref(whole.state);
     return st;
 }
 

@@ -12,25 +12,15 @@
 #define TRAINER_CHECKPOINT_H
 
 #include "trainer/run/model_folder_write.h"
-#include <jansson.h>
 
-// trainer_state.json, whoever trains: what is not there is 0, false or NULL.
+// What is read of trainer_state.json, whoever trained: a count that is not there is 0.
 struct checkpoint {
-    int64_t step;       // steps done
-    int64_t data_index; // examples taken (curriculum.h)
-    int64_t num_tokens, skipped_updates;
-    int64_t optimizer_steps, draft_optimizer_steps; // on write: the models'; -1: there is no draft
-    bool interim;                                   // the next checkpoint replaces it
-    json_t *line;                                   // of the step, not yet in metrics.jsonl
-    bool evaluation_due;                            // before that can be written
-    json_t *start;                                  // what the weights were at the first start
-    json_t *best, *best_of; // the best evaluation (best.h), and what evaluations are made of
-    json_t *curriculum, *latency_model, *entropy;
-    json_t *same; // what must not change (same_run.h); once read, the whole state
+    int64_t step;                                   // steps done
+    int64_t data_index;                             // examples taken (curriculum.h)
+    int64_t num_tokens, skipped_updates;            // so far
+    int64_t optimizer_steps, draft_optimizer_steps; // -1: there is no draft
+    json_t *state;                                  // all of it
 };
-// Its JSON, of the models m. New reference; NULL: no memory.
-json_t *checkpoint_json(const struct checkpoint *c, const struct model_folder *m);
-void checkpoint_release(struct checkpoint *c); // the references that it has
 
 struct checkpoint_others {        // which stay and which go, once a checkpoint is there
     const int64_t *best_step;     // the best one's, this or an earlier one; NULL: none is
@@ -38,16 +28,16 @@ struct checkpoint_others {        // which stay and which go, once a checkpoint 
     bool keep_start;              // that of step 0 is never removed
     int keep;                     // the newest so many, and the best; 0: all
 };
-// RUN/checkpoints/step-N, then `best` and `latest`. ret_folder: its absolute path, the caller's to
-// free; may be NULL.
+// RUN/checkpoints/step-N of m, whose state says of which step it is, then `best` and `latest`.
+// ret_folder: its absolute path, the caller's to free; may be NULL.
 enum status checkpoint_write(const char *run_folder, struct device *dev,
-                             const struct model_folder *m, const struct checkpoint *c,
-                             const struct checkpoint_others *others, char **ret_folder);
+                             const struct model_folder *m, const struct checkpoint_others *others,
+                             char **ret_folder);
 // The folder that `latest` points to, or `best`; NULL where there is none yet. The caller's to
 // free. ST_NOT_FOUND where `latest` points to one that was removed; `best` then counts as none.
 enum status checkpoint_latest(const char *run_folder, char **ret_folder);
 enum status checkpoint_best(const char *run_folder, char **ret_folder);
-// checkpoint_release() it. ST_UNSUPPORTED: a later version wrote it.
+// The caller's to json_decref() the state. ST_UNSUPPORTED: a later version wrote it.
 enum status checkpoint_read(const char *folder, struct checkpoint *ret);
 // The optimizer's state of a checkpoint, or of the draft in it (folder/draft), into a new
 // optimizer. The weights: weights_load() of the same folder.

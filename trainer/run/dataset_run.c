@@ -8,7 +8,6 @@
 #include "trainer/learn/step.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/adapter_folder.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -146,11 +145,7 @@ static enum status write_out(const struct run *run)
     if (!c->out || !train_ranks_lead(&run->ranks)) return ST_OK;
     struct model_folder model = mapped_folder(m);
     if (c->dtype) model.as = (enum dtype)(c->dtype - 1);
-    if (m->adapter && !(model.state = adapter_state(NULL, m->base)))
-        FAIL(ST_NO_MEMORY, "no memory to write %s", c->out);
-    st = model_folder_write(c->out, bridge_device(m->bridge), &model);
-    json_decref(model.state);
-    CHECK(st);
+    CHECK(model_folder_write(c->out, bridge_device(m->bridge), &model));
     log_info("wrote %s%s", c->out, m->adapter ? ", an adapter of --model" : "");
 out:
     return st;

@@ -8,6 +8,7 @@
 #include "bridge/attach.h"
 #include "bridge/bridge_file.h"
 #include "common/base/log.h"
+#include "common/http/http_client.h"
 #include "common/model/adapter.h"
 #include "trainer/launch/job.h"
 #include "trainer/run/model_folder_write.h"
@@ -15,6 +16,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#define ASK_MS 300000 // the server sums a whole model, on the CPU some 10 GB a second
 
 // ---- which bridge -------------------------------------------------------------------------------
 
@@ -134,7 +137,17 @@ struct model_folder mapped_folder(const struct mapped *m)
     return (struct model_folder){.weights = m->policy,
                                  .as = m->policy->dt,
                                  .source_folder = m->files_folder,
-                                 .adapter = m->adapter};
+                                 .adapter = m->adapter,
+                                 .adapter_base = m->base};
+}
+
+enum status adapter_base_ask(struct http_client *http, json_t **ret)
+{
+    json_t *info = NULL;
+    enum status st = http_get_json(http, "/bridge/info?checksums=1", ASK_MS, &info);
+    if (st == ST_OK) *ret = json_incref(json_object_get(info, ADAPTER_BASE));
+    json_decref(info);
+    return st;
 }
 
 struct control *mapped_control(const struct mapped *m)

@@ -16,6 +16,7 @@ struct adapter;
 struct bridge;
 struct bridge_role;
 struct control;
+struct http_client;
 struct job;
 struct model_folder;
 struct model_config;
@@ -53,5 +54,7 @@ enum status role_open(struct bridge *bridge, const struct bridge_role *role,
 struct model_folder mapped_folder(const struct mapped *m); // of what is trained, to be written
 struct control *mapped_control(const struct mapped *m);
 uint64_t mapped_version(const struct mapped *m); // of the weights
+// What a server's adapters are of now (adapter_base()).
+enum status adapter_base_ask(struct http_client *http, json_t **ret);
 
 #endif

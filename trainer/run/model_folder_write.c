@@ -95,13 +95,30 @@ static enum status move_into_place(const char *temporary, const char *folder)
     return st == ST_OK && replaces ? file_remove_tree(temporary) : st;
 }
 
+// What the state has of the models, and what the caller adds.
+static json_t *state_of(const struct model_folder *m)
+{
+    const int64_t steps = m->optimizer ? optimizer_steps(m->optimizer) : 0;
+    json_t *state =
+        json_pack("{s:i, s:I, s:s*, s:O*}", "format_version", STATE_FORMAT, "optimizer_steps",
+                  (json_int_t)steps, ADAPTER_STATE, m->adapter_name, ADAPTER_BASE, m->adapter_base);
+    bool ok = state && (!m->state || json_object_update(state, m->state) == 0);
+    if (ok && m->draft)
+        ok = json_object_set_new(state, "draft_optimizer_steps",
+                                 json_integer(optimizer_steps(m->draft->optimizer))) == 0;
+    if (ok) return state;
+    json_decref(state);
+    return NULL;
+}
+
 // FOLDER/trainer/, made on first use.
 static enum status write_state(const struct model_folder *m, const char *folder)
 {
     char inside[PATH_ROOM], path[PATH_ROOM];
     const bool stepped = m->optimizer && optimizer_steps(m->optimizer) > 0; // else all zeros
+    json_t *state = NULL;
     enum status st = ST_OK;
-    if (!stepped && !m->state) return ST_OK;
+    if (!stepped && !m->state && !m->adapter) return ST_OK;
     CHECK(path_put(inside, folder, TRAINER_FOLDER));
     CHECK(file_make_folders(inside));
     if (stepped) {
@@ -109,11 +126,13 @@ static enum status write_state(const struct model_folder *m, const char *folder)
         CHECK(optimizer_save(m->optimizer, path));
         CHECK(file_sync_folder(inside));
     }
-    if (m->state) {
+    if (m->state || m->adapter) {
+        if (!(state = state_of(m))) FAIL(ST_NO_MEMORY, "no memory for the state of %s", folder);
         CHECK(path_put(path, inside, STATE_FILE));
-        CHECK(json_write_file(path, 0644, m->state));
+        CHECK(json_write_file(path, 0644, state));
     }
 out:
+    json_decref(state);
     return st;
 }
 
@@ -159,5 +178,27 @@ enum status model_folder_write(const char *folder, struct device *dev, const str
     CHECK(move_into_place(temporary, path));
 out:
     if (st != ST_OK && temporary[0]) file_remove_tree(temporary);
+    return st;
+}
+
+enum status adapter_folder_start(const char *folder, const struct adapter *a, const char *from,
+                                 uint64_t seed, const char *name, json_t *base)
+{
+    enum status st;
+    struct adapter_config *config;
+    struct adapter *made = NULL;
+    struct device *host = NULL;
+    CHECK(device_open("cpu", &host));
+    CHECK(adapter_config_from_json("adapter", a->config->source, &config));
+    CHECK(adapter_new(config, a->base, a->weights->dt, &made));
+    CHECK(weights_alloc(made->weights, host));
+    if (from) CHECK(adapter_check(made, from));
+    CHECK(from ? adapter_load(made, host, from) : adapter_init(made, host, seed));
+    const struct model_folder m = {
+        .as = a->weights->dt, .adapter = made, .adapter_name = name, .adapter_base = base};
+    st = model_folder_write(folder, host, &m);
+out:
+    adapter_free(made);
+    device_free(host);
     return st;
 }

@@ -49,6 +49,14 @@ void notice_adapter(const struct adapter *a)
                  "attention's matrices alone as its targets, or merge it (cw-trainer merge)");
 }
 
+enum status notice_adapter_base(const char *folder, const json_t *base, bool exact)
+{
+    const enum status st = adapter_base_check(folder, base);
+    if (st != ST_MISMATCH || exact) return status_context(st, "--exact");
+    log_warn("%s", status_message());
+    return ST_OK;
+}
+
 static void notice_filtering(const struct train_config *c)
 {
     struct bytes options = BYTES_INIT;

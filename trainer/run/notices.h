@@ -16,6 +16,8 @@ void notice_idle(const struct option_set *set, const void *config);
 void notice_model(const struct model_config *model, double balance_coef);
 // An adapter whose folder another loader takes otherwise.
 void notice_adapter(const struct adapter *a);
+// adapter_base_check(), which without `exact` is a warning.
+enum status notice_adapter_base(const char *folder, const json_t *base, bool exact);
 // Options of train by which samples come from another distribution than the loss is of (--top-p,
 // --top-k, --min-p), than updates are of (--lora-dropout), or from older weights (--async).
 void notice_options(const struct train_config *config, const struct train_resolved *resolved);

@@ -172,12 +172,7 @@ bool run_keeps(const struct run *run); // the step has a checkpoint that stays
 // The last checkpoint of a run that ends by an error: of what was learned since the one before, as
 // long as the weights are whole and this run's. Keeps the error `why` and its sentence.
 void run_save_remains(struct run *run, enum status why);
-// What the scores of evaluations depend on beside the weights. New reference; NULL: no memory.
-json_t *run_evaluation_of(const struct run *run);
-#define DIGEST_ROOM 24 // bytes of it
-const char *run_digest(const struct dataset *data, char ret[DIGEST_ROOM]);
-
-// run_resume.c: reads a whole checkpoint and checks that it is of this run and model; then writes
+// Reads a whole checkpoint and checks that it is of this run and model; then writes
 // its weights into the shared arena and takes over its step. On failure the arena is as it was.
 enum status run_resume(struct run *run, const char *folder);
 // Writes a model folder's weights into the shared arena under the publish protocol; draft_folder:

@@ -4,8 +4,8 @@
 #include "bridge/attach.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/model/adapter.h"
 #include "trainer/rollout/rollout.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 

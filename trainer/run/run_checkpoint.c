@@ -1,18 +1,23 @@
-/* run_checkpoint.c: when a run saves, and what; all its ranks write a checkpoint together, of which
- * rank 0 writes the folder and the others give it their parts. The main thread.
+/* run_checkpoint.c: when a run saves, and what, and how it is taken up again. All its ranks write a
+ * checkpoint together, of which rank 0 writes the folder and the others give it their parts. The
+ * main thread.
  *
  * What a run depends on, beyond its options, is in trainer_state.json: the step, the next example,
  * the seed, the curriculum, the best evaluation and what it was of, what the run started from, and
  * a digest of the data. A step whose evaluation did not come to its end (the server was gone) keeps
- * its line there, and it is evaluated first when the run goes on. */
+ * its line there, and it is evaluated first when the run goes on.
+ *
+ * Taking a run up with another data set, seed or --freeze would silently be another run, and is
+ * refused. Evaluations of other prompts or by another reward cannot be compared: there the best is
+ * looked for anew. */
 #include "bridge/attach.h"
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/learn/learner.h"
 #include "trainer/rollout/journal.h"
 #include "trainer/rollout/scoring.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/run.h"
 #include "trainer/run/stop.h"
@@ -23,24 +28,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DIGEST_ROOM 24 // of a data set's digest as text
+
 // ---- what is saved ------------------------------------------------------------------------------
 
 // The digest goes as text: JSON numbers do not hold 64 bits everywhere.
-const char *run_digest(const struct dataset *data, char ret[DIGEST_ROOM])
+static const char *digest_of(const struct dataset *data, char ret[DIGEST_ROOM])
 {
     snprintf(ret, DIGEST_ROOM, "%016" PRIx64, data->digest);
     return ret;
 }
 
-json_t *run_evaluation_of(const struct run *run)
+// What the scores of evaluations depend on beside the weights. New reference; NULL: no memory.
+static json_t *evaluation_of(const struct run *run)
 {
     const struct train_config *c = run->config;
     char digest[DIGEST_ROOM];
     if (run->given)
-        return json_pack("{s:s, s:I}", "data_digest", run_digest(run->eval_data, digest), "limit",
+        return json_pack("{s:s, s:I}", "data_digest", digest_of(run->eval_data, digest), "limit",
                          (json_int_t)c->eval_limit);
     json_t *of = json_pack("{s:s, s:s, s:I, s:s, s:s?, s:s?, s:f, s:I}", "metric", run->best_metric,
-                           "data_digest", run_digest(run->eval_data, digest), "limit",
+                           "data_digest", digest_of(run->eval_data, digest), "limit",
                            (json_int_t)c->eval_limit, "reward", c->reward.names, "reward_weights",
                            c->reward.weights, "reward_pattern", c->reward.pattern, "length_target",
                            c->reward.length_target, "max_completion_length",
@@ -66,59 +74,40 @@ json_t *run_evaluation_of(const struct run *run)
     return NULL;
 }
 
-static json_t *entropy_state_json(const struct entropy_state *s)
-{
-    return json_pack("{s:f, s:o}", "coef", s->coef, "last",
-                     isfinite(s->last) ? json_real(s->last) : json_null());
-}
-
-// What must not change while a run goes on (run_resume.c). New reference; NULL: no memory.
-static json_t *unchanging(const struct run *run)
+// New reference; NULL: no memory.
+static json_t *run_state(struct run *run, bool interim)
 {
     const struct train_config *c = run->config;
+    const struct entropy_state *e = &run->entropy;
     char digest[DIGEST_ROOM];
-    json_t *adapter =
-        run->mapped.adapter ? adapter_state(c->lora.name, run->mapped.base) : json_object();
-    json_t *state = json_pack("{s:s*, s:I, s:s, s:s*, s:s, s:s}", "command",
-                              run->given ? run->task->command : NULL, "seed", (json_int_t)c->seed,
-                              "data_digest", run_digest(run->data, digest), "freeze",
-                              c->learning.freeze, "version", COMMONWEIGHT_VERSION, "device",
-                              device_name(bridge_device(run->mapped.bridge)));
-    const bool ok = state && adapter && json_object_update(state, adapter) == 0;
-    json_decref(adapter);
+    json_t *state = json_pack(
+        "{s:I, s:I, s:I, s:I, s:b, s:b, s:o, s:o, s:O*, s:O*}", "step", (json_int_t)run->step,
+        "data_index", (json_int_t)curriculum_taken(run->curriculum), "num_tokens",
+        (json_int_t)run->num_tokens, "skipped_updates", (json_int_t)run->skipped, "interim",
+        interim, "evaluation_due", run->line && run->evaluation_due, "best",
+        best_to_json(&run->best), "curriculum", curriculum_to_json(run->curriculum), "line",
+        run->line, "start", run->start);
+    // what must not change while a run goes on: check_same_run()
+    json_t *same = json_pack("{s:s*, s:I, s:s, s:s*, s:s, s:s}", "command",
+                             run->given ? run->task->command : NULL, "seed", (json_int_t)c->seed,
+                             "data_digest", digest_of(run->data, digest), "freeze",
+                             c->learning.freeze, "version", COMMONWEIGHT_VERSION, "device",
+                             device_name(bridge_device(run->mapped.bridge)));
+    bool ok = state && same && json_object_update(state, same) == 0;
+    json_decref(same);
+    if (run->eval_data && !run->best_of) run->best_of = evaluation_of(run);
+    if (ok && (run->eval_data || run->best_of))
+        ok = json_object_set(state, "best_of", run->best_of) == 0;
+    if (ok && run->scoring->latency)
+        ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
+    if (ok && c->entropy.adaptive)
+        ok = json_object_set_new(state, "entropy",
+                                 json_pack("{s:f, s:o}", "coef", e->coef, "last",
+                                           isfinite(e->last) ? json_real(e->last) : json_null())) ==
+             0;
     if (ok) return state;
     json_decref(state);
     return NULL;
-}
-
-static enum status run_state(struct run *run, bool interim, struct checkpoint *ret)
-{
-    const bool evaluates = run->eval_data != NULL, adapts = run->config->entropy.adaptive,
-               models = run->scoring->latency != NULL;
-    if (evaluates && !run->best_of) run->best_of = run_evaluation_of(run);
-    struct checkpoint c = {
-        .step = run->step,
-        .data_index = curriculum_taken(run->curriculum),
-        .num_tokens = run->num_tokens,
-        .skipped_updates = run->skipped,
-        .interim = interim,
-        .line = json_incref(run->line),
-        .evaluation_due = run->line && run->evaluation_due,
-        .start = json_incref(run->start),
-        .best = best_to_json(&run->best),
-        .best_of = json_incref(run->best_of),
-        .curriculum = curriculum_to_json(run->curriculum),
-        .latency_model = models ? latency_model_to_json(&run->latency) : NULL,
-        .entropy = adapts ? entropy_state_json(&run->entropy) : NULL,
-        .same = unchanging(run),
-    };
-    if (c.same && c.best && c.curriculum && (c.best_of || !evaluates) &&
-        (c.latency_model || !models) && (c.entropy || !adapts)) {
-        *ret = c;
-        return ST_OK;
-    }
-    checkpoint_release(&c);
-    return status_fail(ST_NO_MEMORY, "no memory for a checkpoint");
 }
 
 // ---- written by all ranks -----------------------------------------------------------------------
@@ -141,7 +130,7 @@ out:
 
 // ret_folder: on every rank what rank 0 has written.
 static enum status write_folder(const struct run *run, const struct model_folder *m,
-                                const struct checkpoint *c, char ret_folder[PATH_ROOM])
+                                char ret_folder[PATH_ROOM])
 {
     const struct saved *s = &run->saved;
     const struct checkpoint_others others = {
@@ -152,20 +141,20 @@ static enum status write_folder(const struct run *run, const struct model_folder
     enum status st;
     char *folder = NULL;
     if (train_ranks_lead(&run->ranks))
-        CHECK(checkpoint_write(run->folder, bridge_device(run->mapped.bridge), m, c, &others,
-                               &folder));
+        CHECK(
+            checkpoint_write(run->folder, bridge_device(run->mapped.bridge), m, &others, &folder));
     else
         CHECK(give_parts(run, m));
     snprintf(ret_folder, PATH_ROOM, "%s", folder ? folder : "");
     st = train_ranks_agree(&run->ranks, ret_folder, PATH_ROOM);
 out:
     free(folder);
-    if (st != ST_OK && s->step >= 0 && s->step < c->step)
+    if (st != ST_OK && s->step >= 0 && s->step < run->step)
         return status_context(st,
                               "checkpoint of step %" PRId64 " (that of step %" PRId64
                               " is whole; --resume goes on from it)",
-                              c->step, s->step);
-    return status_context(st, "checkpoint of step %" PRId64, c->step);
+                              run->step, s->step);
+    return status_context(st, "checkpoint of step %" PRId64, run->step);
 }
 
 enum status run_save(struct run *run, bool interim)
@@ -173,7 +162,6 @@ enum status run_save(struct run *run, bool interim)
     enum status st = ST_OK;
     char folder[PATH_ROOM] = "";
     const int64_t start_ns = clock_now_ns();
-    struct checkpoint c = {0};
     struct learner *l = run->learner;
     struct model_folder model = mapped_folder(&run->mapped);
     struct model_folder draft = {.weights = run->mapped.draft,
@@ -190,8 +178,9 @@ enum status run_save(struct run *run, bool interim)
         model.draft = &draft;
     }
     if (run->config->sync_ref_model) model.reference = &reference;
-    CHECK(run_state(run, interim, &c));
-    CHECK(write_folder(run, &model, &c, folder));
+    if (model.adapter) model.adapter_name = run->config->lora.name;
+    if (!(model.state = run_state(run, interim))) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
+    CHECK(write_folder(run, &model, folder));
     run->saved = (struct saved){run->step, interim ? run->step : -1, clock_now_ns(), false};
     log_debug("step %" PRId64 ": checkpoint %s written in %.2f s", run->step, folder,
               clock_ms_since(start_ns) / 1e3);
@@ -200,7 +189,7 @@ enum status run_save(struct run *run, bool interim)
     CHECK(journal_forget(run->folder, run->step));
 out:
     run->saved.failed = st != ST_OK;
-    checkpoint_release(&c);
+    json_decref(model.state);
     spans_lap(&run->spans, SPAN_CHECKPOINT);
     return st;
 }
@@ -223,16 +212,11 @@ enum status run_save_if_due(struct run *run)
     return st == ST_OK && interim ? run_save(run, true) : st;
 }
 
-// Between two of a step's updates moments and weights belong together, but to no step.
-static bool within_a_step(const struct run *run)
-{
-    return mapped_version(&run->mapped) != run->step_version;
-}
-
 static enum status save_remains(struct run *run)
 {
     enum status st;
-    const bool within = within_a_step(run);
+    // Between two of a step's updates moments and weights belong together, but to no step.
+    const bool within = mapped_version(&run->mapped) != run->step_version;
     if (within && run->config->exact) {
         log_warn("the error came between two updates of step %" PRId64
                  ", which are not saved: --exact goes on from the checkpoint of step %" PRId64,
@@ -266,4 +250,197 @@ void run_save_remains(struct run *run, enum status why)
         log_error("%s", status_message());
     status_fail(why, "%s", sentence ? sentence : "the run ended by an error");
     free(sentence);
+}
+
+// ---- taken up again -----------------------------------------------------------------------------
+
+// ST_MISMATCH names what `state`, of the checkpoint in `folder`, has otherwise.
+static enum status check_same_run(const struct run *run, const char *folder, const json_t *state)
+{
+    const struct train_config *c = run->config;
+    const char *now = run->task->command, *freeze = c->learning.freeze,
+               *device = device_name(bridge_device(run->mapped.bridge)),
+               *command = json_string_value(json_object_get(state, "command")),
+               *old_digest = json_string_value(json_object_get(state, "data_digest")),
+               *old_freeze = json_string_value(json_object_get(state, "freeze")),
+               *old_adapter = json_string_value(json_object_get(state, ADAPTER_STATE)),
+               *old_device = json_string_value(json_object_get(state, "device"));
+    const json_int_t seed = json_integer_value(json_object_get(state, "seed"));
+    char digest[DIGEST_ROOM];
+    enum status st = ST_OK;
+    if (!command) command = "train";
+    if (strcmp(command, now) != 0)
+        FAIL(ST_MISMATCH,
+             "%s is of a run of cw-trainer %s, not of %s: go on with that, or begin another run "
+             "from it (%s)",
+             folder, command, now, run->given ? "--model" : "--start-from");
+    if (!old_digest || strcmp(digest_of(run->data, digest), old_digest) != 0)
+        FAIL(ST_MISMATCH,
+             "%s was made with another content of %s; take that one or another --run-dir", folder,
+             run->data->path);
+    if (seed != c->seed)
+        FAIL(ST_MISMATCH, "%s was made with --seed %" JSON_INTEGER_FORMAT, folder, seed);
+    if (strcmp(freeze ? freeze : "", old_freeze ? old_freeze : "") != 0)
+        FAIL(ST_MISMATCH,
+             "%s was made with --freeze \"%s\", and what is trained cannot change within a run; "
+             "take that, or begin another run from %s",
+             folder, old_freeze ? old_freeze : "", folder);
+    if (!old_adapter != !run->mapped.adapter)
+        FAIL(ST_MISMATCH, "%s was made %s --lora-r, and what is trained cannot change within a run",
+             folder, old_adapter ? "with" : "without");
+    if (c->exact && old_device && strcmp(device, old_device) != 0)
+        FAIL(ST_MISMATCH,
+             "--exact: %s was made on \"%s\", and this is \"%s\", whose sums have another order; "
+             "set OMP_NUM_THREADS as it was, or leave --exact away",
+             folder, old_device, device);
+    // here, so that what differs is named before the optimizer's tensors are
+    if (!run->mapped.adapter) return ST_OK;
+    CHECK(adapter_check(run->mapped.adapter, folder));
+    st = adapter_base_check(folder, run->mapped.base);
+out:
+    return st;
+}
+
+static enum status resume_best(struct run *run, const char *folder, const json_t *state)
+{
+    enum status st;
+    json_t *best_of = json_object_get(state, "best_of");
+    const char *metric = json_string_value(json_object_get(best_of, "metric"));
+    CHECK(best_from_json(folder, json_object_get(state, "best"), &run->best));
+    if (best_of && !run->given && !metric) { // of before it could be chosen
+        metric = reward_info(run->reward)->accuracy_term >= 0 ? "accuracy" : "reward";
+        json_object_set_new(best_of, "metric", json_string(metric));
+    }
+    if (metric && !run->config->best_metric) run->best_metric = metric;
+    run->best_of = run->eval_data ? evaluation_of(run) : json_incref(best_of);
+    if (run->eval_data && !run->best_of) FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
+    metric = json_string_value(json_object_get(run->best_of, "metric")); // which lives on
+    if (metric) run->best_metric = metric;
+    if (run->best.step < 0 || !best_of || json_equal(run->best_of, best_of)) return ST_OK;
+    log_warn(
+        "the evaluations until now were of other held-out prompts, or by another reward or metric: "
+        "their best, step %" PRId64 ", is not compared with those to come",
+        run->best.step);
+    run->best = BEST_NONE;
+    if (run->given || run->config->best_metric) return ST_OK;
+    run->best_metric = "reward"; // as a new run, whose reward may have no other
+    if (json_object_set_new(run->best_of, "metric", json_string(run->best_metric)) != 0)
+        FAIL(ST_NO_MEMORY, "no memory to resume %s", folder);
+out:
+    return st;
+}
+
+struct restore {
+    struct run *run;
+    const char *folder, *draft_folder;
+};
+
+static enum status load_weights(void *context)
+{
+    struct restore *r = context;
+    struct device *dev = bridge_device(r->run->mapped.bridge);
+    control_set_origin(bridge_control(r->run->mapped.bridge), r->folder);
+    enum status st = r->run->mapped.adapter ? adapter_load(r->run->mapped.adapter, dev, r->folder)
+                                            : weights_load(r->run->mapped.policy, dev, r->folder);
+    return st == ST_OK && r->draft_folder ? weights_load(r->run->mapped.draft, dev, r->draft_folder)
+                                          : st;
+}
+
+enum status run_load_weights(struct run *run, const char *folder, const char *draft_folder)
+{
+    struct restore restore = {run, folder, draft_folder};
+    struct publish_times times;
+    enum status st;
+    CHECK(run->mapped.adapter ? adapter_check(run->mapped.adapter, folder)
+                              : weights_check(run->mapped.policy, folder));
+    if (draft_folder) CHECK(weights_check(run->mapped.draft, draft_folder));
+    // First, so that a death in the middle of this very update is repaired from it as well.
+    CHECK(control_set_snapshot(mapped_control(&run->mapped), folder));
+    pthread_mutex_lock(stop_publish_lock(run->stop));
+    st = bridge_publish(run->mapped.bridge, (int64_t)(run->config->quiesce_timeout * 1e3),
+                        load_weights, &restore, &times);
+    pthread_mutex_unlock(stop_publish_lock(run->stop));
+out:
+    return st;
+}
+
+// The draft's part of resuming: its optimizer, and where its weights lie ("": it starts as the
+// server serves it).
+static enum status resume_draft(struct run *run, const char *folder, const struct checkpoint *c,
+                                char ret_draft_folder[PATH_ROOM])
+{
+    const bool held = c->draft_optimizer_steps >= 0;
+    enum status st;
+    if (run->mapped.draft && !held)
+        log_info("%s holds no draft model: it starts as the server serves it", folder);
+    if (!run->mapped.draft && held)
+        log_warn("%s holds a trained draft model, and the server keeps the one it serves; "
+                 "--train-draft goes on with it",
+                 folder);
+    if (!run->mapped.draft || !held) return ST_OK;
+    CHECK(path_put(ret_draft_folder, folder, DRAFT_FOLDER));
+    st = checkpoint_load_optimizer(ret_draft_folder, c->draft_optimizer_steps,
+                                   learner_optimizer(learner_draft(run->learner)));
+out:
+    return st;
+}
+
+enum status run_resume(struct run *run, const char *folder)
+{
+    enum status st;
+    struct checkpoint c = {0};
+    char draft_folder[PATH_ROOM] = "";
+    CHECK(checkpoint_read(folder, &c));
+    CHECK(check_same_run(run, folder, c.state));
+    const json_t *latency = json_object_get(c.state, "latency_model"),
+                 *curriculum = json_object_get(c.state, "curriculum"),
+                 *entropy = json_object_get(c.state, "entropy"),
+                 *last_entropy = json_object_get(entropy, "last");
+    if (run->scoring->latency && latency) CHECK(latency_model_from_json(latency, &run->latency));
+    CHECK(status_context(curriculum_from_json(run->curriculum, curriculum, c.data_index), "%s",
+                         folder));
+    CHECK(resume_best(run, folder, c.state));
+    CHECK(checkpoint_load_optimizer(folder, c.optimizer_steps, learner_optimizer(run->learner)));
+    CHECK(resume_draft(run, folder, &c, draft_folder));
+    run->start = json_incref(json_object_get(c.state, "start"));
+    CHECK(run_resume_reference(run, folder));
+    CHECK(run_load_weights(run, folder, draft_folder[0] ? draft_folder : NULL));
+    run->step = c.step;
+    run->saved.step = c.step;
+    run->saved.interim_step = json_is_true(json_object_get(c.state, "interim")) ? c.step : -1;
+    run->line = json_incref(json_object_get(c.state, "line"));
+    run->evaluation_due = json_is_true(json_object_get(c.state, "evaluation_due"));
+    run->skipped = c.skipped_updates;
+    run->num_tokens = c.num_tokens;
+    if (entropy && run->config->entropy.adaptive) { // else it begins with the option's
+        run->entropy.coef = json_number_value(json_object_get(entropy, "coef"));
+        if (json_is_number(last_entropy)) run->entropy.last = json_number_value(last_entropy);
+    }
+    if (run->given)
+        log_info("resumed at step %" PRId64 " from %s", run->step, folder);
+    else
+        log_info("resumed at step %" PRId64 " from %s; its weights are served, version %" PRIu64,
+                 run->step, folder, mapped_version(&run->mapped));
+out:
+    json_decref(c.state);
+    return status_context(st, "resuming");
+}
+
+enum status run_serve_best(struct run *run)
+{
+    enum status st;
+    char *folder = NULL, draft_folder[PATH_ROOM];
+    if (run->best.step < 0 || run->best.step == run->step) return ST_OK;
+    CHECK(checkpoint_best(run->folder, &folder));
+    if (!folder)
+        FAIL(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
+             run->folder);
+    CHECK(path_put(draft_folder, folder, DRAFT_FOLDER));
+    CHECK(run_load_weights(run, folder,
+                           run->mapped.draft && file_exists(draft_folder) ? draft_folder : NULL));
+    log_info("%s of step %" PRId64 ", the best",
+             run->given ? "the weights are those" : "serving the weights", run->best.step);
+out:
+    free(folder);
+    return status_context(st, "--load-best-model-at-end");
 }

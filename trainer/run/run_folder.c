@@ -88,8 +88,9 @@ static bool learned_nothing(const char *folder, const char *latest)
     const char *name = strrchr(latest, '/');
     if (!name || strcmp(name, "/step-0") != 0 || runlog_has_steps(folder)) return false;
     if (checkpoint_read(latest, &c) != ST_OK) return false;
-    bool of_a_folder = json_integer_value(json_object_get(c.start, "updates")) == 0;
-    checkpoint_release(&c);
+    const json_t *start = json_object_get(c.state, "start");
+    const bool of_a_folder = json_integer_value(json_object_get(start, "updates")) == 0;
+    json_decref(c.state);
     return of_a_folder;
 }
 

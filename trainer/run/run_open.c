@@ -3,11 +3,11 @@
  */
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/model/config.h"
 #include "trainer/data/prompts.h"
 #include "trainer/learn/learner.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/rollout/spec_counters.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/mapped.h"

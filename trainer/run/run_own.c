@@ -14,7 +14,6 @@
 #include "trainer/rollout/source.h"
 #include "trainer/run/model_folder_write.h"
 #include "trainer/run/run.h"
-#include "trainer/run/adapter_folder.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -56,11 +55,7 @@ static enum status write_folder(const struct run *run, const char *path)
     struct model_folder model = mapped_folder(&run->mapped);
     if (!own) model.source_folder = NULL;
     if (copies_draft(run)) model.draft = &draft;
-    if (run->mapped.adapter && !(model.state = adapter_state(NULL, run->mapped.base)))
-        return status_fail(ST_NO_MEMORY, "no memory for an adapter's state");
-    const enum status st = model_folder_write(path, dev, &model);
-    json_decref(model.state);
-    return st;
+    return model_folder_write(path, dev, &model);
 }
 
 // On all ranks.

@@ -14,8 +14,8 @@
 #include "common/base/log.h"
 #include "kernels/comm.h"
 #include "trainer/learn/learner.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 
 #include <stdio.h>
@@ -139,7 +139,7 @@ static enum status check_as_loaded(const struct run *run)
     return ST_MISMATCH;
 }
 
-// Whatever it starts from is first written as RUN/start (adapter_folder.h).
+// Whatever it starts from is first written as RUN/start (adapter_folder_start()).
 static enum status start_adapter(struct run *run)
 {
     enum status st = ST_OK;
@@ -149,18 +149,18 @@ static enum status start_adapter(struct run *run)
     char folder[PATH_ROOM], within[PATH_ROOM];
     const char *draft;
     if (loaded) CHECK(check_as_loaded(run));
-    if (!loaded && !current) CHECK(adapter_base_notice(from, run->mapped.base, run->config->exact));
+    if (!loaded && !current) CHECK(notice_adapter_base(from, run->mapped.base, run->config->exact));
     control_facts_of(mapped_control(&run->mapped), run->mapped.role, &f);
     const bool made = !f.updates && !f.origin[0]; // all zeros as yet, of which nothing is learned
     const bool fresh = loaded || (current && made), served = current && !made;
     CHECK(draft_start(run, from, within, &draft));
     CHECK(path_put(folder, run->folder, "start"));
+    struct model_folder model = mapped_folder(&run->mapped);
+    model.adapter_name = name;
     if (train_ranks_lead(&run->ranks))
-        CHECK(served
-                  ? adapter_folder_write(folder, run->mapped.adapter,
-                                         bridge_device(run->mapped.bridge), name, run->mapped.base)
-                  : adapter_folder_start(folder, run->mapped.adapter, fresh ? NULL : from,
-                                         (uint64_t)run->config->seed, name, run->mapped.base));
+        CHECK(served ? model_folder_write(folder, bridge_device(run->mapped.bridge), &model)
+                     : adapter_folder_start(folder, run->mapped.adapter, fresh ? NULL : from,
+                                            (uint64_t)run->config->seed, name, run->mapped.base));
     CHECK(comm_barrier(run->ranks.all));
     CHECK(served ? control_set_snapshot(mapped_control(&run->mapped), folder)
                  : run_load_weights(run, folder, draft));

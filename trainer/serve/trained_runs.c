@@ -6,15 +6,17 @@
  * with an adapter puts it away, and makes the model that of its folder again. What a run did not
  * save is gone then, which the log says.
  *
- * Whatever an adapter starts from is written as a folder first (adapter_folder.h), RUN/start, and
- * published from there: so the server can restore it, and none but it, if its update is torn. */
+ * Whatever an adapter starts from is written as a folder first (adapter_folder_start()), RUN/start,
+ * and published from there: so the server can restore it, and none but it, if its update is torn.
+ */
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/model/adapter.h"
 #include "trainer/learn/learner.h"
-#include "trainer/run/adapter_folder.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/learning.h"
+#include "trainer/run/mapped.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/stop.h"
 #include "trainer/serve/trained_model_impl.h"
 
@@ -148,7 +150,7 @@ static enum status load_optimizer(const struct trainee *t, const char *folder)
     CHECK(checkpoint_read(folder, &c));
     st = checkpoint_load_optimizer(folder, c.optimizer_steps, trainee_optimizer(t));
 out:
-    checkpoint_release(&c);
+    json_decref(c.state);
     return st;
 }
 
@@ -164,7 +166,7 @@ static enum status start_adapter(struct trained_model *m, struct trainee *t, con
 {
     struct load load = {m, t->adapter, t->start};
     enum status st;
-    if (folder) CHECK(adapter_base_notice(folder, t->base, m->options->exact));
+    if (folder) CHECK(notice_adapter_base(folder, t->base, m->options->exact));
     CHECK(adapter_folder_start(t->start, t->adapter, folder, seed, t->adapter_name, t->base));
     set_restore(m, t, t->start);
     st = trained_publish(m, t->run, t->start, false, write_loaded, &load);
@@ -358,29 +360,25 @@ enum status trained_save(struct trained_model *m, const char *run, const char *f
 {
     struct trainee *t = NULL;
     struct model_folder model = {.source_folder = m->info.folder};
-    struct checkpoint c = {0};
     enum status st;
     CHECK(trained_select(m, run, &t));
     model.weights = m->weights;
     model.as = t->adapter ? t->adapter->weights->dt : m->weights->dt;
     model.adapter = t->adapter;
-    if (t->adapter) c.same = adapter_state(with_optimizer ? t->adapter_name : NULL, t->base);
+    model.adapter_base = t->base;
     if (with_optimizer) {
+        if (t->adapter) model.adapter_name = t->adapter_name;
         model.optimizer = trainee_optimizer(t);
-        c.step = optimizer_steps(model.optimizer);
-        model.state = checkpoint_json(&c, &model);
-    } else {
-        model.state = json_incref(c.same);
+        model.state = json_pack("{s:I, s:i}", "step", (json_int_t)optimizer_steps(model.optimizer),
+                                "data_index", 0);
+        if (!model.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     }
-    if (!model.state && (t->adapter || with_optimizer))
-        FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     CHECK(model_folder_write(folder, m->device, &model));
     if (!with_optimizer) goto out;
     set_restore(m, t, folder);
     t->unsaved = false;
 out:
     json_decref(model.state);
-    checkpoint_release(&c);
     return st;
 }
 
