@@ -108,6 +108,15 @@ struct run {
 // run_loop.c: a task's main: options, opening, the steps with evaluations and checkpoints between
 // them, and the end.
 int run_main(const struct task *task, const char *usage, int argc, char **argv);
+enum status run_agree_to_stop(const struct run *run, bool *ret_stop); // whether any rank is to
+enum status run_evaluate(struct run *run, json_t *metrics);           // task_kind.evaluate of train
+bool run_out_of_patience(const struct run *run);                      // --early-stop-patience
+// Sets total_steps, which an epoch's buckets may move a little where the run goes
+// by epochs.
+void run_plan_steps(struct run *run);
+// Records the step's rewards in the curriculum, and in `metrics` where it is; at an epoch's end
+// also writes and logs the cluster report.
+enum status run_record(struct run *run, const struct rollout_step *s, json_t *metrics);
 
 // run_open.c: config, resolved and reward are set. Attaches to the server, reads the data, prints
 // the memory plan, takes the memory, takes the writer's lease, and goes on from a checkpoint where
@@ -120,16 +129,6 @@ enum status run_become_writer(struct bridge *bridge);
 // Attempts again, for five minutes at most, while that gives `restoring`, and says so once.
 // ST_CANCELLED once a signal asks for an end (stop.h).
 enum status run_retry(enum status restoring, enum status (*attempt)(void *), void *context);
-
-// run_adapter.c, of runs with --lora-r; without it only run_plan_adapter() does something. Asks the
-// server for the adapter, before this process attaches; plans it, of a base from that folder; opens
-// what the server shares; sets run->mapped.base.
-enum status run_make_adapter(struct run *run);
-enum status run_plan_adapter(struct run *run, const char *folder, enum dtype dt);
-enum status run_open_adapter(struct run *run);
-enum status run_find_base(struct run *run);
-
-enum status run_agree_to_stop(const struct run *run, bool *ret_stop); // whether any rank is to
 
 // Once the weights are there: from now on signals ask for the end of the run (stop.h).
 enum status run_catch_signals(struct run *run);
@@ -182,15 +181,8 @@ enum status run_load_weights(struct run *run, const char *folder, const char *dr
 // Writes the weights of the best checkpoint into the shared arena, where it is not the present one.
 enum status run_serve_best(struct run *run);
 
-// run_curriculum.c: sets total_steps, which an epoch's buckets may move a little where the run goes
-// by epochs.
-void run_plan_steps(struct run *run);
-// Records the step's rewards in the curriculum, and in `metrics` where it is; at an epoch's end
-// also writes and logs the cluster report.
-enum status run_record(struct run *run, const struct rollout_step *s, json_t *metrics);
-
-// run_rollouts.c: the samples of an order's groups that are this rank's, from its source.
-enum status run_sample(struct run *run, struct rollout_step *order);
+// run_rollouts.c: what sampling of a step (0: the first) is asked for.
+struct sampling_options run_sampling(const struct run *run, int64_t step);
 // Before a step's orders, or those of an evaluation behind it, while nothing is sampled: who
 // samples by copies of the weights does so by the present ones, or by those of up to
 // --restart-interval steps before.
@@ -205,24 +197,20 @@ enum status run_order_steps(struct run *run);
 enum status run_take_step(struct run *run, struct rollout_step **ret);
 // Once it was taken: what of the time it took was sampling and scoring here, and what was waiting.
 void run_lap_rollouts(struct run *run, const struct rollout_step *s);
-// Of a step learned from by the weights of run->step_version: how many updates older those were
-// that sampled it, and how long each side waited for the other. Nothing without --async.
-void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
-                       json_t *metrics);
 
-// run_own.c, in every run: before what else is opened. With --sync checkpoint, and of a data set:
-// run->mapped.bridge, and the models there, of weights which this process owns.
+// run_weights.c, in every run: before what else is opened. With --sync checkpoint, and of a data
+// set: run->mapped.bridge, and the models there, of weights which this process owns.
 enum status run_open_own(struct run *run);
 void run_close_own(struct run *run);
+// Of runs with --lora-r: asks the server for the adapter, before this process attaches; opens what
+// the server shares; sets run->mapped.base.
+enum status run_make_adapter(struct run *run);
+enum status run_open_adapter(struct run *run);
+enum status run_find_base(struct run *run);
 // Who samples for the run: run->source.
 enum status run_open_source(struct run *run);
 bool run_serves(const struct run *run);        // false: the server is started later
 enum status run_place_server(struct run *run); // whose files go into the run's folder
-
-// run_filter.c: with --filter-groups, of a step that is sampled and scored: draws other prompts in
-// place of groups whose rewards are all equal.
-enum status run_filter_groups(struct run *run, struct rollout_step *s);
-void run_put_filter(const struct run *run, const struct rollout_step *s, json_t *metrics);
 
 // run_learn.c: the draft model's learning rate in a step.
 double run_draft_rate(const struct run *run, int64_t step);
@@ -241,16 +229,6 @@ double run_accuracy(const struct run *run, const struct scores *scores); // -1: 
 // Tokens of a sample, as TRL counts them: without those that an environment wrote.
 int run_length(const struct completion *sample);
 double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
-enum status run_evaluate(struct run *run, json_t *metrics); // task_kind.evaluate of train
-bool run_out_of_patience(const struct run *run);            // --early-stop-patience
-// Evaluates where that is due, and writes run->line.
-enum status run_finish_line(struct run *run);
-// The line into metrics.jsonl, with where the time since the one before went; takes the reference.
-enum status run_write_line(struct run *run, json_t *line);
-// rollouts/step-N.jsonl
-enum status run_log_rollout(struct run *run, const struct rollout_step *s);
-// What sampling of a step (0: the first) is asked for.
-struct sampling_options run_sampling(const struct run *run, int64_t step);
 
 // run_log.c: warnings of a learning rate that is 0, or does not come to its peak, and of data that
 // is less than a step takes. Before the first step.
@@ -263,6 +241,8 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
 // latency model. Once in a run: that samples drafted nothing.
 void run_log_inference(struct run *run, const struct rollout_step *s,
                        const struct update_stats *update);
+// rollouts/step-N.jsonl
+enum status run_log_rollout(struct run *run, const struct rollout_step *s);
 void run_log_end(const struct run *run); // how it ended, and what was the best
 
 #endif

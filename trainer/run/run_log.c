@@ -1,12 +1,14 @@
-/* run_log.c: what a run logs of a step: its progress line, warnings, where its time went. The main
- * thread; logs.
+/* run_log.c: what a run logs of a step: its progress line, warnings, where its time went; and the
+ * text that was sampled. The main thread; logs.
  */
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/model/config.h"
 #include "trainer/learn/stats.h"
 #include "trainer/rollout/source.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
+#include "trainer/run/tensorboard.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -127,6 +129,95 @@ void run_log_inference(struct run *run, const struct rollout_step *step,
                  m->ms_per[LATENCY_DRAFT], m->ms_per[LATENCY_ACCEPTED], m->r2);
     }
 }
+
+// ---- rollouts/step-N.jsonl ----------------------------------------------------------------------
+
+// What sample i's reward is made of: the task's terms as they are, the costs with their weights.
+static json_t *reward_parts(const struct run *run, const struct scores *s, int i)
+{
+    json_t *parts = json_object();
+    for (int k = 0; parts && k < s->n_terms; k++)
+        metrics_put(parts, reward_info(run->reward)->terms[k].name,
+                    s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
+    for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
+        metrics_putf(parts,
+                     cost_signed_weight(&run->scoring->weights, k) *
+                         s->costs[(size_t)k * (size_t)s->n + (size_t)i],
+                     "cost/%s", cost_terms[k].name);
+    }
+    return parts;
+}
+
+// A list with an entry for each token t of n, of the object `to`; ok: nothing has failed yet.
+#define PUT_LIST(ok, to, key, t, n, entry)                                                         \
+    do {                                                                                           \
+        json_t *list_ = json_array();                                                              \
+        for (int t = 0; (ok) && t < (n); t++) (ok) = json_array_append_new(list_, (entry)) == 0;   \
+        (ok) = json_object_set_new((to), (key), list_) == 0 && (ok);                               \
+    } while (0)
+
+// null where it is not finite, which JSON cannot say: of a policy that diverges.
+static json_t *real(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+// What is known of each token. logprobs: the trainer's; NULL: none are wanted.
+static bool put_tokens(json_t *line, const struct completion *s, const double *logprobs)
+{
+    bool ok = true;
+    if (s->accepted) PUT_LIST(ok, line, "accepted", t, s->n, json_integer(s->accepted[t]));
+    if (s->text_offset) PUT_LIST(ok, line, "text_offset", t, s->n, json_integer(s->text_offset[t]));
+    if (s->authors)
+        PUT_LIST(ok, line, "model_mask", t, s->n, json_integer(s->authors[t] == AUTHOR_POLICY));
+    if (!logprobs) return ok;
+    if (s->logprobs) PUT_LIST(ok, line, "logprobs", t, s->n, real(s->logprobs[t]));
+    PUT_LIST(ok, line, "trainer_logprobs", t, s->n, real(logprobs[t]));
+    return ok;
+}
+
+// Rows of one prompt follow each other, so it stands on the first of them only. logprobs: of the
+// sample's tokens; NULL: none are wanted.
+static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
+                            int i, const double *logprobs)
+{
+    const struct completion *sample = &r->completions[i];
+    const struct example *e = r->examples[i / r->n_per_group];
+    int number = i % r->n_per_group;
+    json_t *line = json_pack(
+        "{s:i, s:i, s:s*, s:s, s:o, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line, "sample", number,
+        "answer", e->answer, "completion", sample->text, "reward", real(s->rewards[i]), "advantage",
+        (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
+        "truncated", sample->truncated, "telemetry", sample->telemetry);
+    bool ok = line != NULL;
+    if (ok && number == 0 && e->prompt_json)
+        ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
+    if (ok && number == 0 && e->prompt_text)
+        ok = json_object_set(line, "prompt_text", e->prompt_text) == 0;
+    if (ok && put_tokens(line, sample, logprobs)) return line;
+    json_decref(line);
+    return NULL;
+}
+
+enum status run_log_rollout(struct run *run, const struct rollout_step *step)
+{
+    const struct rollout *r = step->rollout;
+    const struct scores *s = &step->scores;
+    struct bytes lines = BYTES_INIT;
+    const double *logprobs = step->logprobs;
+    enum status st = ST_OK;
+    for (int i = 0; i < s->n; i++) {
+        CHECK(json_put_line(&lines, rollout_line(run, r, s, i, logprobs),
+                            JSON_REAL_PRECISION(METRICS_DIGITS)));
+        if (logprobs) logprobs += r->completions[i].n;
+    }
+    st = runlog_rollouts(run->log, run->step, false, &lines);
+out:
+    bytes_release(&lines);
+    return st;
+}
+
+// ---- the end ------------------------------------------------------------------------------------
 
 void run_log_end(const struct run *run)
 {

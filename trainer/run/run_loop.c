@@ -2,14 +2,22 @@
  * evaluations and checkpoints between them, and the end. The main thread; the bridge's heartbeat,
  * the watch of stop.h and, with --async, the rollout queue's thread run beside it. */
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
-#include "trainer/rollout/source.h"
+#include "trainer/rollout/rollout_queue.h"
+#include "trainer/run/cluster_report.h"
 #include "trainer/run/dataset_run.h"
+#include "trainer/run/evaluate.h"
 #include "trainer/run/notices.h"
+#include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 struct started {
     struct train_config config;
@@ -19,6 +27,157 @@ struct started {
     struct job job;
     char **argv; // of this program
 };
+
+// ---- how far it goes, and what it records -------------------------------------------------------
+
+void run_plan_steps(struct run *run)
+{
+    const struct train_config *c = run->config;
+    int64_t examples = (int64_t)ceil(c->num_train_epochs * run->data->n);
+    const int64_t each = run->resolved.schedule_per_step;
+    run->total_steps = c->max_steps >= 0
+                           ? c->max_steps / each
+                           : run->step + curriculum_steps_left(run->curriculum, examples);
+    run->resolved.schedule.total_steps = run->total_steps * each;
+    run->resolved.draft_schedule.total_steps = run->total_steps * each;
+    runlog_set_total(run->log, run->total_steps);
+}
+
+static enum status report(struct run *run, const struct buckets *buckets, json_t *metrics)
+{
+    enum status st;
+    struct bytes text = BYTES_INIT, line = BYTES_INIT;
+    char path[PATH_ROOM];
+    struct cluster_report r = {
+        .mode = curriculum_mode_names[run->config->curriculum.mode],
+        .epoch = curriculum_taken(run->curriculum) / run->data->n,
+        .buckets = buckets,
+    };
+    for (int k = 0; k < buckets->n; k++)
+        r.rollouts[k] = curriculum_bucket_rollouts(run->curriculum, k);
+    cluster_report_metrics(&r, metrics);
+    cluster_report_text(&r, &text);
+    cluster_report_line(&r, &line);
+    CHECK(bytes_status(&text));
+    CHECK(path_put(path, run->folder, "cluster-report-epoch-%" PRId64 ".txt", r.epoch));
+    CHECK(file_write_atomic(path, 0644, text.data, text.len));
+    log_progress_end();
+    log_info("%s (%s)", bytes_text(&line), strrchr(path, '/') + 1);
+out:
+    bytes_release(&text);
+    bytes_release(&line);
+    return st;
+}
+
+enum status run_record(struct run *run, const struct rollout_step *s, json_t *metrics)
+{
+    const struct rollout *rollout = s->rollout;
+    struct curriculum_batch batch;
+    const struct buckets *buckets;
+    curriculum_next(run->curriculum, 0, &batch);
+    double *means = malloc((size_t)rollout->n_groups * sizeof *means);
+    if (!means) return status_fail(ST_NO_MEMORY, "no memory for the rewards of a step");
+    for (int g = 0; g < rollout->n_groups; g++)
+        mean_std(s->scores.rewards + (size_t)g * rollout->n_per_group, rollout->n_per_group,
+                 &means[g], NULL);
+    for (int g = 0; g < rollout->n_groups; g++) // where nothing scored a group, it tells nothing
+        if (isnan(means[g]))
+            means[g] = isnan(s->scores.stats.reward_mean) ? 0 : s->scores.stats.reward_mean;
+    enum status st = curriculum_record(run->curriculum, means, &buckets);
+    free(means);
+    if (st != ST_OK) return st;
+    if (run->source->own_prompts) return ST_OK; // there are no epochs
+    metrics_put(metrics, "epoch", (double)curriculum_taken(run->curriculum) / run->data->n);
+    if (run->config->curriculum.mode == CURRICULUM_OFF) return ST_OK;
+    metrics_put(metrics, "curriculum/bucket", batch.bucket + 1); // 0: not in one yet
+    metrics_put(metrics, "curriculum/rollouts", batch.rollouts);
+    metrics_put(metrics, "curriculum/samples", (double)curriculum_samples(run->curriculum));
+    if (!buckets) return ST_OK;
+    run_plan_steps(run); // buckets change how many steps an epoch has
+    return train_ranks_lead(&run->ranks) ? report(run, buckets, metrics) : ST_OK;
+}
+
+// ---- evaluations, and the line of a step -------------------------------------------------------
+
+enum status run_evaluate(struct run *run, json_t *metrics)
+{
+    struct sampling_options sampling = run_sampling(run, run->step);
+    const char *metric = run->best_metric;
+    struct eval_result r;
+    struct bytes samples = BYTES_INIT;
+    char best[BEST_WORDS], key[64], judged[96] = "";
+    sampling.temperature = run->config->eval_temperature;
+    sampling.tandem.on = false; // the policy alone is evaluated
+    const struct evaluation evaluation = {
+        .source = run->source,
+        .comm = run->ranks.all,
+        .data = run->eval_data,
+        .limit = (int)run->config->eval_limit,
+        .n_samples = (int)run->config->num_generations_eval,
+        .step = run->step,
+        .reward = run->reward,
+        .sampling = &sampling,
+    };
+    spans_lap(&run->spans, SPAN_LOG);
+    rollout_queue_pause(run->queue);
+    enum status st = run_settle(run, run->step, true);
+    if (st == ST_OK) st = evaluate(&evaluation, &samples, &r);
+    rollout_queue_resume(run->queue);
+    if (st == ST_OK) st = train_ranks_agree(&run->ranks, &r, sizeof r);
+    if (st == ST_OK) st = runlog_rollouts(run->log, run->step, true, &samples);
+    bytes_release(&samples);
+    if (st != ST_OK) return st;
+    eval_result_put(&r, "eval/", metrics);
+    snprintf(key, sizeof key, "eval/%s", metric);
+    const json_t *score = json_object_get(metrics, key);
+    best_words(&run->best,
+               best_consider(&run->best, run->step,
+                             json_is_number(score) ? json_number_value(score) : NAN),
+               run->step, best);
+    if (strcmp(metric, r.accuracy >= 0 ? "accuracy" : "reward") != 0)
+        snprintf(judged, sizeof judged, ", %s %.4f", metric, json_number_value(score));
+    spans_lap(&run->spans, SPAN_EVAL);
+    log_progress_end();
+    if (r.accuracy >= 0)
+        log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s%s",
+                 run->step, 100 * r.accuracy, 100 * eval_error(&r.correct), r.n, judged, best);
+    else
+        log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s%s", run->step,
+                 r.reward.mean, eval_error(&r.reward), r.n, judged, best);
+    return ST_OK;
+}
+
+bool run_out_of_patience(const struct run *run)
+{
+    return best_out_of_patience(&run->best, run->config->early_stop_patience);
+}
+
+// The line into metrics.jsonl, with where the time since the one before went; takes the reference.
+static enum status write_line(struct run *run, json_t *line)
+{
+    struct spans *spans = &run->spans;
+    spans_lap(spans, SPAN_LOG);
+    for (int i = 0; i < N_SPANS && !run->given; i++) {
+        metrics_putf(line, spans->seconds[i], "spans/%s_s", span_names[i]);
+        spans->seconds[i] = 0;
+    }
+    return runlog_write(run->log, line);
+}
+
+// Evaluates where that is due, and writes run->line.
+static enum status finish_line(struct run *run)
+{
+    if (run->evaluation_due) {
+        enum status st = run->task->kind->evaluate(run, run->line);
+        if (st != ST_OK) return st;
+    }
+    run->evaluation_due = false;
+    json_t *line = run->line;
+    run->line = NULL;
+    return write_line(run, line);
+}
+
+// ---- the steps ----------------------------------------------------------------------------------
 
 static int64_t epochs_done(const struct run *run)
 {
@@ -42,7 +201,7 @@ static enum status baseline(struct run *run)
     run->best = BEST_NONE; // also where a run is taken up that ended before its first step
     enum status st = metrics ? run->task->kind->evaluate(run, metrics)
                              : status_fail(ST_NO_MEMORY, "no memory to evaluate");
-    if (st == ST_OK) return run_write_line(run, metrics);
+    if (st == ST_OK) return write_line(run, metrics);
     json_decref(metrics);
     return st;
 }
@@ -57,7 +216,7 @@ static enum status before_the_steps(struct run *run)
         // something to restore before the first update; a folder is there to begin with
         if (run->eval_data || !run->given) CHECK(run_save(run, false));
     } else if (run->line) {
-        CHECK(run_finish_line(run));
+        CHECK(finish_line(run));
         run->saved.step = -1;
         CHECK(run_save(run, !run_keeps(run)));
     }
@@ -80,7 +239,7 @@ static enum status next_step(struct run *run)
         run->step_version = mapped_version(&run->mapped);
         run->evaluation_due = evaluation_due(run, epochs_before);
     }
-    if (st == ST_OK) st = run_finish_line(run);
+    if (st == ST_OK) st = finish_line(run);
     if (st == ST_OK) st = run_save_if_due(run);
     return st;
 }

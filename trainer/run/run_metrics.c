@@ -1,32 +1,14 @@
-/* run_metrics.c: what a run measures of itself: the line of metrics.jsonl, evaluations, sampled
- * text. The main thread. Keys are TRL's where TRL logs the same.
+/* run_metrics.c: the line of metrics.jsonl of a step. The main thread. Keys are TRL's where TRL
+ * logs the same.
  */
-#include "common/base/json.h"
-#include "common/base/log.h"
-#include "common/base/rng.h"
 #include "trainer/learn/learner.h"
-#include "trainer/rollout/rollout_queue.h"
-#include "trainer/run/evaluate.h"
+#include "trainer/rollout/source.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/tensorboard.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
-
-#define ROLLOUT_STREAM ((uint64_t)1 << 32) // apart from the data order's streams, which are epochs
-
-struct sampling_options run_sampling(const struct run *run, int64_t step)
-{
-    struct sampling_options sampling = run->config->sampling;
-    struct rng rng;
-    sampling.text_offset = run->config->log_completions && run->config->log_logprobs;
-    rng_init(&rng, (uint64_t)run->config->seed, ROLLOUT_STREAM + (uint64_t)step);
-    sampling.seed = rng_u64(&rng) >> 1;
-    return sampling;
-}
 
 double run_accuracy(const struct run *run, const struct scores *s)
 {
@@ -180,6 +162,57 @@ static void put_source(json_t *metrics, const struct source_counts *counts)
         metrics_put(metrics, c->key, c->of > 0 ? c->sum / c->of : c->sum);
 }
 
+static void put_filter(const struct run *run, const struct rollout_step *s, json_t *metrics)
+{
+    const int n = s->rollout->n_groups;
+    if (run->config->filter_groups == 0) return;
+    metrics_put(metrics, "filter_groups/drawn", s->filter.drawn);
+    metrics_put(metrics, "filter_groups/flat", (double)s->filter.flat / n);
+    metrics_put(metrics, "filter_groups/reward",
+                s->filter.n_rewards > 0 ? s->filter.reward_sum / s->filter.n_rewards : NAN);
+}
+
+static double updates_since(const struct run *run, uint64_t version)
+{
+    return ((double)run->step_version - (double)version) / 2; // both are even
+}
+
+static void put_groups(const struct run *run, const struct rollout *r, json_t *metrics)
+{
+    for (int64_t age = 0; age <= run->resolved.max_staleness; age++) {
+        char key[64];
+        int n = 0;
+        for (int g = 0; g < r->n_groups; g++) {
+            const uint64_t oldest = rollout_oldest(r, g);
+            n += (oldest == UINT64_MAX ? 0 : updates_since(run, oldest)) == (double)age;
+        }
+        snprintf(key, sizeof key, "rollout/staleness_groups/%" PRId64, age);
+        metrics_put(metrics, key, n);
+    }
+}
+
+// Of a step learned from by the weights of run->step_version: how many updates older those were
+// that sampled it, and how long each side waited for the other. Nothing without --async.
+static void put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
+                          json_t *metrics)
+{
+    const struct rollout *r = s->rollout;
+    double sum = 0, max = 0;
+    if (!run->resolved.async && run->resolved.max_staleness == 0) return;
+    for (int i = 0; i < r->n_groups * r->n_per_group; i++)
+        for (int t = 0; t < r->completions[i].n; t++) {
+            const double updates = updates_since(run, r->completions[i].versions[t]);
+            sum += updates;
+            max = fmax(max, updates);
+        }
+    metrics_put(metrics, "rollout/staleness_mean", r->n_tokens ? sum / (double)r->n_tokens : 0);
+    metrics_put(metrics, "rollout/staleness_max", max);
+    put_groups(run, r, metrics);
+    metrics_put(metrics, "rollout/generated_again", (double)s->n_again / r->n_groups);
+    metrics_put(metrics, "rollout/trainer_wait_s", wait_s);
+    metrics_put(metrics, "rollout/sampler_wait_s", s->idle_s);
+}
+
 json_t *run_metrics(struct run *run, const struct rollout_step *s,
                     const struct update_stats *update, double wait_s, double train_s)
 {
@@ -202,8 +235,8 @@ json_t *run_metrics(struct run *run, const struct rollout_step *s,
     put_update(metrics, run, update);
     if (run->mapped.draft) put_draft(metrics, update, run_draft_rate(run, run->step - 1));
     if (run->config->sampling.tandem.on) put_tandem(metrics, update);
-    run_put_filter(run, s, metrics);
-    run_put_staleness(run, s, wait_s, metrics);
+    put_filter(run, s, metrics);
+    put_staleness(run, s, wait_s, metrics);
     put_source(metrics, &s->counts);
     metrics_put(metrics, "sync/time_s", run->settle_s + update->publish.total_ms / 1e3);
     metrics_put(metrics, "sync/bytes_written", run->written_bytes);
@@ -213,165 +246,4 @@ json_t *run_metrics(struct run *run, const struct rollout_step *s,
     metrics_put(metrics, "step_s", step_s);
     metrics_put(metrics, "tokens_per_s", (double)rollout->n_tokens / step_s);
     return metrics;
-}
-
-enum status run_evaluate(struct run *run, json_t *metrics)
-{
-    struct sampling_options sampling = run_sampling(run, run->step);
-    const char *metric = run->best_metric;
-    struct eval_result r;
-    struct bytes samples = BYTES_INIT;
-    char best[BEST_WORDS], key[64], judged[96] = "";
-    sampling.temperature = run->config->eval_temperature;
-    sampling.tandem.on = false; // the policy alone is evaluated
-    const struct evaluation evaluation = {
-        .source = run->source,
-        .comm = run->ranks.all,
-        .data = run->eval_data,
-        .limit = (int)run->config->eval_limit,
-        .n_samples = (int)run->config->num_generations_eval,
-        .step = run->step,
-        .reward = run->reward,
-        .sampling = &sampling,
-    };
-    spans_lap(&run->spans, SPAN_LOG);
-    rollout_queue_pause(run->queue);
-    enum status st = run_settle(run, run->step, true);
-    if (st == ST_OK) st = evaluate(&evaluation, &samples, &r);
-    rollout_queue_resume(run->queue);
-    if (st == ST_OK) st = train_ranks_agree(&run->ranks, &r, sizeof r);
-    if (st == ST_OK) st = runlog_rollouts(run->log, run->step, true, &samples);
-    bytes_release(&samples);
-    if (st != ST_OK) return st;
-    eval_result_put(&r, "eval/", metrics);
-    snprintf(key, sizeof key, "eval/%s", metric);
-    const json_t *score = json_object_get(metrics, key);
-    best_words(&run->best,
-               best_consider(&run->best, run->step,
-                             json_is_number(score) ? json_number_value(score) : NAN),
-               run->step, best);
-    if (strcmp(metric, r.accuracy >= 0 ? "accuracy" : "reward") != 0)
-        snprintf(judged, sizeof judged, ", %s %.4f", metric, json_number_value(score));
-    spans_lap(&run->spans, SPAN_EVAL);
-    log_progress_end();
-    if (r.accuracy >= 0)
-        log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s%s",
-                 run->step, 100 * r.accuracy, 100 * eval_error(&r.correct), r.n, judged, best);
-    else
-        log_info("step %" PRId64 ": held-out reward %.4f +- %.4f on %d prompts%s%s", run->step,
-                 r.reward.mean, eval_error(&r.reward), r.n, judged, best);
-    return ST_OK;
-}
-
-bool run_out_of_patience(const struct run *run)
-{
-    return best_out_of_patience(&run->best, run->config->early_stop_patience);
-}
-
-enum status run_finish_line(struct run *run)
-{
-    if (run->evaluation_due) {
-        enum status st = run->task->kind->evaluate(run, run->line);
-        if (st != ST_OK) return st;
-    }
-    run->evaluation_due = false;
-    json_t *line = run->line;
-    run->line = NULL;
-    return run_write_line(run, line);
-}
-
-enum status run_write_line(struct run *run, json_t *line)
-{
-    struct spans *spans = &run->spans;
-    spans_lap(spans, SPAN_LOG);
-    for (int i = 0; i < N_SPANS && !run->given; i++) {
-        metrics_putf(line, spans->seconds[i], "spans/%s_s", span_names[i]);
-        spans->seconds[i] = 0;
-    }
-    return runlog_write(run->log, line);
-}
-
-// What sample i's reward is made of: the task's terms as they are, the costs with their weights.
-static json_t *reward_parts(const struct run *run, const struct scores *s, int i)
-{
-    json_t *parts = json_object();
-    for (int k = 0; parts && k < s->n_terms; k++)
-        metrics_put(parts, reward_info(run->reward)->terms[k].name,
-                    s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
-    for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
-        metrics_putf(parts,
-                     cost_signed_weight(&run->scoring->weights, k) *
-                         s->costs[(size_t)k * (size_t)s->n + (size_t)i],
-                     "cost/%s", cost_terms[k].name);
-    }
-    return parts;
-}
-
-// A list with an entry for each token t of n, of the object `to`; ok: nothing has failed yet.
-#define PUT_LIST(ok, to, key, t, n, entry)                                                         \
-    do {                                                                                           \
-        json_t *list_ = json_array();                                                              \
-        for (int t = 0; (ok) && t < (n); t++) (ok) = json_array_append_new(list_, (entry)) == 0;   \
-        (ok) = json_object_set_new((to), (key), list_) == 0 && (ok);                               \
-    } while (0)
-
-// null where it is not finite, which JSON cannot say: of a policy that diverges.
-static json_t *real(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
-// What is known of each token. logprobs: the trainer's; NULL: none are wanted.
-static bool put_tokens(json_t *line, const struct completion *s, const double *logprobs)
-{
-    bool ok = true;
-    if (s->accepted) PUT_LIST(ok, line, "accepted", t, s->n, json_integer(s->accepted[t]));
-    if (s->text_offset) PUT_LIST(ok, line, "text_offset", t, s->n, json_integer(s->text_offset[t]));
-    if (s->authors)
-        PUT_LIST(ok, line, "model_mask", t, s->n, json_integer(s->authors[t] == AUTHOR_POLICY));
-    if (!logprobs) return ok;
-    if (s->logprobs) PUT_LIST(ok, line, "logprobs", t, s->n, real(s->logprobs[t]));
-    PUT_LIST(ok, line, "trainer_logprobs", t, s->n, real(logprobs[t]));
-    return ok;
-}
-
-// Rows of one prompt follow each other, so it stands on the first of them only. logprobs: of the
-// sample's tokens; NULL: none are wanted.
-static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
-                            int i, const double *logprobs)
-{
-    const struct completion *sample = &r->completions[i];
-    const struct example *e = r->examples[i / r->n_per_group];
-    int number = i % r->n_per_group;
-    json_t *line = json_pack(
-        "{s:i, s:i, s:s*, s:s, s:o, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line, "sample", number,
-        "answer", e->answer, "completion", sample->text, "reward", real(s->rewards[i]), "advantage",
-        (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
-        "truncated", sample->truncated, "telemetry", sample->telemetry);
-    bool ok = line != NULL;
-    if (ok && number == 0 && e->prompt_json)
-        ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
-    if (ok && number == 0 && e->prompt_text)
-        ok = json_object_set(line, "prompt_text", e->prompt_text) == 0;
-    if (ok && put_tokens(line, sample, logprobs)) return line;
-    json_decref(line);
-    return NULL;
-}
-
-enum status run_log_rollout(struct run *run, const struct rollout_step *step)
-{
-    const struct rollout *r = step->rollout;
-    const struct scores *s = &step->scores;
-    struct bytes lines = BYTES_INIT;
-    const double *logprobs = step->logprobs;
-    enum status st = ST_OK;
-    for (int i = 0; i < s->n; i++) {
-        CHECK(json_put_line(&lines, rollout_line(run, r, s, i, logprobs),
-                            JSON_REAL_PRECISION(METRICS_DIGITS)));
-        if (logprobs) logprobs += r->completions[i].n;
-    }
-    st = runlog_rollouts(run->log, run->step, false, &lines);
-out:
-    bytes_release(&lines);
-    return st;
 }

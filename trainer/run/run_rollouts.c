@@ -9,20 +9,40 @@
  * with the version in updates; each step being one batch for updates_per_step of these, that is the
  * next step and max_staleness / updates_per_step behind it. Steps are learned from in the order in
  * which they were ordered, so that a checkpoint needs to know of no step that is in the queue: all
- * that was learned from comes before all that was not. */
-#include "common/base/clock.h"
+ * that was learned from comes before all that was not.
+ *
+ * Dynamic sampling (Yu et al. 2025, DAPO): groups whose rewards are all equal teach nothing, and
+ * with --filter-groups other prompts are drawn in their place, a bounded number of times, while a
+ * step is scored. They are a function of the seed and the step, so that a checkpoint needs to know
+ * nothing of them, and epochs count those of the data's order alone. */
 #include "bridge/attach.h"
+#include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/rng.h"
 #include "trainer/rollout/rollout.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/run.h"
-#include "trainer/run/runlog.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+// Apart from the data order's streams, which are epochs.
+#define ROLLOUT_STREAM ((uint64_t)1 << 32)
+#define FILTER_STREAM  ((uint64_t)1 << 33) // of prompts drawn
+
+struct sampling_options run_sampling(const struct run *run, int64_t step)
+{
+    struct sampling_options sampling = run->config->sampling;
+    struct rng rng;
+    sampling.text_offset = run->config->log_completions && run->config->log_logprobs;
+    rng_init(&rng, (uint64_t)run->config->seed, ROLLOUT_STREAM + (uint64_t)step);
+    sampling.seed = rng_u64(&rng) >> 1;
+    return sampling;
+}
 
 enum status run_settle(struct run *run, int64_t step, bool evaluation)
 {
@@ -34,7 +54,7 @@ enum status run_settle(struct run *run, int64_t step, bool evaluation)
     return st;
 }
 
-enum status run_sample(struct run *run, struct rollout_step *s)
+static enum status sample(struct run *run, struct rollout_step *s)
 {
     enum status st = ST_OK;
     s->ahead = run->resolved.steps_ahead > 0;
@@ -56,7 +76,7 @@ static enum status sample_step(void *context, struct rollout_step *s)
     enum status st = ST_OK;
     if (run->resolved.steps_ahead == 0) CHECK(run_settle(run, s->step, false));
     if (!own_prompts) CHECK(spec_watch_begin(run->watch));
-    CHECK(run_sample(run, s));
+    CHECK(sample(run, s));
     if (!own_prompts) CHECK(spec_watch_end(run->watch, &s->spec));
     log_debug("step %" PRId64 ": rollouts begun by weight version %" PRIu64 ", %.3f s", s->step + 1,
               version, s->rollout->seconds);
@@ -64,28 +84,136 @@ out:
     return st;
 }
 
-// A reward may say something else when it is asked again; what counts is what it said to rank 0.
-static enum status agree_on_scores(const struct run *run, struct scores *s)
+// ---- groups that teach nothing ------------------------------------------------------------------
+
+static bool is_flat(const struct rollout *r, const struct scores *scores, int group)
 {
-    enum status st = train_ranks_agree(&run->ranks, s->rewards, (size_t)s->n * sizeof *s->rewards);
-    return st == ST_OK
-               ? train_ranks_agree(&run->ranks, s->advantages, (size_t)s->n * sizeof *s->advantages)
-               : st;
+    return rewards_are_equal(scores->rewards + (size_t)group * r->n_per_group, r->n_per_group);
 }
+
+static int list_flat(const struct rollout_step *s, int *ret_groups)
+{
+    int n = 0;
+    for (int g = 0; g < s->rollout->n_groups; g++)
+        if (is_flat(s->rollout, &s->scores, g)) ret_groups[n++] = g;
+    return n;
+}
+
+static void count_rewards(struct rollout_step *s, const struct scores *scores)
+{
+    for (int i = 0; i < scores->n; i++) {
+        if (isnan(scores->rewards[i])) continue;
+        s->filter.reward_sum += scores->rewards[i];
+        s->filter.n_rewards++;
+    }
+}
+
+// Group `from` of r takes the place of group `to` of the step, which goes where that was.
+static void exchange(struct rollout_step *s, int to, struct rollout *r, const struct scores *scores,
+                     int from)
+{
+    struct rollout *into = s->rollout;
+    const int each = r->n_per_group;
+    into->examples[to] = r->examples[from];
+    if (r->prompts) {
+        const struct token_list was = into->prompts[to];
+        into->prompts[to] = r->prompts[from];
+        r->prompts[from] = was;
+    }
+    for (int i = 0; i < each; i++) {
+        const int here = to * each + i, there = from * each + i;
+        const struct completion was = into->completions[here];
+        into->completions[here] = r->completions[there];
+        r->completions[there] = was;
+        into->n_tokens += into->completions[here].n - was.n;
+        s->scores.rewards[here] = scores->rewards[there];
+        for (int k = 0; k < scores->n_terms; k++)
+            s->scores.terms[k * s->scores.n + here] = scores->terms[k * scores->n + there];
+    }
+}
+
+// Other prompts in place of n groups; those that are flat too are left.
+static enum status draw(struct run *run, struct rollout_step *s, struct rng *rng, const int *groups,
+                        int n)
+{
+    struct rollout_step drawn = {.step = s->step,
+                                 .first_group = s->rollout->n_groups + s->filter.drawn,
+                                 .sampling = s->sampling,
+                                 .counts = s->counts};
+    struct scores scores = {0};
+    enum status st;
+    CHECK(rollout_new(n, s->rollout->n_per_group, &drawn.rollout));
+    struct rollout *r = drawn.rollout;
+    for (int g = 0; g < n; g++)
+        r->examples[g] = &run->data->examples[rng_below(rng, (uint32_t)run->data->n)];
+    drawn.sampling.seed = rng_u64(rng) >> 1;
+    CHECK(sample(run, &drawn));
+    s->counts = drawn.counts;
+    CHECK(rollout_exchange(run->ranks.all, r));
+    CHECK(scoring_rollout(run->scoring, r, &scores));
+    CHECK(
+        train_ranks_agree(&run->ranks, scores.rewards, (size_t)scores.n * sizeof *scores.rewards));
+    count_rewards(s, &scores);
+    for (int g = 0; g < n; g++)
+        if (!is_flat(r, &scores, g)) exchange(s, groups[g], r, &scores, g);
+    s->rollout->seconds += r->seconds;
+    s->filter.drawn += n;
+out:
+    scores_release(&scores);
+    rollout_free(drawn.rollout);
+    return status_context(st, "--filter-groups");
+}
+
+static enum status filter_groups(struct run *run, struct rollout_step *s)
+{
+    const int64_t max = run->config->filter_groups;
+    struct rng rng;
+    enum status st = ST_OK;
+    if (max == 0) return ST_OK;
+    memset(&s->filter, 0, sizeof s->filter); // where it is scored again
+    int *groups = calloc((size_t)s->rollout->n_groups, sizeof *groups);
+    if (!groups) return status_fail(ST_NO_MEMORY, "no memory for %d groups", s->rollout->n_groups);
+    rng_init(&rng, (uint64_t)run->config->seed, FILTER_STREAM + (uint64_t)s->step);
+    count_rewards(s, &s->scores);
+    for (int64_t i = 0; i < max; i++) {
+        const int n = list_flat(s, groups);
+        if (n == 0) break;
+        log_debug("step %" PRId64 ": the rewards of %d of %d groups are all equal; other prompts "
+                  "are drawn",
+                  s->step + 1, n, s->rollout->n_groups);
+        CHECK(draw(run, s, &rng, groups, n));
+    }
+    s->filter.flat = list_flat(s, groups);
+    if (s->filter.drawn > 0) st = scoring_again(run->scoring, s->rollout, &s->scores);
+    if (st == ST_OK && s->filter.drawn > 0)
+        st = scoring_turns(run->scoring, s->rollout, &s->scores);
+out:
+    free(groups);
+    return st;
+}
+
+// ---- scores -------------------------------------------------------------------------------------
 
 static enum status score_all(struct run *run, struct rollout_step *s)
 {
     const int64_t start = clock_now_ns();
     const double sampled_s = s->rollout->seconds;
+    struct scores *scores = &s->scores;
+    enum status st = ST_OK;
     if (s->scored) return ST_OK;
-    scores_release(&s->scores); // where it is scored again
-    enum status st = scoring_rollout(run->scoring, s->rollout, &s->scores);
-    if (st == ST_OK) st = agree_on_scores(run, &s->scores);
-    if (st == ST_OK) st = scoring_turns(run->scoring, s->rollout, &s->scores);
-    if (st == ST_OK) st = run_filter_groups(run, s);
+    scores_release(scores); // where it is scored again
+    CHECK(scoring_rollout(run->scoring, s->rollout, scores));
+    // A reward may say something else when it is asked again; what counts is what it said to rank
+    // 0.
+    const size_t n = (size_t)scores->n;
+    CHECK(train_ranks_agree(&run->ranks, scores->rewards, n * sizeof *scores->rewards));
+    CHECK(train_ranks_agree(&run->ranks, scores->advantages, n * sizeof *scores->advantages));
+    CHECK(scoring_turns(run->scoring, s->rollout, scores));
+    CHECK(filter_groups(run, s));
     s->latency = run->scored_latency;
     s->score_s += clock_ms_since(start) / 1e3 - (s->rollout->seconds - sampled_s);
     log_debug("step %" PRId64 ": scores %.3f s", s->step + 1, s->score_s);
+out:
     return st;
 }
 
@@ -101,6 +229,8 @@ static enum status score_step(void *context, struct rollout_step *s)
     struct run *run = context;
     return scores_when_taken(run) ? ST_OK : score_all(run, s);
 }
+
+// ---- the queue ----------------------------------------------------------------------------------
 
 // Samplers that have copies of the weights are given new ones while nothing is sampled. Where one
 // was lost, the step that it failed says so when it is taken.
@@ -188,43 +318,4 @@ void run_lap_rollouts(struct run *run, const struct rollout_step *s)
     if (run->resolved.steps_ahead > 0) return; // other threads did it
     spans_move(&run->spans, SPAN_WAIT, SPAN_ROLLOUT, s->rollout->seconds);
     spans_move(&run->spans, SPAN_WAIT, SPAN_SCORE, s->score_s);
-}
-
-static double updates_since(const struct run *run, uint64_t version)
-{
-    return ((double)run->step_version - (double)version) / 2; // both are even
-}
-
-static void put_groups(const struct run *run, const struct rollout *r, json_t *metrics)
-{
-    for (int64_t age = 0; age <= run->resolved.max_staleness; age++) {
-        char key[64];
-        int n = 0;
-        for (int g = 0; g < r->n_groups; g++) {
-            const uint64_t oldest = rollout_oldest(r, g);
-            n += (oldest == UINT64_MAX ? 0 : updates_since(run, oldest)) == (double)age;
-        }
-        snprintf(key, sizeof key, "rollout/staleness_groups/%" PRId64, age);
-        metrics_put(metrics, key, n);
-    }
-}
-
-void run_put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
-                       json_t *metrics)
-{
-    const struct rollout *r = s->rollout;
-    double sum = 0, max = 0;
-    if (!run->resolved.async && run->resolved.max_staleness == 0) return;
-    for (int i = 0; i < r->n_groups * r->n_per_group; i++)
-        for (int t = 0; t < r->completions[i].n; t++) {
-            const double updates = updates_since(run, r->completions[i].versions[t]);
-            sum += updates;
-            max = fmax(max, updates);
-        }
-    metrics_put(metrics, "rollout/staleness_mean", r->n_tokens ? sum / (double)r->n_tokens : 0);
-    metrics_put(metrics, "rollout/staleness_max", max);
-    put_groups(run, r, metrics);
-    metrics_put(metrics, "rollout/generated_again", (double)s->n_again / r->n_groups);
-    metrics_put(metrics, "rollout/trainer_wait_s", wait_s);
-    metrics_put(metrics, "rollout/sampler_wait_s", s->idle_s);
 }

@@ -1,5 +1,7 @@
-/* run_own.c: runs that own their weights themselves (--sync checkpoint), and the weights that are
- * written for whoever samples by copies. The main thread.
+/* run_weights.c: the weights of a run: those that it owns itself (--sync checkpoint), those that
+ * are written for whoever samples by copies, and the adapter of --lora-r, which the server makes,
+ * in shared memory of its own, and this process maps and writes as it does a model's weights. The
+ * main thread.
  *
  * With --sync shared the trained server samples by the weights that are written in place. With
  * --sync checkpoint there is no such server: this process owns the weights (bridge_own()), and
@@ -9,10 +11,12 @@
 #include "bridge/attach.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "common/model/adapter.h"
 #include "kernels/comm.h"
 #include "trainer/launch/server_process.h"
 #include "trainer/rollout/source.h"
 #include "trainer/run/model_folder_write.h"
+#include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -20,6 +24,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+#define MAKE_MS 60000
 
 // ---- the folder of weights ----------------------------------------------------------------------
 
@@ -125,6 +131,111 @@ enum status run_open_source(struct run *run)
     return servers_new(&options, run->servers, &run->source);
 }
 
+// ---- an adapter ---------------------------------------------------------------------------------
+
+struct adapter_call {
+    struct http_client *http;
+    json_t *body;
+};
+
+static enum status send_call(void *context)
+{
+    const struct adapter_call *c = context;
+    const struct http_call call = {
+        .path = "/v1/load_lora_adapter", .post = true, .body = c->body, .timeout_ms = MAKE_MS};
+    return http_perform(c->http, &call, NULL);
+}
+
+// Asks the server for it; one of that name must be as this run wants it.
+static enum status make(const struct run *run, const struct bridge_file *file)
+{
+    enum status st;
+    struct adapter_call call = {0};
+    json_t *config = NULL;
+    const bool held = bridge_file_role(file, run->mapped.role) != NULL;
+    CHECK(lora_config_json(&run->config->lora, file->roles[0].model, &config));
+    call.body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
+                          "load_inplace", 1);
+    if (!call.body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
+    CHECK(http_client_new(file->socket, &call.http));
+    CHECK(run_retry(ST_BUSY, send_call, &call));
+    log_info("the adapter '%s' is %s", run->config->lora.name,
+             held ? "one that the server holds, and its weights are replaced or trained on"
+                  : "made by the server");
+out:
+    http_client_free(call.http);
+    json_decref(call.body);
+    json_decref(config);
+    return status_context(st, "--lora-r %" PRId64, run->config->lora.r);
+}
+
+enum status run_make_adapter(struct run *run)
+{
+    struct bridge_file *file = NULL;
+    if (!run->config->lora.r) return ST_OK;
+    enum status st = bridge_file_open(mapped_path(&run->mapped), &file);
+    if (st == ST_OK) st = make(run, file);
+    bridge_file_free(file);
+    return st;
+}
+
+// Of a base from that folder.
+static enum status plan_adapter(struct run *run, const char *folder, enum dtype dt)
+{
+    enum status st;
+    json_t *json = NULL;
+    struct adapter_config *config;
+    CHECK(lora_config_json(&run->config->lora, folder, &json));
+    CHECK(adapter_config_from_json("--lora-target", json, &config));
+    st = adapter_new(config, run->mapped.policy, dt, &run->mapped.adapter);
+out:
+    json_decref(json);
+    return st;
+}
+
+// As the server holds it, which must be as this run wants it.
+static enum status bind_adapter(struct run *run)
+{
+    struct mapped *m = &run->mapped;
+    enum status st;
+    char hash[65];
+    struct control_facts f;
+    const struct bridge_file *file = bridge_file_of(m->bridge);
+    const struct bridge_role *role = bridge_file_role(file, m->role);
+    if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, m->role);
+    control_facts(mapped_control(m), &f);
+    // A server may hold another folder's weights by now than those that it was started with.
+    CHECK(plan_adapter(run, f.origin[0] == '/' ? f.origin : m->model_folder, role->dt));
+    weights_layout_hash(m->adapter->weights, hash);
+    if (strcmp(hash, role->layout_hash) != 0)
+        FAIL(ST_MISMATCH,
+             "the server holds an adapter '%s' of other targets or ranks: take another "
+             "--lora-name, or unload it (POST /v1/unload_lora_adapter)",
+             run->config->lora.name);
+    weights_bind(m->adapter->weights, bridge_base(m->bridge, m->role));
+out:
+    return st;
+}
+
+enum status run_open_adapter(struct run *run)
+{
+    enum status st = ST_OK;
+    if (!run->config->lora.r) return ST_OK;
+    if (!run->mapped.adapter) st = bind_adapter(run);
+    if (st != ST_OK) return st;
+    notice_adapter(run->mapped.adapter);
+    run->servers->adapter = run->config->lora.name;
+    return ST_OK;
+}
+
+enum status run_find_base(struct run *run)
+{
+    if (!run->mapped.adapter) return ST_OK;
+    if (run->config->sync == SYNC_SHARED) return adapter_base_ask(run->http, &run->mapped.base);
+    return adapter_base_of(run->mapped.policy, bridge_device(run->mapped.bridge),
+                           run->mapped.model_folder, &run->mapped.base);
+}
+
 // ---- weights of this process --------------------------------------------------------------------
 
 // from: a folder that the weights are loaded of; NULL: they are new.
@@ -186,7 +297,7 @@ static enum status own_weights(struct run *run, const char *server)
     CHECK(plan(run, c->init ? "init" : "model", c->init ? c->init : c->model, "policy", &m->model,
                &m->policy, &roles[n++]));
     if (c->lora.r) {
-        CHECK(run_plan_adapter(run, run->given ? c->model : roles[0].model, m->policy->dt));
+        CHECK(plan_adapter(run, run->given ? c->model : roles[0].model, m->policy->dt));
         CHECK(describe(m->role, NULL, m->adapter->weights, &roles[n++]));
     }
     if (c->train_draft)
@@ -197,21 +308,17 @@ out:
     return st;
 }
 
-static enum status put_arguments(const struct train_config *c, struct bytes *ret)
-{
-    if (c->lora.r) bytes_printf(ret, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
-    if (c->draft) bytes_puts(ret, "--draft {draft} --speculative draft_model:5 ");
-    bytes_puts(ret, c->job.server_args ? c->job.server_args : "");
-    return bytes_status(ret);
-}
-
 static enum status open_server(struct run *run)
 {
     const struct train_config *c = run->config;
     struct bytes arguments = BYTES_INIT;
     char device[JOB_DEVICE_ROOM];
     enum status st;
-    CHECK(put_arguments(c, &arguments));
+    if (c->lora.r)
+        bytes_printf(&arguments, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
+    if (c->draft) bytes_puts(&arguments, "--draft {draft} --speculative draft_model:5 ");
+    bytes_puts(&arguments, c->job.server_args ? c->job.server_args : "");
+    CHECK(bytes_status(&arguments));
     const struct server_options options = {
         .command = c->server_command,
         .device = job_device(run->job, c->device, device),
