@@ -4,7 +4,7 @@
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/training.h"
-#include "trainer/run/tensorboard.h"
+#include "trainer/run/runlog.h"
 
 #include <math.h>
 #include <stdio.h>

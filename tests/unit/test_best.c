@@ -1,6 +1,6 @@
 /* test_best.c: trainer/best: what counts as better, and the way through a checkpoint. */
 #include "tests/support/support.h"
-#include "trainer/run/best.h"
+#include "trainer/run/progress.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* test_divergence.c: what a run that learns nothing or goes astray is told, when, and how often. */
 #include "tests/support/support.h"
-#include "trainer/run/divergence.h"
+#include "trainer/run/progress.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,7 +3,6 @@
 #include "common/base/file.h"
 #include "tests/support/support.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/tensorboard.h"
 
 #include <dirent.h>
 #include <math.h>

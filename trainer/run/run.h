@@ -8,8 +8,7 @@
 #include "trainer/reward/cost.h"
 #include "trainer/run/config.h"
 #include "trainer/run/mapped.h"
-#include "trainer/run/best.h"
-#include "trainer/run/divergence.h"
+#include "trainer/run/progress.h"
 #include "trainer/run/train_ranks.h"
 
 #define FOLDER_ROOM 512

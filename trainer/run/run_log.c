@@ -8,7 +8,6 @@
 #include "trainer/rollout/source.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
-#include "trainer/run/tensorboard.h"
 
 #include <inttypes.h>
 #include <math.h>

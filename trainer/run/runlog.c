@@ -9,7 +9,6 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/run/tensorboard.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -176,33 +175,6 @@ enum status runlog_rollouts(struct runlog *log, int64_t step, bool evaluation,
     st = file_write_atomic(path, 0644, bytes_text(lines), lines->len);
 out:
     return st;
-}
-
-const char *duration_text(double seconds, char ret[DURATION_ROOM])
-{
-    long s = (long)(seconds + 0.5);
-    if (s >= 3600)
-        snprintf(ret, DURATION_ROOM, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
-    else
-        snprintf(ret, DURATION_ROOM, "%ld:%02ld", s / 60, s % 60);
-    return ret;
-}
-
-// What matters most comes first: a terminal cuts the line at its width.
-void progress_line(const struct progress *p, int64_t total_steps, double seconds_left,
-                   struct bytes *ret)
-{
-    char left[DURATION_ROOM];
-    bytes_printf(ret, "step %" PRId64 "/%" PRId64 "  %s left  reward %.3f", p->step, total_steps,
-                 duration_text(seconds_left, left), p->reward);
-    if (p->accuracy >= 0) bytes_printf(ret, "  accuracy %.1f%%", 100 * p->accuracy);
-    if (p->acceptance >= 0) bytes_printf(ret, "  acceptance %.1f%%", 100 * p->acceptance);
-    bytes_printf(ret, "  zero-spread %.1f%%", 100 * p->zero_spread);
-    if (isfinite(p->kl)) bytes_printf(ret, "  kl %.4f", p->kl);
-    bytes_printf(ret, "  grad norm %.3g", isfinite(p->grad_norm) ? p->grad_norm : 0);
-    if (p->clipped >= 0) bytes_printf(ret, "  clipped %.1f%%", 100 * p->clipped);
-    bytes_printf(ret, "  cut off %.1f%%  %.0f tokens/s  length %.1f", 100 * p->cut_off,
-                 p->tokens_per_s, p->mean_length);
 }
 
 void runlog_progress(struct runlog *log, const struct progress *p)

@@ -4,13 +4,12 @@
 #ifndef TRAINER_RUNLOG_H
 #define TRAINER_RUNLOG_H
 
-#include "common/base/bytes.h"
-#include <jansson.h>
-#include <stdint.h>
+#include "trainer/run/progress.h"
 
 struct comm;
 struct runlog;
 struct spec_counters;
+struct tensorboard;
 struct update_stats;
 
 // folder: the run's, which exists; NULL: nothing is written, and no progress logged. Resuming at
@@ -22,6 +21,9 @@ void runlog_free(struct runlog *log);
 bool runlog_has_steps(const char *folder); // metrics.jsonl there has a line of a step above 0
 void runlog_set_total(struct runlog *log, int64_t total_steps);
 
+// Significant digits of a number, in metrics.jsonl and so in TensorBoard's file: a scalar is the
+// float nearest to what the line says, not to what was rounded for the line.
+#define METRICS_DIGITS 9
 // A number of such a line; null where it is not finite, which JSON cannot say.
 void metrics_put(json_t *metrics, const char *key, double value);
 void metrics_putf(json_t *metrics, double value, const char *key, ...) // the key by a format
@@ -46,28 +48,27 @@ enum status runlog_write(struct runlog *log, json_t *metrics);
 enum status runlog_rollouts(struct runlog *log, int64_t step, bool evaluation,
                             const struct bytes *lines);
 
-struct progress {                // what a step's line says, and what is looked at for divergence.h
-    int64_t step;                // steps done
-    double reward;               // mean over the step's samples
-    double accuracy, acceptance; // shares of 1; < 0: there is none
-    double zero_spread;          // share of groups whose samples all have the same reward
-    double kl;                   // mean a token; NAN: there is no KL term
-    double grad_norm;            // NAN: nothing was applied
-    double clipped;              // share of tokens whose ratio is clipped; < 0: none can be
-    double cut_off;              // share of samples that came to the token limit
-    double mean_length;          // tokens of a completion
-    double tokens_per_s;         // generated tokens over the whole step
-    double entropy;              // mean a token, nats
-    double max_entropy;          // of a uniform distribution over the vocabulary
-};
-#define DURATION_ROOM 24
-const char *duration_text(double seconds, char ret[DURATION_ROOM]); // "4:09", "1:04:09"
-
-// Appends "step 3/200  1:04 left  reward 0.512  accuracy 51.2%  acceptance 63.0%  zero-spread 25.0%
-// ...": what matters most first. Not the loss, which is 0 by construction in a first iteration.
-void progress_line(const struct progress *progress, int64_t total_steps, double seconds_left,
-                   struct bytes *ret);
 // The live line, or a plain one every logging_steps.
 void runlog_progress(struct runlog *log, const struct progress *progress);
+
+// ---- the event file -----------------------------------------------------------------------------
+// events.out.tfevents.* in the run's folder. Formats: TFRecord framing
+// (tensorflow/core/lib/io/record_writer.h) around Event messages
+// (tensorflow/core/util/event.proto).
+
+// A new file in `folder`, which exists. What files of earlier processes say of the steps after
+// `step` (the last one done; 0: of all steps) no longer counts for readers.
+enum status tensorboard_new(const char *folder, int64_t step, struct tensorboard **ret);
+void tensorboard_free(struct tensorboard *tb);
+
+// One event: a scalar for each number of the object, at its "step". Booleans, nulls and what is not
+// finite as a float are left out. ST_IO where the file cannot take it.
+enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics);
+
+const char *tensorboard_path(const struct tensorboard *tb); // of its file; lives as long as tb
+
+// CRC-32C (Castagnoli, reflected 0x82f63b78), RFC 3720 appendix B.4; and as TFRecord stores it.
+uint32_t crc32c(const void *data, size_t len);
+uint32_t crc32c_masked(const void *data, size_t len);
 
 #endif
