@@ -22,44 +22,54 @@
 // "0,1": numbers, none twice.
 static enum status read_gpus(const char *text, struct job *j)
 {
+    enum status st = ST_OK;
     for (const char *at = text; at && *at;) {
         char *end;
         const long gpu = strtol(at, &end, 10);
         if (end == at || (*end && *end != ',') || gpu < 0 || gpu > 999 || (*end && !end[1]))
-            return status_fail(ST_INVALID, "--gpus %s: give numbers, as 0,1", text);
-        if (j->n_gpus == JOB_GPUS) return status_fail(ST_INVALID, "--gpus: more than %d", JOB_GPUS);
+            FAIL(ST_INVALID, "--gpus %s: give numbers, as 0,1", text);
+        if (j->n_gpus == JOB_GPUS) FAIL(ST_INVALID, "--gpus: more than %d", JOB_GPUS);
         for (int i = 0; i < j->n_gpus; i++)
-            if (j->gpus[i] == gpu)
-                return status_fail(ST_INVALID, "--gpus %s: %ld is there twice", text, gpu);
+            if (j->gpus[i] == gpu) FAIL(ST_INVALID, "--gpus %s: %ld is there twice", text, gpu);
         j->gpus[j->n_gpus++] = (int)gpu;
         at = *end ? end + 1 : end;
     }
-    if (text && !j->n_gpus) return status_fail(ST_INVALID, "--gpus is empty: give numbers, as 0,1");
-    return ST_OK;
+    if (text && !j->n_gpus) st = status_fail(ST_INVALID, "--gpus is empty: give numbers, as 0,1");
+out:
+    return st;
 }
 
-// Of a process that somebody else has started as a rank.
+// Of a process that somebody else has started as a rank. Ranks must be able to meet, whoever counts
+// them: it may be a variable that was left over.
 static enum status check_rank(const struct job *j)
 {
     const struct ranks *r = &j->ranks;
     const struct job_options *o = j->options;
-    if (!j->n_gpus) return ST_OK;
-    if (o->nnodes > 1 && o->nnodes * j->n_gpus != r->size)
-        return status_fail(ST_INVALID,
-                           "--gpus and --nnodes make %" PRId64 " ranks, but %s says that this is "
-                           "one of %d",
-                           o->nnodes * j->n_gpus, r->source, r->size);
-    if (r->local_size && r->local_size != j->n_gpus)
-        return status_fail(ST_INVALID,
-                           "--gpus %s names %d GPUs, but %s has started %d processes on this host: "
-                           "start one for each",
-                           o->gpus, j->n_gpus, r->source, r->local_size);
-    if (r->local_rank >= j->n_gpus)
-        return status_fail(ST_INVALID,
-                           "--gpus %s names %d GPUs, but %s says that this is process %d of its "
-                           "host, counted from 0",
-                           o->gpus, j->n_gpus, r->source, r->local_rank);
-    return ST_OK;
+    const bool local = r->local_size == r->size && r->run_id[0];
+    const char *variable = ranks_variable(r);
+    enum status st = ST_OK;
+    if (j->n_gpus && o->nnodes > 1 && o->nnodes * j->n_gpus != r->size)
+        FAIL(ST_INVALID,
+             "--gpus and --nnodes make %" PRId64 " ranks, but %s says that this is one of %d",
+             o->nnodes * j->n_gpus, r->source, r->size);
+    if (j->n_gpus && r->local_size && r->local_size != j->n_gpus)
+        FAIL(ST_INVALID,
+             "--gpus %s names %d GPUs, but %s has started %d processes on this host: start one for "
+             "each",
+             o->gpus, j->n_gpus, r->source, r->local_size);
+    if (j->n_gpus && r->local_rank >= j->n_gpus)
+        FAIL(ST_INVALID,
+             "--gpus %s names %d GPUs, but %s says that this is process %d of its host, counted "
+             "from 0",
+             o->gpus, j->n_gpus, r->source, r->local_rank);
+    if (r->size > 1 && !local && !o->rendezvous)
+        FAIL(ST_INVALID,
+             "--rendezvous tcp://HOST:PORT or file://PATH is needed: %s does not say that all %d "
+             "ranks are of one job on this host%s%s%s",
+             r->source, r->size, variable ? "; where this process is no rank, unset " : "",
+             variable ? variable : "", variable ? " and what belongs to it" : "");
+out:
+    return st;
 }
 
 // Of one that is to start them. With one GPU of one host it is the rank itself.
@@ -67,29 +77,29 @@ static enum status plan_launch(struct job *j)
 {
     const struct job_options *o = j->options;
     const int64_t total = j->n_gpus ? j->n_gpus * o->nnodes : o->ranks;
+    enum status st = ST_OK;
     if (!j->n_gpus && o->nnodes > 1)
-        return status_fail(ST_INVALID, "--nnodes needs --gpus; ranks of several hosts that compute "
-                                       "on the CPU are started with mpirun");
+        FAIL(ST_INVALID,
+             "--nnodes needs --gpus; ranks of several hosts that compute on the CPU are started "
+             "with mpirun");
     if (o->node_rank >= o->nnodes)
-        return status_fail(ST_INVALID,
-                           "--node-rank %" PRId64 " with --nnodes %" PRId64
-                           ": hosts are counted from 0",
-                           o->node_rank, o->nnodes);
+        FAIL(ST_INVALID,
+             "--node-rank %" PRId64 " with --nnodes %" PRId64 ": hosts are counted from 0",
+             o->node_rank, o->nnodes);
     if (o->ranks && o->ranks != total)
-        return status_fail(ST_INVALID, "--ranks %" PRId64 ", but --gpus and --nnodes make %" PRId64,
-                           o->ranks, total);
-    if (total > RANKS_MAX)
-        return status_fail(ST_INVALID, "%" PRId64 " ranks are more than %d", total, RANKS_MAX);
+        FAIL(ST_INVALID, "--ranks %" PRId64 ", but --gpus and --nnodes make %" PRId64, o->ranks,
+             total);
+    if (total > RANKS_MAX) FAIL(ST_INVALID, "%" PRId64 " ranks are more than %d", total, RANKS_MAX);
     if (o->nnodes > 1 && !o->rendezvous)
-        return status_fail(ST_INVALID,
-                           "--nnodes %" PRId64 " needs --rendezvous, where the ranks of "
-                           "all hosts meet",
-                           o->nnodes);
+        FAIL(ST_INVALID,
+             "--nnodes %" PRId64 " needs --rendezvous, where the ranks of all hosts meet",
+             o->nnodes);
     if (total <= 1) return ST_OK;
     j->launches = true;
     j->ranks.size = (int)total;
     j->ranks.local_size = j->n_gpus ? j->n_gpus : (int)total;
-    return ST_OK;
+out:
+    return st;
 }
 
 // Ranks that share a server are neighbours on one host.
@@ -97,39 +107,23 @@ static enum status check_shards(const struct job *j)
 {
     const struct ranks *r = &j->ranks;
     const int n = j->n_shards, here = j->n_gpus ? j->n_gpus : r->local_size;
-    if (n == 1) return ST_OK;
-    if (!j->serves && !j->launches)
-        return status_fail(ST_INVALID,
-                           "--tensor-parallel-size is for servers that are started with --gpus or "
-                           "--ranks; that of one that runs stands in its bridge file");
+    enum status st = ST_OK;
+    if (n > 1 && !j->serves && !j->launches)
+        FAIL(ST_INVALID,
+             "--tensor-parallel-size is for servers that are started with --gpus or --ranks; that "
+             "of one that runs stands in its bridge file");
     if (r->size % n || (here && here % n))
-        return status_fail(
-            ST_INVALID,
-            "--tensor-parallel-size %d with %d ranks, %d on this host: so many ranks "
-            "each have a server, on one host; give multiples of it",
-            n, r->size, here);
+        FAIL(ST_INVALID,
+             "--tensor-parallel-size %d with %d ranks, %d on this host: so many ranks each have a "
+             "server, on one host; give multiples of it",
+             n, r->size, here);
     if (j->serves && r->rank % n != r->local_rank % n)
-        return status_fail(ST_INVALID,
-                           "--tensor-parallel-size %d: rank %d is process %d of its host, counted "
-                           "from 0; ranks of one server must be neighbours: have %s number hosts "
-                           "one after the other",
-                           n, r->rank, r->local_rank, r->source);
-    return ST_OK;
-}
-
-// Ranks must be able to meet, whoever counts them: it may be a variable that was left over.
-static enum status check_meeting(const struct job *j)
-{
-    const struct ranks *r = &j->ranks;
-    const bool local = r->local_size == r->size && r->run_id[0];
-    const char *variable = ranks_variable(r);
-    if (r->size == 1 || local || j->options->rendezvous) return ST_OK;
-    return status_fail(ST_INVALID,
-                       "--rendezvous tcp://HOST:PORT or file://PATH is needed: %s does not say "
-                       "that all %d ranks are of one job on this host%s%s%s",
-                       r->source, r->size,
-                       variable ? "; where this process is no rank, unset " : "",
-                       variable ? variable : "", variable ? " and what belongs to it" : "");
+        FAIL(ST_INVALID,
+             "--tensor-parallel-size %d: rank %d is process %d of its host, counted from 0; ranks "
+             "of one server must be neighbours: have %s number hosts one after the other",
+             n, r->rank, r->local_rank, r->source);
+out:
+    return st;
 }
 
 enum status job_find(const struct job_options *o, struct job *ret)
@@ -138,12 +132,7 @@ enum status job_find(const struct job_options *o, struct job *ret)
     enum status st;
     CHECK(read_gpus(o->gpus, &j));
     CHECK(ranks_find((int)o->rank, (int)o->ranks, &j.ranks));
-    if (j.ranks.counted) {
-        CHECK(check_rank(&j));
-        CHECK(check_meeting(&j));
-    } else {
-        CHECK(plan_launch(&j));
-    }
+    CHECK(j.ranks.counted ? check_rank(&j) : plan_launch(&j));
     j.serves = !j.launches && (j.n_gpus || o->ranks > 0 || j.ranks.size > 1);
     CHECK(check_shards(&j));
     snprintf(j.log_name, sizeof j.log_name, "cw-trainer");
@@ -166,15 +155,6 @@ const char *job_device(const struct job *j, const char *given, char room[JOB_DEV
 // do not find one another. Each runs this program's own command line, and knows by its environment
 // that it is a rank.
 
-// Of the ranks of one host; those of several hosts have no id in common but what the environment
-// says.
-static void make_run_id(struct job *job)
-{
-    if (job->ranks.local_size == job->ranks.size)
-        snprintf(job->ranks.run_id, sizeof job->ranks.run_id, "%" PRId64 "-%d", clock_wall_s(),
-                 (int)getpid());
-}
-
 static enum status become_rank(void *context, int rank)
 {
     const struct job *job = context;
@@ -195,15 +175,19 @@ enum status job_launch(struct job *job, char **argv)
                              .grace_ms = GRACE_MS,
                              .end_ms = PROCESSES_END_MS};
     enum status st;
-    // mpirun, told to end, gives its ranks no time; this signal it hands on
-    if (!job->n_gpus)
-        plan = (struct processes){.n = 1,
-                                  .name = "mpirun",
-                                  .n_ranks = job->ranks.size,
-                                  .stop_signal = SIGUSR1,
-                                  .grace_ms = GRACE_MS,
-                                  .end_ms = PROCESSES_END_MS};
-    make_run_id(job);
+    if (!job->n_gpus) { // mpirun, told to end, gives its ranks no time; SIGUSR1 it hands on
+        plan.n = 1;
+        plan.first = 0;
+        plan.before = NULL;
+        plan.name = "mpirun";
+        plan.n_ranks = job->ranks.size;
+        plan.stop_signal = SIGUSR1;
+    }
+    // Of the ranks of one host; those of several hosts have no id in common but what the
+    // environment says.
+    if (job->ranks.local_size == job->ranks.size)
+        snprintf(job->ranks.run_id, sizeof job->ranks.run_id, "%" PRId64 "-%d", clock_wall_s(),
+                 (int)getpid());
     CHECK(processes_line("cw-trainer", argv, job->n_gpus ? 0 : job->ranks.size, &line));
     plan.line = bytes_text(&line);
     log_info("%d ranks, %d of them started here%s", job->ranks.size, job->ranks.local_size,
@@ -220,11 +204,10 @@ out:
 // which is this user's alone.
 static enum status rendezvous_url(const struct job *job, char ret[URL_ROOM])
 {
-    const struct ranks *r = &job->ranks;
     const char *given = job->options->rendezvous, *folder = getenv("TMPDIR");
     const int n = given ? snprintf(ret, URL_ROOM, "%s", given)
                         : snprintf(ret, URL_ROOM, "file://%s/commonweight-ranks-%s",
-                                   folder && *folder == '/' ? folder : "/tmp", r->run_id);
+                                   folder && *folder == '/' ? folder : "/tmp", job->ranks.run_id);
     if (n >= URL_ROOM) return status_fail(ST_INVALID, "--rendezvous is too long");
     return ST_OK;
 }
