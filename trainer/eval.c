@@ -134,17 +134,16 @@ static void print_result(const struct eval_config *config, const struct eval_res
 static enum status check_output(const char *path)
 {
     enum status st;
-    char *copy = strdup(path);
-    if (!copy) return status_fail(ST_NO_MEMORY, "no memory for --output");
-    const char *folder = dirname(copy);
+    char copy[PATH_ROOM];
     struct stat info;
+    CHECK(path_put(copy, "", "%s", path));
+    const char *folder = dirname(copy);
     CHECK(file_make_folders(folder));
     if (access(folder, W_OK | X_OK) != 0)
-        st = status_fail(ST_IO, "--output %s: folder %s: %s", path, folder, strerror(errno));
-    else if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        st = status_fail(ST_INVALID, "--output %s: is no file", path);
+        FAIL(ST_IO, "--output %s: folder %s: %s", path, folder, strerror(errno));
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        FAIL(ST_INVALID, "--output %s: is no file", path);
 out:
-    free(copy);
     return st;
 }
 
@@ -181,54 +180,41 @@ out:
 static enum status make_folder(struct eval *e)
 {
     const char *given = getenv("TMPDIR");
-    if (!given || !*given) given = "/tmp";
-    char *in = realpath(given, NULL);
+    char in[PATH_ROOM];
     enum status st;
-    CHECK(path_put(e->folder, in ? in : given, "commonweight-XXXXXX"));
-    if (!in || !mkdtemp(e->folder))
+    if (!given || !*given) given = "/tmp";
+    CHECK(path_absolute(given, in, sizeof in));
+    CHECK(path_put(e->folder, in, "commonweight-XXXXXX"));
+    if (!mkdtemp(e->folder))
         FAIL(ST_IO,
              "TMPDIR is %s, and a folder for the server's socket cannot be made in it: %s; name "
              "another one",
              given, strerror(errno));
     e->has_folder = true;
 out:
-    free(in);
     return st;
 }
 
-// The largest rank of the adapter, by which the server takes memory for it.
-static enum status adapter_rank(const struct eval_config *o, int *ret)
+// The server takes memory for adapters by the largest rank of the one that there is.
+static enum status put_arguments(struct eval *e, const struct model_config *model)
 {
+    const struct eval_config *o = &e->config;
     enum status st;
-    struct model_config *model = NULL;
     struct weights *base = NULL;
     struct adapter_config *config;
     struct adapter *adapter = NULL;
-    CHECK(model_config_load(o->model, &model));
-    CHECK(weights_plan(model, DT_F32, &base));
-    CHECK(adapter_config_load(o->adapter, &config));
-    CHECK(adapter_new(config, base, DT_F32, &adapter));
-    CHECK(adapter_check(adapter, o->adapter));
-    *ret = adapter->max_rank;
-out:
-    adapter_free(adapter);
-    weights_free(base);
-    model_config_free(model);
-    return st;
-}
-
-static enum status put_arguments(struct eval *e)
-{
-    const struct eval_config *o = &e->config;
-    enum status st = ST_OK;
-    int rank;
     if (o->adapter) {
-        CHECK(adapter_rank(o, &rank));
-        bytes_printf(&e->arguments, "--max-adapters 1 --max-lora-rank %d ", rank);
+        CHECK(weights_plan(model, DT_F32, &base));
+        CHECK(adapter_config_load(o->adapter, &config));
+        CHECK(adapter_new(config, base, DT_F32, &adapter));
+        CHECK(adapter_check(adapter, o->adapter));
+        bytes_printf(&e->arguments, "--max-adapters 1 --max-lora-rank %d ", adapter->max_rank);
     }
     bytes_puts(&e->arguments, o->server_args ? o->server_args : "");
     st = bytes_status(&e->arguments);
 out:
+    adapter_free(adapter);
+    weights_free(base);
     return st;
 }
 
@@ -240,12 +226,12 @@ static enum status still_wanted(void *context)
 
 static enum status load_adapter(struct eval *e)
 {
-    enum status st = ST_OK;
+    enum status st;
     json_t *body = NULL;
     json_t *base = NULL;
     const char *folder = e->config.adapter;
-    char *absolute = realpath(folder, NULL); // the server may stand in another folder
-    if (!absolute) FAIL(ST_IO, "%s: %s", folder, strerror(errno));
+    char absolute[PATH_ROOM]; // the server may stand in another folder
+    CHECK(path_absolute(folder, absolute, sizeof absolute));
     if (!(body = json_pack("{s:s, s:s}", "lora_name", OWN_ADAPTER, "lora_path", absolute)))
         FAIL(ST_INVALID, "%s: its path is no UTF-8, or memory is short", absolute);
     const struct http_call call = {.path = "/v1/load_lora_adapter",
@@ -259,7 +245,6 @@ static enum status load_adapter(struct eval *e)
 out:
     json_decref(base);
     json_decref(body);
-    free(absolute);
     return st;
 }
 
@@ -272,26 +257,9 @@ static void abandon(void *context)
     for (int i = 0; i < REMOVALS && file_remove_tree(e->folder) != ST_OK; i++) clock_sleep_ms(1);
 }
 
-static enum status open_process(struct eval *e)
-{
-    enum status st;
-    const struct server_options options = {.device = e->config.device,
-                                           .arguments = bytes_text(&e->arguments),
-                                           .shares = true,
-                                           .folder = e->folder,
-                                           .timeout_s = e->config.server_timeout,
-                                           .cancelled = stop_flag()};
-    CHECK(server_process_new(&options, &e->process));
-    st = http_client_new(server_process_address(e->process), &e->http);
-    if (st == ST_INVALID)
-        FAIL(st, "%s; let TMPDIR name a folder of a shorter path", status_message());
-out:
-    return st;
-}
-
 // One of a model folder for this process alone, on a socket and a bridge file in a temporary
 // folder, which end with it. Its folder, with its log, stays where it does not come to serve.
-static enum status start_server(struct eval *e)
+static enum status start_server(struct eval *e, const struct model_config *model)
 {
     const struct eval_config *c = &e->config;
     const struct stop_options signals = {
@@ -299,9 +267,19 @@ static enum status start_server(struct eval *e)
     char bridge[PATH_ROOM];
     enum status st;
     stop_catch_signals(); // so that the server and its folder go
-    CHECK(put_arguments(e));
+    CHECK(put_arguments(e, model));
     CHECK(make_folder(e));
-    CHECK(open_process(e));
+    const struct server_options options = {.device = c->device,
+                                           .arguments = bytes_text(&e->arguments),
+                                           .shares = true,
+                                           .folder = e->folder,
+                                           .timeout_s = c->server_timeout,
+                                           .cancelled = stop_flag()};
+    CHECK(server_process_new(&options, &e->process));
+    st = http_client_new(server_process_address(e->process), &e->http);
+    if (st == ST_INVALID)
+        FAIL(st, "%s; let TMPDIR name a folder of a shorter path", status_message());
+    CHECK(st);
     CHECK(stop_watch_new(&signals, &e->stop));
     log_info("a server of %s is started for this run alone; its log is %s/server.log", c->model,
              e->folder);
@@ -313,17 +291,6 @@ static enum status start_server(struct eval *e)
     st = open_server(e, bridge);
 out:
     return st;
-}
-
-static void close_server(struct eval *e)
-{
-    http_client_free(e->http);
-    control_free(e->control);
-    bridge_file_free(e->file);
-    server_process_free(e->process); // a second signal does not wait for it
-    if (e->has_folder && file_remove_tree(e->folder) != ST_OK) log_warn("%s", status_message());
-    stop_watch_end(e->stop);
-    bytes_release(&e->arguments);
 }
 
 static enum status eval_on(const struct eval *e, struct rollout_servers *servers,
@@ -375,7 +342,7 @@ static enum status run_eval(void *context)
     CHECK(prompts_load(config->data, folder, model->vocab_size, &options, &data, &left_out));
     notice_data(data, left_out);
     CHECK(scoring_check(e->reward, data));
-    if (config->model) CHECK(start_server(e));
+    if (config->model) CHECK(start_server(e, model));
     struct rollout_servers servers =
         rollout_servers_of(e->http, e->control, model->vocab_size, config->rollout_timeout);
     servers.adapter = config->adapter ? OWN_ADAPTER : config->lora_name;
@@ -384,7 +351,13 @@ static enum status run_eval(void *context)
 out:
     dataset_free(data);
     model_config_free(model);
-    close_server(e);
+    http_client_free(e->http);
+    control_free(e->control);
+    bridge_file_free(e->file);
+    server_process_free(e->process); // a second signal does not wait for it
+    if (e->has_folder && file_remove_tree(e->folder) != ST_OK) log_warn("%s", status_message());
+    stop_watch_end(e->stop);
+    bytes_release(&e->arguments);
     reward_free(e->reward);
     if (st == ST_CANCELLED) log_warn("a signal: the evaluation is given up");
     return st;

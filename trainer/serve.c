@@ -95,20 +95,6 @@ struct serve {
     char gone_why[1024];
 };
 
-static enum status open_runs(struct serve *s)
-{
-    enum status st = file_make_folders(s->config.run_dir);
-    if (st != ST_OK) return st;
-    char *whole = realpath(s->config.run_dir, NULL);
-    if (!whole || strlen(whole) >= sizeof s->runs) {
-        free(whole);
-        return status_fail(ST_IO, "--run-dir %s: %s", s->config.run_dir, strerror(errno));
-    }
-    snprintf(s->runs, sizeof s->runs, "%s", whole);
-    free(whole);
-    return path_put(s->key_file, s->runs, "api-key");
-}
-
 static enum status open_api(struct serve *s)
 {
     struct config *c = &s->config;
@@ -149,11 +135,6 @@ static void check_server(struct serve *s)
     s->gone_ns = clock_now_ns();
 }
 
-static bool is_over(const struct serve *s)
-{
-    return stop_requested() || (s->gone_ns && clock_ms_since(s->gone_ns) > GONE_MS);
-}
-
 static enum status serve(void *context)
 {
     struct serve *s = context;
@@ -164,10 +145,12 @@ static enum status serve(void *context)
     s->config.model.bridge = s->config.bridge;
     s->config.model.learning = &s->config.learning;
     s->config.model.runs = s->runs;
-    CHECK(open_runs(s));
+    CHECK(file_make_folders(s->config.run_dir));
+    CHECK(path_absolute(s->config.run_dir, s->runs, sizeof s->runs));
+    CHECK(path_put(s->key_file, s->runs, "api-key"));
     CHECK(trained_open(&s->config.model, &s->model));
     CHECK(open_api(s));
-    while (!is_over(s)) {
+    while (!stop_requested() && !(s->gone_ns && clock_ms_since(s->gone_ns) > GONE_MS)) {
         check_server(s);
         tinker_perform(s->tinker, s->model, TURN_MS, s->gone_ns ? s->gone_why : NULL);
     }
