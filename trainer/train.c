@@ -102,22 +102,9 @@ out:
     return st;
 }
 
-static enum status open(struct run *run)
-{
-    const struct train_config *c = run->config;
-    struct curriculum_batch first;
-    enum status st = run_open(run);
-    if (st != ST_OK || run->source->own_prompts) return st;
-    curriculum_next(run->curriculum, 0, &first);
-    log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
-             run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
-             c->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data, run->data->n);
-    return ST_OK;
-}
-
 int train_main(int argc, char **argv)
 {
-    static const struct task_kind sampled = {check, open, train_step, run_evaluate, end};
+    static const struct task_kind sampled = {check, run_open, train_step, run_evaluate, end};
     static const struct task task = {
         .command = "train", .options = train_options, .kind = &sampled};
     struct bytes usage = BYTES_INIT;

@@ -50,7 +50,7 @@ struct train_config {
     bool async;
     int64_t max_staleness, rollout_ahead;
     struct sampling_options sampling;     // without its seed, which is each step's
-    struct curriculum_options curriculum; // likewise without the run's
+    struct curriculum_options curriculum; // with the run's seed once it is checked
     // loss; as it is meant: train_resolved
     struct loss_config loss;
     struct advantage_config advantage; // without its pass_k

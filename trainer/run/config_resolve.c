@@ -114,6 +114,7 @@ enum status train_config_resolve(struct train_config *config, const struct optio
         .schedule_per_step = 1,
         .has_reference = config->loss.beta > 0 || config->kl_reward_coef > 0,
     };
+    config->curriculum.seed = (uint64_t)config->seed;
     if (config->count_updates) r.schedule_per_step = r.updates_per_step;
     r.draft_schedule.peak = config->draft_learning_rate;
     r.loss.max_completion_length = (int)config->sampling.max_tokens;

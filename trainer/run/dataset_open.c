@@ -1,78 +1,54 @@
 /* dataset_open.c: what a run without a server needs: its folder, the model, on a device of its own,
- * the examples, the learner. The main thread; logs what is assumed on the user's behalf.
+ * the examples, the learner. The main thread; logs what is assumed on the user's behalf, and what
+ * is left out.
  *
- * The reference of pairs is what --model gives, before a checkpoint's weights replace it: a run
- * that goes on computes the same numbers again. */
+ * A pair is one file read twice, each time with another completion behind the same prompt. Its two
+ * completions are one group, so that the prompt is computed once, and stay in one micro-batch,
+ * since the loss compares them. The reference of pairs is what --model gives, before a checkpoint's
+ * weights replace it: a run that goes on computes the same numbers again. */
+#include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "common/base/clock.h"
-#include "common/base/options.h"
+#include "common/model/adapter.h"
 #include "common/model/tokenizer.h"
 #include "kernels/comm.h"
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
-#include "trainer/run/checkpoint.h"
-#include "trainer/run/notices.h"
 #include "trainer/run/dataset_run.h"
-#include "trainer/run/runlog.h"
+#include "trainer/run/notices.h"
+#include "trainer/run/stop.h"
 
 #include <dirent.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-static bool is_empty(const char *folder)
-{
-    DIR *dir = opendir(folder);
-    int n = 0;
-    while (dir && n <= 2 && readdir(dir)) n++;
-    if (dir) closedir(dir);
-    return n == 2; // . and ..
-}
+#define MEASURED_SAID 1000 // passes between two lines of progress
+
+// ---- options -----------------------------------------------------------------------------------
 
 // Before anything is trained: a folder that is there is replaced on request only, and only if it is
 // a model's, or an adapter's.
 static enum status check_out(const struct train_config *c)
 {
-    char config[PATH_ROOM], adapter[PATH_ROOM];
-    enum status st;
-    if (!c->out || !file_exists(c->out) || is_empty(c->out)) return ST_OK;
-    CHECK(path_put(config, c->out, "config.json"));
-    CHECK(path_put(adapter, c->out, ADAPTER_CONFIG_FILE));
+    enum status st = ST_OK;
+    DIR *dir = c->out && file_exists(c->out) ? opendir(c->out) : NULL;
+    int n = 0;
+    while (dir && n <= 2 && readdir(dir)) n++;
+    if (dir) closedir(dir);
+    if (!c->out || !file_exists(c->out) || n == 2) return ST_OK; // . and ..
     if (!c->overwrite)
         FAIL(ST_INVALID,
              "--out %s is there already; take another folder, or say --overwrite to replace it "
              "whole",
              c->out);
-    if (!file_exists(config) && !file_exists(adapter))
+    if (!file_exists_in(c->out, "config.json") && !file_exists_in(c->out, ADAPTER_CONFIG_FILE))
         FAIL(ST_INVALID,
              "--out %s is no model folder (it has no config.json), so --overwrite does not "
              "replace it; take another",
              c->out);
 out:
     return st;
-}
-
-// What of it is learned, in the mean over tokens, or over pairs.
-static struct loss_config loss_of(const struct task *task, const struct train_config *c)
-{
-    struct loss_config loss = c->loss;
-    loss.type = (enum loss_type)(task->loss + (task->sides > 1 ? c->preference : 0));
-    return loss;
-}
-
-// What the options of train are that these commands do not have.
-static void set_fixed(const struct task *task, struct train_config *c)
-{
-    c->sync = SYNC_CHECKPOINT;
-    c->lora.name = task->command; // no server asks for it
-    c->sampling.temperature = 1;
-    c->curriculum.num_generations = task->sides;
-    c->num_iterations = c->steps_per_generation = 1;
-    c->entropy.top_quantile = 1;
-    c->quiesce_timeout = 30; // of nobody
 }
 
 enum status dataset_check(struct run *run, struct option_set *set, struct train_config *c)
@@ -91,11 +67,21 @@ enum status dataset_check(struct run *run, struct option_set *set, struct train_
     if (c->load_best_model_at_end && c->out && !c->run_dir)
         FAIL(ST_INVALID,
              "--load-best-model-at-end needs --run-dir, whose checkpoints have the best weights");
-    set_fixed(task, c);
-    run->resolved = (struct train_resolved){.loss = loss_of(task, c),
+    // what the options of train are that these commands do not have
+    c->sync = SYNC_CHECKPOINT;
+    c->lora.name = task->command; // no server asks for it
+    c->sampling.temperature = 1;
+    c->curriculum.num_generations = task->sides;
+    c->curriculum.seed = (uint64_t)c->seed;
+    c->num_iterations = c->steps_per_generation = 1;
+    c->entropy.top_quantile = 1;
+    c->quiesce_timeout = 30; // of nobody
+    run->resolved = (struct train_resolved){.loss = c->loss,
                                             .schedule = c->learning.schedule,
                                             .updates_per_step = 1,
                                             .schedule_per_step = 1};
+    // in the mean over tokens, or over pairs
+    run->resolved.loss.type = (enum loss_type)(task->loss + (task->sides > 1 ? c->preference : 0));
     if (task->sides > 1) CHECK(loss_check_pairs(&run->resolved.loss));
     CHECK(schedule_check(&c->learning.schedule));
     if (run->job->ranks.rank == 0) CHECK(check_out(c));
@@ -104,7 +90,9 @@ out:
     return st;
 }
 
-const char *dataset_tokenizer_folder(const struct train_config *c)
+// ---- the model ---------------------------------------------------------------------------------
+
+static const char *tokenizer_folder(const struct train_config *c)
 {
     return c->tokenizer ? c->tokenizer : c->model;
 }
@@ -115,7 +103,7 @@ static enum status check_tokenizer(const struct run *run)
 {
     struct tokenizer *t;
     const struct train_config *c = run->config;
-    enum status st = tokenizer_load(dataset_tokenizer_folder(c), &t);
+    enum status st = tokenizer_load(tokenizer_folder(c), &t);
     if (st != ST_OK) return st;
     const int n = tokenizer_vocab_size(t), rows = run->mapped.model->vocab_size,
               eos = tokenizer_eos(t);
@@ -133,14 +121,14 @@ static enum status check_tokenizer(const struct run *run)
         log_warn(
             "the tokenizer in %s has %d tokens, the model rows for %d: text with the others is "
             "refused",
-            dataset_tokenizer_folder(c), n, rows);
+            tokenizer_folder(c), n, rows);
     if (c->init && rows > n)
         log_info("--init %s: vocab_size is %d; %d of these rows have no token in %s", c->init, rows,
                  rows - n, c->tokenizer);
     if (!knows_eos)
         log_warn("the tokenizer in %s ends texts with token %d, which is none of the model's "
                  "eos_token_id: completions will end with %d",
-                 dataset_tokenizer_folder(c), eos, run->mapped.model->eos_ids[0]);
+                 tokenizer_folder(c), eos, run->mapped.model->eos_ids[0]);
     return ST_OK;
 }
 
@@ -151,7 +139,7 @@ static enum status open_model(struct run *run)
     const struct train_config *c = run->config;
     CHECK(run_open_own(run));
     run->mapped.model_folder = c->model;
-    run->mapped.files_folder = dataset_tokenizer_folder(c);
+    run->mapped.files_folder = tokenizer_folder(c);
     CHECK(check_tokenizer(run));
     if (c->model && left_out_describe(run->mapped.model, words, sizeof words))
         log_info("%s: %s", c->model, words);
@@ -160,6 +148,98 @@ static enum status open_model(struct run *run)
     CHECK(run_become_writer(run->mapped.bridge));
     control_set_role(mapped_control(&run->mapped), run->mapped.role);
 out:
+    return st;
+}
+
+// ---- examples ----------------------------------------------------------------------------------
+
+static void say_turns(const struct dataset *d, const struct train_config *c)
+{
+    if (d->turns.several == 0) return;
+    if (!c->all_turns)
+        log_info("%s: %" PRId64 " conversations have several turns of the assistant, of which the "
+                 "last alone is learnt; --train-on all learns every one",
+                 d->path, d->turns.several);
+    else
+        log_info("%s: of %" PRId64 " conversations every turn of the assistant is learnt", d->path,
+                 d->turns.several);
+    if (c->all_turns && d->turns.learnt < d->turns.earlier)
+        log_warn("%s: but for %" PRId64 " of %" PRId64 " turns before the last, which the chat "
+                 "template renders otherwise once others follow; they are not learnt",
+                 d->path, d->turns.earlier - d->turns.learnt, d->turns.earlier);
+}
+
+static enum status load_side(const struct run *run, const char *path, int64_t limit,
+                             const char *side, struct dataset **ret)
+{
+    const struct train_config *c = run->config;
+    int left_out;
+    struct prompt_options options = c->prompts;
+    options.max_samples = limit;
+    options.completions = true;
+    options.all_turns = c->all_turns;
+    options.side = side;
+    options.end_id = run->mapped.model->n_eos ? run->mapped.model->eos_ids[0] : -1;
+    enum status st = prompts_load(path, tokenizer_folder(c), run->mapped.model->vocab_size,
+                                  &options, ret, &left_out);
+    if (st != ST_OK) return st;
+    if (side && strcmp(side, run->task->side_fields[0]) != 0) return ST_OK; // it has been said
+    notice_data(*ret, left_out);
+    if (!side) say_turns(*ret, c);
+    return ST_OK;
+}
+
+static enum status check_pairs(const struct dataset *a, const struct dataset *b)
+{
+    for (int i = 0; i < a->n && i < b->n; i++) {
+        const struct token_list *x = &a->examples[i].prompt_ids, *y = &b->examples[i].prompt_ids;
+        if (x->n != y->n || memcmp(x->ids, y->ids, (size_t)x->n * sizeof *x->ids) != 0)
+            return status_fail(ST_FORMAT,
+                               "%s, line %d: the conversations \"chosen\" and \"rejected\" differ "
+                               "before their last message; give a \"prompt\" that both follow",
+                               a->path, a->examples[i].line);
+    }
+    if (a->n == b->n) return ST_OK;
+    return status_fail(ST_FORMAT, "%s: prompts of one length are left out of one side alone",
+                       a->path);
+}
+
+static void note_lengths(struct run *run, const struct dataset_examples *data)
+{
+    struct dataset_run *given = run->given;
+    for (int i = 0; i < data->n; i++) {
+        int64_t all = data->sides[0]->examples[i].prompt_ids.n;
+        const int64_t prompt = all;
+        for (int k = 0; k < run->task->sides; k++) {
+            const int64_t n = data->sides[k]->examples[i].completion_ids.n;
+            all += n;
+            if (prompt + n > given->longest) given->longest = prompt + n;
+        }
+        if (all > given->widest) given->widest = all;
+    }
+}
+
+static void release_examples(struct dataset_examples *data)
+{
+    for (int k = 0; k < TASK_SIDES; k++) dataset_free(data->sides[k]);
+    free(data->reference);
+    *data = (struct dataset_examples){0};
+}
+
+// Longest and widest of the run become theirs, where they are more.
+static enum status load_examples(struct run *run, const char *path, int64_t limit,
+                                 struct dataset_examples *ret)
+{
+    enum status st = ST_OK;
+    struct dataset_examples data = {0};
+    for (int k = 0; k < run->task->sides; k++)
+        CHECK(load_side(run, path, limit, run->task->side_fields[k], &data.sides[k]));
+    if (run->task->sides > 1) CHECK(check_pairs(data.sides[0], data.sides[1]));
+    data.n = data.sides[0]->n;
+    note_lengths(run, &data);
+    *ret = data;
+out:
+    if (st != ST_OK) release_examples(&data);
     return st;
 }
 
@@ -180,28 +260,14 @@ static enum status choose_rope(struct run *run)
     return ST_OK;
 }
 
-// That of rank 0 is not known elsewhere, on whose hosts a file of that name may be another.
-static enum status compare_data(const struct run *run)
-{
-    const uint64_t digests[] = {run->data->digest, run->eval_data ? run->eval_data->digest : 0};
-    uint64_t all[COMM_MAX_RANKS][2];
-    enum status st = comm_gather_host(run->ranks.all, digests, all, sizeof digests);
-    for (int r = 1; st == ST_OK && r < comm_size(run->ranks.all); r++)
-        if (memcmp(all[r], all[0], sizeof digests) != 0)
-            st = status_fail(ST_MISMATCH,
-                             "rank %d reads another content of --data or --eval-data "
-                             "than rank 0",
-                             r);
-    return st;
-}
-
 static enum status open_data(struct run *run)
 {
     enum status st;
     const struct train_config *c = run->config;
     struct dataset_run *given = run->given;
-    CHECK(dataset_examples_load(run, c->data, c->prompts.max_samples, &given->data));
-    if (c->eval_data) CHECK(dataset_examples_load(run, c->eval_data, c->eval_limit, &given->eval));
+    uint64_t digests[2] = {0}, all[COMM_MAX_RANKS][2];
+    CHECK(load_examples(run, c->data, c->prompts.max_samples, &given->data));
+    if (c->eval_data) CHECK(load_examples(run, c->eval_data, c->eval_limit, &given->eval));
     run->data = given->data.sides[0];
     run->eval_data = given->eval.sides[0];
     if (given->longest > run->mapped.model->max_positions)
@@ -211,26 +277,20 @@ static enum status open_data(struct run *run)
              c->data, c->eval_data ? ", " : "", c->eval_data ? c->eval_data : "", given->longest,
              run->mapped.model->max_positions);
     CHECK(choose_rope(run));
-    CHECK(compare_data(run));
-    struct curriculum_options order = c->curriculum;
-    order.seed = (uint64_t)c->seed;
-    st = curriculum_new(&order, run->data->n, &run->curriculum);
+    // That of rank 0 is not known elsewhere, on whose hosts a file of that name may be another.
+    digests[0] = run->data->digest;
+    if (run->eval_data) digests[1] = run->eval_data->digest;
+    CHECK(comm_gather_host(run->ranks.all, digests, all, sizeof digests));
+    for (int r = 1; r < comm_size(run->ranks.all); r++)
+        if (memcmp(all[r], all[0], sizeof digests) != 0)
+            FAIL(ST_MISMATCH, "rank %d reads another content of --data or --eval-data than rank 0",
+                 r);
+    st = curriculum_new(&c->curriculum, run->data->n, &run->curriculum);
 out:
     return st;
 }
 
-// A new adapter, which changes nothing yet.
-static enum status open_adapter(struct run *run)
-{
-    enum status st;
-    CHECK(run_open_adapter(run));
-    CHECK(run_find_base(run));
-    if (run->mapped.adapter)
-        st = adapter_init(run->mapped.adapter, bridge_device(run->mapped.bridge),
-                          (uint64_t)run->config->seed);
-out:
-    return st;
-}
+// ---- the learner, and the reference of pairs ---------------------------------------------------
 
 static enum status open_learner(struct run *run)
 {
@@ -249,14 +309,46 @@ static enum status open_learner(struct run *run)
     return run_open_learner(run, &shape);
 }
 
+// The log-probabilities by the weights as they are.
+static enum status measure(struct run *run, struct dataset_examples *data)
+{
+    const int each = (int)run->config->curriculum.prompts_per_step;
+    struct samples *samples = NULL;
+    enum status st;
+    CHECK(dataset_samples(run, data, NULL, data->n, &samples));
+    data->reference = calloc((size_t)samples->n, sizeof *data->reference);
+    if (!data->reference) FAIL(ST_NO_MEMORY, "no memory for the reference");
+    for (int at = 0; at < data->n; at += each) {
+        const int n = data->n - at < each ? data->n - at : each;
+        bool stop = stop_requested();
+        CHECK(learner_pass(run->learner, PASS_NOTE, samples, at, n, NULL, NULL));
+        CHECK(train_ranks_any(&run->ranks, &stop));
+        if (stop) {
+            log_progress_end();
+            log_warn("a signal: the reference was not finished");
+            FAIL(ST_CANCELLED, "told to end while the reference was computed");
+        }
+        if (at / each % MEASURED_SAID == MEASURED_SAID - 1)
+            log_progress("reference: %d of %d pairs", at + n, data->n);
+    }
+    for (int i = 0; i < samples->n; i++)
+        for (long t = samples->first[i]; t < samples->first[i + 1]; t++)
+            data->reference[i] += samples->logprobs[t]; // 0 where another rank has it
+    CHECK(comm_sum_host(learner_info(run->learner)->comm, data->reference, samples->n));
+    log_progress_end();
+out:
+    samples_free(samples);
+    return st;
+}
+
 static enum status open_reference(struct run *run)
 {
     enum status st;
     const int64_t start = clock_now_ns();
     struct dataset_run *given = run->given;
     if (run->task->sides == 1) return ST_OK;
-    CHECK(dataset_measure(run, &given->data));
-    if (given->eval.n) CHECK(dataset_measure(run, &given->eval));
+    CHECK(measure(run, &given->data));
+    if (given->eval.n) CHECK(measure(run, &given->eval));
     log_info("the reference: log-probabilities by %s of %d pairs, computed once in %.1f s",
              run->config->model, given->data.n + given->eval.n, clock_ms_since(start) / 1e3);
 out:
@@ -265,29 +357,27 @@ out:
 
 enum status dataset_open(struct run *run)
 {
+    const struct train_config *c = run->config;
     enum status st = ST_OK;
     char *latest = NULL;
     bool replaced = false;
     run->given = calloc(1, sizeof *run->given);
     if (!run->given) return status_fail(ST_NO_MEMORY, "no memory for the examples");
     CHECK(open_model(run));
-    if (run->config->run_dir || !run->config->out)
+    if (c->run_dir || !c->out)
         CHECK(run_open_folder(run, &replaced, &latest));
     else
         log_info("no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
     CHECK(open_data(run));
-    CHECK(open_adapter(run));
+    CHECK(run_open_adapter(run));
+    CHECK(run_find_base(run));
+    if (run->mapped.adapter) // a new one, which changes nothing yet
+        CHECK(adapter_init(run->mapped.adapter, bridge_device(run->mapped.bridge),
+                           (uint64_t)c->seed));
     CHECK(open_learner(run));
     CHECK(open_reference(run));
     if (latest) CHECK(run_resume(run, latest));
-    CHECK(train_ranks_compare(&run->ranks, &run->mapped, run->step));
-    run->step_version = mapped_version(&run->mapped);
-    if (replaced) CHECK(run_remove(run));
-    CHECK(run_folder_describe(run, latest != NULL));
-    CHECK(runlog_new(run->folder[0] && train_ranks_lead(&run->ranks) ? run->folder : NULL,
-                     run->step, run->total_steps, run->config->saving.logging_steps, &run->log));
-    run_plan_steps(run);
-    st = schedule_check(&run->resolved.schedule);
+    st = run_begin(run, replaced, latest != NULL);
 out:
     free(latest);
     return st;
@@ -296,8 +386,8 @@ out:
 void dataset_close(struct run *run)
 {
     if (!run->given) return;
-    dataset_examples_release(&run->given->eval);
-    dataset_examples_release(&run->given->data);
+    release_examples(&run->given->eval);
+    release_examples(&run->given->data);
     run->data = run->eval_data = NULL;
     free(run->given);
 }

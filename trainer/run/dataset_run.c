@@ -14,14 +14,31 @@
 
 // ---- a pass -------------------------------------------------------------------------------------
 
-static int64_t tokens_of(const struct run *run, int item)
+enum status dataset_samples(const struct run *run, const struct dataset_examples *data,
+                            const int *items, int n, struct samples **ret)
 {
-    int64_t n = 0;
-    for (int k = 0; k < run->task->sides; k++) {
-        const struct example *e = &run->given->data.sides[k]->examples[item];
-        n += e->prompt_ids.n + e->completion_ids.n; // prompts once a completion, as TRL counts
+    const int sides = run->task->sides;
+    struct samples *samples = NULL;
+    enum status st = samples_new(n, sides, &samples);
+    if (st != ST_OK) return st;
+    for (int i = 0; i < n; i++) {
+        const int item = items ? items[i] : i;
+        const struct token_list *prompt = &data->sides[0]->examples[item].prompt_ids;
+        samples->groups[i].prompt = prompt->ids;
+        samples->groups[i].n_prompt = prompt->n;
+        samples->groups[i].whole = sides > 1;
+        for (int k = 0; k < sides; k++) {
+            const struct example *e = &data->sides[k]->examples[item];
+            samples->completions[i * sides + k] = (struct pack_completion){
+                .ids = e->completion_ids.ids,
+                .n = e->completion_ids.n,
+                .advantage = 1,
+                .authors = e->learnt,
+                .reference = data->reference ? data->reference[item * sides + k] : 0,
+            };
+        }
     }
-    return n;
+    return samples_begin(samples, ret);
 }
 
 // The mean over all held-out examples, of which each rank computes its share.
@@ -101,7 +118,9 @@ static enum status step(struct run *run)
     CHECK(dataset_samples(run, &run->given->data, batch.examples, batch.n, &samples));
     CHECK(run_update(run, samples, schedule_at(&run->resolved.schedule, run->step), &stats));
     CHECK(device_sync(bridge_device(run->mapped.bridge)));
-    for (int i = 0; i < batch.n; i++) run->num_tokens += tokens_of(run, batch.examples[i]);
+    for (int i = 0; i < samples->n; i++) // prompts once a completion, as TRL counts
+        run->num_tokens +=
+            samples->groups[i / run->task->sides].n_prompt + samples->completions[i].n;
     CHECK(curriculum_record(run->curriculum, NULL, &none));
     run->step++;
     run->line = metrics_of(run, &stats, clock_ms_since(start) / 1e3);

@@ -31,16 +31,8 @@ extern const struct task_kind dataset_kind;
 enum status dataset_check(struct run *run, struct option_set *set, struct train_config *config);
 enum status dataset_open(struct run *run);
 void dataset_close(struct run *run); // takes half-opened runs too
-const char *dataset_tokenizer_folder(const struct train_config *config);
-
-// dataset_examples.c: reads a file's examples; longest and widest of the run become theirs, where
-// they are more.
-enum status dataset_examples_load(struct run *run, const char *path, int64_t limit,
-                                  struct dataset_examples *ret);
-void dataset_examples_release(struct dataset_examples *data);
-// The log-probabilities by the weights as they are.
-enum status dataset_measure(struct run *run, struct dataset_examples *data);
-// n examples of `data`: those of items, or, NULL, the first ones. ret: begun; it borrows them.
+// dataset_run.c: n examples of `data`: those of items, or, NULL, the first ones. ret: begun; it
+// borrows them.
 enum status dataset_samples(const struct run *run, const struct dataset_examples *data,
                             const int *items, int n, struct samples **ret);
 

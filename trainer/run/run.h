@@ -122,6 +122,9 @@ enum status run_record(struct run *run, const struct rollout_step *s, json_t *me
 // one is there and wanted. run_close() takes half-opened runs too; outcome: of the run, which
 // the other ranks hear.
 enum status run_open(struct run *run);
+// The last of opening, of each command, once the weights are where it starts: the folder says what
+// the run is, in place of one that is replaced, and how many steps it has is planned.
+enum status run_begin(struct run *run, bool replaced, bool resumed);
 void run_close(struct run *run, enum status outcome);
 // bridge_become_writer(), once the server has restored what a trainer before left torn.
 enum status run_become_writer(struct bridge *bridge);

@@ -148,24 +148,19 @@ out:
     return st;
 }
 
-// One example without tokens, which no step takes: the prompts are the environments'.
-static enum status no_data(struct run *run)
-{
-    static const char line[] = "{\"prompt\": \" \"}\n";
-    return dataset_parse(run->config->atropos, line, strlen(line), NULL, &run->data);
-}
-
 static enum status open_data(struct run *run)
 {
+    static const char none[] = "{\"prompt\": \" \"}\n";
     const struct train_config *c = run->config;
     enum status st;
     int left_out;
     struct prompt_options options = c->prompts;
     options.question_template = reward_info(run->reward)->prompt_template;
-    CHECK(c->atropos ? no_data(run) : load_data(run, &options));
-    struct curriculum_options order = c->curriculum;
-    order.seed = (uint64_t)c->seed;
-    CHECK(curriculum_new(&order, run->data->n, &run->curriculum));
+    // With Atropos the prompts are the environments': one example without tokens, which no step
+    // takes.
+    CHECK(c->atropos ? dataset_parse(c->atropos, none, strlen(none), NULL, &run->data)
+                     : load_data(run, &options));
+    CHECK(curriculum_new(&c->curriculum, run->data->n, &run->curriculum));
     if (c->eval_data) {
         options.max_samples = 0;
         CHECK(prompts_load(c->eval_data, run->mapped.model_folder, run->mapped.model->vocab_size,
@@ -181,8 +176,7 @@ out:
     return st;
 }
 
-// ---- sources of samples
-// --------------------------------------------------------------------------
+// ---- sources of samples -------------------------------------------------------------------------
 
 static void warn_of_other_reward(const struct run *run)
 {
@@ -348,13 +342,31 @@ enum status run_catch_signals(struct run *run)
     return stop_watch_new(&options, &run->stop);
 }
 
+enum status run_begin(struct run *run, bool replaced, bool resumed)
+{
+    const bool keeps = run->folder[0] && train_ranks_lead(&run->ranks);
+    enum status st;
+    CHECK(train_ranks_compare(&run->ranks, &run->mapped, run->step));
+    run->step_version = mapped_version(&run->mapped);
+    if (replaced) CHECK(run_remove(run));
+    CHECK(run_folder_describe(run, resumed));
+    CHECK(runlog_new(keeps ? run->folder : NULL, run->step, run->total_steps,
+                     run->config->saving.logging_steps, &run->log));
+    run_plan_steps(run);
+    st = schedule_check(&run->resolved.schedule);
+out:
+    return st;
+}
+
 enum status run_open(struct run *run)
 {
+    const struct train_config *c = run->config;
+    struct curriculum_batch first;
     enum status st;
     char *latest = NULL;
     bool replaced = false; // for that train has no option
     CHECK(open_policy(run));
-    CHECK(train_ranks_meet(&run->ranks, &run->mapped, run->config->job.rank_timeout));
+    CHECK(train_ranks_meet(&run->ranks, &run->mapped, c->job.rank_timeout));
     run->servers->comm = run->ranks.all;
     CHECK(run_catch_signals(run));
     CHECK(check_exact(run));
@@ -362,7 +374,7 @@ enum status run_open(struct run *run)
     CHECK(open_environment(run));
     CHECK(open_data(run));
     plan_scoring(run);
-    notice_options(run->config, &run->resolved);
+    notice_options(c, &run->resolved);
     CHECK(run_become_writer(
         run->mapped.bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_find_base(run));
@@ -371,18 +383,17 @@ enum status run_open(struct run *run)
     control_set_run(mapped_control(&run->mapped), run->folder);
     control_set_role(mapped_control(&run->mapped), run->mapped.role);
     CHECK(open_learner(run));
-    CHECK(train_ranks_align_versions(&run->ranks, &run->mapped,
-                                     (int64_t)(run->config->quiesce_timeout * 1e3)));
+    CHECK(
+        train_ranks_align_versions(&run->ranks, &run->mapped, (int64_t)(c->quiesce_timeout * 1e3)));
     CHECK(latest ? run_resume(run, latest) : run_start(run));
-    CHECK(train_ranks_compare(&run->ranks, &run->mapped, run->step));
-    run->step_version = mapped_version(&run->mapped);
-    CHECK(run_folder_describe(run, latest != NULL));
-    CHECK(runlog_new(train_ranks_lead(&run->ranks) ? run->folder : NULL, run->step,
-                     run->total_steps, run->config->saving.logging_steps, &run->log));
-    run_plan_steps(run);
-    CHECK(schedule_check(&run->resolved.schedule));
+    CHECK(run_begin(run, replaced, latest != NULL));
     CHECK(open_atropos(run));
     CHECK(run_open_rollouts(run));
+    if (run->source->own_prompts) goto out;
+    curriculum_next(run->curriculum, 0, &first);
+    log_info("%" PRId64 " steps of %" PRId64 " prompts x %d samples%s from %s (%d examples)",
+             run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
+             c->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data, run->data->n);
 out:
     free(latest);
     return st;
