@@ -124,17 +124,6 @@ out:
     return st;
 }
 
-// Requests after the server's end fail for a while, so that clients read why; then this
-// ends too.
-static void check_server(struct serve *s)
-{
-    if (s->gone_ns || control_owner_alive(trained_info(s->model)->control) == ST_OK) return;
-    snprintf(s->gone_why, sizeof s->gone_why, "%.900s, by a new cw-trainer serve",
-             status_message());
-    log_error("%s", s->gone_why);
-    s->gone_ns = clock_now_ns();
-}
-
 static enum status serve(void *context)
 {
     struct serve *s = context;
@@ -151,7 +140,14 @@ static enum status serve(void *context)
     CHECK(trained_open(&s->config.model, &s->model));
     CHECK(open_api(s));
     while (!stop_requested() && !(s->gone_ns && clock_ms_since(s->gone_ns) > GONE_MS)) {
-        check_server(s);
+        // Requests after the server's end fail for a while, so that clients read why; then this
+        // ends too.
+        if (!s->gone_ns && control_owner_alive(trained_info(s->model)->control) != ST_OK) {
+            snprintf(s->gone_why, sizeof s->gone_why, "%.900s, by a new cw-trainer serve",
+                     status_message());
+            log_error("%s", s->gone_why);
+            s->gone_ns = clock_now_ns();
+        }
         tinker_perform(s->tinker, s->model, TURN_MS, s->gone_ns ? s->gone_why : NULL);
     }
     if (s->gone_ns && !stop_requested()) FAIL(ST_PEER_GONE, "%s", s->gone_why);

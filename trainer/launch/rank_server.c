@@ -21,15 +21,6 @@ static int first_rank(const struct job *job)
     return job->ranks.local_rank / job->n_shards * job->n_shards;
 }
 
-// Where a server of the GPU has its socket and bridge file; in /run so has
-// cw-infer-server@N.service.
-static enum status server_folder(const struct job *job, const char *runtime, char ret[PATH_ROOM])
-{
-    const int local = first_rank(job);
-    return job->n_gpus ? path_put(ret, runtime, "commonweight/%d", job->gpus[local])
-                       : path_put(ret, runtime, "commonweight/cpu-%d", local);
-}
-
 // The server of a folder must serve the model that is asked for, in as many shards.
 static enum status check_model(const char *folder, const char *model, int n_shards)
 {
@@ -141,14 +132,16 @@ out:
     return st;
 }
 
-// job->folder: of the one that runs, or of the one that is to be started.
+// job->folder: where the one that runs, or is to be started, has its socket and bridge file; in
+// /run so has cw-infer-server@N.service.
 static enum status find_server(struct job *job, double timeout_s, bool *ret_runs)
 {
     const char *own = getenv("XDG_RUNTIME_DIR"), *runtimes[] = {"/run", own && *own ? own : "/run"};
     enum status st = ST_OK;
     *ret_runs = false;
     for (int i = 0; i < 2 && !*ret_runs; i++) {
-        CHECK(server_folder(job, runtimes[i], job->folder));
+        CHECK(path_put(job->folder, runtimes[i], "commonweight/%s%d", job->n_gpus ? "" : "cpu-",
+                       job->n_gpus ? job->gpus[first_rank(job)] : first_rank(job)));
         CHECK(check_runs(job->folder, timeout_s, ret_runs));
     }
 out:

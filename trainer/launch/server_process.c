@@ -78,24 +78,19 @@ static void put_line(const struct server_process *s, const char *model, const ch
     }
 }
 
-// One that nobody listens on now.
-static enum status free_port(int *ret)
-{
-    char host[256];
-    int fd;
-    enum status st = tcp_listen("--server-port", "127.0.0.1:0", NULL, host, &fd, ret);
-    if (st == ST_OK) close(fd);
-    return st;
-}
-
 enum status server_process_new(const struct server_options *o, struct server_process **ret)
 {
     enum status st;
+    char host[256];
+    int fd;
     struct server_process *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for a server");
     s->options = *o;
     CHECK(put_command(s));
-    if (o->port == 0 && !o->shares) CHECK(free_port(&s->options.port));
+    if (o->port == 0 && !o->shares) { // one that nobody listens on now
+        CHECK(tcp_listen("--server-port", "127.0.0.1:0", NULL, host, &fd, &s->options.port));
+        close(fd);
+    }
     if (o->shares)
         CHECK(path_put(s->address, o->folder, "server.sock"));
     else

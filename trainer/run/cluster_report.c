@@ -12,32 +12,20 @@
 
 #define BAR 12 // columns of a histogram's bar
 
-enum health { HEALTH_GOOD, HEALTH_FAIR, HEALTH_POOR };
-static const char *const marks[] = {"✓", "~", "✗"};
-
-static enum health rate(double ratio, double good, double fair)
+static const char *mark(double ratio, double good, double fair)
 {
-    return ratio <= good ? HEALTH_GOOD : ratio <= fair ? HEALTH_FAIR : HEALTH_POOR;
+    return ratio <= good ? "✓" : ratio <= fair ? "~" : "✗";
 }
 
-// The bucket's std over that of all rewards: good up to 1/2, fair up to 1.
-static enum health bucket_spread(const struct buckets *b, int bucket, double *ret_ratio)
+// The bucket's std over that of all rewards.
+static double spread(const struct buckets *b, int bucket)
 {
-    *ret_ratio = b->std > 0 ? b->bucket[bucket].std / b->std : 0;
-    return rate(*ret_ratio, 0.5, 1);
+    return b->std > 0 ? b->bucket[bucket].std / b->std : 0;
 }
 
 static double share(const struct buckets *b, int bucket)
 {
     return (double)b->bucket[bucket].n / b->n_total;
-}
-
-// Its share over an even share: good from 1/2 to 2, fair from 1/4 to 4.
-static enum health bucket_balance(const struct buckets *b, int bucket, double *ret_ratio)
-{
-    *ret_ratio = share(b, bucket) * b->n;
-    double off = *ret_ratio < 1 ? 1 / *ret_ratio : *ret_ratio;
-    return rate(off, 2, 4);
 }
 
 // ---- the frame ----------------------------------------------------------------------------------
@@ -93,9 +81,7 @@ static void put_bucket(const struct cluster_report *r, int k, struct bytes *ret)
     const struct buckets *b = r->buckets;
     const struct bucket *x = &b->bucket[k];
     char range[64];
-    double spread, balance;
-    enum health spread_health = bucket_spread(b, k, &spread);
-    enum health balance_health = bucket_balance(b, k, &balance);
+    const double balance = share(b, k) * b->n, off = balance < 1 ? 1 / balance : balance;
     int filled = (int)(share(b, k) * BAR + 0.5);
     if (filled == 0) filled = 1; // no bucket is empty
     snprintf(range, sizeof range, "[%.4g, %.4g%c", x->low, x->high, k + 1 < b->n ? ')' : ']');
@@ -103,8 +89,8 @@ static void put_bucket(const struct cluster_report *r, int k, struct bytes *ret)
                  r->rollouts[k]);
     repeat(ret, "█", filled);
     repeat(ret, "░", BAR - filled);
-    bytes_printf(ret, "  %8.4g %s  x%-5.2f %s\n", x->std, marks[spread_health], balance,
-                 marks[balance_health]);
+    bytes_printf(ret, "  %8.4g %s  x%-5.2f %s\n", x->std, mark(spread(b, k), 0.5, 1), balance,
+                 mark(off, 2, 4));
 }
 
 void cluster_report_text(const struct cluster_report *r, struct bytes *ret)
@@ -172,16 +158,17 @@ void cluster_report_metrics(const struct cluster_report *r, json_t *metrics)
     metrics_put(metrics, "curriculum/valleys", valleys);
     for (int k = 0; k < b->n; k++) {
         const struct bucket *x = &b->bucket[k];
-        double spread, balance;
-        bucket_spread(b, k, &spread);
-        bucket_balance(b, k, &balance);
         const struct {
             const char *name;
             double value;
         } values[] = {
-            {"count", x->n},      {"share", share(b, k)},       {"mean", x->mean},
-            {"std", x->std},      {"rollouts", r->rollouts[k]}, {"spread", spread},
-            {"balance", balance},
+            {"count", x->n},
+            {"share", share(b, k)},
+            {"mean", x->mean},
+            {"std", x->std},
+            {"rollouts", r->rollouts[k]},
+            {"spread", spread(b, k)},
+            {"balance", share(b, k) * b->n}, // over an even share
         };
         for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
             metrics_putf(metrics, values[i].value, "curriculum/bucket_%d/%s", k + 1,

@@ -68,21 +68,6 @@ out:
 
 // ---- a step -------------------------------------------------------------------------------------
 
-static json_t *metrics_of(const struct run *run, const struct update_stats *stats, double seconds)
-{
-    json_t *m = json_pack("{s:I}", "step", (json_int_t)run->step);
-    if (!m) return NULL;
-    stats_put(stats, loss_stats(&run->resolved.loss), "", m);
-    metrics_put(m, "grad_norm", stats->skipped ? NAN : stats->grad_norm);
-    metrics_put(m, "learning_rate", stats->lr);
-    metrics_put(m, "epoch", (double)curriculum_taken(run->curriculum) / run->data->n);
-    metrics_put(m, "num_tokens", (double)run->num_tokens);
-    metrics_put(m, "step_s", seconds);
-    json_object_set_new(m, "skipped_updates", json_integer(run->skipped));
-    ranks_put(stats, run->ranks.all, m);
-    return m;
-}
-
 static void log_step(struct run *run, const struct update_stats *stats)
 {
     struct recent *r = &run->given->recent;
@@ -123,8 +108,16 @@ static enum status step(struct run *run)
             samples->groups[i / run->task->sides].n_prompt + samples->completions[i].n;
     CHECK(curriculum_record(run->curriculum, NULL, &none));
     run->step++;
-    run->line = metrics_of(run, &stats, clock_ms_since(start) / 1e3);
-    if (!run->line) FAIL(ST_NO_MEMORY, "no memory for the step's metrics");
+    json_t *m = run->line = json_pack("{s:I}", "step", (json_int_t)run->step);
+    if (!m) FAIL(ST_NO_MEMORY, "no memory for the step's metrics");
+    stats_put(&stats, loss_stats(&run->resolved.loss), "", m);
+    metrics_put(m, "grad_norm", stats.skipped ? NAN : stats.grad_norm);
+    metrics_put(m, "learning_rate", stats.lr);
+    metrics_put(m, "epoch", (double)curriculum_taken(run->curriculum) / run->data->n);
+    metrics_put(m, "num_tokens", (double)run->num_tokens);
+    metrics_put(m, "step_s", clock_ms_since(start) / 1e3);
+    json_object_set_new(m, "skipped_updates", json_integer(run->skipped));
+    ranks_put(&stats, run->ranks.all, m);
     log_step(run, &stats);
 out:
     samples_free(samples);
@@ -156,20 +149,6 @@ out:
     return st;
 }
 
-static enum status write_out(const struct run *run)
-{
-    const struct train_config *c = run->config;
-    const struct mapped *m = &run->mapped;
-    enum status st;
-    if (!c->out || !train_ranks_lead(&run->ranks)) return ST_OK;
-    struct model_folder model = mapped_folder(m);
-    if (c->dtype) model.as = (enum dtype)(c->dtype - 1);
-    CHECK(model_folder_write(c->out, bridge_device(m->bridge), &model));
-    log_info("wrote %s%s", c->out, m->adapter ? ", an adapter of --model" : "");
-out:
-    return st;
-}
-
 static enum status end(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -178,7 +157,11 @@ static enum status end(struct run *run)
     CHECK(run_save(run, false));
     run_log_end(run);
     if (c->load_best_model_at_end && c->out) CHECK(run_serve_best(run));
-    st = write_out(run);
+    if (!c->out || !train_ranks_lead(&run->ranks)) goto out;
+    struct model_folder model = mapped_folder(&run->mapped);
+    if (c->dtype) model.as = (enum dtype)(c->dtype - 1);
+    CHECK(model_folder_write(c->out, bridge_device(run->mapped.bridge), &model));
+    log_info("wrote %s%s", c->out, model.adapter ? ", an adapter of --model" : "");
 out:
     return st;
 }

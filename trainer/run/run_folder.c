@@ -94,18 +94,6 @@ static bool learned_nothing(const char *folder, const char *latest)
     return of_a_folder;
 }
 
-static enum status begin_anew(const struct run *run)
-{
-    char checkpoints[PATH_ROOM];
-    enum status st;
-    CHECK(path_put(checkpoints, run->folder, "checkpoints"));
-    CHECK(file_remove_tree(checkpoints));
-    CHECK(journal_forget(run->folder, INT64_MAX));
-    log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
-out:
-    return st;
-}
-
 // Whether the path is the folder or something in it; both must be there for that.
 static bool is_within(const char *path, const char *folder)
 {
@@ -136,7 +124,7 @@ static enum status open_folder(struct run *run, bool *ret_replaced, char **ret_l
 {
     const struct train_config *c = run->config;
     enum status st = ST_OK;
-    char *latest = NULL;
+    char *latest = NULL, checkpoints[PATH_ROOM];
     CHECK(make_folder(run));
     if (c->out && is_within(run->folder, c->out))
         FAIL(ST_INVALID,
@@ -144,7 +132,10 @@ static enum status open_folder(struct run *run, bool *ret_replaced, char **ret_l
              c->out, run->folder);
     CHECK(checkpoint_latest(run->folder, &latest));
     if (latest && !c->resume && !c->overwrite && learned_nothing(run->folder, latest)) {
-        CHECK(begin_anew(run));
+        CHECK(path_put(checkpoints, run->folder, "checkpoints"));
+        CHECK(file_remove_tree(checkpoints));
+        CHECK(journal_forget(run->folder, INT64_MAX));
+        log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
         free(latest);
         latest = NULL;
     }

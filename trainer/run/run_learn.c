@@ -9,17 +9,6 @@
 
 #include <inttypes.h>
 
-// A draft whose gradient is not finite is left as it is; the policy goes on.
-static enum status note_draft(struct run *run, const struct update_stats *update)
-{
-    if (update->draft_skipped)
-        log_warn("step %" PRId64
-                 ": the draft model's gradient is not finite; its update is skipped",
-                 run->step + 1);
-    return learning_skipped(&run->draft_skips_in_a_row, update->draft_skipped, "the draft model's",
-                            "lower --draft-learning-rate or go back to a checkpoint");
-}
-
 // --kl-reward-coef: of each sample's reward, and the advantages anew.
 static enum status price_kl(struct run *run, struct rollout_step *s)
 {
@@ -37,16 +26,6 @@ out:
     samples_free(samples);
     free(kl);
     return st;
-}
-
-// --sync-ref-model, behind an update.
-static enum status move_reference(struct run *run)
-{
-    const struct train_config *c = run->config;
-    if (!c->sync_ref_model || (run->step + 1) % c->ref_model_sync_steps != 0) return ST_OK;
-    log_debug("step %" PRId64 ": the reference moves by %g towards the policy", run->step + 1,
-              c->ref_model_mixup_alpha);
-    return learner_mix_reference(run->learner, c->ref_model_mixup_alpha);
 }
 
 double run_draft_rate(const struct run *run, int64_t step)
@@ -86,34 +65,34 @@ static struct update_config update_of(struct run *run, double lr)
     };
 }
 
-// --log-logprobs
-static enum status keep_logprobs(struct run *run, struct rollout_step *s,
-                                 const struct samples *samples)
-{
-    const struct train_config *c = run->config;
-    if (!c->log_completions || !c->log_logprobs) return ST_OK;
-    s->logprobs = calloc((size_t)s->rollout->n_tokens + 1, sizeof *s->logprobs);
-    if (!s->logprobs) return status_fail(ST_NO_MEMORY, "no memory for --log-logprobs");
-    return update_share_logprobs(run->learner, samples, s->logprobs);
-}
-
 enum status run_update(struct run *run, struct samples *samples, double lr,
                        struct update_stats *ret)
 {
+    const struct train_config *c = run->config;
     const struct update_config config = update_of(run, lr);
+    const int64_t step = run->step + 1;
     enum status st;
     CHECK(update_policy(run->learner, &config, samples, ret));
     CHECK(train_ranks_compare(&run->ranks, &run->mapped, run->step));
-    CHECK(move_reference(run));
+    if (c->sync_ref_model && step % c->ref_model_sync_steps == 0) {
+        log_debug("step %" PRId64 ": the reference moves by %g towards the policy", step,
+                  c->ref_model_mixup_alpha);
+        CHECK(learner_mix_reference(run->learner, c->ref_model_mixup_alpha));
+    }
     if (!run->said_memory) memory_log_taken(run->learner);
     run->said_memory = true;
     run->skipped += ret->skipped;
     if (ret->skipped)
-        log_warn("step %" PRId64 ": the gradient is not finite; %d of %d updates skipped",
-                 run->step + 1, ret->skipped, (int)run->resolved.updates_per_step);
-    st = learning_skipped(&run->skipped_in_a_row, !ret->applied, "the",
-                          "lower --learning-rate or go back to a checkpoint");
-    if (st == ST_OK) st = note_draft(run, ret);
+        log_warn("step %" PRId64 ": the gradient is not finite; %d of %d updates skipped", step,
+                 ret->skipped, (int)run->resolved.updates_per_step);
+    CHECK(learning_skipped(&run->skipped_in_a_row, !ret->applied, "the",
+                           "lower --learning-rate or go back to a checkpoint"));
+    if (ret->draft_skipped) // it is left as it is; the policy goes on
+        log_warn("step %" PRId64
+                 ": the draft model's gradient is not finite; its update is skipped",
+                 step);
+    st = learning_skipped(&run->draft_skips_in_a_row, ret->draft_skipped, "the draft model's",
+                          "lower --draft-learning-rate or go back to a checkpoint");
 out:
     return st;
 }
@@ -127,7 +106,11 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
     CHECK(rollout_samples(s->rollout, s->scores.advantages, c->processed_logprobs,
                           c->mask_truncated_completions, &samples));
     CHECK(run_update(run, samples, lr, ret));
-    CHECK(keep_logprobs(run, s, samples));
+    if (c->log_completions && c->log_logprobs) {
+        s->logprobs = calloc((size_t)s->rollout->n_tokens + 1, sizeof *s->logprobs);
+        if (!s->logprobs) FAIL(ST_NO_MEMORY, "no memory for --log-logprobs");
+        st = update_share_logprobs(run->learner, samples, s->logprobs);
+    }
 out:
     samples_free(samples);
     return st;

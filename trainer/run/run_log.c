@@ -19,16 +19,6 @@ static double metric_of(const struct run *run, const char *key)
     return json_number_value(json_object_get(run->line, key));
 }
 
-// One warning a line.
-static void warn_of_divergence(struct run *run, const struct progress *step)
-{
-    struct bytes text = BYTES_INIT;
-    divergence_check(&run->divergence, step, &text);
-    for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
-        log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
-    bytes_release(&text);
-}
-
 void run_log_course(const struct run *run)
 {
     const struct schedule *s = &run->resolved.schedule;
@@ -78,7 +68,12 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
               run->step, mapped_version(&run->mapped), update->applied, update->publish.wait_ms,
               update->publish.write_ms, update->publish.total_ms);
     runlog_progress(run->log, &progress);
-    if (train_ranks_lead(&run->ranks)) warn_of_divergence(run, &progress);
+    if (!train_ranks_lead(&run->ranks)) return;
+    struct bytes text = BYTES_INIT; // one warning a line
+    divergence_check(&run->divergence, &progress, &text);
+    for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
+        log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
+    bytes_release(&text);
 }
 
 void run_log_inference(struct run *run, const struct rollout_step *step,
@@ -86,7 +81,7 @@ void run_log_inference(struct run *run, const struct rollout_step *step,
 {
     const struct scores *s = &step->scores;
     const struct train_config *c = run->config;
-    const struct latency_model *m = run->scoring->latency ? &run->latency : NULL;
+    const struct latency_model *m = &run->latency;
     if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
         run->said_undrafted = true;
         log_progress_end();
@@ -96,15 +91,16 @@ void run_log_inference(struct run *run, const struct rollout_step *step,
                  run->step, s->n_undrafted, s->n, s->n_undrafted == s->n ? ": 0" : "");
     }
     if (run->step % c->saving.logging_steps != 0 && run->step != run->total_steps) return;
-    if (step->spec.present && step->spec.num_drafts > 0) {
+    const bool drafted = step->spec.present && step->spec.num_drafts > 0;
+    if (drafted || run->resolved.async || run->mapped.draft || run->scoring->latency)
+        log_progress_end();
+    if (drafted) {
         struct bytes line = BYTES_INIT;
         spec_counters_text(&step->spec, step->rollout->seconds, &line);
-        log_progress_end();
         log_info("%s", bytes_text(&line));
         bytes_release(&line);
     }
-    if (run->resolved.async) {
-        log_progress_end();
+    if (run->resolved.async)
         log_info("async: samples of %.2f updates ago on average and %.0f at most, %.1f%% of the "
                  "groups generated again; the trainer waited %.2f s for them, the sampler %.2f s "
                  "for the trainer",
@@ -112,21 +108,16 @@ void run_log_inference(struct run *run, const struct rollout_step *step,
                  100 * metric_of(run, "rollout/generated_again"),
                  metric_of(run, "rollout/trainer_wait_s"),
                  metric_of(run, "rollout/sampler_wait_s"));
-    }
-    if (run->mapped.draft) {
-        log_progress_end();
+    if (run->mapped.draft)
         log_info("draft model: KL divergence %.4f from the policy, acceptance to expect %.1f%%, "
                  "gradient norm %.4f",
                  stats_mean(update, STAT_DRAFT_KL), 100 * stats_mean(update, STAT_DRAFT_OVERLAP),
                  update->draft_grad_norm);
-    }
-    if (m) {
-        log_progress_end();
+    if (run->scoring->latency)
         log_info("latency model of %.0f samples: %.3f ms + %.4f prefill + %.4f generated + %.4f "
                  "draft + %.4f accepted ms a token, R2 %.3f",
                  m->n, m->base_ms, m->ms_per[LATENCY_PREFILL], m->ms_per[LATENCY_GENERATED],
                  m->ms_per[LATENCY_DRAFT], m->ms_per[LATENCY_ACCEPTED], m->r2);
-    }
 }
 
 // ---- rollouts/step-N.jsonl ----------------------------------------------------------------------

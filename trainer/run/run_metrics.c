@@ -120,15 +120,6 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
     }
 }
 
-static void put_draft(json_t *metrics, const struct update_stats *u, double lr)
-{
-    bool any = u->draft_targets > 0; // else null: nothing was compared
-    metrics_put(metrics, "draft_loss", any ? stats_mean(u, STAT_DRAFT_KL) : NAN);
-    metrics_put(metrics, "draft_overlap", any ? stats_mean(u, STAT_DRAFT_OVERLAP) : NAN);
-    metrics_put(metrics, "draft_grad_norm", any && !u->draft_skipped ? u->draft_grad_norm : NAN);
-    metrics_put(metrics, "draft_learning_rate", lr);
-}
-
 static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u)
 {
     uint64_t given = loss_stats(&run->resolved.loss);
@@ -147,48 +138,24 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     metrics_put(metrics, "publish/write_ms", u->publish.write_ms);
     metrics_put(metrics, "publish/total_ms", u->publish.total_ms);
     ranks_put(u, run->ranks.all, metrics);
-}
-
-static void put_tandem(json_t *metrics, const struct update_stats *u)
-{
-    const double frozen = u->range[STAT_FROZEN].n > 0 ? stats_mean(u, STAT_FROZEN) : NAN;
-    metrics_put(metrics, "tandem/primary_token_fraction", 1 - frozen);
-    metrics_put(metrics, "tandem/frozen_token_fraction", frozen);
-}
-
-static void put_source(json_t *metrics, const struct source_counts *counts)
-{
-    for (const struct source_count *c = counts->items; c < counts->items + counts->n; c++)
-        metrics_put(metrics, c->key, c->of > 0 ? c->sum / c->of : c->sum);
-}
-
-static void put_filter(const struct run *run, const struct rollout_step *s, json_t *metrics)
-{
-    const int n = s->rollout->n_groups;
-    if (run->config->filter_groups == 0) return;
-    metrics_put(metrics, "filter_groups/drawn", s->filter.drawn);
-    metrics_put(metrics, "filter_groups/flat", (double)s->filter.flat / n);
-    metrics_put(metrics, "filter_groups/reward",
-                s->filter.n_rewards > 0 ? s->filter.reward_sum / s->filter.n_rewards : NAN);
+    if (run->mapped.draft) {
+        const bool any = u->draft_targets > 0; // else null: nothing was compared
+        metrics_put(metrics, "draft_loss", any ? stats_mean(u, STAT_DRAFT_KL) : NAN);
+        metrics_put(metrics, "draft_overlap", any ? stats_mean(u, STAT_DRAFT_OVERLAP) : NAN);
+        metrics_put(metrics, "draft_grad_norm",
+                    any && !u->draft_skipped ? u->draft_grad_norm : NAN);
+        metrics_put(metrics, "draft_learning_rate", run_draft_rate(run, run->step - 1));
+    }
+    if (run->config->sampling.tandem.on) {
+        const double frozen = u->range[STAT_FROZEN].n > 0 ? stats_mean(u, STAT_FROZEN) : NAN;
+        metrics_put(metrics, "tandem/primary_token_fraction", 1 - frozen);
+        metrics_put(metrics, "tandem/frozen_token_fraction", frozen);
+    }
 }
 
 static double updates_since(const struct run *run, uint64_t version)
 {
     return ((double)run->step_version - (double)version) / 2; // both are even
-}
-
-static void put_groups(const struct run *run, const struct rollout *r, json_t *metrics)
-{
-    for (int64_t age = 0; age <= run->resolved.max_staleness; age++) {
-        char key[64];
-        int n = 0;
-        for (int g = 0; g < r->n_groups; g++) {
-            const uint64_t oldest = rollout_oldest(r, g);
-            n += (oldest == UINT64_MAX ? 0 : updates_since(run, oldest)) == (double)age;
-        }
-        snprintf(key, sizeof key, "rollout/staleness_groups/%" PRId64, age);
-        metrics_put(metrics, key, n);
-    }
 }
 
 // Of a step learned from by the weights of run->step_version: how many updates older those were
@@ -207,7 +174,14 @@ static void put_staleness(const struct run *run, const struct rollout_step *s, d
         }
     metrics_put(metrics, "rollout/staleness_mean", r->n_tokens ? sum / (double)r->n_tokens : 0);
     metrics_put(metrics, "rollout/staleness_max", max);
-    put_groups(run, r, metrics);
+    for (int64_t age = 0; age <= run->resolved.max_staleness; age++) {
+        int n = 0;
+        for (int g = 0; g < r->n_groups; g++) {
+            const uint64_t oldest = rollout_oldest(r, g);
+            n += (oldest == UINT64_MAX ? 0 : updates_since(run, oldest)) == (double)age;
+        }
+        metrics_putf(metrics, n, "rollout/staleness_groups/%" PRId64, age);
+    }
     metrics_put(metrics, "rollout/generated_again", (double)s->n_again / r->n_groups);
     metrics_put(metrics, "rollout/trainer_wait_s", wait_s);
     metrics_put(metrics, "rollout/sampler_wait_s", s->idle_s);
@@ -233,11 +207,15 @@ json_t *run_metrics(struct run *run, const struct rollout_step *s,
     put_lengths(metrics, rollout);
     metrics_put(metrics, "num_tokens", (double)run->num_tokens);
     put_update(metrics, run, update);
-    if (run->mapped.draft) put_draft(metrics, update, run_draft_rate(run, run->step - 1));
-    if (run->config->sampling.tandem.on) put_tandem(metrics, update);
-    put_filter(run, s, metrics);
+    if (run->config->filter_groups > 0) {
+        metrics_put(metrics, "filter_groups/drawn", s->filter.drawn);
+        metrics_put(metrics, "filter_groups/flat", (double)s->filter.flat / rollout->n_groups);
+        metrics_put(metrics, "filter_groups/reward",
+                    s->filter.n_rewards > 0 ? s->filter.reward_sum / s->filter.n_rewards : NAN);
+    }
     put_staleness(run, s, wait_s, metrics);
-    put_source(metrics, &s->counts);
+    for (const struct source_count *c = s->counts.items; c < s->counts.items + s->counts.n; c++)
+        metrics_put(metrics, c->key, c->of > 0 ? c->sum / c->of : c->sum);
     metrics_put(metrics, "sync/time_s", run->settle_s + update->publish.total_ms / 1e3);
     metrics_put(metrics, "sync/bytes_written", run->written_bytes);
     run->settle_s = run->written_bytes = 0;

@@ -232,18 +232,6 @@ static enum status score_step(void *context, struct rollout_step *s)
 
 // ---- the queue ----------------------------------------------------------------------------------
 
-// Samplers that have copies of the weights are given new ones while nothing is sampled. Where one
-// was lost, the step that it failed says so when it is taken.
-static enum status settle_ahead(struct run *run)
-{
-    enum status st = ST_OK;
-    if (run->resolved.steps_ahead == 0 || !source_that_settles(run->source)) return ST_OK;
-    rollout_queue_pause(run->queue);
-    if (!rollout_queue_failed(run->queue)) st = run_settle(run, run->step, false);
-    rollout_queue_resume(run->queue);
-    return st;
-}
-
 enum status run_open_rollouts(struct run *run)
 {
     const struct rollout_work work = {sample_step, score_step, run};
@@ -273,7 +261,14 @@ out:
 enum status run_order_steps(struct run *run)
 {
     struct curriculum_batch batch;
-    enum status st = settle_ahead(run);
+    enum status st = ST_OK;
+    // Samplers that have copies of the weights are given new ones while nothing is sampled. Where
+    // one was lost, the step that it failed says so when it is taken.
+    if (run->resolved.steps_ahead > 0 && source_that_settles(run->source)) {
+        rollout_queue_pause(run->queue);
+        if (!rollout_queue_failed(run->queue)) st = run_settle(run, run->step, false);
+        rollout_queue_resume(run->queue);
+    }
     for (int ahead = rollout_queue_count(run->queue);
          st == ST_OK && ahead <= run->resolved.steps_ahead &&
          run->step + ahead < run->total_steps && curriculum_next(run->curriculum, ahead, &batch);

@@ -132,28 +132,21 @@ void metrics_putf(json_t *metrics, double value, const char *key, ...)
     metrics_put(metrics, text, value);
 }
 
-// Whoever removes or moves the folder of a run that goes on hears of it at its next line.
-static enum status check_there(const struct runlog *log)
-{
-    struct stat open, named;
-    if (fstat(log->fd, &open) == 0 && stat(log->path, &named) == 0 && open.st_ino == named.st_ino &&
-        open.st_dev == named.st_dev)
-        return ST_OK;
-    return status_fail(ST_IO,
-                       "%s was removed or replaced while the run goes on: what follows would be "
-                       "kept nowhere",
-                       log->path);
-}
-
 enum status runlog_write(struct runlog *log, json_t *metrics)
 {
     enum status st;
     struct bytes line = BYTES_INIT;
+    struct stat open, named;
     if (!log->folder) {
         json_decref(metrics);
         return ST_OK;
     }
-    CHECK(check_there(log));
+    // Whoever removes or moves the folder of a run that goes on hears of it at its next line.
+    if (fstat(log->fd, &open) != 0 || stat(log->path, &named) != 0 || open.st_ino != named.st_ino ||
+        open.st_dev != named.st_dev)
+        FAIL(ST_IO,
+             "%s was removed or replaced while the run goes on: what follows would be kept nowhere",
+             log->path);
     CHECK(json_put_line(&line, json_incref(metrics), JSON_REAL_PRECISION(METRICS_DIGITS)));
     CHECK(file_write_all(log->fd, log->path, line.data, line.len));
     st = tensorboard_write(log->tensorboard, metrics);

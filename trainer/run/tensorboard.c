@@ -95,14 +95,6 @@ static void put_event_head(struct bytes *to, int64_t step)
     proto_put_varint(to, EVENT_STEP, (uint64_t)step);
 }
 
-static void put_scalar(struct bytes *summary, const char *tag, float value)
-{
-    struct bytes message = BYTES_INIT;
-    proto_put_text(&message, VALUE_TAG, tag);
-    proto_put_float(&message, VALUE_SIMPLE, value);
-    proto_put_message(summary, SUMMARY_VALUE, &message);
-}
-
 // ---- the file -----------------------------------------------------------------------------------
 
 static enum status write_opening(struct tensorboard *tb, int64_t step)
@@ -167,13 +159,6 @@ void tensorboard_free(struct tensorboard *tb)
     free(tb);
 }
 
-static float as_logged(double value)
-{
-    char text[40];
-    snprintf(text, sizeof text, "%.*g", METRICS_DIGITS, value);
-    return (float)strtod(text, NULL);
-}
-
 enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics)
 {
     enum status st = ST_OK;
@@ -182,9 +167,14 @@ enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics)
     const char *key;
     put_event_head(&event, (int64_t)json_integer_value(json_object_get(metrics, "step")));
     json_object_foreach ((json_t *)metrics, key, value) {
-        float scalar = as_logged(json_number_value(value));
-        if (json_is_number(value) && isfinite(scalar) && strcmp(key, "step") != 0)
-            put_scalar(&summary, key, scalar);
+        struct bytes message = BYTES_INIT;
+        char logged[40];
+        snprintf(logged, sizeof logged, "%.*g", METRICS_DIGITS, json_number_value(value));
+        const float scalar = (float)strtod(logged, NULL);
+        if (!json_is_number(value) || !isfinite(scalar) || strcmp(key, "step") == 0) continue;
+        proto_put_text(&message, VALUE_TAG, key);
+        proto_put_float(&message, VALUE_SIMPLE, scalar);
+        proto_put_message(&summary, SUMMARY_VALUE, &message);
     }
     if (summary.len > 0 || summary.failed) {
         proto_put_message(&event, EVENT_SUMMARY, &summary);
