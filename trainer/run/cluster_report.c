@@ -158,21 +158,12 @@ void cluster_report_metrics(const struct cluster_report *r, json_t *metrics)
     metrics_put(metrics, "curriculum/valleys", valleys);
     for (int k = 0; k < b->n; k++) {
         const struct bucket *x = &b->bucket[k];
-        const struct {
-            const char *name;
-            double value;
-        } values[] = {
-            {"count", x->n},
-            {"share", share(b, k)},
-            {"mean", x->mean},
-            {"std", x->std},
-            {"rollouts", r->rollouts[k]},
-            {"spread", spread(b, k)},
-            {"balance", share(b, k) * b->n}, // over an even share
-        };
-        for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
-            metrics_putf(metrics, values[i].value, "curriculum/bucket_%d/%s", k + 1,
-                         values[i].name);
-        }
+        metrics_putf(metrics, x->n, "curriculum/bucket_%d/count", k + 1);
+        metrics_putf(metrics, share(b, k), "curriculum/bucket_%d/share", k + 1);
+        metrics_putf(metrics, x->mean, "curriculum/bucket_%d/mean", k + 1);
+        metrics_putf(metrics, x->std, "curriculum/bucket_%d/std", k + 1);
+        metrics_putf(metrics, r->rollouts[k], "curriculum/bucket_%d/rollouts", k + 1);
+        metrics_putf(metrics, spread(b, k), "curriculum/bucket_%d/spread", k + 1);
+        metrics_putf(metrics, share(b, k) * b->n, "curriculum/bucket_%d/balance", k + 1);
     }
 }

@@ -34,47 +34,37 @@ static enum status put_bridge_path(struct mapped *m, int server)
 }
 
 // How many shards the server of that number has, and whether it is this rank's.
-static enum status try_server(struct mapped *m, int server, bool *ret_own)
+static bool is_own(struct mapped *m, int server)
 {
     struct bridge_file *file = NULL;
     const struct ranks *r = &m->job->ranks;
-    enum status st;
-    CHECK(put_bridge_path(m, server));
-    CHECK(bridge_file_read(m->bridge_path, &file));
+    if (put_bridge_path(m, server) != ST_OK) return false;
+    if (bridge_file_read(m->bridge_path, &file) != ST_OK) return false;
     m->n_shards = file->tp_degree;
     m->shard = r->rank % m->n_shards;
-    *ret_own = r->rank / m->n_shards == server && r->size % m->n_shards == 0 &&
-               (strstr(m->given, RANK_FIELD) || r->size == m->n_shards);
-out:
     bridge_file_free(file);
-    return st;
-}
-
-// Ranks in order share the servers: each has as many as its model has shards, mostly one.
-static enum status place_bridge(struct mapped *m)
-{
-    bool own = false;
-    for (int server = m->job->ranks.rank; server >= 0 && !own; server--)
-        if (try_server(m, server, &own) != ST_OK) own = false;
-    if (own) return ST_OK;
-    m->n_shards = 1;
-    if (strstr(m->given, RANK_FIELD)) // attaching to it says what is amiss
-        return put_bridge_path(m, m->job->ranks.rank);
-    return status_fail(ST_INVALID,
-                       "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of "
-                       "each rank's own server, as run/" RANK_FIELD "/bridge.json; or that of one "
-                       "server with --tensor-parallel-size %d",
-                       m->job->ranks.size, m->job->ranks.size);
+    return r->rank / m->n_shards == server && r->size % m->n_shards == 0 &&
+           (strstr(m->given, RANK_FIELD) || r->size == m->n_shards);
 }
 
 enum status mapped_find(struct mapped *m, const struct job *job, const char *given)
 {
+    const int rank = job->ranks.rank, size = job->ranks.size;
     m->job = job;
     m->given = given;
     m->n_shards = job->n_shards;
-    m->shard = job->ranks.rank % m->n_shards;
-    if (job->ranks.size == 1 || job->launches || !given) return ST_OK;
-    return place_bridge(m);
+    m->shard = rank % m->n_shards;
+    if (size == 1 || job->launches || !given) return ST_OK;
+    // Ranks in order share the servers: each has as many as its model has shards, mostly one.
+    for (int server = rank; server >= 0; server--)
+        if (is_own(m, server)) return ST_OK;
+    m->n_shards = 1;
+    if (strstr(given, RANK_FIELD)) return put_bridge_path(m, rank); // attaching says what is amiss
+    return status_fail(ST_INVALID,
+                       "%d ranks need --bridge with " RANK_FIELD " in it, a bridge file of each "
+                       "rank's own server, as run/" RANK_FIELD "/bridge.json; or that of one "
+                       "server with --tensor-parallel-size %d",
+                       size, size);
 }
 
 const char *mapped_path(const struct mapped *m)

@@ -115,23 +115,6 @@ enum status notice_roles(const struct bridge_file *file, const struct bridge_rol
     return ST_OK;
 }
 
-static void notice_dropout(const struct train_config *c)
-{
-    if (!c->lora.r || c->lora.dropout == 0) return;
-    if (c->steps_per_generation > 1 || c->entropy.top_quantile < 1) {
-        log_info("--lora-dropout %g with --%s: the importance ratio is to log-probabilities of a "
-                 "pass without masks, and is not 1 in the first update%s",
-                 c->lora.dropout,
-                 c->steps_per_generation > 1 ? "steps-per-generation" : "top-entropy-quantile",
-                 c->exact ? "; --exact does not compare them" : "");
-        return;
-    }
-    log_info(
-        "--lora-dropout %g: an update's log-probabilities are of masked inputs, the sampler's are "
-        "not: sampler_mismatch tells of that too%s",
-        c->lora.dropout, c->exact ? ", and --exact does not compare them" : "");
-}
-
 void notice_tandem(const struct train_config *c, const char *frozen_folder)
 {
     const struct tandem_options *t = &c->sampling.tandem;
@@ -141,29 +124,32 @@ void notice_tandem(const struct train_config *c, const char *frozen_folder)
              t->shared ? ", all samples of a step alike" : "", c->loss.frozen_weight);
 }
 
-static void notice_async(const struct train_config *c, const struct train_resolved *r)
-{
-    if (!r->async) return;
-    if (r->steps_ahead == 0) {
-        log_info("--async --max-staleness %" PRId64 " with %" PRId64 " updates on each rollout: no "
-                 "step is sampled ahead, which is the run without --async",
-                 r->max_staleness, r->updates_per_step);
-        return;
-    }
-    log_info("--async: up to %d steps are sampled ahead, by weights of up to %" PRId64
-             " updates before those that learn from them (metric rollout/staleness_max)",
-             r->steps_ahead, r->steps_ahead * r->updates_per_step);
-    if (!c->importance_sampling_correction)
-        log_warn("--async without --importance-sampling-correction: nothing corrects for the age "
-                 "of the samples");
-}
-
-void notice_options(const struct train_config *c, const struct train_resolved *resolved)
+void notice_options(const struct train_config *c, const struct train_resolved *r)
 {
     if (c->loss.off_policy_threshold == 0)
         log_info("--off-policy-mask-threshold 0: samples of negative advantage count while the "
                  "policy has not moved away from them; -1 would mask none");
     notice_filtering(c);
-    notice_dropout(c);
-    notice_async(c, resolved);
+    const char *unequal = c->steps_per_generation > 1   ? "steps-per-generation"
+                          : c->entropy.top_quantile < 1 ? "top-entropy-quantile"
+                                                        : NULL;
+    if (c->lora.r && c->lora.dropout != 0 && unequal)
+        log_info("--lora-dropout %g with --%s: the importance ratio is to log-probabilities of a "
+                 "pass without masks, and is not 1 in the first update%s",
+                 c->lora.dropout, unequal, c->exact ? "; --exact does not compare them" : "");
+    else if (c->lora.r && c->lora.dropout != 0)
+        log_info("--lora-dropout %g: an update's log-probabilities are of masked inputs, the "
+                 "sampler's are not: sampler_mismatch tells of that too%s",
+                 c->lora.dropout, c->exact ? ", and --exact does not compare them" : "");
+    if (r->async && r->steps_ahead == 0)
+        log_info("--async --max-staleness %" PRId64 " with %" PRId64 " updates on each rollout: no "
+                 "step is sampled ahead, which is the run without --async",
+                 r->max_staleness, r->updates_per_step);
+    else if (r->async)
+        log_info("--async: up to %d steps are sampled ahead, by weights of up to %" PRId64
+                 " updates before those that learn from them (metric rollout/staleness_max)",
+                 r->steps_ahead, r->steps_ahead * r->updates_per_step);
+    if (r->async && r->steps_ahead > 0 && !c->importance_sampling_correction)
+        log_warn("--async without --importance-sampling-correction: nothing corrects for the age "
+                 "of the samples");
 }

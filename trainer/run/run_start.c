@@ -183,19 +183,12 @@ enum status run_start(struct run *run)
     return st;
 }
 
-// Where the start's weights can be read, given the checkpoint of step 0; NULL: nowhere.
-static const char *start_folder(const struct run *run, const char *step_0)
-{
-    const char *folder = json_string_value(json_object_get(run->start, "folder"));
-    if (file_exists(step_0)) return step_0;
-    bool exactly = json_integer_value(json_object_get(run->start, "updates")) == 0;
-    return folder && folder[0] == '/' && exactly ? folder : NULL;
-}
-
 enum status run_resume_reference(struct run *run, const char *checkpoint)
 {
     enum status st;
     char step_0[PATH_ROOM], moved[PATH_ROOM];
+    const char *folder = json_string_value(json_object_get(run->start, "folder"));
+    const json_int_t updates = json_integer_value(json_object_get(run->start, "updates"));
     if (!run->resolved.has_reference || run->mapped.adapter) return ST_OK; // there it is the model
     CHECK(path_put(moved, checkpoint, REFERENCE_FOLDER));
     if (file_exists(moved)) {
@@ -203,14 +196,13 @@ enum status run_resume_reference(struct run *run, const char *checkpoint)
         return learner_set_reference(run->learner, moved);
     }
     CHECK(path_put(step_0, run->folder, "checkpoints/step-0"));
-    const char *folder = start_folder(run, step_0);
-    if (!folder)
+    if (file_exists(step_0))
+        folder = step_0;
+    else if (updates > 0 || !folder || folder[0] != '/')
         FAIL(ST_NOT_FOUND,
              "--beta or --kl-reward-coef: its reference, the weights this run started from, is "
-             "gone: "
-             "%s/checkpoints/step-0 was removed (it is kept where a run begins with "
-             "a reference); go on with both 0, or begin a run with --start-from of a "
-             "checkpoint",
+             "gone: %s/checkpoints/step-0 was removed (it is kept where a run begins with a "
+             "reference); go on with both 0, or begin a run with --start-from of a checkpoint",
              run->folder);
     CHECK(learner_set_reference(run->learner, folder));
     log_info("the reference of the KL divergence: %s, the weights this run started from", folder);

@@ -31,6 +31,8 @@ struct stop {
     pthread_cond_t end; // ended is set
     struct stop_options options;
     _Atomic bool ended, saving;
+    int64_t gone_ns; // since when the server is found gone; 0: it lives. Of the thread
+    bool gone_said;
 };
 
 // SIGHUP is never a second signal (program.h).
@@ -82,21 +84,16 @@ static void end_at_once(struct stop *s)
 }
 
 // Whether the server is gone, and for how long, is looked at; said once.
-struct gone {
-    int64_t since_ns; // 0: it lives
-    bool said;
-};
-
-static void look_at_daemon(struct stop *s, struct gone *gone)
+static void look_at_server(struct stop *s)
 {
     if (!s->options.control || control_owner_alive(s->options.control) == ST_OK) return;
-    if (!gone->since_ns) gone->since_ns = clock_now_ns();
-    const double ms = clock_ms_since(gone->since_ns);
-    if (ms >= GRACE_MS && !gone->said && !s->saving) {
+    if (!s->gone_ns) s->gone_ns = clock_now_ns();
+    const double ms = clock_ms_since(s->gone_ns);
+    if (ms >= GRACE_MS && !s->gone_said && !s->saving) {
         log_warn("%s: the run ends with a checkpoint once the computation under way is done; a "
                  "second signal ends it at once, without",
                  status_message());
-        gone->said = true;
+        s->gone_said = true;
     }
     if (ms < GONE_MS || s->saving) return;
     log_error("%s; the computation under way does not end, so that what was learned since the last "
@@ -117,7 +114,6 @@ static void wait_a_little(struct stop *s)
 static void *watch(void *context)
 {
     struct stop *s = context;
-    struct gone gone = {0};
     bool said = false;
     while (!s->ended) {
         wait_a_little(s);
@@ -129,7 +125,7 @@ static void *watch(void *context)
             end_at_once(s);
             return NULL;
         }
-        look_at_daemon(s, &gone);
+        look_at_server(s);
     }
     return NULL;
 }
