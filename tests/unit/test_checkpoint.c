@@ -66,7 +66,7 @@ static void train_one(struct fixture *f, float gradient)
     assert_ok(optimizer_apply(f->optimizer, 1e-3));
 }
 
-static enum status write_step(struct fixture *f, int64_t step, int keep, char **ret_folder)
+static enum status write_step(struct fixture *f, int64_t step, int keep, char ret_folder[PATH_ROOM])
 {
     json_t *state = json_pack("{s:I, s:I, s:{s:s}}", "step", (json_int_t)step, "data_index",
                               (json_int_t)(10 * step), "start", "note", "kept");
@@ -115,14 +115,14 @@ static void round_trip(void **state)
     (void)state;
     struct fixture f;
     struct checkpoint c;
-    char *folder, *latest = NULL;
+    char folder[PATH_ROOM], latest[PATH_ROOM];
     fixture_open(&f);
-    assert_ok(checkpoint_latest(f.run, &latest));
-    assert_null(latest);
+    assert_ok(checkpoint_latest(f.run, latest));
+    assert_string_equal(latest, "");
     train_one(&f, 0.5f);
-    assert_ok(write_step(&f, 3, 0, &folder));
+    assert_ok(write_step(&f, 3, 0, folder));
     assert_int_equal(folder[0], '/');
-    assert_ok(checkpoint_latest(f.run, &latest));
+    assert_ok(checkpoint_latest(f.run, latest));
     assert_string_equal(latest, folder);
     assert_holds(&f, folder, f.memory);
     char *text = test_read(test_path(folder, "tokenizer.json"));
@@ -147,12 +147,9 @@ static void round_trip(void **state)
     train_one(&f, -0.25f);
     const char *left = test_path(test_path(f.run, "checkpoints"), ".latest.999999.new");
     assert_int_equal(symlink("step-3", left), 0);
-    free(folder);
-    assert_ok(write_step(&f, 3, 0, &folder));
+    assert_ok(write_step(&f, 3, 0, folder));
     assert_holds(&f, folder, f.memory);
     assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // step-3, latest
-    free(folder);
-    free(latest);
     fixture_close(&f);
 }
 
@@ -162,15 +159,14 @@ static void draft_round_trip(void **state)
     (void)state;
     struct fixture f, draft;
     struct checkpoint c;
-    char *folder;
+    char folder[PATH_ROOM];
     fixture_open(&f);
     fixture_open(&draft);
-    assert_ok(write_step(&f, 1, 0, &folder));
+    assert_ok(write_step(&f, 1, 0, folder));
     assert_ok(checkpoint_read(folder, &c));
     assert_true(c.draft_optimizer_steps < 0);
     assert_false(file_exists(test_path(folder, DRAFT_FOLDER)));
     json_decref(c.state);
-    free(folder);
 
     const struct model_folder model = {.weights = draft.weights,
                                        .as = DT_F32,
@@ -178,7 +174,7 @@ static void draft_round_trip(void **state)
                                        .optimizer = draft.optimizer};
     f.draft = &model;
     train_one(&f, 0.5f);
-    assert_ok(write_step(&f, 2, 0, &folder)); // the draft has no step yet
+    assert_ok(write_step(&f, 2, 0, folder)); // the draft has no step yet
     assert_ok(checkpoint_read(folder, &c));
     assert_true(c.draft_optimizer_steps >= 0);
     const char *inside = test_path(folder, DRAFT_FOLDER);
@@ -187,11 +183,10 @@ static void draft_round_trip(void **state)
     assert_ok(checkpoint_load_optimizer(test_path(folder, DRAFT_FOLDER), c.draft_optimizer_steps,
                                         draft.optimizer));
     json_decref(c.state);
-    free(folder);
 
     train_one(&draft, -0.25f);
     train_one(&draft, 0.25f);
-    assert_ok(write_step(&f, 3, 1, &folder));
+    assert_ok(write_step(&f, 3, 1, folder));
     inside = test_path(folder, DRAFT_FOLDER);
     assert_holds(&f, folder, f.memory);
     assert_holds(&draft, inside, draft.memory);
@@ -227,7 +222,6 @@ static void draft_round_trip(void **state)
     optimizer_free(fresh[0]);
     free(before);
     free(after);
-    free(folder);
     fixture_close(&f);
     fixture_close(&draft);
 }
@@ -238,23 +232,21 @@ static void step_zero(void **state)
     (void)state;
     struct fixture f;
     struct checkpoint c;
-    char *folder;
+    char folder[PATH_ROOM];
     fixture_open(&f);
-    assert_ok(write_step(&f, 0, 0, &folder));
+    assert_ok(write_step(&f, 0, 0, folder));
     assert_false(file_exists(test_path(folder, "trainer/optimizer.safetensors")));
     assert_ok(checkpoint_read(folder, &c));
     assert_ok(checkpoint_load_optimizer(folder, c.optimizer_steps, f.optimizer));
     json_decref(c.state);
     // with a step, a missing file is an error
     train_one(&f, 1);
-    free(folder);
-    assert_ok(write_step(&f, 1, 0, &folder));
+    assert_ok(write_step(&f, 1, 0, folder));
     assert_int_equal(unlink(test_path(folder, "trainer/optimizer.safetensors")), 0);
     assert_ok(checkpoint_read(folder, &c));
     assert_status(checkpoint_load_optimizer(folder, c.optimizer_steps, f.optimizer), ST_NOT_FOUND);
     assert_message("trainer/optimizer.safetensors");
     json_decref(c.state);
-    free(folder);
     fixture_close(&f);
 }
 
@@ -270,26 +262,23 @@ static void keeps_the_newest(void **state)
     assert_true(file_exists(test_path(checkpoints, "step-11")));
     assert_true(file_exists(test_path(checkpoints, "step-100")));
     assert_true(file_exists(test_path(checkpoints, "step-10")));
-    char *latest;
-    assert_ok(checkpoint_latest(f.run, &latest));
+    char latest[PATH_ROOM];
+    assert_ok(checkpoint_latest(f.run, latest));
     assert_contains(latest, "/step-11");
-    free(latest);
     // one that somebody removes is not taken for a run that has not begun
     assert_ok(file_remove_tree(test_path(checkpoints, "step-11")));
-    latest = NULL;
-    assert_status(checkpoint_latest(f.run, &latest), ST_NOT_FOUND);
+    assert_status(checkpoint_latest(f.run, latest), ST_NOT_FOUND);
     assert_message("it names step-11, which is not there any more");
-    assert_null(latest);
+    assert_string_equal(latest, "");
     fixture_close(&f);
 }
 
 static void assert_best(const struct fixture *f, const char *name)
 {
-    char *best;
-    assert_ok(checkpoint_best(f->run, &best));
-    assert_non_null(best);
+    char best[PATH_ROOM];
+    assert_ok(checkpoint_best(f->run, best));
+    assert_true(best[0]);
     assert_contains(best, name);
-    free(best);
 }
 
 // It outlives all the newer ones, until another is better.
@@ -297,13 +286,13 @@ static void keeps_the_best(void **state)
 {
     (void)state;
     struct fixture f;
-    char *best = NULL;
+    char best[PATH_ROOM];
     int64_t best_step = 2;
     fixture_open(&f);
     const char *checkpoints = test_path(f.run, "checkpoints");
     assert_ok(write_step(&f, 1, 1, NULL));
-    assert_ok(checkpoint_best(f.run, &best));
-    assert_null(best);
+    assert_ok(checkpoint_best(f.run, best));
+    assert_string_equal(best, "");
     f.best = &best_step;
     for (int64_t step = 2; step <= 5; step++) {
         assert_ok(write_step(&f, step, 1, NULL));
@@ -343,10 +332,10 @@ static void crash_leaves_the_old_one(void **state)
 {
     (void)state;
     struct fixture f;
-    char *folder, *latest;
+    char folder[PATH_ROOM], latest[PATH_ROOM];
     fixture_open(&f);
     train_one(&f, 0.5f);
-    assert_ok(write_step(&f, 1, 0, &folder));
+    assert_ok(write_step(&f, 1, 0, folder));
     size_t bytes = f.weights->bytes;
     void *old = malloc(bytes);
     memcpy(old, f.memory, bytes);
@@ -365,20 +354,17 @@ static void crash_leaves_the_old_one(void **state)
             }
             int status = wait_for(pid);
             assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ);
-            assert_ok(checkpoint_latest(f.run, &latest));
+            assert_ok(checkpoint_latest(f.run, latest));
             assert_string_equal(latest, folder);
             assert_holds(&f, latest, old);
-            free(latest);
         }
     }
     assert_false(file_exists(test_path(f.run, "checkpoints/step-2")));
     assert_ok(write_step(&f, 2, 1, NULL)); // and the next one is written as if nothing had been
-    assert_ok(checkpoint_latest(f.run, &latest));
+    assert_ok(checkpoint_latest(f.run, latest));
     assert_holds(&f, latest, f.memory);
     assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // nothing half-written is left
-    free(latest);
     free(old);
-    free(folder);
     fixture_close(&f);
 }
 
@@ -398,10 +384,10 @@ static void full_disk_is_a_clear_error(void **state)
     (void)state;
     struct fixture f;
     struct runlog *log;
-    char *folder, *latest;
+    char folder[PATH_ROOM], latest[PATH_ROOM];
     fixture_open(&f);
     train_one(&f, 0.5f);
-    assert_ok(write_step(&f, 1, 0, &folder));
+    assert_ok(write_step(&f, 1, 0, folder));
     void *old = malloc(f.weights->bytes);
     memcpy(old, f.memory, f.weights->bytes);
     train_one(&f, 0.5f);
@@ -413,11 +399,10 @@ static void full_disk_is_a_clear_error(void **state)
         assert_status(st, ST_IO);
         assert_message("checkpoints/.step-2.");
         assert_message(strerror(EFBIG));
-        assert_ok(checkpoint_latest(f.run, &latest));
+        assert_ok(checkpoint_latest(f.run, latest));
         assert_string_equal(latest, folder);
         assert_holds(&f, latest, old);
         assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // step-1 and the link
-        free(latest);
     }
     // A line of the log that fits in part: the sentence is that of what did not fit.
     assert_ok(runlog_new(f.run, 0, 10, 1, &log));
@@ -430,7 +415,6 @@ static void full_disk_is_a_clear_error(void **state)
     assert_message(strerror(EFBIG));
     runlog_free(log);
     free(old);
-    free(folder);
     fixture_close(&f);
 }
 

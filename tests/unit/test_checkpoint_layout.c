@@ -41,8 +41,8 @@ static void trained_close(struct trained *t)
     reference_close(&t->r);
 }
 
-// A checkpoint of step 1 of both; the folder is the caller's to free.
-static char *write_both(struct trained *policy, struct trained *draft)
+// A checkpoint of step 1 of both.
+static void write_both(struct trained *policy, struct trained *draft, char ret_folder[PATH_ROOM])
 {
     json_t *state = json_pack("{s:i, s:i}", "step", 1, "data_index", 8);
     const struct model_folder d = {.weights = draft->r.weights,
@@ -55,11 +55,9 @@ static char *write_both(struct trained *policy, struct trained *draft)
                                    .optimizer = policy->optimizer,
                                    .state = state,
                                    .draft = &d};
-    char *folder;
     assert_ok(checkpoint_write(test_folder(), policy->r.dev, &p,
-                               &(struct checkpoint_others){.keep = 0}, &folder));
+                               &(struct checkpoint_others){.keep = 0}, ret_folder));
     json_decref(state);
-    return folder;
 }
 
 static void assert_loads(const struct trained *policy, const struct trained *draft,
@@ -102,14 +100,14 @@ static void state_lies_in_a_folder_of_its_own(void **state)
     struct trained policy, draft;
     trained_open(&policy, 1);
     trained_open(&draft, 2);
-    char *folder = write_both(&policy, &draft);
+    char folder[PATH_ROOM];
+    write_both(&policy, &draft, folder);
     only_model_files_on_top(folder);
     only_model_files_on_top(test_path(folder, "draft"));
     assert_true(file_exists(test_path(folder, "trainer/trainer_state.json")));
     assert_true(file_exists(test_path(folder, "trainer/optimizer.safetensors")));
     assert_true(file_exists(test_path(folder, "draft/trainer/optimizer.safetensors")));
     assert_loads(&policy, &draft, folder);
-    free(folder);
     trained_close(&policy);
     trained_close(&draft);
 }
@@ -121,7 +119,8 @@ static void older_checkpoints_are_read(void **state)
     struct trained policy, draft;
     trained_open(&policy, 3);
     trained_open(&draft, 4);
-    char *folder = write_both(&policy, &draft);
+    char folder[PATH_ROOM];
+    write_both(&policy, &draft, folder);
     const char *inside = test_path(folder, "draft");
     for (int i = 0; i < 2; i++)
         assert_int_equal(
@@ -133,7 +132,6 @@ static void older_checkpoints_are_read(void **state)
     assert_int_equal(rmdir(test_path(folder, "trainer")), 0);
     assert_int_equal(rmdir(test_path(inside, "trainer")), 0);
     assert_loads(&policy, &draft, folder);
-    free(folder);
     trained_close(&policy);
     trained_close(&draft);
 }

@@ -20,13 +20,12 @@
 #define MAX_STATE ((size_t)1 << 26)
 #define STEP_NAME "step-%" PRId64
 
-// The absolute path behind links, the caller's to free; NULL where there is nothing.
-static enum status resolve(const char *path, char **ret_folder)
+// The absolute path behind links; "" where there is nothing.
+static enum status resolve(const char *path, char ret_folder[PATH_ROOM])
 {
-    char *folder = realpath(path, NULL);
-    if (!folder && errno != ENOENT) return status_fail(ST_IO, "%s: %s", path, strerror(errno));
-    *ret_folder = folder;
-    return ST_OK;
+    if (realpath(path, ret_folder)) return ST_OK;
+    ret_folder[0] = '\0';
+    return errno == ENOENT ? ST_OK : status_fail(ST_IO, "%s: %s", path, strerror(errno));
 }
 
 // FOLDER/trainer/NAME, or FOLDER/NAME where an older checkpoint has it there.
@@ -121,26 +120,20 @@ static bool is_kept(int64_t written, const struct checkpoint_others *others, int
            (others->keep_start && step == 0);
 }
 
-static enum status remove_entry(const char *checkpoints, const char *name)
-{
-    char path[PATH_ROOM];
-    enum status st = path_put(path, checkpoints, "%s", name);
-    return st == ST_OK ? file_remove_tree(path) : st;
-}
-
 // Removes what `chosen` chooses, but for the `keep` last checkpoints of these and what is_kept().
 static enum status remove_all(const char *checkpoints, int (*chosen)(const struct dirent *),
                               int64_t written, const struct checkpoint_others *others, int keep)
 {
     struct dirent **entries = NULL;
+    char path[PATH_ROOM];
     enum status st = ST_OK;
     int n = scandir(checkpoints, &entries, chosen, versionsort);
     if (n < 0) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
     while (n-- > 0) {
         const int64_t step = step_of(entries[n]);
         const bool stays = step >= 0 && step != written && keep-- > 0;
-        if (st == ST_OK && !stays && !is_kept(written, others, step))
-            st = remove_entry(checkpoints, entries[n]->d_name);
+        if (st == ST_OK) st = path_put(path, checkpoints, "%s", entries[n]->d_name);
+        if (st == ST_OK && !stays && !is_kept(written, others, step)) st = file_remove_tree(path);
         free(entries[n]);
     }
     free(entries);
@@ -149,11 +142,11 @@ static enum status remove_all(const char *checkpoints, int (*chosen)(const struc
 
 enum status checkpoint_write(const char *run_folder, struct device *dev,
                              const struct model_folder *m, const struct checkpoint_others *others,
-                             char **ret_folder)
+                             char ret_folder[PATH_ROOM])
 {
     enum status st;
     const int64_t step = json_integer_value(json_object_get(m->state, "step"));
-    char checkpoints[PATH_ROOM], folder[PATH_ROOM], best[PATH_ROOM], replaced[32];
+    char checkpoints[PATH_ROOM], folder[PATH_ROOM], best[PATH_ROOM], replaced[PATH_ROOM];
     CHECK(path_put(checkpoints, run_folder, "checkpoints"));
     CHECK(path_put(folder, checkpoints, STEP_NAME, step));
     CHECK(file_make_folders(checkpoints));
@@ -167,8 +160,8 @@ enum status checkpoint_write(const char *run_folder, struct device *dev,
     }
     CHECK(swap_link(checkpoints, "latest", step));
     if (others->replaced_step && !is_kept(step, others, *others->replaced_step)) {
-        snprintf(replaced, sizeof replaced, STEP_NAME, *others->replaced_step);
-        CHECK(remove_entry(checkpoints, replaced));
+        CHECK(path_put(replaced, checkpoints, STEP_NAME, *others->replaced_step));
+        CHECK(file_remove_tree(replaced));
     }
     if (others->keep > 0)
         CHECK(remove_all(checkpoints, is_checkpoint, step, others, others->keep - 1));
@@ -177,7 +170,7 @@ out:
     return st;
 }
 
-static enum status follow_link(const char *run_folder, const char *name, char **ret_folder)
+static enum status follow_link(const char *run_folder, const char *name, char ret_folder[PATH_ROOM])
 {
     char link[PATH_ROOM];
     enum status st = path_put(link, run_folder, "checkpoints/%s", name);
@@ -185,13 +178,13 @@ static enum status follow_link(const char *run_folder, const char *name, char **
 }
 
 // A run whose last checkpoint was taken away would otherwise start over, on top of its records.
-enum status checkpoint_latest(const char *run_folder, char **ret_folder)
+enum status checkpoint_latest(const char *run_folder, char ret_folder[PATH_ROOM])
 {
     char target[PATH_ROOM], link[PATH_ROOM];
     enum status st;
     CHECK(follow_link(run_folder, "latest", ret_folder));
     CHECK(path_put(link, run_folder, "checkpoints/latest"));
-    ssize_t len = *ret_folder ? -1 : readlink(link, target, sizeof target);
+    ssize_t len = ret_folder[0] ? -1 : readlink(link, target, sizeof target);
     if (len > 0)
         FAIL(ST_NOT_FOUND,
              "%s: it names %.*s, which is not there any more; let it name another "
@@ -201,7 +194,7 @@ out:
     return st;
 }
 
-enum status checkpoint_best(const char *run_folder, char **ret_folder)
+enum status checkpoint_best(const char *run_folder, char ret_folder[PATH_ROOM])
 {
     return follow_link(run_folder, "best", ret_folder);
 }

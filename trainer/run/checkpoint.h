@@ -29,14 +29,14 @@ struct checkpoint_others {        // which stay and which go, once a checkpoint 
     int keep;                     // the newest so many, and the best; 0: all
 };
 // RUN/checkpoints/step-N of m, whose state says of which step it is, then `best` and `latest`.
-// ret_folder: its absolute path, the caller's to free; may be NULL.
+// ret_folder: its absolute path; may be NULL.
 enum status checkpoint_write(const char *run_folder, struct device *dev,
                              const struct model_folder *m, const struct checkpoint_others *others,
-                             char **ret_folder);
-// The folder that `latest` points to, or `best`; NULL where there is none yet. The caller's to
-// free. ST_NOT_FOUND where `latest` points to one that was removed; `best` then counts as none.
-enum status checkpoint_latest(const char *run_folder, char **ret_folder);
-enum status checkpoint_best(const char *run_folder, char **ret_folder);
+                             char ret_folder[PATH_ROOM]);
+// The folder that `latest` points to, or `best`; "" where there is none yet. ST_NOT_FOUND where
+// `latest` points to one that was removed; `best` then counts as none.
+enum status checkpoint_latest(const char *run_folder, char ret_folder[PATH_ROOM]);
+enum status checkpoint_best(const char *run_folder, char ret_folder[PATH_ROOM]);
 // The caller's to json_decref() the state. ST_UNSUPPORTED: a later version wrote it.
 enum status checkpoint_read(const char *folder, struct checkpoint *ret);
 // The optimizer's state of a checkpoint, or of the draft in it (folder/draft), into a new

@@ -359,13 +359,13 @@ enum status dataset_open(struct run *run)
 {
     const struct train_config *c = run->config;
     enum status st = ST_OK;
-    char *latest = NULL;
+    char latest[PATH_ROOM] = "";
     bool replaced = false;
     run->given = calloc(1, sizeof *run->given);
     if (!run->given) return status_fail(ST_NO_MEMORY, "no memory for the examples");
     CHECK(open_model(run));
     if (c->run_dir || !c->out)
-        CHECK(run_open_folder(run, &replaced, &latest));
+        CHECK(run_open_folder(run, &replaced, latest));
     else
         log_info("no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
     CHECK(open_data(run));
@@ -376,10 +376,9 @@ enum status dataset_open(struct run *run)
                            (uint64_t)c->seed));
     CHECK(open_learner(run));
     CHECK(open_reference(run));
-    if (latest) CHECK(run_resume(run, latest));
-    st = run_begin(run, replaced, latest != NULL);
+    if (latest[0]) CHECK(run_resume(run, latest));
+    st = run_begin(run, replaced, latest[0] != 0);
 out:
-    free(latest);
     return st;
 }
 

@@ -134,8 +134,8 @@ static enum status end_unfinished(struct run *run)
     bool replaced = false;
     enum status st;
     if (!run->folder[0]) {
-        char *none = NULL;
-        CHECK(run_open_folder(run, &replaced, &none));
+        char none[PATH_ROOM];
+        CHECK(run_open_folder(run, &replaced, none));
         CHECK(run_folder_describe(run, false));
     }
     CHECK(run_save(run, false));

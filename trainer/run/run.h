@@ -140,11 +140,11 @@ enum status run_open_learner(struct run *run, const struct learning_shape *shape
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
 enum status run_check_context(const struct run *run);
 
-// run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, NULL
-// where there is none, which the caller frees. ST_INVALID where it holds a run that neither
+// run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, ""
+// where there is none. ST_INVALID where it holds a run that neither
 // --resume nor --overwrite asks for; one that ended before its first step is removed. ret_replaced:
 // there is one, which goes (run_remove()) once this one can begin.
-enum status run_open_folder(struct run *run, bool *ret_replaced, char **ret_latest);
+enum status run_open_folder(struct run *run, bool *ret_replaced, char ret_latest[PATH_ROOM]);
 enum status run_remove(const struct run *run);
 // The options of a run to go on with (--resume, --run-dir) that were not given are those of its
 // config.json, where it has one; says which.

@@ -139,16 +139,14 @@ static enum status write_folder(const struct run *run, const struct model_folder
         .keep_start = run->resolved.has_reference,
         .keep = (int)run->config->saving.save_total_limit};
     enum status st;
-    char *folder = NULL;
+    ret_folder[0] = '\0';
     if (train_ranks_lead(&run->ranks))
-        CHECK(
-            checkpoint_write(run->folder, bridge_device(run->mapped.bridge), m, &others, &folder));
+        CHECK(checkpoint_write(run->folder, bridge_device(run->mapped.bridge), m, &others,
+                               ret_folder));
     else
         CHECK(give_parts(run, m));
-    snprintf(ret_folder, PATH_ROOM, "%s", folder ? folder : "");
     st = train_ranks_agree(&run->ranks, ret_folder, PATH_ROOM);
 out:
-    free(folder);
     if (st != ST_OK && s->step >= 0 && s->step < run->step)
         return status_context(st,
                               "checkpoint of step %" PRId64 " (that of step %" PRId64
@@ -429,10 +427,10 @@ out:
 enum status run_serve_best(struct run *run)
 {
     enum status st;
-    char *folder = NULL, draft_folder[PATH_ROOM];
+    char folder[PATH_ROOM], draft_folder[PATH_ROOM];
     if (run->best.step < 0 || run->best.step == run->step) return ST_OK;
-    CHECK(checkpoint_best(run->folder, &folder));
-    if (!folder)
+    CHECK(checkpoint_best(run->folder, folder));
+    if (!folder[0])
         FAIL(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
              run->folder);
     CHECK(path_put(draft_folder, folder, DRAFT_FOLDER));
@@ -441,6 +439,5 @@ enum status run_serve_best(struct run *run)
     log_info("%s of step %" PRId64 ", the best",
              run->given ? "the weights are those" : "serving the weights", run->best.step);
 out:
-    free(folder);
     return status_context(st, "--load-best-model-at-end");
 }

@@ -120,27 +120,26 @@ out:
     return st;
 }
 
-static enum status open_folder(struct run *run, bool *ret_replaced, char **ret_latest)
+static enum status open_folder(struct run *run, bool *ret_replaced, char ret_latest[PATH_ROOM])
 {
     const struct train_config *c = run->config;
     enum status st = ST_OK;
-    char *latest = NULL, checkpoints[PATH_ROOM];
+    char checkpoints[PATH_ROOM];
     CHECK(make_folder(run));
     if (c->out && is_within(run->folder, c->out))
         FAIL(ST_INVALID,
              "--out %s holds the run folder %s, which the model would replace; take another",
              c->out, run->folder);
-    CHECK(checkpoint_latest(run->folder, &latest));
-    if (latest && !c->resume && !c->overwrite && learned_nothing(run->folder, latest)) {
+    CHECK(checkpoint_latest(run->folder, ret_latest));
+    if (ret_latest[0] && !c->resume && !c->overwrite && learned_nothing(run->folder, ret_latest)) {
         CHECK(path_put(checkpoints, run->folder, "checkpoints"));
         CHECK(file_remove_tree(checkpoints));
         CHECK(journal_forget(run->folder, INT64_MAX));
         log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
-        free(latest);
-        latest = NULL;
+        ret_latest[0] = '\0';
     }
     // Without a server a run has a checkpoint of step 0 only where that was evaluated.
-    const bool there = latest || (run->given && runlog_has_steps(run->folder));
+    const bool there = ret_latest[0] || (run->given && runlog_has_steps(run->folder));
     if (there && !c->resume && !c->overwrite)
         FAIL(ST_INVALID,
              "%s holds a run already: go on with it (--resume),%s or take another --run-dir",
@@ -149,45 +148,36 @@ static enum status open_folder(struct run *run, bool *ret_replaced, char **ret_l
         CHECK(outlives(run, "model", c->model));
         CHECK(outlives(run, "tokenizer", c->tokenizer));
         *ret_replaced = true;
-        goto out;
-    }
-    if (there && !latest)
+        ret_latest[0] = '\0';
+    } else if (there && !ret_latest[0]) {
         log_warn("%s has no checkpoint to go on from: its run is begun anew", run->folder);
-    *ret_latest = latest;
-    latest = NULL;
+    }
 out:
-    free(latest);
     return st;
 }
 
 enum status run_remove(const struct run *run)
 {
-    static const char *const parts[] = {"checkpoints", "rollouts"};
     char path[PATH_ROOM];
-    enum status st = ST_OK;
+    enum status st;
     log_info("%s: the run there is replaced (--overwrite)", run->folder);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        CHECK(path_put(path, run->folder, "%s", parts[i]));
-        if (file_exists(path)) CHECK(file_remove_tree(path));
-    }
+    CHECK(path_put(path, run->folder, "checkpoints"));
+    CHECK(file_remove_tree(path));
+    CHECK(path_put(path, run->folder, "rollouts"));
+    st = file_remove_tree(path);
 out:
     return st;
 }
 
 // One rank opens it, for all.
-enum status run_open_folder(struct run *run, bool *ret_replaced, char **ret_latest)
+enum status run_open_folder(struct run *run, bool *ret_replaced, char ret_latest[PATH_ROOM])
 {
-    char *latest = NULL, path[PATH_MAX] = "";
     enum status st = ST_OK;
-    if (train_ranks_lead(&run->ranks)) CHECK(open_folder(run, ret_replaced, &latest));
-    if (latest) snprintf(path, sizeof path, "%s", latest);
+    ret_latest[0] = '\0';
+    if (train_ranks_lead(&run->ranks)) CHECK(open_folder(run, ret_replaced, ret_latest));
     CHECK(train_ranks_agree(&run->ranks, run->folder, FOLDER_ROOM));
-    CHECK(train_ranks_agree(&run->ranks, path, sizeof path));
-    if (path[0] && !latest && !(latest = strdup(path))) FAIL(ST_NO_MEMORY, "no memory for a path");
-    *ret_latest = latest;
-    latest = NULL;
+    st = train_ranks_agree(&run->ranks, ret_latest, PATH_ROOM);
 out:
-    free(latest);
     return st;
 }
 
@@ -275,23 +265,15 @@ static void say_changes(const json_t *old, json_t *now)
 static enum status write_config(const struct run *run, bool resumed)
 {
     // How the processes of a start come to be: the next start may have other ranks.
-    static const char *const of_a_start[] = {"gpus",
-                                             "ranks",
-                                             "rank",
-                                             "nnodes",
-                                             "node_rank",
-                                             "rendezvous",
-                                             "rendezvous_token_file",
-                                             "rendezvous_timeout",
-                                             "rank_timeout",
-                                             "overwrite"};
+    const char *const *of_a_start =
+        OPTION_WORDS("gpus", "ranks", "rank", "nnodes", "node_rank", "rendezvous",
+                     "rendezvous_token_file", "rendezvous_timeout", "rank_timeout", "overwrite");
     enum status st;
     char path[PATH_ROOM];
     json_t *old = NULL, *options = options_to_json(run->task->options, run->config);
     CHECK(path_put(path, run->folder, "config.json"));
     if (!options) FAIL(ST_NO_MEMORY, "no memory for the run's config.json");
-    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
-        json_object_del(options, of_a_start[i]);
+    for (; *of_a_start; of_a_start++) json_object_del(options, *of_a_start);
     if (run->config->sync == SYNC_SHARED) { // a server's own
         json_object_del(options, "model");
         json_object_del(options, "server_args");

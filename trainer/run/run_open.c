@@ -363,7 +363,7 @@ enum status run_open(struct run *run)
     const struct train_config *c = run->config;
     struct curriculum_batch first;
     enum status st;
-    char *latest = NULL;
+    char latest[PATH_ROOM];
     bool replaced = false; // for that train has no option
     CHECK(open_policy(run));
     CHECK(train_ranks_meet(&run->ranks, &run->mapped, c->job.rank_timeout));
@@ -378,15 +378,15 @@ enum status run_open(struct run *run)
     CHECK(run_become_writer(
         run->mapped.bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_find_base(run));
-    CHECK(run_open_folder(run, &replaced, &latest));
+    CHECK(run_open_folder(run, &replaced, latest));
     CHECK(run_place_server(run));
     control_set_run(mapped_control(&run->mapped), run->folder);
     control_set_role(mapped_control(&run->mapped), run->mapped.role);
     CHECK(open_learner(run));
     CHECK(
         train_ranks_align_versions(&run->ranks, &run->mapped, (int64_t)(c->quiesce_timeout * 1e3)));
-    CHECK(latest ? run_resume(run, latest) : run_start(run));
-    CHECK(run_begin(run, replaced, latest != NULL));
+    CHECK(latest[0] ? run_resume(run, latest) : run_start(run));
+    CHECK(run_begin(run, replaced, latest[0] != 0));
     CHECK(open_atropos(run));
     CHECK(run_open_rollouts(run));
     if (run->source->own_prompts) goto out;
@@ -395,7 +395,6 @@ enum status run_open(struct run *run)
              run->total_steps, c->curriculum.prompts_per_step, first.rollouts,
              c->curriculum.mode == CURRICULUM_OFF ? "" : " at first", c->data, run->data->n);
 out:
-    free(latest);
     return st;
 }
 

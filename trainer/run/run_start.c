@@ -79,14 +79,13 @@ static enum status draft_start(const struct run *run, const char *folder, char r
 static enum status load_start(struct run *run, const struct control_facts *before,
                               const char *folder)
 {
-    char within[PATH_ROOM];
+    char within[PATH_ROOM], saved[PATH_ROOM];
     const char *draft;
     struct bytes was = BYTES_INIT;
-    char *saved = NULL;
     enum status st;
     CHECK(draft_start(run, folder, within, &draft));
     control_origin_words(before, &was);
-    if (before->run[0] && checkpoint_latest(before->run, &saved) == ST_OK && saved)
+    if (before->run[0] && checkpoint_latest(before->run, saved) == ST_OK && saved[0])
         bytes_printf(&was, ", last saved as %s", saved);
     CHECK(run_load_weights(run, folder, draft));
     log_line(before->updates ? LOG_WARN : LOG_INFO,
@@ -94,7 +93,6 @@ static enum status load_start(struct run *run, const struct control_facts *befor
              "--start-from current would go on from those",
              folder, draft ? ", the draft model from " : "", draft ? draft : "", bytes_text(&was));
 out:
-    free(saved);
     bytes_release(&was);
     return status_context(st, "--start-from %s", run->config->start_from);
 }
