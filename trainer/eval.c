@@ -8,7 +8,6 @@
 #include "bridge/bridge_file.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "common/model/adapter.h"
@@ -18,7 +17,6 @@
 #include "trainer/run/evaluate.h"
 #include "trainer/run/mapped.h"
 #include "trainer/run/notices.h"
-#include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
 #include "trainer/rollout/scoring.h"
 

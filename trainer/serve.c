@@ -15,11 +15,8 @@
 #include "trainer/run/stop.h"
 #include "trainer/serve/tinker.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define TURN_MS   100   // between two checks of signals and the server
 #define GONE_MS   30000 // clients get to read that the server is gone

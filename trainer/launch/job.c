@@ -4,7 +4,6 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
-#include "common/base/spawn.h"
 #include "common/http/api_key.h"
 #include "common/ranks/liveness.h"
 #include "common/ranks/processes.h"

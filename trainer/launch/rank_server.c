@@ -7,7 +7,6 @@
 #include "trainer/launch/job.h"
 #include "trainer/launch/server_process.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -10,7 +10,6 @@
 #include "trainer/run/runlog.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,15 +29,9 @@ double eval_error(const struct eval_figure *f)
     return sqrt(f->squares / n / n);
 }
 
-static void count_drafts(struct eval_result *r, const json_t *telemetry)
+static double telemetry_number(const struct completion *s, const char *name)
 {
-    struct spec_counters of_sample = {
-        .present = json_has(telemetry, "num_draft_tokens"),
-        .num_drafts = json_number_value(json_object_get(telemetry, "num_drafts")),
-        .num_draft_tokens = json_number_value(json_object_get(telemetry, "num_draft_tokens")),
-        .num_accepted_tokens = json_number_value(json_object_get(telemetry, "num_accepted_tokens")),
-    };
-    spec_counters_add(&r->spec, &of_sample);
+    return json_number_value(json_object_get(s->telemetry, name));
 }
 
 // Sample i of a rollout as a line of --output; terms: (terms, n) of the rollout.
@@ -57,14 +50,6 @@ static enum status put_line(struct bytes *ret, const struct reward *reward, cons
         "reward", isnan(sum) ? json_null() : json_real(sum), "terms", parts, "finish_reason",
         s->truncated ? "length" : "stop", "tokens", s->n, "telemetry", s->telemetry);
     return json_put_line(ret, line, JSON_REAL_PRECISION(9));
-}
-
-static void count_sample(struct eval_result *r, const struct completion *s)
-{
-    r->mean_length += s->n;
-    r->truncated += s->truncated;
-    if (s->n) r->weight_version = s->versions[s->n - 1];
-    count_drafts(r, s->telemetry);
 }
 
 struct vote { // of one sample: the number that its text gives as the answer, else the text itself
@@ -143,7 +128,17 @@ static enum status count(const struct evaluation *e, const struct rollout *from,
     if (!rewards) return status_fail(ST_NO_MEMORY, "no memory for %d rewards", n);
     CHECK(scoring_task(e->reward, e->data->path, from, terms, rewards));
     for (int i = 0; i < n; i++) {
-        count_sample(r, &from->completions[i]);
+        const struct completion *s = &from->completions[i];
+        const struct spec_counters drafted = {
+            .present = json_has(s->telemetry, "num_draft_tokens"),
+            .num_drafts = telemetry_number(s, "num_drafts"),
+            .num_draft_tokens = telemetry_number(s, "num_draft_tokens"),
+            .num_accepted_tokens = telemetry_number(s, "num_accepted_tokens"),
+        };
+        spec_counters_add(&r->spec, &drafted);
+        r->mean_length += s->n;
+        r->truncated += s->truncated;
+        if (s->n) r->weight_version = s->versions[s->n - 1];
         if (ret_lines) CHECK(put_line(ret_lines, e->reward, from, i, terms, rewards[i]));
     }
     for (int i = 0; i < n; i += each) {
@@ -187,23 +182,16 @@ enum status evaluate(const struct evaluation *e, struct bytes *ret_lines, struct
 
 void eval_result_put(const struct eval_result *r, const char *prefix, json_t *metrics)
 {
-    const bool binary = r->accuracy >= 0, drafted = r->spec.num_draft_tokens > 0;
-    const struct {
-        const char *name;
-        double value;
-        bool given;
-    } figures[] = {
-        {"reward", r->reward.mean, true},
-        {"reward_standard_error", eval_error(&r->reward), true},
-        {"mean_length", r->mean_length, true},
-        {"accuracy", r->accuracy, binary},
-        {"standard_error", eval_error(&r->correct), binary},
-        {"acceptance_rate", spec_acceptance_rate(&r->spec), drafted},
-        {"acceptance_length", spec_acceptance_length(&r->spec), drafted},
-    };
-    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) {
-        if (figures[i].given)
-            metrics_putf(metrics, figures[i].value, "%s%s", prefix, figures[i].name);
+    metrics_putf(metrics, r->reward.mean, "%sreward", prefix);
+    metrics_putf(metrics, eval_error(&r->reward), "%sreward_standard_error", prefix);
+    metrics_putf(metrics, r->mean_length, "%smean_length", prefix);
+    if (r->accuracy >= 0) {
+        metrics_putf(metrics, r->accuracy, "%saccuracy", prefix);
+        metrics_putf(metrics, eval_error(&r->correct), "%sstandard_error", prefix);
+    }
+    if (r->spec.num_draft_tokens > 0) {
+        metrics_putf(metrics, spec_acceptance_rate(&r->spec), "%sacceptance_rate", prefix);
+        metrics_putf(metrics, spec_acceptance_length(&r->spec), "%sacceptance_length", prefix);
     }
     for (int i = 0; i < EVAL_MOST_PASS && r->pass[i].n > 0; i++) {
         metrics_putf(metrics, r->pass[i].mean, "%spass@%d", prefix, 1 << i);

@@ -3,8 +3,6 @@
  * same as a table. */
 #include "trainer/run/options_shared.h"
 
-#include <stddef.h>
-
 const char *const common_foreign_names[] = {
     "gradient-accumulation-steps: --token-budget cuts a step into micro-batches by itself",
     "dataset-name: --data takes a JSONL file",

@@ -13,7 +13,6 @@
 #include "trainer/launch/job.h"
 #include "trainer/run/model_folder_write.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 

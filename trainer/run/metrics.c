@@ -6,8 +6,6 @@
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/runlog.h"
 
-#include <stdio.h>
-
 enum figure { PER_UPDATE, POLICY_LOSS, MEAN, MIN, MAX };
 
 static const struct {

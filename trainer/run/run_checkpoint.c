@@ -13,7 +13,6 @@
 #include "bridge/attach.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/base/log.h"
 #include "trainer/learn/learner.h"
 #include "trainer/rollout/journal.h"

@@ -231,19 +231,6 @@ enum status run_agree_to_stop(const struct run *run, bool *ret_stop)
     return train_ranks_any(&run->ranks, ret_stop);
 }
 
-static enum status next_step(struct run *run)
-{
-    const int64_t before = run->step, epochs_before = epochs_done(run);
-    enum status st = run->task->kind->step(run);
-    if (run->step > before) { // also where what came after its updates failed
-        run->step_version = mapped_version(&run->mapped);
-        run->evaluation_due = evaluation_due(run, epochs_before);
-    }
-    if (st == ST_OK) st = finish_line(run);
-    if (st == ST_OK) st = run_save_if_due(run);
-    return st;
-}
-
 static enum status loop(struct run *run)
 {
     enum status st;
@@ -253,7 +240,14 @@ static enum status loop(struct run *run)
     while (run->step < run->total_steps && !run_out_of_patience(run)) {
         CHECK(run_agree_to_stop(run, &stop));
         if (stop) break;
-        st = next_step(run);
+        const int64_t before = run->step, epochs_before = epochs_done(run);
+        st = run->task->kind->step(run);
+        if (run->step > before) { // also where what came after its updates failed
+            run->step_version = mapped_version(&run->mapped);
+            run->evaluation_due = evaluation_due(run, epochs_before);
+        }
+        if (st == ST_OK) st = finish_line(run);
+        if (st == ST_OK) st = run_save_if_due(run);
         if (st == ST_CANCELLED) break; // by a signal, while it waited for environments
         if (st != ST_OK) goto out;
     }
@@ -278,7 +272,9 @@ static enum status check(void *context, struct option_set *set)
     log_open(p->job.log_name, c->log_level);
     CHECK(p->run.task->kind->check(&p->run, set, c));
     CHECK(mapped_find(&p->run.mapped, &p->job, c->bridge));
-    if (!p->job.launches) train_ranks_log(&p->job, c->log_level);
+    // What only one of several ranks logs is logged by rank 0.
+    if (!p->job.launches && p->job.ranks.rank > 0 && c->log_level == LOG_INFO)
+        log_open(p->job.log_name, LOG_WARN);
     if (!c->resume) notice_idle(set, c); // a run that goes on has been told
 out:
     return st;

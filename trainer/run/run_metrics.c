@@ -8,7 +8,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 
 double run_accuracy(const struct run *run, const struct scores *s)
 {

@@ -15,7 +15,6 @@
 #include "trainer/run/stop.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -19,7 +19,6 @@
 #include "trainer/run/run.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 json_t *run_weights(const struct run *run)

@@ -36,9 +36,8 @@ static int64_t step_of(const char *line, size_t len) // -1: it has none
     return step;
 }
 
-struct kept { // the lines of steps up to the last; of a run that starts over, none: the line of
-              // step 0 is written again
-    int64_t last;
+struct kept { // the lines of steps from the first to the last
+    int64_t first, last;
     struct bytes lines;
 };
 
@@ -46,13 +45,14 @@ static enum status keep_line(void *context, const char *line, size_t len)
 {
     struct kept *kept = context;
     const int64_t step = step_of(line, len);
-    if (kept->last > 0 && step >= 0 && step <= kept->last) bytes_append(&kept->lines, line, len);
+    if (step >= kept->first && step <= kept->last) bytes_append(&kept->lines, line, len);
     return bytes_status(&kept->lines);
 }
 
 static enum status drop_later(const char *path, int64_t step)
 {
-    struct kept kept = {step, BYTES_INIT};
+    // of a run that starts over none: the line of step 0 is written again
+    struct kept kept = {0, step > 0 ? step : -1, BYTES_INIT};
     enum status st;
     CHECK(file_each_line(path, keep_line, &kept));
     CHECK(file_write_atomic(path, 0644, bytes_text(&kept.lines), kept.lines.len));
@@ -61,18 +61,13 @@ out:
     return st;
 }
 
-static enum status find_step(void *context, const char *line, size_t len)
-{
-    bool *found = context;
-    *found = *found || step_of(line, len) > 0;
-    return ST_OK;
-}
-
 bool runlog_has_steps(const char *folder)
 {
-    bool found = false;
+    struct kept steps = {1, INT64_MAX, BYTES_INIT};
     char path[PATH_ROOM];
-    if (path_put(path, folder, "metrics.jsonl") == ST_OK) file_each_line(path, find_step, &found);
+    if (path_put(path, folder, "metrics.jsonl") == ST_OK) file_each_line(path, keep_line, &steps);
+    const bool found = steps.lines.len > 0;
+    bytes_release(&steps.lines);
     return found;
 }
 

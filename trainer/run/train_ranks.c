@@ -10,12 +10,6 @@
 
 #define LEAVE_S 10.0 // of what is still waited for while this process ends
 
-void train_ranks_log(const struct job *job, enum log_level level)
-{
-    if (job->ranks.size > 1 && job->ranks.rank > 0 && level == LOG_INFO)
-        log_open(job->log_name, LOG_WARN);
-}
-
 bool train_ranks_lead(const struct train_ranks *r)
 {
     return r->job->ranks.rank == 0;

@@ -16,8 +16,6 @@ struct train_ranks {
     struct comm *all, *copies, *shards;
 };
 
-// What only one of several ranks logs is logged by rank 0.
-void train_ranks_log(const struct job *job, enum log_level level);
 // They meet, once each has its bridge, and are divided by the shards of their servers.
 enum status train_ranks_meet(struct train_ranks *r, struct mapped *mapped, double timeout_s);
 // Brings the servers to one weight version, where theirs differ.
