@@ -24,12 +24,12 @@ static int first_rank(const struct job *job)
 static enum status check_model(const char *folder, const char *model, int n_shards)
 {
     struct bridge_file *file = NULL;
-    char path[PATH_ROOM], *given = model ? realpath(model, NULL) : NULL, *served = NULL;
+    char path[PATH_ROOM], given[PATH_ROOM], served[PATH_ROOM];
     enum status st;
     CHECK(path_put(path, folder, "bridge.json"));
     CHECK(bridge_file_read(path, &file));
-    served = realpath(file->roles[0].model, NULL);
-    if (given && served && strcmp(given, served) != 0)
+    if (model && realpath(model, given) && realpath(file->roles[0].model, served) &&
+        strcmp(given, served) != 0)
         FAIL(ST_MISMATCH,
              "%s: the server there serves %s, not --model %s: stop it, or leave --model out", path,
              served, model);
@@ -40,8 +40,6 @@ static enum status check_model(const char *folder, const char *model, int n_shar
              path, file->tp_degree, n_shards);
 out:
     bridge_file_free(file);
-    free(given);
-    free(served);
     return st;
 }
 

@@ -96,12 +96,10 @@ static bool learned_nothing(const char *folder, const char *latest)
 // Whether the path is the folder or something in it; both must be there for that.
 static bool is_within(const char *path, const char *folder)
 {
-    char *of = realpath(path, NULL), *in = realpath(folder, NULL);
-    const size_t len = in ? strlen(in) : 0;
-    const bool within = of && in && strncmp(of, in, len) == 0 && (!of[len] || of[len] == '/');
-    free(of);
-    free(in);
-    return within;
+    char of[PATH_ROOM], in[PATH_ROOM];
+    if (!realpath(path, of) || !realpath(folder, in)) return false;
+    const size_t len = strlen(in);
+    return strncmp(of, in, len) == 0 && (!of[len] || of[len] == '/');
 }
 
 // What is read here must not be of the run that goes.

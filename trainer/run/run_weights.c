@@ -50,34 +50,25 @@ static double weights_bytes(const struct run *run, const char *folder)
     return bytes;
 }
 
-// What is trained: the adapter, as nobody's yet, or the model; and the draft in it.
-static enum status write_folder(const struct run *run, const char *path)
-{
-    struct device *dev = bridge_device(run->mapped.bridge);
-    const bool own = run->config->sync == SYNC_CHECKPOINT;
-    const struct model_folder draft = {.weights = run->mapped.draft,
-                                       .as = run->mapped.policy->dt,
-                                       .source_folder = run->mapped.draft_folder};
-    struct model_folder model = mapped_folder(&run->mapped);
-    if (!own) model.source_folder = NULL;
-    if (copies_draft(run)) model.draft = &draft;
-    return model_folder_write(path, dev, &model);
-}
-
-// On all ranks.
+// What is trained: the adapter, as nobody's yet, or the model; and the draft in it. On all ranks.
 static enum status write_weights(void *context, char ret_folder[PATH_ROOM])
 {
     struct run *run = context;
-    char path[PATH_ROOM], *absolute = NULL;
+    const struct mapped *m = &run->mapped;
+    const struct model_folder draft = {
+        .weights = m->draft, .as = m->policy->dt, .source_folder = m->draft_folder};
+    struct model_folder model = mapped_folder(m);
+    char path[PATH_ROOM];
     enum status st;
+    if (run->config->sync == SYNC_SHARED) model.source_folder = NULL;
+    if (copies_draft(run)) model.draft = &draft;
     CHECK(path_put(path, run->folder, "workers"));
-    if (train_ranks_lead(&run->ranks)) CHECK(write_folder(run, path));
+    if (train_ranks_lead(&run->ranks))
+        CHECK(model_folder_write(path, bridge_device(m->bridge), &model));
     CHECK(comm_barrier(run->ranks.all));
-    if (!(absolute = realpath(path, NULL))) FAIL(ST_IO, "%s: it cannot be found again", path);
-    CHECK(path_put(ret_folder, "", "%s", absolute));
+    if (!realpath(path, ret_folder)) FAIL(ST_IO, "%s: it cannot be found again", path);
     run->written_bytes += weights_bytes(run, ret_folder);
 out:
-    free(absolute);
     return st;
 }
 
@@ -146,37 +137,32 @@ static enum status send_call(void *context)
     return http_perform(c->http, &call, NULL);
 }
 
-// Asks the server for it; one of that name must be as this run wants it.
-static enum status make(const struct run *run, const struct bridge_file *file)
+// One of that name must be as this run wants it.
+enum status run_make_adapter(struct run *run)
 {
-    enum status st;
+    const struct lora_options *lora = &run->config->lora;
+    struct bridge_file *file = NULL;
     struct adapter_call call = {0};
     json_t *config = NULL;
+    if (!lora->r) return ST_OK;
+    enum status st = bridge_file_open(mapped_path(&run->mapped), &file);
+    if (st != ST_OK) return st;
     const bool held = bridge_file_role(file, run->mapped.role) != NULL;
-    CHECK(lora_config_json(&run->config->lora, file->roles[0].model, &config));
-    call.body = json_pack("{s:s, s:O, s:b}", "lora_name", run->config->lora.name, "config", config,
-                          "load_inplace", 1);
+    CHECK(lora_config_json(lora, file->roles[0].model, &config));
+    call.body =
+        json_pack("{s:s, s:O, s:b}", "lora_name", lora->name, "config", config, "load_inplace", 1);
     if (!call.body) FAIL(ST_NO_MEMORY, "no memory to ask for an adapter");
     CHECK(http_client_new(file->socket, &call.http));
     CHECK(run_retry(ST_BUSY, send_call, &call));
-    log_info("the adapter '%s' is %s", run->config->lora.name,
+    log_info("the adapter '%s' is %s", lora->name,
              held ? "one that the server holds, and its weights are replaced or trained on"
                   : "made by the server");
 out:
     http_client_free(call.http);
     json_decref(call.body);
     json_decref(config);
-    return status_context(st, "--lora-r %" PRId64, run->config->lora.r);
-}
-
-enum status run_make_adapter(struct run *run)
-{
-    struct bridge_file *file = NULL;
-    if (!run->config->lora.r) return ST_OK;
-    enum status st = bridge_file_open(mapped_path(&run->mapped), &file);
-    if (st == ST_OK) st = make(run, file);
     bridge_file_free(file);
-    return st;
+    return status_context(st, "--lora-r %" PRId64, lora->r);
 }
 
 // Of a base from that folder.
