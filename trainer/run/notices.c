@@ -115,15 +115,6 @@ enum status notice_roles(const struct bridge_file *file, const struct bridge_rol
     return ST_OK;
 }
 
-void notice_tandem(const struct train_config *c, const char *frozen_folder)
-{
-    const struct tandem_options *t = &c->sampling.tandem;
-    log_info("--tandem: %s writes with the policy: selector %s, p %g%s; its tokens weigh %g in the "
-             "loss",
-             frozen_folder, tandem_selector_names[t->selector], t->p,
-             t->shared ? ", all samples of a step alike" : "", c->loss.frozen_weight);
-}
-
 void notice_options(const struct train_config *c, const struct train_resolved *r)
 {
     if (c->loss.off_policy_threshold == 0)

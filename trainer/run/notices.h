@@ -26,7 +26,5 @@ void notice_data(const struct dataset *data, int left_out);
 void notice_left_out(const struct dataset *data, int left_out); // the last alone
 // Roles of a newer server; then the policy's. ST_NOT_FOUND where there is none.
 enum status notice_roles(const struct bridge_file *file, const struct bridge_role **ret_policy);
-// --tandem: what writes with the policy.
-void notice_tandem(const struct train_config *config, const char *frozen_folder);
 
 #endif

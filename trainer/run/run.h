@@ -230,7 +230,6 @@ json_t *run_metrics(struct run *run, const struct rollout_step *s,
 double run_accuracy(const struct run *run, const struct scores *scores); // -1: no 0/1 term
 // Tokens of a sample, as TRL counts them: without those that an environment wrote.
 int run_length(const struct completion *sample);
-double run_cut_off(const struct rollout *rollout); // share of samples that came to the token limit
 
 // run_log.c: warnings of a learning rate that is 0, or does not come to its peak, and of data that
 // is less than a step takes. Before the first step.

@@ -46,10 +46,11 @@ static enum status publish(void *context, enum status (*write)(void *), void *up
     return status_context(st, "publishing the update");
 }
 
-static struct update_config update_of(struct run *run, double lr)
+enum status run_update(struct run *run, struct samples *samples, double lr,
+                       struct update_stats *ret)
 {
     const struct train_config *c = run->config;
-    return (struct update_config){
+    const struct update_config config = {
         .step = {.loss = run->resolved.loss,
                  .entropy = entropy_is_used(&c->entropy) ? &c->entropy : NULL,
                  .entropy_state = &run->entropy,
@@ -63,13 +64,6 @@ static struct update_config update_of(struct run *run, double lr)
         .schedule = c->count_updates ? &run->resolved.schedule : NULL,
         .first_update = run->step * run->resolved.updates_per_step,
     };
-}
-
-enum status run_update(struct run *run, struct samples *samples, double lr,
-                       struct update_stats *ret)
-{
-    const struct train_config *c = run->config;
-    const struct update_config config = update_of(run, lr);
     const int64_t step = run->step + 1;
     enum status st;
     CHECK(update_policy(run->learner, &config, samples, ret));

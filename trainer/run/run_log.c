@@ -52,7 +52,7 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
         .kl = run->config->loss.beta > 0 ? stats_mean(update, STAT_KL) : NAN,
         .grad_norm = update->applied ? update->grad_norm : NAN,
         .clipped = run->resolved.updates_per_step > 1 ? stats_mean(update, STAT_CLIP_REGION) : -1,
-        .cut_off = run_cut_off(rollout),
+        .cut_off = metric_of(run, "completions/clipped_ratio"),
         .mean_length = metric_of(run, "completions/mean_length"),
         .tokens_per_s = (double)rollout->n_tokens / step_s,
         .entropy = stats_mean(update, STAT_ENTROPY),

@@ -18,14 +18,6 @@ double run_accuracy(const struct run *run, const struct scores *s)
     return mean;
 }
 
-double run_cut_off(const struct rollout *r)
-{
-    const int n = r->n_groups * r->n_per_group;
-    int cut_off = 0;
-    for (int i = 0; i < n; i++) cut_off += r->completions[i].truncated;
-    return (double)cut_off / n;
-}
-
 int run_length(const struct completion *sample)
 {
     int n = 0;
@@ -51,7 +43,7 @@ static void put_lengths(json_t *metrics, const struct rollout *r)
     }
     put_length(metrics, "length", &all);
     put_length(metrics, "terminated_length", &terminated);
-    metrics_put(metrics, "completions/clipped_ratio", run_cut_off(r));
+    metrics_put(metrics, "completions/clipped_ratio", (double)(all.n - terminated.n) / all.n);
 }
 
 static void put_rewards(json_t *metrics, const struct run *run, const struct scores *s)

@@ -56,7 +56,12 @@ static enum status check_tandem(const struct run *run)
                            "--tandem: the server of %s has no frozen model; start it with one: "
                            "cw-infer-server --tandem-model DIR",
                            file->path);
-    notice_tandem(run->config, role ? role->model : "the server's frozen model");
+    const struct tandem_options *t = &run->config->sampling.tandem;
+    log_info("--tandem: %s writes with the policy: selector %s, p %g%s; its tokens weigh %g in the "
+             "loss",
+             role ? role->model : "the server's frozen model", tandem_selector_names[t->selector],
+             t->p, t->shared ? ", all samples of a step alike" : "",
+             run->config->loss.frozen_weight);
     return ST_OK;
 }
 

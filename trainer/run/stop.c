@@ -102,21 +102,17 @@ static void look_at_server(struct stop *s)
     _exit(1);
 }
 
-static void wait_a_little(struct stop *s)
-{
-    const int64_t until = clock_deadline_ns(WATCH_MS);
-    const struct timespec ts = {.tv_sec = until / NS_PER_S, .tv_nsec = until % NS_PER_S};
-    pthread_mutex_lock(&s->end_lock);
-    while (!s->ended && clock_now_ns() < until) pthread_cond_timedwait(&s->end, &s->end_lock, &ts);
-    pthread_mutex_unlock(&s->end_lock);
-}
-
 static void *watch(void *context)
 {
     struct stop *s = context;
     bool said = false;
     while (!s->ended) {
-        wait_a_little(s);
+        const int64_t until = clock_deadline_ns(WATCH_MS);
+        const struct timespec ts = {.tv_sec = until / NS_PER_S, .tv_nsec = until % NS_PER_S};
+        pthread_mutex_lock(&s->end_lock);
+        while (!s->ended && clock_now_ns() < until)
+            pthread_cond_timedwait(&s->end, &s->end_lock, &ts);
+        pthread_mutex_unlock(&s->end_lock);
         if (signals_seen == 1 && !said) { // a step may take minutes
             log_info("signal: %s; a second one ends it at once", s->options.first);
             said = true;

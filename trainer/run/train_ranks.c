@@ -129,34 +129,29 @@ out:
     return st;
 }
 
-// ST_MISMATCH where copies of weights differ in a bit; which: "policy".
-static enum status compare(const struct train_ranks *r, struct device *dev, int64_t step,
-                           const char *which, const struct weights *w)
-{
-    uint64_t sum = 0, all[COMM_MAX_RANKS];
-    enum status st = ST_OK;
-    CHECK(weights_checksum(w, dev, &sum));
-    CHECK(comm_gather_host(r->copies, &sum, all, sizeof sum));
-    for (int i = 1; i < comm_size(r->copies); i++)
-        if (all[i] != all[0])
-            FAIL(ST_MISMATCH,
-                 "after step %" PRId64 " the %s of rank %d's server is not that of rank 0's "
-                 "(checksums %016" PRIx64 " and %016" PRIx64 "); %s",
-                 step, which, i, all[i], all[0],
-                 step ? "go on from the last checkpoint with --resume"
-                      : "start all servers from one folder");
-out:
-    return st;
-}
-
 enum status train_ranks_compare(const struct train_ranks *r, const struct mapped *m, int64_t step)
 {
-    struct device *dev = bridge_device(m->bridge);
+    const struct {
+        const char *name;
+        const struct weights *weights;
+    } roles[] = {{"policy", m->policy},
+                 {"adapter", m->adapter ? m->adapter->weights : NULL},
+                 {"draft model", m->draft}};
+    uint64_t sum = 0, all[COMM_MAX_RANKS];
     enum status st = ST_OK;
-    if (!r->all) return ST_OK;
-    CHECK(compare(r, dev, step, "policy", m->policy));
-    if (m->adapter) CHECK(compare(r, dev, step, "adapter", m->adapter->weights));
-    if (m->draft) CHECK(compare(r, dev, step, "draft model", m->draft));
+    for (size_t k = 0; r->all && k < sizeof roles / sizeof *roles; k++) {
+        if (!roles[k].weights) continue;
+        CHECK(weights_checksum(roles[k].weights, bridge_device(m->bridge), &sum));
+        CHECK(comm_gather_host(r->copies, &sum, all, sizeof sum));
+        for (int i = 1; i < comm_size(r->copies); i++)
+            if (all[i] != all[0])
+                FAIL(ST_MISMATCH,
+                     "after step %" PRId64 " the %s of rank %d's server is not that of rank 0's "
+                     "(checksums %016" PRIx64 " and %016" PRIx64 "); %s",
+                     step, roles[k].name, i, all[i], all[0],
+                     step ? "go on from the last checkpoint with --resume"
+                          : "start all servers from one folder");
+    }
 out:
     return st;
 }
