@@ -26,21 +26,6 @@
 
 // ---- made and locked ----------------------------------------------------------------------------
 
-// Trainers of other servers are kept out of the folder too. The lock ends with the process; a file
-// system without locks has none.
-static enum status lock(const char *folder, int *ret)
-{
-    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return status_fail(ST_IO, "%s: %s", folder, strerror(errno));
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        close(fd);
-        return status_fail(ST_BUSY, "%s: another trainer is writing there; take another --run-dir",
-                           folder);
-    }
-    *ret = fd;
-    return ST_OK;
-}
-
 // A run's config.json has its options, a model's the shape of its weights: written over, they are
 // lost. One that cannot be read is replaced.
 static enum status check_no_model(const char *folder)
@@ -72,7 +57,12 @@ static enum status make_folder(struct run *run)
         return status_fail(ST_INVALID, "--run-dir is too long");
     CHECK(file_make_folders(run->folder));
     CHECK(check_no_model(run->folder));
-    st = lock(run->folder, &run->folder_lock);
+    // Trainers of other servers are kept out of the folder too. The lock ends with the process; a
+    // file system without locks has none.
+    run->folder_lock = open(run->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (run->folder_lock < 0) FAIL(ST_IO, "%s: %s", run->folder, strerror(errno));
+    if (flock(run->folder_lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        FAIL(ST_BUSY, "%s: another trainer is writing there; take another --run-dir", run->folder);
 out:
     return st;
 }
@@ -293,20 +283,6 @@ static void put_text(json_t *object, const char *key, const char *text)
     if (text) json_object_set_new(object, key, json_string(text));
 }
 
-// What the server and its weights are, of a run that has one.
-static bool put_server(const struct run *run, json_t *start)
-{
-    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
-    if (run->given) return true;
-    if (json_object_set_new(start, "server_pid", json_integer(file->pid)) ||
-        json_object_set_new(start, "weight_version",
-                            json_integer((json_int_t)mapped_version(&run->mapped))) ||
-        json_object_set_new(start, "weights", run_weights(run)))
-        return false;
-    put_text(start, "bridge", file->path);
-    return true;
-}
-
 // What the trainer holds on its device, as it is planned, in MiB.
 static void put_memory(const struct run *run, json_t *start)
 {
@@ -336,6 +312,8 @@ static void put_memory(const struct run *run, json_t *start)
 // What is known of this start; NULL: no memory.
 static json_t *start_of(const struct run *run)
 {
+    const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
+    const json_int_t version = (json_int_t)mapped_version(&run->mapped);
     char when[32], host[256] = "";
     const time_t now = time(NULL);
     struct tm tm;
@@ -345,10 +323,17 @@ static json_t *start_of(const struct run *run)
                               "cw-trainer " COMMONWEIGHT_VERSION, "step", (json_int_t)run->step,
                               "device", device_name(bridge_device(run->mapped.bridge)), "dtype",
                               dtype_name(run->mapped.policy->dt));
-    if (!start || !put_server(run, start)) {
+    // What the server and its weights are, of a run that has one.
+    const bool ok =
+        start &&
+        (run->given || (!json_object_set_new(start, "server_pid", json_integer(file->pid)) &&
+                        !json_object_set_new(start, "weight_version", json_integer(version)) &&
+                        !json_object_set_new(start, "weights", run_weights(run))));
+    if (!ok) {
         json_decref(start);
         return NULL;
     }
+    if (!run->given) put_text(start, "bridge", file->path);
     json_object_set(start, ADAPTER_BASE, run->mapped.base);
     put_memory(run, start);
     put_text(start, "host", host);
