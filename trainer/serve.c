@@ -67,14 +67,12 @@ const struct option_spec serve_options[] = {
                "longest wait for the server's step boundary"),
     OPT_DOUBLE("rollout-timeout", model.sample_timeout, "1800", "SECONDS", 1, 1e6,
                "longest time for one request's samples"),
-    OPT_DOUBLE(
-        "gap-timeout", tinker.gap_timeout, "360", "SECONDS", 0.1, 1e6,
-        "longest wait for a request whose number is missing, until those behind it fail; the "
-        "SDK sends what got lost again for five minutes"),
-    OPT_DOUBLE(
-        "session-timeout", tinker.session_timeout, "3600", "SECONDS", 1, 1e6,
-        "a client that was not heard of for so long is forgotten, with its sampling sessions; "
-        "not while it has the weights or an adapter"),
+    OPT_DOUBLE("gap-timeout", tinker.gap_timeout, "360", "SECONDS", 0.1, 1e6,
+               "longest wait for a request whose number is missing, until those behind it fail; "
+               "the SDK sends what got lost again for five minutes"),
+    OPT_DOUBLE("session-timeout", tinker.session_timeout, "3600", "SECONDS", 1, 1e6,
+               "a client that was not heard of for so long is forgotten, with its sampling "
+               "sessions; not while it has the weights or an adapter"),
     LOG_LEVEL_OPTION,
     OPT_CONFIG,
     OPT_FOREIGN(

@@ -108,10 +108,9 @@ int train_main(int argc, char **argv)
     static const struct task task = {
         .command = "train", .options = train_options, .kind = &sampled};
     struct bytes usage = BYTES_INIT;
-    bytes_puts(&usage,
-               "--data FILE.jsonl --reward NAME [options]\n\n"
-               "Trains the model a server is serving with GRPO, on the server's own copy of "
-               "the weights; or, with --sync checkpoint, a model folder.\n\nRewards:");
+    bytes_puts(&usage, "--data FILE.jsonl --reward NAME [options]\n\n"
+                       "Trains the model a server is serving with GRPO, on the server's own copy "
+                       "of the weights; or, with --sync checkpoint, a model folder.\n\nRewards:");
     reward_describe_all(&usage);
     int exit_status = run_main(&task, bytes_text(&usage), argc, argv);
     bytes_release(&usage);

@@ -78,9 +78,8 @@ static enum status plan_launch(struct job *j)
     const int64_t total = j->n_gpus ? j->n_gpus * o->nnodes : o->ranks;
     enum status st = ST_OK;
     if (!j->n_gpus && o->nnodes > 1)
-        FAIL(ST_INVALID,
-             "--nnodes needs --gpus; ranks of several hosts that compute on the CPU are started "
-             "with mpirun");
+        FAIL(ST_INVALID, "--nnodes needs --gpus; ranks of several hosts that compute on the CPU "
+                         "are started with mpirun");
     if (o->node_rank >= o->nnodes)
         FAIL(ST_INVALID,
              "--node-rank %" PRId64 " with --nnodes %" PRId64 ": hosts are counted from 0",
@@ -108,9 +107,8 @@ static enum status check_shards(const struct job *j)
     const int n = j->n_shards, here = j->n_gpus ? j->n_gpus : r->local_size;
     enum status st = ST_OK;
     if (n > 1 && !j->serves && !j->launches)
-        FAIL(ST_INVALID,
-             "--tensor-parallel-size is for servers that are started with --gpus or --ranks; that "
-             "of one that runs stands in its bridge file");
+        FAIL(ST_INVALID, "--tensor-parallel-size is for servers that are started with --gpus or "
+                         "--ranks; that of one that runs stands in its bridge file");
     if (r->size % n || (here && here % n))
         FAIL(ST_INVALID,
              "--tensor-parallel-size %d with %d ranks, %d on this host: so many ranks each have a "

@@ -38,13 +38,13 @@ const struct option_spec train_options[] = {
     ANSWER_FIELD_OPTION,
 
     OPT_HEADING("How the sampler comes by new weights (docs/sync.md)"),
-    OPT_CHOICE("sync", sync, "shared", sync_way_names,
-               "shared: --bridge's server holds the one copy, and each update is written there in "
-               "place; checkpoint: this program holds them, and writes them out for a server that "
-               "it restarts",
-               EXCLUDES("bridge|exact|tensor-parallel-size>1",
-                        "it wants the server that shares its weights (--sync shared)"),
-               NEEDS("model", "the folder to train")),
+    OPT_CHOICE(
+        "sync", sync, "shared", sync_way_names,
+        "shared: --bridge's server holds the one copy, and each update is written there in place; "
+        "checkpoint: this program holds them, and writes them out for a server that it restarts",
+        EXCLUDES("bridge|exact|tensor-parallel-size>1",
+                 "it wants the server that shares its weights (--sync shared)"),
+        NEEDS("model", "the folder to train")),
     OPT_TEXT("model", model, NULL, "DIR", "the model that is trained, where no server of it runs",
              NEEDS("sync=checkpoint|servers that are started (--gpus, --ranks)",
                    "else what is trained is the model that a server serves (--bridge)"),
@@ -57,10 +57,10 @@ const struct option_spec train_options[] = {
              "with --sync checkpoint: where it is trained",
              EXCLUDES_WHEN("!=auto", "gpus|several ranks",
                            "each rank is trained on its own GPU (--gpus), or on the CPU")),
-    OPT_INT("restart-interval", restart_interval, "1", "STEPS", 1, MAX_AHEAD,
-            "steps between checkpoints for the server; samples are up to so many steps less one "
-            "old",
-            NEEDS_WHEN(">1", "sync=checkpoint", NULL)),
+    OPT_INT(
+        "restart-interval", restart_interval, "1", "STEPS", 1, MAX_AHEAD,
+        "steps between checkpoints for the server; samples are up to so many steps less one old",
+        NEEDS_WHEN(">1", "sync=checkpoint", NULL)),
     OPT_TEXT("server-command", server_command, NULL, "COMMAND",
              "that serves the folder {model} on {port} of 127.0.0.1, asked for POST "
              "/v1/completions (default: this build's cw-infer-server)",
@@ -124,13 +124,13 @@ const struct option_spec train_options[] = {
             EXCLUDES("curriculum", "it has each prompt once an epoch"),
             EXCLUDES("cost", "with costs no two rewards are equal"),
             EXCLUDES("reward-normalise", "terms may differ where their sums are equal")),
-    OPT_TEXT("rollouts", rollouts, NULL, "command:PROGRAM ARGS",
-             "environments: child processes that make a trajectory of a line of --data and of what "
-             "they have the policy sample, turn by turn, and give its reward "
-             "(docs/environments.md)",
-             EXCLUDES("atropos", "both say where samples come from"),
-             EXCLUDES("server-command",
-                      "environments ask for POST /v1/rollouts, which only our server has")),
+    OPT_TEXT(
+        "rollouts", rollouts, NULL, "command:PROGRAM ARGS",
+        "environments: child processes that make a trajectory of a line of --data and of what they "
+        "have the policy sample, turn by turn, and give its reward (docs/environments.md)",
+        EXCLUDES("atropos", "both say where samples come from"),
+        EXCLUDES("server-command",
+                 "environments ask for POST /v1/rollouts, which only our server has")),
     OPT_INT("rollout-processes", rollout_processes, "1", "N", 1, ENVIRONMENT_MAX_PROCESSES,
             "such processes", WITHIN("rollouts")),
     OPT_DOUBLE("rollout-process-timeout", rollout_process_timeout, "300", "SECONDS", 0.01, 1e6,
@@ -140,10 +140,10 @@ const struct option_spec train_options[] = {
              "updates before",
              EXCLUDES("rollout-ahead",
                       "that is --async --max-staleness with the updates of so many steps")),
-    OPT_INT("max-staleness", max_staleness, "1", "UPDATES", 0, MAX_AHEAD,
-            "a sample that would be learned from later than this is generated again; 0: the plain "
-            "loop",
-            WITHIN("async")),
+    OPT_INT(
+        "max-staleness", max_staleness, "1", "UPDATES", 0, MAX_AHEAD,
+        "a sample that would be learned from later than this is generated again; 0: the plain loop",
+        WITHIN("async")),
     OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, MAX_AHEAD,
             "the same counted in steps: --async --max-staleness STEPS x --num-iterations"),
     OPT_TEXT("workers", workers, NULL, "BRIDGE_OR_URL,...",
@@ -165,17 +165,14 @@ const struct option_spec train_options[] = {
     OPT_FLAG("tandem", sampling.tandem.on, NULL,
              "the server's frozen model (cw-infer-server --tandem-model) writes each sample "
              "together with the policy"),
-    OPT_CHOICE(
-        "tandem-selector", sampling.tandem.selector, "bernoulli", tandem_selector_names,
-        "what an author is drawn for: each token, --tandem-chunk tokens, a sentence, a word; "
-        "alternating: nothing is drawn, the policy's tokens are spread evenly",
-        WITHIN("tandem")),
+    OPT_CHOICE("tandem-selector", sampling.tandem.selector, "bernoulli", tandem_selector_names,
+               "what an author is drawn for: each token, --tandem-chunk tokens, a sentence, a "
+               "word; alternating: nothing is drawn, the policy's tokens are spread evenly",
+               WITHIN("tandem")),
     OPT_DOUBLE("tandem-p", sampling.tandem.p, "0.5", "P", 0, 1,
                "probability that the policy writes", WITHIN("tandem")),
     OPT_INT("tandem-chunk", sampling.tandem.chunk, "16", "TOKENS", 1, 1e6,
-            "of --tandem-selector "
-            "chunk",
-            WITHIN("tandem")),
+            "of --tandem-selector chunk", WITHIN("tandem")),
     OPT_FLAG("tandem-shared", sampling.tandem.shared, "true",
              "all samples of a step have the same authors at the same places, which costs less; "
              "else each draws its own",
@@ -220,8 +217,8 @@ const struct option_spec train_options[] = {
                IS_COMMON),
     OPT_DOUBLE(
         "kl-reward-coef", kl_reward_coef, "0", "B", 0, 1e6,
-        "taken off a sample's reward for its KL divergence from these weights, summed over "
-        "its tokens",
+        "taken off a sample's reward for its KL divergence from these weights, summed over its "
+        "tokens",
         EXCLUDES("rollouts", "environments may give rewards of turns; take --beta, which puts the "
                              "KL divergence into the loss"),
         EXCLUDES("atropos", "environments there give advantages too; take --beta, which puts the "

@@ -38,9 +38,8 @@ static enum status check_values(const struct train_config *c)
     if (!c->start_from[0])
         FAIL(ST_INVALID, "--start-from is empty; take loaded, current or a model folder");
     if (c->curriculum.num_generations < 2)
-        FAIL(ST_INVALID,
-             "--num-generations 1: an advantage is relative to its group, which needs 2 samples "
-             "or more");
+        FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, which needs "
+                         "2 samples or more");
     if (c->lora.r && (!lora[0] || strlen(lora) > 50))
         FAIL(ST_INVALID, "--lora-name \"%.60s\": give 1 to 50 bytes", lora);
     if (rollouts && strncmp(rollouts, ROLLOUTS_COMMAND, command) != 0)

@@ -21,8 +21,7 @@ const char *const train_foreign_names[] = {
     "--num-generations samples are a step",
     "multi-objective-aggregation: --reward-normalise terms is normalise_then_sum",
     "reward-funcs: --reward names the scorers: accuracy_reward is math",
-    "model-name-or-path: --bridge finds the server of the model, or --gpus with --model starts "
-    "one",
+    "model-name-or-path: --bridge finds the server of the model, or --gpus with --model starts one",
     "output-dir default-local-dir run-name logging-dir project-name experiment-name: --run-dir",
     "resume-from-checkpoint resume-mode resume-from-path: --resume, with --run-dir",
     "use-vllm vllm-mode: --bridge finds the server, which samples by the weights that are trained",
@@ -66,8 +65,8 @@ const char *const train_foreign_names[] = {
     "test-freq: --eval-steps",
     "max-num-gen-batches: --filter-groups takes how often flat groups are drawn anew",
     "overlong-buffer-cfg: --reward overlong with --overlong-buffer",
-    "per-device-eval-batch-size: the server batches evaluations by itself; "
-    "--num-generations-eval is how many samples a prompt gets",
+    "per-device-eval-batch-size: the server batches evaluations by itself; --num-generations-eval "
+    "is how many samples a prompt gets",
     "generation-kwargs: --temperature, --top-p, --top-k and --min-p",
     "repetition-penalty: --reward repetition lowers the reward instead; samples come from the "
     "model as it is",
@@ -82,11 +81,11 @@ const char *const train_foreign_names[] = {
     "deepspeed fsdp fsdp-size n-gpus-per-node: --gpus starts a server and a trainer on each GPU",
     "vllm-server-host vllm-server-port: --bridge finds the server",
     "vllm-server-base-url: --bridge finds the server; --server-url is of one that is started anew",
-    "vllm-gpu-memory-utilization gpu-memory-utilization: cw-infer-server --kv-memory, a size or "
-    "a percentage",
+    "vllm-gpu-memory-utilization gpu-memory-utilization: cw-infer-server --kv-memory, a size or a "
+    "percentage",
     "vllm-max-model-length max-model-len: cw-infer-server --max-context",
-    "vllm-tensor-parallel-size tensor-model-parallel-size: --tensor-parallel-size, with --gpus "
-    "or --ranks",
+    "vllm-tensor-parallel-size tensor-model-parallel-size: --tensor-parallel-size, with --gpus or "
+    "--ranks",
     "vllm-enable-sleep-mode free-cache-engine: nothing: server and trainer have one copy of the "
     "weights",
     "bf16: cw-infer-server --dtype is the model's dtype",

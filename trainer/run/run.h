@@ -110,8 +110,7 @@ int run_main(const struct task *task, const char *usage, int argc, char **argv);
 enum status run_agree_to_stop(const struct run *run, bool *ret_stop); // whether any rank is to
 enum status run_evaluate(struct run *run, json_t *metrics);           // task_kind.evaluate of train
 bool run_out_of_patience(const struct run *run);                      // --early-stop-patience
-// Sets total_steps, which an epoch's buckets may move a little where the run goes
-// by epochs.
+// Sets total_steps, which an epoch's buckets may move a little where the run goes by epochs.
 void run_plan_steps(struct run *run);
 // Records the step's rewards in the curriculum, and in `metrics` where it is; at an epoch's end
 // also writes and logs the cluster report.

@@ -314,10 +314,9 @@ static enum status resume_best(struct run *run, const char *folder, const json_t
     metric = json_string_value(json_object_get(run->best_of, "metric")); // which lives on
     if (metric) run->best_metric = metric;
     if (run->best.step < 0 || !best_of || json_equal(run->best_of, best_of)) return ST_OK;
-    log_warn(
-        "the evaluations until now were of other held-out prompts, or by another reward or metric: "
-        "their best, step %" PRId64 ", is not compared with those to come",
-        run->best.step);
+    log_warn("the evaluations until now were of other held-out prompts, or by another reward or "
+             "metric: their best, step %" PRId64 ", is not compared with those to come",
+             run->best.step);
     run->best = BEST_NONE;
     if (run->given || run->config->best_metric) return ST_OK;
     run->best_metric = "reward"; // as a new run, whose reward may have no other

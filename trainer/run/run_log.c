@@ -27,13 +27,12 @@ void run_log_course(const struct run *run)
                  run->mapped.adapter ? "adapter" : "model");
     else if (s->warmup_steps > (double)s->total_steps && s->total_steps > 0)
         log_warn("--warmup-steps %g is longer than the run, of %" PRId64
-                 " steps: the learning rate "
-                 "comes to %.3g and not to --learning-rate %g",
+                 " steps: the learning rate comes to %.3g and not to --learning-rate %g",
                  s->warmup_steps, s->total_steps, schedule_at(s, s->total_steps - 1), s->peak);
     if (run->data->n < each && (run->given || !run->source->own_prompts) &&
         run->config->curriculum.mode == CURRICULUM_OFF)
-        log_warn("%s has %d lines, fewer than the %" PRId64 " of a step (--%s-per-step): each step "
-                 "has some of them several times",
+        log_warn("%s has %d lines, fewer than the %" PRId64
+                 " of a step (--%s-per-step): each step has some of them several times",
                  run->data->path, run->data->n, each, run->given ? "examples" : "prompts");
 }
 
@@ -58,12 +57,11 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
         .entropy = stats_mean(update, STAT_ENTROPY),
         .max_entropy = log(run->mapped.model->vocab_size),
     };
-    log_debug("step %" PRId64 ": waited %.3f s for rollouts and scores, gradients and updates "
-              "%.3f s (of which publishing %.3f), together %.3f s",
+    log_debug("step %" PRId64 ": waited %.3f s for rollouts and scores, gradients and updates %.3f "
+                              "s (of which publishing %.3f), together %.3f s",
               run->step, wait_s, train_s, update->publish.total_ms / 1e3, step_s);
     log_debug("step %" PRId64 ": published version %" PRIu64
-              ": %d updates, waited %.2f ms to quiesce, "
-              "wrote %.2f ms, together %.2f ms",
+              ": %d updates, waited %.2f ms to quiesce, wrote %.2f ms, together %.2f ms",
               run->step, mapped_version(&run->mapped), update->applied, update->publish.wait_ms,
               update->publish.write_ms, update->publish.total_ms);
     runlog_progress(run->log, &progress);
@@ -84,9 +82,9 @@ void run_log_inference(struct run *run, const struct rollout_step *step,
     if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
         run->said_undrafted = true;
         log_progress_end();
-        log_info("step %" PRId64 ": nothing was drafted for %d of %d samples; they count with the "
-                 "mean accept_rate of their group, or else of the step%s (metric "
-                 "inference/undrafted)",
+        log_info("step %" PRId64
+                 ": nothing was drafted for %d of %d samples; they count with the mean accept_rate "
+                 "of their group, or else of the step%s (metric inference/undrafted)",
                  run->step, s->n_undrafted, s->n, s->n_undrafted == s->n ? ": 0" : "");
     }
     if (run->step % c->saving.logging_steps != 0 && run->step != run->total_steps) return;

@@ -57,11 +57,10 @@ static enum status check_tandem(const struct run *run)
                            "cw-infer-server --tandem-model DIR",
                            file->path);
     const struct tandem_options *t = &run->config->sampling.tandem;
-    log_info("--tandem: %s writes with the policy: selector %s, p %g%s; its tokens weigh %g in the "
-             "loss",
-             role ? role->model : "the server's frozen model", tandem_selector_names[t->selector],
-             t->p, t->shared ? ", all samples of a step alike" : "",
-             run->config->loss.frozen_weight);
+    log_info(
+        "--tandem: %s writes with the policy: selector %s, p %g%s; its tokens weigh %g in the loss",
+        role ? role->model : "the server's frozen model", tandem_selector_names[t->selector], t->p,
+        t->shared ? ", all samples of a step alike" : "", run->config->loss.frozen_weight);
     return ST_OK;
 }
 
@@ -186,9 +185,9 @@ static void warn_of_other_reward(const struct run *run)
 {
     for (int k = 0; k < reward_info(run->reward)->n; k++)
         if (strcmp(reward_info(run->reward)->terms[k].name, "environment") == 0) return;
-    log_warn("--reward %s: what the environment gives does not count, whose term is "
-             "\"environment\"",
-             run->config->reward.names);
+    log_warn(
+        "--reward %s: what the environment gives does not count, whose term is \"environment\"",
+        run->config->reward.names);
 }
 
 static enum status open_environment(struct run *run)
