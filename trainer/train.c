@@ -36,7 +36,6 @@ static enum status train_step(struct run *run)
     CHECK(run_order_steps(run));
     CHECK(run_take_step(run, &s)); // sampled, and scored against its groups
     const double wait_s = clock_ms_since(start) / 1e3;
-    run_lap_rollouts(run, s);
     CHECK(run_learn(run, s, lr, &update));
     const double train_s = clock_ms_since(start) / 1e3 - wait_s;
     run->step++;
@@ -47,7 +46,6 @@ static enum status train_step(struct run *run)
     if (!run->line) FAIL(ST_NO_MEMORY, "no memory for the step's metrics");
     CHECK(run_record(run, s, run->line));
     run_log_step(run, s, &update, wait_s, train_s);
-    run_log_inference(run, s, &update);
     if (run->config->log_completions) st = run_log_rollout(run, s);
 out:
     rollout_step_free(s);

@@ -197,28 +197,23 @@ out:
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-// Where all ranks are on this host they need not be told: the id of their run is the file's name,
-// which is this user's alone.
-static enum status rendezvous_url(const struct job *job, char ret[URL_ROOM])
-{
-    const char *given = job->options->rendezvous, *folder = getenv("TMPDIR");
-    const int n = given ? snprintf(ret, URL_ROOM, "%s", given)
-                        : snprintf(ret, URL_ROOM, "file://%s/commonweight-ranks-%s",
-                                   folder && *folder == '/' ? folder : "/tmp", job->ranks.run_id);
-    if (n >= URL_ROOM) return status_fail(ST_INVALID, "--rendezvous is too long");
-    return ST_OK;
-}
-
 enum status job_meet(const struct job *job, const char *layout, struct bytes *bytes,
                      struct liveness **ret)
 {
     const struct job_options *o = job->options;
+    const char *folder = getenv("TMPDIR");
     char url[URL_ROOM], *token = NULL;
     struct peers *peers;
     enum status st = ST_OK;
     *ret = NULL;
     if (job->ranks.size == 1) return ST_OK;
-    CHECK(rendezvous_url(job, url));
+    // Where all ranks are on this host they need not be told: the id of their run is the file's
+    // name, which is this user's alone.
+    const int n = o->rendezvous
+                      ? snprintf(url, sizeof url, "%s", o->rendezvous)
+                      : snprintf(url, sizeof url, "file://%s/commonweight-ranks-%s",
+                                 folder && *folder == '/' ? folder : "/tmp", job->ranks.run_id);
+    if (n >= URL_ROOM) FAIL(ST_INVALID, "--rendezvous is too long");
     if (o->rendezvous_token_file)
         CHECK(api_key_read("--rendezvous-token-file", o->rendezvous_token_file, &token));
     const struct rendezvous_options options = {.url = url,

@@ -1,6 +1,9 @@
-/* config_resolve.c: what the options of `cw-trainer train` mean together, beyond the rules of their
- * table: those that are words or fractions resolved. No state; the main thread, at start. */
+/* config_resolve.c: what options mean together, beyond the rules of their table: those that are
+ * words or fractions resolved, and the learner's settings that follow. No state; the main thread,
+ * at start. */
 #include "trainer/run/config.h"
+#include "common/model/adapter.h"
+#include "trainer/learn/learner.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -128,5 +131,40 @@ enum status train_config_resolve(struct train_config *config, const struct optio
     CHECK(check_numbers(config, &r));
     *ret = r;
 out:
+    return st;
+}
+
+// ---- of every command that trains ---------------------------------------------------------------
+
+enum status learning_config(const struct learning_options *options,
+                            const struct learning_shape *shape, double temperature,
+                            struct learner_config *ret)
+{
+    const int64_t budget = options->token_budget;
+    if (shape->longest - 1 > budget)
+        return status_fail(ST_INVALID,
+                           "--token-budget %" PRId64
+                           " is below the longest sequence, a prompt with "
+                           "its completion (%" PRId64 " tokens); raise it to %" PRId64 " or more",
+                           budget, shape->longest, shape->longest);
+    *ret = (struct learner_config){
+        .optimizer = options->adamw,
+        .freeze = options->freeze,
+        .temperature = (float)temperature,
+        .router_aux_loss_coef = options->router_aux_loss_coef,
+        .token_budget = (int)(shape->tokens < budget ? shape->tokens : budget),
+        .logits_chunk = (int)options->logits_chunk,
+        .max_seqs = (int)shape->seqs,
+        .max_context = (int)shape->longest,
+        .recompute = options->recompute,
+    };
+    return ST_OK;
+}
+
+enum status lora_config_json(const struct lora_options *o, const char *model, json_t **ret)
+{
+    enum status st =
+        adapter_config_json((int)o->r, o->alpha, o->dropout, o->rslora, o->targets, ret);
+    if (st == ST_OK) json_object_set_new(*ret, "base_model_name_or_path", json_string(model));
     return st;
 }

@@ -33,18 +33,17 @@ struct saving_options {
     double save_minutes;
 };
 // Whether a run's step is one of every so many, or its last.
-bool step_due(int64_t step, int64_t every, int64_t total);
+static inline bool step_due(int64_t step, int64_t every, int64_t total)
+{
+    return step == total || (every > 0 && step % every == 0);
+}
 
 struct learning_shape { // of a run's steps, at most
     int64_t longest;    // tokens of a prompt with its completion
     int64_t tokens;     // of a step's prompts and completions
     int64_t seqs;       // prompts and completions
 };
-// Counts a step by whether its gradient was not finite: ST_INVALID at the third in a row. whose:
-// "the"; way_out: "lower --learning-rate".
-enum status learning_skipped(int *in_a_row, bool skipped, const char *whose, const char *way_out);
-
-// ST_INVALID where a sequence is longer than --token-budget.
+// The learner's settings. ST_INVALID where a sequence is longer than --token-budget.
 enum status learning_config(const struct learning_options *options,
                             const struct learning_shape *shape, double temperature,
                             struct learner_config *ret);

@@ -196,8 +196,6 @@ enum status run_order_steps(struct run *run);
 // The next step, once it is sampled and scored; no token is older than --max-staleness updates:
 // groups that are have been generated again.
 enum status run_take_step(struct run *run, struct rollout_step **ret);
-// Once it was taken: what of the time it took was sampling and scoring here, and what was waiting.
-void run_lap_rollouts(struct run *run, const struct rollout_step *s);
 
 // run_weights.c, in every run: before what else is opened. With --sync checkpoint, and of a data
 // set: run->mapped.bridge, and the models there, of weights which this process owns.
@@ -234,13 +232,10 @@ int run_length(const struct completion *sample);
 // is less than a step takes. Before the first step.
 void run_log_course(const struct run *run);
 // The progress line of the step just done, warnings of what is wrong with it, and with
-// --log-level debug where its time went.
+// --log-level debug where its time went; every --logging-steps lines about speculative decoding,
+// the draft model, the latency model. Once in a run: that samples drafted nothing.
 void run_log_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
                   double wait_s, double train_s);
-// Lines about it every --logging-steps: speculative decoding, the draft model, the
-// latency model. Once in a run: that samples drafted nothing.
-void run_log_inference(struct run *run, const struct rollout_step *s,
-                       const struct update_stats *update);
 // rollouts/step-N.jsonl
 enum status run_log_rollout(struct run *run, const struct rollout_step *s);
 void run_log_end(const struct run *run); // how it ended, and what was the best

@@ -9,6 +9,18 @@
 
 #include <inttypes.h>
 
+#define MAX_SKIPPED 3 // steps in a row
+
+// Counts a step by whether its gradient was not finite: ST_INVALID at the third in a row.
+static enum status count_skipped(int *in_a_row, bool skipped, const char *whose,
+                                 const char *way_out)
+{
+    *in_a_row = skipped ? *in_a_row + 1 : 0;
+    if (*in_a_row < MAX_SKIPPED) return ST_OK;
+    return status_fail(ST_INVALID, "%s gradient was not finite in %d steps in a row; %s", whose,
+                       MAX_SKIPPED, way_out);
+}
+
 // --kl-reward-coef: of each sample's reward, and the advantages anew.
 static enum status price_kl(struct run *run, struct rollout_step *s)
 {
@@ -79,14 +91,14 @@ enum status run_update(struct run *run, struct samples *samples, double lr,
     if (ret->skipped)
         log_warn("step %" PRId64 ": the gradient is not finite; %d of %d updates skipped", step,
                  ret->skipped, (int)run->resolved.updates_per_step);
-    CHECK(learning_skipped(&run->skipped_in_a_row, !ret->applied, "the",
-                           "lower --learning-rate or go back to a checkpoint"));
+    CHECK(count_skipped(&run->skipped_in_a_row, !ret->applied, "the",
+                        "lower --learning-rate or go back to a checkpoint"));
     if (ret->draft_skipped) // it is left as it is; the policy goes on
         log_warn("step %" PRId64
                  ": the draft model's gradient is not finite; its update is skipped",
                  step);
-    st = learning_skipped(&run->draft_skips_in_a_row, ret->draft_skipped, "the draft model's",
-                          "lower --draft-learning-rate or go back to a checkpoint");
+    st = count_skipped(&run->draft_skips_in_a_row, ret->draft_skipped, "the draft model's",
+                       "lower --draft-learning-rate or go back to a checkpoint");
 out:
     return st;
 }

@@ -36,45 +36,8 @@ void run_log_course(const struct run *run)
                  run->data->path, run->data->n, each, run->given ? "examples" : "prompts");
 }
 
-void run_log_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
-                  double wait_s, double train_s)
-{
-    const struct rollout *rollout = s->rollout;
-    const struct scores *scores = &s->scores;
-    const double acceptance = spec_acceptance_rate(&s->spec), step_s = wait_s + train_s;
-    const struct progress progress = {
-        .step = run->step,
-        .reward = scores->stats.reward_mean,
-        .accuracy = run_accuracy(run, scores),
-        .acceptance = s->spec.present && isfinite(acceptance) ? acceptance : -1,
-        .zero_spread = scores->stats.frac_zero_std,
-        .kl = run->config->loss.beta > 0 ? stats_mean(update, STAT_KL) : NAN,
-        .grad_norm = update->applied ? update->grad_norm : NAN,
-        .clipped = run->resolved.updates_per_step > 1 ? stats_mean(update, STAT_CLIP_REGION) : -1,
-        .cut_off = metric_of(run, "completions/clipped_ratio"),
-        .mean_length = metric_of(run, "completions/mean_length"),
-        .tokens_per_s = (double)rollout->n_tokens / step_s,
-        .entropy = stats_mean(update, STAT_ENTROPY),
-        .max_entropy = log(run->mapped.model->vocab_size),
-    };
-    log_debug("step %" PRId64 ": waited %.3f s for rollouts and scores, gradients and updates %.3f "
-                              "s (of which publishing %.3f), together %.3f s",
-              run->step, wait_s, train_s, update->publish.total_ms / 1e3, step_s);
-    log_debug("step %" PRId64 ": published version %" PRIu64
-              ": %d updates, waited %.2f ms to quiesce, wrote %.2f ms, together %.2f ms",
-              run->step, mapped_version(&run->mapped), update->applied, update->publish.wait_ms,
-              update->publish.write_ms, update->publish.total_ms);
-    runlog_progress(run->log, &progress);
-    if (!train_ranks_lead(&run->ranks)) return;
-    struct bytes text = BYTES_INIT; // one warning a line
-    divergence_check(&run->divergence, &progress, &text);
-    for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
-        log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
-    bytes_release(&text);
-}
-
-void run_log_inference(struct run *run, const struct rollout_step *step,
-                       const struct update_stats *update)
+static void log_inference(struct run *run, const struct rollout_step *step,
+                          const struct update_stats *update)
 {
     const struct scores *s = &step->scores;
     const struct train_config *c = run->config;
@@ -115,6 +78,43 @@ void run_log_inference(struct run *run, const struct rollout_step *step,
                  "draft + %.4f accepted ms a token, R2 %.3f",
                  m->n, m->base_ms, m->ms_per[LATENCY_PREFILL], m->ms_per[LATENCY_GENERATED],
                  m->ms_per[LATENCY_DRAFT], m->ms_per[LATENCY_ACCEPTED], m->r2);
+}
+
+void run_log_step(struct run *run, const struct rollout_step *s, const struct update_stats *update,
+                  double wait_s, double train_s)
+{
+    const struct rollout *rollout = s->rollout;
+    const struct scores *scores = &s->scores;
+    const double acceptance = spec_acceptance_rate(&s->spec), step_s = wait_s + train_s;
+    const struct progress progress = {
+        .step = run->step,
+        .reward = scores->stats.reward_mean,
+        .accuracy = run_accuracy(run, scores),
+        .acceptance = s->spec.present && isfinite(acceptance) ? acceptance : -1,
+        .zero_spread = scores->stats.frac_zero_std,
+        .kl = run->config->loss.beta > 0 ? stats_mean(update, STAT_KL) : NAN,
+        .grad_norm = update->applied ? update->grad_norm : NAN,
+        .clipped = run->resolved.updates_per_step > 1 ? stats_mean(update, STAT_CLIP_REGION) : -1,
+        .cut_off = metric_of(run, "completions/clipped_ratio"),
+        .mean_length = metric_of(run, "completions/mean_length"),
+        .tokens_per_s = (double)rollout->n_tokens / step_s,
+        .entropy = stats_mean(update, STAT_ENTROPY),
+        .max_entropy = log(run->mapped.model->vocab_size),
+    };
+    log_debug("step %" PRId64 ": waited %.3f s for rollouts and scores, gradients and updates %.3f "
+              "s (of which publishing %.3f), together %.3f s",
+              run->step, wait_s, train_s, update->publish.total_ms / 1e3, step_s);
+    log_debug("step %" PRId64 ": published version %" PRIu64
+              ": %d updates, waited %.2f ms to quiesce, wrote %.2f ms, together %.2f ms",
+              run->step, mapped_version(&run->mapped), update->applied, update->publish.wait_ms,
+              update->publish.write_ms, update->publish.total_ms);
+    runlog_progress(run->log, &progress);
+    struct bytes text = BYTES_INIT; // one warning a line
+    if (train_ranks_lead(&run->ranks)) divergence_check(&run->divergence, &progress, &text);
+    for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
+        log_warn("step %" PRId64 ": %.*s", run->step, (int)(end - line), line);
+    bytes_release(&text);
+    log_inference(run, s, update);
 }
 
 // ---- rollouts/step-N.jsonl ----------------------------------------------------------------------

@@ -181,18 +181,10 @@ out:
 
 // ---- sources of samples -------------------------------------------------------------------------
 
-static void warn_of_other_reward(const struct run *run)
-{
-    for (int k = 0; k < reward_info(run->reward)->n; k++)
-        if (strcmp(reward_info(run->reward)->terms[k].name, "environment") == 0) return;
-    log_warn(
-        "--reward %s: what the environment gives does not count, whose term is \"environment\"",
-        run->config->reward.names);
-}
-
 static enum status open_environment(struct run *run)
 {
     const struct train_config *c = run->config;
+    bool counts = false;
     enum status st;
     if (!c->rollouts) return ST_OK;
     run->server_context = run->mapped.model->max_positions; // of a server that is started later
@@ -202,7 +194,12 @@ static enum status open_environment(struct run *run)
                                                 .timeout_s = c->rollout_process_timeout,
                                                 .max_tokens = (int)longest_of(run)};
     CHECK(environment_new(&options, run->source, &run->source));
-    warn_of_other_reward(run);
+    for (int k = 0; k < reward_info(run->reward)->n; k++)
+        counts |= strcmp(reward_info(run->reward)->terms[k].name, "environment") == 0;
+    if (!counts)
+        log_warn("--reward %s: what the environment gives does not count, whose term is "
+                 "\"environment\"",
+                 c->reward.names);
 out:
     return status_context(st, "--rollouts");
 }

@@ -294,6 +294,10 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
         }
         if (n == 0) {
             *ret = s;
+            spans_lap(&run->spans, SPAN_WAIT);
+            if (run->resolved.steps_ahead > 0) return ST_OK; // other threads did it meanwhile
+            spans_move(&run->spans, SPAN_WAIT, SPAN_ROLLOUT, s->rollout->seconds);
+            spans_move(&run->spans, SPAN_WAIT, SPAN_SCORE, s->score_s);
             return ST_OK;
         }
         log_debug("step %" PRId64 ": %d of %d groups are more than %" PRId64
@@ -304,12 +308,4 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
     }
 out:
     return st;
-}
-
-void run_lap_rollouts(struct run *run, const struct rollout_step *s)
-{
-    spans_lap(&run->spans, SPAN_WAIT);
-    if (run->resolved.steps_ahead > 0) return; // other threads did it
-    spans_move(&run->spans, SPAN_WAIT, SPAN_ROLLOUT, s->rollout->seconds);
-    spans_move(&run->spans, SPAN_WAIT, SPAN_SCORE, s->score_s);
 }
