@@ -204,21 +204,6 @@ static enum status check_pairs(const struct dataset *a, const struct dataset *b)
                        a->path);
 }
 
-static void note_lengths(struct run *run, const struct dataset_examples *data)
-{
-    struct dataset_run *given = run->given;
-    for (int i = 0; i < data->n; i++) {
-        int64_t all = data->sides[0]->examples[i].prompt_ids.n;
-        const int64_t prompt = all;
-        for (int k = 0; k < run->task->sides; k++) {
-            const int64_t n = data->sides[k]->examples[i].completion_ids.n;
-            all += n;
-            if (prompt + n > given->longest) given->longest = prompt + n;
-        }
-        if (all > given->widest) given->widest = all;
-    }
-}
-
 static void release_examples(struct dataset_examples *data)
 {
     for (int k = 0; k < TASK_SIDES; k++) dataset_free(data->sides[k]);
@@ -231,12 +216,22 @@ static enum status load_examples(struct run *run, const char *path, int64_t limi
                                  struct dataset_examples *ret)
 {
     enum status st = ST_OK;
+    struct dataset_run *given = run->given;
     struct dataset_examples data = {0};
     for (int k = 0; k < run->task->sides; k++)
         CHECK(load_side(run, path, limit, run->task->side_fields[k], &data.sides[k]));
     if (run->task->sides > 1) CHECK(check_pairs(data.sides[0], data.sides[1]));
     data.n = data.sides[0]->n;
-    note_lengths(run, &data);
+    for (int i = 0; i < data.n; i++) {
+        const int64_t prompt = data.sides[0]->examples[i].prompt_ids.n;
+        int64_t all = prompt;
+        for (int k = 0; k < run->task->sides; k++) {
+            const int64_t n = data.sides[k]->examples[i].completion_ids.n;
+            all += n;
+            if (prompt + n > given->longest) given->longest = prompt + n;
+        }
+        if (all > given->widest) given->widest = all;
+    }
     *ret = data;
 out:
     if (st != ST_OK) release_examples(&data);

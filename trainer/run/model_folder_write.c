@@ -136,21 +136,6 @@ out:
     return st;
 }
 
-static enum status write_weights(const struct model_folder *m, struct device *dev,
-                                 const char *folder)
-{
-    enum status st;
-    if (m->adapter) return adapter_save(m->adapter, dev, folder, m->as);
-    CHECK(write_config(folder, m->weights->config, m->as));
-    if (m->source_folder)
-        for (const char *const *name = model_folder_files; *name; name++)
-            CHECK(copy_file(m->source_folder, folder, *name));
-    if (m->source_folder) CHECK(copy_chat_templates(m->source_folder, folder));
-    CHECK(weights_save(m->weights, dev, folder, m->as));
-out:
-    return st;
-}
-
 static enum status write_inside(const char *folder, const char *name, struct device *dev,
                                 const struct model_folder *m)
 {
@@ -164,13 +149,22 @@ enum status model_folder_write(const char *folder, struct device *dev, const str
 {
     enum status st;
     char path[PATH_ROOM], temporary[PATH_ROOM] = "";
+    const char *const *name;
     size_t len = strlen(folder);
     while (len > 1 && folder[len - 1] == '/') len--;
     CHECK(path_put(path, "", "%.*s", (int)len, folder));
     CHECK(path_beside(path, temporary));
     CHECK(file_remove_tree(temporary)); // of an earlier process with this number
     CHECK(file_make_folders(temporary));
-    CHECK(write_weights(m, dev, temporary));
+    if (m->adapter) {
+        CHECK(adapter_save(m->adapter, dev, temporary, m->as));
+    } else {
+        CHECK(write_config(temporary, m->weights->config, m->as));
+        for (name = model_folder_files; m->source_folder && *name; name++)
+            CHECK(copy_file(m->source_folder, temporary, *name));
+        if (m->source_folder) CHECK(copy_chat_templates(m->source_folder, temporary));
+        CHECK(weights_save(m->weights, dev, temporary, m->as));
+    }
     CHECK(write_state(m, temporary));
     CHECK(write_inside(temporary, DRAFT_FOLDER, dev, m->draft));
     CHECK(write_inside(temporary, REFERENCE_FOLDER, dev, m->reference));

@@ -92,34 +92,19 @@ static bool is_within(const char *path, const char *folder)
     return strncmp(of, in, len) == 0 && (!of[len] || of[len] == '/');
 }
 
-// What is read here must not be of the run that goes.
-static enum status outlives(const struct run *run, const char *option, const char *path)
-{
-    char checkpoints[PATH_ROOM];
-    enum status st;
-    CHECK(path_put(checkpoints, run->folder, "checkpoints"));
-    if (path && is_within(path, checkpoints))
-        FAIL(ST_INVALID,
-             "--%s %s is of the run that --overwrite replaces; copy it elsewhere first, or take "
-             "another --run-dir",
-             option, path);
-out:
-    return st;
-}
-
 static enum status open_folder(struct run *run, bool *ret_replaced, char ret_latest[PATH_ROOM])
 {
     const struct train_config *c = run->config;
     enum status st = ST_OK;
     char checkpoints[PATH_ROOM];
     CHECK(make_folder(run));
+    CHECK(path_put(checkpoints, run->folder, "checkpoints"));
     if (c->out && is_within(run->folder, c->out))
         FAIL(ST_INVALID,
              "--out %s holds the run folder %s, which the model would replace; take another",
              c->out, run->folder);
     CHECK(checkpoint_latest(run->folder, ret_latest));
     if (ret_latest[0] && !c->resume && !c->overwrite && learned_nothing(run->folder, ret_latest)) {
-        CHECK(path_put(checkpoints, run->folder, "checkpoints"));
         CHECK(file_remove_tree(checkpoints));
         CHECK(journal_forget(run->folder, INT64_MAX));
         log_info("%s holds a run that ended before its first step: it is begun anew", run->folder);
@@ -132,8 +117,14 @@ static enum status open_folder(struct run *run, bool *ret_replaced, char ret_lat
              "%s holds a run already: go on with it (--resume),%s or take another --run-dir",
              run->folder, run->given ? " replace it (--overwrite)," : "");
     if (there && !c->resume) {
-        CHECK(outlives(run, "model", c->model));
-        CHECK(outlives(run, "tokenizer", c->tokenizer));
+        // What is read here must not be of the run that goes.
+        const char *options[] = {"model", "tokenizer"}, *read[] = {c->model, c->tokenizer};
+        for (int i = 0; i < 2; i++)
+            if (read[i] && is_within(read[i], checkpoints))
+                FAIL(ST_INVALID,
+                     "--%s %s is of the run that --overwrite replaces; copy it elsewhere first, or "
+                     "take another --run-dir",
+                     options[i], read[i]);
         *ret_replaced = true;
         ret_latest[0] = '\0';
     } else if (there && !ret_latest[0]) {

@@ -152,29 +152,24 @@ bool run_out_of_patience(const struct run *run)
     return best_out_of_patience(&run->best, run->config->early_stop_patience);
 }
 
-// The line into metrics.jsonl, with where the time since the one before went; takes the reference.
-static enum status write_line(struct run *run, json_t *line)
+// Evaluates where that is due, and writes run->line into metrics.jsonl, with where the time since
+// the one before went.
+static enum status finish_line(struct run *run)
 {
     struct spans *spans = &run->spans;
+    json_t *line = run->line;
+    if (run->evaluation_due) {
+        enum status st = run->task->kind->evaluate(run, line);
+        if (st != ST_OK) return st;
+    }
+    run->evaluation_due = false;
+    run->line = NULL;
     spans_lap(spans, SPAN_LOG);
     for (int i = 0; i < N_SPANS && !run->given; i++) {
         metrics_putf(line, spans->seconds[i], "spans/%s_s", span_names[i]);
         spans->seconds[i] = 0;
     }
     return runlog_write(run->log, line);
-}
-
-// Evaluates where that is due, and writes run->line.
-static enum status finish_line(struct run *run)
-{
-    if (run->evaluation_due) {
-        enum status st = run->task->kind->evaluate(run, run->line);
-        if (st != ST_OK) return st;
-    }
-    run->evaluation_due = false;
-    json_t *line = run->line;
-    run->line = NULL;
-    return write_line(run, line);
 }
 
 // ---- the steps ----------------------------------------------------------------------------------
@@ -194,25 +189,17 @@ static bool evaluation_due(const struct run *run, int64_t epochs_before)
            epochs_done(run) / c->eval_epochs > epochs_before / c->eval_epochs;
 }
 
-// Of the weights as they are found; written down with the first checkpoint.
-static enum status baseline(struct run *run)
-{
-    json_t *metrics = json_pack("{s:i}", "step", 0);
-    run->best = BEST_NONE; // also where a run is taken up that ended before its first step
-    enum status st = metrics ? run->task->kind->evaluate(run, metrics)
-                             : status_fail(ST_NO_MEMORY, "no memory to evaluate");
-    if (st == ST_OK) return write_line(run, metrics);
-    json_decref(metrics);
-    return st;
-}
-
 // What is to be done before the next step: the baseline of a run that begins, or the rest of a step
 // whose evaluation the server's end cut off, and with it its checkpoint.
 static enum status before_the_steps(struct run *run)
 {
     enum status st = ST_OK;
     if (run->step == 0) {
-        if (run->eval_data) CHECK(baseline(run));
+        run->best = BEST_NONE; // also where a run is taken up that ended before its first step
+        run->evaluation_due = run->eval_data != NULL; // of the weights as they are found
+        if (run->evaluation_due && !(run->line = json_pack("{s:i}", "step", 0)))
+            FAIL(ST_NO_MEMORY, "no memory to evaluate");
+        if (run->line) CHECK(finish_line(run));
         // something to restore before the first update; a folder is there to begin with
         if (run->eval_data || !run->given) CHECK(run_save(run, false));
     } else if (run->line) {

@@ -49,18 +49,6 @@ static enum status keep_line(void *context, const char *line, size_t len)
     return bytes_status(&kept->lines);
 }
 
-static enum status drop_later(const char *path, int64_t step)
-{
-    // of a run that starts over none: the line of step 0 is written again
-    struct kept kept = {0, step > 0 ? step : -1, BYTES_INIT};
-    enum status st;
-    CHECK(file_each_line(path, keep_line, &kept));
-    CHECK(file_write_atomic(path, 0644, bytes_text(&kept.lines), kept.lines.len));
-out:
-    bytes_release(&kept.lines);
-    return st;
-}
-
 bool runlog_has_steps(const char *folder)
 {
     struct kept steps = {1, INT64_MAX, BYTES_INIT};
@@ -75,6 +63,8 @@ enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, in
                        struct runlog **ret)
 {
     enum status st = ST_OK;
+    // of a run that starts over none: the line of step 0 is written again
+    struct kept kept = {0, step > 0 ? step : -1, BYTES_INIT};
     struct runlog *log = calloc(1, sizeof *log);
     if (!log) return status_fail(ST_NO_MEMORY, "no memory for the run's log");
     log->fd = -1;
@@ -86,11 +76,15 @@ enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, in
     if (!folder) return ST_OK;
     CHECK(path_put(log->path, folder, "metrics.jsonl"));
     if (!(log->folder = strdup(folder))) FAIL(ST_NO_MEMORY, "no memory for the run's log");
-    if (file_exists(log->path)) CHECK(drop_later(log->path, step));
+    if (file_exists(log->path)) { // lines of later steps are dropped
+        CHECK(file_each_line(log->path, keep_line, &kept));
+        CHECK(file_write_atomic(log->path, 0644, bytes_text(&kept.lines), kept.lines.len));
+    }
     log->fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (log->fd < 0) FAIL(ST_IO, "%s: %s", log->path, strerror(errno));
     CHECK(tensorboard_new(folder, step, &log->tensorboard));
 out:
+    bytes_release(&kept.lines);
     if (st != ST_OK) {
         runlog_free(log);
         *ret = NULL;
