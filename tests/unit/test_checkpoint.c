@@ -117,12 +117,12 @@ static void round_trip(void **state)
     struct checkpoint c;
     char folder[PATH_ROOM], latest[PATH_ROOM];
     fixture_open(&f);
-    assert_ok(checkpoint_latest(f.run, latest));
+    assert_ok(checkpoint_find(f.run, "latest", latest));
     assert_string_equal(latest, "");
     train_one(&f, 0.5f);
     assert_ok(write_step(&f, 3, 0, folder));
     assert_int_equal(folder[0], '/');
-    assert_ok(checkpoint_latest(f.run, latest));
+    assert_ok(checkpoint_find(f.run, "latest", latest));
     assert_string_equal(latest, folder);
     assert_holds(&f, folder, f.memory);
     char *text = test_read(test_path(folder, "tokenizer.json"));
@@ -263,11 +263,11 @@ static void keeps_the_newest(void **state)
     assert_true(file_exists(test_path(checkpoints, "step-100")));
     assert_true(file_exists(test_path(checkpoints, "step-10")));
     char latest[PATH_ROOM];
-    assert_ok(checkpoint_latest(f.run, latest));
+    assert_ok(checkpoint_find(f.run, "latest", latest));
     assert_contains(latest, "/step-11");
     // one that somebody removes is not taken for a run that has not begun
     assert_ok(file_remove_tree(test_path(checkpoints, "step-11")));
-    assert_status(checkpoint_latest(f.run, latest), ST_NOT_FOUND);
+    assert_status(checkpoint_find(f.run, "latest", latest), ST_NOT_FOUND);
     assert_message("it names step-11, which is not there any more");
     assert_string_equal(latest, "");
     fixture_close(&f);
@@ -276,7 +276,7 @@ static void keeps_the_newest(void **state)
 static void assert_best(const struct fixture *f, const char *name)
 {
     char best[PATH_ROOM];
-    assert_ok(checkpoint_best(f->run, best));
+    assert_ok(checkpoint_find(f->run, "best", best));
     assert_true(best[0]);
     assert_contains(best, name);
 }
@@ -291,7 +291,7 @@ static void keeps_the_best(void **state)
     fixture_open(&f);
     const char *checkpoints = test_path(f.run, "checkpoints");
     assert_ok(write_step(&f, 1, 1, NULL));
-    assert_ok(checkpoint_best(f.run, best));
+    assert_ok(checkpoint_find(f.run, "best", best));
     assert_string_equal(best, "");
     f.best = &best_step;
     for (int64_t step = 2; step <= 5; step++) {
@@ -354,14 +354,14 @@ static void crash_leaves_the_old_one(void **state)
             }
             int status = wait_for(pid);
             assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ);
-            assert_ok(checkpoint_latest(f.run, latest));
+            assert_ok(checkpoint_find(f.run, "latest", latest));
             assert_string_equal(latest, folder);
             assert_holds(&f, latest, old);
         }
     }
     assert_false(file_exists(test_path(f.run, "checkpoints/step-2")));
     assert_ok(write_step(&f, 2, 1, NULL)); // and the next one is written as if nothing had been
-    assert_ok(checkpoint_latest(f.run, latest));
+    assert_ok(checkpoint_find(f.run, "latest", latest));
     assert_holds(&f, latest, f.memory);
     assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // nothing half-written is left
     free(old);
@@ -399,7 +399,7 @@ static void full_disk_is_a_clear_error(void **state)
         assert_status(st, ST_IO);
         assert_message("checkpoints/.step-2.");
         assert_message(strerror(EFBIG));
-        assert_ok(checkpoint_latest(f.run, latest));
+        assert_ok(checkpoint_find(f.run, "latest", latest));
         assert_string_equal(latest, folder);
         assert_holds(&f, latest, old);
         assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // step-1 and the link

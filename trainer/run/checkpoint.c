@@ -170,33 +170,22 @@ out:
     return st;
 }
 
-static enum status follow_link(const char *run_folder, const char *name, char ret_folder[PATH_ROOM])
-{
-    char link[PATH_ROOM];
-    enum status st = path_put(link, run_folder, "checkpoints/%s", name);
-    return st == ST_OK ? resolve(link, ret_folder) : st;
-}
-
-// A run whose last checkpoint was taken away would otherwise start over, on top of its records.
-enum status checkpoint_latest(const char *run_folder, char ret_folder[PATH_ROOM])
+enum status checkpoint_find(const char *run_folder, const char *name, char ret_folder[PATH_ROOM])
 {
     char target[PATH_ROOM], link[PATH_ROOM];
     enum status st;
-    CHECK(follow_link(run_folder, "latest", ret_folder));
-    CHECK(path_put(link, run_folder, "checkpoints/latest"));
-    ssize_t len = ret_folder[0] ? -1 : readlink(link, target, sizeof target);
+    CHECK(path_put(link, run_folder, "checkpoints/%s", name));
+    CHECK(resolve(link, ret_folder));
+    if (ret_folder[0] || strcmp(name, "latest") != 0) goto out;
+    // A run whose last checkpoint was taken away would otherwise start over, on top of its records.
+    ssize_t len = readlink(link, target, sizeof target);
     if (len > 0)
         FAIL(ST_NOT_FOUND,
-             "%s: it names %.*s, which is not there any more; let it name another "
-             "(ln -sfn step-N %s), or remove it to start over",
+             "%s: it names %.*s, which is not there any more; let it name another (ln -sfn step-N "
+             "%s), or remove it to start over",
              link, (int)len, target, link);
 out:
     return st;
-}
-
-enum status checkpoint_best(const char *run_folder, char ret_folder[PATH_ROOM])
-{
-    return follow_link(run_folder, "best", ret_folder);
 }
 
 enum status checkpoint_load_optimizer(const char *folder, int64_t steps,

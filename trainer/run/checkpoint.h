@@ -33,10 +33,9 @@ struct checkpoint_others {        // which stay and which go, once a checkpoint 
 enum status checkpoint_write(const char *run_folder, struct device *dev,
                              const struct model_folder *m, const struct checkpoint_others *others,
                              char ret_folder[PATH_ROOM]);
-// The folder that `latest` points to, or `best`; "" where there is none yet. ST_NOT_FOUND where
-// `latest` points to one that was removed; `best` then counts as none.
-enum status checkpoint_latest(const char *run_folder, char ret_folder[PATH_ROOM]);
-enum status checkpoint_best(const char *run_folder, char ret_folder[PATH_ROOM]);
+// The folder that the link of that name points to, "latest" or "best"; "" where there is none yet.
+// ST_NOT_FOUND where "latest" points to one that was removed; "best" then counts as none.
+enum status checkpoint_find(const char *run_folder, const char *name, char ret_folder[PATH_ROOM]);
 // The caller's to json_decref() the state. ST_UNSUPPORTED: a later version wrote it.
 enum status checkpoint_read(const char *folder, struct checkpoint *ret);
 // The optimizer's state of a checkpoint, or of the draft in it (folder/draft), into a new

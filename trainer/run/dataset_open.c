@@ -16,7 +16,6 @@
 #include "trainer/learn/step.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/notices.h"
-#include "trainer/run/stop.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -92,18 +91,14 @@ out:
 
 // ---- the model ---------------------------------------------------------------------------------
 
-static const char *tokenizer_folder(const struct train_config *c)
-{
-    return c->tokenizer ? c->tokenizer : c->model;
-}
-
 // A new model can still be given the rows that its tokenizer needs; of one that is there it is
 // said.
 static enum status check_tokenizer(const struct run *run)
 {
     struct tokenizer *t;
     const struct train_config *c = run->config;
-    enum status st = tokenizer_load(tokenizer_folder(c), &t);
+    const char *folder = run->mapped.files_folder;
+    enum status st = tokenizer_load(folder, &t);
     if (st != ST_OK) return st;
     const int n = tokenizer_vocab_size(t), rows = run->mapped.model->vocab_size,
               eos = tokenizer_eos(t);
@@ -121,14 +116,14 @@ static enum status check_tokenizer(const struct run *run)
         log_warn(
             "the tokenizer in %s has %d tokens, the model rows for %d: text with the others is "
             "refused",
-            tokenizer_folder(c), n, rows);
+            folder, n, rows);
     if (c->init && rows > n)
         log_info("--init %s: vocab_size is %d; %d of these rows have no token in %s", c->init, rows,
                  rows - n, c->tokenizer);
     if (!knows_eos)
         log_warn("the tokenizer in %s ends texts with token %d, which is none of the model's "
                  "eos_token_id: completions will end with %d",
-                 tokenizer_folder(c), eos, run->mapped.model->eos_ids[0]);
+                 folder, eos, run->mapped.model->eos_ids[0]);
     return ST_OK;
 }
 
@@ -139,7 +134,7 @@ static enum status open_model(struct run *run)
     const struct train_config *c = run->config;
     CHECK(run_open_own(run));
     run->mapped.model_folder = c->model;
-    run->mapped.files_folder = tokenizer_folder(c);
+    run->mapped.files_folder = c->tokenizer ? c->tokenizer : c->model;
     CHECK(check_tokenizer(run));
     if (c->model && left_out_describe(run->mapped.model, words, sizeof words))
         log_info("%s: %s", c->model, words);
@@ -180,7 +175,7 @@ static enum status load_side(const struct run *run, const char *path, int64_t li
     options.all_turns = c->all_turns;
     options.side = side;
     options.end_id = run->mapped.model->n_eos ? run->mapped.model->eos_ids[0] : -1;
-    enum status st = prompts_load(path, tokenizer_folder(c), run->mapped.model->vocab_size,
+    enum status st = prompts_load(path, run->mapped.files_folder, run->mapped.model->vocab_size,
                                   &options, ret, &left_out);
     if (st != ST_OK) return st;
     if (side && strcmp(side, run->task->side_fields[0]) != 0) return ST_OK; // it has been said
@@ -315,9 +310,9 @@ static enum status measure(struct run *run, struct dataset_examples *data)
     if (!data->reference) FAIL(ST_NO_MEMORY, "no memory for the reference");
     for (int at = 0; at < data->n; at += each) {
         const int n = data->n - at < each ? data->n - at : each;
-        bool stop = stop_requested();
+        bool stop;
         CHECK(learner_pass(run->learner, PASS_NOTE, samples, at, n, NULL, NULL));
-        CHECK(train_ranks_any(&run->ranks, &stop));
+        CHECK(run_agree_to_stop(run, &stop));
         if (stop) {
             log_progress_end();
             log_warn("a signal: the reference was not finished");

@@ -16,12 +16,10 @@
 
 struct completion;
 struct dataset_run;
-struct rollout;
 struct rollout_step;
 struct run;
 struct samples;
 struct scores;
-struct source_counts;
 struct update_stats;
 
 struct task_kind { // where the samples of its steps come from: sampled anew, or of a data set

@@ -427,7 +427,7 @@ enum status run_serve_best(struct run *run)
     enum status st;
     char folder[PATH_ROOM], draft_folder[PATH_ROOM];
     if (run->best.step < 0 || run->best.step == run->step) return ST_OK;
-    CHECK(checkpoint_best(run->folder, folder));
+    CHECK(checkpoint_find(run->folder, "best", folder));
     if (!folder[0])
         FAIL(ST_NOT_FOUND, "%s/checkpoints/best: there is no such checkpoint any more",
              run->folder);

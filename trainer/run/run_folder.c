@@ -103,7 +103,7 @@ static enum status open_folder(struct run *run, bool *ret_replaced, char ret_lat
         FAIL(ST_INVALID,
              "--out %s holds the run folder %s, which the model would replace; take another",
              c->out, run->folder);
-    CHECK(checkpoint_latest(run->folder, ret_latest));
+    CHECK(checkpoint_find(run->folder, "latest", ret_latest));
     if (ret_latest[0] && !c->resume && !c->overwrite && learned_nothing(run->folder, ret_latest)) {
         CHECK(file_remove_tree(checkpoints));
         CHECK(journal_forget(run->folder, INT64_MAX));

@@ -84,7 +84,7 @@ static enum status load_start(struct run *run, const struct control_facts *befor
     enum status st;
     CHECK(draft_start(run, folder, within, &draft));
     control_origin_words(before, &was);
-    if (before->run[0] && checkpoint_latest(before->run, saved) == ST_OK && saved[0])
+    if (before->run[0] && checkpoint_find(before->run, "latest", saved) == ST_OK && saved[0])
         bytes_printf(&was, ", last saved as %s", saved);
     CHECK(run_load_weights(run, folder, draft));
     log_line(before->updates ? LOG_WARN : LOG_INFO,

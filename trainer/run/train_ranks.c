@@ -36,24 +36,6 @@ out:
     return st;
 }
 
-// Of n_shards neighbours, whose shard of one model this rank's is.
-static enum status divide(struct train_ranks *r, int n_shards, int shard)
-{
-    const int size = r->job->ranks.size;
-    struct comm *copies = NULL;
-    enum status st = ST_OK;
-    if (n_shards == 1) return ST_OK;
-    if (n_shards < size) {
-        CHECK(comm_split(r->all, shard, &copies));
-        CHECK(comm_split(r->all, r->job->ranks.rank / n_shards, &r->shards));
-    } else {
-        r->shards = r->all;
-    }
-out:
-    r->copies = copies;
-    return st;
-}
-
 static enum status meet_to_publish(void *ranks)
 {
     return comm_barrier(((struct train_ranks *)ranks)->all);
@@ -66,7 +48,12 @@ enum status train_ranks_meet(struct train_ranks *r, struct mapped *m, double tim
     if (size == 1) return ST_OK;
     CHECK(open_all(r, m, timeout_s));
     bridge_publish_with(m->bridge, meet_to_publish, r);
-    CHECK(divide(r, n, m->shard));
+    if (n > 1) { // neighbours hold a model together, and those of one shard copies of it
+        r->copies = NULL;
+        if (n == size) r->shards = r->all;
+        if (n < size) CHECK(comm_split(r->all, m->shard, &r->copies));
+        if (n < size) CHECK(comm_split(r->all, r->job->ranks.rank / n, &r->shards));
+    }
     weights_use_comm(m->policy, r->shards);
     if (bridge_file_of(m->bridge)->socket[0])
         log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
