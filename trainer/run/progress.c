@@ -74,27 +74,25 @@ static void look_at_rewards(struct divergence *s, const struct progress *now, st
     s->wrong = now->accuracy == 0 ? s->wrong + 1 : 0;
     s->still = now->grad_norm == 0 ? s->still + 1 : 0;
     if (is_time(s->flat)) {
-        bytes_printf(
-            ret,
-            "in the last %d steps all samples of a prompt had the same reward (mean %.3f), "
-            "in every group: there was nothing to learn from; ",
-            s->flat, now->reward);
-        bytes_puts(ret, now->accuracy == 0   ? "no sample was right: look at some of them "
-                                               "(--log-completions), at --reward and at "
-                                               "--max-completion-length, or take easier prompts\n"
+        bytes_printf(ret,
+                     "in the last %d steps all samples of a prompt had the same reward (mean "
+                     "%.3f), in every group: there was nothing to learn from; ",
+                     s->flat, now->reward);
+        bytes_puts(ret, now->accuracy == 0
+                            ? "no sample was right: look at some of them (--log-completions), at "
+                              "--reward and at --max-completion-length, or take easier prompts\n"
                         : now->accuracy == 1 ? "all samples were right: take harder prompts\n"
                                              : "look at --reward, --temperature and the prompts\n");
     } else if (is_time(s->wrong)) {
-        bytes_printf(
-            ret,
-            "in the last %d steps no sample was right: what is learnt is not the task; look "
-            "at some of them (--log-completions)\n",
-            s->wrong);
+        bytes_printf(ret,
+                     "in the last %d steps no sample was right: what is learnt is not the task; "
+                     "look at some of them (--log-completions)\n",
+                     s->wrong);
     } else if (!s->flat && is_time(s->still)) {
         bytes_printf(
             ret,
-            "in the last %d steps the gradient was 0 although rewards differed: all samples "
-            "were masked (--mask-truncated-completions, --importance-sampling-mode)\n",
+            "in the last %d steps the gradient was 0 although rewards differed: all samples were "
+            "masked (--mask-truncated-completions, --importance-sampling-mode)\n",
             s->still);
     }
 }
@@ -124,18 +122,18 @@ void divergence_check(struct divergence *s, const struct progress *now, struct b
     if (is_news(s, uniform, &s->said_entropy))
         bytes_printf(
             ret,
-            "the entropy is %.2f a token of %.2f that are possible (%.2f at first): the "
-            "policy is close to noise; go back to a checkpoint and lower --learning-rate\n",
+            "the entropy is %.2f a token of %.2f that are possible (%.2f at first): the policy is "
+            "close to noise; go back to a checkpoint and lower --learning-rate\n",
             now->entropy, now->max_entropy, s->first_entropy);
     if (now->entropy > s->most_entropy) s->most_entropy = now->entropy;
     bool collapsed = s->most_entropy > s->first_entropy + ENTROPY_RISE &&
                      now->entropy < ENTROPY_FALL * s->first_entropy;
     if (is_news(s, collapsed, &s->said_collapse))
-        bytes_printf(ret,
-                     "the entropy was %.2f a token at first, rose to %.2f and is %.2f: the policy "
-                     "has collapsed onto few texts; go back to a checkpoint and lower "
-                     "--learning-rate\n",
-                     s->first_entropy, s->most_entropy, now->entropy);
+        bytes_printf(
+            ret,
+            "the entropy was %.2f a token at first, rose to %.2f and is %.2f: the policy has "
+            "collapsed onto few texts; go back to a checkpoint and lower --learning-rate\n",
+            s->first_entropy, s->most_entropy, now->entropy);
 }
 
 void divergence_summary(const struct divergence *s, struct bytes *ret)

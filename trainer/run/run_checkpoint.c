@@ -360,27 +360,6 @@ out:
     return st;
 }
 
-// The draft's part of resuming: its optimizer, and where its weights lie ("": it starts as the
-// server serves it).
-static enum status resume_draft(struct run *run, const char *folder, const struct checkpoint *c,
-                                char ret_draft_folder[PATH_ROOM])
-{
-    const bool held = c->draft_optimizer_steps >= 0;
-    enum status st;
-    if (run->mapped.draft && !held)
-        log_info("%s holds no draft model: it starts as the server serves it", folder);
-    if (!run->mapped.draft && held)
-        log_warn("%s holds a trained draft model, and the server keeps the one it serves; "
-                 "--train-draft goes on with it",
-                 folder);
-    if (!run->mapped.draft || !held) return ST_OK;
-    CHECK(path_put(ret_draft_folder, folder, DRAFT_FOLDER));
-    st = checkpoint_load_optimizer(ret_draft_folder, c->draft_optimizer_steps,
-                                   learner_optimizer(learner_draft(run->learner)));
-out:
-    return st;
-}
-
 enum status run_resume(struct run *run, const char *folder)
 {
     enum status st;
@@ -397,7 +376,18 @@ enum status run_resume(struct run *run, const char *folder)
                          folder));
     CHECK(resume_best(run, folder, c.state));
     CHECK(checkpoint_load_optimizer(folder, c.optimizer_steps, learner_optimizer(run->learner)));
-    CHECK(resume_draft(run, folder, &c, draft_folder));
+    const bool held = c.draft_optimizer_steps >= 0;
+    if (run->mapped.draft && !held)
+        log_info("%s holds no draft model: it starts as the server serves it", folder);
+    if (!run->mapped.draft && held)
+        log_warn("%s holds a trained draft model, and the server keeps the one it serves; "
+                 "--train-draft goes on with it",
+                 folder);
+    if (run->mapped.draft && held) {
+        CHECK(path_put(draft_folder, folder, DRAFT_FOLDER));
+        CHECK(checkpoint_load_optimizer(draft_folder, c.draft_optimizer_steps,
+                                        learner_optimizer(learner_draft(run->learner))));
+    }
     run->start = json_incref(json_object_get(c.state, "start"));
     CHECK(run_resume_reference(run, folder));
     CHECK(run_load_weights(run, folder, draft_folder[0] ? draft_folder : NULL));

@@ -97,23 +97,6 @@ static void put_event_head(struct bytes *to, int64_t step)
 
 // ---- the file -----------------------------------------------------------------------------------
 
-static enum status write_opening(struct tensorboard *tb, int64_t step)
-{
-    enum status st;
-    struct bytes event = BYTES_INIT, session = BYTES_INIT;
-    put_event_head(&event, 0);
-    proto_put_text(&event, EVENT_FILE_VERSION, "brain.Event:2");
-    CHECK(write_record(tb, &event));
-    bytes_clear(&event);
-    put_event_head(&event, step > 0 ? step + 1 : 0); // a run that starts over has a line of step 0
-    proto_put_varint(&session, SESSION_STATUS, SESSION_START);
-    proto_put_message(&event, EVENT_SESSION_LOG, &session);
-    CHECK(write_record(tb, &event));
-out:
-    bytes_release(&event);
-    return st;
-}
-
 // The time in a new file's name: now, or later than any that is there (a clock may have been set
 // back, and two processes may begin within a second).
 static enum status pick_stamp(const char *folder, int64_t *ret)
@@ -136,6 +119,7 @@ enum status tensorboard_new(const char *folder, int64_t step, struct tensorboard
     enum status st;
     char host[64] = "";
     int64_t stamp = 0;
+    struct bytes event = BYTES_INIT, session = BYTES_INIT;
     struct tensorboard *tb = calloc(1, sizeof *tb);
     if (!tb) return status_fail(ST_NO_MEMORY, "no memory for an event file");
     tb->fd = -1;
@@ -145,9 +129,17 @@ enum status tensorboard_new(const char *folder, int64_t step, struct tensorboard
     CHECK(path_put(tb->path, folder, PREFIX "%010" PRId64 ".%s.%d", stamp, host, (int)getpid()));
     tb->fd = open(tb->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     if (tb->fd < 0) FAIL(ST_IO, "%s: %s", tb->path, strerror(errno));
-    CHECK(write_opening(tb, step));
+    put_event_head(&event, 0);
+    proto_put_text(&event, EVENT_FILE_VERSION, "brain.Event:2");
+    CHECK(write_record(tb, &event));
+    bytes_clear(&event);
+    put_event_head(&event, step > 0 ? step + 1 : 0); // a run that starts over has a line of step 0
+    proto_put_varint(&session, SESSION_STATUS, SESSION_START);
+    proto_put_message(&event, EVENT_SESSION_LOG, &session);
+    CHECK(write_record(tb, &event));
     *ret = tb;
 out:
+    bytes_release(&event);
     if (st != ST_OK) tensorboard_free(tb);
     return st;
 }
