@@ -221,6 +221,13 @@ int utf8_encode(uint32_t code_point, char ret[4])
     return n;
 }
 
+size_t utf8_count(const char *data, size_t n_bytes)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < n_bytes; i++) n += ((unsigned char)data[i] & 0xc0) != 0x80;
+    return n;
+}
+
 uint32_t utf8_next(const char *s, size_t len, size_t *at)
 {
     const char *here = s + *at;

@@ -50,7 +50,8 @@ uint32_t utf8_decode(const char *s, int n); // the code point of a well-formed s
 int utf8_encode(uint32_t code_point, char ret[4]);
 // The character at *at < len, which is moved behind it; a byte that begins none is U+FFFD.
 uint32_t utf8_next(const char *s, size_t len, size_t *at);
-uint32_t utf8_before(const char *s, size_t *at); // the one before *at > 0, which is moved to it
+uint32_t utf8_before(const char *s, size_t *at);     // the one before *at > 0, which is moved to it
+size_t utf8_count(const char *data, size_t n_bytes); // characters of valid UTF-8
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
  * its start; a piece larger than a block gets its own. JSON becomes values once, at the start of a
  * rendering; its strings are borrowed. One thread at a time. */
 #include "common/jinja/value.h"
+#include "common/base/bytes.h"
 #include <stdalign.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -96,13 +97,6 @@ void arena_release(struct arena *a)
         free(block);
     }
     a->used = 0;
-}
-
-size_t utf8_count(const char *data, size_t n_bytes)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < n_bytes; i++) n += ((unsigned char)data[i] & 0xc0) != 0x80;
-    return n;
 }
 
 // ---- making them --------------------------------------------------------------------------------

@@ -173,7 +173,6 @@ int string_word(const struct string *s, const char *words);
 bool value_is(struct value v, const char *text); // a string of that text
 // The byte at which character `i` begins; i <= n_chars.
 size_t string_offset(const struct string *s, size_t i);
-size_t utf8_count(const char *data, size_t n_bytes); // characters of valid UTF-8
 // A string for "%.*s": its length, but no more than fits an error, and its text.
 #define SHOWN(s) (int)((s)->n_bytes < 200 ? (s)->n_bytes : 200), (s)->data
 

@@ -10,13 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int count_characters(const char *text, size_t len)
-{
-    int n = 0;
-    for (size_t i = 0; i < len; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return n;
-}
-
 void echo_release(struct echo *e)
 {
     bytes_release(&e->text);
@@ -47,7 +40,7 @@ static enum status decode(const struct api_prompt *prompt, const struct tokenize
         const bool skip = prompt->text ? !is_written(prompt, tokenizer, id, before) : skip_special;
         if (skip && tokenizer_is_special(tokenizer, id)) continue;
         CHECK(detokenizer_push(d, id, &e->text));
-        e->chars += count_characters(bytes_text(&e->text) + before, e->text.len - before);
+        e->chars += (int)utf8_count(bytes_text(&e->text) + before, e->text.len - before);
     }
     CHECK(detokenizer_flush(d, &e->text));
     st = bytes_status(&e->text);
@@ -69,7 +62,7 @@ enum status echo_init(const struct api_prompt *prompt, const struct tokenizer *t
         bytes_append(&e.text, prompt->text, prompt->text_len);
         CHECK(bytes_status(&e.text));
     }
-    e.chars = count_characters(bytes_text(&e.text), e.text.len);
+    e.chars = (int)utf8_count(bytes_text(&e.text), e.text.len);
     for (int i = 0; i < prompt->n_ids; i++)
         if (e.text_at[i] > e.chars) e.text_at[i] = e.chars;
     *ret = e;

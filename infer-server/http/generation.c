@@ -177,7 +177,7 @@ static enum status add_token(struct generation *g, struct generation_sample *s,
     enum status st = detokenizer_push(s->detokenizer, token->token, &s->text);
     if (st == ST_OK) st = bytes_status(&s->text);
     if (st != ST_OK || s->text.len == before) return st;
-    s->chars += count_characters(s->text.data + before, s->text.len - before);
+    s->chars += (int)utf8_count(s->text.data + before, s->text.len - before);
     scan_text(g, s);
     return s->tools ? tool_calls_read(s->tools, s->text.data, s->safe, false) : ST_OK;
 }

@@ -24,8 +24,6 @@ enum status echo_init(const struct api_prompt *prompt, const struct tokenizer *t
                       bool skip_special, struct echo *ret);
 void echo_release(struct echo *e);
 
-int count_characters(const char *text, size_t len); // of UTF-8
-
 struct generation;
 
 struct generation_sample {

@@ -1,7 +1,7 @@
 /* cluster_report.c: the report of an epoch's buckets. Pure functions; the trainer's thread.
  *
  * Lines are collected first and put into a frame as wide as the longest of them: rewards may be of
- * any size. Every character used is one column wide, so columns are counted as UTF-8 sequences.
+ * any size. Every character used is one column wide, so columns are counted as characters.
  */
 #include "trainer/run/cluster_report.h"
 #include "trainer/run/runlog.h"
@@ -30,13 +30,6 @@ static double share(const struct buckets *b, int bucket)
 
 // ---- the frame ----------------------------------------------------------------------------------
 
-static int columns(const char *text, size_t len)
-{
-    int n = 0;
-    for (size_t i = 0; i < len; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return n;
-}
-
 static void repeat(struct bytes *b, const char *what, int n)
 {
     for (int i = 0; i < n; i++) bytes_puts(b, what);
@@ -56,7 +49,7 @@ static void frame(const struct bytes *text, struct bytes *ret)
     const char *start = bytes_text(text), *end;
     int width = 0;
     for (const char *line = start; (end = strchr(line, '\n')); line = end + 1) {
-        int n = columns(line, (size_t)(end - line));
+        const int n = (int)utf8_count(line, (size_t)(end - line));
         if (n > width) width = n;
     }
     rule(ret, "╔", "═", "╗", width);
@@ -68,7 +61,7 @@ static void frame(const struct bytes *text, struct bytes *ret)
         }
         bytes_puts(ret, "║ ");
         bytes_append(ret, line, len);
-        repeat(ret, " ", width - columns(line, len));
+        repeat(ret, " ", width - (int)utf8_count(line, len));
         bytes_puts(ret, " ║\n");
     }
     rule(ret, "╚", "═", "╝", width);

@@ -97,14 +97,13 @@ static enum status check_tokenizer(const struct run *run)
 {
     struct tokenizer *t;
     const struct train_config *c = run->config;
+    const struct model_config *m = run->mapped.model;
     const char *folder = run->mapped.files_folder;
     enum status st = tokenizer_load(folder, &t);
     if (st != ST_OK) return st;
-    const int n = tokenizer_vocab_size(t), rows = run->mapped.model->vocab_size,
-              eos = tokenizer_eos(t);
-    bool knows_eos = eos < 0 || run->mapped.model->n_eos == 0;
-    for (int i = 0; i < run->mapped.model->n_eos; i++)
-        knows_eos |= run->mapped.model->eos_ids[i] == eos;
+    const int n = tokenizer_vocab_size(t), rows = m->vocab_size, eos = tokenizer_eos(t);
+    bool knows_eos = eos < 0 || m->n_eos == 0;
+    for (int i = 0; i < m->n_eos; i++) knows_eos |= m->eos_ids[i] == eos;
     tokenizer_free(t);
     if (n > rows && c->init)
         return status_fail(
@@ -123,7 +122,7 @@ static enum status check_tokenizer(const struct run *run)
     if (!knows_eos)
         log_warn("the tokenizer in %s ends texts with token %d, which is none of the model's "
                  "eos_token_id: completions will end with %d",
-                 folder, eos, run->mapped.model->eos_ids[0]);
+                 folder, eos, m->eos_ids[0]);
     return ST_OK;
 }
 
