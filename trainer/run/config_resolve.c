@@ -134,8 +134,6 @@ out:
     return st;
 }
 
-// ---- of every command that trains ---------------------------------------------------------------
-
 enum status learning_config(const struct learning_options *options,
                             const struct learning_shape *shape, double temperature,
                             struct learner_config *ret)

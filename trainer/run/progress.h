@@ -30,8 +30,6 @@ const char *duration_text(double seconds, char ret[DURATION_ROOM]); // "4:09", "
 void progress_line(const struct progress *progress, int64_t total_steps, double seconds_left,
                    struct bytes *ret);
 
-// ---- divergence ---------------------------------------------------------------------------------
-
 #define DIVERGENCE_STEPS 10 // in a row before it is said that nothing can be learnt
 
 struct divergence {         // zero-initialised
@@ -49,8 +47,6 @@ void divergence_check(struct divergence *s, const struct progress *step,
                       struct bytes *ret_warnings);
 // The end of a run: a sentence where no step could teach anything; else nothing is appended.
 void divergence_summary(const struct divergence *s, struct bytes *ret);
-
-// ---- the best evaluation ------------------------------------------------------------------------
 
 // And how long there has been no better one. Part of a run's checkpoints, so that a resumed run
 // counts on.

@@ -41,7 +41,7 @@ struct task { // what differs between the commands
 };
 
 struct own {
-    struct server_process *server; // NULL: none is started here
+    struct server_process *server; // started once there are weights for it; NULL: none is
     // where it has its log: the run's folder, of further ranks one in it
     char folder[PATH_ROOM], socket[PATH_ROOM];
     struct device *device; // until the bridge has it
@@ -206,7 +206,6 @@ enum status run_open_adapter(struct run *run);
 enum status run_find_base(struct run *run);
 // Who samples for the run: run->source.
 enum status run_open_source(struct run *run);
-bool run_serves(const struct run *run);        // false: the server is started later
 enum status run_place_server(struct run *run); // whose files go into the run's folder
 
 // run_learn.c: the draft model's learning rate in a step.

@@ -173,7 +173,7 @@ static enum status open_data(struct run *run)
     }
     if (c->atropos && !c->eval_data) return ST_OK; // nothing is asked for here
     CHECK(check_context(run, run->mapped.model, "model"));
-    if (run_serves(run)) CHECK(run_check_context(run));
+    if (!run->own.server) CHECK(run_check_context(run));
     if (run->mapped.draft) CHECK(check_context(run, run->mapped.draft_model, "draft model"));
 out:
     return st;
@@ -188,7 +188,7 @@ static enum status open_environment(struct run *run)
     enum status st;
     if (!c->rollouts) return ST_OK;
     run->server_context = run->mapped.model->max_positions; // of a server that is started later
-    if (run_serves(run)) CHECK(rollout_context(run->servers, &run->server_context));
+    if (!run->own.server) CHECK(rollout_context(run->servers, &run->server_context));
     const struct environment_options options = {.line = c->rollouts + strlen(ROLLOUTS_COMMAND),
                                                 .n = (int)c->rollout_processes,
                                                 .timeout_s = c->rollout_process_timeout,

@@ -77,17 +77,12 @@ static enum status check_context(void *run)
     return run_check_context(run);
 }
 
-bool run_serves(const struct run *run)
-{
-    return !run->own.server;
-}
-
 enum status run_place_server(struct run *run)
 {
     struct own *own = &run->own;
     const int rank = run->job->ranks.rank;
     enum status st;
-    if (run_serves(run)) return ST_OK;
+    if (!own->server) return ST_OK;
     CHECK(rank == 0 ? path_put(own->folder, "", "%s", run->folder)
                     : path_put(own->folder, run->folder, "rank-%d", rank));
     CHECK(path_put(own->socket, own->folder, "server.sock"));
