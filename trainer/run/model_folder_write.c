@@ -103,7 +103,7 @@ static json_t *state_of(const struct model_folder *m)
         json_pack("{s:i, s:I, s:s*, s:O*}", "format_version", STATE_FORMAT, "optimizer_steps",
                   (json_int_t)steps, ADAPTER_STATE, m->adapter_name, ADAPTER_BASE, m->adapter_base);
     bool ok = state && (!m->state || json_object_update(state, m->state) == 0);
-    if (ok && m->draft)
+    if (ok && m->draft && m->draft->optimizer)
         ok = json_object_set_new(state, "draft_optimizer_steps",
                                  json_integer(optimizer_steps(m->draft->optimizer))) == 0;
     if (ok) return state;
