@@ -64,12 +64,17 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16 *p)
     load_matrices(r, shared_address(p));
 }
 
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16 *p)
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p))
+                 : "r"(p)
                  : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16 *p)
+{
+    load_matrices_transposed(r, shared_address(p));
 }
 
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)

@@ -260,6 +260,7 @@ static const struct call calls[] = {
     {OP_matmul_rope_store, "1,024 rows", DT_BF16, 1024, 2048, 2, 0, DIM, 0, 0},
     {OP_matmul_rope_store, "16 rows in f32", DT_F32, 16, 2048, 16, 256, DIM, 0, 0},
     AT(attn_paged, "16 x 1 row, 1,024 keys", DT_BF16, 16, 16, 1023, DIM),
+    AT(attn_paged, "64 x 1 row, 512 keys", DT_BF16, 64, 64, 511, DIM),
     AT(attn_paged, "2 x 512 rows, 1,024 keys", DT_BF16, 1024, 2, 512, DIM),
     AT(attn_paged, "2 x 512 rows, 1,024 keys, heads of 256", DT_BF16, 1024, 2, 512, 256),
     AT(attn_paged, "16 x 1 row, 1,024 latent keys", DT_BF16, 16, 16, 1023, 576),

@@ -1,6 +1,6 @@
 /* attention.cu: the attention entries of the table, and the general kernels behind them: any
  * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. The tables say what goes to
- * attn_few.cu, attn_wgmma.cu, attn_tensor.cu and attn_latent.cu instead.
+ * attn_few.cu, attn_few_tma.cu, attn_wgmma.cu, attn_tensor.cu and attn_latent.cu instead.
  *
  * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in
  * tiles of 32 held in shared memory: first a lane is a key (scores), then a lane is a dimension
@@ -174,11 +174,16 @@ static bool few_takes(struct device *dev, const attn_call &c)
     return !has_many(c) && attn_mma_takes(dev, c);
 }
 
+static bool few_tma_takes(struct device *dev, const attn_call &c)
+{
+    return few_takes(dev, c) && attn_few_tma_takes(dev, c);
+}
+
 // What `many` leaves of a paged batch, then that.
 template <void (*MANY)(struct device *, const attn_call &)>
 static void mixed(struct device *dev, const attn_call &c)
 {
-    if (c.batch->n_seqs > 1) attn_few(dev, c);
+    if (c.batch->n_seqs > 1) (attn_few_tma_takes(dev, c) ? attn_few_tma : attn_few)(dev, c);
     MANY(dev, c);
 }
 
@@ -193,6 +198,9 @@ static const char for_mma[] = "bf16, heads up to 256, a multiple of 8";
 
 static const op_variant paged_rows[] = {
     LATENT_WGMMA,
+    variant<attn_call, few_tma_takes, attn_few_tma>(
+        "few_tma", "as few, on 9.0: heads of 64 or 128, blocks of 16 tokens or a multiple, a power "
+                   "of 2; sequences times kv heads above half the SMs, or contexts long"),
     variant<attn_call, few_takes, attn_few>("few", "bf16, heads up to 256, a multiple of 8; no "
                                                    "sequence has more than 64 packed rows"),
     variant<attn_call, attn_wgmma_takes, mixed<attn_wgmma>>("wgmma", for_wgmma),
@@ -205,7 +213,7 @@ static const op_variant packed_rows_[] = {
     variant<attn_call, attn_mma_takes, attn_mma>("mma", for_mma),
     PLAIN,
 };
-const struct op_variants attn_paged_variants = {OP_attn_paged, 5, paged_rows};
+const struct op_variants attn_paged_variants = {OP_attn_paged, 6, paged_rows};
 const struct op_variants attn_packed_variants = {OP_attn_packed, 4, packed_rows_};
 
 void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,

@@ -226,9 +226,10 @@ template <typename T> __device__ __forceinline__ int64_t query_at(const attn_arg
     return at.row * a.q_stride + (int64_t)at.head * a.head_dim;
 }
 
-/* bf16 whose heads are multiples of 8 goes to the tensor cores: attn_few.cu has the sequences of a
- * paged batch with at most FEW_ROWS packed rows (decoding, verification), attn_tensor.cu and
- * attn_wgmma.cu the others and packed batches. All keep the order of attn_order.cuh. */
+/* bf16 whose heads are multiples of 8 goes to the tensor cores: attn_few.cu and attn_few_tma.cu
+ * have the sequences of a paged batch with at most FEW_ROWS packed rows (decoding, verification),
+ * attn_tensor.cu and attn_wgmma.cu the others and packed batches. All keep the order of
+ * attn_order.cuh. */
 #define FEW_ROWS 64
 
 // Memory for the parts of contexts that are spread over blocks; where it does not do for a batch,
@@ -238,9 +239,11 @@ template <typename T> __device__ __forceinline__ int64_t query_at(const attn_arg
 // The variants: whether one takes a call, and its launch.
 bool attn_latent_takes(struct device *dev, const attn_call &call); // attn_latent.cu
 void attn_latent(struct device *dev, const attn_call &call);
-void attn_few(struct device *dev, const attn_call &call);       // of a paged batch, what is for it
-bool attn_mma_takes(struct device *dev, const attn_call &call); // attn_tensor.cu
-void attn_mma(struct device *dev, const attn_call &call);       // paged: what attn_few leaves
+void attn_few(struct device *dev, const attn_call &call); // of a paged batch, what is for it
+bool attn_few_tma_takes(struct device *dev, const attn_call &call); // attn_few_tma.cu
+void attn_few_tma(struct device *dev, const attn_call &c);          // likewise
+bool attn_mma_takes(struct device *dev, const attn_call &call);     // attn_tensor.cu
+void attn_mma(struct device *dev, const attn_call &call);           // paged: what attn_few leaves
 bool attn_mma_back_takes(struct device *dev, const attn_call &call);
 void attn_mma_back(struct device *dev, const attn_call &call);
 bool attn_wgmma_takes(struct device *dev, const attn_call &call);      // attn_wgmma.cu

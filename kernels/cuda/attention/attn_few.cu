@@ -12,46 +12,15 @@
  * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh),
  * so after a kernel that stores those of this step they are already on their way while it runs.
  */
-#include "kernels/cuda/attention/attn_order.cuh"
+#include "kernels/cuda/attention/attn_few.cuh"
 #include <algorithm>
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
-#define ROWS    16
 #define TILES   (CHUNK_KEYS / TILE_KEYS)
 
 static_assert(TILE_KEYS == WARPS * 8, "a warp has eight keys of a tile");
 static_assert(CHUNK_KEYS == THREADS, "a thread looks up one key");
-
-// What a block works on.
-struct task {
-    packed_rows rows;
-    int s, kv_head;
-    int first_chunk, n_chunks; // that its rows see
-    int begin, end;            // positions of the keys of this block's chunk, up to the last row's
-    int low;                   // keys before it are outside every row's window
-};
-
-// False where the block has nothing to do. May run before grid_wait().
-__device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int row_tiles)
-{
-    w.s = blockIdx.y;
-    w.kv_head = blockIdx.x / row_tiles;
-    int start = number_at<true>(a.query_start + w.s);
-    int n = (number_at<true>(a.query_start + w.s + 1) - start) * a.group;
-    w.rows = {start, (int)blockIdx.x % row_tiles * ROWS, n, w.kv_head * a.group};
-    w.n_chunks = 0;
-    if (w.rows.base >= n || n > FEW_ROWS) return false;
-    int last = min(ROWS, n - w.rows.base) - 1;
-    int lowest = row_position<true, true>(a, w.s, place_of(a, w.rows, 0).row);
-    int highest = row_position<true, true>(a, w.s, place_of(a, w.rows, last).row);
-    w.low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
-    w.first_chunk = w.low / CHUNK_KEYS;
-    w.n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - w.first_chunk + 1;
-    w.begin = (w.first_chunk + blockIdx.z) * CHUNK_KEYS;
-    w.end = min(w.begin + CHUNK_KEYS, highest + 1);
-    return (int)blockIdx.z < w.n_chunks;
-}
 
 // ---- shared memory -----------------------------------------------------------------------------
 
@@ -238,10 +207,6 @@ __device__ __forceinline__ float4 cluster_load4(uint32_t address, int rank)
 
 // ---- chunks ------------------------------------------------------------------------------------
 
-// What a block leaves for the one that joins: of each row HD sums of weighted values, the largest
-// score and the sum of weights.
-template <int HD> constexpr int part_width = HD + 4;
-
 // Calls f(row, first of two dimensions, their sums) for each of a thread's.
 template <int HD, typename F>
 __device__ __forceinline__ void each_pair(const float (&out)[dim_sets<HD>][2][4], const task &w,
@@ -261,21 +226,7 @@ __device__ __forceinline__ void each_pair(const float (&out)[dim_sets<HD>][2][4]
     }
 }
 
-// Element `at` of chunk c's part of a task: in memory, or in the shared memory of the cluster's
-// block c.
-struct parts_in_memory {
-    const float *at;
-    int64_t stride;
-
-    __device__ __forceinline__ float4 four(int c, int i) const
-    {
-        return __ldcg(reinterpret_cast<const float4 *>(at + c * stride + i));
-    }
-    __device__ __forceinline__ float2 two(int c, int i) const
-    {
-        return __ldcg(reinterpret_cast<const float2 *>(at + c * stride + i));
-    }
-};
+// As parts_in_memory, in the shared memory of the cluster's block c.
 struct parts_in_cluster {
     uint32_t at;
 
@@ -289,36 +240,6 @@ struct parts_in_cluster {
         return make_float2(x.x, x.y);
     }
 };
-
-// Joins a task's chunks: every n-th set of four dimensions from `first` on.
-template <int HD, typename P>
-__device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task &w, const P &parts,
-                                            int first, int n)
-{
-    constexpr int FOURS = HD / 4;
-    int rows = min(ROWS, w.rows.n - w.rows.base);
-    for (int i = first; i < rows * FOURS; i += n) {
-        int r = i / FOURS, d = i % FOURS * 4, part = r * part_width<HD>;
-        float top = -INFINITY, sum = 0, x[4] = {};
-#pragma unroll 8
-        for (int c = 0; c < w.n_chunks; c++) {
-            float4 next = parts.four(c, part + d);
-            float2 ends = parts.two(c, part + HD);
-            join_step step = next_chunk(top, ends.x);
-            sum = joined(sum, ends.y, step);
-            x[0] = joined(x[0], next.x, step);
-            x[1] = joined(x[1], next.y, step);
-            x[2] = joined(x[2], next.z, step);
-            x[3] = joined(x[3], next.w, step);
-        }
-        if (d >= a.head_dim) continue;
-        place at = place_of(a, w.rows, r);
-        float inverse = inverse_of(with_sink(a, at.head, top, sum));
-#pragma unroll
-        for (int e = 0; e < 4; e++) x[e] = finished(x[e], inverse);
-        store<bf16, 4>(a.out + index_of(a, at) * a.head_dim + d, x);
-    }
-}
 
 // What the blocks of a task with several chunks share. at: of each task (grid y, x) the parts of up
 // to gridDim.z chunks, part_rows rows each, which the last block joins; NULL: they are a cluster.
@@ -362,11 +283,11 @@ finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const floa
                 store_pair(own + (lane / 4 + h * 8) * part_width<HD> + HD, top[h], sum[h * 2]);
     if (!parts.at) {
         cluster_sync();
-        join_chunks<HD>(a, w, parts_in_cluster{shared_address(own)},
-                        blockIdx.z * THREADS + threadIdx.x, w.n_chunks * THREADS);
+        join_chunks<HD, 8>(a, w, parts_in_cluster{shared_address(own)},
+                           blockIdx.z * THREADS + threadIdx.x, w.n_chunks * THREADS);
         cluster_sync(); // until then a block's memory is read
     } else if (last_block(&parts.tickets[task_at], w.n_chunks, m.key_rows)) {
-        join_chunks<HD>(a, w, parts_in_memory{of_task, stride}, threadIdx.x, THREADS);
+        join_chunks<HD, 8>(a, w, parts_in_memory{of_task, stride}, threadIdx.x, THREADS);
     }
 }
 
@@ -383,7 +304,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     bf16 *values = at_once ? reinterpret_cast<bf16 *>(shared + sizeof m) : m.keys;
     if (!a.early) grid_wait();
     task w;
-    bool works = task_of(w, a, row_tiles);
+    bool works = task_of(w, a, row_tiles, blockIdx.y, blockIdx.x, blockIdx.z, 1);
     const bf16 *k = a.k + (int64_t)w.kv_head * a.head_dim;
     const bf16 *v = a.v + (int64_t)w.kv_head * a.head_dim;
     int n = 0, old = 0; // keys, in whole tiles; those of earlier batches

@@ -13,7 +13,7 @@ struct rows_seen {
 };
 
 // Rows row0 .. row0 + 15 of a tile are the warp's; those past the last packed row see nothing.
-template <bool PAGED>
+template <bool PAGED, bool FROM_L2 = false>
 __device__ __forceinline__ rows_seen seen_by(const attn_args<bf16> &a, int s, const packed_rows &p,
                                              int row0)
 {
@@ -21,7 +21,7 @@ __device__ __forceinline__ rows_seen seen_by(const attn_args<bf16> &a, int s, co
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = row0 + threadIdx.x % 32 / 4 + h * 8;
-        seen.position[h] = p.in(r) ? row_position<PAGED>(a, s, place_of(a, p, r).row) : -1;
+        seen.position[h] = p.in(r) ? row_position<PAGED, FROM_L2>(a, s, place_of(a, p, r).row) : -1;
         seen.hidden[h] = a.window > 0 ? seen.position[h] - a.window : -1;
     }
     return seen;

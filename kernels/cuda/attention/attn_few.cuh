@@ -1,0 +1,95 @@
+/* attn_few.cuh: what the kernels of attention of few rows share (attn_few.cu, attn_few_tma.cu):
+ * what a block works on, and how the chunks of a context that is spread over blocks are joined. */
+#ifndef KERNELS_CUDA_ATTN_FEW_CUH
+#define KERNELS_CUDA_ATTN_FEW_CUH
+
+#include "kernels/cuda/attention/attn_order.cuh"
+
+#define ROWS 16 // of a task, at most
+
+// What a block works on: packed rows of a sequence and kv head, and some chunks of its context.
+struct task {
+    packed_rows rows;
+    int s, kv_head;
+    int first_chunk, n_chunks; // that its rows see
+    int begin, end;            // positions of the keys of this block's chunks, up to the last row's
+    int low, seen;             // keys before them no row's window has; every row sees, but for low
+};
+
+// Task `at` of a sequence (a tile of rows of a kv head), and of it n chunks from `chunk` on. False
+// where there is nothing to do. May run before grid_wait().
+__device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int row_tiles, int s,
+                                        int at, int chunk, int n_chunks)
+{
+    w.s = s;
+    w.kv_head = at / row_tiles;
+    int start = number_at<true>(a.query_start + s);
+    int n = (number_at<true>(a.query_start + s + 1) - start) * a.group;
+    w.rows = {start, at % row_tiles * ROWS, n, w.kv_head * a.group};
+    w.n_chunks = 0;
+    if (w.rows.base >= n || n > FEW_ROWS) return false;
+    int last = min(ROWS, n - w.rows.base) - 1;
+    int lowest = row_position<true, true>(a, s, place_of(a, w.rows, 0).row);
+    int highest = row_position<true, true>(a, s, place_of(a, w.rows, last).row);
+    w.low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
+    w.seen = lowest + 1;
+    w.first_chunk = w.low / CHUNK_KEYS;
+    w.n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - w.first_chunk + 1;
+    w.begin = (w.first_chunk + chunk) * CHUNK_KEYS;
+    w.end = min(w.begin + n_chunks * CHUNK_KEYS, highest + 1);
+    return chunk < w.n_chunks;
+}
+
+// ---- parts -------------------------------------------------------------------------------------
+
+// What of a chunk is left for the block that joins: of each row HD sums of weighted values, the
+// largest score and the sum of weights.
+template <int HD> constexpr int part_width = HD + 4;
+
+// Element `at` of chunk c's part of a task.
+struct parts_in_memory {
+    const float *at;
+    int64_t stride;
+
+    __device__ __forceinline__ float4 four(int c, int i) const
+    {
+        return __ldcg(reinterpret_cast<const float4 *>(at + c * stride + i));
+    }
+    __device__ __forceinline__ float2 two(int c, int i) const
+    {
+        return __ldcg(reinterpret_cast<const float2 *>(at + c * stride + i));
+    }
+};
+
+// Joins a task's chunks: every n-th set of four dimensions from `first` on. AT_ONCE: chunks whose
+// loads are under way together.
+template <int HD, int AT_ONCE, typename P>
+__device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task &w, const P &parts,
+                                            int first, int n)
+{
+    constexpr int FOURS = HD / 4;
+    int rows = min(ROWS, w.rows.n - w.rows.base);
+    for (int i = first; i < rows * FOURS; i += n) {
+        int r = i / FOURS, d = i % FOURS * 4, part = r * part_width<HD>;
+        float top = -INFINITY, sum = 0, x[4] = {};
+#pragma unroll AT_ONCE
+        for (int c = 0; c < w.n_chunks; c++) {
+            float4 next = parts.four(c, part + d);
+            float2 ends = parts.two(c, part + HD);
+            join_step step = next_chunk(top, ends.x);
+            sum = joined(sum, ends.y, step);
+            x[0] = joined(x[0], next.x, step);
+            x[1] = joined(x[1], next.y, step);
+            x[2] = joined(x[2], next.z, step);
+            x[3] = joined(x[3], next.w, step);
+        }
+        if (d >= a.head_dim) continue;
+        place at = place_of(a, w.rows, r);
+        float inverse = inverse_of(with_sink(a, at.head, top, sum));
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[e] = finished(x[e], inverse);
+        store<bf16, 4>(a.out + index_of(a, at) * a.head_dim + d, x);
+    }
+}
+
+#endif
