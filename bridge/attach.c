@@ -322,12 +322,8 @@ static void *heartbeat(void *argument)
 
 static int start_heartbeat(struct bridge *b)
 {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&b->mutex, NULL);
-    pthread_cond_init(&b->stop_cond, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&b->stop_cond);
     b->stop = false;
     int error = thread_start(&b->thread, heartbeat, b);
     if (error) {

@@ -50,3 +50,12 @@ void clock_sleep_ms(int64_t ms)
     struct timespec until = {end / NS_PER_S, end % NS_PER_S};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) continue;
 }
+
+void clock_cond_init(pthread_cond_t *ret)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(ret, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}

@@ -3,6 +3,7 @@
 #ifndef COMMON_BASE_CLOCK_H
 #define COMMON_BASE_CLOCK_H
 
+#include <pthread.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -18,6 +19,7 @@ int64_t clock_deadline_ns(int64_t ms);   // now + ms
 double clock_ms_since(int64_t start_ns); // milliseconds from start to now
 int clock_ms_until(int64_t deadline_ns); // 0 once passed, rounded up; for poll()
 void clock_sleep_ms(int64_t ms);
+void clock_cond_init(pthread_cond_t *ret); // whose timed waits end by this clock
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,8 @@
 #include "common/base/rng.h"
 #include "common/base/hash.h"
 
+#include <string.h>
+
 void rng_init(struct rng *r, uint64_t seed, uint64_t stream)
 {
     *r = (struct rng){.seed = seed, .stream = stream, .used = 4};
@@ -36,6 +38,19 @@ uint32_t rng_below(struct rng *r, uint32_t n)
     do product = (uint64_t)rng_u32(r) * n;
     while ((uint32_t)product < unfair);
     return (uint32_t)(product >> 32);
+}
+
+// Fisher and Yates.
+void rng_shuffle(struct rng *r, void *items, int n, size_t size)
+{
+    char swap[64];
+    for (int k = n - 1; k > 0; k--) {
+        char *last = (char *)items + (size_t)k * size,
+             *other = (char *)items + rng_below(r, (uint32_t)k + 1) * size;
+        memcpy(swap, last, size);
+        memmove(last, other, size);
+        memcpy(other, swap, size);
+    }
 }
 
 float rng_uniform(struct rng *r)

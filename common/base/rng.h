@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -99,8 +100,9 @@ void rng_init(struct rng *r, uint64_t seed, uint64_t stream);
 uint32_t rng_u32(struct rng *r);
 uint64_t rng_u64(struct rng *r);
 uint32_t rng_below(struct rng *r, uint32_t n); // uniform in 0..n-1, without bias; n >= 1
-float rng_uniform(struct rng *r);              // open (0, 1)
-float rng_normal(struct rng *r);               // rng_normal_of() of the next two
+void rng_shuffle(struct rng *r, void *items, int n, size_t size); // of up to 64 bytes each
+float rng_uniform(struct rng *r);                                 // open (0, 1)
+float rng_normal(struct rng *r);                                  // rng_normal_of() of the next two
 
 // The seed of the i-th of several prompts that are given one seed together; the first has that seed
 // itself, so that a prompt alone gets the same tokens however it is asked for.

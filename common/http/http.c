@@ -314,6 +314,19 @@ enum status http_loop_init(uv_loop_t *loop)
     return err ? status_fail(ST_IO, "no event loop: %s", uv_strerror(err)) : ST_OK;
 }
 
+static void close_handle(uv_handle_t *handle, void *context)
+{
+    (void)context;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+void http_loop_close(uv_loop_t *loop)
+{
+    uv_walk(loop, close_handle, NULL);
+    while (uv_run(loop, UV_RUN_DEFAULT) != 0) continue;
+    uv_loop_close(loop);
+}
+
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret)
 {
     struct http *h = calloc(1, sizeof *h);

@@ -45,6 +45,7 @@ struct http_options { // all borrowed
 
 // uv_loop_init() with a sentence; nothing may be done with a loop that has none.
 enum status http_loop_init(uv_loop_t *loop);
+void http_loop_close(uv_loop_t *loop); // once all of its handles are closed, which this does
 enum status http_new(uv_loop_t *loop, const struct http_options *options, struct http **ret);
 // Takes a listening socket over. At most two.
 enum status http_listen(struct http *h, int fd, bool tcp);

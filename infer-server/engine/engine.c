@@ -87,11 +87,7 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     e->context = context;
     e->inbox_end = &e->inbox;
     e->commands_end = &e->commands;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&e->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&e->changed);
     pthread_mutex_init(&e->lock, NULL);
     CHECK(checks_options(&e->options));
     CHECK(load_configs(e));

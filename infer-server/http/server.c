@@ -301,12 +301,6 @@ static void start_handles(struct server *s)
     s->watchdog_told_ns = clock_now_ns();
 }
 
-static void close_handle(uv_handle_t *handle, void *context)
-{
-    (void)context;
-    if (!uv_is_closing(handle)) uv_close(handle, NULL);
-}
-
 // Order: nobody new and nobody waiting; jobs come back; the engine ends, its last events are
 // delivered; handles close. From here on a signal ends the process in the ordinary way.
 static void stop(struct server *s)
@@ -321,9 +315,7 @@ static void stop(struct server *s)
     signal(SIGHUP, SIG_IGN); // of which another may come
     engine_free(s->engine, 0);
     inbox_close(&s->host.inbox);
-    uv_walk(&s->loop, close_handle, NULL);
-    uv_run(&s->loop, UV_RUN_DEFAULT);
-    uv_loop_close(&s->loop);
+    http_loop_close(&s->loop);
     chat_template_free(s->chat);
     free(s->token_ends);
     tokenizer_free(s->tokenizer);

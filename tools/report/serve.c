@@ -155,12 +155,6 @@ static void start_signals(struct report_server *s)
     }
 }
 
-static void close_handle(uv_handle_t *handle, void *context)
-{
-    (void)context;
-    if (!uv_is_closing(handle)) uv_close(handle, NULL);
-}
-
 enum status report_serve(const char *listen, struct run_folder *runs, int n, int shown)
 {
     struct report_server s = {.runs = runs, .n = n, .shown = shown};
@@ -188,8 +182,6 @@ enum status report_serve(const char *listen, struct run_folder *runs, int n, int
     uv_run(&s.loop, UV_RUN_DEFAULT);
 out:
     http_close(s.http);
-    uv_walk(&s.loop, close_handle, NULL);
-    while (uv_run(&s.loop, UV_RUN_DEFAULT) != 0) continue;
-    uv_loop_close(&s.loop);
+    http_loop_close(&s.loop);
     return st;
 }

@@ -136,16 +136,12 @@ static void release(struct stop *s)
 
 enum status stop_watch_new(const struct stop_options *options, struct stop **ret)
 {
-    pthread_condattr_t monotonic;
     struct stop *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for the watching thread");
     s->options = *options;
     pthread_mutex_init(&s->publish_lock, NULL);
     pthread_mutex_init(&s->end_lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->end, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&s->end);
     if (pthread_create(&s->thread, NULL, watch, s) != 0) {
         release(s);
         return status_fail(ST_IO, "the watching thread cannot be started");
