@@ -7,8 +7,6 @@
 #include "common/base/bytes.h"
 #include "trainer/learn/loss.h"
 
-struct proto_field;
-
 struct datum {
     int32_t *tokens; // (n) the model's input
     int n;
@@ -40,14 +38,5 @@ void forward_backward_release(struct forward_backward *request);
 // The response: the log-probabilities (n, each) of all datums, one after the other, and the loss.
 void forward_backward_response(const struct forward_backward *request, const float *logprobs,
                                double loss, struct bytes *to);
-
-// A tensor of the Tinker API's messages (tensor.c): 1 dense values, or 2 sparse ones (CSR: 1
-// values, 2 row pointers, 3 columns, of int64 each), 3 dtype, 4 shape.
-enum { TENSOR_FLOAT32 = 1, TENSOR_INT64 = 2 }; // dtypes in messages
-// Reads n rows; a list of n has one column. ret (n, columns): floats or, `integers`, int32 token
-// ids of what came as int64; allocated, 0 where a sparse tensor has nothing. ret_two_d: it has a
-// second dimension. `name` names it in errors.
-enum status tensor_read(const struct proto_field *field, const char *name, int n, bool integers,
-                        int *ret_columns, bool *ret_two_d, void **ret);
 
 #endif

@@ -6,16 +6,197 @@
  * sampled from the copy that is kept of it, one that was saved from a copy that is loaded for it; a
  * whole model that was saved is loaded in place, if nobody trains what is there. What is left is
  * stale: an error, unless --snapshots inflight, or the client's own kind "inflight", lets newer
- * weights answer. */
+ * weights answer.
+ *
+ * Samples come by /v1/rollouts on the server's Unix socket, thousands at once over few connections.
+ * Those that are sampled alike (temperature, length, stops) and wait at the same time, as all do
+ * that came in one turn of the loop, go as one request of many groups. What is refused as a whole
+ * is sent again one by one, so that one bad request fails no other. Whatever ends is posted to the
+ * inbox, and delivered in the loop's next turn. */
 #include "trainer/serve/tinker.h"
 #include "bridge/control.h"
 #include "bridge/control_facts.h"
 #include "common/base/clock.h"
+#include "common/base/json.h"
 #include "common/base/protobuf.h"
+#include "common/http/http_client.h"
+#include "trainer/rollout/rollout.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
-#define MAX_TRIES 3
+#define MAX_TRIES   3
+#define MAX_GROUPS  512 // of one request to the server
+#define MAX_SAMPLES 2048
+
+struct flight { // one request to the server
+    struct flight *next;
+    struct tinker *tinker;
+    struct rollout_servers servers; // the one
+    struct rollout_pull pull;
+    struct rollout_ask ask;                      // as rollouts are asked for
+    struct sample_request *requests[MAX_GROUPS]; // (n); NULL: it came back
+    int n, n_left, samples;
+};
+
+static void come_back(struct sample_request *r, enum status st)
+{
+    if (st != ST_OK) request_fail(&r->request, st);
+    inbox_post(&r->request.owner->tinker->inbox, &r->request.message);
+}
+
+static void sample(struct sample_request *r); // which ends in the inbox
+
+// ---- what arrives -------------------------------------------------------------------------------
+
+static enum status on_line(void *context, const char *text, size_t len)
+{
+    struct flight *f = context;
+    json_t *line = NULL;
+    enum status st;
+    CHECK(json_parse("/v1/rollouts", text, len, &line));
+    CHECK(rollout_check_line("/v1/rollouts", line));
+    const json_int_t group = json_integer_value(json_object_get(line, "group_id")),
+                     sample = json_integer_value(json_object_get(line, "sample"));
+    if (group < 0 || group >= f->n || !f->requests[group] || sample < 0 ||
+        sample >= f->requests[group]->n || f->requests[group]->samples[sample].text)
+        FAIL(ST_FORMAT, "/v1/rollouts: a sample that was not asked for");
+    struct sample_request *r = f->requests[group];
+    CHECK(sample_request_read(r, (int)sample, line));
+    if (++r->n_done < r->n) goto out;
+    f->requests[group] = NULL;
+    f->n_left--;
+    come_back(r, ST_OK);
+out:
+    json_decref(line);
+    return st;
+}
+
+// ---- requests to the server ---------------------------------------------------------------------
+
+static enum status ask(struct flight *f)
+{
+    const struct sample_request *any = f->requests[0];
+    json_t *groups = json_array(), *body;
+    enum status st = ST_OK;
+    for (int i = 0; i < f->n; i++) {
+        const struct sample_request *r = f->requests[i];
+        json_t *group = json_copy(r->group);
+        json_object_set_new(group, "id", json_integer(i));
+        json_object_set_new(group, "prompt_token_ids", json_ids(r->prompt.ids, r->prompt.n));
+        json_array_append_new(groups, group);
+    }
+    body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "model",
+                     any->use.adapter[0] ? any->use.adapter : NULL);
+    if (!body) FAIL(ST_NO_MEMORY, "out of memory");
+    const struct http_call call = {.path = "/v1/rollouts",
+                                   .post = true,
+                                   .body = body,
+                                   .timeout_ms = clock_ms_until(f->pull.deadline) + 1,
+                                   .on_line = on_line,
+                                   .context = f};
+    st = rollout_ask(&f->pull, &f->ask, &call);
+out:
+    json_decref(body);
+    return st;
+}
+
+// All that has not come back yet does now; of a request that was refused as a whole each goes
+// alone.
+static void give_up(struct flight *f, enum status st)
+{
+    struct status_kept failure;
+    status_keep(&failure, st);
+    for (int i = 0; i < f->n; i++) {
+        struct sample_request *r = f->requests[i];
+        if (!r) continue;
+        const bool again = st == ST_INVALID && f->n_left > 1 && !r->alone;
+        r->alone = true;
+        if (again) {
+            sample_request_clear(r);
+            sample(r);
+        } else {
+            come_back(r, status_recall(&failure));
+        }
+    }
+}
+
+// True where it is over.
+static bool advance(struct flight *f)
+{
+    enum status st;
+    if (f->ask.transfer) {
+        if (!rollout_finish(&f->pull, &f->ask, NULL, &st)) return false;
+        if (st == ST_OK && f->n_left > 0)
+            st = status_fail(ST_PEER_GONE, "the server ended the response before every sample");
+        if (st == ST_OK) return true;
+        st = rollout_again(&f->pull, &f->ask, f->n_left < f->n, st);
+    } else {
+        st = rollout_choose(&f->pull, &f->ask) ? ask(f) : ST_OK;
+    }
+    if (st == ST_OK) return false;
+    give_up(f, st);
+    return true;
+}
+
+// ---- what waits ---------------------------------------------------------------------------------
+
+// A request can go with those that wait to be sent.
+static bool fits(const struct flight *f, const struct sample_request *r)
+{
+    return !f->ask.transfer && !r->alone && !f->requests[0]->alone && f->n < MAX_GROUPS &&
+           f->samples + r->n <= MAX_SAMPLES &&
+           strcmp(f->requests[0]->use.adapter, r->use.adapter) == 0 &&
+           json_equal(f->requests[0]->sampling, r->sampling);
+}
+
+static void sample(struct sample_request *r)
+{
+    struct tinker *t = r->request.owner->tinker;
+    struct flight *f = t->flights;
+    while (f && !fits(f, r)) f = f->next;
+    if (!f) {
+        if (!(f = calloc(1, sizeof *f))) {
+            come_back(r, status_fail(ST_NO_MEMORY, "out of memory"));
+            return;
+        }
+        f->tinker = t;
+        f->servers = rollout_servers_of(t->server, t->model->control, t->model->limits.vocab,
+                                        t->model->sample_timeout);
+        f->pull = rollout_pull_begin(&f->servers, NULL);
+        f->ask.server = -1;
+        f->next = t->flights;
+        t->flights = f;
+    }
+    f->requests[f->n++] = r;
+    f->n_left++;
+    f->samples += r->n;
+}
+
+void tinker_poll_samples(struct tinker *t, int ms)
+{
+    const struct pollfd loop = {.fd = uv_backend_fd(&t->loop), .events = POLLIN};
+    for (struct flight *f = t->flights, *next; f; f = next) {
+        next = f->next;
+        if (!advance(f)) continue;
+        struct flight **link = &t->flights; // before it may stand by now what goes alone
+        while (*link != f) link = &(*link)->next;
+        *link = next;
+        free(f);
+    }
+    http_poll_with(t->server, &loop, 1, ms);
+}
+
+void tinker_end_samples(struct tinker *t)
+{
+    for (struct flight *f; (f = t->flights);) {
+        rollout_cancel(&f->pull, &f->ask);
+        give_up(f, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
+        t->flights = f->next;
+        free(f);
+    }
+}
 
 // ---- snapshots ----------------------------------------------------------------------------------
 
@@ -33,12 +214,12 @@ out:
     return st;
 }
 
-// id: of the sampling session that it is of.
-static enum status fail_stale(const struct tinker *t, const struct snapshot *s, const char *id)
+// sampler: that the snapshot is of.
+static enum status fail_stale(const struct owner *sampler, const struct snapshot *s)
 {
-    struct snapshots *all = t->model->snapshots;
+    struct snapshots *all = sampler->tinker->model->snapshots;
     const uint64_t live = snapshots_version(all, s->run);
-    const char *what = s->path[0] ? s->path : id;
+    const char *what = s->path[0] ? s->path : sampler->id;
     struct snapshot now;
     struct bytes kept = BYTES_INIT;
     snapshots_of_path(all, s->path, &now);
@@ -115,10 +296,11 @@ static bool can_load(const struct tinker *t, const struct snapshot *s)
            !tinker_excluding(t, NULL, trained_is_adapter(folder) ? 1 : 0);
 }
 
-static enum status check_stale(const struct tinker *t, const struct snapshot *s, const char *id)
+static enum status check_stale(const struct owner *sampler, const struct snapshot *s)
 {
+    const struct tinker *t = sampler->tinker;
     if (snapshots_use(t->model->snapshots, s, NULL) || can_load(t, s)) return ST_OK;
-    return fail_stale(t, s, id);
+    return fail_stale(sampler, s);
 }
 
 static enum status create_sampler(const struct call *c)
@@ -142,7 +324,7 @@ static enum status create_sampler(const struct call *c)
     }
     snprintf(id, sizeof id, "%.120s:sample:%" PRId64, session->id, c->sampler_number);
     CHECK(tinker_new_sampler(session, id, base, &snapshot, &s));
-    CHECK(check_stale(t, &s->snapshot, id));
+    CHECK(check_stale(s, &s->snapshot));
     st = tinker_reply(
         c, json_pack("{s:s, s:s}", "sampling_session_id", id, "type", "create_sampling_session"));
 out:
@@ -161,8 +343,10 @@ static enum status get_sampler(const struct call *c)
 
 // ---- the response ------------------------------------------------------------------------------
 
-static void append_samples(const struct sample_request *r, struct bytes *to)
+static void append_samples(struct sample_request *r)
 {
+    struct bytes *to = &r->request.response;
+    r->request.is_protobuf = true;
     for (int i = 0; i < r->n; i++) {
         const struct completion *s = &r->samples[i];
         struct bytes sequence = BYTES_INIT;
@@ -179,12 +363,10 @@ static void append_samples(const struct sample_request *r, struct bytes *to)
 
 static void end(struct sample_request *r, enum status st)
 {
-    if (st == ST_OK) {
-        append_samples(r, &r->request.response);
-        r->request.is_protobuf = true;
-    } else if (r->request.status == ST_OK) {
+    if (st == ST_OK)
+        append_samples(r);
+    else if (r->request.status == ST_OK)
         request_fail(&r->request, st);
-    }
     request_end(&r->request);
 }
 
@@ -196,20 +378,18 @@ static void submit(struct sample_request *r)
     if (r->request.owner->tinker->ended)
         end(r, status_fail(ST_CANCELLED, "the Tinker API is stopping"));
     else
-        tinker_sample(r);
+        sample(r);
 }
 
 static void on_loaded(struct inbox_message *message)
 {
     struct sample_request *r = (struct sample_request *)message;
-    struct tinker *t = r->request.owner->tinker;
     struct owner *s = r->request.owner;
     enum status st = r->request.status;
     if (s->snapshot.saves == r->snapshot.saves) s->snapshot = r->snapshot;
     if (st == ST_OK) {
-        st = check_stale(t, &r->snapshot,
-                         r->request.owner->id); // its path may have been saved again
-        if (st != ST_OK) snapshots_end_use(t->model->snapshots, &r->use);
+        st = check_stale(s, &r->snapshot); // its path may have been saved again
+        if (st != ST_OK) snapshots_end_use(s->tinker->model->snapshots, &r->use);
     }
     if (st == ST_OK)
         submit(r);
@@ -225,9 +405,8 @@ static enum status perform_load(struct trained_model *m, struct request *request
     struct run_path path;
     char folder[PATH_ROOM];
     if (!s->path[0]) // it waited while a saved model took the place of what it is of
-        return snapshots_use(t->model->snapshots, s, &r->use)
-                   ? ST_OK
-                   : fail_stale(t, s, r->request.owner->id);
+        return snapshots_use(t->model->snapshots, s, &r->use) ? ST_OK
+                                                              : fail_stale(request->owner, s);
     if (runs_find_path(t->model->runs, s->path, &path, folder) != ST_OK)
         return status_fail(ST_NOT_FOUND, "%s was deleted meanwhile", s->path);
     return trained_load_saved(m, s, folder, &r->use);
@@ -237,7 +416,7 @@ static enum status perform_load(struct trained_model *m, struct request *request
 static void route(struct sample_request *r)
 {
     struct tinker *t = r->request.owner->tinker;
-    enum status st = check_stale(t, &r->snapshot, r->request.owner->id);
+    enum status st = check_stale(r->request.owner, &r->snapshot);
     if (st != ST_OK) {
         end(r, st);
     } else if (snapshots_use(t->model->snapshots, &r->snapshot, &r->use)) {
@@ -267,7 +446,7 @@ static void on_sampled(struct inbox_message *message)
         sample_request_clear(r);
         route(r);
     } else {
-        end(r, status_context(fail_stale(t, &r->snapshot, r->request.owner->id),
+        end(r, status_context(fail_stale(r->request.owner, &r->snapshot),
                               "the weights changed while this was sampled"));
     }
 }
@@ -292,13 +471,13 @@ static enum status asample(const struct call *c)
     enum status st;
     CHECK(tinker_find(t, SAMPLER, c->sampling_session_id, &s));
     s->session->heard_ns = clock_now_ns();
-    CHECK(tinker_new_request(c, s, sizeof(struct sample_request), c->seq_id, &request));
+    CHECK(requests_take(s, c->q, t->why, sizeof(struct sample_request), c->seq_id, &request));
     if (!request) return ST_OK;
     struct sample_request *r = (struct sample_request *)request;
     request->release = sample_request_release;
     r->snapshot = s->snapshot;
     CHECK(sample_request_parse(c->body, &limits, r));
-    CHECK(check_stale(t, &r->snapshot, r->request.owner->id));
+    CHECK(check_stale(s, &r->snapshot));
     request_promise(request, c->q, sequence_ids(r));
     route(r);
 out:

@@ -1,14 +1,159 @@
 /* endpoints_training.c: what trains: models, gradients, steps, and weights that are saved, to go on
- * from or to be sampled. Loop's thread, but for what performs it. */
+ * from or to be sampled. Loop's thread, but for what performs it.
+ *
+ * A training run's requests carry numbers without gaps; the client may send them in another order
+ * (the chunks of a large forward_backward do come so), so that one behind a gap is held until the
+ * gap is filled. A number that was seen before is the same request again: it gets the same promise.
+ * A gap that is not filled in time ends the run for its client: what is behind it cannot be done as
+ * it was meant, and fails, then and later. */
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "trainer/serve/tinker.h"
 #include "common/model/adapter.h"
+#include "trainer/learn/optimizer.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define GONE_MS 35000 // since a session was heard of: it sends a heartbeat every 10 s
+
+struct training_request {
+    struct request request;
+    struct forward_backward data;
+    double lr;
+    struct optimizer_config adamw;
+    struct run_path path;
+    bool named, inflight;       // path is there...
+    char sampler[ID_ROOM];      // that is made of the snapshot then; "": none
+    struct beginning beginning; // of a run, but for its folder
+    json_t *description;        // likewise
+    struct snapshot snapshot;   // of the weights, afterwards
+};
+// Main thread: does it, and sets the response.
+typedef enum status (*training_perform)(struct trained_model *m, struct request *r);
+
+// ---- requests of a training run -----------------------------------------------------------------
+
+static void release(struct request *request)
+{
+    struct training_request *r = (struct training_request *)request;
+    forward_backward_release(&r->data);
+    json_decref(r->description);
+    r->description = NULL;
+}
+
+static void deliver(struct inbox_message *message)
+{
+    struct training_request *r = (struct training_request *)message;
+    struct owner *run = r->request.owner, *s;
+    enum status st = r->request.status;
+    run->n_requests--;
+    if (st != ST_OK && r->request.seq_id == 0) run->over = true; // its beginning failed
+    if (st == ST_OK && r->sampler[0]) {
+        st = tinker_new_sampler(run->session, r->sampler, run->base, &r->snapshot, &s);
+        if (st != ST_OK) request_fail(&r->request, st);
+    }
+    request_end(&r->request);
+}
+
+static void prepare(struct request *r, training_perform perform)
+{
+    r->message.deliver = deliver;
+    r->perform = perform;
+    r->release = release;
+}
+
+// requests_take() of one.
+static enum status new_request(const struct call *c, struct owner *run, int64_t seq_id,
+                               training_perform perform, struct training_request **ret)
+{
+    struct request *r;
+    enum status st = requests_take(run, c->q, c->tinker->why, sizeof **ret, seq_id, &r);
+    if (st != ST_OK) return st;
+    if (r) prepare(r, perform);
+    *ret = (struct training_request *)r;
+    return ST_OK;
+}
+
+// Of the run and the number that the call names.
+static enum status request_of(const struct call *c, training_perform perform,
+                              struct training_request **ret)
+{
+    struct owner *run;
+    enum status st = tinker_find(c->tinker, TRAINING_RUN, c->model_id, &run);
+    if (st == ST_OK && c->seq_id < 1)
+        st = status_fail(ST_INVALID, "request: \"seq_id\" must be there, and at least 1");
+    return st == ST_OK ? new_request(c, run, c->seq_id, perform, ret) : st;
+}
+
+// All that is behind the gap fails, and what comes later.
+static void fail_held(struct owner *run)
+{
+    while (run->missed && run->held) {
+        struct request *r = run->held;
+        run->held = r->next;
+        run->n_requests--;
+        request_fail(r, status_fail(ST_INVALID,
+                                    "request %lld of %s cannot be done: request %lld, which goes "
+                                    "before it, did not come within --gap-timeout. Numbers "
+                                    "(seq_id) of a training client have no gaps; make another one, "
+                                    "from its last checkpoint "
+                                    "(create_training_client_from_state_with_optimizer)",
+                                    (long long)r->seq_id, run->id, (long long)run->missed));
+        request_end(r);
+    }
+}
+
+void training_requests_sweep(struct tinker *t)
+{
+    for (struct owner *run = NULL; (run = owner_next(t->requests, TRAINING_RUN, run));) {
+        if (!run->held || clock_ms_since(run->held_ns) < t->options->gap_timeout * 1e3) continue;
+        run->missed = run->next_seq;
+        log_warn("%s: request %lld did not come, and what is behind it fails", run->id,
+                 (long long)run->missed);
+        fail_held(run);
+    }
+}
+
+// Takes a request over, and lets those go that have nothing missing before them: of a run that was
+// given up, the missing one itself alone, should it come after all. One that is wrong (st is not
+// ST_OK) is one that came: it has its turn, and a response that says so.
+static void submit(struct training_request *r, const struct call *c, enum status st)
+{
+    struct owner *run = r->request.owner;
+    struct request **link = &run->held, *next;
+    if (st != ST_OK) request_fail(&r->request, st);
+    if (!run->held) run->held_ns = clock_now_ns();
+    run->n_requests++;
+    while (*link && (*link)->seq_id < r->request.seq_id) link = &(*link)->next;
+    r->request.next = *link;
+    *link = &r->request;
+    while ((next = run->held) && next->seq_id <= run->next_seq) {
+        run->held = next->next;
+        run->next_seq = next->seq_id + 1;
+        request_queue_append(&run->tinker->queue, next);
+        run->held_ns = clock_now_ns();
+    }
+    fail_held(run);
+    request_promise(&r->request, c->q, json_pack("{s:s}", "model_id", run->id));
+}
+
+static enum status perform_ending(struct trained_model *m, struct request *request)
+{
+    trained_end(m, request->owner->id);
+    return ST_OK;
+}
+
+void tinker_end_run(struct owner *run)
+{
+    struct request *r; // which nobody asks for
+    run->over = true;
+    // without memory its slot goes to whoever wants it first
+    if (requests_add(run, sizeof(struct training_request), -1, &r) != ST_OK) return;
+    prepare(r, perform_ending);
+    run->n_requests++;
+    request_queue_append(&run->tinker->queue, r);
+}
 
 // ---- a model's beginning ------------------------------------------------------------------------
 
@@ -115,13 +260,13 @@ static enum status begin(const struct call *c, const struct run_path *path,
         if (!is_free(c, s, (int)b->rank)) goto out;
         CHECK(training_run_new(s, id, base, (int)b->rank, &run));
     }
-    CHECK(training_request_new(c, run, 0, perform_begin, &r));
+    CHECK(new_request(c, run, 0, perform_begin, &r));
     if (!r) goto out;
     r->named = path != NULL;
     if (path) r->path = *path;
     r->beginning = *b;
     r->description = json_incref(description);
-    training_request_submit(r, c, ST_OK);
+    submit(r, c, ST_OK);
 out:
     json_decref(description);
     return st;
@@ -209,12 +354,12 @@ static enum status load_weights(const struct call *c)
         st = begin(c, &path, &b, base);
         goto out;
     }
-    CHECK(training_request_of(c, perform_begin, &r));
+    CHECK(request_of(c, perform_begin, &r));
     if (!r) goto out;
     r->named = true;
     r->path = path;
     r->beginning = b;
-    training_request_submit(r, c, ST_OK);
+    submit(r, c, ST_OK);
 out:
     json_decref(run);
     return st;
@@ -254,9 +399,9 @@ static enum status forward_backward(const struct call *c)
     const char *message = bytes_text(&body.bytes);
     CHECK(forward_backward_address(message, body.bytes.len, &id, &seq_id));
     CHECK(tinker_find(c->tinker, TRAINING_RUN, id, &run));
-    CHECK(training_request_new(c, run, seq_id, perform_forward_backward, &r));
+    CHECK(new_request(c, run, seq_id, perform_forward_backward, &r));
     if (r)
-        training_request_submit(
+        submit(
             r, c,
             forward_backward_parse(message, body.bytes.len, &c->tinker->model->limits, &r->data));
 out:
@@ -302,8 +447,8 @@ static enum status read_adam(const json_t *body, struct training_request *r)
 static enum status optim_step(const struct call *c)
 {
     struct training_request *r;
-    enum status st = training_request_of(c, perform_optim_step, &r);
-    if (st == ST_OK && r) training_request_submit(r, c, read_adam(c->body, r));
+    enum status st = request_of(c, perform_optim_step, &r);
+    if (st == ST_OK && r) submit(r, c, read_adam(c->body, r));
     return st;
 }
 
@@ -379,13 +524,13 @@ static enum status save(const struct call *c)
     enum status st = ST_OK;
     if (!named && c->sampler_number < 0)
         FAIL(ST_INVALID, "request: \"sampling_session_seq_id\" is missing");
-    CHECK(training_request_of(c, perform_save, &r));
+    CHECK(request_of(c, perform_save, &r));
     if (!r) return ST_OK;
     r->inflight = c->kind && strcmp(c->kind, "inflight") == 0;
     if (!named)
         snprintf(r->sampler, sizeof r->sampler, "%.120s:sample:%lld", r->request.owner->session->id,
                  (long long)c->sampler_number);
-    training_request_submit(r, c, c->status == ST_OK ? check_save(c, r) : c->status);
+    submit(r, c, c->status == ST_OK ? check_save(c, r) : c->status);
     return ST_OK;
 out:
     return st;

@@ -159,10 +159,21 @@ enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct re
     return ST_OK;
 }
 
-struct request *request_known(struct owner *o, int64_t seq_id)
+enum status requests_take(struct owner *o, struct http_request *q, const char *why, size_t size,
+                          int64_t seq_id, struct request **ret)
 {
     char id[REQUEST_ID_ROOM];
-    return request_at(json_object_get(o->all->by_id, id_of(o, seq_id, id)));
+    struct request *known = request_at(json_object_get(o->all->by_id, id_of(o, seq_id, id)));
+    *ret = NULL;
+    if (known) {
+        request_promise(known, q, NULL);
+    } else if (seq_id < o->next_seq) {
+        http_fail(q, 410, "request %lld of %s was answered, and is forgotten", (long long)seq_id,
+                  o->id);
+    } else {
+        return why ? status_fail(ST_INVALID, "%s", why) : requests_add(o, size, seq_id, ret);
+    }
+    return ST_OK;
 }
 
 void request_drop(struct request *r)
@@ -202,16 +213,12 @@ enum status request_set_json(struct request *r, json_t *response)
     return ST_OK;
 }
 
-static bool is_clients_fault(enum status st)
-{
-    return st == ST_INVALID || st == ST_UNSUPPORTED || st == ST_MISMATCH || st == ST_FORMAT ||
-           st == ST_NOT_FOUND || st == ST_TOO_LONG;
-}
-
 void request_fail(struct request *r, enum status st)
 {
+    const bool clients = st == ST_INVALID || st == ST_UNSUPPORTED || st == ST_MISMATCH ||
+                         st == ST_FORMAT || st == ST_NOT_FOUND || st == ST_TOO_LONG;
     json_t *error = json_pack("{s:o, s:s}", "error", json_clean_string(status_message()),
-                              "category", is_clients_fault(st) ? "user" : "server");
+                              "category", clients ? "user" : "server");
     char *text = error ? json_dumps(error, JSON_COMPACT) : NULL;
     r->status = st;
     r->is_protobuf = false;
@@ -219,14 +226,6 @@ void request_fail(struct request *r, enum status st)
     bytes_puts(&r->response, text ? text : "{\"error\":\"failed\",\"category\":\"server\"}");
     free(text);
     json_decref(error);
-}
-
-static void reply(struct request *r, struct http_request *q)
-{
-    struct bytes body = BYTES_INIT;
-    bytes_append(&body, bytes_text(&r->response), r->response.len);
-    r->keep_until_ns = clock_deadline_ns(REQUEST_FETCHED_MS);
-    http_reply(q, 200, r->is_protobuf ? "application/x-protobuf" : "application/json", &body);
 }
 
 static json_t *completion(const struct request *r)
@@ -242,14 +241,19 @@ static json_t *completion(const struct request *r)
 static bool respond(const struct waiter *w, bool now)
 {
     int64_t cursor = w->cursor;
-    if (w->request) {
-        if (w->request->ended)
-            reply(w->request, w->q);
-        else if (now)
-            http_reply_json(w->q, 408,
-                            json_pack("{s:s, s:s}", "type", "try_again", "queue_state", "active"));
-        return now || w->request->ended;
+    struct request *one = w->request;
+    if (one && one->ended) {
+        struct bytes body = BYTES_INIT;
+        bytes_append(&body, bytes_text(&one->response), one->response.len);
+        one->keep_until_ns = clock_deadline_ns(REQUEST_FETCHED_MS);
+        http_reply(w->q, 200, one->is_protobuf ? "application/x-protobuf" : "application/json",
+                   &body);
+        return true;
     }
+    if (one && now)
+        http_reply_json(w->q, 408,
+                        json_pack("{s:s, s:s}", "type", "try_again", "queue_state", "active"));
+    if (one) return now;
     json_t *list = json_array();
     for (const struct request *r = w->owner->first; r; r = r->next_ended) {
         if (r->cursor <= w->cursor || r->seq_id / CLONE_SEQ_IDS != w->clone) continue;
@@ -357,14 +361,10 @@ void requests_sweep(struct requests *all)
 
 void request_queue_init(struct request_queue *queue)
 {
-    pthread_condattr_t monotonic;
     queue->first = NULL;
     queue->last = &queue->first;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&queue->lock, NULL);
-    pthread_cond_init(&queue->some, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&queue->some);
 }
 
 void request_queue_append(struct request_queue *queue, struct request *r)

@@ -85,9 +85,11 @@ enum status owner_add(struct requests *all, enum owner_kind kind, struct owner *
 void session_forget(struct owner *session); // and all that is of it
 // A new one, of a struct of so many bytes that are 0; ST_BUSY where too many are there.
 enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct request **ret);
+// The same of one that was asked for. NULL: it was answered, with the promise that it has already
+// or with 410. why, not NULL: nothing new is taken.
+enum status requests_take(struct owner *o, struct http_request *q, const char *why, size_t size,
+                          int64_t seq_id, struct request **ret);
 void request_drop(struct request *r); // forgets it: nobody asks for its response any more
-// The owner's of that number, where there is one.
-struct request *request_known(struct owner *o, int64_t seq_id);
 
 // Answers with what the request is known by. `more`: further fields, taken; or NULL.
 void request_promise(struct request *r, struct http_request *q, json_t *more);

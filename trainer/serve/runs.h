@@ -58,7 +58,7 @@ enum status runs_training_runs(const char *runs, json_t *warned, json_t **ret_li
 enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list); // run NULL: all
 json_t *runs_time(time_t seconds); // as the API has it; new reference
 
-// ---- downloads (download.c; the loop's thread) --------------------------------------------------
+// ---- downloads (endpoints_runs.c; the loop's thread) --------------------------------------------
 
 // Files of a checkpoint, read chunk by chunk as the client takes it: one file as it is, or all of a
 // folder as a tar archive (POSIX.1-1988 "ustar"; sizes from 8 GiB on as GNU tar writes them).

@@ -1,6 +1,7 @@
 /* server_adapters.c: the server's room for adapters: requests to it, and what goes when there is
  * none. The main thread. */
 #include "trainer/serve/trained_model_impl.h"
+#include "bridge/bridge_file.h"
 #include "bridge/control.h"
 #include "common/base/log.h"
 #include "common/http/http_client.h"
@@ -58,10 +59,16 @@ out:
     return st;
 }
 
-enum status server_adapters_open(struct trained_model *m, const char *socket)
+enum status server_adapters_open(struct trained_model *m)
 {
-    enum status st = http_client_new(socket, &m->server);
-    return st == ST_OK ? run_retry(ST_BUSY, unload_left, m) : st;
+    struct bridge_file *file = NULL;
+    enum status st;
+    CHECK(bridge_file_open(m->options->bridge, &file));
+    CHECK(http_client_new(file->socket, &m->server));
+    st = run_retry(ST_BUSY, unload_left, m);
+out:
+    bridge_file_free(file);
+    return st;
 }
 
 void server_adapters_unload(struct trained_model *m, const char *adapter)

@@ -162,24 +162,19 @@ void snapshots_end_use(struct snapshots *s, const struct snapshot_use *use)
     if (e) e->users--;
 }
 
-// A run's own weights may have changed since: they had not, or not before the last token.
-static bool was_live(const struct snapshots *s, const struct snapshot *which, const char *adapter,
-                     uint64_t oldest, uint64_t newest)
-{
-    const struct entry *e = by_adapter(s, adapter), *copy = kept(s, which->run, which->version);
-    if (!e || oldest < which->version) return false;
-    return e->since == which->version || (copy && newest < copy->until);
-}
-
 bool snapshots_gave(struct snapshots *s, const struct snapshot *which,
                     const struct snapshot_use *use, uint64_t oldest, uint64_t newest)
 {
     LOCKED(s);
-    const struct entry *e = by_adapter(s, use->adapter);
+    const struct entry *e = by_adapter(s, use->adapter),
+                       *copy = kept(s, which->run, which->version);
     if (e && e->kind == FROZEN) return true; // whatever was written meanwhile
     if (newest > s->last) return false;      // the server itself rewrote something
     if (use->adapter[0] && oldest < live(s, "")->since) return false; // it is of another base
-    return !use->live || was_live(s, which, use->adapter, oldest, newest);
+    if (!use->live) return true;
+    // A run's own weights may have changed since: they had not, or not before the last token.
+    return e && oldest >= which->version &&
+           (e->since == which->version || (copy && newest < copy->until));
 }
 
 uint64_t snapshots_version(struct snapshots *s, const char *run)

@@ -1,4 +1,5 @@
-/* tinker.c: the thread of the Tinker API's loop: routes, start, tick, stop.
+/* tinker.c: the thread of the Tinker API's loop: routes, start, tick, stop; and what a client asks
+ * for before and beside its work: how it is to talk, its session, what is served here.
  *
  * It parses, numbers, remembers, and asks the server for samples; the main thread performs the
  * other requests, one after the other, and hands its results to this loop's inbox. Stopping has an
@@ -7,26 +8,18 @@
 #include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 #include "common/base/spawn.h"
 #include "common/http/http_client.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #define TICK_MS 500
 
 // ---- what the endpoints share -------------------------------------------------------------------
-
-static enum status read_body(struct http_request *q, json_t **ret)
-{
-    struct http_body body;
-    http_take_body(q, &body);
-    enum status st = json_parse("request", bytes_text(&body.bytes), body.bytes.len, ret);
-    if (st == ST_OK && !json_is_object(*ret))
-        st = status_fail(ST_INVALID, "request: the body must be a JSON object");
-    http_body_release(&body);
-    return st;
-}
 
 #define FIELDS_OF struct call
 static const struct field call_fields[] = {
@@ -61,10 +54,15 @@ static void on_request(void *tinker, struct http_request *q)
     struct tinker *t = tinker;
     const struct endpoint *e = t->endpoints[http_which(q)];
     struct call call = {.tinker = t, .q = q, .which = e->which};
+    struct http_body text;
     json_t *body = NULL;
     enum status st;
     if (e->needs) {
-        CHECK(read_body(q, &body));
+        http_take_body(q, &text);
+        st = json_parse("request", bytes_text(&text.bytes), text.bytes.len, &body);
+        http_body_release(&text);
+        if (st != ST_OK) goto out;
+        if (!json_is_object(body)) FAIL(ST_INVALID, "request: the body must be a JSON object");
         call.body = body;
         call.status = fields_read("request", body, call_fields, e->needs, &call);
         if (!call.model_id || call.seq_id < 1) CHECK(call.status);
@@ -78,21 +76,6 @@ out:
 enum status tinker_reply(const struct call *c, json_t *response)
 {
     http_reply_json(c->q, 200, response);
-    return ST_OK;
-}
-
-static enum status add_endpoints(struct tinker *t)
-{
-    static const struct endpoint *const tables[] = {session_endpoints, training_endpoints,
-                                                    sampling_endpoints, run_endpoints};
-    int n = 0;
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
-        for (const struct endpoint *e = tables[i]; e->path; e++) {
-            if (n == MAX_ENDPOINTS) return status_fail(ST_INVALID, "MAX_ENDPOINTS is too small");
-            t->endpoints[n] = e;
-            t->routes[n] = (struct http_route){e->method, e->path, on_request, e->access, n};
-            n++;
-        }
     return ST_OK;
 }
 
@@ -113,25 +96,6 @@ enum status tinker_takes_work(struct tinker *t)
 {
     const char *why = t->why;
     return why ? status_fail(ST_INVALID, "%s", why) : ST_OK;
-}
-
-enum status tinker_new_request(const struct call *c, struct owner *o, size_t size, int64_t seq_id,
-                               struct request **ret)
-{
-    struct request *known = request_known(o, seq_id);
-    enum status st = ST_OK;
-    *ret = NULL;
-    if (known) {
-        request_promise(known, c->q, NULL);
-    } else if (seq_id < o->next_seq) {
-        http_fail(c->q, 410, "request %lld of %s was answered, and is forgotten", (long long)seq_id,
-                  o->id);
-    } else {
-        CHECK(tinker_takes_work(c->tinker));
-        st = requests_add(o, size, seq_id, ret);
-    }
-out:
-    return st;
 }
 
 static bool is_listed(const char *names, const char *name)
@@ -156,6 +120,117 @@ enum status tinker_serves(struct tinker *t, const char *base_model)
                        base_model, t->model->folder, t->model_name, base_model);
 }
 
+// ---- sessions -----------------------------------------------------------------------------------
+
+// These responses are the same for all. Results of samples are asked for a session at a time, which
+// keeps connections few; bodies are not compressed, as they go nowhere. Telemetry's events are for
+// the service's operator; here nobody reads them.
+enum { CONFIG, DYNAMIC_CONFIG, TELEMETRY };
+static enum status fixed(const struct call *c)
+{
+    static const char *const texts[] = {
+        [CONFIG] = "{\"sample_use_retrieve_futures\": true, \"proto_compress_fwdbwd\": false, "
+                   "\"parallel_fwdbwd_chunks\": true, \"custom_loss_server_side\": false, "
+                   "\"sample_join_sampling_session\": false}",
+        [DYNAMIC_CONFIG] = "{\"refresh_interval_sec\": 300, \"sample_cancel_enabled\": false}",
+        [TELEMETRY] = "{\"status\": \"accepted\"}",
+    };
+    return tinker_reply(c, json_loads(texts[c->which], 0, NULL));
+}
+
+static enum status create_session(const struct call *c)
+{
+    struct tinker *t = c->tinker;
+    struct owner *s;
+    uint32_t random = 0;
+    char id[ID_ROOM];
+    if (getrandom(&random, sizeof random, 0) != sizeof random) random = (uint32_t)clock_now_ns();
+    snprintf(id, sizeof id, "s%08" PRIx32 "-%d", random, ++t->n_sessions);
+    enum status st = owner_add(t->requests, SESSION, NULL, id, &s);
+    if (st != ST_OK) return st;
+    s->heard_ns = clock_now_ns();
+    log_info("session %s: SDK %.20s", id, c->sdk_version ? c->sdk_version : "of no version");
+    return tinker_reply(c, json_pack("{s:s, s:s}", "session_id", id, "type", "create_session"));
+}
+
+static enum status heartbeat(const struct call *c)
+{
+    struct owner *s;
+    enum status st = tinker_find(c->tinker, SESSION, c->session_id, &s);
+    return st == ST_OK ? tinker_reply(c, json_pack("{s:s}", "type", "session_heartbeat")) : st;
+}
+
+// POST /api/v1/sessions/ID/finish. One that this process does not know has ended with the one that
+// knew it: a client that was told so in a sentence is not to end on another. Its adapters make room
+// at once; the whole model stays as it was trained until another run begins.
+static enum status finish(const struct call *c)
+{
+    struct tinker *t = c->tinker;
+    const char *tail = http_path_tail(c->q), *slash = strchr(tail, '/');
+    const size_t n = slash ? (size_t)(slash - tail) : 0;
+    char id[ID_ROOM];
+    if (n == 0 || n >= sizeof id || strcmp(slash, "/finish") != 0)
+        return status_fail(ST_NOT_FOUND, "there is no /api/v1/sessions/%.150s here", tail);
+    snprintf(id, sizeof id, "%.*s", (int)n, tail);
+    struct owner *s = owner_find(t->requests, SESSION, id), *run = NULL;
+    if (s) {
+        s->ended = true;
+        s->heard_ns = clock_now_ns();
+        while ((run = owner_next(t->requests, TRAINING_RUN, run)))
+            if (run->session == s && run->rank > 0 && !run->over) tinker_end_run(run);
+        log_info("session %s: finished", id);
+    } else {
+        log_info("a session finished that an earlier process had");
+    }
+    return tinker_reply(c, json_object());
+}
+
+// Tells whether a session has a run that is busy, or that another client would miss.
+static bool has_runs(const struct owner *s)
+{
+    for (struct owner *run = NULL; (run = owner_next(s->all, TRAINING_RUN, run));)
+        if (run->session == s && (run->n_requests > 0 || (!run->over && !s->ended))) return true;
+    return false;
+}
+
+// Forgets clients that are gone for good.
+static void sweep_sessions(struct tinker *t)
+{
+    const double max_ms = t->options->session_timeout * 1e3;
+    for (struct owner *s = owner_next(t->requests, SESSION, NULL), *next; s; s = next) {
+        next = owner_next(t->requests, SESSION, s);
+        if (clock_ms_since(s->heard_ns) < max_ms || has_runs(s)) continue;
+        log_debug("session %s: forgotten", s->id);
+        session_forget(s);
+    }
+}
+
+static enum status capabilities(const struct call *c)
+{
+    struct tinker *t = c->tinker;
+    return tinker_reply(c, json_pack("{s:[{s:s, s:i, s:b, s:b}]}", "supported_models", "model_name",
+                                     t->model_name, "max_context_length", t->model->max_context,
+                                     "trainable", 1, "sampleable", 1));
+}
+
+static enum status healthz(const struct call *c)
+{
+    enum status st = tinker_takes_work(c->tinker);
+    return st == ST_OK ? tinker_reply(c, json_pack("{s:s}", "status", "ok")) : st;
+}
+
+static const struct endpoint session_endpoints[] = {
+    {"POST", "/api/v1/client/config", fixed, NULL, HTTP_NEEDS_KEY, CONFIG},
+    {"POST", "/api/v1/client/dynamic_config", fixed, NULL, HTTP_NEEDS_KEY, DYNAMIC_CONFIG},
+    {"POST", "/api/v1/create_session", create_session, "", HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/session_heartbeat", heartbeat, "session_id", HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/sessions/*", finish, NULL, HTTP_NEEDS_KEY, 0},
+    {"GET", "/api/v1/get_server_capabilities", capabilities, NULL, HTTP_NEEDS_KEY, 0},
+    {"GET", "/api/v1/healthz", healthz, NULL, HTTP_OPEN, 0},
+    {"POST", "/api/v1/telemetry", fixed, NULL, HTTP_NEEDS_KEY, TELEMETRY},
+    {0},
+};
+
 // ---- the loop -----------------------------------------------------------------------------------
 
 static void on_tick(uv_timer_t *timer)
@@ -163,13 +238,7 @@ static void on_tick(uv_timer_t *timer)
     struct tinker *t = timer->data;
     requests_sweep(t->requests);
     training_requests_sweep(t);
-    tinker_sessions_sweep(t);
-}
-
-static void close_handle(uv_handle_t *handle, void *context)
-{
-    (void)context;
-    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+    sweep_sessions(t);
 }
 
 static void on_end(struct inbox_message *message)
@@ -201,9 +270,7 @@ static void release(struct tinker *t)
         inbox_post(&t->inbox, &r->message);
     }
     inbox_close(&t->inbox);
-    uv_walk(&t->loop, close_handle, NULL);
-    while (uv_run(&t->loop, UV_RUN_DEFAULT) != 0) continue;
-    uv_loop_close(&t->loop);
+    http_loop_close(&t->loop);
     requests_free(t->requests);
     json_decref(t->damaged);
     free(t);
@@ -211,7 +278,16 @@ static void release(struct tinker *t)
 
 static enum status start_http(struct tinker *t)
 {
+    static const struct endpoint *const tables[] = {session_endpoints, training_endpoints,
+                                                    sampling_endpoints, run_endpoints};
     struct http_options options = t->options->http;
+    int n = 0;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        for (const struct endpoint *e = tables[i]; e->path; e++, n++) {
+            if (n == MAX_ENDPOINTS) return status_fail(ST_INVALID, "MAX_ENDPOINTS is too small");
+            t->endpoints[n] = e;
+            t->routes[n] = (struct http_route){e->method, e->path, on_request, e->access, n};
+        }
     options.routes = t->routes;
     options.page = "docs/tinker.md";
     options.context = t;
@@ -239,7 +315,6 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     t->tick.data = t;
     uv_timer_start(&t->tick, on_tick, TICK_MS, TICK_MS);
     if (!(t->damaged = json_object())) FAIL(ST_NO_MEMORY, "out of memory");
-    CHECK(add_endpoints(t));
     CHECK(signing_key_new(&t->signing));
     CHECK(inbox_init(&t->inbox, &t->loop));
     CHECK(requests_new(t, &t->requests));

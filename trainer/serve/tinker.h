@@ -4,7 +4,6 @@
 #ifndef TRAINER_SERVE_TINKER_H
 #define TRAINER_SERVE_TINKER_H
 
-#include "trainer/learn/optimizer.h"
 #include "trainer/serve/fields.h"
 #include "trainer/serve/sample_request.h"
 #include "trainer/serve/trained_model.h"
@@ -48,7 +47,7 @@ struct tinker {
     const struct endpoint *endpoints[MAX_ENDPOINTS]; // of each route
     struct request_queue queue;                      // the main thread's
     struct http_client *server;                      // that samples
-    struct flight *flights;                          // requests to it (sampling.c)
+    struct flight *flights;                          // requests to it
     struct requests *requests;
     json_t *damaged; // runs on disk that were warned of
     int n_sessions;
@@ -80,8 +79,7 @@ struct endpoint {
     int which; // of the requests that the handler serves
 };
 // endpoints_*.c have a table each, which ends with path NULL.
-extern const struct endpoint session_endpoints[], training_endpoints[], sampling_endpoints[],
-    run_endpoints[];
+extern const struct endpoint training_endpoints[], sampling_endpoints[], run_endpoints[];
 
 enum status tinker_reply(const struct call *c, json_t *response); // takes the reference; ST_OK
 // ST_NOT_FOUND where there is none. Its client is heard of now, but not by a sampling session,
@@ -94,48 +92,18 @@ enum status tinker_new_sampler(struct owner *session, const char *id, const char
 // goes; or NULL.
 const struct owner *tinker_excluding(const struct tinker *t, const struct owner *but, int rank);
 enum status tinker_takes_work(struct tinker *t);
-// A request that was asked for, of a struct of so many bytes. NULL: it was answered, with the
-// promise that it has already or with 410.
-enum status tinker_new_request(const struct call *c, struct owner *o, size_t size, int64_t seq_id,
-                               struct request **ret);
 // ST_INVALID unless this is the served model.
 enum status tinker_serves(struct tinker *t, const char *base_model);
-void tinker_sessions_sweep(struct tinker *t);             // forgets clients that are gone for good
 void tinker_warn_ttl(struct tinker *t, const char *what); // once: time limits have no effect
 
-// ---- samples (sampling.c) -----------------------------------------------------------------------
+// ---- samples (endpoints_sampling.c) -------------------------------------------------------------
 
-void tinker_sample(struct sample_request *r); // which ends in the inbox
 // Sends what waits, and takes what arrives until libuv has something, for at most `ms`.
 void tinker_poll_samples(struct tinker *t, int ms);
 void tinker_end_samples(struct tinker *t); // what is under way comes back cancelled
 
-// ---- requests of a training run (training_request.c) --------------------------------------------
+// ---- training runs (endpoints_training.c) -------------------------------------------------------
 
-struct training_request {
-    struct request request;
-    struct forward_backward data;
-    double lr;
-    struct optimizer_config adamw;
-    struct run_path path;
-    bool named, inflight;       // path is there...
-    char sampler[ID_ROOM];      // that is made of the snapshot then; "": none
-    struct beginning beginning; // of a run, but for its folder
-    json_t *description;        // likewise
-    struct snapshot snapshot;   // of the weights, afterwards
-};
-// Main thread: does it, and sets the response.
-typedef enum status (*training_perform)(struct trained_model *m, struct request *r);
-
-// tinker_new_request() of one.
-enum status training_request_new(const struct call *c, struct owner *run, int64_t seq_id,
-                                 training_perform perform, struct training_request **ret);
-// Does the same, of the run and the number that the call names.
-enum status training_request_of(const struct call *c, training_perform perform,
-                                struct training_request **ret);
-// Takes it over. One that is wrong (st is not ST_OK) is one that came: it has its turn, and a
-// response that says so.
-void training_request_submit(struct training_request *r, const struct call *c, enum status st);
 // The run's client has finished, and its adapter makes room.
 void tinker_end_run(struct owner *run);
 void training_requests_sweep(struct tinker *t); // fails what was behind a gap for too long

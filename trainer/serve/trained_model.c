@@ -34,19 +34,6 @@ const struct trained_model_info *trained_info(const struct trained_model *m)
 
 // ---- the learner --------------------------------------------------------------------------------
 
-static enum status plan_largest(struct trained_model *m)
-{
-    enum status st;
-    struct adapter_config *config;
-    json_t *json = NULL;
-    json = json_pack("{s:i, s:s}", "r", m->max_rank, "target_modules", ".*");
-    CHECK(adapter_config_from_json("--max-lora-rank", json, &config));
-    st = adapter_new(config, m->weights, m->weights->dt, &m->largest);
-out:
-    json_decref(json);
-    return st;
-}
-
 static void close_learner(struct trained_model *m)
 {
     learner_free(m->learner);
@@ -63,11 +50,15 @@ enum status trained_use_learner(struct trained_model *m, bool adapters)
     const struct learning_shape shape = {
         .longest = m->info.limits.longest, .tokens = budget, .seqs = budget};
     struct learner_config config;
+    struct adapter_config *largest;
+    json_t *json = NULL;
     enum status st = ST_OK;
     if (m->learner && adapters == (m->largest != NULL)) goto out;
     close_learner(m);
     if (adapters) {
-        CHECK(plan_largest(m));
+        json = json_pack("{s:i, s:s}", "r", m->max_rank, "target_modules", ".*");
+        CHECK(adapter_config_from_json("--max-lora-rank", json, &largest));
+        CHECK(adapter_new(largest, m->weights, m->weights->dt, &m->largest));
         if (learning.freeze) log_info("--freeze is of full fine-tuning (rank 0) alone");
         learning.freeze = NULL; // the model is frozen as a whole
     }
@@ -80,24 +71,9 @@ enum status trained_use_learner(struct trained_model *m, bool adapters)
     CHECK(learner_prepare(m->learner));
     if (!adapters) optimizer_clear_grads(learner_optimizer(m->learner));
 out:
+    json_decref(json);
     if (st != ST_OK) close_learner(m);
     return st;
-}
-
-// Before this process maps what the server shares.
-static enum status open_server(struct trained_model *m)
-{
-    struct bridge_file *file = NULL;
-    enum status st = bridge_file_open(m->options->bridge, &file);
-    if (st == ST_OK) st = server_adapters_open(m, file->socket);
-    bridge_file_free(file);
-    return st;
-}
-
-static bool is_same_folder(const char *a, const char *b)
-{
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 // The frozen model, where the server has one, is the model as it was: if it is of its folder.
@@ -105,12 +81,14 @@ static enum status open_snapshots(struct trained_model *m)
 {
     const struct bridge_role *frozen = bridge_file_role(bridge_file_of(m->bridge), FROZEN_ROLE);
     struct control_facts f;
+    struct stat folder, loaded;
     control_facts(m->info.control, &f);
     snprintf(m->base, sizeof m->base, "%s", f.loaded);
     const bool is_base = f.updates == 0 && strcmp(f.origin, f.loaded) == 0;
     enum status st = snapshots_new(f.version, is_base, &m->info.snapshots);
     if (st != ST_OK || !frozen) return st;
-    if (is_same_folder(frozen->model, f.loaded)) {
+    if (stat(frozen->model, &folder) == 0 && stat(f.loaded, &loaded) == 0 &&
+        folder.st_dev == loaded.st_dev && folder.st_ino == loaded.st_ino) {
         log_info("the model as its folder has it, version 0, is sampled from the server's frozen "
                  "model once a full fine-tune has changed it");
         return snapshots_add(m->info.snapshots, FROZEN, "", FROZEN_ROLE);
@@ -129,7 +107,7 @@ enum status trained_open(const struct trained_model_options *options, struct tra
     struct trained_model *m = calloc(1, sizeof *m);
     if (!m) return status_fail(ST_NO_MEMORY, "out of memory");
     m->options = options;
-    CHECK(open_server(m));
+    CHECK(server_adapters_open(m)); // before this process maps what the server shares
     CHECK(http_get_json(m->server, "/health", HEALTH_MS, &health));
     CHECK(bridge_attach(options->bridge, NULL, &m->bridge));
     CHECK(notice_roles(bridge_file_of(m->bridge), &role));
@@ -174,14 +152,6 @@ void trained_close(struct trained_model *m)
 
 // ---- publishing ---------------------------------------------------------------------------------
 
-struct update {
-    struct trained_model *model;
-    const char *run;
-    bool is_base;
-    enum status (*write)(void *);
-    void *context;
-};
-
 static enum status write_update(void *context)
 {
     struct update *u = context;
@@ -191,22 +161,21 @@ static enum status write_update(void *context)
     return u->write(u->context);
 }
 
-enum status trained_publish(struct trained_model *m, const char *run, const char *restore,
-                            bool is_base, enum status (*write)(void *), void *context)
+enum status trained_publish(struct update u)
 {
+    struct trained_model *m = u.model;
     struct control *control = m->info.control;
     struct publish_times times;
     struct control_facts f;
-    struct update update = {m, run, is_base, write, context};
     char role[CONTROL_ROLE_BYTES];
     enum status st = ST_OK;
     control_facts(control, &f);
-    snprintf(role, sizeof role, run[0] ? "adapter:" ADAPTER_PREFIX "%.40s" : "policy", run);
+    snprintf(role, sizeof role, u.run[0] ? "adapter:" ADAPTER_PREFIX "%.40s" : "policy", u.run);
     control_set_role(control, role);
-    if (run[0]) control_set_run(control, run);
-    if (strcmp(f.snapshot, restore) != 0) CHECK(control_set_snapshot(control, restore));
-    st = bridge_publish(m->bridge, (int64_t)(m->options->quiesce_timeout * 1e3), write_update,
-                        &update, &times);
+    if (u.run[0]) control_set_run(control, u.run);
+    if (strcmp(f.snapshot, u.restore) != 0) CHECK(control_set_snapshot(control, u.restore));
+    st = bridge_publish(m->bridge, (int64_t)(m->options->quiesce_timeout * 1e3), write_update, &u,
+                        &times);
 out:
     return status_context(st, "publishing");
 }
@@ -265,7 +234,8 @@ static enum status publish_step(void *context, enum status (*write)(void *), voi
     struct trainee *t = context;
     (void)ret_times;
     trainee_keep(t);
-    return trained_publish(t->model, trainee_source(t), t->restore, false, write, update);
+    return trained_publish(
+        (struct update){t->model, trainee_source(t), t->restore, false, write, update});
 }
 
 enum status trained_optim_step(struct trained_model *m, const char *run, double lr,

@@ -49,11 +49,16 @@ const char *trainee_source(const struct trainee *t);
 struct optimizer *trainee_optimizer(const struct trainee *t);
 // Learns adapters from here on, or the model itself.
 enum status trained_use_learner(struct trained_model *m, bool adapters);
-// An update that the server sees whole: of a run's adapter, or ("") of the model. restore: the
-// folder that it restores them from if this is cut off. is_base: it makes the model that of its
-// folder.
-enum status trained_publish(struct trained_model *m, const char *run, const char *restore,
-                            bool is_base, enum status (*write)(void *), void *context);
+// An update that the server sees whole.
+struct update {
+    struct trained_model *model;
+    const char *run;     // whose adapter; "": the model itself
+    const char *restore; // the folder that the server restores them from if this is cut off
+    bool is_base;        // it makes the model that of its folder
+    enum status (*write)(void *context);
+    void *context;
+};
+enum status trained_publish(struct update u);
 // The run, which is known, or ST_MISMATCH; what follows is of it.
 enum status trained_select(struct trained_model *m, const char *run, struct trainee **ret);
 struct trainee *trained_find(const struct trained_model *m, const char *run); // NULL: it is not
@@ -70,9 +75,8 @@ void trainee_keep(struct trainee *t);
 
 #define ADAPTER_PREFIX "tinker:"
 
-// Unloads what a process before left; waits for a server that restores torn weights. socket: the
-// server's.
-enum status server_adapters_open(struct trained_model *m, const char *socket);
+// Unloads what a process before left; waits for a server that restores torn weights.
+enum status server_adapters_open(struct trained_model *m);
 // One more, which can be sampled then (snapshots_add), of what `key` names (value's reference is
 // taken): new by a PEFT "config" (which changes nothing yet), "copy_of" another's weights as they
 // are now, or "lora_path", a PEFT folder. Where there is no room, snapshots go, those first that

@@ -138,19 +138,9 @@ static enum status load_folder(struct trained_model *m, const char *folder)
         FAIL(ST_INVALID, "the server loaded no folder (%s) to start a run from", folder);
     if (is_loaded(m, folder)) return ST_OK;
     CHECK(weights_check(m->weights, folder));
-    st = trained_publish(m, "", folder, strcmp(m->base, folder) == 0, write_loaded, &load);
+    st = trained_publish(
+        (struct update){m, "", folder, strcmp(m->base, folder) == 0, write_loaded, &load});
 out:
-    return st;
-}
-
-static enum status load_optimizer(const struct trainee *t, const char *folder)
-{
-    struct checkpoint c = {0};
-    enum status st;
-    CHECK(checkpoint_read(folder, &c));
-    st = checkpoint_load_optimizer(folder, c.optimizer_steps, trainee_optimizer(t));
-out:
-    json_decref(c.state);
     return st;
 }
 
@@ -160,37 +150,34 @@ bool trained_is_adapter(const char *folder)
     return path_put(path, folder, ADAPTER_CONFIG_FILE) == ST_OK && file_exists(path);
 }
 
-// The adapter becomes a folder's, or (NULL) a new one.
-static enum status start_adapter(struct trained_model *m, struct trainee *t, const char *folder,
-                                 uint64_t seed)
-{
-    struct load load = {m, t->adapter, t->start};
-    enum status st;
-    if (folder) CHECK(notice_adapter_base(folder, t->base, m->options->exact));
-    CHECK(adapter_folder_start(t->start, t->adapter, folder, seed, t->adapter_name, t->base));
-    set_restore(m, t, t->start);
-    st = trained_publish(m, t->run, t->start, false, write_loaded, &load);
-out:
-    return st;
-}
-
 // The run's weights become those that it begins with, or goes on from, without steps of its own.
 static enum status load(struct trained_model *m, struct trainee *t, const struct beginning *b)
 {
     const char *folder = b->folder ? b->folder : m->base;
+    struct load load = {m, t->adapter, t->start};
+    struct checkpoint c = {0};
+    struct optimizer *optimizer = trainee_optimizer(t);
     enum status st;
     trainee_keep(t);
     if (t->adapter) {
-        CHECK(start_adapter(m, t, b->folder, (uint64_t)b->seed));
+        if (b->folder) CHECK(notice_adapter_base(folder, t->base, m->options->exact));
+        CHECK(adapter_folder_start(t->start, t->adapter, b->folder, (uint64_t)b->seed,
+                                   t->adapter_name, t->base));
+        set_restore(m, t, t->start);
+        CHECK(trained_publish((struct update){m, t->run, t->start, false, write_loaded, &load}));
     } else {
         set_restore(m, t, folder);
         CHECK(load_folder(m, folder));
     }
-    CHECK(optimizer_reset(trainee_optimizer(t)));
-    if (b->with_optimizer) CHECK(load_optimizer(t, folder));
+    CHECK(optimizer_reset(optimizer));
+    if (b->with_optimizer) {
+        CHECK(checkpoint_read(folder, &c));
+        CHECK(checkpoint_load_optimizer(folder, c.optimizer_steps, optimizer));
+    }
     t->steps = 0;
     t->unsaved = false;
 out:
+    json_decref(c.state);
     return st;
 }
 
@@ -206,15 +193,6 @@ enum status trained_load(struct trained_model *m, const char *run, const struct 
     st = load(m, t, b);
 out:
     return st;
-}
-
-// "model.layers.0.mlp.up_proj": "mlp.up_proj", which tells attention's matrices from an MLP's in
-// every family.
-static const char *module_end(const char *module)
-{
-    const char *end = strrchr(module, '.');
-    while (end && end > module && end[-1] != '.') end--;
-    return end ? end : module;
 }
 
 static bool is_wanted(const struct beginning *b, enum tensor_role role)
@@ -237,7 +215,11 @@ static enum status target_names(const struct trained_model *m, const struct begi
         char name[sizeof m->weights->tensors->name], entry[sizeof name + 2];
         if (!is_wanted(b, adapter_role(m->weights, tensor))) continue;
         adapter_module(m->weights, tensor, name, sizeof name);
-        snprintf(entry, sizeof entry, ",%s,", module_end(name));
+        // of "model.layers.0.mlp.up_proj" it is "mlp.up_proj", which tells attention's matrices
+        // from an MLP's in every family
+        const char *end = strrchr(name, '.');
+        while (end && end > name && end[-1] != '.') end--;
+        snprintf(entry, sizeof entry, ",%s,", end ? end : name);
         if (!strstr(bytes_text(to), entry)) bytes_puts(to, entry + 1);
     }
     return bytes_status(to);
@@ -399,16 +381,15 @@ static enum status keep(struct trained_model *m, const struct trainee *t)
 {
     struct snapshots *all = m->info.snapshots;
     char copy[ADAPTER_ROOM], spare[ADAPTER_ROOM];
-    enum status st;
     while (snapshots_kept(all, t->run, NULL) >= m->options->keep_snapshots &&
            snapshots_spare(all, t->run, false, spare)) {
         log_debug("%s: the snapshot '%s' is dropped", t->run, spare);
         server_adapters_unload(m, spare);
     }
     snprintf(copy, sizeof copy, "%.38s@%" PRIu64, t->adapter_name, snapshots_version(all, t->run));
-    CHECK(server_adapters_add(m, KEPT, t->run, copy, "copy_of", json_string(t->adapter_name)));
-    log_debug("%s: the snapshot '%s' is kept", t->run, copy);
-out:
+    enum status st =
+        server_adapters_add(m, KEPT, t->run, copy, "copy_of", json_string(t->adapter_name));
+    if (st == ST_OK) log_debug("%s: the snapshot '%s' is kept", t->run, copy);
     return st;
 }
 
@@ -440,15 +421,6 @@ out:
     return st;
 }
 
-static void log_loaded(struct trained_model *m, const char *path)
-{
-    if (++m->n_models <= MODELS_LOGGED) log_info("%s is loaded as the model, to sample from", path);
-    if (m->n_models == MODELS_LOGGED)
-        log_warn("saved models are sampled in turn, and each is loaded anew when it is its turn, "
-                 "as there is one copy of the weights: a cw-infer-server of its own for each is "
-                 "faster. This is said once");
-}
-
 // The model itself becomes a saved one, as there is one copy of the weights.
 static enum status load_saved_model(struct trained_model *m, struct snapshot *which,
                                     const char *folder)
@@ -460,7 +432,13 @@ static enum status load_saved_model(struct trained_model *m, struct snapshot *wh
     CHECK(load_folder(m, folder));
     which->run[0] = 0;
     which->version = snapshots_version(m->info.snapshots, "");
-    if (!was_there) log_loaded(m, which->path);
+    if (was_there) goto out;
+    if (++m->n_models <= MODELS_LOGGED)
+        log_info("%s is loaded as the model, to sample from", which->path);
+    if (m->n_models == MODELS_LOGGED)
+        log_warn("saved models are sampled in turn, and each is loaded anew when it is its turn, "
+                 "as there is one copy of the weights: a cw-infer-server of its own for each is "
+                 "faster. This is said once");
 out:
     return st;
 }
