@@ -27,22 +27,23 @@ void reward_describe_all(struct bytes *ret)
 
 // ---- the list of terms --------------------------------------------------------------------------
 
-static const struct scorer *scorer_find(const char *name, size_t len)
+// The scorer of an entry, NAME or NAME:ARGUMENT, of so many characters.
+static enum status find_scorer(const char *entry, size_t len, const struct scorer **ret)
 {
-    for (int i = 0; scorers[i]; i++)
-        if (strlen(scorers[i]->name) == len && memcmp(scorers[i]->name, name, len) == 0)
-            return scorers[i];
-    return NULL;
-}
-
-static enum status unknown_scorer(const char *name, size_t len)
-{
+    const size_t n = strcspn(entry, ",:");
     struct bytes known = BYTES_INIT;
-    for (int i = 0; scorers[i]; i++)
-        bytes_printf(&known, "%s%s%s", i ? ", " : "", scorers[i]->name,
-                     scorers[i]->takes_argument ? ":..." : "");
-    enum status st = status_fail(ST_INVALID, "reward \"%.*s\" is not one of %s", (int)len, name,
-                                 bytes_text(&known));
+    enum status st = ST_OK;
+    for (int i = 0; scorers[i]; i++) {
+        const struct scorer *s = scorers[i];
+        if (strlen(s->name) == n && memcmp(s->name, entry, n) == 0 &&
+            s->takes_argument == (entry[n] == ':')) {
+            *ret = s;
+            goto out;
+        }
+        bytes_printf(&known, "%s%s%s", i ? ", " : "", s->name, s->takes_argument ? ":..." : "");
+    }
+    FAIL(ST_INVALID, "reward \"%.*s\" is not one of %s", (int)len, entry, bytes_text(&known));
+out:
     bytes_release(&known);
     return st;
 }
@@ -79,21 +80,23 @@ static void name_term(struct reward_info *info, const char *name)
 // One entry of the list, at s; ret_len: its length.
 static enum status parse_term(struct reward *r, const char *s, size_t *ret_len)
 {
-    size_t len = strcspn(s, ","), name_len = strcspn(s, ",:");
-    const struct scorer *scorer = scorer_find(s, name_len);
-    if (!scorer || (scorer->takes_argument != (s[name_len] == ':'))) return unknown_scorer(s, len);
+    size_t len = strcspn(s, ",");
+    const struct scorer *scorer = NULL;
+    enum status st = find_scorer(s, len, &scorer);
+    if (st != ST_OK) return st;
     if (r->info.n == REWARD_MAX_TERMS)
         return status_fail(ST_INVALID, "--reward names more than %d terms", REWARD_MAX_TERMS);
     if (scorer == &scorer_command) len = command_length(s);
     char *argument = NULL;
     if (scorer->takes_argument) {
-        argument = strndup(s + name_len + 1, len - name_len - 1);
+        const size_t name_len = strlen(scorer->name) + 1;
+        argument = strndup(s + name_len, len - name_len);
         if (!argument) return status_fail(ST_NO_MEMORY, "no memory for rewards");
     }
     struct reward_info *info = &r->info;
     struct term *term = &r->terms[info->n];
     *term = (struct term){scorer, &r->options};
-    enum status st = scorer->check_options ? scorer->check_options(&r->options) : ST_OK;
+    if (scorer->check_options) st = scorer->check_options(&r->options);
     if (scorer->open) st = scorer->open(&r->options, argument, &term->state);
     free(argument);
     if (st != ST_OK) return st;
@@ -104,17 +107,6 @@ static enum status parse_term(struct reward *r, const char *s, size_t *ret_len)
     if (!info->prompt_template) info->prompt_template = scorer->prompt_template;
     info->n++;
     *ret_len = len;
-    return ST_OK;
-}
-
-static enum status parse_terms(struct reward *r)
-{
-    for (const char *s = r->options.names; s;) {
-        size_t len = 0;
-        enum status st = parse_term(r, s, &len);
-        if (st != ST_OK) return st;
-        s = s[len] ? s + len + 1 : NULL;
-    }
     return ST_OK;
 }
 
@@ -140,11 +132,13 @@ static enum status parse_weights(struct reward *r, const char *weights)
 enum status reward_new(const struct reward_options *options, struct reward **ret)
 {
     enum status st = ST_OK;
+    size_t len = 0;
     struct reward *r = calloc(1, sizeof *r);
     if (!r) return status_fail(ST_NO_MEMORY, "no memory for rewards");
     r->options = *options;
     r->info.accuracy_term = -1;
-    CHECK(parse_terms(r));
+    for (const char *s = options->names; s; s = s[len] ? s + len + 1 : NULL)
+        CHECK(parse_term(r, s, &len));
     CHECK(parse_weights(r, options->weights));
     *ret = r;
 out:

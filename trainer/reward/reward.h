@@ -30,7 +30,8 @@ struct reward_options {
     // to the next ",command:" outside of quotes or to the end of the list, so commands come last.
     const char *names;
     const char *weights;  // "1,0.1"; NULL or "": all 1
-    const char *pattern;  // of `regex`, where a line has no "pattern" of its own; NULL: none
+    const char *pattern;  // of `regex`, where a line has no "pattern" of its own; NULL: none. It
+                          // stays as long as the reward
     double length_target; // of `length`; characters
     int64_t overlong_buffer, max_completion_length; // of `overlong`; tokens
     int64_t repetition_ngram;                       // of `repetition`; tokens, 0: 3

@@ -58,12 +58,6 @@ static bool worker_busy(const struct worker *w)
     return w->n_owed > 0 || w->child.out.len > 0;
 }
 
-// For one more sample.
-static bool worker_has_room(const struct worker *w)
-{
-    return w->n_owed < w->room && w->child.out.len < MAX_UNWRITTEN;
-}
-
 // Makes the line that asks for sample i, which worker_serve() writes.
 static enum status put_request(const struct command *c, struct worker *w, int i)
 {
@@ -148,23 +142,20 @@ static enum status worker_serve(struct command *c, struct worker *w)
 
 // ---- all of them --------------------------------------------------------------------------------
 
-// The process that owes least and can take more; NULL: none can.
-static struct worker *idlest(struct command *c)
-{
-    struct worker *idlest = NULL;
-    for (struct worker *w = c->workers; w < c->workers + c->n_workers; w++)
-        if (worker_has_room(w) && (!idlest || w->n_owed < idlest->n_owed)) idlest = w;
-    return idlest;
-}
-
-// Who is asked for the next sample; NULL: nobody has room. The rest of a group goes where its first
-// went, whose window has room for it.
+// Who is asked for the next sample: of those that have room who owes least; NULL: nobody has any.
+// The rest of a group goes where its first went, whose window has room for it.
 static struct worker *next_worker(struct command *c)
 {
     const struct reward_input *next = &c->inputs[c->next];
-    if (c->whole_batches || !c->whole_groups || c->next == 0 || next->group != next[-1].group)
-        return c->current = idlest(c);
-    return worker_has_room(c->current) ? c->current : NULL;
+    const bool any =
+        c->whole_batches || !c->whole_groups || c->next == 0 || next->group != next[-1].group;
+    struct worker *idlest = NULL;
+    for (struct worker *w = c->workers; w < c->workers + c->n_workers; w++)
+        if (w->n_owed < w->room && w->child.out.len < MAX_UNWRITTEN &&
+            (any ? !idlest || w->n_owed < idlest->n_owed : w == c->current))
+            idlest = w;
+    if (any) c->current = idlest;
+    return idlest;
 }
 
 static enum status hand_out(struct command *c)
@@ -296,24 +287,16 @@ static enum status check_quiet(struct command *c, const char *fault)
     return ST_OK;
 }
 
-// Room for what each process may owe of a batch of n.
-static enum status make_room(struct command *c, int n)
-{
-    for (int k = 0; k < c->n_workers; k++) {
-        struct worker *w = &c->workers[k];
-        w->room = c->whole_batches && n > WINDOW ? n : WINDOW;
-        free(w->owed);
-        w->owed = calloc((size_t)w->room, sizeof *w->owed);
-        if (!w->owed)
-            return status_fail(ST_NO_MEMORY, "no memory for %d samples of a reward", w->room);
-    }
-    return ST_OK;
-}
-
 static enum status score_batch(struct command *c)
 {
     enum status st;
-    CHECK(make_room(c, c->n));
+    for (int k = 0; k < c->n_workers; k++) {
+        struct worker *w = &c->workers[k];
+        w->room = c->whole_batches && c->n > WINDOW ? c->n : WINDOW;
+        free(w->owed);
+        w->owed = calloc((size_t)w->room, sizeof *w->owed);
+        if (!w->owed) FAIL(ST_NO_MEMORY, "no memory for %d samples of a reward", w->room);
+    }
     CHECK(check_quiet(c, "wrote without being asked"));
     CHECK(hand_out(c));
     while (c->n_done < c->n) {

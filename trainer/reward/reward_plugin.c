@@ -4,7 +4,6 @@
 #include "trainer/reward/reward_plugin.h"
 #include "trainer/reward/reward_scorer.h"
 
-#include <ctype.h>
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -31,24 +30,19 @@ static void plugin_close(void *state)
     free(p);
 }
 
-static bool is_name(const char *name)
-{
-    if (!name || !*name || strlen(name) > 40) return false;
-    for (; *name; name++)
-        if (!isalnum((unsigned char)*name) && *name != '_' && *name != '-') return false;
-    return true;
-}
-
 static enum status check_interface(const struct plugin *p)
 {
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     const struct reward_plugin *i = p->interface;
+    const size_t len = i && i->version == REWARD_PLUGIN_VERSION && i->name ? strlen(i->name) : 0;
     if (!i) return status_fail(ST_FORMAT, "%s: no symbol " REWARD_PLUGIN_SYMBOL, p->path);
     if (i->version != REWARD_PLUGIN_VERSION)
         return status_fail(ST_MISMATCH,
                            "%s: made for version %d of the plug-in interface, this is %d; build it "
                            "against this trainer/reward/reward_plugin.h",
                            p->path, i->version, REWARD_PLUGIN_VERSION);
-    if (!is_name(i->name) || !i->score)
+    if (len == 0 || len > 40 || strspn(i->name, letters) < len || !i->score)
         return status_fail(ST_FORMAT,
                            "%s: " REWARD_PLUGIN_SYMBOL " has no score function, or a name other "
                            "than letters, digits, \"_\" and \"-\"",

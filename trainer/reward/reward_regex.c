@@ -15,8 +15,8 @@
 #include <string.h>
 
 struct regex {
-    char *fallback; // of --reward-pattern; NULL: none
-    char *pattern;  // that `code` is of
+    const char *fallback; // of --reward-pattern; NULL: none
+    char *pattern;        // that `code` is of
     pcre2_code *code;
     pcre2_match_data *match;
 };
@@ -28,7 +28,6 @@ static void regex_close(void *state)
     pcre2_match_data_free(x->match);
     pcre2_code_free(x->code);
     free(x->pattern);
-    free(x->fallback);
     free(x);
 }
 
@@ -64,12 +63,9 @@ static enum status regex_open(const struct reward_options *options, const char *
     (void)argument;
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for the reward \"regex\"");
     x->match = pcre2_match_data_create(1, NULL);
-    if (!x->match || (options->pattern && !(x->fallback = strdup(options->pattern))))
-        FAIL(ST_NO_MEMORY, "no memory for the reward \"regex\"");
-    if (x->fallback && (st = compile(x, x->fallback)) != ST_OK) {
-        status_context(st, "--reward-pattern");
-        goto out;
-    }
+    x->fallback = options->pattern;
+    if (!x->match) FAIL(ST_NO_MEMORY, "no memory for the reward \"regex\"");
+    if (x->fallback) CHECK(status_context(compile(x, x->fallback), "--reward-pattern"));
     *ret_state = x;
 out:
     if (st != ST_OK) regex_close(x);
