@@ -7,7 +7,6 @@
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
 #include "trainer/data/prompts.h"
-#include "trainer/data/turns.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +59,7 @@ static enum status find(struct template *t, const char *text, bool all, int *ret
 {
     struct turns turns = TURNS_INIT;
     json_t *messages = conversation(text);
-    enum status st = turns_find("here", messages, all, render, t, &turns);
+    enum status st = turns_find(messages, all, render, t, &turns);
     ret[0] = '\0';
     for (int i = 0; i < turns.n; i++) {
         const struct turn *turn = &turns.turns[i];
@@ -117,8 +116,8 @@ static void last_turn_must_be_there(void **state)
     struct template t = {0};
     struct turns turns = TURNS_INIT;
     json_t *messages = conversation("u:x a:one");
-    assert_status(turns_find("here", messages, true, render_otherwise, &t, &turns), ST_UNSUPPORTED);
-    assert_message("here: in this chat template an answered conversation does not begin with");
+    assert_status(turns_find(messages, true, render_otherwise, &t, &turns), ST_UNSUPPORTED);
+    assert_message("in this chat template an answered conversation does not begin with");
     json_decref(messages);
 }
 

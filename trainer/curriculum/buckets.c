@@ -210,12 +210,11 @@ static void merge_small(struct buckets *b, const double *x, int min_size)
 
 static void describe(struct buckets *b, const double *sorted, const double *x)
 {
-    for (int k = 0; k < b->n; k++)
-        b->bucket[k].level = 0.5 + (mean_of(b, x, k) - 0.5) * b->contrast;
     for (int k = 0; k < b->n - 1; k++)
         b->boundary[k].at = b->min + b->boundary[k].at * (b->max - b->min);
     for (int k = 0; k < b->n; k++) {
         struct bucket *one = &b->bucket[k];
+        one->level = 0.5 + (mean_of(b, x, k) - 0.5) * b->contrast;
         one->n = start(b, k + 1) - start(b, k);
         one->low = k ? b->boundary[k - 1].at : b->min;
         one->high = k < b->n - 1 ? b->boundary[k].at : b->max;

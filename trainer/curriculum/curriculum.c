@@ -74,16 +74,20 @@ double curriculum_bucket_rollouts(const struct curriculum *c, int bucket)
     return c->options.mode == CURRICULUM_UNIFORM ? c->mean_rollouts : rollouts_of(c, bucket);
 }
 
+static int64_t batches_of(int64_t examples, int64_t max)
+{
+    return examples / max + (examples % max != 0);
+}
+
 // Puts one bucket's examples behind `first`, and their batches; where the next bucket's begin.
 static int plan_bucket(struct curriculum *c, int64_t epoch, int bucket, int first)
 {
-    const int max = (int)c->options.prompts_per_step;
     int n = 0;
     for (int i = 0; i < c->n; i++) {
         int example = data_order_at(&c->order, epoch * c->n + i);
         if (c->bucket[example] == bucket) c->examples[first + n++] = example;
     }
-    const int batches = n / max + (n % max != 0);
+    const int batches = (int)batches_of(n, c->options.prompts_per_step);
     for (int b = 0, done = 0; b < batches; b++) {
         int size = (n - done) / (batches - b);
         c->batches[c->n_batches++] =
@@ -91,18 +95,6 @@ static int plan_bucket(struct curriculum *c, int64_t epoch, int bucket, int firs
         done += size;
     }
     return first + n;
-}
-
-static void shuffle_batches(struct curriculum *c, int64_t epoch)
-{
-    struct rng rng;
-    rng_init(&rng, c->options.seed, BATCH_STREAM + (uint64_t)epoch);
-    for (int k = c->n_batches - 1; k > 0; k--) {
-        int other = (int)rng_below(&rng, (uint32_t)k + 1);
-        struct prompt_batch swap = c->batches[k];
-        c->batches[k] = c->batches[other];
-        c->batches[other] = swap;
-    }
 }
 
 // Each batch gets the mean, rounded down or up: the same sum, as near as whole numbers allow.
@@ -122,12 +114,14 @@ static void spread_evenly(struct curriculum *c)
 static void plan_epoch(struct curriculum *c)
 {
     const int64_t epoch = c->taken / c->n;
+    struct rng rng;
     int64_t samples = 0;
     int first = 0;
     c->n_batches = c->next = 0;
     for (int bucket = UNSEEN; bucket < c->n_levels; bucket++)
         first = plan_bucket(c, epoch, bucket, first);
-    shuffle_batches(c, epoch);
+    rng_init(&rng, c->options.seed, BATCH_STREAM + (uint64_t)epoch);
+    rng_shuffle(&rng, c->batches, c->n_batches, sizeof *c->batches);
     for (int b = 0; b < c->n_batches; b++)
         samples += (int64_t)c->batches[b].n * c->batches[b].rollouts;
     c->mean_rollouts = (double)samples / c->n;
@@ -242,11 +236,6 @@ enum status curriculum_record(struct curriculum *c, const double *rewards,
     return ST_OK;
 }
 
-static int64_t batches_of(int64_t examples, int64_t max)
-{
-    return examples / max + (examples % max != 0);
-}
-
 int64_t curriculum_steps_left(const struct curriculum *c, int64_t examples)
 {
     const int64_t max = c->options.prompts_per_step;
@@ -293,13 +282,11 @@ json_t *curriculum_to_json(const struct curriculum *c)
     size_t n = (size_t)c->n;
     if (c->options.mode == CURRICULUM_OFF) return json_null();
     json_t *levels = json_array();
-    bool failed = !levels;
-    for (int k = 0; !failed && k < c->n_levels; k++)
-        failed = json_array_append_new(levels, json_real(c->levels[k])) != 0;
-    if (failed) {
-        json_decref(levels);
-        return NULL;
-    }
+    for (int k = 0; k < c->n_levels; k++)
+        if (json_array_append_new(levels, json_real(c->levels[k])) != 0) {
+            json_decref(levels);
+            return NULL;
+        }
     return json_pack(
         "{s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "mode", curriculum_mode_names[c->options.mode],
         "prompts_per_step", (json_int_t)c->options.prompts_per_step, "samples",
@@ -319,16 +306,6 @@ static enum status check_options(const struct curriculum *c, const json_t *json)
                            "the run was made with --prompts-per-step %" JSON_INTEGER_FORMAT
                            ", and a curriculum's batches cannot change",
                            prompts);
-    return ST_OK;
-}
-
-static enum status check_state(const struct curriculum *c)
-{
-    for (int i = 0; i < c->n; i++)
-        if (!isfinite(c->ema[i]) || c->seen[i] < 0 || c->bucket[i] < UNSEEN ||
-            c->bucket[i] >= c->n_levels)
-            return status_fail(ST_FORMAT, "field \"curriculum\": the state of example %d is broken",
-                               i);
     return ST_OK;
 }
 
@@ -352,7 +329,10 @@ enum status curriculum_from_json(struct curriculum *c, const json_t *json, int64
             return status_fail(ST_FORMAT, "field \"curriculum\": level %zu is not one", k);
         c->levels[c->n_levels++] = x;
     }
-    CHECK(check_state(c));
+    for (int i = 0; i < c->n; i++)
+        if (!isfinite(c->ema[i]) || c->seen[i] < 0 || c->bucket[i] < UNSEEN ||
+            c->bucket[i] >= c->n_levels)
+            FAIL(ST_FORMAT, "field \"curriculum\": the state of example %d is broken", i);
     plan_epoch(c);
     int64_t at = taken - taken % c->n;
     while (at < taken) at += c->batches[c->next++].n;

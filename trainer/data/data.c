@@ -7,7 +7,6 @@
 #include "common/base/json.h"
 #include "common/base/rng.h"
 #include "trainer/data/prompts.h"
-#include "trainer/data/turns.h"
 
 #include <errno.h>
 #include <math.h>
@@ -378,15 +377,11 @@ void data_order_release(struct data_order *o)
 int data_order_at(struct data_order *o, int64_t i)
 {
     int64_t epoch = i / o->n;
-    if (epoch != o->epoch) { // Fisher and Yates
+    if (epoch != o->epoch) {
         struct rng rng;
         rng_init(&rng, o->seed, (uint64_t)epoch);
         for (int k = 0; k < o->n; k++) o->permutation[k] = k;
-        for (int k = o->n - 1; k > 0; k--) {
-            int other = (int)rng_below(&rng, (uint32_t)k + 1), swap = o->permutation[k];
-            o->permutation[k] = o->permutation[other];
-            o->permutation[other] = swap;
-        }
+        rng_shuffle(&rng, o->permutation, o->n, sizeof *o->permutation);
         o->epoch = epoch;
     }
     return o->permutation[i % o->n];

@@ -8,7 +8,6 @@
 #include "trainer/data/prompts.h"
 #include "common/base/log.h"
 #include "trainer/data/data.h"
-#include "trainer/data/turns.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,15 +19,7 @@ struct tokenizing {    // of one example
     const struct prompt_format *format;
 };
 
-static enum status at_line(const struct tokenizing *t, enum status st)
-{
-    return status_context(st, "%s, line %d", t->d->path, t->e->line);
-}
-
-static enum status no_memory(const struct tokenizing *t)
-{
-    return at_line(t, status_fail(ST_NO_MEMORY, "no memory"));
-}
+// Errors are put at the example's line by dataset_tokenize().
 
 static enum status encode(const struct tokenizing *t, const char *text, size_t len,
                           bool add_special, struct token_list *ret)
@@ -41,7 +32,7 @@ static enum status encode(const struct tokenizing *t, const char *text, size_t l
                              "token id %d is beyond the model's vocabulary of %d; the tokenizer "
                              "belongs to another model",
                              ret->ids[i], vocab_size);
-    return at_line(t, st);
+    return st;
 }
 
 // ---- chats --------------------------------------------------------------------------------------
@@ -107,11 +98,11 @@ static enum status conversation(const struct tokenizing *t, bool answered, json_
     } else if (answered && e->completion) {
         ok = ok && add_message(messages, "assistant", e->completion, strlen(e->completion));
     } else if (answered) {
-        st = at_line(t, status_fail(ST_FORMAT, "neither a \"completion\" nor an assistant's "
-                                               "message at the end to learn"));
+        st = status_fail(ST_FORMAT, "neither a \"completion\" nor an assistant's message at the "
+                                    "end to learn");
     }
     bytes_release(&text);
-    if (st == ST_OK && !ok) st = no_memory(t);
+    if (st == ST_OK && !ok) st = status_fail(ST_NO_MEMORY, "no memory");
     if (st == ST_OK)
         *ret = messages;
     else
@@ -130,15 +121,15 @@ static void note_ignored(const struct tokenizing *t, const struct chat_input *in
 }
 
 // A turns_render_fn.
-static enum status render(void *context, const json_t *messages, bool generation_prompt,
-                          struct bytes *ret)
+static enum status render_chat(void *context, const json_t *messages, bool generation_prompt,
+                               struct bytes *ret)
 {
     const struct tokenizing *t = context;
     const struct chat_template *chat = t->format->chat;
     if (!chat)
-        return at_line(t, status_fail(ST_UNSUPPORTED,
-                                      "chat messages, but the model folder has no chat template; "
-                                      "give one with --chat-template-file"));
+        return status_fail(ST_UNSUPPORTED,
+                           "chat messages, but the model folder has no chat template; give one "
+                           "with --chat-template-file");
     json_t *joined = NULL;
     enum status st = chat_messages_join_parts(chat, messages, &joined);
     struct chat_input input = {
@@ -150,7 +141,91 @@ static enum status render(void *context, const json_t *messages, bool generation
     if (st == ST_OK) st = chat_template_render(chat, &input, ret);
     if (st == ST_OK) note_ignored(t, &input);
     json_decref(joined);
-    return at_line(t, st);
+    return st;
+}
+
+// ---- turns --------------------------------------------------------------------------------------
+// The assistant's are found by rendering the conversation's beginnings, so that a chat template
+// need not say where they are.
+
+bool message_by_assistant(const json_t *message)
+{
+    const char *role = json_string_value(json_object_get(message, "role"));
+    return role && strcmp(role, "assistant") == 0;
+}
+
+static bool begins_with(const struct bytes *text, const struct bytes *start)
+{
+    return start->len <= text->len && memcmp(bytes_text(text), bytes_text(start), start->len) == 0;
+}
+
+static enum status render_first(const json_t *messages, size_t n, bool generation_prompt,
+                                turns_render_fn render, void *context, struct bytes *ret)
+{
+    json_t *first = json_copy((json_t *)messages);
+    if (!first) return status_fail(ST_NO_MEMORY, "no memory for a conversation");
+    while (json_array_size(first) > n) json_array_remove(first, json_array_size(first) - 1);
+    bytes_clear(ret);
+    enum status st = render(context, first, generation_prompt, ret);
+    json_decref(first);
+    return st;
+}
+
+// Where the turn of messages[i] lies in the text. *ret_found is false where the text does not hold
+// it as it would have been written; the status is then why, if the template refused a beginning.
+static enum status find_turn(const struct bytes *text, const json_t *messages, size_t i,
+                             turns_render_fn render, void *context, struct turn *ret,
+                             bool *ret_found)
+{
+    struct bytes before = BYTES_INIT, with = BYTES_INIT;
+    enum status st;
+    *ret_found = false;
+    CHECK(render_first(messages, i, true, render, context, &before));
+    CHECK(render_first(messages, i + 1, false, render, context, &with));
+    *ret_found = begins_with(text, &with) && begins_with(&with, &before);
+    if (*ret_found) *ret = (struct turn){before.len, with.len};
+out:
+    bytes_release(&before);
+    bytes_release(&with);
+    return st;
+}
+
+enum status turns_find(const json_t *messages, bool all, turns_render_fn render, void *context,
+                       struct turns *ret)
+{
+    enum status st;
+    const size_t n = json_array_size(messages);
+    struct turns t = TURNS_INIT;
+    t.turns = calloc(n, sizeof *t.turns);
+    if (!t.turns) return status_fail(ST_NO_MEMORY, "no memory for a conversation");
+    CHECK(render_first(messages, n, false, render, context, &t.text));
+    for (size_t i = all ? 0 : n - 1; i < n; i++) {
+        bool found;
+        if (!message_by_assistant(json_array_get(messages, i))) continue;
+        st = find_turn(&t.text, messages, i, render, context, &t.turns[t.n], &found);
+        if (st == ST_NO_MEMORY || (st != ST_OK && i == n - 1)) goto out;
+        found = found && (t.n == 0 || t.turns[t.n].start >= t.turns[t.n - 1].end);
+        if (!found && i == n - 1)
+            FAIL(ST_UNSUPPORTED, "in this chat template an answered conversation does not begin "
+                                 "with its prompt");
+        if (found)
+            t.n++;
+        else
+            t.left_out++;
+    }
+    st = ST_OK;
+    *ret = t;
+    return ST_OK;
+out:
+    turns_release(&t);
+    return st;
+}
+
+void turns_release(struct turns *t)
+{
+    bytes_release(&t->text);
+    free(t->turns);
+    *t = (struct turns)TURNS_INIT;
 }
 
 // ---- prompts ------------------------------------------------------------------------------------
@@ -175,15 +250,14 @@ static enum status tokenize_prompt(struct tokenizing *t)
     t->e->prompt_ids.n = 0;
     if (chat) {
         CHECK(conversation(t, false, &messages));
-        CHECK(render(t, messages, true, &text));
+        CHECK(render_chat(t, messages, true, &text));
     } else {
         put_prompt(t, &text);
     }
     CHECK(bytes_status(&text));
     CHECK(encode(t, bytes_text(&text), text.len, !chat, &t->e->prompt_ids));
     CHECK(keep_text(t->e, &text));
-    if (t->e->prompt_ids.n == 0)
-        st = at_line(t, status_fail(ST_FORMAT, "the prompt has no tokens"));
+    if (t->e->prompt_ids.n == 0) st = status_fail(ST_FORMAT, "the prompt has no tokens");
 out:
     json_decref(messages);
     bytes_release(&text);
@@ -203,20 +277,10 @@ static enum status add_stretch(const struct tokenizing *t, const struct bytes *t
     if (st != ST_OK) return st;
     const int n = e->completion_ids.n;
     uint8_t *larger = realloc(e->learnt, (size_t)(n ? n : 1));
-    if (!larger) return no_memory(t);
+    if (!larger) return status_fail(ST_NO_MEMORY, "no memory");
     e->learnt = larger;
     memset(larger + before, learnt, (size_t)(n - before));
     return ST_OK;
-}
-
-static void count_turns(struct dataset *d, const json_t *messages, const struct turns *turns)
-{
-    size_t i, n = 0;
-    const json_t *message;
-    json_array_foreach (messages, i, message) n += message_by_assistant(message);
-    d->turns.several += n > 1;
-    d->turns.earlier += (int64_t)n - 1;
-    d->turns.learnt += turns->n - 1;
 }
 
 // The completion of a chat is what the conversation's text has from its first turn that is learnt
@@ -226,47 +290,46 @@ static enum status tokenize_chat_completion(struct tokenizing *t)
     enum status st = ST_OK;
     struct turns turns = TURNS_INIT;
     json_t *messages = NULL;
-    char where[512];
-    snprintf(where, sizeof where, "%s, line %d", t->d->path, t->e->line);
+    const json_t *message;
+    size_t i, n = 0;
     CHECK(conversation(t, true, &messages));
-    CHECK(turns_find(where, messages, t->format->options->all_turns, render, t, &turns));
+    CHECK(turns_find(messages, t->format->options->all_turns, render_chat, t, &turns));
     if (turns.n > 1) { // it begins before the last
         t->e->prompt_ids.n = 0;
         CHECK(encode(t, bytes_text(&turns.text), turns.turns[0].start, false, &t->e->prompt_ids));
     }
-    for (int i = 0; i < turns.n; i++) {
-        const struct turn *turn = &turns.turns[i];
-        if (i > 0) CHECK(add_stretch(t, &turns.text, turn[-1].end, turn->start, false));
+    for (int k = 0; k < turns.n; k++) {
+        const struct turn *turn = &turns.turns[k];
+        if (k > 0) CHECK(add_stretch(t, &turns.text, turn[-1].end, turn->start, false));
         CHECK(add_stretch(t, &turns.text, turn->start, turn->end, true));
     }
-    count_turns(t->d, messages, &turns);
+    json_array_foreach (messages, i, message) n += message_by_assistant(message);
+    t->d->turns.several += n > 1;
+    t->d->turns.earlier += (int64_t)n - 1;
+    t->d->turns.learnt += turns.n - 1;
 out:
     json_decref(messages);
     turns_release(&turns);
     return st;
 }
 
-static enum status tokenize_text_completion(const struct tokenizing *t, int end_id)
-{
-    struct token_list *ids = &t->e->completion_ids;
-    const char *text = t->e->completion;
-    if (!text)
-        return at_line(t, status_fail(ST_FORMAT, "no field \"completion\" or \"answer\" to learn"));
-    enum status st = encode(t, text, strlen(text), false, ids);
-    if (st == ST_OK && end_id >= 0) st = at_line(t, token_list_push(ids, end_id));
-    return st;
-}
-
 static enum status tokenize_completion(struct tokenizing *t)
 {
-    const int end = t->format->options->end_id;
-    t->e->completion_ids.n = 0;
-    enum status st =
-        is_chat(t)
-            ? tokenize_chat_completion(t)
-            : tokenize_text_completion(t, end >= 0 ? end : tokenizer_eos(t->format->tokenizer));
-    if (st == ST_OK && t->e->completion_ids.n == 0)
-        st = at_line(t, status_fail(ST_FORMAT, "the completion has no tokens"));
+    const int given = t->format->options->end_id,
+              end = given >= 0 ? given : tokenizer_eos(t->format->tokenizer);
+    struct token_list *ids = &t->e->completion_ids;
+    const char *text = t->e->completion;
+    enum status st;
+    ids->n = 0;
+    if (is_chat(t)) {
+        CHECK(tokenize_chat_completion(t));
+    } else {
+        if (!text) FAIL(ST_FORMAT, "no field \"completion\" or \"answer\" to learn");
+        CHECK(encode(t, text, strlen(text), false, ids));
+        if (end >= 0) CHECK(token_list_push(ids, end));
+    }
+    if (ids->n == 0) st = status_fail(ST_FORMAT, "the completion has no tokens");
+out:
     return st;
 }
 
@@ -284,7 +347,7 @@ enum status dataset_tokenize(struct dataset *d, const struct prompt_format *form
         enum status st = tokenize_prompt(&t);
         const bool fits = o->max_prompt_length == 0 || e->prompt_ids.n <= o->max_prompt_length;
         if (st == ST_OK && fits && o->completions) st = tokenize_completion(&t);
-        if (st != ST_OK) return st;
+        if (st != ST_OK) return status_context(st, "%s, line %d", d->path, e->line);
         struct example this = *e;
         *e = (struct example){0}; // it moves: after a failure it is freed once
         if (!fits) {
