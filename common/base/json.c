@@ -84,6 +84,17 @@ enum status json_read_file(const char *path, size_t max_bytes, json_t **ret)
     return st;
 }
 
+json_t *json_reals(const double *x, int n)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        if (json_array_append_new(list, json_real(x[i])) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    return list;
+}
+
 enum status json_write_file(const char *path, unsigned mode, const json_t *value)
 {
     struct bytes text = BYTES_INIT;

@@ -281,17 +281,12 @@ json_t *curriculum_to_json(const struct curriculum *c)
 {
     size_t n = (size_t)c->n;
     if (c->options.mode == CURRICULUM_OFF) return json_null();
-    json_t *levels = json_array();
-    for (int k = 0; k < c->n_levels; k++)
-        if (json_array_append_new(levels, json_real(c->levels[k])) != 0) {
-            json_decref(levels);
-            return NULL;
-        }
     return json_pack(
         "{s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "mode", curriculum_mode_names[c->options.mode],
         "prompts_per_step", (json_int_t)c->options.prompts_per_step, "samples",
-        (json_int_t)c->samples, "levels", levels, "ema", array_to_json(c->ema, n * sizeof *c->ema),
-        "seen", array_to_json(c->seen, n * sizeof *c->seen), "bucket", array_to_json(c->bucket, n));
+        (json_int_t)c->samples, "levels", json_reals(c->levels, c->n_levels), "ema",
+        array_to_json(c->ema, n * sizeof *c->ema), "seen",
+        array_to_json(c->seen, n * sizeof *c->seen), "bucket", array_to_json(c->bucket, n));
 }
 
 static enum status check_options(const struct curriculum *c, const json_t *json)

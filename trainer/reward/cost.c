@@ -9,6 +9,7 @@
 #include "common/base/json.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 const struct cost_term_info cost_terms[COST_TERMS] = {
@@ -148,20 +149,15 @@ double latency_model_ms(const struct latency_model *m, const struct completion_c
     return fmax(ms, 0);
 }
 
+// The measurements are the struct's first numbers.
 #define N_SAVED (1 + (N + 1) + (N + 1) * (N + 1))
+_Static_assert(offsetof(struct latency_model, base_ms) == N_SAVED * sizeof(double), "no others");
 
 json_t *latency_model_to_json(const struct latency_model *m)
 {
-    double values[N_SAVED] = {m->n};
-    memcpy(values + 1, m->means, sizeof m->means);
-    memcpy(values + 1 + N + 1, m->products, sizeof m->products);
-    json_t *list = json_array();
-    for (int i = 0; list && i < N_SAVED; i++)
-        if (json_array_append_new(list, json_real(values[i])) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    return list;
+    double values[N_SAVED];
+    memcpy(values, m, sizeof values);
+    return json_reals(values, N_SAVED);
 }
 
 enum status latency_model_from_json(const json_t *json, struct latency_model *ret)
@@ -177,9 +173,7 @@ enum status latency_model_from_json(const json_t *json, struct latency_model *re
             return status_fail(ST_FORMAT, "field \"latency_model\", entry %d is not a number", i);
         values[i] = json_number_value(value);
     }
-    m.n = values[0];
-    memcpy(m.means, values + 1, sizeof m.means);
-    memcpy(m.products, values + 1 + N + 1, sizeof m.products);
+    memcpy(&m, values, sizeof values);
     latency_model_fit(&m);
     *ret = m;
     return ST_OK;
