@@ -12,7 +12,7 @@
 #include "common/base/program.h"
 #include "common/model/adapter.h"
 #include "common/model/config.h"
-#include "trainer/data/prompts.h"
+#include "trainer/data/data.h"
 #include "trainer/launch/server_process.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/run/mapped.h"

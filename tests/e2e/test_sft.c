@@ -9,7 +9,6 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
-#include "trainer/data/prompts.h"
 
 #include <math.h>
 #include <stdlib.h>

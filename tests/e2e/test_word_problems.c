@@ -8,7 +8,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/data/data.h"
-#include "trainer/reward/math/number.h"
+#include "trainer/reward/math/prose.h"
 
 #include <math.h>
 #include <stdio.h>

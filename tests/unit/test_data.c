@@ -5,7 +5,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
-#include "trainer/data/prompts.h"
 
 #include <stdlib.h>
 #include <string.h>

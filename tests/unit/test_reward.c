@@ -4,7 +4,7 @@
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include "trainer/data/data.h"
-#include "trainer/reward/math/number.h"
+#include "trainer/reward/math/prose.h"
 #include "trainer/reward/reward.h"
 
 #include <math.h>

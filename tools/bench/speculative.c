@@ -26,7 +26,6 @@
 #include "infer-server/engine/kv_memory.h"
 #include "tools/bench/bench.h"
 #include "trainer/data/data.h"
-#include "trainer/data/prompts.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,6 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
-#include "trainer/data/prompts.h"
 
 #include <errno.h>
 #include <math.h>

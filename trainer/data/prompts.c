@@ -5,7 +5,6 @@
  * itself (--prompt-template auto), a model with a chat template gets each as a user's message that
  * ends on the form of answer which the reward reads; a model without one, which nobody taught to
  * follow an instruction, gets the question as it is. */
-#include "trainer/data/prompts.h"
 #include "common/base/log.h"
 #include "trainer/data/data.h"
 
@@ -110,16 +109,6 @@ static enum status conversation(const struct tokenizing *t, bool answered, json_
     return st;
 }
 
-// The first of what the template ignores is kept for the mains to log.
-static void note_ignored(const struct tokenizing *t, const struct chat_input *input)
-{
-    char sentence[600];
-    if (t->d->ignored || chat_template_check_used(t->format->chat, input) == ST_OK) return;
-    snprintf(sentence, sizeof sentence, "%s, line %d: %s", t->d->path, t->e->line,
-             status_message());
-    t->d->ignored = strdup(sentence);
-}
-
 // A turns_render_fn.
 static enum status render_chat(void *context, const json_t *messages, bool generation_prompt,
                                struct bytes *ret)
@@ -130,6 +119,7 @@ static enum status render_chat(void *context, const json_t *messages, bool gener
         return status_fail(ST_UNSUPPORTED,
                            "chat messages, but the model folder has no chat template; give one "
                            "with --chat-template-file");
+    char sentence[600];
     json_t *joined = NULL;
     enum status st = chat_messages_join_parts(chat, messages, &joined);
     struct chat_input input = {
@@ -139,7 +129,12 @@ static enum status render_chat(void *context, const json_t *messages, bool gener
         .add_generation_prompt = generation_prompt,
     };
     if (st == ST_OK) st = chat_template_render(chat, &input, ret);
-    if (st == ST_OK) note_ignored(t, &input);
+    if (st == ST_OK && !t->d->ignored && chat_template_check_used(chat, &input) != ST_OK) {
+        // the first is kept for the mains to log
+        snprintf(sentence, sizeof sentence, "%s, line %d: %s", t->d->path, t->e->line,
+                 status_message());
+        t->d->ignored = strdup(sentence);
+    }
     json_decref(joined);
     return st;
 }
@@ -230,24 +225,14 @@ void turns_release(struct turns *t)
 
 // ---- prompts ------------------------------------------------------------------------------------
 
-// Kept for the log of rollouts, where it is not what the row says.
-static enum status keep_text(struct example *e, const struct bytes *text)
-{
-    json_decref(e->prompt_text);
-    e->prompt_text = NULL;
-    if (e->prompt && text->len == e->prompt_len && memcmp(text->data, e->prompt, text->len) == 0)
-        return ST_OK;
-    e->prompt_text = json_stringn(bytes_text(text), text->len);
-    return e->prompt_text ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a prompt's text");
-}
-
 static enum status tokenize_prompt(struct tokenizing *t)
 {
     enum status st;
     struct bytes text = BYTES_INIT;
+    struct example *e = t->e;
     const bool chat = is_chat(t);
     json_t *messages = NULL;
-    t->e->prompt_ids.n = 0;
+    e->prompt_ids.n = 0;
     if (chat) {
         CHECK(conversation(t, false, &messages));
         CHECK(render_chat(t, messages, true, &text));
@@ -255,9 +240,14 @@ static enum status tokenize_prompt(struct tokenizing *t)
         put_prompt(t, &text);
     }
     CHECK(bytes_status(&text));
-    CHECK(encode(t, bytes_text(&text), text.len, !chat, &t->e->prompt_ids));
-    CHECK(keep_text(t->e, &text));
-    if (t->e->prompt_ids.n == 0) st = status_fail(ST_FORMAT, "the prompt has no tokens");
+    CHECK(encode(t, bytes_text(&text), text.len, !chat, &e->prompt_ids));
+    json_decref(e->prompt_text); // for the log of rollouts, where it is not what the row says
+    e->prompt_text = NULL;
+    if (!e->prompt || text.len != e->prompt_len || memcmp(text.data, e->prompt, text.len) != 0) {
+        e->prompt_text = json_stringn(bytes_text(&text), text.len);
+        if (!e->prompt_text) FAIL(ST_NO_MEMORY, "no memory for a prompt's text");
+    }
+    if (e->prompt_ids.n == 0) st = status_fail(ST_FORMAT, "the prompt has no tokens");
 out:
     json_decref(messages);
     bytes_release(&text);

@@ -53,7 +53,7 @@ struct reward_info {
     } terms[REWARD_MAX_TERMS];
     bool needs_answer;
     int accuracy_term; // the first that is 0 or 1 (its mean is the accuracy); -1: none is
-    // What stands around a question (prompts.h, PROMPT_PLACE in it) so that an instruct model ends
+    // What stands around a question (data.h, PROMPT_PLACE in it) so that an instruct model ends
     // on the form of answer that is read; NULL where no term reads a certain one.
     const char *prompt_template;
 };

@@ -70,8 +70,9 @@ static bool same_text(const char *a, const char *b)
     }
 }
 
-static bool same_answer(const char *wanted, const char *text)
+static double is_same(const struct reward_input *input)
 {
+    const char *wanted = input->answer, *text = input->text;
     struct bytes wanted_text = BYTES_INIT, got_text = BYTES_INIT;
     struct math_node *got = find(text, &got_text), *found = find(wanted, &wanted_text);
     struct math_node *bare = NULL; // as a data set's answer may stand
@@ -95,11 +96,6 @@ static bool reads_answer(const char *answer)
     free(found);
     bytes_release(&text);
     return any;
-}
-
-static double is_same(const struct reward_input *input)
-{
-    return same_answer(input->answer, input->text);
 }
 
 const struct scorer scorer_math = {

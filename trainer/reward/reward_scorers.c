@@ -1,7 +1,6 @@
 /* reward_scorers.c: the table of scorers, and those that need no state: of a text against the data
  * set's answer, and of a completion's shape whatever its answer. To add one: its function and its
  * row here. The thread that scores. */
-#include "trainer/reward/math/number.h"
 #include "trainer/reward/math/prose.h"
 #include "trainer/reward/reward_scorer.h"
 

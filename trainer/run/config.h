@@ -11,7 +11,7 @@
 #include "trainer/curriculum/curriculum.h"
 #include "trainer/launch/job.h"
 #include "trainer/learn/loss.h"
-#include "trainer/data/prompts.h"
+#include "trainer/data/data.h"
 #include "trainer/reward/reward.h"
 #include "trainer/rollout/sampling.h"
 #include "trainer/run/learning.h"

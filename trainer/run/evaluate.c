@@ -5,7 +5,7 @@
 #include "trainer/run/evaluate.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
-#include "trainer/reward/math/number.h"
+#include "trainer/reward/math/prose.h"
 #include "trainer/rollout/rollout.h"
 #include "trainer/run/runlog.h"
 

@@ -12,7 +12,7 @@ extern const char *const train_foreign_names[];   // of `train` alone
 extern const char *const dataset_foreign_names[]; // of `sft` and `dpo`
 extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
 
-// How lines of data become prompts: a struct prompt_options (prompts.h) called `prompts`.
+// How lines of data become prompts: a struct prompt_options (data.h) called `prompts`.
 #define PROMPT_OPTIONS                                                                             \
     OPT_TEXT("prompt-field", prompts.prompt_field, NULL, "NAME",                                   \
              "field of a line that holds the prompt (default: prompt, messages or question)"),     \

@@ -4,7 +4,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/model/config.h"
-#include "trainer/data/prompts.h"
+#include "trainer/data/data.h"
 #include "trainer/learn/learner.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/rollout/spec_counters.h"

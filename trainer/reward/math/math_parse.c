@@ -523,14 +523,6 @@ static bool begins_factor(struct parser *p)
     return isalnum((unsigned char)c) || c == '\xcf' || (c == '.' && is_digit(p, p->at + 1));
 }
 
-// 1\frac12 and 1 1/2 are sums.
-static bool is_mixed(const struct math_node *whole, const struct math_node *part)
-{
-    return whole->kind == MATH_NUMBER && !strchr(whole->name, '.') && part &&
-           part->kind == MATH_QUOTIENT && part->first->kind == MATH_NUMBER &&
-           part->first->next->kind == MATH_NUMBER;
-}
-
 // Also squared.
 static bool is_words(const struct math_node *n)
 {
@@ -543,7 +535,11 @@ static struct math_node *with_factor(struct parser *p, struct math_node *n)
     const bool command = *p->at == '\\';
     struct math_node *factor = power(p);
     if (is_words(factor) && !is_words(n)) return n; // a unit
-    return of_two(p, command && is_mixed(n, factor) ? MATH_SUM : MATH_PRODUCT, "", n, factor);
+    // 1\frac12 is a sum
+    const bool mixed = command && n->kind == MATH_NUMBER && !strchr(n->name, '.') && factor &&
+                       factor->kind == MATH_QUOTIENT && factor->first->kind == MATH_NUMBER &&
+                       factor->first->next->kind == MATH_NUMBER;
+    return of_two(p, mixed ? MATH_SUM : MATH_PRODUCT, "", n, factor);
 }
 
 static const struct infix *take_infix(struct parser *p, enum level level)

@@ -45,11 +45,6 @@ static bool eval_at(struct item x, int number, struct math_value *ret)
     return math_eval(x.node, &point, ret);
 }
 
-static bool is_whole(const struct math_value *v)
-{
-    return v->exact && cimag(v->x) == 0 && creal(v->x) == floor(creal(v->x));
-}
-
 // 28% is also 28.
 static bool same_percent(struct item wanted, struct item got)
 {
@@ -57,15 +52,9 @@ static bool same_percent(struct item wanted, struct item got)
     if (wanted.node->kind != MATH_PERCENT && got.node->kind != MATH_PERCENT) return false;
     if (wanted.node->kind == MATH_PERCENT) wanted.node = wanted.node->first;
     if (got.node->kind == MATH_PERCENT) got.node = got.node->first;
-    return eval_at(wanted, 0, &a) && eval_at(got, 0, &b) && is_whole(&a) && is_whole(&b) &&
-           math_value_same(&a, &b);
-}
-
-// A decimal number is as good as six of its decimals.
-static bool same_rounded(const struct math_value *a, const struct math_value *b)
-{
-    return cimag(a->x) == 0 && cimag(b->x) == 0 &&
-           fabs(round(creal(a->x) * 1e6) - round(creal(b->x) * 1e6)) < 0.5;
+    return eval_at(wanted, 0, &a) && eval_at(got, 0, &b) && math_value_same(&a, &b) && a.exact &&
+           b.exact && cimag(a.x) == 0 && creal(a.x) == floor(creal(a.x)) && cimag(b.x) == 0 &&
+           creal(b.x) == floor(creal(b.x));
 }
 
 // 204_5 is also given as 204.
@@ -85,7 +74,9 @@ static bool same_numbers(struct item wanted, struct item got)
     for (int i = 0; i < N_POINTS; i++) {
         struct math_value a, b;
         if (!eval_at(wanted, i, &a) || !eval_at(got, i, &b)) continue;
-        const bool rounded = (a.decimal || b.decimal) && same_rounded(&a, &b);
+        // a decimal number is as good as six of its decimals
+        const bool rounded = (a.decimal || b.decimal) && cimag(a.x) == 0 && cimag(b.x) == 0 &&
+                             fabs(round(creal(a.x) * 1e6) - round(creal(b.x) * 1e6)) < 0.5;
         if (!rounded && !math_value_same(&a, &b)) return false;
         n++;
     }
@@ -110,12 +101,6 @@ static bool spell(const struct math_node *n, char ret[2 * MATH_NAME])
     for (const struct math_node *a = n->first; a; a = a->next)
         if (!spell(a, ret)) return false;
     return true;
-}
-
-static bool same_words(const struct math_node *wanted, const struct math_node *got)
-{
-    char a[2 * MATH_NAME] = "", b[2 * MATH_NAME] = "";
-    return spell(wanted, a) && spell(got, b) && strcmp(a, b) == 0;
 }
 
 // ---- matrices -----------------------------------------------------------------------------------
@@ -219,16 +204,12 @@ static void collect_ends(const struct math_node *n, struct ends *ret)
     for (const struct math_node *a = n->first; a; a = a->next) collect_ends(a, ret);
 }
 
-static bool is_unknown(const struct math_node *n)
-{
-    return math_is_letter(n) || (n->kind == MATH_CALL && strlen(n->name) == 1);
-}
-
 // The one letter, or function of nobody's, that a relation is about; NULL: several, or none.
 static const char *unknown_of(const struct math_node *n, const char *found)
 {
     static const char several[] = "";
-    if (is_unknown(n)) return !found || strcmp(found, n->name) == 0 ? n->name : several;
+    if (math_is_letter(n) || (n->kind == MATH_CALL && strlen(n->name) == 1))
+        return !found || strcmp(found, n->name) == 0 ? n->name : several;
     for (const struct math_node *a = n->first; a; a = a->next) found = unknown_of(a, found);
     return found;
 }
@@ -427,22 +408,7 @@ static bool same_relations(const struct math_node *wanted, const struct math_nod
     return true;
 }
 
-static bool same_assignments(const struct math_node *wanted, const struct math_node *got)
-{
-    const struct math_node *a = wanted->first, *b = got->first;
-    const bool names =
-        (a->kind == MATH_CALL && b->kind == MATH_CALL && strcmp(a->name, b->name) == 0) ||
-        same(item_of(a), item_of(b));
-    return names && same(item_of(right_of(wanted)), item_of(right_of(got)));
-}
-
 // ---- the whole ----------------------------------------------------------------------------------
-// x in S is S.
-static const struct math_node *set_of(const struct math_node *n)
-{
-    return is_member(n) ? n->last->first : n;
-}
-
 static bool same_plain(struct item wanted, struct item got)
 {
     const struct math_node *a = wanted.node, *b = got.node;
@@ -473,13 +439,24 @@ static bool same_plain(struct item wanted, struct item got)
     double x, y;
     if (real_of(a, &x) && real_of(b, &y) && isinf(x)) return x == y;
     if (same_matrices(a, b)) return true;
-    return same_words(a, b) || same_numbers(wanted, got);
+    char word[2 * MATH_NAME] = "", other[2 * MATH_NAME] = "";
+    if (spell(a, word) && spell(b, other) && strcmp(word, other) == 0) return true;
+    return same_numbers(wanted, got);
 }
 
 static bool same(struct item wanted, struct item got)
 {
-    const struct math_node *a = set_of(wanted.node), *b = set_of(got.node);
-    if (is_assignment(a) && is_assignment(b) && same_assignments(a, b)) return true;
+    const struct math_node *a = wanted.node, *b = got.node;
+    if (is_member(a)) a = a->last->first; // x in S is S
+    if (is_member(b)) b = b->last->first;
+    if (is_assignment(a) && is_assignment(b)) {
+        const struct math_node *x = a->first, *y = b->first;
+        const bool names =
+            x->kind == MATH_CALL && y->kind == MATH_CALL && strcmp(x->name, y->name) == 0;
+        if ((names || same(item_of(x), item_of(y))) &&
+            same(item_of(right_of(a)), item_of(right_of(b))))
+            return true;
+    }
     if (is_equation(b) && !is_equation(a))
         b = right_of(b);
     else if (is_assignment(a) && !is_equation(b))

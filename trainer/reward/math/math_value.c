@@ -98,13 +98,6 @@ static bool factorial(struct math_value a, struct math_value *ret)
     return true;
 }
 
-static bool choose(struct math_value n, struct math_value k, struct math_value *ret)
-{
-    struct math_value over, under, beside;
-    return factorial(n, &over) && factorial(k, &under) &&
-           factorial(plus(n, negative(k)), &beside) && quotient(over, product(under, beside), ret);
-}
-
 // ---- leaves -------------------------------------------------------------------------------------
 // Digits in a base, of which a subscript tells: 204_5.
 static bool number(const char *digits, struct math_value *ret)
@@ -167,15 +160,6 @@ bool math_is_letter(const struct math_node *n)
 }
 
 // ---- functions ----------------------------------------------------------------------------------
-// A square root of a square is exact.
-static void keep_square(struct math_value a, struct math_value *ret)
-{
-    const double r = round(creal(ret->x));
-    if (!a.exact || cimag(ret->x) != 0 || r > 1e9 || whole((int64_t)(r * r)).residue != a.residue)
-        return;
-    *ret = whole((int64_t)r);
-}
-
 static bool elementary(const char *name, struct math_value a, struct math_value *ret)
 {
     static const struct {
@@ -192,7 +176,10 @@ static bool elementary(const char *name, struct math_value a, struct math_value 
         if (strcmp(name, table[i].name) != 0) continue;
         const double complex x = table[i].call(table[i].of_reciprocal ? 1 / a.x : a.x);
         *ret = inexact(table[i].reciprocal ? 1 / x : x);
-        if (table[i].call == csqrt) keep_square(a, ret);
+        const double r = round(creal(x));
+        if (table[i].call == csqrt && a.exact && cimag(x) == 0 && r <= 1e9 &&
+            whole((int64_t)(r * r)).residue == a.residue)
+            *ret = whole((int64_t)r); // a square root of a square is exact
         return true;
     }
     return false;
@@ -218,18 +205,6 @@ static bool real_function(const char *name, struct math_value a, struct math_val
     return true;
 }
 
-// What nobody knows: another number for every name and arguments.
-static struct math_value unknown(const char *name, const struct math_value *args, int n_args,
-                                 const struct math_point *p)
-{
-    if (p->letter && strcmp(name, p->letter) == 0) return inexact(p->at);
-    const double h = (double)(hash_of(name, 0) % 1000) / 1000;
-    double sum = 0.3 + h;
-    for (int i = 0; i < n_args; i++)
-        sum += (0.7 + h * 0.1 + i) * cos(1.3 * creal(args[i].x) + 0.9 * h + i);
-    return inexact(sum);
-}
-
 static bool function(const struct math_node *n, const struct math_point *p, struct math_value *ret)
 {
     struct math_value args[4];
@@ -238,15 +213,27 @@ static bool function(const struct math_node *n, const struct math_point *p, stru
         if (!math_eval(a, p, &args[n_args++])) return false;
     if (n_args != n->n || n_args == 0) return false;
     if (strcmp(n->name, "factorial") == 0) return factorial(args[0], ret);
-    if (strcmp(n->name, "binom") == 0 && n_args == 2) return choose(args[0], args[1], ret);
+    if (strcmp(n->name, "binom") == 0 && n_args == 2) {
+        struct math_value over, under, beside;
+        return factorial(args[0], &over) && factorial(args[1], &under) &&
+               factorial(plus(args[0], negative(args[1])), &beside) &&
+               quotient(over, product(under, beside), ret);
+    }
     if (strcmp(n->name, "log") == 0 || strcmp(n->name, "lg") == 0) {
         // without a base: natural, as in sympy
         const double complex base = n_args == 2 ? clog(args[1].x) : n->name[1] == 'g' ? log(10) : 1;
         *ret = inexact(clog(args[0].x) / base);
-    } else if (n_args != 1 ||
-               !(elementary(n->name, args[0], ret) || real_function(n->name, args[0], ret))) {
-        *ret = unknown(n->name, args, n_args, p);
+        return true;
     }
+    if (n_args == 1 && (elementary(n->name, args[0], ret) || real_function(n->name, args[0], ret)))
+        return true;
+    // what nobody knows is another number for every name and arguments
+    const double h = (double)(hash_of(n->name, 0) % 1000) / 1000;
+    double sum = 0.3 + h;
+    for (int i = 0; i < n_args; i++)
+        sum += (0.7 + h * 0.1 + i) * cos(1.3 * creal(args[i].x) + 0.9 * h + i);
+    const bool given = p->letter && strcmp(n->name, p->letter) == 0;
+    *ret = inexact(given ? p->at : sum);
     return true;
 }
 
