@@ -142,20 +142,15 @@ static bool advance(struct flight *f)
 
 // ---- what waits ---------------------------------------------------------------------------------
 
-// A request can go with those that wait to be sent.
-static bool fits(const struct flight *f, const struct sample_request *r)
-{
-    return !f->ask.transfer && !r->alone && !f->requests[0]->alone && f->n < MAX_GROUPS &&
-           f->samples + r->n <= MAX_SAMPLES &&
-           strcmp(f->requests[0]->use.adapter, r->use.adapter) == 0 &&
-           json_equal(f->requests[0]->sampling, r->sampling);
-}
-
 static void sample(struct sample_request *r)
 {
     struct tinker *t = r->request.owner->tinker;
-    struct flight *f = t->flights;
-    while (f && !fits(f, r)) f = f->next;
+    struct flight *f = t->flights; // of those that wait to be sent, one that it can go with
+    while (f && (f->ask.transfer || r->alone || f->requests[0]->alone || f->n >= MAX_GROUPS ||
+                 f->samples + r->n > MAX_SAMPLES ||
+                 strcmp(f->requests[0]->use.adapter, r->use.adapter) != 0 ||
+                 !json_equal(f->requests[0]->sampling, r->sampling)))
+        f = f->next;
     if (!f) {
         if (!(f = calloc(1, sizeof *f))) {
             come_back(r, status_fail(ST_NO_MEMORY, "out of memory"));
@@ -451,37 +446,33 @@ static void on_sampled(struct inbox_message *message)
     }
 }
 
-static json_t *sequence_ids(const struct sample_request *r)
-{
-    json_t *ids = json_array();
-    char id[ID_ROOM + 40];
-    for (int i = 0; i < r->n; i++) {
-        snprintf(id, sizeof id, "%s:%" PRId64 ":%d", r->request.owner->id, r->request.seq_id, i);
-        json_array_append_new(ids, json_string(id));
-    }
-    return json_pack("{s:o}", "sample_sequence_ids", ids);
-}
-
 static enum status asample(const struct call *c)
 {
     struct tinker *t = c->tinker;
     const struct sample_limits limits = {t->model->limits.vocab, t->model->max_context};
     struct owner *s;
     struct request *request = NULL;
+    char id[ID_ROOM + 40];
+    json_t *ids = json_array();
     enum status st;
     CHECK(tinker_find(t, SAMPLER, c->sampling_session_id, &s));
     s->session->heard_ns = clock_now_ns();
     CHECK(requests_take(s, c->q, t->why, sizeof(struct sample_request), c->seq_id, &request));
-    if (!request) return ST_OK;
+    if (!request) goto out;
     struct sample_request *r = (struct sample_request *)request;
     request->release = sample_request_release;
     r->snapshot = s->snapshot;
     CHECK(sample_request_parse(c->body, &limits, r));
     CHECK(check_stale(s, &r->snapshot));
-    request_promise(request, c->q, sequence_ids(r));
+    for (int i = 0; i < r->n; i++) {
+        snprintf(id, sizeof id, "%s:%" PRId64 ":%d", s->id, request->seq_id, i);
+        json_array_append_new(ids, json_string(id));
+    }
+    request_promise(request, c->q, json_pack("{s:O}", "sample_sequence_ids", ids));
     route(r);
 out:
     if (st != ST_OK && request) request_drop(request);
+    json_decref(ids);
     return st;
 }
 

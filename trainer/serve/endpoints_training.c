@@ -173,10 +173,9 @@ static enum status perform_begin(struct trained_model *m, struct request *reques
     } else {
         CHECK(trained_load(m, run, &r->beginning));
     }
-    if (!r->named) {
+    if (!r->named)
         return request_set_json(request,
                                 json_pack("{s:s, s:s}", "model_id", run, "type", "create_model"));
-    }
     CHECK(trained_snapshot(m, run, false, &r->snapshot));
     snapshots_set_path(request->owner->tinker->model->snapshots, r->path.text, &r->snapshot, false);
     st = request_set_json(request, json_pack("{s:s, s:s, s:s}", "path", r->path.text, "model_id",
@@ -203,34 +202,35 @@ const struct owner *tinker_excluding(const struct tinker *t, const struct owner 
     return NULL;
 }
 
-// A client that lives keeps the weights from others. 409 is tried again.
-static bool is_free(const struct call *c, const struct owner *s, int rank)
+// A new one of the session's; NULL where a client that lives keeps the weights from others. That
+// answer, 409, is tried again.
+static enum status begin_run(const struct call *c, struct owner *session, const char *id,
+                             const char *base, int rank, struct owner **ret)
 {
-    const struct owner *run = tinker_excluding(c->tinker, s, rank);
-    if (!run) return true;
-    log_info("session %s waits: %s is being trained, by a client that is alive", s->id, run->id);
-    http_fail(
-        c->q, 409,
-        "%s is being trained, by a client that was heard of %.0f s ago: one full fine-tune "
-        "is trained at a time (rank 0), and no adapter beside it; try again once that client has "
-        "ended",
-        run->id, clock_ms_since(run->session->heard_ns) / 1e3);
-    return false;
-}
-
-static enum status training_run_new(struct owner *session, const char *id, const char *base,
-                                    int rank, struct owner **ret)
-{
-    const struct tinker *t = session->tinker;
+    const struct tinker *t = c->tinker;
+    const struct owner *run = tinker_excluding(t, session, rank);
+    enum status st;
+    *ret = NULL;
+    CHECK(tinker_takes_work(t));
+    if (run) {
+        log_info("session %s waits: %s is being trained, by a client that is alive", session->id,
+                 run->id);
+        http_fail(c->q, 409,
+                  "%s is being trained, by a client that was heard of %.0f s ago: one full "
+                  "fine-tune is trained at a time (rank 0), and no adapter beside it; try again "
+                  "once that client has ended",
+                  run->id, clock_ms_since(run->session->heard_ns) / 1e3);
+        goto out;
+    }
     for (struct owner *other = NULL; (other = owner_next(t->requests, TRAINING_RUN, other));) {
         other->over = other->over || excludes(rank, other);
         snapshots_abandon(t->model->snapshots, other->id, is_gone(other->session));
     }
-    enum status st = owner_add(t->requests, TRAINING_RUN, session, id, ret);
-    if (st != ST_OK) return st;
+    CHECK(owner_add(t->requests, TRAINING_RUN, session, id, ret));
     snprintf((*ret)->base, sizeof(*ret)->base, "%.190s", base);
     (*ret)->rank = rank;
-    return ST_OK;
+out:
+    return st;
 }
 
 // The first request of a model, which is begun from `path`, or new.
@@ -255,11 +255,8 @@ static enum status begin(const struct call *c, const struct run_path *path,
     CHECK(runs_check_description(description));
     snprintf(id, sizeof id, "%.120s:train:%lld", s->id, (long long)c->model_number);
     struct owner *run = owner_find(t->requests, TRAINING_RUN, id); // it was asked for before
-    if (!run) {
-        CHECK(tinker_takes_work(t));
-        if (!is_free(c, s, (int)b->rank)) goto out;
-        CHECK(training_run_new(s, id, base, (int)b->rank, &run));
-    }
+    if (!run) CHECK(begin_run(c, s, id, base, (int)b->rank, &run));
+    if (!run) goto out;
     CHECK(new_request(c, run, 0, perform_begin, &r));
     if (!r) goto out;
     r->named = path != NULL;
@@ -433,23 +430,19 @@ static const struct field adam_fields[] = {
 };
 #undef FIELDS_OF
 
-static enum status read_adam(const json_t *body, struct training_request *r)
+static enum status optim_step(const struct call *c)
 {
-    const json_t *adam = json_object_get(body, "adam_params"),
-                 *optimizer = json_object_get(body, "optimizer_params");
-    enum status st = check_optimizer(optimizer, "optimizer_params");
+    const json_t *adam = json_object_get(c->body, "adam_params"),
+                 *optimizer = json_object_get(c->body, "optimizer_params");
+    struct training_request *r;
+    enum status st = request_of(c, perform_optim_step, &r);
+    if (st != ST_OK || !r) return st;
+    st = check_optimizer(optimizer, "optimizer_params");
     if (!adam) adam = optimizer;
     if (st == ST_OK && !json_is_object(adam))
         st = status_fail(ST_INVALID, "request: \"adam_params\" is missing");
-    return st == ST_OK ? fields_read("adam_params", adam, adam_fields, NULL, r) : st;
-}
-
-static enum status optim_step(const struct call *c)
-{
-    struct training_request *r;
-    enum status st = request_of(c, perform_optim_step, &r);
-    if (st == ST_OK && r) submit(r, c, read_adam(c->body, r));
-    return st;
+    submit(r, c, st == ST_OK ? fields_read("adam_params", adam, adam_fields, NULL, r) : st);
+    return ST_OK;
 }
 
 // ---- saving -------------------------------------------------------------------------------------

@@ -228,18 +228,10 @@ void request_fail(struct request *r, enum status st)
     json_decref(error);
 }
 
-static json_t *completion(const struct request *r)
-{
-    char id[REQUEST_ID_ROOM];
-    id_of(r->owner, r->seq_id, id);
-    if (r->status != ST_OK) return json_pack("{s:s, s:s}", "state", "failed", "request_id", id);
-    return json_pack("{s:s, s:s, s:I}", "state", "finished", "request_id", id,
-                     "response_payload_uncompressed_size", (json_int_t)r->response.len);
-}
-
 // Responds where there is something, or `now`.
 static bool respond(const struct waiter *w, bool now)
 {
+    char id[REQUEST_ID_ROOM];
     int64_t cursor = w->cursor;
     struct request *one = w->request;
     if (one && one->ended) {
@@ -257,7 +249,13 @@ static bool respond(const struct waiter *w, bool now)
     json_t *list = json_array();
     for (const struct request *r = w->owner->first; r; r = r->next_ended) {
         if (r->cursor <= w->cursor || r->seq_id / CLONE_SEQ_IDS != w->clone) continue;
-        json_array_append_new(list, completion(r));
+        id_of(r->owner, r->seq_id, id);
+        json_array_append_new(list,
+                              r->status != ST_OK
+                                  ? json_pack("{s:s, s:s}", "state", "failed", "request_id", id)
+                                  : json_pack("{s:s, s:s, s:I}", "state", "finished", "request_id",
+                                              id, "response_payload_uncompressed_size",
+                                              (json_int_t)r->response.len));
         cursor = r->cursor;
     }
     const bool responds = now || json_array_size(list) > 0;

@@ -200,39 +200,33 @@ enum status runs_files(const char *folder, json_t **ret_files)
     return ST_OK;
 }
 
-static json_t *checkpoint_object(const char *folder, const struct run_path *path)
-{
-    char id[RUN_NAME_ROOM + 32];
-    struct stat info;
-    if (stat(folder, &info) != 0) return NULL;
-    json_t *files = json_object();
-    if (files) add_files(folder, "", files);
-    const int64_t n_bytes = runs_bytes(files);
-    json_decref(files);
-    snprintf(id, sizeof id, "%s/%s", run_kind_names[path->kind], path->name);
-    return json_pack("{s:s, s:s, s:o, s:s, s:I, s:b}", "checkpoint_id", id, "checkpoint_type",
-                     kind_types[path->kind], "time", runs_time(info.st_mtime), "tinker_path",
-                     path->text, "size_bytes", (json_int_t)n_bytes, "public", 0);
-}
-
 // Appends the checkpoints of one kind.
 static enum status append_checkpoints(const char *runs, const char *run, enum run_kind kind,
                                       json_t *list)
 {
-    char parent[PATH_ROOM], folder[PATH_ROOM];
-    json_t *names = NULL, *name, *checkpoint;
+    char parent[PATH_ROOM], folder[PATH_ROOM], id[RUN_NAME_ROOM + 32];
+    json_t *names = NULL, *name;
     size_t i;
     enum status st;
     CHECK(path_put(parent, runs, "%s/%s", run, run_kind_names[kind]));
     names = names_in(parent);
     json_array_foreach (names, i, name) {
         struct run_path path;
+        struct stat info;
         const char *text = json_string_value(name);
-        if (!run_name_is_good(text) || path_put(folder, parent, "%s", text) != ST_OK) continue;
+        if (!run_name_is_good(text) || path_put(folder, parent, "%s", text) != ST_OK ||
+            stat(folder, &info) != 0)
+            continue;
+        json_t *files = json_object();
+        add_files(folder, "", files);
         run_path_set(&path, run, kind, text);
-        if ((checkpoint = checkpoint_object(folder, &path)) &&
-            json_array_append_new(list, checkpoint))
-            FAIL(ST_NO_MEMORY, "out of memory");
+        snprintf(id, sizeof id, "%s/%s", run_kind_names[kind], text);
+        json_t *checkpoint =
+            json_pack("{s:s, s:s, s:o, s:s, s:I, s:b}", "checkpoint_id", id, "checkpoint_type",
+                      kind_types[kind], "time", runs_time(info.st_mtime), "tinker_path", path.text,
+                      "size_bytes", (json_int_t)runs_bytes(files), "public", 0);
+        json_decref(files);
+        if (json_array_append_new(list, checkpoint)) FAIL(ST_NO_MEMORY, "out of memory");
     }
 out:
     json_decref(names);

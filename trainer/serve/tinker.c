@@ -92,7 +92,7 @@ enum status tinker_find(struct tinker *t, enum owner_kind kind, const char *id, 
     return ST_OK;
 }
 
-enum status tinker_takes_work(struct tinker *t)
+enum status tinker_takes_work(const struct tinker *t)
 {
     const char *why = t->why;
     return why ? status_fail(ST_INVALID, "%s", why) : ST_OK;

@@ -91,7 +91,7 @@ enum status tinker_new_sampler(struct owner *session, const char *id, const char
 // A run of a living client, but for this session's (NULL: none's), beside which none of that rank
 // goes; or NULL.
 const struct owner *tinker_excluding(const struct tinker *t, const struct owner *but, int rank);
-enum status tinker_takes_work(struct tinker *t);
+enum status tinker_takes_work(const struct tinker *t);
 // ST_INVALID unless this is the served model.
 enum status tinker_serves(struct tinker *t, const char *base_model);
 void tinker_warn_ttl(struct tinker *t, const char *what); // once: time limits have no effect

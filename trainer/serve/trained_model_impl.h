@@ -69,14 +69,13 @@ void trained_release_runs(struct trained_model *m); // at the end
 // Before an update of it: where somebody has a snapshot of what it is now, that is kept.
 void trainee_keep(struct trainee *t);
 
-// ---- server_adapters.c --------------------------------------------------------------------------
-// The adapters that the server holds, as `serve` has them made, copied, loaded and unloaded. Their
-// names begin with ADAPTER_PREFIX, by which those that a dead process left are known.
+// ---- the server's adapters
+// ----------------------------------------------------------------------- The adapters that the
+// server holds, as `serve` has them made, copied, loaded and unloaded. Their names begin with
+// ADAPTER_PREFIX, by which those that a dead process left are known.
 
 #define ADAPTER_PREFIX "tinker:"
 
-// Unloads what a process before left; waits for a server that restores torn weights.
-enum status server_adapters_open(struct trained_model *m);
 // One more, which can be sampled then (snapshots_add), of what `key` names (value's reference is
 // taken): new by a PEFT "config" (which changes nothing yet), "copy_of" another's weights as they
 // are now, or "lora_path", a PEFT folder. Where there is no room, snapshots go, those first that

@@ -195,45 +195,36 @@ out:
     return st;
 }
 
-static bool is_wanted(const struct beginning *b, enum tensor_role role)
-{
-    if (role == ROLE_COUNT) return false;
-    if (role == ROLE_HEAD) return b->trains[RUN_UNEMBED];
-    return role >= ROLE_QKV && role < ROLE_POST_ATTN_NORM ? b->trains[RUN_ATTENTION]
-                                                          : b->trains[RUN_MLP];
-}
-
-// The adapted matrices' names, between commas; PEFT's word for all but the head.
-static enum status target_names(const struct trained_model *m, const struct beginning *b,
-                                struct bytes *to)
-{
-    const bool all_linear =
-        b->trains[RUN_ATTENTION] && b->trains[RUN_MLP] && !b->trains[RUN_UNEMBED];
-    bytes_puts(to, all_linear ? "all-linear" : ",");
-    for (int i = 0; i < m->weights->n_tensors && !all_linear; i++) {
-        const int tensor = adapter_nth(m->weights, i);
-        char name[sizeof m->weights->tensors->name], entry[sizeof name + 2];
-        if (!is_wanted(b, adapter_role(m->weights, tensor))) continue;
-        adapter_module(m->weights, tensor, name, sizeof name);
-        // of "model.layers.0.mlp.up_proj" it is "mlp.up_proj", which tells attention's matrices
-        // from an MLP's in every family
-        const char *end = strrchr(name, '.');
-        while (end && end > name && end[-1] != '.') end--;
-        snprintf(entry, sizeof entry, ",%s,", end ? end : name);
-        if (!strstr(bytes_text(to), entry)) bytes_puts(to, entry + 1);
-    }
-    return bytes_status(to);
-}
-
-// Reads PEFT's config of what a run begins with, or makes it.
+// Reads PEFT's config of what a run begins with, or makes it: the adapted matrices' names, between
+// commas, or PEFT's word for all but the head.
 static enum status read_config(const struct trained_model *m, const struct beginning *b,
                                struct adapter_config **ret)
 {
     enum status st;
     struct bytes targets = BYTES_INIT;
     json_t *json = NULL;
+    const bool all_linear =
+        b->trains[RUN_ATTENTION] && b->trains[RUN_MLP] && !b->trains[RUN_UNEMBED];
     if (b->folder) return adapter_config_load(b->folder, ret);
-    CHECK(target_names(m, b, &targets));
+    bytes_puts(&targets, all_linear ? "all-linear" : ",");
+    for (int i = 0; i < m->weights->n_tensors && !all_linear; i++) {
+        const int tensor = adapter_nth(m->weights, i);
+        const enum tensor_role role = adapter_role(m->weights, tensor);
+        const bool attention = role >= ROLE_QKV && role < ROLE_POST_ATTN_NORM;
+        char name[sizeof m->weights->tensors->name], entry[sizeof name + 2];
+        if (role == ROLE_COUNT || !b->trains[role == ROLE_HEAD ? RUN_UNEMBED
+                                             : attention       ? RUN_ATTENTION
+                                                               : RUN_MLP])
+            continue;
+        adapter_module(m->weights, tensor, name, sizeof name);
+        // of "model.layers.0.mlp.up_proj" it is "mlp.up_proj", which tells attention's matrices
+        // from an MLP's in every family
+        const char *end = strrchr(name, '.');
+        while (end && end > name && end[-1] != '.') end--;
+        snprintf(entry, sizeof entry, ",%s,", end ? end : name);
+        if (!strstr(bytes_text(&targets), entry)) bytes_puts(&targets, entry + 1);
+    }
+    CHECK(bytes_status(&targets));
     const struct lora_options lora = {
         .r = b->rank, .alpha = LORA_ALPHA, .targets = bytes_text(&targets)};
     CHECK(lora_config_json(&lora, m->info.folder, &json));
