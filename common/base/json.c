@@ -84,17 +84,6 @@ enum status json_read_file(const char *path, size_t max_bytes, json_t **ret)
     return st;
 }
 
-json_t *json_reals(const double *x, int n)
-{
-    json_t *list = json_array();
-    for (int i = 0; i < n; i++)
-        if (json_array_append_new(list, json_real(x[i])) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    return list;
-}
-
 enum status json_write_file(const char *path, unsigned mode, const json_t *value)
 {
     struct bytes text = BYTES_INIT;
@@ -271,6 +260,17 @@ json_t *json_ids(const int32_t *ids, int n)
         if (json_array_append_new(list, json_integer(ids[i]))) {
             json_decref(list);
             list = NULL;
+        }
+    return list;
+}
+
+json_t *json_reals(const double *x, int n)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        if (json_array_append_new(list, json_real(x[i])) != 0) {
+            json_decref(list);
+            return NULL;
         }
     return list;
 }

@@ -17,8 +17,6 @@ enum status json_write_file(const char *path, unsigned mode,
 // there was no memory for it, or a text is not UTF-8).
 enum status json_put_line(struct bytes *to, json_t *line, size_t flags);
 
-json_t *json_reals(const double *x, int n); // as a list; NULL: no memory
-
 // A field that is absent or null leaves *ret_x as it is (set the default before the call); one of
 // the wrong type or out of range is ST_INVALID. Integers accept 3.0 as 3.
 enum status json_get_int(const char *where, const json_t *object, const char *key, int64_t min,
@@ -47,5 +45,6 @@ struct number_list {
 enum status json_read_numbers(const json_t *list, const struct number_list *how, int n,
                               void *ret_array);
 json_t *json_ids(const int32_t *ids, int n); // a new list of them; NULL: no memory
+json_t *json_reals(const double *x, int n);  // likewise
 
 #endif

@@ -2,7 +2,7 @@
  * answers to it: refused in a sentence, or numbers that the loop and the protobuf answer
  * may rely on. */
 #include "common/base/json.h"
-#include "trainer/serve/sample_request.h"
+#include "trainer/serve/request.h"
 
 #include <stdlib.h>
 #include <string.h>

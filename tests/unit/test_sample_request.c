@@ -2,7 +2,7 @@
 #include "tests/support/support.h"
 #include "common/base/json.h"
 #include "common/base/protobuf.h"
-#include "trainer/serve/sample_request.h"
+#include "trainer/serve/request.h"
 
 #include <math.h>
 #include <string.h>

@@ -219,22 +219,7 @@ out:
 
 // ---- datums -------------------------------------------------------------------------------------
 
-static enum status append_tokens(struct datum *d, const struct proto_field *field)
-{
-    enum status st = proto_expect(field, PROTO_BYTES, "tokens");
-    if (st != ST_OK) return st;
-    const size_t n = field->span.len / sizeof(int32_t);
-    if (field->span.len % sizeof(int32_t))
-        return status_fail(ST_FORMAT, "\"tokens\" has a part of a token");
-    if (n > (size_t)(INT32_MAX - d->n)) return status_fail(ST_INVALID, "there are too many tokens");
-    int32_t *tokens = realloc(d->tokens, ((size_t)d->n + n + 1) * sizeof *tokens);
-    if (!tokens) return status_fail(ST_NO_MEMORY, "out of memory");
-    memcpy(tokens + d->n, field->span.data, field->span.len);
-    d->tokens = tokens;
-    d->n += (int)n;
-    return ST_OK;
-}
-
+// Appends the tokens of a chunk of text.
 static enum status append_chunk(struct datum *d, struct proto_field *field)
 {
     struct proto_field chunk, text;
@@ -245,8 +230,19 @@ static enum status append_chunk(struct datum *d, struct proto_field *field)
         if (chunk.number != 1)
             FAIL(ST_UNSUPPORTED,
                  "\"model_input\" has a chunk that is not text: images and audio are not there");
-        while (proto_each(&chunk.span, &st, &text))
-            if (text.number == 1) st = append_tokens(d, &text);
+        while (proto_each(&chunk.span, &st, &text)) {
+            if (text.number != 1) continue;
+            CHECK(proto_expect(&text, PROTO_BYTES, "tokens"));
+            const size_t n = text.span.len / sizeof(int32_t);
+            if (text.span.len % sizeof(int32_t))
+                FAIL(ST_FORMAT, "\"tokens\" has a part of a token");
+            if (n > (size_t)(INT32_MAX - d->n)) FAIL(ST_INVALID, "there are too many tokens");
+            int32_t *tokens = realloc(d->tokens, ((size_t)d->n + n + 1) * sizeof *tokens);
+            if (!tokens) FAIL(ST_NO_MEMORY, "out of memory");
+            memcpy(tokens + d->n, text.span.data, text.span.len);
+            d->tokens = tokens;
+            d->n += (int)n;
+        }
     }
 out:
     return st;

@@ -27,7 +27,8 @@
 #define EXPIRES_S   3600
 #define CHUNK_BYTES (256 << 10)
 #define TAR_BLOCK   512
-#define TAR_END     (2 * TAR_BLOCK) // zeros
+#define TAR_END     (2 * TAR_BLOCK)
+static const char zeros[TAR_END];
 
 // ---- downloads ----------------------------------------------------------------------------------
 
@@ -126,12 +127,6 @@ static enum status put_header(const char *name, const struct stat *info, struct 
     return ST_OK;
 }
 
-static void put_zeros(int n, struct bytes *to)
-{
-    static const char zeros[TAR_END];
-    bytes_append(to, zeros, (size_t)n);
-}
-
 // ---- chunks -------------------------------------------------------------------------------------
 
 static enum status open_next(struct download *d, struct bytes *to)
@@ -163,7 +158,7 @@ static enum status read_chunk(struct download *d, struct bytes *to)
     to->len += (size_t)n;
     d->left -= n;
     if (d->left > 0) return ST_OK;
-    put_zeros(d->padding, to);
+    bytes_append(to, zeros, (size_t)d->padding);
     close(d->fd);
     d->fd = -1;
     return ST_OK;
@@ -177,7 +172,7 @@ enum stream_state download_next(struct download *d, struct bytes *to)
     if (st == ST_OK && d->fd >= 0) st = read_chunk(d, to);
     if (st != ST_OK) return STREAM_FAIL;
     d->ended = d->fd < 0 && !d->next;
-    if (d->ended && d->archive) put_zeros(TAR_END, to);
+    if (d->ended && d->archive) bytes_append(to, zeros, TAR_END);
     return d->ended ? STREAM_END : STREAM_MORE;
 }
 

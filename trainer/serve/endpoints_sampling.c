@@ -199,14 +199,13 @@ enum status tinker_new_sampler(struct owner *session, const char *id, const char
                                const struct snapshot *which, struct owner **ret)
 {
     struct owner *o = owner_find(session->all, SAMPLER, id);
-    enum status st = ST_OK;
-    if (!o) CHECK(owner_add(session->all, SAMPLER, session, id, &o));
+    enum status st = o ? ST_OK : owner_add(session->all, SAMPLER, session, id, &o);
+    if (st != ST_OK) return st;
     snprintf(o->base, sizeof o->base, "%s", base);
     o->snapshot = *which;
     o->snapshot.inflight = which->inflight || o->tinker->options->inflight;
     *ret = o;
-out:
-    return st;
+    return ST_OK;
 }
 
 // sampler: that the snapshot is of.
@@ -280,21 +279,18 @@ static enum status find_base(struct tinker *t, struct snapshot *ret)
 
 // A whole model that was saved takes the place of what is there, as the model of the folder does
 // beneath an adapter, if no living client trains that.
-static bool can_load(const struct tinker *t, const struct snapshot *s)
-{
-    char folder[PATH_ROOM];
-    struct run_path path;
-    struct snapshot now;
-    snapshots_of_path(t->model->snapshots, s->path, &now);
-    return s->path[0] && now.saves == s->saves &&
-           runs_find_path(t->model->runs, s->path, &path, folder) == ST_OK &&
-           !tinker_excluding(t, NULL, trained_is_adapter(folder) ? 1 : 0);
-}
-
 static enum status check_stale(const struct owner *sampler, const struct snapshot *s)
 {
     const struct tinker *t = sampler->tinker;
-    if (snapshots_use(t->model->snapshots, s, NULL) || can_load(t, s)) return ST_OK;
+    char folder[PATH_ROOM];
+    struct run_path path;
+    struct snapshot now;
+    if (snapshots_use(t->model->snapshots, s, NULL)) return ST_OK;
+    snapshots_of_path(t->model->snapshots, s->path, &now);
+    if (s->path[0] && now.saves == s->saves &&
+        runs_find_path(t->model->runs, s->path, &path, folder) == ST_OK &&
+        !tinker_excluding(t, NULL, trained_is_adapter(folder) ? 1 : 0))
+        return ST_OK;
     return fail_stale(sampler, s);
 }
 
@@ -336,13 +332,14 @@ static enum status get_sampler(const struct call *c)
                        : st;
 }
 
-// ---- the response ------------------------------------------------------------------------------
+// ---- a request's way ----------------------------------------------------------------------------
 
-static void append_samples(struct sample_request *r)
+static void end(struct sample_request *r, enum status st)
 {
     struct bytes *to = &r->request.response;
-    r->request.is_protobuf = true;
-    for (int i = 0; i < r->n; i++) {
+    if (st != ST_OK && r->request.status == ST_OK) request_fail(&r->request, st);
+    r->request.is_protobuf = st == ST_OK;
+    for (int i = 0; st == ST_OK && i < r->n; i++) {
         const struct completion *s = &r->samples[i];
         struct bytes sequence = BYTES_INIT;
         proto_put_varint(&sequence, 1, s->truncated); // 0: stop, 1: length
@@ -350,18 +347,10 @@ static void append_samples(struct sample_request *r)
         proto_put_bytes(&sequence, 3, s->logprobs, (size_t)s->n * sizeof *s->logprobs);
         proto_put_message(to, 1, &sequence);
     }
-    bytes_append(to, bytes_text(&r->scores), r->scores.len);
-    proto_put_varint(to, 4, (uint64_t)r->cached_tokens);
-}
-
-// ---- a request's way ----------------------------------------------------------------------------
-
-static void end(struct sample_request *r, enum status st)
-{
-    if (st == ST_OK)
-        append_samples(r);
-    else if (r->request.status == ST_OK)
-        request_fail(&r->request, st);
+    if (st == ST_OK) {
+        bytes_append(to, bytes_text(&r->scores), r->scores.len);
+        proto_put_varint(to, 4, (uint64_t)r->cached_tokens);
+    }
     request_end(&r->request);
 }
 
@@ -483,25 +472,17 @@ static enum status retrieve(const struct call *c)
     return requests_retrieve(c->tinker->requests, c->q, c->request_id);
 }
 
-struct target {
-    const char *sampler;
-    int64_t clone;
-};
-#define FIELDS_OF struct target
-static const struct field target_fields[] = {
-    FIELD_TEXT("sampling_session_id", sampler),
-    FIELD_INT("cloned_sampler_id", clone, 0, INT64_MAX, 0),
-    {0},
-};
-
 static enum status retrieve_ended(const struct call *c)
 {
-    struct target target;
+    const char *id = NULL;
+    int64_t clone = 0;
     struct owner *s;
     enum status st;
-    CHECK(fields_read("target", c->target, target_fields, "sampling_session_id", &target));
-    CHECK(tinker_find(c->tinker, SAMPLER, target.sampler, &s));
-    st = owner_retrieve(s, c->q, target.clone, c->prev_cursor, c->timeout);
+    CHECK(json_get_string("target", c->target, "sampling_session_id", &id));
+    if (!id) FAIL(ST_INVALID, "target: \"sampling_session_id\" is missing");
+    CHECK(json_get_int("target", c->target, "cloned_sampler_id", 0, INT64_MAX, &clone));
+    CHECK(tinker_find(c->tinker, SAMPLER, id, &s));
+    st = owner_retrieve(s, c->q, clone, c->prev_cursor, c->timeout);
 out:
     return st;
 }

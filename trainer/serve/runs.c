@@ -79,12 +79,9 @@ enum status run_path_parse(const char *path, struct run_path *ret)
 enum status runs_folder(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
 {
     char parent[PATH_ROOM];
-    enum status st;
-    CHECK(path_put(parent, runs, "%s/%s", path->run, run_kind_names[path->kind]));
-    CHECK(file_make_folders(parent));
-    st = path_put(ret_folder, parent, "%s", path->name);
-out:
-    return st;
+    enum status st = path_put(parent, runs, "%s/%s", path->run, run_kind_names[path->kind]);
+    if (st == ST_OK) st = file_make_folders(parent);
+    return st == ST_OK ? path_put(ret_folder, parent, "%s", path->name) : st;
 }
 
 enum status runs_find(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
@@ -123,13 +120,10 @@ enum status runs_check_description(const json_t *description)
 enum status runs_describe(const char *runs, const char *run, const json_t *description)
 {
     char folder[PATH_ROOM], path[PATH_ROOM];
-    enum status st;
-    CHECK(path_put(folder, runs, "%s", run));
-    CHECK(file_make_folders(folder));
-    CHECK(path_put(path, folder, RUN_FILE));
-    st = json_write_file(path, 0644, description);
-out:
-    return st;
+    enum status st = path_put(folder, runs, "%s", run);
+    if (st == ST_OK) st = file_make_folders(folder);
+    if (st == ST_OK) st = path_put(path, folder, RUN_FILE);
+    return st == ST_OK ? json_write_file(path, 0644, description) : st;
 }
 
 json_t *runs_time(time_t seconds)

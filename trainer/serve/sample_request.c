@@ -1,5 +1,5 @@
 /* sample_request.c: requests of samples, as they are read and filled. */
-#include "trainer/serve/sample_request.h"
+#include "trainer/serve/request.h"
 #include "trainer/serve/fields.h"
 #include "common/base/protobuf.h"
 
@@ -57,20 +57,6 @@ static enum status read_prompt(const json_t *body, int vocab, struct sample_requ
     return r->prompt.n ? ST_OK : status_fail(ST_INVALID, "\"prompt\" holds no tokens");
 }
 
-// null: the model's own end of a sequence stops; else what is listed, alone.
-static enum status set_stop(const json_t *params, json_t *sampling)
-{
-    json_t *stop = json_object_get(params, "stop");
-    if (!stop || json_is_null(stop)) return ST_OK;
-    const bool ids = json_is_integer(json_array_get(stop, 0));
-    if (!json_is_string(stop) && !json_is_array(stop))
-        return status_fail(ST_INVALID, "\"stop\" must be a string, or a list of strings or ids");
-    json_object_set_new(sampling, "ignore_eos", json_true());
-    if (json_is_string(stop) || json_array_size(stop) > 0)
-        json_object_set(sampling, ids ? "stop_token_ids" : "stop", stop);
-    return ST_OK;
-}
-
 struct wanted {
     const json_t *params, *targets;
     int64_t n, top, sample_top, alternatives, max_tokens, top_k;
@@ -99,23 +85,6 @@ static const struct field params_fields[] = {
     {0},
 };
 
-// Refuses what the API has and this server has not.
-static enum status check_supported(const struct wanted *w)
-{
-    if (w->stable)
-        return status_fail(ST_UNSUPPORTED,
-                           "\"record_stability_info\" is of the loss stable_reinforce, whose "
-                           "formula is not published: take loss_fn=importance_sampling");
-    if (w->sample_top || w->alternatives)
-        return status_fail(ST_UNSUPPORTED, "\"%s\" is not there",
-                           w->sample_top ? "topk_sample_logprobs" : "prompt_alt_tokens_k");
-    if (w->targets)
-        return status_fail(ST_UNSUPPORTED,
-                           "\"target_prompt_logprobs\" is not there; \"topk_prompt_logprobs\" is, "
-                           "and forward with target_tokens (N, K)");
-    return ST_OK;
-}
-
 static enum status set_sampling(const struct wanted *w, const struct sample_limits *limits,
                                 struct sample_request *r)
 {
@@ -135,7 +104,16 @@ static enum status set_sampling(const struct wanted *w, const struct sample_limi
         json_object_set_new(r->sampling, "prompt_logprobs", json_integer(r->top));
     r->bounds = (struct completion_bounds){
         .vocab_size = limits->vocab, .max_tokens = (int)max_tokens, .newest = UINT64_MAX};
-    return set_stop(w->params, r->sampling);
+    // null: the model's own end of a sequence stops; else what is listed, alone
+    if (!json_has(w->params, "stop")) return ST_OK;
+    json_t *stop = json_object_get(w->params, "stop");
+    const bool ids = json_is_integer(json_array_get(stop, 0));
+    if (!json_is_string(stop) && !json_is_array(stop))
+        return status_fail(ST_INVALID, "\"stop\" must be a string, or a list of strings or ids");
+    json_object_set_new(r->sampling, "ignore_eos", json_true());
+    if (json_is_string(stop) || json_array_size(stop) > 0)
+        json_object_set(r->sampling, ids ? "stop_token_ids" : "stop", stop);
+    return ST_OK;
 }
 
 enum status sample_request_parse(const json_t *body, const struct sample_limits *limits,
@@ -145,7 +123,16 @@ enum status sample_request_parse(const json_t *body, const struct sample_limits 
     struct wanted w;
     enum status st;
     CHECK(fields_read("request", body, request_fields, NULL, &w));
-    CHECK(check_supported(&w));
+    // what the API has and this server has not
+    if (w.stable)
+        FAIL(ST_UNSUPPORTED, "\"record_stability_info\" is of the loss stable_reinforce, whose "
+                             "formula is not published: take loss_fn=importance_sampling");
+    if (w.sample_top || w.alternatives)
+        FAIL(ST_UNSUPPORTED, "\"%s\" is not there",
+             w.sample_top ? "topk_sample_logprobs" : "prompt_alt_tokens_k");
+    if (w.targets)
+        FAIL(ST_UNSUPPORTED, "\"target_prompt_logprobs\" is not there; \"topk_prompt_logprobs\" "
+                             "is, and forward with target_tokens (N, K)");
     CHECK(read_prompt(body, limits->vocab, r));
     if (w.params && !json_is_object(w.params))
         FAIL(ST_INVALID, "request: \"sampling_params\" must be an object");

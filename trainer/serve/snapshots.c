@@ -87,13 +87,6 @@ static struct entry *add(struct snapshots *s, enum snapshot_kind kind, const cha
     return e;
 }
 
-static void entry_free(struct entry *e)
-{
-    if (!e) return;
-    free(e->restore);
-    free(e);
-}
-
 enum status snapshots_add(struct snapshots *s, enum snapshot_kind kind, const char *name,
                           const char *adapter)
 {
@@ -122,7 +115,8 @@ void snapshots_free(struct snapshots *s)
     if (!s) return;
     for (struct entry *e = s->list, *next; e; e = next) {
         next = e->next;
-        entry_free(e);
+        free(e->restore);
+        free(e);
     }
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -251,9 +245,11 @@ void snapshots_remove(struct snapshots *s, const char *adapter)
 {
     LOCKED(s);
     struct entry *gone = by_adapter(s, adapter), **link = &s->list;
-    while (gone && *link != gone) link = &(*link)->next;
-    if (gone) *link = gone->next;
-    entry_free(gone);
+    if (!gone) return;
+    while (*link != gone) link = &(*link)->next;
+    *link = gone->next;
+    free(gone->restore);
+    free(gone);
 }
 
 int snapshots_hold(struct snapshots *s, bool held)

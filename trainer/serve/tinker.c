@@ -98,22 +98,17 @@ enum status tinker_takes_work(const struct tinker *t)
     return why ? status_fail(ST_INVALID, "%s", why) : ST_OK;
 }
 
-static bool is_listed(const char *names, const char *name)
-{
-    const size_t n = strlen(name);
-    for (const char *at = names; at; at = strchr(at, ',')) {
-        at += *at == ',';
-        if (strncmp(at, name, n) == 0 && (at[n] == 0 || at[n] == ',')) return true;
-    }
-    return false;
-}
-
 enum status tinker_serves(struct tinker *t, const char *base_model)
 {
-    if (strcmp(base_model, t->model->folder) == 0 ||
-        strcmp(basename(base_model), t->model_name) == 0 ||
-        is_listed(t->options->model_names, base_model))
-        return ST_OK;
+    const size_t n = strlen(base_model);
+    const char *names = t->options->model_names ? t->options->model_names : "";
+    bool serves = strcmp(base_model, t->model->folder) == 0 ||
+                  strcmp(basename(base_model), t->model_name) == 0;
+    for (size_t len; !serves && *names; names += len + (names[len] == ',')) {
+        len = strcspn(names, ",");
+        serves = len == n && memcmp(names, base_model, n) == 0;
+    }
+    if (serves) return ST_OK;
     return status_fail(ST_INVALID,
                        "\"base_model\" is \"%.150s\", and the server serves %s: ask for \"%s\", or "
                        "say --model-names %.150s if it is the same",

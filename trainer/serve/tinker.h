@@ -5,7 +5,7 @@
 #define TRAINER_SERVE_TINKER_H
 
 #include "trainer/serve/fields.h"
-#include "trainer/serve/sample_request.h"
+#include "trainer/serve/request.h"
 #include "trainer/serve/trained_model.h"
 
 struct tinker_options {       // all borrowed

@@ -9,7 +9,7 @@
  * The learner's memory is that of the model itself, or that of an adapter: which of them is chosen
  * by what the server has room for, and changes with what clients ask for. Adapters share it: each
  * has its own gradients, moments and residual (its optimizer), one after the other has the rest. */
-#include "trainer/serve/trained_model_impl.h"
+#include "trainer/serve/trained_model.h"
 #include "bridge/attach.h"
 #include "common/base/log.h"
 #include "common/http/http_client.h"
@@ -47,11 +47,6 @@ static enum status post(struct trained_model *m, const char *path, json_t *body)
     return st;
 }
 
-static enum status read_status(struct trained_model *m, json_t **ret)
-{
-    return http_get_json(m->server, "/lora/status", RESPONSE_MS, ret);
-}
-
 static enum status ask_unload(struct trained_model *m, const char *adapter)
 {
     return post(m, "/v1/unload_lora_adapter",
@@ -65,7 +60,7 @@ static enum status unload_left(void *context)
     json_t *status = NULL, *name;
     size_t i;
     int n = 0;
-    CHECK(read_status(m, &status));
+    CHECK(http_get_json(m->server, "/lora/status", RESPONSE_MS, &status));
     m->info.max_adapters = (int)json_integer_value(json_object_get(status, "max_adapters"));
     m->max_rank = (int)json_integer_value(json_object_get(status, "max_lora_rank"));
     json_array_foreach (json_object_get(status, "available_adapters"), i, name) {
@@ -80,19 +75,6 @@ static enum status unload_left(void *context)
                  n, n == 1 ? "" : "s", n == 1 ? "is" : "are");
 out:
     json_decref(status);
-    return st;
-}
-
-// Unloads what a process before left; waits for a server that restores torn weights.
-static enum status server_adapters_open(struct trained_model *m)
-{
-    struct bridge_file *file = NULL;
-    enum status st;
-    CHECK(bridge_file_open(m->options->bridge, &file));
-    CHECK(http_client_new(file->socket, &m->server));
-    st = run_retry(ST_BUSY, unload_left, m);
-out:
-    bridge_file_free(file);
     return st;
 }
 
@@ -120,7 +102,7 @@ static enum status make_room(struct trained_model *m, bool for_run, const char *
     int runs = 0;
     for (;;) {
         json_t *status = NULL;
-        CHECK(read_status(m, &status));
+        CHECK(http_get_json(m->server, "/lora/status", RESPONSE_MS, &status));
         const size_t n = json_array_size(json_object_get(status, "available_adapters"));
         json_decref(status);
         if ((int)n < max) return ST_OK;
@@ -224,11 +206,15 @@ enum status trained_open(const struct trained_model_options *options, struct tra
     enum status st;
     const struct bridge_role *role;
     const int64_t budget = options->learning->token_budget;
+    struct bridge_file *file = NULL;
     json_t *health = NULL;
     struct trained_model *m = calloc(1, sizeof *m);
     if (!m) return status_fail(ST_NO_MEMORY, "out of memory");
     m->options = options;
-    CHECK(server_adapters_open(m)); // before this process maps what the server shares
+    // before this process maps what the server shares; a server may have torn weights to restore
+    CHECK(bridge_file_open(options->bridge, &file));
+    CHECK(http_client_new(file->socket, &m->server));
+    CHECK(run_retry(ST_BUSY, unload_left, m));
     CHECK(http_get_json(m->server, "/health", HEALTH_MS, &health));
     CHECK(bridge_attach(options->bridge, NULL, &m->bridge));
     CHECK(notice_roles(bridge_file_of(m->bridge), &role));
@@ -253,6 +239,7 @@ enum status trained_open(const struct trained_model_options *options, struct tra
     *ret = m;
     m = NULL;
 out:
+    bridge_file_free(file);
     json_decref(health);
     trained_close(m);
     return st;
@@ -303,25 +290,6 @@ out:
 
 // ---- learning -----------------------------------------------------------------------------------
 
-// The datums as the learner takes them: the first token of each is a prompt, what follows it a
-// completion, of which every token has targets of its own.
-static enum status samples_of(const struct forward_backward *request, struct samples **ret)
-{
-    struct samples *s = NULL;
-    enum status st = samples_new(request->n, 1, &s);
-    if (st != ST_OK) return st;
-    for (int i = 0; i < s->n; i++) {
-        const struct datum *d = &request->data[i];
-        struct pack_completion *c = &s->completions[i];
-        s->groups[i].prompt = d->tokens;
-        s->groups[i].n_prompt = 1;
-        *c = (struct pack_completion){
-            .ids = d->tokens + 1, .n = d->n, .targets = d->targets, .targets_each = d->each};
-        for (int k = 0; k < LOSS_INPUTS; k++) c->inputs[k] = d->inputs[k];
-    }
-    return samples_begin(s, ret);
-}
-
 enum status trained_forward_backward(struct trained_model *m, const char *run,
                                      const struct forward_backward *request,
                                      struct bytes *ret_response)
@@ -329,11 +297,23 @@ enum status trained_forward_backward(struct trained_model *m, const char *run,
     const struct step step = {.loss = request->loss};
     const int each = m->options->exact ? 1 : request->n;
     struct update_stats stats = {0};
-    struct samples *samples = NULL;
+    struct samples *unpacked, *samples = NULL;
     struct trainee *t;
     enum status st;
     CHECK(trained_select(m, run, &t));
-    CHECK(samples_of(request, &samples));
+    CHECK(samples_new(request->n, 1, &unpacked));
+    // The datums as the learner takes them: the first token of each is a prompt, what follows it a
+    // completion, of which every token has targets of its own.
+    for (int i = 0; i < request->n; i++) {
+        const struct datum *d = &request->data[i];
+        struct pack_completion *c = &unpacked->completions[i];
+        unpacked->groups[i].prompt = d->tokens;
+        unpacked->groups[i].n_prompt = 1;
+        *c = (struct pack_completion){
+            .ids = d->tokens + 1, .n = d->n, .targets = d->targets, .targets_each = d->each};
+        for (int k = 0; k < LOSS_INPUTS; k++) c->inputs[k] = d->inputs[k];
+    }
+    CHECK(samples_begin(unpacked, &samples));
     for (int first = 0; st == ST_OK && first < request->n; first += each)
         st = learner_pass(m->learner, request->forward_only ? PASS_LOSS : PASS_GRADIENTS, samples,
                           first, each, &step, &stats);

@@ -18,7 +18,7 @@
 #include "trainer/run/mapped.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/stop.h"
-#include "trainer/serve/trained_model_impl.h"
+#include "trainer/serve/trained_model.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -133,15 +133,13 @@ static bool is_loaded(struct trained_model *m, const char *folder)
 static enum status load_folder(struct trained_model *m, const char *folder)
 {
     struct load load = {m, NULL, folder};
-    enum status st;
+    const struct update update = {m, "", folder, strcmp(m->base, folder) == 0, write_loaded, &load};
     if (folder[0] != '/')
-        FAIL(ST_INVALID, "the server loaded no folder (%s) to start a run from", folder);
+        return status_fail(ST_INVALID, "the server loaded no folder (%s) to start a run from",
+                           folder);
     if (is_loaded(m, folder)) return ST_OK;
-    CHECK(weights_check(m->weights, folder));
-    st = trained_publish(
-        (struct update){m, "", folder, strcmp(m->base, folder) == 0, write_loaded, &load});
-out:
-    return st;
+    enum status st = weights_check(m->weights, folder);
+    return st == ST_OK ? trained_publish(update) : st;
 }
 
 bool trained_is_adapter(const char *folder)
@@ -183,16 +181,14 @@ out:
 
 enum status trained_load(struct trained_model *m, const char *run, const struct beginning *b)
 {
-    struct trainee *t = NULL;
-    enum status st;
-    CHECK(trained_select(m, run, &t));
+    struct trainee *t;
+    enum status st = trained_select(m, run, &t);
+    if (st != ST_OK) return st;
     if (trained_is_adapter(b->folder) != (t->adapter != NULL))
-        FAIL(ST_MISMATCH, "%s holds %s, and %s trains %s", b->folder,
-             t->adapter ? "a whole model" : "an adapter", t->run,
-             t->adapter ? "an adapter (a rank above 0)" : "the whole model (rank 0)");
-    st = load(m, t, b);
-out:
-    return st;
+        return status_fail(ST_MISMATCH, "%s holds %s, and %s trains %s", b->folder,
+                           t->adapter ? "a whole model" : "an adapter", t->run,
+                           t->adapter ? "an adapter (a rank above 0)" : "the whole model (rank 0)");
+    return load(m, t, b);
 }
 
 // Reads PEFT's config of what a run begins with, or makes it: the adapted matrices' names, between
@@ -235,34 +231,25 @@ out:
     return st;
 }
 
-// The server makes the adapter, and this process maps it.
-static enum status open_adapter(struct trained_model *m, struct trainee *t,
-                                struct adapter_config *config)
+static enum status begin_adapter(struct trained_model *m, struct trainee *t,
+                                 const struct beginning *b)
 {
+    struct adapter_config *config;
     char role[sizeof((struct bridge_role *)0)->role], hash[65];
     enum status st;
+    CHECK(read_config(m, b, &config));
     CHECK(adapter_new(config, m->weights, m->weights->dt, &t->adapter));
-    snprintf(role, sizeof role, "adapter:%s", t->adapter_name);
+    // the server makes it, and this process maps it
     CHECK(server_adapters_add(m, LIVE, t->run, t->adapter_name, "config",
                               json_incref(t->adapter->config->source)));
     t->made = true;
+    snprintf(role, sizeof role, "adapter:%s", t->adapter_name);
     CHECK(bridge_map(m->bridge, role, &t->arena));
     weights_layout_hash(t->adapter->weights, hash);
     if (strcmp(hash, t->arena->role->layout_hash) != 0)
         FAIL(ST_MISMATCH, "the server lays the adapter '%s' out otherwise than this build does",
              t->adapter_name);
     weights_bind(t->adapter->weights, shared_memory_data(t->arena->memory));
-out:
-    return st;
-}
-
-static enum status begin_adapter(struct trained_model *m, struct trainee *t,
-                                 const struct beginning *b)
-{
-    struct adapter_config *config;
-    enum status st;
-    CHECK(read_config(m, b, &config));
-    CHECK(open_adapter(m, t, config));
     if (m->trainees && !m->trainees->adapter)
         trained_put_away(m, m->trainees, "an adapter is trained from here on");
     CHECK(load_folder(m, m->base));
@@ -286,19 +273,6 @@ static void end_all(struct trained_model *m, const char *why)
     server_adapters_unload_spare(m, NULL);
 }
 
-static enum status begin_model(struct trained_model *m, struct trainee *t,
-                               const struct beginning *b)
-{
-    enum status st;
-    end_all(m, "a full fine-tune (rank 0) begins");
-    CHECK(trained_use_learner(m, false));
-    CHECK(load(m, t, b));
-    control_set_run(m->info.control, t->run);
-    log_info("%s trains the model from %s", t->run, b->folder ? b->folder : m->base);
-out:
-    return st;
-}
-
 enum status trained_begin(struct trained_model *m, const char *run, const struct beginning *b)
 {
     enum status st;
@@ -309,8 +283,16 @@ enum status trained_begin(struct trained_model *m, const char *run, const struct
     t->model = m;
     snprintf(t->run, sizeof t->run, "%s", run);
     snprintf(t->adapter_name, sizeof t->adapter_name, ADAPTER_PREFIX "%.40s", run);
-    if (adapter) CHECK(path_put(t->start, m->options->runs, "%s/start", run));
-    CHECK((adapter ? begin_adapter : begin_model)(m, t, b));
+    if (adapter) {
+        CHECK(path_put(t->start, m->options->runs, "%s/start", run));
+        CHECK(begin_adapter(m, t, b));
+    } else {
+        end_all(m, "a full fine-tune (rank 0) begins");
+        CHECK(trained_use_learner(m, false));
+        CHECK(load(m, t, b));
+        control_set_run(m->info.control, run);
+        log_info("%s trains the model from %s", run, b->folder ? b->folder : m->base);
+    }
     t->next = m->trainees;
     m->trainees = t;
     return ST_OK;
@@ -358,7 +340,7 @@ out:
 enum status trained_snapshot(struct trained_model *m, const char *run, bool wanted,
                              struct snapshot *ret)
 {
-    struct trainee *t = NULL;
+    struct trainee *t;
     enum status st = trained_select(m, run, &t);
     if (st != ST_OK) return st;
     t->wanted = t->wanted || wanted;
@@ -368,31 +350,29 @@ enum status trained_snapshot(struct trained_model *m, const char *run, bool want
     return ST_OK;
 }
 
-static enum status keep(struct trained_model *m, const struct trainee *t)
+void trainee_keep(struct trainee *t)
 {
+    struct trained_model *m = t->model;
     struct snapshots *all = m->info.snapshots;
+    const bool wanted = t->wanted && t->adapter && m->options->keep_snapshots > 0;
+    const uint64_t version = snapshots_version(all, t->run);
     char copy[ADAPTER_ROOM], spare[ADAPTER_ROOM];
+    t->wanted = false;
+    if (!wanted) return;
     while (snapshots_kept(all, t->run, NULL) >= m->options->keep_snapshots &&
            snapshots_spare(all, t->run, false, spare)) {
         log_debug("%s: the snapshot '%s' is dropped", t->run, spare);
         server_adapters_unload(m, spare);
     }
-    snprintf(copy, sizeof copy, "%.38s@%" PRIu64, t->adapter_name, snapshots_version(all, t->run));
-    enum status st =
-        server_adapters_add(m, KEPT, t->run, copy, "copy_of", json_string(t->adapter_name));
-    if (st == ST_OK) log_debug("%s: the snapshot '%s' is kept", t->run, copy);
-    return st;
-}
-
-void trainee_keep(struct trainee *t)
-{
-    struct trained_model *m = t->model;
-    const bool wanted = t->wanted && t->adapter && m->options->keep_snapshots > 0;
-    t->wanted = false;
-    if (!wanted || keep(m, t) == ST_OK) return;
+    snprintf(copy, sizeof copy, "%.38s@%" PRIu64, t->adapter_name, version);
+    if (server_adapters_add(m, KEPT, t->run, copy, "copy_of", json_string(t->adapter_name)) ==
+        ST_OK) {
+        log_debug("%s: the snapshot '%s' is kept", t->run, copy);
+        return;
+    }
     log_line(t->warned ? LOG_DEBUG : LOG_WARN,
              "%s: the snapshot of version %" PRIu64 " is not kept, nor, unsaid, what follows: %s",
-             t->run, snapshots_version(m->info.snapshots, t->run), status_message());
+             t->run, version, status_message());
     t->warned = true;
 }
 
@@ -403,12 +383,12 @@ static enum status end_samples(struct trained_model *m)
 {
     const int64_t deadline = clock_deadline_ns((int64_t)(m->options->sample_timeout * 1e3));
     enum status st = ST_OK;
-    while (snapshots_hold(m->info.snapshots, true) > 0 && clock_ms_until(deadline) > 0) {
-        if (stop_requested()) FAIL(ST_CANCELLED, "the Tinker API is stopping");
-        CHECK(control_owner_alive(m->info.control));
-        clock_sleep_ms(SAMPLES_POLL_MS);
+    while (st == ST_OK && snapshots_hold(m->info.snapshots, true) > 0 &&
+           clock_ms_until(deadline) > 0) {
+        if (stop_requested()) return status_fail(ST_CANCELLED, "the Tinker API is stopping");
+        st = control_owner_alive(m->info.control);
+        if (st == ST_OK) clock_sleep_ms(SAMPLES_POLL_MS);
     }
-out:
     return st;
 }
 
