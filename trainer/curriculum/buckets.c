@@ -134,14 +134,6 @@ static bool can_cut(const double *x, int rank)
     return x[rank - 1] < x[rank];
 }
 
-// Parts that ranks first..end can be divided into: one for each value.
-static int values_between(const double *x, int first, int end)
-{
-    int n = first < end;
-    for (int r = first + 1; r < end; r++) n += can_cut(x, r);
-    return n;
-}
-
 // Divides ranks first..end into parts as equal as ties allow; ties may allow fewer.
 static void cut_evenly(struct buckets *b, const double *x, int first, int end, int parts)
 {
@@ -163,7 +155,8 @@ static void cut_fallback(struct buckets *b, const double *x, int n_buckets)
     for (int k = 0; k <= pieces; k++) first[k] = start(b, k);
     for (int k = 0; k < pieces; k++) {
         parts[k] = 1;
-        values[k] = values_between(x, first[k], first[k + 1]);
+        values[k] = first[k] < first[k + 1]; // a part is possible for each
+        for (int r = first[k] + 1; r < first[k + 1]; r++) values[k] += can_cut(x, r);
     }
     for (int total = pieces; total < n_buckets; total++) {
         int largest = -1; // with the most rewards a part
@@ -208,20 +201,6 @@ static void merge_small(struct buckets *b, const double *x, int min_size)
     }
 }
 
-static void describe(struct buckets *b, const double *sorted, const double *x)
-{
-    for (int k = 0; k < b->n - 1; k++)
-        b->boundary[k].at = b->min + b->boundary[k].at * (b->max - b->min);
-    for (int k = 0; k < b->n; k++) {
-        struct bucket *one = &b->bucket[k];
-        one->level = 0.5 + (mean_of(b, x, k) - 0.5) * b->contrast;
-        one->n = start(b, k + 1) - start(b, k);
-        one->low = k ? b->boundary[k - 1].at : b->min;
-        one->high = k < b->n - 1 ? b->boundary[k].at : b->max;
-        mean_std(sorted + start(b, k), one->n, &one->mean, &one->std);
-    }
-}
-
 enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_size,
                         struct buckets *ret, int8_t *ret_bucket)
 {
@@ -248,7 +227,15 @@ enum status buckets_cut(const double *rewards, int n, int n_buckets, int min_siz
         cut_fallback(&b, x, n_buckets);
         merge_small(&b, x, min_size);
     }
-    describe(&b, sorted, x);
+    for (int k = 0; k < b.n - 1; k++) b.boundary[k].at = b.min + b.boundary[k].at * range;
+    for (int k = 0; k < b.n; k++) {
+        struct bucket *one = &b.bucket[k];
+        one->level = 0.5 + (mean_of(&b, x, k) - 0.5) * b.contrast;
+        one->n = start(&b, k + 1) - start(&b, k);
+        one->low = k ? b.boundary[k - 1].at : b.min;
+        one->high = k < b.n - 1 ? b.boundary[k].at : b.max;
+        mean_std(sorted + start(&b, k), one->n, &one->mean, &one->std);
+    }
     for (int i = 0; i < n; i++) {
         int k = 0;
         while (k < b.n - 1 && rewards[i] >= sorted[b.boundary[k].rank]) k++;

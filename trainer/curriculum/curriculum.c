@@ -97,20 +97,6 @@ static int plan_bucket(struct curriculum *c, int64_t epoch, int bucket, int firs
     return first + n;
 }
 
-// Each batch gets the mean, rounded down or up: the same sum, as near as whole numbers allow.
-static void spread_evenly(struct curriculum *c)
-{
-    double wanted = 0;
-    for (int b = 0; b < c->n_batches; b++) {
-        struct prompt_batch *batch = &c->batches[b];
-        wanted += c->mean_rollouts * batch->n;
-        double each = round(wanted / batch->n);
-        each = fmin(fmax(each, floor(c->mean_rollouts)), ceil(c->mean_rollouts));
-        batch->rollouts = (int)each;
-        wanted -= each * batch->n;
-    }
-}
-
 static void plan_epoch(struct curriculum *c)
 {
     const int64_t epoch = c->taken / c->n;
@@ -125,7 +111,17 @@ static void plan_epoch(struct curriculum *c)
     for (int b = 0; b < c->n_batches; b++)
         samples += (int64_t)c->batches[b].n * c->batches[b].rollouts;
     c->mean_rollouts = (double)samples / c->n;
-    if (c->options.mode == CURRICULUM_UNIFORM) spread_evenly(c);
+    if (c->options.mode != CURRICULUM_UNIFORM) return;
+    // each batch gets the mean, rounded down or up: the same sum, as near as whole numbers allow
+    double wanted = 0;
+    for (int b = 0; b < c->n_batches; b++) {
+        struct prompt_batch *batch = &c->batches[b];
+        wanted += c->mean_rollouts * batch->n;
+        double each = round(wanted / batch->n);
+        each = fmin(fmax(each, floor(c->mean_rollouts)), ceil(c->mean_rollouts));
+        batch->rollouts = (int)each;
+        wanted -= each * batch->n;
+    }
 }
 
 enum status curriculum_new(const struct curriculum_options *options, int n_examples,

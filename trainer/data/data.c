@@ -43,21 +43,18 @@ void dataset_free(struct dataset *d)
 #define TO_JSONL                                                                                   \
     "python3 -m commonweight.data '%s' > train.jsonl (pip install commonweight datasets)"
 
-// "openai/gsm8k", "gsm8k": not a path that was mistyped, which would end on .jsonl or so.
-static bool is_hub_name(const char *name)
-{
-    const char *slash = strchr(name, '/');
-    return name[0] != '/' && name[0] != '.' && !(slash && strchr(slash + 1, '/')) &&
-           !strstr(name, ".json") && !strchr(name, ' ');
-}
-
 // Maps a JSONL file. Where something else was given (a name of the Hub, a folder) the sentence says
 // how to come by one.
 static enum status open_file(const char *path, struct file_map *ret)
 {
     struct stat info;
+    const char *slash = strchr(path, '/');
+    // "openai/gsm8k", "gsm8k": not a path that was mistyped, which would end on .jsonl or so
+    const bool is_hub_name = path[0] != '/' && path[0] != '.' &&
+                             !(slash && strchr(slash + 1, '/')) && !strstr(path, ".json") &&
+                             !strchr(path, ' ');
     bool there = stat(path, &info) == 0;
-    if (!there && errno == ENOENT && !file_exists(path) && is_hub_name(path))
+    if (!there && errno == ENOENT && !file_exists(path) && is_hub_name)
         return status_fail(
             ST_NOT_FOUND,
             "%s: there is no such file, and no data set is fetched by name; if it is "
@@ -212,31 +209,25 @@ static enum status check_follows(const char *where, const char *name, const stru
 static enum status read_completion(const char *where, const char *name, struct example *e)
 {
     const json_t *list = json_object_get(e->row, name), *message = json_array_get(list, 0);
-    enum status st;
     if (!json_is_array(list)) return json_get_string(where, e->row, name, &e->completion);
     if (json_array_size(list) != 1 || !message_by_assistant(message))
         return status_fail(ST_FORMAT,
                            "%s: field \"%s\" must be text, or a list with one message, of the "
                            "assistant; what was said before it belongs to the prompt",
                            where, name);
-    CHECK(check_messages(where, name, list));
-    CHECK(check_follows(where, name, e));
     e->reply = message;
     e->completion = json_string_value(json_object_get(message, "content"));
-out:
-    return st;
+    enum status st = check_messages(where, name, list);
+    return st == ST_OK ? check_follows(where, name, e) : st;
 }
 
 // One of a pair's; of a line without a prompt it is the end of the conversation.
 static enum status read_side(const char *where, const char *side, struct example *e)
 {
-    enum status st;
     if (e->messages && e->messages == json_object_get(e->row, side)) return ST_OK;
     if (!json_has(e->row, side)) return status_fail(ST_FORMAT, "%s: no field \"%s\"", where, side);
-    CHECK(check_follows(where, side, e));
-    st = read_completion(where, side, e);
-out:
-    return st;
+    enum status st = check_follows(where, side, e);
+    return st == ST_OK ? read_completion(where, side, e) : st;
 }
 
 static enum status read_answer(const char *where, const char *field, struct example *e)

@@ -44,21 +44,6 @@ bool rewards_are_equal(const double *x, int n)
 
 // ---- of a group ---------------------------------------------------------------------------------
 
-static int count_known(const double *x, int n)
-{
-    int known = 0;
-    for (int i = 0; i < n; i++) known += !isnan(x[i]);
-    return known;
-}
-
-static void leave_one_out(const double *rewards, int n, double mean, float *ret)
-{
-    const int known = count_known(rewards, n);
-    for (int i = 0; i < n; i++)
-        ret[i] =
-            isnan(rewards[i]) || known < 2 ? 0 : (float)((rewards[i] - mean) * known / (known - 1));
-}
-
 static void best_alone(const double *rewards, int n, double divisor, float *ret)
 {
     int best = -1, second = -1;
@@ -84,9 +69,8 @@ double share_of_choices(int some, int n, int k)
 
 // Each sample's advantage is the mean over the choices of k that it is in, of whose passing the
 // mean and the deviation are known in closed form.
-static void of_choices(const double *rewards, int n, int pass_k, float *ret)
+static void of_choices(const double *rewards, int n, int known, int k, float *ret)
 {
-    const int known = count_known(rewards, n), k = pass_k < known ? pass_k : known;
     int failed = 0;
     for (int i = 0; i < n; i++) failed += rewards[i] <= 0;
     const double passes = 1 - share_of_choices(failed, known, k), std = sqrt(passes * (1 - passes));
@@ -102,15 +86,20 @@ static void of_choices(const double *rewards, int n, int pass_k, float *ret)
 static void estimate_group(const struct advantage_config *config, const double *rewards, int n,
                            double mean, double divisor, float *ret)
 {
+    int known = 0;
+    for (int i = 0; i < n; i++) known += !isnan(rewards[i]);
     switch (config->estimator) {
     case ADVANTAGE_RLOO:
-        leave_one_out(rewards, n, mean, ret);
+        for (int i = 0; i < n; i++)
+            ret[i] = isnan(rewards[i]) || known < 2
+                         ? 0
+                         : (float)((rewards[i] - mean) * known / (known - 1));
         return;
     case ADVANTAGE_GRPO_PASSK:
         best_alone(rewards, n, divisor, ret);
         return;
     case ADVANTAGE_PASS_AT_K:
-        of_choices(rewards, n, config->pass_k, ret);
+        of_choices(rewards, n, known, config->pass_k < known ? config->pass_k : known, ret);
         return;
     case ADVANTAGE_REINFORCE_PLUS_PLUS:
         mean = 0;

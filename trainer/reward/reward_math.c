@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Without the units at its end, which are no part of a number: words that measure and the powers
-// that they may have.
-static size_t without_units(const char *text, size_t len)
+// A text's backslashes may have come doubled: \\\\frac. In a matrix they end rows. The units at its
+// end, words that measure and the powers that they may have, are no part of a number.
+static struct math_node *parse(const char *text, size_t len)
 {
     static struct prose units = {
         "(?: (?<=[0-9}\\ \t\n]) (?: mm|cm|dm|m|km|inch|inches|in|ft|foot|feet|yard|mile|meter|"
@@ -19,30 +19,18 @@ static size_t without_units(const char *text, size_t len)
         "sq|cu|point|people|student|children|way|digit|acre|hectare )"
         "(?: (?<=[a-z]{3})s )? (?: \\^\\d | \\^\\{\\d\\} )? [\\s.]* )+ \\z",
         NULL};
-    struct prose_match m;
-    return prose_find(&units, text, text, text + len, &m) ? (size_t)(m.begin[0] - text) : len;
-}
-
-// ---- expressions --------------------------------------------------------------------------------
-// Where a text's backslashes came doubled: \\\\frac. In a matrix they end rows.
-static size_t undouble(const char *text, size_t len, char *ret)
-{
     const bool rows = memmem(text, len, "\\begin", 6) != NULL;
+    struct prose_match m;
     size_t n = 0;
+    char *copy = malloc(len + 1);
+    if (!copy) return NULL;
     for (size_t i = 0; i < len; i++) {
         const bool twice = !rows && text[i] == '\\' && i + 2 < len && text[i + 1] == '\\' &&
                            isalpha((unsigned char)text[i + 2]);
-        if (!twice) ret[n++] = text[i];
+        if (!twice) copy[n++] = text[i];
     }
-    return n;
-}
-
-static struct math_node *parse(const char *text, size_t len)
-{
-    char *copy = malloc(len + 1);
-    if (!copy) return NULL;
-    len = undouble(text, len, copy);
-    struct math_node *root = math_parse(copy, without_units(copy, len));
+    if (prose_find(&units, copy, copy, copy + n, &m)) n = (size_t)(m.begin[0] - copy);
+    struct math_node *root = math_parse(copy, n);
     free(copy);
     return root;
 }

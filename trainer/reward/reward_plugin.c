@@ -30,29 +30,11 @@ static void plugin_close(void *state)
     free(p);
 }
 
-static enum status check_interface(const struct plugin *p)
-{
-    static const char letters[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
-    const struct reward_plugin *i = p->interface;
-    const size_t len = i && i->version == REWARD_PLUGIN_VERSION && i->name ? strlen(i->name) : 0;
-    if (!i) return status_fail(ST_FORMAT, "%s: no symbol " REWARD_PLUGIN_SYMBOL, p->path);
-    if (i->version != REWARD_PLUGIN_VERSION)
-        return status_fail(ST_MISMATCH,
-                           "%s: made for version %d of the plug-in interface, this is %d; build it "
-                           "against this trainer/reward/reward_plugin.h",
-                           p->path, i->version, REWARD_PLUGIN_VERSION);
-    if (len == 0 || len > 40 || strspn(i->name, letters) < len || !i->score)
-        return status_fail(ST_FORMAT,
-                           "%s: " REWARD_PLUGIN_SYMBOL " has no score function, or a name other "
-                           "than letters, digits, \"_\" and \"-\"",
-                           p->path);
-    return ST_OK;
-}
-
 static enum status plugin_open(const struct reward_options *options, const char *argument,
                                void **ret_state)
 {
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     enum status st = ST_OK;
     char error[ERROR_SIZE] = "", *path = NULL;
     struct plugin *p = calloc(1, sizeof *p);
@@ -70,9 +52,20 @@ static enum status plugin_open(const struct reward_options *options, const char 
                          why ? why : "no memory");
         goto out;
     }
-    p->interface = dlsym(p->object, REWARD_PLUGIN_SYMBOL);
-    CHECK(check_interface(p));
-    if (p->interface->open && p->interface->open(&p->state, error, sizeof error) != 0)
+    const struct reward_plugin *i = p->interface = dlsym(p->object, REWARD_PLUGIN_SYMBOL);
+    if (!i) FAIL(ST_FORMAT, "%s: no symbol " REWARD_PLUGIN_SYMBOL, p->path);
+    if (i->version != REWARD_PLUGIN_VERSION)
+        FAIL(ST_MISMATCH,
+             "%s: made for version %d of the plug-in interface, this is %d; build it against this "
+             "trainer/reward/reward_plugin.h",
+             p->path, i->version, REWARD_PLUGIN_VERSION);
+    const size_t len = i->name ? strlen(i->name) : 0;
+    if (len == 0 || len > 40 || strspn(i->name, letters) < len || !i->score)
+        FAIL(ST_FORMAT,
+             "%s: " REWARD_PLUGIN_SYMBOL " has no score function, or a name other than letters, "
+             "digits, \"_\" and \"-\"",
+             p->path);
+    if (i->open && i->open(&p->state, error, sizeof error) != 0)
         FAIL(ST_INVALID, "%s: %s", p->path, *error ? error : "it gives no reason");
     p->opened = true;
     *ret_state = p;

@@ -76,22 +76,6 @@ static double is_choice(const struct reward_input *input)
     return letter && letter == choice_of(input->answer);
 }
 
-// What the text holds between the last two ``` fences that stand there, or all of it.
-static json_t *json_of(const char *text)
-{
-    const char *begin = NULL, *end = NULL, *fence = text;
-    while ((fence = strstr(fence, "```"))) {
-        const char *next = strstr(fence + 3, "```");
-        if (!next) break;
-        begin = fence + 3;
-        end = next;
-        fence = next + 3;
-    }
-    if (begin && strncmp(begin, "json", 4) == 0) begin += 4;
-    const size_t len = begin ? (size_t)(end - begin) : strlen(text);
-    return json_loadb(begin ? begin : text, len, JSON_DECODE_ANY, NULL);
-}
-
 // Numbers by value, objects whatever their order.
 static bool same_json(const json_t *a, const json_t *b)
 {
@@ -122,9 +106,20 @@ static bool reads_json(const char *answer)
     return reads;
 }
 
+// Of what the text holds between the last two ``` fences that stand there, or all of it.
 static double is_json(const struct reward_input *input)
 {
-    json_t *got = json_of(input->text);
+    const char *begin = NULL, *end = NULL, *fence = input->text;
+    while ((fence = strstr(fence, "```"))) {
+        const char *next = strstr(fence + 3, "```");
+        if (!next) break;
+        begin = fence + 3;
+        end = next;
+        fence = next + 3;
+    }
+    if (begin && strncmp(begin, "json", 4) == 0) begin += 4;
+    const size_t len = begin ? (size_t)(end - begin) : strlen(input->text);
+    json_t *got = json_loadb(begin ? begin : input->text, len, JSON_DECODE_ANY, NULL);
     json_t *wanted = input->answer ? json_loads(input->answer, JSON_DECODE_ANY, NULL) : NULL;
     const bool same = got && (!wanted || same_json(got, wanted));
     json_decref(got);

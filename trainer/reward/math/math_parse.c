@@ -584,21 +584,15 @@ static struct math_node *relation(struct parser *p)
     return chain ? chain : n;
 }
 
-static bool take_separators(struct parser *p)
+static struct math_node *list(struct parser *p)
 {
     static const char joins[] =
         ",|;|\\text{and}|\\text{or}|\\text{ and }|\\text{ or }|\\text{and }|\\text{ and}|"
         "\\text{, and }|\\text{ or}|\\text{or }|\\land|\\lor|and|or";
-    bool any = false;
-    while (take(p, joins)) any = true;
-    return any;
-}
-
-static struct math_node *list(struct parser *p)
-{
     if (++p->depth > MAX_DEPTH) return fail(p);
     struct math_node *first = relation(p), *all = NULL;
-    while (!p->failed && take_separators(p)) {
+    while (!p->failed && take(p, joins)) {
+        while (take(p, joins)) continue;
         const char c = peek(p);
         if (c == '\0' || c == '}' || c == ')') break; // a comma at the end
         if (!all) all = of_one(p, MATH_LIST, "", first);

@@ -5,7 +5,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define N_POINTS   8
@@ -57,19 +56,14 @@ static bool same_percent(struct item wanted, struct item got)
            creal(b.x) == floor(creal(b.x));
 }
 
-// 204_5 is also given as 204.
-static bool same_digits(const struct math_node *wanted, const struct math_node *got)
-{
-    const size_t a = strcspn(wanted->name, "_"), b = strcspn(got->name, "_");
-    const bool based = wanted->name[a] || got->name[b], both = wanted->name[a] && got->name[b];
-    return wanted->kind == MATH_NUMBER && got->kind == MATH_NUMBER && based && !both && a == b &&
-           memcmp(wanted->name, got->name, a) == 0;
-}
-
 static bool same_numbers(struct item wanted, struct item got)
 {
+    const char *x = wanted.node->name, *y = got.node->name;
+    const size_t digits = strcspn(x, "_");
     int n = 0;
-    if (same_digits(wanted.node, got.node)) return true;
+    if (wanted.node->kind == MATH_NUMBER && got.node->kind == MATH_NUMBER &&
+        digits == strcspn(y, "_") && !x[digits] != !y[digits] && memcmp(x, y, digits) == 0)
+        return true; // 204_5 is also given as 204
     if (same_percent(wanted, got)) return true;
     for (int i = 0; i < N_POINTS; i++) {
         struct math_value a, b;

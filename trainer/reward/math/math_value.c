@@ -287,20 +287,6 @@ bool math_eval(const struct math_node *n, const struct math_point *p, struct mat
 }
 
 // ---- matrices -----------------------------------------------------------------------------------
-static bool matrix_itself(const struct math_node *n, const struct math_point *p,
-                          struct math_matrix *ret)
-{
-    int k = 0;
-    *ret = (struct math_matrix){.rows = n->n, .cols = n->first ? n->first->n : 0};
-    if (ret->rows * ret->cols == 0 || ret->rows * ret->cols > MATH_ENTRIES) return false;
-    for (const struct math_node *row = n->first; row; row = row->next) {
-        if (row->n != ret->cols) return false;
-        for (const struct math_node *one = row->first; one; one = one->next)
-            if (!math_eval(one, p, &ret->entries[k++])) return false;
-    }
-    return true;
-}
-
 // Either may be a number.
 static bool matrix_product(const struct math_matrix *a, const struct math_matrix *b,
                            struct math_matrix *ret)
@@ -328,7 +314,17 @@ bool math_eval_matrix(const struct math_node *n, const struct math_point *p,
                       struct math_matrix *ret)
 {
     struct math_matrix a = {true, 1, 1, {whole(-1)}}, b;
-    if (n->kind == MATH_MATRIX) return matrix_itself(n, p, ret);
+    if (n->kind == MATH_MATRIX) {
+        int k = 0;
+        *ret = (struct math_matrix){.rows = n->n, .cols = n->first ? n->first->n : 0};
+        if (ret->rows * ret->cols == 0 || ret->rows * ret->cols > MATH_ENTRIES) return false;
+        for (const struct math_node *row = n->first; row; row = row->next) {
+            if (row->n != ret->cols) return false;
+            for (const struct math_node *one = row->first; one; one = one->next)
+                if (!math_eval(one, p, &ret->entries[k++])) return false;
+        }
+        return true;
+    }
     if (n->kind != MATH_SUM && n->kind != MATH_PRODUCT && n->kind != MATH_NEGATIVE) {
         *ret = (struct math_matrix){.number = true, .rows = 1, .cols = 1};
         return math_eval(n, p, &ret->entries[0]);

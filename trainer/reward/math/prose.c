@@ -110,23 +110,21 @@ struct numbers { // of a text, one after another
     bool others; // fractions of other things came before it
 };
 
-static double value_of(struct numbers *in, const struct prose_match *m)
-{
-    if (m->begin[ABOVE]) return decimal(m, ABOVE) / decimal(m, BELOW);
-    if (!m->begin[INTEGER]) return decimal(m, NUMBER);
-    const double part = decimal(m, PART_ABOVE) / decimal(m, PART_BELOW);
-    const bool mixed = part > 0 && part < 1;
-    if (!mixed) in->at = m->end[INTEGER]; // the fraction is a number of its own
-    return decimal(m, INTEGER) + (mixed ? part : 0);
-}
-
 static bool next_number(struct numbers *in)
 {
     struct prose_match m;
     while (prose_find(&number, in->text, in->at, in->end, &m)) {
         in->at = m.end[ALL];
         if (m.begin[NUMBER]) {
-            const double value = value_of(in, &m);
+            double value = m.begin[ABOVE]     ? decimal(&m, ABOVE) / decimal(&m, BELOW)
+                           : m.begin[INTEGER] ? decimal(&m, INTEGER)
+                                              : decimal(&m, NUMBER);
+            const double part =
+                m.begin[INTEGER] ? decimal(&m, PART_ABOVE) / decimal(&m, PART_BELOW) : 0;
+            if (part > 0 && part < 1)
+                value += part;
+            else if (m.begin[INTEGER])
+                in->at = m.end[INTEGER]; // the fraction is a number of its own
             in->start = m.begin[NUMBER];
             in->value = m.begin[SIGN] ? -value : value;
             return true;
