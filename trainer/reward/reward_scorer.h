@@ -33,6 +33,6 @@ struct scorer {
 };
 
 extern const struct scorer *const scorers[]; // NULL-ended
-extern const struct scorer scorer_regex, scorer_plugin, scorer_command, scorer_math;
+extern const struct scorer scorer_plugin, scorer_command, scorer_math;
 
 #endif
