@@ -2,6 +2,7 @@
  * at all: means, noise of f32, samples without drafts, prompts that are all solved. */
 #include "tests/support/support.h"
 #include "trainer/reward/advantage.h"
+#include "trainer/curriculum/buckets.h"
 #include "trainer/curriculum/curriculum.h"
 #include "trainer/rollout/scoring.h"
 

@@ -4,6 +4,7 @@
  * and each example's bucket: the plan follows from them, and the number of examples taken says
  * where in it a run is. */
 #include "trainer/curriculum/curriculum.h"
+#include "trainer/curriculum/buckets.h"
 #include "common/base/bytes.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"

@@ -16,8 +16,11 @@
 #ifndef TRAINER_CURRICULUM_H
 #define TRAINER_CURRICULUM_H
 
-#include "trainer/curriculum/buckets.h"
+#include "common/base/status.h"
 #include <jansson.h>
+#include <stdint.h>
+
+struct buckets;
 
 enum curriculum_mode { CURRICULUM_OFF, CURRICULUM_UNIFORM, CURRICULUM_KDE };
 extern const char *const curriculum_mode_names[];

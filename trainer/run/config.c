@@ -1,5 +1,6 @@
 /* config.c: the options table of `cw-trainer train`. Read once at start. */
 #include "trainer/run/config.h"
+#include "trainer/curriculum/buckets.h"
 #include "common/model/model.h"
 #include "trainer/rollout/source.h"
 #include "trainer/run/options_shared.h"
