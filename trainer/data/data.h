@@ -1,14 +1,15 @@
 /* data.h: a data set: JSONL, one example a line, held whole in memory. One thread.
  *
  * Each line is an object with
- *   "prompt"   text or a list of chat messages; else "messages", such a list; else "question", text
- *   "answer"   text or number, else "completion", text, or a list with one message of the assistant;
- *              may be missing
- *   "tools", "chat_template_kwargs"   of a chat: for the template; may be missing
  *
- * so that GSM8K's files are read as they are: a "question", and an "answer" that is worked out and
- * ends on "#### N". Other keys are kept (`row`). In `sft`, messages that end on one of the assistant
- * are prompt and completion in one. Every error names the file and the line. */
+ *   "prompt": text or a list of chat messages; else "messages", such a list; else "question", text
+ *   "answer": text or number; else "completion", text or a list of one message of the assistant
+ *   "tools", "chat_template_kwargs": of a chat, for the template
+ *
+ * of which all but the first may be missing, so that GSM8K's files are read as they are: a
+ * "question", and an "answer" that is worked out and ends on "#### N". Other keys are kept (`row`).
+ * In `sft`, messages that end on one of the assistant are prompt and completion in one. Every error
+ * names the file and the line. */
 #ifndef TRAINER_DATA_H
 #define TRAINER_DATA_H
 
