@@ -11,6 +11,7 @@
 #include "infer-server/http/server.h"
 #include "infer-server/http/tool_form.h"
 #include "kernels/device.h"
+#include "kernels/prepare.h"
 
 #include <limits.h>
 #include <signal.h>
@@ -310,6 +311,8 @@ out:
     free(key);
     return st;
 }
+
+PREPARE_PROGRAM;
 
 int main(int argc, char **argv)
 {

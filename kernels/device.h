@@ -26,6 +26,9 @@ enum device_kind { DEVICE_CPU, DEVICE_CUDA };
 // the program is executed anew once. What the user has set in OMP_WAIT_POLICY and
 // OPENBLAS_CORETYPE stays.
 void device_prepare_process(char **argv);
+// Whether the address space that this process may have (ulimit -v) has room for so many buffers of
+// OpenBLAS, one for each thread that calls it: where there is none it asks for it for ever.
+bool device_blas_fits(int buffers);
 
 // spec: "auto" (first GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". A binary built
 // without CUDA refuses "cuda:N" with a sentence that says so.

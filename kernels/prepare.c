@@ -1,10 +1,33 @@
-/* prepare.c: settings of the libraries below the kernels, which they read before main. */
+/* prepare.c: settings of the libraries below the kernels, which they read before main; and the
+ * address space that OpenBLAS takes, for which it asks for ever where there is none (ulimit -v). */
+#include "kernels/prepare.h"
 #include "kernels/device.h"
 
 #include <cblas.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+// OpenBLAS takes a buffer a thread before main, when it is loaded.
+void prepare_check(int argc, char **argv, char **envp)
+{
+    static const char sentence[] = "commonweight: no room for OpenBLAS's buffers, 129 MiB for each "
+                                   "thread, in the address space that this process may have: raise "
+                                   "ulimit -v, or lower OMP_NUM_THREADS\n";
+    cpu_set_t set; // of which the kernel writes a part
+    CPU_ZERO(&set);
+    long n = syscall(SYS_sched_getaffinity, 0, sizeof set, &set) > 0 ? CPU_COUNT(&set) : 1;
+    (void)argc;
+    (void)argv;
+    for (; *envp; envp++)
+        if (strncmp(*envp, "OMP_NUM_THREADS=", 16) == 0 && atoi(*envp + 16) > 0)
+            n = atoi(*envp + 16);
+    if (device_blas_fits((int)n)) return;
+    if (write(STDERR_FILENO, sentence, sizeof sentence - 1) < 0) _exit(1);
+    _exit(1);
+}
 
 // A processor that OpenBLAS does not know gets kernels of four floats, three times slower than with
 // the vectors that it has. NULL: it is known.

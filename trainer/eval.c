@@ -137,6 +137,7 @@ static enum status check_output(const char *path)
     CHECK(path_put(copy, "", "%s", path));
     const char *folder = dirname(copy);
     CHECK(file_make_folders(folder));
+    file_sweep_temporaries(path);
     if (access(folder, W_OK | X_OK) != 0)
         FAIL(ST_IO, "--output %s: folder %s: %s", path, folder, strerror(errno));
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
@@ -182,8 +183,7 @@ static enum status make_folder(struct eval *e)
     enum status st;
     if (!given || !*given) given = "/tmp";
     CHECK(path_absolute(given, in, sizeof in));
-    CHECK(path_put(e->folder, in, "commonweight-XXXXXX"));
-    if (!mkdtemp(e->folder))
+    if (file_make_temporary_folder(in, "commonweight-eval", e->folder) != ST_OK)
         FAIL(ST_IO,
              "TMPDIR is %s, and a folder for the server's socket cannot be made in it: %s; name "
              "another one",

@@ -1,6 +1,7 @@
 /* main.c: cw-trainer: picks the command. Each command has its own options, help and exit status. */
 #include "common/base/options.h"
 #include "kernels/device.h"
+#include "kernels/prepare.h"
 #include "trainer/commands.h"
 
 #include <stdio.h>
@@ -27,6 +28,8 @@ static void print_usage(FILE *to)
         fprintf(to, "  %-6s %s\n", commands[i].name, commands[i].help);
     fputs("\n\"cw-trainer COMMAND --help\" lists the options of a command.\n", to);
 }
+
+PREPARE_PROGRAM;
 
 int main(int argc, char **argv)
 {

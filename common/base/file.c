@@ -8,10 +8,12 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -219,15 +221,26 @@ enum status file_write_all(int fd, const char *path, const void *data, size_t le
 #define TEMPORARY        ".tmp."
 #define TEMPORARY_DIGITS 6
 
-// A new file of a random name. mkostemp() would make it 0600, and what the umask leaves of the mode
-// could then only be guessed.
+static bool is_alive(long pid)
+{
+    return pid > 0 && (kill((pid_t)pid, 0) == 0 || errno != ESRCH);
+}
+
+static unsigned random_bits(int attempt)
+{
+    unsigned bits = 0;
+    if (getrandom(&bits, sizeof bits, 0) < 0) bits = (unsigned)getpid() + (unsigned)attempt;
+    return bits & 0xffffff;
+}
+
+// A new file named by this process, or where it has one already at random. mkostemp() would make it
+// 0600, and what the umask leaves of the mode could then only be guessed.
 static enum status create_beside(const char *path, unsigned mode, char **ret_name, int *ret_fd)
 {
     for (int attempt = 0; attempt < 100; attempt++) {
-        unsigned bits = 0;
+        const unsigned bits = attempt == 0 ? (unsigned)getpid() : random_bits(attempt);
         char *name;
-        if (getrandom(&bits, sizeof bits, 0) < 0) bits = (unsigned)getpid() + (unsigned)attempt;
-        if (asprintf(&name, "%s" TEMPORARY "%06x", path, bits & 0xffffff) < 0)
+        if (asprintf(&name, "%s" TEMPORARY "%06x", path, bits) < 0)
             return status_fail(ST_NO_MEMORY, "out of memory while writing %s", path);
         int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode);
         if (fd >= 0) {
@@ -249,16 +262,73 @@ int file_sweep_temporaries(const char *path)
     DIR *dir = folder ? opendir(folder) : NULL;
     int n = 0;
     for (const struct dirent *entry; dir && (entry = readdir(dir));) {
-        const char *rest = entry->d_name + len;
-        if (strncmp(entry->d_name, name, len) != 0 || strncmp(rest, TEMPORARY, mark) != 0 ||
+        const size_t all = strlen(entry->d_name), tail = mark + TEMPORARY_DIGITS;
+        const char *rest = entry->d_name + all - tail;
+        if (all <= tail || strncmp(entry->d_name, name, len) != 0 || (len && all != len + tail) ||
+            strncmp(rest, TEMPORARY, mark) != 0 ||
             strspn(rest + mark, "0123456789abcdef") != TEMPORARY_DIGITS ||
-            rest[mark + TEMPORARY_DIGITS])
+            is_alive(strtol(rest + mark, NULL, 16)))
             continue;
         n += unlinkat(dirfd(dir), entry->d_name, 0) == 0;
     }
     if (dir) closedir(dir);
     free(folder);
     return n;
+}
+
+// The process of a name; 0: it is of none.
+static long owner_of(const char *name, const char *prefix, const char *suffix)
+{
+    const size_t len = strlen(name), end = strlen(suffix);
+    if (strncmp(name, prefix, strlen(prefix)) != 0 || len < strlen(prefix) + end ||
+        strcmp(name + len - end, suffix) != 0 || strstr(name, TEMPORARY))
+        return 0;
+    size_t at = len - end;
+    while (at > strlen(prefix) && name[at - 1] >= '0' && name[at - 1] <= '9') at--;
+    return at > 0 && (name[at - 1] == '.' || name[at - 1] == '-') ? strtol(name + at, NULL, 10) : 0;
+}
+
+// By a process that this one cannot see, of another container say.
+static bool is_held(int folder, const char *name)
+{
+    const int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (fd >= 0) close(fd);
+    return held;
+}
+
+void file_sweep_owned(const char *folder, const char *prefix, const char *suffix)
+{
+    DIR *dir = opendir(folder);
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        struct stat info;
+        const long pid = owner_of(entry->d_name, prefix, suffix);
+        if (pid <= 0 || is_alive(pid) || is_held(dirfd(dir), entry->d_name) ||
+            fstatat(dirfd(dir), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
+            info.st_uid != geteuid())
+            continue;
+        char *path = path_join(folder, entry->d_name);
+        if (path) file_remove_tree(path); // what cannot be removed is left as it is
+        free(path);
+    }
+    if (dir) closedir(dir);
+}
+
+enum status file_make_temporary_folder(const char *folder, const char *prefix, char ret[PATH_ROOM])
+{
+    file_sweep_owned(folder, prefix, "");
+    for (int attempt = 0; attempt < 100; attempt++) {
+        enum status st =
+            path_put(ret, folder, "%s-%06x-%d", prefix, random_bits(attempt), (int)getpid());
+        if (st != ST_OK) return st;
+        if (mkdir(ret, 0700) == 0) { // held open, and locked, until the process ends
+            const int fd = open(ret, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+            if (fd >= 0) flock(fd, LOCK_SH | LOCK_NB);
+            return ST_OK;
+        }
+        if (errno != EEXIST) break;
+    }
+    return io_fail("make", ret);
 }
 
 enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len)

@@ -22,9 +22,13 @@ enum status file_read_start(const char *path, size_t max, struct bytes *ret, int
 // new file in place but not known to be durable.
 enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len);
 
-// Removes the temporary files that killed processes left beside `path`, and says how many there
-// were. Only for who alone writes it.
+// Removes the temporary files that killed processes left beside `path`, or, where that ends on "/",
+// in the folder; says how many there were.
 int file_sweep_temporaries(const char *path);
+// Of names that end on ".PID" or "-PID" and a suffix, the process that makes them: removes what
+// begins with the prefix, is this user's, and has a process that is no more, files and whole
+// folders.
+void file_sweep_owned(const char *folder, const char *prefix, const char *suffix);
 
 // Writes all of it to an open file; `path` names it in the error.
 enum status file_write_all(int fd, const char *path, const void *data, size_t len);
@@ -63,6 +67,9 @@ char *path_join(const char *folder, const char *name);
 #define PATH_ROOM 4096
 enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+// A new folder of this user alone, FOLDER/PREFIX-XXXXXX-PID, once those are swept that killed
+// processes left.
+enum status file_make_temporary_folder(const char *folder, const char *prefix, char ret[PATH_ROOM]);
 // One that does not depend on the working folder. Links and ".." stay.
 enum status path_absolute(const char *path, char *ret, size_t size);
 

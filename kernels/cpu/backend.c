@@ -7,8 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-#define ALIGNMENT 256
+#define ALIGNMENT  256
+#define BLAS_BYTES (129L << 20) // of a buffer
 
 // The machine's identity, hashed: the id itself is not meant to be shown.
 static void machine_uuid(char *ret, size_t size)
@@ -29,14 +32,31 @@ static void machine_uuid(char *ret, size_t size)
     snprintf(ret, size, "cpu-%s", hex);
 }
 
+// No more than address space, and by no function that a sanitizer has to prepare first.
+bool device_blas_fits(int buffers)
+{
+    const long at = syscall(SYS_mmap, NULL, buffers * BLAS_BYTES, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == -1) return false;
+    syscall(SYS_munmap, at, buffers * BLAS_BYTES);
+    return true;
+}
+
 static enum status cpu_open(int index, struct device *dev)
 {
     omp_set_dynamic(0); // OpenBLAS waits for ever when a team is smaller than it asked for
     (void)index;
+    const int threads = omp_get_max_threads();
+    if (!device_blas_fits(threads))
+        return status_fail(
+            ST_NO_MEMORY,
+            "cpu: no room for OpenBLAS's buffers, 129 MiB for each of %d threads, in "
+            "the address space that this process may have; raise ulimit -v, or lower "
+            "OMP_NUM_THREADS",
+            threads);
     struct cpu_state *state = calloc(1, sizeof *state);
     if (!state) return status_fail(ST_NO_MEMORY, "no memory for the CPU device");
     dev->state = state;
-    int threads = omp_get_max_threads();
     snprintf(dev->name, sizeof dev->name, "cpu, %d thread%s", threads, threads == 1 ? "" : "s");
     machine_uuid(dev->uuid, sizeof dev->uuid);
     return ST_OK;

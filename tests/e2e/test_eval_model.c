@@ -92,7 +92,11 @@ static void as_by_a_server_that_runs(void **state)
     scene_open(&s);
     const char *tmp = own_tmpdir(&s), *by_server = test_path(s.folder, "server.log"),
                *alone = test_path(s.folder, "alone.log"), *lines = test_path(s.folder, "a.jsonl"),
-               *same = test_path(s.folder, "b.jsonl");
+               *same = test_path(s.folder, "b.jsonl"),
+               *half = test_path(s.folder, "b.jsonl.tmp.3d08ff");
+    // of evaluations that were killed
+    assert_ok(file_make_folders(test_path(tmp, "commonweight-eval-00ff00-3999999")));
+    test_write(half, "{", 1);
     assert_int_equal(
         evaluate(&s, by_server, OPTIONS("--bridge", s.daemon.bridge, "--output", lines)), 0);
     daemon_kill(&s.daemon);
@@ -102,6 +106,7 @@ static void as_by_a_server_that_runs(void **state)
                      0);
     figures_of_both_agree(result_in(by_server), result_in(alone));
     assert_int_equal(entries(tmp), 0); // neither socket nor log is left
+    assert_false(file_exists(half));
     char *text = test_read(alone);
     assert_contains(text, "is started for this run alone; its log is ");
     free(text);

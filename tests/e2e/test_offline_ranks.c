@@ -70,8 +70,12 @@ static void learns_as_one(const char *command, const char *const more[], const c
     offline_sums(&s, strcmp(command, "dpo") == 0, 18);
     for (int n = 0; more[n]; n++) options[n + 2] = half[n + 2] = more[n];
     setenv("OMP_NUM_THREADS", "1", 1);
+    setenv("TMPDIR", s.folder, 1); // where ranks meet, and where those met that were killed
+    const char *met = test_path(s.folder, "commonweight-ranks-own-1790000000-3999999");
+    test_write(met, "{}", 2);
     learn(&s, 1, command, "one", options);
     learn(&s, 2, command, "two", options);
+    assert_false(file_exists(met));
     same_columns(&s, "one", "two", 1e-5);
     json_t *m = last_metrics(&s, "two");
     assert_true(metric(m, "ranks/size") == 2);

@@ -175,6 +175,48 @@ static void the_best_is_kept(void **state)
     }
 }
 
+// Half files and folders of a trainer that was killed go when the run goes on.
+static void what_was_killed_is_swept(void **state)
+{
+    static const char *const halves[] = {"metrics.jsonl.tmp.3d08ff", "config.json.tmp.3d08ff",
+                                         "rollouts/step-1.jsonl.tmp.3d08ff",
+                                         "workers/.step-1.3999999.new", ".start.3999999.new"};
+    struct scene s;
+    (void)state;
+    open_sums(&s);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1")), 0);
+    const char *run = test_path(s.folder, "run");
+    assert_ok(file_make_folders(test_path(run, "rollouts")));
+    assert_ok(file_make_folders(test_path(run, "workers")));
+    for (size_t i = 0; i < 5; i++) test_write(test_path(run, halves[i]), "x", 1);
+    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2", "--resume")), 0);
+    for (size_t i = 0; i < 5; i++) assert_false(file_exists(test_path(run, halves[i])));
+    assert_int_equal(steps_done(&s, "run"), 2);
+}
+
+// What OpenBLAS has no room for it would wait for for ever.
+static void a_small_address_space(void **state)
+{
+    static const char *const kilobytes[] = {"150000", "300000", "420000"};
+    struct scene s;
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    test_skip("AddressSanitizer needs terabytes of it");
+#endif
+    open_sums(&s);
+    const char *log = test_path(s.folder, "alone.log");
+    for (size_t i = 0; i < 3; i++) {
+        char line[3 * PATH_MAX];
+        snprintf(line, sizeof line,
+                 "ulimit -v %s; exec %s sft --model %s --data %s --out %s/out --max-steps 1 "
+                 "--device cpu",
+                 kilobytes[i], test_binary("cw-trainer"), s.model, s.data, s.folder);
+        unlink(log);
+        assert_int_equal(test_command(log, 60000, OPTIONS("sh", "-c", line)), 1);
+        assert_said(&s, "raise ulimit -v");
+    }
+}
+
 // --out of a run that goes on is replaced on request only, and the run is not.
 static void out_of_a_run_that_goes_on(void **state)
 {
@@ -286,12 +328,16 @@ static void without_a_run_folder(void **state)
     struct scene s;
     (void)state;
     open_sums(&s);
-    const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "alone.log");
+    const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "alone.log"),
+               *half = test_path(s.folder, ".out.3999999.new");
+    assert_ok(file_make_folders(half)); // of a trainer that was killed
+    test_write(test_path(half, "model.safetensors"), "half", 4);
     assert_int_equal(
         test_command(log, LIMIT_MS,
                      OPTIONS(test_binary("cw-trainer"), "sft", "--model", s.model, "--data", s.data,
                              "--out", out, "--max-steps", "1", "--device", "cpu")),
         0);
+    assert_false(file_exists(half));
     assert_said(&s,
                 "no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
     assert_true(file_exists(test_path(out, "model.safetensors")));
@@ -366,6 +412,8 @@ int main(void)
         cmocka_unit_test(a_folder_that_holds_a_run),
         cmocka_unit_test(no_run_to_go_on_with),
         cmocka_unit_test(a_folder_that_holds_a_model),
+        cmocka_unit_test(what_was_killed_is_swept),
+        cmocka_unit_test(a_small_address_space),
         cmocka_unit_test(out_of_a_run_that_goes_on),
         cmocka_unit_test(the_best_is_kept),
         cmocka_unit_test(out_is_not_where_the_run_is),

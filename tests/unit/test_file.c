@@ -240,6 +240,46 @@ static void join(void **state)
     }
 }
 
+// ---- what killed processes leave ----------------------------------------------------------------
+
+static void of_no_process(void **state)
+{
+    (void)state;
+    const char *folder = test_folder();
+    char mine[64], temporary[64], made[PATH_ROOM], again[PATH_ROOM];
+    snprintf(mine, sizeof mine, ".model.%d.new", (int)getpid());
+    snprintf(temporary, sizeof temporary, "out.jsonl.tmp.%06x", (unsigned)getpid());
+    const char *const gone[] = {".model.3999999.new", ".model.sub.3999999.new",
+                                "out.jsonl.tmp.3d08ff", "step-7.jsonl.tmp.3d08ff",
+                                "kind-00ff00-3999999"};
+    const char *const stay[] = {mine,
+                                temporary,
+                                ".other.3999999.new",
+                                ".model.3999999.old",
+                                "model.3999999",
+                                "kind-3999999x",
+                                "step-3999999"};
+    for (size_t i = 0; i < 7; i++) test_write(test_path(folder, stay[i]), "x", 1);
+    for (size_t i = 0; i < 5; i++) {
+        assert_ok(file_make_folders(test_path(folder, gone[i])));
+        if (i < 2 || i == 4) continue;
+        assert_int_equal(rmdir(test_path(folder, gone[i])), 0);
+        test_write(test_path(folder, gone[i]), "x", 1);
+    }
+    test_write(test_path(test_path(folder, gone[0]), "half"), "x", 1);
+    file_sweep_owned(folder, ".model.", ".new");
+    assert_int_equal(file_sweep_temporaries(test_path(folder, "out.jsonl")), 1);
+    assert_int_equal(file_sweep_temporaries(test_path(folder, "")), 1);
+    assert_ok(file_make_temporary_folder(folder, "kind", made));
+    for (size_t i = 0; i < 5; i++) assert_false(file_exists(test_path(folder, gone[i])));
+    for (size_t i = 0; i < 7; i++) assert_true(file_exists(test_path(folder, stay[i])));
+    // one whose process is in another container is held by a lock
+    const char *theirs = test_path(folder, "kind-00ff00-3999999");
+    assert_int_equal(rename(made, theirs), 0);
+    assert_ok(file_make_temporary_folder(folder, "kind", again));
+    assert_true(file_exists(theirs) && file_exists(again));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -252,6 +292,7 @@ int main(void)
         cmocka_unit_test(map),
         cmocka_unit_test(folders),
         cmocka_unit_test(join),
+        cmocka_unit_test(of_no_process),
     };
     return cmocka_run_group_tests_name("file", tests, NULL, NULL);
 }

@@ -29,6 +29,7 @@
 #include "common/base/program.h"
 #include "common/model/adapter.h"
 #include "common/model/model.h"
+#include "kernels/prepare.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/config.h"
@@ -150,6 +151,8 @@ static enum status run(void *context)
     bench_close(&b);
     return st;
 }
+
+PREPARE_PROGRAM;
 
 int main(int argc, char **argv)
 {

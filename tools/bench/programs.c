@@ -20,11 +20,11 @@ extern char **environ;
 
 enum status programs_open(struct programs *p)
 {
-    *p = (struct programs){.folder = "/tmp/commonweight-bench-XXXXXX"};
-    if (!mkdtemp(p->folder)) {
-        p->folder[0] = 0;
-        return status_fail(ST_IO, "cannot make a folder in /tmp: %m");
-    }
+    char folder[PATH_ROOM];
+    *p = (struct programs){0};
+    enum status st = file_make_temporary_folder("/tmp", "commonweight-bench", folder);
+    if (st != ST_OK) return st;
+    snprintf(p->folder, sizeof p->folder, "%.60s", folder);
     snprintf(p->model, sizeof p->model, "%s/model", p->folder);
     snprintf(p->bridge, sizeof p->bridge, "%s/bridge.json", p->folder);
     snprintf(p->socket, sizeof p->socket, "%s/server.sock", p->folder);

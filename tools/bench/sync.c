@@ -138,15 +138,15 @@ out:
 
 enum status bench_sync(const struct bench_options *o)
 {
-    char folder[] = "/tmp/commonweight-bench-XXXXXX", path[64];
+    char folder[PATH_ROOM], path[PATH_ROOM];
     size_t bytes = (size_t)o->steps * sizeof(publish_times_ms);
     enum status st;
     publish_times_ms *records = // both processes' memory
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (records == MAP_FAILED)
         return status_fail(ST_NO_MEMORY, "no memory for %zu bytes of times", bytes);
-    if (!mkdtemp(folder)) FAIL(ST_IO, "cannot make a folder in /tmp: %m");
-    snprintf(path, sizeof path, "%s/bridge.json", folder);
+    CHECK(file_make_temporary_folder("/tmp", "commonweight-bench", folder));
+    CHECK(path_put(path, folder, "bridge.json"));
     // the second process starts before either opens a device: a GPU does not survive a fork
     pid_t child = fork();
     if (child < 0) {

@@ -2,6 +2,7 @@
  * and their meeting. */
 #include "trainer/launch/job.h"
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "common/http/api_key.h"
@@ -16,7 +17,9 @@
 #include <unistd.h>
 
 #define URL_ROOM (PATH_ROOM + 16) // of a URL
-#define GRACE_MS 10000 // of ranks to end once one has failed, which they know by themselves
+#define MEETING  "commonweight-ranks-"
+#define OWN_RUN  "own-" // an id that is none of another launcher's; its end is the process
+#define GRACE_MS 10000  // of ranks to end once one has failed, which they know by themselves
 
 // "0,1": numbers, none twice.
 static enum status read_gpus(const char *text, struct job *j)
@@ -183,8 +186,8 @@ enum status job_launch(struct job *job, char **argv)
     // Of the ranks of one host; those of several hosts have no id in common but what the
     // environment says.
     if (job->ranks.local_size == job->ranks.size)
-        snprintf(job->ranks.run_id, sizeof job->ranks.run_id, "%" PRId64 "-%d", clock_wall_s(),
-                 (int)getpid());
+        snprintf(job->ranks.run_id, sizeof job->ranks.run_id, OWN_RUN "%" PRId64 "-%d",
+                 clock_wall_s(), (int)getpid());
     CHECK(processes_line("cw-trainer", argv, job->n_gpus ? 0 : job->ranks.size, &line));
     plan.line = bytes_text(&line);
     log_info("%d ranks, %d of them started here%s", job->ranks.size, job->ranks.local_size,
@@ -208,11 +211,12 @@ enum status job_meet(const struct job *job, const char *layout, struct bytes *by
     *ret = NULL;
     if (job->ranks.size == 1) return ST_OK;
     // Where all ranks are on this host they need not be told: the id of their run is the file's
-    // name, which is this user's alone.
-    const int n = o->rendezvous
-                      ? snprintf(url, sizeof url, "%s", o->rendezvous)
-                      : snprintf(url, sizeof url, "file://%s/commonweight-ranks-%s",
-                                 folder && *folder == '/' ? folder : "/tmp", job->ranks.run_id);
+    // name, which is this user's alone. Those of launchers that were killed go.
+    if (!folder || *folder != '/') folder = "/tmp";
+    if (!o->rendezvous) file_sweep_owned(folder, MEETING OWN_RUN, "");
+    const int n = o->rendezvous ? snprintf(url, sizeof url, "%s", o->rendezvous)
+                                : snprintf(url, sizeof url, "file://%s/" MEETING "%s", folder,
+                                           job->ranks.run_id);
     if (n >= URL_ROOM) FAIL(ST_INVALID, "--rendezvous is too long");
     if (o->rendezvous_token_file)
         CHECK(api_key_read("--rendezvous-token-file", o->rendezvous_token_file, &token));

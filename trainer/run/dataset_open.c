@@ -15,6 +15,7 @@
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
 #include "trainer/run/dataset_run.h"
+#include "trainer/run/model_folder_write.h"
 #include "trainer/run/notices.h"
 
 #include <dirent.h>
@@ -352,6 +353,7 @@ enum status dataset_open(struct run *run)
     bool replaced = false;
     run->given = calloc(1, sizeof *run->given);
     if (!run->given) return status_fail(ST_NO_MEMORY, "no memory for the examples");
+    if (run->config->out) sweep_beside(run->config->out, false);
     CHECK(open_model(run));
     if (c->run_dir || !c->out)
         CHECK(run_open_folder(run, &replaced, latest));

@@ -82,6 +82,15 @@ enum status path_beside(const char *path, char ret[PATH_ROOM])
     return path_put(ret, folder, ".%s.%d.new", name, (int)getpid());
 }
 
+void sweep_beside(const char *path, bool all)
+{
+    char folder[PATH_ROOM], prefix[PATH_ROOM];
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(name - path) : 1, slash ? path : ".");
+    if (path_put(prefix, "", ".%s.", name) == ST_OK)
+        file_sweep_owned(folder, all ? "." : prefix, ".new");
+}
+
 // A folder cannot be renamed over one that has content: the two then change places, in one step.
 static enum status move_into_place(const char *temporary, const char *folder)
 {
@@ -154,6 +163,7 @@ enum status model_folder_write(const char *folder, struct device *dev, const str
     while (len > 1 && folder[len - 1] == '/') len--;
     CHECK(path_put(path, "", "%.*s", (int)len, folder));
     CHECK(path_beside(path, temporary));
+    sweep_beside(path, false);
     CHECK(file_remove_tree(temporary)); // of an earlier process with this number
     CHECK(file_make_folders(temporary));
     if (m->adapter) {

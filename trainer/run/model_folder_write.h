@@ -39,5 +39,8 @@ enum status adapter_folder_start(const char *folder, const struct adapter *a, co
 
 // "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
 enum status path_beside(const char *path, char ret[PATH_ROOM]);
+// Removes those of processes that were killed. all: whatever they were to be, of a folder that is
+// the project's own.
+void sweep_beside(const char *path, bool all);
 
 #endif

@@ -328,6 +328,7 @@ enum status trained_save(struct trained_model *m, const char *run, const char *f
                                 "data_index", 0);
         if (!model.state) FAIL(ST_NO_MEMORY, "no memory for a checkpoint");
     }
+    sweep_beside(folder, true);
     CHECK(model_folder_write(folder, m->device, &model));
     if (!with_optimizer) goto out;
     set_restore(m, t, folder);
