@@ -254,7 +254,7 @@ fuzz:
 	tests/fuzz/run "$(FUZZ_CC)" "$(FUZZ_SECONDS)" $(BUILD)
 
 # ---- the rest -----------------------------------------------------------------------------------
-demo: $(BINARIES)
+demo: $(BINARIES) $(BRIDGE_LIB)
 	BUILD=$(BUILD) tools/demo --device $(DEVICE)
 
 # A pretrained model, fetched by pip, on a task with a verifier.

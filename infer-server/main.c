@@ -6,6 +6,7 @@
 #include "common/base/dtype.h"
 #include "common/http/api_key.h"
 #include "common/http/listen.h"
+#include "common/model/model_folder.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/group.h"
 #include "infer-server/http/server.h"
@@ -271,6 +272,14 @@ static enum status serve(void *context)
     struct unix_listener socket = {.fd = -1, .lock_fd = -1};
     struct server_options o = c->server;
     log_open("cw-infer-server", c->log_level);
+    char found[3][PATH_ROOM];
+    const char **folders[] = {&o.engine.model_folder, &o.engine.draft_folder,
+                              &o.engine.frozen_folder};
+    for (int i = 0; i < 3; i++) {
+        if (!*folders[i]) continue;
+        CHECK(model_folder_find(*folders[i], found[i]));
+        *folders[i] = found[i];
+    }
     o.engine.dtype = c->dtype - 1;
     o.unix_fd = o.tcp_fd = -1;
     if (!o.http.max_buffered) o.http.max_buffered = 32 * o.http.max_body;

@@ -13,6 +13,7 @@
 #include "common/model/adapter.h"
 #include "common/model/config.h"
 #include "trainer/data/data.h"
+#include "common/model/model_folder.h"
 #include "trainer/launch/server_process.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/run/mapped.h"
@@ -324,12 +325,15 @@ static enum status run_eval(void *context)
 {
     struct eval *e = context;
     const struct eval_config *config = &e->config;
-    const char *folder = config->model;
+    char found[PATH_ROOM];
     enum status st = ST_OK;
     int left_out;
     struct model_config *model = NULL;
     struct dataset *data = NULL;
     struct prompt_options options = config->prompts;
+    if (config->model) CHECK(model_folder_find(config->model, found));
+    if (config->model) e->config.model = found;
+    const char *folder = config->model;
     if (config->output) CHECK(check_output(config->output));
     if (!folder) {
         CHECK(open_server(e, config->bridge));

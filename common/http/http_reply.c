@@ -49,10 +49,16 @@ void http_reply_json(struct http_request *q, unsigned code, json_t *value)
     }
 }
 
-// The field an error sentence is about: its first word in double quotes.
+// The field an error sentence is about: its first word in double quotes, or where it stands first.
 static json_t *quoted_word(const char *sentence)
 {
     const char *open = strchr(sentence, '"'), *close = open ? strchr(open + 1, '"') : NULL;
+    if (!open && strncmp(sentence, "request: ", strlen("request: ")) == 0) {
+        open = sentence + strlen("request:"); // a sentence without any: "request: FIELD has ..."
+        close = strchr(open + 1, ' ');
+        if (close && strncmp(close, " has ", 5) != 0 && strncmp(close, " is ", 4) != 0)
+            close = NULL;
+    }
     if (!close || close - open > 64) return json_null();
     json_t *word = json_stringn(open + 1, (size_t)(close - open - 1));
     return word ? word : json_null();

@@ -195,23 +195,21 @@ static void drain_bytes(struct decoding *state, bool end, struct bytes *ret)
     }
 }
 
-static void push_byte_level(struct decoding *state, const char *token, size_t len,
-                            struct bytes *ret)
+static void put_byte_level(const char *token, size_t len, struct bytes *ret)
 {
-    size_t before = state->pending.len;
+    const size_t before = ret->len;
     for (size_t i = 0; i < len;) {
         int n = utf8_sequence(token + i, len - i);
         int byte = n > 0 ? byte_level_byte(utf8_decode(token + i, n)) : -1;
         if (byte < 0) { // an added token with other characters: as it is
-            state->pending.len = before;
-            bytes_append(&state->pending, token, len);
+            ret->len = before;
+            bytes_append(ret, token, len);
             break;
         }
         char c = (char)byte;
-        bytes_append(&state->pending, &c, 1);
+        bytes_append(ret, &c, 1);
         i += (size_t)n;
     }
-    drain_bytes(state, false, ret);
 }
 
 static void end_byte_run(const struct decoder *d, struct decoding *state, struct bytes *ret)
@@ -274,7 +272,8 @@ enum status decoding_push(const struct decoder *d, struct decoding *state, const
         bytes_append(ret, token, len);
         break;
     case DECODER_BYTE_LEVEL:
-        push_byte_level(state, token, len, ret);
+        put_byte_level(token, len, &state->pending);
+        drain_bytes(state, false, ret);
         break;
     case DECODER_CHAIN:
         st = push_chain(d, state, token, len, ret);
@@ -282,6 +281,23 @@ enum status decoding_push(const struct decoder *d, struct decoding *state, const
     }
     state->started = true;
     if (st == ST_OK) st = bytes_status(&state->pending);
+    return st == ST_OK ? bytes_status(ret) : st;
+}
+
+enum status decoding_bytes(const struct decoder *d, const char *token, size_t len,
+                           struct bytes *ret)
+{
+    struct decoding state = {.pending = BYTES_INIT};
+    enum status st = ST_OK;
+    decoding_set_inside(&state);
+    if (d->kind == DECODER_BYTE_LEVEL)
+        put_byte_level(token, len, ret);
+    else if (d->kind == DECODER_CHAIN)
+        st = push_chain(d, &state, token, len, ret);
+    else
+        bytes_append(ret, token, len);
+    bytes_append(ret, bytes_text(&state.pending), state.pending.len); // a byte token's
+    bytes_release(&state.pending);
     return st == ST_OK ? bytes_status(ret) : st;
 }
 

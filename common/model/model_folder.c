@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -88,6 +89,64 @@ static bool is_hub_name(const char *name)
     if (owner == 0 || name[0] == '.' || name[owner] != '/') return false;
     size_t model = strspn(name + owner + 1, letters);
     return model > 0 && name[owner + 1 + model] == '\0';
+}
+
+#define HUB_PREFIX "models--"
+#define SNAPSHOTS  "/snapshots/"
+
+// The Hub's cache, as its own programs look for it.
+static enum status hub_cache(char ret[PATH_ROOM])
+{
+    const char *cache = getenv("HF_HUB_CACHE"), *own = getenv("HF_HOME"), *home = getenv("HOME");
+    if (cache && *cache) return path_put(ret, "", "%s", cache);
+    if (own && *own) return path_put(ret, own, "hub");
+    return path_put(ret, home ? home : "", ".cache/huggingface/hub");
+}
+
+// ORG/NAME there: models--ORG--NAME/snapshots/REVISION, of which refs/main has the name.
+enum status model_folder_find(const char *given, char ret[PATH_ROOM])
+{
+    struct bytes revision = BYTES_INIT;
+    char cache[PATH_ROOM], path[PATH_ROOM];
+    const char *slash = strchr(given, '/');
+    enum status st;
+    if (!is_hub_name(given) || file_exists(given)) return path_put(ret, "", "%s", given);
+    CHECK(hub_cache(cache));
+    CHECK(path_put(path, cache, HUB_PREFIX "%.*s--%s", (int)(slash - given), given, slash + 1));
+    CHECK(path_put(ret, path, "refs/main"));
+    if (!file_exists(ret))
+        FAIL(ST_NOT_FOUND,
+             "%s: there is no such folder, and no %s in the Hub's local cache; nothing is fetched: "
+             "fetch it first (hf download %s), or give a folder",
+             given, ret, given);
+    CHECK(file_read(ret, 128, &revision));
+    CHECK(path_put(ret, path, "snapshots/%.*s", (int)strcspn(bytes_text(&revision), "\r\n"),
+                   bytes_text(&revision)));
+    if (!file_exists(ret))
+        FAIL(ST_NOT_FOUND,
+             "%s: %s, which refs/main names, is not in the Hub's local cache; fetch it "
+             "again (hf download %s)",
+             given, ret, given);
+out:
+    bytes_release(&revision);
+    return st;
+}
+
+void model_folder_name(const char *folder, char *ret, size_t size)
+{
+    char path[PATH_ROOM];
+    size_t len = strlen(folder);
+    while (len > 1 && folder[len - 1] == '/') len--;
+    snprintf(path, sizeof path, "%.*s", (int)len, folder);
+    const char *slash = strrchr(path, '/'), *last = slash ? slash + 1 : path, *dashes;
+    snprintf(ret, size, "%s", last);
+    const size_t end = (size_t)(last - path), n = strlen(SNAPSHOTS);
+    if (end < n || strncmp(path + end - n, SNAPSHOTS, n) != 0) return;
+    path[end - n] = '\0';
+    const char *repo = (slash = strrchr(path, '/')) ? slash + 1 : path;
+    const char *owner = repo + strlen(HUB_PREFIX);
+    if (strncmp(repo, HUB_PREFIX, strlen(HUB_PREFIX)) == 0 && (dashes = strstr(owner, "--")))
+        snprintf(ret, size, "%.*s/%s", (int)(dashes - owner), owner, dashes + 2);
 }
 
 static enum status no_such_folder(const char *folder)

@@ -5,6 +5,7 @@
 #define COMMON_MODEL_MODEL_FOLDER_H
 
 #include "common/base/bytes.h"
+#include "common/base/file.h"
 #include <jansson.h>
 
 // Beside config.json and the weights; all optional, copied into checkpoints. NULL-ended.
@@ -17,6 +18,13 @@ bool model_file_exists(const char *folder, const char *name);
 enum status model_file_read(const char *folder, const char *name, size_t max, struct bytes *ret);
 enum status model_file_read_json(const char *folder, const char *name, size_t max, json_t **ret);
 
+// What was given as a model, as a path: a name of the Hub that is no folder here (ORG/NAME) is
+// looked for in its local cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub), at the
+// revision of refs/main. ST_NOT_FOUND says where it was looked for; all else is given back as it
+// is.
+enum status model_folder_find(const char *given, char ret[PATH_ROOM]);
+// By what a folder is known: its last part, or of a revision in the Hub's cache ORG/NAME.
+void model_folder_name(const char *folder, char *ret, size_t size);
 // `needed` (config.json, tokenizer.json) is in the folder, and none of the files above is a link
 // that leads nowhere. Else a sentence that says what is needed: for a name of the Hub, a file, a
 // folder of another kind, a run's for one, a cut-off download.

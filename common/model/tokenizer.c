@@ -547,6 +547,13 @@ enum status tokenizer_decode_inside(const struct tokenizer *t, int32_t id, struc
     return st;
 }
 
+enum status tokenizer_token_bytes(const struct tokenizer *t, int32_t id, struct bytes *ret)
+{
+    size_t len;
+    const char *text = id < 0 ? NULL : token_text(t, id, &len);
+    return text ? decoding_bytes(t->decoder, text, len, ret) : ST_OK;
+}
+
 enum status detokenizer_new(const struct tokenizer *t, bool skip_special, struct detokenizer **ret)
 {
     struct detokenizer *d = calloc(1, sizeof(*d));

@@ -60,6 +60,9 @@ enum status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int 
 // tokenizers drop the space that a text's first token begins with.
 enum status tokenizer_decode_inside(const struct tokenizer *t, int32_t id, struct bytes *ret);
 
+// Its bytes, of which those of a character may be spread over several tokens.
+enum status tokenizer_token_bytes(const struct tokenizer *t, int32_t id, struct bytes *ret);
+
 // ids are 0 .. vocab_size - 1, though not every one need have a token
 int tokenizer_vocab_size(const struct tokenizer *t);
 // No id stands for more bytes of text, but for white space that an added token takes with it, a

@@ -198,6 +198,9 @@ void decoding_set_inside(struct decoding *state);
 // One token's text; what can be given out is appended to *ret. bytes_status() tells of failures.
 enum status decoding_push(const struct decoder *d, struct decoding *state, const char *token,
                           size_t len, struct bytes *ret);
+// The same of a token behind others, as bytes, which may be a part of a character.
+enum status decoding_bytes(const struct decoder *d, const char *token, size_t len,
+                           struct bytes *ret);
 enum status decoding_flush(const struct decoder *d, struct decoding *state, struct bytes *ret);
 
 #endif

@@ -70,7 +70,7 @@ static enum status encode_text(const char *text, size_t len, bool add_special, c
     size_t max = (size_t)model->max_context * tokenizer_max_token_bytes(model->tokenizer);
     if (max && len > max)
         return status_fail(ST_TOO_LONG,
-                           "request: \"%s\" has %zu bytes. This model's maximum context length is "
+                           "request: %s has %zu bytes. This model's maximum context length is "
                            "%d tokens, which hold %zu bytes at most: shorten the prompt",
                            field, len, model->max_context, max);
     struct token_list list = TOKEN_LIST_INIT;

@@ -234,9 +234,11 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
             "request: \"n\" over all prompts makes %lld samples; at most %d in one request",
             (long long)samples, API_MAX_SAMPLES);
     r->n_samples = (int)samples;
+    // Without double quotes: beside an apostrophe Python's repr() escapes that, and clients that
+    // look for "model's maximum context length" in an error's text (litellm) would not find it.
     if (longest + (r->sampling.max_tokens != 0) > model->max_context)
         return status_fail(ST_TOO_LONG,
-                           "request: \"%s\" has %d tokens. This model's maximum context length is "
+                           "request: %s has %d tokens. This model's maximum context length is "
                            "%d tokens, prompt and completion together: shorten the prompt",
                            kinds[r->kind].field, longest, model->max_context);
     int room = model->max_context - longest;
@@ -245,7 +247,7 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
     if (r->sampling.max_tokens > room)
         return status_fail(
             ST_TOO_LONG,
-            "request: \"max_tokens\" is %d after a prompt of %d tokens. This model's maximum "
+            "request: max_tokens is %d after a prompt of %d tokens. This model's maximum "
             "context length is %d tokens, prompt and completion together: ask for at most %d",
             r->sampling.max_tokens, longest, model->max_context, room);
     return api_check_prompt_logprobs(r);

@@ -94,19 +94,16 @@ static void put_lists(struct json_out *o, const struct response *a,
 
 // ---- the others --------------------------------------------------------------------------------
 
-// A chat's tokens have ids and bytes, but for those that are a part of a character.
+// A chat's tokens have ids and bytes, of which those of a character may be spread over several.
 static void put_token(struct json_out *o, const struct response *a, int32_t token, float logprob)
 {
     struct bytes text = BYTES_INIT;
-    bool whole = false;
+    const bool given = a->request->kind == API_CHAT && a->model->tokenizer;
     put_token_text(o, "token", a, token, a->request->tokens_as_ids);
-    if (a->request->kind == API_CHAT) {
-        json_out_int(o, "token_id", token);
-        token_text(a->model, token, &text);
-        whole = a->model->tokenizer && !strstr(bytes_text(&text), "\xef\xbf\xbd");
-    }
+    if (a->request->kind == API_CHAT) json_out_int(o, "token_id", token);
+    if (given) tokenizer_token_bytes(a->model->tokenizer, token, &text);
     json_out_logprob(o, "logprob", logprob);
-    if (whole)
+    if (given)
         JSON_OUT_LIST(o, "bytes", i, 0, (int)text.len,
                       json_out_int(o, NULL, (unsigned char)text.data[i]));
     else

@@ -161,14 +161,10 @@ static enum status read_tokenizer(struct server *s, const char *folder)
 
 static void name_model(struct server *s, const char *folder)
 {
-    const char *end = folder + strlen(folder), *start;
-    while (end > folder + 1 && end[-1] == '/') end--;
-    for (start = end; start > folder && start[-1] != '/'; start--) {
-    }
     if (s->options->model_name)
         snprintf(s->model_name, sizeof s->model_name, "%s", s->options->model_name);
     else
-        snprintf(s->model_name, sizeof s->model_name, "%.*s", (int)(end - start), start);
+        model_folder_name(folder, s->model_name, sizeof s->model_name);
 }
 
 static enum status read_model(struct server *s)

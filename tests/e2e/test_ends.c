@@ -55,6 +55,10 @@ static void sigterm_ends_after_the_step(void **state)
     test_kill(&trainer, SIGTERM);
     assert_int_equal(test_wait(&trainer, LIMIT_MS), 0);
     assert_log(&s, ": stopped at step ");
+    char *log = test_read(test_path(s.folder, "trainer.log")), *signalled = strstr(log, "signal: ");
+    assert_non_null(signalled); // first why, then what
+    assert_true(signalled < strstr(log, ": stopped at step "));
+    free(log);
     int steps = steps_done(&s, "run");
     assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer/trainer_state.json"), 1 << 20,
                              &saved));

@@ -126,9 +126,9 @@ static void test_context(void **state)
     struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":60}");
     api_request_free(r);
     refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_TOO_LONG,
-           "\"max_tokens\"");
+           "request: max_tokens is 61");
     refuse(API_COMPLETIONS, "{\"prompt\":[[1],[1,2,3,4]],\"max_tokens\":61}", ST_TOO_LONG,
-           "\"max_tokens\"");
+           "request: max_tokens is 61");
 }
 
 static void test_neutral_values_pass(void **state)

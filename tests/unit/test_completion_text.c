@@ -87,6 +87,11 @@ static void first_space_is_kept(void **state)
     bytes_clear(&text);
     assert_ok(tokenizer_decode_inside(t, TINY_SENTENCEPIECE_TIME, &text));
     assert_string_equal(bytes_text(&text), " time");
+    bytes_clear(&text);
+    assert_ok(tokenizer_token_bytes(t, TINY_SENTENCEPIECE_TIME, &text));
+    for (int byte = 0xe2; byte != 0; byte = byte == 0xe2 ? 0x82 : byte == 0x82 ? 0xac : 0)
+        assert_ok(tokenizer_token_bytes(t, TINY_SENTENCEPIECE_BYTES + byte, &text));
+    assert_string_equal(bytes_text(&text), " time\xe2\x82\xac");
     bytes_release(&text);
     tokenizer_free(t);
 }

@@ -6,6 +6,7 @@
 #include "common/model/adapter.h"
 #include "common/model/chat_template.h"
 #include "common/model/config.h"
+#include "common/model/model_folder.h"
 #include "common/model/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
@@ -160,6 +161,38 @@ static void assert_no_model(const char *folder, enum status wanted, const char *
     assert_message(part);
 }
 
+// As the Hub's programs leave it: a name leads to the revision that refs/main names.
+static void names_of_the_hub(void **state)
+{
+    (void)state;
+    const char *home = test_folder(), *repo = test_path(home, "hub/models--some-org--a--model_1");
+    const char *revision = test_path(repo, "snapshots/0123abcd");
+    char found[PATH_ROOM], name[64];
+    unsetenv("HF_HUB_CACHE");
+    assert_int_equal(setenv("HF_HOME", home, 1), 0);
+    assert_status(model_folder_find("some-org/a--model_1", found), ST_NOT_FOUND);
+    assert_message(test_path(repo, "refs/main"));
+    assert_message("hf download some-org/a--model_1");
+    assert_ok(file_make_folders(test_path(repo, "refs")));
+    test_write(test_path(repo, "refs/main"), "0123abcd\n", 9);
+    assert_status(model_folder_find("some-org/a--model_1", found), ST_NOT_FOUND);
+    assert_message(revision);
+    assert_ok(file_make_folders(revision));
+    assert_ok(model_folder_find("some-org/a--model_1", found));
+    assert_string_equal(found, revision);
+    assert_ok(model_folder_find("some/where/else", found)); // no name of the Hub
+    assert_string_equal(found, "some/where/else");
+    const char *const names[][2] = {{revision, "some-org/a--model_1"},
+                                    {"/models/demo//", "demo"},
+                                    {"demo", "demo"},
+                                    {"/x/snapshots/abc", "abc"},
+                                    {"/x/models--a--b/snapshots/abc/", "a/b"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        model_folder_name(names[i][0], name, sizeof name);
+        assert_string_equal(name, names[i][1]);
+    }
+}
+
 static void what_is_no_model(void **state)
 {
     (void)state;
@@ -304,8 +337,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_that_are_no_text),  cmocka_unit_test(numbers_without_a_limit),
         cmocka_unit_test(wide_integers_are_reals), cmocka_unit_test(wide_integers_in_data),
-        cmocka_unit_test(byte_order_marks),        cmocka_unit_test(what_is_no_model),
-        cmocka_unit_test(links_that_lead_nowhere), cmocka_unit_test(what_is_no_data),
+        cmocka_unit_test(byte_order_marks),        cmocka_unit_test(names_of_the_hub),
+        cmocka_unit_test(what_is_no_model),        cmocka_unit_test(links_that_lead_nowhere),
+        cmocka_unit_test(what_is_no_data),
     };
     return cmocka_run_group_tests_name("folders", tests, NULL, NULL);
 }

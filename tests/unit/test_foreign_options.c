@@ -95,6 +95,8 @@ static void the_way_is_told(void **state)
     refused("--vllm-importance-sampling-mode", "here --importance-sampling-mode");
     refused("--algorithm.rollout_correction.rollout_is_threshold",
             "--importance-sampling-clip-max");
+    refused("--batch-size", "here --prompts-per-step");
+    refused("--num-epochs", "here --num-train-epochs");
     refused("--bf16", "here cw-infer-server --dtype");
     refused("--full-determinism", "here --exact");
     refused("--actor_rollout_ref.rollout.free_cache_engine", "here nothing: server and trainer");

@@ -688,6 +688,23 @@ static void command_dies_with_its_owner(void **state)
     assert_ends(read_pid(test_path(folder, "pid")));
 }
 
+// A page of the manual is made of --help: a name and what it does are told apart by two blanks,
+// else several rewards run into one paragraph.
+static void a_list_for_the_manual(void **state)
+{
+    (void)state;
+    struct bytes text = BYTES_INIT;
+    int n = 0;
+    reward_describe_all(&text);
+    for (const char *at = bytes_text(&text); (at = strstr(at, "\n  ")); n++) {
+        at += 3;
+        const size_t name = strcspn(at, " ");
+        if (strncmp(at + name, "  ", 2) != 0) fail_msg("%.40s", at);
+    }
+    assert_true(n > 10);
+    bytes_release(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -696,6 +713,7 @@ int main(void)
         cmocka_unit_test(scorers),
         cmocka_unit_test(choices),
         cmocka_unit_test(terms_and_weights),
+        cmocka_unit_test(a_list_for_the_manual),
         cmocka_unit_test(bad_names),
         cmocka_unit_test(gsm8k_references),
         cmocka_unit_test(references_and_prompts),

@@ -22,7 +22,7 @@ struct reward {
 void reward_describe_all(struct bytes *ret)
 {
     for (int i = 0; scorers[i]; i++)
-        bytes_printf(ret, "\n  %-12s %s", scorers[i]->name, scorers[i]->help);
+        bytes_printf(ret, "\n  %-12s  %s", scorers[i]->name, scorers[i]->help);
 }
 
 // ---- the list of terms --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ const char *const common_foreign_names[] = {
     "warmup-ratio: --warmup-steps below 1 is a share of the run's steps",
     "lr-scheduler-kwargs: --min-lr-ratio, --num-decay-steps and --decay-type",
     "min-lr-rate: --min-lr-ratio",
+    "total-epochs num-epochs epochs: --num-train-epochs",
     NULL,
 };
 
@@ -30,7 +31,7 @@ const char *const train_foreign_names[] = {
     "vllm-importance-sampling-cap vllm-importance-sampling-clip-max rollout-is-threshold: "
     "--importance-sampling-clip-max",
     "vllm-importance-sampling-clip-min: --importance-sampling-clip-min",
-    "train-batch-size gen-batch-size: --prompts-per-step",
+    "train-batch-size gen-batch-size batch-size: --prompts-per-step",
     "ppo-mini-batch-size: --steps-per-generation is train_batch_size / ppo_mini_batch_size",
     "ppo-micro-batch-size-per-gpu ppo-micro-batch-size log-prob-micro-batch-size "
     "log-prob-micro-batch-size-per-gpu: --token-budget cuts a step into micro-batches by itself",
@@ -59,7 +60,6 @@ const char *const train_foreign_names[] = {
     "lr-warmup-steps: --warmup-steps",
     "lr-warmup-steps-ratio: --warmup-steps below 1 is a share of the run's steps",
     "grad-clip clip-grad: --max-grad-norm",
-    "total-epochs: --num-train-epochs",
     "total-training-steps: --max-steps",
     "save-freq save-strategy: --save-steps",
     "test-freq: --eval-steps",
@@ -141,7 +141,7 @@ const char *const train_foreign_names[] = {
 };
 
 const char *const dataset_foreign_names[] = {
-    "per-device-train-batch-size: --examples-per-step is all of a step",
+    "per-device-train-batch-size batch-size: --examples-per-step is all of a step",
     "per-device-eval-batch-size: --examples-per-step goes through at a time, which changes no "
     "figure",
     "model-name-or-path: --model takes a folder",

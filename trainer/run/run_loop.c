@@ -5,6 +5,7 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
+#include "common/model/model_folder.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/run/cluster_report.h"
 #include "trainer/run/dataset_run.h"
@@ -26,6 +27,7 @@ struct started {
     struct scoring scoring;
     struct job job;
     char **argv; // of this program
+    char model[PATH_ROOM];
 };
 
 // ---- how far it goes, and what it records -------------------------------------------------------
@@ -283,6 +285,8 @@ static enum status run_all(void *context)
     struct started *p = context;
     const struct train_config *c = &p->config;
     enum status st;
+    if (c->model) CHECK(model_folder_find(c->model, p->model));
+    if (c->model) p->config.model = p->model;
     if (p->job.launches) return job_launch(&p->job, p->argv);
     if (p->job.serves && !c->bridge && c->sync == SYNC_SHARED)
         CHECK(job_open_server(&p->job, c->model, c->server_timeout));

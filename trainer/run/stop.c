@@ -24,6 +24,7 @@
 
 static _Atomic int signals_seen; // two signals may come to two threads at once
 static _Atomic bool requested;
+static const char *_Atomic sentence; // of the first, until it is logged; NULL: none
 
 struct stop {
     pthread_t thread;
@@ -56,8 +57,16 @@ void stop_catch_signals(void)
     sigaction(SIGUSR1, &action, NULL);
 }
 
+// By who sees the signal first: what comes of it is logged behind it.
+static void say_first(void)
+{
+    const char *first = signals_seen == 1 ? atomic_exchange(&sentence, NULL) : NULL;
+    if (first) log_info("signal: %s; a second one ends it at once", first);
+}
+
 bool stop_requested(void)
 {
+    if (requested) say_first();
     return requested;
 }
 
@@ -105,7 +114,6 @@ static void look_at_server(struct stop *s)
 static void *watch(void *context)
 {
     struct stop *s = context;
-    bool said = false;
     while (!s->ended) {
         const int64_t until = clock_deadline_ns(WATCH_MS);
         const struct timespec ts = {.tv_sec = until / NS_PER_S, .tv_nsec = until % NS_PER_S};
@@ -113,10 +121,7 @@ static void *watch(void *context)
         while (!s->ended && clock_now_ns() < until)
             pthread_cond_timedwait(&s->end, &s->end_lock, &ts);
         pthread_mutex_unlock(&s->end_lock);
-        if (signals_seen == 1 && !said) { // a step may take minutes
-            log_info("signal: %s; a second one ends it at once", s->options.first);
-            said = true;
-        }
+        say_first(); // a step may take minutes
         if (signals_seen > 1) {
             end_at_once(s);
             return NULL;
@@ -139,6 +144,7 @@ enum status stop_watch_new(const struct stop_options *options, struct stop **ret
     struct stop *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for the watching thread");
     s->options = *options;
+    sentence = options->first;
     pthread_mutex_init(&s->publish_lock, NULL);
     pthread_mutex_init(&s->end_lock, NULL);
     clock_cond_init(&s->end);
@@ -158,6 +164,7 @@ void stop_watch_end(struct stop *s)
     pthread_cond_signal(&s->end);
     pthread_mutex_unlock(&s->end_lock);
     pthread_join(s->thread, NULL);
+    sentence = NULL;
     release(s);
 }
 
