@@ -44,6 +44,9 @@ const struct option_spec serve_options[] = {
     OPT_TEXT("model-names", tinker.model_names, NULL, "NAME,...",
              "by which clients may ask for the served model (beside its folder and that one's last "
              "part)"),
+    OPT_TEXT("loss-for", model.loss_for, NULL, "NAME=OTHER",
+             "the loss OTHER is computed where a client asks for NAME, and what requests have "
+             "beyond it is passed over"),
     OPT_CHOICE("snapshots", tinker.inflight, "live", OPTION_WORDS("live", "inflight"),
                "live: a snapshot is answered for as long as the live weights are it; inflight: "
                "newer weights answer for older ones"),
@@ -98,6 +101,9 @@ static enum status open_api(struct serve *s)
     char host[256];
     int64_t files;
     int port;
+    if (c->model.loss_for)
+        log_warn("--loss-for %s: the first is asked for, the second computed, the rest passed over",
+                 c->model.loss_for);
     o->http.idle_timeout_s = 120;
     o->http.request_timeout_s = 120;
     if (limit_connections(1, OWN_FILES, &o->http.max_connections, &files))
@@ -129,6 +135,7 @@ static enum status serve(void *context)
     s->config.model.bridge = s->config.bridge;
     s->config.model.learning = &s->config.learning;
     s->config.model.runs = s->runs;
+    CHECK(loss_for_check(s->config.model.loss_for));
     CHECK(file_make_folders(s->config.run_dir));
     CHECK(path_absolute(s->config.run_dir, s->runs, sizeof s->runs));
     CHECK(path_put(s->key_file, s->runs, "api-key"));

@@ -328,7 +328,18 @@ static void test_checkpoints(void **state)
 static void test_one_at_a_time(void **state)
 {
     (void)state;
-    start(NULL);
+    start(OPTIONS("--model-names", "org/one,two", "--loss-for", "stable_reinforce=ppo"));
+    char *log = test_read(pair.server.log);
+    assert_contains(log, "--loss-for stable_reinforce=ppo: ");
+    free(log);
+    json_t *all = tinker_get(&pair.server, "get_server_capabilities", 200);
+    const json_t *models = json_object_get(all, "supported_models");
+    static const char *const names[] = {"model", "org/one", "two"};
+    assert_int_equal(json_array_size(models), 3);
+    for (size_t i = 0; i < 3; i++)
+        assert_string_equal(
+            json_string_value(json_object_get(json_array_get(models, i), "model_name")), names[i]);
+    json_decref(all);
     json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
     char second[128], path[256];
     snprintf(second, sizeof second, "%s", json_string_value(json_object_get(answer, "session_id")));

@@ -415,6 +415,30 @@ static void test_room(void **state)
     tinker_pair_stop(&pair);
 }
 
+// A client that has fallen silent leaves its places to any other, for a saved adapter too.
+static void test_a_silent_client(void **state)
+{
+    (void)state;
+    char other[128], path[256], sampler[160];
+    start("2", NULL);
+    open_session(other);
+    struct run a = train(session, 0);
+    train(other, 0);
+    learn(&a, &tinker_one);
+    step(&a, 1e-2);
+    save(&a, "save_weights_for_sampler", "kept", path);
+    learn(&a, &tinker_one);
+    step(&a, 1e-2);
+    clock_sleep_ms(37000); // more than three heartbeats
+    open_session(session);
+    sampler_of("model_path", path, sampler);
+    sample(sampler);
+    char *log = test_read(pair.server.log);
+    assert_contains(log, "its client is gone, and another wants its place");
+    free(log);
+    tinker_pair_stop(&pair);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -615,11 +639,17 @@ static void test_torn(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_training, &pair),    TINKER_TEST(test_side_by_side, &pair),
-        TINKER_TEST(test_parts, &pair),       TINKER_TEST(test_snapshots, &pair),
-        TINKER_TEST(test_kept_beside, &pair), TINKER_TEST(test_none_kept, &pair),
-        TINKER_TEST(test_room, &pair),        TINKER_TEST(test_refused, &pair),
-        TINKER_TEST(test_checkpoints, &pair), TINKER_TEST(test_killed, &pair),
+        TINKER_TEST(test_training, &pair),
+        TINKER_TEST(test_side_by_side, &pair),
+        TINKER_TEST(test_parts, &pair),
+        TINKER_TEST(test_snapshots, &pair),
+        TINKER_TEST(test_kept_beside, &pair),
+        TINKER_TEST(test_none_kept, &pair),
+        TINKER_TEST(test_room, &pair),
+        TINKER_TEST(test_refused, &pair),
+        TINKER_TEST(test_a_silent_client, &pair),
+        TINKER_TEST(test_checkpoints, &pair),
+        TINKER_TEST(test_killed, &pair),
         TINKER_TEST(test_torn, &pair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -275,13 +275,41 @@ static void test_broken_bytes(void **state)
     bytes_release(&good);
 }
 
+// --loss-for: another loss is computed, and what it does not know of is passed over.
+static void test_a_loss_that_stands_in(void **state)
+{
+    (void)state;
+    struct datum_limits with = limits;
+    struct forward_backward request;
+    struct bytes message = BYTES_INIT, setting = BYTES_INIT;
+    put_head(&message, "stable_reinforce");
+    put_policy_datum(&message);
+    proto_put_text(&setting, 1, "mixing");
+    proto_put_double(&setting, 2, 0.5);
+    proto_put_message(&message, 5, &setting);
+    assert_status(forward_backward_parse(bytes_text(&message), message.len, &limits, &request),
+                  ST_UNSUPPORTED);
+    with.loss_for = "stable_reinforce=importance_sampling";
+    assert_ok(loss_for_check(with.loss_for));
+    assert_ok(forward_backward_parse(bytes_text(&message), message.len, &with, &request));
+    assert_int_equal(request.loss.type, LOSS_CLIENT_IMPORTANCE_SAMPLING);
+    assert_int_equal(request.n, 1);
+    forward_backward_release(&request);
+    bytes_release(&message);
+    assert_status(loss_for_check("stable_reinforce"), ST_INVALID);
+    assert_message("take NAME=OTHER");
+    assert_status(loss_for_check("a=nothing"), ST_INVALID);
+    assert_message("--loss-for a=nothing");
+    assert_ok(loss_for_check(NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policy_request),   cmocka_unit_test(test_sparse_targets),
         cmocka_unit_test(test_answer),           cmocka_unit_test(test_refused_datums),
         cmocka_unit_test(test_refused_requests), cmocka_unit_test(test_broken_bytes),
-        cmocka_unit_test(test_refused_shape),
+        cmocka_unit_test(test_refused_shape),    cmocka_unit_test(test_a_loss_that_stands_in),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

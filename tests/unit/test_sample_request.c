@@ -5,9 +5,10 @@
 #include "trainer/serve/request.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
-static const struct sample_limits limits = {.vocab = 300, .max_context = 64};
+static const struct trained_model_info model = {.limits = {.vocab = 300}, .max_context = 64};
 #define PROMPT "\"prompt\":{\"chunks\":[{\"tokens\":[10,20]},{\"tokens\":[30]}]}"
 
 static json_t *parse(const char *text)
@@ -21,7 +22,7 @@ static enum status ask(const char *text, struct sample_request *ret)
 {
     json_t *body = parse(text);
     *ret = (struct sample_request){0};
-    enum status st = sample_request_parse(body, &limits, ret);
+    enum status st = sample_request_parse(body, &model, ret);
     json_decref(body);
     return st;
 }
@@ -40,6 +41,27 @@ static void test_asked(void **state)
     assert_ok(ask("{" PROMPT ",\"sampling_params\":{\"stop\":[]}}", &r)); // nothing stops
     assert_true(json_is_true(json_object_get(r.sampling, "ignore_eos")));
     sample_request_release(&r.request);
+    assert_ok(ask("{" PROMPT ",\"sampling_params\":{\"stop\":[7]}}", &r)); // these alone
+    assert_true(json_is_true(json_object_get(r.sampling, "ignore_eos")));
+    assert_int_equal(json_array_size(json_object_get(r.sampling, "stop_token_ids")), 1);
+    sample_request_release(&r.request);
+    static const char *const texts[] = {"\"end\"",
+                                        "[\"end\",\"or\"]"}; // beside the model's own end
+    for (size_t i = 0; i < 2; i++) {
+        char body[200];
+        snprintf(body, sizeof body, "{" PROMPT ",\"sampling_params\":{\"stop\":%s}}", texts[i]);
+        assert_ok(ask(body, &r));
+        assert_null(json_object_get(r.sampling, "ignore_eos"));
+        assert_non_null(json_object_get(r.sampling, "stop"));
+        sample_request_release(&r.request);
+    }
+    static const struct trained_model_info stands_in = {
+        .limits = {.vocab = 300, .loss_for = "stable_reinforce=ppo"}, .max_context = 64};
+    json_t *body = parse("{" PROMPT ",\"record_stability_info\":true}");
+    r = (struct sample_request){0};
+    assert_ok(sample_request_parse(body, &stands_in, &r));
+    sample_request_release(&r.request);
+    json_decref(body);
 }
 
 // What is of the wrong kind is refused, by its name, and not taken for what is not there.

@@ -186,13 +186,14 @@ static void test_runs(void **state)
 {
     (void)state;
     char run[RUN_NAME_ROOM];
-    assert_false(snapshots_abandoned(s, run));
+    assert_false(snapshots_abandoned(s, NULL, run));
     snapshots_abandon(s, "b", true);
     snapshots_abandon(s, "nobody", true);
-    assert_true(snapshots_abandoned(s, run));
+    assert_true(snapshots_abandoned(s, NULL, run));
     assert_string_equal(run, "b");
+    assert_false(snapshots_abandoned(s, "b", run));
     snapshots_abandon(s, "b", false);
-    assert_false(snapshots_abandoned(s, run));
+    assert_false(snapshots_abandoned(s, NULL, run));
     snapshots_set_restore(s, "a", "/runs/a/start");
     assert_true(snapshots_need(s, "/runs/a/start"));
     snapshots_remove(s, "tinker:a");

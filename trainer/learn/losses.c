@@ -276,7 +276,8 @@ enum status loss_of_client(const char *name, struct loss_config *ret)
     }
     if (strcmp(name, "stable_reinforce") == 0)
         return status_fail(ST_UNSUPPORTED, "the formula of the loss stable_reinforce is not "
-                                           "published: take loss_fn=importance_sampling");
+                                           "published: take loss_fn=importance_sampling, or "
+                                           "cw-trainer serve --loss-for NAME=OTHER");
     return status_fail(ST_INVALID,
                        "\"loss_fn\" is \"%.60s\"; there are cross_entropy, importance_sampling, "
                        "ppo, cispo, dro and gspo",

@@ -258,7 +258,7 @@ static enum status read_input(const struct forward_backward *request, const stru
     void *values;
     while (!targets && i < LOSS_INPUTS && strcmp(entry->name, loss_input_names[i]) != 0) i++;
     if (!targets && (i == LOSS_INPUTS || !(known & INPUT_BIT(i)))) {
-        if (request->forward_only) return ST_OK;
+        if (request->forward_only || request->stands_in) return ST_OK;
         return status_fail(
             ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know", entry->name);
     }
@@ -372,7 +372,8 @@ static enum status read_setting(struct forward_backward *request, const struct p
         *setting = proto_double(&value);
         return ST_OK;
     }
-    FAIL(ST_INVALID, "\"loss_fn_config\" has \"%s\", which the loss does not know", entry.name);
+    if (!request->stands_in)
+        FAIL(ST_INVALID, "\"loss_fn_config\" has \"%s\", which the loss does not know", entry.name);
 out:
     return st;
 }
@@ -390,6 +391,25 @@ static enum status append_datum(struct forward_backward *request, const struct p
     return status_context(read_datum(request, field->span, limits, &data[i]), "datum %d", i);
 }
 
+const char *loss_for(const char *pair, const char *name)
+{
+    const size_t n = strlen(name);
+    return pair && strncmp(pair, name, n) == 0 && pair[n] == '=' ? pair + n + 1 : NULL;
+}
+
+enum status loss_for_check(const char *pair)
+{
+    struct loss_config loss;
+    if (!pair) return ST_OK;
+    const char *other = strchr(pair, '=');
+    if (!other || other == pair)
+        return status_fail(
+            ST_INVALID, "--loss-for %s: take NAME=OTHER, as stable_reinforce=importance_sampling",
+            pair);
+    if (loss_of_client(other + 1, &loss) == ST_OK) return ST_OK;
+    return status_context(ST_INVALID, "--loss-for %s", pair);
+}
+
 enum status forward_backward_parse(const char *body, size_t len, const struct datum_limits *limits,
                                    struct forward_backward *ret)
 {
@@ -401,7 +421,9 @@ enum status forward_backward_parse(const char *body, size_t len, const struct da
     char *loss = NULL;
     CHECK(proto_read(message, head_rules, &head)); // the loss may stand behind the datums
     CHECK(copy_text(head.loss_fn, "loss_fn", &loss));
-    CHECK(loss_of_client(loss, &request.loss));
+    const char *other = loss_for(limits->loss_for, loss);
+    request.stands_in = other != NULL;
+    CHECK(loss_of_client(other ? other : loss, &request.loss));
     request.forward_only = head.forward_only != 0;
     while (proto_each(&message, &st, &f)) {
         if (f.number == 3)

@@ -18,14 +18,20 @@ struct datum {
 struct forward_backward {
     bool forward_only; // no gradient; what the loss wants may be missing
     struct loss_config loss;
+    bool stands_in;     // for the client's (--loss-for): what it does not know is passed over
     struct datum *data; // (n)
     int n;
 };
 
 struct datum_limits {
-    int vocab;   // token ids are below
-    int longest; // tokens of a datum
+    int vocab;            // token ids are below
+    int longest;          // tokens of a datum
+    const char *loss_for; // "NAME=OTHER": OTHER is computed where NAME is asked for; or NULL
 };
+// ST_INVALID where that is no such pair, or OTHER no loss that is there.
+enum status loss_for_check(const char *pair);
+// The loss that it has for this name, within the pair; NULL: none.
+const char *loss_for(const char *pair, const char *name);
 // ST_INVALID, ST_FORMAT and ST_UNSUPPORTED name the datum and the field. What the message has
 // beyond this (provenance spans) is passed over.
 enum status forward_backward_parse(const char *body, size_t len, const struct datum_limits *limits,

@@ -409,6 +409,7 @@ static void route(struct sample_request *r)
         r->request.message.deliver = on_loaded;
         r->request.perform = perform_load;
         r->request.group = r->snapshot.path[0] ? r->snapshot.path : NULL;
+        tinker_note_gone(t);
         request_queue_append(&t->queue, &r->request);
     }
 }
@@ -438,7 +439,6 @@ static void on_sampled(struct inbox_message *message)
 static enum status asample(const struct call *c)
 {
     struct tinker *t = c->tinker;
-    const struct sample_limits limits = {t->model->limits.vocab, t->model->max_context};
     struct owner *s;
     struct request *request = NULL;
     char id[ID_ROOM + 40];
@@ -451,7 +451,7 @@ static enum status asample(const struct call *c)
     struct sample_request *r = (struct sample_request *)request;
     request->release = sample_request_release;
     r->snapshot = s->snapshot;
-    CHECK(sample_request_parse(c->body, &limits, r));
+    CHECK(sample_request_parse(c->body, t->model, r));
     CHECK(check_stale(s, &r->snapshot));
     for (int i = 0; i < r->n; i++) {
         snprintf(id, sizeof id, "%s:%" PRId64 ":%d", s->id, request->seq_id, i);

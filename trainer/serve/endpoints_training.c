@@ -115,6 +115,17 @@ void training_requests_sweep(struct tinker *t)
     }
 }
 
+static bool is_gone(const struct owner *s)
+{
+    return s->ended || clock_ms_since(s->heard_ns) > GONE_MS;
+}
+
+void tinker_note_gone(const struct tinker *t)
+{
+    for (struct owner *run = NULL; (run = owner_next(t->requests, TRAINING_RUN, run));)
+        snapshots_abandon(t->model->snapshots, run->id, is_gone(run->session));
+}
+
 // Takes a request over, and lets those go that have nothing missing before them: of a run that was
 // given up, the missing one itself alone, should it come after all. One that is wrong (st is not
 // ST_OK) is one that came: it has its turn, and a response that says so.
@@ -124,6 +135,7 @@ static void submit(struct training_request *r, const struct call *c, enum status
     struct request **link = &run->held, *next;
     if (st != ST_OK) request_fail(&r->request, st);
     if (!run->held) run->held_ns = clock_now_ns();
+    tinker_note_gone(run->tinker);
     run->n_requests++;
     while (*link && (*link)->seq_id < r->request.seq_id) link = &(*link)->next;
     r->request.next = *link;
@@ -184,11 +196,6 @@ out:
     return st;
 }
 
-static bool is_gone(const struct owner *s)
-{
-    return s->ended || clock_ms_since(s->heard_ns) > GONE_MS;
-}
-
 // A full fine-tune goes with no other run.
 static bool excludes(int rank, const struct owner *run)
 {
@@ -222,10 +229,8 @@ static enum status begin_run(const struct call *c, struct owner *session, const 
                   run->id, clock_ms_since(run->session->heard_ns) / 1e3);
         goto out;
     }
-    for (struct owner *other = NULL; (other = owner_next(t->requests, TRAINING_RUN, other));) {
+    for (struct owner *other = NULL; (other = owner_next(t->requests, TRAINING_RUN, other));)
         other->over = other->over || excludes(rank, other);
-        snapshots_abandon(t->model->snapshots, other->id, is_gone(other->session));
-    }
     CHECK(owner_add(t->requests, TRAINING_RUN, session, id, ret));
     snprintf((*ret)->base, sizeof(*ret)->base, "%.190s", base);
     (*ret)->rank = rank;

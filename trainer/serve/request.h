@@ -13,7 +13,7 @@
 #include "common/http/inbox.h"
 #include "common/model/tokenizer.h"
 #include "trainer/rollout/completion.h"
-#include "trainer/serve/snapshots.h"
+#include "trainer/serve/trained_model.h"
 
 #define REQUEST_HOLD_MS    30000
 #define REQUEST_KEEP_MS    600000
@@ -23,7 +23,6 @@
 
 struct requests; // all that are there
 struct tinker;
-struct trained_model;
 
 // What the ids of clients name. A client is its session; requests are of its training runs and of
 // its sampling sessions.
@@ -151,11 +150,8 @@ struct sample_request {
 void sample_request_release(struct request *r);      // what it holds beside the request itself
 void sample_request_clear(struct sample_request *r); // what came back: it can be sent again
 
-struct sample_limits {
-    int vocab, max_context; // of the server
-};
 // Reads asample's body. What it holds is the caller's to release, on failure too.
-enum status sample_request_parse(const json_t *body, const struct sample_limits *limits,
+enum status sample_request_parse(const json_t *body, const struct trained_model_info *model,
                                  struct sample_request *ret);
 // A line of /v1/rollouts that is the i-th sample, which has not come yet.
 enum status sample_request_read(struct sample_request *r, int i, const json_t *line);

@@ -85,10 +85,10 @@ static const struct field params_fields[] = {
     {0},
 };
 
-static enum status set_sampling(const struct wanted *w, const struct sample_limits *limits,
+static enum status set_sampling(const struct wanted *w, const struct trained_model_info *model,
                                 struct sample_request *r)
 {
-    const int room = limits->max_context - r->prompt.n;
+    const int room = model->max_context - r->prompt.n;
     const int64_t max_tokens = w->max_tokens ? w->max_tokens : room > 1 ? room : 1;
     r->sampling =
         json_pack("{s:I, s:f, s:f, s:I}", "max_tokens", (json_int_t)max_tokens, "temperature",
@@ -103,20 +103,21 @@ static enum status set_sampling(const struct wanted *w, const struct sample_limi
     if (r->prompt_logprobs)
         json_object_set_new(r->sampling, "prompt_logprobs", json_integer(r->top));
     r->bounds = (struct completion_bounds){
-        .vocab_size = limits->vocab, .max_tokens = (int)max_tokens, .newest = UINT64_MAX};
-    // null: the model's own end of a sequence stops; else what is listed, alone
+        .vocab_size = model->limits.vocab, .max_tokens = (int)max_tokens, .newest = UINT64_MAX};
+    // null: the model's own end of a sequence stops; texts stop beside it; ids stand for
+    // themselves, and an empty list for nothing
     if (!json_has(w->params, "stop")) return ST_OK;
     json_t *stop = json_object_get(w->params, "stop");
-    const bool ids = json_is_integer(json_array_get(stop, 0));
+    const bool ids = json_is_integer(json_array_get(stop, 0)),
+               texts = !ids && (json_is_string(stop) || json_array_size(stop) > 0);
     if (!json_is_string(stop) && !json_is_array(stop))
         return status_fail(ST_INVALID, "\"stop\" must be a string, or a list of strings or ids");
-    json_object_set_new(r->sampling, "ignore_eos", json_true());
-    if (json_is_string(stop) || json_array_size(stop) > 0)
-        json_object_set(r->sampling, ids ? "stop_token_ids" : "stop", stop);
+    if (!texts) json_object_set_new(r->sampling, "ignore_eos", json_true());
+    if (ids || texts) json_object_set(r->sampling, ids ? "stop_token_ids" : "stop", stop);
     return ST_OK;
 }
 
-enum status sample_request_parse(const json_t *body, const struct sample_limits *limits,
+enum status sample_request_parse(const json_t *body, const struct trained_model_info *model,
                                  struct sample_request *ret)
 {
     struct sample_request *r = ret;
@@ -124,20 +125,21 @@ enum status sample_request_parse(const json_t *body, const struct sample_limits 
     enum status st;
     CHECK(fields_read("request", body, request_fields, NULL, &w));
     // what the API has and this server has not
-    if (w.stable)
-        FAIL(ST_UNSUPPORTED, "\"record_stability_info\" is of the loss stable_reinforce, whose "
-                             "formula is not published: take loss_fn=importance_sampling");
+    if (w.stable && !loss_for(model->limits.loss_for, "stable_reinforce"))
+        FAIL(ST_UNSUPPORTED, "\"record_stability_info\" is of stable_reinforce, whose formula is "
+                             "not published: take loss_fn=importance_sampling, or cw-trainer serve "
+                             "--loss-for stable_reinforce=importance_sampling");
     if (w.sample_top || w.alternatives)
         FAIL(ST_UNSUPPORTED, "\"%s\" is not there",
              w.sample_top ? "topk_sample_logprobs" : "prompt_alt_tokens_k");
     if (w.targets)
         FAIL(ST_UNSUPPORTED, "\"target_prompt_logprobs\" is not there; \"topk_prompt_logprobs\" "
                              "is, and forward with target_tokens (N, K)");
-    CHECK(read_prompt(body, limits->vocab, r));
+    CHECK(read_prompt(body, model->limits.vocab, r));
     if (w.params && !json_is_object(w.params))
         FAIL(ST_INVALID, "request: \"sampling_params\" must be an object");
     CHECK(fields_read("sampling_params", w.params, params_fields, NULL, &w));
-    CHECK(set_sampling(&w, limits, r));
+    CHECK(set_sampling(&w, model, r));
     CHECK(json_get_int32("request", body, "prompt_logprobs_last_n", 1,
                          r->prompt.n > 1 ? r->prompt.n - 1 : 1, &r->last_n));
     r->samples = calloc((size_t)r->n, sizeof *r->samples);

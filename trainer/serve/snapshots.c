@@ -294,11 +294,11 @@ bool snapshots_spare(struct snapshots *s, const char *run, bool loaded,
     return spare != NULL;
 }
 
-bool snapshots_abandoned(struct snapshots *s, char ret_run[RUN_NAME_ROOM])
+bool snapshots_abandoned(struct snapshots *s, const char *but, char ret_run[RUN_NAME_ROOM])
 {
     LOCKED(s);
     for (const struct entry *e = s->list; e; e = e->next) {
-        if (e->kind != LIVE || !e->abandoned) continue;
+        if (e->kind != LIVE || !e->abandoned || (but && strcmp(e->name, but) == 0)) continue;
         memcpy(ret_run, e->name, RUN_NAME_ROOM);
         return true;
     }

@@ -80,6 +80,7 @@ void snapshots_set_restore(struct snapshots *s, const char *run, const char *fol
 // any), or, if `loaded`, that were loaded from a path.
 bool snapshots_spare(struct snapshots *s, const char *run, bool loaded,
                      char ret_adapter[ADAPTER_ROOM]);
-bool snapshots_abandoned(struct snapshots *s, char ret_run[RUN_NAME_ROOM]);
+// A run whose client is gone, but not `but` (NULL: any).
+bool snapshots_abandoned(struct snapshots *s, const char *but, char ret_run[RUN_NAME_ROOM]);
 
 #endif

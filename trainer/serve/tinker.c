@@ -200,12 +200,21 @@ static void sweep_sessions(struct tinker *t)
     }
 }
 
+// The served model by each of its names: its folder's, and those of --model-names.
 static enum status capabilities(const struct call *c)
 {
-    struct tinker *t = c->tinker;
-    return tinker_reply(c, json_pack("{s:[{s:s, s:i, s:b, s:b}]}", "supported_models", "model_name",
-                                     t->model_name, "max_context_length", t->model->max_context,
-                                     "trainable", 1, "sampleable", 1));
+    const struct tinker *t = c->tinker;
+    const char *more = t->options->model_names;
+    json_t *models = json_array();
+    struct bytes names = BYTES_INIT;
+    bytes_printf(&names, "%s,%s", t->model_name, more ? more : "");
+    for (char *rest = names.data, *name; (name = strsep(&rest, ","));)
+        if (*name)
+            json_array_append_new(models, json_pack("{s:s, s:i, s:b, s:b}", "model_name", name,
+                                                    "max_context_length", t->model->max_context,
+                                                    "trainable", 1, "sampleable", 1));
+    bytes_release(&names);
+    return tinker_reply(c, json_pack("{s:o}", "supported_models", models));
 }
 
 static enum status healthz(const struct call *c)

@@ -107,5 +107,7 @@ void tinker_end_samples(struct tinker *t); // what is under way comes back cance
 // The run's client has finished, and its adapter makes room.
 void tinker_end_run(struct owner *run);
 void training_requests_sweep(struct tinker *t); // fails what was behind a gap for too long
+// Before a request goes to the main thread: whose clients are gone leave it their places.
+void tinker_note_gone(const struct tinker *t);
 
 #endif

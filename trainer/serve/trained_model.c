@@ -93,8 +93,8 @@ void server_adapters_unload_spare(struct trained_model *m, const char *run)
         server_adapters_unload(m, adapter);
 }
 
-// for_run: for a run's own; kept_of: for a copy of that run.
-static enum status make_room(struct trained_model *m, bool for_run, const char *kept_of)
+// kept_of: for a copy of that run, which stays.
+static enum status make_room(struct trained_model *m, const char *kept_of)
 {
     const int max = m->info.max_adapters;
     char adapter[ADAPTER_ROOM], run[RUN_NAME_ROOM];
@@ -109,7 +109,7 @@ static enum status make_room(struct trained_model *m, bool for_run, const char *
         if (snapshots_spare(m->info.snapshots, kept_of, true, adapter)) {
             log_info("the adapter '%s' is unloaded to make room for another", adapter);
             server_adapters_unload(m, adapter);
-        } else if (for_run && snapshots_abandoned(m->info.snapshots, run) && trained_find(m, run)) {
+        } else if (snapshots_abandoned(m->info.snapshots, kept_of, run) && trained_find(m, run)) {
             trained_put_away(m, trained_find(m, run),
                              "its client is gone, and another wants its place");
         } else {
@@ -128,7 +128,7 @@ out:
 enum status server_adapters_add(struct trained_model *m, enum snapshot_kind kind, const char *name,
                                 const char *adapter, const char *key, json_t *value)
 {
-    enum status st = make_room(m, kind == LIVE, kind == KEPT ? name : NULL);
+    enum status st = make_room(m, kind == KEPT ? name : NULL);
     json_t *body = json_pack("{s:s, s:o}", "lora_name", adapter, key, value);
     if (st == ST_OK) st = post(m, "/v1/load_lora_adapter", json_incref(body));
     json_decref(body);
@@ -228,7 +228,8 @@ enum status trained_open(const struct trained_model_options *options, struct tra
                                           .limits = {.vocab = m->model->vocab_size,
                                                      .longest = m->model->max_positions < budget
                                                                     ? m->model->max_positions
-                                                                    : (int)budget},
+                                                                    : (int)budget,
+                                                     .loss_for = options->loss_for},
                                           .max_adapters = m->info.max_adapters,
                                           .runs = options->runs,
                                           .sample_timeout = options->sample_timeout};

@@ -20,6 +20,7 @@ struct trained_model_options {
     double sample_timeout;  // of samples under way, before a saved model replaces theirs
     int64_t keep_snapshots; // older ones of each adapter
     const char *runs;       // absolute folder of training runs
+    const char *loss_for;   // datum_limits.loss_for
 };
 struct trained_model;
 
@@ -143,18 +144,18 @@ void trained_release_runs(struct trained_model *m); // at the end
 // Before an update of it: where somebody has a snapshot of what it is now, that is kept.
 void trainee_keep(struct trainee *t);
 
-// ---- the server's adapters
-// ----------------------------------------------------------------------- The adapters that the
-// server holds, as `serve` has them made, copied, loaded and unloaded. Their names begin with
-// ADAPTER_PREFIX, by which those that a dead process left are known.
+// ---- the server's adapters ----------------------------------------------------------------------
+
+// They are made, copied, loaded and unloaded by `serve`. Their names begin with ADAPTER_PREFIX, by
+// which those that a dead process left are known.
 
 #define ADAPTER_PREFIX "tinker:"
 
 // One more, which can be sampled then (snapshots_add), of what `key` names (value's reference is
 // taken): new by a PEFT "config" (which changes nothing yet), "copy_of" another's weights as they
 // are now, or "lora_path", a PEFT folder. Where there is no room, snapshots go, those first that
-// were not sampled for the longest, and for a run those whose clients are gone; a copy pushes no
-// other run's out. ST_INVALID where that is not enough.
+// were not sampled for the longest (for a copy none of other runs), and then runs whose clients are
+// gone. ST_INVALID where that is not enough.
 enum status server_adapters_add(struct trained_model *m, enum snapshot_kind kind, const char *name,
                                 const char *adapter, const char *key, json_t *value);
 void server_adapters_unload(struct trained_model *m, const char *adapter); // not mapped any more
