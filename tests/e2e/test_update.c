@@ -27,6 +27,7 @@ struct scene {
     struct reference draft; // only its weights are used
     struct example prompts[GROUPS];
     const struct example *examples[GROUPS];
+    struct token_list own_prompts[GROUPS]; // none
     struct completion samples[SAMPLES];
     struct rollout rollout;
 };
@@ -39,6 +40,7 @@ static void write_rollout(struct scene *s)
     s->rollout = (struct rollout){.n_groups = GROUPS,
                                   .n_per_group = PER_GROUP,
                                   .examples = s->examples,
+                                  .prompts = s->own_prompts,
                                   .completions = s->samples,
                                   .n_tokens = SAMPLES * TOKENS};
     for (int g = 0; g < GROUPS; g++) {
@@ -340,6 +342,7 @@ static void parts_have_updates_of_their_own(void **state)
     const struct rollout second = {.n_groups = 1,
                                    .n_per_group = PER_GROUP,
                                    .examples = s.examples + 1,
+                                   .prompts = s.own_prompts + 1,
                                    .completions = s.samples + PER_GROUP,
                                    .n_tokens = PER_GROUP * TOKENS};
     const struct update_stats alone = update_by(&s, &config, &second, advantages + PER_GROUP, 0);
