@@ -125,15 +125,15 @@ void divergence_check(struct divergence *s, const struct progress *now, struct b
             "the entropy is %.2f a token of %.2f that are possible (%.2f at first): the policy is "
             "close to noise; go back to a checkpoint and lower --learning-rate\n",
             now->entropy, now->max_entropy, s->first_entropy);
-    if (now->entropy > s->most_entropy) s->most_entropy = now->entropy;
-    bool collapsed = s->most_entropy > s->first_entropy + ENTROPY_RISE &&
+    if (now->entropy > s->peak_entropy) s->peak_entropy = now->entropy;
+    bool collapsed = s->peak_entropy > s->first_entropy + ENTROPY_RISE &&
                      now->entropy < ENTROPY_FALL * s->first_entropy;
     if (is_news(s, collapsed, &s->said_collapse))
         bytes_printf(
             ret,
             "the entropy was %.2f a token at first, rose to %.2f and is %.2f: the policy has "
             "collapsed onto few texts; go back to a checkpoint and lower --learning-rate\n",
-            s->first_entropy, s->most_entropy, now->entropy);
+            s->first_entropy, s->peak_entropy, now->entropy);
 }
 
 void divergence_summary(const struct divergence *s, struct bytes *ret)

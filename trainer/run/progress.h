@@ -37,7 +37,7 @@ struct divergence {         // zero-initialised
     int flat, wrong, still; // steps in a row: without spread, without a right sample, gradient of 0
     double norm_mean;       // of late, of norms above 0
     int norms;              // in it
-    double first_entropy, most_entropy;
+    double first_entropy, peak_entropy;
     // step after which it may be said again; 0: not yet said
     long said_norm, said_kl, said_entropy, said_collapse;
 };

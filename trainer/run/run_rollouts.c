@@ -114,11 +114,9 @@ static void exchange(struct rollout_step *s, int to, struct rollout *r, const st
     struct rollout *into = s->rollout;
     const int each = r->n_per_group;
     into->examples[to] = r->examples[from];
-    if (r->prompts) {
-        const struct token_list was = into->prompts[to];
-        into->prompts[to] = r->prompts[from];
-        r->prompts[from] = was;
-    }
+    const struct token_list prompt = into->prompts[to];
+    into->prompts[to] = r->prompts[from];
+    r->prompts[from] = prompt;
     for (int i = 0; i < each; i++) {
         const int here = to * each + i, there = from * each + i;
         const struct completion was = into->completions[here];
