@@ -234,7 +234,7 @@ tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
 test: tests
 	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 
-# Each mode of cw-trainer train and each pair, on one rank and on two (docs/combinations.md); and each
+# Each mode of cw-trainer train and each pair, on one rank and on two (docs/use/combinations.md); and each
 # mode while one of its processes is killed.
 combinations: $(BINARIES) $(BUILD)/tests/e2e/test_combinations $(BUILD)/tests/e2e/test_kills
 	OMP_NUM_THREADS=2 $(BUILD)/tests/e2e/test_combinations all

@@ -4,7 +4,7 @@
  * The keys that tools for vLLM-style bridges read stand first and describe roles[0], the policy.
  * What those keys cannot say (several roles, who owns the memory, which boot) follows in keys of
  * our own; a role other than the policy carries its tensors in the same three keys inside its own
- * entry (bridge_tensors.c). docs/bridge.md lists every key.
+ * entry (bridge_tensors.c). docs/internals/bridge.md lists every key.
  *
  * A role that this program does not know is no fault: servers of later versions share more, and
  * what is not known is not mapped. What is known is read strictly. */

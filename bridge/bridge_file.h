@@ -1,7 +1,7 @@
 /* bridge_file.h: the bridge file: what a client needs to find and map the server's weights.
- * Written atomically with mode 0600. docs/bridge.md lists its keys; those of existing tools keep
- * their names (model, tp_degree, param_names, param_mappings, ipc_handles, single_copy_enabled,
- * num_params). */
+ * Written atomically with mode 0600. docs/internals/bridge.md lists its keys; those of existing
+ * tools keep their names (model, tp_degree, param_names, param_mappings, ipc_handles,
+ * single_copy_enabled, num_params). */
 #ifndef BRIDGE_BRIDGE_FILE_H
 #define BRIDGE_BRIDGE_FILE_H
 

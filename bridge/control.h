@@ -1,7 +1,7 @@
 /* control.h: the control page: one page of POSIX shared memory (both backends) through which the
  * owner of the weights (the server's engine thread) and their writer (the trainer) keep out of
  * each other's way. The layout, the reader's and writer's algorithms, and what a crash at each
- * point leaves are told above the code in control.c and in docs/bridge.md.
+ * point leaves are told above the code in control.c and in docs/internals/bridge.md.
  *
  * weight version: even = whole, odd = an update is being written. It starts at 2 once loaded. */
 #ifndef BRIDGE_CONTROL_H

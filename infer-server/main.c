@@ -88,8 +88,9 @@ static const struct option_spec table[] = {
             "longest time for one answer"),
     OPT_INT("drain-timeout", server.drain_timeout_s, "30", "S", 0, 86400,
             "time for requests under way to end after SIGTERM"),
-    OPT_CHOICE("unknown-fields", server.accept_unknown, "refuse", OPTION_WORDS("refuse", "warn"),
-               "fields of requests that docs/protocol.md does not list: 400, or a line in the log"),
+    OPT_CHOICE(
+        "unknown-fields", server.accept_unknown, "refuse", OPTION_WORDS("refuse", "warn"),
+        "fields of requests that docs/use/protocol.md does not list: 400, or a line in the log"),
     OPT_HEADING("Engine"),
     OPT_INT("max-batch", server.engine.max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
     OPT_INT("max-context", server.engine.max_context, "0", "N", 0, 1 << 24,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""TRL's GRPOTrainer with vLLM in the same process on what tools/real-run trains, for docs/compare.md:
+"""TRL's GRPOTrainer with vLLM in the same process on what tools/real-run trains, for docs/start/compare.md:
 the same start, prompts, reward, samples a step and learning rate.
 
 usage: compare-trl.py MODEL_DIR DATA_DIR OUT_DIR SEED...

@@ -169,7 +169,7 @@ int serve_main(int argc, char **argv)
         .command = "serve",
         .usage = "[options]\n\nServes the Tinker API: clients of Thinking Machines' SDK sample "
                  "from and train the model\nthat a server is serving, on its own copy of the "
-                 "weights (docs/tinker.md).",
+                 "weights (docs/use/tinker.md).",
         .options = serve_options,
         .config = &s.config,
         .run = serve,

@@ -1,8 +1,8 @@
 /* commonweight-bridge.h: publishing weights to a running cw-infer-server from any language.
  *
  * libcommonweight-bridge.so finds the server's bridge file, maps every tensor, and runs the publish
- * protocol around an update that the caller writes in place. docs/bridge-library.md is its page;
- * `python/commonweight` binds it for Python.
+ * protocol around an update that the caller writes in place. docs/internals/bridge-library.md is
+ * its page; `python/commonweight` binds it for Python.
  *
  * Every function that can fail returns 0 or an error code; cw_bridge_message() then has a sentence
  * that names what is wrong and the way out. A bridge belongs to one thread at a time. Needs neither

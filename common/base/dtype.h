@@ -46,7 +46,7 @@ float f32_from_f16(uint16_t h);
 
 // The exact fp32 master in two halves. The shared bf16 weight is the master rounded half up (add
 // 0x8000, truncate); `low` keeps the master's lower 16 bits. low >= 0x8000 says that the upper half
-// was rounded up, so the two give the master back to the bit (docs/numerics.md).
+// was rounded up, so the two give the master back to the bit (docs/internals/numerics.md).
 DTYPE_INLINE uint16_t master_high(float master)
 {
     uint32_t u;

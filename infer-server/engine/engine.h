@@ -44,7 +44,7 @@ struct engine_options {
     struct speculative_choice speculative; // of requests that do not choose
     int speculative_fixed;                 // 1: always as many drafts as there are, paying or not
     int step_ahead; // 1: a step is launched while the one before it is computed (executor.c)
-    bool exact;     // docs/numerics.md: the same bits whatever is drafted and batched
+    bool exact;     // docs/internals/numerics.md: the same bits whatever is drafted and batched
     int64_t max_adapters, max_lora_rank; // room for LoRA adapters; 0: there are none
     struct ranks who; // of a tensor-parallel server's; rank 0's is the engine; size 0 or 1: alone
 };

@@ -124,7 +124,7 @@ struct draft_counts { // of drafts that were verified
 void draft_counts_step(struct draft_counts *c, int n_drafts, int n_accepted); // one more step
 void draft_counts_add(struct draft_counts *sum, const struct draft_counts *more);
 
-struct sample_telemetry { // docs/protocol.md, POST /v1/rollouts
+struct sample_telemetry { // docs/use/protocol.md, POST /v1/rollouts
     int prompt_tokens, cached_prompt_tokens, generated_tokens;
     double queue_ms, first_token_ms, latency_ms;
     int64_t kv_bytes_peak;

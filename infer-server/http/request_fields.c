@@ -236,8 +236,8 @@ static enum status unknown_field(const char *name, enum field_place place)
         return status_fail(ST_INVALID, "request: \"%.64s\" is no field of %s; did you mean \"%s\"?",
                            name, place_name(place), near);
     return status_fail(ST_INVALID,
-                       "request: \"%.64s\" is no field of %s: leave it out (docs/protocol.md has "
-                       "the list; --unknown-fields warn lets all pass)",
+                       "request: \"%.64s\" is no field of %s: leave it out (docs/use/protocol.md "
+                       "has the list; --unknown-fields warn lets all pass)",
                        name, place_name(place));
 }
 

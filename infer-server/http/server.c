@@ -271,7 +271,7 @@ static enum status start_http(struct server *s)
     const struct server_options *o = s->options;
     struct http_options options = o->http;
     options.routes = routes;
-    options.page = "docs/protocol.md";
+    options.page = "docs/use/protocol.md";
     options.context = s;
     CHECK(http_new(&s->loop, &options, &s->http));
     CHECK(http_listen(s->http, o->unix_fd, false));

@@ -8,7 +8,7 @@
                 weights["model.norm.weight"].mul_(1)
         commonweight.train(bridge=server.bridge, data="train.jsonl", reward="exact", max_steps=20)
 
-docs/python.md is its page. The programs themselves need no Python.
+docs/use/python.md is its page. The programs themselves need no Python.
 """
 
 import contextlib

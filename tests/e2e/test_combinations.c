@@ -216,7 +216,7 @@ static int all_runs(void)
     return n;
 }
 
-// As docs/combinations.md has it, and what does not work although it is not refused.
+// As docs/use/combinations.md has it, and what does not work although it is not refused.
 static void print_table(int n)
 {
     for (int a = 0; a < N_MODES; a++)

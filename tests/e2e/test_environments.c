@@ -432,7 +432,7 @@ static void the_example_of_the_docs_runs(void **state)
 {
     (void)state;
     const char *script = test_path(test_root(), "trainer/examples/calculator.py");
-    char *docs = test_read(test_path(test_root(), "docs/environments.md")),
+    char *docs = test_read(test_path(test_root(), "docs/use/environments.md")),
          *code = test_read(script), *words;
     assert_non_null(strstr(docs, code)); // as it is
     free(docs);

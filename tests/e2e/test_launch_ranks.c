@@ -91,7 +91,7 @@ static void test_a_killed_rank_ends_all(void **state)
     const int64_t since = clock_now_ns();
     kill(victim, SIGKILL);
     for (int i = 0; i < 2; i++) assert_int_equal(test_wait(&hosts[i], LIMIT_MS), 1);
-    assert_true(clock_ms_since(since) < 10000); // as docs/launch.md promises
+    assert_true(clock_ms_since(since) < 10000); // as docs/use/launch.md promises
     gethostname(host, sizeof host - 1);
     snprintf(gone, sizeof gone, "rank 3 (%s, pid %d) is gone: it was killed", host, (int)victim);
     log_has(logs[0], gone);

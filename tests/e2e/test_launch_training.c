@@ -124,7 +124,7 @@ static void test_a_killed_rank_ends_all(void **state)
     const int64_t since = clock_now_ns();
     kill(victim, SIGKILL);
     assert_int_equal(test_wait(&child, LIMIT_MS), 1);
-    assert_true(clock_ms_since(since) < END_MS); // as docs/launch.md promises
+    assert_true(clock_ms_since(since) < END_MS); // as docs/use/launch.md promises
     servers_have_ended(servers);
     gethostname(host, sizeof host - 1);
     snprintf(gone, sizeof gone, "rank 1 (%s, pid %d) is gone: it was killed", host, (int)victim);

@@ -92,7 +92,7 @@ static void test_refusals(void **state)
         {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"ngram:17\"}", 400, "1 to 16"},
         {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"draft_model:5\"}", 400,
          "--draft DIR"},
-        {"/v1/embeddings", "{}", 404, "/v1/embeddings here; docs/protocol.md lists"},
+        {"/v1/embeddings", "{}", 404, "/v1/embeddings here; docs/use/protocol.md lists"},
         {"/%ff%00%22", "{}", 404, "there is no /"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WINDOW 1024 // samples that can be looked up (docs/protocol.md)
+#define WINDOW 1024 // samples that can be looked up (docs/use/protocol.md)
 #define TOKENS 40
 
 static struct daemon d;

@@ -1,4 +1,4 @@
-/* test_tracking.c: the script of docs/tracking.md, as it stands there, with the real wandb and
+/* test_tracking.c: the script of docs/use/tracking.md, as it stands there, with the real wandb and
  * mlflow where a Python has them: a run's numbers arrive, offline. */
 #include "common/base/file.h"
 #include "tests/support/support.h"
@@ -20,9 +20,9 @@ static const char metrics[] = "{\"step\":0,\"eval/accuracy\":0.5}\n"
 static const char *prepare(void)
 {
     const char *folder = test_folder(), *run = test_path(folder, "run");
-    char *page = test_read(test_path(test_root(), "docs/tracking.md"));
+    char *page = test_read(test_path(test_root(), "docs/use/tracking.md"));
     char *script = strstr(page, "```python\n"), *end = script ? strstr(script, "\n```") : NULL;
-    if (!end) fail_msg("docs/tracking.md has no script");
+    if (!end) fail_msg("docs/use/tracking.md has no script");
     script += strlen("```python\n");
     test_write(test_path(folder, "track.py"), script, (size_t)(end + 1 - script));
     assert_ok(file_make_folders(run));

@@ -41,7 +41,8 @@ static void one_model(void **state)
     omp_set_num_threads(threads);
     assert_string_equal(have, alone);
 #if !defined(__FMA__) && !defined(__aarch64__)
-    test_skip("built for a processor without FMA: its bits are its own (docs/numerics.md)");
+    test_skip(
+        "built for a processor without FMA: its bits are its own (docs/internals/numerics.md)");
 #endif
     snprintf(line, sizeof line, "%s %s\n", name, have);
     char *table = test_read(test_path(test_root(), "tests/golden/bits.txt"));

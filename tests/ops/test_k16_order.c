@@ -1,7 +1,7 @@
-/* test_k16_order.c: every forward matmul of bf16 on Hopper sums in k16 order (docs/numerics.md): a
- * row has the same bits whatever the number of rows beside it, one or thousands, and they are those
- * of the plain kernel of tests/support/k16_order.cu. At the sizes of real models, experts and
- * latent attention included.
+/* test_k16_order.c: every forward matmul of bf16 on Hopper sums in k16 order
+ * (docs/internals/numerics.md): a row has the same bits whatever the number of rows beside it, one
+ * or thousands, and they are those of the plain kernel of tests/support/k16_order.cu. At the sizes
+ * of real models, experts and latent attention included.
  *
  *   test_k16_order [FILTER]     FILTER: shapes whose name contains it */
 #include "common/base/rng.h"

@@ -46,8 +46,8 @@ int daemon_tcp_port(struct daemon *d); // from its log
 // with what it printed unless it ends well.
 void daemon_client(struct daemon *d, const char *python, const char *script, const char *argument);
 
-// The dtype in which the tests' device computes exactly (docs/numerics.md): that of daemon_start()
-// on the CPU, bf16 elsewhere. For the option --dtype, where a later one counts.
+// The dtype in which the tests' device computes exactly (docs/internals/numerics.md): that of
+// daemon_start() on the CPU, bf16 elsewhere. For the option --dtype, where a later one counts.
 const char *daemon_exact_dtype(void);
 
 struct wire_answer {

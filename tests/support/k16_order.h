@@ -1,6 +1,6 @@
 /* k16_order.h: the order that sums of matrix products on Hopper's tensor cores are held to
- * (docs/numerics.md), in its plainest form: one warp a tile of 16 x 8, one mma m16n8k16 after the
- * other along k. Needs a build with CUDA. */
+ * (docs/internals/numerics.md), in its plainest form: one warp a tile of 16 x 8, one mma m16n8k16
+ * after the other along k. Needs a build with CUDA. */
 #ifndef TESTS_SUPPORT_K16_ORDER_H
 #define TESTS_SUPPORT_K16_ORDER_H
 

@@ -1,4 +1,4 @@
-/* test_combinations.c: docs/combinations.md says for each pair of the trainer's modes what the
+/* test_combinations.c: docs/use/combinations.md says for each pair of the trainer's modes what the
  * rules of its options say, on one rank and on two; and the runs of e2e/test_combinations have each
  * pair that goes together. COMBINATIONS_OUT=FILE writes the page anew. */
 #include "common/base/bytes.h"
@@ -40,7 +40,7 @@ static void the_page_has_the_rules(void **state)
     const char *out = getenv("COMBINATIONS_OUT");
     write_page(&page);
     if (out) test_write(out, bytes_text(&page), page.len);
-    char *there = test_read(test_path(test_root(), "docs/combinations.md"));
+    char *there = test_read(test_path(test_root(), "docs/use/combinations.md"));
     assert_string_equal(bytes_text(&page), there);
     free(there);
     bytes_release(&page);

@@ -1,5 +1,5 @@
-/* test_control_page.c: docs/bridge-library.md tells other languages where each word of the control
- * page lies; this holds its table against the struct. */
+/* test_control_page.c: docs/internals/bridge-library.md tells other languages where each word of
+ * the control page lies; this holds its table against the struct. */
 #include "bridge/control_page.h"
 #include "tests/support/support.h"
 #include <stdio.h>
@@ -47,7 +47,7 @@ static const struct {
 static void the_page_says_where_each_word_lies(void **state)
 {
     (void)state;
-    char *text = test_read(test_path(test_root(), "docs/bridge-library.md"));
+    char *text = test_read(test_path(test_root(), "docs/internals/bridge-library.md"));
     int rows = 0;
     for (char *at = text; (at = strstr(at, "\n| ")); at += 3)
         if (at[3] >= '0' && at[3] <= '9') rows++;

@@ -1,4 +1,4 @@
-/* test_families.c: docs/models.md against the table it describes: every model family of
+/* test_families.c: docs/use/models.md against the table it describes: every model family of
  * common/model/family.h, so that none is forgotten there. */
 #include "common/base/bytes.h"
 #include "common/model/family.h"
@@ -21,14 +21,14 @@ static bool line_has(const char *text, const char *part, const char *other)
 static void test_every_family_is_described(void **state)
 {
     (void)state;
-    char *doc = test_read(test_path(test_root(), "docs/models.md"));
+    char *doc = test_read(test_path(test_root(), "docs/use/models.md"));
     const struct family *f;
     for (int i = 0; (f = family_at(i)); i++) {
         struct bytes start = BYTES_INIT, architecture = BYTES_INIT;
         bytes_printf(&start, "| %s | `%s` |", f->title, f->model_type);
         bytes_printf(&architecture, "`%s`", f->architecture);
         if (!line_has(doc, bytes_text(&start), bytes_text(&architecture)))
-            fail_msg("docs/models.md has no row \"%s %s\"", bytes_text(&start),
+            fail_msg("docs/use/models.md has no row \"%s %s\"", bytes_text(&start),
                      bytes_text(&architecture));
         assert_contains(family_list(), f->architecture);
         bytes_release(&start);

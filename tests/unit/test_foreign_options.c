@@ -1,5 +1,5 @@
 /* test_foreign_options.c: names of TRL's and verl's options: each is answered by an option that
- * its command has, and stands in the table of docs/recipes.md. */
+ * its command has, and stands in the table of docs/use/recipes.md. */
 #include "common/base/bytes.h"
 #include "tests/support/support.h"
 #include "trainer/commands.h"
@@ -69,7 +69,7 @@ static int check_table(const struct option_spec *table, const char *page)
 static void each_names_an_option(void **state)
 {
     (void)state;
-    char *page = test_read(test_path(test_root(), "docs/recipes.md"));
+    char *page = test_read(test_path(test_root(), "docs/use/recipes.md"));
     int n = 0;
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) n += check_table(tables[i], page);
     assert_true(n > 90);

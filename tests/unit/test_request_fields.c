@@ -1,5 +1,5 @@
 /* test_request_fields.c: infer-server/http/request_fields.h: which values are taken, that nothing
- * is ignored unsaid, and that docs/protocol.md names every field of the table. */
+ * is ignored unsaid, and that docs/use/protocol.md names every field of the table. */
 #include "infer-server/http/request_fields.h"
 #include "infer-server/http/api_impl.h"
 #include "tests/support/support.h"
@@ -90,11 +90,11 @@ static void table_is_sound_and_documented(void **state)
     (void)state;
     const char *name, *accepts, *other;
     unsigned places, other_places;
-    char *docs = test_read(test_path(test_root(), "docs/protocol.md"));
+    char *docs = test_read(test_path(test_root(), "docs/use/protocol.md"));
     for (int i = 0; request_fields_row(i, &name, &places, &accepts); i++) {
         char quoted[80];
         snprintf(quoted, sizeof quoted, "`%s", name);
-        if (!strstr(docs, quoted)) fail_msg("docs/protocol.md says nothing of `%s`", name);
+        if (!strstr(docs, quoted)) fail_msg("docs/use/protocol.md says nothing of `%s`", name);
         if (accepts && strcmp(accepts, "*") != 0) {
             json_t *list = json_loads(accepts, 0, NULL);
             if (!json_is_array(list)) fail_msg("%s accepts %s", name, accepts);

@@ -156,7 +156,7 @@ static void serve_golden(const char *model)
     assert_ok(model_config_load(model, &config));
     const bool alone = config->hidden % 16 == 0 || strcmp(options.device, "cpu") == 0;
     model_config_free(config);
-    if (!alone) return; // a GPU's bits may depend on the rows beside (docs/limits.md)
+    if (!alone) return; // a GPU's bits may depend on the rows beside (docs/use/limits.md)
     for (int ahead = 0; ahead < 2; ahead++) {
         struct bench b;
         struct sampling s = random_sampling(20, 5);

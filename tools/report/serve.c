@@ -161,7 +161,7 @@ enum status report_serve(const char *listen, struct run_folder *runs, int n, int
     // a page that another server's data is in gets all anew
     for (int i = 0; i < n; i++) runs[i].generation = (int)(time(NULL) & 0x3fffffff);
     const struct http_options options = {.routes = routes,
-                                         .page = "docs/runs.md",
+                                         .page = "docs/use/runs.md",
                                          .context = &s,
                                          .max_body = 1 << 10,
                                          .max_buffered = 1 << 20,

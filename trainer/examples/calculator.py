@@ -1,4 +1,4 @@
-"""A calculator: cw-trainer train --rollouts "command:python3 calculator.py" (docs/environments.md)."""
+"""A calculator: cw-trainer train --rollouts "command:python3 calculator.py" (docs/use/environments.md)."""
 import json
 import sys
 

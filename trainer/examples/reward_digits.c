@@ -1,7 +1,7 @@
 /* reward_digits.c: an example of a graded reward in a shared object
  * (trainer/reward/reward_plugin.h): the share of the answer's characters that the completion has
  * in their place, counted from the end, as the digits of a sum are; characters too many count as
- * wrong. docs/curriculum.md measures with it.
+ * wrong. docs/use/curriculum.md measures with it.
  *
  *     cc -shared -fPIC -I. -o reward_digits.so trainer/examples/reward_digits.c
  *     cw-trainer train --reward plugin:./reward_digits.so ...

@@ -1,4 +1,4 @@
-"""An environment of verifiers (0.1.14) as one of cw-trainer's (docs/environments.md):
+"""An environment of verifiers (0.1.14) as one of cw-trainer's (docs/use/environments.md):
 
     python verifiers_environment.py ENVIRONMENT --data > train.jsonl
     cw-trainer train --data train.jsonl --rollouts "command:python verifiers_environment.py ENVIRONMENT" ...

@@ -1,6 +1,6 @@
 /* job.h: the ranks of one training run: which one this process is, or that it is to start them; the
  * server of its own GPU, or that of several ranks, which hold its model in shards; and their
- * meeting (docs/launch.md). Main thread.
+ * meeting (docs/use/launch.md). Main thread.
  *
  * Whoever starts the ranks (this program, mpirun, srun, torchrun), the rest is the same: each takes
  * the GPU of --gpus that its local rank says, uses the server that runs for it or starts
@@ -47,7 +47,7 @@ struct job_options {
                    "longest wait for all ranks"),                                                  \
         OPT_DOUBLE("rank-timeout", job.rank_timeout, "3600", "SECONDS", 0.1, 1e6,                  \
                    "longest wait of a rank for the others, where several train together: as long " \
-                   "as one may be ahead of another (docs/scaling.md)")
+                   "as one may be ahead of another (docs/use/scaling.md)")
 // Of those that have servers.
 #define JOB_OPTIONS                                                                                \
     RANK_OPTIONS("this host's GPUs, a rank each, with a server each, which is started where none " \

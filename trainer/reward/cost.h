@@ -1,4 +1,4 @@
-/* cost.h: what serving a sample cost, as terms of its reward (docs/rewards.md):
+/* cost.h: what serving a sample cost, as terms of its reward (docs/use/rewards.md):
  *
  *   reward = task - alpha latency_ms - beta generated_tokens - gamma kv_memory_mb
  *                 + delta accept_rate + epsilon cache_reuse_ratio

@@ -1,6 +1,6 @@
 /* reward.h: the task's score of a finished sample: a weighted sum of terms, each by a scorer out of
- * one table (docs/rewards.md). No device, no server. One thread: scorers may keep a state (a child
- * process, a compiled pattern). What serving the sample cost is trainer/reward/cost.h's. */
+ * one table (docs/use/rewards.md). No device, no server. One thread: scorers may keep a state (a
+ * child process, a compiled pattern). What serving the sample cost is trainer/reward/cost.h's. */
 #ifndef TRAINER_REWARD_H
 #define TRAINER_REWARD_H
 
@@ -16,7 +16,7 @@ struct reward_input {
     int n_tokens;            // of the completion
     const int32_t *ids;      // (n_tokens)
     bool truncated;          // it ended at the token limit
-    const json_t *telemetry; // of this sample (docs/protocol.md); may be NULL
+    const json_t *telemetry; // of this sample (docs/use/protocol.md); may be NULL
     const json_t *prompt;    // text or messages, as the data set has it; may be NULL
     const json_t *row;       // the data set's line; may be NULL
     double environment;      // with reward_options.environment: what it gave

@@ -20,7 +20,7 @@ struct completion {
     char *text;         // as the server decoded it, U+0000 as U+2400; "" where it has no tokenizer
     uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
     int32_t *text_offset; // (n) characters of text before each token; NULL: not given
-    json_t *telemetry;    // docs/protocol.md, POST /v1/rollouts; may be NULL
+    json_t *telemetry;    // docs/use/protocol.md, POST /v1/rollouts; may be NULL
     float *advantages;    // (n) of each token, in place of the sample's; NULL: the sample's
     // Of an environment: its rewards in their order, and how many tokens come before each.
     struct completion_reward {

@@ -1,5 +1,5 @@
-/* rollout.c: POST /v1/rollouts and its NDJSON response (docs/protocol.md), or, of a server that has
- * no such endpoint, POST /v1/completions. The thread that pulls.
+/* rollout.c: POST /v1/rollouts and its NDJSON response (docs/use/protocol.md), or, of a server that
+ * has no such endpoint, POST /v1/completions. The thread that pulls.
  *
  * Of one server it is one request. For several the groups are divided into more chunks than there
  * are servers, and each chunk goes to the server that has the fewest: a fast one takes more of

@@ -132,8 +132,8 @@ enum status servers_new(const struct copies_options *options, struct rollout_ser
                         struct source **ret);
 
 // Child processes (--rollouts command:PROGRAM) that make trajectories, turn by turn, out of
-// examples and of what the policy samples for them (docs/environments.md has the lines): in place
-// of one completion of each prompt.
+// examples and of what the policy samples for them (docs/use/environments.md has the lines): in
+// place of one completion of each prompt.
 //
 // A sample that is being made is an episode. Processes take one at a time, or as many as they say.
 // One that ends, is silent for too long or writes what is no line of the protocol is started again,
@@ -153,8 +153,8 @@ struct environment_options {
 enum status environment_new(const struct environment_options *options, struct source *turns,
                             struct source **ret);
 
-// Batches of what Atropos' environments sampled and scored (docs/atropos.md). Rank 0 polls; each
-// rank has the whole batch. The main thread.
+// Batches of what Atropos' environments sampled and scored (docs/use/atropos.md). Rank 0 polls;
+// each rank has the whole batch. The main thread.
 struct atropos_bounds {
     int vocab_size;
     int max_tokens;      // of a sequence
@@ -178,7 +178,7 @@ enum status atropos_new(const struct atropos_options *options, const struct roll
 // atropos_batch.c: a batch as a rollout with its scores, every number checked before it is
 // believed. A group (atroposlib's ScoredData) has a list entry a sequence: "tokens", prompt and
 // completion in one; "masks", -100 where a token is not trained, else the token; "scores".
-// docs/atropos.md tells what else is read, and what is refused. batch: the list of groups. Each
+// docs/use/atropos.md tells what else is read, and what is refused. batch: the list of groups. Each
 // sequence's prompt is what comes before its first trained token. Where groups are of one size and
 // their sequences of one prompt, each is one of the rollout's; else each sequence is a group of its
 // own, and the advantages are of the environments' groups all the same. `where` names the batch in

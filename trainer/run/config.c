@@ -19,7 +19,7 @@ const struct option_spec train_options[] = {
     MAX_SAMPLES_OPTION,
     OPT_TEXT("atropos", atropos, NULL, "http://HOST:PORT",
              "Atropos' API server: in place of --data, groups that its environments have sampled "
-             "and scored (docs/atropos.md)",
+             "and scored (docs/use/atropos.md)",
              EXCLUDES("data", "prompts are the environments'"),
              EXCLUDES("async|rollout-ahead", "environments run ahead by themselves"),
              EXCLUDES("curriculum", "prompts are the environments'"),
@@ -38,7 +38,7 @@ const struct option_spec train_options[] = {
     PROMPT_OPTIONS,
     ANSWER_FIELD_OPTION,
 
-    OPT_HEADING("How the sampler comes by new weights (docs/sync.md)"),
+    OPT_HEADING("How the sampler comes by new weights (docs/use/sync.md)"),
     OPT_CHOICE(
         "sync", sync, "shared", sync_way_names,
         "shared: --bridge's server holds the one copy, and each update is written there in place; "
@@ -128,7 +128,7 @@ const struct option_spec train_options[] = {
     OPT_TEXT(
         "rollouts", rollouts, NULL, "command:PROGRAM ARGS",
         "environments: child processes that make a trajectory of a line of --data and of what they "
-        "have the policy sample, turn by turn, and give its reward (docs/environments.md)",
+        "have the policy sample, turn by turn, and give its reward (docs/use/environments.md)",
         EXCLUDES("atropos", "both say where samples come from"),
         EXCLUDES("server-command",
                  "environments ask for POST /v1/rollouts, which only our server has")),
@@ -240,7 +240,7 @@ const struct option_spec train_options[] = {
     OPT_FLAG("use-bias-correction-kl", loss.bias_correction_kl, "true",
              "multiply it by the ratio, for an unbiased gradient"),
     OPT_CHOICE("advantage-estimator", advantage.estimator, "grpo", advantage_estimator_names,
-               "how rewards become advantages (docs/recipes.md)"),
+               "how rewards become advantages (docs/use/recipes.md)"),
     OPT_CHOICE("scale-rewards", advantage.scale, "group", advantage_scale_names,
                "what advantages are divided by; of grpo and grpo_passk",
                WITHIN("advantage-estimator=grpo,grpo_passk"), WITHIN("reward-normalise=none")),
@@ -348,7 +348,7 @@ const struct option_spec train_options[] = {
 
     LOG_LEVEL_OPTION,
 
-    OPT_HEADING("Several GPUs or hosts (docs/launch.md)"),
+    OPT_HEADING("Several GPUs or hosts (docs/use/launch.md)"),
     JOB_OPTIONS,
 
     OPT_HEADING("Machine"),

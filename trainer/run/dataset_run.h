@@ -65,7 +65,7 @@ enum status dataset_samples(const struct run *run, const struct dataset_examples
                      "itself"),                                                                    \
         OPT_HEADING("Run"), SAVING_OPTIONS,                                                        \
         EVAL_OPTIONS("write the weights of the best evaluation to --out"), LOG_LEVEL_OPTION,       \
-        OPT_HEADING("Several GPUs or hosts (docs/launch.md)"),                                     \
+        OPT_HEADING("Several GPUs or hosts (docs/use/launch.md)"),                                 \
         RANK_OPTIONS("this host's GPUs, a rank each"),                                             \
         OPT_DERIVED("several ranks", several_ranks), OPT_HEADING("Machine"), MEMORY_OPTIONS
 

@@ -35,7 +35,7 @@ struct evaluation { // borrowed
     struct reward *reward;
     const struct sampling_options *sampling; // temperature 0: greedy
 };
-// ret_lines: a JSON object a sample and line is appended (docs/rewards.md), NULL: not wanted.
+// ret_lines: a JSON object a sample and line is appended (docs/use/rewards.md), NULL: not wanted.
 enum status evaluate(const struct evaluation *e, struct bytes *ret_lines, struct eval_result *ret);
 // Its figures as metrics, behind a prefix ("eval/"): those that the reward and the drafts have.
 void eval_result_put(const struct eval_result *r, const char *prefix, json_t *metrics);

@@ -1,5 +1,5 @@
 /* foreign_names.c: names of other programs' options, for the tables of cw-trainer's commands: who
- * comes from TRL or verl and types one is told what stands here for it. docs/recipes.md has the
+ * comes from TRL or verl and types one is told what stands here for it. docs/use/recipes.md has the
  * same as a table. */
 #include "trainer/run/options_shared.h"
 
@@ -73,7 +73,7 @@ const char *const train_foreign_names[] = {
     "shuffle-dataset shuffle: --seed shuffles the data",
     "data-seed: --seed",
     "log-unique-prompts num-completions-to-print: --log-completions writes every sample",
-    "report-to logger: --run-dir has metrics.jsonl and TensorBoard's file (docs/tracking.md)",
+    "report-to logger: --run-dir has metrics.jsonl and TensorBoard's file (docs/use/tracking.md)",
     "logging-strategy: --logging-steps",
     "eval-on-start val-before-train: --eval-data is looked at before the first step",
     "gradient-checkpointing-kwargs activation-checkpointing enable-gradient-checkpointing: "

@@ -1,9 +1,9 @@
 /* mapped.c: which bridge is this process's, and the models that it maps there. The main thread.
  *
- * Each of several ranks (docs/scaling.md) is a process like the only one of a run: it has a server
- * of its own, or with others one whose model they hold in shards; it maps and writes that server's
- * weights, or its shard, samples its share of every step's prompts there, and goes through the same
- * steps. What must not be decided twice rank 0 decides for all (train_ranks.h). */
+ * Each of several ranks (docs/use/scaling.md) is a process like the only one of a run: it has a
+ * server of its own, or with others one whose model they hold in shards; it maps and writes that
+ * server's weights, or its shard, samples its share of every step's prompts there, and goes through
+ * the same steps. What must not be decided twice rank 0 decides for all (train_ranks.h). */
 #include "trainer/run/mapped.h"
 #include "bridge/attach.h"
 #include "bridge/bridge_file.h"

@@ -293,7 +293,7 @@ static enum status start_http(struct tinker *t)
             t->routes[n] = (struct http_route){e->method, e->path, on_request, e->access, n};
         }
     options.routes = t->routes;
-    options.page = "docs/tinker.md";
+    options.page = "docs/use/tinker.md";
     options.context = t;
     enum status st = http_new(&t->loop, &options, &t->http);
     return st == ST_OK ? http_listen(t->http, t->options->tcp_fd, true) : st;

@@ -1,7 +1,7 @@
-/* attn_order.cuh: the one order of arithmetic of attention in bf16 (docs/numerics.md), as steps
- * that its kernels are made of. What a row gives is a function of its query, of the keys and values
- * at each position of its context and of the position: never of which kernel computes it, with
- * which rows, or in how many blocks.
+/* attn_order.cuh: the one order of arithmetic of attention in bf16 (docs/internals/numerics.md), as
+ * steps that its kernels are made of. What a row gives is a function of its query, of the keys and
+ * values at each position of its context and of the position: never of which kernel computes it,
+ * with which rows, or in how many blocks.
  *
  * A context is cut at multiples of CHUNK_KEYS, a chunk at multiples of TILE_KEYS. In a chunk the
  * tiles follow one another as in online softmax (Milakov and Gimelshein 2018), from a maximum and

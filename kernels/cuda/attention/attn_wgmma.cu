@@ -5,7 +5,7 @@
  * columns of ones, so that the product that sums weighted values sums weights as well. A warpgroup
  * has the scores of a tile and the sums of the one before computed, then makes the scores weights,
  * while the other's products run. It never leaves products under way while it makes weights: what
- * goes on beside them is the other warpgroup's (docs/performance.md).
+ * goes on beside them is the other warpgroup's (docs/lab/performance.md).
  */
 #include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>

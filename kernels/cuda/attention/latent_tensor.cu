@@ -2,10 +2,10 @@
  * queries into the absorbed form and results out of it, all heads in one launch.
  *
  * A block has a tile of a head's rows and columns and a ring of stages of 64 of the inner
- * dimension. The sums are in k16 order (docs/numerics.md) whatever the tile's size: few rows take
- * narrow tiles, all of whose weights are on their way at once, as reading these is all the work;
- * more take larger ones, up to 128 x 128. Results go out by way of shared memory, 16 bytes a
- * thread. */
+ * dimension. The sums are in k16 order (docs/internals/numerics.md) whatever the tile's size: few
+ * rows take narrow tiles, all of whose weights are on their way at once, as reading these is all
+ * the work; more take larger ones, up to 128 x 128. Results go out by way of shared memory, 16
+ * bytes a thread. */
 #include "kernels/cuda/attention/latent.cuh"
 #include "kernels/cuda/tensor.cuh"
 

@@ -8,8 +8,8 @@
  * are sums over p of L(i, p) R(p, j), where an operand is stored with p along its rows or across
  * them, as matmul_experts.cu says. wgmma reads both ways.
  *
- * The sums are in k16 order (docs/numerics.md): 16 of p at a time from the first to the last, in
- * one block. So the bits are those of matmul_experts.cu and matmul_small.cu.
+ * The sums are in k16 order (docs/internals/numerics.md): 16 of p at a time from the first to the
+ * last, in one block. So the bits are those of matmul_experts.cu and matmul_small.cu.
  *
  * A stage may reach past an expert's rows, into those of the next. Where these are rows of the
  * result they are not stored; where the sum is over them (the gradient of weights) they are

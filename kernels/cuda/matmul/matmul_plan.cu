@@ -1,16 +1,16 @@
 /* matmul_plan.cu: cuBLASLt's plans, one a shape, in a table.
  *
  * Forward matmuls of bf16 take no algorithm that splits k, which keeps the order of
- * docs/numerics.md. A matmul of bf16 is timed: the library names its likeliest algorithms, and the
- * fastest that gives the bits of the first is taken, so that which one won shows in no result, and
- * two runs may choose differently. (The library's first choice is not always good: for 192 rows of
- * 8,960 it took 211 us for what took 12 with 128 rows, and the best of what it named for 192 rows
- * 43; so it is asked for the next power of two as well.) Algorithms that do not split k do that but
- * for few (docs/performance.md); where the first choice splits, which only a gradient's may, or
- * timing is not possible (a graph is being captured, no memory for a second result), it stands.
- * What was found for a number of tokens serves all of about that many, on whose number no order of
- * summation of an unsplit algorithm was seen to depend. Every split adds in a fixed order, so each
- * choice gives the same bits each time. */
+ * docs/internals/numerics.md. A matmul of bf16 is timed: the library names its likeliest
+ * algorithms, and the fastest that gives the bits of the first is taken, so that which one won
+ * shows in no result, and two runs may choose differently. (The library's first choice is not
+ * always good: for 192 rows of 8,960 it took 211 us for what took 12 with 128 rows, and the best of
+ * what it named for 192 rows 43; so it is asked for the next power of two as well.) Algorithms that
+ * do not split k do that but for few (docs/lab/performance.md); where the first choice splits,
+ * which only a gradient's may, or timing is not possible (a graph is being captured, no memory for
+ * a second result), it stands. What was found for a number of tokens serves all of about that many,
+ * on whose number no order of summation of an unsplit algorithm was seen to depend. Every split
+ * adds in a fixed order, so each choice gives the same bits each time. */
 #include "common/base/hash.h"
 #include "kernels/cuda/matmul/matmul_plan.cuh"
 #include <stdlib.h>

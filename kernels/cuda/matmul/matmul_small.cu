@@ -2,14 +2,14 @@
  * decode step, and the same for each expert of a mixture over its rows.
  *
  * The work is reading B, the weights (n, k), once, at the memory's rate, and the sums are in k16
- * order: 16 of k at a time, from the first to the last, never split (docs/numerics.md). So a row's
- * bits are those that the same row has among thousands, in cuBLASLt. A chain of k / 16 dependent
- * steps is shortest in wgmma with the weights as its N side (20 cycles a step with 16 of them, mma
- * m16n8k16 26, on one H200, 2026-11-22): a block has N = 8 J of them, as many as make one round of
- * blocks fill the device, and 64 rows of A for each of its GROUPS of four warps, of which those
- * that there are need to be right. One more warp keeps a ring of TMA copies ahead of the sums. What
- * follows the sums goes through shared memory, so that few rows are all threads' work; from 33 rows
- * on each thread ends what it has in registers.
+ * order: 16 of k at a time, from the first to the last, never split (docs/internals/numerics.md).
+ * So a row's bits are those that the same row has among thousands, in cuBLASLt. A chain of k / 16
+ * dependent steps is shortest in wgmma with the weights as its N side (20 cycles a step with 16 of
+ * them, mma m16n8k16 26, on one H200, 2026-11-22): a block has N = 8 J of them, as many as make one
+ * round of blocks fill the device, and 64 rows of A for each of its GROUPS of four warps, of which
+ * those that there are need to be right. One more warp keeps a ring of TMA copies ahead of the
+ * sums. What follows the sums goes through shared memory, so that few rows are all threads' work;
+ * from 33 rows on each thread ends what it has in registers.
  *
  * The weights do not depend on the kernel before, so they are asked for before grid_wait(): this
  * kernel's reads run under the end of its predecessor. That is safe because a running kernel proves
@@ -19,7 +19,7 @@
  * The end of a tile may be more than storing it: the activation of gate and up columns, or rotation
  * and storing of queries, keys and values. Both need two columns that lie apart, so the tile then
  * has rows of B from two places, and each thread ends a pair of columns in one and the pair that
- * belongs to it in the other. docs/performance.md says what was tried and lost.
+ * belongs to it in the other. docs/lab/performance.md says what was tried and lost.
  */
 #include "kernels/cuda/rows/act.cuh"
 #include "kernels/cuda/matmul/experts.cuh"

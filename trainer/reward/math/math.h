@@ -94,7 +94,7 @@ bool math_is_letter(const struct math_node *n); // but i, e and pi
 
 // ---- whether two are the same (math_same.c) -----------------------------------------------------
 
-// By the rules that math-verify's published test cases show (docs/rewards.md). Not symmetric:
+// By the rules that math-verify's published test cases show (docs/use/rewards.md). Not symmetric:
 // "x = 5" answers 5, and 5 answers "x = 5".
 bool math_same(const struct math_node *wanted, const struct math_node *got);
 
