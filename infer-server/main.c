@@ -8,7 +8,7 @@
 #include "common/http/listen.h"
 #include "common/model/model_folder.h"
 #include "infer-server/engine/engine.h"
-#include "infer-server/engine/group.h"
+#include "infer-server/weights/group.h"
 #include "infer-server/http/server.h"
 #include "infer-server/http/tool_form.h"
 #include "kernels/device.h"

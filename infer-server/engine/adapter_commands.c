@@ -6,7 +6,7 @@
  * finds those of another. Weights that are replaced in place keep the id and move the version, as a
  * trainer's update does. */
 #include "common/base/log.h"
-#include "infer-server/engine/adapters.h"
+#include "common/model/adapter.h"
 #include "infer-server/engine/engine_thread.h"
 
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
 #include "common/base/spawn.h"
-#include "infer-server/engine/adapters.h"
+#include "infer-server/weights/adapters.h"
 #include "infer-server/engine/engine_thread.h"
 #include <stdlib.h>
 #include <string.h>

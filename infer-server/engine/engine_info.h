@@ -7,6 +7,7 @@
 #include "bridge/control_facts.h"
 #include "infer-server/engine/tandem.h"
 #include "infer-server/speculative/speculative.h"
+#include "infer-server/weights/adapters.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -44,24 +45,6 @@ struct token_bias {
     int32_t token;
     float bias; // added to its logit
 };
-
-// A LoRA adapter that the server holds. index 0: none, the model itself; else its slot's number and
-// one. id: no other adapter has or had it.
-struct adapter_ref {
-    int index;
-    uint64_t id;
-};
-#define ADAPTER_NAME_BYTES 56 // the bridge file's roles have 64, "adapter:" among them
-struct adapter_info {
-    struct adapter_ref ref;
-    char name[ADAPTER_NAME_BYTES]; // "": it is unloaded once the last sample with it has ended
-    char folder[512];              // PEFT's, that it was loaded from; "": it was made new
-    int rank;                      // the largest of its matrices
-    int64_t n_parameters;
-    int samples, running;      // that are waiting for it or computed with it; the latter alone
-    uint64_t generated_tokens; // of those that have ended
-};
-#define ADAPTERS_MOST 64
 
 struct sampling {
     struct adapter_ref adapter; // that samples

@@ -7,7 +7,7 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/request.h"
-#include "infer-server/engine/weights_owner.h"
+#include "infer-server/weights/weights_owner.h"
 #include <pthread.h>
 #include <stdatomic.h>
 

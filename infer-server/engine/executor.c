@@ -17,7 +17,7 @@
  * stream is still there, and the logits are not needed any more. */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
-#include "infer-server/engine/adapters.h"
+#include "infer-server/weights/adapters.h"
 #include "infer-server/engine/drafting.h"
 #include "infer-server/engine/logprobs.h"
 #include <assert.h>

@@ -5,9 +5,9 @@
 #include "bridge/process.h"
 #include "common/base/log.h"
 #include "infer-server/engine/executor.h"
-#include "infer-server/engine/group.h"
+#include "infer-server/weights/group.h"
 #include "infer-server/engine/runner.h"
-#include "infer-server/engine/weights_owner.h"
+#include "infer-server/weights/weights_owner.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
 
 #include "common/base/bytes.h"
 #include "common/model/model.h"
-#include "infer-server/engine/group.h"
+#include "infer-server/weights/group.h"
 #include "infer-server/engine/kv_memory.h"
 #include "infer-server/engine/sampler.h"
 #include "infer-server/speculative/step_cost.h"

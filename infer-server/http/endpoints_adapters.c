@@ -4,7 +4,7 @@
  * the engine's, at a step boundary (job.h). Loop's thread, but for adapter_done(). */
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "infer-server/engine/adapters.h"
+#include "infer-server/weights/adapters.h"
 #include "infer-server/http/job.h"
 
 #include <stdlib.h>

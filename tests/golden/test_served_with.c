@@ -4,7 +4,7 @@
  * that carry states along a sequence write none together, and say so. The adapter is a folder that
  * was saved and read again. */
 #include "common/model/adapter_table.h"
-#include "infer-server/engine/adapters.h"
+#include "infer-server/weights/adapters.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_adapter.h"

@@ -2,7 +2,7 @@
 #include "tools/bench/bench.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
-#include "infer-server/engine/weights_owner.h"
+#include "infer-server/weights/weights_owner.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

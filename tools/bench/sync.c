@@ -3,7 +3,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "infer-server/engine/weights_owner.h"
+#include "infer-server/weights/weights_owner.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/optimizer.h"
 #include <signal.h>

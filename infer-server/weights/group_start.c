@@ -4,7 +4,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/ranks/processes.h"
-#include "infer-server/engine/group.h"
+#include "infer-server/weights/group.h"
 
 #include <inttypes.h>
 #include <signal.h>

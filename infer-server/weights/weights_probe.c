@@ -3,7 +3,7 @@
  * owns the device. */
 #include "bridge/process.h"
 #include "common/base/hash.h"
-#include "infer-server/engine/weights_owner.h"
+#include "infer-server/weights/weights_owner.h"
 #include "kernels/ops.h"
 
 #include <inttypes.h>

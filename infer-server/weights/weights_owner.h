@@ -10,8 +10,8 @@
 
 #include "bridge/control.h"
 #include "common/model/weights.h"
-#include "infer-server/engine/adapters.h"
-#include "infer-server/engine/group.h"
+#include "infer-server/weights/adapters.h"
+#include "infer-server/weights/group.h"
 #include "kernels/device.h"
 
 struct weights_owner;

@@ -5,12 +5,34 @@
 #ifndef INFER_SERVER_ADAPTERS_H
 #define INFER_SERVER_ADAPTERS_H
 
-#include "bridge/control.h"
-#include "common/model/adapter_table.h"
-#include "infer-server/engine/engine_info.h"
+#include "common/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct adapter_table;
+struct control;
+struct device;
+struct weights;
+
+// A LoRA adapter that the server holds. index 0: none, the model itself; else its slot's number and
+// one. id: no other adapter has or had it.
+struct adapter_ref {
+    int index;
+    uint64_t id;
+};
+#define ADAPTER_NAME_BYTES 56 // the bridge file's roles have 64, "adapter:" among them
+struct adapter_info {
+    struct adapter_ref ref;
+    char name[ADAPTER_NAME_BYTES]; // "": it is unloaded once the last sample with it has ended
+    char folder[512];              // PEFT's, that it was loaded from; "": it was made new
+    int rank;                      // the largest of its matrices
+    int64_t n_parameters;
+    int samples, running;      // that are waiting for it or computed with it; the latter alone
+    uint64_t generated_tokens; // of those that have ended
+};
+#define ADAPTERS_MOST 64
 
 struct adapters;
-_Static_assert(ADAPTERS_MOST + 1 <= CONTROL_ROLES, "each has its account on the control page");
 
 // Takes the memory of that many, and gives an adapter's back when it is added. control: the page
 // that says what each one's weights are.

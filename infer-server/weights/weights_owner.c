@@ -8,12 +8,13 @@
  * The arena's name says which process made it. On the CPU a killed server leaves gigabytes in
  * /dev/shm, so each new one first removes the arenas and pages of the dead, whatever bridge they
  * were for. */
-#include "infer-server/engine/weights_owner.h"
+#include "infer-server/weights/weights_owner.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "bridge/bridge_file.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "common/model/adapter.h"
 #include "kernels/ops.h"
 #include <dirent.h>
 #include <fcntl.h>

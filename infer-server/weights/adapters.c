@@ -1,12 +1,16 @@
 /* adapters.c: see adapters.h. Slots never move: rows of a batch, and the table in device memory, go
  * by their numbers. The engine's thread. */
-#include "infer-server/engine/adapters.h"
+#include "infer-server/weights/adapters.h"
+#include "bridge/control.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/model/adapter_table.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+_Static_assert(ADAPTERS_MOST + 1 <= CONTROL_ROLES, "each has its account on the control page");
 
 struct slot {
     struct adapter_info info;
