@@ -80,7 +80,7 @@ LDLIBS_  := $(shell pkg-config --libs $(PKGS)) $(BLAS) -lm -ldl -lrt
 LDFLAGS_ := -fopenmp -pthread -Wl,-z,relro,-z,now $(LDFLAGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE))
 
 # ---- sources: a file in its folder is in the build ----------------------------------------------
-LIB_SRC     := $(wildcard common/*/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
+LIB_SRC     := $(wildcard common/*/*.c common/text/jinja/*.c kernels/*.c kernels/cpu/*.c bridge/*.c)
 SERVER_SRC  := $(wildcard infer-server/*/*.c)
 TRAINER_SRC := $(filter-out trainer/main.c trainer/examples/%,$(wildcard trainer/*.c trainer/*/*.c trainer/*/*/*.c))
 CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
@@ -194,7 +194,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o | $(TEST_LIB)
 	$(LINK) $(TEST_LIB) -Wl,-rpath,'$$ORIGIN/../..' -lcmocka
 
 # The bridge's client side for other languages: without kernels, so without BLAS and cuBLASLt.
-BRIDGE_SRC := $(wildcard common/base/*.c bridge/*.c bridge/library/*.c) kernels/device.c \
+BRIDGE_SRC := $(filter-out common/base/unicode.c,$(wildcard common/base/*.c bridge/*.c bridge/library/*.c)) kernels/device.c \
            $(addprefix kernels/cpu/,backend.c checksum.c shared.c) \
            $(if $(filter 1,$(CUDA)),$(addprefix kernels/cuda/,device.cu checksum.cu) bridge/library/bridge_ops_cuda.cu)
 $(BUILD)/libcommonweight-bridge.so.0: $(call obj,$(BRIDGE_SRC)) bridge/library/exports

@@ -4,8 +4,8 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
-#include "common/model/chat_template.h"
-#include "common/model/tokenizer.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -10,8 +10,8 @@
 #include "infer-server/http/request_fields.h"
 #include "infer-server/http/stop.h"
 #include "infer-server/http/tool_form.h"
-#include "common/model/chat_template.h"
-#include "common/model/tokenizer.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 
 #define API_MAX_N          4096  // samples of one prompt
 #define API_MAX_PROMPTS    1024  // prompts or groups of one request

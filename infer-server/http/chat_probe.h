@@ -4,8 +4,8 @@
 #ifndef INFER_SERVER_CHAT_PROBE_H
 #define INFER_SERVER_CHAT_PROBE_H
 
-#include "common/model/chat_template.h"
-#include "common/model/tokenizer.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 #include "infer-server/http/tool_form.h"
 
 // The form as which an earlier call, as the template renders it, parses back to the same call;

@@ -1,5 +1,5 @@
 /* job.c: see job.h. What has begun is never cancelled: a template's steps are bounded
- * (common/jinja), and the server waits for its jobs before it ends. */
+ * (common/text/jinja), and the server waits for its jobs before it ends. */
 #include "infer-server/http/job.h"
 #include "common/base/log.h"
 

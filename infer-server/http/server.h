@@ -3,7 +3,7 @@
 #ifndef INFER_SERVER_SERVER_H
 #define INFER_SERVER_SERVER_H
 
-#include "common/model/chat_template.h"
+#include "common/text/chat_template.h"
 #include "infer-server/engine/engine.h"
 #include "common/http/http.h"
 

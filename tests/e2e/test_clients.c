@@ -2,7 +2,7 @@
  * /tokenize and its kin, names of requests, paths with a slash, salted prefixes, and texts of a
  * SentencePiece model. One daemon with a tiny random model of that kind. */
 #include "common/base/file.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_sentencepiece.h"

@@ -1,8 +1,8 @@
 /* test_sft.c: cw-trainer sft as a program: what it writes over, which tokenizer a new model may
  * have, what of a conversation it learns, and by which context it chooses rope factors. */
 #include "common/base/file.h"
-#include "common/model/chat_template.h"
-#include "common/model/tokenizer.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

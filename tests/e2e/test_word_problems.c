@@ -3,7 +3,7 @@
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"

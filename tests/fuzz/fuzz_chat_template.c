@@ -1,6 +1,6 @@
 /* fuzz_chat_template.c: any text as a chat template, parsed and rendered with a few messages under
  * small limits: refused in a sentence, or valid UTF-8 within the limits. */
-#include "common/jinja/jinja.h"
+#include "common/text/jinja/jinja.h"
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

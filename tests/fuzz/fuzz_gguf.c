@@ -3,7 +3,7 @@
 #include "common/base/json.h"
 #include "common/model/config.h"
 #include "common/model/gguf.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include <stdlib.h>
 #include <string.h>
 

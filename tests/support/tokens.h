@@ -2,7 +2,7 @@
 #ifndef TESTS_SUPPORT_TOKENS_H
 #define TESTS_SUPPORT_TOKENS_H
 
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include <jansson.h>
 
 void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool special,

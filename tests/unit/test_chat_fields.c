@@ -1,7 +1,7 @@
 /* test_chat_fields.c: messages, tools and chat_template_kwargs on their way into a prompt: of a
  * request (infer-server/http/api_chat.c), and of a line of data (trainer/data/data.h). */
 #include "common/base/json.h"
-#include "common/model/chat_template.h"
+#include "common/text/chat_template.h"
 #include "infer-server/http/api.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"

@@ -1,8 +1,8 @@
-/* test_chat_template.c: common/model/chat_template.h: where templates are found and which is taken,
+/* test_chat_template.c: common/text/chat_template.h: where templates are found and which is taken,
  * what they see, contents in parts; and the shared templates with what transformers makes of them,
  * skipped where they are absent. */
 #include "common/base/json.h"
-#include "common/model/chat_template.h"
+#include "common/text/chat_template.h"
 #include "tests/support/support.h"
 
 #include <glob.h>

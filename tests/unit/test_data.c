@@ -1,7 +1,7 @@
 /* test_data.c: trainer/data: lines and their errors, tokenising, order. */
 #include "common/base/bytes.h"
 #include "common/base/json.h"
-#include "common/model/chat_template.h"
+#include "common/text/chat_template.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"

@@ -6,7 +6,7 @@
 
 #include "common/model/gguf.h"
 #include "common/model/model_folder.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include "common/model/weights.h"
 #include "kernels/device.h"
 

@@ -1,7 +1,7 @@
-/* test_jinja.c: common/jinja against what jinja2 gives (tests/jinja), where errors point, and the
- * limits that no template gets past. */
+/* test_jinja.c: common/text/jinja against what jinja2 gives (tests/jinja), where errors point, and
+ * the limits that no template gets past. */
 #include "common/base/json.h"
-#include "common/jinja/jinja.h"
+#include "common/text/jinja/jinja.h"
 #include "tests/support/support.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* test_pair_data.c: completions as messages, and pairs of them: which lines are read, to which
  * tokens, and which are refused. */
-#include "common/model/chat_template.h"
-#include "common/model/tokenizer.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"

@@ -1,6 +1,6 @@
 /* test_token_bytes.c: the bound on a prompt's bytes: no text that fits the context is over it, and
  * one that is over it is refused before it is tokenised. */
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include "infer-server/http/api.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"

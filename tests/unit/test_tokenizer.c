@@ -1,11 +1,11 @@
-/* test_tokenizer.c: common/model/tokenizer.h: tokenizers written by the test itself (byte-level,
+/* test_tokenizer.c: common/text/tokenizer.h: tokenizers written by the test itself (byte-level,
  * and SentencePiece-style with byte fallback), whose ids can be worked out by hand; then malformed
  * files. */
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
-#include "common/model/tokenizer_parts.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer_parts.h"
+#include "common/text/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"
 

@@ -2,7 +2,7 @@
  * normalizers. */
 #include "common/base/bytes.h"
 #include "common/base/json.h"
-#include "common/model/tokenizer_parts.h"
+#include "common/text/tokenizer_parts.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"
 

@@ -2,8 +2,8 @@
  * data, which are skipped where it is absent. */
 #include "common/base/bytes.h"
 #include "common/base/json.h"
-#include "common/model/chat_template.h"
-#include "common/model/tokenizer.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"
 

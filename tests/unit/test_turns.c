@@ -1,8 +1,8 @@
 /* test_turns.c: which tokens of a conversation are learnt: the last turn of the assistant, or every
  * one, found by rendering the conversation's beginnings; and templates that render a turn otherwise
  * once others follow. */
-#include "common/model/chat_template.h"
-#include "common/model/tokenizer.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"

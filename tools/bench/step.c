@@ -7,7 +7,7 @@
 #include "common/model/model.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/config.h"

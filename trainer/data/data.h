@@ -14,8 +14,8 @@
 #define TRAINER_DATA_H
 
 #include "common/base/bytes.h"
-#include "common/model/chat_template.h"
-#include "common/model/tokenizer.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 #include <jansson.h>
 
 #define PROMPT_PLACE "{prompt}"

@@ -8,7 +8,7 @@
 #ifndef TRAINER_TRAJECTORY_H
 #define TRAINER_TRAJECTORY_H
 
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include "trainer/rollout/completion.h"
 
 struct sampled_turns {

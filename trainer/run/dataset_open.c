@@ -10,7 +10,7 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/model/adapter.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include "kernels/comm.h"
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"

@@ -11,7 +11,7 @@
 
 #include "common/http/http.h"
 #include "common/http/inbox.h"
-#include "common/model/tokenizer.h"
+#include "common/text/tokenizer.h"
 #include "trainer/rollout/completion.h"
 #include "trainer/serve/trained_model.h"
 

@@ -1,0 +1,605 @@
+/* interpret.c: expressions to values, statements to text, calls of macros, loops, and the entry: a
+ * rendering from its variables to its end. One thread for each rendering; the parsed template is
+ * shared.
+ *
+ * Recursion follows the tree and is bounded by run_deeper(). The node being evaluated is kept for
+ * the place of a failure. */
+#include "common/text/jinja/jinja.h"
+#include "common/text/jinja/run.h"
+#include <stdlib.h>
+
+#define PARSED_LIMIT   ((size_t)256 << 20)
+#define DEFAULT_STEPS  20000000
+#define DEFAULT_MEMORY ((size_t)256 << 20)
+#define DEFAULT_OUTPUT ((size_t)64 << 20)
+
+static const struct builtin *const builtins[] = {value_builtins, string_builtins, number_builtins,
+                                                 format_builtins, NULL};
+
+static struct value evaluate(struct run *r, struct scope *scope, const struct node *node);
+static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node);
+static void render_body(struct run *r, struct scope *scope, const struct node_list *body);
+
+// ---- assignments --------------------------------------------------------------------------------
+
+// A macro may keep it.
+static struct scope *scope_new(struct run *r, const struct scope *outer)
+{
+    struct scope *scope = arena_alloc(&r->arena, sizeof *scope);
+    scope->outer = outer;
+    return scope;
+}
+
+static void scope_assign(struct run *r, struct scope *scope, const struct node *target,
+                         struct value value)
+{
+    if (target->kind == N_TUPLE) {
+        size_t want = target->items.n;
+        if (!of_kinds(value, ITERABLES))
+            fail(r, "cannot unpack non-iterable %s object", value_type(value));
+        struct list items = value_items(r, value);
+        if (items.n < want)
+            fail(r, "not enough values to unpack (expected %zu, got %zu)", want, items.n);
+        if (items.n > want) fail(r, "too many values to unpack (expected %zu)", want);
+        for (size_t i = 0; i < want; i++)
+            scope_assign(r, scope, target->items.nodes[i], items.items[i]);
+    } else if (target->kind == N_NAME) {
+        dict_set(r, &scope->variables, target->value, value);
+    } else {
+        struct value space = evaluate(r, scope, target->a);
+        if (space.kind != V_NAMESPACE) fail(r, "cannot assign attribute on non-namespace object");
+        if (target->value.string->data[0] == '_')
+            fail(r, "Chat templates cannot store underscore-prefixed attributes on a namespace");
+        dict_set(r, space.dict, target->value, value);
+    }
+}
+
+// The text of a body, kept from the output; a break or continue within leaves it.
+static struct value render_captured(struct run *r, struct scope *scope,
+                                    const struct node_list *body)
+{
+    size_t text = text_begin(r);
+    render_body(r, scope, body);
+    return text_end(r, text, false);
+}
+
+// ---- calls of macros ----------------------------------------------------------------------------
+
+static struct value take_named(struct run *r, struct dict *named, struct value name)
+{
+    struct dict_entry *e = dict_look(r, named, name);
+    if (!e) return MISSING;
+    struct value value = e->value;
+    memmove(e, e + 1, (size_t)(named->entries + named->n-- - e - 1) * sizeof *e);
+    return value;
+}
+
+// A default may speak of the parameters before it.
+static void bind_parameters(struct run *r, struct scope *scope, const struct node_list *list,
+                            struct list positional, struct dict *named)
+{
+    struct value *bound = arena_array(&r->arena, list->n, sizeof *bound);
+    for (size_t i = 0; i < list->n; i++)
+        bound[i] =
+            i < positional.n ? positional.items[i] : take_named(r, named, list->nodes[i]->value);
+    for (size_t i = 0; i < list->n; i++) {
+        const struct node *p = list->nodes[i];
+        if (!given(bound[i]))
+            bound[i] = p->a ? evaluate(r, scope, p->a)
+                            : undefined_because(r, "parameter '%.*s' was not provided",
+                                                SHOWN(p->value.string));
+        dict_set(r, &scope->variables, p->value, bound[i]);
+    }
+}
+
+// What was given and nobody took.
+static void check_remaining(struct run *r, const struct node *macro, struct list positional,
+                            const struct dict *named)
+{
+    static const struct string anonymous = {"caller", 6, 6, false};
+    const struct string *name = macro->kind == N_MACRO ? macro->value.string : &anonymous;
+    if (named->n > 0 && value_is(named->entries[0].key, "caller"))
+        fail(r,
+             "macro '%.*s' was invoked with two values for the special caller argument. This "
+             "is most likely a bug.",
+             SHOWN(name));
+    if (named->n > 0)
+        fail(r, "macro '%.*s' takes no keyword argument '%.*s'", SHOWN(name),
+             SHOWN(named->entries[0].key.string));
+    if (!(macro->op & USES_VARARGS) && positional.n > macro->others.n)
+        fail(r, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name), macro->others.n);
+}
+
+static void set_extra(struct run *r, struct scope *scope, const char *name, struct value value)
+{
+    dict_set(r, &scope->variables, string_of(&r->arena, name), value);
+}
+
+// Arguments are bound to parameters, and to the three that a body may ask for without naming them:
+// caller, kwargs, varargs.
+static struct value macro_call(struct run *r, const struct macro *macro,
+                               const struct arguments *arguments)
+{
+    const struct node *node = macro->node;
+    struct list positional = arguments->positional;
+    struct dict named = arguments->named;             // those that nobody has taken yet
+    struct scope *scope = scope_new(r, macro->scope); // a macro defined in it may keep it
+    run_deeper(r);
+    bind_parameters(r, scope, &node->others, positional, &named);
+    if (node->op & USES_CALLER) {
+        struct value caller = take_named(r, &named, string_of(&r->arena, "caller"));
+        if (!given(caller) || caller.kind == V_NONE)
+            caller = undefined_because(r, "No caller defined");
+        set_extra(r, scope, "caller", caller);
+    }
+    if (node->op & USES_KWARGS) {
+        struct value kwargs = dict_new(&r->arena, 0);
+        *kwargs.dict = named;
+        named.n = 0;
+        set_extra(r, scope, "kwargs", kwargs);
+    }
+    check_remaining(r, node, positional, &named);
+    if (node->op & USES_VARARGS) {
+        struct list more = {.n = 0};
+        if (positional.n > node->others.n)
+            more = (struct list){.items = positional.items + node->others.n,
+                                 .n = positional.n - node->others.n};
+        set_extra(r, scope, "varargs", list_of(&r->arena, V_TUPLE, more));
+    }
+    struct value text = render_captured(r, scope, &node->body);
+    r->depth--;
+    return text;
+}
+
+// ---- loops --------------------------------------------------------------------------------------
+
+// A loop's test, "for x in y if z".
+static bool passes(struct loop *l, struct value item)
+{
+    struct scope scope = {.outer = l->scope};
+    scope_assign(l->run, &scope, l->node->a, item);
+    return evaluate_truth(l->run, &scope, l->node->c);
+}
+
+static void loop_render(struct run *r, struct scope *scope, const struct node *node,
+                        struct value iterable, int64_t depth0)
+{
+    bool completed = false, stop = false;
+    struct loop *l = arena_alloc(&r->arena, sizeof *l);
+    *l = (struct loop){.run = r,
+                       .scope = scope,
+                       .node = node,
+                       .passes = node->c ? passes : NULL,
+                       .index0 = -1,
+                       .length = -1,
+                       .depth0 = depth0};
+    run_deeper(r);
+    l->items = value_items(r, iterable);
+    struct value name = string_of(&r->arena, "loop");
+    while (!stop && loop_advance(l)) {
+        struct scope *each = scope_new(r, scope); // what one time round sets is gone with it
+        dict_set(r, &each->variables, name, value_of(.kind = V_LOOP, .loop = l));
+        scope_assign(r, each, node->a, l->current);
+        render_body(r, each, &node->body);
+        stop = r->flow == FLOW_BREAK;
+        completed |= r->flow == FLOW_ON;
+        r->flow = FLOW_ON;
+    }
+    // no round went to its end, be it for a break: so it is in Jinja
+    if (!completed) render_body(r, scope_new(r, scope), &node->items);
+    r->depth--;
+}
+
+static struct value loop_call(struct run *r, struct loop *l, const struct arguments *arguments)
+{
+    if (!l->node->op)
+        fail(r, "The loop must have the 'recursive' marker to be called recursively.");
+    if (arguments->positional.n != 1 || arguments->named.n > 0)
+        fail(r, "a recursive loop is called with one list");
+    size_t text = text_begin(r);
+    loop_render(r, l->scope, l->node, arguments->positional.items[0], l->depth0 + 1);
+    return text_end(r, text, false);
+}
+
+// ---- what can be called -------------------------------------------------------------------------
+
+static struct value call_value(struct run *r, struct value function,
+                               const struct arguments *arguments)
+{
+    struct iterator *joiner = function.iterator;
+    switch (function.kind) {
+    case V_UNDEFINED:
+        undefined_fail(r, function);
+    case V_MACRO:
+        return macro_call(r, function.macro, arguments);
+    case V_FUNCTION:
+        return builtin_invoke(r, function.function, MISSING, arguments);
+    case V_METHOD:
+        return builtin_invoke(r, function.method->function, function.method->self, arguments);
+    case V_LOOP:
+        return loop_call(r, function.loop, arguments);
+    case V_JOINER:
+        // nothing the first time, its separator from then on
+        return joiner->at++ > 0 ? joiner->items.items[0] : string_of(&r->arena, "");
+    default:
+        fail(r, "'%s' object is not callable", value_type(function));
+    }
+}
+
+// ---- expressions --------------------------------------------------------------------------------
+
+static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
+{
+    for (; scope; scope = scope->outer) {
+        struct value v = dict_find(r, &scope->variables, name);
+        if (given(v)) return v;
+    }
+    const struct builtin *function = builtin_find(r->builtins, FUNCTION, name.string);
+    return function ? value_of(.kind = V_FUNCTION, .function = function)
+                    : undefined_item(r, MISSING, name);
+}
+
+static struct value evaluate_nodes(struct run *r, struct scope *scope, enum value_kind kind,
+                                   const struct node_list *nodes)
+{
+    struct value v = list_new(&r->arena, kind, nodes->n);
+    for (size_t i = 0; i < nodes->n; i++) v.list->items[i] = evaluate(r, scope, nodes->nodes[i]);
+    return v;
+}
+
+static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
+{
+    return value_truth(r, evaluate(r, scope, node));
+}
+
+// a < b < c: true if each holds; what follows one that does not is not evaluated.
+static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value left = evaluate(r, scope, node->a);
+    bool truth = true;
+    for (size_t i = 0; truth && i < node->items.n; i++) {
+        const struct node *operand = node->items.nodes[i];
+        struct value right = evaluate(r, scope, operand->a);
+        truth = value_compare(r, operand->op, left, right);
+        left = right;
+    }
+    return truth;
+}
+
+static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
+{
+    if (dict_look(r, named, name))
+        fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
+    dict_append(&r->arena, named, name, value);
+}
+
+// Of a call, a filter or a test. `caller`: of a call block, V_MISSING: none.
+static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
+                                           const struct node *call, struct value caller)
+{
+    struct arguments arguments = {.named.n = 0};
+    struct list *positional = &arguments.positional;
+    struct dict *named = &arguments.named;
+    if (call->items.n > 0) *positional = *evaluate_nodes(r, scope, V_LIST, &call->items).list;
+    if (call->b) {
+        struct value first = list_of(&r->arena, V_LIST, *positional);
+        struct list more = value_items(r, evaluate(r, scope, call->b));
+        *positional = *arithmetic(r, T_ADD, first, list_of(&r->arena, V_LIST, more)).list;
+    }
+    for (size_t i = 0; i < call->others.n; i++)
+        add_named(r, named, call->others.nodes[i]->value,
+                  evaluate(r, scope, call->others.nodes[i]->a));
+    if (given(caller)) add_named(r, named, string_of(&r->arena, "caller"), caller);
+    if (!call->c) return arguments;
+    struct value more = evaluate(r, scope, call->c);
+    if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
+    for (size_t i = 0; i < more.dict->n; i++) {
+        if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
+        add_named(r, named, more.dict->entries[i].key, more.dict->entries[i].value);
+    }
+    return arguments;
+}
+
+static struct value evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+                                  struct value caller)
+{
+    struct value function = evaluate(r, scope, node->a);
+    struct arguments arguments = evaluate_arguments(r, scope, node, caller);
+    return call_value(r, function, &arguments);
+}
+
+static struct value evaluate_filter_or_test(struct run *r, struct scope *scope,
+                                            const struct node *node)
+{
+    struct value input = evaluate(r, scope, node->a);
+    if (r->flow != FLOW_ON) return input;
+    struct arguments arguments = evaluate_arguments(r, scope, node, MISSING);
+    if (!node->function)
+        fail(r, "No %s named '%.*s'.", node->kind == N_FILTER ? "filter" : "test",
+             SHOWN(node->value.string));
+    return builtin_invoke(r, node->function, input, &arguments);
+}
+
+// ---- all of them --------------------------------------------------------------------------------
+
+// Those that take several values, each by its own rule.
+static struct value evaluate_several(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value v = NONE, part[3] = {NONE, NONE, NONE};
+    size_t text = text_begin(r), n = node->items.n;
+    struct node *const *items = node->items.nodes;
+    switch (node->kind) {
+    case N_DICT:
+        v = dict_new(&r->arena, n);
+        for (size_t i = 0; i < n; i++) {
+            struct value key = evaluate(r, scope, items[i]);
+            dict_set(r, v.dict, key, evaluate(r, scope, node->others.nodes[i]));
+        }
+        return v;
+    case N_SLICE:
+        v = evaluate(r, scope, node->a);
+        for (size_t i = 0; i < 3; i++)
+            if (items[i]) part[i] = evaluate(r, scope, items[i]);
+        return get_slice(r, v, part);
+    case N_CONCAT:
+        put_str(r, evaluate(r, scope, node->a));
+        for (size_t i = 0; i < n; i++) put_str(r, evaluate(r, scope, items[i]->a));
+        return text_end(r, text, false);
+    case N_CONDITION:
+        if (evaluate_truth(r, scope, node->a)) return evaluate(r, scope, node->b);
+        if (node->c) return evaluate(r, scope, node->c);
+        return undefined_because(r,
+                                 "the inline if-expression on line %d evaluated to false and no "
+                                 "else section was defined.",
+                                 node->line);
+    default:
+        fail(r, "a statement stands where a value is wanted");
+    }
+}
+
+static struct value evaluate_kind(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value a;
+    switch (node->kind) {
+    case N_CONST:
+        return node->value;
+    case N_NAME:
+        return evaluate_name(r, scope, node->value);
+    case N_LIST:
+    case N_TUPLE:
+        return evaluate_nodes(r, scope, node->kind == N_LIST ? V_LIST : V_TUPLE, &node->items);
+    case N_ATTRIBUTE:
+        return get_attribute(r, evaluate(r, scope, node->a), node->value.string);
+    case N_ITEM:
+        a = evaluate(r, scope, node->a);
+        return get_item(r, a, evaluate(r, scope, node->b));
+    case N_CALL:
+        return evaluate_call(r, scope, node, MISSING);
+    case N_FILTER:
+    case N_TEST:
+        return evaluate_filter_or_test(r, scope, node);
+    case N_NOT:
+        return value_bool(!evaluate_truth(r, scope, node->a));
+    case N_SIGN:
+        return arithmetic_sign(r, evaluate(r, scope, node->a), node->op == T_SUB);
+    case N_LOGIC: // the operand that decides
+        a = evaluate(r, scope, node->a);
+        return value_truth(r, a) == (node->op == OP_AND) ? evaluate(r, scope, node->b) : a;
+    case N_BINARY:
+        a = evaluate(r, scope, node->a);
+        return arithmetic(r, node->op, a, evaluate(r, scope, node->b));
+    case N_COMPARE:
+        return value_bool(evaluate_compare(r, scope, node));
+    case N_CAPTURE:
+        return render_captured(r, scope_new(r, scope), &node->body);
+    default:
+        return evaluate_several(r, scope, node);
+    }
+}
+
+static struct value evaluate(struct run *r, struct scope *scope, const struct node *node)
+{
+    const struct node *outer = r->at;
+    r->at = node;
+    run_deeper(r);
+    struct value v = evaluate_kind(r, scope, node);
+    r->depth--;
+    r->at = outer;
+    return v;
+}
+
+// ---- statements ---------------------------------------------------------------------------------
+
+static void print(struct run *r, struct value v)
+{
+    put_str(r, v);
+    if (r->text.len > r->max_output)
+        fail(r, "the text grows beyond %zu bytes, which is the limit", r->max_output);
+}
+
+static struct value make_macro(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct macro *macro = arena_alloc(&r->arena, sizeof *macro);
+    *macro = (struct macro){node, scope};
+    return value_of(.kind = V_MACRO, .macro = macro);
+}
+
+static void render_statement(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value value;  // of an expression; a break or continue in a block of it drops it
+    struct scope *inner; // of a body
+    const struct node_list *items = &node->items;
+    switch (node->kind) {
+    case N_DATA:
+        print(r, node->value);
+        break;
+    case N_PRINT:
+        for (size_t i = 0; i < items->n; i++) {
+            value = evaluate(r, scope, items->nodes[i]);
+            if (r->flow == FLOW_ON) print(r, value);
+        }
+        break;
+    case N_IF:
+        for (size_t i = 0; i < items->n; i++) {
+            const struct node *branch = items->nodes[i];
+            if (branch->a && !evaluate_truth(r, scope, branch->a)) continue;
+            render_body(r, scope, &branch->body);
+            break;
+        }
+        break;
+    case N_FOR:
+        loop_render(r, scope, node, evaluate(r, scope, node->b), 0);
+        break;
+    case N_SET:
+        value = evaluate(r, scope, node->b);
+        if (r->flow == FLOW_ON) scope_assign(r, scope, node->a, value);
+        break;
+    case N_MACRO:
+        dict_set(r, &scope->variables, node->value, make_macro(r, scope, node));
+        break;
+    case N_CALL_BLOCK:
+        print(r, evaluate_call(r, scope, node->a, make_macro(r, scope, node)));
+        break;
+    case N_WITH:
+        inner = scope_new(r, scope);
+        for (size_t i = 0; i < items->n; i++)
+            scope_assign(r, inner, items->nodes[i], evaluate(r, scope, node->others.nodes[i]));
+        render_body(r, inner, &node->body);
+        break;
+    case N_BLOCK: // sees what is set in the template itself; `scoped` ones all around them
+        inner = scope_new(r, node->op ? scope : &r->top);
+        render_body(r, inner, &node->body);
+        break;
+    case N_BREAK:
+    case N_CONTINUE:
+        r->flow = node->kind == N_BREAK ? FLOW_BREAK : FLOW_CONTINUE;
+        break;
+    default:
+        arena_fail(&r->arena, ST_UNSUPPORTED,
+                   "no loader for this environment specified: there is no other template to take "
+                   "from");
+    }
+}
+
+static void render_body(struct run *r, struct scope *scope, const struct node_list *body)
+{
+    const struct node *outer = r->at;
+    run_deeper(r);
+    for (size_t i = 0; i < body->n && r->flow == FLOW_ON; i++) {
+        r->at = body->nodes[i];
+        run_steps(r, 1);
+        render_statement(r, scope, body->nodes[i]);
+    }
+    r->depth--;
+    r->at = outer;
+}
+
+// ---- the entry ----------------------------------------------------------------------------------
+
+struct jinja {
+    char *where;
+    struct arena arena;
+    struct token_stream tokens;
+    struct node_list body;
+    bool loops_over_content;
+};
+
+struct parsing {
+    struct jinja *template;
+    const char *text;
+    size_t len;
+};
+
+static void parse(void *context)
+{
+    const struct parsing *p = context;
+    struct jinja *t = p->template;
+    t->tokens = lexer_run(&t->arena, p->text, p->len);
+    t->body = parser_run(&t->arena, t->tokens, builtins, &t->loops_over_content);
+}
+
+enum status jinja_parse(const char *where, const char *text, size_t len, struct jinja **ret)
+{
+    struct jinja *t = calloc(1, sizeof *t);
+    if (!t || !(t->where = strdup(where))) {
+        free(t);
+        return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    }
+    t->arena.limit = PARSED_LIMIT;
+    enum status st = arena_try(&t->arena, parse, &(struct parsing){t, text, len});
+    if (st == ST_OK) {
+        *ret = t;
+        return ST_OK;
+    }
+    status_context(st, "%s", where);
+    jinja_free(t);
+    return st;
+}
+
+void jinja_free(struct jinja *t)
+{
+    if (!t) return;
+    arena_release(&t->arena);
+    free(t->where);
+    free(t);
+}
+
+bool jinja_loops_over_content(const struct jinja *t)
+{
+    return t->loops_over_content;
+}
+
+bool jinja_mentions(const struct jinja *t, const char *name)
+{
+    for (size_t i = 0; i < t->tokens.n; i++) {
+        const struct token *token = &t->tokens.tokens[i];
+        if ((token->type == T_NAME || token->type == T_STRING) && value_is(token->value, name))
+            return true;
+    }
+    return false;
+}
+
+struct rendering {
+    struct run run;
+    const struct jinja *template;
+    const json_t *variables;
+    struct scope given; // with the variables
+};
+
+static void render(void *context)
+{
+    struct rendering *rendering = context;
+    struct run *r = &rendering->run;
+    rendering->given.variables = *value_from_json(&r->arena, rendering->variables, 0).dict;
+    r->top.outer = &rendering->given;
+    render_body(r, &r->top, &rendering->template->body);
+}
+
+enum status jinja_render(const struct jinja *t, const json_t *variables, const struct tm *now,
+                         const struct jinja_limits *limits, struct bytes *ret)
+{
+    static const struct jinja_limits none;
+    if (!limits) limits = &none;
+    struct rendering rendering = {
+        .run = {.arena = {.limit = limits->memory ? limits->memory : DEFAULT_MEMORY},
+                .steps = limits->steps ? limits->steps : DEFAULT_STEPS,
+                .max_output = limits->output ? limits->output : DEFAULT_OUTPUT,
+                .now = now,
+                .builtins = builtins},
+        .template = t,
+        .variables = variables,
+    };
+    struct run *r = &rendering.run;
+    enum status st = arena_try(&r->arena, render, &rendering);
+    if (st == ST_OK) {
+        bytes_append(ret, bytes_text(&r->text), r->text.len);
+        st = bytes_status(ret);
+    }
+    if (r->at)
+        status_context(st, "%s, line %d, column %d", t->where, r->at->line, r->at->column);
+    else
+        status_context(st, "%s", t->where);
+    bytes_release(&r->text);
+    arena_release(&r->arena);
+    return st;
+}

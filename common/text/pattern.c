@@ -1,0 +1,315 @@
+/* pattern.c: literal and regular-expression patterns of tokenizer.json.
+ *
+ * The expressions are written for Oniguruma (Ruby syntax), which the tokenizers library uses; here
+ * PCRE2 runs them. translate() rewrites the few constructs that mean something else there:
+ * \s, \S and \w (other character sets), \h, (?m), \uHHHH, and it refuses what PCRE2 would silently
+ * read in another way (sets within sets, && in a set). The result is compiled once, with JIT;
+ * matching allocates its own match data, so that any thread may use a pattern. Here too: the lists
+ * of pieces that a text is cut into. */
+#include "common/text/tokenizer_parts.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+// Unicode's White_Space; PCRE2's own \s also has U+180E.
+#define SPACE_SET                                                                                  \
+    "\\t-\\r\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}"   \
+    "\\x{3000}"
+// Oniguruma's word characters: Alphabetic, marks, decimal digits, connector punctuation.
+#define WORD_SET                                                                                   \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}"                    \
+    "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}"
+#define HEX_SET "0-9A-Fa-f"
+
+#define MATCH_LIMIT 200000000u // backtracking steps of one match; far above any real text's
+
+struct pattern {
+    struct bytes literal;
+    pcre2_code *code; // NULL for a literal
+    char *name;       // file and field, for errors while matching
+};
+
+struct translation {
+    const char *where, *field, *expression;
+    struct bytes out;
+};
+
+static enum status refuse(const struct translation *t, const char *what)
+{
+    return status_fail(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s is not supported",
+                       t->where, t->field, t->expression, what);
+}
+
+// The escape at s[0] == '\\'; *used is its length.
+static enum status translate_escape(struct translation *t, const char *s, size_t len, bool in_set,
+                                    size_t *used)
+{
+    static const struct {
+        char letter;              // of the set; its capital is the others
+        const char *set, *in_set; // in_set: what is refused
+    } sets[] = {{'s', SPACE_SET, "\\S within a set"},
+                {'w', WORD_SET, "\\W within a set"},
+                {'h', HEX_SET, "\\H within a set"}};
+    if (len < 2)
+        return status_fail(ST_FORMAT, "%s: %s: regular expression \"%.200s\" ends in a backslash",
+                           t->where, t->field, t->expression);
+    *used = 2;
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        bool negated = s[1] == sets[i].letter - 'a' + 'A';
+        if (s[1] != sets[i].letter && !negated) continue;
+        if (in_set && negated) return refuse(t, sets[i].in_set);
+        bytes_printf(&t->out, in_set ? "%s%s" : "[%s%s]", negated ? "^" : "", sets[i].set);
+        return ST_OK;
+    }
+    if (s[1] == 'u') {
+        if (len < 6) return refuse(t, "a \\u without four digits");
+        bytes_printf(&t->out, "\\x{%.4s}", s + 2);
+        *used = 6;
+    } else if (s[1] == 'Q' || s[1] == 'E') { // quoting in PCRE2, plain letters in Oniguruma
+        bytes_append(&t->out, s + 1, 1);
+    } else {
+        bytes_append(&t->out, s, 2);
+    }
+    return ST_OK;
+}
+
+// "(?imx-imx" up to ':' or ')': Ruby's m (dot matches newline) is PCRE2's s.
+static size_t translate_flags(struct translation *t, const char *s, size_t len)
+{
+    size_t n = 2;
+    while (n < len && strchr("imx-", s[n])) n++;
+    if (n == 2 || n == len || (s[n] != ':' && s[n] != ')')) return 0;
+    for (size_t i = 0; i < n; i++) bytes_append(&t->out, s[i] == 'm' ? "s" : &s[i], 1);
+    return n;
+}
+
+static enum status translate(struct translation *t, const char *s, size_t len)
+{
+    bool in_set = false;
+    size_t set_start = 0; // where the set's first member may stand
+    for (size_t i = 0; i < len;) {
+        size_t used = 1;
+        if (s[i] == '\\') {
+            enum status st = translate_escape(t, s + i, len - i, in_set, &used);
+            if (st != ST_OK) return st;
+        } else if (in_set) {
+            if (s[i] == '[') return refuse(t, "a set within a set");
+            if (s[i] == '&' && i + 1 < len && s[i + 1] == '&') return refuse(t, "&& in a set");
+            if (s[i] == ']' && i != set_start) in_set = false;
+            bytes_append(&t->out, s + i, 1);
+        } else if (s[i] == '[') {
+            in_set = true;
+            if (i + 1 < len && s[i + 1] == '^') used = 2;
+            set_start = i + used;
+            bytes_append(&t->out, s + i, used);
+        } else {
+            size_t flags = 0;
+            if (s[i] == '(' && i + 1 < len && s[i + 1] == '?')
+                flags = translate_flags(t, s + i, len - i);
+            if (flags)
+                used = flags;
+            else
+                bytes_append(&t->out, s + i, 1);
+        }
+        i += used;
+    }
+    return bytes_status(&t->out);
+}
+
+static enum status pattern_alloc(const char *where, const char *field, struct pattern **ret)
+{
+    struct pattern *p = calloc(1, sizeof(*p));
+    struct bytes name = BYTES_INIT;
+    bytes_printf(&name, "%s: %s", where, field);
+    if (!p || name.failed) {
+        free(p);
+        bytes_release(&name);
+        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
+    }
+    p->name = name.data;
+    *ret = p;
+    return ST_OK;
+}
+
+enum status pattern_regex(const char *where, const char *field, const char *expression, size_t len,
+                          struct pattern **ret)
+{
+    struct translation t = {where, field, expression, BYTES_INIT};
+    struct pattern *p = NULL;
+    enum status st;
+    CHECK(translate(&t, expression, len));
+    CHECK(pattern_alloc(where, field, &p));
+    int error;
+    PCRE2_SIZE offset;
+    p->code = pcre2_compile((PCRE2_SPTR)bytes_text(&t.out), t.out.len,
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, NULL);
+    if (!p->code) {
+        unsigned char words[200] = "";
+        pcre2_get_error_message(error, words, sizeof(words));
+        FAIL(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field, expression,
+             (const char *)words);
+    }
+    pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); // without JIT the interpreter does the same
+    *ret = p;
+    p = NULL;
+out:
+    pattern_free(p);
+    bytes_release(&t.out);
+    return st;
+}
+
+enum status pattern_literal(const char *where, const char *field, const char *text, size_t len,
+                            struct pattern **ret)
+{
+    struct pattern *p = NULL;
+    enum status st = pattern_alloc(where, field, &p);
+    if (st != ST_OK) return st;
+    bytes_append(&p->literal, text, len);
+    st = status_context(bytes_status(&p->literal), "%s", p->name);
+    if (st == ST_OK)
+        *ret = p;
+    else
+        pattern_free(p);
+    return st;
+}
+
+enum status pattern_parse(const char *where, const char *field, const json_t *value,
+                          struct pattern **ret)
+{
+    const json_t *regex = json_object_get(value, "Regex");
+    const json_t *literal = json_object_get(value, "String");
+    if (json_is_string(regex))
+        return pattern_regex(where, field, json_string_value(regex), json_string_length(regex),
+                             ret);
+    if (!json_is_string(literal))
+        return status_fail(ST_FORMAT, "%s: %s is neither {\"String\": ...} nor {\"Regex\": ...}",
+                           where, field);
+    if (json_string_length(literal) == 0)
+        return status_fail(ST_UNSUPPORTED, "%s: %s is an empty string", where, field);
+    return pattern_literal(where, field, json_string_value(literal), json_string_length(literal),
+                           ret);
+}
+
+void pattern_free(struct pattern *p)
+{
+    if (!p) return;
+    pcre2_code_free(p->code);
+    bytes_release(&p->literal);
+    free(p->name);
+    free(p);
+}
+
+// Where a search stands: what is before `done` is in *ret.
+struct search {
+    const struct pattern *pattern;
+    const char *text;
+    size_t len, done;
+    struct piece_list *ret;
+};
+
+static enum status put_match(struct search *s, size_t start, size_t end)
+{
+    enum status st = ST_OK;
+    if (start > s->done) st = piece_list_push(s->ret, s->done, start - s->done, 0);
+    s->done = end;
+    return st == ST_OK ? piece_list_push(s->ret, start, end - start, 1) : st;
+}
+
+static enum status find_literal(struct search *s)
+{
+    const struct pattern *p = s->pattern;
+    const char *hit, *what = bytes_text(&p->literal);
+    const size_t n = p->literal.len;
+    enum status st = ST_OK;
+    while (st == ST_OK && (hit = memmem(s->text + s->done, s->len - s->done, what, n)))
+        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + n);
+    return st;
+}
+
+static int match_at(const struct search *s, size_t at, uint32_t options, pcre2_match_data *match,
+                    pcre2_match_context *context)
+{
+    return pcre2_match(s->pattern->code, (PCRE2_SPTR)s->text, s->len, at,
+                       PCRE2_NO_UTF_CHECK | options, match, context);
+}
+
+static enum status find_regex(struct search *s)
+{
+    enum status st = ST_OK;
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *context = pcre2_match_context_create(NULL);
+    if (!match || !context) FAIL(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
+    pcre2_set_match_limit(context, MATCH_LIMIT);
+    for (size_t at = 0; at <= s->len;) {
+        int rc = match_at(s, at, 0, match, context);
+        if (rc == PCRE2_ERROR_JIT_STACKLIMIT) // the interpreter keeps its state on the heap
+            rc = match_at(s, at, PCRE2_NO_JIT, match, context);
+        if (rc == PCRE2_ERROR_NOMATCH) break;
+        if (rc < 0) {
+            unsigned char words[200] = "";
+            pcre2_get_error_message(rc, words, sizeof(words));
+            FAIL(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
+                 (const char *)words);
+        }
+        const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
+        if (found[1] < found[0]) break; // \K in a look-ahead; no tokenizer has it
+        CHECK(put_match(s, found[0], found[1]));
+        at = found[1];
+        if (found[0] == found[1]) { // empty: go on one character further
+            if (at == s->len) break;
+            utf8_next(s->text, s->len, &at);
+        }
+    }
+out:
+    pcre2_match_context_free(context);
+    pcre2_match_data_free(match);
+    return st;
+}
+
+enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
+                        struct piece_list *ret)
+{
+    struct search s = {p, text, len, 0, ret};
+    ret->n = 0;
+    if (len == 0) return ST_OK;
+    enum status st = p->code ? find_regex(&s) : find_literal(&s);
+    if (st == ST_OK && s.done < len) st = piece_list_push(ret, s.done, len - s.done, 0);
+    return st;
+}
+
+enum status pattern_replace(const struct pattern *p, const char *text, size_t len, const char *with,
+                            size_t with_len, struct bytes *ret)
+{
+    struct piece_list pieces = {0};
+    enum status st = pattern_cut(p, text, len, &pieces);
+    for (size_t i = 0; st == ST_OK && i < pieces.n; i++) {
+        const struct text_piece *piece = &pieces.items[i];
+        bytes_append(ret, piece->id ? with : text + piece->start,
+                     piece->id ? with_len : piece->len);
+    }
+    piece_list_release(&pieces);
+    return st == ST_OK ? bytes_status(ret) : st;
+}
+
+// ---- pieces -------------------------------------------------------------------------------------
+
+void piece_list_release(struct piece_list *list)
+{
+    free(list->items);
+    *list = (struct piece_list){0};
+}
+
+enum status piece_list_push(struct piece_list *list, size_t start, size_t len, int id)
+{
+    if (list->n == list->cap) {
+        size_t cap = list->cap ? 2 * list->cap : 64;
+        struct text_piece *items = realloc(list->items, cap * sizeof(*items));
+        if (!items) return status_fail(ST_NO_MEMORY, "out of memory for pieces of text");
+        list->items = items;
+        list->cap = cap;
+    }
+    list->items[list->n++] = (struct text_piece){start, len, id};
+    return ST_OK;
+}
