@@ -44,7 +44,7 @@ const struct ops *device_ops(const struct device *dev);
 enum dtype device_default_dtype(const struct device *dev); // DT_BF16 on CUDA, DT_F32 on the CPU
 bool device_computes_in(const struct device *dev, enum dtype dt); // CPU: f32; CUDA: f32, bf16
 // Whether what a row gives in a forward pass has the same bits whatever is computed beside it, and
-// in which pieces its context was (docs/internals/numerics.md, A row is computed alone).
+// in which pieces its context was (docs/internals/numerics.md, Where it holds).
 bool device_is_exact(const struct device *dev, enum dtype dt);
 
 // ---- memory -------------------------------------------------------------------------------------

@@ -473,7 +473,7 @@ struct ops {
                               const void *bias, const struct matmul *, const struct rope_store *);
     // out (T, n_heads * head_dim) from the queries of qkv and the pool.        paged batches
     // Where device_is_exact(), a row has the same bits from attn_paged in any batch and from
-    // attn_packed (docs/internals/numerics.md, A row is computed alone). A sequence's first
+    // attn_packed (docs/internals/numerics.md, Where it holds). A sequence's first
     // `stored` keys were in the pool before the operation in front of this one began.
     void (*attn_paged)(struct device *, void *out, const void *qkv, const struct kv_view *,
                        int layer, const struct batch_view *, const struct attn_shape *);

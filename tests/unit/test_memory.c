@@ -218,7 +218,7 @@ static void curve(enum moments_kind moments, double lr, double ret[STEPS / WINDO
     machine_close(&s, &m);
 }
 
-// The distances that docs/internals/numerics.md states.
+// The distances that docs/lab/exactness.md states.
 static void moments_keep_the_loss(void **state)
 {
     (void)state;

@@ -86,7 +86,7 @@ static void for_each_config(void (*check)(const struct loss_config *config))
                                                     .frozen_weight = weights[w]});
 }
 
-// The formula of docs/internals/numerics.md, written down once more.
+// The formula of docs/use/losses.md, written down once more.
 static double expected_loss(const struct loss_config *c, const struct inputs *in)
 {
     double loss = 0;

@@ -9,7 +9,7 @@
  * (Schulman 2020), truncated and masked importance sampling between sampler and trainer (Yao et al.
  * 2025, Liu et al. 2025), masks of sequences far from their sampler (DeepSeek-V3.2, 2025) and of
  * tokens of low entropy (Wang et al. 2025). Names and defaults are those of GRPOConfig in TRL's
- * documentation (1.16); docs/internals/numerics.md has the formulas and the few differences. Of
+ * documentation (1.16); docs/use/losses.md has the formulas and the few differences. Of
  * pairs: DPO (Rafailov et al. 2023) and its relatives, as TRL names and defines them. Of a client:
  * as the Tinker API names and defines them, plain sums over tokens. Pure functions. */
 #ifndef TRAINER_LOSS_H
