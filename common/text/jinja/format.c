@@ -1,11 +1,15 @@
 /* format.c: values as text: Python's str() and repr(), its json.dumps and its formats, "..." %
  * values and "...".format(values), and HTML escapes. One thread. */
-#include "common/text/jinja/run.h"
+#include "common/text/jinja/format.h"
+#include "common/text/jinja/call.h"
 #include "common/text/jinja/text.h"
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+static const struct string blank = STRING(" "), zero = STRING("0"), bare_comma = STRING(","),
+                           comma = STRING(", "), colon = STRING(": ");
 
 // The shortest decimal that reads back as x; an exponent below 1e-4 and from 1e16 on.
 static void put_float(struct run *r, double x, bool json)
@@ -15,20 +19,18 @@ static void put_float(struct run *r, double x, bool json)
     char text[40];
     int digits = 1;
     if (!isfinite(x)) {
-        run_puts(r, names[json][isnan(x) ? 0 : x > 0 ? 1 : 2]);
+        put_text(r, names[json][isnan(x) ? 0 : x > 0 ? 1 : 2]);
         return;
     }
     do {
         run_steps(r, 4);
         snprintf(text, sizeof text, "%.*e", digits - 1, x);
     } while (strtod(text, NULL) != x && ++digits <= 17);
-    int exponent = atoi(strchr(text, 'e') + 1);
-    if (exponent >= -4 && exponent < 16) {
-        int decimals = digits - 1 - exponent;
-        run_printf(r, "%.*f", decimals > 1 ? decimals : 1, x);
-    } else {
-        run_puts(r, text); // e-05, e+16: as Python writes them
-    }
+    int exponent = atoi(strchr(text, 'e') + 1), decimals = digits - 1 - exponent;
+    if (exponent >= -4 && exponent < 16)
+        put_printf(r, "%.*f", decimals > 1 ? decimals : 1, x);
+    else
+        put_text(r, text); // e-05, e+16: as Python writes them
 }
 
 // ---- strings ------------------------------------------------------------------------------------
@@ -37,43 +39,49 @@ static void put_string_repr(struct run *r, const struct string *s)
 {
     bool single = memchr(s->data, '\'', s->n_bytes), both = memchr(s->data, '"', s->n_bytes);
     unsigned char quote = single && !both ? '"' : '\'';
-    run_bytes(r, s->n_bytes);
-    run_printf(r, "%s%c", s->markup ? "Markup(" : "", quote);
+    put_printf(r, "%s%c", s->markup ? "Markup(" : "", quote);
     for (size_t at = 0; at < s->n_bytes;) {
         size_t start = at;
         uint32_t c = utf8_next(s->data, s->n_bytes, &at);
         const char *name = c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t" : NULL;
-        if (c == '\\' || c == quote) run_puts(r, "\\");
+        if (c == '\\' || c == quote) put_text(r, "\\");
         if (name)
-            run_puts(r, name);
+            put_text(r, name);
         else if (text_is(c, TEXT_PRINTABLE))
-            run_put(r, s->data + start, at - start);
+            put_bytes(r, s->data + start, at - start);
         else
-            run_printf(r, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
+            put_printf(r, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
     }
-    run_printf(r, "%c%s", quote, s->markup ? ")" : "");
+    put_printf(r, "%c%s", quote, s->markup ? ")" : "");
 }
 
 static void put_json_string(struct run *r, const struct string *s, bool ascii)
 {
     static const char from[] = "\"\\\n\r\t\b\f", names[] = "\"\\nrtbf";
-    run_bytes(r, s->n_bytes);
-    run_puts(r, "\"");
+    size_t start = 0; // of what stands for itself
+    put_text(r, "\"");
     for (size_t at = 0; at < s->n_bytes;) {
-        size_t start = at;
+        size_t before = at;
         uint32_t c = utf8_next(s->data, s->n_bytes, &at);
         const char *known = c < 0x80 && c != 0 ? strchr(from, (int)c) : NULL;
+        if (!known && c >= 0x20 && (!ascii || c < 0x7f)) continue;
+        put_bytes(r, s->data + start, before - start);
+        start = at;
         if (known)
-            run_printf(r, "\\%c", names[known - from]);
-        else if (c < 0x20 || (ascii && c > 0x7e && c < 0x10000))
-            run_printf(r, "\\u%04x", c);
-        else if (ascii && c > 0x7e)
-            run_printf(r, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
-                       0xdc00 + ((c - 0x10000) & 0x3ff));
+            put_printf(r, "\\%c", names[known - from]);
+        else if (c < 0x10000)
+            put_printf(r, "\\u%04x", c);
         else
-            run_put(r, s->data + start, at - start);
+            put_printf(r, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
+                       0xdc00 + ((c - 0x10000) & 0x3ff));
     }
-    run_puts(r, "\"");
+    put_bytes(r, s->data + start, s->n_bytes - start);
+    put_text(r, "\"");
+}
+
+struct value string_as(struct run *r, const struct string *s, bool markup)
+{
+    return string_new(r, s->data, s->n_bytes, markup);
 }
 
 struct value value_escape(struct run *r, struct value v)
@@ -83,30 +91,26 @@ struct value value_escape(struct run *r, struct value v)
     struct value plain = value_str(r, v);
     const struct string *s = plain.string;
     if (s->markup) return plain;
-    size_t text = text_begin(r), start = 0;
-    run_bytes(r, s->n_bytes);
+    size_t text = r->text.len, start = 0;
     for (size_t i = 0; i < s->n_bytes; i++) {
         const char *name = names[(unsigned char)s->data[i]];
         if (!name) continue;
-        run_put(r, s->data + start, i - start);
-        run_puts(r, name);
+        put_bytes(r, s->data + start, i - start);
+        put_text(r, name);
         start = i + 1;
     }
-    run_put(r, s->data + start, s->n_bytes - start);
+    put_bytes(r, s->data + start, s->n_bytes - start);
     return text_end(r, text, true);
 }
 
-// ---- containers ---------------------------------------------------------------------------------
+// ---- any value ----------------------------------------------------------------------------------
 
 // How a text of nested values is written: as repr() does, or as json.dumps.
-struct style {
-    bool json;
-    bool ensure_ascii, sort_keys, lines; // of JSON; lines: one an item, indented
-    const struct string *indent, *item_separator, *key_separator;
-};
 struct writer {
     struct run *run;
-    const struct style *style;
+    bool json, ensure_ascii, sort_keys;
+    const struct string *item_separator, *key_separator;
+    const struct string *indent; // one item a line, behind so many of these; NULL: not
     int level;
 };
 
@@ -114,96 +118,90 @@ static void put_value(struct writer *w, struct value v);
 
 static void new_line(struct writer *w)
 {
-    if (!w->style->lines) return;
-    run_puts(w->run, "\n");
-    run_bytes(w->run, (size_t)w->level);
-    for (int i = 0; i < w->level; i++) run_put_string(w->run, w->style->indent);
+    if (!w->indent) return;
+    put_text(w->run, "\n");
+    put_fill(w->run, w->indent, w->level);
 }
 
 static void put_key(struct writer *w, struct value key)
 {
-    bool quoted = w->style->json && key.kind != V_STRING;
-    if (quoted && key.kind != V_NONE && !of_kinds(key, NUMBERS))
+    const char *quote = w->json && key.kind != V_STRING ? "\"" : "";
+    if (*quote && key.kind != V_NONE && !of_kinds(key, NUMBERS))
         fail(w->run, "keys must be str, int, float, bool or None, not %s", value_type(key));
-    run_puts(w->run, quoted ? "\"" : "");
+    put_text(w->run, quote);
     put_value(w, key);
-    run_puts(w->run, quoted ? "\"" : "");
-    run_put_string(w->run, w->style->key_separator);
+    put_text(w->run, quote);
+    put_string(w->run, w->key_separator);
 }
 
 // What a list or a dict has, between brackets.
 static void put_items(struct writer *w, const char *open, struct value v, const char *close)
 {
+    struct run *r = w->run;
     bool is_dict = !of_kinds(v, LISTS);
     struct dict d = is_dict ? *v.dict : (struct dict){.n = v.list->n};
-    if (is_dict && w->style->sort_keys) {
-        d.entries = arena_array(&w->run->arena, d.n, sizeof *d.entries);
+    if (is_dict && w->sort_keys) {
+        d.entries = run_alloc(r, d.n, sizeof *d.entries);
         if (d.n > 0) memcpy(d.entries, v.dict->entries, d.n * sizeof *d.entries);
-        entries_sort(w->run, &d, false);
+        entries_sort(r, &d, false);
     }
-    run_puts(w->run, open);
+    put_text(r, open);
     w->level++;
     for (size_t i = 0; i < d.n; i++) {
-        if (i > 0) run_put_string(w->run, w->style->item_separator);
+        if (i > 0) put_string(r, w->item_separator);
         new_line(w);
         if (is_dict) put_key(w, d.entries[i].key);
         put_value(w, is_dict ? d.entries[i].value : v.list->items[i]);
     }
     w->level--;
     if (d.n > 0) new_line(w);
-    run_puts(w->run, close);
+    put_text(r, close);
 }
 
 // What JSON has no way to write.
 static void put_object(struct writer *w, struct value v)
 {
     struct run *r = w->run;
-    if (w->style->json) fail(r, "Object of type %s is not JSON serializable", value_type(v));
+    if (w->json) fail(r, "Object of type %s is not JSON serializable", value_type(v));
     if (v.kind == V_MISSING || v.kind == V_UNDEFINED) {
-        run_puts(r, "Undefined");
+        put_text(r, "Undefined");
     } else if (v.kind == V_NAMESPACE) {
-        run_puts(r, "<Namespace ");
-        put_items(w, "{", v, "}");
-        run_puts(r, ">");
+        put_items(w, "<Namespace {", v, "}>");
     } else if (v.kind == V_RANGE) {
         const int64_t *range = v.list->range;
-        run_printf(r, "range(%lld, %lld", (long long)range[0], (long long)range[1]);
-        if (range[2] != 1) run_printf(r, ", %lld", (long long)range[2]);
-        run_puts(r, ")");
+        put_printf(r, "range(%lld, %lld", (long long)range[0], (long long)range[1]);
+        if (range[2] != 1) put_printf(r, ", %lld", (long long)range[2]);
+        put_text(r, ")");
     } else if (of_kinds(v, LISTS)) {
-        run_puts(r, value_type(v));
+        put_text(r, value_type(v));
         put_items(w, "([", v, "])");
     } else if (v.kind == V_LOOP) {
         int64_t length = loop_length(v.loop);
-        run_printf(r, "<LoopContext %lld/%lld>", (long long)v.loop->index0 + 1, (long long)length);
+        put_printf(r, "<LoopContext %lld/%lld>", (long long)v.loop->index0 + 1, (long long)length);
     } else if (v.kind == V_MACRO && v.macro->node->kind == N_MACRO) {
-        run_puts(r, "<Macro '");
-        run_put_string(r, v.macro->node->value.string);
-        run_puts(r, "'>");
-    } else if (v.kind == V_MACRO) {
-        run_puts(r, "<Macro anonymous>");
+        put_text(r, "<Macro '");
+        put_string(r, v.macro->node->value.string);
+        put_text(r, "'>");
     } else {
-        run_printf(r, "<%s object>", value_type(v));
+        put_printf(r, v.kind == V_MACRO ? "<%s anonymous>" : "<%s object>", value_type(v));
     }
 }
 
 static void put_value(struct writer *w, struct value v)
 {
     struct run *r = w->run;
-    bool json = w->style->json;
+    bool json = w->json;
     run_deeper(r);
     if (v.kind == V_NONE)
-        run_puts(r, json ? "null" : "None");
-    else if (v.kind == V_BOOL && json)
-        run_puts(r, v.truth ? "true" : "false");
+        put_text(r, json ? "null" : "None");
     else if (v.kind == V_BOOL)
-        run_puts(r, v.truth ? "True" : "False");
+        put_text(r, v.truth ? json ? "true" : "True" : json ? "false" : "False");
     else if (v.kind == V_INT)
-        run_printf(r, "%lld", (long long)v.integer);
+        put_printf(r, "%lld", (long long)v.integer);
     else if (v.kind == V_FLOAT)
         put_float(r, v.real, json);
     else if (v.kind == V_STRING && json)
-        put_json_string(r, v.string, w->style->ensure_ascii);
+        put_json_string(r, v.string, w->ensure_ascii);
     else if (v.kind == V_STRING)
         put_string_repr(r, v.string);
     else if (v.kind == V_LIST || (v.kind == V_TUPLE && json))
@@ -217,64 +215,61 @@ static void put_value(struct writer *w, struct value v)
     r->depth--;
 }
 
-static const struct string comma = {", ", 2, 2, false}, colon = {": ", 2, 2, false};
-
-BUILTIN(tojson)
-{
-    static const struct string bare = {",", 1, 1, false}, blank = {" ", 1, 1, false};
-    struct style style = {.json = true,
-                          .ensure_ascii = arg_truth(c, 1, false),
-                          .sort_keys = arg_truth(c, 4, false),
-                          .lines = arg_given(c, 2),
-                          .item_separator = arg_given(c, 2) ? &bare : &comma,
-                          .key_separator = &colon};
-    if (style.lines && c->v[2].kind == V_STRING) {
-        style.indent = c->v[2].string;
-    } else if (style.lines) {
-        int64_t width = arg_int(c, 2, 0);
-        if (width > 1000) fail(r, "an indent of more than 1000 is refused");
-        style.indent = value_repeat(r, value_string(&blank), width).string;
-    }
-    if (arg_given(c, 3)) {
-        struct list items = value_items(r, c->v[3]);
-        if (items.n != 2) fail(r, "separators: two texts are wanted, there are %zu", items.n);
-        style.item_separator = need_string(r, items.items[0], "separators");
-        style.key_separator = need_string(r, items.items[1], "separators");
-    }
-    size_t text = text_begin(r);
-    put_value(&(struct writer){r, &style, 0}, c->v[0]);
-    return text_end(r, text, false);
-}
-
-// ---- str ----------------------------------------------------------------------------------------
-
 static void put_repr(struct run *r, struct value v)
 {
-    static const struct style style = {.item_separator = &comma, .key_separator = &colon};
-    put_value(&(struct writer){r, &style, 0}, v);
+    put_value(&(struct writer){.run = r, .item_separator = &comma, .key_separator = &colon}, v);
 }
 
 void put_str(struct run *r, struct value v)
 {
     if (v.kind == V_STRING)
-        run_put_string(r, v.string);
+        put_string(r, v.string);
     else if (v.kind != V_UNDEFINED)
         put_repr(r, v);
 }
 
 struct value value_str(struct run *r, struct value v)
 {
+    size_t text = r->text.len;
     if (v.kind == V_STRING) return v;
-    size_t text = text_begin(r);
     put_str(r, v);
     return text_end(r, text, false);
 }
 
 static struct value value_repr(struct run *r, struct value v)
 {
-    size_t text = text_begin(r);
+    size_t text = r->text.len;
     put_repr(r, v);
     return text_end(r, text, false);
+}
+
+BUILTIN(tojson)
+{
+    bool lines = given(v[2]) && v[2].kind != V_NONE;
+    struct writer w = {.run = r,
+                       .json = true,
+                       .ensure_ascii = v[1].truth,
+                       .sort_keys = v[4].truth,
+                       .item_separator = lines ? &bare_comma : &comma,
+                       .key_separator = &colon};
+    int64_t width = 0;
+    if (lines && v[2].kind == V_STRING) {
+        w.indent = v[2].string;
+    } else if (lines) {
+        if (!value_as_int(v[2], &width)) type_fail(r, "indent wants a number or a text", v[2]);
+        if (width > 1000) fail(r, "an indent of more than 1000 is refused");
+        w.indent = value_repeat(r, value_string(&blank), width).string;
+    }
+    if (given(v[3]) && v[3].kind != V_NONE) {
+        struct list two = value_pair(r, v[3], "separators");
+        for (int i = 0; i < 2; i++)
+            if (two.items[i].kind != V_STRING)
+                type_fail(r, "separators must be texts", two.items[i]);
+        w.item_separator = two.items[0].string;
+        w.key_separator = two.items[1].string;
+    }
+    put_value(&w, v[0]);
+    return TEXT(false);
 }
 
 // ---- a field of a format, which both kinds come down to -----------------------------------------
@@ -283,9 +278,8 @@ static struct value value_repr(struct run *r, struct value v)
 #define MAX_WIDTH     100000000
 
 struct field {
-    char fill[4];
-    int n_fill;     // 0: a blank
-    char align;     // < > ^ =
+    struct string fill;
+    char align;     // < > ^ =; 0: by the value's type
     char sign;      // + - or blank; 0: -
     bool alternate; // #
     char group;     // , or _; 0: none
@@ -298,16 +292,14 @@ struct field {
 static void put_aligned(struct run *r, const struct field *f, const char *text, size_t len,
                         size_t lead)
 {
-    const char align = f->align, *fill = f->n_fill ? f->fill : " ";
-    const size_t n_fill = f->n_fill ? (size_t)f->n_fill : 1;
     int64_t pad = f->width - (int64_t)utf8_count(text, len);
     if (pad < 0) pad = 0;
-    int64_t left = align == '>' ? pad : align == '^' ? pad / 2 : 0;
-    run_fill(r, fill, n_fill, left);
-    run_put(r, text, lead);
-    if (align == '=') run_fill(r, fill, n_fill, pad);
-    run_put(r, text + lead, len - lead);
-    if (align != '=') run_fill(r, fill, n_fill, pad - left);
+    int64_t left = f->align == '>' ? pad : f->align == '^' ? pad / 2 : 0;
+    put_fill(r, &f->fill, left);
+    put_bytes(r, text, lead);
+    if (f->align == '=') put_fill(r, &f->fill, pad);
+    put_bytes(r, text + lead, len - lead);
+    if (f->align != '=') put_fill(r, &f->fill, pad - left);
 }
 
 static void put_text_field(struct run *r, const struct field *f, const struct string *s)
@@ -326,37 +318,33 @@ static void put_number(struct run *r, const struct field *f, bool negative, cons
 {
     bool decimal = f->group != '_' || !f->type || !strchr("boxX", f->type);
     size_t n = strspn(digits, decimal ? "0123456789" : "0123456789abcdefABCDEF");
-    size_t every = decimal ? 3 : 4, text = text_begin(r);
+    size_t every = decimal ? 3 : 4, text = r->text.len;
     if (negative)
-        run_puts(r, "-");
+        put_text(r, "-");
     else if (f->sign == '+' || f->sign == ' ')
-        run_put(r, &f->sign, 1);
-    run_puts(r, prefix);
-    size_t lead = text_begin(r) - text;
+        put_bytes(r, &f->sign, 1);
+    put_text(r, prefix);
+    size_t lead = r->text.len - text;
     for (size_t i = 0; i < n; i++) {
-        if (f->group && i > 0 && (n - i) % every == 0) run_put(r, &f->group, 1);
-        run_put(r, digits + i, 1);
+        if (f->group && i > 0 && (n - i) % every == 0) put_bytes(r, &f->group, 1);
+        put_bytes(r, digits + i, 1);
     }
-    run_puts(r, digits + n);
+    put_text(r, digits + n);
     const struct string *s = text_end(r, text, false).string;
     put_aligned(r, f, s->data, s->n_bytes, lead);
 }
 
 static void put_integer_field(struct run *r, const struct field *f, int64_t x)
 {
-    char digits[80], *at = digits + sizeof digits - 1;
+    char digits[80], *at = digits + sizeof digits - 1, prefix[3] = {'0', f->type, 0};
     unsigned base = f->type == 'b' ? 2 : f->type == 'o' ? 8 : (f->type | 0x20) == 'x' ? 16 : 10;
     const char *alphabet = f->type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef";
-    uint64_t remaining = x < 0 ? 0 - (uint64_t)x : (uint64_t)x;
-    char prefix[3] = {'0', f->type, 0};
-    if (!f->alternate || base == 10) prefix[0] = 0;
     *at = 0;
-    do {
-        *--at = alphabet[remaining % base];
-        remaining /= base;
-    } while (remaining > 0);
-    for (int n = (int)strlen(at); n < f->precision && at > digits; n++) *--at = '0';
-    put_number(r, f, x < 0, prefix, at);
+    for (uint64_t n = x < 0 ? 0 - (uint64_t)x : (uint64_t)x; n > 0; n /= base)
+        *--at = alphabet[n % base];
+    for (int n = (int)strlen(at); n < (f->precision > 1 ? f->precision : 1) && at > digits; n++)
+        *--at = '0';
+    put_number(r, f, x < 0, f->alternate && base != 10 ? prefix : "", at);
 }
 
 static void put_real_field(struct run *r, const struct field *f, double x)
@@ -364,17 +352,17 @@ static void put_real_field(struct run *r, const struct field *f, double x)
     bool percent = f->type == '%', negative = signbit(x) && !isnan(x);
     char format[12], type = percent ? 'f' : f->type == 'n' ? 'g' : f->type;
     double size = percent ? fabs(x) * 100 : fabs(x);
-    size_t text = text_begin(r);
-    if (isnan(x) || isinf(x)) {
-        run_puts(r, isnan(x) ? (isupper(type) ? "NAN" : "nan") : (isupper(type) ? "INF" : "inf"));
+    size_t text = r->text.len;
+    if (!isfinite(x)) {
+        put_text(r, isupper(type) ? isnan(x) ? "NAN" : "INF" : isnan(x) ? "nan" : "inf");
     } else if (!type && f->precision < 0) {
         put_float(r, size, false);
     } else {
         snprintf(format, sizeof format, "%%%s.*%c", f->alternate ? "#" : "", type ? type : 'g');
-        run_printf(r, format, f->precision < 0 ? 6 : f->precision, size);
-        if (!type && !strpbrk(r->text.data + text, ".e")) run_puts(r, ".0");
+        put_printf(r, format, f->precision < 0 ? 6 : f->precision, size);
+        if (!type && !strpbrk(r->text.data + text, ".e")) put_text(r, ".0");
     }
-    if (percent) run_puts(r, "%");
+    if (percent) put_text(r, "%");
     put_number(r, f, negative, "", text_end(r, text, false).string->data);
 }
 
@@ -400,9 +388,10 @@ static int64_t read_digits(const char **at, const char *end, int64_t max)
     return x;
 }
 
-static void check_precision(struct run *r, int64_t precision)
+static int checked_precision(struct run *r, int64_t precision)
 {
     if (precision > MAX_PRECISION) fail(r, "precision too big (the limit is %d)", MAX_PRECISION);
+    return precision < 0 ? 0 : (int)precision;
 }
 
 // ---- "..." % values -----------------------------------------------------------------------------
@@ -432,7 +421,7 @@ static struct value keyed_value(struct percent *p)
     if (p->at == p->end) fail(p->run, "incomplete format key");
     if (p->values.kind != V_DICT) fail(p->run, "format requires a mapping");
     p->keyed = true;
-    struct value key = string_new(&p->run->arena, start, (size_t)(p->at++ - start), false);
+    struct value key = string_new(p->run, start, (size_t)(p->at++ - start), false);
     struct value v = dict_find(p->run, p->values.dict, key);
     if (!given(v)) fail(p->run, "KeyError: '%.*s'", SHOWN(key.string));
     return v;
@@ -449,7 +438,7 @@ static int64_t read_size(struct percent *p)
 
 static struct field read_field(struct percent *p)
 {
-    struct field f = {.align = '>', .precision = -1};
+    struct field f = {.fill = blank, .align = '>', .precision = -1};
     for (char flag; (flag = read_one(&p->at, p->end, "-+ #0"));) {
         if (flag == '-') f.align = '<';
         if (flag == '+' || (flag == ' ' && f.sign != '+')) f.sign = flag;
@@ -461,38 +450,31 @@ static struct field read_field(struct percent *p)
         f.align = '<';
         f.width = f.width < -MAX_WIDTH ? MAX_WIDTH : -f.width;
     }
-    if (read_one(&p->at, p->end, ".")) {
-        int64_t precision = read_size(p);
-        check_precision(p->run, precision);
-        f.precision = precision < 0 ? 0 : (int)precision;
-    }
+    if (read_one(&p->at, p->end, ".")) f.precision = checked_precision(p->run, read_size(p));
     while (read_one(&p->at, p->end, "hlL")) continue;
     if (p->at == p->end) fail(p->run, "incomplete format");
     f.type = *p->at++;
     return f;
 }
 
-static void put_percent_number(struct percent *p, struct field *f, struct value v)
+static void put_percent_number(struct run *r, struct field *f, struct value v)
 {
     int64_t x;
-    if (v.kind == V_UNDEFINED) undefined_fail(p->run, v);
-    if (f->align == '=') {
-        f->fill[0] = '0';
-        f->n_fill = 1;
-    }
+    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
+    if (f->align == '=') f->fill = zero;
     if (!of_kinds(v, NUMBERS))
-        fail(p->run, "%%%c format: a real number is required, not %s", f->type, value_type(v));
+        fail(r, "%%%c format: a real number is required, not %s", f->type, value_type(v));
     if (strchr("eEfFgG", f->type)) {
-        put_real_field(p->run, f, value_as_double(v));
+        put_real_field(r, f, value_as_double(v));
         return;
     }
     if (!value_as_int(v, &x)) {
         if (!strchr("diu", f->type))
-            fail(p->run, "%%%c format: an integer is required, not %s", f->type, value_type(v));
-        if (!(fabs(v.real) < 0x1p63)) fail(p->run, "cannot convert this float to integer");
+            fail(r, "%%%c format: an integer is required, not %s", f->type, value_type(v));
+        if (!(fabs(v.real) < 0x1p63)) fail(r, "cannot convert this float to integer");
         x = (int64_t)v.real;
     }
-    put_integer_field(p->run, f, x);
+    put_integer_field(r, f, x);
 }
 
 static void put_percent(struct percent *p)
@@ -502,7 +484,7 @@ static void put_percent(struct percent *p)
     struct value v = read_one(&p->at, p->end, "(") ? keyed_value(p) : MISSING;
     struct field f = read_field(p);
     if (f.type == '%') {
-        run_puts(r, "%");
+        put_text(r, "%");
         return;
     }
     if (!f.type || !strchr("sradiuoxXeEfFgGc", f.type))
@@ -513,7 +495,7 @@ static void put_percent(struct percent *p)
         v = f.type != 's' ? value_repr(r, v) : p->markup ? value_escape(r, v) : value_str(r, v);
         put_text_field(r, &f, v.string);
     } else if (f.type != 'c') {
-        put_percent_number(p, &f, v);
+        put_percent_number(r, &f, v);
     } else if (v.kind == V_STRING && v.string->n_chars == 1) {
         put_text_field(r, &f, v.string);
     } else if (value_as_int(v, &code)) {
@@ -531,11 +513,10 @@ struct value format_percent(struct run *r, const struct string *format, struct v
                         .values = values,
                         .n = values.kind == V_TUPLE ? values.list->n : 1,
                         .markup = format->markup};
-    size_t text = text_begin(r);
-    run_bytes(r, format->n_bytes);
+    size_t text = r->text.len;
     while (p.at < p.end) {
         const char *mark = memchr(p.at, '%', (size_t)(p.end - p.at));
-        run_put(r, p.at, (size_t)((mark ? mark : p.end) - p.at));
+        put_bytes(r, p.at, (size_t)((mark ? mark : p.end) - p.at));
         p.at = mark ? mark + 1 : p.end;
         if (mark) put_percent(&p);
         run_steps(r, 1);
@@ -549,38 +530,35 @@ struct value format_percent(struct run *r, const struct string *format, struct v
 
 BUILTIN(format_filter)
 {
-    const struct arguments *all = c->all;
-    if (all->positional.n > 0 && all->named.n > 0)
+    struct value values = list_of(r, V_TUPLE, c->all->positional);
+    if (c->all->positional.n > 0 && c->all->named.n > 0)
         fail(r, "can't handle positional and keyword arguments at the same time");
-    struct value values = list_of(&r->arena, V_TUPLE, all->positional);
-    if (all->named.n > 0) {
-        values = dict_new(&r->arena, 0);
-        *values.dict = all->named;
+    if (c->all->named.n > 0) {
+        values = dict_new(r, 0);
+        *values.dict = c->all->named;
     }
-    return format_percent(r, c->v[0].string, values);
+    return format_percent(r, v[0].string, values);
 }
 
 // ---- "...".format(values) -----------------------------------------------------------------------
 
 struct braces {
     struct run *run;
-    const struct arguments *arguments;
+    struct list positional;
+    const struct dict *named;
     size_t next; // of the fields without a number
     bool by_number;
     bool markup;
 };
 
-// ---- [[fill]align][sign][z][#][0][width][group][.precision][type] -------------------------------
-
+// [[fill]align][sign][z][#][0][width][group][.precision][type]
 static struct field read_spec(struct run *r, const char *at, const char *end)
 {
-    struct field f = {.precision = -1};
+    struct field f = {.fill = blank, .precision = -1};
     int first = at < end ? utf8_sequence(at, (size_t)(end - at)) : 0;
     const char *behind = at + (first > 0 ? first : 0);
-    f.align = first > 0 ? read_one(&behind, end, "<>=^") : 0;
-    if (f.align) {
-        memcpy(f.fill, at, (size_t)first);
-        f.n_fill = first;
+    if (first > 0 && (f.align = read_one(&behind, end, "<>=^"))) {
+        f.fill = (struct string){at, (size_t)first, 1, false};
         at = behind;
     } else {
         f.align = read_one(&at, end, "<>=^");
@@ -589,8 +567,7 @@ static struct field read_spec(struct run *r, const char *at, const char *end)
     read_one(&at, end, "z");
     f.alternate = read_one(&at, end, "#");
     if (read_one(&at, end, "0")) {
-        if (!f.n_fill) f.fill[0] = '0';
-        if (!f.n_fill) f.n_fill = 1;
+        if (f.fill.data == blank.data) f.fill = zero;
         if (!f.align) f.align = '=';
     }
     f.width = read_digits(&at, end, MAX_WIDTH - 1);
@@ -598,68 +575,58 @@ static struct field read_spec(struct run *r, const char *at, const char *end)
     if (read_one(&at, end, ".")) {
         if (at == end || !isdigit((unsigned char)*at))
             fail(r, "Format specifier missing precision");
-        f.precision = (int)read_digits(&at, end, MAX_PRECISION);
-        check_precision(r, f.precision);
+        f.precision = checked_precision(r, read_digits(&at, end, MAX_PRECISION));
     }
     if (at < end) f.type = *at++;
     if (at < end || (unsigned char)f.type > 0x7f) fail(r, "Invalid format specifier");
     return f;
 }
 
-static _Noreturn void bad_code(struct run *r, char type, struct value v)
+static void put_braces_field(struct run *r, struct field f, struct value v)
 {
-    fail(r, "Unknown format code '%c' for object of type '%s'", type, value_type(v));
-}
-
-static void put_braces_text(struct run *r, struct field f, struct value v)
-{
-    if (f.type && f.type != 's') bad_code(r, f.type, v);
-    if (f.align == '=' && f.fill[0] != '0')
+    int64_t x = 0;
+    bool text = v.kind == V_STRING, integer = value_as_int(v, &x);
+    if (!text && !of_kinds(v, NUMBERS))
+        fail(r, "unsupported format string passed to %s.__format__", value_type(v));
+    if (!f.align) f.align = text || f.type == 'c' ? '<' : '>';
+    if (f.type && !strchr(text ? "s" : integer ? "dboxXcneEfFgG%" : "eEfFgG%n", f.type))
+        fail(r, "Unknown format code '%c' for object of type '%s'", f.type, value_type(v));
+    bool real = !text && (!integer || (f.type && strchr("eEfFgG%", f.type)));
+    if (integer && !real && f.precision >= 0)
+        fail(r, "Precision not allowed in integer format specifier");
+    if (text && f.align == '=' && f.fill.data[0] != '0')
         fail(r, "'=' alignment not allowed in string format specifier");
-    if (!f.align || f.align == '=') f.align = '<';
-    put_text_field(r, &f, v.string);
-}
-
-static void put_braces_number(struct run *r, struct field f, struct value v)
-{
-    int64_t x;
-    bool real = f.type && strchr("eEfFgG%", f.type);
-    if (!f.align) f.align = f.type == 'c' ? '<' : '>';
-    if (real || !value_as_int(v, &x)) {
-        if (f.type && !real && f.type != 'n') bad_code(r, f.type, v);
+    if (text && f.align == '=') f.align = '<';
+    if (text)
+        put_text_field(r, &f, v.string);
+    else if (real)
         put_real_field(r, &f, value_as_double(v));
-        return;
-    }
-    if (f.type && !strchr("dboxXcn", f.type)) bad_code(r, f.type, v);
-    if (f.precision >= 0) fail(r, "Precision not allowed in integer format specifier");
-    if (f.type == 'c')
+    else if (f.type == 'c')
         put_character_field(r, &f, x);
     else
         put_integer_field(r, &f, x);
 }
 
-// ---- name.attribute[key] ------------------------------------------------------------------------
-
 static struct value first_value(struct braces *b, const char *name, size_t n)
 {
-    const struct arguments *a = b->arguments;
     char *end;
     size_t i = strtoul(name, &end, 10);
     if (n > 0 && (end != name + n || !isdigit((unsigned char)*name))) {
-        struct string key = {name, n, n, false};
-        struct value v = dict_find(b->run, &a->named, value_string(&key));
+        struct value key = string_new(b->run, name, n, false);
+        struct value v = dict_find(b->run, b->named, key);
         if (given(v)) return v;
-        fail(b->run, "KeyError: '%.*s'", SHOWN(&key));
+        fail(b->run, "KeyError: '%.*s'", SHOWN(key.string));
     }
     if (n == 0 ? b->by_number : b->next > 0)
         fail(b->run, "numbered and unnumbered fields are mixed");
     b->by_number = n > 0;
     if (n == 0) i = b->next++;
-    if (i >= a->positional.n)
+    if (i >= b->positional.n)
         fail(b->run, "Replacement index %zu out of range for positional args tuple", i);
-    return a->positional.items[i];
+    return b->positional.items[i];
 }
 
+// name.attribute[key]
 static struct value field_value(struct braces *b, const char *name, size_t n)
 {
     size_t at = 0;
@@ -670,9 +637,9 @@ static struct value field_value(struct braces *b, const char *name, size_t n)
         size_t start = at;
         while (at < n && (dot ? name[at] != '.' && name[at] != '[' : name[at] != ']')) at++;
         if (!dot && at == n) fail(b->run, "Missing ']' in format string");
-        struct value key = string_new(&b->run->arena, name + start, at - start, false);
+        struct value key = string_new(b->run, name + start, at - start, false);
         if (dot) {
-            v = get_attribute(b->run, v, key.string);
+            v = get_attribute(b->run, v, key);
             continue;
         }
         char *end;
@@ -684,88 +651,69 @@ static struct value field_value(struct braces *b, const char *name, size_t n)
     return v;
 }
 
-// ---- the whole ----------------------------------------------------------------------------------
-
 // What stands between a pair of braces.
 static void put_field(struct braces *b, const char *s, size_t n)
 {
+    struct run *r = b->run;
     size_t name = 0;
-    char conversion = 0;
     while (name < n && s[name] != ':' && s[name] != '!')
         name += s[name] == '[' ? strcspn(s + name, "]") : 1;
     if (name > n) name = n;
-    size_t spec = name;
-    if (spec < n && s[spec] == '!') {
-        conversion = spec + 1 < n ? s[spec + 1] : 0;
-        spec += 2;
-    }
-    if (spec < n && s[spec] != ':') fail(b->run, "expected ':' after conversion");
+    bool converted = name < n && s[name] == '!';
+    char conversion = converted && name + 1 < n ? s[name + 1] : 0;
+    size_t spec = name + (converted ? 2 : 0);
+    if (spec < n && s[spec] != ':') fail(r, "expected ':' after conversion");
     struct value v = field_value(b, s, name);
     if (conversion == 'r' || conversion == 'a')
-        v = value_repr(b->run, v);
+        v = value_repr(r, v);
     else if (conversion == 's')
-        v = value_str(b->run, v);
+        v = value_str(r, v);
     else if (conversion)
-        fail(b->run, "Unknown conversion specifier %c", conversion);
-    if (spec + 1 >= n) {
-        run_put_string(b->run, (b->markup ? value_escape : value_str)(b->run, v).string);
-        return;
-    }
-    struct field f = read_spec(b->run, s + spec + 1, s + n);
-    if (v.kind == V_STRING)
-        put_braces_text(b->run, f, v);
-    else if (of_kinds(v, NUMBERS))
-        put_braces_number(b->run, f, v);
+        fail(r, "Unknown conversion specifier %c", conversion);
+    if (spec + 1 < n)
+        put_braces_field(r, read_spec(r, s + spec + 1, s + n), v);
     else
-        fail(b->run, "unsupported format string passed to %s.__format__", value_type(v));
+        put_string(r, (b->markup ? value_escape : value_str)(r, v).string);
 }
 
 static struct value format_braces(struct run *r, const struct string *format,
-                                  const struct arguments *arguments)
+                                  struct list positional, const struct dict *named)
 {
-    struct braces b = {.run = r, .arguments = arguments, .markup = format->markup};
+    struct braces b = {r, positional, named, .markup = format->markup};
     const char *s = format->data;
-    size_t n = format->n_bytes, text = text_begin(r);
-    run_bytes(r, n);
+    size_t n = format->n_bytes;
     for (size_t i = 0; i < n; i++) {
         if ((s[i] != '{' && s[i] != '}') || (i + 1 < n && s[i + 1] == s[i])) {
-            run_put(r, &s[i], 1);
+            put_bytes(r, &s[i], 1);
             i += s[i] == '{' || s[i] == '}';
-        } else if (s[i] == '}') {
-            fail(r, "Single '}' encountered in format string");
-        } else {
-            size_t start = ++i;
-            for (int open = 1; i < n; i++) { // to its "}", with braces within it in pairs
-                open += (s[i] == '{') - (s[i] == '}');
-                if (open == 0) break;
-            }
-            if (i == n) fail(r, "expected '}' before end of string");
-            if (memchr(s + start, '{', i - start))
-                fail(r, "fields within fields are not supported");
-            put_field(&b, s + start, i - start);
+            continue;
         }
+        if (s[i] == '}') fail(r, "Single '}' encountered in format string");
+        size_t start = ++i;
+        for (int open = 1; i < n; i++) { // to its "}", with braces within it in pairs
+            open += (s[i] == '{') - (s[i] == '}');
+            if (open == 0) break;
+        }
+        if (i == n) fail(r, "expected '}' before end of string");
+        if (memchr(s + start, '{', i - start)) fail(r, "fields within fields are not supported");
+        put_field(&b, s + start, i - start);
     }
-    return text_end(r, text, format->markup);
+    return TEXT(format->markup);
 }
 
 BUILTIN(format)
 {
-    return format_braces(r, c->v[0].string, c->all);
+    return format_braces(r, v[0].string, c->all->positional, &c->all->named);
 }
 
 BUILTIN(format_map)
 {
-    if (c->v[1].kind != V_DICT) type_fail(r, "format_map() wants a mapping", c->v[1]);
-    struct arguments arguments = {.named.n = 0};
-    for (size_t i = 0; i < c->v[1].dict->n; i++) {
-        const struct dict_entry *e = &c->v[1].dict->entries[i];
-        if (e->key.kind == V_STRING) dict_append(&r->arena, &arguments.named, e->key, e->value);
-    }
-    return format_braces(r, c->v[0].string, &arguments);
+    if (v[1].kind != V_DICT) type_fail(r, "format_map() wants a mapping", v[1]);
+    return format_braces(r, v[0].string, LIST(NULL, 0), v[1].dict);
 }
 
 const struct builtin format_builtins[] = {
-    {FILTER, "tojson", tojson, 0, "ensure_ascii indent separators sort_keys", 0},
+    {FILTER, "tojson", tojson, 0, "ensure_ascii? indent separators sort_keys?", 0},
     {FILTER, "format", format_filter, 0, "$*", 0},
     {METHOD(V_STRING), "format", format, 0, "*", 0},
     {METHOD(V_STRING), "format_map", format_map, 0, "/mapping", 1},

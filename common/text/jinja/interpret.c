@@ -2,18 +2,20 @@
  * rendering from its variables to its end. One thread for each rendering; the parsed template is
  * shared.
  *
- * Recursion follows the tree and is bounded by run_deeper(). The node being evaluated is kept for
- * the place of a failure. */
+ * Recursion follows the tree and is bounded by run_deeper(). The place of the node being evaluated
+ * is kept for a failure. */
+#include "common/text/jinja/call.h"
 #include "common/text/jinja/jinja.h"
-#include "common/text/jinja/run.h"
 #include <stdlib.h>
 
 #define PARSED_LIMIT   ((size_t)256 << 20)
+#define MAX_NESTING    200 // of expressions and of statements, while parsing
+#define MAX_DEPTH      800 // of evaluations within each other
 #define DEFAULT_STEPS  20000000
 #define DEFAULT_MEMORY ((size_t)256 << 20)
 #define DEFAULT_OUTPUT ((size_t)64 << 20)
 
-static const struct builtin *const builtins[] = {value_builtins, string_builtins, number_builtins,
+static const struct builtin *const builtins[] = {item_builtins, string_builtins, number_builtins,
                                                  format_builtins, NULL};
 
 static struct value evaluate(struct run *r, struct scope *scope, const struct node *node);
@@ -25,15 +27,22 @@ static void render_body(struct run *r, struct scope *scope, const struct node_li
 // A macro may keep it.
 static struct scope *scope_new(struct run *r, const struct scope *outer)
 {
-    struct scope *scope = arena_alloc(&r->arena, sizeof *scope);
+    struct scope *scope = run_alloc(r, 1, sizeof *scope);
     scope->outer = outer;
     return scope;
+}
+
+static void set_name(struct run *r, struct scope *scope, const char *name, struct value value)
+{
+    dict_set(r, &scope->variables, string_of(r, name), value);
 }
 
 static void scope_assign(struct run *r, struct scope *scope, const struct node *target,
                          struct value value)
 {
-    if (target->kind == N_TUPLE) {
+    if (target->kind == N_NAME) {
+        dict_set(r, &scope->variables, target->value, value);
+    } else if (target->kind == N_TUPLE) {
         size_t want = target->items.n;
         if (!of_kinds(value, ITERABLES))
             fail(r, "cannot unpack non-iterable %s object", value_type(value));
@@ -43,8 +52,6 @@ static void scope_assign(struct run *r, struct scope *scope, const struct node *
         if (items.n > want) fail(r, "too many values to unpack (expected %zu)", want);
         for (size_t i = 0; i < want; i++)
             scope_assign(r, scope, target->items.nodes[i], items.items[i]);
-    } else if (target->kind == N_NAME) {
-        dict_set(r, &scope->variables, target->value, value);
     } else {
         struct value space = evaluate(r, scope, target->a);
         if (space.kind != V_NAMESPACE) fail(r, "cannot assign attribute on non-namespace object");
@@ -58,7 +65,7 @@ static void scope_assign(struct run *r, struct scope *scope, const struct node *
 static struct value render_captured(struct run *r, struct scope *scope,
                                     const struct node_list *body)
 {
-    size_t text = text_begin(r);
+    size_t text = r->text.len;
     render_body(r, scope, body);
     return text_end(r, text, false);
 }
@@ -78,16 +85,17 @@ static struct value take_named(struct run *r, struct dict *named, struct value n
 static void bind_parameters(struct run *r, struct scope *scope, const struct node_list *list,
                             struct list positional, struct dict *named)
 {
-    struct value *bound = arena_array(&r->arena, list->n, sizeof *bound);
+    struct value *bound = run_alloc(r, list->n, sizeof *bound);
     for (size_t i = 0; i < list->n; i++)
         bound[i] =
             i < positional.n ? positional.items[i] : take_named(r, named, list->nodes[i]->value);
     for (size_t i = 0; i < list->n; i++) {
         const struct node *p = list->nodes[i];
-        if (!given(bound[i]))
-            bound[i] = p->a ? evaluate(r, scope, p->a)
-                            : undefined_because(r, "parameter '%.*s' was not provided",
-                                                SHOWN(p->value.string));
+        if (!given(bound[i]) && p->a)
+            bound[i] = evaluate(r, scope, p->a);
+        else if (!given(bound[i]))
+            bound[i] =
+                undefined_because(r, "parameter '%.*s' was not provided", SHOWN(p->value.string));
         dict_set(r, &scope->variables, p->value, bound[i]);
     }
 }
@@ -96,7 +104,7 @@ static void bind_parameters(struct run *r, struct scope *scope, const struct nod
 static void check_remaining(struct run *r, const struct node *macro, struct list positional,
                             const struct dict *named)
 {
-    static const struct string anonymous = {"caller", 6, 6, false};
+    static const struct string anonymous = STRING("caller");
     const struct string *name = macro->kind == N_MACRO ? macro->value.string : &anonymous;
     if (named->n > 0 && value_is(named->entries[0].key, "caller"))
         fail(r,
@@ -108,11 +116,6 @@ static void check_remaining(struct run *r, const struct node *macro, struct list
              SHOWN(named->entries[0].key.string));
     if (!(macro->op & USES_VARARGS) && positional.n > macro->others.n)
         fail(r, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name), macro->others.n);
-}
-
-static void set_extra(struct run *r, struct scope *scope, const char *name, struct value value)
-{
-    dict_set(r, &scope->variables, string_of(&r->arena, name), value);
 }
 
 // Arguments are bound to parameters, and to the three that a body may ask for without naming them:
@@ -127,24 +130,22 @@ static struct value macro_call(struct run *r, const struct macro *macro,
     run_deeper(r);
     bind_parameters(r, scope, &node->others, positional, &named);
     if (node->op & USES_CALLER) {
-        struct value caller = take_named(r, &named, string_of(&r->arena, "caller"));
-        if (!given(caller) || caller.kind == V_NONE)
-            caller = undefined_because(r, "No caller defined");
-        set_extra(r, scope, "caller", caller);
+        struct value caller = take_named(r, &named, string_of(r, "caller"));
+        bool none = !given(caller) || caller.kind == V_NONE;
+        set_name(r, scope, "caller", none ? undefined_because(r, "No caller defined") : caller);
     }
     if (node->op & USES_KWARGS) {
-        struct value kwargs = dict_new(&r->arena, 0);
+        struct value kwargs = dict_new(r, 0);
         *kwargs.dict = named;
         named.n = 0;
-        set_extra(r, scope, "kwargs", kwargs);
+        set_name(r, scope, "kwargs", kwargs);
     }
     check_remaining(r, node, positional, &named);
     if (node->op & USES_VARARGS) {
-        struct list more = {.n = 0};
+        struct list more = LIST(NULL, 0);
         if (positional.n > node->others.n)
-            more = (struct list){.items = positional.items + node->others.n,
-                                 .n = positional.n - node->others.n};
-        set_extra(r, scope, "varargs", list_of(&r->arena, V_TUPLE, more));
+            more = LIST(positional.items + node->others.n, positional.n - node->others.n);
+        set_name(r, scope, "varargs", list_of(r, V_TUPLE, more));
     }
     struct value text = render_captured(r, scope, &node->body);
     r->depth--;
@@ -165,7 +166,7 @@ static void loop_render(struct run *r, struct scope *scope, const struct node *n
                         struct value iterable, int64_t depth0)
 {
     bool completed = false, stop = false;
-    struct loop *l = arena_alloc(&r->arena, sizeof *l);
+    struct loop *l = run_alloc(r, 1, sizeof *l);
     *l = (struct loop){.run = r,
                        .scope = scope,
                        .node = node,
@@ -175,10 +176,9 @@ static void loop_render(struct run *r, struct scope *scope, const struct node *n
                        .depth0 = depth0};
     run_deeper(r);
     l->items = value_items(r, iterable);
-    struct value name = string_of(&r->arena, "loop");
     while (!stop && loop_advance(l)) {
         struct scope *each = scope_new(r, scope); // what one time round sets is gone with it
-        dict_set(r, &each->variables, name, value_of(.kind = V_LOOP, .loop = l));
+        set_name(r, each, "loop", value_of(.kind = V_LOOP, .loop = l));
         scope_assign(r, each, node->a, l->current);
         render_body(r, each, &node->body);
         stop = r->flow == FLOW_BREAK;
@@ -192,16 +192,16 @@ static void loop_render(struct run *r, struct scope *scope, const struct node *n
 
 static struct value loop_call(struct run *r, struct loop *l, const struct arguments *arguments)
 {
+    size_t text = r->text.len;
     if (!l->node->op)
         fail(r, "The loop must have the 'recursive' marker to be called recursively.");
     if (arguments->positional.n != 1 || arguments->named.n > 0)
         fail(r, "a recursive loop is called with one list");
-    size_t text = text_begin(r);
     loop_render(r, l->scope, l->node, arguments->positional.items[0], l->depth0 + 1);
     return text_end(r, text, false);
 }
 
-// ---- what can be called -------------------------------------------------------------------------
+// ---- calls --------------------------------------------------------------------------------------
 
 static struct value call_value(struct run *r, struct value function,
                                const struct arguments *arguments)
@@ -220,57 +220,26 @@ static struct value call_value(struct run *r, struct value function,
         return loop_call(r, function.loop, arguments);
     case V_JOINER:
         // nothing the first time, its separator from then on
-        return joiner->at++ > 0 ? joiner->items.items[0] : string_of(&r->arena, "");
+        return joiner->at++ > 0 ? joiner->items.items[0] : string_of(r, "");
     default:
         fail(r, "'%s' object is not callable", value_type(function));
     }
 }
 
-// ---- expressions --------------------------------------------------------------------------------
-
-static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
-{
-    for (; scope; scope = scope->outer) {
-        struct value v = dict_find(r, &scope->variables, name);
-        if (given(v)) return v;
-    }
-    const struct builtin *function = builtin_find(r->builtins, FUNCTION, name.string);
-    return function ? value_of(.kind = V_FUNCTION, .function = function)
-                    : undefined_item(r, MISSING, name);
-}
-
 static struct value evaluate_nodes(struct run *r, struct scope *scope, enum value_kind kind,
                                    const struct node_list *nodes)
 {
-    struct value v = list_new(&r->arena, kind, nodes->n);
+    struct value v = list_new(r, kind, nodes->n);
     for (size_t i = 0; i < nodes->n; i++) v.list->items[i] = evaluate(r, scope, nodes->nodes[i]);
     return v;
 }
 
-static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
-{
-    return value_truth(r, evaluate(r, scope, node));
-}
-
-// a < b < c: true if each holds; what follows one that does not is not evaluated.
-static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
-{
-    struct value left = evaluate(r, scope, node->a);
-    bool truth = true;
-    for (size_t i = 0; truth && i < node->items.n; i++) {
-        const struct node *operand = node->items.nodes[i];
-        struct value right = evaluate(r, scope, operand->a);
-        truth = value_compare(r, operand->op, left, right);
-        left = right;
-    }
-    return truth;
-}
-
 static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
 {
+    if (name.kind != V_STRING) fail(r, "keywords must be strings");
     if (dict_look(r, named, name))
         fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
-    dict_append(&r->arena, named, name, value);
+    dict_append(r, named, name, value);
 }
 
 // Of a call, a filter or a test. `caller`: of a call block, V_MISSING: none.
@@ -278,25 +247,24 @@ static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
                                            const struct node *call, struct value caller)
 {
     struct arguments arguments = {.named.n = 0};
-    struct list *positional = &arguments.positional;
     struct dict *named = &arguments.named;
-    if (call->items.n > 0) *positional = *evaluate_nodes(r, scope, V_LIST, &call->items).list;
-    if (call->b) {
-        struct value first = list_of(&r->arena, V_LIST, *positional);
-        struct list more = value_items(r, evaluate(r, scope, call->b));
-        *positional = *arithmetic(r, T_ADD, first, list_of(&r->arena, V_LIST, more)).list;
+    if (call->items.n > 0 || call->b) {
+        struct value positional = evaluate_nodes(r, scope, V_LIST, &call->items), more;
+        if (call->b) {
+            more = list_of(r, V_LIST, value_items(r, evaluate(r, scope, call->b)));
+            positional = arithmetic(r, T_ADD, positional, more);
+        }
+        arguments.positional = *positional.list;
     }
     for (size_t i = 0; i < call->others.n; i++)
         add_named(r, named, call->others.nodes[i]->value,
                   evaluate(r, scope, call->others.nodes[i]->a));
-    if (given(caller)) add_named(r, named, string_of(&r->arena, "caller"), caller);
+    if (given(caller)) add_named(r, named, string_of(r, "caller"), caller);
     if (!call->c) return arguments;
     struct value more = evaluate(r, scope, call->c);
     if (more.kind != V_DICT) type_fail(r, "argument after ** must be a mapping", more);
-    for (size_t i = 0; i < more.dict->n; i++) {
-        if (more.dict->entries[i].key.kind != V_STRING) fail(r, "keywords must be strings");
+    for (size_t i = 0; i < more.dict->n; i++)
         add_named(r, named, more.dict->entries[i].key, more.dict->entries[i].value);
-    }
     return arguments;
 }
 
@@ -320,17 +288,47 @@ static struct value evaluate_filter_or_test(struct run *r, struct scope *scope,
     return builtin_invoke(r, node->function, input, &arguments);
 }
 
-// ---- all of them --------------------------------------------------------------------------------
+// ---- expressions --------------------------------------------------------------------------------
+
+static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
+{
+    for (; scope; scope = scope->outer) {
+        struct value v = dict_find(r, &scope->variables, name);
+        if (given(v)) return v;
+    }
+    const struct builtin *function = builtin_find(r, FUNCTION, name.string);
+    return function ? value_of(.kind = V_FUNCTION, .function = function)
+                    : undefined_item(r, MISSING, name);
+}
+
+static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
+{
+    return value_truth(r, evaluate(r, scope, node));
+}
+
+// a < b < c: true if each holds; what follows one that does not is not evaluated.
+static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
+{
+    struct value left = evaluate(r, scope, node->a);
+    bool truth = true;
+    for (size_t i = 0; truth && i < node->items.n; i++) {
+        const struct node *operand = node->items.nodes[i];
+        struct value right = evaluate(r, scope, operand->a);
+        truth = value_compare(r, (enum token_type)operand->op, left, right);
+        left = right;
+    }
+    return truth;
+}
 
 // Those that take several values, each by its own rule.
 static struct value evaluate_several(struct run *r, struct scope *scope, const struct node *node)
 {
     struct value v = NONE, part[3] = {NONE, NONE, NONE};
-    size_t text = text_begin(r), n = node->items.n;
+    size_t text = r->text.len, n = node->items.n;
     struct node *const *items = node->items.nodes;
     switch (node->kind) {
     case N_DICT:
-        v = dict_new(&r->arena, n);
+        v = dict_new(r, n);
         for (size_t i = 0; i < n; i++) {
             struct value key = evaluate(r, scope, items[i]);
             dict_set(r, v.dict, key, evaluate(r, scope, node->others.nodes[i]));
@@ -351,7 +349,7 @@ static struct value evaluate_several(struct run *r, struct scope *scope, const s
         return undefined_because(r,
                                  "the inline if-expression on line %d evaluated to false and no "
                                  "else section was defined.",
-                                 node->line);
+                                 node->place.line);
     default:
         fail(r, "a statement stands where a value is wanted");
     }
@@ -369,7 +367,7 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     case N_TUPLE:
         return evaluate_nodes(r, scope, node->kind == N_LIST ? V_LIST : V_TUPLE, &node->items);
     case N_ATTRIBUTE:
-        return get_attribute(r, evaluate(r, scope, node->a), node->value.string);
+        return get_attribute(r, evaluate(r, scope, node->a), node->value);
     case N_ITEM:
         a = evaluate(r, scope, node->a);
         return get_item(r, a, evaluate(r, scope, node->b));
@@ -387,7 +385,7 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
         return value_truth(r, a) == (node->op == OP_AND) ? evaluate(r, scope, node->b) : a;
     case N_BINARY:
         a = evaluate(r, scope, node->a);
-        return arithmetic(r, node->op, a, evaluate(r, scope, node->b));
+        return arithmetic(r, (enum token_type)node->op, a, evaluate(r, scope, node->b));
     case N_COMPARE:
         return value_bool(evaluate_compare(r, scope, node));
     case N_CAPTURE:
@@ -399,8 +397,8 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
 
 static struct value evaluate(struct run *r, struct scope *scope, const struct node *node)
 {
-    const struct node *outer = r->at;
-    r->at = node;
+    const struct place outer = r->at;
+    r->at = node->place;
     run_deeper(r);
     struct value v = evaluate_kind(r, scope, node);
     r->depth--;
@@ -419,7 +417,7 @@ static void print(struct run *r, struct value v)
 
 static struct value make_macro(struct run *r, struct scope *scope, const struct node *node)
 {
-    struct macro *macro = arena_alloc(&r->arena, sizeof *macro);
+    struct macro *macro = run_alloc(r, 1, sizeof *macro);
     *macro = (struct macro){node, scope};
     return value_of(.kind = V_MACRO, .macro = macro);
 }
@@ -467,26 +465,25 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
         render_body(r, inner, &node->body);
         break;
     case N_BLOCK: // sees what is set in the template itself; `scoped` ones all around them
-        inner = scope_new(r, node->op ? scope : &r->top);
-        render_body(r, inner, &node->body);
+        render_body(r, scope_new(r, node->op ? scope : r->top), &node->body);
         break;
     case N_BREAK:
     case N_CONTINUE:
         r->flow = node->kind == N_BREAK ? FLOW_BREAK : FLOW_CONTINUE;
         break;
     default:
-        arena_fail(&r->arena, ST_UNSUPPORTED,
-                   "no loader for this environment specified: there is no other template to take "
-                   "from");
+        fail_as(r, ST_UNSUPPORTED,
+                "no loader for this environment specified: there is no other template to take "
+                "from");
     }
 }
 
 static void render_body(struct run *r, struct scope *scope, const struct node_list *body)
 {
-    const struct node *outer = r->at;
+    const struct place outer = r->at;
     run_deeper(r);
     for (size_t i = 0; i < body->n && r->flow == FLOW_ON; i++) {
-        r->at = body->nodes[i];
+        r->at = body->nodes[i]->place;
         run_steps(r, 1);
         render_statement(r, scope, body->nodes[i]);
     }
@@ -498,24 +495,26 @@ static void render_body(struct run *r, struct scope *scope, const struct node_li
 
 struct jinja {
     char *where;
-    struct arena arena;
-    struct token_stream tokens;
+    struct run run; // the parser's, with all that it made
+    const struct token *tokens;
     struct node_list body;
     bool loops_over_content;
 };
 
-struct parsing {
+struct task { // of run_try()
     struct jinja *template;
-    const char *text;
+    const char *text; // to parse
     size_t len;
+    struct run *run; // to render
+    const json_t *variables;
 };
 
 static void parse(void *context)
 {
-    const struct parsing *p = context;
-    struct jinja *t = p->template;
-    t->tokens = lexer_run(&t->arena, p->text, p->len);
-    t->body = parser_run(&t->arena, t->tokens, builtins, &t->loops_over_content);
+    const struct task *task = context;
+    struct jinja *t = task->template;
+    t->tokens = lexer_run(&t->run, task->text, task->len);
+    t->body = parser_run(&t->run, t->tokens, &t->loops_over_content);
 }
 
 enum status jinja_parse(const char *where, const char *text, size_t len, struct jinja **ret)
@@ -525,13 +524,17 @@ enum status jinja_parse(const char *where, const char *text, size_t len, struct 
         free(t);
         return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
     }
-    t->arena.limit = PARSED_LIMIT;
-    enum status st = arena_try(&t->arena, parse, &(struct parsing){t, text, len});
+    t->run = (struct run){.fault = ST_FORMAT,
+                          .limit = PARSED_LIMIT,
+                          .steps = INT64_MAX,
+                          .max_depth = MAX_NESTING,
+                          .builtins = builtins};
+    enum status st = run_try(&t->run, parse, &(struct task){t, text, len, NULL, NULL});
     if (st == ST_OK) {
         *ret = t;
         return ST_OK;
     }
-    status_context(st, "%s", where);
+    status_context(st, "%s: line %d, column %d", where, t->run.at.line, t->run.at.column);
     jinja_free(t);
     return st;
 }
@@ -539,7 +542,7 @@ enum status jinja_parse(const char *where, const char *text, size_t len, struct 
 void jinja_free(struct jinja *t)
 {
     if (!t) return;
-    arena_release(&t->arena);
+    run_release(&t->run);
     free(t->where);
     free(t);
 }
@@ -551,28 +554,20 @@ bool jinja_loops_over_content(const struct jinja *t)
 
 bool jinja_mentions(const struct jinja *t, const char *name)
 {
-    for (size_t i = 0; i < t->tokens.n; i++) {
-        const struct token *token = &t->tokens.tokens[i];
+    for (const struct token *token = t->tokens; token->type != T_END; token++)
         if ((token->type == T_NAME || token->type == T_STRING) && value_is(token->value, name))
             return true;
-    }
     return false;
 }
 
-struct rendering {
-    struct run run;
-    const struct jinja *template;
-    const json_t *variables;
-    struct scope given; // with the variables
-};
-
 static void render(void *context)
 {
-    struct rendering *rendering = context;
-    struct run *r = &rendering->run;
-    rendering->given.variables = *value_from_json(&r->arena, rendering->variables, 0).dict;
-    r->top.outer = &rendering->given;
-    render_body(r, &r->top, &rendering->template->body);
+    const struct task *task = context;
+    struct run *r = task->run;
+    struct scope *variables = scope_new(r, NULL);
+    variables->variables = *value_from_json(r, task->variables, 0).dict;
+    r->top = scope_new(r, variables);
+    render_body(r, r->top, &task->template->body);
 }
 
 enum status jinja_render(const struct jinja *t, const json_t *variables, const struct tm *now,
@@ -580,26 +575,23 @@ enum status jinja_render(const struct jinja *t, const json_t *variables, const s
 {
     static const struct jinja_limits none;
     if (!limits) limits = &none;
-    struct rendering rendering = {
-        .run = {.arena = {.limit = limits->memory ? limits->memory : DEFAULT_MEMORY},
-                .steps = limits->steps ? limits->steps : DEFAULT_STEPS,
-                .max_output = limits->output ? limits->output : DEFAULT_OUTPUT,
-                .now = now,
-                .builtins = builtins},
-        .template = t,
-        .variables = variables,
-    };
-    struct run *r = &rendering.run;
-    enum status st = arena_try(&r->arena, render, &rendering);
+    struct run r = {.fault = ST_INVALID,
+                    .limit = limits->memory ? limits->memory : DEFAULT_MEMORY,
+                    .steps = limits->steps ? limits->steps : DEFAULT_STEPS,
+                    .max_depth = MAX_DEPTH,
+                    .max_output = limits->output ? limits->output : DEFAULT_OUTPUT,
+                    .now = now,
+                    .builtins = builtins};
+    // only read: the template
+    enum status st = run_try(&r, render, &(struct task){(struct jinja *)t, NULL, 0, &r, variables});
     if (st == ST_OK) {
-        bytes_append(ret, bytes_text(&r->text), r->text.len);
+        bytes_append(ret, bytes_text(&r.text), r.text.len);
         st = bytes_status(ret);
     }
-    if (r->at)
-        status_context(st, "%s, line %d, column %d", t->where, r->at->line, r->at->column);
+    if (r.at.line > 0)
+        status_context(st, "%s, line %d, column %d", t->where, r.at.line, r.at.column);
     else
         status_context(st, "%s", t->where);
-    bytes_release(&r->text);
-    arena_release(&r->arena);
+    run_release(&r);
     return st;
 }

@@ -2,23 +2,22 @@
  * "{{", "{%" or "{#"; what stands before is data, cut as the sign behind the brackets says ("-":
  * all white space, "+": none, neither: blanks between a line's start and a block). Behind a block
  * or comment one newline goes (trim_blocks). Inside of tags an end counts only where all brackets
- * are closed. Any thread, each on its own arena. */
+ * are closed. Any thread, each on its own run. */
 #include "common/text/jinja/syntax.h"
 #include "common/text/jinja/text.h"
 #include <ctype.h>
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #define MAX_BRACKETS 200
 
+static const char decimal[] = "0123456789", hex[] = "0123456789abcdefABCDEF", octal[] = "01234567";
+
 struct lexer {
-    struct arena *arena;
+    struct run *run;
     const char *text;
     size_t len, at;
-    int line, column;
-    size_t counted; // line and column are those of this place
+    size_t counted; // run.at is this place
     struct token *tokens;
     size_t n, cap;
     bool line_starting; // what was read last ended on a newline
@@ -34,42 +33,30 @@ const char *token_words(enum token_type type)
     return words[type];
 }
 
-void place_fail(struct arena *a, int line, int column, const char *format, ...)
+// Line and column of `at`, which is not before the last one asked for.
+static void find_place(struct lexer *l, size_t at)
 {
-    char words[600];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(words, sizeof words, format, arguments);
-    va_end(arguments);
-    arena_fail(a, ST_FORMAT, "line %d, column %d: %s", line, column, words);
-}
-
-// Line and column of a place that is not before the last one asked for.
-static void place(struct lexer *l, size_t at)
-{
+    struct place *place = &l->run->at;
     for (; l->counted < at; l->counted++) {
-        if (l->text[l->counted] == '\n') {
-            l->line++;
-            l->column = 1;
-        } else {
-            l->column += ((unsigned char)l->text[l->counted + 1] & 0xc0) != 0x80;
-        }
+        if (l->text[l->counted] == '\n')
+            *place = (struct place){place->line + 1, 1};
+        else
+            place->column += ((unsigned char)l->text[l->counted + 1] & 0xc0) != 0x80;
     }
 }
 
-#define fail_at(l, at, ...)                                                                        \
-    (place(l, at), place_fail((l)->arena, (l)->line, (l)->column, __VA_ARGS__))
+#define fail_here(l, at, ...) (find_place(l, at), fail((l)->run, __VA_ARGS__))
 
 static void add(struct lexer *l, enum token_type type, size_t at, struct value value)
 {
-    l->tokens = arena_room(l->arena, l->tokens, l->n, &l->cap, sizeof *l->tokens);
-    place(l, at);
-    l->tokens[l->n++] = (struct token){type, l->line, l->column, value};
+    l->tokens = run_room(l->run, l->tokens, l->n, &l->cap, sizeof *l->tokens);
+    find_place(l, at);
+    l->tokens[l->n++] = (struct token){type, l->run->at, value};
 }
 
 static void add_text(struct lexer *l, enum token_type type, size_t start, size_t end)
 {
-    if (end > start) add(l, type, start, string_new(l->arena, l->text + start, end - start, false));
+    if (end > start) add(l, type, start, string_new(l->run, l->text + start, end - start, false));
 }
 
 static bool here(const struct lexer *l, size_t at, const char *mark)
@@ -109,9 +96,8 @@ static size_t after_end(const struct lexer *l, size_t at, const char *end, bool 
         return trim && at < l->len && l->text[at] == '\n' ? at + 1 : at;
     }
     char sign = sign_at(l, at);
-    if (sign == '-' && here(l, at + 1, end)) return skip_spaces(l, at + 3);
-    if (sign == '+' && plus && here(l, at + 1, end)) return at + 3;
-    return 0;
+    if (!sign || !here(l, at + 1, end)) return 0;
+    return sign == '-' ? skip_spaces(l, at + 3) : plus ? at + 3 : 0;
 }
 
 static void go(struct lexer *l, size_t at)
@@ -143,7 +129,7 @@ static void read_to_end(struct lexer *l, size_t tag, bool raw)
         return;
     }
     if (start < l->len) // as Jinja has it
-        fail_at(l, tag, "Missing end of %s", raw ? "raw directive" : "comment tag");
+        fail_here(l, tag, "Missing end of %s", raw ? "raw directive" : "comment tag");
 }
 
 // ---- numbers and strings, as Python's literals --------------------------------------------------
@@ -157,46 +143,43 @@ static size_t digits(const char *s, size_t at, const char *set, bool leading_und
     }
 }
 
-// Behind an integer; *ret_real: a float, whose end it is then.
-static size_t number_end(const char *s, size_t at, int *ret_base, bool *ret_real)
+// Behind the fraction and the exponent that may follow whole digits.
+static size_t float_end(const char *s, size_t at)
 {
-    static const char decimal[] = "0123456789", hex[] = "0123456789abcdefABCDEF";
-    const char kind = s[at] == '0' ? (char)(s[at + 1] | 0x20) : 0;
-    *ret_base = kind == 'b' ? 2 : kind == 'o' ? 8 : kind == 'x' ? 16 : 10;
-    *ret_real = false;
-    if (*ret_base != 10) {
-        const char *set = *ret_base == 2 ? "01" : *ret_base == 8 ? "01234567" : hex;
-        size_t end = digits(s, at + 2, set, true);
-        if (end > at + 2) return end;
-        *ret_base = 10;
-    }
-    size_t end = digits(s, at, decimal, false), more = end;
-    bool after_dot = at > 0 && s[at - 1] == '.'; // of a.0.5, which is no float
-    if (!after_dot && s[end] == '.' && digits(s, end + 1, decimal, false) > end + 1)
-        more = digits(s, end + 1, decimal, false);
-    if (!after_dot && (s[more] | 0x20) == 'e') {
-        size_t sign = more + 1 + (s[more + 1] == '-' || s[more + 1] == '+');
-        if (digits(s, sign, decimal, false) > sign) more = digits(s, sign, decimal, false);
-    }
-    *ret_real = more > end;
-    if (*ret_real) return more;
-    return s[at] == '0' ? digits(s, at, "0", false) : end;
+    size_t more = s[at] == '.' ? digits(s, at + 1, decimal, false) : 0;
+    if (more > at + 1) at = more;
+    if ((s[at] | 0x20) != 'e') return at;
+    size_t sign = at + 1 + (s[at + 1] == '-' || s[at + 1] == '+');
+    more = digits(s, sign, decimal, false);
+    return more > sign ? more : at;
 }
 
 static void read_number(struct lexer *l)
 {
     char plain[400];
-    int base;
-    bool real;
-    size_t n = 0, start = l->at, end = number_end(l->text, start, &base, &real);
-    for (size_t i = start + (base != 10 ? 2 : 0); i < end && n + 1 < sizeof plain; i++)
-        if (l->text[i] != '_') plain[n++] = l->text[i];
+    const char *s = l->text;
+    size_t start = l->at, n = 0, from = start + 2;
+    const char kind = s[start] == '0' ? (char)(s[start + 1] | 0x20) : 0;
+    int base = kind == 'b' ? 2 : kind == 'o' ? 8 : kind == 'x' ? 16 : 10;
+    size_t end = digits(s, from, base == 2 ? "01" : base == 8 ? octal : hex, true);
+    bool real = false;
+    if (base == 10 || end == from) {
+        base = 10;
+        from = start;
+        end = digits(s, start, decimal, false);
+        bool after_dot = start > 0 && s[start - 1] == '.'; // of a.0.5, which is no float
+        size_t more = after_dot ? end : float_end(s, end);
+        real = more > end;
+        end = real ? more : s[start] == '0' ? digits(s, start, "0", false) : end;
+    }
+    for (size_t i = from; i < end && n + 1 < sizeof plain; i++)
+        if (s[i] != '_') plain[n++] = s[i];
     plain[n] = 0;
     errno = 0;
     struct value v =
         real ? value_float(strtod(plain, NULL)) : value_int(strtoll(plain, NULL, base));
-    if (n + 1 >= sizeof plain) fail_at(l, start, "a number of too many digits");
-    if (!real && errno != 0) fail_at(l, start, "a whole number beyond 64 bits is not supported");
+    if (n + 1 >= sizeof plain) fail_here(l, start, "a number of too many digits");
+    if (!real && errno != 0) fail_here(l, start, "a whole number beyond 64 bits is not supported");
     go(l, end);
     add(l, real ? T_FLOAT : T_INTEGER, start, v);
 }
@@ -208,24 +191,24 @@ static size_t unescape(struct lexer *l, size_t end, size_t *at, char *to)
     static const char from[] = "\\'\"abfnrtv", plain[] = "\\'\"\a\b\f\n\r\t\v";
     char c = l->text[(*at)++], number[9] = "";
     const char *known = c ? strchr(from, c) : NULL;
-    size_t hex = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0, n = 0;
+    size_t wide = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0, n = 0;
     if (c == '\n') return 0;
     if (c == 'N')
-        fail_at(l, l->at, "characters by name (\\N{...}) are not supported; write \\uXXXX");
-    if (known || (!hex && (c < '0' || c > '7'))) { // of an unknown one the backslash stays
+        fail_here(l, l->at, "characters by name (\\N{...}) are not supported; write \\uXXXX");
+    if (known || (!wide && (c < '0' || c > '7'))) { // of an unknown one the backslash stays
         *to = known ? plain[known - from] : '\\';
         *at -= !known;
         return 1;
     }
-    *at -= !hex;
-    const bool whole = end - *at >= hex;
-    for (const char *set = hex ? "0123456789abcdefABCDEF" : "01234567";
-         n < (hex ? hex : 3) && *at < end && l->text[*at] && strchr(set, l->text[*at]); n++)
-        number[n] = l->text[(*at)++];
-    unsigned long code = strtoul(number, NULL, hex ? 16 : 8);
+    *at -= !wide;
+    const bool whole = end - *at >= wide;
+    const char *set = wide ? hex : octal;
+    while (n < (wide ? wide : 3) && *at < end && l->text[*at] && strchr(set, l->text[*at]))
+        number[n++] = l->text[(*at)++];
+    unsigned long code = strtoul(number, NULL, wide ? 16 : 8);
     if (whole && (code > 0x10ffff || (code >= 0xd800 && code < 0xe000)))
-        fail_at(l, l->at, "an escape that is no Unicode character");
-    if (n < hex) fail_at(l, l->at, "a truncated \\x, \\u or \\U escape");
+        fail_here(l, l->at, "an escape that is no Unicode character");
+    if (n < wide) fail_here(l, l->at, "a truncated \\x, \\u or \\U escape");
     return (size_t)utf8_encode((uint32_t)code, to);
 }
 
@@ -233,9 +216,9 @@ static void read_string(struct lexer *l)
 {
     size_t start = l->at, end = start + 1, n = 0;
     for (; end < l->len && l->text[end] != l->text[start]; end++) end += l->text[end] == '\\';
-    if (end >= l->len) fail_at(l, start, "this string has no end");
+    if (end >= l->len) fail_here(l, start, "this string has no end");
     // no escape is shorter than what it stands for
-    char *plain = arena_alloc(l->arena, end - start + 3);
+    char *plain = run_alloc(l->run, end - start + 3, 1);
     for (size_t at = start + 1; at < end;) {
         char c = l->text[at++];
         if (c == '\\')
@@ -244,22 +227,21 @@ static void read_string(struct lexer *l)
             plain[n++] = c;
     }
     go(l, end + 1);
-    add(l, T_STRING, start, string_new(l->arena, plain, n, false));
+    add(l, T_STRING, start, string_new(l->run, plain, n, false));
 }
 
 // ---- the inside of a tag ------------------------------------------------------------------------
 
 static size_t name_end(const struct lexer *l, size_t at)
 {
-    for (size_t next = at; at < l->len; at = next) {
-        uint32_t c = utf8_next(l->text, l->len, &next);
-        if (c < 0x80 ? !isalnum((int)c) && c != '_' : !text_is(c, TEXT_NAME_PART)) break;
-    }
+    for (size_t next = at; at < l->len; at = next)
+        if (!text_is(utf8_next(l->text, l->len, &next), TEXT_NAME_PART)) break;
     return at;
 }
 
 static void read_operator(struct lexer *l, char *open, int *n_open)
 {
+    static const char pairs[] = "{}()[]";
     size_t start = l->at, n = 0;
     enum token_type type = T_END; // the longest that stands here
     for (int t = T_ADD; t <= T_SEMICOLON; t++) {
@@ -269,16 +251,16 @@ static void read_operator(struct lexer *l, char *open, int *n_open)
     }
     char c = l->text[start];
     if (type == T_END)
-        fail_at(l, start, "unexpected char '%.*s'", utf8_sequence(l->text + start, l->len - start),
-                l->text + start);
-    if (type == T_LBRACE || type == T_LPAREN || type == T_LBRACKET) {
-        if (*n_open == MAX_BRACKETS) fail_at(l, start, "brackets are nested too deeply");
-        open[(*n_open)++] = type == T_LBRACE ? '}' : type == T_LPAREN ? ')' : ']';
-    }
-    if (type == T_RBRACE || type == T_RPAREN || type == T_RBRACKET) {
+        fail_here(l, start, "unexpected char '%.*s'",
+                  utf8_sequence(l->text + start, l->len - start), l->text + start);
+    const char *bracket = strchr(pairs, c);
+    if (bracket && (bracket - pairs) % 2 == 0) {
+        if (*n_open == MAX_BRACKETS) fail_here(l, start, "brackets are nested too deeply");
+        open[(*n_open)++] = bracket[1];
+    } else if (bracket) {
         char wanted = *n_open > 0 ? open[--*n_open] : 0;
-        if (!wanted) fail_at(l, start, "unexpected '%c'", c);
-        if (wanted != c) fail_at(l, start, "unexpected '%c', expected '%c'", c, wanted);
+        if (!wanted) fail_here(l, start, "unexpected '%c'", c);
+        if (wanted != c) fail_here(l, start, "unexpected '%c', expected '%c'", c, wanted);
     }
     go(l, start + n);
     add(l, type, start, MISSING);
@@ -315,21 +297,14 @@ static void read_tag(struct lexer *l, bool block)
 
 // ---- all of it ----------------------------------------------------------------------------------
 
-// The next "{{", "{%" or "{#"; len if there is none.
-static size_t next_tag(const struct lexer *l)
-{
-    for (size_t at = l->at; at + 1 < l->len; at++) {
-        const char *brace = memchr(l->text + at, '{', l->len - at - 1);
-        if (!brace) break;
-        at = (size_t)(brace - l->text);
-        if (brace[1] == '{' || brace[1] == '%' || brace[1] == '#') return at;
-    }
-    return l->len;
-}
-
+// Data up to the next "{{", "{%" or "{#", or to the end, and that tag.
 static void read_piece(struct lexer *l)
 {
-    size_t start = l->at, tag = next_tag(l);
+    size_t start = l->at, tag = start;
+    while (tag < l->len && !here(l, tag, "{{") && !here(l, tag, "{%") && !here(l, tag, "{#")) {
+        const char *brace = memchr(l->text + tag + 1, '{', l->len - tag - 1);
+        tag = brace ? (size_t)(brace - l->text) : l->len;
+    }
     if (tag == l->len) {
         l->at = l->len;
         add_text(l, T_DATA, start, tag);
@@ -339,10 +314,8 @@ static void read_piece(struct lexer *l)
     add_text(l, T_DATA, start, cut_data(l, start, tag, sign, kind != '{'));
     size_t raw = after_word(l, tag, "raw", false, false);
     go(l, raw ? raw : tag + 2 + (sign != 0));
-    if (raw) {
-        read_to_end(l, tag, true);
-    } else if (kind == '#') {
-        read_to_end(l, tag, false);
+    if (raw || kind == '#') {
+        read_to_end(l, tag, raw);
     } else {
         add(l, kind == '%' ? T_BLOCK_BEGIN : T_PRINT_BEGIN, tag, MISSING);
         read_tag(l, kind == '%');
@@ -352,7 +325,7 @@ static void read_piece(struct lexer *l)
 // A copy with "\n" for every newline, and without the one at the very end.
 static void normalise(struct lexer *l, const char *text, size_t len)
 {
-    char *copy = arena_alloc(l->arena, len + 1);
+    char *copy = run_alloc(l->run, len + 1, 1);
     size_t n = 0;
     for (size_t i = 0; i < len; i++) {
         if (text[i] == '\r' && i + 1 < len && text[i + 1] == '\n') continue;
@@ -363,16 +336,17 @@ static void normalise(struct lexer *l, const char *text, size_t len)
     l->len = n;
 }
 
-struct token_stream lexer_run(struct arena *a, const char *text, size_t len)
+struct token *lexer_run(struct run *r, const char *text, size_t len)
 {
-    struct lexer l = {.arena = a, .line = 1, .column = 1, .line_starting = true};
+    struct lexer l = {.run = r, .line_starting = true};
+    r->at = (struct place){1, 1};
     normalise(&l, text, len);
     for (size_t i = 0; i < l.len;) {
         int n = utf8_sequence(l.text + i, l.len - i);
-        if (n <= 0) fail_at(&l, i, "the text is not UTF-8");
+        if (n <= 0) fail_here(&l, i, "the text is not UTF-8");
         i += (size_t)n;
     }
     while (l.at < l.len) read_piece(&l);
     add(&l, T_END, l.len, MISSING);
-    return (struct token_stream){l.tokens, l.n};
+    return l.tokens;
 }

@@ -1,27 +1,13 @@
 /* numbers.c: the operators on numbers, texts and lists, and filters that make and change numbers,
  * with Python's meaning: // and % round towards minus infinity, / gives a float, ** of whole
  * numbers a whole number. Whole numbers have 64 bits; what goes beyond is an error. One thread. */
-#include "common/text/jinja/run.h"
+#include "common/text/jinja/call.h"
 #include "common/text/jinja/text.h"
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-static _Noreturn void no_operator(struct run *r, int op, struct value a, struct value b)
-{
-    if (a.kind == V_UNDEFINED) undefined_fail(r, a);
-    if (b.kind == V_UNDEFINED) undefined_fail(r, b);
-    if (op == T_ADD && a.kind == V_STRING)
-        fail(r, "can only concatenate str (not \"%s\") to str", value_type(b));
-    if (op == T_ADD && (a.kind == V_LIST || a.kind == V_TUPLE))
-        fail(r, "can only concatenate %s (not \"%s\") to %s", value_type(a), value_type(b),
-             value_type(a));
-    fail(r, "unsupported operand type(s) for %s: '%s' and '%s'",
-         op == T_POW ? "** or pow()" : token_words((enum token_type)op), value_type(a),
-         value_type(b));
-}
 
 static _Noreturn void overflow(struct run *r)
 {
@@ -45,32 +31,25 @@ static struct value integer_power(struct run *r, int64_t base, int64_t exponent)
     return value_int(result);
 }
 
-static struct value integer_division(struct run *r, int op, int64_t a, int64_t b)
+static struct value integer_division(struct run *r, enum token_type op, int64_t a, int64_t b)
 {
     if (b == 0) fail(r, op == T_DIV ? "division by zero" : "integer division or modulo by zero");
     if (op == T_DIV) return value_float((double)a / (double)b);
     if (b == -1 && op == T_MOD) return value_int(0);
     if (b == -1 && a == INT64_MIN) overflow(r);
     int64_t quotient = a / b, remainder = a % b;
-    if (remainder != 0 && (remainder < 0) != (b < 0)) {
-        quotient--;
-        remainder += b;
-    }
-    return value_int(op == T_MOD ? remainder : quotient);
+    bool down = remainder != 0 && (remainder < 0) != (b < 0);
+    return value_int(op == T_MOD ? remainder + (down ? b : 0) : quotient - down);
 }
 
-static struct value on_integers(struct run *r, int op, int64_t a, int64_t b)
+static struct value on_integers(struct run *r, enum token_type op, int64_t a, int64_t b)
 {
     int64_t x = 0;
-    bool over = false;
-    if (op == T_ADD)
-        over = __builtin_add_overflow(a, b, &x);
-    else if (op == T_SUB)
-        over = __builtin_sub_overflow(a, b, &x);
-    else if (op == T_MUL)
-        over = __builtin_mul_overflow(a, b, &x);
-    else
-        return op == T_POW ? integer_power(r, a, b) : integer_division(r, op, a, b);
+    if (op == T_POW) return integer_power(r, a, b);
+    if (op != T_ADD && op != T_SUB && op != T_MUL) return integer_division(r, op, a, b);
+    bool over = op == T_ADD   ? __builtin_add_overflow(a, b, &x)
+                : op == T_SUB ? __builtin_sub_overflow(a, b, &x)
+                              : __builtin_mul_overflow(a, b, &x);
     if (over) overflow(r);
     return value_int(x);
 }
@@ -102,11 +81,13 @@ static double float_power(struct run *r, double a, double b)
     return result;
 }
 
-static double on_floats(struct run *r, int op, double a, double b)
+static double on_floats(struct run *r, enum token_type op, double a, double b)
 {
-    if (b == 0 && op == T_DIV) fail(r, "float division by zero");
-    if (b == 0 && op == T_MOD) fail(r, "float modulo");
-    if (b == 0 && op == T_FLOORDIV) fail(r, "float floor division by zero");
+    if (b == 0 && (op == T_DIV || op == T_MOD || op == T_FLOORDIV))
+        fail(r, "float %s",
+             op == T_DIV   ? "division by zero"
+             : op == T_MOD ? "modulo"
+                           : "floor division by zero");
     return op == T_ADD        ? a + b
            : op == T_SUB      ? a - b
            : op == T_MUL      ? a * b
@@ -116,50 +97,45 @@ static double on_floats(struct run *r, int op, double a, double b)
                               : float_power(r, a, b);
 }
 
-// ---- texts and lists ----------------------------------------------------------------------------
+// ---- operators ----------------------------------------------------------------------------------
 
-// n and m bytes in one piece.
-static char *concatenated(struct run *r, const void *a, size_t n, const void *b, size_t m)
+// Two strings or lists as one. Where one string is markup, the other is escaped.
+static struct value joined(struct run *r, struct value a, struct value b)
 {
-    char *both = arena_alloc(&r->arena, n + m + 1);
-    run_bytes(r, n + m);
-    if (n > 0) memcpy(both, a, n);
-    if (m > 0) memcpy(both + n, b, m);
-    return both;
-}
-
-// Where one of the two is markup, the other is escaped.
-static struct value add_strings(struct run *r, struct value a, struct value b)
-{
-    bool markup = a.string->markup || b.string->markup;
+    bool text = a.kind == V_STRING, markup = text && (a.string->markup || b.string->markup);
     if (markup) {
         a = value_escape(r, a);
         b = value_escape(r, b);
     }
-    size_t n = a.string->n_bytes, m = b.string->n_bytes;
-    return string_new(&r->arena, concatenated(r, a.string->data, n, b.string->data, m), n + m,
-                      markup);
-}
-
-static struct value add_lists(struct run *r, struct value a, struct value b)
-{
     const size_t each = sizeof(struct value);
-    void *both = concatenated(r, a.list->items, a.list->n * each, b.list->items, b.list->n * each);
-    return list_of(&r->arena, a.kind, (struct list){.items = both, .n = a.list->n + b.list->n});
+    size_t n = text ? a.string->n_bytes : a.list->n * each;
+    size_t m = text ? b.string->n_bytes : b.list->n * each;
+    char *both = run_alloc(r, n + m + 1, 1);
+    run_bytes(r, n + m);
+    if (n > 0) memcpy(both, text ? a.string->data : (const void *)a.list->items, n);
+    if (m > 0) memcpy(both + n, text ? b.string->data : (const void *)b.list->items, m);
+    if (text) return string_new(r, both, n + m, markup);
+    return list_of(r, a.kind, LIST((void *)both, (n + m) / each));
 }
 
-struct value arithmetic(struct run *r, int op, struct value a, struct value b)
+struct value arithmetic(struct run *r, enum token_type op, struct value a, struct value b)
 {
     int64_t x, y;
-    if (value_as_int(a, &x) && value_as_int(b, &y)) return on_integers(r, op, x, y);
+    bool a_int = value_as_int(a, &x), b_int = value_as_int(b, &y);
+    if (a_int && b_int) return on_integers(r, op, x, y);
     if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS))
         return value_float(on_floats(r, op, value_as_double(a), value_as_double(b)));
     if (op == T_MOD && a.kind == V_STRING) return format_percent(r, a.string, b);
-    if (op == T_ADD && a.kind == V_STRING && b.kind == V_STRING) return add_strings(r, a, b);
-    if (op == T_ADD && a.kind == b.kind && of_kinds(a, SEQUENCES)) return add_lists(r, a, b);
-    if (op == T_MUL && of_kinds(a, SEQUENCES) && value_as_int(b, &y)) return value_repeat(r, a, y);
-    if (op == T_MUL && of_kinds(b, SEQUENCES) && value_as_int(a, &x)) return value_repeat(r, b, x);
-    no_operator(r, op, a, b);
+    if (op == T_ADD && a.kind == b.kind && of_kinds(a, SEQUENCES)) return joined(r, a, b);
+    if (op == T_MUL && of_kinds(a, SEQUENCES) && b_int) return value_repeat(r, a, y);
+    if (op == T_MUL && of_kinds(b, SEQUENCES) && a_int) return value_repeat(r, b, x);
+    if (a.kind == V_UNDEFINED) undefined_fail(r, a);
+    if (b.kind == V_UNDEFINED) undefined_fail(r, b);
+    if (op == T_ADD && of_kinds(a, SEQUENCES))
+        fail(r, "can only concatenate %s (not \"%s\") to %s", value_type(a), value_type(b),
+             value_type(a));
+    fail(r, "unsupported operand type(s) for %s: '%s' and '%s'",
+         op == T_POW ? "** or pow()" : token_words(op), value_type(a), value_type(b));
 }
 
 struct value arithmetic_sign(struct run *r, struct value v, bool minus)
@@ -173,20 +149,6 @@ struct value arithmetic_sign(struct run *r, struct value v, bool minus)
     return value_int(minus ? -x : x);
 }
 
-// Python rounds halves to even, and to decimal places by the exact value of the float.
-static double round_to(double x, int64_t digits)
-{
-    char text[640];
-    if (!isfinite(x) || digits > 300) return x;
-    if (digits < -308) return copysign(0, x);
-    if (digits < 0) {
-        double scale = pow(10, (double)-digits);
-        return nearbyint(x / scale) * scale;
-    }
-    snprintf(text, sizeof text, "%.*f", (int)digits, x);
-    return strtod(text, NULL);
-}
-
 // ---- int and float ------------------------------------------------------------------------------
 
 // A number as Python's int() and float() read it: blanks around, "_" between digits. False: it is
@@ -197,12 +159,12 @@ static bool plain_number(struct run *r, const struct string *s, char ret[400])
     size_t start = text_leading_spaces(s->data, s->n_bytes), n = 0;
     size_t end = text_without_trailing_spaces(s->data, s->n_bytes);
     for (size_t i = start; i < end; i++) {
+        unsigned char c = (unsigned char)s->data[i];
         bool between = i > start && i + 1 < end && isalnum((unsigned char)s->data[i - 1]) &&
                        isalnum((unsigned char)s->data[i + 1]);
-        if (s->data[i] == '_' && between) continue;
-        if (n + 1 == 400 || !s->data[i] || s->data[i] == '_' || isspace((unsigned char)s->data[i]))
-            return false;
-        ret[n++] = s->data[i];
+        if (c == '_' && between) continue;
+        if (n + 1 == 400 || !c || c == '_' || isspace(c)) return false;
+        ret[n++] = (char)c;
     }
     ret[n] = 0;
     return n > 0;
@@ -221,7 +183,7 @@ static bool parse_int(struct run *r, const struct string *s, int64_t base, int64
                       bool *ret_over)
 {
     char text[400], *end;
-    if (!plain_number(r, s, text)) return false;
+    if ((base != 0 && base < 2) || base > 36 || !plain_number(r, s, text)) return false;
     const char *digits = text + (text[0] == '-' || text[0] == '+');
     char letter = digits[0] == '0' ? (char)tolower((unsigned char)digits[1]) : 0;
     int64_t prefix = letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 0;
@@ -243,88 +205,92 @@ static bool parse_int(struct run *r, const struct string *s, int64_t base, int64
 
 BUILTIN(integer)
 {
-    struct value v = c->v[0];
-    int64_t base = arg_int(c, 2, 10), x;
+    int64_t x;
     double real;
     bool over = false;
-    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
-    if (value_as_int(v, &x)) return value_int(x);
-    if (v.kind == V_STRING && (base == 0 || (base >= 2 && base <= 36)) &&
-        parse_int(r, v.string, base, &x, &over) && !over)
+    if (v->kind == V_UNDEFINED) undefined_fail(r, *v);
+    if (value_as_int(*v, &x)) return value_int(x);
+    if (v->kind == V_STRING && parse_int(r, v->string, v[2].integer, &x, &over) && !over)
         return value_int(x);
-    if (!over && v.kind == V_STRING && parse_float(r, v.string, &real)) v = value_float(real);
-    if (over || (v.kind == V_FLOAT && isfinite(v.real) && !(fabs(v.real) < 0x1p63)))
+    bool is_real = !over && v->kind == V_STRING && parse_float(r, v->string, &real);
+    if (v->kind == V_FLOAT) real = v->real;
+    is_real |= v->kind == V_FLOAT;
+    if (over || (is_real && isfinite(real) && !(fabs(real) < 0x1p63)))
         fail(r, "whole numbers beyond 64 bits are not supported");
-    if (v.kind == V_FLOAT && isfinite(v.real)) return value_int((int64_t)v.real);
-    return given(c->v[1]) ? c->v[1] : value_int(0);
+    if (is_real && isfinite(real)) return value_int((int64_t)real);
+    return given(v[1]) ? v[1] : value_int(0);
 }
 
 BUILTIN(real)
 {
-    struct value v = c->v[0];
     double x;
-    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
-    if (of_kinds(v, NUMBERS)) return value_float(value_as_double(v));
-    if (v.kind == V_STRING && parse_float(r, v.string, &x)) return value_float(x);
-    return given(c->v[1]) ? c->v[1] : value_float(0);
+    if (v->kind == V_UNDEFINED) undefined_fail(r, *v);
+    if (of_kinds(*v, NUMBERS)) return value_float(value_as_double(*v));
+    if (v->kind == V_STRING && parse_float(r, v->string, &x)) return value_float(x);
+    return given(v[1]) ? v[1] : value_float(0);
 }
 
 // ---- filters ------------------------------------------------------------------------------------
 
 BUILTIN(absolute)
 {
-    struct value v = c->v[0];
-    if (!of_kinds(v, NUMBERS)) fail(r, "bad operand type for abs(): '%s'", value_type(v));
-    bool negative = value_as_double(v) < 0 || (v.kind == V_FLOAT && signbit(v.real));
-    return arithmetic_sign(r, v, negative);
+    if (!of_kinds(*v, NUMBERS)) fail(r, "bad operand type for abs(): '%s'", value_type(*v));
+    return arithmetic_sign(r, *v, signbit(value_as_double(*v)));
+}
+
+// Python rounds halves to even, and to decimal places by the exact value of the float.
+static double round_to(double x, int64_t digits)
+{
+    char text[640];
+    if (!isfinite(x) || digits > 300) return x;
+    if (digits < -308) return copysign(0, x);
+    if (digits < 0) {
+        double scale = pow(10, (double)-digits);
+        return nearbyint(x / scale) * scale;
+    }
+    snprintf(text, sizeof text, "%.*f", (int)digits, x);
+    return strtod(text, NULL);
 }
 
 BUILTIN(round_number)
 {
-    struct value v = c->v[0];
-    int64_t digits = arg_int(c, 1, 0), x;
+    int64_t digits = v[1].integer, x;
     run_steps(r, 256); // some 600 digits may be written and read
-    bool common = !given(c->v[2]) || value_is(c->v[2], "common"), up = value_is(c->v[2], "ceil");
-    if (!common && !up && !value_is(c->v[2], "floor"))
-        fail(r, "method must be common, ceil or floor");
-    if (!of_kinds(v, NUMBERS)) fail(r, "type %s doesn't define __round__ method", value_type(v));
+    bool common = !given(v[2]) || value_is(v[2], "common"), up = value_is(v[2], "ceil");
+    if (!common && !up && !value_is(v[2], "floor")) fail(r, "method must be common, ceil or floor");
+    if (!of_kinds(*v, NUMBERS)) fail(r, "type %s doesn't define __round__ method", value_type(*v));
     if (!common) {
-        double scale = pow(10, (double)digits), scaled = value_as_double(v) * scale;
+        double scale = pow(10, (double)digits), scaled = value_as_double(*v) * scale;
         return value_float((up ? ceil(scaled) : floor(scaled)) / scale);
     }
-    if (!value_as_int(v, &x)) return value_float(round_to(v.real, digits));
+    if (!value_as_int(*v, &x)) return value_float(round_to(v->real, digits));
     return value_int(digits >= 0 ? x : (int64_t)round_to((double)x, digits));
 }
 
 BUILTIN(filesizeformat)
 {
     static const char units[] = "kMGTPEZY";
-    struct value v = c->v[0];
-    bool two = arg_truth(c, 1, false);
-    double base = two ? 1024 : 1000, unit = base * base, size;
-    if (v.kind != V_STRING && !of_kinds(v, NUMBERS))
-        type_fail(r, "filesizeformat wants a number", v);
-    if (v.kind != V_STRING)
-        size = value_as_double(v);
-    else if (!parse_float(r, v.string, &size))
-        fail(r, "could not convert string to float");
-    if (size == 1) return string_of(&r->arena, "1 Byte");
-    size_t text = text_begin(r);
+    double base = v[1].truth ? 1024 : 1000, unit = base * base, size = 0;
     int i = 0;
+    if (v->kind == V_STRING ? !parse_float(r, v->string, &size) : !of_kinds(*v, NUMBERS))
+        type_fail(r, "filesizeformat wants a number", *v);
+    if (v->kind != V_STRING) size = value_as_double(*v);
     for (; i < 7 && size >= unit; i++) unit *= base;
-    if (size < base)
-        run_printf(r, "%.0f Bytes", trunc(size) + 0.0); // no -0
+    if (size == 1)
+        put_text(r, "1 Byte");
+    else if (size < base)
+        put_printf(r, "%.0f Bytes", trunc(size) + 0.0); // no -0
     else
-        run_printf(r, "%.1f %c%sB", base * size / unit, two && i == 0 ? 'K' : units[i],
-                   two ? "i" : "");
-    return text_end(r, text, false);
+        put_printf(r, "%.1f %c%sB", base * size / unit, v[1].truth && i == 0 ? 'K' : units[i],
+                   v[1].truth ? "i" : "");
+    return TEXT(false);
 }
 
 const struct builtin number_builtins[] = {
-    {FILTER, "int", integer, 0, "default base", 0},
+    {FILTER, "int", integer, 0, "default base#10", 0},
     {FILTER, "float", real, 0, "default", 0},
     {FILTER, "abs", absolute, 0, "", 0},
-    {FILTER, "round", round_number, 0, "precision method", 0},
-    {FILTER, "filesizeformat", filesizeformat, 0, "binary", 0},
+    {FILTER, "round", round_number, 0, "precision#0 method", 0},
+    {FILTER, "filesizeformat", filesizeformat, 0, "binary?", 0},
     {.name = NULL},
 };

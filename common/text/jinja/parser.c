@@ -1,39 +1,31 @@
 /* parser.c: tokens to a tree: expressions, of operators and what they stand between, then
  * statements. A statement's parser stands at its name and ends at its "%}"; bodies are read up to a
- * tag that ends them. Depth is bounded. Any thread, each on its own arena. */
-#include "common/text/jinja/run.h"
+ * tag that ends them. Depth is bounded. Any thread, each on its own run. */
+#include "common/text/jinja/object.h"
+#include "common/text/jinja/syntax.h"
 #include <stdio.h>
 
-#define MAX_NESTING 200 // of expressions and of statements
+struct function { // a macro that is being read
+    struct node *node;
+    struct function *outer;
+};
 
 struct parser {
-    struct arena *arena;
-    struct token *token;       // the current one; the stream ends on T_END
-    int depth;                 // of MAX_NESTING
-    int n_loops;               // around, within the same function: for break and continue
-    struct node *function[64]; // macros around, the innermost last
-    int n_functions;
-    const char *ends; // tags that may end the block being read, as errors name them; NULL: none
+    struct run *run;
+    const struct token *token;  // the current one; the stream ends on T_END
+    struct function *function;  // the innermost; NULL: none
+    int n_loops;                // around, within the same function: for break and continue
+    const char *ends;           // tags that may end the block being read, for errors; NULL: none
     const struct node *unknown; // a filter or test that is not there, outside of any condition
     bool loops_over_content;
-    const struct builtin *const *builtins; // tables, up to a NULL
 };
 
 // At the current token.
-#define parse_fail(p, ...) place_fail((p)->arena, (p)->token->line, (p)->token->column, __VA_ARGS__)
-
-enum tuple_mode {
-    TUPLE_OF_EXPRESSIONS,
-    TUPLE_WITHOUT_CONDITIONS,
-    TUPLE_IN_PARENTHESES,
-    TUPLE_OF_TARGETS,
-    TUPLE_OF_TARGETS_AND_NAMESPACES, // a.b is a target too
-};
+#define parse_fail(p, ...) fail_at((p)->run, (p)->token->place, __VA_ARGS__)
 
 static struct node *parse_expression(struct parser *p);
 static struct node *parse_primary(struct parser *p);
 static struct node *parse_behind(struct parser *p, struct node *node, bool filtered);
-static struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const char *end);
 
 // ---- tokens and nodes ---------------------------------------------------------------------------
 
@@ -81,19 +73,18 @@ static bool parse_more(struct parser *p, enum token_type end, bool first, bool t
     return !trailing || p->token->type != end;
 }
 
-// The caller takes it back: p->depth--.
+// The caller takes it back: p->run->depth--.
 static void parse_deeper(struct parser *p)
 {
-    if (++p->depth > MAX_NESTING)
-        parse_fail(p, "nested deeper than %d levels, which is the limit", MAX_NESTING);
+    p->run->at = p->token->place;
+    run_deeper(p->run);
 }
 
 static struct node *node_new(struct parser *p, enum node_kind kind)
 {
-    struct node *node = arena_alloc(p->arena, sizeof *node);
+    struct node *node = run_alloc(p->run, 1, sizeof *node);
     node->kind = kind;
-    node->line = p->token->line;
-    node->column = p->token->column;
+    node->place = p->token->place;
     return node;
 }
 
@@ -105,33 +96,39 @@ static struct node *node_pair(struct parser *p, enum node_kind kind, int op, str
     node->op = op;
     node->a = a;
     node->b = b;
-    node->line = a->line;
-    node->column = a->column;
+    node->place = a->place;
     return node;
 }
 
-static void node_add(struct parser *p, struct node_list *list, struct node *node)
+// The current token's value.
+static struct node *parse_value(struct parser *p, enum node_kind kind)
 {
-    list->nodes = arena_room(p->arena, list->nodes, list->n, &list->cap, sizeof *list->nodes);
+    struct node *node = node_new(p, kind);
+    node->value = p->token++->value;
+    return node;
+}
+
+static struct node *node_add(struct parser *p, struct node_list *list, struct node *node)
+{
+    list->nodes = run_room(p->run, list->nodes, list->n, &list->cap, sizeof *list->nodes);
     list->nodes[list->n++] = node;
+    return node;
 }
 
 // A name, at the current token, and behind a "=" its value; no two have the same name.
-static void named_add(struct parser *p, struct node_list *list)
+static void parse_named(struct parser *p, struct node_list *list)
 {
     struct node *node = node_new(p, N_NAMED);
     node->value = parse_expect(p, T_NAME)->value;
     if (skip_token(p, T_ASSIGN)) node->a = parse_expression(p);
     for (size_t i = 0; i < list->n; i++)
         if (string_equal(list->nodes[i]->value.string, node->value.string))
-            place_fail(p->arena, node->line, node->column, "the name '%.*s' is given twice",
-                       SHOWN(node->value.string));
+            fail_at(p->run, node->place, "the name '%.*s' is given twice",
+                    SHOWN(node->value.string));
     node_add(p, list, node);
 }
 
-// ---- what expressions are made of: literals, names, and what may follow them --------------------
-
-// ---- calls --------------------------------------------------------------------------------------
+// ---- what may follow a value --------------------------------------------------------------------
 
 static void parse_argument(struct parser *p, struct node *call)
 {
@@ -141,49 +138,39 @@ static void parse_argument(struct parser *p, struct node *call)
     else if (!call->c && skip_token(p, T_POW))
         call->c = parse_expression(p);
     else if (p->token->type == T_NAME && p->token[1].type == T_ASSIGN && !call->c)
-        named_add(p, &call->others);
+        parse_named(p, &call->others);
     else if (closed || call->others.n > 0)
         parse_fail(p, "invalid syntax for function call expression");
     else
         node_add(p, &call->items, parse_expression(p));
 }
 
-static void parse_arguments(struct parser *p, struct node *call)
+static struct node *parse_arguments(struct parser *p, struct node *call)
 {
     parse_expect(p, T_LPAREN);
     for (bool first = true; parse_more(p, T_RPAREN, first, true); first = false)
         parse_argument(p, call);
     parse_expect(p, T_RPAREN);
+    return call;
 }
 
-static struct node *parse_call(struct parser *p, struct node *function)
+// The name of a filter or a test, applied to `a`.
+static struct node *parse_builtin(struct parser *p, struct node *node, int of, struct node *a)
 {
-    struct node *node = node_pair(p, N_CALL, 0, function, NULL);
-    parse_arguments(p, node);
-    return node;
-}
-
-// ---- filters and tests --------------------------------------------------------------------------
-
-static struct value parse_filter_name(struct parser *p)
-{
-    struct value name = parse_expect(p, T_NAME)->value;
+    node->a = a;
+    node->value = parse_expect(p, T_NAME)->value;
     if (p->token->type == T_DOT) parse_fail(p, "no filter or test has a dot in its name");
-    return name;
+    node->function = builtin_find(p->run, of, node->value.string);
+    if (!node->function) p->unknown = node;
+    return node;
 }
 
 // Filters from here on, of `input`. `first`: at a name, not at its "|".
 static struct node *parse_filters(struct parser *p, struct node *input, bool first)
 {
-    for (; first || p->token->type == T_PIPE; first = false) {
-        if (!first) p->token++;
-        struct node *node = node_new(p, N_FILTER);
-        node->a = input;
-        node->value = parse_filter_name(p);
-        node->function = builtin_find(p->builtins, FILTER, node->value.string);
-        if (!node->function) p->unknown = node;
-        if (p->token->type == T_LPAREN) parse_arguments(p, node);
-        input = node;
+    for (; first || skip_token(p, T_PIPE); first = false) {
+        input = parse_builtin(p, node_new(p, N_FILTER), FILTER, input);
+        if (p->token->type == T_LPAREN) parse_arguments(p, input);
     }
     return input;
 }
@@ -193,15 +180,11 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     p->token++; // "is"
     struct node *node = node_new(p, N_TEST);
     bool negated = skip_name(p, "not");
-    node->a = tested;
-    node->value = parse_filter_name(p);
-    node->function = builtin_find(p->builtins, TEST, node->value.string);
-    if (!node->function) p->unknown = node;
+    parse_builtin(p, node, TEST, tested);
     enum token_type type = p->token->type;
     bool argument = type == T_STRING || type == T_INTEGER || type == T_FLOAT ||
                     type == T_LBRACKET || type == T_LBRACE; // "x is divisibleby 3"
-    if (type == T_NAME)
-        argument = !token_is(p, "else") && !token_is(p, "or") && !token_is(p, "and");
+    if (type == T_NAME) argument = string_word(p->token->value.string, "else or and") < 0;
     if (type == T_LPAREN) {
         parse_arguments(p, node);
     } else if (argument) {
@@ -210,8 +193,6 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     }
     return negated ? node_pair(p, N_NOT, 0, node, NULL) : node;
 }
-
-// ---- subscripts ---------------------------------------------------------------------------------
 
 // NULL: there is none.
 static struct node *parse_slice_part(struct parser *p)
@@ -245,15 +226,14 @@ static struct node *parse_brackets(struct parser *p, struct node *of)
 static struct node *parse_dot(struct parser *p, struct node *of)
 {
     struct node *node = node_new(p, N_ATTRIBUTE);
-    const struct token *name = ++p->token;
+    enum token_type type = (++p->token)->type;
+    if (type != T_INTEGER && type != T_NAME) parse_fail(p, "expected name or number");
     node->a = of;
-    node->value = name->value;
-    if (name->type == T_INTEGER) { // a.0 is a[0]
+    node->value = p->token->value;
+    if (type == T_INTEGER) { // a.0 is a[0]
         node->kind = N_ITEM;
         node->b = node_new(p, N_CONST);
-        node->b->value = name->value;
-    } else if (name->type != T_NAME) {
-        parse_fail(p, "expected name or number");
+        node->b->value = node->value;
     }
     p->token++;
     return node;
@@ -265,7 +245,7 @@ static struct node *parse_behind(struct parser *p, struct node *node, bool filte
     for (;;) {
         enum token_type type = p->token->type;
         if (type == T_LPAREN)
-            node = parse_call(p, node);
+            node = parse_arguments(p, node_pair(p, N_CALL, 0, node, NULL));
         else if (!filtered && type == T_DOT)
             node = parse_dot(p, node);
         else if (!filtered && type == T_LBRACKET)
@@ -279,59 +259,32 @@ static struct node *parse_behind(struct parser *p, struct node *node, bool filte
     }
 }
 
-// ---- literals and names -------------------------------------------------------------------------
+// ---- literals, names and tuples -----------------------------------------------------------------
 
 static struct node *parse_name(struct parser *p)
 {
     static const struct value constants[] = {
         {.kind = V_BOOL, .truth = true}, {.kind = V_BOOL, .truth = false}, {.kind = V_NONE}};
-    struct node *node = node_new(p, N_NAME);
-    node->value = p->token++->value;
+    struct node *node = parse_value(p, N_NAME);
     int constant = string_word(node->value.string, "true false none True False None");
-    if (constant >= 0) {
-        node->kind = N_CONST;
-        node->value = constants[constant % 3];
-    } else {
-        // macros around note what their bodies ask for beyond their parameters
-        int extra = string_word(node->value.string, MACRO_EXTRAS);
-        for (int i = 0; extra >= 0 && i < p->n_functions; i++) p->function[i]->op |= 1 << extra;
-    }
-    return node;
-}
-
-// Of an assignment.
-static struct node *parse_target(struct parser *p, bool namespaces)
-{
-    bool is_name = p->token->type == T_NAME;
-    struct node *node = parse_primary(p);
-    if (!namespaces || !is_name || node->kind != N_NAME || !skip_token(p, T_DOT)) return node;
-    struct value attribute = parse_expect(p, T_NAME)->value;
-    node = node_pair(p, N_NAMESPACE_NAME, 0, node, NULL);
-    node->value = attribute;
-    return node;
-}
-
-static struct node *parse_constant(struct parser *p)
-{
-    struct node *node = node_new(p, N_CONST);
-    node->value = p->token++->value;
+    // macros around note what their bodies ask for beyond their parameters
+    int extra = string_word(node->value.string, MACRO_EXTRAS);
+    for (struct function *f = extra >= 0 ? p->function : NULL; f; f = f->outer)
+        f->node->op |= 1 << extra;
+    if (constant < 0) return node;
+    node->kind = N_CONST;
+    node->value = constants[constant % 3];
     return node;
 }
 
 // Strings that follow each other are one.
 static struct node *parse_string(struct parser *p)
 {
-    const struct token *first = p->token;
-    struct node *node = parse_constant(p);
-    size_t n = first->value.string->n_bytes, at = 0;
-    for (; p->token->type == T_STRING; p->token++) n += p->token->value.string->n_bytes;
-    if (p->token == first + 1) return node;
-    char *all = arena_alloc(p->arena, n + 1);
-    for (const struct token *t = first; t < p->token; t++) {
-        memcpy(all + at, t->value.string->data, t->value.string->n_bytes);
-        at += t->value.string->n_bytes;
-    }
-    node->value = string_new(p->arena, all, n, false);
+    struct node *node = parse_value(p, N_CONST);
+    if (p->token->type != T_STRING) return node;
+    put_string(p->run, node->value.string);
+    while (p->token->type == T_STRING) put_string(p->run, p->token++->value.string);
+    node->value = text_end(p->run, 0, false);
     return node;
 }
 
@@ -349,17 +302,38 @@ static struct node *parse_items(struct parser *p, enum node_kind kind, enum toke
     return node;
 }
 
+// Of items that `parse` reads, up to what ends an expression or to a name `end` too (NULL: none);
+// one without a comma is itself.
+static struct node *parse_tuple(struct parser *p, struct node *(*parse)(struct parser *p),
+                                bool may_be_empty, const char *end)
+{
+    bool tuple = false;
+    struct node *node = node_new(p, N_TUPLE);
+    parse_deeper(p);
+    for (;;) {
+        enum token_type type = p->token->type;
+        if (type == T_PRINT_END || type == T_BLOCK_END || type == T_RPAREN) break;
+        if (end && token_is(p, end)) break;
+        node_add(p, &node->items, parse(p));
+        if (!skip_token(p, T_COMMA)) break;
+        tuple = true;
+    }
+    p->run->depth--;
+    if (tuple || (node->items.n == 0 && may_be_empty)) return node;
+    if (node->items.n == 0) parse_unexpected(p, "an expression");
+    return node->items.nodes[0];
+}
+
 static struct node *parse_primary(struct parser *p)
 {
     enum token_type type = p->token->type;
     if (type == T_NAME) return parse_name(p);
     if (type == T_STRING) return parse_string(p);
-    if (type == T_INTEGER || type == T_FLOAT) return parse_constant(p);
+    if (type == T_INTEGER || type == T_FLOAT) return parse_value(p, N_CONST);
     if (type == T_LBRACKET) return parse_items(p, N_LIST, T_RBRACKET);
     if (type == T_LBRACE) return parse_items(p, N_DICT, T_RBRACE);
-    if (type != T_LPAREN) parse_unexpected(p, "an expression");
-    p->token++;
-    struct node *node = parse_tuple(p, TUPLE_IN_PARENTHESES, NULL);
+    if (!skip_token(p, T_LPAREN)) parse_unexpected(p, "an expression");
+    struct node *node = parse_tuple(p, parse_expression, true, NULL);
     parse_expect(p, T_RPAREN);
     return node;
 }
@@ -370,6 +344,7 @@ static struct node *parse_primary(struct parser *p)
 // which is not quite Python's: "~" binds between "+" and "*", "**" to the left, a minus before
 // filters.
 enum level {
+    LEVEL_NONE,
     LEVEL_OR,
     LEVEL_AND,
     LEVEL_NOT,
@@ -381,41 +356,28 @@ enum level {
 };
 
 static const struct binary {
-    enum token_type type;
-    const char *name; // of a T_NAME
     enum level level;
     enum node_kind kind;
-    int op; // 0: the token's type
 } binaries[] = {
-    {T_NAME, "or", LEVEL_OR, N_LOGIC, OP_OR},
-    {T_NAME, "and", LEVEL_AND, N_LOGIC, OP_AND},
-    {T_NAME, "in", LEVEL_COMPARE, N_COMPARE, OP_IN},
-    {T_NAME, "not", LEVEL_COMPARE, N_COMPARE, OP_NOT_IN}, // before "in"
-    {T_EQ, NULL, LEVEL_COMPARE, N_COMPARE, 0},
-    {T_NE, NULL, LEVEL_COMPARE, N_COMPARE, 0},
-    {T_GT, NULL, LEVEL_COMPARE, N_COMPARE, 0},
-    {T_GE, NULL, LEVEL_COMPARE, N_COMPARE, 0},
-    {T_LT, NULL, LEVEL_COMPARE, N_COMPARE, 0},
-    {T_LE, NULL, LEVEL_COMPARE, N_COMPARE, 0},
-    {T_ADD, NULL, LEVEL_SUM, N_BINARY, 0},
-    {T_SUB, NULL, LEVEL_SUM, N_BINARY, 0},
-    {T_TILDE, NULL, LEVEL_CONCAT, N_CONCAT, 0},
-    {T_MUL, NULL, LEVEL_PRODUCT, N_BINARY, 0},
-    {T_DIV, NULL, LEVEL_PRODUCT, N_BINARY, 0},
-    {T_FLOORDIV, NULL, LEVEL_PRODUCT, N_BINARY, 0},
-    {T_MOD, NULL, LEVEL_PRODUCT, N_BINARY, 0},
-    {T_POW, NULL, LEVEL_POWER, N_BINARY, 0},
+    [OP_OR] = {LEVEL_OR, N_LOGIC},        [OP_AND] = {LEVEL_AND, N_LOGIC},
+    [OP_IN] = {LEVEL_COMPARE, N_COMPARE}, [OP_NOT_IN] = {LEVEL_COMPARE, N_COMPARE},
+    [T_EQ] = {LEVEL_COMPARE, N_COMPARE},  [T_NE] = {LEVEL_COMPARE, N_COMPARE},
+    [T_GT] = {LEVEL_COMPARE, N_COMPARE},  [T_GE] = {LEVEL_COMPARE, N_COMPARE},
+    [T_LT] = {LEVEL_COMPARE, N_COMPARE},  [T_LE] = {LEVEL_COMPARE, N_COMPARE},
+    [T_ADD] = {LEVEL_SUM, N_BINARY},      [T_SUB] = {LEVEL_SUM, N_BINARY},
+    [T_TILDE] = {LEVEL_CONCAT, N_CONCAT}, [T_MUL] = {LEVEL_PRODUCT, N_BINARY},
+    [T_DIV] = {LEVEL_PRODUCT, N_BINARY},  [T_FLOORDIV] = {LEVEL_PRODUCT, N_BINARY},
+    [T_MOD] = {LEVEL_PRODUCT, N_BINARY},  [T_POW] = {LEVEL_POWER, N_BINARY},
 };
 
-// The operator that the current token is or begins; NULL: none.
-static const struct binary *binary_here(const struct parser *p)
+// The operator that the current token is or, with "not" and "in", begins; none has LEVEL_NONE.
+static enum token_type operator_here(const struct parser *p)
 {
-    const struct token *next = p->token + 1;
-    for (const struct binary *b = binaries; b < binaries + sizeof binaries / sizeof *b; b++) {
-        if (b->type != p->token->type || (b->name && !token_is(p, b->name))) continue;
-        if (b->op != OP_NOT_IN || (next->type == T_NAME && value_is(next->value, "in"))) return b;
-    }
-    return NULL;
+    const struct token *t = p->token;
+    if (t->type != T_NAME) return t->type;
+    if (token_is(p, "not") && t[1].type == T_NAME && value_is(t[1].value, "in")) return OP_NOT_IN;
+    int word = string_word(t->value.string, "in and or");
+    return word < 0 ? T_NAME : (enum token_type[]){OP_IN, OP_AND, OP_OR}[word];
 }
 
 static struct node *parse_unary(struct parser *p, bool with_filters)
@@ -431,7 +393,7 @@ static struct node *parse_unary(struct parser *p, bool with_filters)
     } else {
         node = parse_primary(p);
     }
-    p->depth--;
+    p->run->depth--;
     node = parse_behind(p, node, false);
     return with_filters ? parse_behind(p, node, true) : node;
 }
@@ -445,12 +407,12 @@ static struct node *parse_binary(struct parser *p, enum level level)
         p->token++;
         parse_deeper(p);
         left->a = parse_binary(p, LEVEL_NOT);
-        p->depth--;
+        p->run->depth--;
     } else {
         left = parse_unary(p, true);
     }
-    for (const struct binary *b; (b = binary_here(p)) && b->level >= level;) {
-        int op = b->op ? b->op : (int)b->type;
+    for (enum token_type op; binaries[op = operator_here(p)].level >= level;) {
+        const struct binary *b = &binaries[op];
         p->token += op == OP_NOT_IN ? 2 : 1;
         struct node *right = parse_binary(p, b->level + 1);
         if (b->kind != N_COMPARE && b->kind != N_CONCAT) {
@@ -464,51 +426,30 @@ static struct node *parse_binary(struct parser *p, enum level level)
     return left;
 }
 
+// An expression without "if".
+static struct node *parse_or(struct parser *p)
+{
+    return parse_binary(p, LEVEL_OR);
+}
+
 static struct node *parse_expression(struct parser *p)
 {
     const struct node *unknown = p->unknown;
-    bool conditional = false;
     parse_deeper(p);
-    struct node *node = parse_binary(p, LEVEL_OR);
+    struct node *node = parse_or(p);
+    bool conditional = token_is(p, "if");
     while (skip_name(p, "if")) {
-        conditional = true;
-        node = node_pair(p, N_CONDITION, 0, parse_binary(p, LEVEL_OR), node);
+        node = node_pair(p, N_CONDITION, 0, parse_or(p), node);
         if (skip_name(p, "else")) node->c = parse_expression(p);
     }
-    p->depth--;
+    p->run->depth--;
     if (conditional) p->unknown = unknown; // what is never reached is never missed
     return node;
 }
 
-// ---- tuples -------------------------------------------------------------------------------------
-
-static bool ends_tuple(const struct parser *p, const char *end)
+static struct node *parse_expressions(struct parser *p)
 {
-    enum token_type type = p->token->type;
-    return type == T_PRINT_END || type == T_BLOCK_END || type == T_RPAREN ||
-           (end && token_is(p, end));
-}
-
-// Ends before a name `end` too (NULL: none).
-static struct node *parse_tuple(struct parser *p, enum tuple_mode mode, const char *end)
-{
-    bool tuple = false;
-    struct node *node = node_new(p, N_TUPLE);
-    parse_deeper(p);
-    while (!ends_tuple(p, end)) {
-        bool targets = mode == TUPLE_OF_TARGETS || mode == TUPLE_OF_TARGETS_AND_NAMESPACES;
-        struct node *item = targets ? parse_target(p, mode == TUPLE_OF_TARGETS_AND_NAMESPACES)
-                            : mode == TUPLE_WITHOUT_CONDITIONS ? parse_binary(p, LEVEL_OR)
-                                                               : parse_expression(p);
-        node_add(p, &node->items, item);
-        if (!skip_token(p, T_COMMA)) break;
-        tuple = true;
-    }
-    p->depth--;
-    if (tuple) return node;
-    if (node->items.n > 0) return node->items.nodes[0];
-    if (mode != TUPLE_IN_PARENTHESES) parse_unexpected(p, "an expression");
-    return node;
+    return parse_tuple(p, parse_expression, false, NULL);
 }
 
 // ---- bodies -------------------------------------------------------------------------------------
@@ -522,26 +463,25 @@ static struct node_list parse_until(struct parser *p, const char *ends)
     const char *outer = p->ends;
     p->ends = ends;
     parse_deeper(p);
-    while (p->token->type != T_END) {
-        if (p->token->type != T_BLOCK_BEGIN) {
-            bool data = p->token->type == T_DATA;
-            struct node *node = node_new(p, data ? N_DATA : N_PRINT);
-            node->value = p->token++->value;
-            node_add(p, &body, node);
-            if (data) continue;
-            node_add(p, &node->items, parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL));
+    for (;;) {
+        if (p->token->type == T_END && ends)
+            parse_fail(p, "Unexpected end of template; one of these tags is missing: %s", ends);
+        if (p->token->type == T_END) break;
+        if (p->token->type == T_DATA) {
+            node_add(p, &body, parse_value(p, N_DATA));
+        } else if (p->token->type == T_PRINT_BEGIN) {
+            struct node *node = node_add(p, &body, parse_value(p, N_PRINT));
+            node_add(p, &node->items, parse_expressions(p));
             parse_expect(p, T_PRINT_END);
-            continue;
+        } else {
+            p->token++;
+            bool name = p->token->type == T_NAME;
+            if (ends && name && string_word(p->token->value.string, ends) >= 0) break;
+            node_add(p, &body, parse_statement(p));
+            parse_expect(p, T_BLOCK_END);
         }
-        p->token++;
-        if (ends && p->token->type == T_NAME && string_word(p->token->value.string, ends) >= 0)
-            break;
-        node_add(p, &body, parse_statement(p));
-        parse_expect(p, T_BLOCK_END);
     }
-    if (ends && p->token->type == T_END)
-        parse_fail(p, "Unexpected end of template; one of these tags is missing: %s", ends);
-    p->depth--;
+    p->run->depth--;
     p->ends = outer;
     return body;
 }
@@ -554,14 +494,28 @@ static struct node_list parse_body(struct parser *p, const char *ends)
     return parse_until(p, ends);
 }
 
-// The same with one end, which is skipped.
-static void parse_whole_body(struct parser *p, const char *end, struct node *node)
+// The same with one end, which is skipped. `apart`: loops around it do not reach into it.
+static void parse_whole_body(struct parser *p, const char *end, struct node *node, bool apart)
 {
+    int n_loops = p->n_loops;
+    if (apart) p->n_loops = 0;
     node->body = parse_body(p, end);
+    p->n_loops = n_loops;
     p->token++;
 }
 
 // ---- assignments --------------------------------------------------------------------------------
+
+// Of `set`, where a.b is a target too.
+static struct node *parse_set_target(struct parser *p)
+{
+    bool is_name = p->token->type == T_NAME;
+    struct node *node = parse_primary(p);
+    if (!is_name || node->kind != N_NAME || !skip_token(p, T_DOT)) return node;
+    node = node_pair(p, N_NAMESPACE_NAME, 0, node, NULL);
+    node->value = parse_expect(p, T_NAME)->value;
+    return node;
+}
 
 // `of_loop`: `loop` is the loop's own and cannot be a target.
 static void check_target(const struct parser *p, const struct node *target, bool of_loop)
@@ -569,39 +523,39 @@ static void check_target(const struct parser *p, const struct node *target, bool
     for (size_t i = 0; target->kind == N_TUPLE && i < target->items.n; i++)
         check_target(p, target->items.nodes[i], of_loop);
     if (target->kind != N_TUPLE && target->kind != N_NAME && target->kind != N_NAMESPACE_NAME)
-        place_fail(p->arena, target->line, target->column, "can't assign to this");
+        fail_at(p->run, target->place, "can't assign to this");
     if (of_loop && target->kind == N_NAME && value_is(target->value, "loop"))
-        place_fail(p->arena, target->line, target->column,
-                   "Can't assign to special loop variable in for-loop target");
+        fail_at(p->run, target->place, "Can't assign to special loop variable in for-loop target");
 }
 
-static struct node *parse_targets(struct parser *p, enum tuple_mode mode, bool of_loop)
+static struct node *parse_targets(struct parser *p, struct node *(*parse)(struct parser *p),
+                                  const char *end)
 {
-    struct node *target = parse_tuple(p, mode, of_loop ? "in" : NULL);
-    check_target(p, target, of_loop);
+    struct node *target = parse_tuple(p, parse, false, end);
+    check_target(p, target, end != NULL);
     return target;
 }
 
 static void parse_set(struct parser *p, struct node *node)
 {
-    node->a = parse_targets(p, TUPLE_OF_TARGETS_AND_NAMESPACES, false);
+    node->a = parse_targets(p, parse_set_target, NULL);
     if (skip_token(p, T_ASSIGN)) {
-        node->b = parse_tuple(p, TUPLE_OF_EXPRESSIONS, NULL);
+        node->b = parse_expressions(p);
         return;
     }
     struct node *text = node_new(p, N_CAPTURE);
     node->b = parse_filters(p, text, false);
-    parse_whole_body(p, "endset", text);
+    parse_whole_body(p, "endset", text, false);
 }
 
 static void parse_with(struct parser *p, struct node *node)
 {
     while (parse_more(p, T_BLOCK_END, node->items.n == 0, false)) {
-        node_add(p, &node->items, parse_targets(p, TUPLE_OF_TARGETS, false));
+        node_add(p, &node->items, parse_targets(p, parse_primary, NULL));
         parse_expect(p, T_ASSIGN);
         node_add(p, &node->others, parse_expression(p));
     }
-    parse_whole_body(p, "endwith", node);
+    parse_whole_body(p, "endwith", node, false);
 }
 
 // ---- branches and loops -------------------------------------------------------------------------
@@ -610,10 +564,9 @@ static void parse_if(struct parser *p, struct node *node)
 {
     const struct node *unknown = p->unknown;
     for (bool more = true, other = false; more; p->token++) {
-        struct node *branch = node_new(p, N_BRANCH);
-        if (!other) branch->a = parse_tuple(p, TUPLE_WITHOUT_CONDITIONS, NULL);
+        struct node *branch = node_add(p, &node->items, node_new(p, N_BRANCH));
+        if (!other) branch->a = parse_tuple(p, parse_or, false, NULL);
         branch->body = parse_body(p, other ? "endif" : "elif else endif");
-        node_add(p, &node->items, branch);
         more = !token_is(p, "endif");
         other = token_is(p, "else");
     }
@@ -624,17 +577,16 @@ static void parse_if(struct parser *p, struct node *node)
 static bool is_content(const struct node *node)
 {
     while (node->kind == N_FILTER) node = node->a;
-    struct value name =
-        node->kind == N_ITEM && node->b->kind == N_CONST ? node->b->value : node->value;
-    bool names = node->kind == N_ITEM || node->kind == N_ATTRIBUTE || node->kind == N_NAME;
-    return names && value_is(name, "content");
+    if (node->kind == N_ITEM)
+        return node->b->kind == N_CONST && value_is(node->b->value, "content");
+    return (node->kind == N_ATTRIBUTE || node->kind == N_NAME) && value_is(node->value, "content");
 }
 
 static void parse_for(struct parser *p, struct node *node)
 {
-    node->a = parse_targets(p, TUPLE_OF_TARGETS, true);
+    node->a = parse_targets(p, parse_primary, "in");
     if (!skip_name(p, "in")) parse_unexpected(p, "'in'");
-    node->b = parse_tuple(p, TUPLE_WITHOUT_CONDITIONS, "recursive");
+    node->b = parse_tuple(p, parse_or, false, "recursive");
     p->loops_over_content |= is_content(node->b);
     if (skip_name(p, "if")) node->c = parse_expression(p);
     node->op = skip_name(p, "recursive");
@@ -648,17 +600,17 @@ static void parse_for(struct parser *p, struct node *node)
 static void parse_loop_control(struct parser *p, struct node *node)
 {
     if (p->n_loops == 0)
-        place_fail(p->arena, node->line, node->column, "'%s' outside of a loop",
-                   node->kind == N_BREAK ? "break" : "continue");
+        fail_at(p->run, node->place, "'%s' outside of a loop",
+                node->kind == N_BREAK ? "break" : "continue");
 }
 
-// ---- macros -------------------------------------------------------------------------------------
+// ---- macros and other statements ----------------------------------------------------------------
 
 static void parse_parameters(struct parser *p, struct node_list *list)
 {
     parse_expect(p, T_LPAREN);
     while (parse_more(p, T_RPAREN, list->n == 0, false)) {
-        named_add(p, list);
+        parse_named(p, list);
         if (list->n > 1 && !list->nodes[list->n - 1]->a && list->nodes[list->n - 2]->a)
             parse_fail(p, "non-default argument follows default argument");
     }
@@ -666,41 +618,33 @@ static void parse_parameters(struct parser *p, struct node_list *list)
 }
 
 // A macro, a call block or `generation`, with which transformers marks what the assistant says: the
-// text is the same. Loops around it do not reach into it.
+// text is the same.
 static void parse_macro(struct parser *p, struct node *node)
 {
-    const int max = (int)(sizeof p->function / sizeof *p->function), n_loops = p->n_loops;
-    const char *end = "endgeneration";
-    if (node->kind == N_MACRO) {
-        end = "endmacro";
-        node->value = parse_expect(p, T_NAME)->value;
+    struct function function = {node, p->function};
+    if (node->kind == N_MACRO) node->value = parse_expect(p, T_NAME)->value;
+    if (node->kind == N_MACRO || (node->kind == N_CALL_BLOCK && p->token->type == T_LPAREN))
         parse_parameters(p, &node->others);
-    } else if (node->kind == N_CALL_BLOCK) {
-        end = "endcall";
-        if (p->token->type == T_LPAREN) parse_parameters(p, &node->others);
-        node->a = parse_expression(p);
-        if (node->a->kind != N_CALL)
-            place_fail(p->arena, node->line, node->column, "expected call");
-    }
-    if (p->n_functions == max) parse_fail(p, "macros are nested deeper than %d levels", max);
-    p->function[p->n_functions++] = node;
-    p->n_loops = 0;
-    parse_whole_body(p, end, node);
-    p->n_loops = n_loops;
-    p->n_functions--;
+    if (node->kind == N_CALL_BLOCK && (node->a = parse_expression(p))->kind != N_CALL)
+        fail_at(p->run, node->place, "expected call");
+    p->function = &function;
+    parse_whole_body(p,
+                     node->kind == N_MACRO        ? "endmacro"
+                     : node->kind == N_CALL_BLOCK ? "endcall"
+                                                  : "endgeneration",
+                     node, true);
+    p->function = function.outer;
     for (size_t i = 0; i < node->others.n; i++) {
         int extra = string_word(node->others.nodes[i]->value.string, MACRO_EXTRAS);
         if (extra >= 0) node->op &= ~(1 << extra);
     }
 }
 
-// ---- other statements ---------------------------------------------------------------------------
-
 static void parse_filter_block(struct parser *p, struct node *node)
 {
     struct node *text = node_new(p, N_CAPTURE);
     node_add(p, &node->items, parse_filters(p, text, true));
-    parse_whole_body(p, "endfilter", text);
+    parse_whole_body(p, "endfilter", text, false);
 }
 
 static void parse_print(struct parser *p, struct node *node)
@@ -714,10 +658,7 @@ static void parse_block(struct parser *p, struct node *node)
     const struct string *name = parse_expect(p, T_NAME)->value.string;
     node->op = skip_name(p, "scoped");
     skip_name(p, "required");
-    int n_loops = p->n_loops;
-    p->n_loops = 0;
-    parse_whole_body(p, "endblock", node);
-    p->n_loops = n_loops;
+    parse_whole_body(p, "endblock", node, true);
     if (p->token->type == T_NAME && string_equal(p->token->value.string, name)) p->token++;
 }
 
@@ -767,14 +708,13 @@ static struct node *parse_statement(struct parser *p)
                p->ends ? p->ends : "");
 }
 
-struct node_list parser_run(struct arena *a, struct token_stream tokens,
-                            const struct builtin *const *builtins, bool *ret_loops_over_content)
+struct node_list parser_run(struct run *r, const struct token *tokens, bool *ret_loops_over_content)
 {
-    struct parser p = {.arena = a, .token = tokens.tokens, .builtins = builtins};
+    struct parser p = {.run = r, .token = tokens};
     struct node_list body = parse_until(&p, NULL);
     if (p.unknown)
-        place_fail(a, p.unknown->line, p.unknown->column, "No %s named '%.*s'.",
-                   p.unknown->kind == N_FILTER ? "filter" : "test", SHOWN(p.unknown->value.string));
+        fail_at(r, p.unknown->place, "No %s named '%.*s'.",
+                p.unknown->kind == N_FILTER ? "filter" : "test", SHOWN(p.unknown->value.string));
     *ret_loops_over_content = p.loops_over_content;
     return body;
 }

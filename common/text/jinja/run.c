@@ -1,15 +1,45 @@
-/* run.c: what all parts of a rendering stand on: its limits, the text being built, failures, and
- * what values do, as Python has it: what can be gone over and how long it is, truth, equality,
- * order and membership, dicts' look-up, which is by equality, a.b, a["b"], a[1] and a[1:2]; and the
- * arguments of functions for templates. One thread. */
+/* run.c: memory, limits, failure, making values, and text under construction. Memory is a chain of
+ * blocks, each filled from its start; a piece larger than a block gets its own. JSON becomes values
+ * once, at the start of a rendering; its strings are borrowed. One thread at a time. */
 #include "common/text/jinja/run.h"
-#include <math.h>
+#include <stdalign.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
-#define MAX_RANGE 100000 // Jinja's sandbox allows no more
+#define MAX_JSON_DEPTH 200
+#define BLOCK_BYTES    ((size_t)64 << 10)
 
-// ---- limits -------------------------------------------------------------------------------------
+struct block {
+    struct block *next;
+    size_t used, size;
+    alignas(max_align_t) char data[];
+};
+
+// ---- failure and limits -------------------------------------------------------------------------
+
+enum status run_try(struct run *r, void (*body)(void *context), void *context)
+{
+    jmp_buf here, *outer = r->escape;
+    r->escape = &here;
+    if (setjmp(here) == 0) {
+        body(context);
+        r->status = ST_OK;
+    }
+    r->escape = outer;
+    return r->status;
+}
+
+void fail_as(struct run *r, enum status st, const char *format, ...)
+{
+    char words[2000];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(words, sizeof words, format, arguments);
+    va_end(arguments);
+    r->status = status_fail(st, "%s", words);
+    longjmp(*r->escape, 1);
+}
 
 void run_steps(struct run *r, size_t n)
 {
@@ -25,52 +55,230 @@ void run_bytes(struct run *r, size_t n)
     r->bytes &= 15;
 }
 
-bool run_same(struct run *r, const struct string *a, const struct string *b)
-{
-    run_bytes(r, 1 + (a->n_bytes == b->n_bytes ? a->n_bytes : 0));
-    return string_equal(a, b);
-}
-
 void run_deeper(struct run *r)
 {
-    if (++r->depth > MAX_DEPTH)
-        fail(r, "nested deeper than %d levels, which is the limit", MAX_DEPTH);
+    if (++r->depth > r->max_depth)
+        fail(r, "nested deeper than %d levels, which is the limit", r->max_depth);
     run_steps(r, 1);
 }
 
-// ---- text ---------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
+
+static struct block *add_block(struct run *r, size_t size)
+{
+    struct block *block = calloc(1, sizeof *block + size);
+    if (!block) fail_as(r, ST_NO_MEMORY, "out of memory");
+    block->size = size;
+    // the block in use stays in front of one that is full
+    struct block **at = r->blocks && size > BLOCK_BYTES ? &r->blocks->next : &r->blocks;
+    block->next = *at;
+    *at = block;
+    return block;
+}
+
+void *run_alloc(struct run *r, size_t n, size_t bytes_each)
+{
+    const size_t align = alignof(max_align_t);
+    size_t bytes;
+    if (__builtin_mul_overflow(n, bytes_each, &bytes) || bytes > r->limit - r->used ||
+        bytes > SIZE_MAX / 2)
+        fail_as(r, ST_NO_MEMORY, "it needs more than %zu MiB of memory, which is the limit",
+                r->limit >> 20);
+    size_t rounded = (bytes + (bytes == 0) + align - 1) / align * align;
+    struct block *block = r->blocks;
+    if (!block || rounded > block->size - block->used)
+        block = add_block(r, rounded > BLOCK_BYTES ? rounded : BLOCK_BYTES);
+    void *piece = block->data + block->used;
+    block->used += rounded;
+    r->used = rounded > r->limit - r->used ? r->limit : r->used + rounded;
+    return piece;
+}
+
+void *run_room(struct run *r, void *items, size_t n, size_t *cap, size_t bytes_each)
+{
+    if (n < *cap) return items;
+    size_t larger = *cap ? 2 * *cap : 4;
+    void *copy = run_alloc(r, larger, bytes_each);
+    if (n > 0) memcpy(copy, items, n * bytes_each);
+    *cap = larger;
+    return copy;
+}
+
+void run_release(struct run *r)
+{
+    while (r->blocks) {
+        struct block *block = r->blocks;
+        r->blocks = block->next;
+        free(block);
+    }
+    bytes_release(&r->text);
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+const char *value_type(struct value v)
+{
+    static const char *const names[] = {
+#define X(name, type) type,
+        KIND_TABLE(X)
+#undef X
+    };
+    return v.kind == V_STRING && v.string->markup ? "Markup" : names[v.kind];
+}
+
+struct value string_new(struct run *r, const char *data, size_t n_bytes, bool markup)
+{
+    struct string *s = run_alloc(r, 1, sizeof *s);
+    run_bytes(r, n_bytes);
+    *s = (struct string){data, n_bytes, utf8_count(data, n_bytes), markup};
+    return value_string(s);
+}
+
+struct value string_of(struct run *r, const char *text)
+{
+    return string_new(r, text, strlen(text), false);
+}
+
+struct value string_part(struct run *r, const struct string *of, size_t start, size_t end)
+{
+    return string_new(r, of->data + start, end - start, of->markup);
+}
+
+struct value list_of(struct run *r, enum value_kind kind, struct list items)
+{
+    struct list *list = run_alloc(r, 1, sizeof *list);
+    *list = items;
+    return value_of(.kind = kind, .list = list);
+}
+
+struct value list_new(struct run *r, enum value_kind kind, size_t n)
+{
+    return list_of(r, kind, LIST(run_alloc(r, n, sizeof(struct value)), n));
+}
+
+struct value pair_of(struct run *r, struct value first, struct value second)
+{
+    struct value pair = list_new(r, V_TUPLE, 2);
+    pair.list->items[0] = first;
+    pair.list->items[1] = second;
+    return pair;
+}
+
+struct value iterator_of(struct run *r, struct list items)
+{
+    struct iterator *iterator = run_alloc(r, 1, sizeof *iterator);
+    iterator->items = items;
+    return value_of(.kind = V_ITERATOR, .iterator = iterator);
+}
+
+struct value dict_new(struct run *r, size_t cap)
+{
+    struct dict *d = run_alloc(r, 1, sizeof *d);
+    *d = (struct dict){run_alloc(r, cap, sizeof *d->entries), 0, cap};
+    return value_of(.kind = V_DICT, .dict = d);
+}
+
+void dict_append(struct run *r, struct dict *d, struct value key, struct value value)
+{
+    d->entries = run_room(r, d->entries, d->n, &d->cap, sizeof *d->entries);
+    d->entries[d->n++] = (struct dict_entry){key, value};
+}
+
+struct value value_from_json(struct run *r, const json_t *json, int depth)
+{
+    struct value v = NONE;
+    if (depth > MAX_JSON_DEPTH)
+        fail(r, "the messages are nested deeper than %d levels", MAX_JSON_DEPTH);
+    switch (json_typeof(json)) {
+    case JSON_OBJECT:
+        v = dict_new(r, json_object_size(json));
+        for (void *at = json_object_iter((json_t *)json); at; // only read
+             at = json_object_iter_next((json_t *)json, at))
+            dict_append(r, v.dict, string_of(r, json_object_iter_key(at)),
+                        value_from_json(r, json_object_iter_value(at), depth + 1));
+        break;
+    case JSON_ARRAY:
+        v = list_new(r, V_LIST, json_array_size(json));
+        for (size_t i = 0; i < v.list->n; i++)
+            v.list->items[i] = value_from_json(r, json_array_get(json, i), depth + 1);
+        break;
+    case JSON_STRING:
+        return string_new(r, json_string_value(json), json_string_length(json), false);
+    case JSON_INTEGER:
+        return value_int(json_integer_value(json));
+    case JSON_REAL:
+        return value_float(json_real_value(json));
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return value_bool(json_is_true(json));
+    case JSON_NULL:
+        break;
+    }
+    return v;
+}
+
+// ---- strings ------------------------------------------------------------------------------------
+
+bool string_equal(const struct string *a, const struct string *b)
+{
+    return a->n_bytes == b->n_bytes && memcmp(a->data, b->data, a->n_bytes) == 0;
+}
+
+int string_word(const struct string *s, const char *words)
+{
+    for (int i = 0; *words; i++) {
+        size_t n = strcspn(words, " ");
+        if (n == s->n_bytes && memcmp(words, s->data, n) == 0) return i;
+        words += n + (words[n] == ' ');
+    }
+    return -1;
+}
+
+bool value_is(struct value v, const char *text)
+{
+    return v.kind == V_STRING &&
+           string_equal(v.string, &(struct string){.data = text, .n_bytes = strlen(text)});
+}
+
+size_t string_offset(const struct string *s, size_t i)
+{
+    if (s->n_chars == s->n_bytes) return i;
+    size_t at = 0;
+    for (; i > 0 && at < s->n_bytes; i--) utf8_next(s->data, s->n_bytes, &at);
+    return at;
+}
+
+// ---- text under construction --------------------------------------------------------------------
 
 static void check_text(struct run *r, size_t more)
 {
-    size_t limit = r->arena.limit;
-    if (r->text.failed || more > limit || r->text.len > limit - more)
-        arena_fail(&r->arena, ST_NO_MEMORY, "a text grows beyond %zu MiB, which is the limit",
-                   limit >> 20);
+    if (r->text.failed || more > r->limit || r->text.len > r->limit - more)
+        fail_as(r, ST_NO_MEMORY, "a text grows beyond %zu MiB, which is the limit", r->limit >> 20);
 }
 
-void run_put(struct run *r, const char *data, size_t n)
+void put_bytes(struct run *r, const char *data, size_t n)
 {
     check_text(r, n);
     run_bytes(r, n + 1);
     bytes_append(&r->text, data, n);
 }
 
-void run_fill(struct run *r, const char *data, size_t n, int64_t times)
+void put_fill(struct run *r, const struct string *s, int64_t times)
 {
-    for (int64_t i = 0; i < times; i++) run_put(r, data, n);
+    for (int64_t i = 0; i < times; i++) put_string(r, s);
 }
 
-void run_puts(struct run *r, const char *text)
+void put_text(struct run *r, const char *text)
 {
-    run_put(r, text, strlen(text));
+    put_bytes(r, text, strlen(text));
 }
 
-void run_put_string(struct run *r, const struct string *s)
+void put_string(struct run *r, const struct string *s)
 {
-    run_put(r, s->data, s->n_bytes);
+    put_bytes(r, s->data, s->n_bytes);
 }
 
-void run_printf(struct run *r, const char *format, ...)
+void put_printf(struct run *r, const char *format, ...)
 {
     char text[800];
     va_list arguments;
@@ -78,706 +286,15 @@ void run_printf(struct run *r, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    run_puts(r, text);
-}
-
-size_t text_begin(const struct run *r)
-{
-    return r->text.len;
+    put_text(r, text);
 }
 
 struct value text_end(struct run *r, size_t begin, bool markup)
 {
     check_text(r, 0);
     size_t n = r->text.len - begin;
-    run_bytes(r, n);
-    struct value text = string_copy(&r->arena, bytes_text(&r->text) + begin, n, markup);
+    char *copy = run_alloc(r, n + 1, 1);
+    memcpy(copy, bytes_text(&r->text) + begin, n);
     r->text.len = begin;
-    return text;
-}
-
-struct value string_part(struct run *r, const struct string *of, size_t start, size_t end)
-{
-    run_bytes(r, end - start);
-    return string_new(&r->arena, of->data + start, end - start, of->markup);
-}
-
-struct value string_as(struct run *r, const struct string *s, bool markup)
-{
-    run_bytes(r, s->n_bytes);
-    return string_new(&r->arena, s->data, s->n_bytes, markup);
-}
-
-// ---- undefined ----------------------------------------------------------------------------------
-
-struct value undefined_because(struct run *r, const char *format, ...)
-{
-    char hint[400];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(hint, sizeof hint, format, arguments);
-    va_end(arguments);
-    struct value v = undefined_item(r, MISSING, MISSING);
-    v.undefined->hint = string_copy(&r->arena, hint, strlen(hint), false).string->data;
-    return v;
-}
-
-struct value undefined_item(struct run *r, struct value of, struct value name)
-{
-    struct undefined *u = arena_alloc(&r->arena, sizeof *u);
-    *u = (struct undefined){NULL, of, name};
-    return value_of(.kind = V_UNDEFINED, .undefined = u);
-}
-
-void undefined_fail(struct run *r, struct value v)
-{
-    const struct undefined *u = v.undefined;
-    struct value name = u->name, of = u->of;
-    if (u->hint) fail(r, "%s", u->hint);
-    if (!given(of)) fail(r, "'%.*s' is undefined", SHOWN(name.string));
-    const char *type = of.kind == V_NONE ? "None" : value_type(of);
-    const char *object = of.kind >= V_BOOL && of.kind <= V_RANGE ? " object" : "";
-    if (name.kind == V_STRING)
-        fail(r, "'%s%s' has no attribute '%.*s'", type, object, SHOWN(name.string));
-    if (name.kind == V_INT)
-        fail(r, "%s%s has no element %lld", type, object, (long long)name.integer);
-    fail(r, "%s%s has no element of type %s", type, object, value_type(name));
-}
-
-void type_fail(struct run *r, const char *what, struct value v)
-{
-    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
-    fail(r, "%s, got '%s'", what, value_type(v));
-}
-
-// ---- loops --------------------------------------------------------------------------------------
-
-// V_MISSING: there is none.
-static struct value take(struct loop *l)
-{
-    while (l->at < l->items.n) {
-        struct value item = l->items.items[l->at++];
-        run_steps(l->run, 1);
-        if (!l->passes || l->passes(l, item)) return item;
-    }
-    return MISSING;
-}
-
-static struct value look_ahead(struct loop *l)
-{
-    if (!given(l->after)) l->after = take(l);
-    return l->after;
-}
-
-bool loop_advance(struct loop *l)
-{
-    struct value item = look_ahead(l);
-    l->after = MISSING;
-    if (!given(item)) return false;
-    l->index0++;
-    l->previous = l->current;
-    l->current = item;
-    return true;
-}
-
-// With a test, what remains is asked now.
-int64_t loop_length(struct loop *l)
-{
-    if (l->length >= 0) return l->length;
-    if (l->passes) {
-        struct value *items = arena_array(&l->run->arena, l->items.n - l->at, sizeof *items);
-        size_t n = 0;
-        for (struct value item; given(item = take(l));) items[n++] = item;
-        l->length = (int64_t)n + l->index0 + 1 + given(l->after);
-        l->items = (struct list){.items = items, .n = n};
-        l->at = 0;
-        l->passes = NULL;
-    } else {
-        l->length = (int64_t)l->items.n;
-    }
-    return l->length;
-}
-
-struct value loop_attribute(struct loop *l, const struct string *name)
-{
-    if (string_is(name, "index")) return value_int(l->index0 + 1);
-    if (string_is(name, "index0")) return value_int(l->index0);
-    if (string_is(name, "first")) return value_bool(l->index0 == 0);
-    if (string_is(name, "last")) return value_bool(!given(look_ahead(l)));
-    if (string_is(name, "length")) return value_int(loop_length(l));
-    if (string_is(name, "revindex")) return value_int(loop_length(l) - l->index0);
-    if (string_is(name, "revindex0")) return value_int(loop_length(l) - l->index0 - 1);
-    if (string_is(name, "depth")) return value_int(l->depth0 + 1);
-    if (string_is(name, "depth0")) return value_int(l->depth0);
-    if (string_is(name, "previtem"))
-        return given(l->previous) ? l->previous
-                                  : undefined_because(l->run, "there is no previous item");
-    if (string_is(name, "nextitem"))
-        return given(look_ahead(l)) ? l->after : undefined_because(l->run, "there is no next item");
-    return MISSING;
-}
-
-// ---- what can be gone over ----------------------------------------------------------------------
-
-int64_t value_length(struct run *r, struct value v)
-{
-    if (!of_kinds(v, SIZED)) fail(r, "object of type '%s' has no len()", value_type(v));
-    return v.kind == V_UNDEFINED ? 0
-           : v.kind == V_STRING  ? (int64_t)v.string->n_chars
-           : v.kind == V_DICT    ? (int64_t)v.dict->n
-           : v.kind == V_LOOP    ? loop_length(v.loop)
-                                 : (int64_t)v.list->n;
-}
-
-// What an iterator has left; it is at its end then.
-static struct list drain(struct run *r, struct iterator *i)
-{
-    size_t n = i->items.n - i->at;
-    struct list items = {.items = n ? i->items.items + i->at : NULL, .n = n};
-    i->at = i->items.n;
-    if (i->failure) fail(r, "%s", i->failure);
-    run_steps(r, n);
-    return items;
-}
-
-static struct list characters(struct run *r, const struct string *s)
-{
-    run_bytes(r, s->n_bytes);
-    struct list items = {.items = arena_array(&r->arena, s->n_chars, sizeof *items.items)};
-    for (size_t start = 0, at = 0; at < s->n_bytes; start = at) {
-        utf8_next(s->data, s->n_bytes, &at);
-        items.items[items.n++] = string_new(&r->arena, s->data + start, at - start, false);
-    }
-    return items;
-}
-
-struct list value_items(struct run *r, struct value v)
-{
-    if (v.kind == V_ITERATOR) return drain(r, v.iterator);
-    if (!of_kinds(v, SIZED) || v.kind == V_LOOP)
-        fail(r, "'%s' object is not iterable", value_type(v));
-    run_steps(r, (size_t)value_length(r, v));
-    if (v.kind == V_UNDEFINED) return (struct list){.n = 0};
-    if (v.kind == V_STRING) return characters(r, v.string);
-    return v.kind == V_DICT ? *dict_view(r, v.dict, V_KEYS).list : *v.list;
-}
-
-struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind)
-{
-    struct value view = list_new(&r->arena, kind, d->n);
-    for (size_t i = 0; i < d->n; i++) {
-        const struct dict_entry *e = &d->entries[i];
-        view.list->items[i] = kind == V_KEYS     ? e->key
-                              : kind == V_VALUES ? e->value
-                                                 : pair_of(&r->arena, e->key, e->value);
-    }
-    return view;
-}
-
-struct list items_copy(struct run *r, struct value v)
-{
-    struct list items = value_items(r, v), copy = {.n = items.n};
-    copy.items = arena_array(&r->arena, items.n, sizeof *copy.items);
-    if (items.n > 0) memcpy(copy.items, items.items, items.n * sizeof *copy.items);
-    return copy;
-}
-
-void items_reverse(struct list items)
-{
-    for (size_t i = 0; i < items.n / 2; i++) {
-        struct value swap = items.items[i];
-        items.items[i] = items.items[items.n - 1 - i];
-        items.items[items.n - 1 - i] = swap;
-    }
-}
-
-struct value value_repeat(struct run *r, struct value v, int64_t times)
-{
-    bool text = v.kind == V_STRING;
-    size_t each = text ? v.string->n_bytes : v.list->n * sizeof(struct value);
-    const char *data = text ? v.string->data : (const char *)v.list->items;
-    if (times < 0) times = 0;
-    if (each > 0 && (uint64_t)times > SIZE_MAX / 4 / each)
-        arena_fail(&r->arena, ST_NO_MEMORY, "a repetition of %lld times is too long",
-                   (long long)times);
-    size_t n = each * (size_t)times;
-    run_bytes(r, n);
-    char *all = arena_alloc(&r->arena, n + 1);
-    for (size_t at = 0; at < n; at += each) memcpy(all + at, data, each);
-    if (text) return string_new(&r->arena, all, n, v.string->markup);
-    struct list items = {.items = (void *)all, .n = v.list->n * (size_t)times};
-    return list_of(&r->arena, v.kind, items);
-}
-
-// ---- ranges -------------------------------------------------------------------------------------
-
-// How many there are from start to before stop by step, which may be negative.
-static uint64_t range_count(int64_t start, int64_t stop, int64_t step)
-{
-    if (step > 0 ? start >= stop : start <= stop) return 0;
-    uint64_t span = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
-    return (span - 1) / (step > 0 ? (uint64_t)step : 0 - (uint64_t)step) + 1;
-}
-
-struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step)
-{
-    if (step == 0) fail(r, "range() arg 3 must not be zero");
-    uint64_t n = range_count(start, stop, step);
-    if (n > MAX_RANGE)
-        fail(r, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", MAX_RANGE);
-    run_steps(r, n);
-    int64_t *range = arena_array(&r->arena, 3, sizeof *range);
-    memcpy(range, (int64_t[]){start, stop, step}, 3 * sizeof *range);
-    struct list list = {arena_array(&r->arena, n, sizeof *list.items), n, .range = range};
-    for (uint64_t i = 0; i < n; i++)
-        list.items[i] = value_int((int64_t)((uint64_t)start + (uint64_t)step * i));
-    return list_of(&r->arena, V_RANGE, list);
-}
-
-// ---- numbers and truth --------------------------------------------------------------------------
-
-bool value_as_int(struct value v, int64_t *ret)
-{
-    if (v.kind != V_BOOL && v.kind != V_INT) return false;
-    *ret = v.kind == V_BOOL ? v.truth : v.integer;
-    return true;
-}
-
-double value_as_double(struct value v)
-{
-    int64_t integer;
-    return value_as_int(v, &integer) ? (double)integer : v.real;
-}
-
-bool value_truth(struct run *r, struct value v)
-{
-    if (v.kind <= V_NONE) return false; // missing, undefined, none
-    if (of_kinds(v, NUMBERS)) return value_as_double(v) != 0;
-    return !of_kinds(v, SIZED) || value_length(r, v) != 0;
-}
-
-// ---- equality -----------------------------------------------------------------------------------
-
-static bool equal_in_kind(struct run *r, struct value a, struct value b)
-{
-    bool equal;
-    switch (a.kind) {
-    case V_UNDEFINED:
-    case V_NONE:
-        return true;
-    case V_STRING:
-        return run_same(r, a.string, b.string);
-    case V_LIST:
-    case V_TUPLE:
-    case V_RANGE:
-        equal = a.list->n == b.list->n;
-        for (size_t i = 0; equal && i < a.list->n; i++)
-            equal = value_equal(r, a.list->items[i], b.list->items[i]);
-        return equal;
-    case V_DICT:
-        equal = a.dict->n == b.dict->n;
-        for (size_t i = 0; equal && i < a.dict->n; i++) {
-            struct value other = dict_find(r, b.dict, a.dict->entries[i].key);
-            equal = given(other) && value_equal(r, a.dict->entries[i].value, other);
-        }
-        return equal;
-    default:
-        return a.list == b.list; // the same object
-    }
-}
-
-bool value_equal(struct run *r, struct value a, struct value b)
-{
-    int64_t x, y;
-    bool equal = false;
-    run_deeper(r);
-    if (value_as_int(a, &x) && value_as_int(b, &y))
-        equal = x == y;
-    else if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS))
-        equal = value_as_double(a) == value_as_double(b);
-    else if (a.kind == b.kind)
-        equal = equal_in_kind(r, a, b);
-    r->depth--;
-    return equal;
-}
-
-// ---- order --------------------------------------------------------------------------------------
-
-static bool holds(int op, int order)
-{
-    return op == T_LT ? order < 0 : op == T_LE ? order <= 0 : op == T_GT ? order > 0 : order >= 0;
-}
-
-static bool compare_order(struct run *r, int op, struct value a, struct value b)
-{
-    int64_t x, y;
-    if (value_as_int(a, &x) && value_as_int(b, &y)) return holds(op, x < y ? -1 : x > y);
-    if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS)) {
-        double p = value_as_double(a), q = value_as_double(b);
-        return !isnan(p) && !isnan(q) && holds(op, p < q ? -1 : p > q);
-    }
-    if (a.kind == V_STRING && b.kind == V_STRING) {
-        size_t n = a.string->n_bytes, m = b.string->n_bytes, both = n < m ? n : m;
-        run_bytes(r, both);
-        int order =
-            memcmp(a.string->data, b.string->data, both); // UTF-8 sorts as its code points do
-        return holds(op, order ? order : n < m ? -1 : n > m);
-    }
-    if (a.kind == b.kind && (a.kind == V_LIST || a.kind == V_TUPLE)) {
-        // the first items that differ decide, or else the lengths
-        size_t n = a.list->n, m = b.list->n;
-        for (size_t i = 0; i < n && i < m; i++)
-            if (!value_equal(r, a.list->items[i], b.list->items[i]))
-                return value_compare(r, op, a.list->items[i], b.list->items[i]);
-        return holds(op, n < m ? -1 : n > m);
-    }
-    if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED)
-        undefined_fail(r, a.kind == V_UNDEFINED ? a : b);
-    fail(r, "'%s' not supported between instances of '%s' and '%s'",
-         token_words((enum token_type)op), value_type(a), value_type(b));
-}
-
-// ---- membership ---------------------------------------------------------------------------------
-
-struct dict_entry *dict_look(struct run *r, const struct dict *d, struct value key)
-{
-    if (key.kind == V_LIST || key.kind == V_DICT) fail(r, "unhashable type: '%s'", value_type(key));
-    run_bytes(r, 1);
-    for (size_t i = 0; i < d->n; i++) {
-        struct dict_entry *e = &d->entries[i];
-        bool strings = key.kind == V_STRING && e->key.kind == V_STRING;
-        if (strings ? run_same(r, key.string, e->key.string) : value_equal(r, e->key, key))
-            return e;
-    }
-    return NULL;
-}
-
-struct value dict_find(struct run *r, const struct dict *d, struct value key)
-{
-    const struct dict_entry *entry = dict_look(r, d, key);
-    return entry ? entry->value : MISSING;
-}
-
-void dict_set(struct run *r, struct dict *d, struct value key, struct value value)
-{
-    struct dict_entry *entry = dict_look(r, d, key);
-    if (entry)
-        entry->value = value;
-    else
-        dict_append(&r->arena, d, key, value);
-}
-
-static bool value_in(struct run *r, struct value item, struct value in)
-{
-    if (in.kind == V_DICT) return dict_look(r, in.dict, item);
-    if (in.kind == V_STRING) {
-        const struct string *s = in.string, *part = item.string;
-        if (item.kind != V_STRING)
-            fail(r, "'in <string>' requires string as left operand, not %s", value_type(item));
-        run_bytes(r, s->n_bytes);
-        return memmem(s->data, s->n_bytes, part->data, part->n_bytes);
-    }
-    if (in.kind == V_ITERATOR) { // consumes up to what is found
-        struct iterator *i = in.iterator;
-        while (i->at < i->items.n)
-            if (value_equal(r, i->items.items[i->at++], item)) return true;
-        if (i->failure) fail(r, "%s", i->failure);
-        return false;
-    }
-    if (!of_kinds(in, ITERABLES)) fail(r, "argument of type '%s' is not iterable", value_type(in));
-    struct list items = value_items(r, in);
-    for (size_t i = 0; i < items.n; i++)
-        if (value_equal(r, items.items[i], item)) return true;
-    return false;
-}
-
-bool value_compare(struct run *r, int op, struct value a, struct value b)
-{
-    if (op == T_EQ || op == T_NE) return value_equal(r, a, b) == (op == T_EQ);
-    if (op == OP_IN || op == OP_NOT_IN) return value_in(r, a, b) == (op == OP_IN);
-    run_deeper(r);
-    bool truth = compare_order(r, op, a, b);
-    r->depth--;
-    return truth;
-}
-
-// ---- sorting ------------------------------------------------------------------------------------
-
-// Merges the sorted halves; `left` has room for the first.
-static void sort(struct run *r, struct dict_entry *e, size_t n, bool reverse,
-                 struct dict_entry *left)
-{
-    if (n < 2) return;
-    size_t half = (n + 1) / 2, i = 0, k = half;
-    sort(r, e, half, reverse, left);
-    sort(r, e + half, n - half, reverse, left);
-    memcpy(left, e, half * sizeof *e);
-    for (size_t at = 0; i < half; at++) {
-        bool right = false;
-        if (k < n)
-            right = reverse ? value_compare(r, T_LT, left[i].key, e[k].key)
-                            : value_compare(r, T_LT, e[k].key, left[i].key);
-        e[at] = right ? e[k++] : left[i++];
-    }
-}
-
-void entries_sort(struct run *r, struct dict *d, bool reverse)
-{
-    sort(r, d->entries, d->n, reverse, arena_array(&r->arena, d->n, sizeof *d->entries));
-}
-
-// ---- attributes ---------------------------------------------------------------------------------
-
-// Jinja has two orders of look-up: a dot looks for a method first and then for an item, brackets
-// the other way round. What the sandbox forbids is undefined, and says so when it is used.
-
-static struct value macro_attribute(struct run *r, const struct node *macro,
-                                    const struct string *name)
-{
-    const struct node_list *parameters = &macro->others;
-    if (string_is(name, "name")) return macro->kind == N_MACRO ? macro->value : NONE;
-    if (string_is(name, "caller")) return value_bool(macro->op & USES_CALLER);
-    if (string_is(name, "catch_kwargs")) return value_bool(macro->op & USES_KWARGS);
-    if (string_is(name, "catch_varargs")) return value_bool(macro->op & USES_VARARGS);
-    if (!string_is(name, "arguments")) return MISSING;
-    struct value names = list_new(&r->arena, V_TUPLE, parameters->n);
-    for (size_t i = 0; i < parameters->n; i++) names.list->items[i] = parameters->nodes[i]->value;
-    return names;
-}
-
-static struct value own_attribute(struct run *r, struct value of, const struct string *name)
-{
-    int part;
-    switch (of.kind) {
-    case V_LOOP:
-        return loop_attribute(of.loop, name);
-    case V_MACRO:
-        return macro_attribute(r, of.macro->node, name);
-    case V_NAMESPACE:
-        return dict_find(r, of.dict, value_string(name));
-    case V_TUPLE:
-        if (of.list->group && string_is(name, "grouper")) return of.list->items[0];
-        if (of.list->group && string_is(name, "list")) return of.list->items[1];
-        return MISSING;
-    case V_CYCLER:
-        if (string_is(name, "current")) return of.iterator->items.items[of.iterator->at];
-        return MISSING;
-    case V_RANGE:
-        part = string_word(name, "start stop step");
-        return part < 0 ? MISSING : value_int(of.list->range[part]);
-    default:
-        return MISSING;
-    }
-}
-
-// V_MISSING: Python's getattr would fail.
-static struct value python_attribute(struct run *r, struct value of, const struct string *name)
-{
-    const struct builtin *function = builtin_find(r->builtins, METHOD(of.kind), name);
-    const char *changing = of.kind == V_LIST ? "append clear pop reverse insert sort extend remove"
-                           : of.kind == V_DICT ? "clear pop popitem setdefault update"
-                                               : "";
-    if (string_word(name, changing) >= 0)
-        return undefined_because(r, "access to attribute '%.*s' of '%s' object is unsafe.",
-                                 (int)(name->n_bytes < 60 ? name->n_bytes : 60), name->data,
-                                 value_type(of));
-    if (!function) return own_attribute(r, of, name);
-    struct method *method = arena_alloc(&r->arena, sizeof *method);
-    *method = (struct method){of, function};
-    return value_of(.kind = V_METHOD, .method = method);
-}
-
-struct value get_attribute(struct run *r, struct value of, const struct string *name)
-{
-    if (of.kind == V_UNDEFINED) undefined_fail(r, of);
-    struct value key = value_string(name), v = python_attribute(r, of, name);
-    if (!given(v) && of.kind == V_DICT) v = dict_find(r, of.dict, key);
-    return given(v) ? v : undefined_item(r, of, key);
-}
-
-// ---- items --------------------------------------------------------------------------------------
-
-static struct value character_at(struct run *r, const struct string *s, size_t i)
-{
-    run_bytes(r, s->n_chars == s->n_bytes ? 1 : 4 * i);
-    size_t start = string_offset(s, i), end = start;
-    utf8_next(s->data, s->n_bytes, &end);
-    return string_part(r, s, start, end);
-}
-
-struct value get_item(struct run *r, struct value of, struct value index)
-{
-    int64_t i;
-    struct value v = MISSING;
-    if (of.kind == V_UNDEFINED) undefined_fail(r, of);
-    if (of.kind == V_DICT && index.kind != V_LIST && index.kind != V_DICT) {
-        v = dict_find(r, of.dict, index);
-    } else if (of_kinds(of, PLACES) && value_as_int(index, &i)) {
-        int64_t n = value_length(r, of);
-        if (i < 0) i += n;
-        if (i >= 0 && i < n && of.kind == V_STRING)
-            v = character_at(r, of.string, (size_t)i);
-        else if (i >= 0 && i < n)
-            v = of.list->items[i];
-    }
-    if (!given(v) && index.kind == V_STRING) v = python_attribute(r, of, index.string);
-    return given(v) ? v : undefined_item(r, of, index);
-}
-
-// ---- slices -------------------------------------------------------------------------------------
-
-// Python's slice.indices(), and how many they are; `step` may be negative.
-struct bounds {
-    int64_t start, stop, step;
-    size_t count;
-};
-
-static struct bounds slice_bounds(struct run *r, const struct value part[3], int64_t n)
-{
-    int64_t bound[3] = {0, n, 1};
-    for (int i = 0; i < 3; i++)
-        if (part[i].kind != V_NONE && !value_as_int(part[i], &bound[i]))
-            fail(r, "slice indices must be integers or None or have an __index__ method");
-    int64_t step = bound[2], low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
-    if (step == 0) fail(r, "slice step cannot be zero");
-    if (part[0].kind == V_NONE) bound[0] = step < 0 ? high : low;
-    if (part[1].kind == V_NONE) bound[1] = step < 0 ? low : high;
-    for (int i = 0; i < 2; i++) {
-        if (part[i].kind == V_NONE) continue;
-        if (bound[i] < 0) bound[i] += n;
-        if (bound[i] < low) bound[i] = low;
-        if (bound[i] > high) bound[i] = high;
-    }
-    return (struct bounds){bound[0], bound[1], step, range_count(bound[0], bound[1], step)};
-}
-
-static struct value slice_string(struct run *r, const struct string *s, const struct bounds *b)
-{
-    if (b->step == 1) {
-        run_bytes(r, s->n_bytes);
-        size_t from = b->count ? string_offset(s, (size_t)b->start) : 0;
-        size_t to = b->count ? string_offset(s, (size_t)b->start + b->count) : 0;
-        return string_part(r, s, from, to);
-    }
-    size_t text = text_begin(r);
-    run_steps(r, b->count);
-    for (size_t i = 0; i < b->count; i++)
-        run_put_string(r, character_at(r, s, (size_t)(b->start + (int64_t)i * b->step)).string);
-    return text_end(r, text, s->markup);
-}
-
-struct value get_slice(struct run *r, struct value of, const struct value part[3])
-{
-    if (of.kind == V_UNDEFINED) undefined_fail(r, of);
-    if (of.kind == V_DICT) fail(r, "unhashable type: 'slice'");
-    if (!of_kinds(of, PLACES)) fail(r, "'%s' object is not subscriptable", value_type(of));
-    struct bounds b = slice_bounds(r, part, value_length(r, of));
-    if (of.kind == V_STRING) return slice_string(r, of.string, &b);
-    if (of.kind == V_RANGE) {
-        int64_t start = of.list->range[0], step = of.list->range[2];
-        return range_make(r, start + b.start * step, start + b.stop * step, step * b.step);
-    }
-    run_steps(r, b.count);
-    struct value v = list_new(&r->arena, of.kind, b.count);
-    for (size_t i = 0; i < b.count; i++)
-        v.list->items[i] = of.list->items[b.start + (int64_t)i * b.step];
-    return v;
-}
-
-// ---- paths --------------------------------------------------------------------------------------
-
-// A part of a path: a place where it is all digits.
-static struct value path_key(struct run *r, const char *part, size_t n)
-{
-    int64_t number = 0;
-    size_t i = 0;
-    for (; i < n && n < 18 && part[i] >= '0' && part[i] <= '9'; i++)
-        number = number * 10 + (part[i] - '0');
-    return n > 0 && i == n ? value_int(number) : string_new(&r->arena, part, n, false);
-}
-
-struct value get_path(struct run *r, struct value of, struct value path, struct value otherwise)
-{
-    bool has_default = given(otherwise) && otherwise.kind != V_NONE;
-    if (!given(path) || path.kind == V_NONE) return of;
-    if (path.kind != V_STRING) {
-        of = get_item(r, of, path);
-        return of.kind == V_UNDEFINED && has_default ? otherwise : of;
-    }
-    const char *part = path.string->data, *end = part + path.string->n_bytes;
-    run_bytes(r, path.string->n_bytes);
-    for (;;) {
-        run_steps(r, 1);
-        const char *dot = memchr(part, '.', (size_t)(end - part));
-        of = get_item(r, of, path_key(r, part, (size_t)((dot ? dot : end) - part)));
-        if (of.kind == V_UNDEFINED && has_default) of = otherwise;
-        if (!dot) return of;
-        part = dot + 1;
-    }
-}
-
-// ---- functions for templates --------------------------------------------------------------------
-
-const struct builtin *builtin_find(const struct builtin *const *tables, int of,
-                                   const struct string *name)
-{
-    for (; *tables; tables++)
-        for (const struct builtin *b = *tables; b->name; b++)
-            if (b->of & of && string_word(name, b->name) >= 0) return b;
-    return NULL;
-}
-
-const char *builtin_params(const struct builtin *f)
-{
-    return f->params + strspn(f->params, BUILTIN_SIGNS);
-}
-
-const struct string *need_string(struct run *r, struct value v, const char *what)
-{
-    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
-    if (v.kind != V_STRING) fail(r, "%s must be str, not %s", what, value_type(v));
-    return v.string;
-}
-
-// The name of parameter i, counted from 1.
-static const char *param_name(const struct call *c, int i)
-{
-    const char *at = builtin_params(c->function);
-    for (; i > 1; i--) at += strcspn(at, " ") + 1;
-    return string_copy(&c->run->arena, at, strcspn(at, " "), false).string->data;
-}
-
-const struct string *arg_string(const struct call *c, int i)
-{
-    if (c->v[i].kind == V_STRING) return c->v[i].string;
-    return need_string(c->run, c->v[i], param_name(c, i));
-}
-
-int64_t arg_int(const struct call *c, int i, int64_t otherwise)
-{
-    int64_t x = otherwise;
-    if (!arg_given(c, i) || value_as_int(c->v[i], &x)) return x;
-    if (c->v[i].kind == V_UNDEFINED) undefined_fail(c->run, c->v[i]);
-    fail(c->run, "%s: '%s' object cannot be interpreted as an integer", param_name(c, i),
-         value_type(c->v[i]));
-}
-
-bool arg_truth(const struct call *c, int i, bool otherwise)
-{
-    return given(c->v[i]) ? value_truth(c->run, c->v[i]) : otherwise;
-}
-
-bool arg_window(const struct call *c, int64_t n, int64_t *ret_start, int64_t *ret_end)
-{
-    int64_t start = arg_int(c, 2, 0), end = arg_int(c, 3, n);
-    if (start < 0) start = start + n < 0 ? 0 : start + n;
-    if (end < 0) end = end + n < 0 ? 0 : end + n;
-    *ret_start = start;
-    *ret_end = end < n ? end : n;
-    return start <= *ret_end;
-}
-
-bool arg_given(const struct call *c, int i)
-{
-    return given(c->v[i]) && c->v[i].kind != V_NONE;
+    return string_new(r, copy, n, markup);
 }

@@ -1,212 +1,216 @@
-/* run.h: one rendering: its memory, its limits, and what its parts call of each other. One thread.
- *
- * A failure leaves with arena_fail(), its sentence being what Jinja or Python would say;
- * interpret.c puts the place before it. All memory is the arena's, and all text under construction
- * stands in one buffer, an inner text behind the outer one: so there is nothing to free on the way.
- */
+/* run.h: one run, of the parser or of the interpreter: its memory, its limits, its failure, the
+ * text it builds; and values, which behave as Python's do. None ever changes once made, but for
+ * namespaces, iterators, loops, cyclers and joiners. One thread at a time. */
 #ifndef COMMON_TEXT_JINJA_RUN_H
 #define COMMON_TEXT_JINJA_RUN_H
 
 #include "common/base/bytes.h"
-#include "common/text/jinja/syntax.h"
+#include <jansson.h>
+#include <setjmp.h>
+#include <string.h>
 #include <time.h>
 
-#define MAX_DEPTH 800 // of evaluations within each other
-
-struct scope {
-    const struct scope *outer; // NULL: this one has the variables given
-    struct dict variables;
+struct place { // in a template's text, from 1
+    int line, column;
 };
 
-enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
-
+// Memory is handed out piece by piece and freed as a whole, and all text under construction stands
+// in one buffer, an inner text behind the outer one. Because nothing else needs freeing, a failure
+// leaves at once: fail() jumps out of run_try(), however deep the parser or the interpreter is, and
+// no function between carries a status.
 struct run {
-    struct arena arena;
-    int64_t steps; // remaining
-    size_t bytes;  // gone through that no step was taken for yet
+    enum status fault; // what fail() ends in
+    struct block *blocks;
+    size_t used, limit; // bytes handed out, and how many may be
+    int64_t steps;      // remaining
+    size_t bytes;       // gone through that no step was taken for yet
+    int depth, max_depth;
+    struct place at;   // what is being read or evaluated; line 0: not begun
+    struct bytes text; // what is being built: the output, then texts within it
+    jmp_buf *escape;   // of the innermost run_try()
+    enum status status;
+    const struct builtin *const *builtins; // tables, up to a NULL: what there is, a run is told
+    // of a rendering
     size_t max_output;
-    int depth;
-    const struct tm *now;                  // NULL: the clock
-    const struct builtin *const *builtins; // tables, up to a NULL
-    struct scope top;                      // the template's own
-    struct bytes text;                     // what is being built: the output, then texts within it
-    enum flow flow;                        // set by break and continue until their loop sees it
-    const struct node *at;                 // being evaluated; NULL: not begun
+    const struct tm *now;                             // NULL: the clock
+    struct scope *top;                                // the template's own variables
+    enum { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE } flow; // until the loop that is meant has seen it
 };
 
-// ---- failures and limits ------------------------------------------------------------------------
-
-#define fail(r, ...) arena_fail(&(r)->arena, ST_INVALID, __VA_ARGS__)
-_Noreturn void undefined_fail(struct run *r, struct value v); // what using it says
-// "expected X, got 'int'": of an argument of the wrong type.
-_Noreturn void type_fail(struct run *r, const char *what, struct value v);
+// Runs body(context); the status of fail() within, or ST_OK. Memory stays.
+enum status run_try(struct run *r, void (*body)(void *context), void *context);
+void run_release(struct run *r);
+_Noreturn void fail_as(struct run *r, enum status st, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+#define fail(r, ...)           fail_as(r, (r)->fault, __VA_ARGS__)
+#define fail_at(r, place, ...) ((r)->at = (place), fail(r, __VA_ARGS__))
 
 void run_steps(struct run *r, size_t n); // takes n of what remains
 // A step for every 16 bytes that an operation goes through: operands may be megabytes, and what is
 // made of them is not always charged as memory. Before the work.
 void run_bytes(struct run *r, size_t n);
-// Charged: a byte for looking, and what there is to compare.
-bool run_same(struct run *r, const struct string *a, const struct string *b);
 void run_deeper(struct run *r); // the caller takes it back: r->depth--
 
-// Text at the end of what is being built.
-void run_put(struct run *r, const char *data, size_t n);
-void run_puts(struct run *r, const char *text);
-void run_fill(struct run *r, const char *data, size_t n, int64_t times);
-void run_printf(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void run_put_string(struct run *r, const struct string *s);
-// A text of its own: from text_begin() to text_end(), which takes it off the buffer.
-size_t text_begin(const struct run *r);
-struct value text_end(struct run *r, size_t begin, bool markup);
+// Zeroed, aligned for anything, never NULL: fails where there is no memory or the limit is reached.
+void *run_alloc(struct run *r, size_t n, size_t bytes_each);
+// `items` with room for one more than n: itself, or a larger copy where n has reached *cap.
+void *run_room(struct run *r, void *items, size_t n, size_t *cap, size_t bytes_each);
+
+// ---- kinds --------------------------------------------------------------------------------------
+
+// name, Python's type(v).__name__
+#define KIND_TABLE(X)                                                                              \
+    X(V_MISSING, "missing") /* an argument that was not given, an item that is not there */        \
+    X(V_UNDEFINED, "Undefined")                                                                    \
+    X(V_NONE, "NoneType")                                                                          \
+    X(V_BOOL, "bool")                                                                              \
+    X(V_INT, "int") /* 64 bits; what goes beyond is an error */                                    \
+    X(V_FLOAT, "float")                                                                            \
+    X(V_STRING, "str")                                                                             \
+    X(V_LIST, "list")                                                                              \
+    X(V_TUPLE, "tuple")                                                                            \
+    X(V_DICT, "dict")                                                                              \
+    X(V_KEYS, "dict_keys") /* views of a dict: lists that it has made */                           \
+    X(V_VALUES, "dict_values")                                                                     \
+    X(V_ITEMS, "dict_items")                                                                       \
+    X(V_RANGE, "range")                                                                            \
+    X(V_ITERATOR, "generator") /* goes over its items once, as Python's generators do */           \
+    X(V_NAMESPACE, "Namespace")                                                                    \
+    X(V_MACRO, "Macro")                                                                            \
+    X(V_FUNCTION, "function")                                                                      \
+    X(V_METHOD, "method")                                                                          \
+    X(V_LOOP, "LoopContext")                                                                       \
+    X(V_CYCLER, "Cycler")                                                                          \
+    X(V_JOINER, "Joiner")
+
+enum value_kind {
+#define X(name, type) name,
+    KIND_TABLE(X)
+#undef X
+};
+
+// Sets of kinds.
+#define KIND(kind) (1u << (kind))
+#define NUMBERS    (KIND(V_BOOL) | KIND(V_INT) | KIND(V_FLOAT))
+#define SEQUENCES  (KIND(V_STRING) | KIND(V_LIST) | KIND(V_TUPLE))
+#define PLACES     (SEQUENCES | KIND(V_RANGE)) // a[1]
+#define LISTS                                                                                      \
+    (KIND(V_LIST) | KIND(V_TUPLE) | KIND(V_RANGE) | KIND(V_KEYS) | KIND(V_VALUES) |                \
+     KIND(V_ITEMS)) // items lie in v.list
+#define SIZED     (LISTS | KIND(V_UNDEFINED) | KIND(V_STRING) | KIND(V_DICT) | KIND(V_LOOP)) // len()
+#define ITERABLES (SIZED | KIND(V_ITERATOR))
+
+struct string {
+    const char *data; // UTF-8, n_bytes of it; U+0000 may be among them
+    size_t n_bytes, n_chars;
+    bool markup; // safe HTML: what is joined to it is escaped first
+};
+#define STRING(text)                                                                               \
+    {                                                                                              \
+        text, sizeof(text) - 1, sizeof(text) - 1, false                                            \
+    } // of ASCII
+
+struct value {
+    enum value_kind kind;
+    union {
+        bool truth;
+        int64_t integer;
+        double real;
+        const struct string *string;
+        const struct list *list;   // LISTS
+        struct dict *dict;         // V_DICT, V_NAMESPACE
+        struct iterator *iterator; // V_ITERATOR, V_CYCLER, V_JOINER
+        struct undefined *undefined;
+        const struct macro *macro;
+        const struct builtin *function;
+        const struct method *method;
+        struct loop *loop;
+    };
+};
+
+struct list {
+    struct value *items; // written by whoever makes the list, and never after
+    size_t n;
+    bool group;           // of groupby: its two items are also called grouper and list
+    const int64_t *range; // of V_RANGE: start, stop, step
+};
+#define LIST(first, count) ((struct list){.items = (first), .n = (count)})
+
+struct dict_entry {
+    struct value key, value;
+};
+struct dict { // in the order of insertion; looked through from the front
+    struct dict_entry *entries;
+    size_t n, cap;
+};
+
+struct iterator { // a joiner has one item: its separator
+    struct list items;
+    size_t at;
+    const char *failure; // what asking for more than the items ends in; NULL: they are all
+};
+
+struct undefined {
+    const char *hint;      // why it is undefined; NULL: the others say it
+    struct value of, name; // what has no such attribute or element; V_MISSING: no such variable
+};
+
+// The field after `kind` is set by name: value_of(.kind = V_INT, .integer = 3).
+#define value_of(...)   ((struct value){__VA_ARGS__})
+#define NONE            value_of(.kind = V_NONE)
+#define MISSING         value_of(.kind = V_MISSING)
+#define value_bool(x)   value_of(.kind = V_BOOL, .truth = (x))
+#define value_int(x)    value_of(.kind = V_INT, .integer = (x))
+#define value_float(x)  value_of(.kind = V_FLOAT, .real = (x))
+#define value_string(x) value_of(.kind = V_STRING, .string = (x))
+
+static inline bool of_kinds(struct value v, unsigned kinds)
+{
+    return kinds >> v.kind & 1;
+}
+
+static inline bool given(struct value v)
+{
+    return v.kind != V_MISSING;
+}
+
+const char *value_type(struct value v); // Python's type(v).__name__
+
+// ---- making them --------------------------------------------------------------------------------
+
+// `data` must live as long as the run; goes through it.
+struct value string_new(struct run *r, const char *data, size_t n_bytes, bool markup);
+struct value string_of(struct run *r, const char *text); // the same
 // Bytes [start, end) of a string, markup if it is.
 struct value string_part(struct run *r, const struct string *of, size_t start, size_t end);
+struct value list_new(struct run *r, enum value_kind kind, size_t n); // n times V_MISSING
+struct value list_of(struct run *r, enum value_kind kind, struct list items);
+struct value pair_of(struct run *r, struct value first, struct value second); // a tuple
+struct value iterator_of(struct run *r, struct list items);
+struct value dict_new(struct run *r, size_t cap);
+// Without looking for the key.
+void dict_append(struct run *r, struct dict *d, struct value key, struct value value);
+struct value value_from_json(struct run *r, const json_t *json, int depth); // depth: 0
 
-struct value undefined_because(struct run *r, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-// `of` V_MISSING: a variable.
-struct value undefined_item(struct run *r, struct value of, struct value name);
+// ---- strings ------------------------------------------------------------------------------------
 
-// ---- functions for templates --------------------------------------------------------------------
+bool string_equal(const struct string *a, const struct string *b);
+// Which of the words in `words`, a blank between, it is: from 0; -1: none of them.
+int string_word(const struct string *s, const char *words);
+bool value_is(struct value v, const char *text); // a string of that text
+// The byte at which character `i` begins; i <= n_chars.
+size_t string_offset(const struct string *s, size_t i);
+// A string for "%.*s": its length, but no more than fits an error, and its text.
+#define SHOWN(s) (int)((s)->n_bytes < 200 ? (s)->n_bytes : 200), (s)->data
 
-struct arguments {
-    struct list positional;
-    struct dict named; // its keys are strings
-};
+// ---- text at the end of what is being built -----------------------------------------------------
 
-#define MAX_PARAMS 4
-struct call {
-    struct run *run;
-    const struct builtin *function;
-    struct value v[1 + MAX_PARAMS]; // v[0]: what it is applied to (filters, tests, methods); then
-                                    // the parameters in order, V_MISSING where not given
-    const struct arguments *all;    // as given, for those that take any number
-};
-
-// A filter, a test, a method or a function of this program.
-struct builtin {
-    int of;           // what it is: FILTER, TEST, FUNCTION, and METHOD of a kind of value
-    const char *name; // or several that mean the same, a blank between
-    struct value (*call)(struct run *r, const struct call *c);
-    int which; // of several that one function does
-    // The names of the parameters, a blank between. Signs may stand first:
-    //   $  v[0] is made a str
-    //   ~  it is a generator: a failure waits until somebody goes over it
-    //   /  arguments by place only
-    //   *  any arguments: the function looks at `all`
-    const char *params;
-    int n_required;
-};
-#define BUILTIN_SIGNS "$~/*"
-// For "%.*s": the first of its names.
-#define NAME(f) (int)strcspn((f)->name, " "), (f)->name
-// The definition of one.
-#define UNUSED        __attribute__((unused))
-#define BUILTIN(name) static struct value name(UNUSED struct run *r, UNUSED const struct call *c)
-
-enum { FILTER = 1, TEST = 2, FUNCTION = 4 };
-#define METHODS(kinds) ((int)(kinds) << 3)
-#define METHOD(kind)   METHODS(KIND(kind))
-
-// Each file that has some has a table of them, which ends on a name NULL; which tables there are, a
-// rendering is told.
-extern const struct builtin value_builtins[], string_builtins[], number_builtins[],
-    format_builtins[];
-
-// NULL: there is none of that name.
-const struct builtin *builtin_find(const struct builtin *const *tables, int of,
-                                   const struct string *name);
-const char *builtin_params(const struct builtin *f); // the names, behind the signs
-struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
-                            const struct arguments *arguments);
-
-// Parameter i as what it must be; `otherwise` where it was not given, or, of an int, is None.
-const struct string *arg_string(const struct call *c, int i);
-int64_t arg_int(const struct call *c, int i, int64_t otherwise);
-bool arg_truth(const struct call *c, int i, bool otherwise);
-bool arg_given(const struct call *c, int i); // and not None
-// Parameters 2 and 3 as start and end among n items, Python's negative ones too; false: the start
-// lies beyond the end.
-bool arg_window(const struct call *c, int64_t n, int64_t *ret_start, int64_t *ret_end);
-const struct string *need_string(struct run *r, struct value v, const char *what);
-
-struct macro {
-    const struct node *node; // N_MACRO, N_CALL_BLOCK
-    struct scope *scope;     // where it was defined
-};
-
-struct method {
-    struct value self;
-    const struct builtin *function;
-};
-
-// ---- loops --------------------------------------------------------------------------------------
-
-// A `for`. Items are taken one by one, and its test ("for x in y if z") is asked when an item is
-// due, as in Jinja: what the body has changed in a namespace counts.
-struct loop {
-    struct run *run;
-    struct scope *scope; // around it
-    const struct node *node;
-    struct list items;
-    size_t at;                                        // the next of them to be looked at
-    bool (*passes)(struct loop *, struct value item); // NULL: no test, or it was asked of all
-    int64_t index0, length, depth0;                   // length -1: not known yet
-    struct value previous, current, after; // after: looked ahead; V_MISSING: not, or none
-    struct value last_changed;             // V_MISSING: changed() was not called yet
-};
-bool loop_advance(struct loop *l); // to the next item; false: there is none
-int64_t loop_length(struct loop *l);
-struct value loop_attribute(struct loop *l, const struct string *name); // V_MISSING: it has none
-
-// ---- values -------------------------------------------------------------------------------------
-
-struct value get_attribute(struct run *r, struct value of, const struct string *name);
-struct value get_item(struct run *r, struct value of, struct value index);
-struct value get_slice(struct run *r, struct value of, const struct value part[3]);
-// "a.b.0" from the filters' `attribute`; V_MISSING or None: the value itself.
-struct value get_path(struct run *r, struct value of, struct value path, struct value otherwise);
-
-bool value_truth(struct run *r, struct value v);
-bool value_equal(struct run *r, struct value a, struct value b);
-// op: T_LT, T_LE, T_GT, T_GE, T_EQ, T_NE, OP_IN, OP_NOT_IN
-bool value_compare(struct run *r, int op, struct value a, struct value b);
-bool value_as_int(struct value v, int64_t *ret); // bool, int
-double value_as_double(struct value v);          // of a number
-
-struct value dict_find(struct run *r, const struct dict *d, struct value key); // V_MISSING: not
-struct dict_entry *dict_look(struct run *r, const struct dict *d, struct value key); // NULL: not
-void dict_set(struct run *r, struct dict *d, struct value key, struct value value);
-// Its keys, values or pairs of both: V_KEYS, V_VALUES, V_ITEMS.
-struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind);
-
-// What Python's list() gives; the items may be the value's own.
-struct list value_items(struct run *r, struct value v);
-struct list items_copy(struct run *r, struct value v); // to be changed
-void items_reverse(struct list items);
-void entries_sort(struct run *r, struct dict *d, bool reverse); // by key; stable
-int64_t value_length(struct run *r, struct value v);            // len()
-struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step);
-struct value value_repeat(struct run *r, struct value v, int64_t times); // a string, a list
-
-// ---- numbers.c ----------------------------------------------------------------------------------
-
-struct value arithmetic(struct run *r, int op, struct value a, struct value b);
-struct value arithmetic_sign(struct run *r, struct value v, bool minus);
-
-// ---- text of values: format.c -------------------------------------------------------------------
-
-void put_str(struct run *r, struct value v);              // str(v)
-struct value value_str(struct run *r, struct value v);    // a V_STRING, which may be markup
-struct value value_escape(struct run *r, struct value v); // markup
-// "..." % values
-struct value format_percent(struct run *r, const struct string *format, struct value values);
-struct value string_as(struct run *r, const struct string *s, bool markup); // the same text
-
-// ---- strings.c ----------------------------------------------------------------------------------
-
-struct value string_lower(struct run *r, const struct string *s);
-// `by` NULL: at runs of white space; max -1: any number.
-struct list split_string(struct run *r, const struct string *s, const struct string *by,
-                         int64_t max, bool from_end);
+void put_bytes(struct run *r, const char *data, size_t n);
+void put_text(struct run *r, const char *text);
+void put_fill(struct run *r, const struct string *s, int64_t times);
+void put_printf(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void put_string(struct run *r, const struct string *s);
+// What was put since r->text.len was `begin`, taken off the buffer.
+struct value text_end(struct run *r, size_t begin, bool markup);
 
 #endif

@@ -1,10 +1,9 @@
 /* syntax.h: a template's text to tokens (lexer.c), and tokens to a tree (parser.c). A fault leaves
- * with arena_fail(), its sentence beginning with the place: "line 3, column 7: ". Any thread, each
- * on its own arena; a tree never changes. */
+ * with fail(), run.at being its place. Any thread, each on its own run; a tree never changes. */
 #ifndef COMMON_TEXT_JINJA_SYNTAX_H
 #define COMMON_TEXT_JINJA_SYNTAX_H
 
-#include "common/text/jinja/value.h"
+#include "common/text/jinja/run.h"
 
 // name, what errors call it
 #define TOKEN_TABLE(X)                                                                             \
@@ -43,7 +42,12 @@
     X(T_COLON, ":")                                                                                \
     X(T_PIPE, "|")                                                                                 \
     X(T_COMMA, ",")                                                                                \
-    X(T_SEMICOLON, ";")
+    X(T_SEMICOLON, ";")                                                                            \
+    /* operators that are names, and so no tokens */                                               \
+    X(OP_IN, "in")                                                                                 \
+    X(OP_NOT_IN, "not in")                                                                         \
+    X(OP_AND, "and")                                                                               \
+    X(OP_OR, "or")
 
 enum token_type {
 #define X(name, words) name,
@@ -53,22 +57,14 @@ enum token_type {
 
 struct token {
     enum token_type type;
-    int line, column;   // 1-based, of its first character
+    struct place place; // of its first character
     struct value value; // text of T_DATA, T_NAME and T_STRING; the number of the others
-};
-
-struct token_stream {
-    struct token *tokens; // in the arena; the last is T_END
-    size_t n;
 };
 
 const char *token_words(enum token_type type);
 
-// Fails where a token is none.
-struct token_stream lexer_run(struct arena *a, const char *text, size_t len);
-// With a sentence that begins with the place.
-_Noreturn void place_fail(struct arena *a, int line, int column, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+// Tokens up to a T_END, in the run's memory.
+struct token *lexer_run(struct run *r, const char *text, size_t len);
 
 // ---- the tree -----------------------------------------------------------------------------------
 
@@ -123,21 +119,17 @@ struct node_list {
 #define MACRO_EXTRAS "caller kwargs varargs"
 enum { USES_CALLER = 1, USES_KWARGS = 2, USES_VARARGS = 4 };
 
-// Operators are token types, and these.
-enum { OP_IN = T_SEMICOLON + 1, OP_NOT_IN, OP_AND, OP_OR };
-
 struct node {
     enum node_kind kind;
     int op;
-    int line, column;
+    struct place place;
     struct value value;
     struct node *a, *b, *c;
     struct node_list items, others, body;
     const struct builtin *function; // of N_FILTER, N_TEST; NULL: there is none of that name
 };
 
-// `builtins`: tables of filters and tests, up to a NULL.
-struct node_list parser_run(struct arena *a, struct token_stream tokens,
-                            const struct builtin *const *builtins, bool *ret_loops_over_content);
+struct node_list parser_run(struct run *r, const struct token *tokens,
+                            bool *ret_loops_over_content);
 
 #endif

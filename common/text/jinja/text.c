@@ -3,14 +3,13 @@
  * case is "SS"). No state; any thread. */
 #include "common/text/jinja/text.h"
 #include "common/base/unicode.h"
-#include <string.h>
 #include <utf8proc.h>
 
 // ---- classes ------------------------------------------------------------------------------------
 
-static utf8proc_category_t category(uint32_t c)
+static bool has_category(uint32_t c, uint32_t categories)
 {
-    return utf8proc_category((utf8proc_int32_t)c);
+    return categories >> utf8proc_category((utf8proc_int32_t)c) & 1;
 }
 
 static bool is_space(uint32_t c)
@@ -55,7 +54,7 @@ bool text_is(uint32_t c, enum text_class of)
     if (of == TEXT_SPACE) return is_space(c);
     if (of == TEXT_LINE_END) return is_line_end(c);
     if (of == TEXT_ASCII) return c < 0x80;
-    if (classes[of] >> category(c) & 1) return true;
+    if (has_category(c, classes[of])) return true;
     return of == TEXT_DIGIT       ? is_small_digit(c)
            : of == TEXT_PRINTABLE ? c == ' '
                                   : c == '_' && of >= TEXT_WORD;
@@ -75,24 +74,19 @@ size_t text_without_trailing_spaces(const char *s, size_t len)
 
 static bool is_upper(uint32_t c)
 {
-    return category(c) == UTF8PROC_CATEGORY_LU;
-}
-
-static bool is_title(uint32_t c)
-{
-    return category(c) == UTF8PROC_CATEGORY_LT;
+    return has_category(c, CATEGORY(LU));
 }
 
 static bool is_lower(uint32_t c)
 {
-    return category(c) == UTF8PROC_CATEGORY_LL || c == 0xaa || c == 0xba ||
-           (utf8proc_tolower((utf8proc_int32_t)c) == (utf8proc_int32_t)c &&
-            utf8proc_toupper((utf8proc_int32_t)c) != (utf8proc_int32_t)c);
+    utf8proc_int32_t code = (utf8proc_int32_t)c;
+    return has_category(c, CATEGORY(LL)) || c == 0xaa || c == 0xba ||
+           (utf8proc_tolower(code) == code && utf8proc_toupper(code) != code);
 }
 
 static bool is_cased(uint32_t c)
 {
-    return is_upper(c) || is_lower(c) || is_title(c);
+    return has_category(c, CATEGORY(LU) | CATEGORY(LT)) || is_lower(c);
 }
 
 static void put_char(utf8proc_int32_t c, struct bytes *ret)
@@ -101,27 +95,20 @@ static void put_char(utf8proc_int32_t c, struct bytes *ret)
     bytes_append(ret, encoded, (size_t)utf8_encode((uint32_t)c, encoded));
 }
 
-static int fold(uint32_t c, utf8proc_int32_t ret[8])
-{
-    int last = 0;
-    utf8proc_ssize_t n =
-        utf8proc_decompose_char((utf8proc_int32_t)c, ret, 8, UTF8PROC_CASEFOLD, &last);
-    if (n >= 1 && n <= 8) return (int)n;
-    ret[0] = (utf8proc_int32_t)c;
-    return 1;
-}
-
 // Upper, title or folded case; by its folding where that is several code points.
 static void put_folded(uint32_t c, enum text_case to, struct bytes *ret)
 {
     utf8proc_int32_t folded[8], code = (utf8proc_int32_t)c, title = utf8proc_totitle(code);
-    int n = fold(c, folded);
-    bool one = n == 1 || c < 0x80 || is_upper(c) || (to == CASE_TITLE && is_title((uint32_t)title));
+    int last = 0, n = (int)utf8proc_decompose_char(code, folded, 8, UTF8PROC_CASEFOLD, &last);
+    bool known = n >= 1 && n <= 8;
+    bool one = !known || n == 1 || c < 0x80 || is_upper(c) ||
+               (to == CASE_TITLE && has_category((uint32_t)title, CATEGORY(LT)));
     if (one && to != CASE_FOLD) {
         put_char(to == CASE_UPPER ? utf8proc_toupper(code) : title, ret);
         return;
     }
-    for (int i = 0; i < n; i++)
+    if (!known) put_char(code, ret);
+    for (int i = 0; known && i < n; i++)
         put_char(to == CASE_UPPER             ? utf8proc_toupper(folded[i])
                  : to == CASE_TITLE && i == 0 ? utf8proc_totitle(folded[i])
                                               : folded[i],
@@ -135,24 +122,14 @@ static bool is_final_sigma(const char *s, size_t len, size_t start, size_t end)
     while (start > 0 && !cased) {
         uint32_t c = utf8_before(s, &start);
         cased = is_cased(c);
-        if (!cased && category(c) != UTF8PROC_CATEGORY_MN) return false;
+        if (!cased && !has_category(c, CATEGORY(MN))) return false;
     }
     while (cased && end < len) {
         uint32_t c = utf8_next(s, len, &end);
         if (is_cased(c)) return false;
-        if (category(c) != UTF8PROC_CATEGORY_MN) return true;
+        if (!has_category(c, CATEGORY(MN))) return true;
     }
     return cased;
-}
-
-static void put_lower(uint32_t c, bool final_sigma, struct bytes *ret)
-{
-    if (c == 0x3a3)
-        put_char(final_sigma ? 0x3c2 : 0x3c3, ret);
-    else if (c == 0x130)
-        bytes_puts(ret, "i\xcc\x87");
-    else
-        put_char(utf8proc_tolower((utf8proc_int32_t)c), ret);
 }
 
 void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *ret)
@@ -164,14 +141,16 @@ void text_put_case(const char *s, size_t len, enum text_case to, struct bytes *r
         bool starts = !inside && (to == CASE_TITLE || to == CASE_CAPITALIZE);
         if (to == CASE_UPPER || (to == CASE_SWAP && is_lower(c)))
             put_folded(c, CASE_UPPER, ret);
-        else if (to == CASE_FOLD)
-            put_folded(c, CASE_FOLD, ret);
+        else if (to == CASE_FOLD || starts)
+            put_folded(c, starts ? CASE_TITLE : CASE_FOLD, ret);
         else if (to == CASE_SWAP && !is_upper(c))
             put_char((utf8proc_int32_t)c, ret);
-        else if (starts)
-            put_folded(c, CASE_TITLE, ret);
+        else if (c == 0x130) // the one whose lower case is two
+            bytes_puts(ret, "i\xcc\x87");
+        else if (c == 0x3a3 && is_final_sigma(s, len, start, at))
+            put_char(0x3c2, ret);
         else
-            put_lower(c, c == 0x3a3 && is_final_sigma(s, len, start, at), ret);
+            put_char(utf8proc_tolower((utf8proc_int32_t)c), ret);
         inside = to == CASE_TITLE ? is_cased(c) : true;
     }
 }
@@ -181,7 +160,7 @@ bool text_has_case(const char *s, size_t len, enum text_case which)
     bool any = false, inside = false;
     for (size_t at = 0; at < len;) {
         uint32_t c = utf8_next(s, len, &at);
-        bool upper = is_upper(c) || is_title(c), cased = upper || is_lower(c);
+        bool upper = has_category(c, CATEGORY(LU) | CATEGORY(LT)), cased = upper || is_lower(c);
         if (which == CASE_LOWER && upper) return false;
         if (which == CASE_UPPER && cased && !is_upper(c)) return false;
         if (which == CASE_TITLE && cased && upper == inside) return false;
