@@ -29,23 +29,12 @@ def main():
     args = parser.parse_args()
 
     bridge = commonweight.Bridge(args.bridge, args.library)
-    shared = bridge.tensors()
     tokenizer = transformers.AutoTokenizer.from_pretrained(bridge.model())
-    config = transformers.AutoConfig.from_pretrained(bridge.model())
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    # assign: the parameters become the shared tensors
-    missing, unexpected = model.load_state_dict(shared, strict=False, assign=True)
-    model.tie_weights()
-    theirs = {p.data_ptr() for p in shared.values()}
-    left = [name for name, p in model.named_parameters() if p.data_ptr() not in theirs]
-    if unexpected or left:
-        raise RuntimeError(f"not in the model: {unexpected}; not among the server's tensors: {left}")
-    device = next(iter(shared.values())).device
-    model.to(device)  # the buffers; the parameters are there
+    model = commonweight.torch_model(bridge)
 
     prompt = tokenizer(args.prompt, return_tensors="pt").input_ids
     completion = tokenizer(args.completion, return_tensors="pt", add_special_tokens=False).input_ids
-    ids = torch.cat([prompt, completion], 1).to(device)
+    ids = torch.cat([prompt, completion], 1).to(model.device)
     labels = ids.clone()
     labels[:, : prompt.shape[1]] = -100
     n = completion.shape[1]

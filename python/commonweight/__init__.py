@@ -300,3 +300,19 @@ class Bridge:
 
     def __exit__(self, *_):
         self.close()
+
+
+def torch_model(bridge):
+    """A transformers model whose parameters are the server's own memory: what an optimizer's step()
+    writes inside bridge.publish() is served."""
+    import transformers
+
+    shared = bridge.tensors()
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(bridge.model()))
+    unexpected = model.load_state_dict(shared, strict=False, assign=True).unexpected_keys
+    model.tie_weights()
+    theirs = {view.data_ptr() for view in shared.values()}
+    left = [name for name, p in model.named_parameters() if p.data_ptr() not in theirs]
+    if unexpected or left:
+        raise RuntimeError(f"not in the model: {unexpected}; not among the server's tensors: {left}")
+    return model.to(next(iter(shared.values())).device)  # the buffers; the parameters are there

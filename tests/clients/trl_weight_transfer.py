@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "python"))
 import commonweight
 from trl_weight_transfer import BridgeWeightTransfer
 
-path, library = sys.argv[1:]
+path, library = sys.argv[1:3]
 protocol = async_grpo_trainer.WeightTransferProtocol
 for name, method in inspect.getmembers(protocol, inspect.isfunction):
     if not name.startswith("_"):

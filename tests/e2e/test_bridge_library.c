@@ -191,17 +191,31 @@ static void pytorch_trains_in_place(void **state)
     free(text);
 }
 
-// On the CPU; TRL's trainer around it wants CUDA.
+// A program of tests/clients over TRL, on the CPU: it says "NAME: PASS".
+static void trl_passes(const char *name)
+{
+    skip_on_gpu();
+    const char *python = serve_demo("torch, transformers, trl");
+    char program[64], pass[64];
+    snprintf(program, sizeof program, "tests/clients/%s.py", name);
+    snprintf(pass, sizeof pass, "%s: PASS", name);
+    char *text = output_of(OPTIONS(python, test_path(test_root(), program), server.bridge,
+                                   test_binary("libcommonweight-bridge.so.0"), test_folder()));
+    assert_contains(text, pass);
+    free(text);
+}
+
+// TRL's trainer around it wants CUDA.
 static void trl_transfers_through_the_bridge(void **state)
 {
     (void)state;
-    skip_on_gpu();
-    const char *python = serve_demo("torch, transformers, trl");
-    char *text =
-        output_of(OPTIONS(python, test_path(test_root(), "tests/clients/trl_weight_transfer.py"),
-                          server.bridge, test_binary("libcommonweight-bridge.so.0")));
-    assert_contains(text, "trl_weight_transfer: PASS");
-    free(text);
+    trl_passes("trl_weight_transfer");
+}
+
+static void trl_trains_in_place(void **state)
+{
+    (void)state;
+    trl_passes("trl_rollout");
 }
 
 int main(void)
@@ -211,6 +225,7 @@ int main(void)
         cmocka_unit_test_teardown(a_failed_update_is_restored, stop_server),
         cmocka_unit_test_teardown(pytorch_trains_in_place, stop_server),
         cmocka_unit_test_teardown(trl_transfers_through_the_bridge, stop_server),
+        cmocka_unit_test_teardown(trl_trains_in_place, stop_server),
     };
     return cmocka_run_group_tests(tests, load_library, NULL);
 }
