@@ -1,5 +1,5 @@
 /* test_foreign_options.c: names of TRL's and verl's options: each is answered by an option that
- * its command has, and stands in the table of docs/use/recipes.md. */
+ * its command has, and stands in docs/use/names.md, which NAMES_OUT=FILE writes anew. */
 #include "common/base/bytes.h"
 #include "tests/support/support.h"
 #include "trainer/commands.h"
@@ -37,43 +37,74 @@ static void check_sentence(const struct option_spec *table, const char *sentence
     if (n == 0) fail_msg("\"%s\": names no option", sentence);
 }
 
-// The names of an entry: none is an option here, and the page lists each; how many there are.
-static int check_names(const struct option_spec *table, const char *entry, const char *page)
+// The names of an entry: none is an option here; how many there are.
+static int check_names(const struct option_spec *table, const char *entry)
 {
     const char *end = strstr(entry, ": ");
     int n = 0;
     assert_non_null(end);
     for (const char *at = entry; at < end; n++) {
         const size_t len = strcspn(at, " :");
-        char cell[80];
         if (is_there(table, at, len)) fail_msg("%.*s is an option here", (int)len, at);
-        snprintf(cell, sizeof cell, "| `%.*s` |", (int)len, at);
-        for (char *c = cell; *c; c++)
-            if (*c == '-') *c = '_';
-        assert_contains(page, cell);
         at += len + (at[len] == ' ');
     }
     check_sentence(table, end + 2);
     return n;
 }
 
-static int check_table(const struct option_spec *table, const char *page)
+// A line of the page: the names, as Python has them, and the sentence with its options as code.
+static void write_entry(struct bytes *page, const char *entry)
 {
+    const char *end = strstr(entry, ": ");
+    bytes_printf(page, "| `");
+    for (const char *c = entry; c < end; c++)
+        bytes_printf(page, *c == ' ' ? "`, `" : "%c", *c == '-' ? '_' : *c);
+    bytes_printf(page, "` | ");
+    bool option = false;
+    for (const char *c = end + 2; *c || option; c++) {
+        const bool begins = !option && strncmp(c, "--", 2) == 0;
+        const bool ends = option && !strchr("abcdefghijklmnopqrstuvwxyz0123456789-", *c);
+        if (begins || ends || (option && !*c)) bytes_printf(page, "`"), option = begins;
+        if (!*c) break;
+        bytes_printf(page, "%c", *c);
+    }
+    bytes_printf(page, " |\n");
+}
+
+static int write_table(struct bytes *page, int i)
+{
+    static const char *const titles[] = {"cw-trainer train", "cw-trainer sft", "cw-trainer dpo"};
     int n = 0;
-    for (const struct option_spec *o = table; o->name; o++)
-        for (const char *const *entry = o->choices; o->type == OPTION_FOREIGN && *entry; entry++)
-            n += check_names(table, *entry, page);
+    bytes_printf(page, "\n## `%s`\n\n| name | here |\n|---|---|\n", titles[i]);
+    for (const struct option_spec *o = tables[i]; o->name; o++)
+        for (const char *const *entry = o->choices; o->type == OPTION_FOREIGN && *entry; entry++) {
+            n += check_names(tables[i], *entry);
+            write_entry(page, *entry);
+        }
     return n;
 }
 
 static void each_names_an_option(void **state)
 {
     (void)state;
-    char *page = test_read(test_path(test_root(), "docs/use/recipes.md"));
+    const char *out = getenv("NAMES_OUT");
+    struct bytes page = BYTES_INIT;
     int n = 0;
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) n += check_table(tables[i], page);
+    bytes_printf(
+        &page,
+        "# Names of other programs' options\n\n"
+        "What stands here for an option of TRL, transformers, verl or vLLM: who types one, on the\n"
+        "command line or in `--config`, is told the same. Of verl's dotted names the last part "
+        "counts.\n"
+        "Options of TRL that are not here have their own name. Written by\n"
+        "`NAMES_OUT=docs/use/names.md build/tests/unit/test_foreign_options`.\n");
+    for (int i = 0; i < (int)(sizeof tables / sizeof *tables); i++) n += write_table(&page, i);
     assert_true(n > 90);
-    free(page);
+    if (out) test_write(out, bytes_text(&page), page.len);
+    char *there = test_read(test_path(test_root(), "docs/use/names.md"));
+    assert_string_equal(bytes_text(&page), there);
+    free(there);
+    bytes_release(&page);
 }
 
 static void refused(const char *word, const char *part)

@@ -1,6 +1,6 @@
 /* foreign_names.c: names of other programs' options, for the tables of cw-trainer's commands: who
- * comes from TRL or verl and types one is told what stands here for it. docs/use/recipes.md has the
- * same as a table. */
+ * comes from TRL or verl and types one is told what stands here for it. docs/use/names.md is
+ * written of them. */
 #include "trainer/run/options_shared.h"
 
 const char *const common_foreign_names[] = {
